@@ -64,7 +64,7 @@ impl Cluster {
             Wait::NotLabelled => {
                 vec![format!("kubectl label node {node} {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION)]
             }
-            Wait::NoShadow | Wait::ShadowUnreadable => {
+            Wait::NoShadow | Wait::ShadowUnreadable | Wait::ActionFails { .. } => {
                 vec![format!("kubectl logs -n {namespace} deployment/{}", names::CONTROLLER)]
             }
             Wait::Deleting => vec![

@@ -59,6 +59,7 @@ impl ApplyError {
                 kube::Error::Api(status) => Some(status.code),
                 _ => None,
             },
+            Self::NoEffect(_) => Some(200),
             _ => None,
         }
     }
@@ -71,6 +72,19 @@ impl ApplyError {
             Self::Late => true,
             _ => false,
         }
+    }
+
+    /// Returns whether the action is kept from having an effect, and will be for as long as something stays as it is: not by a conflict, an
+    /// object that is gone, a lost Lease, or the check before a permit.
+    pub(crate) fn is_lasting(&self) -> bool {
+        !matches!(self, Self::Lost(_) | Self::Changed(_) | Self::NoPermit(_) | Self::Late)
+            && !matches!(self.code(), Some(404 | 409 | 429))
+    }
+
+    /// Returns the error with its causes.
+    pub(crate) fn text(&self) -> String {
+        let causes = std::iter::successors(Some(self as &dyn std::error::Error), |error| error.source());
+        causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
     }
 
     /// Returns the operation as its word in metrics.

@@ -95,11 +95,22 @@ impl Driver {
         match (target, result) {
             (Target::Node(node), Ok(learned)) => {
                 let memory = self.memory.entry(node).or_default();
+                let ended = memory.failing.as_ref().is_some_and(|it| it.writes_status == memory.writes_status);
+                memory.failing.take_if(|_| ended);
                 memory.claims = memory.claims.saturating_add(u32::from(learned.claimed));
                 memory.owners.extend(learned.owner);
                 if let Some((renewed, now)) = learned.lease {
                     memory.lease = Some(LeaseObservations::add(memory.lease, renewed, now));
                 }
+            }
+            (Target::Node(node), Err(error)) if error.is_lasting() => {
+                let now = self.applier.leadership.now();
+                let step = self
+                    .applier
+                    .shadows
+                    .get(&node)
+                    .and_then(|shadow| Some(shadow.status.controller.progress.as_ref()?.step));
+                self.memory.entry(node).or_default().failed(step, error.text(), now);
             }
             (Target::Node(_), Err(_)) | (_, Ok(_)) => {}
             (target, Err(error)) => {

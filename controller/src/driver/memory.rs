@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use models::backoff::Backoff;
-use planner::view::{Blocked, InFlight, LeaseObservations, OwnerHealth, PodFacts, Refused};
+use models::shadow::Step;
+use planner::view::{Blocked, Failing, InFlight, LeaseObservations, OwnerHealth, PodFacts, Refused};
 use planner::wait::WaitReason;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
@@ -49,6 +50,17 @@ pub(super) struct NodeMemory {
     pub(super) claims: u32,
     pub(super) agent_missing: Option<Timestamp>,
     pub(super) silence_written: Option<(WaitReason, Timestamp)>,
+    /// True if the last action was a write of the controller status.
+    pub(super) writes_status: bool,
+    pub(super) failing: Option<FailingAction>,
+}
+
+/// An action that fails again and again.
+pub(super) struct FailingAction {
+    pub(super) what: Failing,
+    /// True if it is the write of the controller status, which others succeed beside.
+    pub(super) writes_status: bool,
+    pub(super) step: Option<Step>,
 }
 
 /// The last check of a staged node that ruled out a drain.

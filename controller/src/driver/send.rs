@@ -67,9 +67,9 @@ impl Driver {
         for (node, action, priority) in writes::begin(std::mem::take(&mut plan.actions), view, under_way) {
             let name = &node.facts.name;
             self.writes.begin(Target::Node(name.clone()), priority == Priority::Urgent);
-            if Plan::ends_drain(&action)
-                && let Some(memory) = self.memory.get_mut(name)
-            {
+            let memory = self.memory.entry(name.clone()).or_default();
+            memory.writes_status = matches!(action, Action::Status { .. });
+            if Plan::ends_drain(&action) {
                 memory.in_flight.clear();
             }
             let (applier, mut node) = (self.applier.clone(), node.clone());

@@ -6,13 +6,14 @@ use jiff::Timestamp;
 use models::resource_version::newer;
 use models::shadow::{Place, Step};
 use planner::view::{
-    Blocked, BudgetFacts, ClusterView, NodeView, PodFacts, Refused, ReportedFacts, UnreadableFacts, WebApiOutage,
+    Blocked, BudgetFacts, ClusterView, Failing, NodeView, PodFacts, Refused, ReportedFacts, UnreadableFacts,
+    WebApiOutage,
 };
 use planner::wait::Wait;
 use tokio::time::Instant;
 
 use super::Driver;
-use super::memory::{NodeMemory, Retracting};
+use super::memory::{FailingAction, NodeMemory, Retracting};
 use super::retry::Target;
 use crate::cache::Cache;
 
@@ -30,8 +31,16 @@ impl NodeMemory {
         }
     }
 
+    /// Takes in that the last action has failed, at this step.
+    pub(super) fn failed(&mut self, step: Option<Step>, error: String, now: Timestamp) {
+        let same = |before: &FailingAction| (before.step, before.writes_status) == (step, self.writes_status);
+        let since = self.failing.as_ref().filter(|before| same(before)).map_or(now, |before| before.what.since);
+        self.failing = Some(FailingAction { what: Failing { since, error }, writes_status: self.writes_status, step });
+    }
+
     /// Forgets what the node's step has outlived.
     fn forget(&mut self, node: &NodeView) {
+        self.failing.take_if(|failing| failing.step != node.step());
         if node.step() != Some(Step::Draining) {
             self.in_flight.clear();
         }
@@ -211,6 +220,7 @@ impl Driver {
         node.blocked = memory.answers(&self.budgets, &self.refused_at, now);
         node.refused = memory.refused(&self.budgets, generation, now);
         node.in_flight = memory.in_flight.iter().map(|(uid, sent)| (uid.clone(), sent.what)).collect();
+        node.failing = memory.failing.as_ref().map(|failing| failing.what.clone());
         node.lease = memory.lease;
         node.owners.clone_from(&memory.owners);
     }

@@ -7,7 +7,7 @@ use watches::Sink as _;
 use super::retry::Target;
 use super::send::{COUNTS_WAIT, GATHERING, STATUS_PERIOD};
 use super::*;
-use crate::apply::{ApplyError, Evicted};
+use crate::apply::{ApplyError, Evicted, Learned};
 use crate::eviction::Meaning;
 use crate::leader::Leadership;
 
@@ -425,4 +425,35 @@ async fn pause_of_removed_node_causes_no_busy_wakeups() {
         }
     }
     assert_eq!(in_the_past, 0, "turns that want to be followed by another one at once");
+}
+
+#[tokio::test]
+async fn failing_action_is_remembered_since_its_first_failure_until_it_succeeds_or_its_step_is_over() {
+    let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
+    let (mut driver, nodes) = driver();
+    take_node_in(&driver, &nodes, "Draining", &desired);
+    let fails = |driver: &mut Driver, status: bool, error| {
+        driver.memory.entry("a".into()).or_default().writes_status = status;
+        driver.record_write(Target::Node("a".into()), error);
+    };
+    let seen = |driver: &mut Driver| driver.view(Clock::default().now()).nodes["a"].failing.clone();
+    fails(&mut driver, false, Err(ApplyError::NoKey));
+    let first = seen(&mut driver).unwrap();
+    assert!(first.error.contains("signing key"), "{}", first.error);
+    fails(&mut driver, false, Err(ApplyError::NoEffect("a field")));
+    let again = seen(&mut driver).unwrap();
+    assert_eq!(again.since, first.since);
+    assert!(again.error.contains("a field"), "{}", again.error);
+    fails(&mut driver, true, Ok(Learned::default()));
+    assert!(seen(&mut driver).is_some(), "the status could be written");
+    for passing in [ApplyError::Changed("the shadow"), ApplyError::NoPermit("a pod is left".into())] {
+        fails(&mut driver, false, Err(passing));
+        assert_eq!(seen(&mut driver), Some(again.clone()));
+    }
+    fails(&mut driver, false, Ok(Learned::default()));
+    assert_eq!(seen(&mut driver), None);
+    fails(&mut driver, false, Err(ApplyError::NoKey));
+    list(&driver.applier.shadows);
+    take_node_in(&driver, &nodes, "Releasing", &serde_json::json!({"state": "Idle", "attempt": 1}));
+    assert_eq!(seen(&mut driver), None, "of an earlier step");
 }

@@ -276,7 +276,7 @@ impl Historian {
                 }
                 Err(error) => {
                     self.applier.metrics.rejected(error.what(), error.code());
-                    failure = failure.or_else(|| Some(text(&error)));
+                    failure = failure.or_else(|| Some(error.text()));
                 }
             }
         }
@@ -413,10 +413,4 @@ impl Historian {
         status.signature = Some(key.sign(&claims).map_err(|error| failed(Box::new(error)))?);
         self.objects.update(&live, &status).await
     }
-}
-
-/// Returns an error with its cause.
-fn text(error: &ApplyError) -> String {
-    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -63,7 +63,7 @@ const KINDS: [&str; 14] = [
 const ANSWERS: [&str; 3] = ["Quiet", "Firing", "Failed"];
 
 /// The expected answers.
-const CODES: [&str; 9] = ["403", "404", "409", "422", "429", "500", "503", "504", "none"];
+const CODES: [&str; 12] = ["200", "400", "401", "403", "404", "409", "422", "429", "500", "503", "504", "none"];
 
 /// All series of the controller. Clones share them.
 #[derive(Clone)]
@@ -437,7 +437,7 @@ impl Metrics {
     /// Takes in an action that failed: the operation, and the code of the API server's answer if there was one.
     pub fn rejected(&self, kind: &'static str, code: Option<u16>) {
         let code = match code {
-            Some(code @ 400..=599) => code.to_string(),
+            Some(code @ (200 | 400..=599)) => code.to_string(),
             Some(_) => "other".to_owned(),
             None => "none".to_owned(),
         };

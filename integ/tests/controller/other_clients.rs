@@ -2,24 +2,75 @@
 
 use std::time::Duration;
 
+use anyhow::Context as _;
 use integ::oracle::ClusterState;
-use kube::api::{Patch, PatchParams};
+use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Resource as _};
 use models::condition::ConditionStatus;
 use models::names::{HOLD_ANNOTATION, RELEASE_ANNOTATION, RETRY_ANNOTATION, SYSTEM_NAMESPACE, shadow_name};
 use models::operator::FROZEN;
-use models::shadow::{BottlerocketShadow, HostState, Step, UPDATED};
+use models::shadow::{BLOCKED, BottlerocketShadow, HostState, Step, UPDATED};
 use serde_json::json;
 
-use crate::bed::{Held, NEW, OLD, ScriptedCluster, other};
+use crate::bed::{Held, NEW, OLD, ScriptedCluster, other, poll};
 use crate::leaders::blocked_drain;
 
 crate::cases![
     update_by_other_client_ends_attempt_without_failure,
     rollback_by_other_client_is_reported_without_version_failure,
     permit_that_another_client_owns_too_is_withdrawn,
+    policy_that_refuses_the_release_is_shown_on_the_node_and_the_release_follows_it,
     requests_that_begin_alike_are_two_and_a_hold_without_a_readable_end_is_refused,
 ];
+
+/// A policy engine forbids all changes of Nodes while the node is out of service.
+async fn policy_that_refuses_the_release_is_shown_on_the_node_and_the_release_follows_it(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    const NODE: &str = "node-1";
+    const NAME: &str = "no-changes-of-nodes";
+    cluster.start(1, json!({})).await?;
+    cluster.fleet.script(NODE, |node| node.held = Some(Held::Activation));
+    cluster.fleet.release(NEW);
+    cluster.until_step(NODE, Step::Rebooting).await?;
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(cluster.client.clone());
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(cluster.client.clone());
+    let policy = serde_json::from_value(json!({
+        "metadata": {"name": NAME},
+        "spec": {
+            "matchConstraints": {"resourceRules": [
+                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["nodes"]},
+            ]},
+            "validations": [{"expression": "false", "message": "nodes are frozen for the audit"}],
+        },
+    }))?;
+    let binding = serde_json::from_value(
+        json!({"metadata": {"name": NAME}, "spec": {"policyName": NAME, "validationActions": ["Deny"]}}),
+    )?;
+    policies.create(&PostParams::default(), &policy).await?;
+    bindings.create(&PostParams::default(), &binding).await?;
+    let mut tries = 0;
+    poll("the policy is in force", async || {
+        tries += 1;
+        let change = json!({"metadata": {"annotations": {"example.com/try": tries.to_string()}}});
+        Ok(cluster.patch_node(NODE, change).await.err())
+    })
+    .await?;
+    cluster.fleet.script(NODE, |node| node.held = None);
+    let refused = r#"rejected_writes_total{code="422",kind="node_release"}"#;
+    poll("a release was refused", async || Ok(cluster.metric(refused).await?.filter(|count| *count > 0.0))).await?;
+    cluster.pass(Duration::from_secs(90)).await?;
+    let shown =
+        |world: &ClusterState| world.condition(NODE, BLOCKED).is_some_and(|blocked| blocked.reason == "ActionFails");
+    let world = cluster.until("the node shows it", shown).await?;
+    let message = &world.condition(NODE, BLOCKED).context("just seen")?.message;
+    assert!(message.contains("nodes are frozen for the audit"), "{message}");
+    cluster.until_event("ActionFails", &["nodes are frozen for the audit"]).await?;
+    bindings.delete(NAME, &DeleteParams::default()).await?;
+    policies.delete(NAME, &DeleteParams::default()).await?;
+    cluster.updated().await.map(drop)
+}
 
 /// A tool that restores objects, or applies them, owns all of their fields.
 async fn permit_that_another_client_owns_too_is_withdrawn(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {

@@ -54,7 +54,7 @@ use crate::wait::Wait;
 pub use self::drained::LISTED_PODS;
 pub(crate) use self::idle::begin;
 pub use self::row::{Backing, Claims, Phase};
-pub(crate) use self::status::waiting_in_turn;
+pub(crate) use self::status::{failing, waiting_in_turn, with_failing_action};
 
 /// The end of the time of a step that awaits hooks.
 const HOOK_LATE: &str = "the last hook is no longer waited for, as its onTimeout says";

@@ -1,10 +1,15 @@
 //! Writes of the controller status that several phases make.
 
+use std::time::Duration;
+
+use jiff::Timestamp;
 use models::condition::true_condition;
 use models::shadow::{BLOCKED, CORDONED, ControllerStatus, DRAINED};
+use models::time::after;
 
 use crate::decision::{Action, Decision, Note, Verdict};
 use crate::survey::NodeContext;
+use crate::view::{Failing, NodeView};
 use crate::wait::Wait;
 use crate::wait::WaitReason;
 
@@ -19,7 +24,11 @@ pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) 
     let reason = wait.reason();
     let named = matches!(
         reason,
-        WaitReason::AwaitingHook | WaitReason::Settling | WaitReason::NodeNotUsable | WaitReason::NodePressure
+        WaitReason::AwaitingHook
+            | WaitReason::Settling
+            | WaitReason::NodeNotUsable
+            | WaitReason::NodePressure
+            | WaitReason::ActionFails
     );
     let finding = wanted.is_some() && (reason.is_check_finding() || named);
     let same_text = !finding || stored.is_some_and(|c| wait.is_recorded(&c.message));
@@ -35,6 +44,28 @@ pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) 
     }
     let note = wanted.filter(|_| wanted != now).map(|reason| Note { warning: true, reason, message: wait.to_string() });
     Decision { verdict: Verdict::Act(Action::Status { status: Box::new(status), note }), ..decision }
+}
+
+/// The time for which an action has to fail before its node shows it: an API server that restarts is no news.
+const FAILS_FOR: Duration = Duration::from_secs(60);
+
+/// Returns the wait for an action that has failed for a while.
+pub(crate) fn failing(node: &NodeView, now: Timestamp) -> Option<Wait> {
+    let Failing { since, error } = node.failing.as_ref().filter(|failing| after(failing.since, FAILS_FOR) <= now)?;
+    Some(Wait::ActionFails { since: *since, error: error.chars().take(1000).collect() })
+}
+
+/// Shows on the node that an action about it fails, once, before it is tried again. Where the write of the status itself fails, the
+/// operator's status alone has it.
+pub(crate) fn with_failing_action(ctx: &NodeContext<'_>, decision: Decision) -> Decision {
+    let acts = matches!(&decision.verdict, Verdict::Act(action) if !matches!(action, Action::Status { .. }));
+    match failing(ctx.node, ctx.now).filter(|_| acts) {
+        Some(wait) => match with_blocked_condition(ctx, Decision::wait(wait)).verdict {
+            write @ Verdict::Act(_) => Decision { verdict: write, ..decision },
+            _ => decision,
+        },
+        None => decision,
+    }
 }
 
 /// Records the reason why a node that was not checked waits for its turn: what blocked it before does not any more. The findings of

@@ -124,7 +124,7 @@ impl<'a> Planner<'a> {
         for node in &self.survey.nodes {
             let name = &node.node.facts.name;
             let decision = match self.context(node) {
-                Some(ctx) => phase::decide(&ctx),
+                Some(ctx) => phase::with_failing_action(&ctx, phase::decide(&ctx)),
                 None if view.unreadable.shadows.contains_key(name) => Decision::wait(Wait::ShadowUnreadable),
                 None if node.labelled => Decision::wait(Wait::NoShadow),
                 None => Decision::wait(Wait::NotLabelled),
@@ -155,7 +155,7 @@ impl<'a> Planner<'a> {
                         Verdict::Drill(_) => requests.drills.push((node, None)),
                         _ => {}
                     }
-                    self.wait(node, Wait::Acting);
+                    self.wait(node, phase::failing(node.node, self.now).unwrap_or(Wait::Acting));
                 }
                 Verdict::Drill(action) => requests.drills.push((node, Some(action))),
                 Verdict::Act(action) => {

@@ -298,6 +298,14 @@ pub struct Refused {
     pub again_at: Timestamp,
 }
 
+/// An action about a node that has failed, each time since; kept in memory only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failing {
+    pub since: Timestamp,
+    /// The last error, with its causes.
+    pub error: String,
+}
+
 /// Observations of a node's own Lease. Its times are the node's own, whose clock may be off: they are compared with
 /// each other only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -336,6 +344,8 @@ pub struct NodeView {
     pub in_flight: BTreeMap<String, InFlight>,
     /// The reason against a drain at the last check.
     pub refused: Option<Refused>,
+    /// The action about it that fails.
+    pub failing: Option<Failing>,
     /// Observations of the node's own Lease; read only where a release depends on it.
     pub lease: Option<LeaseObservations>,
     /// Health of the pods of owners (uid) on other nodes; read only where a pod fails on this one after its update.

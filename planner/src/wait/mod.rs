@@ -402,6 +402,9 @@ pub enum Wait {
     AttemptsExhausted,
     #[error("an action is under way")]
     Acting,
+    /// The next action has failed again and again.
+    #[error("what is due has failed since {since:.0}, and is tried again at least every 30 s: {error}")]
+    ActionFails { since: Timestamp, error: String },
 }
 
 /// The command of the plugin that a canary step waits for.
@@ -471,6 +474,8 @@ impl Wait {
                 text.strip_suffix(value.as_str()).is_some_and(|start| message.starts_with(start))
             }
             Self::Settling { pod, .. } => message.contains(&format!(", {pod} first (")),
+            // The rest of it may differ each time.
+            Self::ActionFails { since, .. } => message.contains(&format!("{since:.0}")),
             _ => message == text,
         }
     }

@@ -201,6 +201,11 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     ),
     (AttemptsExhausted, User, "Delete the shadow; it is created again with attempt 0."),
     (Acting, Update, "A write that is under way."),
+    (
+        ActionFails,
+        Operator,
+        "The API server, a right, or the policy or webhook that the message names, to let the controller do it: see its log.",
+    ),
 ];
 
 impl WaitReason {
@@ -258,6 +263,7 @@ impl WaitReason {
                 | Self::Settling
                 | Self::NodeNotUsable
                 | Self::AttemptsExhausted
+                | Self::ActionFails
         )
     }
 

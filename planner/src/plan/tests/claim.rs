@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use models::shadow::{HostState, Step};
+use models::condition::true_condition;
+use models::shadow::{BLOCKED, HostState, Step};
 
 use crate::claims::ClaimFields;
 use crate::decision::Action;
@@ -10,7 +11,7 @@ use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::plan::{ShadowChange, plan};
 use crate::policy::Policy;
-use crate::view::NodeView;
+use crate::view::{Failing, NodeView};
 
 /// The shadow is deleted right after its permit (the docs tell users to delete shadows): the new one has no permit.
 #[test]
@@ -231,4 +232,30 @@ fn protection_from_autoscalers_lasts_until_the_node_is_verified() {
         let action = made.actions.get("a").filter(|action| !matches!(action, Action::Status { .. }));
         assert_eq!(action, expected.as_ref(), "{sentence}: {:?}", made.waits);
     }
+}
+
+/// A policy engine that does not let the controller write Nodes, or is away.
+#[test]
+fn node_shows_an_action_that_has_failed_for_a_minute_and_the_action_is_tried_again() {
+    let mut drained = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    drained.failing = Some(Failing { since: t(10), error: "node_claim failed: denied by a webhook".into() });
+    let (mut view, policy) = cluster(vec![drained], &["a"]);
+    let claims = |action: Option<&Action>| matches!(action, Some(Action::Claim { .. }));
+    assert!(claims(plan(&view, &policy, t(69)).actions.get("a")), "for less than a minute");
+    let made = plan(&view, &policy, t(70));
+    let Some(Action::Status { status, note }) = made.actions.get("a") else { panic!("{made:?}") };
+    let blocked = true_condition(&status.conditions, BLOCKED).unwrap();
+    assert_eq!(blocked.reason, "ActionFails");
+    assert!(blocked.message.contains("denied by a webhook"), "{}", blocked.message);
+    assert_eq!(note.as_ref().map(|note| note.reason), Some("ActionFails"));
+    let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+    shadow.status.conditions.clone_from(&status.conditions);
+    // Its text differs each time.
+    view.nodes.get_mut("a").unwrap().failing.as_mut().unwrap().error = "no answer".into();
+    assert!(claims(plan(&view, &policy, t(80)).actions.get("a")), "shown once");
+    view.busy.insert("a".into());
+    view.paused.insert("a".into());
+    assert_eq!(plan(&view, &policy, t(90)).waits["a"].as_str(), "ActionFails", "between two tries");
+    view.nodes.get_mut("a").unwrap().failing = None;
+    assert_eq!(plan(&view, &policy, t(90)).waits["a"].as_str(), "Acting");
 }
