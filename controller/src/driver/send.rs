@@ -68,7 +68,7 @@ impl Driver {
             let name = &node.facts.name;
             self.writes.begin(Target::Node(name.clone()), priority == Priority::Urgent);
             let memory = self.memory.entry(name.clone()).or_default();
-            memory.writes_status = matches!(action, Action::Status { .. });
+            memory.writes_status = matches!(action, planner::plan::Action::Status { .. });
             if Plan::ends_drain(&action) {
                 memory.in_flight.clear();
             }
