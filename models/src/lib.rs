@@ -16,6 +16,7 @@ pub mod duration;
 pub mod earlier;
 #[cfg(feature = "crd")]
 pub mod history;
+pub mod limits;
 pub mod listen;
 pub mod log;
 #[cfg(feature = "crd")]
