@@ -12,6 +12,7 @@
 pub mod agent_step;
 pub mod backoff;
 pub mod condition;
+pub mod domain;
 pub mod duration;
 pub mod earlier;
 #[cfg(feature = "crd")]
