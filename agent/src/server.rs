@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
+use models::limits;
 use models::names::{TRUST_CA_KEY, TRUST_PERMIT_KEYS};
 use models::wire::{AgentStatus, PROCESS_HEADER, Problem, ShadowView};
 use models::{pem, resource_version};
@@ -22,8 +23,12 @@ use crate::statement::node_uid;
 /// Time-out of connecting, including proxy and TLS.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Time-out from a request to the head of its answer, or to the whole answer of a write.
+/// Time-out from a request to the head of its answer.
 const ANSWER: Duration = Duration::from_secs(15);
+
+/// Time-out from a report to its whole answer: the web API's own write, and the usual time for the rest. The stream and the
+/// signs of life go on meanwhile; the host is not called.
+const REPORT: Duration = limits::WRITE.saturating_add(ANSWER);
 
 /// Maximum length of a stream's line and of an answer, in bytes. A shadow in its agent's view is below 100 KiB by its
 /// schema.
@@ -74,7 +79,7 @@ impl Server {
         if let Some(process) = self.process.describe() {
             request = request.header(PROCESS_HEADER, process.to_string());
         }
-        let response = in_time(send(request, &[StatusCode::OK])).await?;
+        let response = in_time(ANSWER, send(request, &[StatusCode::OK])).await?;
         Ok(Lines { response, buffer: Buffer::default() })
     }
 
@@ -88,7 +93,7 @@ impl Server {
             .header(IF_MATCH, format!("\"{etag}\""))
             .header(CONTENT_TYPE, "application/json")
             .body(body);
-        in_time(async {
+        in_time(REPORT, async {
             let mut response = send(request, &[StatusCode::OK, StatusCode::PRECONDITION_FAILED]).await?;
             let view = serde_json::from_slice(&read(&mut response).await?).context(NOT_UNDERSTOOD)?;
             Ok(if response.status() == StatusCode::OK { Written::Stored(view) } else { Written::Stale(view) })
@@ -161,8 +166,8 @@ pub fn usable(bundle: &[u8]) -> Vec<CertificateDer<'static>> {
 }
 
 /// Waits for an answer up to its time-out.
-async fn in_time<T>(answer: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    timeout(ANSWER, answer).await.unwrap_or_else(|_| Err(anyhow!("the web API did not answer in time")))
+async fn in_time<T>(limit: Duration, answer: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    timeout(limit, answer).await.unwrap_or_else(|_| Err(anyhow!("the web API did not answer in time")))
 }
 
 /// Sends a request; returns the head of its answer if it has one of these statuses.

@@ -10,6 +10,7 @@ use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenRe
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::core::{DeserializeGuard, Request, Status};
 use kube::{Client, Resource};
+use models::limits;
 use models::names::AGENT_MANAGER;
 use models::shadow::BottlerocketShadow;
 use serde_json::{Value, json};
@@ -22,15 +23,15 @@ use crate::shadow::Shadow;
 /// one with a dead connection would never end, and streams would show old states.
 pub(crate) const SILENCE: Duration = Duration::from_secs(150);
 
-/// Returns the deadline of a call. An agent waits 15 s for its answer, up to 5 s of which its token waits for a review.
+/// Returns the deadline of a call. An agent waits 15 s longer than an apply takes for the answer to its report, up to 5 s
+/// of which its token waits for a review.
 const fn deadline(call: Call) -> Duration {
-    Duration::from_secs(match call {
-        Call::Keys => 4,
-        Call::Read => 5,
-        Call::TokenReview => 8,
-        // The longest, since its outcome is unknown afterwards. Admission webhooks may be behind it.
-        Call::Apply => 10,
-    })
+    match call {
+        Call::Keys => Duration::from_secs(4),
+        Call::Read => Duration::from_secs(5),
+        Call::TokenReview => Duration::from_secs(8),
+        Call::Apply => limits::WRITE,
+    }
 }
 
 /// A call to the API server without a result.
@@ -221,7 +222,7 @@ pub(crate) mod tests {
     use tower_test::mock;
 
     use super::*;
-    use crate::shadow::tests::shadow;
+    use crate::shadow::tests::{shadow, stored};
 
     /// A request that reached the fake API server.
     #[derive(Clone, Debug)]
@@ -300,6 +301,23 @@ pub(crate) mod tests {
             assert!(matches!(result, Err(CallError::TimedOut(ended)) if ended == call), "{call:?}: {result:?}");
             let counted = format!("brupop_apiserver_calls_total{{call=\"{call}\",result=\"timed-out\"}} 1");
             assert!(text.contains(&counted), "{text}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn report_is_applied_behind_admission_webhooks_that_hang() {
+        for seconds in [12, 31] {
+            let (service, mut handle) = mock::pair::<http::Request<Body>, Response<Body>>();
+            let client = Client::new(service, "default");
+            let cluster = Cluster::new(client, "brupop-system".into(), Metrics::new().unwrap());
+            tokio::spawn(async move {
+                let (_request, reply) = handle.next_request().await.unwrap();
+                tokio::time::sleep(Duration::from_secs(seconds)).await;
+                let body = stored("u", 6, 1, json!({"state": "Idle"})).to_string();
+                reply.send_response(Response::new(Body::from(body.into_bytes())));
+            });
+            let applied = cluster.apply_status(&shadow("u", 5, 1, json!({})), &json!({"state": "Idle"})).await;
+            assert_eq!(applied.unwrap().resource_version(), "6", "the API server answers after {seconds} s");
         }
     }
 

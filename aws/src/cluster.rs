@@ -10,6 +10,7 @@ use kube::core::DeserializeGuard;
 use kube::runtime::events::{Event as Notice, EventType, Recorder, Reporter};
 use kube::runtime::watcher::{self, Event};
 use kube::{Client, Resource, ResourceExt as _};
+use models::limits;
 use models::names::{AWS, OPERATOR_NAME};
 use models::operator::BottlerocketUpdateOperator;
 use serde_json::json;
@@ -18,7 +19,6 @@ use tokio::time::timeout;
 use watches::{Known, Sink};
 
 use crate::facts::{Node, Operator, Policy, answer_annotation};
-use crate::record::CALL;
 
 /// Time without any data after which a connection must be dead: a watch gets a bookmark about every minute.
 const SILENCE: Duration = Duration::from_secs(150);
@@ -164,7 +164,7 @@ impl Cluster {
             "uid": node.uid, "resourceVersion": node.version, "annotations": {answer_annotation(): text},
         }}));
         let params = PatchParams { field_manager: Some(AWS.to_owned()), ..PatchParams::default() };
-        let written = timeout(CALL, api.patch(&node.name, &params, &patch)).await??;
+        let written = timeout(limits::WRITE, api.patch(&node.name, &params, &patch)).await??;
         self.nodes.written(&written);
         Ok(())
     }
@@ -186,7 +186,7 @@ impl Cluster {
             uid: Some(node.uid.clone()),
             ..core::ObjectReference::default()
         };
-        match timeout(CALL, self.recorder.publish(&event, &about)).await {
+        match timeout(limits::WRITE, self.recorder.publish(&event, &about)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(node = node.name, %error, "an Event could not be published"),
             Err(_) => tracing::warn!(node = node.name, "an Event could not be published in time"),

@@ -153,6 +153,8 @@ fn instance_is_recorded_then_in_standby_then_answered() {
     world.held.insert("i-a".into());
     assert!(world.decide().is_empty(), "its call is under way");
     world.held.clear();
+    world.now = t(11);
+    assert_eq!(world.decide(), ["enter i-a"], "an admission webhook that hangs has delayed the write of the record");
     world.now = t(16);
     assert_eq!(world.decide(), ["record i-a Standby"], "the record is renewed before a late call");
     world.instance("a").state = "EnteringStandby".into();

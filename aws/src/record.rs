@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, Patch, PatchParams};
+use models::limits;
 use models::names::{APPLICATION, APPLICATION_LABEL, AWS};
 use serde_json::json;
 use tokio::time::timeout;
 
 use crate::facts::Entry;
 
-/// Deadline of a call to the API server.
-pub(crate) const CALL: Duration = Duration::from_secs(10);
+/// Deadline of a read of the record.
+const READ: Duration = Duration::from_secs(10);
 
 /// A failed read or write of the record.
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +43,7 @@ impl Record {
 
     /// Reads the record. An entry that cannot be read, as one of another version, is logged and stays.
     pub(crate) async fn read(api: &Api<ConfigMap>) -> Result<Self, RecordError> {
-        Ok(timeout(CALL, api.get_opt(AWS)).await??.map(Self::of).unwrap_or_default())
+        Ok(timeout(READ, api.get_opt(AWS)).await??.map(Self::of).unwrap_or_default())
     }
 
     fn of(map: ConfigMap) -> Self {
@@ -79,7 +80,7 @@ impl Record {
             body["metadata"]["resourceVersion"] = json!(version);
         }
         let params = PatchParams::apply(AWS).force();
-        *self = Self::of(timeout(CALL, api.patch(AWS, &params, &Patch::Apply(body))).await??);
+        *self = Self::of(timeout(limits::WRITE, api.patch(AWS, &params, &Patch::Apply(body))).await??);
         Ok(())
     }
 }

@@ -8,11 +8,12 @@ use k8s_openapi::serde::de::DeserializeOwned;
 use kube::api::{Api, ListParams, Request};
 use kube::core::error_boundary::InvalidObject;
 use kube::core::{DeserializeGuard, ObjectList};
+use models::limits;
 
 use crate::page::warn;
 
 /// Time limit of one call.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = limits::WRITE;
 
 /// Number of objects in one page of a list.
 const PAGE: u32 = 500;

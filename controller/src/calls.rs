@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::{Method, Request};
+use models::limits;
 use tokio::time::Instant;
 
 /// Time beyond its deadline after which a call under way makes the process count as stuck.
@@ -61,15 +62,14 @@ impl Kind {
 
     /// Returns the deadline for the complete answer.
     pub const fn limit(self) -> Duration {
-        Duration::from_secs(match self {
+        match self {
             // Short enough that a lost answer leaves time for another renewal before the lease is lost.
-            Self::Lease => 3,
-            Self::Read => 15,
-            // Longer than the API server waits for an admission webhook (30 s), after which it may continue without it.
-            Self::Write | Self::Watch => 35,
+            Self::Lease => Duration::from_secs(3),
+            Self::Read => Duration::from_secs(15),
+            Self::Write | Self::Watch => limits::WRITE,
             // Longer than the API server takes for any request (60 s): behind webhooks it retries evictions by itself.
-            Self::Eviction => 65,
-        })
+            Self::Eviction => Duration::from_secs(65),
+        }
     }
 }
 

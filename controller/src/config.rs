@@ -25,8 +25,8 @@ pub struct Config {
     /// Address of /healthz, /readyz and /metrics, plain HTTP.
     #[arg(long, env = "BRUPOP_PLAIN_LISTEN", default_value = "0.0.0.0:8080", value_parser = models::listen::address)]
     pub plain_listen: SocketAddr,
-    /// The cluster's domain, for the names in the web API's certificate.
-    #[arg(long, env = "BRUPOP_CLUSTER_DOMAIN", default_value = "cluster.local")]
+    /// The cluster's domain in lower case, for the names in the web API's certificate.
+    #[arg(long, env = "BRUPOP_CLUSTER_DOMAIN", default_value = "cluster.local", value_parser = models::domain::parse)]
     pub cluster_domain: String,
     /// Source of the web API's certificate: `managed` is issued and renewed by the controller; `provided` is put into
     /// the Secret `brupop-apiserver-tls` (tls.crt, tls.key, and ca.crt for the agents) by another client, such as

@@ -36,8 +36,8 @@ enum Print {
         /// Tag of the images.
         #[arg(long)]
         tag: Option<String>,
-        /// The cluster's domain, if it is not cluster.local.
-        #[arg(long)]
+        /// The cluster's domain in lower case, if it is not cluster.local.
+        #[arg(long, value_parser = models::domain::parse)]
         cluster_domain: Option<String>,
         /// Format of the programs' logs: `text`, which is the default, or `json`.
         #[arg(long)]

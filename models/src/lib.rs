@@ -12,10 +12,12 @@
 pub mod agent_step;
 pub mod backoff;
 pub mod condition;
+pub mod domain;
 pub mod duration;
 pub mod earlier;
 #[cfg(feature = "crd")]
 pub mod history;
+pub mod limits;
 pub mod listen;
 pub mod log;
 #[cfg(feature = "crd")]

@@ -369,7 +369,8 @@ ends! {
     /// The agent did not answer in time.
     AgentSilent {
         event: UpdateFailed, class: Node,
-        advice: "See the agent's pod on the node, and its log.",
+        advice: "See the agent's pod on the node, its log, and [that of the web API](runbook/waiting.md#noreport), which has the reports \
+            that could not be stored.",
     }
     /// The node did not reboot in time.
     RebootTimedOut {

@@ -10,8 +10,8 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::{Event, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
-use models::names;
 use models::plain::plain;
+use models::{limits, names};
 use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -38,7 +38,7 @@ const NAME_LENGTH: usize = 230;
 const AT_A_TIME: (usize, usize) = (20, 1_000);
 
 /// Maximum time until an Event is written.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = limits::WRITE;
 
 /// A published Event.
 #[derive(Clone, Debug)]

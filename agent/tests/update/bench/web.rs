@@ -42,6 +42,8 @@ pub(crate) enum WebFault {
     PeriodicStreamEnds,
     /// Reports are stored and their answers lost.
     ResponsesLost,
+    /// A report is stored after 31 s, unless its client has left: an admission webhook of the cluster hangs.
+    SlowWrites,
     /// Conditions are dropped from what is stored, as by a version that does not know them.
     DropsConditions,
     /// The stream has lines of types that the agent does not know.
@@ -275,6 +277,9 @@ impl Web {
                 respond(&mut stream, "404 Not Found", "{}").await;
                 continue;
             }
+            if web_fault == WebFault::SlowWrites && has_left(&mut stream, Duration::from_secs(31)).await {
+                return;
+            }
             let etag = header("if-match").unwrap_or_default().replace('"', "");
             let status: AgentStatus = serde_json::from_slice(&body).unwrap();
             let (answer, fault) = self.with(|state| {
@@ -354,6 +359,11 @@ async fn request(stream: &mut TlsStream<TcpStream>) -> Option<(String, Vec<u8>)>
     let mut body = vec![0; length.unwrap_or(0)];
     stream.read_exact(&mut body).await.ok()?;
     Some((head, body))
+}
+
+/// Waits this long for the client to leave; returns true if it did.
+async fn has_left(stream: &mut TlsStream<TcpStream>, span: Duration) -> bool {
+    tokio::time::timeout(span, stream.read_u8()).await.is_ok()
 }
 
 async fn respond(stream: &mut TlsStream<TcpStream>, status: &str, body: &str) {

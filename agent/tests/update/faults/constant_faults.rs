@@ -204,6 +204,19 @@ fn agent_receives_desired_state_within_a_second_while_web_api_replicas_move() {
 }
 
 #[test]
+fn report_is_stored_behind_admission_webhook_that_hangs() {
+    simulate(async |_| {
+        let bench = Bench::without_agent().await;
+        bench.web.create();
+        bench.web.web_fault(WebFault::SlowWrites);
+        let agent = InProcessAgent::start(&bench);
+        let stored = || bench.web.view().status.report.observed_generation == Some(1);
+        assert!(pass_until(2 * MINUTE, stored).await, "{:#?}", bench.web.view());
+        agent.end().await.unwrap();
+    });
+}
+
+#[test]
 fn host_refreshes_at_most_once_per_second() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;

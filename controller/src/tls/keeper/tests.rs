@@ -115,6 +115,24 @@ async fn rejected_write_is_reported_and_does_not_block_independent_objects() {
 }
 
 #[tokio::test]
+async fn issued_certificate_is_usable_under_each_domain_that_the_flag_takes() {
+    for (domain, taken) in
+        [("cluster.local", true), ("k8s-1.corp.example", true), ("Corp.Example", false), ("corp.example.", false)]
+    {
+        let flag = format!("--cluster-domain={domain}");
+        let config = Config::try_parse_from(["controller", "--identity=me", flag.as_str()]);
+        assert_eq!(config.is_ok(), taken, "{domain}");
+        let Ok(config) = config else { continue };
+        let mut keeper = Server::default().keeper();
+        keeper.config = config;
+        let now = Timestamp::now();
+        assert!(keeper.keep(now).await.failed.is_empty(), "{domain}");
+        let leaf = keeper.gather(now, Instant::now()).facts.certificates.and_then(|certificates| certificates.leaf);
+        assert!(leaf.is_some_and(|leaf| leaf.usable), "{domain}");
+    }
+}
+
+#[tokio::test]
 async fn write_conflict_is_not_reported_as_problem() {
     let server = Server::default();
     *server.refuses.lock().unwrap() = Some((names::CA_SECRET, 409));

@@ -108,7 +108,7 @@ pub(in super::super) fn of_operator() -> anyhow::Result<Vec<Setting>> {
         setting(
             "clusterDomain",
             json!("cluster.local"),
-            pattern("^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"),
+            pattern(models::domain::PATTERN),
             "Domain of the cluster, for the names in the certificate of the web API.",
         ),
         setting(

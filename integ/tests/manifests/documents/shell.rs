@@ -34,13 +34,14 @@ const PLACEHOLDERS: [(&str, &str); 13] = [
 ];
 
 /// Programs that are real, and change nothing outside of the folder of their block.
-const TOOLS: [&str; 11] = ["bash", "cat", "chmod", "cp", "date", "mkdir", "mktemp", "sed", "sort", "tr", "true"];
+const TOOLS: [&str; 12] =
+    ["base64", "bash", "cat", "chmod", "cp", "date", "mkdir", "mktemp", "sed", "sort", "tr", "true"];
 
 /// Programs with a stand-in that tries the command.
 const TRIED: [&str; 6] = ["kubectl", "kubectl-brupop", "helm", "make", "cargo", "grep"];
 
 /// Programs whose commands are not tried, each with the reason.
-const NOT_TRIED: [(&str, &str); 10] = [
+const NOT_TRIED: [(&str, &str); 11] = [
     ("aws", "needs an account of AWS"),
     ("crane", "needs a registry"),
     ("skopeo", "needs a registry"),
@@ -50,6 +51,7 @@ const NOT_TRIED: [(&str, &str); 10] = [
     ("apiclient", "runs on a Bottlerocket host"),
     ("cosign", "checks a release in a registry, and there is none yet"),
     ("gh", "checks a release on GitHub, and there is none yet"),
+    ("openssl", "shows a certificate, and the Secret has none here"),
     ("sha256sum", "checks the files of a release, and there is none yet"),
 ];
 

@@ -60,13 +60,14 @@ const ABOUT_THE_OPERATOR: [&str; 9] = [
     "BrupopTargetDown",
     "BrupopNoLeader",
 ];
-/// Only an operator with a defect has a safety finding, the definitions let nothing pass that cannot be read, and the others take hours, or many nodes: their metrics come from a stand-in.
-const OF_A_STAND_IN: [&str; 5] = [
+/// Only an operator with a defect has a safety finding, the definitions let nothing pass that cannot be read, and the others take hours, many nodes, or a policy engine: their metrics come from a stand-in.
+const OF_A_STAND_IN: [&str; 6] = [
     "BrupopSafetyFinding",
     "BrupopClusterUnwell",
     "BrupopGuardedPodsStay",
     "BrupopObjectUnreadable",
     "BrupopNoAnswerForHours",
+    "BrupopReportsNotStored",
 ];
 
 fn names(alerts: &[&[&str]]) -> BTreeSet<String> {
@@ -293,7 +294,8 @@ fn no_status() -> anyhow::Result<String> {
     Ok(json!([{"op": "remove", "path": format!("/rules/{index}")}]).to_string())
 }
 
-/// Metrics of an operator with a defect, in an unwell cluster, with a budget that never opens. The counter grows with each scrape.
+/// Metrics of an operator with a defect, in an unwell cluster, with a budget that never opens, and of a web API that stores no report. The
+/// counters grow with each scrape.
 struct StandIn {
     address: String,
 }
@@ -310,7 +312,8 @@ impl StandIn {
                     "brupop_controller_lint_findings_total{{property=\"S1\"}} {count}\n\
                      brupop_controller_cluster_unwell 1\nbrupop_controller_budget_stays 3\n\
                      brupop_controller_unreadable_objects{{kind=\"BottlerocketShadow\"}} 1\n\
-                     brupop_controller_waiting_since_timestamp_seconds{{reason=\"RefreshFails\"}} 1\n"
+                     brupop_controller_waiting_since_timestamp_seconds{{reason=\"RefreshFails\"}} 1\n\
+                     brupop_apiserver_status_writes_total{{result=\"unknown\"}} {count}\n"
                 );
                 let _ = write!(
                     stream,
