@@ -19,7 +19,7 @@ use crate::lint::lint;
 use crate::plan::{Plan, TURN, checks, plan};
 use crate::policy::Policy;
 use crate::simulation::Host;
-use crate::view::{Blocked, ClusterView, PodFacts};
+use crate::view::{Blocked, ClusterView, DaemonSetIs, PodFacts};
 use crate::wait::Wait;
 
 /// A cluster, the hosts of its nodes, and what was done to them.
@@ -606,6 +606,35 @@ fn drill_asks_for_no_devices_and_keeps_the_facts_that_the_last_update_has_to_sho
     shadow(&mut bench.view).status.controller.record = Some(Record { before: Some(before.clone()), ..updated() });
     assert_eq!(bench.end().result, "Passed");
     assert_eq!(bench.record().before, Some(before));
+}
+
+#[test]
+fn drill_excuses_pods_that_were_unhealthy_before_it_and_leaves_those_of_the_last_update_as_they_are() {
+    let ill = |owner: &str, daemon_set: Option<&str>| PodFacts {
+        name: format!("{owner}-a"),
+        uid: format!("{owner}-a"),
+        controller_uid: Some(owner.into()),
+        daemon_set: daemon_set.map(str::to_owned),
+        daemon_set_is: DaemonSetIs::There,
+        ..pod("a", false)
+    };
+    for request in ["1", "1 evict"] {
+        for released in [false, true] {
+            let mut bench = Bench::new(&["a"], request);
+            let pods = bench.view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap();
+            pods.extend([ill("csi", Some("csi")), ill("rs-ill", None)]);
+            let record = Record { unhealthy_before: vec!["before-the-update".into()], ..updated() };
+            shadow(&mut bench.view).status.controller.record = Some(record);
+            if released {
+                bench.until(Step::Verifying);
+                shadow(&mut bench.view).release = Some("now".into());
+            }
+            let expected = if released { "ReleaseRequested" } else { "Passed" };
+            let found = bench.end();
+            assert_eq!(found.result, expected, "{request}: {found:?}");
+            assert_eq!(bench.record().unhealthy_before, ["before-the-update"], "{request}, {expected}");
+        }
+    }
 }
 
 #[test]
