@@ -319,7 +319,7 @@ pub struct AutoscalerPolicy {
 #[serde(rename_all = "camelCase")]
 pub struct AutoscalingPolicy {
     /// EC2 Auto Scaling groups. Needs the program `brupop-aws`, which is awaited before the drain and after the update as
-    /// the hook `aws-autoscaling`. Default: their groups are left alone.
+    /// the hook `aws-autoscaling`, 15 minutes each unless its entry in `spec.hooks` has another time. Default: their groups are left alone.
     pub aws: Option<AwsAutoscaling>,
 }
 
