@@ -11,7 +11,7 @@ use models::shadow::{
 };
 use serde_json::json;
 
-use crate::claims::ClaimFields;
+use crate::claims::{ClaimField, ClaimFields};
 use crate::decision::{Action, Evictions};
 use crate::fixtures::*;
 use crate::hold::Hold;
@@ -138,7 +138,9 @@ impl Bench {
                 shadow.spec = *spec;
                 shadow.generation += 1;
             }
-            Action::Claim { fields, .. } => (node.facts.claims, node.facts.unschedulable) = (fields, true),
+            Action::Claim { fields, .. } => {
+                (node.facts.claims, node.facts.unschedulable) = (fields, fields.has(ClaimField::Cordon));
+            }
             Action::Release => (node.facts.claims, node.facts.unschedulable) = (ClaimFields::default(), false),
             Action::Permit { nonce, .. } => {
                 shadow.spec.permit = Some(Permit { nonce, jws: String::new() });
@@ -279,6 +281,26 @@ fn drill_with_evictions_drains_node_and_deletes_no_pod_past_its_budget() {
     assert_eq!(found.result, "DrainTimedOut", "{found:?}");
     assert!(blocked.evictions.iter().all(|evictions| !evictions.delete));
     blocked.assert_nothing_armed_or_charged();
+}
+
+#[test]
+fn node_is_protected_from_autoscalers_until_the_soak_of_its_drill_is_over() {
+    for request in ["1", "1 evict"] {
+        for protects in [true, false] {
+            let mut bench = Bench::new(&["a"], request);
+            bench.policy.protect_from_autoscalers = protects;
+            bench.until(Step::Verifying);
+            let protection = ClaimFields::USUAL.without(ClaimFields::CORDON);
+            let expected = if protects { protection } else { ClaimFields::default() };
+            for _ in 0..5 {
+                bench.step(true);
+                let facts = &bench.view.nodes["a"].facts;
+                assert_eq!((facts.claims, facts.unschedulable), (expected, false), "{request}, {protects}");
+            }
+            assert_eq!(bench.view.nodes["a"].step(), Some(Step::Verifying), "{request}: it soaks");
+            assert_eq!(bench.end().result, "Passed", "{request}: and nothing is claimed then");
+        }
+    }
 }
 
 #[test]
@@ -543,6 +565,12 @@ fn hold_release_pause_freeze_or_reboot_ends_drill_with_its_reason() {
             |b| b.view.nodes.get_mut("a").unwrap().facts.ready = false,
             "SoakFailed",
         ),
+        (
+            "a hold in the soak",
+            Step::Verifying,
+            |b| b.view.nodes.get_mut("a").unwrap().facts.hold = Some(Hold::default()),
+            "Held",
+        ),
     ];
     for (sentence, step, change, expected) in cases {
         let mut bench = Bench::new(&["a"], "1");
@@ -556,8 +584,9 @@ fn hold_release_pause_freeze_or_reboot_ends_drill_with_its_reason() {
         // The fleet is frozen by the failure of the case itself.
         let record = bench.record();
         assert_eq!((record.failures, record.not_before, record.last), (0, None, None), "{sentence}");
-        let held = bench.view.nodes["a"].facts.held();
-        assert!(held || !bench.view.nodes["a"].facts.claimed(), "{sentence}");
+        // A hold keeps a node that is out of service as it is.
+        let facts = &bench.view.nodes["a"].facts;
+        assert!(!facts.claimed() || (facts.held() && *step == Step::Rebooting), "{sentence}");
         assert_eq!(bench.view.nodes["a"].step(), None, "{sentence}");
     }
 }
