@@ -286,7 +286,7 @@ fn instance_that_leaves_its_group_is_refused_and_one_that_is_on_its_way_is_await
                 }
             }
             world.held.clear();
-            // Only a change of its own state has to wait for the instance.
+            // To suspend the process of the group, nothing of the instance is waited for.
             let expected: &[&str] = match (mode, recorded) {
                 (AwsMode::Standby, _) => &[],
                 (AwsMode::SuspendReplaceUnhealthy, false) => &["record i-a SuspendReplaceUnhealthy"],

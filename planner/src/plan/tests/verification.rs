@@ -421,7 +421,7 @@ fn drill_of_a_node_without_proof_excuses_no_pod_in_its_verification() {
         written(&mut drilled, &made.actions["a"]);
         let drain = shadow(&mut drilled).status.controller.drain.clone().unwrap();
         assert_eq!(drain.unhealthy_before, ["csi", "rs"], "the drill itself excuses both");
-        // Whatever its end, the record is what it leaves.
+        // The record is all that a drill leaves, however it ends.
         shadow(&mut view).status.controller.record = Some(record(&drilled).clone());
         let read = OwnerHealth { read_at: t(DUE + TIMEOUT), ..health };
         a(&mut view).owners = ["csi", "rs"].map(|owner| (owner.to_owned(), read)).into();
