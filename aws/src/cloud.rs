@@ -45,9 +45,17 @@ pub(crate) enum CallError {
 
 impl CallError {
     /// Returns true if a repetition would have the same result. A call that AWS refuses is repeated once: what was decided
-    /// on may have been old.
-    pub(crate) fn is_final(&self, repeated: bool) -> bool {
-        matches!(self, Self::Denied { .. }) || repeated && matches!(self, Self::Refused { .. })
+    /// on may have been old. `refused_before`: it was refused before, and did not only fail.
+    pub(crate) fn is_final(&self, refused_before: bool) -> bool {
+        matches!(self, Self::Denied { .. }) || refused_before && self.refused().is_some()
+    }
+
+    /// Returns the action, if AWS refuses it.
+    pub(crate) fn refused(&self) -> Option<&'static str> {
+        match self {
+            Self::Refused { action, .. } => Some(*action),
+            Self::Denied { .. } | Self::Throttled { .. } | Self::Failed { .. } => None,
+        }
     }
 }
 
@@ -219,7 +227,7 @@ mod tests {
             ("InternalFailure", [false, false], "autoscaling:EnterStandby failed"),
         ] {
             let error = of_code("autoscaling:EnterStandby", code, format!("{code}: text"));
-            assert_eq!([false, true].map(|repeated| error.is_final(repeated)), is_final, "{error}");
+            assert_eq!([false, true].map(|refused_before| error.is_final(refused_before)), is_final, "{error}");
             assert!(error.to_string().contains(text) && error.to_string().contains(code), "{error}");
         }
     }

@@ -216,7 +216,7 @@ fn enter(s: &Snapshot, node: &Node, request: &str, recorded: &[&Entry]) -> Optio
     let held = |key: &str| s.held.contains(key);
     let wrong = || {
         let state = &instance.state;
-        refuse(format!("instance {id} of Auto Scaling group {group} is {state}: it has to be InService to be updated"))
+        refuse(format!("instance {id} of Auto Scaling group {group} is {state}: such an instance is not updated"))
     };
     match (mode, entry) {
         (AwsMode::Standby, None) => match instance.state.as_str() {
@@ -270,6 +270,7 @@ fn enter(s: &Snapshot, node: &Node, request: &str, recorded: &[&Entry]) -> Optio
             "EnteringStandby" | "Pending" | "Pending:Wait" | "Pending:Proceed" => None,
             _ => wrong(),
         },
+        (AwsMode::SuspendReplaceUnhealthy, _) if is_leaving(&instance.state) => wrong(),
         (AwsMode::SuspendReplaceUnhealthy, _) if held(&group) => None,
         (AwsMode::SuspendReplaceUnhealthy, None) => {
             let ours = s.record.values().any(|entry| entry.mode == mode && entry.group == group);
@@ -285,6 +286,12 @@ fn enter(s: &Snapshot, node: &Node, request: &str, recorded: &[&Entry]) -> Optio
             Some(Action::Call(Call::Suspend { group: entry.group.clone(), nodes: vec![node.name.clone()] }))
         }
     }
+}
+
+/// Returns whether an instance in this state is on its way out of its group, for good: also `Terminating:Wait`, for the lifecycle hooks of
+/// the group.
+fn is_leaving(state: &str) -> bool {
+    state.starts_with("Terminat") || state.starts_with("Detach")
 }
 
 fn is_in_service(s: &Snapshot, id: &str) -> bool {

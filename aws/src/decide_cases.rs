@@ -265,15 +265,40 @@ fn nodes_without_a_group_are_answered_with_the_reason() {
 }
 
 #[test]
-fn instance_that_is_not_in_service_is_refused_or_awaited() {
-    let mut world = World::new(AwsMode::Standby);
-    world.request("a", BEFORE);
-    for (state, refused) in [("Pending", false), ("EnteringStandby", false), ("Terminating", true), ("Detaching", true)]
-    {
-        world.instance("a").state = state.into();
-        let decided = world.decide();
-        assert_eq!(decided.iter().any(|step| step.contains("Refused: instance i-a")), refused, "{decided:?}");
-        assert_eq!(decided.len(), usize::from(refused), "{decided:?}");
+fn instance_that_leaves_its_group_is_refused_and_one_that_is_on_its_way_is_awaited() {
+    for mode in MODES {
+        for recorded in [false, true] {
+            let mut world = World::new(mode);
+            world.request("a", BEFORE);
+            if recorded {
+                world.enter("a", 0);
+            }
+            for state in ["Terminating", "Terminating:Wait", "Terminating:Proceed", "Detaching", "Detached"] {
+                world.instance("a").state = state.into();
+                for held in [false, true] {
+                    world.held.clear();
+                    world.held.extend(held.then(|| "web".to_owned()));
+                    let refusal =
+                        format!("answer a {BEFORE} Refused: instance i-a of Auto Scaling group web is {state}");
+                    let decided = world.decide();
+                    assert!(
+                        decided.len() == 1 && decided[0].starts_with(&refusal),
+                        "{mode:?}, {recorded}: {decided:?}"
+                    );
+                }
+            }
+            world.held.clear();
+            // To suspend the process of the group, nothing of the instance is waited for.
+            let expected: &[&str] = match (mode, recorded) {
+                (AwsMode::Standby, _) => &[],
+                (AwsMode::SuspendReplaceUnhealthy, false) => &["record i-a SuspendReplaceUnhealthy"],
+                (AwsMode::SuspendReplaceUnhealthy, true) => &["suspend web a"],
+            };
+            for state in ["Pending", "Pending:Wait", "EnteringStandby"] {
+                world.instance("a").state = state.into();
+                assert_eq!(world.decide(), expected, "{mode:?}, {recorded}: {state}");
+            }
+        }
     }
 }
 

@@ -20,8 +20,19 @@ struct Hold {
     until: Option<Instant>,
     /// Failed calls in a row.
     backoff: Backoff,
+    /// The action of the last of them that AWS has refused.
+    refused: Option<&'static str>,
     /// True if the call is an ExitStandby.
     leaving: bool,
+}
+
+/// The failures in a row before one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Before {
+    /// True if there is any.
+    pub(crate) failed: bool,
+    /// True if AWS has refused the same action, as it does now.
+    pub(crate) refused: bool,
 }
 
 /// The holds, by key of their call.
@@ -44,14 +55,18 @@ impl Holds {
         let hold = self.0.entry(key.to_owned()).or_default();
         hold.until = Some(now + time);
         hold.backoff.reset();
+        hold.refused = None;
     }
 
     /// Takes in the failure of a call, after which its key stays held for a growing time with jitter: `random` is in
-    /// [0, 1). Returns true if the call before it has failed, too.
-    pub(crate) fn failed(&mut self, key: &str, random: f64, now: Instant) -> bool {
+    /// [0, 1). `refused` is its action, if AWS has refused it. Returns the failures before it.
+    pub(crate) fn failed(&mut self, key: &str, refused: Option<&'static str>, random: f64, now: Instant) -> Before {
         let hold = self.0.entry(key.to_owned()).or_default();
         hold.until = Some(now + equal_jitter(hold.backoff.next_delay(PAUSES), random));
-        hold.backoff.failures() > 1
+        let before =
+            Before { failed: hold.backoff.failures() > 1, refused: refused.is_some() && hold.refused == refused };
+        hold.refused = refused.or(hold.refused);
+        before
     }
 
     /// Returns the time for which a key is still held; the longest that there is while its call is under way.
@@ -109,17 +124,40 @@ mod tests {
     fn failures_in_a_row_are_counted_until_a_success_or_for_a_while() {
         let (mut holds, now) = (Holds::default(), Instant::now());
         let pauses = [false, true, true].map(|repeated| {
-            assert_eq!(holds.failed("web", 1.0, now), repeated);
+            assert_eq!(holds.failed("web", None, 1.0, now).failed, repeated);
             holds.left("web", now).as_secs()
         });
         assert_eq!(pauses, [2, 4, 8]);
         holds.succeeded("web", Duration::ZERO, now);
-        assert!(!holds.failed("web", 1.0, now), "the first after a success");
+        assert!(!holds.failed("web", None, 1.0, now).failed, "the first after a success");
         let now = now + Duration::from_secs(61);
         holds.keys(now);
-        assert!(holds.failed("web", 1.0, now), "its pause has ended a minute ago at most");
+        assert!(holds.failed("web", None, 1.0, now).failed, "its pause has ended a minute ago at most");
         let now = now + Duration::from_secs(65);
         holds.keys(now);
-        assert!(!holds.failed("web", 1.0, now), "of an earlier update");
+        assert!(!holds.failed("web", None, 1.0, now).failed, "of an earlier update");
+    }
+
+    #[test]
+    fn refusal_is_repeated_only_after_one_of_the_same_action() {
+        let (enter, exit) = (Some("EnterStandby"), Some("ExitStandby"));
+        let cases: [(&str, &[Option<&'static str>], bool); 6] = [
+            ("refused once", &[enter], false),
+            ("limited, or without an answer, and then refused", &[None, None, enter], false),
+            ("refused twice", &[enter, enter], true),
+            ("refused twice, and limited between", &[enter, None, enter], true),
+            ("refused, and limited now", &[enter, None], false),
+            ("another action was refused", &[exit, enter], false),
+        ];
+        for (sentence, failures, expected) in cases {
+            let (mut holds, now) = (Holds::default(), Instant::now());
+            let mut found = None;
+            for refused in failures {
+                found = Some(holds.failed("i-a", *refused, 1.0, now).refused);
+            }
+            assert_eq!(found, Some(expected), "{sentence}");
+            holds.succeeded("i-a", Duration::ZERO, now);
+            assert!(!holds.failed("i-a", enter, 1.0, now).refused, "{sentence}, and then carried out");
+        }
     }
 }

@@ -16,7 +16,7 @@ use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::decide::{Action, Call, Snapshot, decide, instances_to_read};
 use crate::facts::{Entry, Group, Instance, Node, Policy};
-use crate::holds::Holds;
+use crate::holds::{Before, Holds};
 use crate::record::{Record, RecordError};
 
 /// Time between two rounds while AWS is asked about an instance: it changes without notice.
@@ -117,10 +117,10 @@ impl Runner<'_> {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "AWS cannot be asked");
-                    let repeated = self.holds.failed(READS, jitter(), at);
+                    let before = self.holds.failed(READS, error.refused(), jitter(), at);
                     let concerned = |node: &&Node| node.instance.as_ref().is_ok_and(|id| ids.contains(id));
                     for node in nodes.values().filter(concerned) {
-                        self.failed(node, &error, repeated).await;
+                        self.failed(node, &error, before).await;
                     }
                     Default::default()
                 }
@@ -211,9 +211,9 @@ impl Runner<'_> {
         let of = |instance: &str| node_of(&nodes, instance);
         if let Err(error) = result {
             tracing::warn!(?call, %error, "the call of AWS failed");
-            let repeated = self.holds.failed(&key, jitter(), at);
+            let before = self.holds.failed(&key, error.refused(), jitter(), at);
             if let Call::SetHealthy { instance } = &call
-                && error.is_final(repeated)
+                && error.is_final(before.refused)
             {
                 // The process is resumed all the same: the rest of the group needs it.
                 self.unhealthy(&nodes, instance, &error.to_string()).await;
@@ -228,7 +228,7 @@ impl Runner<'_> {
                 }
                 Call::Resume { instances, .. } => instances.iter().find_map(|id| of(id)).into_iter().collect(),
             };
-            join_all(concerned.into_iter().map(|node| self.failed(node, &error, repeated))).await;
+            join_all(concerned.into_iter().map(|node| self.failed(node, &error, before))).await;
             return;
         }
         let settles = match &call {
@@ -283,12 +283,12 @@ impl Runner<'_> {
 
     /// Refuses the request of a node for which a call has failed, where a repetition would fail, too. Shows any other failure
     /// if it is not the first: most pass.
-    async fn failed(&self, node: &Node, error: &CallError, repeated: bool) {
+    async fn failed(&self, node: &Node, error: &CallError, before: Before) {
         match node.prepares() {
-            Some(request) if error.is_final(repeated) && !node.is_answered() => {
+            Some(request) if error.is_final(before.refused) && !node.is_answered() => {
                 self.answer(node, Some(format!("{request} Refused: {error}")), Some(error.to_string())).await;
             }
-            _ if repeated => {
+            _ if before.failed => {
                 self.cluster.notice(node, "AutoScalingCallFailed", &format!("{error}; retrying"), true).await;
             }
             _ => {}

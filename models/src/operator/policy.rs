@@ -307,8 +307,8 @@ pub struct LoadBalancerPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AutoscalerPolicy {
-    /// If true, a node is protected from scale-down and consolidation from the start of its drain until its update is
-    /// verified, by the annotations `cluster-autoscaler.kubernetes.io/scale-down-disabled` and
+    /// If true, a node is protected from scale-down and consolidation from the start of its drain until its update is verified, or the
+    /// soak of its drill is over, by the annotations `cluster-autoscaler.kubernetes.io/scale-down-disabled` and
     /// `karpenter.sh/do-not-disrupt`. Default true.
     pub protect: Option<bool>,
 }
@@ -319,7 +319,7 @@ pub struct AutoscalerPolicy {
 #[serde(rename_all = "camelCase")]
 pub struct AutoscalingPolicy {
     /// EC2 Auto Scaling groups. Needs the program `brupop-aws`, which is awaited before the drain and after the update as
-    /// the hook `aws-autoscaling`. Default: their groups are left alone.
+    /// the hook `aws-autoscaling`, 15 minutes each unless its entry in `spec.hooks` has another time. Default: their groups are left alone.
     pub aws: Option<AwsAutoscaling>,
 }
 

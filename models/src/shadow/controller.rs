@@ -236,6 +236,11 @@ pub struct DrainStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 8), inner(length(max = 128)), extend("x-kubernetes-list-type" = "atomic")))]
     pub preexisting: Vec<String>,
+    /// Of a drill: owners of pods that were unhealthy before it, named as in `record.unhealthyBefore`. Its soak does not wait for their pods,
+    /// and no update or verification reads them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
+    pub unhealthy_before: Vec<String>,
     /// True once the drain was restarted for a pod that was bound to the node while it was being cordoned.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub restarted: bool,
@@ -369,7 +374,7 @@ pub struct Record {
     /// Time before which no attempt starts.
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub not_before: Option<Timestamp>,
-    /// Owners (uid) of pods that were unhealthy before the node was last drained, static pods (uid of the mirror pod), and pods of
+    /// Owners (uid) of pods that were unhealthy before the node was last drained for an update, static pods (uid of the mirror pod), and pods of
     /// StatefulSets (uid of the set, and number), which an update of this node does not wait for. On no node do pods
     /// of these owners count against the version, and an update does not wait for them unless most of the owner's pods on nodes
     /// that were not updated are healthy.

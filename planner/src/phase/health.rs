@@ -250,7 +250,14 @@ fn stays_ill(ctx: &Attempt<'_>, pod: &PodFacts) -> bool {
     let before = ctx.node.record().map(|record| record.unhealthy_before.as_slice()).unwrap_or_default();
     let comes_back = pod.mirror || pod.daemon_set.is_some();
     let own = if comes_back { pod.recorded_as().cloned() } else { pod.replica() };
-    own.is_some_and(|own| before.contains(&own) || (!comes_back && was_unhealthy(ctx, &own)))
+    own.is_some_and(|own| {
+        before.contains(&own) || was_unhealthy_before_drill(ctx, &own) || (!comes_back && was_unhealthy(ctx, &own))
+    })
+}
+
+/// Returns whether this owner's pods, or this pod, were unhealthy before the drill under way.
+fn was_unhealthy_before_drill(ctx: &Attempt<'_>, own: &String) -> bool {
+    ctx.mode().is_drill() && ctx.drain_status().is_some_and(|drain| drain.unhealthy_before.contains(own))
 }
 
 /// Returns what was read lately of the pods of an owner.
@@ -301,14 +308,18 @@ fn judged(ctx: &Attempt<'_>, unhealthy: &[UnhealthyPod<'_>]) -> Turn {
     fail(FailureReason::HealthUnknown, format!("{message}; nothing shows that the version is to blame"))
 }
 
-/// Returns whether this owner's pods, or this replica, were unhealthy before a node was drained for the same version.
+/// Returns whether this owner's pods, or this replica, were unhealthy before a node was drained for the same version, or before the drill
+/// under way.
 fn was_unhealthy(ctx: &Attempt<'_>, owner: &String) -> bool {
-    ctx.view.nodes.values().any(|node| {
+    let mut nodes = ctx.view.nodes.values();
+    let before_update = nodes.any(|node| {
         let Some(record) = node.record() else { return false };
-        let now = node.progress().map(|progress| &progress.version);
-        let version = now.or(record.last.as_ref().map(|last| &last.version));
+        // The record is of updates: a drill leaves it as it is, and may be for another version.
+        let progress = node.progress().filter(|progress| !progress.mode().is_drill());
+        let version = progress.map(|progress| &progress.version).or(record.last.as_ref().map(|last| &last.version));
         version == Some(&ctx.progress.version) && record.unhealthy_before.contains(owner)
-    })
+    });
+    before_update || was_unhealthy_before_drill(ctx, owner)
 }
 
 /// The nodes on which an owner's other pods are evidence about the version: those in service, of any kind. A pod on an updated

@@ -6,7 +6,7 @@ use models::reason::FailureReason;
 use models::shadow::{CORDONED, DRAINED, DrainStatus, HostState, Mode, Progress, Step};
 
 use super::boot::{after_reboot, limit_of};
-use super::claim::claim_due;
+use super::claim::{claim_due, return_to_service};
 use super::desired::desired_state;
 use super::end::{ended_before_permit, ended_by_host};
 use super::permits::{permit_request, rehearsal_request};
@@ -95,10 +95,10 @@ fn is_rehearsed(ctx: &Attempt<'_>) -> bool {
     answered && ctx.caught_up() && ctx.shadow.status.agent.state == Some(HostState::RehearsedUpdate)
 }
 
-/// Releases the node of a drill, and has it verified.
+/// Returns the node of a drill to service, and has it verified.
 fn back_in_service(ctx: &Attempt<'_>) -> Turn {
-    if ctx.needs_release() {
-        return act(Action::Release);
+    if let Some(action) = return_to_service(ctx) {
+        return act(action);
     }
     let verifying = Progress { verifying_since: Some(ctx.now), ..ctx.progress.clone() };
     ctx.next_with(Step::Verifying, verifying, |status| {

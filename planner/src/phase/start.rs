@@ -107,14 +107,16 @@ pub(super) fn start_drain(ctx: &Attempt<'_>) -> Turn {
         let (reason, message) = if asks_hooks { awaiting } else { draining(ctx.mode()) };
         ctx.set_condition(status, DRAINED, false, reason, message);
         let asked_first = to_ask_first(ctx, &sorted);
-        status.report.drain = Some(DrainStatus { pods, asked_first, preexisting, ..DrainStatus::default() });
-        let record = status.report.record.get_or_insert_default();
-        // A drill forgets no owner that was unhealthy before the last update: that is evidence about its version.
-        if !drill {
+        let drain = DrainStatus { pods, asked_first, preexisting, ..DrainStatus::default() };
+        if drill {
+            // No evidence about an update: the version that runs may have made these pods unhealthy.
+            status.report.drain = Some(DrainStatus { unhealthy_before, ..drain });
+        } else {
+            status.report.drain = Some(drain);
+            let record = status.report.record.get_or_insert_default();
             record.before = Some(usable::facts(ctx));
+            record.unhealthy_before = unhealthy_before;
         }
-        let before = if drill { std::mem::take(&mut record.unhealthy_before) } else { Vec::new() };
-        record.unhealthy_before = owners(before.into_iter().chain(unhealthy_before), UNHEALTHY_OWNERS);
     });
     next.watching_pods().noting(Some(Note {
         warning: false,

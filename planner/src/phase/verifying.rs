@@ -27,7 +27,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     // It is withdrawn once the node is verified.
     let desired = is_desired(ctx);
     if ctx.shadow.spec.state == HostState::Idle && desired {
-        return if ctx.needs_release() { act(Action::Release) } else { finish(ctx) };
+        return finish(ctx);
     }
     if let Some(action) = return_to_service(ctx) {
         return act(action);
@@ -48,7 +48,6 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     match check_health(ctx) {
         Some(soaks) => protect(ctx).filter(|_| !desired).map_or(soaks, act),
         None if desired => act(withdraw(ctx)),
-        None if ctx.needs_release() => act(Action::Release),
         None => finish(ctx),
     }
 }
@@ -64,14 +63,17 @@ fn after_drill(ctx: &Attempt<'_>) -> Option<Turn> {
     if ctx.shadow.spec.state != HostState::Idle {
         return Some(act(withdraw(ctx)));
     }
-    if ctx.needs_release() {
-        return Some(act(Action::Release));
+    if let Some(action) = return_to_service(ctx) {
+        return Some(act(action));
     }
     (!ctx.facts().ready).then(|| fail(FailureReason::SoakFailed, "the node did not stay Ready"))
 }
 
-/// Ends the attempt of a verified node once its hooks have answered.
+/// Releases what is still claimed on a verified node, and ends its attempt once its hooks have answered.
 fn finish(ctx: &Attempt<'_>) -> Turn {
+    if ctx.needs_release() {
+        return act(Action::Release);
+    }
     if awaited(ctx.policy, AFTER_UPDATE).next().is_some() {
         return ctx.next(Step::AfterUpdate, |_| {});
     }

@@ -170,23 +170,24 @@ fn node_groups(groups: &[NodeGroup], all: &GroupPolicy, errors: &mut Vec<PolicyE
     groups.iter().enumerate().map(group).collect()
 }
 
-/// Returns the hooks of a policy, with the one that the handling of Auto Scaling groups implies. One of this name among
-/// `spec.hooks` has its own times.
+/// Returns the hooks of a policy, with the one that the handling of Auto Scaling groups implies.
 fn hooks(spec: &BottlerocketUpdateOperatorSpec) -> Vec<Hook> {
-    let mut hooks: Vec<Hook> = spec.hooks.iter().map(hook).collect();
-    if spec.aws_mode().is_some() && hooks.iter().all(|hook| hook.name != AWS_HOOK) {
-        let wait = |timeout| Some(HookWait { timeout, continues: false });
-        hooks.push(Hook { name: AWS_HOOK.to_owned(), before: wait(AWS_WAIT), after: wait(AWS_WAIT) });
-    }
-    hooks
+    let aws = spec.aws_mode().is_some();
+    let implied = HookSpec { name: AWS_HOOK.to_owned(), ..HookSpec::default() };
+    let missing = aws && spec.hooks.iter().all(|hook| hook.name != AWS_HOOK);
+    let all = spec.hooks.iter().chain(missing.then_some(&implied));
+    all.map(|entry| hook(entry, aws && entry.name == AWS_HOOK)).collect()
 }
 
-fn hook(hook: &HookSpec) -> Hook {
-    let wait = |wait: &HookWaitSpec| HookWait {
-        timeout: wait.timeout.map_or(HOOK_TIMEOUT, |d| d.0),
-        continues: wait.on_timeout == Some(OnTimeout::Continue),
+/// Returns a hook. One that is implied is awaited before the drain and after the update, also where its entry names one of them alone.
+fn hook(hook: &HookSpec, implied: bool) -> Hook {
+    let timeout = if implied { AWS_WAIT } else { HOOK_TIMEOUT };
+    let wait = |wait: &Option<HookWaitSpec>| {
+        let wait = wait.clone().or_else(|| implied.then(HookWaitSpec::default))?;
+        let continues = wait.on_timeout == Some(OnTimeout::Continue);
+        Some(HookWait { timeout: wait.timeout.map_or(timeout, |d| d.0), continues })
     };
-    Hook { name: hook.name.clone(), before: hook.before.as_ref().map(wait), after: hook.after.as_ref().map(wait) }
+    Hook { name: hook.name.clone(), before: wait(&hook.before), after: wait(&hook.after) }
 }
 
 fn notices(notices: &NoticesPolicy) -> Notices {

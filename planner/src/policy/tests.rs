@@ -59,9 +59,22 @@ fn handling_of_auto_scaling_groups_implies_its_hook() {
     let implied = hooks(&format!("{{{aws}}}"));
     let wait = |minutes| Some(HookWait { timeout: std::time::Duration::from_mins(minutes), continues: false });
     assert_eq!(implied, [Hook { name: "aws-autoscaling".into(), before: wait(15), after: wait(15) }]);
-    let own = r#""hooks": [{"name": "ceph"}, {"name": "aws-autoscaling", "before": {"timeout": "1m"}}]"#;
-    let own = hooks(&format!("{{{aws}, {own}}}"));
-    assert_eq!((own.len(), own[1].before, own[1].after), (2, wait(1), None), "with its own times");
+    let continued = Some(HookWait { continues: true, ..wait(15).unwrap() });
+    for (sentence, entry, before, after) in [
+        ("neither phase", "", wait(15), wait(15)),
+        ("a time before the drain", r#", "before": {"timeout": "40m"}"#, wait(40), wait(15)),
+        ("a time after the update", r#", "after": {"timeout": "1m"}"#, wait(15), wait(1)),
+        ("both", r#", "before": {"timeout": "1m"}, "after": {"timeout": "2m"}"#, wait(1), wait(2)),
+        ("no time", r#", "before": {}, "after": {}"#, wait(15), wait(15)),
+        ("no end of the attempt", r#", "before": {"onTimeout": "Continue"}"#, continued, wait(15)),
+    ] {
+        let listed = format!(r#""hooks": [{{"name": "ceph", "after": {{}}}}, {{"name": "aws-autoscaling"{entry}}}]"#);
+        let found = hooks(&format!("{{{aws}, {listed}}}"));
+        assert_eq!((found.len(), found[1].before, found[1].after), (2, before, after), "{sentence}");
+        assert_eq!((found[0].before, found[0].after), (None, wait(5)), "{sentence}: those of others are as listed");
+    }
+    let alone = hooks(r#"{"hooks": [{"name": "aws-autoscaling", "before": {}}]}"#);
+    assert_eq!((alone[0].before, alone[0].after), (wait(5), None), "without autoscaling.aws it is a hook as any other");
     for none in ["{}", r#"{"autoscaling": {}}"#, r#"{"autoscaler": {"protect": true}}"#] {
         assert!(hooks(none).is_empty(), "{none}");
     }

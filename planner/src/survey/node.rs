@@ -12,6 +12,7 @@ use models::shadow::{
 use models::time::after;
 use semver::Version;
 
+use crate::claims::{ClaimField, recorded};
 use crate::drain::{self, Sorted};
 use crate::policy::{GroupPolicy, Policy};
 use crate::survey::{Survey, SurveyedNode, want};
@@ -136,10 +137,13 @@ impl<'a> NodeContext<'a> {
     }
 
     /// Returns whether anything of the operator has to be released on the node: owned fields, or, after a reset of
-    /// managedFields, fields that the record names and no client owns. A held node stays as it is.
+    /// managedFields, fields that the record names and no client owns. A held node stays as it is while these cordon it; in service,
+    /// it keeps nothing.
     pub(crate) fn needs_release(&self) -> bool {
-        let left = self.facts().unowned.and(crate::claims::recorded(&self.shadow.status));
-        !self.facts().held() && (self.facts().claimed() || !left.is_empty())
+        let facts = self.facts();
+        let left = facts.unowned.and(recorded(&self.shadow.status));
+        let cordons = facts.claims.has(ClaimField::Cordon) || left.has(ClaimField::Cordon);
+        !(facts.held() && cordons) && (facts.claimed() || !left.is_empty())
     }
 
     /// Returns the condition `HostReachable`, if the agent has reported.

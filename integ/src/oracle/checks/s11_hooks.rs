@@ -18,14 +18,25 @@ fn progress(shadow: &Shadow) -> Option<&Progress> {
     shadow.status.controller.progress.as_ref()
 }
 
-/// The hooks of a policy. The handling of Auto Scaling groups implies one, whose missing answer ends the attempt.
-fn awaited(spec: &BottlerocketUpdateOperatorSpec) -> Vec<Hook> {
-    let mut hooks = spec.hooks.clone();
+/// The time for the answer of a hook, and for that of the one that the handling of Auto Scaling groups implies.
+const TIMEOUT: Duration = Duration::from_mins(5);
+const AWS_TIMEOUT: Duration = Duration::from_mins(15);
+
+/// The hooks that a policy awaits before a drain, with their default times. The handling of Auto Scaling groups implies one, also where its
+/// entry names the wait after the update alone. Its missing answer ends the attempt unless the entry says otherwise.
+fn awaited(spec: &BottlerocketUpdateOperatorSpec) -> Vec<(String, HookWait, Duration)> {
     let aws = spec.autoscaling.as_ref().is_some_and(|autoscaling| autoscaling.aws.is_some());
-    if aws && hooks.iter().all(|hook| hook.name != AWS_HOOK) {
-        hooks.push(Hook { name: AWS_HOOK.into(), before: Some(HookWait::default()), after: None });
+    let is_implied = |hook: &Hook| aws && hook.name == AWS_HOOK;
+    let mut hooks = spec.hooks.clone();
+    if aws && !hooks.iter().any(is_implied) {
+        hooks.push(Hook { name: AWS_HOOK.into(), before: None, after: None });
     }
-    hooks
+    let before = |hook: Hook| {
+        let timeout = if is_implied(&hook) { AWS_TIMEOUT } else { TIMEOUT };
+        let wait = if is_implied(&hook) { Some(hook.before.unwrap_or_default()) } else { hook.before };
+        Some((hook.name, wait?, timeout))
+    };
+    hooks.into_iter().filter_map(before).collect()
 }
 
 impl super::Check for Check {
@@ -38,15 +49,14 @@ impl super::Check for Check {
         }
         let request = format!("BeforeDrain/{}/{}", was.attempt, was.started.as_second());
         let node = moment.world.nodes.get(new.node());
-        for hook in moment.world.operator.iter().flat_map(|operator| awaited(&operator.spec)) {
-            let Some(wait) = &hook.before else { continue };
-            let answer = Field::Annotation(format!("{HOOK_ANSWER_PREFIX}{}", hook.name));
+        for (hook, wait, timeout) in moment.world.operator.iter().flat_map(|operator| awaited(&operator.spec)) {
+            let answer = Field::Annotation(format!("{HOOK_ANSWER_PREFIX}{hook}"));
             let answered = node.and_then(|node| node.fields.get(&answer)) == Some(&request);
-            let timeout = wait.timeout.map_or(Duration::from_mins(5), |timeout| timeout.0);
+            let timeout = wait.timeout.map_or(timeout, |timeout| timeout.0);
             let asked = was.step == Step::BeforeDrain && wait.on_timeout == Some(OnTimeout::Continue);
             let over = asked && between(was.since, is.since) >= timeout;
             if !answered && !over {
-                let text = format!("its drain began without the answer of hook {}", hook.name);
+                let text = format!("its drain began without the answer of hook {hook}");
                 verdict.report(Property::S11, Some(moment.revision()), Some(new.node()), text);
             }
         }
@@ -60,7 +70,7 @@ mod tests {
     use models::shadow::Step;
 
     use super::super::super::scenario::Scenario;
-    use super::{Field, Property, progress};
+    use super::{AWS_TIMEOUT, Field, Property, TIMEOUT, awaited, progress};
 
     /// A node whose drain begins so many seconds after its hook is awaited, with the answer that is given for its request.
     fn drained(on_timeout: OnTimeout, answer: impl Fn(&str) -> Option<String>, seconds: i64) -> Scenario {
@@ -96,5 +106,25 @@ mod tests {
         }
         drained(OnTimeout::Fail, |request| Some(format!("{request} Refused: no")), 1).assert_only(Property::S11);
         drained(OnTimeout::Fail, |request| Some(request.replace("/1/", "/0/")), 1).assert_only(Property::S11);
+    }
+
+    #[test]
+    fn hook_of_auto_scaling_groups_is_awaited_whatever_its_entry_leaves_out() {
+        let aws = serde_json::json!({"aws": {"mode": "Standby"}});
+        for (autoscaling, entry, expected) in [
+            (Some(&aws), None, Some(AWS_TIMEOUT)),
+            (Some(&aws), Some(serde_json::json!({"after": {"timeout": "40m"}})), Some(AWS_TIMEOUT)),
+            (Some(&aws), Some(serde_json::json!({"before": {}})), Some(AWS_TIMEOUT)),
+            (None, Some(serde_json::json!({"before": {}})), Some(TIMEOUT)),
+            (None, Some(serde_json::json!({"after": {}})), None),
+        ] {
+            let hooks: Vec<_> = entry.iter().cloned().collect();
+            let mut spec = serde_json::json!({"autoscaling": autoscaling, "hooks": hooks});
+            for hook in spec["hooks"].as_array_mut().into_iter().flatten() {
+                hook["name"] = models::names::AWS_HOOK.into();
+            }
+            let found = awaited(&serde_json::from_value(spec).unwrap());
+            assert_eq!(found.first().map(|(_, _, timeout)| *timeout), expected, "{autoscaling:?}, {entry:?}");
+        }
     }
 }

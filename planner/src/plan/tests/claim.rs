@@ -213,7 +213,11 @@ fn protection_from_autoscalers_lasts_until_the_node_is_verified() {
         node.shadow.as_mut().unwrap().status.conditions = vec![cordoned];
     };
     let held: Change = |node, _| node.facts.hold = Some(Hold::default());
-    let cases: [(&str, NodeView, Change, Option<Action>); 8] = [
+    let held_in_service: Change = |node, _| {
+        node.facts.claims = node.facts.claims.without(ClaimFields::CORDON);
+        node.facts.hold = Some(Hold::default());
+    };
+    let cases: [(&str, NodeView, Change, Option<Action>); 10] = [
         ("it is back", back(), |_, _| {}, kept.clone()),
         ("it is verified", verifying(), with_protection, None),
         ("it was claimed again meanwhile", verifying(), |_, _| {}, kept),
@@ -222,6 +226,8 @@ fn protection_from_autoscalers_lasts_until_the_node_is_verified() {
         ("policy protects none any more", back(), switched_off, Some(Action::Release)),
         ("the ownership of its fields was reset", back(), reset, Some(Action::Release)),
         ("a user holds it as it is", verifying(), held, None),
+        ("a user holds it in service", verifying(), held_in_service, None),
+        ("it has proven the version, and a user holds it", verified(), held_in_service, Some(Action::Release)),
     ];
     for (sentence, mut node, change, expected) in cases {
         let (_, mut policy) = cluster(vec![], &[]);

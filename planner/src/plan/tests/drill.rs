@@ -11,7 +11,7 @@ use models::shadow::{
 };
 use serde_json::json;
 
-use crate::claims::ClaimFields;
+use crate::claims::{ClaimField, ClaimFields};
 use crate::decision::{Action, Evictions};
 use crate::fixtures::*;
 use crate::hold::Hold;
@@ -19,7 +19,7 @@ use crate::lint::lint;
 use crate::plan::{Plan, TURN, checks, plan};
 use crate::policy::Policy;
 use crate::simulation::Host;
-use crate::view::{Blocked, ClusterView, PodFacts};
+use crate::view::{Blocked, ClusterView, DaemonSetIs, PodFacts};
 use crate::wait::Wait;
 
 /// A cluster, the hosts of its nodes, and what was done to them.
@@ -138,7 +138,9 @@ impl Bench {
                 shadow.spec = *spec;
                 shadow.generation += 1;
             }
-            Action::Claim { fields, .. } => (node.facts.claims, node.facts.unschedulable) = (fields, true),
+            Action::Claim { fields, .. } => {
+                (node.facts.claims, node.facts.unschedulable) = (fields, fields.has(ClaimField::Cordon));
+            }
             Action::Release => (node.facts.claims, node.facts.unschedulable) = (ClaimFields::default(), false),
             Action::Permit { nonce, .. } => {
                 shadow.spec.permit = Some(Permit { nonce, jws: String::new() });
@@ -279,6 +281,26 @@ fn drill_with_evictions_drains_node_and_deletes_no_pod_past_its_budget() {
     assert_eq!(found.result, "DrainTimedOut", "{found:?}");
     assert!(blocked.evictions.iter().all(|evictions| !evictions.delete));
     blocked.assert_nothing_armed_or_charged();
+}
+
+#[test]
+fn node_is_protected_from_autoscalers_until_the_soak_of_its_drill_is_over() {
+    for request in ["1", "1 evict"] {
+        for protects in [true, false] {
+            let mut bench = Bench::new(&["a"], request);
+            bench.policy.protect_from_autoscalers = protects;
+            bench.until(Step::Verifying);
+            let protection = ClaimFields::USUAL.without(ClaimFields::CORDON);
+            let expected = if protects { protection } else { ClaimFields::default() };
+            for _ in 0..5 {
+                bench.step(true);
+                let facts = &bench.view.nodes["a"].facts;
+                assert_eq!((facts.claims, facts.unschedulable), (expected, false), "{request}, {protects}");
+            }
+            assert_eq!(bench.view.nodes["a"].step(), Some(Step::Verifying), "{request}: it soaks");
+            assert_eq!(bench.end().result, "Passed", "{request}: and nothing is claimed then");
+        }
+    }
 }
 
 #[test]
@@ -543,6 +565,12 @@ fn hold_release_pause_freeze_or_reboot_ends_drill_with_its_reason() {
             |b| b.view.nodes.get_mut("a").unwrap().facts.ready = false,
             "SoakFailed",
         ),
+        (
+            "a hold in the soak",
+            Step::Verifying,
+            |b| b.view.nodes.get_mut("a").unwrap().facts.hold = Some(Hold::default()),
+            "Held",
+        ),
     ];
     for (sentence, step, change, expected) in cases {
         let mut bench = Bench::new(&["a"], "1");
@@ -556,8 +584,9 @@ fn hold_release_pause_freeze_or_reboot_ends_drill_with_its_reason() {
         // The fleet is frozen by the failure of the case itself.
         let record = bench.record();
         assert_eq!((record.failures, record.not_before, record.last), (0, None, None), "{sentence}");
-        let held = bench.view.nodes["a"].facts.held();
-        assert!(held || !bench.view.nodes["a"].facts.claimed(), "{sentence}");
+        // A hold keeps a node that is out of service as it is.
+        let facts = &bench.view.nodes["a"].facts;
+        assert!(!facts.claimed() || (facts.held() && *step == Step::Rebooting), "{sentence}");
         assert_eq!(bench.view.nodes["a"].step(), None, "{sentence}");
     }
 }
@@ -606,6 +635,35 @@ fn drill_asks_for_no_devices_and_keeps_the_facts_that_the_last_update_has_to_sho
     shadow(&mut bench.view).status.controller.record = Some(Record { before: Some(before.clone()), ..updated() });
     assert_eq!(bench.end().result, "Passed");
     assert_eq!(bench.record().before, Some(before));
+}
+
+#[test]
+fn drill_excuses_pods_that_were_unhealthy_before_it_and_leaves_those_of_the_last_update_as_they_are() {
+    let ill = |owner: &str, daemon_set: Option<&str>| PodFacts {
+        name: format!("{owner}-a"),
+        uid: format!("{owner}-a"),
+        controller_uid: Some(owner.into()),
+        daemon_set: daemon_set.map(str::to_owned),
+        daemon_set_is: DaemonSetIs::There,
+        ..pod("a", false)
+    };
+    for request in ["1", "1 evict"] {
+        for released in [false, true] {
+            let mut bench = Bench::new(&["a"], request);
+            let pods = bench.view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap();
+            pods.extend([ill("csi", Some("csi")), ill("rs-ill", None)]);
+            let record = Record { unhealthy_before: vec!["before-the-update".into()], ..updated() };
+            shadow(&mut bench.view).status.controller.record = Some(record);
+            if released {
+                bench.until(Step::Verifying);
+                shadow(&mut bench.view).release = Some("now".into());
+            }
+            let expected = if released { "ReleaseRequested" } else { "Passed" };
+            let found = bench.end();
+            assert_eq!(found.result, expected, "{request}: {found:?}");
+            assert_eq!(bench.record().unhealthy_before, ["before-the-update"], "{request}, {expected}");
+        }
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use models::condition::find_condition;
 use models::reason::FailureReason;
-use models::shadow::{BLOCKED, HEALTHY, HostState, Record, Step, UPDATED};
+use models::shadow::{BLOCKED, Drill, HEALTHY, HostState, Progress, Record, Step, UPDATED};
 use semver::Version;
 
 use crate::claims::ClaimFields;
@@ -401,6 +401,20 @@ fn owner_with_an_ill_pod_before_the_drain_is_excused_unless_most_of_its_other_po
             }
             assert!(watch.message().contains("shop/p-a (container app: CrashLoopBackOff)"), "{}", watch.message());
         }
+    }
+}
+
+#[test]
+fn drill_of_another_node_changes_nothing_about_the_pods_that_were_ill_before_its_update() {
+    for version in [NEW, OLD, Version::new(1, 21, 0)] {
+        let mut other = node("b");
+        unhealthy_before(&mut other, NEW);
+        let drill = Progress { drill: Some(Drill::of("1")), version: version.clone(), ..progress(Step::Staging, 0) };
+        other.shadow.as_mut().unwrap().status.controller.progress = Some(drill);
+        let mut watch = Watch::of(verifying(vec![healthy(), failing()]));
+        watch.view.nodes.insert("b".into(), other);
+        watch.at(SOAKED);
+        assert_eq!(watch.result(), is_updated(), "a drill for {version}");
     }
 }
 

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use models::operator::{ActiveRollout, LedgerNode, RolloutLedger};
 use models::reason::{FailureClass, FailureReason, Proof};
-use models::shadow::{HostState, NodeBefore, NodeProof, Record, Step, UPDATED};
+use models::shadow::{Drill, HostState, NodeBefore, NodeProof, Progress, Record, Rehearsal, Step, UPDATED};
 use serde_json::json;
 
+use super::health::{EVIDENCE, failing};
 use super::ledger::entry;
 use crate::claims::ClaimFields;
 use crate::decision::{Action, Note};
@@ -16,7 +17,7 @@ use crate::hold::Hold;
 use crate::lint::lint;
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
-use crate::view::{ClusterView, NodeView};
+use crate::view::{ClusterView, DaemonSetIs, NodeView, OwnerHealth, PodFacts};
 use crate::wait::Wait;
 
 /// The end of the last attempt of a node without a proof, and an hour later.
@@ -386,6 +387,50 @@ fn requested_drill_goes_before_a_verification_that_is_due() {
     assert_eq!(outcome(&planned(&view, &policy, DUE)), "step Staging");
     shadow(&mut view).retry = Some("now".into());
     assert_eq!(outcome(&planned(&view, &policy, DUE)), "step Verifying", "a user requests it");
+}
+
+/// The version has made a pod of a DaemonSet and one of a Deployment unhealthy, before the drill.
+#[test]
+fn drill_of_a_node_without_proof_excuses_no_pod_in_its_verification() {
+    for (health, expected) in
+        [(OwnerHealth { updated_failing: 0, ..EVIDENCE }, Proof::Unproven), (EVIDENCE, Proof::Failed)]
+    {
+        let (mut view, policy) = rollout_of(&["a"], canary());
+        let driver = PodFacts {
+            name: "csi-a".into(),
+            uid: "csi-a".into(),
+            controller_uid: Some("csi".into()),
+            daemon_set: Some("csi".into()),
+            daemon_set_is: DaemonSetIs::There,
+            ..failing()
+        };
+        a(&mut view).pods = Some(vec![driver, failing()]);
+        let mut drilled = view.clone();
+        let own = shadow(&mut drilled);
+        let spec = &mut own.spec;
+        (spec.state, spec.version, spec.attempt) = (HostState::RehearsedUpdate, Some(NEW), 2);
+        spec.boot_id = Some("b1".into());
+        let (boot_id, nonce) = ("b1".into(), "n".into());
+        own.status.agent.rehearsal = Some(Rehearsal { attempt: 2, boot_id, version: NEW, nonce, verified: false });
+        own.status.agent.state = Some(HostState::RehearsedUpdate);
+        let staged = Progress { attempt: 2, drill: Some(Drill::of("1")), ..progress(Step::Staged, 60) };
+        own.status.controller.progress = Some(staged);
+        drilled.operator.as_mut().unwrap().status.slots = vec![slot("a")];
+        let made = planned(&drilled, &policy, 61);
+        assert_eq!(outcome(&made), "step Draining");
+        written(&mut drilled, &made.actions["a"]);
+        let drain = shadow(&mut drilled).status.controller.drain.clone().unwrap();
+        assert_eq!(drain.unhealthy_before, ["csi", "rs"], "the drill itself excuses both");
+        // The record is all that a drill leaves, however it ends.
+        shadow(&mut view).status.controller.record = Some(record(&drilled).clone());
+        let read = OwnerHealth { read_at: t(DUE + TIMEOUT), ..health };
+        a(&mut view).owners = ["csi", "rs"].map(|owner| (owner.to_owned(), read)).into();
+        turn(&mut view, &policy, DUE);
+        let (_, wait) = turn(&mut view, &policy, DUE + SOAK);
+        assert!(matches!(wait, Some(Wait::Settling { count: 2, .. })), "{wait:?}");
+        turn(&mut view, &policy, DUE + TIMEOUT);
+        assert_eq!(proof(&view), (expected, 7));
+    }
 }
 
 /// Node `a`, which has come back on the new version after the end of its attempt, and whose failure has frozen the rollout.
