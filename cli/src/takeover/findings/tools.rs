@@ -30,7 +30,8 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     }
     // A release that holds the definition too is never to be uninstalled.
     let with_definition = |tool: &Tool| {
-        of_definition.contains(&tool) || matches!(tool, Tool::Helm { .. }) && facts.tools_of_definition().contains(tool)
+        of_definition.contains(&tool)
+            || (matches!(tool, Tool::Helm { .. }) && facts.tools_of_definition().contains(tool))
     };
     for tool in of_workloads.into_iter().filter(|tool| !with_definition(tool)) {
         found.push(match tool {
