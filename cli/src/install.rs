@@ -24,6 +24,9 @@ const ESTABLISHED: Duration = Duration::from_secs(60);
 /// Pause between two looks at what is waited for.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// Time for which the conditions of a Deployment may be those of the version before.
+const EARLY: Duration = Duration::from_secs(10);
+
 /// Options of `install`.
 #[derive(Debug, Args)]
 pub(crate) struct InstallOptions {
@@ -112,7 +115,7 @@ enum Rollout {
     Complete,
     /// The reason why it is not complete.
     Waits(String),
-    /// The message of Kubernetes, which has waited for long enough.
+    /// Kubernetes has waited for long enough, with its message.
     Failed(String),
 }
 
@@ -145,11 +148,9 @@ fn rollout(name: &str, found: Option<&Deployment>) -> Rollout {
     }
 }
 
-/// Returns the Deployments that do not run in the applied version yet, each as a sentence.
-///
-/// # Errors
-/// If one has failed.
-async fn not_running(client: &Client) -> anyhow::Result<Vec<String>> {
+/// Returns the Deployments that do not run in the applied version yet, each as a sentence. Unless `early`, one that has failed
+/// is an error: after a return to an earlier version, the failure of the later one is shown until a pod has changed.
+async fn not_running(client: &Client, early: bool) -> anyhow::Result<Vec<String>> {
     let mut waiting = Vec::new();
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
     for name in [Component::Controller.name(), Component::Apiserver.name()] {
@@ -157,10 +158,10 @@ async fn not_running(client: &Client) -> anyhow::Result<Vec<String>> {
         let found = if_there(call(&right, deployments.get(name)).await)?;
         match rollout(name, found.as_ref()) {
             Rollout::Complete => {}
-            Rollout::Waits(sentence) => waiting.push(sentence),
-            Rollout::Failed(sentence) => {
-                bail!("everything is applied, and does not run: {sentence}. kubectl brupop doctor finds out why")
+            Rollout::Failed(sentence) if !early => {
+                bail!("everything is applied, and does not run: {sentence}. kubectl brupop doctor finds out why");
             }
+            Rollout::Waits(sentence) | Rollout::Failed(sentence) => waiting.push(sentence),
         }
     }
     Ok(waiting)
@@ -192,7 +193,7 @@ async fn running(client: &Client, options: &InstallOptions) -> anyhow::Result<()
     let (began, limit) = (Instant::now(), options.timeout.0);
     let mut shown = began;
     while !limit.is_zero() {
-        let mut waiting = not_running(client).await?;
+        let mut waiting = not_running(client, began.elapsed() < EARLY).await?;
         let agents_alone = waiting.is_empty();
         waiting.extend(agents(client).await?.1);
         if waiting.is_empty() || (agents_alone && began.elapsed() >= limit) {
