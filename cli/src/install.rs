@@ -24,6 +24,9 @@ const ESTABLISHED: Duration = Duration::from_secs(60);
 /// Pause between two looks at what is waited for.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// Time for which the conditions of a Deployment may be those of the version before.
+const EARLY: Duration = Duration::from_secs(10);
+
 /// Options of `install`.
 #[derive(Debug, Args)]
 pub(crate) struct InstallOptions {
@@ -41,7 +44,8 @@ pub(crate) struct InstallOptions {
     /// List what would be applied, and apply nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Time to wait until controller and web API run; 0s does not wait.
+    /// Time to wait until all pods are of this version and run; agents alone that do not are shown, and are no failure. 0s
+    /// does not wait.
     #[arg(long, default_value = "5m", value_name = "DURATION")]
     timeout: models::duration::Duration,
 }
@@ -104,30 +108,111 @@ async fn established(client: &Client, object: &Value) -> anyhow::Result<()> {
     }
 }
 
-/// Returns the workloads that do not run yet, each as a sentence.
-async fn not_running(client: &Client) -> anyhow::Result<Vec<String>> {
+/// The state of a Deployment after its application.
+#[derive(Debug, PartialEq, Eq)]
+enum Rollout {
+    /// All pods are of the version that was applied, and run.
+    Complete,
+    /// The reason why it is not complete.
+    Waits(String),
+    /// Kubernetes has waited for long enough, with its message.
+    Failed(String),
+}
+
+/// Returns the state of a Deployment by the rules of `kubectl rollout status`: while pods of a new version hang, those of an
+/// earlier one stay available.
+fn rollout(name: &str, found: Option<&Deployment>) -> Rollout {
+    let waits = |reason: String| Rollout::Waits(format!("Deployment {name}: {reason}"));
+    let Some(found) = found else { return waits("it does not exist".to_owned()) };
+    let status = found.status.clone().unwrap_or_default();
+    if status.observed_generation < found.metadata.generation {
+        return waits("the change is not observed yet".to_owned());
+    }
+    let mut conditions = status.conditions.iter().flatten();
+    let failed = conditions.find(|condition| condition.reason.as_deref() == Some("ProgressDeadlineExceeded"));
+    if let Some(failed) = failed {
+        return Rollout::Failed(format!("Deployment {name}: {}", failed.message.as_deref().unwrap_or_default()));
+    }
+    let wanted = found.spec.replicas.unwrap_or(1);
+    let all = status.replicas.unwrap_or(0);
+    let updated = status.updated_replicas.unwrap_or(0);
+    let available = status.available_replicas.unwrap_or(0);
+    if updated < wanted {
+        waits(format!("{updated} of {wanted} pods updated"))
+    } else if all > updated {
+        waits(format!("{} pods of an earlier version left", all - updated))
+    } else if available < updated {
+        waits(format!("{available} of {updated} pods available"))
+    } else {
+        Rollout::Complete
+    }
+}
+
+/// Returns the Deployments that do not run in the applied version yet, each as a sentence. Unless `early`, one that has failed
+/// is an error: after a return to an earlier version, the failure of the later one is shown until a pod has changed.
+async fn not_running(client: &Client, early: bool) -> anyhow::Result<Vec<String>> {
     let mut waiting = Vec::new();
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
     for name in [Component::Controller.name(), Component::Apiserver.name()] {
         let right = format!("get deployments in {}", names::SYSTEM_NAMESPACE);
         let found = if_there(call(&right, deployments.get(name)).await)?;
-        let wanted = found.as_ref().and_then(|found| found.spec.replicas).unwrap_or(1);
-        let status = found.and_then(|found| Some((found.metadata.generation, found.status?)));
-        let ready = status.filter(|(generation, status)| status.observed_generation >= *generation);
-        let ready = ready.and_then(|(_, status)| status.available_replicas).unwrap_or(0);
-        if ready < wanted {
-            waiting.push(format!("Deployment {name}: {ready} of {wanted} available"));
+        match rollout(name, found.as_ref()) {
+            Rollout::Complete => {}
+            Rollout::Failed(sentence) if !early => {
+                bail!("everything is applied, and does not run: {sentence}. kubectl brupop doctor finds out why");
+            }
+            Rollout::Waits(sentence) | Rollout::Failed(sentence) => waiting.push(sentence),
         }
     }
     Ok(waiting)
 }
 
-/// Returns the number of nodes that the agent runs on.
-async fn agents(client: &Client) -> anyhow::Result<i32> {
+/// Returns the number of nodes that the agent is to run on, and how far it is behind, as a sentence.
+fn agents_of(found: Option<&DaemonSet>) -> (i32, Option<String>) {
+    let behind = |reason: String| Some(format!("DaemonSet {}: {reason}", Component::Agent.name()));
+    let Some(found) = found else { return (0, behind("it does not exist".to_owned())) };
+    let status = found.status.clone().unwrap_or_default();
+    let nodes = status.desired_number_scheduled;
+    if status.observed_generation < found.metadata.generation {
+        return (nodes, behind("the change is not observed yet".to_owned()));
+    }
+    let (updated, ready) = (status.updated_number_scheduled.unwrap_or(0), status.number_ready);
+    let complete = updated >= nodes && ready >= nodes;
+    (nodes, if complete { None } else { behind(format!("of {nodes} nodes, updated on {updated}, Ready on {ready}")) })
+}
+
+async fn agents(client: &Client) -> anyhow::Result<(i32, Option<String>)> {
     let sets: Api<DaemonSet> = Api::namespaced(client.clone(), names::AGENT_NAMESPACE);
     let right = format!("get daemonsets in {}", names::AGENT_NAMESPACE);
     let found = if_there(call(&right, sets.get(Component::Agent.name())).await)?;
-    Ok(found.and_then(|set| set.status).map_or(0, |status| status.desired_number_scheduled))
+    Ok(agents_of(found.as_ref()))
+}
+
+/// Waits until everything runs in the applied version. Agents alone are no failure: one node that is down would be one.
+async fn running(client: &Client, options: &InstallOptions) -> anyhow::Result<()> {
+    let (began, limit) = (Instant::now(), options.timeout.0);
+    let mut shown = began;
+    while !limit.is_zero() {
+        let mut waiting = not_running(client, began.elapsed() < EARLY).await?;
+        let agents_alone = waiting.is_empty();
+        waiting.extend(agents(client).await?.1);
+        if waiting.is_empty() || (agents_alone && began.elapsed() >= limit) {
+            break;
+        }
+        if began.elapsed() >= limit {
+            bail!(
+                "everything is applied, and does not run after {}: {}. kubectl brupop doctor finds out why",
+                options.timeout,
+                waiting.join("; ")
+            );
+        }
+        if shown.elapsed() > Duration::from_secs(5) {
+            shown = Instant::now();
+            progress(format_args!("waiting: {}", waiting.join("; ")));
+        }
+        sleep(PAUSE).await;
+    }
+    Ok(())
 }
 
 /// Returns true if the operator's resource is there and starts no update.
@@ -164,33 +249,17 @@ pub(crate) async fn install(client: Client, options: &InstallOptions) -> anyhow:
         apply(&client, object).await?;
         print_line(format_args!("{id} applied"));
     }
-    let (began, limit) = (Instant::now(), options.timeout.0);
-    let mut shown = began;
-    while !limit.is_zero() {
-        let waiting = not_running(&client).await?;
-        if waiting.is_empty() {
-            break;
-        }
-        if began.elapsed() >= limit {
-            bail!(
-                "everything is applied, and does not run after {}: {}. kubectl brupop doctor finds out why",
-                options.timeout,
-                waiting.join("; ")
-            );
-        }
-        if shown.elapsed() > Duration::from_secs(5) {
-            shown = Instant::now();
-            progress(format_args!("waiting: {}", waiting.join("; ")));
-        }
-        sleep(PAUSE).await;
-    }
+    running(&client, options).await?;
     match agents(&client).await.context("everything is applied")? {
-        0 => print_line(format_args!(
+        (_, Some(behind)) => print_line(format_args!(
+            "The operator is installed, and its agents do not run everywhere yet ({behind}): kubectl brupop status"
+        )),
+        (0, None) => print_line(format_args!(
             "The operator is installed. No node is under it yet: kubectl label node NODE {}={}",
             names::INTERFACE_LABEL,
             names::INTERFACE_VERSION
         )),
-        nodes => print_line(format_args!("The operator is installed, on {nodes} nodes: kubectl brupop status")),
+        (nodes, None) => print_line(format_args!("The operator is installed, on {nodes} nodes: kubectl brupop status")),
     }
     if disabled(&client).await? {
         print_line(format_args!("No update starts before updates are enabled: kubectl brupop resume"));
@@ -212,6 +281,72 @@ mod tests {
         let objects = objects(&options()).unwrap();
         assert!(is_definition(&objects[0]) && is_policy(objects.last().unwrap()));
         assert_eq!(objects, deploy::objects(&Options::default()).unwrap(), "the same as the manifests");
+    }
+
+    #[test]
+    fn deployment_runs_once_all_its_pods_are_of_the_applied_version() {
+        let exceeded = json!([{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "late"}]);
+        let created = json!([{"type": "Progressing", "status": "True", "reason": "NewReplicaSetCreated"}]);
+        let waits = |reason: &str| Rollout::Waits(format!("Deployment d: {reason}"));
+        for (sentence, status, expected) in [
+            ("no status", json!({}), waits("the change is not observed yet")),
+            (
+                "a change that its controller has not seen",
+                json!({"observedGeneration": 1, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}),
+                waits("the change is not observed yet"),
+            ),
+            (
+                "new pods hang, and earlier ones stay available",
+                json!({"observedGeneration": 2, "replicas": 3, "updatedReplicas": 1, "availableReplicas": 2, "conditions": created}),
+                waits("1 of 2 pods updated"),
+            ),
+            (
+                "all new pods hang beside an earlier one",
+                json!({"observedGeneration": 2, "replicas": 3, "updatedReplicas": 2, "availableReplicas": 1}),
+                waits("1 pods of an earlier version left"),
+            ),
+            (
+                "new pods that are not available",
+                json!({"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 1}),
+                waits("1 of 2 pods available"),
+            ),
+            (
+                "Kubernetes has waited for long enough",
+                json!({"observedGeneration": 2, "replicas": 3, "updatedReplicas": 1, "availableReplicas": 2, "conditions": exceeded}),
+                Rollout::Failed("Deployment d: late".to_owned()),
+            ),
+            (
+                "all pods run",
+                json!({"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}),
+                Rollout::Complete,
+            ),
+        ] {
+            let spec = json!({"replicas": 2, "selector": {}, "template": {}});
+            let deployment = json!({"metadata": {"generation": 2}, "spec": spec, "status": status});
+            let deployment: Deployment = serde_json::from_value(deployment).unwrap();
+            assert_eq!(rollout("d", Some(&deployment)), expected, "{sentence}");
+        }
+        assert_eq!(rollout("d", None), waits("it does not exist"));
+    }
+
+    #[test]
+    fn agents_are_counted_as_running_where_they_are_updated_and_ready() {
+        for (sentence, observed, updated, ready, expected) in [
+            ("a change that its controller has not seen", 1, 3, 3, Some("the change is not observed yet")),
+            ("earlier ones run", 2, 1, 3, Some("of 3 nodes, updated on 1, Ready on 3")),
+            ("one node is down", 2, 3, 2, Some("of 3 nodes, updated on 3, Ready on 2")),
+            ("all run", 2, 3, 3, None),
+        ] {
+            let status = json!({
+                "observedGeneration": observed, "desiredNumberScheduled": 3, "updatedNumberScheduled": updated,
+                "numberReady": ready, "currentNumberScheduled": 3, "numberMisscheduled": 0,
+            });
+            let spec = json!({"selector": {}, "template": {}});
+            let set = json!({"metadata": {"generation": 2}, "spec": spec, "status": status});
+            let set: DaemonSet = serde_json::from_value(set).unwrap();
+            let expected = expected.map(|reason| format!("DaemonSet brupop-agent: {reason}"));
+            assert_eq!(agents_of(Some(&set)), (3, expected), "{sentence}");
+        }
     }
 
     #[test]

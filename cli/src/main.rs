@@ -17,6 +17,7 @@ mod files;
 #[cfg(test)]
 mod fixtures;
 mod forecast;
+mod helm;
 mod history;
 mod install;
 mod marks;

@@ -4,6 +4,7 @@
 //! about to reboot has to be followed to its end.
 
 mod objects;
+mod remaining;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,6 +25,7 @@ use tokio::time::Instant;
 
 use self::objects::{GONE, PERIOD, delete, find, remove};
 pub(crate) use self::objects::{api, is_marked};
+use self::remaining::{Left, Surroundings, not_taken_back, unfinished};
 use crate::call::{call, if_there, list_guarded};
 use crate::page::{confirm, print_line};
 
@@ -45,8 +47,8 @@ pub(crate) struct Options {
     /// Time-out for the release of all nodes, e.g. 90s or 1h30m.
     #[arg(long, default_value = "1h")]
     timeout: models::duration::Duration,
-    /// Continue after the timeout although nodes are not released. Their claims are released all the same. An armed
-    /// host boots into its new image at its next reboot, and host settings that a pin has changed stay changed.
+    /// Continue after the timeout although nodes are not released, and at once if no part of the operator runs that could
+    /// release them. Their claims are released all the same. An armed host boots into its new image at its next reboot, and host settings that a pin has changed stay changed.
     #[arg(long)]
     abandon: bool,
 }
@@ -117,8 +119,7 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
         let listed = list_guarded(&shadows, ListParams::default(), &right, |shadow| match shadow {
             Ok(shadow) => readable.push(shadow),
             Err(InvalidObject { metadata, error }) => {
-                let name = metadata.name.unwrap_or_default();
-                left.push(format!("what is under way on the node of brs {name}, which cannot be read ({error})"));
+                left.push(Left::unreadable(&metadata.name.unwrap_or_default(), &error));
             }
         });
         if_there(listed.await)?;
@@ -130,63 +131,43 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
         if left.is_empty() {
             return Ok(());
         }
-        if shown != left {
-            for sentence in &left {
-                print_line(format_args!("waiting: {sentence}"));
+        let around = Surroundings::read(client).await?;
+        let stuck = around.is_stuck(&left);
+        let sentences: Vec<String> =
+            left.iter().map(|left| left.sentence.clone()).chain(around.remarks(&left)).collect();
+        if shown != sentences {
+            for sentence in &sentences {
+                print_line(format_args!("{}: {sentence}", if stuck { "left" } else { "waiting" }));
             }
-            shown = left;
+            shown = sentences;
         }
-        if Instant::now() >= deadline {
+        if stuck || Instant::now() >= deadline {
             if options.abandon {
                 print_line("continuing anyway");
                 return Ok(());
             }
+            let (since, advice) = if stuck {
+                (
+                    "no part of the operator runs that could end what is under way".to_owned(),
+                    "Install the operator again and run this again, or use --abandon.".to_owned(),
+                )
+            } else {
+                (
+                    format!("after {} there is still something under way", options.timeout),
+                    format!(
+                        "Run it again to wait longer, see the log of the controller (kubectl -n {} logs deploy/{}), or use --abandon.",
+                        names::SYSTEM_NAMESPACE,
+                        names::CONTROLLER
+                    ),
+                )
+            };
             bail!(
-                "after {} there is still something under way, and nothing but the BottlerocketUpdateOperator was removed:\n  {}\nRun it again to wait longer, see the log of the controller (kubectl -n {} logs deploy/{}), or use --abandon.",
-                options.timeout,
-                shown.join("\n  "),
-                names::SYSTEM_NAMESPACE,
-                names::CONTROLLER
+                "{since}, and nothing but the BottlerocketUpdateOperator was removed:\n  {}\n{advice}",
+                shown.join("\n  ")
             );
         }
         tokio::time::sleep(PERIOD).await;
     }
-}
-
-/// Lists what still has to end before the operator can be removed, each as a sentence.
-fn unfinished(nodes: &[NodeFacts], shadows: &[BottlerocketShadow]) -> Vec<String> {
-    let mut left = Vec::new();
-    for shadow in shadows {
-        let name = shadow.name_any();
-        let node = names::node_of_shadow(&name);
-        let Some(status) = &shadow.status else { continue };
-        if let Some(progress) = &status.controller.progress {
-            left.push(format!("the update of {node} is at {:?}", progress.step));
-        } else if status.agent.armed.is_some() {
-            left.push(format!("the host of {node} may be armed; its agent has not reported otherwise"));
-        } else if status.agent.host.as_ref().is_some_and(|host| host.applied.is_some()) {
-            let has_agent = nodes.iter().any(|facts| facts.name == node && facts.labelled);
-            let why = if has_agent {
-                String::new()
-            } else {
-                format!(
-                    ", and without its label no agent runs there that could: give {node} the label {}={} again, or set \
-                     updates.version-lock and updates.ignore-waves on the host and delete the shadow {name}",
-                    names::INTERFACE_LABEL,
-                    names::INTERFACE_VERSION
-                )
-            };
-            left.push(format!("the settings of the host of {node} are not put back yet{why}"));
-        }
-    }
-    for node in nodes {
-        if node.claimed() && !node.held() {
-            left.push(format!("{} is not released yet", node.name));
-        } else if node.hook_request.is_some() {
-            left.push(format!("the request to hooks on {} is not withdrawn yet", node.name));
-        }
-    }
-    left
 }
 
 /// Reads the record of the hook for AWS, by instance; it is empty if there is none.
@@ -194,12 +175,6 @@ pub(crate) async fn aws_record(client: &Client, namespace: &str) -> anyhow::Resu
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let map = if_there(call(&format!("get configmaps in {namespace}"), maps.get(names::AWS)).await)?;
     Ok(map.and_then(|map| map.data).unwrap_or_default())
-}
-
-/// Lists what the hook for AWS has recorded and not taken back yet, each as a sentence.
-fn not_taken_back(record: &BTreeMap<String, String>) -> impl Iterator<Item = String> {
-    let instance = |(id, entry)| format!("{} has not taken back what it did for instance {id}: {entry}", names::AWS);
-    record.iter().map(instance)
 }
 
 /// Returns true if the operator has labelled the node.
@@ -286,66 +261,6 @@ async fn ended(client: &Client) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn node(meta: &Value) -> NodeFacts {
-        let node: Node = serde_json::from_value(json!({"metadata": meta})).unwrap();
-        NodeFacts::project(&node).unwrap()
-    }
-
-    fn claimed(annotations: &Value) -> NodeFacts {
-        node(&json!({
-            "name": "a", "annotations": annotations,
-            "managedFields": [{
-                "manager": names::CONTROLLER_MANAGER, "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1",
-                "fieldsV1": {"f:spec": {"f:unschedulable": {}}},
-            }],
-        }))
-    }
-
-    fn shadow(status: &Value) -> BottlerocketShadow {
-        serde_json::from_value(json!({
-            "metadata": {"name": "brs-a"}, "spec": {"state": "Idle", "attempt": 1}, "status": status,
-        }))
-        .unwrap()
-    }
-
-    #[test]
-    fn unreleased_nodes_hosts_and_settings_block_uninstall() {
-        let idle = || shadow(&json!({"state": "Idle"}));
-        let drained = shadow(&json!({"progress": {
-            "step": "Draining", "since": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:00Z", "attempt": 1,
-            "bootId": "b", "version": "1.20.5", "disruptive": true,
-        }}));
-        let armed = shadow(&json!({"armed": {
-            "attempt": 1, "bootId": "b", "version": "1.20.5", "phase": "Activated", "nonce": "n",
-        }}));
-        let pinned = shadow(&json!({"host": {"applied": {"versionLock": "1.20.0"}}}));
-        let found = shadow(&json!({"host": {"versionLock": "latest"}}));
-        let label = json!({names::INTERFACE_LABEL: names::INTERFACE_VERSION});
-        let labelled = node(&json!({"name": "a", "labels": label}));
-        for (sentence, nodes, shadows, expected) in [
-            ("an idle node", node(&json!({"name": "a"})), idle(), None),
-            ("a drain", node(&json!({"name": "a"})), drained, Some("the update of a is at Draining")),
-            ("an armed host", node(&json!({"name": "a"})), armed, Some("may be armed")),
-            ("a pinned host", labelled.clone(), pinned.clone(), Some("are not put back yet")),
-            ("a pinned host without an agent", node(&json!({"name": "a"})), pinned, Some("give a the label")),
-            ("a host of which settings were only read", node(&json!({"name": "a"})), found, None),
-            ("a claim", claimed(&json!({})), idle(), Some("a is not released yet")),
-            (
-                "a request to hooks",
-                node(&json!({"name": "a", "annotations": {names::HOOKS_ANNOTATION: "BeforeDrain/1/1"}})),
-                idle(),
-                Some("the request to hooks on a is not withdrawn yet"),
-            ),
-            ("a cordon kept by a user's hold", claimed(&json!({names::HOLD_ANNOTATION: "mine"})), idle(), None),
-        ] {
-            let left = unfinished(&[nodes], &[shadows]);
-            match expected {
-                Some(expected) => assert!(left.len() == 1 && left[0].contains(expected), "{sentence}: {left:?}"),
-                None => assert_eq!(left, Vec::<String>::new(), "{sentence}"),
-            }
-        }
-    }
 
     /// The names of the resources are made from the kinds: the plural of each is regular.
     #[tokio::test]

@@ -8,17 +8,30 @@ use models::names;
 use serde_json::Value;
 
 use super::record::Record;
+use crate::helm::{Releases, find};
 use crate::marks::{NodeState, Tool};
 
 /// Lists the earlier operator's objects in a namespace.
 const LABELLED: &str = "kubectl get serviceaccounts,services,secrets -l app.kubernetes.io/part-of=brupop";
 
 /// Returns all texts, a line each.
-pub(super) fn lines(record: &Record, shadows: &BTreeMap<String, EarlierShadow>, nodes: &[Node]) -> Vec<String> {
+pub(super) fn lines(
+    record: &Record,
+    releases: &Releases,
+    shadows: &BTreeMap<String, EarlierShadow>,
+    nodes: &[Node],
+) -> Vec<String> {
     let mut lines = left_on_nodes(shadows, nodes);
-    lines.extend(helm(record));
+    lines.extend(releases.unread.iter().map(|sentence| format!("not known: {sentence}")));
+    let helm = helm(record, releases);
+    let needed_by = if helm.is_some() {
+        "keep them until Helm has forgotten the release, which kubectl brupop takeover preflight shows by them"
+    } else {
+        "nothing needs them any more"
+    };
+    lines.extend(helm);
     lines.extend(git_ops(record));
-    lines.extend(rest(record));
+    lines.extend(rest(record, releases));
     lines.push(
         "next: install this operator by the commands of docs/install.md, section \"Install\": crds.yaml, then brupop.yaml. \
          No node is updated until you enable it: the policy that is installed has enabled: false (docs/policy.md; kubectl \
@@ -27,7 +40,7 @@ pub(super) fn lines(record: &Record, shadows: &BTreeMap<String, EarlierShadow>, 
     );
     if !record.is_empty() {
         lines.push(format!(
-            "what the earlier operator had is recorded in the ConfigMaps {}/{}*; nothing needs them any more",
+            "what the earlier operator had is recorded in the ConfigMaps {}/{}*; {needed_by}",
             names::SYSTEM_NAMESPACE,
             super::record::PREFIX
         ));
@@ -92,19 +105,21 @@ fn release(object: &Value) -> Option<(String, String)> {
     })
 }
 
-/// Returns the command that makes Helm forget a release, if one holds the definition: its uninstallation would delete the
+/// Returns the commands that make Helm forget a release, if one holds the definition: its uninstallation would delete the
 /// definition, and with it every shadow of this operator.
-fn helm(record: &Record) -> Option<String> {
-    let (name, namespace) = record.of_kind("CustomResourceDefinition").find_map(release)?;
+fn helm(record: &Record, releases: &Releases) -> Option<String> {
+    let (name, _) = record.of_kind("CustomResourceDefinition").find_map(release)?;
     Some(format!(
-        "BEFORE any helm uninstall: the Helm release {name} (namespace {namespace}) holds the definition of the shadows, and \
-         its uninstallation would delete the definition with every shadow of this operator. Make Helm forget the release, \
-         which deletes nothing else: kubectl -n {namespace} delete secret -l owner=helm,name={name}"
+        "BEFORE any helm uninstall: the Helm release {name}, {}, holds the definition of the shadows, and its uninstallation \
+         would delete the definition with every shadow of this operator. Make Helm forget the release by the deletion of the \
+         Secrets of its record, which deletes nothing else: {}",
+        releases.place(&name),
+        releases.forget(&name).join("; ")
     ))
 }
 
 /// Returns how the remaining objects of the earlier operator are removed.
-fn rest(record: &Record) -> Option<String> {
+fn rest(record: &Record, releases: &Releases) -> Option<String> {
     let workloads = || record.of_kind("Deployment").chain(record.of_kind("DaemonSet"));
     let namespace = workloads().find_map(|workload| workload["metadata"]["namespace"].as_str())?;
     let definition = record.of_kind("CustomResourceDefinition").find_map(release);
@@ -116,8 +131,8 @@ fn rest(record: &Record) -> Option<String> {
         format!("; then look for its remaining objects in {namespace}: {LABELLED} -n {namespace}")
     };
     Some(match release {
-        Some((name, of)) => {
-            format!("then remove the rest of the earlier operator: helm uninstall {name} -n {of}{with_namespace}")
+        Some((name, _)) => {
+            format!("then remove the rest of the earlier operator: {}{with_namespace}", releases.uninstall(&name))
         }
         None => format!(
             "then remove the rest of the earlier operator: its ClusterRoles and ClusterRoleBindings (kubectl get \
@@ -134,9 +149,11 @@ fn git_ops(record: &Record) -> Option<String> {
     let found = Tool::all_of_kept(definition).into_iter().find(|tool| !matches!(tool, Tool::Helm { .. }))?;
     let tool = match &found {
         Tool::Flux { kind: "helmrelease", name, namespace } => {
+            let shown =
+                release(definition).map_or_else(String::new, |(name, _)| format!(" ({} shows nothing)", find(&name)));
             return Some(format!(
                 "the HelmRelease {name} in {namespace} holds the definition: keep it suspended until Helm has forgotten the \
-                 release, then remove it from its source; while the release exists, its removal uninstalls the release"
+                 release{shown}, then remove it from its source; while the release exists, its removal uninstalls the release"
             ));
         }
         Tool::Flux { .. } => "Flux",
@@ -153,6 +170,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::helm::Release;
 
     fn node(name: &str, mut meta: Value, spec: &Value) -> Node {
         meta["name"] = json!(name);
@@ -175,7 +193,7 @@ mod tests {
         let manifest = include_str!("../../../deploy/manifests/brupop.yaml");
         let policy = manifest.split("\n---\n").find(|document| document.contains("kind: BottlerocketUpdateOperator"));
         assert!(policy.unwrap().contains("\n  enabled: false\n"));
-        let lines = lines(&Record::default(), &BTreeMap::new(), &[]);
+        let lines = lines(&Record::default(), &Releases::default(), &BTreeMap::new(), &[]);
         assert!(lines.last().unwrap().contains("has enabled: false"), "{lines:?}");
     }
 
@@ -220,6 +238,13 @@ mod tests {
             }
             object
         };
+        // Flux keeps the records in the namespace of its HelmReleases, and the objects name the one that they are in.
+        let found = ["shadow", "operator", "one"].map(|name| Release {
+            name: name.to_owned(),
+            namespace: "flux-system".to_owned(),
+            ..Release::default()
+        });
+        let releases = Releases { found: found.into(), unread: vec![] };
         for (definition, workload, forgets, uninstalls) in [
             (None, None, false, false),
             (Some("shadow"), None, true, false),
@@ -228,16 +253,40 @@ mod tests {
             (None, Some("operator"), false, true),
         ] {
             let mut record = Record::default();
-            record.add(&[object("CustomResourceDefinition", definition), object("Deployment", workload)]);
-            let text = lines(&record, &BTreeMap::new(), &[]).join("\n");
-            assert_eq!(text.contains("-l owner=helm,name="), forgets, "{text}");
-            assert_eq!(text.contains(": helm uninstall operator -n old"), uninstalls, "{text}");
+            record.assume_map(&[object("CustomResourceDefinition", definition), object("Deployment", workload)]);
+            let text = lines(&record, &releases, &BTreeMap::new(), &[]).join("\n");
+            assert_eq!(text.contains("kubectl delete secret -n flux-system -l owner=helm,name="), forgets, "{text}");
+            assert_eq!(text.contains("keep them until Helm has forgotten the release"), forgets, "{text}");
+            assert_eq!(text.contains(": helm uninstall operator -n flux-system"), uninstalls, "{text}");
             // Helm removes its own; it has no label by which it could be found.
             let class = text.contains("kubectl delete priorityclass brupop-controller-high-priority");
             assert_eq!(class, text.contains("get clusterroles"), "{text}");
             assert!(class != uninstalls && !text.contains("priorityclasses"), "{text}");
             assert!(text.contains("remaining objects in old") && text.contains("next: install"), "{text}");
             assert!(!text.contains("delete namespace"), "other programs may be in it: {text}");
+        }
+    }
+
+    #[test]
+    fn release_without_a_known_record_is_to_be_looked_for_before_it_is_forgotten() {
+        let mut record = Record::default();
+        let meta = json!({
+            "name": "x",
+            "labels": {"helm.toolkit.fluxcd.io/name": "x", "helm.toolkit.fluxcd.io/namespace": "flux-system"},
+            "annotations": {"meta.helm.sh/release-name": "r", "meta.helm.sh/release-namespace": "old"},
+        });
+        record.add(&[json!({"kind": "CustomResourceDefinition", "metadata": meta})]);
+        let unread = vec!["the records of the Helm release r in old".to_owned()];
+        for (unread, place) in [
+            (vec![], "the Helm release r, of which no Secret in any namespace is a record"),
+            (unread, "the Helm release r, of which the record could not be read"),
+        ] {
+            let refused = !unread.is_empty();
+            let text = lines(&record, &Releases { found: vec![], unread }, &BTreeMap::new(), &[]).join("\n");
+            assert!(text.contains(place), "{text}");
+            assert!(text.contains("deletes nothing else: kubectl get secret -A -l owner=helm,name=r\n"), "{text}");
+            assert!(text.contains("(kubectl get secret -A -l owner=helm,name=r shows nothing)"), "{text}");
+            assert_eq!(text.contains("not known: the records of the Helm release r in old"), refused, "{text}");
         }
     }
 
@@ -249,7 +298,7 @@ mod tests {
             json!({"kind": "CustomResourceDefinition", "metadata": meta}),
             json!({"kind": "Deployment", "metadata": {"name": "x", "namespace": earlier::NAMESPACE}}),
         ]);
-        let text = lines(&record, &BTreeMap::new(), &[]).join("\n");
+        let text = lines(&record, &Releases::default(), &BTreeMap::new(), &[]).join("\n");
         assert!(text.contains("if nothing else is in it: kubectl delete namespace brupop-bottlerocket-aws"), "{text}");
         assert!(text.contains("Argo CD still has the earlier operator in its source"), "{text}");
     }

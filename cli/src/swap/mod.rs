@@ -28,6 +28,7 @@ use self::facts::{Memory, gather, is_under_way};
 use self::steps::{Facts, Next, Phase, Step, Waiting};
 use crate::call::{self, code};
 use crate::clock::span;
+use crate::helm::Releases;
 use crate::page::{confirm, print_line};
 use crate::preflight::outdated;
 use crate::rights;
@@ -75,10 +76,11 @@ pub(crate) async fn swap(client: Client, options: &Options) -> anyhow::Result<()
         });
         return Ok(());
     }
+    let releases = Releases::read(&client, &facts.record.tools()).await;
     let nodes: Api<Node> = Api::all(client);
     let nodes = call::list(&nodes, ListParams::default(), "list nodes").await?;
     print_line("the cluster is moved to this operator");
-    for line in ending::lines(&facts.record, &facts.kept_shadows(), &nodes) {
+    for line in ending::lines(&facts.record, &releases, &facts.kept_shadows(), &nodes) {
         print_line(line);
     }
     Ok(())

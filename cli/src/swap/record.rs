@@ -14,6 +14,8 @@ use models::names::{APPLICATION, APPLICATION_LABEL, SYSTEM_NAMESPACE};
 use planner::policy::Policy;
 use serde_json::{Value, json};
 
+use crate::marks::Tool;
+
 /// Prefix of the names of the ConfigMaps; a number follows.
 pub(super) const PREFIX: &str = "brupop-takeover-";
 
@@ -121,6 +123,15 @@ impl Record {
     /// Returns the kept objects of a kind.
     pub(crate) fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
         self.objects.iter().filter(move |(id, _)| id.0 == kind).map(|(_, object)| object)
+    }
+
+    /// Returns the tools that applied the kept objects other than shadows.
+    pub(super) fn tools(&self) -> Vec<Tool> {
+        self.objects
+            .iter()
+            .filter(|(id, _)| id.0 != "BottlerocketShadow")
+            .flat_map(|(_, o)| Tool::all_of_kept(o))
+            .collect()
     }
 
     /// Returns true if nothing is kept.

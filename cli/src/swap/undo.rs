@@ -186,7 +186,22 @@ fn conversion(facts: &Facts) -> Option<Next> {
                 .to_owned(),
         ));
     };
-    (definition.live.kept["spec"]["conversion"] != *kept).then(|| Next::Act(Step::SetConversion(kept.clone())))
+    conversion_to_set(kept, &definition.live.kept["spec"]["conversion"])
+        .map(|wanted| Next::Act(Step::SetConversion(wanted)))
+}
+
+/// Returns the recorded conversion, unless the live one is the same. The authority of its webhook stays where there is one:
+/// cert-manager writes the one that is valid now, and again over any other.
+fn conversion_to_set(kept: &Value, live: &Value) -> Option<Value> {
+    const CLIENT: &str = "/webhook/clientConfig";
+    let mut wanted = kept.clone();
+    let authority = live.pointer(CLIENT).map(|client| &client["caBundle"]);
+    if let Some(authority) = authority.filter(|authority| authority.as_str().is_some_and(|text| !text.is_empty()))
+        && let Some(Value::Object(client)) = wanted.pointer_mut(CLIENT)
+    {
+        client.insert("caBundle".to_owned(), authority.clone());
+    }
+    (wanted != *live).then_some(wanted)
 }
 
 fn workload(facts: &Facts) -> Option<Next> {
@@ -195,4 +210,46 @@ fn workload(facts: &Facts) -> Option<Next> {
     let missing = all.filter(|object| !exists(object));
     let first = missing.min_by_key(|object| (!is_api_server(object), id(object)))?;
     Some(Next::Act(Step::CreateWorkload(first.clone())))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn conversion_is_restored_beside_a_tool_that_writes_the_authority_of_its_webhook() {
+        let webhook = |authority: Value, path: &str| {
+            let mut client = json!({"service": {"name": "brupop-apiserver", "path": path}});
+            if !authority.is_null() {
+                client["caBundle"] = authority;
+            }
+            json!({"strategy": "Webhook", "webhook": {"clientConfig": client, "conversionReviewVersions": ["v2", "v1"]}})
+        };
+        let none = || json!({"strategy": "None"});
+        let recorded = || webhook(json!("A"), "/crdconvert");
+        for (sentence, kept, live, expected) in [
+            ("as recorded", recorded(), recorded(), None),
+            ("the conversion of the swap", recorded(), none(), Some(recorded())),
+            ("the authority was renewed", recorded(), webhook(json!("B"), "/crdconvert"), None),
+            (
+                "the authority was not injected yet when it was recorded",
+                webhook(Value::Null, "/crdconvert"),
+                recorded(),
+                None,
+            ),
+            ("no authority", recorded(), webhook(Value::Null, "/crdconvert"), Some(recorded())),
+            ("an empty authority", recorded(), webhook(json!(""), "/crdconvert"), Some(recorded())),
+            (
+                "another path and a renewed authority",
+                recorded(),
+                webhook(json!("B"), "/other"),
+                Some(webhook(json!("B"), "/crdconvert")),
+            ),
+            ("none was recorded", none(), recorded(), Some(none())),
+        ] {
+            assert_eq!(conversion_to_set(&kept, &live), expected, "{sentence}");
+        }
+    }
 }

@@ -11,6 +11,7 @@ use models::earlier::{self, EarlierShadow};
 use models::names;
 use serde_json::Value;
 
+use crate::helm::Releases;
 use crate::marks::{NodeState, Tool};
 use crate::uninstall::is_marked;
 
@@ -28,7 +29,9 @@ pub(super) struct Facts {
     /// Shadows that the API server returns in no version, as `namespace/name`.
     pub(super) unreadable: Vec<String>,
     pub(super) nodes: Vec<NodeState>,
-    pub(super) releases: Vec<HelmRelease>,
+    /// The tools of the definition that `takeover swap` has recorded.
+    pub(super) recorded_tools: Vec<Tool>,
+    pub(super) releases: Releases,
     /// The rights of a takeover that the user lacks, as verb and resource.
     pub(super) missing_rights: Vec<String>,
     /// Sentences about what could not be read.
@@ -46,6 +49,16 @@ impl Facts {
     /// Returns whether the earlier operator has, or had before the swap, a shadow of this Node.
     pub(super) fn is_of_earlier(&self, node: &NodeState) -> bool {
         self.shadows.iter().chain(&self.recorded).any(|shadow| shadow.belongs_to(node))
+    }
+
+    /// Returns the tools that applied the earlier operator's definition.
+    pub(super) fn tools_of_definition(&self) -> &[Tool] {
+        match &self.definition {
+            // It may have another owner since, such as a chart of this operator.
+            Some(definition) if definition.ours => &self.recorded_tools,
+            Some(definition) => &definition.tools,
+            None => &[],
+        }
     }
 
     /// Returns the namespaces of the earlier operator, without repetition.
@@ -108,15 +121,6 @@ impl Definition {
             deleting: definition.metadata.deletion_timestamp.is_some(),
         }
     }
-}
-
-/// The record of a Helm release.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct HelmRelease {
-    pub(super) namespace: String,
-    pub(super) release: String,
-    /// Names of its record Secrets.
-    pub(super) records: Vec<String>,
 }
 
 /// A workload whose pods are the earlier operator's.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::{Node, Pod, Secret};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::core::GroupVersionKind;
@@ -16,8 +16,9 @@ use models::names::{self, SHADOW_DEFINITION as DEFINITION};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::facts::{Conversion, Definition, Facts, HelmRelease, OperatorPod, Shadow, Workload};
+use super::facts::{Conversion, Definition, Facts, OperatorPod, Shadow, Workload};
 use crate::call::{call, code, list};
+use crate::helm::Releases;
 use crate::marks::{NodeState, Tool};
 
 /// Time limit of reading one shadow: a conversion webhook that does not answer keeps the API server waiting.
@@ -49,13 +50,20 @@ pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
     // Before, the shadows themselves are there.
     if facts.definition.as_ref().is_some_and(|definition| definition.versions.iter().any(|version| version == "v3")) {
         match crate::swap::record(client).await {
-            Ok(record) => facts.recorded = record.of_kind("BottlerocketShadow").map(Shadow::of).collect(),
+            Ok(record) => {
+                facts.recorded = record.of_kind("BottlerocketShadow").map(Shadow::of).collect();
+                facts.recorded_tools = record.of_kind("CustomResourceDefinition").flat_map(Tool::all_of_kept).collect();
+            }
             Err(error) => facts.unread.push(format!(
-                "the record of takeover swap ({error:#}): cordons and labels of the earlier operator count as those of others"
+                "the record of takeover swap ({error:#}): cordons and labels of the earlier operator count as those of others, and \
+                 a Helm release that holds the definition is not named"
             )),
         }
     }
-    releases(client, &mut facts).await;
+    let of_workloads = facts.workloads.iter().flat_map(|workload| &workload.tools);
+    let tools: Vec<Tool> = facts.tools_of_definition().iter().chain(of_workloads).cloned().collect();
+    facts.releases = Releases::read(client, &tools).await;
+    facts.unread.extend(facts.releases.unread.iter().cloned());
     facts.missing_rights = crate::rights::missing(client).await?;
     Ok(facts)
 }
@@ -212,39 +220,4 @@ async fn conversion(client: &Client, definition: &Definition, shadow: &Shadow) -
         }
     }
     Conversion::Answers
-}
-
-/// Reads the records of Helm in the namespaces in which the earlier operator's may be. Their contents are not read.
-async fn releases(client: &Client, facts: &mut Facts) {
-    let tools = facts.definition.iter().flat_map(|definition| &definition.tools);
-    let named =
-        tools.chain(facts.workloads.iter().flat_map(|workload| &workload.tools)).filter_map(|tool| match tool {
-            Tool::Helm { namespace, .. } => Some(namespace.clone()),
-            Tool::ArgoCd { .. } | Tool::Flux { .. } => None,
-        });
-    let mut namespaces: Vec<String> = named.chain(facts.namespaces()).filter(|name| !name.is_empty()).collect();
-    namespaces.sort_unstable();
-    namespaces.dedup();
-    for namespace in namespaces {
-        let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
-        let params = ListParams::default().labels("owner=helm").fields("type=helm.sh/release.v1");
-        let right = format!("list secrets in {namespace}");
-        match call(&right, secrets.list_metadata(&params)).await {
-            Ok(list) => {
-                for record in list {
-                    let Some(release) = record.labels().get("name").cloned() else { continue };
-                    let name = record.name_any();
-                    match facts.releases.iter_mut().find(|r| r.release == release && r.namespace == namespace) {
-                        Some(known) => known.records.push(name),
-                        None => facts.releases.push(HelmRelease {
-                            namespace: namespace.clone(),
-                            release,
-                            records: vec![name],
-                        }),
-                    }
-                }
-            }
-            Err(error) => facts.unread.push(format!("the Helm releases in {namespace}: {error:#}")),
-        }
-    }
 }

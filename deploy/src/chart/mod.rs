@@ -127,3 +127,52 @@ fn templates(objects: Vec<(Condition, Value)>) -> anyhow::Result<String> {
     }
     Ok(text)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The arguments of each component, and of its probes, that the programs of the first release know; with a value where the
+    /// program has to know that too.
+    const KNOWN: [(&str, &str); 4] = [
+        (
+            "agent",
+            "--alive-file --boot-id-file --check=alive --check=connected --host-socket --log-filter --log-format --node-name \
+             --server-url --token-file --trust-dir",
+        ),
+        ("apiserver", "--agent-namespace --listen --log-filter --log-format --namespace --plain-listen --tls-dir"),
+        (
+            "controller",
+            "--agent-namespace --cluster-domain --identity --log-filter --log-format --namespace --node-name --notices-dir \
+             --plain-listen --prometheus-credentials-dir --serving-certificate=provided",
+        ),
+        ("aws", "--log-filter --log-format --namespace"),
+    ];
+
+    /// The templates have the arguments of the manifests, and those of values.
+    #[test]
+    fn workloads_have_only_arguments_that_programs_of_an_earlier_version_know() {
+        let files = files().unwrap();
+        for (component, known) in KNOWN {
+            let name = format!("deploy/chart/templates/{component}.yaml");
+            let (_, text) = files.iter().find(|(path, _)| *path == name).unwrap();
+            let is_flag =
+                |word: &&str| word.strip_prefix("--").is_some_and(|rest| rest.starts_with(char::is_alphabetic));
+            // The first line names the command that writes the file.
+            let arguments: Vec<&str> =
+                text.lines().skip(1).flat_map(|line| line.split([' ', '"'])).filter(is_flag).collect();
+            assert!(arguments.len() >= known.split(' ').count(), "{component}: {arguments:?}");
+            let is_known = |argument: &str| {
+                let name = argument.split('=').next().unwrap_or_default();
+                known.split(' ').any(|known| known == argument || known == name)
+            };
+            let unknown: Vec<&str> = arguments.into_iter().filter(|argument| !is_known(argument)).collect();
+            assert!(
+                unknown.is_empty(),
+                "{component} has {unknown:?}: a program of an earlier version refuses an argument or a value that it does not \
+                 know, and its pods crash where only the images are set back. Make a new setting an environment variable, which \
+                 such a program ignores (CONTRIBUTING.md, Add a value to the chart)"
+            );
+        }
+    }
+}

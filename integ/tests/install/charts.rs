@@ -1,11 +1,13 @@
 //! Renderings of the charts: that of the default values is the manifest, and each value changes what it names.
 
+use std::path::Path;
+
 use anyhow::{Context as _, ensure};
 use deploy::monitoring::{dashboard_map, pod_monitor, prometheus_rule};
 use models::names::SYSTEM_NAMESPACE;
 use serde_json::{Value, json};
 
-use crate::helm::{DEFINITIONS, Helm, OPERATOR, Objects, manifest};
+use crate::helm::{DEFINITIONS, Helm, OPERATOR, Objects, ROOT, manifest};
 
 const CONTROLLER: &str = "Deployment brupop-system/brupop-controller";
 const APISERVER: &str = "Deployment brupop-system/brupop-apiserver";
@@ -434,6 +436,7 @@ async fn invalid_values_are_refused_with_place_and_reason() -> anyhow::Result<()
         ),
         (json!({"logging": {"format": "yaml"}}), "/logging/format", "must be one of 'text', 'json'"),
         (json!({"policy": {"enabled": "yes"}}), "/policy/enabled", "want boolean"),
+        (json!({"enabled": true}), "enabled", "Updates are enabled by policy.enabled"),
         (json!({"policy": {"spec": {"enabled": true}}}), "/policy/spec", "'enabled' not allowed"),
         (json!({"policy": {"spec": {"maxUnavailble": 1}}}), "/policy/spec", "'maxUnavailble' not allowed"),
         (json!({"policy": {"spec": {"drain": {"timeout": 30}}}}), "/policy/spec/drain/timeout", "want string"),
@@ -465,5 +468,29 @@ async fn invalid_values_are_refused_with_place_and_reason() -> anyhow::Result<()
     ensure!(error.contains("a namespace of its own, not default"), "{error}");
     let error = helm.refused(&format!("template brupop {DEFINITIONS} --set keep=no")).await?;
     ensure!(error.contains("/keep") && error.contains("want boolean"), "{error}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn another_chart_may_have_the_charts_as_dependencies_with_the_customary_condition() -> anyhow::Result<()> {
+    let helm = Helm::find(None).await?;
+    let folder = tempfile::tempdir()?;
+    let charts = folder.path().join("charts");
+    std::fs::create_dir(&charts)?;
+    let mut dependencies = Vec::new();
+    for (name, chart) in [("brupop", OPERATOR), ("brupop-crds", DEFINITIONS)] {
+        std::os::unix::fs::symlink(Path::new(ROOT).join(chart).canonicalize()?, charts.join(name))?;
+        dependencies.push(json!({"name": name, "version": ">=0.0.0-0", "condition": format!("{name}.enabled")}));
+    }
+    let chart = json!({"apiVersion": "v2", "name": "umbrella", "version": "0.0.1", "dependencies": dependencies});
+    std::fs::write(folder.path().join("Chart.yaml"), chart.to_string())?;
+    let umbrella = folder.path().to_str().context("a path of text")?;
+    let whole = helm.render(umbrella, &json!({"brupop": {"enabled": true}, "brupop-crds": {"enabled": true}})).await?;
+    let operator = helm.render(OPERATOR, &json!({})).await?;
+    let definitions = helm.render(DEFINITIONS, &json!({})).await?;
+    assert_eq!(whole.len(), operator.len() + definitions.len());
+    let without =
+        helm.render(umbrella, &json!({"brupop": {"enabled": false}, "brupop-crds": {"enabled": true}})).await?;
+    assert_eq!(without, definitions);
     Ok(())
 }

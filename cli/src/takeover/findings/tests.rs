@@ -4,6 +4,7 @@ use models::earlier;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::helm::Release;
 use crate::marks::Tool;
 use crate::takeover::facts::{OperatorPod, Workload};
 use crate::takeover::finding::Severity;
@@ -310,13 +311,13 @@ fn owner_of_definition_has_consequence_and_command() {
             helm(),
             "HelmOwnsDefinition",
             "uninstalling it, now or at any later time, deletes the definition, and every shadow of this operator",
-            vec!["kubectl delete secret -n ns -l owner=helm,name=shadow".to_owned()],
+            vec!["kubectl get secret -A -l owner=helm,name=shadow".to_owned()],
         ),
         (
             Tool::Helm { release: Some("x; rm".into()), namespace: "ns".into() },
             "HelmOwnsDefinition",
             "x; rm",
-            vec!["kubectl delete secret -n ns -l owner=helm,name='x; rm'".to_owned()],
+            vec!["kubectl get secret -A -l owner=helm,name='x; rm'".to_owned()],
         ),
         (Tool::Helm { release: None, namespace: "ns".into() }, "HelmOwnsDefinition", "helm list -A", vec![]),
         (
@@ -364,6 +365,72 @@ fn owner_of_definition_has_consequence_and_command() {
         facts.definition.as_mut().unwrap().tools = vec![tool];
         assert_eq!(of(&facts).len(), 1);
     }
+}
+
+#[test]
+fn release_with_the_definition_is_named_where_it_is_recorded_and_for_as_long_as_it_is() {
+    let helm = || Tool::Helm { release: Some("shadow".into()), namespace: "ns".into() };
+    let flux = || Tool::Flux { kind: "helmrelease", name: "brupop".into(), namespace: "flux-system".into() };
+    let recorded = |facts: &mut Facts| {
+        facts.releases.found =
+            vec![Release { name: "shadow".into(), namespace: "flux-system".into(), ..Release::default() }];
+    };
+    let ours = |facts: &mut Facts| {
+        facts.recorded_tools = facts.definition.as_ref().unwrap().tools.clone();
+        let definition = facts.definition.as_mut().unwrap();
+        // Of a chart of this operator, which is no danger.
+        let own = Tool::Helm { release: Some("brupop-crds".into()), namespace: names::SYSTEM_NAMESPACE.into() };
+        (definition.ours, definition.tools) = (true, vec![own]);
+    };
+    let delete = "kubectl delete secret -n flux-system -l owner=helm,name=shadow";
+    let find = "kubectl get secret -A -l owner=helm,name=shadow";
+    let cases: [(&str, &dyn Fn(&mut Facts), Option<&str>); 6] = [
+        ("recorded by Flux", &recorded, Some(delete)),
+        ("no record was found", &|_| {}, Some(find)),
+        (
+            "recorded, after the takeover has begun",
+            &|facts| {
+                recorded(facts);
+                ours(facts);
+            },
+            Some(delete),
+        ),
+        ("forgotten, after the takeover has begun", &ours, None),
+        (
+            "not known, after the takeover has begun",
+            &|facts| {
+                facts.releases.unread = vec!["the records".into()];
+                ours(facts);
+            },
+            Some(find),
+        ),
+        (
+            "forgotten, after the takeover has begun, with workloads that run again",
+            &|facts| {
+                ours(facts);
+                facts.workloads[0].tools = vec![helm()];
+            },
+            None,
+        ),
+    ];
+    for (sentence, change, command) in cases {
+        let mut facts = idle();
+        facts.definition.as_mut().unwrap().tools = vec![helm(), flux()];
+        change(&mut facts);
+        let found = findings(&facts);
+        let commands: Vec<&String> =
+            found.iter().filter(|f| f.reason == "HelmOwnsDefinition").flat_map(|f| &f.run).collect();
+        assert_eq!(commands, Vec::from_iter(command), "{sentence}");
+        assert!(
+            !found.iter().any(|finding| finding.reason == "HelmOwnsWorkloads"),
+            "{sentence}: it is not to be uninstalled"
+        );
+    }
+    let mut facts = idle();
+    facts.workloads[0].tools = vec![helm(), flux()];
+    recorded(&mut facts);
+    let uninstall = "helm uninstall shadow -n flux-system   # after the takeover";
+    assert_eq!(only(&facts, "HelmOwnsWorkloads").run, [uninstall]);
 }
 
 #[test]

@@ -2,30 +2,40 @@
 
 use models::names::SHADOW_DEFINITION as DEFINITION;
 
+use crate::helm::{Releases, word};
 use crate::marks::Tool;
-use crate::takeover::facts::{Facts, HelmRelease};
-use crate::takeover::finding::{Finding, list};
+use crate::takeover::facts::Facts;
+use crate::takeover::finding::Finding;
 
 /// Adds what to do about each tool.
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
-    // After the takeover the definition has this operator's own owner.
-    let theirs = facts.definition.iter().filter(|definition| !definition.ours);
-    let of_definition: Vec<&Tool> = theirs.flat_map(|definition| &definition.tools).collect();
+    let ours = facts.definition.as_ref().is_some_and(|definition| definition.ours);
+    // From the takeover on, no other tool can apply the definition, and Helm still deletes it while it knows the release.
+    let acts = |tool: &&Tool| match tool {
+        Tool::Helm { release, .. } if ours => release.as_ref().is_some_and(|name| facts.releases.may_have(name)),
+        Tool::Helm { .. } | Tool::ArgoCd { .. } | Tool::Flux { .. } => !ours,
+    };
+    let of_definition: Vec<&Tool> = facts.tools_of_definition().iter().filter(acts).collect();
     let mut of_workloads: Vec<&Tool> = facts.workloads.iter().flat_map(|workload| &workload.tools).collect();
     of_workloads.sort_unstable();
     of_workloads.dedup();
     for tool in &of_definition {
         found.push(match tool {
             Tool::Helm { release, namespace } => {
-                helm_definition(facts, release.as_deref(), namespace, of_workloads.contains(tool))
+                helm_definition(&facts.releases, release.as_deref(), namespace, of_workloads.contains(tool))
             }
             Tool::ArgoCd { application } => argo_definition(application),
             Tool::Flux { kind, name, namespace } => flux_definition(kind, name, namespace),
         });
     }
-    for tool in of_workloads.into_iter().filter(|tool| !of_definition.contains(tool)) {
+    // A release that holds the definition too is never to be uninstalled.
+    let with_definition = |tool: &Tool| {
+        of_definition.contains(&tool)
+            || (matches!(tool, Tool::Helm { .. }) && facts.tools_of_definition().contains(tool))
+    };
+    for tool in of_workloads.into_iter().filter(|tool| !with_definition(tool)) {
         found.push(match tool {
-            Tool::Helm { release, namespace } => helm_workloads(release.as_deref(), namespace),
+            Tool::Helm { release, namespace } => helm_workloads(&facts.releases, release.as_deref(), namespace),
             Tool::ArgoCd { application } => Finding::first(
                 "ArgoCdOwnsWorkloads",
                 format!(
@@ -46,7 +56,7 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     }
 }
 
-fn helm_definition(facts: &Facts, release: Option<&str>, namespace: &str, with_workloads: bool) -> Finding {
+fn helm_definition(releases: &Releases, release: Option<&str>, namespace: &str, with_workloads: bool) -> Finding {
     let Some(release) = release else {
         return Finding::first(
             "HelmOwnsDefinition",
@@ -56,11 +66,6 @@ fn helm_definition(facts: &Facts, release: Option<&str>, namespace: &str, with_w
             ),
         );
     };
-    let record = |found: &&HelmRelease| found.release == release && found.namespace == namespace;
-    let known =
-        facts.releases.iter().find(record).map_or_else(String::new, |found| {
-            format!(" (recorded in {})", list(found.records.iter().map(String::as_str)))
-        });
     let rest = if with_workloads {
         " The release holds the earlier operator's workloads as well: the takeover deletes these, and the other objects of \
          the release have to be deleted by hand afterwards."
@@ -70,24 +75,26 @@ fn helm_definition(facts: &Facts, release: Option<&str>, namespace: &str, with_w
     Finding::first(
         "HelmOwnsDefinition",
         format!(
-            "the Helm release {namespace}/{release}{known} holds the definition {DEFINITION}: uninstalling it, now or at any \
+            "the Helm release {namespace}/{release}, {}, holds the definition {DEFINITION}: uninstalling it, now or at any \
              later time, deletes the definition, and every shadow of this operator with it. An annotation on the definition \
-             does not prevent that. Do not uninstall it; let Helm forget it instead.{rest}"
+             does not prevent that. Do not uninstall it; let Helm forget it instead, by the deletion of the Secrets of its record.{rest}",
+            releases.place(release)
         ),
     )
-    .run([format!("kubectl delete secret -n {} -l owner=helm,name={}", word(namespace), word(release))])
+    .run(releases.forget(release))
 }
 
-fn helm_workloads(release: Option<&str>, namespace: &str) -> Finding {
+fn helm_workloads(releases: &Releases, release: Option<&str>, namespace: &str) -> Finding {
+    let place = release.map_or_else(String::new, |name| format!(", {},", releases.place(name)));
     let release = release.unwrap_or("RELEASE");
     Finding::note(
         "HelmOwnsWorkloads",
         format!(
-            "the Helm release {namespace}/{release} holds the workloads of the earlier operator and not the definition. Do not \
-             upgrade it any more, and uninstall it after the takeover"
+            "the Helm release {namespace}/{release}{place} holds the workloads of the earlier operator and not the definition. Do \
+             not upgrade it any more, and uninstall it after the takeover"
         ),
     )
-    .run([format!("helm uninstall {} -n {}   # after the takeover", word(release), word(namespace))])
+    .run([format!("{}   # after the takeover", releases.uninstall(release))])
 }
 
 fn argo_definition(application: &str) -> Finding {
@@ -134,14 +141,4 @@ fn flux_definition(kind: &str, name: &str, namespace: &str) -> Finding {
 
 fn flux_suspend(kind: &str, name: &str, namespace: &str) -> String {
     format!("flux suspend {kind} {} -n {}", word(name), word(namespace))
-}
-
-/// Returns a word for a shell: an annotation may hold any text.
-fn word(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/');
-    if !text.is_empty() && text.chars().all(is_plain) {
-        text.to_owned()
-    } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
-    }
 }

@@ -62,6 +62,9 @@ pub(super) fn schema(settings: &[Setting]) -> anyhow::Result<String> {
     let mut root = closed();
     // Helm passes these to every chart.
     root["properties"]["global"] = json!({"type": "object"});
+    // The customary condition of a dependency, NAME.enabled, is a value of the dependency too.
+    let switch = "Switches the chart as a dependency of another; it has no effect here.";
+    root["properties"]["enabled"] = json!({"type": "boolean", "description": switch});
     for setting in settings {
         let mut place = &mut root;
         let (parents, key) = setting.path.rsplit_once('.').unwrap_or(("", &setting.path));
@@ -108,6 +111,19 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn values_that_helm_passes_to_a_dependency_are_accepted_and_no_others() {
+        for settings in [of_operator().unwrap(), of_definitions()] {
+            let schema: Value = serde_json::from_str(&schema(&settings).unwrap()).unwrap();
+            let names = settings.iter().filter_map(|setting| setting.path.split('.').next());
+            let expected: BTreeSet<&str> = names.chain(["enabled", "global"]).collect();
+            let found: BTreeSet<&str> = schema["properties"].as_object().unwrap().keys().map(String::as_str).collect();
+            assert_eq!(found, expected);
+            assert_eq!(schema["properties"]["enabled"]["type"], "boolean");
+            assert_eq!(schema["additionalProperties"], false);
+        }
+    }
 
     #[test]
     fn values_file_has_every_default() {

@@ -1,0 +1,234 @@
+//! The releases of Helm, by their records. Only the metadata of these Secrets are read.
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Api, ListParams};
+use kube::{Client, ResourceExt as _};
+
+use crate::call::call;
+use crate::marks::Tool;
+
+/// The record of a release in one namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Release {
+    pub(crate) name: String,
+    /// The namespace of the record, which need not be that of the release's objects.
+    pub(crate) namespace: String,
+    /// Names of its Secrets.
+    pub(crate) secrets: Vec<String>,
+    /// True if no object names this namespace: the release may be another one of the same name.
+    pub(crate) elsewhere: bool,
+}
+
+/// The records of the releases that objects name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Releases {
+    pub(crate) found: Vec<Release>,
+    /// Sentences about what could not be read.
+    pub(crate) unread: Vec<String>,
+}
+
+impl Releases {
+    /// Reads the records of the releases that these tools name. Flux has them in the namespace of its HelmRelease, unless that
+    /// names another; Helm in the namespace of the objects.
+    pub(crate) async fn read(client: &Client, tools: &[Tool]) -> Self {
+        let (mut names, mut namespaces): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
+        for tool in tools {
+            match tool {
+                Tool::Helm { release, namespace } => {
+                    names.extend(release.as_deref());
+                    namespaces.push(namespace.as_str());
+                }
+                Tool::Flux { kind: "helmrelease", namespace, .. } => namespaces.push(namespace),
+                Tool::Flux { .. } | Tool::ArgoCd { .. } => {}
+            }
+        }
+        namespaces.retain(|namespace| !namespace.is_empty());
+        for list in [&mut names, &mut namespaces] {
+            list.sort_unstable();
+            list.dedup();
+        }
+        let mut releases = Self::default();
+        for name in names {
+            for &namespace in &namespaces {
+                releases.add(client, name, Some(namespace)).await;
+            }
+            if releases.of(name).next().is_none() {
+                releases.add(client, name, None).await;
+            }
+        }
+        releases
+    }
+
+    /// Reads the records of a release, without a namespace in all of them.
+    async fn add(&mut self, client: &Client, name: &str, namespace: Option<&str>) {
+        let (secrets, within): (Api<Secret>, &str) = match namespace {
+            Some(namespace) => (Api::namespaced(client.clone(), namespace), namespace),
+            None => (Api::all(client.clone()), "all namespaces"),
+        };
+        let params = ListParams::default().labels(&format!("owner=helm,name={name}")).fields("type=helm.sh/release.v1");
+        let records = match call(&format!("list secrets in {within}"), secrets.list_metadata(&params)).await {
+            Ok(records) => records,
+            Err(error) => {
+                self.unread.push(format!("the records of the Helm release {name} in {within}: {error:#}"));
+                return;
+            }
+        };
+        for record in records {
+            let (of, secret) = (record.namespace().unwrap_or_default(), record.name_any());
+            match self.found.iter_mut().find(|release| release.name == name && release.namespace == of) {
+                Some(known) => known.secrets.push(secret),
+                None => self.found.push(Release {
+                    name: name.to_owned(),
+                    namespace: of,
+                    secrets: vec![secret],
+                    elsewhere: namespace.is_none(),
+                }),
+            }
+        }
+    }
+
+    fn of(&self, name: &str) -> impl Iterator<Item = &Release> {
+        self.found.iter().filter(move |release| release.name == name)
+    }
+
+    /// Returns false if Helm has no record of a release.
+    pub(crate) fn may_have(&self, name: &str) -> bool {
+        !self.unread.is_empty() || self.of(name).next().is_some()
+    }
+
+    /// Returns the place of the record of a release, as a clause.
+    pub(crate) fn place(&self, name: &str) -> String {
+        let places: Vec<String> = self
+            .of(name)
+            .map(|release| {
+                let other = if release.elsewhere { ", if it is not another one of this name" } else { "" };
+                format!("recorded in {} in the namespace {}{other}", release.secrets.join(", "), release.namespace)
+            })
+            .collect();
+        if !places.is_empty() {
+            return places.join(", and ");
+        }
+        let unknown = if self.unread.is_empty() {
+            "of which no Secret in any namespace is a record, so that Helm has forgotten it or keeps its records elsewhere"
+        } else {
+            "of which the record could not be read"
+        };
+        unknown.to_owned()
+    }
+
+    /// Returns the commands that make Helm forget a release; if no record of it is known, the one that finds them.
+    pub(crate) fn forget(&self, name: &str) -> Vec<String> {
+        let delete = |release: &Release| {
+            let (name, namespace) = (word(name), word(&release.namespace));
+            let delete = format!("kubectl delete secret -n {namespace} -l owner=helm,name={name}");
+            if release.elsewhere {
+                let definition = models::names::SHADOW_DEFINITION;
+                format!("helm get manifest {name} -n {namespace} | grep -q 'name: {definition}' && {delete}")
+            } else {
+                delete
+            }
+        };
+        let commands: Vec<String> = self.of(name).map(delete).collect();
+        if commands.is_empty() { vec![find(name)] } else { commands }
+    }
+
+    /// Returns the command that uninstalls a release: Helm knows it only in the namespace of its record.
+    pub(crate) fn uninstall(&self, name: &str) -> String {
+        match self.of(name).find(|release| !release.elsewhere) {
+            Some(release) => format!("helm uninstall {} -n {}", word(name), word(&release.namespace)),
+            None => format!("helm uninstall {} -n NAMESPACE (that of its record: {})", word(name), find(name)),
+        }
+    }
+}
+
+/// Returns the command that shows the records of a release.
+pub(crate) fn find(name: &str) -> String {
+    format!("kubectl get secret -A -l owner=helm,name={}", word(name))
+}
+
+/// Returns a word for a shell: an annotation may hold any text.
+pub(crate) fn word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/');
+    if !text.is_empty() && text.chars().all(is_plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_name_the_namespace_of_the_record_and_without_one_show_where_it_is() {
+        let release = |namespace: &str, elsewhere| Release {
+            name: "r".to_owned(),
+            namespace: namespace.to_owned(),
+            secrets: vec!["s".to_owned()],
+            elsewhere,
+        };
+        let unread = || vec!["the records".to_owned()];
+        let show = "kubectl get secret -A -l owner=helm,name=r";
+        for (sentence, found, unread, exists, place, forget, uninstall) in [
+            (
+                "of Helm",
+                vec![release("old", false)],
+                vec![],
+                true,
+                "recorded in s in the namespace old",
+                vec!["kubectl delete secret -n old -l owner=helm,name=r"],
+                "helm uninstall r -n old",
+            ),
+            (
+                "of Flux, and one of Helm before",
+                vec![release("flux-system", false), release("old", false)],
+                unread(),
+                true,
+                "recorded in s in the namespace flux-system, and recorded in s in the namespace old",
+                vec![
+                    "kubectl delete secret -n flux-system -l owner=helm,name=r",
+                    "kubectl delete secret -n old -l owner=helm,name=r",
+                ],
+                "helm uninstall r -n flux-system",
+            ),
+            (
+                "in a namespace that no object names",
+                vec![release("x", true)],
+                vec![],
+                true,
+                "recorded in s in the namespace x, if it is not another one of this name",
+                vec![
+                    "helm get manifest r -n x | grep -q 'name: bottlerocketshadows.brupop.bottlerocket.aws' && kubectl delete \
+                     secret -n x -l owner=helm,name=r",
+                ],
+                "helm uninstall r -n NAMESPACE (that of its record: kubectl get secret -A -l owner=helm,name=r)",
+            ),
+            (
+                "nowhere",
+                vec![],
+                vec![],
+                false,
+                "of which no Secret in any namespace is a record, so that Helm has forgotten it or keeps its records elsewhere",
+                vec![show],
+                "helm uninstall r -n NAMESPACE (that of its record: kubectl get secret -A -l owner=helm,name=r)",
+            ),
+            (
+                "not known",
+                vec![],
+                unread(),
+                true,
+                "of which the record could not be read",
+                vec![show],
+                "helm uninstall r -n NAMESPACE (that of its record: kubectl get secret -A -l owner=helm,name=r)",
+            ),
+        ] {
+            let releases = Releases { found, unread };
+            assert_eq!(releases.may_have("r"), exists, "{sentence}");
+            assert_eq!(releases.place("r"), place, "{sentence}");
+            assert_eq!(releases.forget("r"), forget, "{sentence}");
+            assert_eq!(releases.uninstall("r"), uninstall, "{sentence}");
+        }
+        assert_eq!(find("x; rm"), "kubectl get secret -A -l owner=helm,name='x; rm'");
+    }
+}

@@ -1,0 +1,373 @@
+//! The rest that has to end before the operator can be removed, and the parts of the operator that could end it.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, ListParams};
+use kube::{Client, ResourceExt as _};
+use models::operator::BottlerocketUpdateOperator;
+use models::shadow::BottlerocketShadow;
+use models::{earlier, names};
+use planner::view::{EarlierPod, NodeFacts, Projection as _};
+
+use crate::call::{call, if_there};
+
+/// A part of the operator that ends something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Controller,
+    /// The agent, by the desired state that the controller writes.
+    Agent,
+    Aws,
+}
+
+/// Something that has to end before the operator can be removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Left {
+    pub(super) sentence: String,
+    by: Part,
+}
+
+impl Left {
+    fn new(by: Part, sentence: String) -> Self {
+        Self { sentence, by }
+    }
+
+    /// Whatever is under way on the node of a shadow that cannot be read.
+    pub(super) fn unreadable(shadow: &str, error: &str) -> Self {
+        let sentence = format!("what is under way on the node of brs {shadow}, which cannot be read ({error})");
+        Self::new(Part::Controller, sentence)
+    }
+}
+
+/// Lists what the controller and the agents still have to end.
+pub(super) fn unfinished(nodes: &[NodeFacts], shadows: &[BottlerocketShadow]) -> Vec<Left> {
+    let mut left = Vec::new();
+    for shadow in shadows {
+        let name = shadow.name_any();
+        let node = names::node_of_shadow(&name);
+        let Some(status) = &shadow.status else { continue };
+        let no_agent = |otherwise: &str| {
+            if nodes.iter().any(|facts| facts.name == node && facts.labelled) {
+                return String::new();
+            }
+            format!(
+                ", and without its label no agent runs there that could: give {node} the label {}={} again, or {otherwise} and \
+                 delete the shadow {name}",
+                names::INTERFACE_LABEL,
+                names::INTERFACE_VERSION
+            )
+        };
+        if let Some(progress) = &status.controller.progress {
+            left.push(Left::new(Part::Controller, format!("the update of {node} is at {:?}", progress.step)));
+        } else if status.agent.armed.is_some() {
+            let why = no_agent("reboot the host");
+            let sentence = format!("the host of {node} may be armed; its agent has not reported otherwise{why}");
+            left.push(Left::new(Part::Agent, sentence));
+        } else if status.agent.host.as_ref().is_some_and(|host| host.applied.is_some()) {
+            let why = no_agent("set updates.version-lock and updates.ignore-waves on the host");
+            let sentence = format!("the settings of the host of {node} are not put back yet{why}");
+            left.push(Left::new(Part::Agent, sentence));
+        }
+    }
+    for node in nodes {
+        if node.claimed() && !node.held() {
+            left.push(Left::new(Part::Controller, format!("{} is not released yet", node.name)));
+        } else if node.hook_request.is_some() {
+            let sentence = format!("the request to hooks on {} is not withdrawn yet", node.name);
+            left.push(Left::new(Part::Controller, sentence));
+        }
+    }
+    left
+}
+
+/// Lists what the hook for AWS has recorded and not taken back yet.
+pub(super) fn not_taken_back(record: &BTreeMap<String, String>) -> impl Iterator<Item = Left> {
+    record.iter().map(|(id, entry)| {
+        let sentence = format!("{} has not taken back what it did for instance {id}: {entry}", names::AWS);
+        Left::new(Part::Aws, sentence)
+    })
+}
+
+/// The state of a workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Workload {
+    /// It does not exist, or is to have no pod.
+    Absent,
+    NotReady,
+    Ready,
+}
+
+impl Workload {
+    fn of(wanted: i32, ready: i32) -> Self {
+        match (wanted, ready) {
+            (0, _) => Self::Absent,
+            (_, 0) => Self::NotReady,
+            _ => Self::Ready,
+        }
+    }
+}
+
+/// The facts that say how long what is left can last.
+#[derive(Clone, Debug)]
+pub(super) struct Surroundings {
+    controller: Workload,
+    agent: Workload,
+    aws: Workload,
+    /// True if the operator's resource exists again.
+    resource: bool,
+    /// A pod of the earlier operator, beside which this one does nothing.
+    earlier: Option<String>,
+}
+
+impl Surroundings {
+    /// Reads the operator's workloads and resource, and looks for a pod of the earlier operator.
+    pub(super) async fn read(client: &Client) -> anyhow::Result<Self> {
+        let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
+        let right = format!("get bottlerocketupdateoperators in {}", names::SYSTEM_NAMESPACE);
+        let resource = if_there(call(&right, operators.get_metadata(names::OPERATOR_NAME)).await)?;
+        let sets: Api<DaemonSet> = Api::namespaced(client.clone(), names::AGENT_NAMESPACE);
+        let right = format!("get daemonsets in {}", names::AGENT_NAMESPACE);
+        let agent = if_there(call(&right, sets.get(names::AGENT)).await)?;
+        // Where no node is selected, the sentences about the nodes say so.
+        let agent = agent.map_or(Workload::Absent, |set| {
+            set.status.map_or(Workload::NotReady, |status| {
+                Workload::of(status.desired_number_scheduled.max(1), status.number_ready)
+            })
+        });
+        let pods: Api<Pod> = Api::all(client.clone());
+        let mut earlier = None;
+        for selector in earlier::pod_selectors() {
+            let running = "status.phase!=Succeeded,status.phase!=Failed";
+            let first = ListParams::default().labels(&selector).fields(running).limit(1);
+            // A remark alone depends on it, and the right to list all pods is not needed otherwise.
+            if let Ok(found) = call("list pods in all namespaces", pods.list(&first)).await {
+                earlier = earlier.or(found.items.iter().find_map(EarlierPod::project).map(|pod| pod.key()));
+            }
+        }
+        Ok(Self {
+            controller: deployment(client, names::CONTROLLER).await?,
+            agent,
+            aws: deployment(client, names::AWS).await?,
+            resource: resource.is_some_and(|resource| resource.metadata.deletion_timestamp.is_none()),
+            earlier,
+        })
+    }
+
+    fn of(&self, part: Part) -> Workload {
+        match part {
+            Part::Controller => self.controller,
+            Part::Agent => self.agent,
+            Part::Aws => self.aws,
+        }
+    }
+
+    /// Returns true if waiting ends nothing of what is left.
+    pub(super) fn is_stuck(&self, left: &[Left]) -> bool {
+        let no_controller = self.controller == Workload::Absent;
+        // Without the controller, what the hook for AWS still does may depend on a request that is not withdrawn.
+        let of_controller = left.iter().any(|left| left.by != Part::Aws);
+        (no_controller && of_controller) || left.iter().all(|left| self.of(left.by) == Workload::Absent)
+    }
+
+    /// Returns the reasons why what is left lasts, each as a sentence.
+    pub(super) fn remarks(&self, left: &[Left]) -> Vec<String> {
+        let mut remarks = Vec::new();
+        let needs = |part: Part| left.iter().any(|left| left.by == part);
+        for (part, needed, workload, namespace) in [
+            (Part::Controller, needs(Part::Controller) || needs(Part::Agent), "Deployment", names::SYSTEM_NAMESPACE),
+            (Part::Agent, needs(Part::Agent), "DaemonSet", names::AGENT_NAMESPACE),
+            (Part::Aws, needs(Part::Aws), "Deployment", names::SYSTEM_NAMESPACE),
+        ] {
+            let name = match part {
+                Part::Controller => names::CONTROLLER,
+                Part::Agent => names::AGENT,
+                Part::Aws => names::AWS,
+            };
+            match self.of(part) {
+                Workload::Absent if needed => remarks.push(format!(
+                    "no {name} runs that could end this: the {workload} {namespace}/{name} does not exist or has no pods"
+                )),
+                Workload::NotReady if needed => remarks.push(format!(
+                    "no pod of the {workload} {namespace}/{name} is Ready: kubectl -n {namespace} get pods"
+                )),
+                Workload::Absent | Workload::NotReady | Workload::Ready => {}
+            }
+        }
+        if self.resource {
+            remarks.push(format!(
+                "the BottlerocketUpdateOperator {}/{} exists again, so that updates start: suspend what applies it, such as \
+                 Argo CD or Flux, and run this again",
+                names::SYSTEM_NAMESPACE,
+                names::OPERATOR_NAME
+            ));
+        }
+        remarks.extend(self.earlier.as_ref().map(|pod| {
+            format!(
+                "the operator does nothing beside the earlier operator, whose pod {pod} exists: delete what makes it"
+            )
+        }));
+        remarks
+    }
+}
+
+/// Reads the state of a Deployment of the operator.
+async fn deployment(client: &Client, name: &str) -> anyhow::Result<Workload> {
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
+    let right = format!("get deployments in {}", names::SYSTEM_NAMESPACE);
+    let found = if_there(call(&right, deployments.get(name)).await)?;
+    Ok(found.map_or(Workload::Absent, |found| {
+        let ready = found.status.and_then(|status| status.ready_replicas).unwrap_or(0);
+        Workload::of(found.spec.replicas.unwrap_or(1), ready)
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Node;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn node(meta: &Value) -> NodeFacts {
+        let node: Node = serde_json::from_value(json!({"metadata": meta})).unwrap();
+        NodeFacts::project(&node).unwrap()
+    }
+
+    fn claimed(annotations: &Value) -> NodeFacts {
+        node(&json!({
+            "name": "a", "annotations": annotations,
+            "managedFields": [{
+                "manager": names::CONTROLLER_MANAGER, "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1",
+                "fieldsV1": {"f:spec": {"f:unschedulable": {}}},
+            }],
+        }))
+    }
+
+    fn shadow(status: &Value) -> BottlerocketShadow {
+        serde_json::from_value(json!({
+            "metadata": {"name": "brs-a"}, "spec": {"state": "Idle", "attempt": 1}, "status": status,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn unreleased_nodes_hosts_and_settings_block_uninstall() {
+        let idle = || shadow(&json!({"state": "Idle"}));
+        let drained = shadow(&json!({"progress": {
+            "step": "Draining", "since": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:00Z", "attempt": 1,
+            "bootId": "b", "version": "1.20.5", "disruptive": true,
+        }}));
+        let armed = shadow(&json!({"armed": {
+            "attempt": 1, "bootId": "b", "version": "1.20.5", "phase": "Activated", "nonce": "n",
+        }}));
+        let pinned = shadow(&json!({"host": {"applied": {"versionLock": "1.20.0"}}}));
+        let found = shadow(&json!({"host": {"versionLock": "latest"}}));
+        let label = json!({names::INTERFACE_LABEL: names::INTERFACE_VERSION});
+        let labelled = node(&json!({"name": "a", "labels": label}));
+        for (sentence, nodes, shadows, expected) in [
+            ("an idle node", node(&json!({"name": "a"})), idle(), None),
+            ("a drain", node(&json!({"name": "a"})), drained, Some("the update of a is at Draining")),
+            ("an armed host", labelled.clone(), armed.clone(), Some("its agent has not reported otherwise")),
+            ("an armed host without an agent", node(&json!({"name": "a"})), armed, Some("give a the label")),
+            ("a pinned host", labelled.clone(), pinned.clone(), Some("are not put back yet")),
+            ("a pinned host without an agent", node(&json!({"name": "a"})), pinned, Some("give a the label")),
+            ("a host of which settings were only read", node(&json!({"name": "a"})), found, None),
+            ("a claim", claimed(&json!({})), idle(), Some("a is not released yet")),
+            (
+                "a request to hooks",
+                node(&json!({"name": "a", "annotations": {names::HOOKS_ANNOTATION: "BeforeDrain/1/1"}})),
+                idle(),
+                Some("the request to hooks on a is not withdrawn yet"),
+            ),
+            ("a cordon kept by a user's hold", claimed(&json!({names::HOLD_ANNOTATION: "mine"})), idle(), None),
+        ] {
+            let left = unfinished(&[nodes], &[shadows]);
+            match expected {
+                Some(expected) => {
+                    assert!(left.len() == 1 && left[0].sentence.contains(expected), "{sentence}: {left:?}");
+                }
+                None => assert_eq!(left, Vec::<Left>::new(), "{sentence}"),
+            }
+        }
+    }
+
+    #[test]
+    fn wait_ends_at_once_if_no_part_runs_that_could_end_it() {
+        use Workload::{Absent, NotReady, Ready};
+        let left = |parts: &[Part]| parts.iter().map(|part| Left::new(*part, String::new())).collect::<Vec<_>>();
+        let all = Surroundings { controller: Ready, agent: Ready, aws: Ready, resource: false, earlier: None };
+        let no_controller = Surroundings { controller: Absent, ..all.clone() };
+        let (claim, host, instance) = (Part::Controller, Part::Agent, Part::Aws);
+        for (sentence, around, parts, stuck, remarks) in [
+            ("all parts run", all.clone(), vec![claim, host, instance], false, vec![]),
+            ("no controller", no_controller.clone(), vec![claim], true, vec!["no brupop-controller runs"]),
+            ("no controller for an agent", no_controller.clone(), vec![host], true, vec!["no brupop-controller runs"]),
+            (
+                "no controller for the request that the hook waits for",
+                no_controller.clone(),
+                vec![claim, instance],
+                true,
+                vec!["no brupop-controller runs"],
+            ),
+            ("no controller, and a hook that is not asked any more", no_controller, vec![instance], false, vec![]),
+            (
+                "a controller that crashes",
+                Surroundings { controller: NotReady, ..all.clone() },
+                vec![claim],
+                false,
+                vec!["no pod of the Deployment brupop-system/brupop-controller is Ready"],
+            ),
+            (
+                "no agents",
+                Surroundings { agent: Absent, ..all.clone() },
+                vec![host],
+                true,
+                vec!["the DaemonSet brupop-agents/brupop-agent does not exist"],
+            ),
+            (
+                "no agents, and a node that the controller releases",
+                Surroundings { agent: Absent, ..all.clone() },
+                vec![claim, host],
+                false,
+                vec!["no brupop-agent runs"],
+            ),
+            (
+                "no hook for AWS",
+                Surroundings { aws: Absent, ..all.clone() },
+                vec![instance],
+                true,
+                vec!["no brupop-aws runs"],
+            ),
+            (
+                "no hook for AWS, and none needed",
+                Surroundings { aws: Absent, ..all.clone() },
+                vec![claim],
+                false,
+                vec![],
+            ),
+            (
+                "GitOps has created the resource again",
+                Surroundings { resource: true, ..all.clone() },
+                vec![claim],
+                false,
+                vec!["brupop-system/default exists again"],
+            ),
+            (
+                "beside the earlier operator",
+                Surroundings { earlier: Some("old/agent-1".to_owned()), ..all },
+                vec![claim],
+                false,
+                vec!["whose pod old/agent-1 exists"],
+            ),
+        ] {
+            let left = left(&parts);
+            assert_eq!(around.is_stuck(&left), stuck, "{sentence}");
+            let found = around.remarks(&left);
+            let are_expected = found.iter().zip(&remarks).all(|(found, part)| found.contains(part));
+            assert!(found.len() == remarks.len() && are_expected, "{sentence}: {found:?}");
+        }
+        assert_eq!([Workload::of(0, 0), Workload::of(2, 0), Workload::of(2, 1)], [Absent, NotReady, Ready]);
+    }
+}
