@@ -320,6 +320,29 @@ fn results_of_last_page_stay_on_shadows_and_come_on_no_second_page() {
 }
 
 #[test]
+fn record_ends_with_its_own_phase_and_time_beside_the_one_that_continues_it() {
+    for kill in 0..8 {
+        let (mut server, mut leader) = (Server::new(), Leader::default());
+        server.under_way.insert(7);
+        server.settle(&mut leader, 10, kill);
+        server.end(RolloutPhase::Completed, 20);
+        let rollouts = &mut server.operator.status.active_rollouts;
+        let replaced = ActiveRollout { ended: Some(t(25)), ..rollouts[0].clone() };
+        rollouts[0].record = Some(RolloutRecord { first: Some(7), ..recorded(8) });
+        rollouts.push(replaced);
+        server.add("a", result(7, 1, 30, 2));
+        server.settle(&mut leader, 30, kill);
+        assert_eq!(server.status().phase, RolloutPhase::Running, "kill {kill}: an attempt is under way");
+        server.under_way.clear();
+        server.settle(&mut leader, 40, kill);
+        let status = server.status();
+        assert_eq!((status.phase, status.ended), (RolloutPhase::Completed, Some(t(20))), "kill {kill}");
+        let running: Vec<_> = leader.records.values().filter(|record| record.runs()).collect();
+        assert!(matches!(running[..], [record] if record.rollout.number == 8), "kill {kill}");
+    }
+}
+
+#[test]
 fn record_that_a_user_deletes_is_not_created_again_from_results_that_are_left() {
     let (mut server, mut leader) = (Server::new(), Leader::default());
     server.end(RolloutPhase::Completed, 10);
