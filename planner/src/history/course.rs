@@ -15,9 +15,11 @@ use crate::view::OperatorFacts;
 /// The longest message of an entry.
 const MESSAGE: usize = 256;
 
-/// The messages of the two entries `Resumed`, by which readers tell them apart.
+/// The messages of the entries `Resumed`, by which readers tell them apart.
 const ENABLED_AGAIN: &str = "updates were enabled again";
 const THAWED: &str = "failures no longer stop updates";
+const PROVEN: &str =
+    "failures no longer stop updates: the nodes that had failed have proven the version, or the policy changed";
 
 /// Conditions of a record besides `Frozen`, whose changes are recorded.
 const PAUSED: &str = "Paused";
@@ -45,11 +47,22 @@ fn entry(time: Timestamp, kind: EntryKind, message: &str) -> HistoryEntry {
     HistoryEntry { time, kind, step: None, field_manager: None, message: cut(message, MESSAGE) }
 }
 
-/// The states of the operator that a record follows.
+/// Returns the field manager of the `resume` that has ended what held since this time; `None` if the last one is older than that: its
+/// annotation stays.
+fn resumed_by(operator: &OperatorFacts, since: Timestamp) -> Option<&String> {
+    let done = operator.status.requests.as_ref().and_then(|requests| requests.resume.as_ref());
+    let is_done = operator.resume.is_some() && operator.resume.as_ref() == done;
+    // The times of field managers are whole seconds.
+    let is_later = |at: Timestamp| at.as_second() >= since.as_second();
+    operator.managers.resume.as_ref().filter(|_| is_done && operator.managers.resume_written.is_some_and(is_later))
+}
+
+/// The states of the operator that a record follows, which has these conditions.
 fn states<'a>(
     operator: &'a OperatorFacts,
     rollout: &RecordedRollout,
     active: &ActiveRollout,
+    recorded: &[Condition],
     now: Timestamp,
 ) -> Vec<State<'a>> {
     let conditions = &operator.status.conditions;
@@ -86,14 +99,15 @@ fn states<'a>(
     };
     let (frozen, since, message) = of(models::operator::FROZEN, ConditionStatus::True);
     let contained = find_condition(conditions, models::operator::FROZEN).is_some_and(|found| found.reason == CONTAINED);
-    let thawed_by = if contained { managers.continue_others.as_ref() } else { managers.resume.as_ref() };
+    let held_since = find_condition(recorded, FROZEN).map_or(now, |condition| condition.last_transition_time);
+    let thawed_by = if contained { managers.continue_others.as_ref() } else { resumed_by(operator, held_since) };
     let freeze = State {
         type_: FROZEN,
         // A rollout that a user has gone on without is still stopped.
         holds: frozen || quarantined.is_some_and(|quarantined| quarantined.contained),
         since,
         begins: EntryKind::Frozen,
-        ends: Some((EntryKind::Resumed, THAWED)),
+        ends: Some((EntryKind::Resumed, if thawed_by.is_some() { THAWED } else { PROVEN })),
         manager: thawed_by.filter(|_| !frozen),
         message,
     };
@@ -179,7 +193,7 @@ pub(super) fn continued(
         let step = Some(active.steps_passed).filter(|passed| *passed > 0);
         status.entries.push(HistoryEntry { field_manager, step, ..entry(rollout.begun, EntryKind::Begun, &message) });
     }
-    for state in states(operator, rollout, active, now) {
+    for state in states(operator, rollout, active, &stored.conditions, now) {
         follow(&mut status, rollout.begun, &state);
     }
     let last = |entries: &[HistoryEntry], kinds: &[EntryKind]| {

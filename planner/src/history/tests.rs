@@ -538,6 +538,41 @@ fn entries_tell_each_change_once_under_every_leader() {
     assert!(of(EntryKind::Quarantined).message.contains("n1"));
 }
 
+/// The annotation of an earlier `resume` stays on the resource.
+#[test]
+fn end_of_a_freeze_is_attributed_to_the_user_whose_resume_ended_it() {
+    let requests =
+        |value: &str| models::operator::OperatorRequests { resume: Some(value.into()), ..Default::default() };
+    for (sentence, written, acknowledged, by_user) in [
+        ("an earlier resume: a node has proven the version", 10, "1", false),
+        ("a resume that is not acknowledged yet", 45, "0", false),
+        ("a resume", 45, "1", true),
+        ("a resume in the same second", 40, "1", true),
+    ] {
+        let (mut server, mut leader) = (Server::new(), Leader::default());
+        server.operator.resume = Some("1".into());
+        server.operator.managers.resume = Some("kubectl-brupop".into());
+        server.operator.managers.resume_written = Some(t(written));
+        server.operator.status.requests = Some(requests(acknowledged));
+        for (status, at) in [(ConditionStatus::True, 40), (ConditionStatus::False, 50)] {
+            server.operator.status.conditions = vec![Condition {
+                type_: models::operator::FROZEN.into(),
+                status,
+                reason: "x".into(),
+                message: "m".into(),
+                last_transition_time: t(at),
+                observed_generation: None,
+            }];
+            server.settle(&mut leader, at, 0);
+        }
+        let entries = server.status().entries;
+        let resumed = entries.iter().find(|entry| entry.kind == EntryKind::Resumed).unwrap();
+        let expected = by_user.then_some("kubectl-brupop");
+        assert_eq!(resumed.field_manager.as_deref(), expected, "{sentence}");
+        assert_eq!(resumed.message.contains("proven"), !by_user, "{sentence}");
+    }
+}
+
 #[test]
 fn rollout_of_the_failed_kind_stays_frozen_in_its_record_while_others_go_on() {
     for (own, resumed) in [(true, false), (false, true)] {
