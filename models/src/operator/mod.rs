@@ -315,7 +315,7 @@ pub struct ActiveRollout {
     /// of the entry stays until the history has the end of that.
     #[schemars(with = "Option<Moment>")]
     pub ended: Option<Timestamp>,
-    /// Number of the last canary step that a user approved, from 1.
+    /// Number of the last canary step that a user approved, or of which a user accepted places that were not proven, from 1.
     pub approved_step: Option<i64>,
     /// Time until which it does not wait for windows and for the soaks of canary steps (`spec.version.urgent`); absent
     /// if it is not urgent.

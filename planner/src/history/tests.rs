@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use models::condition::{Condition, ConditionStatus};
 use models::history::{BottlerocketRolloutHistory, BottlerocketRolloutHistorySpec, EntryKind};
-use models::operator::{CompletionEstimate, ENABLED, Quarantined, WINDOW_OPEN};
+use models::operator::{CompletionEstimate, ENABLED, Quarantined, RolloutLedger, WINDOW_OPEN};
 use models::shadow::{DrainedPod, Drill, PodMove, RolloutResult, UPDATED};
 
 use super::*;
@@ -519,6 +519,44 @@ fn entries_tell_each_change_once_under_every_leader() {
             &[EntryKind::Quarantined, EntryKind::Frozen],
         ),
         (Box::new(|s| set(s, models::operator::FROZEN, ConditionStatus::False, 50)), &[EntryKind::Resumed]),
+        (
+            Box::new(|s| {
+                let active = &mut s.operator.status.active_rollouts[0];
+                active.ledger = Some(RolloutLedger { due: 9, braked_until: Some(t(60)), ..RolloutLedger::default() });
+            }),
+            &[EntryKind::Braked],
+        ),
+        (
+            Box::new(|s| {
+                let ledger = s.operator.status.active_rollouts[0].ledger.as_mut().unwrap();
+                ledger.braked_until = None;
+            }),
+            &[EntryKind::Resumed],
+        ),
+        (
+            Box::new(|s| {
+                let active = &mut s.operator.status.active_rollouts[0];
+                (active.approved_step, active.steps_passed) = (Some(1), 1);
+            }),
+            &[EntryKind::StepDueAgain],
+        ),
+        (
+            Box::new(|s| {
+                let active = &mut s.operator.status.active_rollouts[0];
+                let ledger = active.ledger.as_mut().unwrap();
+                ledger.move_node(None, ("n3", models::reason::Proof::Unproven, "RebootTimedOut"));
+                ledger.accept();
+                (active.approved_step, active.steps_passed) = (Some(2), 2);
+            }),
+            &[EntryKind::Approved, EntryKind::StepPassed],
+        ),
+        (
+            Box::new(|s| {
+                let active = &mut s.operator.status.active_rollouts[0];
+                (active.approved_step, active.steps_passed) = (Some(3), 3);
+            }),
+            &[EntryKind::Approved, EntryKind::StepPassed],
+        ),
     ];
     let mut expected = vec![EntryKind::Begun];
     for (change, added) in steps {
@@ -535,6 +573,10 @@ fn entries_tell_each_change_once_under_every_leader() {
         (t(10), Some("kubectl-edit"))
     );
     assert_eq!(of(EntryKind::Approved).field_manager.as_deref(), Some("kubectl-annotate"));
+    let approved = entries.iter().filter(|entry| entry.kind == EntryKind::Approved);
+    let approved: Vec<_> = approved.map(|entry| (entry.step, entry.message.as_str())).collect();
+    let accepted = "places without a proof were accepted: n3 (RebootTimedOut)";
+    assert_eq!(approved, [(Some(2), ""), (Some(2), accepted), (Some(3), "")]);
     assert!(of(EntryKind::Quarantined).message.contains("n1"));
 }
 

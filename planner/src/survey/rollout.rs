@@ -511,7 +511,12 @@ fn step_on(
     let used = ledger.used();
     loop {
         let passed = steps.iter().take_while(|places| **places <= ledger.passed).count();
-        active.steps_passed = i64::try_from(passed).unwrap_or(i64::MAX);
+        let count = i64::try_from(passed).unwrap_or(i64::MAX);
+        if count < active.steps_passed {
+            // What is due again is to be approved again.
+            active.approved_step = active.approved_step.filter(|step| *step <= count);
+        }
+        active.steps_passed = count;
         let due = policy.canary.get(passed).zip(steps.get(passed));
         let places = due.map_or(0, |(_, places)| *places);
         if ledger.due != places {
@@ -535,6 +540,7 @@ fn step_on(
         let (given, full) = (approval.of(number, places), used >= places);
         if given == Some(true) && full && ledger.failed == 0 && ledger.open() > 0 {
             ledger.accept();
+            active.approved_step = i64::try_from(own).ok();
         }
         if ledger.good() < places {
             (active.step_done, active.approved) = (None, false);
