@@ -11,7 +11,7 @@ use models::names;
 use models::operator::Slot;
 use models::time::{after, signed};
 use planner::history::{
-    HistoryAction, HistoryPlan, HistorySnapshot, OpenPage, RowId, Waiting, ended_rollouts, is_settled, plan,
+    HistoryAction, HistoryPlan, HistorySnapshot, OpenPage, RowId, WAITING, Waiting, ended_rollouts, is_settled, plan,
 };
 use planner::signature::signed_by;
 use planner::view::{HistoryFacts, HistoryObject, OperatorFacts, RecordFacts};
@@ -42,6 +42,9 @@ const LIST_LIMIT: Duration = Duration::from_secs(60);
 
 /// The first pause after a call that was decided on an old state.
 const OUTDATED_PAUSE: Duration = Duration::from_millis(50);
+
+/// The number of nodes that a message names.
+const NAMED: usize = 3;
 
 /// The condition while all is written, and those while it cannot be.
 const RECORDED: &str = "Recorded";
@@ -74,6 +77,32 @@ pub struct Historian {
     results: Results,
     /// The last failure, for users.
     failure: Option<String>,
+    /// What writes that are due wait for, for users.
+    waits_for: Option<String>,
+}
+
+/// Removes the writes that may not be made while shadows cannot be read: the results on these are not known, so no record ends, and no
+/// page is named. Returns what they wait for, as a sentence; `before` is what they waited for at the last plan.
+fn hold_back(plan: &mut HistoryPlan, unreadable: &BTreeMap<String, String>, before: Option<String>) -> Option<String> {
+    if unreadable.is_empty() {
+        return None;
+    }
+    let reads =
+        |action: &HistoryAction| matches!(action, HistoryAction::ReadRecord { .. } | HistoryAction::ReadPage { .. });
+    let due = plan.actions.len();
+    // While objects are read, it is not known which writes are due.
+    let is_known = !plan.actions.iter().any(reads);
+    plan.actions.retain(|action| reads(action) || matches!(action, HistoryAction::Begin { .. }));
+    plan.wake = None;
+    if plan.actions.len() == due {
+        return before.filter(|_| !is_known);
+    }
+    let nodes: Vec<&str> = unreadable.keys().take(NAMED).map(String::as_str).collect();
+    Some(format!(
+        "the shadow of {} cannot be read, nor the results on it. Updates go on; the results of all nodes wait on the shadows until it \
+         is repaired",
+        nodes.join(", ")
+    ))
 }
 
 impl Historian {
@@ -96,6 +125,7 @@ impl Historian {
             open: BTreeMap::new(),
             results: Results::default(),
             failure: None,
+            waits_for: None,
         }
     }
 
@@ -224,12 +254,8 @@ impl Historian {
             nodes: &nodes,
             now,
         });
-        if !self.caches.shadows.unreadable().is_empty() {
-            // The results on it are not known: without them nothing ends, and no page is named.
-            plan.actions
-                .retain(|action| matches!(action, HistoryAction::ReadRecord { .. } | HistoryAction::ReadPage { .. }));
-            plan.wake = None;
-        }
+        let unreadable = self.caches.shadows.unreadable();
+        self.waits_for = hold_back(&mut plan, &unreadable, self.waits_for.take());
         plan
     }
 
@@ -256,9 +282,10 @@ impl Historian {
                 None => tracing::info!("the history of rollouts is written again"),
             }
         }
-        let state = match &failure {
-            None => (true, RECORDED, String::new()),
-            Some(failure) => {
+        let state = match (&failure, &self.waits_for) {
+            (None, None) => (true, RECORDED, String::new()),
+            (None, Some(waits_for)) => (false, WAITING, waits_for.clone()),
+            (Some(failure), _) => {
                 let ended = self.ended_rollouts();
                 let waiting = self.results.on_shadows().filter(|waiting| !is_settled(&ended, waiting)).count();
                 let message = format!(
@@ -389,4 +416,51 @@ impl Historian {
 fn text(error: &ApplyError) -> String {
     let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+#[cfg(test)]
+mod tests {
+    use models::history::RecordedRollout;
+
+    use super::*;
+
+    #[test]
+    fn writes_that_wait_for_an_unreadable_shadow_are_reported_and_new_records_are_not_held_back() {
+        let rollout = serde_json::json!({
+            "number": 7, "operator": {"namespace": "n", "name": "default", "uid": "u"}, "revision": {}, "variant": "v", "arch": "a",
+            "version": "1.21.0", "begun": "2026-01-01T00:00:00Z", "policy": "",
+        });
+        let rollout: RecordedRollout = serde_json::from_value(rollout).unwrap();
+        let begin = || HistoryAction::Begin { name: "rollout-7".into(), rollout: Box::new(rollout.clone()) };
+        let read = || HistoryAction::ReadRecord { name: "rollout-7".into() };
+        let clear = || HistoryAction::Clear { node: "b".into(), rows: BTreeSet::new() };
+        let unreadable = BTreeMap::from([("a".to_owned(), "its step is a number".to_owned())]);
+        for (sentence, unreadable, before, actions, left, reported) in [
+            ("all can be read", &BTreeMap::new(), true, vec![clear()], vec![clear()], false),
+            ("no write is due", &unreadable, true, vec![], vec![], false),
+            ("a write is due", &unreadable, false, vec![clear()], vec![], true),
+            ("a record begins", &unreadable, false, vec![begin()], vec![begin()], false),
+            (
+                "a record begins, and another write is due",
+                &unreadable,
+                false,
+                vec![begin(), clear()],
+                vec![begin()],
+                true,
+            ),
+            (
+                "a record is read before it is known which writes are due",
+                &unreadable,
+                true,
+                vec![read()],
+                vec![read()],
+                true,
+            ),
+        ] {
+            let mut plan = HistoryPlan { actions, ..HistoryPlan::default() };
+            let waits_for = hold_back(&mut plan, unreadable, before.then(|| "before: a".to_owned()));
+            assert_eq!(plan.actions, left, "{sentence}");
+            assert_eq!(waits_for.is_some_and(|waits_for| waits_for.contains(" a")), reported, "{sentence}");
+        }
+    }
 }
