@@ -120,12 +120,12 @@ impl Results {
     }
 
     /// Collects the results on shadows, and those of deleted shadows that wait. Returns them, and the rollouts of the attempts whose
-    /// machine is waited for although its Node was deleted. `awaited` are the attempts of which that is known, and `ended` the
-    /// rollouts whose records have ended.
+    /// machine is waited for although its Node was deleted. `awaited` are the attempts that may not have ended with their shadow, each
+    /// with whether a slot waits for its machine, and `ended` the rollouts whose records have ended.
     pub(super) fn collect(
         &mut self,
         shadows: Shadows<'_>,
-        (awaited, ended): (&BTreeSet<RowId>, &BTreeSet<i64>),
+        (awaited, ended): (&BTreeMap<RowId, bool>, &BTreeSet<i64>),
         now: Timestamp,
     ) -> (Vec<Waiting>, BTreeSet<i64>) {
         let all = shadows.readable.values().flat_map(on_shadow);
@@ -166,7 +166,7 @@ impl Results {
         &mut self,
         shadows: Shadows<'_>,
         present: &mut BTreeMap<RowId, Waiting>,
-        awaited: &BTreeSet<RowId>,
+        awaited: &BTreeMap<RowId, bool>,
         now: Timestamp,
     ) -> BTreeSet<i64> {
         let begun = shadows.readable.values().filter_map(interrupted);
@@ -193,8 +193,8 @@ impl Results {
             };
             if let Some(other) = under_way.values_mut().chain(present.values_mut()).find(is_same) {
                 complete(other, &before.result);
-            } else if awaited.contains(&id) {
-                rollouts.insert(before.result.rollout);
+            } else if let Some(has_slot) = awaited.get(&id) {
+                rollouts.extend(has_slot.then_some(before.result.rollout));
                 under_way.insert(id, before);
             } else {
                 let result = RolloutResult { ended: now, ..RolloutResult::clone(&before.result) };
@@ -244,16 +244,16 @@ mod tests {
         })
     }
 
-    /// Collects from these shadows, while machines of these Nodes are waited for. Returns the results that wait, each with uid, result
+    /// Collects from these shadows, while these Nodes are there, or have slots. Returns the results that wait, each with uid, result
     /// and number of pods, and the rollouts that go on.
     fn collected(
         results: &mut Results,
         shadows: &[ShadowFacts],
-        awaited: &[&str],
+        awaited: &[(&str, bool)],
     ) -> (Vec<(String, String, usize)>, BTreeSet<i64>) {
         let readable = shadows.iter().map(|shadow| (shadow.node.clone(), shadow.clone())).collect();
         let shadows = Shadows { readable: &readable, unreadable: &BTreeMap::new() };
-        let awaited = awaited.iter().map(|uid| ((*uid).to_owned(), 4)).collect();
+        let awaited = awaited.iter().map(|(uid, has_slot)| (((*uid).to_owned(), 4), *has_slot)).collect();
         let now = "2026-01-01T01:00:00Z".parse().unwrap();
         let (waiting, rollouts) = results.collect(shadows, (&awaited, &BTreeSet::new()), now);
         let row = |waiting: Waiting| (waiting.uid, waiting.result.result.clone(), waiting.result.pods.len());
@@ -300,6 +300,14 @@ mod tests {
     }
 
     #[test]
+    fn attempt_whose_shadow_alone_is_deleted_waits_for_its_node_and_holds_no_record_back() {
+        let mut results = Results::default();
+        collected(&mut results, &[rebooting()], &[]);
+        assert_eq!(collected(&mut results, &[], &[(ID, false)]), (Vec::new(), BTreeSet::new()));
+        assert_eq!(collected(&mut results, &[], &[]).0, [row(ID, "NodeDeleted", 2)]);
+    }
+
+    #[test]
     fn attempt_whose_result_was_seen_has_no_other_one_once_its_node_is_deleted() {
         let mut results = Results::default();
         collected(&mut results, &[rebooting()], &[]);
@@ -315,15 +323,19 @@ mod tests {
         let mut results = Results::default();
         collected(&mut results, &[rebooting()], &[]);
         let (none, going_on) = (Vec::new(), BTreeSet::from([7]));
-        assert_eq!(collected(&mut results, &[], &[ID]), (none.clone(), going_on.clone()), "the machine is waited for");
+        assert_eq!(
+            collected(&mut results, &[], &[(ID, true)]),
+            (none.clone(), going_on.clone()),
+            "the machine is waited for"
+        );
         let joined = shadow("u2", json!({}));
         assert_eq!(
-            collected(&mut results, std::slice::from_ref(&joined), &[ID]),
+            collected(&mut results, std::slice::from_ref(&joined), &[(ID, true)]),
             (none.clone(), going_on),
             "its agent reports"
         );
         let goes_on = shadow("u2", json!({"progress": progress("Returning", None)}));
-        assert_eq!(collected(&mut results, &[goes_on], &[ID]), (none, BTreeSet::new()));
+        assert_eq!(collected(&mut results, &[goes_on], &[(ID, true)]), (none, BTreeSet::new()));
         let ended = shadow("u2", json!({"results": [result(None)]}));
         assert_eq!(collected(&mut results, &[ended], &[]).0, [row("u2", "Updated", 2)]);
         let known = &results.seen.values().next().unwrap().result;
@@ -333,7 +345,7 @@ mod tests {
 
         let mut results = Results::default();
         collected(&mut results, &[rebooting()], &[]);
-        collected(&mut results, &[], &[ID]);
+        collected(&mut results, &[], &[(ID, true)]);
         assert_eq!(collected(&mut results, &[], &[]).0, [row(ID, "NodeDeleted", 2)], "it did not come back in time");
     }
 }

@@ -180,14 +180,17 @@ impl Historian {
             operator.is_some_and(|operator| operator.status.slots.iter().any(own))
         };
         let unreadable_nodes = self.caches.nodes.unreadable();
-        let awaited: BTreeSet<RowId> = self.caches.nodes.read(|nodes| {
-            // The shadow alone was deleted, and is created again.
+        let awaited: BTreeMap<RowId, bool> = self.caches.nodes.read(|nodes| {
+            // The shadow alone was deleted, and is created again if the node is under the operator.
             let is_there = |waiting: &Waiting| {
                 nodes.get(&waiting.node).is_some_and(|node| node.uid == waiting.uid)
                     || unreadable_nodes.contains_key(&waiting.node)
             };
-            let may_go_on = |waiting: &&Waiting| unread || is_there(waiting) || has_slot(waiting);
-            self.results.under_way().filter(may_go_on).map(Waiting::id).collect()
+            let may_go_on = |waiting: &Waiting| {
+                let has_slot = unread || has_slot(waiting);
+                (has_slot || is_there(waiting)).then(|| (waiting.id(), has_slot))
+            };
+            self.results.under_way().filter_map(may_go_on).collect()
         });
         let (ended, unreadable) = (self.ended_rollouts(), self.caches.shadows.unreadable());
         let results = &mut self.results;
