@@ -175,7 +175,7 @@ impl Results {
         for (id, before) in std::mem::take(&mut self.under_way) {
             if let Some(own) = under_way.get_mut(&id).or(present.get_mut(&id)) {
                 complete(own, &before.result);
-                // Its result may be on the shadow for a while.
+                // The result may be on the shadow for a while.
                 under_way.entry(id).or_insert(before);
                 continue;
             }
