@@ -77,7 +77,7 @@ pub struct Historian {
     results: Results,
     /// The last failure, for users.
     failure: Option<String>,
-    /// What writes that are due wait for, for users.
+    /// The reason for which writes that are due wait, for users.
     waits_for: Option<String>,
 }
 

@@ -513,7 +513,7 @@ fn step_on(
         let passed = steps.iter().take_while(|places| **places <= ledger.passed).count();
         let count = i64::try_from(passed).unwrap_or(i64::MAX);
         if count < active.steps_passed {
-            // What is due again is to be approved again.
+            // A step that is due again is to be approved again.
             active.approved_step = active.approved_step.filter(|step| *step <= count);
         }
         active.steps_passed = count;
