@@ -251,7 +251,7 @@ pub fn of_operator(before: &BottlerocketUpdateOperatorStatus, after: &Bottlerock
         // The annotations of a new resource are acknowledged without an effect.
         return lines;
     }
-    let approved = after.active_rollouts.iter().any(|rollout| {
+    let approved = after.active_rollouts.iter().filter(|rollout| rollout.ended.is_none()).any(|rollout| {
         let old = before.active_rollouts.iter().find(|old| same_rollout(old, rollout));
         old.is_some_and(|old| (rollout.approved && !old.approved) || rollout.steps_passed > old.steps_passed)
     });
@@ -345,7 +345,8 @@ fn same_rollout(one: &ActiveRollout, other: &ActiveRollout) -> bool {
 
 fn rollouts(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpdateOperatorStatus) -> Vec<Line> {
     let mut lines = Vec::new();
-    for rollout in &after.active_rollouts {
+    // One that has ended may be beside another rollout of its version.
+    for rollout in after.active_rollouts.iter().filter(|rollout| rollout.ended.is_none()) {
         let old = before.active_rollouts.iter().find(|old| same_rollout(old, rollout));
         let kind = format!("{}/{}", rollout.variant, rollout.arch);
         let line = match old {

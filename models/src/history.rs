@@ -181,14 +181,18 @@ pub enum EntryKind {
     Begun,
     /// A canary step was passed.
     StepPassed,
-    /// A user approved a canary step.
+    /// A canary step that was passed is due again: nodes joined, failures were resolved, or the policy changed.
+    StepDueAgain,
+    /// A user approved a canary step, or accepted places of it that were not proven.
     Approved,
     /// Updates were disabled.
     Paused,
-    /// Updates were enabled again, or continue after failures had stopped them.
+    /// Updates were enabled again, or continue after failures or a brake had stopped them.
     Resumed,
     /// Failures have stopped all updates.
     Frozen,
+    /// Updates that ended one after the other without a proof have braked the rollout.
+    Braked,
     /// This version was quarantined.
     Quarantined,
     /// A window opened.
@@ -216,10 +220,12 @@ impl EntryKind {
         match self {
             Self::Begun => "Begun",
             Self::StepPassed => "StepPassed",
+            Self::StepDueAgain => "StepDueAgain",
             Self::Approved => "Approved",
             Self::Paused => "Paused",
             Self::Resumed => "Resumed",
             Self::Frozen => "Frozen",
+            Self::Braked => "Braked",
             Self::Quarantined => "Quarantined",
             Self::WindowOpened => "WindowOpened",
             Self::WindowClosed => "WindowClosed",
@@ -241,8 +247,8 @@ pub struct HistoryEntry {
     /// Time of the event.
     #[schemars(with = "Moment")]
     pub time: Timestamp,
-    /// `Begun`, `StepPassed`, `Approved`, `Paused`, `Resumed`, `Frozen`, `Quarantined`, `WindowOpened`, `WindowClosed`,
-    /// `Urgent`, `UrgencyEnded`, `Superseded`, `Completed` or `Stopped`.
+    /// `Begun`, `StepPassed`, `StepDueAgain`, `Approved`, `Paused`, `Resumed`, `Frozen`, `Braked`, `Quarantined`, `WindowOpened`,
+    /// `WindowClosed`, `Urgent`, `UrgencyEnded`, `Superseded`, `Completed` or `Stopped`.
     #[schemars(with = "StatusWord")]
     pub kind: EntryKind,
     /// Number of the canary step, from 1.

@@ -1,19 +1,20 @@
 //! The revisions of the policy, and the way back to one of them (`undo`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 use clap::Args;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::Client;
 use kube::api::{Api, ListParams};
-use models::history::BottlerocketRolloutHistorySpec;
+use models::history::{BottlerocketRolloutHistorySpec, RecordedRollout, VersionCount};
 use models::names;
-use models::operator::BottlerocketUpdateOperator;
+use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorSpec};
 use models::shadow::{BottlerocketShadow, UPDATED};
-use planner::policy::Policy;
+use planner::policy::{Exclusion, Policy};
 use planner::revisions::{NO_HISTORY, PolicyRevision, RevisionContent, Undo, history as own, undo as back};
 use planner::view::{OperatorFacts, Projection as _, RevisionFacts};
+use semver::Version;
 use serde_json::{Value, json};
 
 use super::read::Source;
@@ -133,32 +134,95 @@ fn add(page: &mut Page, history: &[&PolicyRevision], only: Option<i64>, width: O
     Ok(page.table(["REVISION", "NAME", "TARGET", "CHANGE-CAUSE"], rows, width))
 }
 
-/// Returns the version that most nodes ran when the last rollout began, for a pin. `None` without one.
-fn version_before_rollout(records: &[Value]) -> Option<String> {
+/// Returns the policy after a return to an earlier revision.
+///
+/// # Errors
+/// Fields that no revision has make it invalid, and an invalid policy changes nothing.
+fn policy_after(spec: &BottlerocketUpdateOperatorSpec, patch: &Value) -> anyhow::Result<Policy> {
+    let mut version = serde_json::to_value(spec.version.clone().unwrap_or_default())?;
+    for (field, value) in patch["spec"]["version"].as_object().into_iter().flatten() {
+        version[field] = value.clone();
+    }
+    if let Some(fields) = version.as_object_mut() {
+        fields.retain(|_, value| !value.is_null());
+    }
+    let after = BottlerocketUpdateOperatorSpec { version: serde_json::from_value(version)?, ..spec.clone() };
+    Policy::from_spec(&after).map_err(|errors| {
+        let cause = errors.first().map(ToString::to_string).unwrap_or_default();
+        anyhow!(
+            "nothing was written: the policy is invalid, and would be so with the fields of that revision: {cause}. Correct that field, \
+             which no revision has"
+        )
+    })
+}
+
+/// Variant and architecture.
+type Kind = (String, String);
+
+/// A move of nodes of one kind to a version.
+struct Moved {
+    kind: Kind,
+    from: Version,
+    to: Version,
+    nodes: i64,
+}
+
+fn kind_of(shadow: &BottlerocketShadow) -> Option<Kind> {
+    let agent = &shadow.status.as_ref()?.agent;
+    Some((agent.variant.clone()?, agent.arch.clone()?))
+}
+
+/// Returns the last rollout of each of these kinds, as its record has it.
+fn moved_by_rollouts(records: &[Value], kinds: &BTreeSet<Kind>) -> Vec<Moved> {
     let rollout = |record: &Value| {
         let spec: BottlerocketRolloutHistorySpec = serde_json::from_value(record.get("spec")?.clone()).ok()?;
         spec.rollout
     };
-    // A follow-up is about nodes that came late.
-    let rollout = records.iter().rev().filter_map(rollout).find(|rollout| rollout.first.is_none())?;
-    let from = rollout.from.into_iter().filter(|from| from.version != rollout.version);
-    from.max_by_key(|from| from.nodes).map(|from| from.version.to_string())
+    // A follow-up is about nodes that came late, and a drill moves none.
+    let rollouts = records.iter().filter_map(rollout).filter(|rollout| rollout.first.is_none() && !rollout.drill);
+    let mut last: BTreeMap<Kind, RecordedRollout> =
+        rollouts.map(|rollout| ((rollout.variant.clone(), rollout.arch.clone()), rollout)).collect();
+    last.retain(|kind, _| kinds.contains(kind));
+    let moved = |(kind, rollout): (Kind, RecordedRollout)| {
+        let to = rollout.version;
+        let of = move |from: VersionCount| Moved {
+            kind: kind.clone(),
+            from: from.version,
+            to: to.clone(),
+            nodes: from.nodes,
+        };
+        rollout.from.into_iter().map(of)
+    };
+    last.into_iter().flat_map(moved).collect()
 }
 
-/// Returns the version that most nodes ran before their last update, where no rollout is recorded. `None` if none was updated.
-fn version_before(shadows: &[BottlerocketShadow]) -> Option<String> {
-    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    for shadow in shadows {
-        let status = shadow.status.as_ref();
-        let last = status.and_then(|s| s.controller.record.as_ref()).and_then(|record| record.last.as_ref());
-        let runs = status.and_then(|s| s.agent.current_version.as_ref());
-        if let Some(last) = last.filter(|last| last.reason == UPDATED && Some(&last.version) == runs)
-            && let Some(from) = &last.from
-        {
-            *counts.entry(from.to_string()).or_default() += 1;
+/// Returns the last update of each node, where no rollout is recorded.
+fn moved_by_updates(shadows: &[BottlerocketShadow]) -> Vec<Moved> {
+    let moved = |shadow: &BottlerocketShadow| {
+        let status = shadow.status.as_ref()?;
+        let last = status.controller.record.as_ref()?.last.as_ref()?;
+        let runs = last.reason == UPDATED && Some(&last.version) == status.agent.current_version.as_ref();
+        let from = last.from.clone().filter(|_| runs)?;
+        Some(Moved { kind: kind_of(shadow)?, from, to: last.version.clone(), nodes: 1 })
+    };
+    shadows.iter().filter_map(moved).collect()
+}
+
+/// Returns the earlier version that most nodes ran, for a pin, which is for all nodes: `None` where kinds of nodes ran different ones.
+/// Versions that policy excludes are left out.
+fn version_before(moved: &[Moved], exclude: &[Exclusion]) -> Option<Version> {
+    let mut counts: BTreeMap<&Kind, BTreeMap<&Version, i64>> = BTreeMap::new();
+    for Moved { kind, from, to, nodes } in moved {
+        let of_kind = counts.entry(kind).or_default();
+        let (variant, arch) = kind;
+        if from < to && !exclude.iter().any(|excluded| excluded.covers(variant, arch, from)) {
+            *of_kind.entry(from).or_default() += nodes;
         }
     }
-    counts.into_iter().max_by_key(|(_, count)| *count).map(|(version, _)| version)
+    let most = |counts: &BTreeMap<&Version, i64>| Some((*counts.iter().max_by_key(|(_, nodes)| **nodes)?.0).clone());
+    let mut versions = counts.values().map(most);
+    let first = versions.next()??;
+    versions.all(|version| version.as_ref() == Some(&first)).then_some(first)
 }
 
 /// Returns to an earlier revision of the policy.
@@ -170,6 +234,7 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
         print_line(&undo);
         return Ok(());
     };
+    let policy = policy_after(&revisions.operator.spec, patch)?;
     let operator = Object::operator(client, namespace).written_by(MANAGER);
     let (read, dry_run) = (revisions.resource, options.dry.dry_run);
     let generation = read.metadata.generation;
@@ -190,17 +255,17 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
         }
     }
     if *keeps_versions {
-        // Without the right to read the history, the shadows tell as much.
+        let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), namespace);
+        let right = format!("list bottlerocketshadows in {namespace}");
+        // The policy is written: without a right, the advice alone is missing.
+        let shadows = list(&shadows, ListParams::default(), &right).await.unwrap_or_default();
+        // Without the right to read the history, the shadows have as much.
         let records = Source::Cluster { client, namespace }.records().await.unwrap_or_default();
-        let version = match version_before_rollout(&records) {
-            Some(version) => Some(version),
-            None => {
-                let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), namespace);
-                let right = format!("list bottlerocketshadows in {namespace}");
-                version_before(&list(&shadows, ListParams::default(), &right).await?)
-            }
-        };
-        if let Some(version) = version {
+        let mut moved = moved_by_rollouts(&records, &shadows.iter().filter_map(kind_of).collect());
+        if moved.is_empty() {
+            moved = moved_by_updates(&shadows);
+        }
+        if let Some(version) = version_before(&moved, &policy.exclude) {
             print_line(format_args!(
                 "most nodes ran {version} before; to move them back to it: kubectl brupop pin {version} -n {namespace}"
             ));
@@ -244,46 +309,99 @@ mod tests {
     }
 
     #[test]
-    fn version_for_a_pin_is_that_of_most_nodes_when_last_rollout_began() {
-        let record = |from: Value| {
-            json!({"spec": {"record": "r", "rollout": {
-                "number": 1, "operator": {"namespace": "n", "name": "default", "uid": "u"}, "revision": {}, "variant": "v",
-                "arch": "a", "version": "1.21.0", "begun": "2026-01-01T00:00:00Z", "policy": "", "from": from,
-            }}})
-        };
-        let from = |version: &str, nodes: i64| json!({"version": version, "nodes": nodes});
-        let first = record(json!([from("1.18.0", 90)]));
-        let last = record(json!([from("1.19.0", 2), from("1.20.0", 3), from("1.21.0", 50)]));
-        let mut follow_up = record(json!([from("1.17.0", 1)]));
-        follow_up["spec"]["rollout"]["first"] = json!(1);
-        let all = [first, last, follow_up.clone(), json!({"spec": {}})];
-        assert_eq!(version_before_rollout(&all).as_deref(), Some("1.20.0"));
-        assert_eq!(version_before_rollout(&[follow_up]), None);
-        assert_eq!(version_before_rollout(&[]), None);
+    fn return_that_leaves_the_policy_invalid_is_refused() {
+        let patch = revision(2, "1.20.5").content.unwrap().version_patch();
+        let patch = json!({"spec": {"version": patch}});
+        let after = |spec: Value| policy_after(&serde_json::from_value(spec).unwrap(), &patch);
+        let policy =
+            after(json!({"version": {"target": "newest", "exclude": ["never"], "ignoreWaves": true}})).unwrap();
+        assert_eq!((policy.target.to_string(), policy.exclude.len(), policy.ignore_waves), ("1.20.5".into(), 0, false));
+        let window = json!({"cron": "0 2 * * *", "duration": "4h", "timeZone": "Mars/Base"});
+        let refused = after(json!({"schedule": {"windows": [window]}, "version": {"target": "1.20"}})).unwrap_err();
+        let refused = refused.to_string();
+        assert!(refused.contains("nothing was written") && refused.contains("timeZone"), "{refused}");
+    }
+
+    /// The record of a rollout of a variant to a version, from these versions on so many nodes.
+    fn record(variant: &str, to: &str, from: &[(&str, i64)]) -> Value {
+        let from: Vec<Value> =
+            from.iter().map(|(version, nodes)| json!({"version": version, "nodes": nodes})).collect();
+        json!({"spec": {"record": "r", "rollout": {
+            "number": 1, "operator": {"namespace": "n", "name": "default", "uid": "u"}, "revision": {}, "variant": variant,
+            "arch": "a", "version": to, "begun": "2026-01-01T00:00:00Z", "policy": "", "from": from,
+        }}})
+    }
+
+    fn with(mut record: Value, field: &str, value: Value) -> Value {
+        record["spec"]["rollout"][field] = value;
+        record
+    }
+
+    fn shadow(variant: &str, from: &str, runs: &str, reason: &str) -> BottlerocketShadow {
+        let last = json!({
+            "attempt": 1, "from": from, "version": "1.21.0", "reason": reason, "message": "",
+            "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:00:00Z",
+        });
+        serde_json::from_value(json!({
+            "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow", "metadata": {"name": "brs-a"},
+            "spec": {"state": "Idle", "attempt": 1},
+            "status": {
+                "currentVersion": runs, "variant": variant, "arch": "a", "record": {"failures": 0, "last": last},
+            },
+        }))
+        .unwrap()
+    }
+
+    fn before(moved: &[Moved], exclude: &[&str]) -> Option<String> {
+        let spec = json!({"version": {"exclude": exclude}});
+        let policy = Policy::from_spec(&serde_json::from_value(spec).unwrap()).unwrap();
+        version_before(moved, &policy.exclude).map(|version| version.to_string())
+    }
+
+    #[test]
+    fn version_for_a_pin_is_the_earlier_one_of_most_nodes_when_the_last_rollout_of_each_kind_began() {
+        let first = record("x86", "1.18.0", &[("1.17.0", 90)]);
+        let last = record("x86", "1.21.0", &[("1.19.0", 2), ("1.20.0", 3), ("1.21.0", 50)]);
+        let follow_up = with(record("x86", "1.21.0", &[("1.16.0", 1)]), "first", json!(1));
+        let drill = with(record("x86", "1.21.0", &[]), "drill", json!(true));
+        let back = record("x86", "1.20.0", &[("1.21.0", 55)]);
+        let joined = record("gpu", "1.21.0", &[("1.15.0", 2)]);
+        let alike = record("gpu", "1.21.0", &[("1.20.0", 2)]);
+        let gone = record("old", "1.21.0", &[("1.14.0", 9)]);
+        let cases: [(&str, &[&Value], &[&str], Option<&str>); 9] = [
+            ("the last rollout", &[&first, &last], &[], Some("1.20.0")),
+            ("a follow-up and a drill come after it", &[&first, &last, &follow_up, &drill], &[], Some("1.20.0")),
+            ("most ran an excluded version", &[&last], &["1.20"], Some("1.19.0")),
+            ("all ran an excluded version", &[&first], &["1.17.0"], None),
+            ("the last one led back", &[&last, &back], &[], None),
+            ("a small kind ran another version", &[&last, &joined], &[], None),
+            ("each kind ran the same", &[&last, &alike], &[], Some("1.20.0")),
+            ("no node is left of a kind", &[&last, &gone], &[], Some("1.20.0")),
+            ("a follow-up alone", &[&follow_up], &[], None),
+        ];
+        let kinds = ["x86", "gpu"].map(|variant| (variant.to_owned(), "a".to_owned())).into();
+        for (sentence, records, exclude, expected) in cases {
+            let mut records: Vec<Value> = records.iter().map(|record| (*record).clone()).collect();
+            records.push(json!({"spec": {}}));
+            assert_eq!(before(&moved_by_rollouts(&records, &kinds), exclude).as_deref(), expected, "{sentence}");
+        }
     }
 
     #[test]
     fn version_for_a_pin_is_that_of_most_nodes_before_their_update() {
-        let shadow = |from: &str, runs: &str, reason: &str| -> BottlerocketShadow {
-            let last = json!({
-                "attempt": 1, "from": from, "version": "1.21.0", "reason": reason, "message": "",
-                "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:00:00Z",
-            });
-            serde_json::from_value(json!({
-                "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow", "metadata": {"name": "brs-a"},
-                "spec": {"state": "Idle", "attempt": 1},
-                "status": {"currentVersion": runs, "record": {"failures": 0, "last": last}},
-            }))
-            .unwrap()
-        };
-        let all = [
-            shadow("1.20.0", "1.21.0", UPDATED),
-            shadow("1.20.0", "1.21.0", UPDATED),
-            shadow("1.19.0", "1.21.0", UPDATED),
-            shadow("1.18.0", "1.21.0", "DrainTimeout"),
-            shadow("1.17.0", "1.17.0", UPDATED),
+        let mut all = vec![
+            shadow("x86", "1.20.0", "1.21.0", UPDATED),
+            shadow("x86", "1.20.0", "1.21.0", UPDATED),
+            shadow("x86", "1.19.0", "1.21.0", UPDATED),
+            shadow("x86", "1.18.0", "1.21.0", "DrainTimeout"),
+            shadow("x86", "1.17.0", "1.17.0", UPDATED),
         ];
-        assert_eq!(version_before(&all).as_deref(), Some("1.20.0"));
-        assert_eq!(version_before(&[]), None);
+        assert_eq!(before(&moved_by_updates(&all), &[]).as_deref(), Some("1.20.0"));
+        assert_eq!(before(&moved_by_updates(&all), &["1.20"]).as_deref(), Some("1.19.0"));
+        all.push(shadow("gpu", "1.15.0", "1.21.0", UPDATED));
+        assert_eq!(before(&moved_by_updates(&all), &[]), None, "kinds differ");
+        let back = [shadow("x86", "1.22.0", "1.21.0", UPDATED)];
+        assert_eq!(before(&moved_by_updates(&back), &[]), None, "they were led back");
+        assert_eq!(before(&[], &[]), None);
     }
 }

@@ -59,6 +59,7 @@
   // Bands between two entries, and lines at one.
   const bands = [], lines = [];
   const open = {};
+  const ENDS = { "updates were enabled again": "paused", "the rollout is no longer braked": "braked" };
   const begin = (kind, time) => { open[kind] ??= time; };
   const end = (kind, time) => {
     if (open[kind] !== undefined) bands.push({ kind, from: open[kind], to: time });
@@ -68,15 +69,16 @@
   if (firstWindow?.kind === "WindowOpened") begin("closed", first);
   for (const entry of data.entries) {
     if (entry.kind === "Frozen") begin("frozen", entry.time);
+    if (entry.kind === "Braked") begin("braked", entry.time);
     if (entry.kind === "Paused") begin("paused", entry.time);
     if (entry.kind === "WindowClosed") begin("closed", entry.time);
     if (entry.kind === "WindowOpened") end("closed", entry.time);
-    // The message tells which of the two is over.
-    if (entry.kind === "Resumed") end(entry.message === "updates were enabled again" ? "paused" : "frozen", entry.time);
+    // The message tells which of them is over.
+    if (entry.kind === "Resumed") end(ENDS[entry.message] ?? "frozen", entry.time);
     if (entry.kind === "StepPassed" || entry.kind === "Approved") lines.push(entry);
   }
   for (const kind of Object.keys(open)) end(kind, last);
-  const NAMES = { frozen: "frozen by failures", paused: "updates disabled", closed: "window closed" };
+  const NAMES = { frozen: "frozen by failures", braked: "braked", paused: "updates disabled", closed: "window closed" };
 
   const mark = (element, start, stop) => {
     element.style.left = `${place(start)}%`;

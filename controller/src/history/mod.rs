@@ -4,6 +4,7 @@
 mod keys;
 mod objects;
 mod pages;
+mod results;
 mod run;
 
 use std::sync::{Arc, Mutex, PoisonError};

@@ -8,18 +8,20 @@ use jiff::Timestamp;
 use models::backoff::Backoff;
 use models::history::{RECORD_AUDIENCE, RecordClaims, record_digest};
 use models::names;
+use models::operator::Slot;
 use models::time::{after, signed};
 use planner::history::{
-    HistoryAction, HistoryPlan, HistorySnapshot, OpenPage, RowId, Waiting, ended_rollouts, is_settled, plan,
+    HistoryAction, HistoryPlan, HistorySnapshot, OpenPage, RowId, WAITING, Waiting, ended_rollouts, is_settled, plan,
 };
 use planner::signature::signed_by;
-use planner::view::{HistoryFacts, HistoryObject, OperatorFacts, RecordFacts, ShadowFacts};
+use planner::view::{HistoryFacts, HistoryObject, OperatorFacts, RecordFacts};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::History;
 use super::keys::Keys;
 use super::objects::Objects;
+use super::results::{Results, Shadows};
 use crate::apply::{Applier, ApplyError};
 use crate::cache::Reading;
 use crate::caches::Caches;
@@ -41,8 +43,8 @@ const LIST_LIMIT: Duration = Duration::from_secs(60);
 /// The first pause after a call that was decided on an old state.
 const OUTDATED_PAUSE: Duration = Duration::from_millis(50);
 
-/// The most results of deleted nodes that wait in memory.
-const MOST_ORPHANS: usize = 512;
+/// The number of nodes that a message names.
+const NAMED: usize = 3;
 
 /// The condition while all is written, and those while it cannot be.
 const RECORDED: &str = "Recorded";
@@ -72,28 +74,35 @@ pub struct Historian {
     /// The numbers of the ended records that were deleted while this process led.
     removed: BTreeSet<i64>,
     open: BTreeMap<String, OpenPage>,
-    /// The results on shadows at the last plan.
-    seen: BTreeMap<RowId, Waiting>,
-    /// Results whose shadow was deleted with its node before a page held them.
-    orphans: BTreeMap<RowId, Waiting>,
+    results: Results,
     /// The last failure, for users.
     failure: Option<String>,
+    /// The reason for which writes that are due wait, for users.
+    waits_for: Option<String>,
 }
 
-/// The results on a shadow.
-fn waiting(shadow: &ShadowFacts) -> impl Iterator<Item = Waiting> {
-    let agent = &shadow.status.agent;
-    let (variant, arch) = (agent.variant.clone().unwrap_or_default(), agent.arch.clone().unwrap_or_default());
-    let uid = shadow.owner_uid.clone().unwrap_or_default();
-    shadow.status.controller.results.iter().map(move |result| Waiting {
-        node: shadow.node.clone(),
-        uid: uid.clone(),
-        variant: variant.clone(),
-        arch: arch.clone(),
-        result: result.clone(),
-        bytes: 0,
-        orphaned: false,
-    })
+/// Removes the writes that may not be made while shadows cannot be read: the results on these are not known, so no record ends, and no
+/// page is named. Returns what they wait for, as a sentence; `before` is what they waited for at the last plan.
+fn hold_back(plan: &mut HistoryPlan, unreadable: &BTreeMap<String, String>, before: Option<String>) -> Option<String> {
+    if unreadable.is_empty() {
+        return None;
+    }
+    let reads =
+        |action: &HistoryAction| matches!(action, HistoryAction::ReadRecord { .. } | HistoryAction::ReadPage { .. });
+    let due = plan.actions.len();
+    // While objects are read, it is not known which writes are due.
+    let is_known = !plan.actions.iter().any(reads);
+    plan.actions.retain(|action| reads(action) || matches!(action, HistoryAction::Begin { .. }));
+    plan.wake = None;
+    if plan.actions.len() == due {
+        return before.filter(|_| !is_known);
+    }
+    let nodes: Vec<&str> = unreadable.keys().take(NAMED).map(String::as_str).collect();
+    Some(format!(
+        "the shadow of {} cannot be read, nor the results on it. Updates go on; the results of all nodes wait on the shadows until it \
+         is repaired",
+        nodes.join(", ")
+    ))
 }
 
 impl Historian {
@@ -114,9 +123,9 @@ impl Historian {
             unreadable: BTreeMap::new(),
             removed: BTreeSet::new(),
             open: BTreeMap::new(),
-            seen: BTreeMap::new(),
-            orphans: BTreeMap::new(),
+            results: Results::default(),
             failure: None,
+            waits_for: None,
         }
     }
 
@@ -159,43 +168,36 @@ impl Historian {
         }
     }
 
-    /// Collects the results on shadows, and those of deleted shadows that wait.
-    fn collect(&mut self) -> Vec<Waiting> {
-        let mut present: BTreeMap<RowId, Waiting> = self
-            .caches
-            .shadows
-            .read(|shadows| shadows.values().flat_map(waiting).map(|waiting| (waiting.id(), waiting)).collect());
-        for (id, waiting) in &mut present {
-            let known = self.seen.get(id).map(|before| before.bytes);
-            let size = || serde_json::to_vec(&waiting.result).map_or(0, |text| text.len());
-            waiting.bytes = known.unwrap_or_else(size);
-        }
-        let unreadable = self.caches.shadows.unreadable();
-        for (id, before) in std::mem::take(&mut self.seen) {
-            if present.contains_key(&id) {
-                continue;
-            }
-            if unreadable.contains_key(&before.node) {
-                present.insert(id, before);
-                continue;
-            }
-            let shadow = self.caches.shadows.get(&before.node);
-            if shadow.is_none_or(|shadow| shadow.owner_uid.as_ref() != Some(&before.uid)) {
-                self.orphans.insert(id, Waiting { orphaned: true, ..before });
-            }
-        }
-        let ended = self.ended_rollouts();
-        self.orphans.retain(|_, orphan| !is_settled(&ended, orphan));
-        while self.orphans.len() > MOST_ORPHANS {
-            if let Some((_, dropped)) = self.orphans.pop_first() {
-                tracing::warn!(
-                    node = dropped.node,
-                    "the result of an attempt on a deleted node is dropped: too many wait"
-                );
-            }
-        }
-        self.seen = present;
-        self.seen.values().chain(self.orphans.values()).cloned().collect()
+    /// Collects the results on shadows and those that wait in memory. Returns them with the rollouts of attempts that may go on although their
+    /// Node was deleted: those with a slot.
+    fn collect(&mut self, operator: Option<&OperatorFacts>, now: Timestamp) -> (Vec<Waiting>, BTreeSet<i64>) {
+        let unread = self.caches.operator.unreadable().contains_key(names::OPERATOR_NAME);
+        let has_slot = |waiting: &Waiting| {
+            let own = |slot: &Slot| {
+                let update = slot.update.as_ref().filter(|_| slot.node == waiting.node);
+                update.is_some_and(|of| (of.attempt, &of.version) == (waiting.result.attempt, &waiting.result.to))
+            };
+            operator.is_some_and(|operator| operator.status.slots.iter().any(own))
+        };
+        let unreadable_nodes = self.caches.nodes.unreadable();
+        let awaited: BTreeMap<RowId, bool> = self.caches.nodes.read(|nodes| {
+            // The shadow alone was deleted, and is created again if the node is under the operator.
+            let is_there = |waiting: &Waiting| {
+                nodes.get(&waiting.node).is_some_and(|node| node.uid == waiting.uid)
+                    || unreadable_nodes.contains_key(&waiting.node)
+            };
+            let may_go_on = |waiting: &Waiting| {
+                let has_slot = unread || has_slot(waiting);
+                (has_slot || is_there(waiting)).then(|| (waiting.id(), has_slot))
+            };
+            self.results.under_way().filter_map(may_go_on).collect()
+        });
+        let (ended, unreadable) = (self.ended_rollouts(), self.caches.shadows.unreadable());
+        let results = &mut self.results;
+        self.caches.shadows.read(|readable| {
+            let shadows = Shadows { readable, unreadable: &unreadable };
+            results.collect(shadows, (&awaited, &ended), now)
+        })
     }
 
     fn ended_rollouts(&self) -> BTreeSet<i64> {
@@ -220,12 +222,12 @@ impl Historian {
         };
         for (name, open) in &self.open {
             if named(name, open) {
-                self.orphans.retain(|id, _| !open.rows.contains(id));
+                self.results.forget(&open.rows);
             }
         }
         self.open.retain(|name, open| records.contains_key(name) && !named(name, open));
         // Before the results: an attempt that ends in between is in both.
-        let (under_way, nodes) = self.caches.shadows.read(|shadows| {
+        let (mut under_way, nodes) = self.caches.shadows.read(|shadows| {
             let under_way: BTreeSet<i64> = shadows
                 .values()
                 .filter_map(|shadow| Some(shadow.status.controller.progress.as_ref()?.rollout.as_ref()?.rollout))
@@ -236,11 +238,12 @@ impl Historian {
             });
             (under_way, nodes.collect::<Vec<_>>())
         });
-        let waiting = self.collect();
+        let operator = self.caches.operator.get(names::OPERATOR_NAME);
+        let (waiting, going_on) = self.collect(operator.as_ref(), now);
+        under_way.extend(going_on);
         if self.caches.operator.unreadable().contains_key(names::OPERATOR_NAME) {
             return HistoryPlan::default();
         }
-        let operator = self.caches.operator.get(names::OPERATOR_NAME);
         let mut plan = plan(&HistorySnapshot {
             namespace: &self.applier.namespace,
             operator: operator.as_ref(),
@@ -254,12 +257,8 @@ impl Historian {
             nodes: &nodes,
             now,
         });
-        if !self.caches.shadows.unreadable().is_empty() {
-            // The results on it are not known: without them nothing ends, and no page is named.
-            plan.actions
-                .retain(|action| matches!(action, HistoryAction::ReadRecord { .. } | HistoryAction::ReadPage { .. }));
-            plan.wake = None;
-        }
+        let unreadable = self.caches.shadows.unreadable();
+        self.waits_for = hold_back(&mut plan, &unreadable, self.waits_for.take());
         plan
     }
 
@@ -286,16 +285,17 @@ impl Historian {
                 None => tracing::info!("the history of rollouts is written again"),
             }
         }
-        let state = match &failure {
-            None => (true, RECORDED, String::new()),
-            Some(failure) => {
+        let state = match (&failure, &self.waits_for) {
+            (None, None) => (true, RECORDED, String::new()),
+            (None, Some(waits_for)) => (false, WAITING, waits_for.clone()),
+            (Some(failure), _) => {
                 let ended = self.ended_rollouts();
-                let waiting = self.seen.values().filter(|waiting| !is_settled(&ended, waiting)).count();
+                let waiting = self.results.on_shadows().filter(|waiting| !is_settled(&ended, waiting)).count();
                 let message = format!(
                     "{failure}. Updates go on; {} results wait on the shadows, of which each keeps that of its last attempt, and \
                      {} of deleted nodes in memory",
                     waiting,
-                    self.orphans.len()
+                    self.results.in_memory()
                 );
                 (false, REFUSED, models::plain::cut(&message, 2000))
             }
@@ -351,7 +351,7 @@ impl Historian {
             }
             HistoryAction::Clear { node, rows } => self.applier.clear_results(&node, &rows).await?,
             HistoryAction::Drop { node, rows } => {
-                self.orphans.retain(|id, _| !rows.contains(id));
+                self.results.forget(&rows);
                 self.applier.clear_results(&node, &rows).await?;
                 tracing::warn!(node, "the result of an attempt belongs to no rollout that is recorded, and is dropped");
             }
@@ -412,5 +412,52 @@ impl Historian {
         let claims = RecordClaims { aud: RECORD_AUDIENCE.to_owned(), record: name.to_owned(), digest };
         status.signature = Some(key.sign(&claims).map_err(|error| failed(Box::new(error)))?);
         self.objects.update(&live, &status).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use models::history::RecordedRollout;
+
+    use super::*;
+
+    #[test]
+    fn writes_that_wait_for_an_unreadable_shadow_are_reported_and_new_records_are_not_held_back() {
+        let rollout = serde_json::json!({
+            "number": 7, "operator": {"namespace": "n", "name": "default", "uid": "u"}, "revision": {}, "variant": "v", "arch": "a",
+            "version": "1.21.0", "begun": "2026-01-01T00:00:00Z", "policy": "",
+        });
+        let rollout: RecordedRollout = serde_json::from_value(rollout).unwrap();
+        let begin = || HistoryAction::Begin { name: "rollout-7".into(), rollout: Box::new(rollout.clone()) };
+        let read = || HistoryAction::ReadRecord { name: "rollout-7".into() };
+        let clear = || HistoryAction::Clear { node: "b".into(), rows: BTreeSet::new() };
+        let unreadable = BTreeMap::from([("a".to_owned(), "its step is a number".to_owned())]);
+        for (sentence, unreadable, before, actions, left, reported) in [
+            ("all can be read", &BTreeMap::new(), true, vec![clear()], vec![clear()], false),
+            ("no write is due", &unreadable, true, vec![], vec![], false),
+            ("a write is due", &unreadable, false, vec![clear()], vec![], true),
+            ("a record begins", &unreadable, false, vec![begin()], vec![begin()], false),
+            (
+                "a record begins, and another write is due",
+                &unreadable,
+                false,
+                vec![begin(), clear()],
+                vec![begin()],
+                true,
+            ),
+            (
+                "a record is read before it is known which writes are due",
+                &unreadable,
+                true,
+                vec![read()],
+                vec![read()],
+                true,
+            ),
+        ] {
+            let mut plan = HistoryPlan { actions, ..HistoryPlan::default() };
+            let waits_for = hold_back(&mut plan, unreadable, before.then(|| "before: a".to_owned()));
+            assert_eq!(plan.actions, left, "{sentence}");
+            assert_eq!(waits_for.is_some_and(|waits_for| waits_for.contains(" a")), reported, "{sentence}");
+        }
     }
 }

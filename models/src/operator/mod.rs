@@ -311,10 +311,11 @@ pub struct ActiveRollout {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub approved: bool,
     /// Time at which nodes of its variant and architecture went on to another version. If they come back to this one,
-    /// that is a new rollout, which passes the canary steps again.
+    /// that is a new rollout, which passes the canary steps again. Also the time at which another record took the place of its own: a copy
+    /// of the entry stays until the history has the end of that.
     #[schemars(with = "Option<Moment>")]
     pub ended: Option<Timestamp>,
-    /// Number of the last canary step that a user approved, from 1.
+    /// Number of the last canary step that a user approved, or of which a user accepted places that were not proven, from 1.
     pub approved_step: Option<i64>,
     /// Time until which it does not wait for windows and for the soaks of canary steps (`spec.version.urgent`); absent
     /// if it is not urgent.

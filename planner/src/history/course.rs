@@ -15,9 +15,14 @@ use crate::view::OperatorFacts;
 /// The longest message of an entry.
 const MESSAGE: usize = 256;
 
-/// The messages of the two entries `Resumed`, by which readers tell them apart.
+/// The messages of the entries `Resumed`, by which readers tell them apart.
 const ENABLED_AGAIN: &str = "updates were enabled again";
 const THAWED: &str = "failures no longer stop updates";
+const PROVEN: &str =
+    "failures no longer stop updates: the nodes that had failed have proven the version, or the policy changed";
+
+/// The message of the entry `Resumed` at the end of a brake.
+const UNBRAKED: &str = "the rollout is no longer braked";
 
 /// Conditions of a record besides `Frozen`, whose changes are recorded.
 const PAUSED: &str = "Paused";
@@ -45,11 +50,22 @@ fn entry(time: Timestamp, kind: EntryKind, message: &str) -> HistoryEntry {
     HistoryEntry { time, kind, step: None, field_manager: None, message: cut(message, MESSAGE) }
 }
 
-/// The states of the operator that a record follows.
+/// Returns the field manager of the `resume` that has ended what held since this time; `None` if the last one is older than that: its
+/// annotation stays.
+fn resumed_by(operator: &OperatorFacts, since: Timestamp) -> Option<&String> {
+    let done = operator.status.requests.as_ref().and_then(|requests| requests.resume.as_ref());
+    let is_done = operator.resume.is_some() && operator.resume.as_ref() == done;
+    // The times of field managers are whole seconds.
+    let is_later = |at: Timestamp| at.as_second() >= since.as_second();
+    operator.managers.resume.as_ref().filter(|_| is_done && operator.managers.resume_written.is_some_and(is_later))
+}
+
+/// The states of the operator that a record follows, which has these conditions.
 fn states<'a>(
     operator: &'a OperatorFacts,
     rollout: &RecordedRollout,
     active: &ActiveRollout,
+    recorded: &[Condition],
     now: Timestamp,
 ) -> Vec<State<'a>> {
     let conditions = &operator.status.conditions;
@@ -86,14 +102,15 @@ fn states<'a>(
     };
     let (frozen, since, message) = of(models::operator::FROZEN, ConditionStatus::True);
     let contained = find_condition(conditions, models::operator::FROZEN).is_some_and(|found| found.reason == CONTAINED);
-    let thawed_by = if contained { managers.continue_others.as_ref() } else { managers.resume.as_ref() };
+    let held_since = find_condition(recorded, FROZEN).map_or(now, |condition| condition.last_transition_time);
+    let thawed_by = if contained { managers.continue_others.as_ref() } else { resumed_by(operator, held_since) };
     let freeze = State {
         type_: FROZEN,
         // A rollout that a user has gone on without is still stopped.
         holds: frozen || quarantined.is_some_and(|quarantined| quarantined.contained),
         since,
         begins: EntryKind::Frozen,
-        ends: Some((EntryKind::Resumed, THAWED)),
+        ends: Some((EntryKind::Resumed, if thawed_by.is_some() { THAWED } else { PROVEN })),
         manager: thawed_by.filter(|_| !frozen),
         message,
     };
@@ -179,23 +196,68 @@ pub(super) fn continued(
         let step = Some(active.steps_passed).filter(|passed| *passed > 0);
         status.entries.push(HistoryEntry { field_manager, step, ..entry(rollout.begun, EntryKind::Begun, &message) });
     }
-    for state in states(operator, rollout, active, now) {
+    for state in states(operator, rollout, active, &stored.conditions, now) {
         follow(&mut status, rollout.begun, &state);
     }
-    let last = |entries: &[HistoryEntry], kinds: &[EntryKind]| {
-        entries.iter().filter(|entry| kinds.contains(&entry.kind)).filter_map(|entry| entry.step).max().unwrap_or(0)
-    };
-    let approved = last(&status.entries, &[EntryKind::Begun, EntryKind::Approved]);
-    if let Some(step) = active.approved_step.filter(|step| *step > approved) {
-        let field_manager = managers.approve_step.clone();
-        status.entries.push(HistoryEntry { field_manager, step: Some(step), ..entry(now, EntryKind::Approved, "") });
-    }
-    let passed = last(&status.entries, &[EntryKind::Begun, EntryKind::StepPassed]);
-    for step in (passed.saturating_add(1)..=active.steps_passed).take(MOST_ENTRIES) {
-        status.entries.push(HistoryEntry { step: Some(step), ..entry(now, EntryKind::StepPassed, "") });
-    }
+    follow_brake(&mut status.entries, active, operator, now);
+    follow_steps(&mut status.entries, active, managers.approve_step.as_ref(), now);
     limit(&mut status.entries);
     status
+}
+
+/// Adds that the rollout is braked, or is no longer. The ledger of one whose record was replaced is that of the next one.
+fn follow_brake(entries: &mut Vec<HistoryEntry>, active: &ActiveRollout, operator: &OperatorFacts, now: Timestamp) {
+    let is_about_it = |entry: &&HistoryEntry| entry.kind == EntryKind::Braked || entry.message == UNBRAKED;
+    let last = entries.iter().rev().find(is_about_it).filter(|entry| entry.kind == EntryKind::Braked);
+    match last.map(|entry| entry.time) {
+        None if active.is_braked() => {
+            let row = active.ledger.iter().flat_map(|ledger| &ledger.row).map(ToString::to_string);
+            let message = format!("ended without a proof: {}", row.collect::<Vec<_>>().join(", "));
+            entries.push(entry(now, EntryKind::Braked, &message));
+        }
+        Some(since) if !active.is_braked() && active.ended.is_none() => {
+            let field_manager = resumed_by(operator, since).cloned();
+            entries.push(HistoryEntry { field_manager, ..entry(now, EntryKind::Resumed, UNBRAKED) });
+        }
+        _ => {}
+    }
+}
+
+/// Returns the last step that entries of this kind name, unless it is due again.
+fn last_step(entries: &[HistoryEntry], kind: EntryKind) -> i64 {
+    entries.iter().fold(0, |last, entry| match (entry.kind, entry.step) {
+        (EntryKind::Begun, Some(step)) => step,
+        (EntryKind::StepDueAgain, Some(step)) => last.min(step.saturating_sub(1)),
+        (found, Some(step)) if found == kind => last.max(step),
+        _ => last,
+    })
+}
+
+/// Returns which places a user has accepted without a proof that no entry names, as a sentence; empty without one.
+fn accepted(entries: &[HistoryEntry], active: &ActiveRollout) -> String {
+    let nodes = active.ledger.iter().flat_map(|ledger| &ledger.nodes).filter(|node| node.accepted);
+    let is_new = |node: &String| !entries.iter().any(|entry| entry.message.contains(node.as_str()));
+    let nodes: Vec<String> = nodes.map(ToString::to_string).filter(is_new).collect();
+    if nodes.is_empty() { String::new() } else { format!("places without a proof were accepted: {}", nodes.join(", ")) }
+}
+
+/// Adds what has happened to canary steps: the approval is a request of this field manager.
+fn follow_steps(entries: &mut Vec<HistoryEntry>, active: &ActiveRollout, manager: Option<&String>, now: Timestamp) {
+    let at = |step: i64, kind, message: &str| HistoryEntry { step: Some(step), ..entry(now, kind, message) };
+    let is_due = active.ledger.as_ref().is_some_and(|ledger| ledger.due > 0);
+    let passed = active.steps_passed;
+    if is_due && passed < last_step(entries, EntryKind::StepPassed) {
+        entries.push(at(passed.saturating_add(1), EntryKind::StepDueAgain, ""));
+    }
+    let approved = last_step(entries, EntryKind::Approved);
+    if let Some(step) = active.approved_step.filter(|step| *step > approved) {
+        let message = accepted(entries, active);
+        entries.push(HistoryEntry { field_manager: manager.cloned(), ..at(step, EntryKind::Approved, &message) });
+    }
+    let before = last_step(entries, EntryKind::StepPassed);
+    for step in (before.saturating_add(1)..=passed).take(MOST_ENTRIES) {
+        entries.push(at(step, EntryKind::StepPassed, ""));
+    }
 }
 
 /// Returns the first estimate of a rollout held against its end, as the end of a sentence.

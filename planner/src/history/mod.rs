@@ -48,6 +48,9 @@ const PAGE_WAIT: Duration = Duration::from_secs(10 * 60);
 /// The longest policy in a record.
 const POLICY: usize = 65_536;
 
+/// The reason of the condition `HistoryRecorded` while writes wait for what cannot be read.
+pub const WAITING: &str = "Waiting";
+
 /// The calls that are due.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HistoryPlan {

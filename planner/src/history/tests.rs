@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use models::condition::{Condition, ConditionStatus};
 use models::history::{BottlerocketRolloutHistory, BottlerocketRolloutHistorySpec, EntryKind};
-use models::operator::{CompletionEstimate, ENABLED, Quarantined, WINDOW_OPEN};
+use models::operator::{CompletionEstimate, ENABLED, Quarantined, RolloutLedger, WINDOW_OPEN};
 use models::shadow::{DrainedPod, Drill, PodMove, RolloutResult, UPDATED};
 
 use super::*;
@@ -320,6 +320,29 @@ fn results_of_last_page_stay_on_shadows_and_come_on_no_second_page() {
 }
 
 #[test]
+fn record_ends_with_its_own_phase_and_time_beside_the_one_that_continues_it() {
+    for kill in 0..8 {
+        let (mut server, mut leader) = (Server::new(), Leader::default());
+        server.under_way.insert(7);
+        server.settle(&mut leader, 10, kill);
+        server.end(RolloutPhase::Completed, 20);
+        let rollouts = &mut server.operator.status.active_rollouts;
+        let replaced = ActiveRollout { ended: Some(t(25)), ..rollouts[0].clone() };
+        rollouts[0].record = Some(RolloutRecord { first: Some(7), ..recorded(8) });
+        rollouts.push(replaced);
+        server.add("a", result(7, 1, 30, 2));
+        server.settle(&mut leader, 30, kill);
+        assert_eq!(server.status().phase, RolloutPhase::Running, "kill {kill}: an attempt is under way");
+        server.under_way.clear();
+        server.settle(&mut leader, 40, kill);
+        let status = server.status();
+        assert_eq!((status.phase, status.ended), (RolloutPhase::Completed, Some(t(20))), "kill {kill}");
+        let running: Vec<_> = leader.records.values().filter(|record| record.runs()).collect();
+        assert!(matches!(running[..], [record] if record.rollout.number == 8), "kill {kill}");
+    }
+}
+
+#[test]
 fn record_that_a_user_deletes_is_not_created_again_from_results_that_are_left() {
     let (mut server, mut leader) = (Server::new(), Leader::default());
     server.end(RolloutPhase::Completed, 10);
@@ -496,6 +519,44 @@ fn entries_tell_each_change_once_under_every_leader() {
             &[EntryKind::Quarantined, EntryKind::Frozen],
         ),
         (Box::new(|s| set(s, models::operator::FROZEN, ConditionStatus::False, 50)), &[EntryKind::Resumed]),
+        (
+            Box::new(|s| {
+                let active = &mut s.operator.status.active_rollouts[0];
+                active.ledger = Some(RolloutLedger { due: 9, braked_until: Some(t(60)), ..RolloutLedger::default() });
+            }),
+            &[EntryKind::Braked],
+        ),
+        (
+            Box::new(|s| {
+                let ledger = s.operator.status.active_rollouts[0].ledger.as_mut().unwrap();
+                ledger.braked_until = None;
+            }),
+            &[EntryKind::Resumed],
+        ),
+        (
+            Box::new(|s| {
+                let active = &mut s.operator.status.active_rollouts[0];
+                (active.approved_step, active.steps_passed) = (Some(1), 1);
+            }),
+            &[EntryKind::StepDueAgain],
+        ),
+        (
+            Box::new(|s| {
+                let active = &mut s.operator.status.active_rollouts[0];
+                let ledger = active.ledger.as_mut().unwrap();
+                ledger.move_node(None, ("n3", models::reason::Proof::Unproven, "RebootTimedOut"));
+                ledger.accept();
+                (active.approved_step, active.steps_passed) = (Some(2), 2);
+            }),
+            &[EntryKind::Approved, EntryKind::StepPassed],
+        ),
+        (
+            Box::new(|s| {
+                let active = &mut s.operator.status.active_rollouts[0];
+                (active.approved_step, active.steps_passed) = (Some(3), 3);
+            }),
+            &[EntryKind::Approved, EntryKind::StepPassed],
+        ),
     ];
     let mut expected = vec![EntryKind::Begun];
     for (change, added) in steps {
@@ -512,7 +573,46 @@ fn entries_tell_each_change_once_under_every_leader() {
         (t(10), Some("kubectl-edit"))
     );
     assert_eq!(of(EntryKind::Approved).field_manager.as_deref(), Some("kubectl-annotate"));
+    let approved = entries.iter().filter(|entry| entry.kind == EntryKind::Approved);
+    let approved: Vec<_> = approved.map(|entry| (entry.step, entry.message.as_str())).collect();
+    let accepted = "places without a proof were accepted: n3 (RebootTimedOut)";
+    assert_eq!(approved, [(Some(2), ""), (Some(2), accepted), (Some(3), "")]);
     assert!(of(EntryKind::Quarantined).message.contains("n1"));
+}
+
+/// The annotation of an earlier `resume` stays on the resource.
+#[test]
+fn end_of_a_freeze_is_attributed_to_the_user_whose_resume_ended_it() {
+    let requests =
+        |value: &str| models::operator::OperatorRequests { resume: Some(value.into()), ..Default::default() };
+    for (sentence, written, acknowledged, by_user) in [
+        ("an earlier resume: a node has proven the version", 10, "1", false),
+        ("a resume that is not acknowledged yet", 45, "0", false),
+        ("a resume", 45, "1", true),
+        ("a resume in the same second", 40, "1", true),
+    ] {
+        let (mut server, mut leader) = (Server::new(), Leader::default());
+        server.operator.resume = Some("1".into());
+        server.operator.managers.resume = Some("kubectl-brupop".into());
+        server.operator.managers.resume_written = Some(t(written));
+        server.operator.status.requests = Some(requests(acknowledged));
+        for (status, at) in [(ConditionStatus::True, 40), (ConditionStatus::False, 50)] {
+            server.operator.status.conditions = vec![Condition {
+                type_: models::operator::FROZEN.into(),
+                status,
+                reason: "x".into(),
+                message: "m".into(),
+                last_transition_time: t(at),
+                observed_generation: None,
+            }];
+            server.settle(&mut leader, at, 0);
+        }
+        let entries = server.status().entries;
+        let resumed = entries.iter().find(|entry| entry.kind == EntryKind::Resumed).unwrap();
+        let expected = by_user.then_some("kubectl-brupop");
+        assert_eq!(resumed.field_manager.as_deref(), expected, "{sentence}");
+        assert_eq!(resumed.message.contains("proven"), !by_user, "{sentence}");
+    }
 }
 
 #[test]

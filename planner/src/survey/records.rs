@@ -93,6 +93,13 @@ fn end(
     (known && record.revision != *now).then_some(RolloutPhase::Stopped)
 }
 
+/// Returns whether the history may lack the end of the record that a rollout has in the operator's status.
+pub(super) fn is_unended(view: &ClusterView, rollout: &ActiveRollout) -> bool {
+    rollout.record.as_ref().is_some_and(|record| {
+        record.ended.is_none() || view.history.highest.is_none() || view.history.running.contains(&record.number)
+    })
+}
+
 /// Returns the times at which the last records began, in order.
 fn begun_lately(view: &ClusterView, rollouts: &[ActiveRollout], now: Timestamp) -> Vec<Timestamp> {
     let mut begun = view.history.begun.clone();
@@ -114,11 +121,12 @@ pub(crate) struct Numbers {
 }
 
 /// Gives each rollout with nodes to update (`wanted`) a record that runs, and ends those of the others that are over. Beyond
-/// [`MOST_BEGUN`], rollouts for which nothing was done to a node wait for theirs.
+/// [`MOST_BEGUN`], rollouts for which nothing was done to a node wait for theirs. A record that is replaced before the history has its end
+/// stays in an ended entry of its own.
 pub(crate) fn keep(
     view: &ClusterView,
     policy: &Policy,
-    rollouts: &mut [ActiveRollout],
+    rollouts: &mut Vec<ActiveRollout>,
     wanted: &BTreeSet<Key>,
     now: Timestamp,
 ) -> Numbers {
@@ -126,7 +134,8 @@ pub(crate) fn keep(
     let mut wake = None;
     let Some(revision) = revision(view, policy) else { return Numbers { highest: Some(count), wake } };
     let mut begun = begun_lately(view, rollouts, now);
-    for rollout in rollouts {
+    let mut replaced = Vec::new();
+    for rollout in rollouts.iter_mut() {
         let runs = rollout.record.as_ref().is_some_and(|record| record.ended.is_none());
         let own = key_of(rollout);
         let unrecorded = rollout.record.is_none() && begun_as(view, &own, -1).is_some();
@@ -143,6 +152,12 @@ pub(crate) fn keep(
                 continue;
             }
             begun.push(now);
+            if full {
+                finish(rollout, RolloutPhase::Stopped, now);
+            }
+            if is_unended(view, rollout) {
+                replaced.push(ActiveRollout { ended: Some(now), ledger: None, ..rollout.clone() });
+            }
             let before = rollout.record.take();
             let continues = |record: &RolloutRecord| full || record.phase == RolloutPhase::Completed;
             let first = before.filter(continues).map(|record| record.first_number());
@@ -165,6 +180,7 @@ pub(crate) fn keep(
             finish(rollout, phase, now);
         }
     }
+    rollouts.extend(replaced);
     Numbers { highest: Some(count), wake }
 }
 

@@ -288,7 +288,11 @@ pub(crate) fn follow<'a>(
         };
         others.any(is_taken) || !view.nodes.values().any(|node| may_want(node, policy, stored, now))
     };
-    let over = operator.status.active_rollouts.iter().filter(|stored| !keys.contains(&key_of(stored))).map(|stored| {
+    // An earlier rollout of a version that is tried again stays until the history has the end of its record.
+    let is_over = |stored: &&ActiveRollout| {
+        !keys.contains(&key_of(stored)) || (stored.ended.is_some() && records::is_unended(view, stored))
+    };
+    let over = operator.status.active_rollouts.iter().filter(is_over).map(|stored| {
         let ended = stored.ended.or_else(|| followed(stored).then_some(now));
         let urgent_until = stored.urgent_until.filter(|until| urgency.until() == Some(*until));
         // A node may prove the version after the last one was updated.
@@ -308,14 +312,10 @@ pub(crate) fn follow<'a>(
     // One whose record runs is kept until the record has its end.
     let mut room = KEPT.saturating_sub(rollouts.by_key.len());
     rollouts.active.retain(|active| {
-        let number = active.record.as_ref().map(|record| record.number);
-        let runs = active.record.as_ref().is_some_and(|record| record.ended.is_none());
-        let needed = runs
-            || view.history.highest.is_none()
-            || number.is_some_and(|number| view.history.running.contains(&number));
+        let needed = view.history.highest.is_none() || records::is_unended(view, active);
         let under_way = active.ended.is_none() && keys.contains(&key_of(active));
         // One that a single host has named leaves nothing to read.
-        let empty = number.is_none() && active.ledger.as_ref().is_some_and(|ledger| ledger.used() == 0);
+        let empty = active.record.is_none() && active.ledger.as_ref().is_some_and(|ledger| ledger.used() == 0);
         let kept = needed || under_way || (room > 0 && !empty);
         room = room.saturating_sub(usize::from(!needed && !under_way));
         kept
@@ -511,7 +511,12 @@ fn step_on(
     let used = ledger.used();
     loop {
         let passed = steps.iter().take_while(|places| **places <= ledger.passed).count();
-        active.steps_passed = i64::try_from(passed).unwrap_or(i64::MAX);
+        let count = i64::try_from(passed).unwrap_or(i64::MAX);
+        if count < active.steps_passed {
+            // A step that is due again is to be approved again.
+            active.approved_step = active.approved_step.filter(|step| *step <= count);
+        }
+        active.steps_passed = count;
         let due = policy.canary.get(passed).zip(steps.get(passed));
         let places = due.map_or(0, |(_, places)| *places);
         if ledger.due != places {
@@ -535,6 +540,7 @@ fn step_on(
         let (given, full) = (approval.of(number, places), used >= places);
         if given == Some(true) && full && ledger.failed == 0 && ledger.open() > 0 {
             ledger.accept();
+            active.approved_step = i64::try_from(own).ok();
         }
         if ledger.good() < places {
             (active.step_done, active.approved) = (None, false);

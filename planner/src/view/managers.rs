@@ -33,13 +33,15 @@ pub struct RequestManagers {
     pub approve_step: Option<String>,
     /// Of the annotation that requests to resolve failures.
     pub resume: Option<String>,
+    /// The time of the last write of that field manager.
+    pub resume_written: Option<Timestamp>,
     /// Of the annotation that requests to go on without the kinds of nodes that have failed.
     pub continue_others: Option<String>,
 }
 
 impl RequestManagers {
     pub(super) fn of(meta: &ObjectMeta) -> Self {
-        let owner = |section: &str, group: Option<&str>, field: &str| {
+        let last = |section: &str, group: Option<&str>, field: &str| {
             let entries = meta.managed_fields.iter().flatten().filter(|entry| {
                 let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
                 let section = fields.and_then(|fields| fields.get(format!("f:{section}")));
@@ -49,8 +51,10 @@ impl RequestManagers {
                 };
                 group.is_some_and(|group| group.get(format!("f:{field}")).is_some())
             });
-            let last = entries.max_by_key(|entry| entry.time.as_ref().map(|time| time.0))?;
-            last.manager.as_deref().map(|manager| cut(manager, 128))
+            entries.max_by_key(|entry| entry.time.as_ref().map(|time| time.0))
+        };
+        let owner = |section: &str, group: Option<&str>, field: &str| {
+            last(section, group, field)?.manager.as_deref().map(|manager| cut(manager, 128))
         };
         let annotation = |name| owner("metadata", Some("annotations"), name);
         Self {
@@ -59,6 +63,8 @@ impl RequestManagers {
             urgent: owner("spec", Some("version"), "urgent"),
             approve_step: annotation(names::APPROVE_STEP_ANNOTATION),
             resume: annotation(names::RESUME_ANNOTATION),
+            resume_written: last("metadata", Some("annotations"), names::RESUME_ANNOTATION)
+                .and_then(|entry| Some(entry.time.as_ref()?.0)),
             continue_others: annotation(names::CONTINUE_OTHERS_ANNOTATION),
         }
     }
@@ -102,6 +108,7 @@ mod tests {
             fields("2026-01-02T00:00:00Z", "kubectl-edit", json!({"f:spec": {"f:version": {"f:target": {}}}})),
             fields("2026-01-01T00:00:00Z", "helm", json!({"f:spec": {"f:version": {}, "f:enabled": {}}})),
             fields("2026-01-03T00:00:00Z", "kubectl-annotate", approve),
+            fields("2026-01-04T00:00:00Z", "kubectl-brupop", json!({"f:metadata": {"f:annotations": {format!("f:{}", names::RESUME_ANNOTATION): {}}}})),
             fields("2026-01-01T00:00:00Z", "kubectl-patch", json!({"f:spec": {"f:version": {"f:urgent": {"f:from": {}}}}})),
         ]});
         let meta: ObjectMeta = serde_json::from_value(meta).unwrap();
@@ -110,7 +117,9 @@ mod tests {
         let expected = |name: &str| Some(name.to_owned());
         assert_eq!((found.version, found.enabled), (expected("kubectl-edit"), expected("helm")));
         assert_eq!(found.urgent, expected("kubectl-patch"));
-        assert_eq!((found.approve_step, found.resume), (expected("kubectl-annotate"), None));
+        assert_eq!((found.approve_step, found.continue_others), (expected("kubectl-annotate"), None));
+        assert_eq!(found.resume, expected("kubectl-brupop"));
+        assert_eq!(found.resume_written.map(|at| at.to_string()).as_deref(), Some("2026-01-04T00:00:00Z"));
     }
 
     #[test]

@@ -384,6 +384,9 @@ fn user_accepts_nodes_without_proof_by_name() {
         let made = plan(&view, &policy, t(60));
         assert_eq!(slots_of(&made) == ["b"], passes, "{value}: {:?}", made.waits);
         assert_eq!(ledger(&made).accepted, i64::from(passes), "{value}");
+        let rollouts = &made.status.as_ref().unwrap().active_rollouts;
+        let approved = rollouts.iter().find_map(|rollout| rollout.approved_step);
+        assert_eq!(approved, passes.then_some(1), "{value}: the history says who has accepted it");
         let mut unasked = view.clone();
         unasked.operator.as_mut().unwrap().approve_step = None;
         let before = plan(&unasked, &policy, t(59)).status.unwrap();

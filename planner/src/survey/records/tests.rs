@@ -331,7 +331,8 @@ fn retry_after_lifted_quarantine_is_another_rollout() {
     let ended = plan(&fleet.view, &fleet.policy, t(100)).status.unwrap().active_rollouts;
     let record = ended[0].record.as_ref().unwrap();
     assert_eq!((record.number, record.phase, record.ended), (1, Stopped, Some(t(100))));
-    assert_eq!(fleet.settle(), [(NEW, 2, Running)]);
+    fleet.view.history.running = [1].into();
+    assert_eq!(fleet.settle(), [(NEW, 1, Stopped), (NEW, 2, Running)], "nodes of the first one may be under way");
     assert_eq!(fleet.newest(), (2, None));
 }
 
@@ -356,6 +357,47 @@ fn rollout_whose_record_is_full_continues_in_another_one() {
         fleet.view.history.full = [number - 1].into();
         assert_eq!(fleet.settle(), [(NEW, number, Running)]);
         assert_eq!(fleet.newest(), (number, Some(1)));
+    }
+}
+
+#[test]
+fn record_that_another_one_replaces_stays_until_history_has_its_end() {
+    type Change = fn(&mut Fleet);
+    let cases: [(&str, Change, &[(Version, i64, RolloutPhase)]); 3] = [
+        (
+            "a node comes after completion",
+            |fleet| {
+                fleet.run(&NEW);
+                fleet.settle();
+                fleet.add(node("b"));
+            },
+            &[(NEW, 1, Completed), (NEW, 2, Running)],
+        ),
+        ("it is full", |fleet| fleet.view.history.full = [1].into(), &[(NEW, 1, Stopped), (NEW, 2, Running)]),
+        (
+            "its version is tried again after another one",
+            |fleet| {
+                fleet.offer(&NEWER);
+                fleet.settle();
+                fleet.view.history.running = [1, 2].into();
+                fleet.offer(&NEW);
+            },
+            &[(NEW, 1, Superseded), (NEWER, 2, Superseded), (NEW, 3, Running)],
+        ),
+    ];
+    for (sentence, change, expected) in cases {
+        let mut fleet = Fleet::of(vec![node("a")]);
+        fleet.settle();
+        fleet.view.history.highest = Some(1);
+        fleet.view.history.running = [1].into();
+        change(&mut fleet);
+        assert_eq!(fleet.settle(), expected, "{sentence}");
+        let rollouts = &fleet.view.operator.as_ref().unwrap().status.active_rollouts;
+        let under_way = rollouts.iter().filter(|rollout| rollout.version == NEW && rollout.ended.is_none());
+        assert_eq!(under_way.count(), 1, "{sentence}");
+        fleet.view.history.running.remove(&1);
+        let left: Vec<_> = expected.iter().filter(|(_, number, _)| *number != 1).cloned().collect();
+        assert_eq!(fleet.settle(), left, "{sentence}");
     }
 }
 

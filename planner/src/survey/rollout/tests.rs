@@ -144,6 +144,28 @@ fn canary_step_is_not_passed_while_a_proven_node_is_not_ready() {
 }
 
 #[test]
+fn step_that_is_due_again_is_not_approved_any_more() {
+    let policy = policy(&[step("1", 0, true), step("2", 0, true)]);
+    let mut view = fleet(4, 1, 0);
+    let ledger = RolloutLedger { base: 4, proven: 1, passed: 1, due: 2, ..RolloutLedger::default() };
+    for (sentence, passed, approved, expected) in [
+        ("the second one was passed", 2, 2, None),
+        ("the second one is due and approved", 1, 2, Some(2)),
+        ("the second one is due", 1, 1, Some(1)),
+    ] {
+        view.operator.as_mut().unwrap().status.active_rollouts = vec![ActiveRollout {
+            steps_passed: passed,
+            approved_step: Some(approved),
+            ledger: Some(ledger.clone()),
+            ..numbered(7)
+        }];
+        let rollouts = followed(&view, &policy, 100);
+        let found = (rollouts.active[0].steps_passed, rollouts.active[0].approved_step);
+        assert_eq!(found, (1, expected), "{sentence}");
+    }
+}
+
+#[test]
 fn approval_passes_only_one_step() {
     let policy = policy(&[step("1", 0, true), step("2", 0, true)]);
     let mut view = fleet(4, 1, 0);
