@@ -368,7 +368,8 @@ mod tests {
         let joined = record("gpu", "1.21.0", &[("1.15.0", 2)]);
         let alike = record("gpu", "1.21.0", &[("1.20.0", 2)]);
         let gone = record("old", "1.21.0", &[("1.14.0", 9)]);
-        let cases: [(&str, &[&Value], &[&str], Option<&str>); 9] = [
+        type Case<'a> = (&'a str, &'a [&'a Value], &'a [&'a str], Option<&'a str>);
+        let cases: [Case<'_>; 9] = [
             ("the last rollout", &[&first, &last], &[], Some("1.20.0")),
             ("a follow-up and a drill come after it", &[&first, &last, &follow_up, &drill], &[], Some("1.20.0")),
             ("most ran an excluded version", &[&last], &["1.20"], Some("1.19.0")),

@@ -384,7 +384,8 @@ fn release_with_the_definition_is_named_where_it_is_recorded_and_for_as_long_as_
     };
     let delete = "kubectl delete secret -n flux-system -l owner=helm,name=shadow";
     let find = "kubectl get secret -A -l owner=helm,name=shadow";
-    let cases: [(&str, &dyn Fn(&mut Facts), Option<&str>); 6] = [
+    type Case<'a> = (&'a str, &'a dyn Fn(&mut Facts), Option<&'a str>);
+    let cases: [Case<'_>; 6] = [
         ("recorded by Flux", &recorded, Some(delete)),
         ("no record was found", &|_| {}, Some(find)),
         (
