@@ -323,10 +323,9 @@ pub(crate) fn follow<'a>(
     rollouts.active.truncate(MOST);
     for active in rollouts.active.iter_mut().filter(|active| active.ended.is_none()) {
         let first = active.record.as_ref().map(RolloutRecord::first_number);
-        if let (Some(ledger), Some(first)) = (&mut active.ledger, first)
-            && matches!(ledger.first, 0 | i64::MAX)
-        {
-            ledger.first = first;
+        if let (Some(ledger), Some(first)) = (&mut active.ledger, first) {
+            // One that was rebuilt begins with the places that its nodes record.
+            ledger.first = if ledger.first == 0 { first } else { ledger.first.min(first) };
         }
         if let Some(rollout) = rollouts.by_key.get_mut(&key_of(active)) {
             // An attempt that begins while a follow-up waits for its record is none of the record before it, which has ended.

@@ -352,6 +352,30 @@ fn ledger_that_is_missing_is_rebuilt_from_the_nodes() {
     assert_eq!(plan(&view, &policy, t(60)).waits["b"].as_str(), "StepUnproven");
 }
 
+/// Numbers go on in the history where it was not deleted.
+#[test]
+fn places_before_the_resource_was_made_again_count_where_their_nodes_run_the_version() {
+    let left = |rollout| runs(with_place("x", Proof::Proven, rollout), false);
+    for (sentence, x, first) in [
+        ("all nodes with a place run it", node("x"), 1),
+        ("one has left it before the others were taken", left(2), 3),
+        ("one has left it since", left(3), 4),
+    ] {
+        let (mut view, _) = cluster(vec![with_place("a", Proof::Proven, 3), x, staged("b"), node("c")], &[]);
+        let policy = canary(&mut view, &json!([{"nodes": 1}]));
+        view.history.highest = Some(40);
+        for second in [60, 61] {
+            let made = plan(&view, &policy, t(second));
+            assert_eq!((ledger(&made).first, counts(&made)), (first, (1, 0, 0)), "{sentence}");
+            view.operator.as_mut().unwrap().status = made.status.unwrap();
+        }
+        // As one that is proven, it keeps later steps from being passed while it is not Ready.
+        let rollout = &view.operator.as_ref().unwrap().status.active_rollouts[0];
+        let place = crate::survey::ledger::place(&view.nodes["a"], rollout);
+        assert_eq!(place, (first <= 3).then_some(Proof::Proven), "{sentence}");
+    }
+}
+
 #[test]
 fn status_of_an_earlier_version_is_read_with_the_results_that_it_wrote() {
     for (sentence, reason, new, expected) in [
