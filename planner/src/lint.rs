@@ -296,14 +296,36 @@ fn beyond_places(
             slot.update.as_ref().is_some_and(|update| update.had.is_none() && ledger::is_of(update, rollout));
         of_rollout && !places.contains_key(slot.uid.as_str())
     };
-    let slots = count(plan.slots.iter().flatten().filter(uses_place).count());
-    let used = count(places.len()).max(recorded.used()).saturating_add(slots);
-    let steps = rollout::places(policy, usize::try_from(recorded.base).unwrap_or(0));
+    let slots: HashSet<&str> = plan.slots.iter().flatten().filter(uses_place).map(|slot| slot.uid.as_str()).collect();
+    let used = count(places.len()).max(recorded.used()).saturating_add(count(slots.len()));
+    // It is not known here which nodes are to have an earlier version: they are many to be taken, and none of those that pass a step.
+    let unused = |node: &&NodeView| {
+        let is_used = places.contains_key(&*node.facts.uid) || slots.contains(&*node.facts.uid);
+        !is_used && is_member(node, rollout) && !ledger::runs(node, rollout)
+    };
+    let number = |count: i64| usize::try_from(count).unwrap_or(0);
+    let of = |lacks: &dyn Fn(&NodeView) -> bool| {
+        let left = view.nodes.values().filter(unused).filter(|node| lacks(node)).count();
+        (number(recorded.base), number(used).saturating_add(left))
+    };
+    let (most, least) = (
+        of(&|node| node.facts.labelled || node.update().is_some()),
+        of(&|node| node.facts.labelled && rollout::is_behind(node, &rollout.version)),
+    );
     let before = view.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
     let mut before = before.filter(|before| before.ended.is_none() && key_of(before) == key_of(rollout));
-    let before = before.find_map(|before| Some(before.ledger.as_ref()?.passed)).unwrap_or(0);
-    let passed = recorded.passed.min(good.max(before));
-    let Some(due) = steps.into_iter().find(|places| *places > passed) else { return Vec::new() };
+    let before = before.find_map(|before| before.ledger.clone()).unwrap_or_default();
+    let mut passed = recorded.passed.min(good.max(before.passed));
+    let due = loop {
+        let steps = (rollout::due(policy, least, passed), rollout::due(policy, most, passed));
+        let (Some(least), Some(most)) = steps else { return Vec::new() };
+        // Where few nodes are left, fewer places than its share pass a step, and those that are used up stay as they are.
+        let full = if before.share == least.share { least.due.min(before.due) } else { least.due };
+        if good < full || recorded.passed < least.share {
+            break most.due;
+        }
+        passed = least.share;
+    };
     let text = |node: &&&NodeView| {
         format!("{} is given a slot for {}: {used} of {due} places", node.facts.name, rollout.version)
     };

@@ -139,9 +139,9 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
                 row.proven_by("");
             }
             let (row, tried, braked_until) = (row.row, row.tried, row.braked_until);
-            let RolloutLedger { first, base, passed, due, accepted, .. } = *stored;
+            let RolloutLedger { first, base, passed, due, share, accepted, .. } = *stored;
             let accepted = accepted.min(seen.unproven);
-            RolloutLedger { first, base, passed, due, accepted, row, tried, braked_until, ..seen }
+            RolloutLedger { first, base, passed, due, share, accepted, row, tried, braked_until, ..seen }
         }
         (None, Memory::Entry) => {
             let read = |node: &NodeView| place(node, rollout).or_else(|| inferred(node, rollout));

@@ -107,8 +107,10 @@ pub(crate) struct Rollout {
     busy: Vec<Busy>,
     /// The brake, while it is braked or its first node goes alone.
     pub(crate) brake: Option<Brake>,
-    /// The number of nodes that it has to update, those included that are.
+    /// The number of nodes that it has to update, those included that are, as its canary steps count them.
     pub(crate) base: usize,
+    /// The number of nodes that it has to update now, those included that are or that have used up a place.
+    nodes: usize,
     /// The reason why no more may start, if none may.
     pub(crate) wait: Option<Wait>,
     /// The number of its running record in the history; 0 while there is none.
@@ -434,6 +436,7 @@ fn counted(
     }
     // Nodes that are gone keep their places.
     rollout.base += usize::try_from(ledger.used()).unwrap_or(0).saturating_sub(seen);
+    rollout.nodes = rollout.base;
     let fixed = usize::try_from(ledger.base).unwrap_or(0);
     if fixed > 0 && rollout.base <= fixed.saturating_mul(2) {
         rollout.base = fixed;
@@ -442,14 +445,14 @@ fn counted(
 }
 
 /// Returns whether a node runs an earlier version.
-fn is_behind(node: &NodeView, version: &Version) -> bool {
+pub(crate) fn is_behind(node: &NodeView, version: &Version) -> bool {
     let reported = || node.shadow.as_ref()?.status.agent.current_version.clone();
     reported().or_else(|| node.facts.os_version()).is_some_and(|running| running < *version)
 }
 
 /// Returns the places of each canary step, with those of the steps before it: shares are of all nodes that the rollout has to
 /// update, and round up.
-pub(crate) fn places(policy: &Policy, base: usize) -> Vec<i64> {
+fn places(policy: &Policy, base: usize) -> Vec<i64> {
     let mut before = 0;
     let places = policy.canary.iter().map(|step| {
         let own = step.nodes.rounded_up(base).unwrap_or(1);
@@ -457,6 +460,25 @@ pub(crate) fn places(policy: &Policy, base: usize) -> Vec<i64> {
         before
     });
     places.collect()
+}
+
+/// The places of a canary step, with those of the steps before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Places {
+    /// The index of the step.
+    step: usize,
+    /// Its share of all nodes that the rollout has to update.
+    pub(crate) share: i64,
+    /// Its share of those that are left.
+    pub(crate) due: i64,
+}
+
+/// Returns the places of the first step above those that are passed; `None` after the last one. Of `base` there may be so few `nodes` left that
+/// all of them fit into the step as it was, and it would never be full.
+pub(crate) fn due(policy: &Policy, (base, nodes): (usize, usize), passed: i64) -> Option<Places> {
+    let (step, share) = places(policy, base).into_iter().enumerate().find(|(_, share)| *share > passed)?;
+    let due = places(policy, nodes).get(step).copied()?.min(share);
+    Some(Places { step, share, due })
 }
 
 /// Returns the first few nodes that have failed, or whose places are neither proven nor accepted, each with the end of its attempt.
@@ -478,6 +500,34 @@ struct Named {
     on_their_way: Vec<String>,
     without_workloads: Vec<String>,
     fallen: Vec<String>,
+}
+
+/// Returns the index of the step due, whose places the ledger has then; `None` after the last one.
+fn step_due(
+    policy: &Policy,
+    active: &mut ActiveRollout,
+    ledger: &mut RolloutLedger,
+    rollout: &Rollout,
+) -> Option<usize> {
+    let due = due(policy, (rollout.base, rollout.nodes), ledger.passed);
+    let passed = due.map_or(policy.canary.len(), |due| due.step);
+    active.steps_passed = i64::try_from(passed).unwrap_or(i64::MAX);
+    let share = due.map_or(0, |due| due.share);
+    // An earlier version of the operator recorded no share: its places were that.
+    let before = if ledger.share == 0 { ledger.due } else { ledger.share };
+    let first = ledger.due == 0 && active.ledger.is_none();
+    if share != before && !first {
+        // Another step, or a change of this one: an approval and a soak are for one step as it was.
+        (active.step_done, active.approved) = (None, false);
+    }
+    // Places that are used up stay as they are: nodes that come by day and go by night would begin each soak again.
+    if share != before || ledger.used() < ledger.due {
+        // So do those of nodes that are on their way.
+        let taken = ledger.used().saturating_add(i64::try_from(rollout.disrupted).unwrap_or(i64::MAX));
+        ledger.due = due.map_or(0, |due| due.due.max(taken).min(due.share));
+    }
+    ledger.share = share;
+    due.map(|due| due.step)
 }
 
 /// Advances a rollout by as many canary steps as are passed.
@@ -509,19 +559,9 @@ fn step_on(
     let number = active.number();
     let used = ledger.used();
     loop {
-        let passed = steps.iter().take_while(|places| **places <= ledger.passed).count();
-        active.steps_passed = i64::try_from(passed).unwrap_or(i64::MAX);
-        let due = policy.canary.get(passed).zip(steps.get(passed));
-        let places = due.map_or(0, |(_, places)| *places);
-        if ledger.due != places {
-            // Another step, or a change of this one: an approval and a soak are for one step as it was.
-            let first = ledger.due == 0 && active.ledger.is_none();
-            if !first {
-                (active.step_done, active.approved) = (None, false);
-            }
-            ledger.due = places;
-        }
-        let Some((step, _)) = due else {
+        let due = step_due(policy, active, ledger, &rollout);
+        let (places, share) = (ledger.due, ledger.share);
+        let Some((passed, step)) = due.and_then(|due| Some((due, policy.canary.get(due)?))) else {
             (active.step_done, active.approved) = (None, false);
             rollout.left = None;
             return (rollout, None);
@@ -565,7 +605,7 @@ fn step_on(
             (rollout.left, rollout.wait) = (Some(0), waits(None, None, named.fallen));
             return (rollout, None);
         }
-        ledger.passed = places;
+        ledger.passed = share;
     }
 }
 
