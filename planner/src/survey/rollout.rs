@@ -20,7 +20,7 @@ use crate::policy::{CanaryStep, Policy};
 use crate::survey::key::Key;
 use crate::survey::records;
 use crate::view::{ClusterView, NodeView};
-use crate::wait::Wait;
+use crate::wait::{Wait, not_ready};
 use models::time::after;
 
 /// The number of rollouts that the operator's status keeps, those under way first.
@@ -430,8 +430,8 @@ fn counted(
             rollout.disrupted += usize::from(disrupted);
         }
         if moves && on_their_way.len() < NAMED {
-            let state = if node.facts.ready { "" } else { " (not Ready)" };
-            on_their_way.push(format!("{}{state}", node.facts.name));
+            let name = &node.facts.name;
+            on_their_way.push(if node.facts.ready { name.clone() } else { not_ready(name) });
         }
     }
     // Nodes that are gone keep their places.
