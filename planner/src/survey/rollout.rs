@@ -359,7 +359,7 @@ fn brake_of(
     (rollout, is_retried): (&Rollout, bool),
     now: Timestamp,
 ) -> Option<Brake> {
-    brake::end_pause(ledger, brake::window_opens(view, policy, now), is_retried, now);
+    brake::end_pause(ledger, brake::window_opens(view, policy, active, now), is_retried, now);
     let limit = brake::limit(policy, rollout.total);
     ledger::forget_gone(view, active, ledger);
     ledger.brake(limit, now);
