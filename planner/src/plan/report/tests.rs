@@ -348,7 +348,10 @@ fn window_condition_reports_state_and_next_change() {
 #[test]
 fn windows_that_no_node_has_are_not_reported() {
     let schedule = |hour: u32| serde_json::json!({"windows": [{"cron": format!("0 {hour} * * *"), "duration": "1h"}]});
-    let group = |name: &str, hour: u32| serde_json::json!({"name": name, "selector": {"matchLabels": {"tier": name}}, "schedule": schedule(hour)});
+    let group = |name: &str, hour: u32| {
+        let selector = serde_json::json!({"matchLabels": {"tier": name}});
+        serde_json::json!({"name": name, "selector": selector, "schedule": schedule(hour)})
+    };
     // t(0) is 08:00: the window of db is open, that of web opens at 10:00, and nodes in no group have none.
     let spec = serde_json::json!({"nodeGroups": [group("db", 8), group("web", 10), group("cache", 9)]});
     let policy = Policy::from_spec(&serde_json::from_value(spec).unwrap()).unwrap();
