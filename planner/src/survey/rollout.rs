@@ -467,9 +467,9 @@ fn places(policy: &Policy, base: usize) -> Vec<i64> {
 pub(crate) struct Places {
     /// The index of the step.
     step: usize,
-    /// Its share of all nodes that the rollout has to update.
+    /// The share of all nodes that the rollout has to update.
     pub(crate) share: i64,
-    /// Its share of those that are left.
+    /// The share of those that are left, and no more than that.
     pub(crate) due: i64,
 }
 
