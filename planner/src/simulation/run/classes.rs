@@ -161,8 +161,7 @@ pub(super) fn in_numbers(scenario: &Scenario) -> Policy {
         group.policy.before.max_unhealthy_nodes.iter_mut().for_each(|limit| number_of(limit, total));
     }
     for step in &mut policy.canary {
-        let number = |kind| base_of(scenario, kind).and_then(|base| step.nodes.rounded_up(base));
-        let numbers: BTreeSet<_> = kinds.keys().map(|kind| number(*kind)).collect();
+        let numbers: BTreeSet<_> = kinds.keys().map(|kind| step.nodes.rounded_up(base_of(scenario, *kind))).collect();
         if let (1, Some(Some(number))) = (numbers.len(), numbers.first())
             && let Ok(number) = u32::try_from(*number)
         {
@@ -172,21 +171,21 @@ pub(super) fn in_numbers(scenario: &Scenario) -> Policy {
     policy
 }
 
-/// Returns the number of nodes of which a canary step is a share for this variant and architecture; `None` where it has fewer places, since
-/// fewer nodes are left.
-fn base_of(scenario: &Scenario, own: (&str, &str)) -> Option<usize> {
+/// Returns the number of nodes of which a canary step is a share for this variant and architecture. Where fewer are left than at its
+/// beginning, it is a share of these, unless its places are used up.
+fn base_of(scenario: &Scenario, own: (&str, &str)) -> usize {
     let rollouts = scenario.base.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
     let mut rollouts = rollouts.filter(|rollout| rollout.ended.is_none() && (&*rollout.variant, &*rollout.arch) == own);
     let members = || scenario.members.iter().filter(|member| member.node.facts.labelled && kind(&member.node) == own);
     let newest = members().flat_map(|member| member.offered.iter()).max();
     let left = members().filter(|member| newest.is_some_and(|newest| member.host.runs < *newest)).count();
-    match rollouts.next().and_then(|rollout| rollout.ledger.as_ref()).filter(|ledger| ledger.base > 0) {
-        Some(ledger) => {
-            let number = |count: i64| usize::try_from(count).unwrap_or(usize::MAX);
-            Some(number(ledger.base)).filter(|base| *base <= number(ledger.used()).saturating_add(left))
-        }
-        None => Some(left),
-    }
+    let ledger = rollouts.next().and_then(|rollout| rollout.ledger.as_ref()).filter(|ledger| ledger.base > 0);
+    ledger.map_or(left, |ledger| {
+        let number = |count: i64| usize::try_from(count).unwrap_or(usize::MAX);
+        let nodes = number(ledger.used()).saturating_add(left);
+        let is_full = ledger.due > 0 && ledger.used() >= ledger.due;
+        if is_full { number(ledger.base) } else { number(ledger.base).min(nodes) }
+    })
 }
 
 /// Returns whether nothing about an idle node sets it apart from others of its class.
