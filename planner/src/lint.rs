@@ -298,20 +298,18 @@ fn beyond_places(
     };
     let slots: HashSet<&str> = plan.slots.iter().flatten().filter(uses_place).map(|slot| slot.uid.as_str()).collect();
     let used = count(places.len()).max(recorded.used()).saturating_add(count(slots.len()));
-    // It is not known here which nodes are to have an earlier version: they are many to be taken, and none of those that pass a step.
-    let unused = |node: &&NodeView| {
-        let is_used = places.contains_key(&*node.facts.uid) || slots.contains(&*node.facts.uid);
-        !is_used && is_member(node, rollout) && !ledger::runs(node, rollout)
-    };
+    // Nodes that are left count for the places that may be taken, and only those that are known to lack the version for a step that is passed.
     let number = |count: i64| usize::try_from(count).unwrap_or(0);
-    let of = |lacks: &dyn Fn(&NodeView) -> bool| {
-        let left = view.nodes.values().filter(unused).filter(|node| lacks(node)).count();
-        (number(recorded.base), number(used).saturating_add(left))
+    let of = |is_left: &dyn Fn(&NodeView) -> bool| {
+        let is_used = |uid: &str| places.contains_key(uid) || slots.contains(uid);
+        let members = view.nodes.values().filter(|node| is_member(node, rollout) && !is_used(&node.facts.uid));
+        (number(recorded.base), number(used).saturating_add(members.filter(|node| is_left(node)).count()))
     };
-    let (most, least) = (
-        of(&|node| node.facts.labelled || node.update().is_some()),
-        of(&|node| node.facts.labelled && rollout::is_behind(node, &rollout.version)),
-    );
+    let lacks = |node: &NodeView| node.facts.labelled && !ledger::runs(node, rollout);
+    let goes = |node: &NodeView| node.update().is_some_and(|progress| progress.version == rollout.version);
+    let least = of(&|node| lacks(node) && rollout::is_behind(node, &rollout.version));
+    let (base, most) = of(&|node| lacks(node) || goes(node));
+    let most = (base, most.saturating_add(view.unreadable.nodes.len()));
     let before = view.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
     let mut before = before.filter(|before| before.ended.is_none() && key_of(before) == key_of(rollout));
     let before = before.find_map(|before| before.ledger.clone()).unwrap_or_default();

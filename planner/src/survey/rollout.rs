@@ -109,7 +109,7 @@ pub(crate) struct Rollout {
     pub(crate) brake: Option<Brake>,
     /// The number of nodes that it has to update, those included that are, as its canary steps count them.
     pub(crate) base: usize,
-    /// The number of nodes that it has to update now, those included that are or that have used up a place.
+    /// The number of nodes that may lack its version now, and of those that have used up a place.
     nodes: usize,
     /// The reason why no more may start, if none may.
     pub(crate) wait: Option<Wait>,
@@ -412,12 +412,15 @@ fn counted(
         rollout.total += usize::from(node.facts.labelled);
         rollout.finished += usize::from(node.facts.labelled && done(node, active));
         let progress = node.update().filter(|progress| progress.version == active.version);
-        let lacks = !ledger::runs(node, active) && (is_behind(node, &active.version) || is_wanted(node));
+        let runs = ledger::runs(node, active);
+        let lacks = !runs && (is_behind(node, &active.version) || is_wanted(node));
         // A failure that an earlier version of the operator recorded has no place on its node.
         let named = || ledger.nodes.iter().any(|named| named.node == node.facts.name && named.proof != Proof::Free);
         let counted = place.is_some() || named();
         seen += usize::from(counted);
-        rollout.base += usize::from(counted || progress.is_some() || (node.facts.labelled && lacks));
+        let is_of_rollout = counted || progress.is_some();
+        rollout.base += usize::from(is_of_rollout || (node.facts.labelled && lacks));
+        rollout.nodes += usize::from(is_of_rollout || (node.facts.labelled && !runs));
         let Some(progress) = progress else { continue };
         let disrupted = node.disrupted() || slot.is_some();
         let moves = progress.step != Step::Staged || disrupted;
@@ -435,8 +438,10 @@ fn counted(
         }
     }
     // Nodes that are gone keep their places.
-    rollout.base += usize::try_from(ledger.used()).unwrap_or(0).saturating_sub(seen);
-    rollout.nodes = rollout.base;
+    let gone = usize::try_from(ledger.used()).unwrap_or(0).saturating_sub(seen);
+    rollout.base += gone;
+    // Those that are not known to be gone are left.
+    rollout.nodes += gone + view.unreadable.nodes.len();
     let fixed = usize::try_from(ledger.base).unwrap_or(0);
     if fixed > 0 && rollout.base <= fixed.saturating_mul(2) {
         rollout.base = fixed;

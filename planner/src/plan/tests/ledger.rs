@@ -365,6 +365,17 @@ fn nodes_that_are_left_of_a_fleet_do_not_all_fit_into_a_step() {
     }
 }
 
+#[test]
+fn nodes_that_cannot_be_read_count_among_those_that_are_left() {
+    let (mut view, _) = cluster(["a", "b", "c"].map(staged).into(), &[]);
+    recorded_with(&mut view, Some(RolloutLedger { base: 300, proven: 2, ..RolloutLedger::default() }));
+    let policy = canary(&mut view, &json!([{"nodes": "10%", "approval": "Manual"}]));
+    assert_eq!(ledger(&plan(&view, &policy, t(60))).due, 2, "a tenth of five, and no fewer than were taken");
+    let hidden = (0..295).map(|number| (format!("hidden-{number}"), "a field".to_owned()));
+    view.unreadable.nodes = hidden.collect();
+    assert_eq!(ledger(&plan(&view, &policy, t(60))).due, 30);
+}
+
 /// Ten nodes stay, and 15 more are there by day, when the window is closed.
 #[test]
 fn nodes_that_come_by_day_and_go_by_night_begin_no_soak_again() {
