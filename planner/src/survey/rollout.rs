@@ -469,7 +469,7 @@ fn places(policy: &Policy, base: usize) -> Vec<i64> {
 
 /// The places of a canary step, with those of the steps before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Places {
+pub(crate) struct StepPlaces {
     /// The index of the step.
     step: usize,
     /// The share of all nodes that the rollout has to update.
@@ -480,10 +480,10 @@ pub(crate) struct Places {
 
 /// Returns the places of the first step above those that are passed; `None` after the last one. Of `base` there may be so few `nodes` left that
 /// all of them fit into the step as it was, and it would never be full.
-pub(crate) fn due(policy: &Policy, (base, nodes): (usize, usize), passed: i64) -> Option<Places> {
+pub(crate) fn due(policy: &Policy, (base, nodes): (usize, usize), passed: i64) -> Option<StepPlaces> {
     let (step, share) = places(policy, base).into_iter().enumerate().find(|(_, share)| *share > passed)?;
     let due = places(policy, nodes).get(step).copied()?.min(share);
-    Some(Places { step, share, due })
+    Some(StepPlaces { step, share, due })
 }
 
 /// Returns the first few nodes that have failed, or whose places are neither proven nor accepted, each with the end of its attempt.
