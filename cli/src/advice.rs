@@ -1,6 +1,6 @@
 //! Commands that a user can type next, by the reason why a node waits.
 
-use planner::wait::Wait;
+use planner::wait::{Wait, node_name};
 
 use models::names;
 
@@ -77,7 +77,10 @@ impl Cluster {
             | Wait::AwaitingReady
             | Wait::BeingRemoved { .. } => vec![describe("node", node)],
             Wait::UnhealthyNodes { .. } => vec!["kubectl get nodes".to_owned()],
-            Wait::BudgetUsedUp { node, .. } | Wait::ControlPlaneBusy { node } => vec![describe("node", node)],
+            Wait::BudgetUsedUp { node, .. }
+            | Wait::ControlPlaneBusy { node }
+            | Wait::ZoneBusy { node, .. }
+            | Wait::FirstNode { node: Some(node) } => self.describe_node([node]),
             Wait::NodeNotReturned { .. } => {
                 vec![describe("node", node), format!("kubectl delete node {node}  # if it is gone for good")]
             }
@@ -121,9 +124,8 @@ impl Cluster {
                 vec![format!("kubectl delete brs {} -n {namespace}", names::shadow_name(node))]
             }
             Wait::CanaryStep { approval: None, nodes, .. } | Wait::ClusterUnwell { nodes, .. } => {
-                nodes.first().map(|node| describe("node", node)).into_iter().collect()
+                self.describe_node(nodes)
             }
-            Wait::ZoneBusy { node, .. } | Wait::FirstNode { node: Some(node) } => vec![describe("node", node)],
             // Hooks answer with an annotation of the Node.
             Wait::AwaitingHook { .. } => vec![format!("kubectl get node {node} -o yaml")],
             Wait::DetachingVolumes { .. } => vec!["kubectl get volumeattachments".to_owned()],
@@ -155,6 +157,13 @@ impl Cluster {
         }
     }
 
+    /// Returns a command that shows the first of the nodes that a reason names, without those whose Node is gone.
+    fn describe_node<'a>(&self, named: impl IntoIterator<Item = &'a String>) -> Vec<String> {
+        let exists = |name: &&str| self.nodes.as_ref().is_none_or(|nodes| nodes.contains_key(*name));
+        let first = named.into_iter().filter_map(|named| node_name(named)).find(exists);
+        first.map(|name| format!("kubectl describe node {name}")).into_iter().collect()
+    }
+
     /// Returns commands that show the state of a node's agent.
     pub(crate) fn agent_commands(&self, node: &str) -> Vec<String> {
         match self.agents_by_node().get(node) {
@@ -177,5 +186,41 @@ pub(crate) fn some<'a>(names: impl IntoIterator<Item = &'a str>, shown: usize) -
     match names.len().saturating_sub(shown) {
         0 => first,
         more => format!("{first} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use planner::wait::{gone, not_ready};
+    use serde_json::json;
+
+    use super::*;
+    use crate::cluster::testing::{cluster, node, now, operator};
+
+    #[test]
+    fn command_about_another_node_ends_with_the_name_of_a_node_that_exists() {
+        let nodes = ["a", "b"].map(|name| node(name, &json!({}))).to_vec();
+        let cluster = cluster(Some(operator(&json!({}), &json!({}))), vec![], nodes);
+        let canary =
+            |nodes: &[String]| Wait::CanaryStep { step: 1, until: None, approval: None, nodes: nodes.to_vec() };
+        let first = |node: String| Wait::FirstNode { node: Some(node) };
+        let c = || gone("c", now());
+        let unwell = Wait::ClusterUnwell { ill: 2, compared: 3, nodes: vec!["c".into(), "b".into()] };
+        for (sentence, wait, expected) in [
+            ("a canary is under way", canary(&["b".into()]), Some("b")),
+            ("a canary is not Ready", canary(&[not_ready("b")]), Some("b")),
+            ("the Node of a canary is gone", canary(&[c()]), None),
+            ("beside another canary", canary(&[c(), not_ready("b")]), Some("b")),
+            ("the first node is under way", first("b".into()), Some("b")),
+            ("the Node of the first one is gone", first(c()), None),
+            ("nodes are ill, of which one is gone", unwell, Some("b")),
+            ("a node of the control plane", Wait::ControlPlaneBusy { node: "b".into() }, Some("b")),
+            ("one that is gone", Wait::ControlPlaneBusy { node: "c".into() }, None),
+            ("a node of another zone", Wait::ZoneBusy { zone: "z".into(), node: "b".into() }, Some("b")),
+        ] {
+            let expected: Vec<String> =
+                expected.map(|name| format!("kubectl describe node {name}")).into_iter().collect();
+            assert_eq!(cluster.commands("a", &wait), expected, "{sentence}");
+        }
     }
 }

@@ -404,10 +404,10 @@ ends! {
             verified again every hour, and proves the version once it is. If it is meant to be so, \
             [approve](policy.md#requests) the step with `--unproven`.",
     }
-    /// Updates were disabled, or the operator's resource is gone.
+    /// Updates were disabled, or the operator's resource is gone or has no policy that can be applied.
     Disabled {
         event: UpdateWithdrawn, class: Nothing,
-        advice: "To update, set `spec.enabled` to true.",
+        advice: "To update, set `spec.enabled` to true. A node that runs the version already is verified once there is a policy.",
     }
     /// The host runs the wanted version already, put there by another client.
     UpdatedByOther { event: UpdateWithdrawn, class: Nothing, advice: "" }

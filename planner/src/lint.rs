@@ -296,14 +296,34 @@ fn beyond_places(
             slot.update.as_ref().is_some_and(|update| update.had.is_none() && ledger::is_of(update, rollout));
         of_rollout && !places.contains_key(slot.uid.as_str())
     };
-    let slots = count(plan.slots.iter().flatten().filter(uses_place).count());
-    let used = count(places.len()).max(recorded.used()).saturating_add(slots);
-    let steps = rollout::places(policy, usize::try_from(recorded.base).unwrap_or(0));
+    let slots: HashSet<&str> = plan.slots.iter().flatten().filter(uses_place).map(|slot| slot.uid.as_str()).collect();
+    let used = count(places.len()).max(recorded.used()).saturating_add(count(slots.len()));
+    // Nodes that are left count for the places that may be taken, and only those that are known to lack the version for a step that is passed.
+    let number = |count: i64| usize::try_from(count).unwrap_or(0);
+    let of = |is_left: &dyn Fn(&NodeView) -> bool| {
+        let is_used = |uid: &str| places.contains_key(uid) || slots.contains(uid);
+        let members = view.nodes.values().filter(|node| is_member(node, rollout) && !is_used(&node.facts.uid));
+        (number(recorded.base), number(used).saturating_add(members.filter(|node| is_left(node)).count()))
+    };
+    let lacks = |node: &NodeView| node.facts.labelled && !ledger::runs(node, rollout);
+    let goes = |node: &NodeView| node.update().is_some_and(|progress| progress.version == rollout.version);
+    let least = of(&|node| lacks(node) && rollout::is_behind(node, &rollout.version));
+    let (base, most) = of(&|node| lacks(node) || goes(node));
+    let most = (base, most.saturating_add(view.unreadable.nodes.len()));
     let before = view.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
     let mut before = before.filter(|before| before.ended.is_none() && key_of(before) == key_of(rollout));
-    let before = before.find_map(|before| Some(before.ledger.as_ref()?.passed)).unwrap_or(0);
-    let passed = recorded.passed.min(good.max(before));
-    let Some(due) = steps.into_iter().find(|places| *places > passed) else { return Vec::new() };
+    let before = before.find_map(|before| before.ledger.clone()).unwrap_or_default();
+    let mut passed = recorded.passed.min(good.max(before.passed));
+    let due = loop {
+        let steps = (rollout::due(policy, least, passed), rollout::due(policy, most, passed));
+        let (Some(least), Some(most)) = steps else { return Vec::new() };
+        // Where few nodes are left, fewer places than its share pass a step, and those that are used up stay as they are.
+        let full = if before.share == least.share { least.due.min(before.due) } else { least.due };
+        if good < full || recorded.passed < least.share {
+            break most.due;
+        }
+        passed = least.share;
+    };
     let text = |node: &&&NodeView| {
         format!("{} is given a slot for {}: {used} of {due} places", node.facts.name, rollout.version)
     };

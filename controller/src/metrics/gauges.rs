@@ -68,7 +68,7 @@ pub(super) const FLEET: [Entry; 30] = [
         "Time since which no pod of the web API has been Ready, in seconds since 1970",
     ),
     ("enabled", &[], "1 if spec.enabled lets new updates start"),
-    ("next_window_timestamp_seconds", &[], "Time at which the schedule of all nodes opens next, in seconds since 1970"),
+    ("next_window_timestamp_seconds", &[], "Time at which the next window opens, in seconds since 1970"),
     (
         "awaiting_approval",
         &[],

@@ -30,15 +30,19 @@ pub struct RolloutLedger {
     #[serde(default)]
     pub first: i64,
     /// Number of nodes that the rollout has to update, of which canary steps are shares; 0 until its first slot is given. From
-    /// then on it stays, unless more nodes join than it counts.
+    /// then on it stays, unless more nodes join than it counts: then it rises.
     #[serde(default)]
     pub base: i64,
     /// Number of places of the canary steps that are passed.
     #[serde(default)]
     pub passed: i64,
-    /// Number of places of the canary step due, with those of the steps before it; 0 where none is due.
+    /// Number of places of the canary step due, with those of the steps before it; 0 where none is due. Where fewer nodes are left than
+    /// `base`, it may be fewer than `share`, until the places are used up.
     #[serde(default)]
     pub due: i64,
+    /// Number of places that the canary step due has among as many nodes as `base`; 0 where none is due.
+    #[serde(default)]
+    pub share: i64,
     /// Number of nodes that were updated and have stayed healthy for their soak.
     #[serde(default)]
     pub proven: i64,

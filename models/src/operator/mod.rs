@@ -552,7 +552,8 @@ pub struct BottlerocketUpdateOperatorStatus {
     /// names of further revisions, and never falls; absent before the first time.
     #[schemars(range(min = 1), extend("format" = "int32"))]
     pub collision_count: Option<i32>,
-    /// Time at which the next window opens; absent while one is open, and without windows.
+    /// Time at which the next window opens, of nodes in no group or of a node group with nodes; absent while all these are open, and
+    /// without windows.
     #[schemars(with = "Option<Moment>")]
     pub next_window: Option<Timestamp>,
     /// One-shot requests that were carried out.

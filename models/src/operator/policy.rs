@@ -490,6 +490,7 @@ pub struct NodeGroup {
     pub schedule: Option<SchedulePolicy>,
     /// Settings of the drain; fields that are not set are as for all nodes.
     pub drain: Option<DrainPolicy>,
-    /// Health checks of the group; `before` and `after` each replace those of all nodes.
+    /// Health checks of the group; fields that it does not set are those of all nodes. An empty list of expressions is as none; another
+    /// one replaces that of all nodes.
     pub health: Option<HealthPolicy>,
 }

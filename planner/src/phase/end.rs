@@ -27,10 +27,19 @@ const VERSION_FAILURES: usize = 8;
 /// The number of pods that a record names.
 const NAMED: usize = 4;
 
+/// Explanation of an end without a proof and without blame, for users.
+const NO_POLICY: &str = "the operator's resource is gone, or no policy of it can be applied";
+
 /// Ends an attempt that has failed, or is withdrawn.
 pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) -> Action {
     if ctx.mode().is_drill() {
         return drill::end(ctx, reason.as_str(), message);
+    }
+    // How long a node has to become well is policy. A host that fell back has done so under any.
+    let is_judged = reason.end().class == FailureClass::Version && reason != FailureReason::BootFellBack;
+    if is_judged && !ctx.policy.is_usable() {
+        let message = format!("{message}, which is no evidence against it: {NO_POLICY}");
+        return failed(ctx, FailureReason::HealthUnknown, &message);
     }
     let progress = ctx.progress;
     let mut status = ctx.controller_status();
@@ -95,8 +104,12 @@ pub(super) fn refused(ctx: &Attempt<'_>, wait: &Wait) -> Action {
     failed(ctx, reason, &wait.to_string())
 }
 
-/// Ends an attempt that went through.
+/// Ends an attempt that went through. Without a policy that says what it has to go through, it has shown nothing about its version.
 pub(super) fn passed(ctx: &Attempt<'_>, unanswered: Option<Note>) -> Action {
+    if !ctx.mode().is_drill() && !ctx.policy.is_usable() {
+        let message = format!("the node runs {}, and has not proven it: {NO_POLICY}", ctx.progress.version);
+        return failed(ctx, FailureReason::Disabled, &message);
+    }
     let (status, note) = if let Some(drill) = &ctx.progress.drill { drill::passed(ctx, drill) } else { updated(ctx) };
     Action::Status { status, note: Some(note.with(unanswered)) }
 }

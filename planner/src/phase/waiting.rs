@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use models::reason::FailureReason;
-use models::shadow::HostState;
+use models::shadow::{HostState, Mode};
 
 use super::desired::desired_state;
 use super::end::{ended_by_host, ended_from_outside};
@@ -29,10 +29,12 @@ pub(super) fn ended_or_ordered(ctx: &Attempt<'_>) -> Option<Turn> {
     if let Some(turn) = ended_from_outside(ctx) {
         return Some(turn);
     }
-    if !ctx.policy.enabled && !ctx.slot {
+    let downloads = ctx.mode().downloads();
+    // A host that has its image keeps it, as in a blackout: its node waits.
+    let keeps = ctx.mode() == Mode::Update && ctx.is_staged() && spec.attempt == progress.attempt;
+    if !ctx.policy.enabled && !ctx.slot && !keeps {
         return Some(fail(FailureReason::Disabled, "updates were disabled"));
     }
-    let downloads = ctx.mode().downloads();
     if downloads && let Some(turn) = no_longer_wanted(ctx) {
         return Some(turn);
     }

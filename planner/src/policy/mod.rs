@@ -185,9 +185,9 @@ pub struct Group {
 /// The policy in force. The defaults are those of the resource's documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// True if the resource exists. Without it nothing new starts.
+    /// True if the resource exists. Without it nothing new starts, and nothing is proven.
     pub present: bool,
-    /// True if the resource has never held a policy that can be applied. Then nothing new starts either.
+    /// True if the resource has never held a policy that can be applied. Then nothing new starts, and nothing is proven, either.
     pub unusable: bool,
     /// The errors in `spec`, if another policy is in force because of them.
     pub errors: Vec<PolicyError>,
@@ -313,6 +313,11 @@ impl Policy {
         // The switch does not depend on errors elsewhere: it can always stop things.
         let enabled = policy.enabled && operator.spec.enabled.unwrap_or(true);
         Self { enabled, errors, ..policy }
+    }
+
+    /// Returns whether a resource says when an update is good. The defaults alone do not.
+    pub fn is_usable(&self) -> bool {
+        self.present && !self.unusable
     }
 
     /// Returns the index of a node's group, if it is in one.

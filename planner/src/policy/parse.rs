@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use models::names::{AWS_HOOK, PROMETHEUS_SECRET};
 use models::operator::{
-    BottlerocketUpdateOperatorSpec, CanaryStep as CanaryStepSpec, CountOrPercent, DrainPolicy, HealthPolicy,
-    Hook as HookSpec, HookWait as HookWaitSpec, MAX_FAILURES, NodeGroup, NoticesPolicy, OnTimeout, PrometheusPolicy,
-    SchedulePolicy, StepApproval, url_without_user_information,
+    BottlerocketUpdateOperatorSpec, CanaryStep as CanaryStepSpec, CountOrPercent, DrainPolicy, Expression,
+    HealthPolicy, Hook as HookSpec, HookWait as HookWaitSpec, MAX_FAILURES, NodeGroup, NoticesPolicy, OnTimeout,
+    PrometheusPolicy, SchedulePolicy, StepApproval, url_without_user_information,
 };
 
 use super::{
@@ -247,26 +247,21 @@ fn group_policy(
         wait_for_volumes: asked.wait_for_volumes.unwrap_or(default.drain.wait_for_volumes),
     };
     let HealthPolicy { before, after } = health.clone().unwrap_or_default();
-    let before = before.map_or_else(
-        || default.before.clone(),
-        |before| Before {
-            pods_ready: before.pods_ready.unwrap_or(false),
-            max_unhealthy_nodes: before.max_unhealthy_nodes,
-            expressions: before.expressions,
-        },
-    );
-    let after = after.map_or_else(
-        || default.after.clone(),
-        |after| {
-            let none = After::default();
-            let soak = after.soak.map_or(none.soak, |d| d.0);
-            After {
-                soak,
-                pods_ready: after.pods_ready.unwrap_or(none.pods_ready),
-                timeout: after.timeout.map_or(none.timeout, |d| d.0).max(soak.saturating_mul(2)),
-                expressions: after.expressions,
-            }
-        },
-    );
+    let (before, after) = (before.unwrap_or_default(), after.unwrap_or_default());
+    // A list that is empty and one that is absent are the same in the resource.
+    let expressions =
+        |own: Vec<Expression>, default: &[Expression]| if own.is_empty() { default.to_vec() } else { own };
+    let soak = after.soak.map_or(default.after.soak, |d| d.0);
+    let before = Before {
+        pods_ready: before.pods_ready.unwrap_or(default.before.pods_ready),
+        max_unhealthy_nodes: before.max_unhealthy_nodes.or_else(|| default.before.max_unhealthy_nodes.clone()),
+        expressions: expressions(before.expressions, &default.before.expressions),
+    };
+    let after = After {
+        soak,
+        pods_ready: after.pods_ready.unwrap_or(default.after.pods_ready),
+        timeout: after.timeout.map_or(default.after.timeout, |d| d.0).max(soak.saturating_mul(2)),
+        expressions: expressions(after.expressions, &default.after.expressions),
+    };
     GroupPolicy { schedule, drain, before, after }
 }

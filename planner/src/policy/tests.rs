@@ -203,3 +203,43 @@ fn node_uses_first_matching_group_and_defaults_for_other_fields() {
     assert_eq!((rest.drain.timeout.as_secs(), rest.after.soak.as_secs()), (300, 10));
     assert_eq!(policy.all.after.soak.as_secs(), 120);
 }
+
+#[test]
+fn group_that_sets_one_field_of_its_health_checks_keeps_the_others_of_all_nodes() {
+    let policy = |group: &str| {
+        let text = r#"{
+            "prometheus": {"url": "http://p"},
+            "health": {
+                "before": {"podsReady": true, "maxUnhealthyNodes": 2, "expressions": [{"name": "a", "query": "up == 0"}]},
+                "after": {"soak": "2m", "timeout": "20m", "podsReady": false, "expressions": [{"name": "b", "query": "up == 0"}]}
+            },
+            "nodeGroups": [{"name": "db", "selector": {}, "health": GROUP}]}"#;
+        Policy::from_spec(&spec(&text.replace("GROUP", group))).unwrap()
+    };
+    let named = |name: &str| vec![Expression { name: name.into(), query: "up == 0".into() }];
+    type Change = fn(&mut GroupPolicy);
+    let cases: [(&str, Change); 9] = [
+        ("{}", |_| {}),
+        (r#"{"before": {}, "after": {"expressions": []}}"#, |_| {}),
+        (r#"{"before": {"podsReady": false}}"#, |own| own.before.pods_ready = false),
+        (r#"{"before": {"maxUnhealthyNodes": 1}}"#, |own| {
+            own.before.max_unhealthy_nodes = Some(CountOrPercent::Count(1));
+        }),
+        (r#"{"after": {"soak": "3m"}}"#, |own| own.after.soak = Duration::from_mins(3)),
+        (r#"{"after": {"soak": "30m"}}"#, |own| {
+            (own.after.soak, own.after.timeout) = (Duration::from_mins(30), Duration::from_mins(60));
+        }),
+        (r#"{"after": {"timeout": "1h"}}"#, |own| own.after.timeout = Duration::from_mins(60)),
+        (r#"{"after": {"podsReady": true}}"#, |own| own.after.pods_ready = true),
+        (r#"{"after": {"expressions": [{"name": "c", "query": "up == 0"}]}}"#, |own| {
+            own.after.expressions[0].name = "c".into();
+        }),
+    ];
+    for (group, change) in cases {
+        let policy = policy(group);
+        assert_eq!((&policy.all.before.expressions, &policy.all.after.expressions), (&named("a"), &named("b")));
+        let mut expected = policy.all.clone();
+        change(&mut expected);
+        assert_eq!(*policy.for_node(&NodeFacts::default()), expected, "{group}");
+    }
+}

@@ -304,7 +304,7 @@ pub fn plan(snapshot: &RevisionSnapshot<'_>) -> RevisionPlan {
     let RevisionSnapshot { operator, policy, all_follow, revisions, shadows } = snapshot;
     let Some(operator) = *operator else { return RevisionPlan::default() };
     let history = History::of(operator, revisions);
-    let content = (policy.present && !policy.unusable).then(|| RevisionContent::of(policy));
+    let content = policy.is_usable().then(|| RevisionContent::of(policy));
 
     let mut plan = RevisionPlan { actions: ownership(operator, revisions), ..RevisionPlan::default() };
     let update = content.as_ref().and_then(|content| history.with(content));

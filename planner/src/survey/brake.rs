@@ -3,9 +3,12 @@
 //! Trouble of every node looks like that of one node after the other: an agent that requests no permit, a budget that never
 //! opens. Nothing but proof shows that it is not.
 
-use jiff::Timestamp;
-use models::operator::{LedgerNode, MAX_FAILURES, RolloutLedger};
+use std::collections::BTreeSet;
 
+use jiff::{SignedDuration, Timestamp};
+use models::operator::{ActiveRollout, LedgerNode, MAX_FAILURES, RolloutLedger};
+
+use super::key::is_member;
 use crate::policy::{Policy, WindowState};
 use crate::view::ClusterView;
 use crate::wait::Wait;
@@ -40,10 +43,17 @@ pub(crate) fn limit(policy: &Policy, total: usize) -> usize {
     }
 }
 
-/// Returns whether a window has opened since the operator's status was last written.
-pub(crate) fn window_opens(view: &ClusterView, policy: &Policy, now: Timestamp) -> bool {
-    let next = view.operator.as_ref().and_then(|operator| operator.status.next_window);
-    next.is_some_and(|next| next <= now) && matches!(policy.all.schedule.at(now), WindowState::Open { .. })
+/// Returns whether a window of the nodes of a rollout has opened since the operator's status was last written.
+pub(crate) fn window_opens(view: &ClusterView, policy: &Policy, rollout: &ActiveRollout, now: Timestamp) -> bool {
+    let next = view.operator.as_ref().and_then(|operator| operator.status.next_window).filter(|next| *next <= now);
+    let Some(before) = next.and_then(|next| next.checked_sub(SignedDuration::from_secs(1)).ok()) else { return false };
+    let members = view.nodes.values().filter(|node| node.facts.labelled && is_member(node, rollout));
+    let groups: BTreeSet<Option<usize>> = members.map(|node| policy.group_of(&node.facts)).collect();
+    groups.into_iter().any(|group| {
+        let schedule = &group.map_or(&policy.all, |index| &policy.groups[index].policy).schedule;
+        let is_open = |at| matches!(schedule.at(at), WindowState::Open { .. });
+        is_open(now) && !is_open(before)
+    })
 }
 
 /// Ends the pause of a brake where a window opens, or a user requests to try one of the nodes that wait for it.

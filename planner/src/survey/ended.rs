@@ -9,6 +9,7 @@ use models::time::after;
 use super::ledger::{forget_gone, inferred, is_of, runs};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
+use crate::wait::gone;
 
 /// Returns until when a slot is kept although nothing shows what its attempt has become, if it is: its Node is gone, or was registered
 /// again without a record of the attempt, and the machine may reboot by its permit and come back.
@@ -131,10 +132,7 @@ pub(crate) fn has_ended(
 /// Returns the node of a slot for a message: one that is gone is not found by its name.
 pub(crate) fn holder(view: &ClusterView, policy: &Policy, slot: &Slot) -> String {
     match kept_until(view, policy, slot) {
-        Some(until) => format!(
-            "{}, whose Node was deleted and whose machine may still reboot: it is waited for until {until:.0}",
-            slot.node
-        ),
+        Some(until) => gone(&slot.node, until),
         None => slot.node.clone(),
     }
 }

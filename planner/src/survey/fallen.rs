@@ -13,6 +13,7 @@ use super::key::is_member;
 use super::ledger;
 use super::unavailable::{FALLEN_FOR, comes_or_goes};
 use crate::view::{ClusterView, NodeView};
+use crate::wait::not_ready;
 
 /// Time for which a node has to be not Ready to count.
 const LASTING: Duration = Duration::from_secs(60);
@@ -48,7 +49,7 @@ pub(crate) fn of(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) ->
     for node in view.nodes.values().filter(|node| !node.facts.ready && is_proven(node, rollout)) {
         match node.facts.not_ready_since.map(|since| after(since, LASTING)).filter(|at| *at > now) {
             Some(at) => fallen.wake = fallen.wake.into_iter().chain([at]).min(),
-            None if fallen.named.len() < NAMED => fallen.named.push(format!("{} (not Ready)", node.facts.name)),
+            None if fallen.named.len() < NAMED => fallen.named.push(not_ready(&node.facts.name)),
             None => {}
         }
     }

@@ -1,6 +1,6 @@
 //! A summary of the fleet, computed once for each plan, that the rules for one node read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 
 use jiff::Timestamp;
@@ -173,6 +173,14 @@ impl<'a> Survey<'a> {
     /// The policy for nodes like this one.
     pub(crate) fn group(&self, node: &SurveyedNode<'_>) -> &'a GroupPolicy {
         node.group.map_or(&self.policy.all, |index| &self.policy.groups[index].policy)
+    }
+
+    /// Returns the windows of nodes in no group, unless all nodes are in groups, and those of the groups with nodes.
+    pub(crate) fn windows_in_use(&self) -> (Option<&WindowState>, Vec<&WindowState>) {
+        let labelled = self.nodes.iter().filter(|node| node.labelled);
+        let used: BTreeSet<Option<usize>> = labelled.map(|node| node.group).collect();
+        let all = self.windows.first().filter(|_| used.is_empty() || used.contains(&None));
+        (all, used.into_iter().flatten().filter_map(|index| self.windows.get(index + 1)).collect())
     }
 
     /// The windows of this node.

@@ -139,9 +139,9 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
                 row.proven_by("");
             }
             let (row, tried, braked_until) = (row.row, row.tried, row.braked_until);
-            let RolloutLedger { first, base, passed, due, accepted, .. } = *stored;
+            let RolloutLedger { first, base, passed, due, share, accepted, .. } = *stored;
             let accepted = accepted.min(seen.unproven);
-            RolloutLedger { first, base, passed, due, accepted, row, tried, braked_until, ..seen }
+            RolloutLedger { first, base, passed, due, share, accepted, row, tried, braked_until, ..seen }
         }
         (None, Memory::Entry) => {
             let read = |node: &NodeView| place(node, rollout).or_else(|| inferred(node, rollout));
@@ -149,13 +149,20 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
         }
         // None of the records that there are is one of it.
         (None, Memory::New) => RolloutLedger { first: i64::MAX, ..RolloutLedger::default() },
-        // Numbers of rollouts begin again with a new resource: what a node has shown of the version counts.
+        // Numbers of rollouts may begin again with a new resource: what a node has shown of the version counts.
         (None, Memory::Nothing) => {
+            let any = ActiveRollout { record: None, ..rollout.clone() };
             let read = |node: &NodeView| {
-                let proof = place(node, &ActiveRollout { record: None, ..rollout.clone() })?;
+                let proof = place(node, &any)?;
                 (proof == Proof::Failed || runs(node, rollout)).then_some(proof)
             };
-            with_row(count(&read), view.nodes.values().filter(counts), rollout, read, None)
+            // The places of nodes that have left the version are of rollouts before this one.
+            let has_left = |node: &&NodeView| place(node, &any).is_some() && read(node).is_none();
+            let number = |node: &NodeView| Some(node.record()?.proof.as_ref()?.rollout);
+            let left = view.nodes.values().filter(counts).filter(has_left).filter_map(number).max();
+            let first = left.unwrap_or(0).saturating_add(1);
+            let rebuilt = with_row(count(&read), view.nodes.values().filter(counts), rollout, read, None);
+            RolloutLedger { first, ..rebuilt }
         }
     }
 }

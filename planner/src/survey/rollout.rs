@@ -20,7 +20,7 @@ use crate::policy::{CanaryStep, Policy};
 use crate::survey::key::Key;
 use crate::survey::records;
 use crate::view::{ClusterView, NodeView};
-use crate::wait::Wait;
+use crate::wait::{Wait, not_ready};
 use models::time::after;
 
 /// The number of rollouts that the operator's status keeps, those under way first.
@@ -107,8 +107,10 @@ pub(crate) struct Rollout {
     busy: Vec<Busy>,
     /// The brake, while it is braked or its first node goes alone.
     pub(crate) brake: Option<Brake>,
-    /// The number of nodes that it has to update, those included that are.
+    /// The number of nodes that it has to update, those included that are, as its canary steps count them.
     pub(crate) base: usize,
+    /// The number of nodes that may lack its version now, and of those that have used up a place.
+    nodes: usize,
     /// The reason why no more may start, if none may.
     pub(crate) wait: Option<Wait>,
     /// The number of its running record in the history; 0 while there is none.
@@ -323,10 +325,9 @@ pub(crate) fn follow<'a>(
     rollouts.active.truncate(MOST);
     for active in rollouts.active.iter_mut().filter(|active| active.ended.is_none()) {
         let first = active.record.as_ref().map(RolloutRecord::first_number);
-        if let (Some(ledger), Some(first)) = (&mut active.ledger, first)
-            && matches!(ledger.first, 0 | i64::MAX)
-        {
-            ledger.first = first;
+        if let (Some(ledger), Some(first)) = (&mut active.ledger, first) {
+            // One that was rebuilt begins with the places that its nodes record.
+            ledger.first = if ledger.first == 0 { first } else { ledger.first.min(first) };
         }
         if let Some(rollout) = rollouts.by_key.get_mut(&key_of(active)) {
             // An attempt that begins while a follow-up waits for its record is none of the record before it, which has ended.
@@ -358,7 +359,7 @@ fn brake_of(
     (rollout, is_retried): (&Rollout, bool),
     now: Timestamp,
 ) -> Option<Brake> {
-    brake::end_pause(ledger, brake::window_opens(view, policy, now), is_retried, now);
+    brake::end_pause(ledger, brake::window_opens(view, policy, active, now), is_retried, now);
     let limit = brake::limit(policy, rollout.total);
     ledger::forget_gone(view, active, ledger);
     ledger.brake(limit, now);
@@ -411,12 +412,15 @@ fn counted(
         rollout.total += usize::from(node.facts.labelled);
         rollout.finished += usize::from(node.facts.labelled && done(node, active));
         let progress = node.update().filter(|progress| progress.version == active.version);
-        let lacks = !ledger::runs(node, active) && (is_behind(node, &active.version) || is_wanted(node));
+        let runs = ledger::runs(node, active);
+        let lacks = !runs && (is_behind(node, &active.version) || is_wanted(node));
         // A failure that an earlier version of the operator recorded has no place on its node.
         let named = || ledger.nodes.iter().any(|named| named.node == node.facts.name && named.proof != Proof::Free);
         let counted = place.is_some() || named();
         seen += usize::from(counted);
-        rollout.base += usize::from(counted || progress.is_some() || (node.facts.labelled && lacks));
+        let is_of_rollout = counted || progress.is_some();
+        rollout.base += usize::from(is_of_rollout || (node.facts.labelled && lacks));
+        rollout.nodes += usize::from(is_of_rollout || (node.facts.labelled && !runs));
         let Some(progress) = progress else { continue };
         let disrupted = node.disrupted() || slot.is_some();
         let moves = progress.step != Step::Staged || disrupted;
@@ -429,12 +433,15 @@ fn counted(
             rollout.disrupted += usize::from(disrupted);
         }
         if moves && on_their_way.len() < NAMED {
-            let state = if node.facts.ready { "" } else { " (not Ready)" };
-            on_their_way.push(format!("{}{state}", node.facts.name));
+            let name = &node.facts.name;
+            on_their_way.push(if node.facts.ready { name.clone() } else { not_ready(name) });
         }
     }
     // Nodes that are gone keep their places.
-    rollout.base += usize::try_from(ledger.used()).unwrap_or(0).saturating_sub(seen);
+    let gone = usize::try_from(ledger.used()).unwrap_or(0).saturating_sub(seen);
+    rollout.base += gone;
+    // Those that are not known to be gone are left.
+    rollout.nodes += gone + view.unreadable.nodes.len();
     let fixed = usize::try_from(ledger.base).unwrap_or(0);
     if fixed > 0 && rollout.base <= fixed.saturating_mul(2) {
         rollout.base = fixed;
@@ -443,14 +450,14 @@ fn counted(
 }
 
 /// Returns whether a node runs an earlier version.
-fn is_behind(node: &NodeView, version: &Version) -> bool {
+pub(crate) fn is_behind(node: &NodeView, version: &Version) -> bool {
     let reported = || node.shadow.as_ref()?.status.agent.current_version.clone();
     reported().or_else(|| node.facts.os_version()).is_some_and(|running| running < *version)
 }
 
 /// Returns the places of each canary step, with those of the steps before it: shares are of all nodes that the rollout has to
 /// update, and round up.
-pub(crate) fn places(policy: &Policy, base: usize) -> Vec<i64> {
+fn places(policy: &Policy, base: usize) -> Vec<i64> {
     let mut before = 0;
     let places = policy.canary.iter().map(|step| {
         let own = step.nodes.rounded_up(base).unwrap_or(1);
@@ -458,6 +465,25 @@ pub(crate) fn places(policy: &Policy, base: usize) -> Vec<i64> {
         before
     });
     places.collect()
+}
+
+/// The places of a canary step, with those of the steps before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StepPlaces {
+    /// The index of the step.
+    step: usize,
+    /// The share of all nodes that the rollout has to update.
+    pub(crate) share: i64,
+    /// The share of those that are left, and no more than that.
+    pub(crate) due: i64,
+}
+
+/// Returns the places of the first step above those that are passed; `None` after the last one. Of `base` there may be so few `nodes` left that
+/// all of them fit into the step as it was, and it would never be full.
+pub(crate) fn due(policy: &Policy, (base, nodes): (usize, usize), passed: i64) -> Option<StepPlaces> {
+    let (step, share) = places(policy, base).into_iter().enumerate().find(|(_, share)| *share > passed)?;
+    let due = places(policy, nodes).get(step).copied()?.min(share);
+    Some(StepPlaces { step, share, due })
 }
 
 /// Returns the first few nodes that have failed, or whose places are neither proven nor accepted, each with the end of its attempt.
@@ -479,6 +505,39 @@ struct Named {
     on_their_way: Vec<String>,
     without_workloads: Vec<String>,
     fallen: Vec<String>,
+}
+
+/// Returns the index of the step due, whose places the ledger has then; `None` after the last one.
+fn step_due(
+    policy: &Policy,
+    active: &mut ActiveRollout,
+    ledger: &mut RolloutLedger,
+    rollout: &Rollout,
+) -> Option<usize> {
+    let due = due(policy, (rollout.base, rollout.nodes), ledger.passed);
+    let passed = due.map_or(policy.canary.len(), |due| due.step);
+    let count = i64::try_from(passed).unwrap_or(i64::MAX);
+    if count < active.steps_passed {
+        // A step that is due again is to be approved again.
+        active.approved_step = active.approved_step.filter(|step| *step <= count);
+    }
+    active.steps_passed = count;
+    let share = due.map_or(0, |due| due.share);
+    // An earlier version of the operator recorded no share: its places were that.
+    let before = if ledger.share == 0 { ledger.due } else { ledger.share };
+    let first = ledger.due == 0 && active.ledger.is_none();
+    if share != before && !first {
+        // Another step, or a change of this one: an approval and a soak are for one step as it was.
+        (active.step_done, active.approved) = (None, false);
+    }
+    // Places that are used up stay as they are: nodes that come by day and go by night would begin each soak again.
+    if share != before || ledger.used() < ledger.due {
+        // So do those of nodes that are on their way.
+        let taken = ledger.used().saturating_add(i64::try_from(rollout.disrupted).unwrap_or(i64::MAX));
+        ledger.due = due.map_or(0, |due| due.due.max(taken).min(due.share));
+    }
+    ledger.share = share;
+    due.map(|due| due.step)
 }
 
 /// Advances a rollout by as many canary steps as are passed.
@@ -510,24 +569,9 @@ fn step_on(
     let number = active.number();
     let used = ledger.used();
     loop {
-        let passed = steps.iter().take_while(|places| **places <= ledger.passed).count();
-        let count = i64::try_from(passed).unwrap_or(i64::MAX);
-        if count < active.steps_passed {
-            // A step that is due again is to be approved again.
-            active.approved_step = active.approved_step.filter(|step| *step <= count);
-        }
-        active.steps_passed = count;
-        let due = policy.canary.get(passed).zip(steps.get(passed));
-        let places = due.map_or(0, |(_, places)| *places);
-        if ledger.due != places {
-            // Another step, or a change of this one: an approval and a soak are for one step as it was.
-            let first = ledger.due == 0 && active.ledger.is_none();
-            if !first {
-                (active.step_done, active.approved) = (None, false);
-            }
-            ledger.due = places;
-        }
-        let Some((step, _)) = due else {
+        let due = step_due(policy, active, ledger, &rollout);
+        let (places, share) = (ledger.due, ledger.share);
+        let Some((passed, step)) = due.and_then(|due| Some((due, policy.canary.get(due)?))) else {
             (active.step_done, active.approved) = (None, false);
             rollout.left = None;
             return (rollout, None);
@@ -572,7 +616,7 @@ fn step_on(
             (rollout.left, rollout.wait) = (Some(0), waits(None, None, named.fallen));
             return (rollout, None);
         }
-        ledger.passed = places;
+        ledger.passed = share;
     }
 }
 

@@ -64,7 +64,8 @@ pub(crate) fn settle(
             }
         }
         let holds = |slot: &Slot| slot.update.as_ref().is_some_and(|update| is_of(update, rollout));
-        if let Some(followed) = followed.filter(|_| after.iter().any(holds)) {
+        let begins = || ledger.base > 0 || ledger.used() > 0 || after.iter().any(holds);
+        if let Some(followed) = followed.filter(|_| begins()) {
             ledger.base = i64::try_from(followed.base).unwrap_or(i64::MAX);
         }
         rollout.ledger = Some(ledger);

@@ -7,6 +7,27 @@ use semver::Version;
 use super::unfinished::UnfinishedEviction;
 use crate::rules::Refusal;
 
+/// The state of a node that a reason names, after its name.
+const NOT_READY: &str = " (not Ready)";
+
+/// The state of one whose slot is kept although its Node is gone.
+const GONE: &str = ", whose Node was deleted and whose machine may still reboot: it is waited for until ";
+
+/// Returns a node that is not Ready, as reasons name it.
+pub fn not_ready(node: &str) -> String {
+    format!("{node}{NOT_READY}")
+}
+
+/// Returns a node whose Node is gone and whose machine is waited for, as reasons name it.
+pub fn gone(node: &str, until: Timestamp) -> String {
+    format!("{node}{GONE}{until:.0}")
+}
+
+/// Returns the name of a node that a reason names, without its state; `None` where its Node is gone.
+pub fn node_name(named: &str) -> Option<&str> {
+    (!named.contains(GONE)).then(|| named.strip_suffix(NOT_READY).unwrap_or(named))
+}
+
 /// `; <what> <time>` to the second, or nothing.
 pub(super) fn at(what: &str, time: Option<Timestamp>) -> String {
     time.map_or_else(String::new, |time| format!("; {what} {time:.0}"))

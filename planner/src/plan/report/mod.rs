@@ -151,16 +151,24 @@ fn waiting(survey: &Survey<'_>, plan: &Plan) -> Vec<WaitingCount> {
 /// A condition: its truth, the reason in one word, the message.
 type ConditionParts = (bool, &'static str, String);
 
+/// Returns the time at which the next window opens that a node has.
+fn next_window(survey: &Survey<'_>) -> Option<Timestamp> {
+    let (all, groups) = survey.windows_in_use();
+    all.into_iter().chain(groups).filter(|state| !open(state)).filter_map(changes).min()
+}
+
 fn window(survey: &Survey<'_>) -> ConditionParts {
-    let states = &survey.windows;
-    let opens = states.iter().filter_map(|s| if open(s) { None } else { changes(s) }).min();
-    match (&states[0], states.iter().any(open)) {
-        (WindowState::Open { until: None }, _) => (true, "AlwaysOpen", String::new()),
-        (WindowState::Open { until: Some(until) }, _) => (true, "Open", format!("until {until}")),
+    let (all, groups) = survey.windows_in_use();
+    match (all, all.into_iter().chain(groups.iter().copied()).any(open)) {
+        (Some(WindowState::Open { until: None }), _) => (true, "AlwaysOpen", String::new()),
+        (Some(WindowState::Open { until: Some(until) }), _) => (true, "Open", format!("until {until}")),
         (_, true) => (true, "OpenForGroups", "a window of some node groups is open".to_owned()),
-        (WindowState::Closed { blackout, .. }, false) => {
+        (_, false) => {
+            let opens = next_window(survey);
             let next = opens.map_or_else(|| "none is in sight".to_owned(), |at| format!("the next one opens at {at}"));
-            if *blackout { (false, "Blackout", next) } else { (false, "Closed", next) }
+            let first = all.or_else(|| groups.first().copied());
+            let is_blackout = matches!(first, Some(WindowState::Closed { blackout: true, .. }));
+            (false, if is_blackout { "Blackout" } else { "Closed" }, next)
         }
     }
 }
@@ -477,10 +485,7 @@ pub(super) fn status(
         urgent: survey.urgency.record.clone(),
         freshness: None,
         rollout_count: survey.rollouts.count.filter(|count| *count > 0).or(recorded.rollout_count),
-        next_window: match &survey.windows[0] {
-            WindowState::Closed { opens, .. } => *opens,
-            WindowState::Open { .. } => None,
-        },
+        next_window: next_window(survey),
         requests: requests::acknowledged(view, reported, survey.rollouts.approval_taken),
         storage_migration: reported.migration.completed.clone().or_else(|| operator.status.storage_migration.clone()),
         notices: None,

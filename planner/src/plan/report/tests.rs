@@ -346,6 +346,37 @@ fn window_condition_reports_state_and_next_change() {
 }
 
 #[test]
+fn windows_that_no_node_has_are_not_reported() {
+    let schedule = |hour: u32| serde_json::json!({"windows": [{"cron": format!("0 {hour} * * *"), "duration": "1h"}]});
+    let group = |name: &str, hour: u32| {
+        let selector = serde_json::json!({"matchLabels": {"tier": name}});
+        serde_json::json!({"name": name, "selector": selector, "schedule": schedule(hour)})
+    };
+    // t(0) is 08:00: the window of db is open, that of web opens at 10:00, and nodes in no group have none.
+    let spec = serde_json::json!({"nodeGroups": [group("db", 8), group("web", 10), group("cache", 9)]});
+    let policy = Policy::from_spec(&serde_json::from_value(spec).unwrap()).unwrap();
+    let at_ten = Some(t(2 * 3600));
+    for (sentence, tiers, expected) in [
+        ("no node", vec![], (true, "AlwaysOpen", None)),
+        ("a node in no group", vec!["", "web"], (true, "AlwaysOpen", at_ten)),
+        ("all nodes are in groups, and one is open", vec!["db", "web"], (true, "OpenForGroups", at_ten)),
+        ("all nodes are in a group that is open", vec!["db"], (true, "OpenForGroups", None)),
+        ("all nodes are in a group that is closed", vec!["web"], (false, "Closed", at_ten)),
+    ] {
+        let nodes = tiers.iter().map(|tier| {
+            let mut node = node(&format!("node-{tier}"));
+            std::sync::Arc::make_mut(&mut node.facts.labels).insert("tier".into(), (*tier).to_owned());
+            node
+        });
+        let (view, _) = cluster(nodes.collect(), &[]);
+        let (open, word, text) = window(&Survey::of(&view, &policy, t(0)));
+        let next = crate::plan::plan(&view, &policy, t(0)).status.unwrap().next_window;
+        assert_eq!((open, word, next), expected, "{sentence}");
+        assert_eq!(text.contains("the next one opens at 2027-01-15T10:00:00Z"), !open, "{sentence}: {text}");
+    }
+}
+
+#[test]
 fn changed_expression_value_does_not_change_recorded_message() {
     let wait = |series: &str| Wait::ExpressionFires { name: "errors".into(), series: series.into(), shared: true };
     assert!(wait("{} 8").is_recorded(&wait("{} 7").to_string()), "another value is the same message");

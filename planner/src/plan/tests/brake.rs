@@ -274,13 +274,21 @@ fn window_that_opens_ends_the_pause() {
     let free = row(&[("x1", Proof::Free), ("x2", Proof::Free), ("x3", Proof::Free)]);
     let ledger = RolloutLedger { row: free, braked_until: Some(t(20_000)), ..RolloutLedger::default() };
     let (mut view, _) = fleet(&["b", "c"], ledger);
-    let windows = json!([{"cron": "0 7 * * *", "duration": "4h"}]);
-    let policy = with_policy(&mut view, json!({"maxUnavailable": 5, "schedule": {"windows": windows}}));
-    for (sentence, next_window, tried) in [
-        ("it was open before", None, 0),
-        ("it has just opened", Some(t(-3600)), 1),
-        ("an expected one that has not come", Some(t(3600)), 0),
+    let at_seven = json!({"windows": [{"cron": "0 7 * * *", "duration": "4h"}]});
+    let of_all = json!({"maxUnavailable": 5, "schedule": at_seven});
+    let of_group = |labels: serde_json::Value| {
+        json!({"maxUnavailable": 5,
+            "nodeGroups": [{"name": "g", "selector": {"matchLabels": labels}, "schedule": at_seven}]})
+    };
+    let (in_group, in_none) = (of_group(json!({})), of_group(json!({"tier": "db"})));
+    for (sentence, spec, next_window, tried) in [
+        ("it was open before", &of_all, None, 0),
+        ("it has just opened", &of_all, Some(t(-3600)), 1),
+        ("an expected one that has not come", &of_all, Some(t(3600)), 0),
+        ("that of its group has just opened", &in_group, Some(t(-3600)), 1),
+        ("that of a group of other nodes", &in_none, Some(t(-3600)), 0),
     ] {
+        let policy = with_policy(&mut view, spec.clone());
         view.operator.as_mut().unwrap().status.next_window = next_window;
         assert_eq!(slots_of(&plan(&view, &policy, t(60))).len(), tried, "{sentence}");
     }

@@ -322,6 +322,97 @@ fn shares_are_of_the_nodes_that_the_rollout_began_with() {
     assert_eq!(ledger(&plan(&view, &policy, t(62))).due, 5);
 }
 
+/// The rollout began with 300 nodes, most of which an autoscaler has removed.
+#[test]
+fn nodes_that_are_left_of_a_fleet_do_not_all_fit_into_a_step() {
+    let steps = json!([{"nodes": 1}, {"nodes": "10%", "approval": "Manual"}, {"nodes": "50%", "approval": "Manual"}]);
+    for (sentence, (proven, passed), left, expected) in [
+        ("ten per cent of nine are one, and a step has one more than the one before", (1, 1), 8, "slot"),
+        ("they are used up", (2, 1), 8, "7/2"),
+        ("ten per cent of thirty are three", (2, 1), 28, "slot"),
+        ("half of those that were taken or are left", (3, 30), 8, "slot"),
+        ("more were taken", (30, 30), 8, "7/30"),
+    ] {
+        let (mut view, _) = cluster((0..left).map(|number| staged(&format!("n{number:02}"))).collect(), &[]);
+        let stored = RolloutLedger { base: 300, proven, passed, ..RolloutLedger::default() };
+        recorded_with(&mut view, Some(stored));
+        let policy = canary(&mut view, &steps);
+        let mut made = plan(&view, &policy, t(60));
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{sentence}");
+        let approval = made.waits.values().find_map(|wait| match wait {
+            Wait::CanaryStep { approval: Some(approval), .. } => Some(approval.as_str()),
+            _ => None,
+        });
+        let found = if slots_of(&made).is_empty() { approval.unwrap_or("no approval") } else { "slot" };
+        assert_eq!(found, expected, "{sentence}: {:?}", made.waits);
+        if found == "slot" {
+            continue;
+        }
+        // A user approves it, and the pool grows again to no more than there were.
+        view.operator.as_mut().unwrap().status = made.status.unwrap();
+        for number in 0..200 {
+            let name = format!("late-{number:03}");
+            view.nodes.insert(name.clone(), node(&name));
+        }
+        let made = plan(&view, &policy, t(61));
+        assert!(slots_of(&made).is_empty(), "{sentence}: it awaits the same approval: {:?}", made.waits.get("n00"));
+        view.operator.as_mut().unwrap().approve_step = Some(format!("{expected}@yes"));
+        let mut made = plan(&view, &policy, t(62));
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{sentence}");
+        assert!(!slots_of(&made).is_empty(), "{sentence}: {:?}", made.waits.get("n00"));
+        let passed = if proven == 2 { 30 } else { 150 };
+        assert_eq!(ledger(&made).passed, passed, "{sentence}: it is not due again");
+    }
+}
+
+#[test]
+fn nodes_that_cannot_be_read_count_among_those_that_are_left() {
+    let (mut view, _) = cluster(["a", "b", "c"].map(staged).into(), &[]);
+    recorded_with(&mut view, Some(RolloutLedger { base: 300, proven: 2, ..RolloutLedger::default() }));
+    let policy = canary(&mut view, &json!([{"nodes": "10%", "approval": "Manual"}]));
+    assert_eq!(ledger(&plan(&view, &policy, t(60))).due, 2, "a tenth of five, and no fewer than were taken");
+    let hidden = (0..295).map(|number| (format!("hidden-{number}"), "a field".to_owned()));
+    view.unreadable.nodes = hidden.collect();
+    assert_eq!(ledger(&plan(&view, &policy, t(60))).due, 30);
+}
+
+/// Ten nodes stay, and 15 more are there by day, when the window is closed.
+#[test]
+fn nodes_that_come_by_day_and_go_by_night_begin_no_soak_again() {
+    const HOUR: i64 = 3600;
+    let (mut view, _) = cluster((0..8).map(|number| staged(&format!("n{number}"))).collect(), &[]);
+    let stored = RolloutLedger { base: 10, proven: 2, passed: 1, due: 2, share: 2, ..RolloutLedger::default() };
+    recorded_with(&mut view, Some(stored));
+    let steps = json!([{"nodes": 1}, {"nodes": "10%", "soak": "24h", "approval": "Manual"}]);
+    // None of these hours is in it.
+    let window = json!({"windows": [{"cron": "0 2 * * *", "duration": "1h"}]});
+    let policy =
+        with_policy(&mut view, json!({"maxUnavailable": 5, "strategy": {"canary": steps}, "schedule": window}));
+    for (sentence, is_day, hour, (base, due), since) in [
+        ("it soaks", false, 0, (10, 2), Some(0)),
+        ("the first day: there are more than twice as many nodes", true, 1, (25, 3), None),
+        ("the first night", false, 13, (25, 2), Some(13)),
+        ("the second day", true, 25, (25, 2), Some(13)),
+        ("the second night", false, 36, (25, 2), Some(13)),
+        ("the third day, after the soak", true, 49, (25, 2), Some(13)),
+    ] {
+        view.nodes.retain(|name, _| !name.starts_with("late"));
+        for number in (0..15).filter(|_| is_day) {
+            let name = format!("late-{number:02}");
+            view.nodes.insert(name.clone(), node(&name));
+        }
+        let made = plan(&view, &policy, t(hour * HOUR));
+        let step_done = made.status.as_ref().unwrap().active_rollouts[0].step_done;
+        let found = (ledger(&made).base, ledger(&made).due, step_done);
+        assert_eq!(found, (base, due, since.map(|hour: i64| t(hour * HOUR))), "{sentence}");
+        assert!(made.slots.as_ref().is_none_or(Vec::is_empty), "{sentence}");
+        view.operator.as_mut().unwrap().status = made.status.unwrap();
+    }
+    view.operator.as_mut().unwrap().approve_step = Some("7/2@yes".into());
+    let made = plan(&view, &policy, t(50 * HOUR));
+    assert_eq!((ledger(&made).passed, ledger(&made).due), (3, 0), "approved by day");
+}
+
 #[test]
 fn proven_node_that_an_autoscaler_removes_keeps_its_place() {
     let (mut view, _) = cluster(vec![staged("b"), staged("c")], &[]);
@@ -350,6 +441,30 @@ fn ledger_that_is_missing_is_rebuilt_from_the_nodes() {
     recorded_with(&mut view, Some(RolloutLedger { base: 3, due: 1, ..RolloutLedger::default() }));
     view.operator.as_mut().unwrap().status.active_rollouts[0].record = Some(recorded(3));
     assert_eq!(plan(&view, &policy, t(60)).waits["b"].as_str(), "StepUnproven");
+}
+
+/// Numbers go on in the history where it was not deleted.
+#[test]
+fn places_before_the_resource_was_made_again_count_where_their_nodes_run_the_version() {
+    let left = |rollout| runs(with_place("x", Proof::Proven, rollout), false);
+    for (sentence, x, first) in [
+        ("all nodes with a place run it", node("x"), 1),
+        ("one has left it before the others were taken", left(2), 3),
+        ("one has left it since", left(3), 4),
+    ] {
+        let (mut view, _) = cluster(vec![with_place("a", Proof::Proven, 3), x, staged("b"), node("c")], &[]);
+        let policy = canary(&mut view, &json!([{"nodes": 1}]));
+        view.history.highest = Some(40);
+        for second in [60, 61] {
+            let made = plan(&view, &policy, t(second));
+            assert_eq!((ledger(&made).first, counts(&made)), (first, (1, 0, 0)), "{sentence}");
+            view.operator.as_mut().unwrap().status = made.status.unwrap();
+        }
+        // As one that is proven, it keeps later steps from being passed while it is not Ready.
+        let rollout = &view.operator.as_ref().unwrap().status.active_rollouts[0];
+        let place = crate::survey::ledger::place(&view.nodes["a"], rollout);
+        assert_eq!(place, (first <= 3).then_some(Proof::Proven), "{sentence}");
+    }
 }
 
 #[test]
@@ -671,16 +786,22 @@ fn rollout_goes_on_while_it_is_not_known_what_its_hosts_may_have() {
 }
 
 #[test]
-fn steps_that_are_passed_are_not_due_again_however_many_nodes_join() {
-    let joiners = (0..41).map(|number| node(&format!("j{number}")));
-    let (mut view, _) = cluster([staged("b")].into_iter().chain(joiners).collect(), &[]);
-    // Twenty nodes had to be updated. Forty were, and were replaced by others with the old image.
-    let stored = RolloutLedger { base: 20, passed: 2, due: 0, proven: 40, ..RolloutLedger::default() };
-    recorded_with(&mut view, Some(stored));
-    let policy = canary(&mut view, &json!([{"nodes": 1, "soak": "24h"}, {"nodes": "10%", "approval": "Manual"}]));
-    let mut made = plan(&view, &policy, t(60));
-    assert_eq!(slots_of(&made), ["b"], "{:?}", made.waits);
-    assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
+fn step_is_due_again_once_more_nodes_have_joined_than_were_taken_for_it() {
+    for (sentence, (base, proven), joined, due) in [
+        // Twenty nodes had to be updated. Forty were, and were replaced by others with the old image.
+        ("more were taken than it has places now", (20, 40), 41, 0),
+        ("fewer were taken", (10, 3), 300, 31),
+    ] {
+        let joiners = (0..joined).map(|number| node(&format!("j{number}")));
+        let (mut view, _) = cluster([staged("b")].into_iter().chain(joiners).collect(), &[]);
+        let stored = RolloutLedger { base, passed: 2, due: 0, proven, ..RolloutLedger::default() };
+        recorded_with(&mut view, Some(stored));
+        let policy = canary(&mut view, &json!([{"nodes": 1, "soak": "24h"}, {"nodes": "10%", "approval": "Manual"}]));
+        let mut made = plan(&view, &policy, t(60));
+        assert_eq!(slots_of(&made), ["b"], "{sentence}: {:?}", made.waits.get("b"));
+        assert_eq!(ledger(&made).due, due, "{sentence}");
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{sentence}");
+    }
 }
 
 #[test]

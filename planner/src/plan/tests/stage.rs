@@ -8,6 +8,7 @@ use crate::fixtures::*;
 use crate::plan::plan;
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
+use crate::wait::Wait;
 
 type Change = fn(&mut ClusterView, &mut Policy);
 
@@ -30,6 +31,14 @@ fn staging_continues_or_ends_with_desired_state_and_policy() {
         ("a later attempt is desired", |view, _| shadow(view).spec.attempt = 2, "ProgressLost"),
         ("its desired state is gone", |view, _| shadow(view).spec.state = HostState::Idle, "ProgressLost"),
         ("updates are disabled", |_, policy| policy.enabled = false, "Disabled"),
+        (
+            "updates are disabled, and the image is there",
+            |view, policy| {
+                policy.enabled = false;
+                shadow(view).status.agent.state = Some(HostState::StagedUpdate);
+            },
+            "step Staged",
+        ),
         (
             "updates are disabled, and it has a slot",
             |view, policy| {
@@ -59,6 +68,16 @@ fn staging_continues_or_ends_with_desired_state_and_policy() {
         change(&mut view, &mut policy);
         assert_eq!(outcome(&plan(&view, &policy, t(1))), *expected, "{sentence}");
     }
+}
+
+#[test]
+fn node_with_its_image_waits_while_updates_are_disabled() {
+    let (mut view, mut policy) = cluster(vec![at("a", Step::Staged, 0, HostState::StagedUpdate), node("b")], &[]);
+    policy.enabled = false;
+    let made = plan(&view, &policy, t(1));
+    assert_eq!((made.waits.get("a"), made.actions.get("a")), (Some(&Wait::Disabled), None), "its attempt goes on");
+    shadow(&mut view).status.agent.state = Some(HostState::Idle);
+    assert!(plan(&view, &policy, t(1)).actions.contains_key("a"), "without its image it has none to keep");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use models::reason::{FailureClass, FailureReason, Proof};
 use models::shadow::{Drill, HostState, NodeBefore, NodeProof, Progress, Record, Rehearsal, Step, UPDATED};
 use serde_json::json;
 
-use super::health::{EVIDENCE, failing};
+use super::health::{EVIDENCE, Watch, failing, healthy, verifying};
 use super::ledger::entry;
 use crate::claims::ClaimFields;
 use crate::decision::{Action, Note};
@@ -613,4 +613,50 @@ fn verification_that_shows_nothing_leaves_a_failed_place_failed() {
     assert_eq!(proof(&view).0, Proof::Failed);
     let made = planned(&view, &policy, 62);
     assert_eq!(counts(&made), (0, 0, 1), "no approval accepts it");
+}
+
+/// The built-in defaults say when its node is released, and nothing about its version.
+#[test]
+fn update_that_ends_without_a_policy_neither_proves_its_version_nor_counts_against_it() {
+    type Change = fn(&mut Watch);
+    let returning: Change = |watch| {
+        let shadow = shadow(&mut watch.view);
+        let progress = shadow.status.controller.progress.as_mut().unwrap();
+        (progress.step, progress.verifying_since) = (Step::Returning, None);
+        a(&mut watch.view).facts.boot_id = "b2".into();
+    };
+    let failing_pod: Change = |watch| {
+        watch.found = EVIDENCE;
+        *watch.pods() = vec![failing()];
+    };
+    let not_ready: Change = |watch| a(&mut watch.view).facts.ready = false;
+    let deadline = i64::try_from(Policy::default().returning.as_secs()).unwrap();
+    let cases: [(&str, Vec<Change>, i64, &str); 4] = [
+        ("well for the default soak", vec![], SOAK, "Disabled"),
+        ("not Ready at the default timeout", vec![not_ready], TIMEOUT, "HealthUnknown"),
+        ("not back at the default deadline", vec![returning, not_ready], deadline, "HealthUnknown"),
+        ("a pod fails on updated nodes alone", vec![failing_pod], TIMEOUT, "HealthUnknown"),
+    ];
+    for (sentence, changes, second, reason) in cases {
+        let gone = Policy::default();
+        let unusable = Policy { present: true, unusable: true, errors: invalid_policy(), ..Policy::default() };
+        for policy in [gone, unusable] {
+            let mut watch = Watch::of(verifying(vec![healthy()]));
+            watch.policy = policy;
+            changes.iter().for_each(|change| change(&mut watch));
+            watch.at(0);
+            watch.at(second - 1);
+            assert_eq!(watch.result().0, None, "{sentence}: too early");
+            watch.at(second);
+            assert_eq!(watch.result(), (Some(reason.to_owned()), false), "{sentence}: {}", watch.message());
+            assert_eq!(watch.record().proof.map(|place| place.proof), Some(Proof::Unproven), "{sentence}");
+            assert!(watch.view.nodes["a"].progress().is_none(), "{sentence}: the node is released");
+        }
+    }
+    let mut watch = Watch::of(failed(FailureReason::BootFellBack));
+    watch.policy = Policy::default();
+    let facts = &mut a(&mut watch.view).facts;
+    (facts.claims, facts.unschedulable) = (ClaimFields::default(), false);
+    watch.at(1);
+    assert_eq!(watch.result(), (Some("BootFellBack".to_owned()), true), "whatever policy says");
 }

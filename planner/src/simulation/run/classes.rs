@@ -171,17 +171,21 @@ pub(super) fn in_numbers(scenario: &Scenario) -> Policy {
     policy
 }
 
-/// Returns the number of nodes of which a canary step is a share for this variant and architecture.
+/// Returns the number of nodes of which a canary step is a share for this variant and architecture. Where fewer are left than at its
+/// beginning, it is a share of these, unless its places are used up.
 fn base_of(scenario: &Scenario, own: (&str, &str)) -> usize {
     let rollouts = scenario.base.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
     let mut rollouts = rollouts.filter(|rollout| rollout.ended.is_none() && (&*rollout.variant, &*rollout.arch) == own);
-    let fixed = rollouts.next().and_then(|rollout| Some(rollout.ledger.as_ref()?.base)).filter(|base| *base > 0);
-    if let Some(fixed) = fixed {
-        return usize::try_from(fixed).unwrap_or(usize::MAX);
-    }
     let members = || scenario.members.iter().filter(|member| member.node.facts.labelled && kind(&member.node) == own);
     let newest = members().flat_map(|member| member.offered.iter()).max();
-    members().filter(|member| newest.is_some_and(|newest| member.host.runs < *newest)).count()
+    let left = members().filter(|member| newest.is_some_and(|newest| member.host.runs < *newest)).count();
+    let ledger = rollouts.next().and_then(|rollout| rollout.ledger.as_ref()).filter(|ledger| ledger.base > 0);
+    ledger.map_or(left, |ledger| {
+        let number = |count: i64| usize::try_from(count).unwrap_or(usize::MAX);
+        let nodes = number(ledger.used()).saturating_add(left);
+        let is_full = ledger.due > 0 && ledger.used() >= ledger.due;
+        if is_full { number(ledger.base) } else { number(ledger.base).min(nodes) }
+    })
 }
 
 /// Returns whether nothing about an idle node sets it apart from others of its class.

@@ -38,9 +38,10 @@ struct Followed {
     resolved: BTreeSet<String>,
     /// The places of the steps that a user has approved.
     approved: BTreeSet<usize>,
-    /// The places of the steps that are passed, and the time since which the next one has its proofs.
+    /// The places of the steps that are passed, and the time since which the next one has its proofs: so many, of its share of all nodes.
     passed: usize,
     since: Option<Timestamp>,
+    full: (usize, usize),
     /// The ends in a row without a proof, by the names of their nodes: true for those that may run the version.
     row: BTreeMap<String, bool>,
     /// True if the last of them has braked the rollout.
@@ -53,31 +54,42 @@ impl Followed {
         self.is_braked = false;
     }
 
-    /// Returns the number of nodes that may be taken to the version; `None` after the last step.
-    fn limit(&mut self, policy: &Policy, now: Timestamp) -> Option<usize> {
-        let (mut before, mut places) = (0, Vec::new());
-        for step in &policy.canary {
-            let own = match &step.nodes {
-                CountOrPercent::Count(number) => *number as usize,
-                CountOrPercent::Percent(share) => {
-                    let share: usize = share.trim_end_matches('%').parse().unwrap();
-                    (self.base * share).div_ceil(100)
-                }
-            };
-            before = own.max(before + 1);
-            places.push(before);
-        }
-        for (step, places) in policy.canary.iter().zip(places) {
+    /// Returns the number of nodes that may be taken to the version while so many are left, with the number where all are; `None` after the
+    /// last step.
+    fn limit(&mut self, policy: &Policy, left: usize, now: Timestamp) -> Option<(usize, usize)> {
+        let shares = |nodes: usize| {
+            let mut before = 0;
+            let places = policy.canary.iter().map(|step| {
+                let own = match &step.nodes {
+                    CountOrPercent::Count(number) => *number as usize,
+                    CountOrPercent::Percent(share) => {
+                        let share: usize = share.trim_end_matches('%').parse().unwrap();
+                        (nodes * share).div_ceil(100)
+                    }
+                };
+                before = own.max(before + 1);
+                before
+            });
+            places.collect::<Vec<usize>>()
+        };
+        for ((step, places), few) in policy.canary.iter().zip(shares(self.base)).zip(shares(left)) {
             if places <= self.passed {
                 continue;
             }
-            if self.proven.union(&self.accepted).count() < places {
+            if self.full.1 != places {
+                (self.since, self.full) = (None, (0, places));
+            }
+            // A step that has its proofs keeps them, however many nodes come then.
+            let due = if self.since.is_some() { self.full.0 } else { few.min(places) };
+            if self.proven.union(&self.accepted).count() < due {
                 self.since = None;
-                return Some(places);
+                return Some((due, places));
             }
             let since = *self.since.get_or_insert(now);
-            if now < after(since, step.soak) || (step.manual && !self.approved.contains(&places)) {
-                return Some(places);
+            self.full.0 = due;
+            let approved = self.approved.iter().any(|approved| (due..=places).contains(approved));
+            if now < after(since, step.soak) || (step.manual && !approved) {
+                return Some((due, places));
             }
             (self.passed, self.since) = (places, None);
         }
@@ -319,7 +331,8 @@ impl Watch {
             let of_kind = |node: &&NodeView| key(node, version) == (variant.as_str(), arch.as_str(), version);
             view.nodes.values().filter(|node| node.facts.labelled).filter(of_kind)
         };
-        let lacking = members().filter(|node| node.facts.os_version().as_ref() != Some(version)).count();
+        let lacks = |node: &&NodeView| node.facts.os_version().as_ref() != Some(version);
+        let lacking = members().filter(lacks).count();
         let ended = &self.ended;
         let followed = self.followed.entry(own.clone()).or_default();
         followed.nodes = followed.nodes.max(lacking + followed.booted.len());
@@ -329,14 +342,18 @@ impl Watch {
         if let Some(ledger) = ledger.filter(|ledger| ledger.base > 0) {
             followed.base = usize::try_from(ledger.base).unwrap();
         }
-        let allowed = followed.limit(policy, now);
+        let left = members().filter(lacks).filter(|node| !followed.booted.contains(&node.facts.name)).count();
+        let allowed = followed.limit(policy, left + followed.booted.len(), now);
         let context = || format!("{}, {now}: {version} on {variant} {arch}, {followed:#?}, {recorded:#?}", self.name);
         let (base, nodes) = (followed.base, followed.nodes);
         assert!(base <= nodes, "{}: shares of {base} nodes, and it has had {nodes}", context());
         let mut taken: BTreeSet<&str> = followed.booted.union(&followed.permitted).map(String::as_str).collect();
         taken.extend(slots.iter().map(|slot| slot.node.as_str()));
-        if let Some(limit) = allowed {
-            let limit = limit + followed.resolved.len();
+        if let Some((due, share)) = allowed {
+            // Where nodes have gone since others were taken, no further one is.
+            let is_new = |slot: &&Slot| !had.contains(slot.node.as_str()) && !followed.booted.contains(&slot.node);
+            let is_given = slots.iter().any(is_new);
+            let limit = if is_given { due } else { share } + followed.resolved.len();
             assert!(taken.len() <= limit, "{}: {taken:?} are taken to it, and its steps allow {limit}", context());
         }
         // An attempt that has ended holds no other back, although its slot is kept until its node is released.
