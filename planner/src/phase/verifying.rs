@@ -24,11 +24,8 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(ended) = ended {
         return ended.or_else(|| check_health(ctx)).unwrap_or_else(|| finish(ctx));
     }
-    // It is withdrawn once the node is verified.
+    // It is withdrawn once the node is verified, which has to stay well until its attempt has ended.
     let desired = is_desired(ctx);
-    if ctx.shadow.spec.state == HostState::Idle && desired {
-        return if ctx.needs_release() { act(Action::Release) } else { finish(ctx) };
-    }
     if let Some(action) = return_to_service(ctx) {
         return act(action);
     }
@@ -47,7 +44,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     }
     match check_health(ctx) {
         Some(soaks) => protect(ctx).filter(|_| !desired).map_or(soaks, act),
-        None if desired => act(withdraw(ctx)),
+        None if desired && ctx.shadow.spec.state != HostState::Idle => act(withdraw(ctx)),
         None if ctx.needs_release() => act(Action::Release),
         None => finish(ctx),
     }
