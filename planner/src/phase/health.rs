@@ -10,6 +10,7 @@ use models::shadow::{AttemptResult, Progress, Step};
 use models::time::{after, between};
 
 use super::comparison::blame;
+use super::lease::{READ_INTERVAL, read_again};
 use super::row::{Attempt, Turn, act, fail, stay};
 use super::usable;
 use crate::decision::Action;
@@ -41,7 +42,8 @@ const LASTING: Duration = Duration::from_secs(60);
 const READ_AGAIN: Duration = Duration::from_secs(5 * 60);
 
 /// Continues the verification; `None` once it is over: when the soak has passed without an interruption, the pods are Ready, none of their
-/// containers was restarted meanwhile, what the node had before its drain is back, and the expressions return nothing.
+/// containers was restarted meanwhile, what the node had before its drain is back, the expressions return nothing, and the kubelet has shown a
+/// sign of life after all that.
 pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     let after_policy = &ctx.group().after;
     let deadline = deadline(ctx);
@@ -91,15 +93,37 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
             fail(FailureReason::NodeNotUsable, wait.to_string())
         });
     }
-    match gates::quiet_since(&after_policy.expressions, &ctx.facts().name, &ctx.view.expressions) {
-        Err(wait) => looking(unknown_until(ctx, deadline, wait)),
+    let soaked = match gates::quiet_since(&after_policy.expressions, &ctx.facts().name, &ctx.view.expressions) {
+        Err(wait) => return looking(unknown_until(ctx, deadline, wait)),
         // Empty at last: also past the deadline it has the soak to stay so.
-        Ok(Some(since)) if ctx.now < after(since, after_policy.soak) => {
-            let until = after(since, after_policy.soak);
-            looking(stay(Wait::Soaking { until }).waking_at(until))
-        }
-        Ok(_) => None,
+        Ok(quiet) => quiet.map_or(until, |since| until.max(after(since, after_policy.soak))),
+    };
+    if ctx.now < soaked {
+        return looking(stay(Wait::Soaking { until: soaked }).waking_at(soaked));
     }
+    sign_of_life(ctx, soaked, deadline).and_then(looking)
+}
+
+/// Returns what is left to do until the kubelet of a node that has passed its soak has renewed its Lease after that: a host that crashes stays
+/// Ready for most of a minute. A drill reboots no host.
+fn sign_of_life(ctx: &Attempt<'_>, soaked: Timestamp, deadline: Timestamp) -> Option<Turn> {
+    let lease = ctx.node.lease.filter(|lease| lease.observed_at >= soaked);
+    if ctx.mode().is_drill() || lease.is_some_and(|lease| lease.was_alive_after(soaked)) {
+        return None;
+    }
+    if ctx.now >= after(deadline.max(soaked), LASTING) {
+        let cause = match lease.map(|lease| lease.renewed) {
+            Some(Some(renewed)) => format!("has not been renewed since {renewed:.0}"),
+            Some(None) => "does not exist".to_owned(),
+            None => "could not be read: see the log of the controller".to_owned(),
+        };
+        let message =
+            format!("whether the node still runs could not be found out: its Lease in kube-node-lease {cause}");
+        return Some(fail(FailureReason::HealthUnknown, message));
+    }
+    // A shorter soak is one of tests, whose kubelets renew their Leases more often.
+    let interval = READ_INTERVAL.min(ctx.group().after.soak);
+    Some(read_again(ctx, interval, |until| Wait::Soaking { until }))
 }
 
 /// Returns what keeps the node from its soak now, or the read that this needs first: the node is not Ready, or is under pressure, which it was

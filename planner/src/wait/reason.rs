@@ -114,7 +114,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (AwaitingRehearsal, Update, "The agent's report that it has verified the rehearsal permit of a drill."),
     (AwaitingReboot, Update, "The reboot."),
     (AwaitingReady, Update, "The node, to become Ready after the reboot."),
-    (Soaking, Update, "The end of `spec.health.after.soak`."),
+    (Soaking, Update, "The end of `spec.health.after.soak`, and then a renewal of the node's Lease."),
     (
         NodeNotReturned,
         Update,

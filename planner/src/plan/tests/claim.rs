@@ -203,6 +203,7 @@ fn protection_from_autoscalers_lasts_until_the_node_is_verified() {
     let verified = || {
         let mut node = in_step(Step::Verifying, HostState::Idle);
         node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().since = t(-60);
+        node.lease = renewed_after(1);
         node
     };
     type Change = fn(&mut NodeView, &mut Policy);

@@ -11,7 +11,7 @@ use crate::decision::{Action, Note};
 use crate::fixtures::*;
 use crate::plan::plan;
 use crate::policy::Policy;
-use crate::view::{Answer, ClusterView, Compared, NodeView, OwnerHealth, PodFacts};
+use crate::view::{Answer, ClusterView, Compared, LeaseObservations, NodeView, OwnerHealth, PodFacts};
 use crate::wait::Wait;
 
 /// The end of the soak and the deadline of the default policy, for a node whose verification began at second 0.
@@ -58,6 +58,8 @@ pub(super) struct Watch {
     pub(super) view: ClusterView,
     pub(super) policy: Policy,
     pub(super) found: OwnerHealth,
+    /// The kubelet has crashed: nothing renews its Lease.
+    crashed: bool,
     notes: Vec<Note>,
     pub(super) read: usize,
 }
@@ -65,7 +67,7 @@ pub(super) struct Watch {
 impl Watch {
     pub(super) fn of(node: NodeView) -> Self {
         let (view, policy) = cluster(vec![node], &["a"]);
-        Self { view, policy, found: OwnerHealth::default(), notes: Vec::new(), read: 0 }
+        Self { view, policy, found: OwnerHealth::default(), crashed: false, notes: Vec::new(), read: 0 }
     }
 
     /// Carries out everything that is due at this second, and returns why the node waits.
@@ -83,6 +85,10 @@ impl Watch {
                     self.notes.extend(note);
                 }
                 Some(Action::Spec { spec }) => shadow.spec = *spec,
+                Some(Action::ReadLease) if self.crashed => {
+                    node.lease = Some(LeaseObservations::add(node.lease, Some(t(15)), t(second)));
+                }
+                Some(Action::ReadLease) => node.lease = renewed_after(second),
                 Some(Action::ReadOwner { owner, .. }) => {
                     self.read += 1;
                     node.owners.insert(owner, OwnerHealth { read_at: t(second), ..self.found });
@@ -133,6 +139,45 @@ fn update_ends_after_soak_when_all_pods_are_healthy() {
     assert!(!watch.notes[0].warning && watch.read == 0, "{:?}", watch.notes);
     let status = &watch.view.nodes["a"].shadow.as_ref().unwrap().status;
     assert_eq!(find_condition(&status.conditions, HEALTHY).unwrap().reason, "Soaked");
+}
+
+/// `Ready` stays True for most of a minute.
+#[test]
+fn node_whose_lease_is_not_renewed_after_its_soak_is_not_proven() {
+    let mut watch = Watch::of(verifying(vec![healthy()]));
+    watch.crashed = true;
+    assert_eq!(watch.at(SOAKED), Some(Wait::Soaking { until: t(SOAKED + 10) }));
+    assert_eq!(watch.at(SOAKED + 10), Some(Wait::Soaking { until: t(SOAKED + 20) }));
+    assert_eq!(watch.result().0, None);
+    // Its next boot is another one.
+    let mut rebooted = Watch::of(watch.view.nodes["a"].clone());
+    rebooted.view.nodes.get_mut("a").unwrap().facts.boot_id = "b2".into();
+    rebooted.at(SOAKED + 15);
+    assert!(rebooted.view.nodes["a"].progress().is_some_and(|progress| progress.soak_restarted));
+    watch.at(DEADLINE + 59);
+    assert_eq!(watch.result().0, None);
+    watch.at(DEADLINE + 60);
+    assert_eq!(watch.result(), is_unproven());
+    assert!(watch.message().contains("kube-node-lease has not been renewed since"), "{}", watch.message());
+
+    let lease = |observed: &[(Option<i64>, i64)]| {
+        let add =
+            |before, (renewed, at): &(Option<i64>, i64)| Some(LeaseObservations::add(before, renewed.map(t), t(*at)));
+        observed.iter().fold(None, add)
+    };
+    for (sentence, observed, expected) in [
+        ("it was read before the end of the soak alone", &[(Some(1), 50), (Some(2), SOAKED)][..], "ReadLease"),
+        ("it was read once after that", &[(Some(1), 50), (Some(2), 61)], "Soaking"),
+        ("there was none", &[(None, 60), (Some(2), 61)], "Soaking"),
+        ("it was not renewed after that", &[(Some(1), 60), (Some(1), 61)], "Soaking"),
+        ("it was renewed after that", &[(Some(1), 60), (Some(2), 61)], "request Idle of 1"),
+        ("and was gone then", &[(Some(1), 60), (Some(2), 61), (None, 62)], "request Idle of 1"),
+    ] {
+        let mut node = verifying(vec![healthy()]);
+        node.lease = lease(observed);
+        let (view, policy) = cluster(vec![node], &["a"]);
+        assert_eq!(outcome(&plan(&view, &policy, t(70))), expected, "{sentence}");
+    }
 }
 
 #[test]

@@ -373,6 +373,7 @@ fn request_that_another_client_removes_from_a_drained_node_is_set_again() {
 fn verified_node_awaits_hooks_and_then_is_updated() {
     let (mut view, policy) = in_step(Step::Verifying, both());
     shadow(&mut view).spec.state = HostState::Idle;
+    a(&mut view).lease = renewed_after(100);
     assert_eq!(outcome(&plan(&view, &policy, t(100))), "step AfterUpdate");
     let none = with_policy(&mut view, json!({"hooks": [{"name": "ceph", "before": {}}]}));
     assert_eq!(outcome(&plan(&view, &none, t(100))), "no attempt", "no hook is awaited after the update");
