@@ -49,20 +49,33 @@ pub(crate) fn objection(answer: &Answer, name: String, shared: bool) -> Option<W
     }
 }
 
-/// The time since which all of these expressions have returned nothing; `None` if there are no expressions.
-pub(crate) fn quiet_since(
+/// Expressions that have all returned nothing.
+pub(crate) struct Quiet {
+    /// Time since which all of them have.
+    pub(crate) since: Timestamp,
+    /// Time by which all of them were queried again.
+    pub(crate) asked: Timestamp,
+    /// Name of the one whose last query is the oldest.
+    pub(crate) oldest: String,
+}
+
+/// Returns since when these expressions have returned nothing; `None` if there are no expressions.
+pub(crate) fn quiet(
     expressions: &[Expression],
     node: &str,
     answers: &BTreeMap<String, Answer>,
-) -> Result<Option<Timestamp>, Wait> {
+) -> Result<Option<Quiet>, Wait> {
     if let Some(obstacle) = obstacle(expressions, node, answers) {
         return Err(obstacle.into_wait());
     }
-    let quiet = queries(expressions, node).filter_map(|query| match answers.get(&query)? {
-        Answer::Quiet { since } => Some(*since),
+    let of = |expression: &Expression| match answers.get(&for_node(&expression.query, node).ok()?)? {
+        Answer::Quiet { since, asked } => Some(Quiet { since: *since, asked: *asked, oldest: expression.name.clone() }),
         Answer::Firing { .. } | Answer::Failed { .. } => None,
-    });
-    Ok(quiet.max())
+    };
+    let all: Vec<Quiet> = expressions.iter().filter_map(of).collect();
+    let since = all.iter().map(|quiet| quiet.since).max();
+    let oldest = all.into_iter().min_by_key(|quiet| quiet.asked);
+    Ok(since.zip(oldest).map(|(since, oldest)| Quiet { since, ..oldest }))
 }
 
 /// The time since which any of these expressions has returned something.
@@ -88,10 +101,10 @@ mod tests {
         for query in ["ALERTS{node=\"${node}\"}", "ALERTS{node=\"$nodes\"}", "up{instance=\"$instance\"} == 0"] {
             let expressions = [Expression { name: "alerts".into(), query: query.into() }];
             assert_eq!(queries(&expressions, "a").count(), 0, "{query}");
-            let quiet = BTreeMap::from([(query.to_owned(), Answer::Quiet { since: t(0) })]);
-            let found = obstacle(&expressions, "a", &quiet);
+            let answers = BTreeMap::from([(query.to_owned(), Answer::Quiet { since: t(0), asked: t(0) })]);
+            let found = obstacle(&expressions, "a", &answers);
             assert!(matches!(found, Some(Obstacle::Refused(Wait::ExpressionFails { .. }))), "{query}: {found:?}");
-            assert!(quiet_since(&expressions, "a", &quiet).is_err(), "{query}");
+            assert!(quiet(&expressions, "a", &answers).is_err(), "{query}");
         }
     }
 
@@ -101,7 +114,7 @@ mod tests {
             .map(|(name, query)| Expression { name: name.into(), query: query.into() })
             .into();
         let load = "load{node=\"a\"} > 9";
-        let quiet = || Answer::Quiet { since: t(0) };
+        let quiet = || Answer::Quiet { since: t(0), asked: t(0) };
         let pending = |name: &str| Some(Obstacle::Unknown(Wait::ExpressionsPending { name: name.into() }));
         let refused = |wait| Some(Obstacle::Refused(wait));
         for (sentence, answers, expected) in [

@@ -19,7 +19,7 @@ use models::shadow::Mode;
 use crate::survey::NodeContext;
 use crate::wait::Wait;
 
-pub(crate) use expressions::{firing_since, gate as expression, objection, queries, quiet_since};
+pub(crate) use expressions::{firing_since, gate as expression, objection, queries, quiet};
 pub(crate) use obstacle::Obstacle;
 pub(crate) use pods::{busy_budget, guarded, long_graces, marked, refusal};
 

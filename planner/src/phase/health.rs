@@ -93,25 +93,32 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
             fail(FailureReason::NodeNotUsable, wait.to_string())
         });
     }
-    let soaked = match gates::quiet_since(&after_policy.expressions, &ctx.facts().name, &ctx.view.expressions) {
+    let quiet = match gates::quiet(&after_policy.expressions, &ctx.facts().name, &ctx.view.expressions) {
         Err(wait) => return looking(unknown_until(ctx, deadline, wait)),
-        // Empty at last: also past the deadline it has the soak to stay so.
-        Ok(quiet) => quiet.map_or(until, |since| until.max(after(since, after_policy.soak))),
+        Ok(quiet) => quiet,
     };
+    // Empty at last: also past the deadline it has the soak to stay so.
+    let soaked = quiet.as_ref().map_or(until, |quiet| until.max(after(quiet.since, after_policy.soak)));
     if ctx.now < soaked {
         return looking(stay(Wait::Soaking { until: soaked }).waking_at(soaked));
     }
-    sign_of_life(ctx, soaked, deadline).and_then(looking)
+    let limit = after(deadline.max(soaked), LASTING);
+    // The last answer may be from before the drain, or from before Prometheus has scraped the node again.
+    if let Some(quiet) = quiet.filter(|quiet| quiet.asked < soaked) {
+        let pending = Wait::ExpressionsPending { name: quiet.oldest };
+        return looking(unknown_until(ctx, limit, pending).asking_since(soaked));
+    }
+    sign_of_life(ctx, soaked, limit).and_then(looking)
 }
 
 /// Returns what is left to do until the kubelet of a node that has passed its soak has renewed its Lease after that: a host that crashes stays
 /// Ready for most of a minute. A drill reboots no host.
-fn sign_of_life(ctx: &Attempt<'_>, soaked: Timestamp, deadline: Timestamp) -> Option<Turn> {
+fn sign_of_life(ctx: &Attempt<'_>, soaked: Timestamp, limit: Timestamp) -> Option<Turn> {
     let lease = ctx.node.lease.filter(|lease| lease.observed_at >= soaked);
     if ctx.mode().is_drill() || lease.is_some_and(|lease| lease.was_alive_after(soaked)) {
         return None;
     }
-    if ctx.now >= after(deadline.max(soaked), LASTING) {
+    if ctx.now >= limit {
         let cause = match lease.map(|lease| lease.renewed) {
             Some(Some(renewed)) => format!("has not been renewed since {renewed:.0}"),
             Some(None) => "does not exist".to_owned(),
@@ -148,7 +155,7 @@ fn interruption(
         let comes_up = counted.iter().all(|unhealthy| comes_up(ctx, unhealthy.pod, deadline));
         return Ok(Some(if comes_up { Wait::Soaking { until: after(ctx.now, ctx.group().after.soak) } } else { wait }));
     }
-    let quiet = gates::quiet_since(&ctx.group().after.expressions, &ctx.facts().name, &ctx.view.expressions);
+    let quiet = gates::quiet(&ctx.group().after.expressions, &ctx.facts().name, &ctx.view.expressions);
     Ok(quiet.err().filter(|wait| matches!(wait, Wait::ExpressionFires { .. })))
 }
 

@@ -422,6 +422,8 @@ pub enum Answer {
     Quiet {
         /// Time since which each answer has been empty.
         since: Timestamp,
+        /// Time of the query that the last one answers.
+        asked: Timestamp,
     },
     /// A result with at least one series.
     Firing {

@@ -63,7 +63,7 @@ fn expression_for_all_nodes_is_recorded_only_in_operator_status() {
     let failed = plan(&view, &policy, t(25)).status.unwrap();
     let condition = models::condition::true_condition(&failed.conditions, BLOCKED).unwrap();
     assert_eq!(condition.reason, "ExpressionFails", "another reason is written");
-    view.expressions = [("errors > 1".to_owned(), Answer::Quiet { since: t(0) })].into();
+    view.expressions = [("errors > 1".to_owned(), Answer::Quiet { since: t(0), asked: t(0) })].into();
     let quiet = plan(&view, &policy, t(30)).status.unwrap();
     assert!(models::condition::true_condition(&quiet.conditions, BLOCKED).is_none());
     let notes: Vec<_> = news(conditions, &quiet.conditions).into_iter().map(|note| note.reason).collect();

@@ -716,19 +716,43 @@ fn node_not_ready_after_boot_fails_at_deadline() {
     assert_eq!(watch.message(), "the node was not Ready on the new version within 30m (spec.deadlines.return)");
 }
 
+/// The verification of a node under these expressions, each with its name, query and answer.
+fn with_expressions(expressions: &[(&str, &str, Answer)]) -> Watch {
+    let mut watch = Watch::of(verifying(vec![healthy()]));
+    let named = |(name, query, _): &(&str, &str, Answer)| serde_json::json!({"name": name, "query": query});
+    let after = serde_json::json!({"expressions": expressions.iter().map(named).collect::<Vec<_>>()});
+    let spec = serde_json::json!({"health": {"after": after}, "prometheus": {"url": "http://p"}});
+    watch.policy = with_policy(&mut watch.view, spec);
+    let answers = expressions.iter().map(|(_, query, answer)| (query.replace("$node", "a"), answer.clone()));
+    watch.view.expressions = answers.collect();
+    watch
+}
+
+const OF_A_NODE: &str = "errors{node=\"$node\"} > 1";
+
+#[test]
+fn answer_from_before_the_end_of_the_soak_proves_nothing() {
+    for asked in [-300, SOAKED - 1] {
+        let quiet = |asked| Answer::Quiet { since: t(-600), asked: t(asked) };
+        let mut watch = with_expressions(&[("errors", OF_A_NODE, quiet(asked))]);
+        assert_eq!(watch.at(SOAKED), Some(Wait::ExpressionsPending { name: "errors".into() }));
+        let again = plan(&watch.view, &watch.policy, t(SOAKED)).asked_again;
+        assert_eq!(again, [("errors{node=\"a\"} > 1".to_owned(), t(SOAKED))].into(), "it is queried at once");
+        let mut silent = Watch::of(watch.view.nodes["a"].clone());
+        (silent.view, silent.policy) = (watch.view.clone(), watch.policy.clone());
+        silent.at(DEADLINE + 60);
+        assert_eq!(silent.result(), is_unproven());
+        *watch.view.expressions.values_mut().next().unwrap() = quiet(SOAKED);
+        watch.at(SOAKED + 1);
+        assert_eq!(watch.result(), is_updated());
+    }
+}
+
 #[test]
 fn expression_must_be_quiet_for_soak_and_fails_version_at_deadline() {
-    let watch_query = |query: &str, asked: &str, answer: Answer| {
-        let mut watch = Watch::of(verifying(vec![healthy()]));
-        let after = serde_json::json!({"expressions": [{"name": "errors", "query": query}]});
-        let spec = serde_json::json!({"health": {"after": after}, "prometheus": {"url": "http://p"}});
-        watch.policy = with_policy(&mut watch.view, spec);
-        watch.view.expressions = [(asked.to_owned(), answer)].into();
-        watch
-    };
-    let watch = |answer: Answer| watch_query("errors{node=\"$node\"} > 1", "errors{node=\"a\"} > 1", answer);
+    let watch = |answer: Answer| with_expressions(&[("errors", OF_A_NODE, answer)]);
     let mut of_the_fleet =
-        watch_query("errors > 1", "errors > 1", Answer::Firing { series: "{} 7".into(), since: t(0) });
+        with_expressions(&[("errors", "errors > 1", Answer::Firing { series: "{} 7".into(), since: t(0) })]);
     assert_eq!(of_the_fleet.at(DEADLINE - 1).unwrap().as_str(), "ExpressionFires");
     of_the_fleet.at(DEADLINE);
     assert_eq!(of_the_fleet.result(), (Some("HealthUnknown".into()), false), "it is no evidence against the version");
@@ -741,14 +765,14 @@ fn expression_must_be_quiet_for_soak_and_fails_version_at_deadline() {
     firing.at(DEADLINE);
     assert_eq!(firing.result(), is_blamed());
 
-    let mut instant = watch(Answer::Quiet { since: t(DEADLINE - 1) });
+    let mut instant = watch(Answer::Quiet { since: t(DEADLINE - 1), asked: Timestamp::MAX });
     instant.at(DEADLINE);
     *instant.view.expressions.values_mut().next().unwrap() =
         Answer::Firing { series: "{} 7".into(), since: t(DEADLINE + 1) };
     instant.at(DEADLINE + 1);
     assert_eq!(instant.result(), is_unproven(), "once after the deadline is no evidence");
 
-    let mut quiet = watch(Answer::Quiet { since: t(DEADLINE - 1) });
+    let mut quiet = watch(Answer::Quiet { since: t(DEADLINE - 1), asked: Timestamp::MAX });
     let until = DEADLINE - 1 + SOAKED;
     for second in [SOAKED, DEADLINE, until - 1] {
         assert_eq!(quiet.at(second), Some(Wait::Soaking { until: t(until) }), "{second}");

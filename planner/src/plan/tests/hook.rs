@@ -296,7 +296,7 @@ fn expressions_are_queried_after_the_wait_for_hooks_and_have_to_return_nothing()
     assert!(made.expressions.contains("errors > 0") && !made.actions.values().any(Plan::starts), "{made:?}");
     assert_eq!(outcome(&made), "ExpressionsPending");
     for (answer, expected) in [
-        (Answer::Quiet { since: t(2) }, "step Draining"),
+        (Answer::Quiet { since: t(2), asked: t(2) }, "step Draining"),
         (Answer::Firing { series: "{} 1".into(), since: t(2) }, "GateRefused"),
         (Answer::Failed { message: "no answer".into() }, "GateRefused"),
     ] {

@@ -39,7 +39,7 @@ impl Run<'_> {
         let mut changed = false;
         for query in made.expressions {
             // Their results cannot be known.
-            let quiet = Answer::Quiet { since: self.view.leader_since };
+            let quiet = Answer::Quiet { since: self.view.leader_since, asked: Timestamp::MAX };
             changed |= self.view.expressions.insert(query, quiet).is_none();
         }
         if let (true, Some(status), Some(operator)) = (all, made.status, &mut self.view.operator)
