@@ -78,17 +78,58 @@ pub(crate) fn quiet(
     Ok(since.zip(oldest).map(|(since, oldest)| Quiet { since, ..oldest }))
 }
 
-/// The time since which any of these expressions has returned something.
-pub(crate) fn firing_since(
-    expressions: &[Expression],
+/// An expression that returns something.
+pub(crate) struct Firing<'a> {
+    pub(crate) name: &'a str,
+    /// The first series.
+    pub(crate) series: &'a str,
+    /// Time since which it has.
+    pub(crate) since: Timestamp,
+    /// True if it is the same for all nodes.
+    pub(crate) shared: bool,
+}
+
+impl Firing<'_> {
+    pub(crate) fn wait(&self) -> Wait {
+        Wait::ExpressionFires { name: self.name.to_owned(), series: self.series.to_owned(), shared: self.shared }
+    }
+}
+
+/// Returns those of the expressions that return something.
+pub(crate) fn firing<'a>(
+    expressions: &'a [Expression],
     node: &str,
-    answers: &BTreeMap<String, Answer>,
-) -> Option<Timestamp> {
-    let firing = queries(expressions, node).filter_map(|query| match answers.get(&query)? {
-        Answer::Firing { since, .. } => Some(*since),
-        Answer::Quiet { .. } | Answer::Failed { .. } => None,
-    });
-    firing.min()
+    answers: &'a BTreeMap<String, Answer>,
+) -> Vec<Firing<'a>> {
+    let of = |expression: &'a Expression| {
+        let query = for_node(&expression.query, node).ok()?;
+        let Answer::Firing { series, since } = answers.get(&query)? else { return None };
+        Some(Firing { name: &expression.name, series, since: *since, shared: query == expression.query })
+    };
+    expressions.iter().filter_map(of).collect()
+}
+
+/// The expressions that differ from node to node, each with its query for this one.
+fn own<'a>(expressions: &'a [Expression], node: &'a str) -> impl Iterator<Item = (&'a Expression, String)> {
+    let query = move |expression: &'a Expression| Some((expression, for_node(&expression.query, node).ok()?));
+    expressions.iter().filter_map(query).filter(|(expression, query)| *query != expression.query)
+}
+
+/// The queries of those that differ from node to node.
+pub(crate) fn own_queries(expressions: &[Expression], node: &str) -> impl Iterator<Item = String> {
+    own(expressions, node).map(|(_, query)| query)
+}
+
+/// Returns the first of those that differ from node to node that has no answer yet.
+pub(crate) fn own_pending(expressions: &[Expression], node: &str, answers: &BTreeMap<String, Answer>) -> Option<Wait> {
+    let (pending, _) = own(expressions, node).find(|(_, query)| !answers.contains_key(query))?;
+    Some(Wait::ExpressionsPending { name: pending.name.clone() })
+}
+
+/// Returns the names of those that differ from node to node and return nothing.
+pub(crate) fn own_quiet(expressions: &[Expression], node: &str, answers: &BTreeMap<String, Answer>) -> Vec<String> {
+    let quiet = |query: &String| matches!(answers.get(query), Some(Answer::Quiet { .. }));
+    own(expressions, node).filter(|(_, query)| quiet(query)).map(|(expression, _)| expression.name.clone()).collect()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::reason::FailureReason;
-use models::shadow::{AttemptResult, Progress, Step};
+use models::shadow::{AttemptResult, Mode, Progress, Step};
 use models::time::{after, between};
 
 use super::comparison::blame;
@@ -14,7 +14,7 @@ use super::lease::{READ_INTERVAL, read_again};
 use super::row::{Attempt, Turn, act, fail, stay};
 use super::usable;
 use crate::decision::Action;
-use crate::gates;
+use crate::gates::{self, Firing};
 use crate::survey::NodeContext;
 use crate::survey::unavailable::comes_or_goes;
 use crate::view::{Compared, NodeFacts, NodeView, OwnerHealth, PodFacts, STARTING};
@@ -37,6 +37,9 @@ pub(super) fn deadline(ctx: &Attempt<'_>) -> Timestamp {
 
 /// Time after which an interruption of the soak has lasted, and is no mere instant; half of a shorter `timeout`.
 const LASTING: Duration = Duration::from_secs(60);
+
+/// The end of a message about an interruption that has not lasted.
+const INSTANT: &str = "for an instant only, and the time of its verification is over";
 
 /// Time after which the pods of an owner are read again; at the deadline sooner.
 const READ_AGAIN: Duration = Duration::from_secs(5 * 60);
@@ -155,8 +158,12 @@ fn interruption(
         let comes_up = counted.iter().all(|unhealthy| comes_up(ctx, unhealthy.pod, deadline));
         return Ok(Some(if comes_up { Wait::Soaking { until: after(ctx.now, ctx.group().after.soak) } } else { wait }));
     }
-    let quiet = gates::quiet(&ctx.group().after.expressions, &ctx.facts().name, &ctx.view.expressions);
-    Ok(quiet.err().filter(|wait| matches!(wait, Wait::ExpressionFires { .. })))
+    Ok(firing(ctx).first().map(Firing::wait))
+}
+
+/// Returns the expressions that return something.
+fn firing<'a>(ctx: &'a Attempt<'_>) -> Vec<Firing<'a>> {
+    gates::firing(&ctx.group().after.expressions, &ctx.facts().name, &ctx.view.expressions)
 }
 
 /// Time that pods have to become Ready after a boot before anything is read of their owners.
@@ -201,28 +208,47 @@ fn interrupted(ctx: &Attempt<'_>, interruption: Wait, deadline: Timestamp) -> Tu
                 Err(read) => act(read),
             };
         }
-        // One that is the same for all nodes is no evidence against this node's version.
-        Wait::ExpressionFires { shared: true, .. } => return unknown_until(ctx, deadline, interruption),
-        Wait::ExpressionFires { name, series, .. } => format!("the expression {name} returned {series} on {version}"),
+        Wait::ExpressionFires { .. } => return expressions_fire(ctx),
         other => other.to_string(),
     };
-    let lasting = LASTING.min(ctx.group().after.timeout / 2);
-    // Something else may have interrupted it before. The clock of a kubelet may be slow.
-    let since = ctx.progress.interrupted.map(|at| began(ctx, &interruption).map_or(at, |began| at.max(began)));
-    let lasts = since.is_some_and(|since| between(since, ctx.now) >= lasting);
-    if !lasts && !ctx.mode().is_drill() {
-        let message = format!("{message}, for an instant only, and the time of its verification is over");
-        return fail(FailureReason::HealthUnknown, message);
+    let facts = ctx.facts();
+    let began = if facts.ready { facts.pressure_since } else { facts.not_ready_since };
+    if !lasts(ctx, began) && !ctx.mode().is_drill() {
+        return fail(FailureReason::HealthUnknown, format!("{message}, {INSTANT}"));
     }
     blame(ctx, FailureReason::SoakFailed, &message)
 }
 
-/// Returns the time since which there is what interrupts the soak now.
-fn began(ctx: &Attempt<'_>, interruption: &Wait) -> Option<Timestamp> {
-    match interruption {
-        Wait::AwaitingReady => ctx.facts().not_ready_since,
-        Wait::NodePressure { .. } => ctx.facts().pressure_since,
-        _ => gates::firing_since(&ctx.group().after.expressions, &ctx.facts().name, &ctx.view.expressions),
+/// Returns whether what interrupts the soak now has done so for long enough, if it began then.
+fn lasts(ctx: &Attempt<'_>, began: Option<Timestamp>) -> bool {
+    let lasting = LASTING.min(ctx.group().after.timeout / 2);
+    // Something else may have interrupted it before. The clock of a kubelet may be slow.
+    let since = ctx.progress.interrupted.map(|at| began.map_or(at, |began| at.max(began)));
+    since.is_some_and(|since| between(since, ctx.now) >= lasting)
+}
+
+/// Ends the attempt of a node for which expressions return something at its deadline: against the version where one of them is evidence
+/// against it, and otherwise without a proof.
+fn expressions_fire(ctx: &Attempt<'_>) -> Turn {
+    let firing = firing(ctx);
+    let of = |fires: &Firing<'_>| format!("the expression {} returned {}", fires.name, fires.series);
+    if let Some(fires) = firing.iter().find(|fires| no_evidence(ctx, fires).is_none()) {
+        return blame(ctx, FailureReason::SoakFailed, &format!("{} on {}", of(fires), ctx.progress.version));
+    }
+    let all = firing.iter().map(|fires| format!("{}, {}", of(fires), no_evidence(ctx, fires).unwrap_or_default()));
+    fail(FailureReason::HealthUnknown, all.collect::<Vec<_>>().join("; "))
+}
+
+/// Returns why an expression that returns something is no evidence against the version, if it is none.
+fn no_evidence(ctx: &Attempt<'_>, fires: &Firing<'_>) -> Option<&'static str> {
+    let before = ctx.node.record().and_then(|record| record.before.as_ref());
+    let was_quiet = || before.is_some_and(|before| before.quiet_expressions.iter().any(|name| name == fires.name));
+    match ctx.mode() {
+        _ if fires.shared => Some("and is the same for all nodes"),
+        Mode::Drill { .. } => None,
+        Mode::Verification => Some("which may have other causes by now than the update"),
+        Mode::Update if !was_quiet() => Some("and is not known to have returned nothing before the drain"),
+        Mode::Update => (!lasts(ctx, Some(fires.since))).then_some(INSTANT),
     }
 }
 

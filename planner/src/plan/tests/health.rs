@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use models::condition::find_condition;
 use models::reason::FailureReason;
-use models::shadow::{BLOCKED, HEALTHY, HostState, Record, Step, UPDATED};
+use models::shadow::{BLOCKED, HEALTHY, HostState, NodeBefore, Record, Step, UPDATED};
 use semver::Version;
 
 use crate::claims::ClaimFields;
@@ -725,7 +725,53 @@ fn with_expressions(expressions: &[(&str, &str, Answer)]) -> Watch {
     watch.policy = with_policy(&mut watch.view, spec);
     let answers = expressions.iter().map(|(_, query, answer)| (query.replace("$node", "a"), answer.clone()));
     watch.view.expressions = answers.collect();
+    let names: Vec<&str> = expressions.iter().map(|(name, ..)| *name).collect();
+    were_quiet(&mut watch, &names);
     watch
+}
+
+/// Records the expressions that returned nothing before the drain.
+fn were_quiet(watch: &mut Watch, names: &[&str]) {
+    let quiet_expressions = names.iter().map(|name| (*name).to_owned()).collect();
+    let before = NodeBefore { quiet_expressions, ..NodeBefore::default() };
+    let record = Record { before: Some(before), ..Record::default() };
+    shadow(&mut watch.view).status.controller.record = Some(record);
+}
+
+#[test]
+fn expression_counts_against_the_version_only_if_it_is_the_nodes_own_was_quiet_before_and_lasts() {
+    const OF_ALL: &str = "errors > 1";
+    let fires = |since| Answer::Firing { series: "{} 7".into(), since: t(since) };
+    let (own, of_all) = (|since| ("own", OF_A_NODE, fires(since)), |since| ("all", OF_ALL, fires(since)));
+    let late = DEADLINE - 1;
+    for (sentence, expressions, quiet, expected) in [
+        ("it is new since the drain", vec![own(0)], &["own"][..], is_blamed()),
+        ("it fired before the drain, or had no answer", vec![own(0)], &[], is_unproven()),
+        ("another one was quiet", vec![own(0)], &["all"], is_unproven()),
+        ("it has just begun", vec![own(late)], &["own"], is_unproven()),
+        ("it has just begun, and another one has fired", vec![own(late), of_all(0)], &["own"], is_unproven()),
+        ("in another order", vec![of_all(0), own(late)], &["own"], is_unproven()),
+        ("it has fired, and another one is first", vec![of_all(late), own(0)], &["own"], is_blamed()),
+    ] {
+        let mut watch = with_expressions(&expressions);
+        were_quiet(&mut watch, quiet);
+        assert_eq!(watch.at(SOAKED).unwrap().as_str(), "ExpressionFires", "{sentence}");
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), expected, "{sentence}: {}", watch.message());
+        assert!(watch.message().contains("the expression own returned {} 7"), "{sentence}: {}", watch.message());
+    }
+    let mut watch = with_expressions(&[own(0)]);
+    watch.view.operator.as_mut().unwrap().status.slots.clear();
+    let verified = shadow(&mut watch.view);
+    verified.spec.state = HostState::Idle;
+    let progress = verified.status.controller.progress.as_mut().unwrap();
+    (progress.verification, progress.disruptive) = (true, false);
+    watch.at(SOAKED);
+    watch.at(DEADLINE);
+    assert_eq!(watch.result(), is_unproven(), "days later it may have other causes");
+    let failed = || ("fails", "down{node=\"$node\"}", Answer::Failed { message: "no answer".into() });
+    let mut watch = with_expressions(&[failed(), own(0)]);
+    assert_eq!(watch.at(SOAKED).unwrap().as_str(), "ExpressionFires", "whatever else has no answer");
 }
 
 const OF_A_NODE: &str = "errors{node=\"$node\"} > 1";
