@@ -149,9 +149,7 @@ fn interruption(
     if let Some(condition) = ctx.facts().pressure.clone() {
         return Ok(Some(Wait::NodePressure { condition }));
     }
-    // One that its kubelet has not seen yet is about to start.
-    let is_new = |pod: &PodFacts| pod.starts_in_time(ctx.now) || (pod.pending && pod.started.is_none());
-    let late = unhealthy.iter().filter(|unhealthy| !unhealthy.pod.ready && !is_new(unhealthy.pod));
+    let late = unhealthy.iter().filter(|unhealthy| !unhealthy.pod.ready && !unhealthy.pod.is_coming_up(ctx.now));
     let counted = counted(ctx, &late.copied().collect::<Vec<_>>(), deadline)?;
     if let Some(wait) = settling(&counted) {
         // What the boot has restarted comes up now, which is nothing to report.

@@ -98,8 +98,8 @@ pub(super) fn start_drain(ctx: &Attempt<'_>) -> Turn {
     let pods: Vec<_> =
         sorted.evictable.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| drained_pod(ctx, pod)).collect();
     let pods = bounded(pods).into();
-    // One that is just starting, as on the node to which the drain of another has moved it, says nothing about its owner.
-    let is_ill = |pod: &&PodFacts| pod.is_unhealthy(ctx.now) && !pod.is_starting(ctx.now);
+    // One that is coming up, as on the node to which the drain of another has moved it, says nothing about its owner.
+    let is_ill = |pod: &&PodFacts| pod.is_unhealthy(ctx.now) && !pod.is_coming_up(ctx.now);
     let stays = |pod: &&PodFacts| !pod.is_done() && !pod.is_replaced(on_node) && !pod.terminating;
     let unhealthy = on_node.iter().filter(is_ill).filter(stays);
     let recorded = unhealthy.flat_map(|pod| [pod.recorded_as().cloned(), pod.replica()]).flatten();

@@ -1,5 +1,7 @@
 //! The verdict on a node after its update.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use models::condition::find_condition;
 use models::reason::FailureReason;
@@ -17,6 +19,9 @@ use crate::wait::Wait;
 /// The end of the soak and the deadline of the default policy, for a node whose verification began at second 0.
 pub(super) const SOAKED: i64 = 60;
 pub(super) const DEADLINE: i64 = 15 * 60;
+
+/// The time that a startup probe gives a pod.
+const HOUR: Duration = Duration::from_hours(1);
 
 /// Health of an owner that makes the failure of a pod evidence against the version.
 pub(super) const EVIDENCE: OwnerHealth = OwnerHealth {
@@ -885,6 +890,8 @@ fn drain_start_records_owners_of_unhealthy_pods() {
         PodFacts { mirror: true, uid: "static".into(), controller_uid: Some("uid-a".into()), ..failing() },
         of("leaves", PodFacts { terminating: true, ..failing() }),
         of("starts", PodFacts { started: Some(t(-20)), ..failing() }),
+        of("starts-as-its-probe-allows", PodFacts { started: Some(t(-600)), startup: HOUR, ..failing() }),
+        of("not-seen-by-its-kubelet", PodFacts { pending: true, ..failing() }),
     ]);
     let (view, policy) = cluster(vec![staged], &["a"]);
     let made = plan(&view, &policy, t(0));
@@ -896,6 +903,7 @@ fn drain_start_records_owners_of_unhealthy_pods() {
 #[test]
 fn pods_of_owner_are_counted_by_node_and_health() {
     let crash_loops = PodFacts { restarts: 3, restarted_at: Some(t(0)), ..healthy() };
+    let slow = |startup| PodFacts { started: Some(t(-600)), startup, ..failing() };
     for (sentence, pod, on, expected) in [
         ("Ready, not updated", healthy(), Compared::NotUpdated, (0, 0, 1, 0)),
         ("not Ready, not updated", failing(), Compared::NotUpdated, (0, 0, 0, 1)),
@@ -905,6 +913,10 @@ fn pods_of_owner_are_counted_by_node_and_health() {
         ("not Ready, updated", failing(), Compared::Updated, (0, 1, 0, 0)),
         ("not Ready, just updated", failing(), Compared::JustUpdated, (0, 0, 0, 0)),
         ("starting", PodFacts { started: Some(t(0)), ..failing() }, Compared::NotUpdated, (0, 0, 0, 0)),
+        ("as its startup probe allows", slow(HOUR), Compared::NotUpdated, (0, 0, 0, 0)),
+        ("the same on an updated node", slow(HOUR), Compared::Updated, (0, 0, 0, 0)),
+        ("for longer than that", slow(HOUR / 60), Compared::NotUpdated, (0, 0, 0, 1)),
+        ("not seen by its kubelet", PodFacts { pending: true, ..failing() }, Compared::NotUpdated, (0, 0, 0, 0)),
     ] {
         let mut health = OwnerHealth::default();
         health.count(&pod, on, t(1));
