@@ -84,7 +84,7 @@ pub(super) fn start_drain(ctx: &Attempt<'_>) -> Turn {
             return Turn::of(Outcome::Refuse(refused)).watching_pods().querying(queries());
         }
     }
-    // What they return now is compared with what they return after the update. It refuses no drain, nor does a missing answer.
+    // These answers are compared with those after the update. They refuse no drain, and are waited for no longer than this.
     let slot = ctx.view.slots().find(|slot| slot.uid == ctx.facts().uid);
     let answered = slot.map_or(ctx.now, |slot| after(slot.since, FIRST_ANSWERS));
     if let Some(pending) = gates::own_pending(compared, name, &ctx.view.expressions).filter(|_| ctx.now < answered) {

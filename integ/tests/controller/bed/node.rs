@@ -565,7 +565,7 @@ impl Actors {
         }
         self.renewed.insert(name.to_owned(), Instant::now());
         match renew_lease(&self.admin, name, self.time.now()).await {
-            // Its Node was deleted.
+            // The Node was deleted.
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
             renewed => renewed.map_err(Into::into),
         }

@@ -154,7 +154,7 @@ fn node_whose_lease_is_not_renewed_after_its_soak_is_not_proven() {
     assert_eq!(watch.at(SOAKED), Some(Wait::Soaking { until: t(SOAKED + 10) }));
     assert_eq!(watch.at(SOAKED + 10), Some(Wait::Soaking { until: t(SOAKED + 20) }));
     assert_eq!(watch.result().0, None);
-    // Its next boot is another one.
+    // The host boots again within that minute.
     let mut rebooted = Watch::of(watch.view.nodes["a"].clone());
     rebooted.view.nodes.get_mut("a").unwrap().facts.boot_id = "b2".into();
     rebooted.at(SOAKED + 15);
