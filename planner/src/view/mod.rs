@@ -313,8 +313,8 @@ pub struct LeaseObservations {
 impl LeaseObservations {
     /// Takes in another observation.
     pub fn add(before: Option<Self>, renewed: Option<Timestamp>, now: Timestamp) -> Self {
-        // Without an earlier renewal this one may be of any time.
-        let seen = before.filter(|before| before.renewed.is_some());
+        // Without an earlier renewal this one may be of any time. A reading in the future was by a clock that ran ahead.
+        let seen = before.filter(|before| before.renewed.is_some() && before.observed_at <= now);
         let is_other = seen.is_some_and(|before| renewed.is_some() && renewed != before.renewed);
         let alive_after =
             if is_other { seen.map(|before| before.observed_at) } else { before.and_then(|b| b.alive_after) };
