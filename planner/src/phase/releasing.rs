@@ -1,5 +1,6 @@
 //! The release of a node whose attempt has failed, once its host can no longer act on a permit.
 
+use jiff::Timestamp;
 use models::reason::{End, FailureReason, Proof};
 use models::shadow::{HostState, NodeProof, Progress};
 
@@ -71,8 +72,10 @@ fn last_failure(ctx: &NodeContext<'_>) -> FailureReason {
 /// not Ready, and renews its Lease all the while.
 fn cannot_reboot_any_more(ctx: &Attempt<'_>) -> bool {
     let another_boot = ctx.facts().boot_id != ctx.progress.boot_id;
-    // A renewal after that time is of a host that did not go down.
-    let certain = down_by(ctx, Some(ctx.progress.since));
-    let outlived = ctx.now >= certain && ctx.node.lease.is_some_and(|lease| lease.was_alive_after(certain));
+    // Readings of its verification do not count. In its release it is read only after that time: a renewal after it is of a host that did
+    // not go down. A release that began in the future was recorded by a clock that ran ahead.
+    let since = Some(ctx.progress.since).filter(|since| *since <= ctx.now).unwrap_or(Timestamp::UNIX_EPOCH);
+    let alive = ctx.node.lease.is_some_and(|lease| lease.was_alive_after(since));
+    let outlived = ctx.now >= down_by(ctx, Some(ctx.progress.since)) && alive;
     another_boot || (outlived && ctx.facts().ready)
 }

@@ -201,7 +201,7 @@ fn wait_after_permit_must_elapse_on_cluster_and_monotonic_clock() {
             assert_eq!(woken, Some(wake.cast_signed()), "{sentence}");
         }
         // Nor does a renewal count before it.
-        observe_lease(&mut node, 0, 1, second);
+        observe_lease(&mut node, 0, 1, 0);
         assert_eq!(decide(node, second).0 == Some(Action::Release), over, "{sentence}");
     }
 }
