@@ -195,6 +195,7 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
             }
             return requests(node, before, after);
         }
+        (Some(Step::AfterUpdate), Some(Step::Verifying)) => "soak restarted",
         (Some(Step::Verifying), Some(Step::Returning)) => "verification interrupted: waiting for the node",
         (_, Some(step)) => of_step(step, mode),
     };

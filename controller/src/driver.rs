@@ -279,7 +279,7 @@ impl Driver {
             // Pods stay watched, and what is asked of others stays asked, until it can be read again.
             return Wake::default();
         }
-        self.expressions.want(&plan.expressions, policy.prometheus.as_ref());
+        self.expressions.want(&plan.expressions, &plan.asked_again, policy.prometheus.as_ref());
         let recorded = view.operator.as_ref().and_then(|operator| operator.status.notices.as_ref());
         self.notices.want(policy.notices.as_ref(), recorded.map_or(&[], |notices| &notices.pending));
         if plan.hand_over {

@@ -126,14 +126,17 @@ impl End {
     /// Returns the place of the node in its rollout. There is no arm for the rest: a new consequence has to be decided.
     pub const fn proof(&self, permitted: Permitted) -> Proof {
         match (self.failure, self.class, permitted) {
-            (None, ..) => Proof::Proven,
+            (None, _, Permitted::Version) => Proof::Proven,
             (
                 Some(_),
                 Version,
                 Permitted::Nothing | Permitted::OtherVersion | Permitted::Version | Permitted::Reboot,
             ) => Proof::Failed,
-            (Some(_), Node | Nothing, Permitted::Nothing | Permitted::OtherVersion) => Proof::Free,
-            (Some(_), Node | Nothing, Permitted::Version | Permitted::Reboot) => Proof::Unproven,
+            (None, _, Permitted::Nothing | Permitted::OtherVersion)
+            | (Some(_), Node | Nothing, Permitted::Nothing | Permitted::OtherVersion) => Proof::Free,
+            (None, _, Permitted::Reboot) | (Some(_), Node | Nothing, Permitted::Version | Permitted::Reboot) => {
+                Proof::Unproven
+            }
         }
     }
 
@@ -519,7 +522,7 @@ mod tests {
         let all = [Permitted::Nothing, Permitted::OtherVersion, Permitted::Version, Permitted::Reboot];
         for end in ENDS.iter().filter(|end| !end.is_of_drills()) {
             let expected = match (end.reason, end.class) {
-                (UPDATED, _) => [Proof::Proven; 4],
+                (UPDATED, _) => [Proof::Free, Proof::Free, Proof::Proven, Proof::Unproven],
                 (_, Version) => [Proof::Failed; 4],
                 _ => [Proof::Free, Proof::Free, Proof::Unproven, Proof::Unproven],
             };

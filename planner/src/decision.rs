@@ -129,6 +129,8 @@ pub(crate) struct Decision<V = Verdict> {
     pub(crate) keeps_slot: bool,
     /// The expressions that it waits for.
     pub(crate) expressions: Vec<String>,
+    /// The time from which on these have to be queried, if their last answers are too old.
+    pub(crate) asking_since: Option<Timestamp>,
     /// The time to decide again.
     pub(crate) wake: Option<Timestamp>,
 }
@@ -157,13 +159,21 @@ impl Decision {
 
 impl<V> Decision<V> {
     pub(crate) const fn of(verdict: V) -> Self {
-        Self { verdict, evictions: None, pods: false, keeps_slot: false, expressions: Vec::new(), wake: None }
+        Self {
+            verdict,
+            evictions: None,
+            pods: false,
+            keeps_slot: false,
+            expressions: Vec::new(),
+            asking_since: None,
+            wake: None,
+        }
     }
 
     /// The same with another verdict.
     pub(crate) fn map<W>(self, change: impl FnOnce(V) -> W) -> Decision<W> {
-        let Self { verdict, evictions, pods, keeps_slot, expressions, wake } = self;
-        Decision { verdict: change(verdict), evictions, pods, keeps_slot, expressions, wake }
+        let Self { verdict, evictions, pods, keeps_slot, expressions, asking_since, wake } = self;
+        Decision { verdict: change(verdict), evictions, pods, keeps_slot, expressions, asking_since, wake }
     }
 
     pub(crate) fn evicting(self, evictions: Evictions) -> Self {
@@ -180,6 +190,10 @@ impl<V> Decision<V> {
 
     pub(crate) fn querying(self, queries: impl IntoIterator<Item = String>) -> Self {
         Self { expressions: self.expressions.into_iter().chain(queries).collect(), ..self }
+    }
+
+    pub(crate) fn asking_since(self, at: Timestamp) -> Self {
+        Self { asking_since: Some(at), ..self }
     }
 
     pub(crate) fn waking_at(self, at: Timestamp) -> Self {

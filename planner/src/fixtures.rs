@@ -19,7 +19,7 @@ use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::survey::rollout::Rollouts;
 use crate::survey::settled;
-use crate::view::{Blocked, ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
+use crate::view::{Blocked, ClusterView, LeaseObservations, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
 
 pub(crate) const OLD: Version = Version::new(1, 20, 0);
 pub(crate) const NEW: Version = Version::new(1, 20, 5);
@@ -228,6 +228,12 @@ pub(crate) fn with_policy(view: &mut ClusterView, spec: serde_json::Value) -> Po
     let operator = view.operator.as_mut().unwrap();
     operator.spec = serde_json::from_value(spec).unwrap();
     Policy::from_spec(&operator.spec).unwrap()
+}
+
+/// Observations of a Lease that is renewed after this second.
+pub(crate) fn renewed_after(second: i64) -> Option<LeaseObservations> {
+    let first = LeaseObservations::add(None, Some(t(second)), t(second));
+    Some(LeaseObservations::add(Some(first), Some(t(second + 10)), t(second)))
 }
 
 /// An answer to an eviction that was sent at `since`, with a retry at 1000 s.

@@ -66,6 +66,7 @@ fn each_step_change_logs_one_line() {
         (at(Step::BeforeDrain), at(Step::Draining), vec![(false, "drain started")]),
         (at(Step::Verifying), at(Step::AfterUpdate), vec![(false, "hooks awaited after the update")]),
         (at(Step::AfterUpdate), ended(idle(), UPDATED), vec![(false, "node verified")]),
+        (at(Step::AfterUpdate), at(Step::Verifying), vec![(false, "soak restarted")]),
         (at(Step::BeforeDrain), ended(at(Step::Releasing), "HookTimedOut"), vec![(true, "attempt failed")]),
         (at(Step::Staged), at(Step::LeavingLoadBalancer), vec![(false, "leaving load balancers")]),
         (at(Step::LeavingLoadBalancer), at(Step::Draining), vec![(false, "drain started")]),

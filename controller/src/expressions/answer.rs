@@ -69,7 +69,7 @@ pub(crate) fn read(body: &[u8], sent: Timestamp) -> Result<Answer, Unreadable> {
     }
     let Value::Array(result) = data.result else { return Err(foreign("its result is not a list")) };
     match result.into_iter().next() {
-        None => Ok(Answer::Quiet { since: sent }),
+        None => Ok(Answer::Quiet { since: sent, asked: sent }),
         // The result is not empty, also where the series cannot be read.
         Some(first) => {
             let series = series_text(&serde_json::from_value(first).unwrap_or_default());
@@ -126,10 +126,10 @@ mod tests {
     fn empty_series_list_is_quiet() {
         for result_type in ["vector", "matrix"] {
             let text = success(&format!(r#"{{"resultType":"{result_type}","result":[]}}"#));
-            assert_eq!(read_text(&text), Ok(Answer::Quiet { since: sent() }));
+            assert_eq!(read_text(&text), Ok(Answer::Quiet { since: sent(), asked: sent() }));
         }
         let warned = r#"{"status":"success","data":{"resultType":"vector","result":[]},"warnings":["slow"]}"#;
-        assert_eq!(read_text(warned), Ok(Answer::Quiet { since: sent() }));
+        assert_eq!(read_text(warned), Ok(Answer::Quiet { since: sent(), asked: sent() }));
     }
 
     #[test]

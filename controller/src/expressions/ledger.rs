@@ -48,7 +48,14 @@ impl Ledger {
     ///
     /// A query that is no longer wanted is not sent again. Its answer is kept until the interval is over: a planner
     /// that wants it on every other check would otherwise have it sent as fast as Prometheus can answer.
-    pub(super) fn want(&mut self, wanted: &BTreeSet<String>, settings: Option<&Prometheus>, now: Instant) -> bool {
+    /// One that is to be `asked_again` is sent at once, whatever the interval, if that was done before the time that it has there.
+    pub(super) fn want(
+        &mut self,
+        wanted: &BTreeSet<String>,
+        asked_again: &BTreeMap<String, Timestamp>,
+        settings: Option<&Prometheus>,
+        now: Instant,
+    ) -> bool {
         if self.settings.as_ref() != settings {
             self.settings = settings.cloned();
             self.edition += 1;
@@ -69,6 +76,12 @@ impl Ledger {
             });
             news |= answer.is_some();
             self.lines.insert(query.clone(), QueryState { wanted: true, answer, ..QueryState::default() });
+        }
+        for (query, since) in asked_again {
+            let too_old = |line: &&mut QueryState| line.sent_at.is_some_and(|sent| sent < *since) && !line.under_way;
+            if let Some(line) = self.lines.get_mut(query).filter(too_old) {
+                line.sent = None;
+            }
         }
         news
     }
@@ -112,7 +125,7 @@ impl Ledger {
         let news = line.wanted && (!same || matches!(answer, Answer::Quiet { .. }));
         line.answer = Some(match (&line.answer, answer) {
             // Since the first of the successive answers of its kind.
-            (Some(Answer::Quiet { since }), Answer::Quiet { .. }) => Answer::Quiet { since: *since },
+            (Some(Answer::Quiet { since, .. }), Answer::Quiet { asked, .. }) => Answer::Quiet { since: *since, asked },
             (Some(Answer::Firing { since, .. }), Answer::Firing { series, .. }) => {
                 Answer::Firing { series, since: *since }
             }
@@ -192,7 +205,13 @@ mod tests {
         fn want(&mut self, second: u64, wanted: &[&str]) -> bool {
             let wanted = wanted.iter().map(|q| (*q).to_owned()).collect();
             let now = self.at(second);
-            self.ledger.want(&wanted, Some(&self.settings), now)
+            self.ledger.want(&wanted, &BTreeMap::new(), Some(&self.settings), now)
+        }
+
+        /// Wants a query, and an answer of this second or a later one.
+        fn want_since(&mut self, second: u64, query: &str, since: i64) {
+            let (wanted, now) = ([query.to_owned()].into(), self.at(second));
+            self.ledger.want(&wanted, &[(query.to_owned(), t(since))].into(), Some(&self.settings), now);
         }
 
         fn due(&mut self, second: u64, places: usize) -> Vec<String> {
@@ -219,6 +238,30 @@ mod tests {
         let now = case.at(29);
         assert_eq!(case.ledger.due(now, 4), Due { queries: vec![], next: Some(case.at(30)) });
         assert_eq!(case.due(30, 4), ["a"]);
+    }
+
+    #[test]
+    fn query_whose_answer_is_too_old_is_sent_again_at_once_and_has_been_quiet_all_the_while() {
+        let mut case = Case::new();
+        let quiet = |since, asked| Answer::Quiet { since: t(since), asked: t(asked) };
+        case.want(0, &["a"]);
+        case.due(0, 4);
+        case.want_since(1, "a", 1);
+        assert_eq!(case.due(1, 4), [""; 0], "it is under way");
+        case.ends(0, "a", quiet(0, 0));
+        case.want_since(2, "a", 0);
+        assert_eq!(case.due(2, 4), [""; 0], "its answer is young enough");
+        case.want_since(10, "a", 9);
+        assert_eq!(case.due(10, 4), ["a"]);
+        case.ends(10, "a", quiet(10, 10));
+        assert_eq!(case.ledger.answers(t(10))["a"], quiet(0, 10));
+        case.want_since(11, "a", 9);
+        assert_eq!(case.due(11, 4), [""; 0], "once");
+        case.want_since(20, "a", 20);
+        assert_eq!(case.due(20, 4), ["a"]);
+        case.ends(20, "a", failed("no answer"));
+        case.want_since(21, "a", 20);
+        assert_eq!(case.due(21, 4), [""; 0], "one that fails is repeated after the interval");
     }
 
     #[test]
@@ -267,7 +310,7 @@ mod tests {
     fn record_reports_changed_kind_of_answer_and_each_quiet_answer() {
         let mut case = Case::new();
         case.want(0, &["a"]);
-        let quiet = |second| Answer::Quiet { since: t(second) };
+        let quiet = |second| Answer::Quiet { since: t(second), asked: t(second) };
         for (second, answer, news) in [
             (0, firing("x"), true),
             (1, firing("y"), false),
@@ -289,7 +332,7 @@ mod tests {
         let mut case = Case::new();
         case.want(0, &["a", "b"]);
         case.due(0, 4);
-        case.ends(0, "a", Answer::Quiet { since: t(0) });
+        case.ends(0, "a", Answer::Quiet { since: t(0), asked: t(0) });
         case.ends(0, "b", firing("x"));
         assert_eq!(case.kinds(60), [("a".to_owned(), "Quiet"), ("b".to_owned(), "Firing")]);
         assert_eq!(case.kinds(61), [("a".to_owned(), "Failed"), ("b".to_owned(), "Firing")]);
@@ -303,12 +346,12 @@ mod tests {
         let mut case = Case::new();
         case.want(0, &["a", "b"]);
         case.due(0, 4);
-        case.ends(0, "a", Answer::Quiet { since: t(0) });
+        case.ends(0, "a", Answer::Quiet { since: t(0), asked: t(0) });
         let before = case.ledger.edition;
         case.settings.url = "http://other".into();
         case.want(1, &["a", "b"]);
         assert_eq!(case.kinds(1), []);
-        assert!(!case.ledger.record("b", before, t(0), Answer::Quiet { since: t(0) }));
+        assert!(!case.ledger.record("b", before, t(0), Answer::Quiet { since: t(0), asked: t(0) }));
         assert_eq!(case.kinds(1), [], "an answer of the old server");
         assert_eq!(case.due(1, 4), ["a", "b"]);
     }
@@ -318,8 +361,8 @@ mod tests {
         let mut case = Case::new();
         let wanted = BTreeSet::from(["a".to_owned()]);
         let now = case.at(0);
-        assert!(case.ledger.want(&wanted, None, now), "the planner is notified");
-        assert!(!case.ledger.want(&wanted, None, now), "once");
+        assert!(case.ledger.want(&wanted, &BTreeMap::new(), None, now), "the planner is notified");
+        assert!(!case.ledger.want(&wanted, &BTreeMap::new(), None, now), "once");
         assert_eq!(case.kinds(100_000), [("a".to_owned(), "Failed")]);
         assert_eq!(case.due(0, 4), [""; 0]);
         assert!(!case.want(1, &["a"]));

@@ -74,10 +74,15 @@ impl Expressions {
         Self { task: tokio::spawn(run(shared.clone())), shared }
     }
 
-    /// Takes in the queries that nodes wait for, each with its node's name filled in, and the address to send them to.
-    /// Called after each plan.
-    pub fn want(&self, wanted: &BTreeSet<String>, prometheus: Option<&Prometheus>) {
-        let news = self.shared.lock().want(wanted, prometheus, Instant::now());
+    /// Takes in the queries that nodes wait for, each with its node's name filled in, those of them whose answers are too old if they
+    /// were sent before a time, and the address to send them to. Called after each plan.
+    pub fn want(
+        &self,
+        wanted: &BTreeSet<String>,
+        asked_again: &BTreeMap<String, Timestamp>,
+        prometheus: Option<&Prometheus>,
+    ) {
+        let news = self.shared.lock().want(wanted, asked_again, prometheus, Instant::now());
         if news {
             self.shared.wake();
         }

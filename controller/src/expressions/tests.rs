@@ -163,7 +163,10 @@ fn why(answer: Answer) -> String {
 
 #[tokio::test]
 async fn empty_result_is_quiet_and_any_series_is_firing() {
-    assert_eq!(answer_to(ok(QUIET)).await, Answer::Quiet { since: Timestamp::UNIX_EPOCH });
+    assert_eq!(
+        answer_to(ok(QUIET)).await,
+        Answer::Quiet { since: Timestamp::UNIX_EPOCH, asked: Timestamp::UNIX_EPOCH }
+    );
     let firing = Answer::Firing { series: r#"{a="b"} 7"#.into(), since: Timestamp::UNIX_EPOCH };
     assert_eq!(answer_to(ok(FIRING)).await, firing);
 }
@@ -220,7 +223,7 @@ async fn credentials_in_url_are_not_sent() {
     let server = Server::start(|_, _| ok(QUIET)).await;
     let url = server.url.replace("http://", "http://me:secret@");
     let answer = send_to(&Prometheus { url, ..server.settings() }).await;
-    assert_eq!(answer, Answer::Quiet { since: Timestamp::UNIX_EPOCH });
+    assert_eq!(answer, Answer::Quiet { since: Timestamp::UNIX_EPOCH, asked: Timestamp::UNIX_EPOCH });
     assert_eq!(server.authorization(), [None]);
 }
 
@@ -249,7 +252,7 @@ async fn credentials_of_secret_are_sent() {
         let server = Server::start(|_, _| ok(QUIET)).await;
         let (_directory, secret) = mounted(name, keys);
         let answer = send_with(&server.settings(), &secret).await;
-        assert_eq!(answer, Answer::Quiet { since: Timestamp::UNIX_EPOCH }, "{name}");
+        assert_eq!(answer, Answer::Quiet { since: Timestamp::UNIX_EPOCH, asked: Timestamp::UNIX_EPOCH }, "{name}");
         assert_eq!(server.authorization(), [expected.map(str::to_owned)], "{name}");
     }
 }
@@ -423,7 +426,10 @@ async fn server_certificate_is_verified_only_with_configured_ca_file() {
         let client = query::client(&settings, Some(&file)).await?;
         Ok::<_, String>(query::send(&client, &settings, &Secret::default(), "up == 0", Timestamp::UNIX_EPOCH).await)
     };
-    assert_eq!(sent(&certificate).await, Ok(Answer::Quiet { since: Timestamp::UNIX_EPOCH }));
+    assert_eq!(
+        sent(&certificate).await,
+        Ok(Answer::Quiet { since: Timestamp::UNIX_EPOCH, asked: Timestamp::UNIX_EPOCH })
+    );
     let (_, other) = secure().await;
     let shown = why(sent(&other).await.unwrap());
     assert!(shown.contains("invalid peer certificate"), "{shown}");
@@ -457,7 +463,10 @@ fn plain_http_works_without_ca_certificates_and_tls_error_gives_advice() {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        assert_eq!(answer_to(ok(QUIET)).await, Answer::Quiet { since: Timestamp::UNIX_EPOCH });
+        assert_eq!(
+            answer_to(ok(QUIET)).await,
+            Answer::Quiet { since: Timestamp::UNIX_EPOCH, asked: Timestamp::UNIX_EPOCH }
+        );
         let settings = Prometheus { url: "https://p".into(), timeout: AMPLE, interval: AMPLE };
         let error = query::client(&settings, None).await.unwrap_err();
         assert!(error.contains("mount a file with the CA and name it in --prometheus-ca-file"), "{error}");
@@ -484,7 +493,7 @@ impl Running {
 
     fn want(&self, wanted: &[&str], settings: &Prometheus) {
         let wanted: BTreeSet<String> = wanted.iter().map(|q| (*q).to_owned()).collect();
-        self.expressions.want(&wanted, Some(settings));
+        self.expressions.want(&wanted, &BTreeMap::new(), Some(settings));
     }
 
     fn kinds(&self) -> BTreeMap<String, &'static str> {
@@ -584,7 +593,7 @@ async fn new_url_is_queried_at_once_despite_pending_queries() {
 #[tokio::test]
 async fn missing_url_fails_all_expressions_and_wakes_driver() {
     let running = Running::start();
-    running.expressions.want(&BTreeSet::from(["a".to_owned()]), None);
+    running.expressions.want(&BTreeSet::from(["a".to_owned()]), &BTreeMap::new(), None);
     assert_eq!(running.kinds(), BTreeMap::from([("a".to_owned(), "Failed")]));
     assert_eq!(*running.woken.borrow(), 1);
 }

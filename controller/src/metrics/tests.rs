@@ -454,7 +454,7 @@ fn full() -> Metrics {
     metrics.rejected("shadow_status", Some(409));
     metrics.finding("S1");
     metrics.expect_notices("on-call");
-    metrics.expression(&Answer::Quiet { since: t(0) });
+    metrics.expression(&Answer::Quiet { since: t(0), asked: t(0) });
     metrics.ages(&Ages { turn: Some(Duration::from_secs(3)), ..Ages::default() });
     metrics
 }

@@ -14,7 +14,7 @@ use kube::Api;
 use kube::api::{GetParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use super::pods::Wake;
 use super::{Ctx, node_status};
@@ -22,6 +22,10 @@ use crate::machine::MachineState;
 
 /// Duration of the lease: the kubelets' default.
 const LEASE_SECONDS: i32 = 40;
+/// The time after a boot in which the Lease is renewed at least every [`SOON`], however many nodes a cluster has: an update waits for a
+/// renewal after its soak.
+const FIRST: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(2);
 /// Interval, in seconds, at which an unchanged status is posted: the kubelets' default. The Lease is the heartbeat.
 const HEARTBEAT: i64 = 300;
 /// Timeout of one request.
@@ -165,10 +169,8 @@ impl NodeKeeper {
     pub(crate) async fn keep_lease(self: Arc<Self>) {
         let api: Api<Lease> = Api::namespaced(self.ctx.client.clone(), "kube-node-lease");
         let mut held: Option<Lease> = None;
-        let mut ticks = interval(self.ctx.options.lease_period);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (began, period) = (Instant::now(), self.ctx.options.lease_period);
         loop {
-            ticks.tick().await;
             self.ctx.may_act().await;
             match timeout(REQUEST_LIMIT, self.renew(&api, held.take())).await {
                 Ok(Ok(lease)) => held = Some(lease),
@@ -181,6 +183,7 @@ impl NodeKeeper {
                 }
                 Err(_) => {}
             }
+            sleep(if began.elapsed() < FIRST { period.min(SOON) } else { period }).await;
         }
     }
 

@@ -111,18 +111,21 @@ async fn firing_expression_is_version_failure_and_unreachable_prometheus_is_node
     let verified = NODES.into_iter().find(|node| world.step(node) == Some(Step::Verifying));
     let others = || NODES.into_iter().filter(|node| Some(*node) != verified);
     others().for_each(|node| cluster.fleet.script(node, |node| node.held = Some(Held::Activation)));
+    // Before the drain of the next node nothing fires.
+    prometheus.start_serving()?;
     cluster.pass(TIMEOUT).await?;
     let failed = |world: &ClusterState| NODES.into_iter().find(|node| last_failure(world, node).is_some());
     let world = cluster.until("an attempt has failed", |world| failed(world).is_some()).await?;
     let silent = failed(&world).context("just seen")?;
     let (reason, message) = last_failure(&world, silent).context("just seen")?;
     assert!(reason == "HealthUnknown" && message.contains("node-alerts"), "{reason}: {message}");
+    let drained = |world: &ClusterState| others().any(|node| world.step(node) == Some(Step::Rebooting));
+    cluster.until("the next node is drained", drained).await?;
 
     for node in NODES {
         let labels = json!({"__name__": "ALERTS", "alertname": "KubeletDown", "alertstate": "firing", "node": node});
         prometheus.fire(&QUERY.replace("$node", node), labels);
     }
-    prometheus.start_serving()?;
     others().for_each(|node| cluster.fleet.script(node, |node| node.held = None));
     cluster.until("the expression fires", |world| world.waiting("ExpressionFires") == 1).await?;
     cluster.pass(TIMEOUT).await?;

@@ -400,6 +400,12 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
             ("reads of shadows after a conflict", count("controller", "list", shadow), refused.len()),
             ("reads of Nodes after a conflict", count("controller", "list", "nodes"), refused.len()),
             ("the lease", count("controller", "update", "leases"), usize::MAX),
+            // After a soak of a second, each second until the kubelet has renewed its own twice.
+            (
+                "signs of life of the kubelet",
+                count("controller", "get", "leases"),
+                2 + usize::try_from(took.as_secs())?,
+            ),
             // Once for each DaemonSet: here the agents' own.
             ("reads of DaemonSets", count("controller", "get", "daemonsets"), 1),
             // The workload's own, and those of the operator's Deployments.

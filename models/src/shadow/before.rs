@@ -59,6 +59,13 @@ pub struct NodeBefore {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = MOST_FACTS), extend("x-kubernetes-list-type" = "atomic")))]
     pub daemon_sets: Vec<DaemonSetBefore>,
+    /// Names of the expressions of `health.after` with `$node` that returned nothing. Only these count against the version.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "crd",
+        schemars(length(max = 16), inner(length(max = 63)), extend("x-kubernetes-list-type" = "atomic"))
+    )]
+    pub quiet_expressions: Vec<String>,
     /// First few nodes that were not being updated, had no less of these resources, the same CSI drivers, and no other taints. What they have lost as well is not missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(

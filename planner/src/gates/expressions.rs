@@ -49,33 +49,87 @@ pub(crate) fn objection(answer: &Answer, name: String, shared: bool) -> Option<W
     }
 }
 
-/// The time since which all of these expressions have returned nothing; `None` if there are no expressions.
-pub(crate) fn quiet_since(
+/// Expressions that have all returned nothing.
+pub(crate) struct Quiet {
+    /// Time since which all of them have.
+    pub(crate) since: Timestamp,
+    /// Time by which all of them were queried again.
+    pub(crate) asked: Timestamp,
+    /// Name of the one whose last query is the oldest.
+    pub(crate) oldest: String,
+}
+
+/// Returns since when these expressions have returned nothing; `None` if there are no expressions.
+pub(crate) fn quiet(
     expressions: &[Expression],
     node: &str,
     answers: &BTreeMap<String, Answer>,
-) -> Result<Option<Timestamp>, Wait> {
+) -> Result<Option<Quiet>, Wait> {
     if let Some(obstacle) = obstacle(expressions, node, answers) {
         return Err(obstacle.into_wait());
     }
-    let quiet = queries(expressions, node).filter_map(|query| match answers.get(&query)? {
-        Answer::Quiet { since } => Some(*since),
+    let of = |expression: &Expression| match answers.get(&for_node(&expression.query, node).ok()?)? {
+        Answer::Quiet { since, asked } => Some(Quiet { since: *since, asked: *asked, oldest: expression.name.clone() }),
         Answer::Firing { .. } | Answer::Failed { .. } => None,
-    });
-    Ok(quiet.max())
+    };
+    let all: Vec<Quiet> = expressions.iter().filter_map(of).collect();
+    let since = all.iter().map(|quiet| quiet.since).max();
+    let oldest = all.into_iter().min_by_key(|quiet| quiet.asked);
+    Ok(since.zip(oldest).map(|(since, oldest)| Quiet { since, ..oldest }))
 }
 
-/// The time since which any of these expressions has returned something.
-pub(crate) fn firing_since(
-    expressions: &[Expression],
+/// An expression that returns something.
+pub(crate) struct Firing<'a> {
+    pub(crate) name: &'a str,
+    /// The first series.
+    pub(crate) series: &'a str,
+    /// Time since which it has.
+    pub(crate) since: Timestamp,
+    /// True if it is the same for all nodes.
+    pub(crate) shared: bool,
+}
+
+impl Firing<'_> {
+    pub(crate) fn wait(&self) -> Wait {
+        Wait::ExpressionFires { name: self.name.to_owned(), series: self.series.to_owned(), shared: self.shared }
+    }
+}
+
+/// Returns those of the expressions that return something.
+pub(crate) fn firing<'a>(
+    expressions: &'a [Expression],
     node: &str,
-    answers: &BTreeMap<String, Answer>,
-) -> Option<Timestamp> {
-    let firing = queries(expressions, node).filter_map(|query| match answers.get(&query)? {
-        Answer::Firing { since, .. } => Some(*since),
-        Answer::Quiet { .. } | Answer::Failed { .. } => None,
-    });
-    firing.min()
+    answers: &'a BTreeMap<String, Answer>,
+) -> Vec<Firing<'a>> {
+    let of = |expression: &'a Expression| {
+        let query = for_node(&expression.query, node).ok()?;
+        let Answer::Firing { series, since } = answers.get(&query)? else { return None };
+        Some(Firing { name: &expression.name, series, since: *since, shared: query == expression.query })
+    };
+    expressions.iter().filter_map(of).collect()
+}
+
+/// The expressions that differ from node to node, each with its query for this one.
+fn own<'a>(expressions: &'a [Expression], node: &'a str) -> impl Iterator<Item = (&'a Expression, String)> {
+    let query = move |expression: &'a Expression| Some((expression, for_node(&expression.query, node).ok()?));
+    expressions.iter().filter_map(query).filter(|(expression, query)| *query != expression.query)
+}
+
+/// The queries of those that differ from node to node.
+pub(crate) fn own_queries(expressions: &[Expression], node: &str) -> impl Iterator<Item = String> {
+    own(expressions, node).map(|(_, query)| query)
+}
+
+/// Returns the first of those that differ from node to node that has no answer yet.
+pub(crate) fn own_pending(expressions: &[Expression], node: &str, answers: &BTreeMap<String, Answer>) -> Option<Wait> {
+    let (pending, _) = own(expressions, node).find(|(_, query)| !answers.contains_key(query))?;
+    Some(Wait::ExpressionsPending { name: pending.name.clone() })
+}
+
+/// Returns the names of those that differ from node to node and return nothing.
+pub(crate) fn own_quiet(expressions: &[Expression], node: &str, answers: &BTreeMap<String, Answer>) -> Vec<String> {
+    let quiet = |query: &String| matches!(answers.get(query), Some(Answer::Quiet { .. }));
+    own(expressions, node).filter(|(_, query)| quiet(query)).map(|(expression, _)| expression.name.clone()).collect()
 }
 
 #[cfg(test)]
@@ -88,10 +142,10 @@ mod tests {
         for query in ["ALERTS{node=\"${node}\"}", "ALERTS{node=\"$nodes\"}", "up{instance=\"$instance\"} == 0"] {
             let expressions = [Expression { name: "alerts".into(), query: query.into() }];
             assert_eq!(queries(&expressions, "a").count(), 0, "{query}");
-            let quiet = BTreeMap::from([(query.to_owned(), Answer::Quiet { since: t(0) })]);
-            let found = obstacle(&expressions, "a", &quiet);
+            let answers = BTreeMap::from([(query.to_owned(), Answer::Quiet { since: t(0), asked: t(0) })]);
+            let found = obstacle(&expressions, "a", &answers);
             assert!(matches!(found, Some(Obstacle::Refused(Wait::ExpressionFails { .. }))), "{query}: {found:?}");
-            assert!(quiet_since(&expressions, "a", &quiet).is_err(), "{query}");
+            assert!(quiet(&expressions, "a", &answers).is_err(), "{query}");
         }
     }
 
@@ -101,7 +155,7 @@ mod tests {
             .map(|(name, query)| Expression { name: name.into(), query: query.into() })
             .into();
         let load = "load{node=\"a\"} > 9";
-        let quiet = || Answer::Quiet { since: t(0) };
+        let quiet = || Answer::Quiet { since: t(0), asked: t(0) };
         let pending = |name: &str| Some(Obstacle::Unknown(Wait::ExpressionsPending { name: name.into() }));
         let refused = |wait| Some(Obstacle::Refused(wait));
         for (sentence, answers, expected) in [

@@ -19,7 +19,9 @@ use models::shadow::Mode;
 use crate::survey::NodeContext;
 use crate::wait::Wait;
 
-pub(crate) use expressions::{firing_since, gate as expression, objection, queries, quiet_since};
+pub(crate) use expressions::{
+    Firing, firing, gate as expression, objection, own_pending, own_queries, own_quiet, queries, quiet,
+};
 pub(crate) use obstacle::Obstacle;
 pub(crate) use pods::{busy_budget, guarded, long_graces, marked, refusal};
 

@@ -1,6 +1,7 @@
-//! The wait of an updated node for its hooks. Like its verification, that of an update is not interrupted from outside.
+//! The wait of an updated node for its hooks. Like its verification, that of an update is not interrupted from outside. A node that does not
+//! stay well meanwhile is verified again.
 
-use models::shadow::Mode;
+use models::shadow::{Mode, Step};
 
 use super::end::ended_from_outside;
 use super::hooks::{still_awaited, unanswered};
@@ -16,6 +17,10 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     };
     if let Some(turn) = ended {
         return turn;
+    }
+    let is_well = ctx.facts().ready && ctx.facts().pressure.is_none();
+    if !ctx.mode().is_drill() && !(is_well && ctx.facts().boot_id == ctx.progress.boot_id) {
+        return ctx.next_keeping_boot(Step::Verifying);
     }
     if ctx.needs_release() {
         return act(Action::Release);

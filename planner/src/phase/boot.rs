@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::reason::FailureReason;
-use models::shadow::{ArmedPhase, CORDONED, ControllerStatus, DRAINED, HostState, Progress, Step};
+use models::shadow::{ArmedPhase, CORDONED, DRAINED, HostState, Progress, Step};
 
 use super::claim::return_to_service;
 use super::comparison;
@@ -51,13 +51,7 @@ pub(super) fn after_reboot(ctx: &Attempt<'_>) -> Turn {
 
 fn not_ready_yet(ctx: &Attempt<'_>) -> Turn {
     if ctx.progress.step != Step::Returning {
-        // Keeps the boot that the desired state was for: it shows that the node is in another one.
-        let returning = |status: &mut ControllerStatus| {
-            if let Some(p) = &mut status.report.progress {
-                p.boot_id.clone_from(&ctx.progress.boot_id);
-            }
-        };
-        return ctx.next(Step::Returning, returning);
+        return ctx.next_keeping_boot(Step::Returning);
     }
     let deadline = deadline(ctx);
     if ctx.now < deadline {

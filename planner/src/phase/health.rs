@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::reason::FailureReason;
-use models::shadow::{AttemptResult, Progress, Step};
+use models::shadow::{AttemptResult, Mode, Progress, Step};
 use models::time::{after, between};
 
 use super::comparison::blame;
+use super::lease::{READ_INTERVAL, read_again};
 use super::row::{Attempt, Turn, act, fail, stay};
 use super::usable;
 use crate::decision::Action;
-use crate::gates;
+use crate::gates::{self, Firing};
 use crate::survey::NodeContext;
 use crate::survey::unavailable::comes_or_goes;
 use crate::view::{Compared, NodeFacts, NodeView, OwnerHealth, PodFacts, STARTING};
@@ -37,11 +38,15 @@ pub(super) fn deadline(ctx: &Attempt<'_>) -> Timestamp {
 /// Time after which an interruption of the soak has lasted, and is no mere instant; half of a shorter `timeout`.
 const LASTING: Duration = Duration::from_secs(60);
 
+/// The end of a message about an interruption that has not lasted.
+const INSTANT: &str = "for an instant only, and the time of its verification is over";
+
 /// Time after which the pods of an owner are read again; at the deadline sooner.
 const READ_AGAIN: Duration = Duration::from_secs(5 * 60);
 
 /// Continues the verification; `None` once it is over: when the soak has passed without an interruption, the pods are Ready, none of their
-/// containers was restarted meanwhile, what the node had before its drain is back, and the expressions return nothing.
+/// containers was restarted meanwhile, what the node had before its drain is back, the expressions return nothing, and the kubelet has shown a
+/// sign of life after all that.
 pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     let after_policy = &ctx.group().after;
     let deadline = deadline(ctx);
@@ -91,15 +96,44 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
             fail(FailureReason::NodeNotUsable, wait.to_string())
         });
     }
-    match gates::quiet_since(&after_policy.expressions, &ctx.facts().name, &ctx.view.expressions) {
-        Err(wait) => looking(unknown_until(ctx, deadline, wait)),
-        // Empty at last: also past the deadline it has the soak to stay so.
-        Ok(Some(since)) if ctx.now < after(since, after_policy.soak) => {
-            let until = after(since, after_policy.soak);
-            looking(stay(Wait::Soaking { until }).waking_at(until))
-        }
-        Ok(_) => None,
+    let quiet = match gates::quiet(&after_policy.expressions, &ctx.facts().name, &ctx.view.expressions) {
+        Err(wait) => return looking(unknown_until(ctx, deadline, wait)),
+        Ok(quiet) => quiet,
+    };
+    // Empty at last: also past the deadline it has the soak to stay so.
+    let soaked = quiet.as_ref().map_or(until, |quiet| until.max(after(quiet.since, after_policy.soak)));
+    if ctx.now < soaked {
+        return looking(stay(Wait::Soaking { until: soaked }).waking_at(soaked));
     }
+    let limit = after(deadline.max(soaked), LASTING);
+    // The last answer may be from before the drain, or from before Prometheus has scraped the node again.
+    if let Some(quiet) = quiet.filter(|quiet| quiet.asked < soaked) {
+        let pending = Wait::ExpressionsPending { name: quiet.oldest };
+        return looking(unknown_until(ctx, limit, pending).asking_since(soaked));
+    }
+    sign_of_life(ctx, soaked, limit).and_then(looking)
+}
+
+/// Returns what is left to do until the kubelet of a node that has passed its soak has renewed its Lease after that: a host that crashes stays
+/// Ready for most of a minute. A drill reboots no host.
+fn sign_of_life(ctx: &Attempt<'_>, soaked: Timestamp, limit: Timestamp) -> Option<Turn> {
+    let lease = ctx.node.lease.filter(|lease| lease.observed_at >= soaked);
+    if ctx.mode().is_drill() || lease.is_some_and(|lease| lease.was_alive_after(soaked)) {
+        return None;
+    }
+    if ctx.now >= limit {
+        let cause = match lease.map(|lease| lease.renewed) {
+            Some(Some(renewed)) => format!("has not been renewed since {renewed:.0}"),
+            Some(None) => "does not exist".to_owned(),
+            None => "could not be read: see the log of the controller".to_owned(),
+        };
+        let message =
+            format!("whether the node still runs could not be found out: its Lease in kube-node-lease {cause}");
+        return Some(fail(FailureReason::HealthUnknown, message));
+    }
+    // A shorter soak is one of tests, whose kubelets renew their Leases more often.
+    let interval = READ_INTERVAL.min(ctx.group().after.soak);
+    Some(read_again(ctx, interval, |until| Wait::Soaking { until }))
 }
 
 /// Returns what keeps the node from its soak now, or the read that this needs first: the node is not Ready, or is under pressure, which it was
@@ -115,17 +149,19 @@ fn interruption(
     if let Some(condition) = ctx.facts().pressure.clone() {
         return Ok(Some(Wait::NodePressure { condition }));
     }
-    // One that its kubelet has not seen yet is about to start.
-    let is_new = |pod: &PodFacts| pod.starts_in_time(ctx.now) || (pod.pending && pod.started.is_none());
-    let late = unhealthy.iter().filter(|unhealthy| !unhealthy.pod.ready && !is_new(unhealthy.pod));
+    let late = unhealthy.iter().filter(|unhealthy| !unhealthy.pod.ready && !unhealthy.pod.is_coming_up(ctx.now));
     let counted = counted(ctx, &late.copied().collect::<Vec<_>>(), deadline)?;
     if let Some(wait) = settling(&counted) {
         // What the boot has restarted comes up now, which is nothing to report.
         let comes_up = counted.iter().all(|unhealthy| comes_up(ctx, unhealthy.pod, deadline));
         return Ok(Some(if comes_up { Wait::Soaking { until: after(ctx.now, ctx.group().after.soak) } } else { wait }));
     }
-    let quiet = gates::quiet_since(&ctx.group().after.expressions, &ctx.facts().name, &ctx.view.expressions);
-    Ok(quiet.err().filter(|wait| matches!(wait, Wait::ExpressionFires { .. })))
+    Ok(firing(ctx).first().map(Firing::wait))
+}
+
+/// Returns the expressions that return something.
+fn firing<'a>(ctx: &'a Attempt<'_>) -> Vec<Firing<'a>> {
+    gates::firing(&ctx.group().after.expressions, &ctx.facts().name, &ctx.view.expressions)
 }
 
 /// Time that pods have to become Ready after a boot before anything is read of their owners.
@@ -170,28 +206,47 @@ fn interrupted(ctx: &Attempt<'_>, interruption: Wait, deadline: Timestamp) -> Tu
                 Err(read) => act(read),
             };
         }
-        // One that is the same for all nodes is no evidence against this node's version.
-        Wait::ExpressionFires { shared: true, .. } => return unknown_until(ctx, deadline, interruption),
-        Wait::ExpressionFires { name, series, .. } => format!("the expression {name} returned {series} on {version}"),
+        Wait::ExpressionFires { .. } => return expressions_fire(ctx),
         other => other.to_string(),
     };
-    let lasting = LASTING.min(ctx.group().after.timeout / 2);
-    // Something else may have interrupted it before. The clock of a kubelet may be slow.
-    let since = ctx.progress.interrupted.map(|at| began(ctx, &interruption).map_or(at, |began| at.max(began)));
-    let lasts = since.is_some_and(|since| between(since, ctx.now) >= lasting);
-    if !lasts && !ctx.mode().is_drill() {
-        let message = format!("{message}, for an instant only, and the time of its verification is over");
-        return fail(FailureReason::HealthUnknown, message);
+    let facts = ctx.facts();
+    let began = if facts.ready { facts.pressure_since } else { facts.not_ready_since };
+    if !lasts(ctx, began) && !ctx.mode().is_drill() {
+        return fail(FailureReason::HealthUnknown, format!("{message}, {INSTANT}"));
     }
     blame(ctx, FailureReason::SoakFailed, &message)
 }
 
-/// Returns the time since which there is what interrupts the soak now.
-fn began(ctx: &Attempt<'_>, interruption: &Wait) -> Option<Timestamp> {
-    match interruption {
-        Wait::AwaitingReady => ctx.facts().not_ready_since,
-        Wait::NodePressure { .. } => ctx.facts().pressure_since,
-        _ => gates::firing_since(&ctx.group().after.expressions, &ctx.facts().name, &ctx.view.expressions),
+/// Returns whether what interrupts the soak now has done so for long enough, if it began then.
+fn lasts(ctx: &Attempt<'_>, began: Option<Timestamp>) -> bool {
+    let lasting = LASTING.min(ctx.group().after.timeout / 2);
+    // Something else may have interrupted it before. The clock of a kubelet may be slow.
+    let since = ctx.progress.interrupted.map(|at| began.map_or(at, |began| at.max(began)));
+    since.is_some_and(|since| between(since, ctx.now) >= lasting)
+}
+
+/// Ends the attempt of a node for which expressions return something at its deadline: against the version where one of them is evidence
+/// against it, and otherwise without a proof.
+fn expressions_fire(ctx: &Attempt<'_>) -> Turn {
+    let firing = firing(ctx);
+    let of = |fires: &Firing<'_>| format!("the expression {} returned {}", fires.name, fires.series);
+    if let Some(fires) = firing.iter().find(|fires| no_evidence(ctx, fires).is_none()) {
+        return blame(ctx, FailureReason::SoakFailed, &format!("{} on {}", of(fires), ctx.progress.version));
+    }
+    let all = firing.iter().map(|fires| format!("{}, {}", of(fires), no_evidence(ctx, fires).unwrap_or_default()));
+    fail(FailureReason::HealthUnknown, all.collect::<Vec<_>>().join("; "))
+}
+
+/// Returns why an expression that returns something is no evidence against the version, if it is none.
+fn no_evidence(ctx: &Attempt<'_>, fires: &Firing<'_>) -> Option<&'static str> {
+    let before = ctx.node.record().and_then(|record| record.before.as_ref());
+    let was_quiet = || before.is_some_and(|before| before.quiet_expressions.iter().any(|name| name == fires.name));
+    match ctx.mode() {
+        _ if fires.shared => Some("and is the same for all nodes"),
+        Mode::Drill { .. } => None,
+        Mode::Verification => Some("which may have other causes by now than the update"),
+        Mode::Update if !was_quiet() => Some("and is not known to have returned nothing before the drain"),
+        Mode::Update => (!lasts(ctx, Some(fires.since))).then_some(INSTANT),
     }
 }
 

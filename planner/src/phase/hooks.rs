@@ -43,14 +43,17 @@ pub(super) fn with_request(ctx: &Attempt<'_>, decision: Decision) -> Decision {
     if !between || ctx.phase.hooks.is_some() || !matches!(decision.verdict, Verdict::Wait(_)) {
         return decision;
     }
-    let Some(request) = hooks::request(&Progress { step: Step::BeforeDrain, ..ctx.progress.clone() }) else {
-        return decision;
-    };
+    let of = |step| hooks::request(&Progress { step, ..ctx.progress.clone() });
     let facts = ctx.facts();
-    if facts.hook_request.as_ref() == Some(&request) || !hooks::was_read(&facts.hook_answers, &request) {
-        return decision;
+    // A node that is verified again while hooks are awaited after its update keeps that request.
+    let has_one =
+        facts.hook_request.is_some() && [of(Step::BeforeDrain), of(Step::AfterUpdate)].contains(&facts.hook_request);
+    match of(Step::BeforeDrain) {
+        Some(request) if !has_one && hooks::was_read(&facts.hook_answers, &request) => {
+            Decision { verdict: Verdict::Act(Action::Hook { request: Some(request) }), ..decision }
+        }
+        _ => decision,
     }
-    Decision { verdict: Verdict::Act(Action::Hook { request: Some(request) }), ..decision }
 }
 
 /// Sets the request and checks the answers. Returns what is left to do, or the failure of the attempt; `None` once no answer

@@ -22,6 +22,7 @@ mod end;
 mod health;
 mod hooks;
 mod idle;
+mod lease;
 mod leaving_load_balancer;
 mod overdue;
 mod permits;

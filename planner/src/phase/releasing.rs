@@ -1,22 +1,17 @@
 //! The release of a node whose attempt has failed, once its host can no longer act on a permit.
 
-use std::time::Duration;
-
+use jiff::Timestamp;
 use models::reason::{End, FailureReason, Proof};
 use models::shadow::{HostState, NodeProof, Progress};
 
 use super::desired::withdraw;
 use super::down::down_by;
+use super::lease::{READ_INTERVAL, read_again};
 use super::row::{Attempt, Turn, act, stay};
 use super::status::{forget_claim, unblock};
-use models::time::after;
-
 use crate::decision::Action;
 use crate::survey::NodeContext;
 use crate::wait::Wait;
-
-/// The interval of reading a Lease while a release waits for it: kubelets renew theirs every 10 s.
-const LEASE_READ_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Releases a node, and ends its attempt.
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
@@ -33,13 +28,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         if ctx.now < certain {
             return stay(Wait::NodeNotReturned { reason }).waking_at(certain);
         }
-        // A reading in the future was by a clock that ran ahead.
-        let before = ctx.node.lease.filter(|lease| lease.observed_at <= ctx.now);
-        let next_read = before.map_or(ctx.now, |lease| after(lease.observed_at, LEASE_READ_INTERVAL));
-        if next_read <= ctx.now {
-            return act(Action::ReadLease);
-        }
-        return stay(Wait::NodeNotReturned { reason }).waking_at(next_read);
+        return read_again(ctx, READ_INTERVAL, |_| Wait::NodeNotReturned { reason });
     }
     if ctx.needs_release() {
         return act(Action::Release);
@@ -83,8 +72,10 @@ fn last_failure(ctx: &NodeContext<'_>) -> FailureReason {
 /// not Ready, and renews its Lease all the while.
 fn cannot_reboot_any_more(ctx: &Attempt<'_>) -> bool {
     let another_boot = ctx.facts().boot_id != ctx.progress.boot_id;
-    // Read only after that time: a renewal after it is of a host that did not go down.
-    let outlived =
-        ctx.now >= down_by(ctx, Some(ctx.progress.since)) && ctx.node.lease.is_some_and(|lease| lease.alive());
+    // Readings of its verification do not count. In its release it is read only after that time: a renewal after it is of a host that did
+    // not go down. A release that began in the future was recorded by a clock that ran ahead.
+    let since = Some(ctx.progress.since).filter(|since| *since <= ctx.now).unwrap_or(Timestamp::UNIX_EPOCH);
+    let alive = ctx.node.lease.is_some_and(|lease| lease.was_alive_after(since));
+    let outlived = ctx.now >= down_by(ctx, Some(ctx.progress.since)) && alive;
     another_boot || (outlived && ctx.facts().ready)
 }

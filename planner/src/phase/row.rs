@@ -92,7 +92,16 @@ impl Attempt<'_> {
         self.next_with(step, self.progress.clone(), change)
     }
 
-    /// The same, with a change of the record of the attempt.
+    /// The same, and keeps the boot in which the last step began: it shows that the node is in another one.
+    pub(super) fn next_keeping_boot(&self, step: Step) -> Turn {
+        self.next(step, |status| {
+            if let Some(progress) = &mut status.report.progress {
+                progress.boot_id.clone_from(&self.progress.boot_id);
+            }
+        })
+    }
+
+    /// Goes on to another step, with a change of the record of the attempt too.
     pub(super) fn next_with(&self, step: Step, progress: Progress, change: impl FnOnce(&mut ControllerStatus)) -> Turn {
         let mut status = self.controller_status();
         let (since, boot_id) = (self.now, self.facts().boot_id.clone());

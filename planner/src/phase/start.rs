@@ -1,5 +1,8 @@
 //! The start of the disruption: the pods to evict are recorded, then the node is claimed.
 
+use std::time::Duration;
+
+use models::operator::Expression;
 use models::shadow::{CORDONED, DRAINED, DrainStatus, Mode, Progress, RolloutPlace, Step};
 use models::time::after;
 
@@ -13,6 +16,9 @@ use crate::decision::Note;
 use crate::gates::{self, Obstacle};
 use crate::view::{OWNER_WAIT, PodFacts};
 use crate::wait::Wait;
+
+/// Time that the first answers to the expressions that are compared may take; a query has at most as much.
+const FIRST_ANSWERS: Duration = Duration::from_secs(60);
 
 /// The number of owners of unhealthy pods that a shadow lists.
 const UNHEALTHY_OWNERS: usize = 256;
@@ -64,7 +70,9 @@ fn named_first(ctx: &Attempt<'_>) -> String {
 /// Begins the drain of a node with a slot: records the pods to evict before anything is changed.
 pub(super) fn start_drain(ctx: &Attempt<'_>) -> Turn {
     let policy = ctx.group();
-    let queries = || gates::queries(&policy.before.expressions, &ctx.facts().name);
+    let (name, drill) = (&ctx.facts().name, ctx.mode().is_drill());
+    let compared: &[Expression] = if drill { &[] } else { &policy.after.expressions };
+    let queries = || gates::queries(&policy.before.expressions, name).chain(gates::own_queries(compared, name));
     let (Some(on_node), Some(sorted)) = (&ctx.node.pods, ctx.sorted_pods()) else {
         return stay(Wait::ReadingPods).keeping_slot().watching_pods().querying(queries());
     };
@@ -76,6 +84,12 @@ pub(super) fn start_drain(ctx: &Attempt<'_>) -> Turn {
             return Turn::of(Outcome::Refuse(refused)).watching_pods().querying(queries());
         }
     }
+    // These answers are compared with those after the update. They refuse no drain, and are waited for no longer than this.
+    let slot = ctx.view.slots().find(|slot| slot.uid == ctx.facts().uid);
+    let answered = slot.map_or(ctx.now, |slot| after(slot.since, FIRST_ANSWERS));
+    if let Some(pending) = gates::own_pending(compared, name, &ctx.view.expressions).filter(|_| ctx.now < answered) {
+        return stay(pending).keeping_slot().watching_pods().querying(queries()).waking_at(answered);
+    }
     // The API server is about to name the owners. If it does not, the node waits no longer than this.
     if sorted.evictable.iter().any(|pod| pod.owner_pending) {
         let named = after(ctx.now, OWNER_WAIT);
@@ -84,15 +98,14 @@ pub(super) fn start_drain(ctx: &Attempt<'_>) -> Turn {
     let pods: Vec<_> =
         sorted.evictable.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| drained_pod(ctx, pod)).collect();
     let pods = bounded(pods).into();
-    // One that is just starting, as on the node to which the drain of another has moved it, says nothing about its owner.
-    let is_ill = |pod: &&PodFacts| pod.is_unhealthy(ctx.now) && !pod.is_starting(ctx.now);
+    // One that is coming up, as on the node to which the drain of another has moved it, says nothing about its owner.
+    let is_ill = |pod: &&PodFacts| pod.is_unhealthy(ctx.now) && !pod.is_coming_up(ctx.now);
     let stays = |pod: &&PodFacts| !pod.is_done() && !pod.is_replaced(on_node) && !pod.terminating;
     let unhealthy = on_node.iter().filter(is_ill).filter(stays);
     let recorded = unhealthy.flat_map(|pod| [pod.recorded_as().cloned(), pod.replica()]).flatten();
     let unhealthy_before = owners(recorded, UNHEALTHY_OWNERS);
     let preexisting: Vec<String> = ctx.facts().set_by_others.iter().map(|field| field.name().to_owned()).collect();
     let progress = ctx.progress;
-    let drill = progress.drill.is_some();
     let asks_hooks = hooks::awaited(ctx.policy, BEFORE_DRAIN).next().is_some();
     let first = if asks_hooks { Step::BeforeDrain } else { first_of_drain(ctx) };
     let purpose = purpose(progress);

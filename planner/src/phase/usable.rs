@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use models::shadow::{DaemonSetBefore, MOST_COMPARED, MOST_DIGITS, MOST_FACTS, NodeBefore};
 
 use super::row::Attempt;
+use crate::gates;
 use crate::survey::NodeContext;
 use crate::survey::unwell::comparison_nodes;
 use crate::view::{ClusterView, NodeFacts, PodFacts};
@@ -55,6 +56,7 @@ pub(super) fn facts(ctx: &NodeContext<'_>) -> NodeBefore {
         taints: own.taints.iter().take(MOST_FACTS).cloned().collect(),
         csi_drivers: csi_drivers(ctx.view, own).iter().take(MOST_FACTS).cloned().collect(),
         daemon_sets: daemon_sets(ctx.node.pods.as_deref().unwrap_or_default()),
+        quiet_expressions: gates::own_quiet(&ctx.group().after.expressions, &own.name, &ctx.view.expressions),
         compared_with: alike,
     }
 }

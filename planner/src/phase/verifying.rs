@@ -13,6 +13,7 @@ use super::hooks::{AFTER_UPDATE, awaited};
 use super::row::{Attempt, Outcome, Turn, act, fail};
 use super::verification::interrupted;
 use crate::decision::Action;
+use crate::gates;
 
 /// Verifies a node that is back in service.
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
@@ -24,11 +25,8 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(ended) = ended {
         return ended.or_else(|| check_health(ctx)).unwrap_or_else(|| finish(ctx));
     }
-    // It is withdrawn once the node is verified.
+    // It is withdrawn once the node is verified, which has to stay well until its attempt has ended.
     let desired = is_desired(ctx);
-    if ctx.shadow.spec.state == HostState::Idle && desired {
-        return finish(ctx);
-    }
     if let Some(action) = return_to_service(ctx) {
         return act(action);
     }
@@ -45,9 +43,12 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         let again = Progress { soak_restarted: true, ..ctx.progress.clone() };
         return ctx.next_with(Step::Returning, again, |_| {});
     }
+    // They are checked once more after these writes.
+    let queries = || gates::queries(&ctx.group().after.expressions, &ctx.facts().name);
     match check_health(ctx) {
         Some(soaks) => protect(ctx).filter(|_| !desired).map_or(soaks, act),
-        None if desired => act(withdraw(ctx)),
+        None if desired && ctx.shadow.spec.state != HostState::Idle => act(withdraw(ctx)).querying(queries()),
+        None if ctx.needs_release() => act(Action::Release).querying(queries()),
         None => finish(ctx),
     }
 }

@@ -36,6 +36,8 @@ pub struct Plan {
     pub refused: BTreeMap<String, Wait>,
     /// The expressions to query.
     pub expressions: BTreeSet<String>,
+    /// Those of them whose answer is too old if its query was sent before this time: they are queried at once.
+    pub asked_again: BTreeMap<String, Timestamp>,
     pub shadows: Vec<ShadowChange>,
     /// The nodes to label with `bottlerocket.aws/updater-interface-version`.
     pub labels: Vec<NodeFacts>,

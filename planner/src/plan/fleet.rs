@@ -134,6 +134,9 @@ impl<'a> Planner<'a> {
                 self.plan.pods.insert(name.clone());
             }
             self.wake(decision.wake);
+            if let Some(since) = decision.asking_since {
+                self.plan.asked_again.extend(decision.expressions.iter().map(|query| (query.clone(), since)));
+            }
             self.plan.expressions.extend(decision.expressions);
             if let Verdict::Act(Action::Status { status, .. }) = &decision.verdict
                 && let Some(record) = &status.report.record

@@ -53,6 +53,7 @@ pub(super) fn permit(node: &mut NodeView, nonce: String, rules: Rules, pods_stay
 
 /// Observes the node's Lease, which its kubelet renews while it runs.
 pub(super) fn read_lease(node: &mut NodeView, kubelet_runs: bool, now: Timestamp) {
-    let renewed = if kubelet_runs { now } else { Timestamp::UNIX_EPOCH };
+    let before = node.lease.and_then(|lease| lease.renewed);
+    let renewed = if kubelet_runs { now } else { before.unwrap_or(Timestamp::UNIX_EPOCH) };
     node.lease = Some(LeaseObservations::add(node.lease, Some(renewed), now));
 }

@@ -310,10 +310,10 @@ pub struct Failing {
 /// each other only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseObservations {
-    /// The time of renewal at the first observation; `None` if there was no Lease.
-    pub first: Option<Timestamp>,
-    /// The time of renewal at the last observation.
-    pub last: Option<Timestamp>,
+    /// The time of renewal at the last observation; `None` if there was no Lease.
+    pub renewed: Option<Timestamp>,
+    /// Time of the last observation, by the operator's clock, before one that showed another renewal.
+    pub alive_after: Option<Timestamp>,
     /// Time of the last observation, by the operator's clock.
     pub observed_at: Timestamp,
 }
@@ -321,12 +321,17 @@ pub struct LeaseObservations {
 impl LeaseObservations {
     /// Takes in another observation.
     pub fn add(before: Option<Self>, renewed: Option<Timestamp>, now: Timestamp) -> Self {
-        Self { first: before.map_or(renewed, |b| b.first), last: renewed, observed_at: now }
+        // Without an earlier renewal this one may be of any time. A reading in the future was by a clock that ran ahead.
+        let seen = before.filter(|before| before.renewed.is_some() && before.observed_at <= now);
+        let is_other = seen.is_some_and(|before| renewed.is_some() && renewed != before.renewed);
+        let alive_after =
+            if is_other { seen.map(|before| before.observed_at) } else { before.and_then(|b| b.alive_after) };
+        Self { renewed, alive_after, observed_at: now }
     }
 
-    /// Returns whether the node has renewed it since the first observation.
-    pub fn alive(&self) -> bool {
-        self.last.is_some() && self.last != self.first
+    /// Returns whether the node has renewed it after a time of the operator's clock.
+    pub fn was_alive_after(&self, at: Timestamp) -> bool {
+        self.alive_after.is_some_and(|alive_after| alive_after >= at)
     }
 }
 
@@ -346,7 +351,7 @@ pub struct NodeView {
     pub refused: Option<Refused>,
     /// The action about it that fails.
     pub failing: Option<Failing>,
-    /// Observations of the node's own Lease; read only where a release depends on it.
+    /// Observations of the node's own Lease; read only where a release, or the end of a soak, depends on it.
     pub lease: Option<LeaseObservations>,
     /// Health of the pods of owners (uid) on other nodes; read only where a pod fails on this one after its update.
     pub owners: BTreeMap<String, OwnerHealth>,
@@ -427,6 +432,8 @@ pub enum Answer {
     Quiet {
         /// Time since which each answer has been empty.
         since: Timestamp,
+        /// Time of the query that the last one answers.
+        asked: Timestamp,
     },
     /// A result with at least one series.
     Firing {

@@ -185,9 +185,10 @@ impl PodFacts {
         !self.ready && !self.failed && self.lost_ready_at.is_none() && self.restarts == 0
     }
 
-    /// Returns whether it takes no longer to start than its startup probes allow.
-    pub fn starts_in_time(&self, now: Timestamp) -> bool {
-        self.is_new() && self.starts_by().is_some_and(|by| by > now)
+    /// Returns whether it is no evidence that it is not Ready: its kubelet has not seen it yet, or it takes no longer to start than its startup
+    /// probes allow.
+    pub fn is_coming_up(&self, now: Timestamp) -> bool {
+        self.is_new() && self.starts_by().map_or(self.pending, |by| by > now)
     }
 
     /// Returns the time by which it has to have started, once its kubelet has seen it.
@@ -320,7 +321,7 @@ impl OwnerHealth {
     /// Counts one more pod. One without a node shows nothing, nor does one that may still need time.
     pub fn count(&mut self, pod: &PodFacts, on: Compared, now: Timestamp) {
         let counter = match on {
-            _ if pod.is_starting(now) => return,
+            _ if pod.is_coming_up(now) => return,
             Compared::NotUpdated if pod.is_unhealthy(now) => &mut self.others_unhealthy,
             Compared::NotUpdated => &mut self.others_healthy,
             Compared::Updated | Compared::JustUpdated if pod.ready => &mut self.updated_ready,

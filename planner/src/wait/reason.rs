@@ -114,7 +114,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (AwaitingRehearsal, Update, "The agent's report that it has verified the rehearsal permit of a drill."),
     (AwaitingReboot, Update, "The reboot."),
     (AwaitingReady, Update, "The node, to become Ready after the reboot."),
-    (Soaking, Update, "The end of `spec.health.after.soak`."),
+    (Soaking, Update, "The end of `spec.health.after.soak`, and then a renewal of the node's Lease."),
     (
         NodeNotReturned,
         Update,
@@ -163,7 +163,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (PodsTerminating, Pods, "The end of the pods, or `spec.drain.skipTerminatingAfter`."),
     (MarkedPods, Pods, "The end of these pods, or `spec.drain.markedPods: Evict`."),
     (MultipleBudgets, Pods, "One PodDisruptionBudget per pod: the eviction API refuses several."),
-    (ExpressionsPending, Prometheus, "The first answer."),
+    (ExpressionsPending, Prometheus, "The first answer, or after a soak one from after that."),
     (ExpressionFires, Prometheus, "An empty result of the expression."),
     (ExpressionFails, Prometheus, "An answer: see [expressions](expressions.md)."),
     (CanaryStep, Turn, "The nodes of the canary step, its soak, or its [approval](policy.md#requests)."),

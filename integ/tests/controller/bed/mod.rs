@@ -44,7 +44,7 @@ pub(crate) use receiver::{Answer, Receiver};
 pub(crate) use stage::Stage;
 pub(crate) use time::Time;
 
-use node::{Actors, kubelet_of, register};
+use node::{Actors, kubelet_of, register, renew_lease};
 
 /// Longest wait for anything; nothing is measured by it.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
@@ -307,10 +307,7 @@ impl ScriptedCluster {
 
     /// Renews the Lease of a node whose kubelet still runs.
     pub(crate) async fn renew_lease(&self, node: &str) -> anyhow::Result<()> {
-        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-node-lease");
-        let renewed = self.time.now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string();
-        let patch = Patch::Merge(json!({"spec": {"renewTime": renewed}}));
-        leases.patch(node, &PatchParams::default(), &patch).await?;
+        renew_lease(&self.client, node, self.time.now()).await?;
         Ok(())
     }
 

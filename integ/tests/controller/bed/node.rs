@@ -17,13 +17,14 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource as _, ResourceExt as _};
 use models::condition::{Condition, ConditionStatus};
 use models::names::{self, AGENT_MANAGER, SYSTEM_NAMESPACE};
-use models::shadow::{BottlerocketShadow, HOST_REACHABLE, HostState};
+use models::shadow::{BottlerocketShadow, HOST_REACHABLE, HostState, Step};
 use planner::simulation::Host;
 use planner::view::{NodeFacts, NodeView, Projection as _, ShadowFacts};
 use semver::Version;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::Time;
 
@@ -317,6 +318,14 @@ pub(super) async fn register(
     Ok(Api::<Node>::all(admin.clone()).patch(node, &PatchParams::default(), &untainted).await?)
 }
 
+/// Renews the Lease of a node at this time.
+pub(super) async fn renew_lease(client: &Client, node: &str, now: Timestamp) -> kube::Result<()> {
+    let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-node-lease");
+    let renewed = now.strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string();
+    let patch = Patch::Merge(json!({"spec": {"renewTime": renewed}}));
+    leases.patch(node, &PatchParams::default(), &patch).await.map(drop)
+}
+
 /// The task that writes what kubelets and agents would.
 pub(super) struct Actors {
     pub(super) fleet: Fleet,
@@ -331,6 +340,8 @@ pub(super) struct Actors {
     restarts: HashMap<String, u32>,
     /// The last status written of each Node.
     nodes: HashMap<String, Value>,
+    /// The last renewal of the Lease of each node that is verified.
+    renewed: HashMap<String, Instant>,
 }
 
 fn is_newer<K: ResourceExtension>(new: &K, old: Option<&K>) -> bool {
@@ -386,6 +397,7 @@ impl Actors {
             pods: BTreeMap::new(),
             restarts: HashMap::new(),
             nodes: HashMap::new(),
+            renewed: HashMap::new(),
         }
     }
 
@@ -438,6 +450,7 @@ impl Actors {
             while self.agent(node).await? {
                 self.node(node).await?;
             }
+            self.lease(node).await?;
         }
         self.all_pods().await
     }
@@ -536,6 +549,25 @@ impl Actors {
         scripted.boot_id = boot_id;
         for pod in restarted {
             *self.restarts.entry(pod).or_default() += 1;
+        }
+    }
+
+    /// Renews the Lease of a node that is verified, which the controller waits for without a step of time.
+    async fn lease(&mut self, name: &str) -> anyhow::Result<()> {
+        let shadow_name = names::shadow_name(name);
+        let shadow = self.shadows.values().find(|shadow| shadow.name_any() == shadow_name);
+        let progress = shadow.and_then(|shadow| shadow.status.as_ref()?.controller.progress.as_ref());
+        let verified = progress.is_some_and(|progress| progress.step == Step::Verifying);
+        let runs = self.fleet.lock().nodes.get(name).is_some_and(|node| node.up && !node.going_down);
+        let lately = self.renewed.get(name).is_some_and(|at| at.elapsed() < REPEAT / 2);
+        if !verified || !runs || lately {
+            return Ok(());
+        }
+        self.renewed.insert(name.to_owned(), Instant::now());
+        match renew_lease(&self.admin, name, self.time.now()).await {
+            // The Node was deleted.
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            renewed => renewed.map_err(Into::into),
         }
     }
 

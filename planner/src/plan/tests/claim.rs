@@ -201,7 +201,12 @@ fn protection_from_autoscalers_lasts_until_the_node_is_verified() {
     };
     let back = || in_step(Step::Returning, HostState::RebootedIntoUpdate);
     let verifying = || in_step(Step::Verifying, HostState::RebootedIntoUpdate);
-    let verified = || in_step(Step::Verifying, HostState::Idle);
+    let verified = || {
+        let mut node = in_step(Step::Verifying, HostState::Idle);
+        node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().since = t(-60);
+        node.lease = renewed_after(1);
+        node
+    };
     type Change = fn(&mut NodeView, &mut Policy);
     let with_protection: Change = |node, _| node.facts.claims = node.facts.claims.without(ClaimFields::CORDON);
     let unprotected: Change =

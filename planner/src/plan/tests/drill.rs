@@ -150,7 +150,8 @@ impl Bench {
                 node.facts.hook_answers = request.iter().map(|request| ("ceph".to_owned(), request.clone())).collect();
                 node.facts.hook_request = request;
             }
-            Action::ReadOwner { .. } | Action::ReadLease => {}
+            Action::ReadLease => node.lease = renewed_after(self.now),
+            Action::ReadOwner { .. } => {}
         }
     }
 

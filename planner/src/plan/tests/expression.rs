@@ -63,7 +63,7 @@ fn expression_for_all_nodes_is_recorded_only_in_operator_status() {
     let failed = plan(&view, &policy, t(25)).status.unwrap();
     let condition = models::condition::true_condition(&failed.conditions, BLOCKED).unwrap();
     assert_eq!(condition.reason, "ExpressionFails", "another reason is written");
-    view.expressions = [("errors > 1".to_owned(), Answer::Quiet { since: t(0) })].into();
+    view.expressions = [("errors > 1".to_owned(), Answer::Quiet { since: t(0), asked: t(0) })].into();
     let quiet = plan(&view, &policy, t(30)).status.unwrap();
     assert!(models::condition::true_condition(&quiet.conditions, BLOCKED).is_none());
     let notes: Vec<_> = news(conditions, &quiet.conditions).into_iter().map(|note| note.reason).collect();
@@ -109,5 +109,35 @@ fn node_whose_expressions_have_no_answer_says_so_and_keeps_its_slot() {
         view.nodes.get_mut("a").unwrap().pods = Some(Vec::new());
         let fires = plan(&view, &policy, t(10));
         assert_eq!(fires.slots, Some(Vec::new()), "a node that is refused gives its slot up");
+    }
+}
+
+/// Their answers after the update are compared with these.
+#[test]
+fn drain_begins_with_the_names_of_the_expressions_of_its_node_that_return_nothing() {
+    let quiet = Answer::Quiet { since: t(0), asked: t(0) };
+    for (sentence, answer, second, expected) in [
+        ("no answer yet", None, 59, None),
+        ("none in a minute", None, 60, Some(&[][..])),
+        ("it returns nothing", Some(quiet), 1, Some(&["own"][..])),
+        ("it fires", Some(Answer::Firing { series: "{} 7".into(), since: t(0) }), 1, Some(&[][..])),
+        ("it fails", Some(Answer::Failed { message: "no answer".into() }), 1, Some(&[][..])),
+    ] {
+        let (mut view, _) = cluster(vec![at("a", Step::Staging, 0, HostState::StagedUpdate)], &["a"]);
+        let (own, of_all) = ("errors{node=\"$node\"} > 1", "errors > 1");
+        let expressions = json!([{"name": "own", "query": own}, {"name": "all", "query": of_all}]);
+        let spec = json!({"health": {"after": {"expressions": expressions}}, "prometheus": {"url": "http://p"}});
+        let policy = with_policy(&mut view, spec);
+        view.expressions = answer.map(|answer| (own.replace("$node", "a"), answer)).into_iter().collect();
+        let made = plan(&view, &policy, t(second));
+        let Some(expected) = expected else {
+            assert_eq!(made.waits.get("a"), Some(&Wait::ExpressionsPending { name: "own".into() }), "{sentence}");
+            assert_eq!(made.expressions, [own.replace("$node", "a")].into(), "{sentence}");
+            assert_eq!(made.slots, None, "the slot stays");
+            continue;
+        };
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
+        let before = status.report.record.as_ref().unwrap().before.as_ref().unwrap();
+        assert_eq!(before.quiet_expressions, expected, "{sentence}");
     }
 }

@@ -1,9 +1,11 @@
 //! The verdict on a node after its update.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use models::condition::find_condition;
 use models::reason::FailureReason;
-use models::shadow::{BLOCKED, Drill, HEALTHY, HostState, Progress, Record, Step, UPDATED};
+use models::shadow::{BLOCKED, Drill, HEALTHY, HostState, NodeBefore, Progress, Record, Step, UPDATED};
 use semver::Version;
 
 use crate::claims::ClaimFields;
@@ -11,12 +13,15 @@ use crate::decision::{Action, Note};
 use crate::fixtures::*;
 use crate::plan::plan;
 use crate::policy::Policy;
-use crate::view::{Answer, ClusterView, Compared, NodeView, OwnerHealth, PodFacts};
+use crate::view::{Answer, ClusterView, Compared, LeaseObservations, NodeView, OwnerHealth, PodFacts};
 use crate::wait::Wait;
 
 /// The end of the soak and the deadline of the default policy, for a node whose verification began at second 0.
 pub(super) const SOAKED: i64 = 60;
 pub(super) const DEADLINE: i64 = 15 * 60;
+
+/// The time that a startup probe gives a pod.
+const HOUR: Duration = Duration::from_hours(1);
 
 /// Health of an owner that makes the failure of a pod evidence against the version.
 pub(super) const EVIDENCE: OwnerHealth = OwnerHealth {
@@ -58,6 +63,8 @@ pub(super) struct Watch {
     pub(super) view: ClusterView,
     pub(super) policy: Policy,
     pub(super) found: OwnerHealth,
+    /// The kubelet has crashed: nothing renews its Lease.
+    crashed: bool,
     notes: Vec<Note>,
     pub(super) read: usize,
 }
@@ -65,7 +72,7 @@ pub(super) struct Watch {
 impl Watch {
     pub(super) fn of(node: NodeView) -> Self {
         let (view, policy) = cluster(vec![node], &["a"]);
-        Self { view, policy, found: OwnerHealth::default(), notes: Vec::new(), read: 0 }
+        Self { view, policy, found: OwnerHealth::default(), crashed: false, notes: Vec::new(), read: 0 }
     }
 
     /// Carries out everything that is due at this second, and returns why the node waits.
@@ -83,6 +90,10 @@ impl Watch {
                     self.notes.extend(note);
                 }
                 Some(Action::Spec { spec }) => shadow.spec = *spec,
+                Some(Action::ReadLease) if self.crashed => {
+                    node.lease = Some(LeaseObservations::add(node.lease, Some(t(15)), t(second)));
+                }
+                Some(Action::ReadLease) => node.lease = renewed_after(second),
                 Some(Action::ReadOwner { owner, .. }) => {
                     self.read += 1;
                     node.owners.insert(owner, OwnerHealth { read_at: t(second), ..self.found });
@@ -133,6 +144,45 @@ fn update_ends_after_soak_when_all_pods_are_healthy() {
     assert!(!watch.notes[0].warning && watch.read == 0, "{:?}", watch.notes);
     let status = &watch.view.nodes["a"].shadow.as_ref().unwrap().status;
     assert_eq!(find_condition(&status.conditions, HEALTHY).unwrap().reason, "Soaked");
+}
+
+/// `Ready` stays True for most of a minute.
+#[test]
+fn node_whose_lease_is_not_renewed_after_its_soak_is_not_proven() {
+    let mut watch = Watch::of(verifying(vec![healthy()]));
+    watch.crashed = true;
+    assert_eq!(watch.at(SOAKED), Some(Wait::Soaking { until: t(SOAKED + 10) }));
+    assert_eq!(watch.at(SOAKED + 10), Some(Wait::Soaking { until: t(SOAKED + 20) }));
+    assert_eq!(watch.result().0, None);
+    // The host boots again within that minute.
+    let mut rebooted = Watch::of(watch.view.nodes["a"].clone());
+    rebooted.view.nodes.get_mut("a").unwrap().facts.boot_id = "b2".into();
+    rebooted.at(SOAKED + 15);
+    assert!(rebooted.view.nodes["a"].progress().is_some_and(|progress| progress.soak_restarted));
+    watch.at(DEADLINE + 59);
+    assert_eq!(watch.result().0, None);
+    watch.at(DEADLINE + 60);
+    assert_eq!(watch.result(), is_unproven());
+    assert!(watch.message().contains("kube-node-lease has not been renewed since"), "{}", watch.message());
+
+    let lease = |observed: &[(Option<i64>, i64)]| {
+        let add =
+            |before, (renewed, at): &(Option<i64>, i64)| Some(LeaseObservations::add(before, renewed.map(t), t(*at)));
+        observed.iter().fold(None, add)
+    };
+    for (sentence, observed, expected) in [
+        ("it was read before the end of the soak alone", &[(Some(1), 50), (Some(2), SOAKED)][..], "ReadLease"),
+        ("it was read once after that", &[(Some(1), 50), (Some(2), 61)], "Soaking"),
+        ("there was none", &[(None, 60), (Some(2), 61)], "Soaking"),
+        ("it was not renewed after that", &[(Some(1), 60), (Some(1), 61)], "Soaking"),
+        ("it was renewed after that", &[(Some(1), 60), (Some(2), 61)], "request Idle of 1"),
+        ("and was gone then", &[(Some(1), 60), (Some(2), 61), (None, 62)], "request Idle of 1"),
+    ] {
+        let mut node = verifying(vec![healthy()]);
+        node.lease = lease(observed);
+        let (view, policy) = cluster(vec![node], &["a"]);
+        assert_eq!(outcome(&plan(&view, &policy, t(70))), expected, "{sentence}");
+    }
 }
 
 #[test]
@@ -685,19 +735,89 @@ fn node_not_ready_after_boot_fails_at_deadline() {
     assert_eq!(watch.message(), "the node was not Ready on the new version within 30m (spec.deadlines.return)");
 }
 
+/// The verification of a node under these expressions, each with its name, query and answer.
+fn with_expressions(expressions: &[(&str, &str, Answer)]) -> Watch {
+    let mut watch = Watch::of(verifying(vec![healthy()]));
+    let named = |(name, query, _): &(&str, &str, Answer)| serde_json::json!({"name": name, "query": query});
+    let after = serde_json::json!({"expressions": expressions.iter().map(named).collect::<Vec<_>>()});
+    let spec = serde_json::json!({"health": {"after": after}, "prometheus": {"url": "http://p"}});
+    watch.policy = with_policy(&mut watch.view, spec);
+    let answers = expressions.iter().map(|(_, query, answer)| (query.replace("$node", "a"), answer.clone()));
+    watch.view.expressions = answers.collect();
+    let names: Vec<&str> = expressions.iter().map(|(name, ..)| *name).collect();
+    were_quiet(&mut watch, &names);
+    watch
+}
+
+/// Records the expressions that returned nothing before the drain.
+fn were_quiet(watch: &mut Watch, names: &[&str]) {
+    let quiet_expressions = names.iter().map(|name| (*name).to_owned()).collect();
+    let before = NodeBefore { quiet_expressions, ..NodeBefore::default() };
+    let record = Record { before: Some(before), ..Record::default() };
+    shadow(&mut watch.view).status.controller.record = Some(record);
+}
+
+#[test]
+fn expression_counts_against_the_version_only_if_it_is_the_nodes_own_was_quiet_before_and_lasts() {
+    const OF_ALL: &str = "errors > 1";
+    let fires = |since| Answer::Firing { series: "{} 7".into(), since: t(since) };
+    let (own, of_all) = (|since| ("own", OF_A_NODE, fires(since)), |since| ("all", OF_ALL, fires(since)));
+    let late = DEADLINE - 1;
+    for (sentence, expressions, quiet, expected) in [
+        ("it is new since the drain", vec![own(0)], &["own"][..], is_blamed()),
+        ("it fired before the drain, or had no answer", vec![own(0)], &[], is_unproven()),
+        ("another one was quiet", vec![own(0)], &["all"], is_unproven()),
+        ("it has just begun", vec![own(late)], &["own"], is_unproven()),
+        ("it has just begun, and another one has fired", vec![own(late), of_all(0)], &["own"], is_unproven()),
+        ("in another order", vec![of_all(0), own(late)], &["own"], is_unproven()),
+        ("it has fired, and another one is first", vec![of_all(late), own(0)], &["own"], is_blamed()),
+    ] {
+        let mut watch = with_expressions(&expressions);
+        were_quiet(&mut watch, quiet);
+        assert_eq!(watch.at(SOAKED).unwrap().as_str(), "ExpressionFires", "{sentence}");
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), expected, "{sentence}: {}", watch.message());
+        assert!(watch.message().contains("the expression own returned {} 7"), "{sentence}: {}", watch.message());
+    }
+    let mut watch = with_expressions(&[own(0)]);
+    watch.view.operator.as_mut().unwrap().status.slots.clear();
+    let verified = shadow(&mut watch.view);
+    verified.spec.state = HostState::Idle;
+    let progress = verified.status.controller.progress.as_mut().unwrap();
+    (progress.verification, progress.disruptive) = (true, false);
+    watch.at(SOAKED);
+    watch.at(DEADLINE);
+    assert_eq!(watch.result(), is_unproven(), "days later it may have other causes");
+    let failed = || ("fails", "down{node=\"$node\"}", Answer::Failed { message: "no answer".into() });
+    let mut watch = with_expressions(&[failed(), own(0)]);
+    assert_eq!(watch.at(SOAKED).unwrap().as_str(), "ExpressionFires", "whatever else has no answer");
+}
+
+const OF_A_NODE: &str = "errors{node=\"$node\"} > 1";
+
+#[test]
+fn answer_from_before_the_end_of_the_soak_proves_nothing() {
+    for asked in [-300, SOAKED - 1] {
+        let quiet = |asked| Answer::Quiet { since: t(-600), asked: t(asked) };
+        let mut watch = with_expressions(&[("errors", OF_A_NODE, quiet(asked))]);
+        assert_eq!(watch.at(SOAKED), Some(Wait::ExpressionsPending { name: "errors".into() }));
+        let again = plan(&watch.view, &watch.policy, t(SOAKED)).asked_again;
+        assert_eq!(again, [("errors{node=\"a\"} > 1".to_owned(), t(SOAKED))].into(), "it is queried at once");
+        let mut silent = Watch::of(watch.view.nodes["a"].clone());
+        (silent.view, silent.policy) = (watch.view.clone(), watch.policy.clone());
+        silent.at(DEADLINE + 60);
+        assert_eq!(silent.result(), is_unproven());
+        *watch.view.expressions.values_mut().next().unwrap() = quiet(SOAKED);
+        watch.at(SOAKED + 1);
+        assert_eq!(watch.result(), is_updated());
+    }
+}
+
 #[test]
 fn expression_must_be_quiet_for_soak_and_fails_version_at_deadline() {
-    let watch_query = |query: &str, asked: &str, answer: Answer| {
-        let mut watch = Watch::of(verifying(vec![healthy()]));
-        let after = serde_json::json!({"expressions": [{"name": "errors", "query": query}]});
-        let spec = serde_json::json!({"health": {"after": after}, "prometheus": {"url": "http://p"}});
-        watch.policy = with_policy(&mut watch.view, spec);
-        watch.view.expressions = [(asked.to_owned(), answer)].into();
-        watch
-    };
-    let watch = |answer: Answer| watch_query("errors{node=\"$node\"} > 1", "errors{node=\"a\"} > 1", answer);
+    let watch = |answer: Answer| with_expressions(&[("errors", OF_A_NODE, answer)]);
     let mut of_the_fleet =
-        watch_query("errors > 1", "errors > 1", Answer::Firing { series: "{} 7".into(), since: t(0) });
+        with_expressions(&[("errors", "errors > 1", Answer::Firing { series: "{} 7".into(), since: t(0) })]);
     assert_eq!(of_the_fleet.at(DEADLINE - 1).unwrap().as_str(), "ExpressionFires");
     of_the_fleet.at(DEADLINE);
     assert_eq!(of_the_fleet.result(), (Some("HealthUnknown".into()), false), "it is no evidence against the version");
@@ -710,14 +830,14 @@ fn expression_must_be_quiet_for_soak_and_fails_version_at_deadline() {
     firing.at(DEADLINE);
     assert_eq!(firing.result(), is_blamed());
 
-    let mut instant = watch(Answer::Quiet { since: t(DEADLINE - 1) });
+    let mut instant = watch(Answer::Quiet { since: t(DEADLINE - 1), asked: Timestamp::MAX });
     instant.at(DEADLINE);
     *instant.view.expressions.values_mut().next().unwrap() =
         Answer::Firing { series: "{} 7".into(), since: t(DEADLINE + 1) };
     instant.at(DEADLINE + 1);
     assert_eq!(instant.result(), is_unproven(), "once after the deadline is no evidence");
 
-    let mut quiet = watch(Answer::Quiet { since: t(DEADLINE - 1) });
+    let mut quiet = watch(Answer::Quiet { since: t(DEADLINE - 1), asked: Timestamp::MAX });
     let until = DEADLINE - 1 + SOAKED;
     for second in [SOAKED, DEADLINE, until - 1] {
         assert_eq!(quiet.at(second), Some(Wait::Soaking { until: t(until) }), "{second}");
@@ -784,6 +904,8 @@ fn drain_start_records_owners_of_unhealthy_pods() {
         PodFacts { mirror: true, uid: "static".into(), controller_uid: Some("uid-a".into()), ..failing() },
         of("leaves", PodFacts { terminating: true, ..failing() }),
         of("starts", PodFacts { started: Some(t(-20)), ..failing() }),
+        of("starts-as-its-probe-allows", PodFacts { started: Some(t(-600)), startup: HOUR, ..failing() }),
+        of("not-seen-by-its-kubelet", PodFacts { pending: true, ..failing() }),
     ]);
     let (view, policy) = cluster(vec![staged], &["a"]);
     let made = plan(&view, &policy, t(0));
@@ -795,6 +917,7 @@ fn drain_start_records_owners_of_unhealthy_pods() {
 #[test]
 fn pods_of_owner_are_counted_by_node_and_health() {
     let crash_loops = PodFacts { restarts: 3, restarted_at: Some(t(0)), ..healthy() };
+    let slow = |startup| PodFacts { started: Some(t(-600)), startup, ..failing() };
     for (sentence, pod, on, expected) in [
         ("Ready, not updated", healthy(), Compared::NotUpdated, (0, 0, 1, 0)),
         ("not Ready, not updated", failing(), Compared::NotUpdated, (0, 0, 0, 1)),
@@ -804,6 +927,10 @@ fn pods_of_owner_are_counted_by_node_and_health() {
         ("not Ready, updated", failing(), Compared::Updated, (0, 1, 0, 0)),
         ("not Ready, just updated", failing(), Compared::JustUpdated, (0, 0, 0, 0)),
         ("starting", PodFacts { started: Some(t(0)), ..failing() }, Compared::NotUpdated, (0, 0, 0, 0)),
+        ("as its startup probe allows", slow(HOUR), Compared::NotUpdated, (0, 0, 0, 0)),
+        ("the same on an updated node", slow(HOUR), Compared::Updated, (0, 0, 0, 0)),
+        ("for longer than that", slow(HOUR / 60), Compared::NotUpdated, (0, 0, 0, 1)),
+        ("not seen by its kubelet", PodFacts { pending: true, ..failing() }, Compared::NotUpdated, (0, 0, 0, 0)),
     ] {
         let mut health = OwnerHealth::default();
         health.count(&pod, on, t(1));

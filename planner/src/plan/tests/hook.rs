@@ -11,7 +11,7 @@ use crate::hold::Hold;
 use crate::hooks;
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
-use crate::view::{Answer, ClusterView, NodeView};
+use crate::view::{Answer, ClusterView, NodeFacts, NodeView};
 use crate::wait::Wait;
 
 /// A policy with two hooks: `ceph` is awaited before and after, and its missing answer ends the attempt; `mute` is awaited for
@@ -296,7 +296,7 @@ fn expressions_are_queried_after_the_wait_for_hooks_and_have_to_return_nothing()
     assert!(made.expressions.contains("errors > 0") && !made.actions.values().any(Plan::starts), "{made:?}");
     assert_eq!(outcome(&made), "ExpressionsPending");
     for (answer, expected) in [
-        (Answer::Quiet { since: t(2) }, "step Draining"),
+        (Answer::Quiet { since: t(2), asked: t(2) }, "step Draining"),
         (Answer::Firing { series: "{} 1".into(), since: t(2) }, "GateRefused"),
         (Answer::Failed { message: "no answer".into() }, "GateRefused"),
     ] {
@@ -373,6 +373,7 @@ fn request_that_another_client_removes_from_a_drained_node_is_set_again() {
 fn verified_node_awaits_hooks_and_then_is_updated() {
     let (mut view, policy) = in_step(Step::Verifying, both());
     shadow(&mut view).spec.state = HostState::Idle;
+    a(&mut view).lease = renewed_after(100);
     assert_eq!(outcome(&plan(&view, &policy, t(100))), "step AfterUpdate");
     let none = with_policy(&mut view, json!({"hooks": [{"name": "ceph", "before": {}}]}));
     assert_eq!(outcome(&plan(&view, &none, t(100))), "no attempt", "no hook is awaited after the update");
@@ -407,6 +408,63 @@ fn verified_node_awaits_hooks_and_then_is_updated() {
     let Some(Action::Status { note: Some(note), .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
     assert_eq!((outcome(&made).as_str(), note.warning, note.reason), ("no attempt", true, "Updated"));
     assert!(note.message.contains("; going on without an answer of hook(s) mute"), "{}", note.message);
+}
+
+#[test]
+fn node_that_does_not_stay_well_until_hooks_have_answered_is_verified_again() {
+    type Change = fn(&mut NodeFacts);
+    let old: Change = |facts| {
+        (facts.boot_id, facts.os_image) = ("b2".into(), format!("Bottlerocket OS {OLD} (aws-k8s-1.37)"));
+    };
+    let cases: [(&str, Change, &str, &str); 4] = [
+        ("it is not Ready", |facts| facts.ready = false, "step Verifying", "HealthUnknown"),
+        (
+            "it is under pressure",
+            |facts| facts.pressure = Some("DiskPressure".into()),
+            "step Verifying",
+            "HealthUnknown",
+        ),
+        ("it was rebooted", |facts| facts.boot_id = "b2".into(), "step Returning", "step Returning"),
+        ("it was rebooted into another version", old, "BootedOtherVersion", "BootedOtherVersion"),
+    ];
+    for (sentence, change, in_time, at_the_deadline) in cases {
+        for (began, expected) in [(0, in_time), (-900, at_the_deadline)] {
+            let (mut view, policy) = in_step(Step::AfterUpdate, both());
+            let made = plan(&view, &policy, t(1));
+            let request = ask(&mut view, &made);
+            answers(&mut view, "ceph", &request);
+            shadow(&mut view).status.controller.progress.as_mut().unwrap().verifying_since = Some(t(began));
+            change(&mut a(&mut view).facts);
+            let made = plan(&view, &policy, t(3));
+            assert_eq!(outcome(&made), "step Verifying", "{sentence}");
+            written(&mut view, &made.actions["a"]);
+            assert_eq!(outcome(&plan(&view, &policy, t(4))), expected, "{sentence}, verified since {began}");
+        }
+    }
+}
+
+#[test]
+fn node_that_is_verified_again_while_hooks_are_awaited_has_its_whole_soak_and_keeps_the_request() {
+    let (mut view, policy) = in_step(Step::AfterUpdate, both());
+    let made = plan(&view, &policy, t(1));
+    let request = ask(&mut view, &made);
+    answers(&mut view, "ceph", &request);
+    answers(&mut view, "mute", &hooks::request(&progress(Step::BeforeDrain, 0)).unwrap());
+    a(&mut view).facts.ready = false;
+    let made = plan(&view, &policy, t(30));
+    written(&mut view, &made.actions["a"]);
+    a(&mut view).facts.ready = true;
+    let made = plan(&view, &policy, t(31));
+    assert_eq!((outcome(&made).as_str(), made.waits.get("a")), ("Soaking", Some(&Wait::Soaking { until: t(90) })));
+}
+
+/// The desired state is withdrawn first.
+#[test]
+fn verified_node_that_does_not_stay_well_until_its_attempt_has_ended_is_not_updated() {
+    let (mut view, policy) = in_step(Step::Verifying, json!({}));
+    shadow(&mut view).spec.state = HostState::Idle;
+    a(&mut view).facts.ready = false;
+    assert_eq!(outcome(&plan(&view, &policy, t(100))), "step Verifying");
 }
 
 #[test]

@@ -170,6 +170,7 @@ fn result_of_updated_node_names_its_rollout_times_boots_and_pods() {
     node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
     node.facts.boot_id = "b2".into();
     (node.facts.claims, node.facts.unschedulable) = (ClaimFields::default(), false);
+    node.lease = renewed_after(100);
     let controller = &mut node.shadow.as_mut().unwrap().status.controller;
     controller.progress.as_mut().unwrap().verifying_since = Some(t(12));
     let moved = vec![listed("p-a", Some(PodMove::Evicted)), listed("p-b", Some(PodMove::LeftToReboot))];

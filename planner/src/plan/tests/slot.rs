@@ -454,6 +454,7 @@ fn completed_update_is_recorded_without_slot() {
         let mut verifying = at("a", Step::Verifying, 0, HostState::Idle);
         (verifying.facts.claims, verifying.facts.unschedulable) = (ClaimFields::default(), false);
         verifying.facts.os_image = format!("Bottlerocket OS {runs} (aws-k8s-1.37)");
+        verifying.lease = renewed_after(100);
         verifying.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().attempt = attempt;
         let (view, policy) = cluster(vec![verifying], &[]);
         let made = plan(&view, &policy, t(100));

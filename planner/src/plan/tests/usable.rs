@@ -20,6 +20,7 @@ fn back(resources: &[(&str, &str)], others: &[&str]) -> Watch {
         csi_drivers: vec!["ebs.csi.aws.com".into()],
         daemon_sets: vec![DaemonSetBefore { name: "shop/driver".into(), uid: "driver".into() }],
         compared_with: others.iter().map(|name| (*name).to_owned()).collect(),
+        ..NodeBefore::default()
     };
     node.shadow.as_mut().unwrap().status.controller.record = Some(Record { before: Some(before), ..Record::default() });
     let mut watch = Watch::of(node);

@@ -39,7 +39,7 @@ impl Run<'_> {
         let mut changed = false;
         for query in made.expressions {
             // Their results cannot be known.
-            let quiet = Answer::Quiet { since: self.view.leader_since };
+            let quiet = Answer::Quiet { since: self.view.leader_since, asked: Timestamp::MAX };
             changed |= self.view.expressions.insert(query, quiet).is_none();
         }
         if let (true, Some(status), Some(operator)) = (all, made.status, &mut self.view.operator)
@@ -221,7 +221,13 @@ impl Run<'_> {
         let Some(node) = self.view.nodes.get_mut(name) else { return false };
         match left {
             Some(Action::Permit { nonce, rules, pods_stay }) => write::permit(node, nonce, rules, pods_stay),
-            Some(Action::ReadLease) => write::read_lease(node, self.states[index].up, self.now),
+            Some(Action::ReadLease) => {
+                write::read_lease(node, self.states[index].up, self.now);
+                // Of a kubelet that runs the next renewal is near: it takes no time of its own.
+                if let Some(lease) = node.lease.as_mut().filter(|_| self.states[index].up) {
+                    lease.alive_after = Some(self.now);
+                }
+            }
             Some(Action::ReadOwner { owner, nodes, .. }) => {
                 let health = self.read_owner(&owner, &nodes);
                 self.node_mut(index).map(|node| node.owners.insert(owner, health));
