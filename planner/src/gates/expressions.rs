@@ -116,7 +116,7 @@ fn own<'a>(expressions: &'a [Expression], node: &'a str) -> impl Iterator<Item =
 }
 
 /// The queries of those that differ from node to node.
-pub(crate) fn own_queries(expressions: &[Expression], node: &str) -> impl Iterator<Item = String> {
+pub(crate) fn own_queries<'a>(expressions: &'a [Expression], node: &'a str) -> impl Iterator<Item = String> {
     own(expressions, node).map(|(_, query)| query)
 }
 

@@ -19,7 +19,8 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         return turn;
     }
     let is_well = ctx.facts().ready && ctx.facts().pressure.is_none();
-    if !ctx.mode().is_drill() && !(is_well && ctx.facts().boot_id == ctx.progress.boot_id) {
+    let as_verified = is_well && ctx.facts().boot_id == ctx.progress.boot_id;
+    if !ctx.mode().is_drill() && !as_verified {
         return ctx.next_keeping_boot(Step::Verifying);
     }
     if ctx.needs_release() {

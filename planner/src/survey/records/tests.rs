@@ -363,7 +363,8 @@ fn rollout_whose_record_is_full_continues_in_another_one() {
 #[test]
 fn record_that_another_one_replaces_stays_until_history_has_its_end() {
     type Change = fn(&mut Fleet);
-    let cases: [(&str, Change, &[(Version, i64, RolloutPhase)]); 3] = [
+    type Case<'a> = (&'a str, Change, &'a [(Version, i64, RolloutPhase)]);
+    let cases: [Case<'_>; 3] = [
         (
             "a node comes after completion",
             |fleet| {
