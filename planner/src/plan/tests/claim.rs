@@ -249,6 +249,7 @@ fn protection_from_autoscalers_lasts_until_the_node_is_verified() {
 #[test]
 fn node_shows_an_action_that_has_failed_for_a_minute_and_the_action_is_tried_again() {
     let mut drained = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    (drained.facts.claims, drained.facts.unschedulable) = (ClaimFields::default(), false);
     drained.failing = Some(Failing { since: t(10), error: "node_claim failed: denied by a webhook".into() });
     let (mut view, policy) = cluster(vec![drained], &["a"]);
     let claims = |action: Option<&Action>| matches!(action, Some(Action::Claim { .. }));

@@ -172,7 +172,8 @@ fn result_of_updated_node_names_its_rollout_times_boots_and_pods() {
     (node.facts.claims, node.facts.unschedulable) = (ClaimFields::default(), false);
     node.lease = renewed_after(100);
     let controller = &mut node.shadow.as_mut().unwrap().status.controller;
-    controller.progress.as_mut().unwrap().verifying_since = Some(t(12));
+    let progress = controller.progress.as_mut().unwrap();
+    (progress.verifying_since, progress.boot_id) = (Some(t(12)), "b2".into());
     let moved = vec![listed("p-a", Some(PodMove::Evicted)), listed("p-b", Some(PodMove::LeftToReboot))];
     controller.drain = Some(DrainStatus { pods: moved.clone().into(), ..DrainStatus::default() });
     in_history(&mut node, RolloutPlace { drain_started: Some(t(2)), drain_ended: Some(t(9)), ..place() });

@@ -545,10 +545,11 @@ fn place_without_a_proof_that_nodes_do_not_record_is_verified_too() {
     for (sentence, change) in cases {
         let (mut view, policy) = rollout_of(&["a"], canary());
         change(&mut view);
-        for second in [ENDED + 1, ENDED + 2, DUE, DUE + SOAK, DUE + SOAK + 1] {
+        let at_once = [ENDED + 1, ENDED + 2, ENDED + 2 + SOAK, ENDED + 3 + SOAK];
+        for second in at_once.into_iter().chain([DUE, DUE + SOAK, DUE + SOAK + 1]) {
             turn(&mut view, &policy, second);
             let made = planned(&view, &policy, second);
-            if second < DUE {
+            if second <= ENDED + 2 {
                 assert_eq!(counts(&made), (0, 1, 0), "{sentence}, at {second}");
                 assert_ne!(slots_of(&made), ["z"], "{sentence}, at {second}");
             }
