@@ -83,6 +83,11 @@ impl ApplyError {
 
     /// Returns the error with its causes.
     pub(crate) fn text(&self) -> String {
+        if let Self::Api { what, source } = self
+            && let kube::Error::Api(status) = source.as_ref()
+        {
+            return format!("{what} failed: {} ({})", status.message, status.code);
+        }
         let causes = std::iter::successors(Some(self as &dyn std::error::Error), |error| error.source());
         causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
     }

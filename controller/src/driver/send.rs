@@ -60,6 +60,12 @@ impl Driver {
     }
 
     pub(super) fn act(&mut self, view: &ClusterView, plan: &mut Plan) {
+        for (name, memory) in &mut self.memory {
+            // What had failed is not due any more: an answer may have been lost, and the write not.
+            if !view.busy.contains(name) && !plan.actions.contains_key(name) {
+                memory.failing = None;
+            }
+        }
         let under_way = self.writes.under_way(Target::Node);
         let relabelled = std::mem::take(&mut plan.relabelled).into_iter();
         let (carried, alone): (BTreeMap<_, _>, _) = relabelled.partition(|(name, _)| plan.actions.contains_key(name));

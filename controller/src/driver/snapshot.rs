@@ -33,8 +33,13 @@ impl NodeMemory {
 
     /// Takes in that the last action has failed, at this step.
     pub(super) fn failed(&mut self, step: Option<Step>, error: String, now: Timestamp) {
-        let same = |before: &FailingAction| (before.step, before.writes_status) == (step, self.writes_status);
-        let since = self.failing.as_ref().filter(|before| same(before)).map_or(now, |before| before.what.since);
+        let before = self.failing.as_ref().filter(|before| before.step == step);
+        if self.writes_status && before.is_some_and(|before| !before.writes_status) {
+            // It was to show that one.
+            return;
+        }
+        let before = before.filter(|before| before.writes_status == self.writes_status);
+        let since = before.map_or(now, |before| before.what.since);
         self.failing = Some(FailingAction { what: Failing { since, error }, writes_status: self.writes_status, step });
     }
 

@@ -450,8 +450,18 @@ async fn failing_action_is_remembered_since_its_first_failure_until_it_succeeds_
         fails(&mut driver, false, Err(passing));
         assert_eq!(seen(&mut driver), Some(again.clone()));
     }
+    fails(&mut driver, true, Err(ApplyError::NoKey));
+    assert_eq!(seen(&mut driver), Some(again.clone()), "the write that was to show it");
     fails(&mut driver, false, Ok(Learned::default()));
     assert_eq!(seen(&mut driver), None);
+    fails(&mut driver, false, Err(ApplyError::NoKey));
+    let view = driver.view(Clock::default().now());
+    driver.act(&view, &mut Plan::default());
+    assert!(seen(&mut driver).is_some(), "it waits for its next try");
+    driver.writes = WriteStates::default();
+    let view = driver.view(Clock::default().now());
+    driver.act(&view, &mut Plan::default());
+    assert_eq!(seen(&mut driver), None, "it is not due any more");
     fails(&mut driver, false, Err(ApplyError::NoKey));
     list(&driver.applier.shadows);
     take_node_in(&driver, &nodes, "Releasing", &serde_json::json!({"state": "Idle", "attempt": 1}));

@@ -11,11 +11,16 @@ use crate::survey::{Survey, SurveyedNode};
 use crate::view::{ClusterView, ShadowFacts};
 use crate::wait::Wait;
 
+/// Returns whether a write about a node is due or under way, also one that fails.
+fn is_written(wait: &Wait) -> bool {
+    matches!(wait, Wait::Acting | Wait::ActionFails { .. })
+}
+
 /// Returns whether a node has no attempt and is what the policy makes of it. A write about it that is due, or under way, changes
 /// nothing of that.
 pub(super) fn is_current(node: &SurveyedNode<'_>, wait: Option<&Wait>) -> bool {
     let current = match wait {
-        Some(wait) if !wait.pauses() && *wait != Wait::Acting => *wait == Wait::UpToDate,
+        Some(wait) if !wait.pauses() && !is_written(wait) => *wait == Wait::UpToDate,
         Some(wait) if wait.pauses() => node.wanted() == Err(Wait::UpToDate),
         _ => node.wanted() == Err(Wait::UpToDate) && !node.facts.held(),
     };
@@ -24,7 +29,7 @@ pub(super) fn is_current(node: &SurveyedNode<'_>, wait: Option<&Wait>) -> bool {
 
 /// Returns whether nothing is about to be written about a node: what follows from the policy, such as settings of its host, is there.
 fn is_at_rest(wait: Option<&Wait>) -> bool {
-    wait.is_some_and(|wait| *wait != Wait::Acting)
+    wait.is_some_and(|wait| !is_written(wait))
 }
 
 /// Returns whether a node is known to follow the policy: its host has looked for updates in this boot.
