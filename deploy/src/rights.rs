@@ -149,10 +149,10 @@ fn installed() -> Vec<Granted> {
         of(
             CONTROLLER,
             Some(NODE_LEASES),
-            vec![
-                rule(LEASES, "leases", "get")
-                    .why("Liveness of a node whose update was withdrawn: its Lease changes sooner than its condition."),
-            ],
+            vec![rule(LEASES, "leases", "get").why(
+                "Liveness of a node at the end of its soak, and after a withdrawn update: its Lease changes sooner \
+                     than its condition.",
+            )],
         ),
         of(
             CONTROLLER,

@@ -192,8 +192,9 @@ impl<V> Decision<V> {
         Self { expressions: self.expressions.into_iter().chain(queries).collect(), ..self }
     }
 
+    /// Has the expressions queried again if their last answers are from before this time. The first time that is given counts.
     pub(crate) fn asking_since(self, at: Timestamp) -> Self {
-        Self { asking_since: Some(at), ..self }
+        Self { asking_since: self.asking_since.or(Some(at)), ..self }
     }
 
     pub(crate) fn waking_at(self, at: Timestamp) -> Self {

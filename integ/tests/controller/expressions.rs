@@ -106,8 +106,11 @@ async fn firing_expression_is_version_failure_and_unreachable_prometheus_is_node
     // An answer is used for twice the interval.
     cluster.start(3, policy(&prometheus, "1h", &health)).await?;
     cluster.fleet.release(NEW);
+    let awaited = |world: &ClusterState| world.waiting("ExpressionsPending") == 1;
+    cluster.until("answers from before the drain are awaited", awaited).await?;
+    cluster.pass(Duration::from_mins(1)).await?;
     let world = cluster.until("Prometheus does not answer", |world| world.waiting("ExpressionFails") == 1).await?;
-    // The next query of another node is an hour away, so that none is made before Prometheus serves.
+    // The query at the begin of the verification has failed, and the next one is an hour away: its answer stays as it is.
     let verified = NODES.into_iter().find(|node| world.step(node) == Some(Step::Verifying));
     let others = || NODES.into_iter().filter(|node| Some(*node) != verified);
     others().for_each(|node| cluster.fleet.script(node, |node| node.held = Some(Held::Activation)));

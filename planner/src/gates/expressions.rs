@@ -120,9 +120,10 @@ pub(crate) fn own_queries<'a>(expressions: &'a [Expression], node: &'a str) -> i
     own(expressions, node).map(|(_, query)| query)
 }
 
-/// Returns the first of those that differ from node to node that has no answer yet.
+/// Returns the first of those that differ from node to node that has no answer yet. A query that has failed is repeated.
 pub(crate) fn own_pending(expressions: &[Expression], node: &str, answers: &BTreeMap<String, Answer>) -> Option<Wait> {
-    let (pending, _) = own(expressions, node).find(|(_, query)| !answers.contains_key(query))?;
+    let is_pending = |query: &String| matches!(answers.get(query), None | Some(Answer::Failed { .. }));
+    let (pending, _) = own(expressions, node).find(|(_, query)| is_pending(query))?;
     Some(Wait::ExpressionsPending { name: pending.name.clone() })
 }
 

@@ -51,7 +51,7 @@ pub(super) fn after_reboot(ctx: &Attempt<'_>) -> Turn {
 
 fn not_ready_yet(ctx: &Attempt<'_>) -> Turn {
     if ctx.progress.step != Step::Returning {
-        return ctx.next_keeping_boot(Step::Returning);
+        return ctx.next_keeping_boot(Step::Returning, ctx.progress.clone());
     }
     let deadline = deadline(ctx);
     if ctx.now < deadline {
@@ -73,6 +73,13 @@ fn not_ready_yet(ctx: &Attempt<'_>) -> Turn {
 /// Names a time limit with its field, for users.
 pub(super) fn limit_of(limit: Duration, field: &str) -> String {
     format!("within {} (spec.deadlines.{field})", models::duration::Duration(limit))
+}
+
+/// Returns the end of an update whose node has left the target version by another boot.
+pub(super) fn left_target(ctx: &Attempt<'_>) -> Option<Turn> {
+    let another_boot = ctx.facts().boot_id != ctx.progress.boot_id;
+    (another_boot && !ctx.runs_target(ctx.progress))
+        .then(|| fail(FailureReason::BootedOtherVersion, "the node was rebooted into another version"))
 }
 
 /// Returns whether the shadow had a desired state for this attempt. One that was created with another Node object while its machine

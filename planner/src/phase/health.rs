@@ -10,7 +10,7 @@ use models::shadow::{AttemptResult, Mode, Progress, Step};
 use models::time::{after, between};
 
 use super::comparison::blame;
-use super::lease::{READ_INTERVAL, read_again};
+use super::lease::sign_of_life;
 use super::row::{Attempt, Turn, act, fail, stay};
 use super::usable;
 use crate::decision::Action;
@@ -32,7 +32,11 @@ const OF_ONE_POD: &[&str] =
 
 /// Returns when the verification ends, with whatever is known.
 pub(super) fn deadline(ctx: &Attempt<'_>) -> Timestamp {
-    ctx.deadline(ctx.progress.verifying_since.unwrap_or(ctx.progress.since), ctx.group().after.timeout)
+    ctx.deadline(begun(ctx), ctx.group().after.timeout)
+}
+
+fn begun(ctx: &Attempt<'_>) -> Timestamp {
+    ctx.progress.verifying_since.unwrap_or(ctx.progress.since)
 }
 
 /// Time after which an interruption of the soak has lasted, and is no mere instant; half of a shorter `timeout`.
@@ -40,6 +44,9 @@ const LASTING: Duration = Duration::from_secs(60);
 
 /// The end of a message about an interruption that has not lasted.
 const INSTANT: &str = "for an instant only, and the time of its verification is over";
+
+/// The end of a message about what began some time after the update.
+const OTHER_CAUSES: &str = "which may have other causes by now than the update";
 
 /// Time after which the pods of an owner are read again; at the deadline sooner.
 const READ_AGAIN: Duration = Duration::from_secs(5 * 60);
@@ -50,8 +57,7 @@ const READ_AGAIN: Duration = Duration::from_secs(5 * 60);
 pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     let after_policy = &ctx.group().after;
     let deadline = deadline(ctx);
-    let queries = gates::queries(&after_policy.expressions, &ctx.facts().name);
-    let looking = |turn: Turn| Some(turn.querying(queries));
+    let looking = |turn: Turn| Some(querying(ctx, turn));
     let pods = pods_to_verify(ctx);
     let unhealthy = pods.as_ref().map(|pods| unhealthy_pods(ctx, pods));
     match interruption(ctx, unhealthy.as_deref().unwrap_or_default(), deadline) {
@@ -114,26 +120,14 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     sign_of_life(ctx, soaked, limit).and_then(looking)
 }
 
-/// Returns what is left to do until the kubelet of a node that has passed its soak has renewed its Lease after that: a host that crashes stays
-/// Ready for most of a minute. A drill reboots no host.
-fn sign_of_life(ctx: &Attempt<'_>, soaked: Timestamp, limit: Timestamp) -> Option<Turn> {
-    let lease = ctx.node.lease.filter(|lease| lease.observed_at >= soaked);
-    if ctx.mode().is_drill() || lease.is_some_and(|lease| lease.was_alive_after(soaked)) {
-        return None;
-    }
-    if ctx.now >= limit {
-        let cause = match lease.map(|lease| lease.renewed) {
-            Some(Some(renewed)) => format!("has not been renewed since {renewed:.0}"),
-            Some(None) => "does not exist".to_owned(),
-            None => "could not be read: see the log of the controller".to_owned(),
-        };
-        let message =
-            format!("whether the node still runs could not be found out: its Lease in kube-node-lease {cause}");
-        return Some(fail(FailureReason::HealthUnknown, message));
-    }
-    // A shorter soak is one of tests, whose kubelets renew their Leases more often.
-    let interval = READ_INTERVAL.min(ctx.group().after.soak);
-    Some(read_again(ctx, interval, |until| Wait::Soaking { until }))
+/// Adds the expressions to query. An interval may be longer than the verification: they are queried as it begins, and once more before its
+/// end, since an answer from before it, or from its begin alone, says nothing about its end.
+fn querying(ctx: &Attempt<'_>, turn: Turn) -> Turn {
+    let after_policy = &ctx.group().after;
+    let turn = turn.querying(gates::queries(&after_policy.expressions, &ctx.facts().name));
+    // If it moved with the deadline, they would be queried without end.
+    let last = after(begun(ctx), after_policy.timeout.saturating_sub(LASTING));
+    if ctx.now < last { turn.asking_since(begun(ctx)).waking_at(last) } else { turn.asking_since(last) }
 }
 
 /// Returns what keeps the node from its soak now, or the read that this needs first: the node is not Ready, or is under pressure, which it was
@@ -171,9 +165,8 @@ fn coming_up(ctx: &Attempt<'_>) -> Duration {
 
 /// Returns whether a pod has not been Ready since a verification that has just begun.
 fn comes_up(ctx: &Attempt<'_>, pod: &PodFacts, deadline: Timestamp) -> bool {
-    let begun = ctx.progress.verifying_since.unwrap_or(ctx.progress.since);
-    let is_lost = pod.lost_ready_at.is_some_and(|lost| lost > begun);
-    !pod.ready && !is_lost && ctx.now < after(begun, coming_up(ctx)).min(deadline)
+    let is_lost = pod.lost_ready_at.is_some_and(|lost| lost > begun(ctx));
+    !pod.ready && !is_lost && ctx.now < after(begun(ctx), coming_up(ctx)).min(deadline)
 }
 
 fn settling(unhealthy: &[UnhealthyPod<'_>]) -> Option<Wait> {
@@ -189,15 +182,14 @@ fn interrupted(ctx: &Attempt<'_>, interruption: Wait, deadline: Timestamp) -> Tu
             return stay(interruption).waking_at(deadline).waking_at(after(ctx.now, coming_up(ctx)));
         }
         let mut status = ctx.controller_status();
-        let verifying_since = ctx.progress.verifying_since.or(Some(ctx.progress.since));
-        let interrupted = Some(ctx.now);
+        let (verifying_since, interrupted) = (Some(begun(ctx)), Some(ctx.now));
         status.report.progress = Some(Progress { interrupted, verifying_since, ..ctx.progress.clone() });
         return act(Action::Status { status: Box::new(status), note: None });
     }
     let version = &ctx.progress.version;
     let message = match &interruption {
         Wait::AwaitingReady => "the node did not stay Ready".to_owned(),
-        Wait::NodePressure { condition } => format!("the node has had {condition} since its update to {version}"),
+        Wait::NodePressure { condition } => format!("the node has had {condition} on {version}"),
         Wait::Settling { .. } => {
             let pods = pods_to_verify(ctx).unwrap_or_default();
             let unhealthy = unhealthy_pods(ctx, &pods);
@@ -209,6 +201,9 @@ fn interrupted(ctx: &Attempt<'_>, interruption: Wait, deadline: Timestamp) -> Tu
         Wait::ExpressionFires { .. } => return expressions_fire(ctx),
         other => other.to_string(),
     };
+    if ctx.mode().is_verification() {
+        return fail(FailureReason::HealthUnknown, format!("{message}, {OTHER_CAUSES}"));
+    }
     let facts = ctx.facts();
     let began = if facts.ready { facts.pressure_since } else { facts.not_ready_since };
     if !lasts(ctx, began) && !ctx.mode().is_drill() {
@@ -244,7 +239,7 @@ fn no_evidence(ctx: &Attempt<'_>, fires: &Firing<'_>) -> Option<&'static str> {
     match ctx.mode() {
         _ if fires.shared => Some("and is the same for all nodes"),
         Mode::Drill { .. } => None,
-        Mode::Verification => Some("which may have other causes by now than the update"),
+        Mode::Verification => Some(OTHER_CAUSES),
         Mode::Update if !was_quiet() => Some("and is not known to have returned nothing before the drain"),
         Mode::Update => (!lasts(ctx, Some(fires.since))).then_some(INSTANT),
     }

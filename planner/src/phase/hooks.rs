@@ -45,14 +45,14 @@ pub(super) fn with_request(ctx: &Attempt<'_>, decision: Decision) -> Decision {
     }
     let of = |step| hooks::request(&Progress { step, ..ctx.progress.clone() });
     let facts = ctx.facts();
-    // A node that is verified again while hooks are awaited after its update keeps that request.
-    let has_one =
-        facts.hook_request.is_some() && [of(Step::BeforeDrain), of(Step::AfterUpdate)].contains(&facts.hook_request);
-    match of(Step::BeforeDrain) {
-        Some(request) if !has_one && hooks::was_read(&facts.hook_answers, &request) => {
-            Decision { verdict: Verdict::Act(Action::Hook { request: Some(request) }), ..decision }
-        }
-        _ => decision,
+    // A node that is verified again after its hooks have answered keeps their last request.
+    let requests = [of(Step::AfterUpdate), of(Step::BeforeDrain)];
+    if requests.contains(&facts.hook_request) {
+        return decision;
+    }
+    match requests.into_iter().flatten().find(|request| hooks::was_read(&facts.hook_answers, request)) {
+        Some(request) => Decision { verdict: Verdict::Act(Action::Hook { request: Some(request) }), ..decision },
+        None => decision,
     }
 }
 

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use models::reason::FailureReason;
 use models::time::after;
 
-use super::row::{Attempt, Turn, act, stay};
+use super::row::{Attempt, Turn, act, fail, stay};
 use crate::decision::Action;
 use crate::wait::Wait;
 
@@ -21,4 +22,26 @@ pub(super) fn read_again(ctx: &Attempt<'_>, interval: Duration, wait: impl FnOnc
         return act(Action::ReadLease);
     }
     stay(wait(next_read)).waking_at(next_read)
+}
+
+/// Returns what is left to do until the kubelet of a node that has passed its soak has renewed its Lease after that: a host that crashes stays
+/// Ready for most of a minute. A drill reboots no host.
+pub(super) fn sign_of_life(ctx: &Attempt<'_>, soaked: Timestamp, limit: Timestamp) -> Option<Turn> {
+    let lease = ctx.node.lease.filter(|lease| lease.observed_at >= soaked);
+    if ctx.mode().is_drill() || lease.is_some_and(|lease| lease.was_alive_after(soaked)) {
+        return None;
+    }
+    if ctx.now >= limit {
+        let cause = match lease.map(|lease| lease.renewed) {
+            Some(Some(renewed)) => format!("has not been renewed since {renewed:.0}"),
+            Some(None) => "does not exist".to_owned(),
+            None => "could not be read: see the log of the controller".to_owned(),
+        };
+        let message =
+            format!("whether the node still runs could not be found out: its Lease in kube-node-lease {cause}");
+        return Some(fail(FailureReason::HealthUnknown, message));
+    }
+    // A shorter soak is one of tests, whose kubelets renew their Leases more often.
+    let interval = READ_INTERVAL.min(ctx.group().after.soak);
+    Some(read_again(ctx, interval, |until| Wait::Soaking { until }))
 }

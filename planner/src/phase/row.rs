@@ -93,8 +93,8 @@ impl Attempt<'_> {
     }
 
     /// The same, and keeps the boot in which the last step began: it shows that the node is in another one.
-    pub(super) fn next_keeping_boot(&self, step: Step) -> Turn {
-        self.next(step, |status| {
+    pub(super) fn next_keeping_boot(&self, step: Step, progress: Progress) -> Turn {
+        self.next_with(step, progress, |status| {
             if let Some(progress) = &mut status.report.progress {
                 progress.boot_id.clone_from(&self.progress.boot_id);
             }

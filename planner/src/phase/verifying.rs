@@ -3,7 +3,7 @@
 use models::reason::FailureReason;
 use models::shadow::{HostState, Mode, Progress, Step};
 
-use super::boot::is_desired;
+use super::boot::{is_desired, left_target};
 use super::claim::{protect, return_to_service};
 use super::comparison;
 use super::desired::withdraw;
@@ -30,11 +30,10 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(action) = return_to_service(ctx) {
         return act(action);
     }
-    let another_boot = ctx.facts().boot_id != ctx.progress.boot_id;
-    if another_boot && !ctx.runs_target(ctx.progress) {
-        return fail(FailureReason::BootedOtherVersion, "the node was rebooted into another version");
+    if let Some(ended) = left_target(ctx) {
+        return ended;
     }
-    if another_boot {
+    if ctx.facts().boot_id != ctx.progress.boot_id {
         // Once is nothing: the soak begins again when the node is Ready. A second time is a failure, but of the cluster where others
         // are ill too.
         if ctx.progress.soak_restarted && ctx.survey.unwell.open().is_none() {

@@ -134,8 +134,12 @@ impl<'a> Planner<'a> {
                 self.plan.pods.insert(name.clone());
             }
             self.wake(decision.wake);
-            if let Some(since) = decision.asking_since {
-                self.plan.asked_again.extend(decision.expressions.iter().map(|query| (query.clone(), since)));
+            // No answer would be new enough for a time in the future, which is by a clock that ran ahead.
+            if let Some(since) = decision.asking_since.filter(|since| *since <= self.now) {
+                for query in &decision.expressions {
+                    let latest = self.plan.asked_again.entry(query.clone()).or_insert(since);
+                    *latest = since.max(*latest);
+                }
             }
             self.plan.expressions.extend(decision.expressions);
             if let Verdict::Act(Action::Status { status, .. }) = &decision.verdict

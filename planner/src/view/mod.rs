@@ -324,8 +324,8 @@ impl LeaseObservations {
         // Without an earlier renewal this one may be of any time. A reading in the future was by a clock that ran ahead.
         let seen = before.filter(|before| before.renewed.is_some() && before.observed_at <= now);
         let is_other = seen.is_some_and(|before| renewed.is_some() && renewed != before.renewed);
-        let alive_after =
-            if is_other { seen.map(|before| before.observed_at) } else { before.and_then(|b| b.alive_after) };
+        let known = before.and_then(|before| before.alive_after).filter(|at| *at <= now);
+        let alive_after = if is_other { seen.map(|before| before.observed_at) } else { known };
         Self { renewed, alive_after, observed_at: now }
     }
 

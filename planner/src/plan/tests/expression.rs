@@ -121,7 +121,8 @@ fn drain_begins_with_the_names_of_the_expressions_of_its_node_that_return_nothin
         ("none in a minute", None, 60, Some(&[][..])),
         ("it returns nothing", Some(quiet), 1, Some(&["own"][..])),
         ("it fires", Some(Answer::Firing { series: "{} 7".into(), since: t(0) }), 1, Some(&[][..])),
-        ("it fails", Some(Answer::Failed { message: "no answer".into() }), 1, Some(&[][..])),
+        ("it fails", Some(Answer::Failed { message: "no answer".into() }), 59, None),
+        ("it fails for a minute", Some(Answer::Failed { message: "no answer".into() }), 60, Some(&[][..])),
     ] {
         let (mut view, _) = cluster(vec![at("a", Step::Staging, 0, HostState::StagedUpdate)], &["a"]);
         let (own, of_all) = ("errors{node=\"$node\"} > 1", "errors > 1");

@@ -34,10 +34,15 @@ pub(super) const EVIDENCE: OwnerHealth = OwnerHealth {
 
 /// A node that runs the new version and is verified since second 0.
 pub(super) fn verifying(pods: Vec<PodFacts>) -> NodeView {
-    let mut node = at("a", Step::Verifying, 0, HostState::RebootedIntoUpdate);
+    verifying_since("a", 0, pods)
+}
+
+/// A node of this name that runs the new version and is verified since this second.
+fn verifying_since(name: &str, second: i64, pods: Vec<PodFacts>) -> NodeView {
+    let mut node = at(name, Step::Verifying, 0, HostState::RebootedIntoUpdate);
     node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
     (node.facts.claims, node.facts.unschedulable) = (ClaimFields::default(), false);
-    node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().verifying_since = Some(t(0));
+    node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().verifying_since = Some(t(second));
     node.pods = Some(pods);
     node
 }
@@ -176,6 +181,7 @@ fn node_whose_lease_is_not_renewed_after_its_soak_is_not_proven() {
         ("there was none", &[(None, 60), (Some(2), 61)], "Soaking"),
         ("it was not renewed after that", &[(Some(1), 60), (Some(1), 61)], "Soaking"),
         ("it was renewed after that", &[(Some(1), 60), (Some(2), 61)], "request Idle of 1"),
+        ("by a clock that ran ahead", &[(Some(1), 5000), (Some(2), 5001), (Some(3), 61)], "Soaking"),
         ("and was gone then", &[(Some(1), 60), (Some(2), 61), (None, 62)], "request Idle of 1"),
     ] {
         let mut node = verifying(vec![healthy()]);
@@ -810,6 +816,45 @@ fn answer_from_before_the_end_of_the_soak_proves_nothing() {
         *watch.view.expressions.values_mut().next().unwrap() = quiet(SOAKED);
         watch.at(SOAKED + 1);
         assert_eq!(watch.result(), is_updated());
+    }
+}
+
+/// The interval may be longer than the verification.
+#[test]
+fn expression_is_queried_when_verification_begins_and_shortly_before_it_ends() {
+    let query = || "errors{node=\"a\"} > 1".to_owned();
+    for (sentence, answer) in [
+        ("it fired", Answer::Firing { series: "{} 7".into(), since: t(-60) }),
+        ("it had no answer", Answer::Failed { message: "no answer".into() }),
+    ] {
+        let mut watch = with_expressions(&[("errors", OF_A_NODE, answer)]);
+        for (second, since) in [(0, 0), (SOAKED, 0), (DEADLINE - 61, 0), (DEADLINE - 60, DEADLINE - 60)] {
+            watch.at(second);
+            let made = plan(&watch.view, &watch.policy, t(second));
+            assert_eq!(made.asked_again, [(query(), t(since))].into(), "{sentence}, at {second}");
+            assert!(made.wake.is_some_and(|wake| wake > t(second)), "{sentence}, at {second}: {:?}", made.wake);
+        }
+        *watch.view.expressions.values_mut().next().unwrap() =
+            Answer::Quiet { since: t(DEADLINE - 60), asked: Timestamp::MAX };
+        watch.at(DEADLINE - 60);
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), is_updated(), "{sentence}");
+    }
+    // The clock was set back: it would be sent without end.
+    let set_back = with_expressions(&[("errors", OF_A_NODE, Answer::Failed { message: "no answer".into() })]);
+    let made = plan(&set_back.view, &set_back.policy, t(-10));
+    assert!(made.asked_again.is_empty() && made.expressions.contains(&query()), "{:?}", made.asked_again);
+}
+
+#[test]
+fn expression_of_several_nodes_is_queried_for_the_one_that_needs_the_latest_answer() {
+    for (first, second) in [(0, 50), (50, 0)] {
+        let spec = serde_json::json!({"prometheus": {"url": "http://p"},
+            "health": {"after": {"expressions": [{"name": "errors", "query": "errors > 1"}]}}});
+        let nodes = vec![verifying_since("a", first, vec![]), verifying_since("b", second, vec![])];
+        let (mut view, _) = cluster(nodes, &["a", "b"]);
+        let policy = with_policy(&mut view, spec);
+        assert_eq!(plan(&view, &policy, t(55)).asked_again, [("errors > 1".to_owned(), t(50))].into());
     }
 }
 

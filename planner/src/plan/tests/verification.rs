@@ -328,14 +328,29 @@ fn verification_that_ends_without_a_proof_leaves_the_place_and_is_repeated() {
 #[test]
 fn version_at_fault_in_a_verification_counts_as_in_an_update() {
     let (mut view, policy) = rollout_of(&["a"], canary());
+    let read = OwnerHealth { read_at: t(DUE + TIMEOUT), ..EVIDENCE };
+    (a(&mut view).pods, a(&mut view).owners) = (Some(vec![failing()]), [("rs".to_owned(), read)].into());
     turn(&mut view, &policy, DUE);
-    a(&mut view).facts.pressure = Some("DiskPressure".into());
-    turn(&mut view, &policy, DUE + 1);
+    turn(&mut view, &policy, DUE + SOAK);
     turn(&mut view, &policy, DUE + TIMEOUT);
     assert_eq!((proof(&view), record(&view).failures), ((Proof::Failed, 7), 2));
     assert_eq!(record(&view).version_failures.len(), 1);
     let made = planned(&view, &policy, DUE + TIMEOUT);
     assert_eq!((counts(&made), ledger(&made).nodes[0].proof), ((0, 0, 1), Proof::Failed));
+}
+
+/// Hours after the update it may have other causes.
+#[test]
+fn pressure_in_a_verification_is_no_evidence_against_the_version() {
+    let (mut view, policy) = rollout_of(&["a"], canary());
+    turn(&mut view, &policy, DUE);
+    a(&mut view).facts.pressure = Some("DiskPressure".into());
+    turn(&mut view, &policy, DUE + 1);
+    turn(&mut view, &policy, DUE + TIMEOUT);
+    let last = record(&view).last.as_ref().unwrap();
+    assert!(last.reason == "HealthUnknown" && last.message.contains("DiskPressure"), "{last:?}");
+    assert_eq!((proof(&view), record(&view).failures), ((Proof::Unproven, 7), 1));
+    assert!(record(&view).version_failures.is_empty());
 }
 
 #[test]
