@@ -339,7 +339,7 @@ pub(crate) fn next_action(action: &Action) -> String {
         (Action::Status { .. }, None) => "the result of its attempt is written".to_owned(),
         (Action::Spec { .. }, None) => "the desired state of its host is written".to_owned(),
         (Action::Claim { fields, .. }, None) if fields.has(ClaimField::Cordon) => "it is being cordoned".to_owned(),
-        (Action::Claim { .. }, None) => "it stays protected from autoscalers, and in service".to_owned(),
+        (Action::Claim { .. }, None) => "it is in service, and protected from autoscalers".to_owned(),
         (Action::Hook { .. }, None) => "the request to hooks is set or withdrawn".to_owned(),
         (Action::Release, None) => "it is being returned to service".to_owned(),
         (Action::Permit { pods_stay: true, .. }, None) => "its rehearsal permit is issued".to_owned(),
