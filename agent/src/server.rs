@@ -23,11 +23,12 @@ use crate::statement::node_uid;
 /// Time-out of connecting, including proxy and TLS.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Time-out from a request to the head of its answer.
-const ANSWER: Duration = Duration::from_secs(15);
+/// Time-out from a request to the head of its answer: the review of the token, which admission webhooks may delay like any
+/// write, and 15 s for the rest.
+const ANSWER: Duration = limits::WRITE.saturating_add(Duration::from_secs(15));
 
-/// Time-out from a report to its whole answer: the web API's own write, and the usual time for the rest. The stream and the
-/// signs of life go on meanwhile; the host is not called.
+/// Time-out from a report to its whole answer: the web API's own write comes after the review of the token. The stream and
+/// the signs of life go on meanwhile; the host is not called.
 const REPORT: Duration = limits::WRITE.saturating_add(ANSWER);
 
 /// Maximum length of a stream's line and of an answer, in bytes. A shadow in its agent's view is below 100 KiB by its

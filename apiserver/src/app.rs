@@ -36,7 +36,7 @@ pub(crate) struct Limits {
     pub(crate) refused: Allowance,
     /// Time-out for the body of a report. It is smaller than one round trip's worth of packets.
     pub(crate) body: Duration,
-    /// Maximum age of a connection without an authenticated agent. A valid token waits less even where the cluster's
+    /// Maximum age of a connection without an authenticated agent. A valid token waits less, 44 s, even where the cluster's
     /// keys, a turn and the TokenReview all come at the last moment.
     pub(crate) unauthenticated: Duration,
     /// Time that a replica that is behind an agent waits for its watch before it calls the cluster. A watch is behind by

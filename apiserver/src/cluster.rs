@@ -23,14 +23,13 @@ use crate::shadow::Shadow;
 /// one with a dead connection would never end, and streams would show old states.
 pub(crate) const SILENCE: Duration = Duration::from_secs(150);
 
-/// Returns the deadline of a call. An agent waits 15 s longer than an apply takes for the answer to its report, up to 5 s
-/// of which its token waits for a review.
+/// Returns the deadline of a call. Admission webhooks see TokenReviews too. An agent waits 15 s longer than a review takes for
+/// the head of an answer, up to 5 s of which its token waits for the review, and longer by an apply for the answer to a report.
 const fn deadline(call: Call) -> Duration {
     match call {
         Call::Keys => Duration::from_secs(4),
         Call::Read => Duration::from_secs(5),
-        Call::TokenReview => Duration::from_secs(8),
-        Call::Apply => limits::WRITE,
+        Call::TokenReview | Call::Apply => limits::WRITE,
     }
 }
 
@@ -311,11 +310,15 @@ pub(crate) mod tests {
             let client = Client::new(service, "default");
             let cluster = Cluster::new(client, "brupop-system".into(), Metrics::new().unwrap());
             tokio::spawn(async move {
-                let (_request, reply) = handle.next_request().await.unwrap();
-                tokio::time::sleep(Duration::from_secs(seconds)).await;
-                let body = stored("u", 6, 1, json!({"state": "Idle"})).to_string();
-                reply.send_response(Response::new(Body::from(body.into_bytes())));
+                let authenticated = json!({"spec": {"token": "t"}, "status": {"authenticated": true}});
+                for answer in [authenticated, stored("u", 6, 1, json!({"state": "Idle"}))] {
+                    let (_request, reply) = handle.next_request().await.unwrap();
+                    tokio::time::sleep(Duration::from_secs(seconds)).await;
+                    reply.send_response(Response::new(Body::from(answer.to_string().into_bytes())));
+                }
             });
+            let reviewed = cluster.review("t", "brupop-apiserver").await;
+            assert_eq!(reviewed.unwrap().authenticated, Some(true), "the API server answers after {seconds} s");
             let applied = cluster.apply_status(&shadow("u", 5, 1, json!({})), &json!({"state": "Idle"})).await;
             assert_eq!(applied.unwrap().resource_version(), "6", "the API server answers after {seconds} s");
         }

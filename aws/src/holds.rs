@@ -20,7 +20,7 @@ struct Hold {
     until: Option<Instant>,
     /// Failed calls in a row.
     backoff: Backoff,
-    /// The action of the last of them that AWS has refused.
+    /// The action of the last of them, if AWS has refused it.
     refused: Option<&'static str>,
     /// True if the call is an ExitStandby.
     leaving: bool,
@@ -65,7 +65,9 @@ impl Holds {
         hold.until = Some(now + equal_jitter(hold.backoff.next_delay(PAUSES), random));
         let before =
             Before { failed: hold.backoff.failures() > 1, refused: refused.is_some() && hold.refused == refused };
-        hold.refused = refused.or(hold.refused);
+        // A failure that is no refusal may have been carried out: a refusal after it says nothing about the first. The time limit of
+        // the hook bounds the retries.
+        hold.refused = refused;
         before
     }
 
@@ -145,7 +147,7 @@ mod tests {
             ("refused once", &[enter], false),
             ("limited, or without an answer, and then refused", &[None, None, enter], false),
             ("refused twice", &[enter, enter], true),
-            ("refused twice, and limited between", &[enter, None, enter], true),
+            ("refused twice, and limited between", &[enter, None, enter], false),
             ("refused, and limited now", &[enter, None], false),
             ("another action was refused", &[exit, enter], false),
         ];

@@ -119,9 +119,8 @@ impl Runner<'_> {
                     tracing::warn!(%error, "AWS cannot be asked");
                     let before = self.holds.failed(READS, error.refused(), jitter(), at);
                     let concerned = |node: &&Node| node.instance.as_ref().is_ok_and(|id| ids.contains(id));
-                    for node in nodes.values().filter(concerned) {
-                        self.failed(node, &error, before).await;
-                    }
+                    let failed = nodes.values().filter(concerned).map(|node| self.failed(node, &error, before));
+                    join_all(failed).await;
                     Default::default()
                 }
             };

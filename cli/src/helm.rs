@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};
+use models::names;
 
 use crate::call::call;
 use crate::marks::Tool;
@@ -25,6 +26,8 @@ pub(crate) struct Releases {
     pub(crate) found: Vec<Release>,
     /// Sentences about what could not be read.
     pub(crate) unread: Vec<String>,
+    /// True if that includes a namespace that an object names, and not the search in all namespaces alone.
+    pub(crate) named_unread: bool,
 }
 
 impl Releases {
@@ -70,20 +73,25 @@ impl Releases {
             Ok(records) => records,
             Err(error) => {
                 self.unread.push(format!("the records of the Helm release {name} in {within}: {error:#}"));
+                self.named_unread |= namespace.is_some();
                 return;
             }
         };
         for record in records {
             let (of, secret) = (record.namespace().unwrap_or_default(), record.name_any());
-            match self.found.iter_mut().find(|release| release.name == name && release.namespace == of) {
-                Some(known) => known.secrets.push(secret),
-                None => self.found.push(Release {
-                    name: name.to_owned(),
-                    namespace: of,
-                    secrets: vec![secret],
-                    elsewhere: namespace.is_none(),
-                }),
-            }
+            self.add_record(name, of, secret, namespace.is_none());
+        }
+    }
+
+    /// Adds a record of a release. One that was found `elsewhere` in this operator's namespace is of this operator, whose release may have
+    /// the same name.
+    fn add_record(&mut self, name: &str, namespace: String, secret: String, elsewhere: bool) {
+        if elsewhere && namespace == names::SYSTEM_NAMESPACE {
+            return;
+        }
+        match self.found.iter_mut().find(|release| release.name == name && release.namespace == namespace) {
+            Some(known) => known.secrets.push(secret),
+            None => self.found.push(Release { name: name.to_owned(), namespace, secrets: vec![secret], elsewhere }),
         }
     }
 
@@ -94,6 +102,11 @@ impl Releases {
     /// Returns false if Helm has no record of a release.
     pub(crate) fn may_have(&self, name: &str) -> bool {
         !self.unread.is_empty() || self.of(name).next().is_some()
+    }
+
+    /// Returns true if no namespace that an object names has a record of a release, and the other namespaces could not be searched.
+    pub(crate) fn is_only_unsearched(&self, name: &str) -> bool {
+        !self.unread.is_empty() && !self.named_unread && self.of(name).next().is_none()
     }
 
     /// Returns the place of the record of a release, as a clause.
@@ -122,7 +135,7 @@ impl Releases {
             let (name, namespace) = (word(name), word(&release.namespace));
             let delete = format!("kubectl delete secret -n {namespace} -l owner=helm,name={name}");
             if release.elsewhere {
-                let definition = models::names::SHADOW_DEFINITION;
+                let definition = names::SHADOW_DEFINITION;
                 format!("helm get manifest {name} -n {namespace} | grep -q 'name: {definition}' && {delete}")
             } else {
                 delete
@@ -132,12 +145,12 @@ impl Releases {
         if commands.is_empty() { vec![find(name)] } else { commands }
     }
 
-    /// Returns the command that uninstalls a release: Helm knows it only in the namespace of its record.
-    pub(crate) fn uninstall(&self, name: &str) -> String {
-        match self.of(name).find(|release| !release.elsewhere) {
+    /// Returns the command that uninstalls a release, unless Helm has no record of it: Helm knows it only in the namespace of its record.
+    pub(crate) fn uninstall(&self, name: &str) -> Option<String> {
+        self.may_have(name).then(|| match self.of(name).find(|release| !release.elsewhere) {
             Some(release) => format!("helm uninstall {} -n {}", word(name), word(&release.namespace)),
-            None => format!("helm uninstall {} -n NAMESPACE (that of its record: {})", word(name), find(name)),
-        }
+            None => format!("helm uninstall {} -n NAMESPACE   # that of its record: {}", word(name), find(name)),
+        })
     }
 }
 
@@ -178,7 +191,7 @@ mod tests {
                 true,
                 "recorded in s in the namespace old",
                 vec!["kubectl delete secret -n old -l owner=helm,name=r"],
-                "helm uninstall r -n old",
+                Some("helm uninstall r -n old"),
             ),
             (
                 "of Flux, and one of Helm before",
@@ -190,7 +203,7 @@ mod tests {
                     "kubectl delete secret -n flux-system -l owner=helm,name=r",
                     "kubectl delete secret -n old -l owner=helm,name=r",
                 ],
-                "helm uninstall r -n flux-system",
+                Some("helm uninstall r -n flux-system"),
             ),
             (
                 "in a namespace that no object names",
@@ -202,7 +215,9 @@ mod tests {
                     "helm get manifest r -n x | grep -q 'name: bottlerocketshadows.brupop.bottlerocket.aws' && kubectl delete \
                      secret -n x -l owner=helm,name=r",
                 ],
-                "helm uninstall r -n NAMESPACE (that of its record: kubectl get secret -A -l owner=helm,name=r)",
+                Some(
+                    "helm uninstall r -n NAMESPACE   # that of its record: kubectl get secret -A -l owner=helm,name=r",
+                ),
             ),
             (
                 "nowhere",
@@ -211,7 +226,7 @@ mod tests {
                 false,
                 "of which no Secret in any namespace is a record, so that Helm has forgotten it or keeps its records elsewhere",
                 vec![show],
-                "helm uninstall r -n NAMESPACE (that of its record: kubectl get secret -A -l owner=helm,name=r)",
+                None,
             ),
             (
                 "not known",
@@ -220,15 +235,35 @@ mod tests {
                 true,
                 "of which the record could not be read",
                 vec![show],
-                "helm uninstall r -n NAMESPACE (that of its record: kubectl get secret -A -l owner=helm,name=r)",
+                Some(
+                    "helm uninstall r -n NAMESPACE   # that of its record: kubectl get secret -A -l owner=helm,name=r",
+                ),
             ),
         ] {
-            let releases = Releases { found, unread };
+            let releases = Releases { found, unread, named_unread: false };
             assert_eq!(releases.may_have("r"), exists, "{sentence}");
             assert_eq!(releases.place("r"), place, "{sentence}");
             assert_eq!(releases.forget("r"), forget, "{sentence}");
-            assert_eq!(releases.uninstall("r"), uninstall, "{sentence}");
+            assert_eq!(releases.uninstall("r").as_deref(), uninstall, "{sentence}");
         }
         assert_eq!(find("x; rm"), "kubectl get secret -A -l owner=helm,name='x; rm'");
+    }
+
+    #[test]
+    fn release_of_this_operator_is_not_taken_for_the_earlier_one_of_the_same_name() {
+        for (sentence, namespace, elsewhere, found) in [
+            ("this operator's", names::SYSTEM_NAMESPACE, true, false),
+            ("another one", "old", true, true),
+            (
+                "in this operator's namespace, which an object of the earlier one names",
+                names::SYSTEM_NAMESPACE,
+                false,
+                true,
+            ),
+        ] {
+            let mut releases = Releases::default();
+            releases.add_record("brupop", namespace.to_owned(), "s".to_owned(), elsewhere);
+            assert_eq!(releases.may_have("brupop"), found, "{sentence}");
+        }
     }
 }

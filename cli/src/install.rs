@@ -5,7 +5,9 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use deploy::{Component, Options};
+use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 use models::names;
@@ -27,6 +29,12 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Time for which the conditions of a Deployment may be those of the version before.
 const EARLY: Duration = Duration::from_secs(10);
 
+/// Time for agents once all else runs: one node that is down would take all of the limit.
+const AGENTS: Duration = Duration::from_secs(30);
+
+/// The reason of the condition of a Deployment that Kubernetes gives up.
+const GIVEN_UP: &str = "ProgressDeadlineExceeded";
+
 /// Options of `install`.
 #[derive(Debug, Args)]
 pub(crate) struct InstallOptions {
@@ -44,8 +52,8 @@ pub(crate) struct InstallOptions {
     /// List what would be applied, and apply nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Time to wait until all pods are of this version and run; agents alone that do not are shown, and are no failure. 0s
-    /// does not wait.
+    /// Time to wait until the pods of the controller and the web API are of this version and run. The agents have 30s after that, within
+    /// this time; those that do not run are shown, and are no failure. 0s does not wait.
     #[arg(long, default_value = "5m", value_name = "DURATION")]
     timeout: models::duration::Duration,
 }
@@ -129,7 +137,7 @@ fn rollout(name: &str, found: Option<&Deployment>) -> Rollout {
         return waits("the change is not observed yet".to_owned());
     }
     let mut conditions = status.conditions.iter().flatten();
-    let failed = conditions.find(|condition| condition.reason.as_deref() == Some("ProgressDeadlineExceeded"));
+    let failed = conditions.find(|condition| condition.reason.as_deref() == Some(GIVEN_UP));
     if let Some(failed) = failed {
         return Rollout::Failed(format!("Deployment {name}: {}", failed.message.as_deref().unwrap_or_default()));
     }
@@ -148,17 +156,46 @@ fn rollout(name: &str, found: Option<&Deployment>) -> Rollout {
     }
 }
 
-/// Returns the Deployments that do not run in the applied version yet, each as a sentence. Unless `early`, one that has failed
-/// is an error: after a return to an earlier version, the failure of the later one is shown until a pod has changed.
-async fn not_running(client: &Client, early: bool) -> anyhow::Result<Vec<String>> {
-    let mut waiting = Vec::new();
+/// The state before the application.
+struct Before {
+    time: Timestamp,
+    /// The generations of the Deployments; `None` of one that did not exist.
+    generations: Vec<Option<i64>>,
+}
+
+impl Before {
+    /// Returns whether a Deployment was given up since. Where the application changes nothing, the condition of an earlier failure stays
+    /// until a pod has changed, although its cause may be mended.
+    fn is_given_up_since(&self, generation: Option<i64>, found: Option<&Deployment>) -> bool {
+        let Some(found) = found else { return false };
+        let conditions = found.status.as_ref().and_then(|status| status.conditions.as_ref()).into_iter().flatten();
+        let mut given_up = conditions.filter(|condition| condition.reason.as_deref() == Some(GIVEN_UP));
+        let is_later = |time: &Time| time.0 > self.time;
+        given_up.any(|condition| {
+            found.metadata.generation != generation || condition.last_update_time.as_ref().is_some_and(is_later)
+        })
+    }
+}
+
+/// Reads the Deployments that have to run.
+async fn deployments(client: &Client) -> anyhow::Result<Vec<(&'static str, Option<Deployment>)>> {
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
+    let mut all = Vec::new();
     for name in [Component::Controller.name(), Component::Apiserver.name()] {
         let right = format!("get deployments in {}", names::SYSTEM_NAMESPACE);
-        let found = if_there(call(&right, deployments.get(name)).await)?;
+        all.push((name, if_there(call(&right, deployments.get(name)).await)?));
+    }
+    Ok(all)
+}
+
+/// Returns the Deployments that do not run in the applied version yet, each as a sentence. Unless `early`, one that was given up since
+/// is an error: after a return to an earlier version, the failure of the later one is shown until a pod has changed.
+async fn not_running(client: &Client, before: &Before, early: bool) -> anyhow::Result<Vec<String>> {
+    let mut waiting = Vec::new();
+    for ((name, found), generation) in deployments(client).await?.into_iter().zip(&before.generations) {
         match rollout(name, found.as_ref()) {
             Rollout::Complete => {}
-            Rollout::Failed(sentence) if !early => {
+            Rollout::Failed(sentence) if !early && before.is_given_up_since(*generation, found.as_ref()) => {
                 bail!("everything is applied, and does not run: {sentence}. kubectl brupop doctor finds out why");
             }
             Rollout::Waits(sentence) | Rollout::Failed(sentence) => waiting.push(sentence),
@@ -188,15 +225,20 @@ async fn agents(client: &Client) -> anyhow::Result<(i32, Option<String>)> {
     Ok(agents_of(found.as_ref()))
 }
 
+/// Returns the time until which agents are waited for where everything else has run since a time.
+fn agents_until(others_run: Duration, limit: Duration) -> Duration {
+    limit.min(others_run.saturating_add(AGENTS))
+}
+
 /// Waits until everything runs in the applied version. Agents alone are no failure: one node that is down would be one.
-async fn running(client: &Client, options: &InstallOptions) -> anyhow::Result<()> {
+async fn running(client: &Client, options: &InstallOptions, before: &Before) -> anyhow::Result<()> {
     let (began, limit) = (Instant::now(), options.timeout.0);
-    let mut shown = began;
+    let (mut shown, mut others_run) = (began, None);
     while !limit.is_zero() {
-        let mut waiting = not_running(client, began.elapsed() < EARLY).await?;
-        let agents_alone = waiting.is_empty();
+        let mut waiting = not_running(client, before, began.elapsed() < EARLY).await?;
+        others_run = if waiting.is_empty() { others_run.or_else(|| Some(began.elapsed())) } else { None };
         waiting.extend(agents(client).await?.1);
-        if waiting.is_empty() || (agents_alone && began.elapsed() >= limit) {
+        if waiting.is_empty() || others_run.is_some_and(|since| began.elapsed() >= agents_until(since, limit)) {
             break;
         }
         if began.elapsed() >= limit {
@@ -233,6 +275,8 @@ pub(crate) async fn install(client: Client, options: &InstallOptions) -> anyhow:
         }
         return Ok(());
     }
+    let generations = deployments(&client).await?.into_iter().map(|(_, found)| found?.metadata.generation).collect();
+    let before = Before { time: Timestamp::now(), generations };
     for object in &objects {
         let id = deploy::yaml::id(object);
         if is_policy(object) {
@@ -249,7 +293,7 @@ pub(crate) async fn install(client: Client, options: &InstallOptions) -> anyhow:
         apply(&client, object).await?;
         print_line(format_args!("{id} applied"));
     }
-    running(&client, options).await?;
+    running(&client, options, &before).await?;
     match agents(&client).await.context("everything is applied")? {
         (_, Some(behind)) => print_line(format_args!(
             "The operator is installed, and its agents do not run everywhere yet ({behind}): kubectl brupop status"
@@ -327,6 +371,34 @@ mod tests {
             assert_eq!(rollout("d", Some(&deployment)), expected, "{sentence}");
         }
         assert_eq!(rollout("d", None), waits("it does not exist"));
+    }
+
+    #[test]
+    fn failure_of_before_ends_no_wait_that_changes_nothing() {
+        let before = Before { time: "2026-01-01T00:10:00Z".parse().unwrap(), generations: Vec::new() };
+        for (sentence, generation, reason, time, expected) in [
+            ("given up before, and applied without a change", Some(2), GIVEN_UP, "2026-01-01T00:05:00Z", false),
+            ("given up before the same failed again", Some(2), GIVEN_UP, "2026-01-01T00:15:00Z", true),
+            ("changed, and given up", Some(1), GIVEN_UP, "2026-01-01T00:15:00Z", true),
+            ("created, and given up", None, GIVEN_UP, "2026-01-01T00:15:00Z", true),
+            ("changed, and under way", Some(1), "ReplicaSetUpdated", "2026-01-01T00:15:00Z", false),
+        ] {
+            let condition = json!({"type": "Progressing", "status": "False", "reason": reason, "lastUpdateTime": time});
+            let deployment = json!({
+                "metadata": {"generation": 2}, "spec": {"selector": {}, "template": {}}, "status": {"conditions": [condition]},
+            });
+            let deployment: Deployment = serde_json::from_value(deployment).unwrap();
+            assert_eq!(before.is_given_up_since(generation, Some(&deployment)), expected, "{sentence}");
+        }
+        assert!(!before.is_given_up_since(None, None));
+    }
+
+    #[test]
+    fn agents_have_a_time_of_their_own_within_the_limit() {
+        let seconds = Duration::from_secs;
+        for (others_run, limit, expected) in [(5, 300, 35), (290, 300, 300), (5, 10, 10)] {
+            assert_eq!(agents_until(seconds(others_run), seconds(limit)), seconds(expected), "{others_run} of {limit}");
+        }
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub(crate) struct Options {
     /// Time-out for the release of all nodes, e.g. 90s or 1h30m.
     #[arg(long, default_value = "1h")]
     timeout: models::duration::Duration,
-    /// Continue after the timeout although nodes are not released, and at once if no part of the operator runs that could
+    /// Continue after the timeout although nodes are not released, and within seconds if no part of the operator runs that could
     /// release them. Their claims are released all the same. An armed host boots into its new image at its next reboot, and host settings that a pin has changed stay changed.
     #[arg(long)]
     abandon: bool,
@@ -109,7 +109,7 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
     let (nodes, shadows): (Api<Node>, Api<BottlerocketShadow>) =
         (Api::all(client.clone()), Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE));
     let deadline = Instant::now() + options.timeout.0;
-    let mut shown = Vec::new();
+    let (mut shown, mut before) = (Vec::new(), None);
     loop {
         let nodes = call("list nodes", nodes.list(&ListParams::default())).await?;
         let now = Timestamp::now();
@@ -132,7 +132,7 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
             return Ok(());
         }
         let around = Surroundings::read(client).await?;
-        let stuck = around.is_stuck(&left);
+        let stuck = around.is_still_stuck(before.as_ref(), &left);
         let sentences: Vec<String> =
             left.iter().map(|left| left.sentence.clone()).chain(around.remarks(&left)).collect();
         if shown != sentences {
@@ -148,7 +148,7 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
             }
             let (since, advice) = if stuck {
                 (
-                    "no part of the operator runs that could end what is under way".to_owned(),
+                    "what is left needs a part of the operator that does not run".to_owned(),
                     "Install the operator again and run this again, or use --abandon.".to_owned(),
                 )
             } else {
@@ -166,6 +166,7 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
                 shown.join("\n  ")
             );
         }
+        before = Some(around);
         tokio::time::sleep(PERIOD).await;
     }
 }

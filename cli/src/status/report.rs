@@ -7,6 +7,7 @@ use models::condition::{Condition, ConditionStatus, false_condition, find_condit
 use models::names;
 use models::operator::{BLOCKED as ALL_BLOCKED, BRAKED, CONTAINED, DEGRADED, FROZEN, HISTORY_RECORDED, NOTICES_SENT};
 use models::shadow::{BLOCKED, HOST_REACHABLE, Mode, Place, Step};
+use planner::claims::ClaimField;
 use planner::pause::Pause;
 use planner::plan::{Action, Plan, RolloutState, deadlines, key_of, rollouts};
 use planner::policy::{Policy, WindowState};
@@ -337,7 +338,8 @@ pub(crate) fn next_action(action: &Action) -> String {
         (_, Some(step)) => format!("it goes on to the step {}", step.as_str()),
         (Action::Status { .. }, None) => "the result of its attempt is written".to_owned(),
         (Action::Spec { .. }, None) => "the desired state of its host is written".to_owned(),
-        (Action::Claim { .. }, None) => "it is being cordoned".to_owned(),
+        (Action::Claim { fields, .. }, None) if fields.has(ClaimField::Cordon) => "it is being cordoned".to_owned(),
+        (Action::Claim { .. }, None) => "it is in service, and protected from autoscalers".to_owned(),
         (Action::Hook { .. }, None) => "the request to hooks is set or withdrawn".to_owned(),
         (Action::Release, None) => "it is being returned to service".to_owned(),
         (Action::Permit { pods_stay: true, .. }, None) => "its rehearsal permit is issued".to_owned(),

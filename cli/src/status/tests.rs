@@ -1,4 +1,6 @@
 use models::names;
+use planner::claims::{ClaimField, ClaimFields};
+use planner::plan::Action;
 use serde_json::json;
 
 use super::*;
@@ -8,6 +10,17 @@ use crate::fixtures::snapshot;
 
 fn shown(cluster: &Cluster, width: Option<usize>) -> String {
     render(&report(cluster, now()), Look { width, ..Look::default() }).to_string()
+}
+
+#[test]
+fn claim_that_uncordons_is_not_shown_as_a_cordon() {
+    let protection: ClaimFields = [ClaimField::ScaleDown, ClaimField::DoNotDisrupt].into_iter().collect();
+    for (fields, expected) in [
+        (ClaimFields::CORDON, "it is being cordoned"),
+        (protection, "it is in service, and protected from autoscalers"),
+    ] {
+        assert_eq!(next_action(&Action::Claim { fields, note: None }), expected);
+    }
 }
 
 #[test]

@@ -130,17 +130,17 @@ fn rest(record: &Record, releases: &Releases) -> Option<String> {
     } else {
         format!("; then look for its remaining objects in {namespace}: {LABELLED} -n {namespace}")
     };
-    Some(match release {
-        Some((name, _)) => {
-            format!("then remove the rest of the earlier operator: {}{with_namespace}", releases.uninstall(&name))
-        }
-        None => format!(
-            "then remove the rest of the earlier operator: its ClusterRoles and ClusterRoleBindings (kubectl get \
-             clusterroles,clusterrolebindings -l app.kubernetes.io/part-of=brupop) and its PriorityClass, which has no label \
-             (kubectl delete priorityclass {} --ignore-not-found){with_namespace}",
-            earlier::PRIORITY_CLASS
-        ),
-    })
+    if let Some(command) = release.as_ref().and_then(|(name, _)| releases.uninstall(name)) {
+        return Some(format!("then remove the rest of the earlier operator: {command}{with_namespace}"));
+    }
+    let forgotten =
+        release.map_or_else(String::new, |(name, _)| format!(", as Helm has no record of its release {name}"));
+    Some(format!(
+        "then remove the rest of the earlier operator{forgotten}: its ClusterRoles and ClusterRoleBindings (kubectl get \
+         clusterroles,clusterrolebindings -l app.kubernetes.io/part-of=brupop) and its PriorityClass, which has no label \
+         (kubectl delete priorityclass {} --ignore-not-found){with_namespace}",
+        earlier::PRIORITY_CLASS
+    ))
 }
 
 /// Returns what to do where a GitOps tool still has the definition in its source.
@@ -244,7 +244,7 @@ mod tests {
             namespace: "flux-system".to_owned(),
             ..Release::default()
         });
-        let releases = Releases { found: found.into(), unread: vec![] };
+        let releases = Releases { found: found.into(), ..Releases::default() };
         for (definition, workload, forgets, uninstalls) in [
             (None, None, false, false),
             (Some("shadow"), None, true, false),
@@ -263,6 +263,9 @@ mod tests {
             assert_eq!(class, text.contains("get clusterroles"), "{text}");
             assert!(class != uninstalls && !text.contains("priorityclasses"), "{text}");
             assert!(text.contains("remaining objects in old") && text.contains("next: install"), "{text}");
+            let forgotten = lines(&record, &Releases::default(), &BTreeMap::new(), &[]).join("\n");
+            assert!(!forgotten.contains(": helm uninstall operator"), "{forgotten}");
+            assert_eq!(forgotten.contains("no record of its release operator"), uninstalls, "{forgotten}");
             assert!(!text.contains("delete namespace"), "other programs may be in it: {text}");
         }
     }
@@ -282,7 +285,8 @@ mod tests {
             (unread, "the Helm release r, of which the record could not be read"),
         ] {
             let refused = !unread.is_empty();
-            let text = lines(&record, &Releases { found: vec![], unread }, &BTreeMap::new(), &[]).join("\n");
+            let releases = Releases { unread, ..Releases::default() };
+            let text = lines(&record, &releases, &BTreeMap::new(), &[]).join("\n");
             assert!(text.contains(place), "{text}");
             assert!(text.contains("deletes nothing else: kubectl get secret -A -l owner=helm,name=r\n"), "{text}");
             assert!(text.contains("(kubectl get secret -A -l owner=helm,name=r shows nothing)"), "{text}");

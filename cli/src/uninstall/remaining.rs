@@ -164,11 +164,16 @@ impl Surroundings {
     }
 
     /// Returns true if waiting ends nothing of what is left.
-    pub(super) fn is_stuck(&self, left: &[Left]) -> bool {
+    fn is_stuck(&self, left: &[Left]) -> bool {
         let no_controller = self.controller == Workload::Absent;
         // Without the controller, what the hook for AWS still does may depend on a request that is not withdrawn.
         let of_controller = left.iter().any(|left| left.by != Part::Aws);
         (no_controller && of_controller) || left.iter().all(|left| self.of(left.by) == Workload::Absent)
+    }
+
+    /// Returns true if waiting ends nothing of what is left now, nor did at the look before: what replaces a Deployment deletes it first.
+    pub(super) fn is_still_stuck(&self, before: Option<&Self>, left: &[Left]) -> bool {
+        self.is_stuck(left) && before.is_some_and(|before| before.is_stuck(left))
     }
 
     /// Returns the reasons why what is left lasts, each as a sentence.
@@ -294,11 +299,11 @@ mod tests {
     }
 
     #[test]
-    fn wait_ends_at_once_if_no_part_runs_that_could_end_it() {
+    fn wait_ends_at_the_second_look_without_a_part_that_could_end_it() {
         use Workload::{Absent, NotReady, Ready};
         let left = |parts: &[Part]| parts.iter().map(|part| Left::new(*part, String::new())).collect::<Vec<_>>();
         let all = Surroundings { controller: Ready, agent: Ready, aws: Ready, resource: false, earlier: None };
-        let no_controller = Surroundings { controller: Absent, ..all.clone() };
+        let (before, no_controller) = (all.clone(), Surroundings { controller: Absent, ..all.clone() });
         let (claim, host, instance) = (Part::Controller, Part::Agent, Part::Aws);
         for (sentence, around, parts, stuck, remarks) in [
             ("all parts run", all.clone(), vec![claim, host, instance], false, vec![]),
@@ -363,7 +368,9 @@ mod tests {
             ),
         ] {
             let left = left(&parts);
-            assert_eq!(around.is_stuck(&left), stuck, "{sentence}");
+            assert_eq!(around.is_still_stuck(Some(&around), &left), stuck, "{sentence}");
+            assert!(!around.is_still_stuck(None, &left), "{sentence}, at the first look");
+            assert!(!around.is_still_stuck(Some(&before), &left), "{sentence}, where all parts ran before");
             let found = around.remarks(&left);
             let are_expected = found.iter().zip(&remarks).all(|(found, part)| found.contains(part));
             assert!(found.len() == remarks.len() && are_expected, "{sentence}: {found:?}");

@@ -75,9 +75,10 @@ impl ApplyError {
     }
 
     /// Returns whether the action is kept from having an effect, and will be for as long as something stays as it is: not by a conflict, an
-    /// object that is gone, a lost Lease, or the check before a permit.
+    /// object that is gone, a lost Lease, or what the check before a permit found. One that takes too long has to be shown: behind slow
+    /// webhooks each one does.
     pub(crate) fn is_lasting(&self) -> bool {
-        !matches!(self, Self::Lost(_) | Self::Changed(_) | Self::NoPermit(_) | Self::Late)
+        !matches!(self, Self::Lost(_) | Self::Changed(_) | Self::NoPermit(_))
             && !matches!(self.code(), Some(404 | 409 | 429))
     }
 

@@ -444,6 +444,10 @@ async fn failing_action_is_remembered_since_its_first_failure_until_it_succeeds_
     let again = seen(&mut driver).unwrap();
     assert_eq!(again.since, first.since);
     assert!(again.error.contains("a field"), "{}", again.error);
+    fails(&mut driver, false, Err(ApplyError::Late));
+    let again = seen(&mut driver).unwrap();
+    assert_eq!(again.since, first.since);
+    assert!(again.error.contains("did not finish within"), "{}", again.error);
     fails(&mut driver, true, Ok(Learned::default()));
     assert!(seen(&mut driver).is_some(), "the status could be written");
     for passing in [ApplyError::Changed("the shadow"), ApplyError::NoPermit("a pod is left".into())] {

@@ -168,7 +168,7 @@ async fn takeover_commands_show_earlier_install_and_change_nothing() -> anyhow::
                 "deletes the definition, and every shadow of this operator with it",
                 "recorded in sh.helm.release.v1.bottlerocket-shadow.v1 in the namespace brupop-bottlerocket-aws",
                 "kubectl delete secret -n brupop-bottlerocket-aws -l owner=helm,name=bottlerocket-shadow",
-                "helm uninstall brupop -n NAMESPACE (that of its record: kubectl get secret -A -l owner=helm,name=brupop)   # after the takeover",
+                "and uninstall it after the takeover if helm list -A shows it, or delete its objects",
                 "shadows whose Node does not exist any more: gone",
                 "and without a shadow: node-3",
                 "kubectl uncordon node-2",

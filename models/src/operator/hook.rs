@@ -13,9 +13,9 @@ pub struct Hook {
     /// Name of the hook, which the annotation with its answer has: `hook.brupop.bottlerocket.aws/NAME`.
     #[schemars(length(max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub name: String,
-    /// Wait for its answer before the node is drained. Default: it is not awaited then.
+    /// Wait for its answer before the node is drained. Default: it is not awaited then, unless it is `aws-autoscaling` and `autoscaling.aws` is set.
     pub before: Option<HookWait>,
-    /// Wait for its answer after the node was updated and verified. Default: it is not awaited then.
+    /// Wait for its answer after the node was updated and verified. Default: as for `before`.
     pub after: Option<HookWait>,
 }
 
@@ -24,7 +24,7 @@ pub struct Hook {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HookWait {
-    /// Maximum time of the wait. Default 5m.
+    /// Maximum time of the wait. Default 5m; 15m for `aws-autoscaling` where `autoscaling.aws` is set.
     pub timeout: Option<Duration>,
     /// Action if the hook has not answered by then: `Fail` ends the attempt, `Continue` goes on without the answer. A hook
     /// that refuses ends the attempt in any case. Default Fail.

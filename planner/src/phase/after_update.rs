@@ -4,16 +4,15 @@
 use models::shadow::{Mode, Progress, Step};
 
 use super::boot::left_target;
-use super::end::ended_from_outside;
 use super::hooks::{still_awaited, unanswered};
 use super::row::{Attempt, Outcome, Turn, act};
-use super::verification::interrupted;
+use super::verification::{after_drill, interrupted};
 use crate::decision::Action;
 
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     let ended = match ctx.mode() {
         Mode::Update => left_target(ctx),
-        Mode::Drill { .. } => ended_from_outside(ctx),
+        Mode::Drill { .. } => after_drill(ctx),
         Mode::Verification => interrupted(ctx),
     };
     if let Some(turn) = ended {

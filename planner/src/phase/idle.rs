@@ -77,7 +77,9 @@ pub(super) fn decide(ctx: &NodeContext<'_>) -> Decision {
     if ctx.facts().hook_request.is_some() && (!ctx.facts().claimed() || ctx.facts().held()) {
         return Decision::act(Action::Hook { request: None });
     }
+    // A held node in service keeps nothing.
     if ctx.facts().claimed()
+        && !ctx.needs_release()
         && let Some(wait) = gates::held(ctx)
     {
         if ctx.shadow.pending_drill().is_some() {

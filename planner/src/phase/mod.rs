@@ -211,7 +211,7 @@ pub const PHASES: &[Phase] = &[
         late: |_| "the verification ends with what is known then",
         log: |mode| match mode {
             Mode::Update => "verification started",
-            Mode::Drill { .. } => "rehearsal permit verified: node released, soak started",
+            Mode::Drill { .. } => "rehearsal permit verified: node back in service, soak started",
             Mode::Verification => "node that has not proven its version is verified again",
         },
         deadline: |ctx| Some(health::deadline(ctx)),

@@ -60,12 +60,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if spec.state == HostState::StagedUpdate {
         return act(desired_state(ctx, HostState::RebootedIntoUpdate));
     }
-    let nonce = if drill {
-        rehearsal_request(ctx).map(|request| &request.nonce)
-    } else {
-        permit_request(ctx).map(|armed| &armed.nonce)
-    };
-    let turn = match nonce {
+    let turn = match requested_nonce(ctx) {
         Some(nonce) if spec.permit.as_ref().is_none_or(|permit| permit.nonce != *nonce) => answer(ctx, nonce),
         Some(_) if drill => stay(Wait::AwaitingRehearsal),
         _ if spec.permit.is_some() && !drill => stay(Wait::AwaitingReboot),
@@ -74,13 +69,26 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     turn.waking_at(deadline)
 }
 
-fn too_late(ctx: &Attempt<'_>) -> Turn {
+/// Returns the nonce of the agent's request for a permit of this attempt.
+fn requested_nonce<'a>(ctx: &Attempt<'a>) -> Option<&'a str> {
     if ctx.mode().is_drill() {
-        let message = format!("the agent has not verified its permit {}", limit_of(ctx.policy.reboot, "reboot"));
+        return rehearsal_request(ctx).map(|request| request.nonce.as_str());
+    }
+    permit_request(ctx).map(|armed| armed.nonce.as_str())
+}
+
+fn too_late(ctx: &Attempt<'_>) -> Turn {
+    let limit = limit_of(ctx.policy.reboot, "reboot");
+    let no_permit = ctx.shadow.spec.permit.is_none();
+    if no_permit && requested_nonce(ctx).is_some() {
+        let message =
+            format!("the agent has requested a permit, and none could be written {limit}: see the controller's log");
         return fail(FailureReason::AgentSilent, message);
     }
-    let limit = limit_of(ctx.policy.reboot, "reboot");
-    if ctx.shadow.spec.permit.is_none() {
+    if ctx.mode().is_drill() {
+        return fail(FailureReason::AgentSilent, format!("the agent has not verified its permit {limit}"));
+    }
+    if no_permit {
         return fail(FailureReason::AgentSilent, format!("the agent requested no permit {limit}"));
     }
     let state = if ctx.facts().ready { "" } else { ", and is not Ready" };

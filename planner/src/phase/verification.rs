@@ -1,9 +1,12 @@
 //! The repeated verification of a node that runs its version without a proof: after its update a hook was silent or refused, its
 //! health was not known, or a user released it. It has no slot, no claim and no desired state, and its node stays in service.
+//! Also the end of a drill whose node does not stay as it was.
 
 use models::reason::FailureReason;
-use models::shadow::{Progress, Step};
+use models::shadow::{HostState, Progress, Step};
 
+use super::claim::return_to_service;
+use super::desired::withdraw;
 use super::end::ended_from_outside;
 use super::requests::acknowledge_retry;
 use super::row::{Attempt, Turn, act, fail};
@@ -55,4 +58,21 @@ pub(super) fn interrupted(ctx: &Attempt<'_>) -> Option<Turn> {
     }
     // The update has shown that the node becomes Ready on the version: this is not the version's fault alone.
     (!ctx.facts().ready).then(|| fail(FailureReason::HealthUnknown, "the node did not stay Ready"))
+}
+
+/// Withdraws the desired state of a drill whose node is verified, and ends it where the node did not stay as it was.
+pub(super) fn after_drill(ctx: &Attempt<'_>) -> Option<Turn> {
+    if let Some(turn) = ended_from_outside(ctx) {
+        return Some(turn);
+    }
+    if ctx.facts().boot_id != ctx.progress.boot_id {
+        return Some(fail(FailureReason::RebootedByOther, "the node was rebooted during the drill"));
+    }
+    if ctx.shadow.spec.state != HostState::Idle {
+        return Some(act(withdraw(ctx)));
+    }
+    if let Some(action) = return_to_service(ctx) {
+        return Some(act(action));
+    }
+    (!ctx.facts().ready).then(|| fail(FailureReason::SoakFailed, "the node did not stay Ready"))
 }

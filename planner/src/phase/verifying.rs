@@ -7,11 +7,10 @@ use super::boot::{is_desired, left_target};
 use super::claim::{protect, return_to_service};
 use super::comparison;
 use super::desired::withdraw;
-use super::end::ended_from_outside;
 use super::health::check_health;
 use super::hooks::{AFTER_UPDATE, awaited};
 use super::row::{Attempt, Outcome, Turn, act, fail};
-use super::verification::interrupted;
+use super::verification::{after_drill, interrupted};
 use crate::decision::Action;
 use crate::gates;
 
@@ -50,23 +49,6 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         None if ctx.needs_release() => act(Action::Release).querying(queries()),
         None => finish(ctx),
     }
-}
-
-/// Withdraws the desired state of a drill, and ends it where its node did not stay as it was.
-fn after_drill(ctx: &Attempt<'_>) -> Option<Turn> {
-    if let Some(turn) = ended_from_outside(ctx) {
-        return Some(turn);
-    }
-    if ctx.facts().boot_id != ctx.progress.boot_id {
-        return Some(fail(FailureReason::RebootedByOther, "the node was rebooted during the drill"));
-    }
-    if ctx.shadow.spec.state != HostState::Idle {
-        return Some(act(withdraw(ctx)));
-    }
-    if let Some(action) = return_to_service(ctx) {
-        return Some(act(action));
-    }
-    (!ctx.facts().ready).then(|| fail(FailureReason::SoakFailed, "the node did not stay Ready"))
 }
 
 /// Releases what is still claimed on a verified node, and ends its attempt once its hooks have answered.

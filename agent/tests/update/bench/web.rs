@@ -42,7 +42,8 @@ pub(crate) enum WebFault {
     PeriodicStreamEnds,
     /// Reports are stored and their answers lost.
     ResponsesLost,
-    /// A report is stored after 31 s, unless its client has left: an admission webhook of the cluster hangs.
+    /// The review of a token and the write of a report take 31 s each, unless the client has left: an admission webhook of the
+    /// cluster hangs.
     SlowWrites,
     /// Conditions are dropped from what is stored, as by a version that does not know them.
     DropsConditions,
@@ -252,6 +253,7 @@ impl Web {
             let web_fault = self.now();
             match web_fault {
                 WebFault::Down => return,
+                WebFault::SlowWrites if has_left(&mut stream, Duration::from_secs(31)).await => return,
                 WebFault::Unresponsive => {
                     let mut changed = self.changed.subscribe();
                     while self.now() == WebFault::Unresponsive {

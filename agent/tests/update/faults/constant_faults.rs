@@ -211,7 +211,7 @@ fn report_is_stored_behind_admission_webhook_that_hangs() {
         bench.web.web_fault(WebFault::SlowWrites);
         let agent = InProcessAgent::start(&bench);
         let stored = || bench.web.view().status.report.observed_generation == Some(1);
-        assert!(pass_until(2 * MINUTE, stored).await, "{:#?}", bench.web.view());
+        assert!(pass_until(3 * MINUTE, stored).await, "{:#?}", bench.web.view());
         agent.end().await.unwrap();
     });
 }

@@ -401,6 +401,7 @@ fn release_with_the_definition_is_named_where_it_is_recorded_and_for_as_long_as_
             "not known, after the takeover has begun",
             &|facts| {
                 facts.releases.unread = vec!["the records".into()];
+                facts.releases.named_unread = true;
                 ours(facts);
             },
             Some(find),
@@ -429,9 +430,26 @@ fn release_with_the_definition_is_named_where_it_is_recorded_and_for_as_long_as_
     }
     let mut facts = idle();
     facts.workloads[0].tools = vec![helm(), flux()];
+    let forgotten = only(&facts, "HelmOwnsWorkloads");
+    assert!(forgotten.run.is_empty() && forgotten.text.contains("if helm list -A shows it"), "{forgotten:?}");
     recorded(&mut facts);
     let uninstall = "helm uninstall shadow -n flux-system   # after the takeover";
     assert_eq!(only(&facts, "HelmOwnsWorkloads").run, [uninstall]);
+    // Without the right to search all namespaces, nothing more can be found out.
+    for (begun, named_unread, severity) in
+        [(false, false, Severity::First), (true, true, Severity::First), (true, false, Severity::Note)]
+    {
+        let mut facts = idle();
+        facts.definition.as_mut().unwrap().tools = vec![helm(), flux()];
+        facts.releases.unread = vec!["the records".into()];
+        facts.releases.named_unread = named_unread;
+        if begun {
+            ours(&mut facts);
+        }
+        let found = findings(&facts);
+        let finding = found.iter().find(|finding| finding.reason == "HelmOwnsDefinition").unwrap();
+        assert_eq!(finding.severity, severity, "begun: {begun}, {finding:?}");
+    }
 }
 
 #[test]

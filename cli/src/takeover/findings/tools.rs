@@ -5,7 +5,7 @@ use models::names::SHADOW_DEFINITION as DEFINITION;
 use crate::helm::{Releases, word};
 use crate::marks::Tool;
 use crate::takeover::facts::Facts;
-use crate::takeover::finding::Finding;
+use crate::takeover::finding::{Finding, Severity};
 
 /// Adds what to do about each tool.
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
@@ -22,7 +22,15 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     for tool in &of_definition {
         found.push(match tool {
             Tool::Helm { release, namespace } => {
-                helm_definition(&facts.releases, release.as_deref(), namespace, of_workloads.contains(tool))
+                let finding =
+                    helm_definition(&facts.releases, release.as_deref(), namespace, of_workloads.contains(tool));
+                // Without the right to search all namespaces, it would never end.
+                match release {
+                    Some(name) if ours && facts.releases.is_only_unsearched(name) => {
+                        Finding { severity: Severity::Note, ..finding }
+                    }
+                    _ => finding,
+                }
             }
             Tool::ArgoCd { application } => argo_definition(application),
             Tool::Flux { kind, name, namespace } => flux_definition(kind, name, namespace),
@@ -86,15 +94,21 @@ fn helm_definition(releases: &Releases, release: Option<&str>, namespace: &str, 
 
 fn helm_workloads(releases: &Releases, release: Option<&str>, namespace: &str) -> Finding {
     let place = release.map_or_else(String::new, |name| format!(", {},", releases.place(name)));
+    let command = release.and_then(|name| releases.uninstall(name));
     let release = release.unwrap_or("RELEASE");
+    let after = if command.is_some() {
+        "and uninstall it after the takeover"
+    } else {
+        "and uninstall it after the takeover if helm list -A shows it, or delete its objects"
+    };
     Finding::note(
         "HelmOwnsWorkloads",
         format!(
             "the Helm release {namespace}/{release}{place} holds the workloads of the earlier operator and not the definition. Do \
-             not upgrade it any more, and uninstall it after the takeover"
+             not upgrade it any more, {after}"
         ),
     )
-    .run([format!("{}   # after the takeover", releases.uninstall(release))])
+    .run(command.map(|command| format!("{command}   # after the takeover")))
 }
 
 fn argo_definition(application: &str) -> Finding {

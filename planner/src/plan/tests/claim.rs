@@ -136,6 +136,23 @@ fn held_node_keeps_cordon_and_releases_slot_until_hold_is_removed() {
     assert_eq!(plan(&view, &policy, t(21)).actions.get("a"), Some(&Action::Release));
 }
 
+/// The record of the attempt is gone.
+#[test]
+fn held_node_without_attempt_keeps_cordon_and_no_annotation_in_service() {
+    let annotations = [crate::claims::ClaimField::ScaleDown, crate::claims::ClaimField::DoNotDisrupt];
+    for (sentence, fields, released) in
+        [("out of service", ClaimFields::USUAL, false), ("in service", annotations.into_iter().collect(), true)]
+    {
+        let mut held = node("a");
+        (held.facts.claims, held.facts.unschedulable) = (fields, !released);
+        held.facts.hold = Some(Hold::default());
+        held.observed_for = Duration::from_secs(1_000_000);
+        let (view, policy) = cluster(vec![held], &[]);
+        let made = plan(&view, &policy, t(1));
+        assert_eq!(made.actions.get("a") == Some(&Action::Release), released, "{sentence}: {made:?}");
+    }
+}
+
 /// A user holds the node while it reboots into its update.
 #[test]
 fn held_node_stays_cordoned_after_reboot() {

@@ -19,7 +19,7 @@ use crate::lint::lint;
 use crate::plan::{Plan, TURN, checks, plan};
 use crate::policy::Policy;
 use crate::simulation::Host;
-use crate::view::{Blocked, ClusterView, DaemonSetIs, PodFacts};
+use crate::view::{Blocked, ClusterView, DaemonSetIs, NodeFacts, PodFacts};
 use crate::wait::Wait;
 
 /// A cluster, the hosts of its nodes, and what was done to them.
@@ -706,6 +706,25 @@ fn drill_asks_hooks_with_and_without_eviction() {
         let short: Vec<_> = bench.steps.iter().filter(|step| **step != Step::Staged).copied().collect();
         assert_eq!(short, [Staging, BeforeDrain, Draining, Rebooting, Verifying, AfterUpdate], "{request}");
         assert_eq!(bench.view.nodes["a"].facts.hook_request, None, "{request}");
+    }
+}
+
+#[test]
+fn drill_whose_node_does_not_stay_well_until_its_hooks_have_answered_does_not_pass() {
+    type Change = fn(&mut NodeFacts);
+    let cases: [(&str, Change, &str); 4] = [
+        ("it stays well", |_| {}, "Passed"),
+        ("not Ready", |facts| facts.ready = false, "SoakFailed"),
+        ("rebooted", |facts| facts.boot_id = "b2".into(), "RebootedByOther"),
+        ("held", |facts| facts.hold = Some(Hold::default()), "Held"),
+    ];
+    for (sentence, change, expected) in cases {
+        let mut bench = Bench::new(&["a"], "1");
+        let spec = serde_json::json!({"hooks": [{"name": "ceph", "after": {}}]});
+        bench.policy = crate::fixtures::with_policy(&mut bench.view, spec);
+        bench.until(Step::AfterUpdate);
+        change(&mut bench.view.nodes.get_mut("a").unwrap().facts);
+        assert_eq!(bench.end().result, expected, "{sentence}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Tables of the way from the end of a drain to the reboot: what is recorded, who is answered, who is waited for.
 
 use models::condition::find_condition;
-use models::shadow::{ArmedPhase, DRAINED, DrainStatus, DrainedPod, HostState, Permit, Step};
+use models::shadow::{Armed, ArmedPhase, DRAINED, DrainStatus, DrainedPod, HostState, Permit, Step};
 
 use crate::decision::Action;
 use crate::fixtures::*;
@@ -69,18 +69,34 @@ fn permit_is_not_issued_while_pods_are_leaving() {
 
 #[test]
 fn reboot_timeout_reports_agent_host_or_image_as_cause() {
-    let cases: &[(&str, Change, &str)] = &[
-        ("the agent never asked", |_| {}, "AgentSilent"),
-        ("the host has its permit", |view| shadow(view).spec.permit = permit("n"), "RebootTimedOut"),
+    let (no_request, not_written) = ("requested no permit", "requested a permit, and none could be written");
+    let no_reboot = "not seen in another boot";
+    let cases: &[(&str, Change, &str, &str)] = &[
+        ("the agent never asked", |_| {}, "AgentSilent", no_request),
+        ("the host has its permit", |view| shadow(view).spec.permit = permit("n"), "RebootTimedOut", no_reboot),
+        (
+            "the agent asked, and no permit could be written",
+            |view| shadow(view).status.agent.armed = Some(armed(ArmedPhase::Arming)),
+            "AgentSilent",
+            not_written,
+        ),
         (
             "the image is armed, and the node is there",
             |view| shadow(view).status.agent.armed = Some(armed(ArmedPhase::Activated)),
             "AgentSilent",
+            not_written,
+        ),
+        (
+            "the request is of an earlier attempt",
+            |view| shadow(view).status.agent.armed = Some(Armed { attempt: 0, ..armed(ArmedPhase::Arming) }),
+            "AgentSilent",
+            no_request,
         ),
         (
             "the node is silent, and nothing is armed",
             |view| view.nodes.get_mut("a").unwrap().facts.ready = false,
             "AgentSilent",
+            no_request,
         ),
         (
             "the image is armed by a permit, and the node is silent since: its host may be shutting down, or start slowly",
@@ -90,9 +106,10 @@ fn reboot_timeout_reports_agent_host_or_image_as_cause() {
                 view.nodes.get_mut("a").unwrap().facts.ready = false;
             },
             "RebootTimedOut",
+            no_reboot,
         ),
     ];
-    for (sentence, change, expected) in cases {
+    for (sentence, change, expected, cause) in cases {
         let (mut view, policy) = drained();
         change(&mut view);
         let deadline = i64::try_from(policy.reboot.as_secs()).unwrap();
@@ -100,6 +117,7 @@ fn reboot_timeout_reports_agent_host_or_image_as_cause() {
         assert_eq!(outcome(&made), *expected, "{sentence}");
         let Action::Status { note: Some(note), .. } = &made.actions["a"] else { panic!("{made:?}") };
         assert!(note.message.contains("within 30m (spec.deadlines.reboot)"), "{sentence}: {note:?}");
+        assert!(note.message.contains(cause), "{sentence}: {note:?}");
     }
 }
 
