@@ -10,7 +10,7 @@ use models::history::RolloutPhase;
 use models::names::{CONTINUE_OTHERS_ANNOTATION, RESUME_ANNOTATION};
 use models::operator::{
     BLOCKED, BRAKED, BottlerocketUpdateOperatorStatus, CONTAINED, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED,
-    NOTICES_SENT, PROGRESSING, STORAGE_MIGRATED, Slot, WINDOW_OPEN, WaitingCount, without_credentials,
+    NOTICES_SENT, PROGRESSING, RESUMED, STORAGE_MIGRATED, Slot, WINDOW_OPEN, WaitingCount, without_credentials,
 };
 use models::reason::{End, FailureClass};
 use models::shadow::{self, Step};
@@ -194,10 +194,19 @@ pub(super) fn failed_too_often<'a>(spent: impl IntoIterator<Item = (&'a Key, &'a
     format!("failed too often: {}. No update starts until the rollout is resumed", versions_of(spent))
 }
 
+/// Returns a condition that does not hold: a `resume` that has ended it is its reason until it holds again, also under another leader.
+fn over(stored: Option<&Condition>, resumed: bool, reason: &'static str) -> ConditionParts {
+    let is_resumed = |condition: &Condition| {
+        let held = condition.status == ConditionStatus::True || condition.reason == CONTAINED;
+        condition.reason == RESUMED || (resumed && held)
+    };
+    (false, if stored.is_some_and(is_resumed) { RESUMED } else { reason }, String::new())
+}
+
 /// Returns whether failures have stopped the rollout, as it is once a pending `continue-others` is acknowledged.
-fn frozen(survey: &Survey<'_>, quarantine: &Quarantine, resumed: bool) -> ConditionParts {
+fn frozen(survey: &Survey<'_>, quarantine: &Quarantine, stored: Option<&Condition>, resumed: bool) -> ConditionParts {
     if quarantine.is_empty() || resumed {
-        return (false, "NoFailures", String::new());
+        return over(stored, resumed, "NoFailures");
     }
     let request =
         |name, value: &str| format!("kubectl annotate bruo default -n <namespace> --overwrite {name}={value}");
@@ -222,9 +231,9 @@ fn frozen(survey: &Survey<'_>, quarantine: &Quarantine, resumed: bool) -> Condit
 }
 
 /// Returns whether a rollout is braked, with the reason of its nodes, that of the newest version first, and the command once.
-fn braked(survey: &Survey<'_>, resumed: bool) -> ConditionParts {
+fn braked(survey: &Survey<'_>, stored: Option<&Condition>, resumed: bool) -> ConditionParts {
     let brakes = survey.rollouts.braked(&survey.quarantine);
-    let Some((_, last)) = brakes.last().filter(|_| !resumed) else { return (false, "NotBraked", String::new()) };
+    let Some((_, last)) = brakes.last().filter(|_| !resumed) else { return over(stored, resumed, "NotBraked") };
     let text = last.to_string();
     let command = text.rsplit_once(COMMAND).map_or("", |(_, command)| command);
     let parts = brakes.iter().map(|((variant, arch, version), wait)| {
@@ -416,8 +425,8 @@ pub(super) fn status(
         (ENABLED, (policy.enabled, if policy.enabled { "Enabled" } else { "Disabled" }, switched.to_owned())),
         (WINDOW_OPEN, window(survey)),
         (PROGRESSING, progress(progressing, plan)),
-        (FROZEN, frozen(survey, &quarantine, resumed)),
-        (BRAKED, braked(survey, resumed)),
+        (FROZEN, frozen(survey, &quarantine, find_condition(&conditions, FROZEN), resumed)),
+        (BRAKED, braked(survey, find_condition(&conditions, BRAKED), resumed)),
         (DEGRADED, degraded),
     ];
     let migrated = reported.migration.state.clone().map(|state| (STORAGE_MIGRATED, state));

@@ -229,6 +229,25 @@ fn freeze_and_resume_emit_one_event_each() {
 }
 
 #[test]
+fn reason_of_an_ended_freeze_is_the_resume_that_ended_it_until_the_next_one() {
+    let stored = |holds: bool, reason: &str| {
+        let mut condition = conditions(Some((holds, ""))).remove(0);
+        condition.reason = reason.to_owned();
+        Some(condition)
+    };
+    for (sentence, stored, resumed, expected) in [
+        ("nothing is recorded", None, false, "NoFailures"),
+        ("a resume ends it", stored(true, "VersionFailed"), true, RESUMED),
+        ("a resume ends it for the nodes that failed", stored(false, CONTAINED), true, RESUMED),
+        ("a resume ended it before", stored(false, RESUMED), false, RESUMED),
+        ("a node has proven the version", stored(true, "VersionFailed"), false, "NoFailures"),
+        ("a resume where nothing was frozen", stored(false, "NoFailures"), true, "NoFailures"),
+    ] {
+        assert_eq!(over(stored.as_ref(), resumed, "NoFailures").1, expected, "{sentence}");
+    }
+}
+
+#[test]
 fn each_degraded_cause_emits_start_and_end_events() {
     let degraded = |holds: bool, reason: &str| {
         let mut condition = conditions(Some((holds, if holds { "why" } else { "" }))).remove(0);
