@@ -1,5 +1,6 @@
 //! Tables of the status and the Events of a fleet.
 
+use models::operator::RESUMED;
 use models::reason::FailureReason;
 use models::shadow::{HostState, Step};
 
