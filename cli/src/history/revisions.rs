@@ -7,9 +7,10 @@ use clap::Args;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::Client;
 use kube::api::{Api, ListParams};
+use models::condition::true_condition;
 use models::history::{BottlerocketRolloutHistorySpec, RecordedRollout, VersionCount};
 use models::names;
-use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorSpec};
+use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorSpec, DEGRADED};
 use models::shadow::{BottlerocketShadow, UPDATED};
 use planner::policy::{Exclusion, Policy};
 use planner::revisions::{NO_HISTORY, PolicyRevision, RevisionContent, Undo, history as own, undo as back};
@@ -19,7 +20,7 @@ use serde_json::{Value, json};
 
 use super::read::Source;
 use crate::call::{call, if_there, list};
-use crate::page::{Page, print_line};
+use crate::page::{Page, print_line, warn};
 use crate::write::{Decision, DryRunOption, Object, Outcome};
 
 /// Field manager of what `undo` writes: it owns the fields that it has changed until another client applies them.
@@ -137,7 +138,7 @@ fn add(page: &mut Page, history: &[&PolicyRevision], only: Option<i64>, width: O
 /// Returns the policy after a return to an earlier revision.
 ///
 /// # Errors
-/// Fields that no revision has make it invalid, and an invalid policy changes nothing.
+/// Fields that no revision has make it invalid, or this plugin does not know them.
 fn policy_after(spec: &BottlerocketUpdateOperatorSpec, patch: &Value) -> anyhow::Result<Policy> {
     let mut version = serde_json::to_value(spec.version.clone().unwrap_or_default())?;
     for (field, value) in patch["spec"]["version"].as_object().into_iter().flatten() {
@@ -149,11 +150,31 @@ fn policy_after(spec: &BottlerocketUpdateOperatorSpec, patch: &Value) -> anyhow:
     let after = BottlerocketUpdateOperatorSpec { version: serde_json::from_value(version)?, ..spec.clone() };
     Policy::from_spec(&after).map_err(|errors| {
         let cause = errors.first().map(ToString::to_string).unwrap_or_default();
-        anyhow!(
-            "nothing was written: the policy is invalid, and would be so with the fields of that revision: {cause}. Correct that field, \
-             which no revision has"
-        )
+        anyhow!("{cause}")
     })
+}
+
+/// Returns the policy after a return; `None` where this plugin cannot read it, and warns of that.
+///
+/// # Errors
+/// The controller rejects the present policy, too: an invalid one changes nothing.
+fn accepted(resource: &BottlerocketUpdateOperator, after: anyhow::Result<Policy>) -> anyhow::Result<Option<Policy>> {
+    let cause = match after {
+        Ok(policy) => return Ok(Some(policy)),
+        Err(cause) => cause,
+    };
+    let status = resource.status.as_ref().filter(|status| status.observed_generation == resource.metadata.generation);
+    let degraded = status.and_then(|status| true_condition(&status.conditions, DEGRADED));
+    ensure!(
+        degraded.is_none_or(|condition| condition.reason != "InvalidPolicy"),
+        "nothing was written: the policy is invalid, and would be so with the fields of that revision: {cause:#}. Correct that field, \
+         which no revision has"
+    );
+    warn(format_args!(
+        "this plugin finds the policy invalid also with the fields of that revision: {cause:#}. The controller has not rejected it; \
+         kubectl brupop status shows whether it does"
+    ));
+    Ok(None)
 }
 
 /// Variant and architecture.
@@ -208,9 +229,9 @@ fn moved_by_updates(shadows: &[BottlerocketShadow]) -> Vec<Moved> {
     shadows.iter().filter_map(moved).collect()
 }
 
-/// Returns the earlier version that most nodes ran, for a pin, which is for all nodes: `None` where kinds of nodes ran different ones.
-/// Versions that policy excludes are left out.
-fn version_before(moved: &[Moved], exclude: &[Exclusion]) -> Option<Version> {
+/// Returns the earlier version that most nodes ran, for a pin, which is for all nodes: `None` where these kinds of nodes ran different
+/// ones, or it is not known what one of them ran. Versions that policy excludes are left out.
+fn version_before(moved: &[Moved], kinds: &BTreeSet<Kind>, exclude: &[Exclusion]) -> Option<Version> {
     let mut counts: BTreeMap<&Kind, BTreeMap<&Version, i64>> = BTreeMap::new();
     for Moved { kind, from, to, nodes } in moved {
         let of_kind = counts.entry(kind).or_default();
@@ -218,6 +239,9 @@ fn version_before(moved: &[Moved], exclude: &[Exclusion]) -> Option<Version> {
         if from < to && !exclude.iter().any(|excluded| excluded.covers(variant, arch, from)) {
             *of_kind.entry(from).or_default() += nodes;
         }
+    }
+    if kinds.iter().any(|kind| !counts.contains_key(kind)) {
+        return None;
     }
     let most = |counts: &BTreeMap<&Version, i64>| Some((*counts.iter().max_by_key(|(_, nodes)| **nodes)?.0).clone());
     let mut versions = counts.values().map(most);
@@ -234,7 +258,7 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
         print_line(&undo);
         return Ok(());
     };
-    let policy = policy_after(&revisions.operator.spec, patch)?;
+    let policy = accepted(&revisions.resource, policy_after(&revisions.operator.spec, patch))?;
     let operator = Object::operator(client, namespace).written_by(MANAGER);
     let (read, dry_run) = (revisions.resource, options.dry.dry_run);
     let generation = read.metadata.generation;
@@ -254,18 +278,19 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
             print_line(format_args!("would write to {name}, as revision {number} has it{}: {patch}", dry_run.note()));
         }
     }
-    if *keeps_versions {
+    if let Some(policy) = policy.filter(|_| *keeps_versions) {
         let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), namespace);
         let right = format!("list bottlerocketshadows in {namespace}");
         // The policy is written: without a right, the advice alone is missing.
         let shadows = list(&shadows, ListParams::default(), &right).await.unwrap_or_default();
         // Without the right to read the history, the shadows have as much.
         let records = Source::Cluster { client, namespace }.records().await.unwrap_or_default();
-        let mut moved = moved_by_rollouts(&records, &shadows.iter().filter_map(kind_of).collect());
+        let kinds: BTreeSet<Kind> = shadows.iter().filter_map(kind_of).collect();
+        let mut moved = moved_by_rollouts(&records, &kinds);
         if moved.is_empty() {
             moved = moved_by_updates(&shadows);
         }
-        if let Some(version) = version_before(&moved, &policy.exclude) {
+        if let Some(version) = version_before(&moved, &kinds, &policy.exclude) {
             print_line(format_args!(
                 "most nodes ran {version} before; to move them back to it: kubectl brupop pin {version} -n {namespace}"
             ));
@@ -309,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn return_that_leaves_the_policy_invalid_is_refused() {
+    fn return_that_leaves_the_policy_invalid_is_refused_where_the_controller_rejects_it_too() {
         let patch = revision(2, "1.20.5").content.unwrap().version_patch();
         let patch = json!({"spec": {"version": patch}});
         let after = |spec: Value| policy_after(&serde_json::from_value(spec).unwrap(), &patch);
@@ -317,9 +342,31 @@ mod tests {
             after(json!({"version": {"target": "newest", "exclude": ["never"], "ignoreWaves": true}})).unwrap();
         assert_eq!((policy.target.to_string(), policy.exclude.len(), policy.ignore_waves), ("1.20.5".into(), 0, false));
         let window = json!({"cron": "0 2 * * *", "duration": "4h", "timeZone": "Mars/Base"});
-        let refused = after(json!({"schedule": {"windows": [window]}, "version": {"target": "1.20"}})).unwrap_err();
-        let refused = refused.to_string();
-        assert!(refused.contains("nothing was written") && refused.contains("timeZone"), "{refused}");
+        for (sentence, reason, observed, is_refused) in [
+            ("the controller rejects it", Some("InvalidPolicy"), 2, true),
+            ("the controller has rejected an earlier one", Some("InvalidPolicy"), 1, false),
+            ("the controller understands it", None, 2, false),
+            ("another problem", Some("CertificatesInvalid"), 2, false),
+        ] {
+            let degraded = reason.map(|reason| {
+                let since = "2026-01-01T00:00:00Z";
+                json!({"type": DEGRADED, "status": "True", "reason": reason, "message": "", "lastTransitionTime": since})
+            });
+            let resource = serde_json::from_value(json!({
+                "apiVersion": "brupop.bottlerocket.aws/v1alpha1", "kind": "BottlerocketUpdateOperator",
+                "metadata": {"name": "default", "generation": 2}, "spec": {},
+                "status": {"observedGeneration": observed, "conditions": degraded.into_iter().collect::<Vec<_>>()},
+            }));
+            let spec = json!({"schedule": {"windows": [window]}, "version": {"target": "1.20"}});
+            match accepted(&resource.unwrap(), after(spec)) {
+                Ok(policy) => assert!(!is_refused && policy.is_none(), "{sentence}"),
+                Err(refused) => {
+                    let refused = refused.to_string();
+                    assert!(is_refused && refused.contains("nothing was written"), "{sentence}: {refused}");
+                    assert!(refused.contains("timeZone"), "{refused}");
+                }
+            }
+        }
     }
 
     /// The record of a rollout of a variant to a version, from these versions on so many nodes.
@@ -352,10 +399,10 @@ mod tests {
         .unwrap()
     }
 
-    fn before(moved: &[Moved], exclude: &[&str]) -> Option<String> {
+    fn before(moved: &[Moved], kinds: &BTreeSet<Kind>, exclude: &[&str]) -> Option<String> {
         let spec = json!({"version": {"exclude": exclude}});
         let policy = Policy::from_spec(&serde_json::from_value(spec).unwrap()).unwrap();
-        version_before(moved, &policy.exclude).map(|version| version.to_string())
+        version_before(moved, kinds, &policy.exclude).map(|version| version.to_string())
     }
 
     #[test]
@@ -368,23 +415,32 @@ mod tests {
         let joined = record("gpu", "1.21.0", &[("1.15.0", 2)]);
         let alike = record("gpu", "1.21.0", &[("1.20.0", 2)]);
         let gone = record("old", "1.21.0", &[("1.14.0", 9)]);
-        type Case<'a> = (&'a str, &'a [&'a Value], &'a [&'a str], Option<&'a str>);
-        let cases: [Case<'_>; 9] = [
-            ("the last rollout", &[&first, &last], &[], Some("1.20.0")),
-            ("a follow-up and a drill come after it", &[&first, &last, &follow_up, &drill], &[], Some("1.20.0")),
-            ("most ran an excluded version", &[&last], &["1.20"], Some("1.19.0")),
-            ("all ran an excluded version", &[&first], &["1.17.0"], None),
-            ("the last one led back", &[&last, &back], &[], None),
-            ("a small kind ran another version", &[&last, &joined], &[], None),
-            ("each kind ran the same", &[&last, &alike], &[], Some("1.20.0")),
-            ("no node is left of a kind", &[&last, &gone], &[], Some("1.20.0")),
-            ("a follow-up alone", &[&follow_up], &[], None),
+        type Case<'a> = (&'a str, &'a [&'a str], &'a [&'a Value], &'a [&'a str], Option<&'a str>);
+        let cases: [Case<'_>; 10] = [
+            ("the last rollout", &["x86"], &[&first, &last], &[], Some("1.20.0")),
+            (
+                "a follow-up and a drill come after it",
+                &["x86"],
+                &[&first, &last, &follow_up, &drill],
+                &[],
+                Some("1.20.0"),
+            ),
+            ("most ran an excluded version", &["x86"], &[&last], &["1.20"], Some("1.19.0")),
+            ("all ran an excluded version", &["x86"], &[&first], &["1.17.0"], None),
+            ("the last one led back", &["x86"], &[&last, &back], &[], None),
+            ("a small kind ran another version", &["x86", "gpu"], &[&last, &joined], &[], None),
+            ("each kind ran the same", &["x86", "gpu"], &[&last, &alike], &[], Some("1.20.0")),
+            ("a kind has no record", &["x86", "gpu"], &[&last], &[], None),
+            ("no node is left of a kind", &["x86"], &[&last, &gone], &[], Some("1.20.0")),
+            ("a follow-up alone", &["x86"], &[&follow_up], &[], None),
         ];
-        let kinds = ["x86", "gpu"].map(|variant| (variant.to_owned(), "a".to_owned())).into();
-        for (sentence, records, exclude, expected) in cases {
+        for (sentence, variants, records, exclude, expected) in cases {
+            let kinds: BTreeSet<Kind> =
+                variants.iter().map(|variant| ((*variant).to_owned(), "a".to_owned())).collect();
             let mut records: Vec<Value> = records.iter().map(|record| (*record).clone()).collect();
             records.push(json!({"spec": {}}));
-            assert_eq!(before(&moved_by_rollouts(&records, &kinds), exclude).as_deref(), expected, "{sentence}");
+            let moved = moved_by_rollouts(&records, &kinds);
+            assert_eq!(before(&moved, &kinds, exclude).as_deref(), expected, "{sentence}");
         }
     }
 
@@ -397,12 +453,15 @@ mod tests {
             shadow("x86", "1.18.0", "1.21.0", "DrainTimeout"),
             shadow("x86", "1.17.0", "1.17.0", UPDATED),
         ];
-        assert_eq!(before(&moved_by_updates(&all), &[]).as_deref(), Some("1.20.0"));
-        assert_eq!(before(&moved_by_updates(&all), &["1.20"]).as_deref(), Some("1.19.0"));
+        let before = |shadows: &[BottlerocketShadow], exclude: &[&str]| {
+            before(&moved_by_updates(shadows), &shadows.iter().filter_map(kind_of).collect(), exclude)
+        };
+        assert_eq!(before(&all, &[]).as_deref(), Some("1.20.0"));
+        assert_eq!(before(&all, &["1.20"]).as_deref(), Some("1.19.0"));
         all.push(shadow("gpu", "1.15.0", "1.21.0", UPDATED));
-        assert_eq!(before(&moved_by_updates(&all), &[]), None, "kinds differ");
+        assert_eq!(before(&all, &[]), None, "kinds differ");
         let back = [shadow("x86", "1.22.0", "1.21.0", UPDATED)];
-        assert_eq!(before(&moved_by_updates(&back), &[]), None, "they were led back");
+        assert_eq!(before(&back, &[]), None, "they were led back");
         assert_eq!(before(&[], &[]), None);
     }
 }

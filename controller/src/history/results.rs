@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use models::operator::{ActiveRollout, BottlerocketUpdateOperatorStatus, Slot};
 use models::plain::cut;
 use models::reason::FailureReason;
 use models::shadow::{Progress, RolloutResult, Step};
@@ -22,6 +23,8 @@ pub(super) struct Results {
     under_way: BTreeMap<RowId, Waiting>,
     /// Results whose shadow was deleted with its node before a page held them.
     orphans: BTreeMap<RowId, Waiting>,
+    /// True once the attempts are known that an earlier leader waited for.
+    taken_over: bool,
 }
 
 /// The facts of the caches.
@@ -87,6 +90,45 @@ fn interrupted(shadow: &ShadowFacts) -> Option<Waiting> {
     Some(waiting(shadow, Arc::new(result)))
 }
 
+/// Returns the result of an attempt in its reboot that a slot alone knows, since an earlier leader saw the deletion of its Node; `None` if its
+/// reboot was not permitted, after which no machine is waited for.
+fn of_slot(slot: &Slot, rollouts: &[ActiveRollout]) -> Option<Waiting> {
+    let update = slot.update.as_ref().filter(|update| update.permitting_since.is_some())?;
+    let is_own = |rollout: &&ActiveRollout| {
+        (&rollout.variant, &rollout.arch, &rollout.version) == (&update.variant, &update.arch, &update.version)
+    };
+    let result = RolloutResult {
+        rollout: rollouts.iter().filter(is_own).map(ActiveRollout::number).max().unwrap_or(0),
+        step: 0,
+        attempt: update.attempt,
+        from: None,
+        to: update.version.clone(),
+        result: FailureReason::NodeDeleted.as_str().to_owned(),
+        drill: None,
+        message: "the Node was deleted during the attempt, after its reboot was permitted, and before this leader began: its \
+                  pods are not known"
+            .to_owned(),
+        started: slot.since,
+        drain_started: Some(slot.since),
+        drain_ended: None,
+        soak_started: None,
+        ended: slot.since,
+        boot_before: update.boot_id.clone(),
+        boot_after: String::new(),
+        pods: Arc::default(),
+        running: Vec::new(),
+    };
+    Some(Waiting {
+        node: slot.node.clone(),
+        uid: slot.uid.clone(),
+        variant: update.variant.clone(),
+        arch: update.arch.clone(),
+        result: Arc::new(result),
+        bytes: 0,
+        orphaned: false,
+    })
+}
+
 /// Adds what was known of an attempt before its Node was registered again: it goes on without that.
 fn complete(waiting: &mut Waiting, before: &RolloutResult) {
     if waiting.result.from.is_some() || before.from.is_none() {
@@ -99,6 +141,15 @@ fn complete(waiting: &mut Waiting, before: &RolloutResult) {
 }
 
 impl Results {
+    /// Takes over the attempts that an earlier leader waited for, from the first status that is read. Those that their shadows have are
+    /// known from there.
+    pub(super) fn take_over(&mut self, status: &BottlerocketUpdateOperatorStatus) {
+        if !std::mem::replace(&mut self.taken_over, true) {
+            let found = status.slots.iter().filter_map(|slot| of_slot(slot, &status.active_rollouts));
+            self.under_way.extend(found.map(|waiting| (waiting.id(), waiting)));
+        }
+    }
+
     /// The attempts under way at the last plan.
     pub(super) fn under_way(&self) -> impl Iterator<Item = &Waiting> {
         self.under_way.values()
@@ -187,12 +238,16 @@ impl Results {
             if shadows.has(&before) || self.seen.contains_key(&id) {
                 continue;
             }
+            // Another machine of the name begins its attempt with a shadow that knows the version before.
             let is_same = |other: &&mut Waiting| {
-                (&other.node, other.result.attempt, &other.result.to)
-                    == (&before.node, before.result.attempt, &before.result.to)
+                other.result.from.is_none()
+                    && (&other.node, other.result.attempt, &other.result.to)
+                        == (&before.node, before.result.attempt, &before.result.to)
             };
             if let Some(other) = under_way.values_mut().chain(present.values_mut()).find(is_same) {
                 complete(other, &before.result);
+                let before = Waiting { uid: other.uid.clone(), ..before };
+                under_way.entry(before.id()).or_insert(before);
             } else if let Some(has_slot) = awaited.get(&id) {
                 rollouts.extend(has_slot.then_some(before.result.rollout));
                 under_way.insert(id, before);
@@ -347,5 +402,76 @@ mod tests {
         collected(&mut results, &[rebooting()], &[]);
         collected(&mut results, &[], &[(ID, true)]);
         assert_eq!(collected(&mut results, &[], &[]).0, [row(ID, "NodeDeleted", 2)], "it did not come back in time");
+    }
+
+    #[test]
+    fn result_of_an_attempt_that_went_on_keeps_what_was_known_until_it_is_on_a_page() {
+        let mut results = Results::default();
+        collected(&mut results, &[rebooting()], &[]);
+        let ended = shadow("u2", json!({"results": [result(None)]}));
+        for _ in 0..3 {
+            assert_eq!(collected(&mut results, std::slice::from_ref(&ended), &[]).0, [row("u2", "Updated", 2)]);
+        }
+        assert_eq!(collected(&mut results, &[shadow("u2", json!({}))], &[]).0, [], "it is on a page");
+    }
+
+    #[test]
+    fn attempt_of_another_machine_with_the_name_of_a_deleted_node_has_a_row_of_its_own() {
+        let mut results = Results::default();
+        collected(&mut results, &[rebooting()], &[]);
+        let other = shadow("u2", json!({"progress": progress("Draining", Some("1.19.0"))}));
+        assert_eq!(collected(&mut results, &[other], &[]).0, [row(ID, "NodeDeleted", 2)]);
+        let ended = shadow("u2", json!({"results": [result(Some("1.19.0"))]}));
+        let found = collected(&mut results, &[ended], &[]).0;
+        assert_eq!(found, [row("u2", "Updated", 0), row(ID, "NodeDeleted", 2)]);
+    }
+
+    #[test]
+    fn attempt_whose_machine_an_earlier_leader_waited_for_has_a_row_once_its_slot_is_free() {
+        let status = |permitted: Option<&str>| {
+            let update = json!({
+                "version": "1.21.0", "variant": "v", "arch": "a", "attempt": 4, "bootId": "b1", "permittingSince": permitted,
+            });
+            serde_json::from_value::<BottlerocketUpdateOperatorStatus>(json!({
+                "slots": [{"uid": ID, "node": "a", "since": "2026-01-01T00:05:00Z", "update": update}],
+                "activeRollouts": [{
+                    "version": "1.21.0", "variant": "v", "arch": "a", "started": "2026-01-01T00:00:00Z", "stepsPassed": 0,
+                    "record": {"number": 7, "begun": "2026-01-01T00:00:00Z", "revision": {}, "phase": "Running"},
+                }],
+            }))
+            .unwrap()
+        };
+        let permitted = status(Some("2026-01-01T00:06:00Z"));
+        let going_on = shadow(ID, json!({"progress": progress("Rebooting", Some("1.20.0"))}));
+        let mut results = Results::default();
+        results.take_over(&permitted);
+        assert_eq!(collected(&mut results, &[], &[(ID, true)]), (Vec::new(), BTreeSet::from([7])), "it is waited for");
+        assert_eq!(collected(&mut results, &[], &[]).0, [row(ID, "NodeDeleted", 0)]);
+        let of = &results.orphans.values().next().unwrap().result;
+        assert_eq!(
+            (of.rollout, of.boot_before.as_str(), of.started.to_string().as_str()),
+            (7, "b1", "2026-01-01T00:05:00Z")
+        );
+        results.forget(&[(ID.to_owned(), 4)].into());
+        results.take_over(&permitted);
+        assert_eq!(collected(&mut results, &[], &[]).0, [], "once for each leader");
+        for (sentence, status, shadows) in [
+            ("its reboot was not permitted", status(None), vec![]),
+            ("its Node is there", permitted.clone(), vec![going_on, shadow(ID, json!({}))]),
+            (
+                "its Node was registered again",
+                permitted,
+                vec![shadow("u2", json!({"progress": progress("Returning", None)}))],
+            ),
+        ] {
+            let mut results = Results::default();
+            results.take_over(&status);
+            for shadow in shadows {
+                assert_eq!(collected(&mut results, &[shadow], &[]).0, [], "{sentence}");
+            }
+            let mut left = results.under_way.clone();
+            left.retain(|(uid, _), _| uid == ID);
+            assert!(left.is_empty(), "{sentence}: {left:?}");
+        }
     }
 }

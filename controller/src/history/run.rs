@@ -172,6 +172,9 @@ impl Historian {
     /// Node was deleted: those with a slot.
     fn collect(&mut self, operator: Option<&OperatorFacts>, now: Timestamp) -> (Vec<Waiting>, BTreeSet<i64>) {
         let unread = self.caches.operator.unreadable().contains_key(names::OPERATOR_NAME);
+        if let Some(operator) = operator.filter(|_| !unread) {
+            self.results.take_over(&operator.status);
+        }
         let has_slot = |waiting: &Waiting| {
             let own = |slot: &Slot| {
                 let update = slot.update.as_ref().filter(|_| slot.node == waiting.node);

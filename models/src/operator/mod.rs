@@ -47,6 +47,8 @@ pub const PROGRESSING: &str = "Progressing";
 pub const FROZEN: &str = "Frozen";
 /// Reason of the condition `Frozen` while failed versions are held for their own nodes alone, as a user has requested.
 pub const CONTAINED: &str = "Contained";
+/// Reason of the conditions `Frozen` and `Braked` after a `resume` has ended them, until they hold again.
+pub const RESUMED: &str = "Resumed";
 /// `Braked`: updates of a rollout have ended one after the other without a proof.
 pub const BRAKED: &str = "Braked";
 /// `Degraded`: the policy is invalid, or the operator cannot work.

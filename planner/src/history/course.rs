@@ -1,12 +1,16 @@
 //! The course of a rollout: entries that follow from the operator's status. Each change is compared with the entries and
 //! conditions that the record has already, so that none is lost and none is there twice under any leader.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, find_condition, set_condition};
 use models::history::{
     BottlerocketRolloutHistoryStatus, EntryKind, FROZEN, HistoryEntry, MOST_ENTRIES, RecordedRollout, RolloutPhase,
 };
-use models::operator::{ActiveRollout, CONTAINED, CompletionEstimate, ENABLED, KnownVersion, WINDOW_OPEN};
+use models::operator::{
+    ActiveRollout, BRAKED, CONTAINED, CompletionEstimate, ENABLED, KnownVersion, RESUMED, WINDOW_OPEN,
+};
 use models::plain::cut;
 use models::time::between;
 
@@ -15,11 +19,17 @@ use crate::view::OperatorFacts;
 /// The longest message of an entry.
 const MESSAGE: usize = 256;
 
+/// The most entries of a record that runs: there is room for the last one, and for those of one turn.
+const MOST_KEPT: usize = MOST_ENTRIES - 8;
+
 /// The messages of the entries `Resumed`, by which readers tell them apart.
 const ENABLED_AGAIN: &str = "updates were enabled again";
 const THAWED: &str = "failures no longer stop updates";
 const PROVEN: &str =
     "failures no longer stop updates: the nodes that had failed have proven the version, or the policy changed";
+
+/// The beginning of the message of an entry `Approved` that names accepted places.
+const ACCEPTED: &str = "places without a proof were accepted: ";
 
 /// The message of the entry `Resumed` at the end of a brake.
 const UNBRAKED: &str = "the rollout is no longer braked";
@@ -50,14 +60,10 @@ fn entry(time: Timestamp, kind: EntryKind, message: &str) -> HistoryEntry {
     HistoryEntry { time, kind, step: None, field_manager: None, message: cut(message, MESSAGE) }
 }
 
-/// Returns the field manager of the `resume` that has ended what held since this time; `None` if the last one is older than that: its
-/// annotation stays.
-fn resumed_by(operator: &OperatorFacts, since: Timestamp) -> Option<&String> {
-    let done = operator.status.requests.as_ref().and_then(|requests| requests.resume.as_ref());
-    let is_done = operator.resume.is_some() && operator.resume.as_ref() == done;
-    // The times of field managers are whole seconds.
-    let is_later = |at: Timestamp| at.as_second() >= since.as_second();
-    operator.managers.resume.as_ref().filter(|_| is_done && operator.managers.resume_written.is_some_and(is_later))
+/// Returns whether a `resume` has ended what held since this time, as the conditions of the operator say: one ends every freeze and brake.
+fn is_resumed(operator: &OperatorFacts, since: Timestamp) -> bool {
+    let ended = |found: &Condition| found.reason == RESUMED && found.last_transition_time >= since;
+    [FROZEN, BRAKED].iter().any(|type_| find_condition(&operator.status.conditions, type_).is_some_and(ended))
 }
 
 /// The states of the operator that a record follows, which has these conditions.
@@ -103,14 +109,16 @@ fn states<'a>(
     let (frozen, since, message) = of(models::operator::FROZEN, ConditionStatus::True);
     let contained = find_condition(conditions, models::operator::FROZEN).is_some_and(|found| found.reason == CONTAINED);
     let held_since = find_condition(recorded, FROZEN).map_or(now, |condition| condition.last_transition_time);
-    let thawed_by = if contained { managers.continue_others.as_ref() } else { resumed_by(operator, held_since) };
+    let resumed = is_resumed(operator, held_since);
+    let thawed_by =
+        if contained { managers.continue_others.as_ref() } else { managers.resume.as_ref().filter(|_| resumed) };
     let freeze = State {
         type_: FROZEN,
         // A rollout that a user has gone on without is still stopped.
         holds: frozen || quarantined.is_some_and(|quarantined| quarantined.contained),
         since,
         begins: EntryKind::Frozen,
-        ends: Some((EntryKind::Resumed, if thawed_by.is_some() { THAWED } else { PROVEN })),
+        ends: Some((EntryKind::Resumed, if contained || resumed { THAWED } else { PROVEN })),
         manager: thawed_by.filter(|_| !frozen),
         message,
     };
@@ -169,8 +177,7 @@ fn follow(status: &mut BottlerocketRolloutHistoryStatus, begun: Timestamp, state
 /// Removes entries beyond the limit: the oldest about windows first, and the first entry never.
 fn limit(entries: &mut Vec<HistoryEntry>) {
     let window = |entry: &HistoryEntry| matches!(entry.kind, EntryKind::WindowOpened | EntryKind::WindowClosed);
-    // Room for the last entry, and for those of one turn.
-    while entries.len() > MOST_ENTRIES - 8 {
+    while entries.len() > MOST_KEPT {
         let oldest = entries.iter().position(window).unwrap_or(1);
         entries.remove(oldest);
     }
@@ -216,7 +223,7 @@ fn follow_brake(entries: &mut Vec<HistoryEntry>, active: &ActiveRollout, operato
             entries.push(entry(now, EntryKind::Braked, &message));
         }
         Some(since) if !active.is_braked() && active.ended.is_none() => {
-            let field_manager = resumed_by(operator, since).cloned();
+            let field_manager = operator.managers.resume.clone().filter(|_| is_resumed(operator, since));
             entries.push(HistoryEntry { field_manager, ..entry(now, EntryKind::Resumed, UNBRAKED) });
         }
         _ => {}
@@ -233,12 +240,21 @@ fn last_step(entries: &[HistoryEntry], kind: EntryKind) -> i64 {
     })
 }
 
-/// Returns which places a user has accepted without a proof that no entry names, as a sentence; empty without one.
-fn accepted(entries: &[HistoryEntry], active: &ActiveRollout) -> String {
+/// Returns which places a user has accepted without a proof that no approval names, as sentences that each fit an entry.
+fn accepted(entries: &[HistoryEntry], active: &ActiveRollout) -> Vec<String> {
+    let approvals = entries.iter().filter(|entry| entry.kind == EntryKind::Approved);
+    let named = approvals.filter_map(|entry| entry.message.strip_prefix(ACCEPTED));
+    let named: BTreeSet<&str> = named.flat_map(|nodes| nodes.split(", ")).collect();
     let nodes = active.ledger.iter().flat_map(|ledger| &ledger.nodes).filter(|node| node.accepted);
-    let is_new = |node: &String| !entries.iter().any(|entry| entry.message.contains(node.as_str()));
-    let nodes: Vec<String> = nodes.map(ToString::to_string).filter(is_new).collect();
-    if nodes.is_empty() { String::new() } else { format!("places without a proof were accepted: {}", nodes.join(", ")) }
+    let nodes = nodes.map(|node| cut(&node.to_string(), MESSAGE - ACCEPTED.len()));
+    let mut sentences: Vec<String> = Vec::new();
+    for node in nodes.filter(|node| !named.contains(node.as_str())) {
+        match sentences.last_mut().filter(|last| last.len() + node.len() + 2 <= MESSAGE) {
+            Some(last) => *last += &format!(", {node}"),
+            None => sentences.push(format!("{ACCEPTED}{node}")),
+        }
+    }
+    sentences
 }
 
 /// Adds what has happened to canary steps: the approval is a request of this field manager.
@@ -250,9 +266,21 @@ fn follow_steps(entries: &mut Vec<HistoryEntry>, active: &ActiveRollout, manager
         entries.push(at(passed.saturating_add(1), EntryKind::StepDueAgain, ""));
     }
     let approved = last_step(entries, EntryKind::Approved);
-    if let Some(step) = active.approved_step.filter(|step| *step > approved) {
-        let message = accepted(entries, active);
-        entries.push(HistoryEntry { field_manager: manager.cloned(), ..at(step, EntryKind::Approved, &message) });
+    // An earlier build kept the approval of a step that was due again.
+    if let Some(step) = active.approved_step.filter(|step| *step <= passed.saturating_add(1)) {
+        let mut messages = accepted(entries, active);
+        let is_entry = |entry: &HistoryEntry| (entry.kind, entry.step) == (EntryKind::Approved, Some(step));
+        if step > approved && messages.is_empty() {
+            messages.push(String::new());
+        } else if step <= approved && (entries.len() >= MOST_KEPT || !entries.iter().any(is_entry)) {
+            // The places were accepted in an earlier record, or the entry that names them was removed.
+            messages.clear();
+        }
+        let entry = |message: String| HistoryEntry {
+            field_manager: manager.cloned(),
+            ..at(step, EntryKind::Approved, &message)
+        };
+        entries.extend(messages.into_iter().map(entry));
     }
     let before = last_step(entries, EntryKind::StepPassed);
     for step in (before.saturating_add(1)..=passed).take(MOST_ENTRIES) {

@@ -522,7 +522,10 @@ fn entries_tell_each_change_once_under_every_leader() {
         (
             Box::new(|s| {
                 let active = &mut s.operator.status.active_rollouts[0];
-                active.ledger = Some(RolloutLedger { due: 9, braked_until: Some(t(60)), ..RolloutLedger::default() });
+                let mut ledger = RolloutLedger { due: 9, braked_until: Some(t(60)), ..RolloutLedger::default() };
+                ledger.move_node(None, ("n3", models::reason::Proof::Unproven, "RebootTimedOut"));
+                ledger.row.clone_from(&ledger.nodes);
+                active.ledger = Some(ledger);
             }),
             &[EntryKind::Braked],
         ),
@@ -543,13 +546,21 @@ fn entries_tell_each_change_once_under_every_leader() {
         (
             Box::new(|s| {
                 let active = &mut s.operator.status.active_rollouts[0];
-                let ledger = active.ledger.as_mut().unwrap();
-                ledger.move_node(None, ("n3", models::reason::Proof::Unproven, "RebootTimedOut"));
-                ledger.accept();
+                active.ledger.as_mut().unwrap().accept();
                 (active.approved_step, active.steps_passed) = (Some(2), 2);
             }),
             &[EntryKind::Approved, EntryKind::StepPassed],
         ),
+        (
+            Box::new(|s| {
+                let ledger = s.operator.status.active_rollouts[0].ledger.as_mut().unwrap();
+                ledger.move_node(None, ("n30", models::reason::Proof::Unproven, "RebootTimedOut"));
+                ledger.accept();
+            }),
+            &[EntryKind::Approved],
+        ),
+        // An earlier build wrote it, and the step became due again.
+        (Box::new(|s| s.operator.status.active_rollouts[0].approved_step = Some(4)), &[]),
         (
             Box::new(|s| {
                 let active = &mut s.operator.status.active_rollouts[0];
@@ -576,51 +587,80 @@ fn entries_tell_each_change_once_under_every_leader() {
     let approved = entries.iter().filter(|entry| entry.kind == EntryKind::Approved);
     let approved: Vec<_> = approved.map(|entry| (entry.step, entry.message.as_str())).collect();
     let accepted = "places without a proof were accepted: n3 (RebootTimedOut)";
-    assert_eq!(approved, [(Some(2), ""), (Some(2), accepted), (Some(3), "")]);
+    let later = "places without a proof were accepted: n30 (RebootTimedOut)";
+    assert_eq!(approved, [(Some(2), ""), (Some(2), accepted), (Some(2), later), (Some(3), "")]);
     assert!(of(EntryKind::Quarantined).message.contains("n1"));
 }
 
-/// The annotation of an earlier `resume` stays on the resource.
 #[test]
-fn end_of_a_freeze_is_attributed_to_the_user_whose_resume_ended_it() {
-    let requests =
-        |value: &str| models::operator::OperatorRequests { resume: Some(value.into()), ..Default::default() };
-    for (sentence, written, acknowledged, by_user) in [
-        ("an earlier resume: a node has proven the version", 10, "1", false),
-        ("a resume that is not acknowledged yet", 45, "0", false),
-        ("a resume", 45, "1", true),
-        ("a resume in the same second", 40, "1", true),
+fn every_accepted_place_is_named_once() {
+    let (mut server, mut leader) = (Server::new(), Leader::default());
+    let mut ledger = RolloutLedger { due: 64, ..RolloutLedger::default() };
+    for number in 0..63 {
+        let node = format!("ip-10-0-0-{number}.eu-central-1.compute.internal");
+        ledger.move_node(None, (node.as_str(), models::reason::Proof::Unproven, "RebootTimedOut"));
+    }
+    let long = "n".repeat(253);
+    ledger.move_node(None, (long.as_str(), models::reason::Proof::Unproven, "RebootTimedOut"));
+    ledger.accept();
+    let names: Vec<String> = ledger.nodes.iter().map(|node| models::plain::cut(&node.node, 200)).collect();
+    let active = &mut server.operator.status.active_rollouts[0];
+    (active.ledger, active.approved_step) = (Some(ledger), Some(1));
+    server.settle(&mut leader, 0, 0);
+    server.settle(&mut Leader::default(), 1, 0);
+    let entries = server.status().entries;
+    let approved: Vec<_> = entries.iter().filter(|entry| entry.kind == EntryKind::Approved).collect();
+    assert!(approved.iter().all(|entry| entry.step == Some(1) && entry.message.chars().count() <= 256), "{approved:?}");
+    let text: String = approved.iter().map(|entry| entry.message.as_str()).collect();
+    assert!(names.iter().all(|name| text.matches(&format!(" {name}")).count() == 1), "{text}");
+}
+
+/// The annotation of an earlier `resume` stays on the resource, and its client writes other requests.
+#[test]
+fn end_of_a_freeze_or_brake_is_attributed_to_the_user_whose_resume_ended_it() {
+    for (sentence, freeze, brake, ended, by_user) in [
+        ("a node has proven the version", "NoFailures", "NotBraked", 50, false),
+        ("a resume", "Resumed", "NotBraked", 50, true),
+        ("a resume in the same second", "Resumed", "NotBraked", 40, true),
+        ("a resume before it", "Resumed", "Resumed", 30, false),
+        ("a resume that has ended another brake", "NoFailures", "Resumed", 50, true),
     ] {
         let (mut server, mut leader) = (Server::new(), Leader::default());
-        server.operator.resume = Some("1".into());
         server.operator.managers.resume = Some("kubectl-brupop".into());
-        server.operator.managers.resume_written = Some(t(written));
-        server.operator.status.requests = Some(requests(acknowledged));
-        for (status, at) in [(ConditionStatus::True, 40), (ConditionStatus::False, 50)] {
-            server.operator.status.conditions = vec![Condition {
-                type_: models::operator::FROZEN.into(),
-                status,
-                reason: "x".into(),
-                message: "m".into(),
-                last_transition_time: t(at),
-                observed_generation: None,
-            }];
-            server.settle(&mut leader, at, 0);
-        }
+        let ledger = |until| Some(RolloutLedger { braked_until: until, ..RolloutLedger::default() });
+        let condition = |type_: &str, status, reason: &str, at| Condition {
+            type_: type_.into(),
+            status,
+            reason: reason.into(),
+            message: "m".into(),
+            last_transition_time: t(at),
+            observed_generation: None,
+        };
+        let frozen = models::operator::FROZEN;
+        server.operator.status.conditions = vec![condition(frozen, ConditionStatus::True, "VersionFailed", 40)];
+        server.operator.status.active_rollouts[0].ledger = ledger(Some(t(99)));
+        server.settle(&mut leader, 40, 0);
+        server.operator.status.conditions = vec![
+            condition(frozen, ConditionStatus::False, freeze, ended),
+            condition(models::operator::BRAKED, ConditionStatus::False, brake, ended),
+        ];
+        server.operator.status.active_rollouts[0].ledger = ledger(None);
+        server.settle(&mut leader, 50, 0);
         let entries = server.status().entries;
-        let resumed = entries.iter().find(|entry| entry.kind == EntryKind::Resumed).unwrap();
+        let resumed: Vec<_> = entries.iter().filter(|entry| entry.kind == EntryKind::Resumed).collect();
+        assert_eq!(resumed.len(), 2, "{sentence}");
         let expected = by_user.then_some("kubectl-brupop");
-        assert_eq!(resumed.field_manager.as_deref(), expected, "{sentence}");
-        assert_eq!(resumed.message.contains("proven"), !by_user, "{sentence}");
+        assert!(resumed.iter().all(|entry| entry.field_manager.as_deref() == expected), "{sentence}: {resumed:?}");
+        assert_eq!(resumed[0].message.contains("proven"), !by_user, "{sentence}");
     }
 }
 
 #[test]
 fn rollout_of_the_failed_kind_stays_frozen_in_its_record_while_others_go_on() {
-    for (own, resumed) in [(true, false), (false, true)] {
+    for (own, resumed, client) in [(true, false, None), (false, true, Some("kubectl-annotate")), (false, true, None)] {
         let (mut server, mut leader) = (Server::new(), Leader::default());
         server.settle(&mut leader, 0, 1);
-        server.operator.managers.continue_others = Some("kubectl-annotate".into());
+        server.operator.managers.continue_others = client.map(str::to_owned);
         let condition = |status, reason: &str, at| Condition {
             type_: models::operator::FROZEN.into(),
             status,
@@ -651,8 +691,8 @@ fn rollout_of_the_failed_kind_stays_frozen_in_its_record_while_others_go_on() {
         server.settle(&mut leader, 51, 0);
         let entries = server.status().entries;
         let found = entries.iter().find(|entry| entry.kind == EntryKind::Resumed);
-        let manager = found.map(|entry| entry.field_manager.as_deref());
-        assert_eq!(manager, resumed.then_some(Some("kubectl-annotate")), "own: {own}");
+        let entry = found.map(|entry| (entry.field_manager.as_deref(), entry.message.as_str()));
+        assert_eq!(entry, resumed.then_some((client, "failures no longer stop updates")), "own: {own}");
     }
 }
 

@@ -64,13 +64,23 @@ pub fn test_notice_id(uid: &str, value: &str) -> String {
     format!("{uid}/test/{value}")
 }
 
+/// Returns whether the rollout of a record that was stopped goes on in another one, as where the record was full.
+fn is_continued(status: &BottlerocketUpdateOperatorStatus, rollout: &ActiveRollout) -> bool {
+    let continues = |other: &ActiveRollout| {
+        let first = other.record.as_ref().and_then(|record| record.first);
+        other.ended.is_none() && first.is_some() && part(other) == part(rollout)
+    };
+    let is_stopped = rollout.record.as_ref().is_some_and(|record| record.phase == RolloutPhase::Stopped);
+    is_stopped && rollout.ended.is_some() && status.active_rollouts.iter().any(continues)
+}
+
 /// Returns the events that a status shows, by their ids.
 fn facts<'a>(uid: &str, status: &'a BottlerocketUpdateOperatorStatus) -> BTreeMap<String, Fact<'a>> {
     let mut facts = BTreeMap::new();
     for rollout in &status.active_rollouts {
         if let Some(record) = &rollout.record {
             facts.insert(format!("{uid}/rollout/{}/started", record.number), Fact::Started(rollout));
-            if record.ended.is_some() {
+            if record.ended.is_some() && !is_continued(status, rollout) {
                 facts.insert(format!("{uid}/rollout/{}/ended", record.number), Fact::Ended(rollout));
             }
         }

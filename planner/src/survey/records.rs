@@ -93,10 +93,13 @@ fn end(
     (known && record.revision != *now).then_some(RolloutPhase::Stopped)
 }
 
-/// Returns whether the history may lack the end of the record that a rollout has in the operator's status.
+/// Returns whether the history may lack the end of the record that a rollout has in the operator's status, or the record itself, as where a
+/// ResourceQuota has kept it from being created.
 pub(super) fn is_unended(view: &ClusterView, rollout: &ActiveRollout) -> bool {
     rollout.record.as_ref().is_some_and(|record| {
-        record.ended.is_none() || view.history.highest.is_none() || view.history.running.contains(&record.number)
+        record.ended.is_none()
+            || view.history.highest.is_none_or(|highest| record.number > highest)
+            || view.history.running.contains(&record.number)
     })
 }
 

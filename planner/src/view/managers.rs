@@ -33,15 +33,13 @@ pub struct RequestManagers {
     pub approve_step: Option<String>,
     /// Of the annotation that requests to resolve failures.
     pub resume: Option<String>,
-    /// The time of the last write of that field manager.
-    pub resume_written: Option<Timestamp>,
     /// Of the annotation that requests to go on without the kinds of nodes that have failed.
     pub continue_others: Option<String>,
 }
 
 impl RequestManagers {
     pub(super) fn of(meta: &ObjectMeta) -> Self {
-        let last = |section: &str, group: Option<&str>, field: &str| {
+        let owner = |section: &str, group: Option<&str>, field: &str| {
             let entries = meta.managed_fields.iter().flatten().filter(|entry| {
                 let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
                 let section = fields.and_then(|fields| fields.get(format!("f:{section}")));
@@ -51,10 +49,8 @@ impl RequestManagers {
                 };
                 group.is_some_and(|group| group.get(format!("f:{field}")).is_some())
             });
-            entries.max_by_key(|entry| entry.time.as_ref().map(|time| time.0))
-        };
-        let owner = |section: &str, group: Option<&str>, field: &str| {
-            last(section, group, field)?.manager.as_deref().map(|manager| cut(manager, 128))
+            let last = entries.max_by_key(|entry| entry.time.as_ref().map(|time| time.0))?;
+            last.manager.as_deref().map(|manager| cut(manager, 128))
         };
         let annotation = |name| owner("metadata", Some("annotations"), name);
         Self {
@@ -63,8 +59,6 @@ impl RequestManagers {
             urgent: owner("spec", Some("version"), "urgent"),
             approve_step: annotation(names::APPROVE_STEP_ANNOTATION),
             resume: annotation(names::RESUME_ANNOTATION),
-            resume_written: last("metadata", Some("annotations"), names::RESUME_ANNOTATION)
-                .and_then(|entry| Some(entry.time.as_ref()?.0)),
             continue_others: annotation(names::CONTINUE_OTHERS_ANNOTATION),
         }
     }
@@ -119,7 +113,6 @@ mod tests {
         assert_eq!(found.urgent, expected("kubectl-patch"));
         assert_eq!((found.approve_step, found.continue_others), (expected("kubectl-annotate"), None));
         assert_eq!(found.resume, expected("kubectl-brupop"));
-        assert_eq!(found.resume_written.map(|at| at.to_string()).as_deref(), Some("2026-01-04T00:00:00Z"));
     }
 
     #[test]

@@ -142,6 +142,20 @@ fn each_event_of_rollout_has_one_notice_under_any_leader() {
 }
 
 #[test]
+fn rollout_that_goes_on_in_another_record_has_no_notice_of_an_end() {
+    let mut cluster = Cluster::of(vec![node("a"), node("b")]);
+    cluster.turn(t(0));
+    cluster.turn(t(1));
+    let history = &mut cluster.view.history;
+    (history.highest, history.running, history.full) = (Some(1), [1].into(), [1].into());
+    let ended = cluster.turn(t(10));
+    assert!(!events(&ended).contains(&"RolloutEnded"), "{ended:?}");
+    let rollouts = &cluster.view.operator.as_ref().unwrap().status.active_rollouts;
+    let ended = |rollout: &&ActiveRollout| rollout.record.as_ref().is_some_and(|record| record.ended.is_some());
+    assert_eq!((rollouts.len(), rollouts.iter().filter(ended).count()), (2, 1));
+}
+
+#[test]
 fn freeze_names_nodes_reason_and_resume_command_and_second_freeze_is_another_event() {
     let mut cluster = Cluster::of(vec![node("a"), node("b")]);
     cluster.turn(t(0));

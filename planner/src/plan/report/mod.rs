@@ -31,6 +31,7 @@ use crate::wait::Wait;
 use crate::wait::{BEFORE_RESUME as COMMAND, WaitReason};
 
 pub use events::news;
+use events::over;
 
 /// The number of reasons that the operator's status names.
 const REASONS: usize = 32;
@@ -195,9 +196,9 @@ pub(super) fn failed_too_often<'a>(spent: impl IntoIterator<Item = (&'a Key, &'a
 }
 
 /// Returns whether failures have stopped the rollout, as it is once a pending `continue-others` is acknowledged.
-fn frozen(survey: &Survey<'_>, quarantine: &Quarantine, resumed: bool) -> ConditionParts {
+fn frozen(survey: &Survey<'_>, quarantine: &Quarantine, stored: Option<&Condition>, resumed: bool) -> ConditionParts {
     if quarantine.is_empty() || resumed {
-        return (false, "NoFailures", String::new());
+        return over(stored, resumed, "NoFailures");
     }
     let request =
         |name, value: &str| format!("kubectl annotate bruo default -n <namespace> --overwrite {name}={value}");
@@ -222,9 +223,9 @@ fn frozen(survey: &Survey<'_>, quarantine: &Quarantine, resumed: bool) -> Condit
 }
 
 /// Returns whether a rollout is braked, with the reason of its nodes, that of the newest version first, and the command once.
-fn braked(survey: &Survey<'_>, resumed: bool) -> ConditionParts {
+fn braked(survey: &Survey<'_>, stored: Option<&Condition>, resumed: bool) -> ConditionParts {
     let brakes = survey.rollouts.braked(&survey.quarantine);
-    let Some((_, last)) = brakes.last().filter(|_| !resumed) else { return (false, "NotBraked", String::new()) };
+    let Some((_, last)) = brakes.last().filter(|_| !resumed) else { return over(stored, resumed, "NotBraked") };
     let text = last.to_string();
     let command = text.rsplit_once(COMMAND).map_or("", |(_, command)| command);
     let parts = brakes.iter().map(|((variant, arch, version), wait)| {
@@ -416,8 +417,8 @@ pub(super) fn status(
         (ENABLED, (policy.enabled, if policy.enabled { "Enabled" } else { "Disabled" }, switched.to_owned())),
         (WINDOW_OPEN, window(survey)),
         (PROGRESSING, progress(progressing, plan)),
-        (FROZEN, frozen(survey, &quarantine, resumed)),
-        (BRAKED, braked(survey, resumed)),
+        (FROZEN, frozen(survey, &quarantine, find_condition(&conditions, FROZEN), resumed)),
+        (BRAKED, braked(survey, find_condition(&conditions, BRAKED), resumed)),
         (DEGRADED, degraded),
     ];
     let migrated = reported.migration.state.clone().map(|state| (STORAGE_MIGRATED, state));

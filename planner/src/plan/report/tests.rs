@@ -1,5 +1,6 @@
 //! Tables of the status and the Events of a fleet.
 
+use models::operator::RESUMED;
 use models::reason::FailureReason;
 use models::shadow::{HostState, Step};
 
@@ -225,6 +226,25 @@ fn freeze_and_resume_emit_one_event_each() {
     ] {
         let notes = news(&conditions(old), &conditions(new));
         assert_eq!(notes.iter().map(|n| n.reason).collect::<Vec<_>>(), Vec::from_iter(expected), "{sentence}");
+    }
+}
+
+#[test]
+fn reason_of_an_ended_freeze_is_the_resume_that_ended_it_until_the_next_one() {
+    let stored = |holds: bool, reason: &str| {
+        let mut condition = conditions(Some((holds, ""))).remove(0);
+        condition.reason = reason.to_owned();
+        Some(condition)
+    };
+    for (sentence, stored, resumed, expected) in [
+        ("nothing is recorded", None, false, "NoFailures"),
+        ("a resume ends it", stored(true, "VersionFailed"), true, RESUMED),
+        ("a resume ends it for the nodes that failed", stored(false, CONTAINED), true, RESUMED),
+        ("a resume ended it before", stored(false, RESUMED), false, RESUMED),
+        ("a node has proven the version", stored(true, "VersionFailed"), false, "NoFailures"),
+        ("a resume where nothing was frozen", stored(false, "NoFailures"), true, "NoFailures"),
+    ] {
+        assert_eq!(over(stored.as_ref(), resumed, "NoFailures").1, expected, "{sentence}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! A version that has failed on one kind of node, and a user who goes on with the others: variant and architecture are a kind.
 
 use models::condition::{Condition, ConditionStatus, find_condition};
-use models::operator::{CONTAINED, FROZEN, Quarantined, frozen_since};
+use models::operator::{CONTAINED, FROZEN, Quarantined, RESUMED, frozen_since};
 use models::reason::FailureReason;
 use models::shadow::{HostState, Step, VersionFailure};
 use semver::Version;
@@ -147,7 +147,7 @@ fn containment_lasts_until_resume_and_ends_with_the_quarantine() {
     }
     let before = view.operator.clone().unwrap().status.conditions;
     turn(&mut view, &policy, 7);
-    assert_eq!(condition(&view).reason, "NoFailures");
+    assert_eq!(condition(&view).reason, RESUMED);
     let after = &view.operator.as_ref().unwrap().status;
     let reasons: Vec<_> = news(&before, &after.conditions).into_iter().map(|note| note.reason).collect();
     assert_eq!(reasons, ["Resumed"]);

@@ -216,6 +216,7 @@ fn follow_up_waits_for_its_record_and_full_record_does_not() {
     let rollouts = crate::survey::rollout::follow(&fleet.view, &fleet.policy, wanted, t(fleet.second));
     assert_eq!(rollouts.of(late, &NEW).unwrap().number, 0, "its attempts are none of the ended record's");
     fleet.second += 3600;
+    fleet.view.history.highest = Some(most + 1);
     assert_eq!(fleet.settle(), [(NEW, most + 2, Running)]);
     assert_eq!(fleet.newest(), (most + 2, Some(1)));
 }
@@ -257,6 +258,7 @@ fn rollout_back_and_forth_between_versions_gets_three_numbers() {
     assert_eq!(fleet.settle(), [(NEW, 1, Running)], "it keeps its number");
     fleet.offer(&NEWER);
     assert_eq!(fleet.settle(), [(NEW, 1, Superseded), (NEWER, 2, Running)]);
+    fleet.view.history.highest = Some(2);
     fleet.offer(&NEW);
     assert_eq!(fleet.settle(), [(NEWER, 2, Superseded), (NEW, 3, Running)]);
     assert_eq!(fleet.newest(), (3, None), "it continues neither of them");
@@ -343,6 +345,7 @@ fn late_node_gets_rollout_that_names_first_one() {
     for (number, late) in [(2, "b"), (3, "c")] {
         fleet.run(&NEW);
         assert_eq!(fleet.settle(), [(NEW, number - 1, Completed)]);
+        fleet.view.history.highest = Some(number - 1);
         fleet.add(node(late));
         assert_eq!(fleet.settle(), [(NEW, number, Running)]);
         assert_eq!(fleet.newest(), (number, Some(1)));
@@ -354,7 +357,7 @@ fn rollout_whose_record_is_full_continues_in_another_one() {
     let mut fleet = Fleet::of(vec![node("a")]);
     fleet.settle();
     for number in [2, 3] {
-        fleet.view.history.full = [number - 1].into();
+        (fleet.view.history.full, fleet.view.history.highest) = ([number - 1].into(), Some(number - 1));
         assert_eq!(fleet.settle(), [(NEW, number, Running)]);
         assert_eq!(fleet.newest(), (number, Some(1)));
     }
@@ -364,7 +367,17 @@ fn rollout_whose_record_is_full_continues_in_another_one() {
 fn record_that_another_one_replaces_stays_until_history_has_its_end() {
     type Change = fn(&mut Fleet);
     type Case<'a> = (&'a str, Change, &'a [(Version, i64, RolloutPhase)]);
-    let cases: [Case<'_>; 3] = [
+    let cases: [Case<'_>; 4] = [
+        (
+            "a node comes after completion, and the record could not be created",
+            |fleet| {
+                fleet.run(&NEW);
+                fleet.settle();
+                (fleet.view.history.highest, fleet.view.history.running) = (Some(0), BTreeSet::new());
+                fleet.add(node("b"));
+            },
+            &[(NEW, 1, Completed), (NEW, 2, Running)],
+        ),
         (
             "a node comes after completion",
             |fleet| {
@@ -397,6 +410,7 @@ fn record_that_another_one_replaces_stays_until_history_has_its_end() {
         let under_way = rollouts.iter().filter(|rollout| rollout.version == NEW && rollout.ended.is_none());
         assert_eq!(under_way.count(), 1, "{sentence}");
         fleet.view.history.running.remove(&1);
+        fleet.view.history.highest = fleet.view.history.highest.max(Some(1));
         let left: Vec<_> = expected.iter().filter(|(_, number, _)| *number != 1).cloned().collect();
         assert_eq!(fleet.settle(), left, "{sentence}");
     }
