@@ -550,6 +550,15 @@ fn step_due(
     due.map(|due| due.step)
 }
 
+/// Passes the canary step due, the one of this index.
+fn pass(policy: &Policy, step: usize, rollout: &mut Rollout, ledger: &mut RolloutLedger) {
+    if ledger.due < ledger.share {
+        // Few nodes have passed it for those that are left alone: with more than twice as many it is due again.
+        rollout.base = rollout.base.min(rollout.nodes);
+    }
+    ledger.passed = places(policy, rollout.base).get(step).copied().unwrap_or(ledger.share);
+}
+
 /// Advances a rollout by as many canary steps as are passed.
 fn step_on(
     policy: &Policy,
@@ -580,7 +589,7 @@ fn step_on(
     let used = ledger.used();
     loop {
         let due = step_due(policy, active, ledger, &rollout);
-        let (places, share) = (ledger.due, ledger.share);
+        let places = ledger.due;
         let Some((passed, step)) = due.and_then(|due| Some((due, policy.canary.get(due)?))) else {
             (active.step_done, active.approved) = (None, false);
             rollout.left = None;
@@ -626,12 +635,7 @@ fn step_on(
             (rollout.left, rollout.wait) = (Some(0), waits(None, None, named.fallen));
             return (rollout, None);
         }
-        ledger.passed = share;
-        if places < share {
-            // So few nodes have passed it for so many alone: with more than twice as many it is due again.
-            rollout.base = rollout.base.min(rollout.nodes);
-            ledger.passed = self::places(policy, rollout.base).get(passed).copied().unwrap_or(share);
-        }
+        pass(policy, passed, &mut rollout, ledger);
     }
 }
 

@@ -94,7 +94,9 @@ impl Followed {
     fn follow_base(&mut self, policy: &Policy, base: usize) {
         if base < self.base {
             let steps = shares(policy, self.base).iter().filter(|places| **places <= self.passed).count();
-            self.passed = steps.checked_sub(1).map_or(0, |last| shares(policy, base)[last]);
+            let passed = steps.checked_sub(1).map_or(0, |last| shares(policy, base)[last]);
+            // An earlier rollout of the version may have taken more.
+            self.passed = passed.max(self.booted.len());
             (self.since, self.full) = (None, (0, 0));
         }
         self.base = base;
