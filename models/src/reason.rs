@@ -141,9 +141,10 @@ impl End {
     }
 
     /// Returns whether the end adds its node to the row of ends without a proof, which brakes a rollout. One from outside shows
-    /// nothing about the rollout, unless it leaves a node on the version without a proof.
+    /// nothing about the rollout, unless it leaves a node on the version without a proof. Without a policy, good nodes have none either.
     pub const fn brakes(&self, proof: Proof) -> bool {
         match (proof, self.class) {
+            (Proof::Unproven, Nothing) if matches!(self.failure, Some(FailureReason::Disabled)) => false,
             (Proof::Proven, _) | (Proof::Free, Nothing) => false,
             (Proof::Unproven | Proof::Failed | Proof::Unknown, _) | (Proof::Free, Node | Version) => true,
         }
@@ -515,6 +516,15 @@ mod tests {
     fn boots_and_health_alone_count_against_the_version() {
         let of_version = ENDS.iter().filter(|end| end.class == Version).map(|end| end.reason);
         assert_eq!(of_version.collect::<Vec<_>>(), ["BootFellBack", "NotReadyAfterBoot", "SoakFailed"]);
+    }
+
+    #[test]
+    fn good_node_without_a_policy_brakes_no_rollout() {
+        for (reason, brakes) in
+            [(FailureReason::Disabled, false), (FailureReason::HealthUnknown, true), (FailureReason::Held, true)]
+        {
+            assert_eq!(reason.end().brakes(Proof::Unproven), brakes, "{reason}");
+        }
     }
 
     #[test]

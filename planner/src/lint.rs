@@ -309,16 +309,19 @@ fn beyond_places(
     let goes = |node: &NodeView| node.update().is_some_and(|progress| progress.version == rollout.version);
     let least = of(&|node| lacks(node) && rollout::is_behind(node, &rollout.version));
     let (base, most) = of(&|node| lacks(node) || goes(node));
-    let most = (base, most.saturating_add(view.unreadable.nodes.len()));
+    let most = (base, most.saturating_add(rollout::of_unknown_kind(view, rollout)));
     let before = view.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
     let mut before = before.filter(|before| before.ended.is_none() && key_of(before) == key_of(rollout));
     let before = before.find_map(|before| before.ledger.clone()).unwrap_or_default();
+    let was_due = rollout::due(policy, (number(before.base), 0), before.passed);
     let mut passed = recorded.passed.min(good.max(before.passed));
     let due = loop {
         let steps = (rollout::due(policy, least, passed), rollout::due(policy, most, passed));
         let (Some(least), Some(most)) = steps else { return Vec::new() };
         // Where few nodes are left, fewer places than its share pass a step, and those that are used up stay as they are.
-        let full = if before.share == least.share { least.due.min(before.due) } else { least.due };
+        let is_same = was_due.is_some_and(|was| was.step == least.step) && before.share >= least.share;
+        let stays = is_same && least.due <= before.due.saturating_mul(2);
+        let full = if stays { least.due.min(before.due) } else { least.due };
         if good < full || recorded.passed < least.share {
             break most.due;
         }

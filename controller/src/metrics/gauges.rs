@@ -38,7 +38,7 @@ pub(super) const FLEET: [Entry; 30] = [
         "Versions that are not taken any more because nodes failed on them, per variant and architecture",
     ),
     ("policy_degraded", &[], "1 while the policy is invalid, so that an earlier one is in force"),
-    ("window_open", &[], "1 while the schedule of all nodes allows nodes to be taken out of service"),
+    ("window_open", &[], "1 while the schedule of some nodes allows them to be taken out of service"),
     ("nodes_behind", &[], "Nodes that run an earlier version than policy lets them take"),
     (
         "behind_since_timestamp_seconds",

@@ -29,8 +29,8 @@ pub struct RolloutLedger {
     /// further records.
     #[serde(default)]
     pub first: i64,
-    /// Number of nodes that the rollout has to update, of which canary steps are shares; 0 until its first slot is given. From
-    /// then on it stays, unless more nodes join than it counts: then it rises.
+    /// Number of nodes that the rollout has to update, of which canary steps are shares; 0 until its first slot is given. It
+    /// rises once there are more than twice as many, and falls to those that are left where a step is passed with fewer places than `share`.
     #[serde(default)]
     pub base: i64,
     /// Number of places of the canary steps that are passed.

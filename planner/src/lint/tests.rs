@@ -243,26 +243,28 @@ fn validator_accepts_reboot_only_for_attempt_that_drained_node() {
     }
 }
 
+/// The slot of a node for its update.
+fn slot_of_update(name: &str) -> Slot {
+    let update = models::operator::SlotUpdate {
+        version: NEW,
+        variant: "aws-k8s-1.37".into(),
+        arch: "x86_64".into(),
+        attempt: 1,
+        boot_id: "b1".into(),
+        provider_id: None,
+        had: None,
+        permitting_since: None,
+        removed_in: None,
+        zone: String::new(),
+        group: None,
+        control_plane: false,
+    };
+    Slot { update: Some(update), ..crate::fixtures::slot(name) }
+}
+
 /// Under a canary step of one node, with what the plan records of the rollout.
 #[test]
 fn validator_gives_no_slot_beyond_the_places_of_a_step() {
-    let slot = |name: &str| {
-        let update = models::operator::SlotUpdate {
-            version: NEW,
-            variant: "aws-k8s-1.37".into(),
-            arch: "x86_64".into(),
-            attempt: 1,
-            boot_id: "b1".into(),
-            provider_id: None,
-            had: None,
-            permitting_since: None,
-            removed_in: None,
-            zone: String::new(),
-            group: None,
-            control_plane: false,
-        };
-        Slot { update: Some(update), ..crate::fixtures::slot(name) }
-    };
     for (sentence, ledger, given, broken) in [
         ("the first", (0, 0, 0, 0), vec!["a"], false),
         ("the second beside the first", (0, 0, 0, 0), vec!["a", "c"], true),
@@ -284,7 +286,29 @@ fn validator_gives_no_slot_beyond_the_places_of_a_step() {
         let active = models::operator::ActiveRollout { ledger: Some(ledger), ..crate::fixtures::rollout(NEW) };
         let mut status = view.operator.as_ref().unwrap().status.clone();
         status.active_rollouts = vec![active];
-        let slots = given.iter().map(|name| slot(name)).collect();
+        let slots = given.iter().map(|name| slot_of_update(name)).collect();
+        let mut plan = Plan { slots: Some(slots), status: Some(status), ..Plan::default() };
+        let found = lint(&view, &policy, &mut plan).iter().any(|finding| finding.property == "S12");
+        assert_eq!(found, broken, "{sentence}");
+    }
+}
+
+/// The rollout began with 300 nodes, of which two have proven the version. A third is given a slot.
+#[test]
+fn validator_counts_places_among_the_nodes_that_are_left() {
+    for (sentence, left, hidden, broken) in
+        [("few are left", 8, 0, true), ("most are left", 298, 0, false), ("most cannot be read", 8, 290, false)]
+    {
+        let nodes = (0..left).map(|number| at(&format!("n{number:03}"), Step::Staged, 0, HostState::StagedUpdate));
+        let (mut view, _) = cluster(nodes.collect(), &[]);
+        view.unreadable.nodes = (0..hidden).map(|number| (format!("hidden-{number}"), "a field".into())).collect();
+        let spec = json!({"maxUnavailable": 5, "strategy": {"canary": [{"nodes": "10%"}]}});
+        let policy = crate::fixtures::with_policy(&mut view, spec);
+        let ledger = models::operator::RolloutLedger { base: 300, proven: 2, ..Default::default() };
+        let active = models::operator::ActiveRollout { ledger: Some(ledger), ..crate::fixtures::rollout(NEW) };
+        let mut status = view.operator.as_ref().unwrap().status.clone();
+        status.active_rollouts = vec![active];
+        let slots = vec![slot_of_update("n000")];
         let mut plan = Plan { slots: Some(slots), status: Some(status), ..Plan::default() };
         let found = lint(&view, &policy, &mut plan).iter().any(|finding| finding.property == "S12");
         assert_eq!(found, broken, "{sentence}");

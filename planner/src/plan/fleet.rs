@@ -21,7 +21,7 @@ use super::slots::Budget;
 use super::{Plan, evictions, follow, freshness, labels, notices, order, report, shadows, silence, slots};
 use crate::decision::{Action, Decision, Verdict};
 use crate::phase;
-use crate::policy::{Policy, WindowState};
+use crate::policy::Policy;
 use crate::revisions::RevisionAction;
 use crate::survey::agents::POD_GRACE_PERIOD;
 use crate::survey::quarantine::Quarantine;
@@ -207,7 +207,7 @@ impl<'a> Planner<'a> {
         let noticed = missing.flatten().map(|since| after(since, POD_GRACE_PERIOD));
         self.wake(noticed.filter(|at| *at > self.now).min());
         self.plan.approval = self.survey.rollouts.awaiting_approval().filter(|_| self.policy.enabled).cloned();
-        self.plan.window_open = matches!(self.survey.windows.first(), Some(WindowState::Open { .. }));
+        self.plan.window_open = report::window(self.survey).0;
         for state in &self.survey.windows {
             self.plan.wake = earliest(self.plan.wake, report::changes(state));
         }

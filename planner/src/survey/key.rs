@@ -27,6 +27,14 @@ pub(crate) fn is_member(node: &NodeView, rollout: &ActiveRollout) -> bool {
     kind(node) == (rollout.variant.as_str(), rollout.arch.as_str())
 }
 
+/// Returns whether a node whose agent has not reported, or whose shadow cannot be read, may be of that variant and architecture.
+pub(crate) fn may_be_member(node: &NodeView, rollout: &ActiveRollout) -> bool {
+    let facts = &node.facts;
+    kind(node) == ("", "")
+        && facts.variant().is_none_or(|variant| variant == rollout.variant)
+        && facts.arch().is_none_or(|arch| arch == rollout.arch)
+}
+
 /// The rollout that takes a node to a version: each variant and architecture has its own.
 pub(crate) fn key<'a>(node: &'a NodeView, version: &'a Version) -> KeyRef<'a> {
     let (variant, arch) = kind(node);

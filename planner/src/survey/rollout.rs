@@ -11,7 +11,7 @@ use semver::Version;
 use super::brake::{self, Brake, Busy};
 use super::ended;
 use super::fallen;
-use super::key::{KeyRef, borrowed, is_member, key, key_of};
+use super::key::{KeyRef, borrowed, is_member, key, key_of, may_be_member};
 use super::ledger::{self, Memory};
 use super::quarantine::Quarantine;
 use super::urgency::Urgency;
@@ -441,12 +441,20 @@ fn counted(
     let gone = usize::try_from(ledger.used()).unwrap_or(0).saturating_sub(seen);
     rollout.base += gone;
     // Those that are not known to be gone are left.
-    rollout.nodes += gone + view.unreadable.nodes.len();
+    rollout.nodes += gone + of_unknown_kind(view, active);
     let fixed = usize::try_from(ledger.base).unwrap_or(0);
     if fixed > 0 && rollout.base <= fixed.saturating_mul(2) {
         rollout.base = fixed;
     }
     (rollout, on_their_way)
+}
+
+/// Returns the number of nodes that may be left of a rollout although their kind is not known: they or their shadows cannot be read, or
+/// their agents have not reported yet.
+pub(crate) fn of_unknown_kind(view: &ClusterView, rollout: &ActiveRollout) -> usize {
+    let may_be_left =
+        |node: &&NodeView| node.facts.labelled && may_be_member(node, rollout) && !ledger::runs(node, rollout);
+    view.unreadable.nodes.len() + view.nodes.values().filter(may_be_left).count()
 }
 
 /// Returns whether a node runs an earlier version.
@@ -471,7 +479,7 @@ fn places(policy: &Policy, base: usize) -> Vec<i64> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StepPlaces {
     /// The index of the step.
-    step: usize,
+    pub(crate) step: usize,
     /// The share of all nodes that the rollout has to update.
     pub(crate) share: i64,
     /// The share of those that are left, and no more than that.
@@ -526,18 +534,29 @@ fn step_due(
     // An earlier version of the operator recorded no share: its places were that.
     let before = if ledger.share == 0 { ledger.due } else { ledger.share };
     let first = ledger.due == 0 && active.ledger.is_none();
-    if share != before && !first {
+    // Fewer nodes were there for a moment, or policy has other places for the same share.
+    let outgrown = due.is_some_and(|due| due.due > ledger.due.saturating_mul(2));
+    if (share != before || outgrown) && !first {
         // Another step, or a change of this one: an approval and a soak are for one step as it was.
         (active.step_done, active.approved) = (None, false);
     }
-    // Places that are used up stay as they are: nodes that come by day and go by night would begin each soak again.
-    if share != before || ledger.used() < ledger.due {
+    // Other places that are used up stay as they are: nodes that come by day and go by night would begin each soak again.
+    if share != before || outgrown || ledger.used() < ledger.due {
         // So do those of nodes that are on their way.
         let taken = ledger.used().saturating_add(i64::try_from(rollout.disrupted).unwrap_or(i64::MAX));
         ledger.due = due.map_or(0, |due| due.due.max(taken).min(due.share));
     }
     ledger.share = share;
     due.map(|due| due.step)
+}
+
+/// Passes the canary step due, the one of this index.
+fn pass(policy: &Policy, step: usize, rollout: &mut Rollout, ledger: &mut RolloutLedger) {
+    if ledger.due < ledger.share {
+        // Few nodes have passed it for those that are left alone: with more than twice as many it is due again.
+        rollout.base = rollout.base.min(rollout.nodes);
+    }
+    ledger.passed = places(policy, rollout.base).get(step).copied().unwrap_or(ledger.share);
 }
 
 /// Advances a rollout by as many canary steps as are passed.
@@ -570,7 +589,7 @@ fn step_on(
     let used = ledger.used();
     loop {
         let due = step_due(policy, active, ledger, &rollout);
-        let (places, share) = (ledger.due, ledger.share);
+        let places = ledger.due;
         let Some((passed, step)) = due.and_then(|due| Some((due, policy.canary.get(due)?))) else {
             (active.step_done, active.approved) = (None, false);
             rollout.left = None;
@@ -616,7 +635,7 @@ fn step_on(
             (rollout.left, rollout.wait) = (Some(0), waits(None, None, named.fallen));
             return (rollout, None);
         }
-        ledger.passed = share;
+        pass(policy, passed, &mut rollout, ledger);
     }
 }
 

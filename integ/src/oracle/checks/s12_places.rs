@@ -34,10 +34,10 @@ struct Taken {
 struct Rollout {
     /// By the uid of the Node. A node that was deleted keeps its place, also where its machine is registered as another Node.
     taken: BTreeMap<String, Taken>,
-    /// Uids of the nodes that were seen on another version. A share of them is at least that of the operator, and a share of those
-    /// that there were at the first permit is at most that.
+    /// Uids of the nodes that were seen on another version. A share of them is at least that of the operator, and a share of the
+    /// fewest that were taken or left at a permit is at most that.
     to_update: BTreeSet<String>,
-    began_with: usize,
+    fewest: usize,
     /// Nodes that have proven it before the history begins.
     given: usize,
     /// Places of steps that a user has approved, and whether without a proof.
@@ -61,7 +61,7 @@ impl Rollout {
         for step in spec.strategy.iter().flat_map(|strategy| &strategy.canary) {
             let places = |nodes: usize, before: usize| step.nodes.rounded_up(nodes).unwrap_or(1).max(before + 1);
             let before = least;
-            least = places(self.given + self.began_with, before);
+            least = places(self.given + self.fewest, before);
             most = places(self.given + self.to_update.len(), most);
             let mut named = self.approved.iter().filter(|(places, _)| (before + 1..=most).contains(places)).peekable();
             let approved = named.peek().is_some() || step.approval.unwrap_or_default() == StepApproval::Automatic;
@@ -193,11 +193,15 @@ impl super::Check for Check {
             }
             let rollout = self.rollouts.entry(key).or_default();
             if rollout.taken.is_empty() {
-                rollout.began_with = rollout.to_update.len();
+                rollout.fewest = rollout.to_update.len();
             }
             let has_place = rollout.taken.get(uid).is_some_and(|taken| !taken.freed);
             let taken = Taken { name: name.clone(), under_way: true, ..Taken::default() };
             rollout.taken.entry(uid.clone()).or_insert(taken).freed = false;
+            let is_left = |uid: &String| rollout.to_update.contains(uid) && !rollout.taken.contains_key(uid);
+            let owners = moment.world.shadows.values().filter_map(|shadow| shadow.owner.as_ref());
+            let left = owners.filter(|(_, uid)| is_left(uid)).count();
+            rollout.fewest = rollout.fewest.min(rollout.taken.len() + left);
             if let Some(operator) = moment.world.operator.as_ref().filter(|_| !has_place) {
                 let due = rollout.due(&operator.spec);
                 let (used, proven) = (rollout.used(), rollout.proven());
@@ -337,6 +341,26 @@ mod tests {
         assert_eq!(scenario.judge().violations, []);
         scenario.until_permit("b");
         scenario.assert_only(Property::S12);
+    }
+
+    #[test]
+    fn share_is_counted_over_nodes_that_are_left() {
+        let nodes = ["a", "b", "c", "d", "e", "f", "g", "h"];
+        for (sentence, gone, passes) in [("none is gone", 0, false), ("most are gone", 5, true)] {
+            let percent = CountOrPercent::Percent("25%".into());
+            let mut scenario = canary(&nodes, &[percent], StepApproval::Manual);
+            scenario.update("a");
+            nodes.iter().rev().take(gone).for_each(|node| scenario.delete_node(node));
+            approve(&mut scenario, "7/1@x");
+            scenario.update_ending("b", "HealthUnknown");
+            assert_eq!(scenario.judge().violations, [], "{sentence}");
+            scenario.until_permit("c");
+            if passes {
+                assert_eq!(scenario.judge().violations, [], "{sentence}");
+            } else {
+                scenario.assert_only(Property::S12);
+            }
+        }
     }
 
     #[test]

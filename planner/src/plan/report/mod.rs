@@ -158,7 +158,8 @@ fn next_window(survey: &Survey<'_>) -> Option<Timestamp> {
     all.into_iter().chain(groups).filter(|state| !open(state)).filter_map(changes).min()
 }
 
-fn window(survey: &Survey<'_>) -> ConditionParts {
+/// Returns the condition `WindowOpen`.
+pub(super) fn window(survey: &Survey<'_>) -> ConditionParts {
     let (all, groups) = survey.windows_in_use();
     match (all, all.into_iter().chain(groups.iter().copied()).any(open)) {
         (Some(WindowState::Open { until: None }), _) => (true, "AlwaysOpen", String::new()),

@@ -1,5 +1,7 @@
 //! The ledger of a rollout: which ends use up a place, what passes a step, and what survives of it.
 
+use std::collections::BTreeMap;
+
 use models::operator::{ActiveRollout, LedgerNode, RolloutLedger, Slot};
 use models::reason::{FailureReason, Proof};
 use models::shadow::{ArmedPhase, HostState, NodeProof, Permit, Step};
@@ -348,20 +350,54 @@ fn nodes_that_are_left_of_a_fleet_do_not_all_fit_into_a_step() {
         if found == "slot" {
             continue;
         }
-        // A user approves it, and the pool grows again to no more than there were.
+        // A user approves it for as many nodes as there are.
+        view.operator.as_mut().unwrap().status = made.status.unwrap();
+        view.operator.as_mut().unwrap().approve_step = Some(format!("{expected}@yes"));
+        let mut made = plan(&view, &policy, t(61));
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{sentence}");
+        assert!(!slots_of(&made).is_empty(), "{sentence}: {:?}", made.waits.get("n00"));
+        let (passed, due) = if proven == 2 { ((10, 2), (210, 21)) } else { ((38, 19), (238, 119)) };
+        assert_eq!((ledger(&made).base, ledger(&made).passed), passed, "{sentence}");
+        // The pool grows again to no more than there were: so few proofs are not enough for so many.
         view.operator.as_mut().unwrap().status = made.status.unwrap();
         for number in 0..200 {
             let name = format!("late-{number:03}");
             view.nodes.insert(name.clone(), node(&name));
         }
-        let made = plan(&view, &policy, t(61));
-        assert!(slots_of(&made).is_empty(), "{sentence}: it awaits the same approval: {:?}", made.waits.get("n00"));
-        view.operator.as_mut().unwrap().approve_step = Some(format!("{expected}@yes"));
-        let mut made = plan(&view, &policy, t(62));
-        assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{sentence}");
-        assert!(!slots_of(&made).is_empty(), "{sentence}: {:?}", made.waits.get("n00"));
-        let passed = if proven == 2 { 30 } else { 150 };
-        assert_eq!(ledger(&made).passed, passed, "{sentence}: it is not due again");
+        let made = plan(&view, &policy, t(62));
+        assert_eq!((ledger(&made).base, ledger(&made).due), due, "{sentence}");
+    }
+}
+
+/// The rollout began with 300 nodes. For one turn eight are left, then more are back.
+#[test]
+fn step_that_is_full_for_a_few_nodes_is_due_again_once_many_are_back() {
+    let (tenth, thirty) = (json!([{"nodes": "10%", "soak": "1h"}]), json!([{"nodes": 30, "soak": "1h"}]));
+    for (sentence, (proven, unproven), steps, back, due) in [
+        ("proven, and most are back", (2, 0), &tenth, 298, 30),
+        ("one without a proof, and most are back", (1, 1), &tenth, 298, 30),
+        ("proven, and no more than twice as many places", (2, 0), &tenth, 38, 2),
+        ("proven, and policy has a number in place of the same share", (2, 0), &thirty, 8, 30),
+    ] {
+        let (mut view, _) = cluster((0..8).map(|number| staged(&format!("n{number:03}"))).collect(), &[]);
+        let nodes = (0..unproven).map(|_| entry("gone", Proof::Unproven, "HookTimedOut")).collect();
+        recorded_with(
+            &mut view,
+            Some(RolloutLedger { base: 300, proven, unproven, nodes, ..RolloutLedger::default() }),
+        );
+        let policy = canary(&mut view, &tenth);
+        let made = plan(&view, &policy, t(60));
+        assert_eq!((ledger(&made).due, slots_of(&made)), (2, vec![]), "{sentence}: it is full");
+        view.operator.as_mut().unwrap().status = made.status.unwrap();
+        for number in 8..back {
+            let name = format!("n{number:03}");
+            view.nodes.insert(name.clone(), staged(&name));
+        }
+        let policy = canary(&mut view, steps);
+        let made = plan(&view, &policy, t(120));
+        assert_eq!(ledger(&made).due, due, "{sentence}");
+        let soaks = made.status.as_ref().unwrap().active_rollouts[0].step_done.is_some();
+        assert_eq!(soaks, due == 2, "{sentence}: its soak");
     }
 }
 
@@ -372,8 +408,25 @@ fn nodes_that_cannot_be_read_count_among_those_that_are_left() {
     let policy = canary(&mut view, &json!([{"nodes": "10%", "approval": "Manual"}]));
     assert_eq!(ledger(&plan(&view, &policy, t(60))).due, 2, "a tenth of five, and no fewer than were taken");
     let hidden = (0..295).map(|number| (format!("hidden-{number}"), "a field".to_owned()));
-    view.unreadable.nodes = hidden.collect();
-    assert_eq!(ledger(&plan(&view, &policy, t(60))).due, 30);
+    let hidden: BTreeMap<String, String> = hidden.collect();
+    for (sentence, image, due) in [
+        ("shadows", None, 30),
+        ("shadows of nodes of another variant", Some(format!("Bottlerocket OS {OLD} (aws-ecs-2)")), 2),
+    ] {
+        let mut view = view.clone();
+        for name in hidden.keys() {
+            let mut hidden = node(name);
+            hidden.shadow = None;
+            if let Some(image) = &image {
+                hidden.facts.os_image.clone_from(image);
+            }
+            view.nodes.insert(name.clone(), hidden);
+        }
+        view.unreadable.shadows.clone_from(&hidden);
+        assert_eq!(ledger(&plan(&view, &policy, t(60))).due, due, "{sentence}");
+    }
+    view.unreadable.nodes = hidden;
+    assert_eq!(ledger(&plan(&view, &policy, t(60))).due, 30, "nodes");
 }
 
 /// Ten nodes stay, and 15 more are there by day, when the window is closed.

@@ -42,6 +42,8 @@ struct Followed {
     passed: usize,
     since: Option<Timestamp>,
     full: (usize, usize),
+    /// True once all steps are passed: what is proven then opens none again.
+    is_open: bool,
     /// The ends in a row without a proof, by the names of their nodes: true for those that may run the version.
     row: BTreeMap<String, bool>,
     /// True if the last of them has braked the rollout.
@@ -57,31 +59,22 @@ impl Followed {
     /// Returns the number of nodes that may be taken to the version while so many are left, with the number where all are; `None` after the
     /// last step.
     fn limit(&mut self, policy: &Policy, left: usize, now: Timestamp) -> Option<(usize, usize)> {
-        let shares = |nodes: usize| {
-            let mut before = 0;
-            let places = policy.canary.iter().map(|step| {
-                let own = match &step.nodes {
-                    CountOrPercent::Count(number) => *number as usize,
-                    CountOrPercent::Percent(share) => {
-                        let share: usize = share.trim_end_matches('%').parse().unwrap();
-                        (nodes * share).div_ceil(100)
-                    }
-                };
-                before = own.max(before + 1);
-                before
-            });
-            places.collect::<Vec<usize>>()
-        };
-        for ((step, places), few) in policy.canary.iter().zip(shares(self.base)).zip(shares(left)) {
+        let good = self.proven.union(&self.accepted).count();
+        if self.is_open {
+            self.passed = self.passed.max(good);
+        }
+        self.is_open = false;
+        for ((step, places), few) in policy.canary.iter().zip(shares(policy, self.base)).zip(shares(policy, left)) {
             if places <= self.passed {
                 continue;
             }
             if self.full.1 != places {
                 (self.since, self.full) = (None, (0, places));
             }
-            // A step that has its proofs keeps them, however many nodes come then.
+            // A step that has its proofs keeps them, unless more than twice as many places are due then.
+            self.since.take_if(|_| few.min(places) > 2 * good);
             let due = if self.since.is_some() { self.full.0 } else { few.min(places) };
-            if self.proven.union(&self.accepted).count() < due {
+            if good < due {
                 self.since = None;
                 return Some((due, places));
             }
@@ -93,8 +86,38 @@ impl Followed {
             }
             (self.passed, self.since) = (places, None);
         }
+        self.is_open = self.passed > 0;
         None
     }
+
+    /// Follows the number of nodes that the operator records: it falls where a step is passed for few nodes alone, and what is passed with it.
+    fn follow_base(&mut self, policy: &Policy, base: usize) {
+        if base < self.base {
+            let steps = shares(policy, self.base).iter().filter(|places| **places <= self.passed).count();
+            let passed = steps.checked_sub(1).map_or(0, |last| shares(policy, base)[last]);
+            // An earlier rollout of the version may have taken more.
+            self.passed = passed.max(self.booted.len());
+            (self.since, self.full) = (None, (0, 0));
+        }
+        self.base = base;
+    }
+}
+
+/// Returns the places of each canary step among so many nodes, with those of the steps before it.
+fn shares(policy: &Policy, nodes: usize) -> Vec<usize> {
+    let mut before = 0;
+    let places = policy.canary.iter().map(|step| {
+        let own = match &step.nodes {
+            CountOrPercent::Count(number) => *number as usize,
+            CountOrPercent::Percent(share) => {
+                let share: usize = share.trim_end_matches('%').parse().unwrap();
+                (nodes * share).div_ceil(100)
+            }
+        };
+        before = own.max(before + 1);
+        before
+    });
+    places.collect()
 }
 
 /// The observations of a cluster, and the checks of its plans.
@@ -138,6 +161,7 @@ impl Watch {
         let names: BTreeSet<&str> = view.nodes.values().map(|node| node.facts.name.as_str()).collect();
         for followed in self.followed.values_mut() {
             followed.end_row();
+            followed.base = 0;
             // Where an earlier version has recorded no places, nodes that have failed are counted twice.
             followed.nodes += followed.failed.len();
             let Followed { booted, permitted, proven, unproven, accepted, failed, .. } = followed;
@@ -339,11 +363,17 @@ impl Watch {
         let recorded = plan.status.iter().flat_map(|status| &status.active_rollouts);
         let recorded: Vec<_> = recorded.filter(|rollout| key_of(rollout) == *own).collect();
         let ledger = recorded.first().and_then(|rollout| rollout.ledger.as_ref());
-        if let Some(ledger) = ledger.filter(|ledger| ledger.base > 0) {
-            followed.base = usize::try_from(ledger.base).unwrap();
-        }
+        let recorded_base = ledger.map_or(0, |ledger| usize::try_from(ledger.base).unwrap());
         let left = members().filter(lacks).filter(|node| !followed.booted.contains(&node.facts.name)).count();
-        let allowed = followed.limit(policy, left + followed.booted.len(), now);
+        let left = left + followed.booted.len();
+        if (1..followed.base).contains(&recorded_base) {
+            // This plan passes a step for fewer nodes.
+            followed.limit(policy, left, now);
+        }
+        if recorded_base > 0 {
+            followed.follow_base(policy, recorded_base);
+        }
+        let allowed = followed.limit(policy, left, now);
         let context = || format!("{}, {now}: {version} on {variant} {arch}, {followed:#?}, {recorded:#?}", self.name);
         let (base, nodes) = (followed.base, followed.nodes);
         assert!(base <= nodes, "{}: shares of {base} nodes, and it has had {nodes}", context());
