@@ -9,7 +9,7 @@ use super::comparison;
 use super::desired::withdraw;
 use super::health::check_health;
 use super::hooks::{AFTER_UPDATE, awaited};
-use super::row::{Attempt, Outcome, Turn, act, fail};
+use super::row::{Attempt, Outcome, Turn, act};
 use super::verification::{after_drill, interrupted};
 use crate::decision::Action;
 use crate::gates;
