@@ -143,7 +143,7 @@ impl NamedStep {
     fn reason(&self, now: &NextStep<'_>, operator: &BottlerocketUpdateOperator) -> String {
         let ledger = &now.ledger;
         if ledger.due != self.places {
-            "the policy has changed the step".to_owned()
+            "the step has another number of places now".to_owned()
         } else if self.accepted.is_some() && ledger.failed == 0 && ledger.open() > 0 {
             format!("{} is not proven by {}", now.title(), now.without_proof())
         } else {
@@ -286,7 +286,12 @@ fn outcome(now: &BottlerocketUpdateOperator, approval: &Approval) -> State {
     let (mut done, mut ends, mut without_effect) = (Vec::new(), Vec::new(), Vec::new());
     for step in &approval.steps {
         let rollout = status.active_rollouts.iter().find(|rollout| rollout.number() == step.rollout);
-        if rollout.is_some_and(|rollout| rollout.ledger.as_ref().is_some_and(|ledger| ledger.passed >= step.places)) {
+        // A step that few nodes have passed counts fewer places than they were.
+        let is_passed = |rollout: &ActiveRollout| {
+            let places = rollout.ledger.as_ref().map(|ledger| ledger.passed);
+            passed(rollout) >= approval.number || places.is_some_and(|places| places >= step.places)
+        };
+        if rollout.is_some_and(is_passed) {
             done.push(step);
             continue;
         }
@@ -635,7 +640,7 @@ mod tests {
         let mut changed = rollout("1.20.5", 0, true, true);
         (changed["ledger"]["due"], changed["ledger"]["proven"]) = (json!(2), json!(2));
         let State::Failed(text) = result(&before, false, &[changed]) else { panic!("another step") };
-        assert!(text.ends_with("without effect: the policy has changed the step"), "{text}");
+        assert!(text.ends_with("without effect: the step has another number of places now"), "{text}");
     }
 
     #[test]

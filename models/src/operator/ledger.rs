@@ -30,7 +30,7 @@ pub struct RolloutLedger {
     #[serde(default)]
     pub first: i64,
     /// Number of nodes that the rollout has to update, of which canary steps are shares; 0 until its first slot is given. It
-    /// rises once there are more than twice as many, and falls to those that are left where a step is passed with fewer places than `share`.
+    /// rises once there are more than twice as many, and falls to those that were taken or are left where a step is passed with fewer places than `share`.
     #[serde(default)]
     pub base: i64,
     /// Number of places of the canary steps that are passed.
@@ -114,8 +114,9 @@ impl RolloutLedger {
 
     /// Frees the places of failures, as a `resume` requests: a step that was passed with one of them is due again.
     pub fn forgive(&mut self) {
+        let without_them = self.passed.saturating_sub(self.failed);
+        self.passed = self.passed.min(self.good().max(without_them));
         self.failed = 0;
-        self.passed = self.passed.min(self.good());
         self.nodes.retain(|node| node.proof != Proof::Failed);
         self.end_row();
     }

@@ -1,9 +1,14 @@
 //! The wait of an updated node for its hooks. Like its verification, that of an update is not interrupted from outside. A node that is not
 //! well once they have answered is verified again.
 
+use jiff::Timestamp;
+use models::reason::FailureReason;
 use models::shadow::{Mode, Progress, Step};
+use models::time::after;
 
 use super::boot::left_target;
+use super::comparison::blame;
+use super::health::LASTING;
 use super::hooks::{still_awaited, unanswered};
 use super::row::{Attempt, Outcome, Turn, act};
 use super::verification::{after_drill, interrupted};
@@ -21,21 +26,32 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if ctx.needs_release() {
         return act(Action::Release);
     }
-    // A node that is not well meanwhile keeps its slot: to end its attempt now would let the next one go before the hooks allow it.
-    if let Some(turn) = still_awaited(ctx) {
+    let is_well = ctx.facts().ready && ctx.facts().pressure.is_none();
+    let as_verified = ctx.mode().is_drill() || (is_well && ctx.facts().boot_id == ctx.progress.boot_id);
+    // A node that is not well meanwhile keeps its slot: to end its attempt now would let the next one go before the hooks allow it. The
+    // failure of a hook then says less about it than a verification.
+    let hooks = still_awaited(ctx);
+    if let Some(turn) = hooks.filter(|turn| as_verified || !matches!(turn.verdict, Outcome::Fail(..))) {
         return turn;
     }
-    let is_well = ctx.facts().ready && ctx.facts().pressure.is_none();
-    let as_verified = is_well && ctx.facts().boot_id == ctx.progress.boot_id;
-    if !ctx.mode().is_drill() && !as_verified {
-        // Its soak had passed: it has the whole time of a verification again.
-        let again = Progress {
-            verifying_since: Some(ctx.now),
-            soak_restarted: false,
-            interrupted: None,
-            ..ctx.progress.clone()
-        };
-        return ctx.next_keeping_boot(Step::Verifying, again);
+    if as_verified {
+        return Turn::of(Outcome::Pass(unanswered(ctx)));
     }
-    Turn::of(Outcome::Pass(unanswered(ctx)))
+    if fell_ill_early(ctx) {
+        return blame(ctx, FailureReason::SoakFailed, "the node did not stay well while its hooks were awaited");
+    }
+    // Its soak had passed: it has the whole time of a verification again. A hook that never answers makes no circle of that.
+    let soak_restarted = unanswered(ctx).is_some();
+    let again = Progress { verifying_since: Some(ctx.now), soak_restarted, interrupted: None, ..ctx.progress.clone() };
+    ctx.next_keeping_boot(Step::Verifying, again)
+}
+
+/// Returns whether an updated node is not well since soon after its soak, and has not been for a while. Later than that anything may be the
+/// cause.
+fn fell_ill_early(ctx: &Attempt<'_>) -> bool {
+    let facts = ctx.facts();
+    let began = if facts.ready { facts.pressure_since } else { facts.not_ready_since };
+    let soon = after(ctx.progress.since, ctx.group().after.timeout);
+    let is_early = |began: Timestamp| began <= soon && after(began, LASTING) <= ctx.now;
+    matches!(ctx.mode(), Mode::Update) && began.is_some_and(is_early)
 }

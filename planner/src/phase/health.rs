@@ -40,7 +40,7 @@ fn begun(ctx: &Attempt<'_>) -> Timestamp {
 }
 
 /// Time after which an interruption of the soak has lasted, and is no mere instant; half of a shorter `timeout`.
-const LASTING: Duration = Duration::from_secs(60);
+pub(super) const LASTING: Duration = Duration::from_secs(60);
 
 /// The end of a message about an interruption that has not lasted.
 const INSTANT: &str = "for an instant only, and the time of its verification is over";
@@ -201,7 +201,7 @@ fn interrupted(ctx: &Attempt<'_>, interruption: Wait, deadline: Timestamp) -> Tu
         Wait::ExpressionFires { .. } => return expressions_fire(ctx),
         other => other.to_string(),
     };
-    if ctx.mode().is_verification() {
+    if ctx.mode().is_verification() || was_verified(ctx) {
         return fail(FailureReason::HealthUnknown, format!("{message}, {OTHER_CAUSES}"));
     }
     let facts = ctx.facts();
@@ -210,6 +210,12 @@ fn interrupted(ctx: &Attempt<'_>, interruption: Wait, deadline: Timestamp) -> Tu
         return fail(FailureReason::HealthUnknown, format!("{message}, {INSTANT}"));
     }
     blame(ctx, FailureReason::SoakFailed, &message)
+}
+
+/// Returns whether the soak of an update had passed once before: its hooks were asked then.
+fn was_verified(ctx: &Attempt<'_>) -> bool {
+    let asked = Progress { step: Step::AfterUpdate, ..ctx.progress.clone() };
+    ctx.facts().hook_request.is_some() && ctx.facts().hook_request == crate::hooks::request(&asked)
 }
 
 /// Returns whether what interrupts the soak now has done so for long enough, if it began then.
@@ -240,6 +246,7 @@ fn no_evidence(ctx: &Attempt<'_>, fires: &Firing<'_>) -> Option<&'static str> {
         _ if fires.shared => Some("and is the same for all nodes"),
         Mode::Drill { .. } => None,
         Mode::Verification => Some(OTHER_CAUSES),
+        Mode::Update if was_verified(ctx) => Some(OTHER_CAUSES),
         Mode::Update if !was_quiet() => Some("and is not known to have returned nothing before the drain"),
         Mode::Update => (!lasts(ctx, Some(fires.since))).then_some(INSTANT),
     }

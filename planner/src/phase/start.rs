@@ -88,7 +88,10 @@ pub(super) fn start_drain(ctx: &Attempt<'_>) -> Turn {
     let slot = ctx.view.slots().find(|slot| slot.uid == ctx.facts().uid);
     let answered = slot.map_or(ctx.now, |slot| after(slot.since, FIRST_ANSWERS));
     if let Some(pending) = gates::own_pending(compared, name, &ctx.view.expressions).filter(|_| ctx.now < answered) {
-        return stay(pending).keeping_slot().watching_pods().querying(queries()).waking_at(answered);
+        // A query that fails is sent once more, whatever the interval is.
+        let again = slot.map_or(ctx.now, |slot| after(slot.since, FIRST_ANSWERS / 2));
+        let asked = stay(pending).keeping_slot().watching_pods().querying(queries()).asking_since(again);
+        return asked.waking_at(if ctx.now < again { again } else { answered });
     }
     // The API server is about to name the owners. If it does not, the node waits no longer than this.
     if sorted.evictable.iter().any(|pod| pod.owner_pending) {

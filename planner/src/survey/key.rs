@@ -31,6 +31,7 @@ pub(crate) fn is_member(node: &NodeView, rollout: &ActiveRollout) -> bool {
 pub(crate) fn may_be_member(node: &NodeView, rollout: &ActiveRollout) -> bool {
     let facts = &node.facts;
     kind(node) == ("", "")
+        && (facts.bottlerocket() || facts.os_image.is_empty())
         && facts.variant().is_none_or(|variant| variant == rollout.variant)
         && facts.arch().is_none_or(|arch| arch == rollout.arch)
 }

@@ -587,6 +587,7 @@ fn step_on(
     }
     let number = active.number();
     let used = ledger.used();
+    let mut approval_used = false;
     loop {
         let due = step_due(policy, active, ledger, &rollout);
         let places = ledger.due;
@@ -600,7 +601,7 @@ fn step_on(
         let waits = |until, approval, nodes| Some(Wait::CanaryStep { step: own, until, approval, nodes });
         rollout.left = Some(usize::try_from(places.saturating_sub(used)).unwrap_or(0));
         // An approval is for what its user has seen: a step whose places are used up.
-        let (given, full) = (approval.of(number, places), used >= places);
+        let (given, full) = (approval.of(number, places).filter(|_| !approval_used), used >= places);
         if given == Some(true) && full && ledger.failed == 0 && ledger.open() > 0 {
             ledger.accept();
             active.approved_step = i64::try_from(own).ok();
@@ -636,6 +637,9 @@ fn step_on(
             return (rollout, None);
         }
         pass(policy, passed, &mut rollout, ledger);
+        // The next step may have as many places, and the same share: nothing of this one is for it.
+        approval_used |= given.is_some();
+        (active.step_done, active.approved, ledger.due, ledger.share) = (None, false, 0, 0);
     }
 }
 

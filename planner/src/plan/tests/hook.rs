@@ -439,6 +439,32 @@ fn node_that_is_not_well_once_hooks_have_answered_is_verified_again_for_its_whol
     }
 }
 
+/// The hook of a storage cluster cannot answer while the node's disks are away.
+#[test]
+fn node_that_falls_ill_soon_after_its_soak_counts_against_the_version_whatever_its_hooks_answer() {
+    for (sentence, began, answer, now, expected) in [
+        ("soon, and the hook refuses", 180, " Refused: disks are away", 400, "SoakFailed"),
+        ("soon, and the hook answers", 180, "", 400, "SoakFailed"),
+        ("an instant ago, and the hook refuses", 390, " Refused: disks are away", 400, "step Verifying"),
+        ("an instant ago", 390, "", 400, "step Verifying"),
+        ("hours later, when anything may be the cause", 7200, "", 8000, "step Verifying"),
+    ] {
+        let (mut view, policy) = in_step(Step::AfterUpdate, both());
+        let made = plan(&view, &policy, t(1));
+        let request = ask(&mut view, &made);
+        let facts = &mut a(&mut view).facts;
+        (facts.ready, facts.not_ready_since) = (false, Some(t(began)));
+        answers(&mut view, "ceph", &format!("{request}{answer}"));
+        let made = plan(&view, &policy, t(now));
+        assert_eq!(outcome(&made), expected, "{sentence}");
+        if began > 1000 {
+            written(&mut view, &made.actions["a"]);
+            let made = plan(&view, &policy, t(now + 901));
+            assert_eq!(outcome(&made), "HealthUnknown", "{sentence}: at the deadline");
+        }
+    }
+}
+
 #[test]
 fn node_that_is_well_again_when_hooks_answer_is_updated() {
     let (mut view, policy) = in_step(Step::AfterUpdate, both());

@@ -369,6 +369,45 @@ fn nodes_that_are_left_of_a_fleet_do_not_all_fit_into_a_step() {
     }
 }
 
+/// A step among fewer nodes may have as many places as the one before it had among more.
+#[test]
+fn soak_and_approval_of_a_canary_step_are_for_that_step_alone() {
+    let steps = |second: &str, third: &str, soak: &str| {
+        json!([
+            {"nodes": 1}, {"nodes": second, "soak": soak, "approval": "Manual"}, {"nodes": third, "soak": soak, "approval": "Manual"},
+        ])
+    };
+    for (sentence, steps, (base, proven), left, approved, next) in [
+        ("the same share", steps("10%", "50%", "1h"), (30, 2), 4, "7/2", None),
+        ("a share of half the fleet", steps("10%", "20%", "1h"), (300, 15), 135, "7/15", None),
+        ("the same places, without a soak", steps("10%", "50%", "0s"), (300, 5), 5, "7/5", Some("7/5")),
+    ] {
+        for most in [1, 5] {
+            let (mut view, _) = cluster((0..left).map(|number| staged(&format!("n{number:03}"))).collect(), &[]);
+            recorded_with(&mut view, Some(RolloutLedger { base, proven, passed: 1, ..RolloutLedger::default() }));
+            let policy = with_policy(&mut view, json!({"maxUnavailable": most, "strategy": {"canary": steps}}));
+            let turn = |view: &mut ClusterView, now: i64| {
+                let mut made = plan(view, &policy, t(now));
+                assert_eq!(crate::lint::lint(view, &policy, &mut made), [], "{sentence}, at {now}");
+                view.operator.as_mut().unwrap().status = made.status.clone().unwrap();
+                made
+            };
+            let full = turn(&mut view, 60);
+            assert_eq!(slots_of(&full), [] as [&str; 0], "{sentence}");
+            view.operator.as_mut().unwrap().approve_step = Some(format!("{approved}@yes"));
+            turn(&mut view, 61);
+            let passed = turn(&mut view, 4000);
+            let rollout = &passed.status.as_ref().unwrap().active_rollouts[0];
+            assert_eq!((rollout.steps_passed, rollout.approved), (2, false), "{sentence}: {rollout:?}");
+            let waits = passed.waits.values().find_map(|wait| match wait {
+                Wait::CanaryStep { step: 3, approval, .. } => approval.as_deref(),
+                _ => None,
+            });
+            assert_eq!(waits, next, "{sentence}: {:?}", passed.waits);
+        }
+    }
+}
+
 /// The rollout began with 300 nodes. For one turn eight are left, then more are back.
 #[test]
 fn step_that_is_full_for_a_few_nodes_is_due_again_once_many_are_back() {
