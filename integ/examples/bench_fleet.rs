@@ -56,7 +56,9 @@ async fn run_agent(files: AgentFiles, stop: oneshot::Receiver<()>) -> anyhow::Re
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
-    tracing_subscriber::fmt().with_env_filter("warn").with_writer(std::io::stderr).init();
+    // An outage is part of a run.
+    let filter = "warn,kube_client=off,kube_runtime=off";
+    tracing_subscriber::fmt().with_ansi(false).with_env_filter(filter).with_writer(std::io::stderr).init();
     if let Some(fleet) = &arguments.fleet {
         return run(FleetSpec::read(fleet)?, PROGRAM).await;
     }

@@ -81,11 +81,7 @@ fn add_idle(section: &mut Section, bench: &Bench, measured: &Measured) {
         MOST_TURN,
         turn(&measured.idle_turns.0, &measured.idle_turns.1),
     );
-    section.row(
-        "idle: share of the processors that is idle",
-        "",
-        percent(bench.samples.idle(phase.from.instant, phase.to.instant)),
-    );
+    section.row("idle: processors used by the run, and idle", "", processors(bench, phase));
     section.details += "Requests of the idle fleet a minute:\n\n";
     section.details += &requests_table(&table, minutes);
 }
@@ -96,11 +92,7 @@ fn add_rollout(section: &mut Section, bench: &Bench, phase: &Phase, measured: &M
     section.row("makespan, as a multiple of its limit", MOST_MAKESPAN, format!("{:.3}", phase.seconds() / limit));
     section.row("makespan", "", format!("{:.1} s", phase.seconds()));
     section.row("its limit", "", format!("{limit:.1} s: {makespan}"));
-    section.row(
-        "share of the processors that is idle",
-        "",
-        percent(bench.samples.idle(phase.from.instant, phase.to.instant)),
-    );
+    section.row("processors: used by the run, and idle", "", processors(bench, phase));
     let (leader, web_api) = memory(bench, phase);
     section.row("resident memory of a controller, at most", MOST_CONTROLLER, leader);
     section.row("resident memory of the web API, all replicas, at most", MOST_WEB_API, web_api);
@@ -230,6 +222,12 @@ fn add_faults(section: &mut Section, bench: &Bench, measured: &Measured) {
         vec![("controller", requests(Part::Controller)), ("web API", requests(Part::WebApi))],
         &[(began, "outage"), (back, "end")],
     );
+}
+
+/// Share of the processors that the processes of the run used, and the share that was idle: other programs may use the rest.
+fn processors(bench: &Bench, phase: &Phase) -> String {
+    let (from, to) = (phase.from.instant, phase.to.instant);
+    format!("{}, {}", percent(bench.samples.used(from, to)), percent(bench.samples.idle(from, to)))
 }
 
 /// Largest resident memory of a controller, and of all replicas of the web API.

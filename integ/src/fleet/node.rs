@@ -32,7 +32,7 @@ const RENEWED_AFTER: Duration = Duration::from_secs(480);
 
 /// Interval of the readiness probe of an agent, and of its repetition until it has succeeded once.
 const PROBE: Duration = Duration::from_secs(10);
-const FIRST_PROBE: Duration = Duration::from_secs(1);
+const FIRST_PROBE: Duration = Duration::from_millis(500);
 
 /// Number of failures after which a pod is not Ready any more.
 const FAILURE_THRESHOLD: u32 = 2;

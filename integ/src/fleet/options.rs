@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::limit::{Limits, Makespan};
 
-/// Files that a process of the bench has open for each agent: a stream has two ends in the proxy, and an agent has its host's
-/// socket, its stream, and now and then a report.
-const FILES_OF_AGENT: usize = 3;
+/// Files that a process of the bench has open for each agent: the two ends of its stream in the proxy, or the stream and now and then
+/// a report. In the process of the fleet, each host has a socket besides.
+const FILES_OF_AGENT: usize = 2;
 
 /// Files that it has open besides.
 const OTHER_FILES: usize = 1_000;

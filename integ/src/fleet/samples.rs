@@ -91,6 +91,13 @@ impl Samples {
         })
     }
 
+    /// Share of the processors' time that the processes used, from 0 to 1. On a machine that does nothing else the rest is idle.
+    pub(super) fn used(&self, from: Instant, to: Instant) -> f64 {
+        let used: f64 = self.processor_times(from, to).values().sum();
+        let processors = std::thread::available_parallelism().map_or(1.0, |count| count.get() as f64);
+        used / processors / to.duration_since(from).as_secs_f64()
+    }
+
     /// Processor time of each program in seconds.
     pub(super) fn processor_times(&self, from: Instant, to: Instant) -> BTreeMap<String, f64> {
         self.between(from, to, |samples| {
@@ -121,7 +128,8 @@ fn sample(folder: &Path) -> Sample {
 
 fn read_process(process: u32) -> Option<Process> {
     let program = std::fs::read_link(format!("/proc/{process}/exe")).ok()?;
-    let mut program = program.file_name()?.to_string_lossy().into_owned();
+    // A build has replaced the file since.
+    let mut program = program.file_name()?.to_string_lossy().trim_end_matches(" (deleted)").to_owned();
     if program == BENCH && process != std::process::id() {
         program = "fleet".to_owned();
     }
