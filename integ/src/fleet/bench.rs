@@ -134,6 +134,7 @@ impl Bench {
             reboot: Options::seconds(options.reboot),
             start: Options::seconds(options.pod_start),
             termination: Options::seconds(options.pod_end),
+            graceful: !options.abrupt,
         };
         let file = folder.path().join("fleet.json");
         spec.write(&file)?;

@@ -31,7 +31,7 @@ pub(super) fn section(bench: &Bench, measured: &Measured) -> Section {
     let options = &bench.options;
     let text = format!(
         "{}\n\nHosts: download {} s, reboot {} s. Soak {} s. A pod is Ready {} s after it is bound, and ends within {} s. {} Deployments of {} \
-         pods, each with a PodDisruptionBudget of {} %. {} agents.",
+         pods, each with a PodDisruptionBudget of {} %. {} agents. Kubelets {} when their hosts shut down.",
         machine(),
         options.download,
         options.reboot,
@@ -41,7 +41,8 @@ pub(super) fn section(bench: &Bench, measured: &Measured) -> Section {
         if options.pods_per_node == 0 { 0 } else { options.workload().0 },
         options.workload().1,
         options.budget,
-        options.agents()
+        options.agents(),
+        if options.abrupt { "notice nothing" } else { "end their pods" }
     );
     let mut section = Section::new(options.run(), options.title(), text);
     add_start(&mut section, measured);

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::agents::{AgentFiles, RunningAgent};
 use super::kubelets::{FleetNode, Kubelets, replace};
-use super::pods::is_ready;
+use super::pods::{is_finished, is_ready};
 use super::spec::FleetSpec;
 use crate::host::{Host, Releases};
 use crate::kubelet::{ScriptedPod, node_status};
@@ -60,8 +60,15 @@ pub(super) struct NodeKubelet {
     kubelets: Arc<Kubelets>,
     node: Arc<FleetNode>,
     conditions: Vec<NodeCondition>,
-    /// Restarts of the agent's container.
-    restarts: u32,
+    /// True after the first boot.
+    booted: bool,
+    /// The pod of the agent that was started last, and the restarts of its container.
+    last_pod: Option<(String, u32)>,
+}
+
+/// Returns true if the pod was not deleted, and has not ended.
+fn runs(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_none() && !is_finished(pod)
 }
 
 /// What the agent's pod was reported as.
@@ -72,7 +79,7 @@ struct Reported {
 
 impl NodeKubelet {
     pub(super) fn new(kubelets: Arc<Kubelets>, node: Arc<FleetNode>) -> Self {
-        Self { kubelets, node, conditions: Vec::new(), restarts: 0 }
+        Self { kubelets, node, conditions: Vec::new(), booted: false, last_pod: None }
     }
 
     /// Creates the Node.
@@ -131,19 +138,19 @@ impl NodeKubelet {
         let machine = self.node.host.machine();
         let mut state = machine.state();
         let boot_id = state.wait_for(|machine| machine.power == Power::Up).await?.boot_id.clone();
-        if self.restarts > 0 {
+        if self.booted {
             self.post(false).await?;
         }
+        self.booted = true;
         let mut over = machine.state();
         let over = over.wait_for(|machine| machine.power != Power::Up || machine.boot_id != boot_id);
         tokio::select! {
             over = over => drop(over?),
             never = self.keep_agent() => match never? {},
         }
-        self.restarts += 1;
         if state.borrow().power == Power::ShuttingDown {
-            if let Ok(posted) = timeout(ANNOUNCEMENT, self.post(true)).await {
-                posted?;
+            if self.kubelets.spec.graceful {
+                self.shut_down().await?;
             }
             machine.release_shutdown();
         }
@@ -151,12 +158,27 @@ impl NodeKubelet {
         Ok(())
     }
 
+    /// Announces the shutdown, and ends the agent's pod.
+    async fn shut_down(&mut self) -> anyhow::Result<()> {
+        if let Ok(posted) = timeout(ANNOUNCEMENT, self.post(true)).await {
+            posted?;
+        }
+        let pod = self.node.agent_pod.borrow().clone();
+        if let Some(pod) = pod.filter(|pod| runs(pod)) {
+            let post = self.kubelets.post_pod(&self.node, &pod, ScriptedPod::ShutDown);
+            // The machine does not wait for it any longer.
+            let _ = timeout(ANNOUNCEMENT, post).await;
+        }
+        Ok(())
+    }
+
     /// Runs the agent's pod, and each one that replaces it.
     async fn keep_agent(&mut self) -> anyhow::Result<std::convert::Infallible> {
         let mut pods = self.node.agent_pod.subscribe();
         loop {
-            let pod = pods.wait_for(Option::is_some).await?.clone().context("just seen")?;
-            if pod.metadata.deletion_timestamp.is_none() {
+            let is_new = |pod: &Option<Arc<Pod>>| pod.as_ref().is_some_and(|pod| !is_finished(pod));
+            let pod = pods.wait_for(is_new).await?.clone().context("just seen")?;
+            if runs(&pod) {
                 self.run_pod(&pod, &mut pods).await?;
             }
             let uid = pod.uid();
@@ -186,7 +208,9 @@ impl NodeKubelet {
         self.write_token(pod, &files.token_file).await?;
         let mut renewal = Instant::now() + RENEWED_AFTER.mul_f64(1.0 - 0.05 * rand::random::<f64>());
         sleep(self.kubelets.spec.start).await;
-        let restarts = self.restarts;
+        let uid = pod.uid().unwrap_or_default();
+        let restarts = self.last_pod.take().map_or(0, |(last, restarts)| if last == uid { restarts + 1 } else { 0 });
+        self.last_pod = Some((uid, restarts));
         let running = |ready| ScriptedPod::Running { ready, restarts };
         self.kubelets.post_pod(&self.node, pod, running(false)).await;
         let mut agent = self.start(&files)?;

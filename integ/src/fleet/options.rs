@@ -50,6 +50,10 @@ pub struct Options {
     /// Time that a pod takes to end, in seconds.
     #[arg(long, default_value_t = 1.0)]
     pub pod_end: f64,
+    /// Kubelets do not notice when their hosts shut down, as on Bottlerocket by default: containers end with the host, and are
+    /// restarted after its boot. Otherwise they end their pods first, and others replace these.
+    #[arg(long)]
+    pub abrupt: bool,
     /// Length of the window in which the requests of the idle fleet are counted, in seconds.
     #[arg(long, default_value_t = 60)]
     pub idle: u64,
@@ -118,7 +122,8 @@ impl Options {
     pub(super) fn run(&self) -> String {
         let Self { nodes, pods_per_node, max_unavailable, .. } = self;
         if self.has_rollout() {
-            format!("{nodes}-nodes-{pods_per_node}-pods-{max_unavailable}-percent")
+            let kubelets = if self.abrupt { "-abrupt" } else { "" };
+            format!("{nodes}-nodes-{pods_per_node}-pods-{max_unavailable}-percent{kubelets}")
         } else {
             format!("{nodes}-nodes-{}-agents-no-rollout", self.agents())
         }

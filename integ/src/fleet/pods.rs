@@ -35,15 +35,19 @@ pub(super) fn is_ready(pod: &Pod) -> bool {
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
+/// Returns true if the pod has ended for good.
+pub(super) fn is_finished(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
 /// Returns the next step of a pod.
 fn next_step(pod: &Pod) -> Option<PodStep> {
     let status = pod.status.as_ref();
-    let finished =
-        status.and_then(|status| status.phase.as_deref()).is_some_and(|phase| matches!(phase, "Succeeded" | "Failed"));
     if pod.metadata.deletion_timestamp.is_some() {
         return Some(PodStep::End);
     }
-    if finished {
+    if is_finished(pod) {
         return None;
     }
     match status.and_then(|status| status.container_statuses.as_ref()) {

@@ -38,6 +38,9 @@ pub struct FleetSpec {
     pub start: Duration,
     /// Time that a pod takes to end.
     pub termination: Duration,
+    /// The kubelets end their pods when their hosts shut down, as they do where a grace period is configured. Otherwise their
+    /// containers end with the host, and are restarted after its boot.
+    pub graceful: bool,
 }
 
 impl FleetSpec {
