@@ -8,9 +8,10 @@ use anyhow::ensure;
 use futures::StreamExt as _;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt as _};
+use models::condition::{ConditionStatus, find_condition};
 use models::names::SYSTEM_NAMESPACE;
-use models::operator::BottlerocketUpdateOperator;
-use models::shadow::{BottlerocketShadow, HostState, Step};
+use models::operator::{BottlerocketUpdateOperator, FROZEN};
+use models::shadow::{BottlerocketShadow, HEALTHY, HostState, Step};
 use semver::Version;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -26,6 +27,8 @@ struct NodeCourse {
     reported: bool,
     idle: bool,
     step: Option<Step>,
+    /// Status and reason of its condition `Healthy`.
+    healthy: String,
     changes: Vec<(Instant, Option<Step>)>,
 }
 
@@ -133,6 +136,16 @@ impl Course {
         all.join(", ")
     }
 
+    /// Number of nodes with each status and reason of the condition `Healthy`.
+    pub(super) fn healthy(&self) -> String {
+        let mut found = BTreeMap::<String, usize>::new();
+        for node in self.lock().nodes.values() {
+            *found.entry(node.healthy.clone()).or_default() += 1;
+        }
+        let all: Vec<_> = found.iter().map(|(healthy, nodes)| format!("{healthy} {nodes}")).collect();
+        all.join(", ")
+    }
+
     /// Median and longest duration of each step that began after a time, in seconds.
     pub(super) fn durations(&self, from: Instant) -> Vec<(&'static str, f64, f64)> {
         let mut durations = BTreeMap::<Step, Vec<f64>>::new();
@@ -197,13 +210,15 @@ impl Seen {
             node.changes.push((Instant::now(), step));
         }
         node.step = step;
+        let healthy = status.and_then(|status| find_condition(&status.conditions, HEALTHY));
+        node.healthy = healthy.map_or_else(String::new, |it| format!("{:?} ({})", it.status, it.reason));
     }
 
     fn see_operator(&mut self, operator: &BottlerocketUpdateOperator) {
         let Some(status) = &operator.status else { return };
         let size = serde_json::to_vec(status).map_or(0, |text| text.len());
-        let frozen = models::condition::find_condition(&status.conditions, models::operator::FROZEN);
-        self.freezes += usize::from(frozen.is_some_and(|it| it.status == models::condition::ConditionStatus::True));
+        let frozen = find_condition(&status.conditions, FROZEN);
+        self.freezes += usize::from(frozen.is_some_and(|it| it.status == ConditionStatus::True));
         let current = status.counts.as_ref().map_or(0, |counts| counts.current);
         self.operator.push((Instant::now(), size, status.slots.len(), current));
     }

@@ -9,6 +9,7 @@ use super::metrics::median_bound;
 use super::outcome::Outcome;
 use super::page::Section;
 use super::requests::{Part, RequestKind};
+use crate::bed::Programs;
 
 /// Names of the operator's programs.
 const CONTROLLER: &str = "brupop-controller";
@@ -112,6 +113,7 @@ fn add_rollout(section: &mut Section, bench: &Bench, phase: &Phase, measured: &M
     for (step, median, most) in bench.course.durations(phase.from.instant) {
         let _ = writeln!(section.details, "| {step} | {median:.1} | {most:.1} |");
     }
+    let _ = writeln!(section.details, "\nCondition `Healthy` of the shadows at the end: {}.", bench.course.healthy());
     section.details += "\nProcessor time of each program in the rollout, in seconds: ";
     let times = bench.samples.processor_times(phase.from.instant, phase.to.instant);
     let mut times: Vec<_> = times.into_iter().collect();
@@ -267,10 +269,12 @@ fn machine() -> String {
     let total = field(&memory, "MemTotal");
     let total: f64 = total.split(' ').next().and_then(|kilobytes| kilobytes.parse().ok()).unwrap_or_default();
     format!(
-        "Machine: {count} processors ({}), {:.0} GiB of memory, Linux {}; the bench itself is a {} build.",
+        "Machine: {count} processors ({}), {:.0} GiB of memory, Linux {}; the bench itself is a {} build, the controller has {:.1} MB.",
         field(&processors, "model name"),
         total / KIBIBYTE / KIBIBYTE,
         kernel.trim(),
-        if cfg!(debug_assertions) { "debug" } else { "release" }
+        if cfg!(debug_assertions) { "debug" } else { "release" },
+        Programs::find().and_then(|found| Ok(std::fs::metadata(found.controller)?.len())).unwrap_or_default() as f64
+            / 1e6
     )
 }

@@ -1,6 +1,6 @@
 //! One node of a fleet: its kubelet follows the machine's power and the pod of the agent.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -261,7 +261,7 @@ impl NodeKubelet {
     }
 
     /// Requests a token that is bound to the pod, and writes it.
-    async fn write_token(&self, pod: &Pod, file: &PathBuf) -> anyhow::Result<()> {
+    async fn write_token(&self, pod: &Pod, file: &Path) -> anyhow::Result<()> {
         if self.node.number >= self.kubelets.spec.agents {
             return Ok(());
         }

@@ -14,7 +14,8 @@ const HEAD: &str = "# Scale, measured
 
 Each section is one run of `make bench-fleet`: the operator's programs, its manifests, etcd, the API server, the scheduler and the controllers
 for workloads, budgets and nodes are real. Each node has an agent (all of them are tasks of one process, with TLS and with tokens that
-are bound to their pods) and a simulated Bottlerocket host. Kubelets are played by one task for each node: pods of workloads run no process, no Lease
+are bound to their pods) and a simulated Bottlerocket host. `make bench-fleet` builds all of them as they ship; a section says where its run had
+other builds. Kubelets are played by one task for each node: pods of workloads run no process, no Lease
 is renewed, and no Event of a kubelet is written. Where a run does not measure something, its table has no figure for it.
 
 ";
@@ -33,6 +34,16 @@ pub struct Row {
     pub seen: String,
 }
 
+/// A chart, by the end of its file name.
+#[derive(Clone, Debug)]
+struct Chart {
+    name: String,
+    title: String,
+    svg: String,
+    /// The values as comma-separated lines.
+    csv: String,
+}
+
 /// The section of one run.
 #[derive(Clone, Debug, Default)]
 pub struct Section {
@@ -46,8 +57,7 @@ pub struct Section {
     pub rows: Vec<Row>,
     /// Further text after the table.
     pub details: String,
-    /// Charts by the end of their file names, with their titles.
-    charts: Vec<(String, String, String)>,
+    charts: Vec<Chart>,
 }
 
 impl Section {
@@ -64,11 +74,21 @@ impl Section {
     /// Adds a chart of lines, one value for each second, with marks at some seconds.
     pub fn chart(&mut self, name: &str, title: &str, lines: Vec<(&'static str, Vec<f64>)>, marks: &[(f64, &str)]) {
         let lines: Vec<Line> = lines.into_iter().map(|(name, values)| Line { name, values }).collect();
-        self.charts.push((name.to_owned(), title.to_owned(), svg(title, &lines, marks)));
+        let (svg, csv) = (svg(title, &lines, marks), csv(&lines));
+        self.charts.push(Chart { name: name.to_owned(), title: title.to_owned(), svg, csv });
     }
 
     fn file(&self, chart: &str) -> String {
         format!("images/scale-{}-{chart}.svg", self.run)
+    }
+
+    /// Writes the values of the charts into a folder.
+    pub fn write_values(&self, folder: &Path) -> anyhow::Result<()> {
+        std::fs::create_dir_all(folder)?;
+        for chart in &self.charts {
+            std::fs::write(folder.join(format!("{}-{}.csv", self.run, chart.name)), &chart.csv)?;
+        }
+        Ok(())
     }
 
     /// The section as Markdown.
@@ -79,7 +99,7 @@ impl Section {
             let limit = if limit.is_empty() { "–" } else { limit };
             let _ = writeln!(text, "| {figure} | {limit} | {seen} |");
         }
-        for (name, title, _) in &self.charts {
+        for Chart { name, title, .. } in &self.charts {
             let _ = write!(text, "\n![{title}]({})\n", self.file(name));
         }
         if !self.details.is_empty() {
@@ -99,6 +119,18 @@ impl std::fmt::Display for Section {
     }
 }
 
+/// The values of lines, one row for each second.
+fn csv(lines: &[Line]) -> String {
+    let names: Vec<&str> = lines.iter().map(|line| line.name).collect();
+    let mut text = format!("second,{}\n", names.join(","));
+    for second in 0..lines.iter().map(|line| line.values.len()).max().unwrap_or_default() {
+        let values: Vec<String> =
+            lines.iter().map(|line| line.values.get(second).map_or_else(String::new, ToString::to_string)).collect();
+        let _ = writeln!(text, "{second},{}", values.join(","));
+    }
+    text
+}
+
 /// The page.
 #[derive(Clone, Debug)]
 pub struct Page(PathBuf);
@@ -113,8 +145,8 @@ impl Page {
     pub fn write(&self, section: &Section) -> anyhow::Result<()> {
         let folder = self.0.parent().unwrap_or(Path::new("."));
         std::fs::create_dir_all(folder.join("images"))?;
-        for (name, _, svg) in &section.charts {
-            std::fs::write(folder.join(section.file(name)), svg)?;
+        for chart in &section.charts {
+            std::fs::write(folder.join(section.file(&chart.name)), &chart.svg)?;
         }
         let before = std::fs::read_to_string(&self.0).unwrap_or_default();
         let page = with_section(&before, &section.run, &section.markdown());
