@@ -77,7 +77,7 @@ impl Phase {
 /// The cumulative histogram of the leader's turns.
 pub(super) type Turns = Vec<(f64, f64)>;
 
-/// What a run has measured besides the series.
+/// Measurements of a run besides the series.
 pub(super) struct Measured {
     pub(super) registered: Duration,
     pub(super) reported: Duration,

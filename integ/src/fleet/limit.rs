@@ -22,7 +22,7 @@ pub(super) struct Makespan {
     pub waves: usize,
 }
 
-/// What a limit follows from.
+/// Input of a limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// Number of nodes.

@@ -71,7 +71,7 @@ fn runs(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_none() && !is_finished(pod)
 }
 
-/// What the agent's pod was reported as.
+/// Readiness of the agent's pod as it was reported last.
 struct Reported {
     ready: bool,
     failures: u32,
