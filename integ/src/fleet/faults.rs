@@ -34,8 +34,8 @@ pub(super) struct OutageResult {
     pub from: Timestamp,
     /// End of the record.
     pub to: Timestamp,
-    /// Seconds from the begin of the record to the end of the outage.
-    pub back_after: f64,
+    /// End of the outage.
+    pub back: Timestamp,
     /// Requests in each second since the end of the outage.
     pub recovery: Vec<f64>,
 }
@@ -73,12 +73,7 @@ pub(super) async fn outage(
     sleep(RECOVERY).await;
     let to = Timestamp::now();
     requests.read()?;
-    Ok(OutageResult {
-        from,
-        to,
-        back_after: back.duration_since(from).as_secs_f64(),
-        recovery: requests.per_second(back, to, None),
-    })
+    Ok(OutageResult { from, to, back, recovery: requests.per_second(back, to, None) })
 }
 
 /// Streams around the end of a replica of the web API.
@@ -129,8 +124,8 @@ mod tests {
 
     #[test]
     fn peak_is_compared_with_the_seconds_in_which_most_requests_are_made() {
-        let (from, to) = (Timestamp::UNIX_EPOCH, Timestamp::UNIX_EPOCH);
-        let result = OutageResult { from, to, back_after: 0.0, recovery: vec![0.0, 30.0, 10.0, 20.0, 0.0, 0.0, 1.0] };
+        let (from, back, to) = (Timestamp::UNIX_EPOCH, Timestamp::UNIX_EPOCH, Timestamp::UNIX_EPOCH);
+        let result = OutageResult { from, to, back, recovery: vec![0.0, 30.0, 10.0, 20.0, 0.0, 0.0, 1.0] };
         assert_eq!(result.peak(), (30.0, 20.0, 3));
     }
 }

@@ -216,8 +216,10 @@ fn add_faults(section: &mut Section, bench: &Bench, measured: &Measured) {
         MOST_PEAK,
         format!("{ratio:.1}: {peak:.0} a second, {steady:.1} in the {seconds} s of most requests"),
     );
+    let _ = write!(section.details, "\nRequests in the {} s after the outage:\n\n", outage.recovery.len());
+    section.details += &requests_table(&bench.requests.table(outage.back, outage.to), 1.0);
     let requests = |part| bench.requests.per_second(outage.from, outage.to, Some(part));
-    let back = outage.back_after;
+    let back = outage.back.duration_since(outage.from).as_secs_f64();
     let began = back - bench.options.outage as f64;
     section.chart(
         "outage",
