@@ -19,8 +19,11 @@ const RECOVERY: Duration = Duration::from_secs(90);
 /// Time before an outage for comparison.
 const BEFORE: Duration = Duration::from_secs(20);
 
-/// Share of the requests of the recovery after which the rest is taken for the usual ones.
-const MOST: f64 = 0.9;
+/// Requests in a second of an idle fleet, at most.
+const QUIET: f64 = 2.0;
+
+/// Number of quiet seconds after which a recovery is over.
+const LULL: usize = 10;
 
 /// Longest wait until all streams are open again.
 const STREAMS: Duration = Duration::from_secs(120);
@@ -41,20 +44,16 @@ pub(super) struct OutageResult {
 }
 
 impl OutageResult {
-    /// Most requests in one second of the recovery, mean of its seconds until most requests were made, and their number.
+    /// Most requests in one second of the recovery, mean of its seconds, and their number. The recovery ends where few requests
+    /// follow for a while.
     pub(super) fn peak(&self) -> (f64, f64, usize) {
         let peak = self.recovery.iter().copied().fold(0.0, f64::max);
         let first = self.recovery.iter().position(|count| *count > 0.0).unwrap_or_default();
-        let most = self.recovery.iter().sum::<f64>() * MOST;
-        let (mut sum, mut seconds) = (0.0, 0);
-        for count in &self.recovery[first..] {
-            sum += count;
-            seconds += 1;
-            if sum >= most {
-                break;
-            }
-        }
-        (peak, if seconds > 0 { sum / seconds as f64 } else { 0.0 }, seconds)
+        let active = &self.recovery[first..];
+        let is_quiet = |counts: &[f64]| counts.iter().all(|count| *count <= QUIET);
+        let seconds = active.windows(LULL).position(is_quiet).unwrap_or(active.len());
+        let mean = active[..seconds].iter().sum::<f64>() / seconds.max(1) as f64;
+        (peak, mean, seconds)
     }
 }
 
@@ -123,9 +122,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peak_is_compared_with_the_seconds_in_which_most_requests_are_made() {
+    fn peak_is_compared_with_the_seconds_before_the_fleet_is_quiet() {
         let (from, back, to) = (Timestamp::UNIX_EPOCH, Timestamp::UNIX_EPOCH, Timestamp::UNIX_EPOCH);
-        let result = OutageResult { from, to, back, recovery: vec![0.0, 30.0, 10.0, 20.0, 0.0, 0.0, 1.0] };
-        assert_eq!(result.peak(), (30.0, 20.0, 3));
+        let result = |recovery| OutageResult { from, to, back, recovery }.peak();
+        let quiet = [1.0; 20];
+        assert_eq!(result([&[0.0, 30.0, 0.0, 30.0][..], &quiet].concat()), (30.0, 20.0, 3));
+        assert_eq!(result(vec![8.0, 4.0, 4.0, 4.0]), (8.0, 5.0, 4), "it never is");
     }
 }

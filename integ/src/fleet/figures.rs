@@ -214,7 +214,7 @@ fn add_faults(section: &mut Section, bench: &Bench, measured: &Measured) {
             bench.options.outage
         ),
         MOST_PEAK,
-        format!("{ratio:.1}: {peak:.0} a second, {steady:.1} in the {seconds} s of most requests"),
+        format!("{ratio:.1}: {peak:.0} a second, {steady:.1} in the {seconds} s until the fleet was quiet"),
     );
     let _ = write!(section.details, "\nRequests in the {} s after the outage:\n\n", outage.recovery.len());
     section.details += &requests_table(&bench.requests.table(outage.back, outage.to), 1.0);
