@@ -108,7 +108,7 @@ test-vm: tools tools-vm control-plane build ## Run the scenarios on real nodes i
 
 ##### Measurements and searches for defects
 
-.PHONY: bench-plan bench-simulate bench-api bench-idle fuzz mutants
+.PHONY: bench-plan bench-simulate bench-api bench-idle bench-fleet fuzz mutants
 bench-plan: tools ## Measure one plan over 100, 5,000 and 100,000 nodes
 	@$(UNCHECKED) $(CARGO) bench --locked -p planner --bench plan
 
@@ -123,6 +123,13 @@ bench-api: tools control-plane build ## Measure the web API with 1,000 connected
 bench-idle: tools control-plane build ## Measure an idle fleet, outages of the API server and fail-overs (ARGS="--help" for more)
 	@$(CARGO) build --workspace --locked --examples
 	@BRUPOP_BIN_DIR="$(TARGET)/debug" "$(TARGET)/debug/examples/bench_idle" $(ARGS)
+
+# Release builds of all that is measured, and of the agents' tasks. The plugin, which nothing here runs, may be any build.
+bench-fleet: own-architecture tools control-plane build ## Measure a fleet of agents: idle, in a rollout, in outages; writes docs/scale.md (ARGS="--help" for more)
+	@deploy/images/build.sh "$(SHIPPED)" brupop-agent brupop-apiserver brupop-controller
+	@$(UNCHECKED) $(CARGO) build --release --locked -p integ --example bench_fleet
+	@BRUPOP_BIN_DIR="$(TARGET)/debug" BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" BRUPOP_APISERVER_BIN="$(SHIPPED)/brupop-apiserver" \
+		BRUPOP_CONTROLLER_BIN="$(SHIPPED)/brupop-controller" "$(TARGET)/release/examples/bench_fleet" --page docs/scale.md $(ARGS)
 
 fuzz: tools ## Feed random bytes to every parser of external input, FUZZ_SECONDS (20) each
 	@$(UNCHECKED) fuzz/run.sh

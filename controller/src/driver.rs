@@ -224,6 +224,7 @@ impl Driver {
             let ended = Instant::now();
             rested = ended + (ended - began).clamp(SHORTEST_REST, LONGEST_REST);
             calls.turned(Some(ended));
+            self.applier.metrics.turned(ended - began);
             if self.handing_over {
                 break;
             }

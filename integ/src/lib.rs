@@ -7,6 +7,7 @@ pub mod bed;
 pub mod control_plane;
 pub mod demo;
 pub mod durations;
+pub mod fleet;
 pub mod kubelet;
 pub mod node_recording;
 pub mod oracle;

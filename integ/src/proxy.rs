@@ -3,7 +3,7 @@
 //! through unchanged.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
@@ -15,7 +15,7 @@ use kube::runtime::watcher;
 use kube::{Api, Client};
 use rand::seq::IndexedRandom;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{Duration, sleep, timeout};
 
@@ -26,6 +26,23 @@ const HEAD_LIMIT: usize = 8 * 1024;
 
 /// The label by which a slice names its Service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+/// The addresses that the connections to Services come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sources {
+    /// The system's choice: one for all of them, as behind a real proxy.
+    One,
+    /// Another one for each client of the proxy, by its port: a Service that limits the connections of each source takes them for
+    /// those of many nodes.
+    Each,
+}
+
+impl Sources {
+    fn of(self, client: SocketAddr) -> Option<Ipv4Addr> {
+        let [high, low] = client.port().to_be_bytes();
+        (self == Self::Each).then_some(Ipv4Addr::new(127, 255, high, low))
+    }
+}
 
 /// The running proxy. Dropping it ends it.
 #[derive(Debug)]
@@ -41,6 +58,11 @@ type Diverted = Arc<Mutex<Option<SocketAddr>>>;
 impl ConnectProxy {
     /// Starts a proxy on a free loopback port. `client` must be able to list and watch Services and EndpointSlices.
     pub async fn start(client: Client, addresses: Addresses) -> Result<Self> {
+        Self::start_with(client, addresses, Sources::One).await
+    }
+
+    /// Starts a proxy whose connections to Services come from these addresses.
+    pub async fn start_with(client: Client, addresses: Addresses, sources: Sources) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("the proxy finds no free port")?;
         let address = listener.local_addr()?;
         let mut tasks = JoinSet::new();
@@ -49,6 +71,7 @@ impl ConnectProxy {
             slices: follow(&mut tasks, Api::all(client)),
             addresses,
             diverted: Diverted::default(),
+            sources,
         };
         let diverted = names.diverted.clone();
         tasks.spawn(accept(listener, names));
@@ -118,7 +141,8 @@ async fn serve(mut client: TcpStream, names: &Names) -> Result<()> {
         Ok(address) => address,
         Err(error) => return refuse(&mut client, "502 Bad Gateway", &error.to_string()).await,
     };
-    let mut server = match timeout(Duration::from_secs(10), TcpStream::connect(address)).await {
+    let source = names.sources.of(client.peer_addr()?);
+    let mut server = match timeout(Duration::from_secs(10), connect(source, address)).await {
         Ok(Ok(server)) => server,
         Ok(Err(error)) => return refuse(&mut client, "502 Bad Gateway", &format!("{target}: {error}")).await,
         Err(_) => return refuse(&mut client, "504 Gateway Timeout", &target).await,
@@ -128,6 +152,14 @@ async fn serve(mut client: TcpStream, names: &Names) -> Result<()> {
     server.write_all(&early).await?;
     copy_bidirectional(&mut client, &mut server).await?;
     Ok(())
+}
+
+async fn connect(source: Option<Ipv4Addr>, target: SocketAddr) -> std::io::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    if let Some(source) = source {
+        socket.bind(SocketAddr::from((source, 0)))?;
+    }
+    socket.connect(target).await
 }
 
 async fn refuse(client: &mut TcpStream, status: &str, why: &str) -> Result<()> {
@@ -181,6 +213,7 @@ struct Names {
     slices: Store<EndpointSlice>,
     addresses: Addresses,
     diverted: Diverted,
+    sources: Sources,
 }
 
 impl Names {

@@ -9,6 +9,9 @@ const PREFIX: &str = "brupop_controller_";
 /// From the time of an instant host to the longest reasonable drain, in seconds.
 const BUCKETS: [f64; 13] = [1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0];
 
+/// From a turn over a few nodes to one that keeps the leader from its work, in seconds.
+const TURN_BUCKETS: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
+
 /// The documented facts of a family of series.
 #[cfg_attr(not(test), expect(dead_code, reason = "read by the test of docs/metrics.md"))]
 pub(super) struct Family {
@@ -50,8 +53,23 @@ impl Register {
     }
 
     pub(super) fn histogram(&mut self, name: &str, labels: Labels, help: &'static str) -> Registered<HistogramVec> {
+        self.histogram_of(name, labels, help, &BUCKETS)
+    }
+
+    /// Registers a histogram of the leader's turns.
+    pub(super) fn turns(&mut self, name: &str, help: &'static str) -> Registered<HistogramVec> {
+        self.histogram_of(name, &[], help, &TURN_BUCKETS)
+    }
+
+    fn histogram_of(
+        &mut self,
+        name: &str,
+        labels: Labels,
+        help: &'static str,
+        buckets: &[f64],
+    ) -> Registered<HistogramVec> {
         self.add((name, "histogram", labels, help), |options| {
-            HistogramVec::new(HistogramOpts::from(options).buckets(BUCKETS.to_vec()), labels)
+            HistogramVec::new(HistogramOpts::from(options).buckets(buckets.to_vec()), labels)
         })
     }
 }

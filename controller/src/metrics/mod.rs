@@ -85,6 +85,7 @@ pub struct Metrics {
     no_answer: IntCounterVec,
     call_age: GaugeVec,
     turn_age: GaugeVec,
+    turn_duration: HistogramVec,
     tls: Gauges,
     migration: Gauges,
     #[cfg(test)]
@@ -186,6 +187,7 @@ impl Metrics {
                 &[],
                 "Time since the leader made its last plan; it makes one at least every 30 s",
             )?,
+            turn_duration: register.turns("turn_duration_seconds", "Duration of the leader's turns: view, plan and its check")?,
             tls: Gauges::register(&mut register, &gauges::TLS)?,
             migration: Gauges::register(&mut register, &gauges::MIGRATION)?,
             memory: Arc::default(),
@@ -460,6 +462,11 @@ impl Metrics {
         if let Some(age) = ages.turn {
             self.turn_age.with_label_values(&ALONE).set(age.as_secs_f64());
         }
+    }
+
+    /// Takes in a turn of the leader.
+    pub fn turned(&self, took: Duration) {
+        self.turn_duration.with_label_values(&ALONE).observe(took.as_secs_f64());
     }
 
     /// Takes in a plan that broke a safety property.

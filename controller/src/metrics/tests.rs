@@ -456,6 +456,7 @@ fn full() -> Metrics {
     metrics.expect_notices("on-call");
     metrics.expression(&Answer::Quiet { since: t(0), asked: t(0) });
     metrics.ages(&Ages { turn: Some(Duration::from_secs(3)), ..Ages::default() });
+    metrics.turned(Duration::from_millis(4));
     metrics
 }
 

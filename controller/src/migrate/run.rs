@@ -253,7 +253,14 @@ impl Migrator {
                 while let Some(Ok(event)) = events.next().await {
                     match event {
                         WatchEvent::Bookmark(bookmark) => version = bookmark.metadata.resource_version,
-                        // A watch from an old version: the definition may have changed.
+                        // The API server has no events since that version, as after its restart. The definition itself is older than
+                        // that in most clusters, so the watch begins with its present state.
+                        WatchEvent::Error(_) => {
+                            version = String::new();
+                            break;
+                        }
+                        WatchEvent::Added(present)
+                            if present.metadata.resource_version.as_ref() == Some(&self.seen) => {}
                         _ => return,
                     }
                 }

@@ -46,7 +46,8 @@ pub fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-pub(super) async fn install(client: &Client, options: &TestClusterOptions) -> anyhow::Result<()> {
+/// Installs the operator as a user does: by server-side apply of the manifests.
+pub async fn install(client: &Client, options: &TestClusterOptions) -> anyhow::Result<()> {
     let mut known: BTreeMap<String, (ApiResource, ApiCapabilities)> = BTreeMap::new();
     for mut object in objects(&options.deploy)? {
         if options.takeover && deploy::yaml::id(&object) == deploy::yaml::id(&deploy::takeover::definition()?) {

@@ -23,7 +23,7 @@ use crate::kubelet::{Addresses, Images, Kubelet, KubeletOptions, PodProcess};
 use crate::oracle::{ClusterState, Field, History, Recorder};
 use crate::proxy::ConnectProxy;
 
-pub use install::{merge, prove};
+pub use install::{install, merge, prove};
 pub use oracle_input::host_log;
 pub use programs::Programs;
 

@@ -76,6 +76,11 @@ pub struct Options {
     pub watch_cache: bool,
     /// The controllers that the controller manager runs, as its option `--controllers` names them.
     pub controllers: &'static str,
+    /// Keep every revision, which the checks of a run read. Without it, etcd forgets those older than a minute, as in every
+    /// cluster, and may hold more than its default of 2 GiB.
+    pub keep_revisions: bool,
+    /// The API server's audit policy.
+    pub audit_policy: &'static str,
     /// An address of this machine at which real nodes reach the API server, which then also dials their kubelets.
     pub for_nodes: Option<Ipv4Addr>,
 }
@@ -87,6 +92,8 @@ impl Default for Options {
             keep_dir: std::env::var_os("BRUPOP_KEEP").is_some(),
             watch_cache: true,
             controllers: CONTROLLERS,
+            keep_revisions: true,
+            audit_policy: settings::AUDIT_POLICY,
             for_nodes: None,
         }
     }
@@ -145,7 +152,7 @@ impl ControlPlane {
 
         let audit_log = dir.join("audit.log");
         write_private(&audit_log, "")?;
-        write_private(&dir.join("audit-policy.yaml"), settings::AUDIT_POLICY)?;
+        write_private(&dir.join("audit-policy.yaml"), options.audit_policy)?;
         let admin = pki.client("admin", &["system:masters"])?;
         for (name, identity, namespace) in [
             ("admin", &admin, Some(names::SYSTEM_NAMESPACE)),
@@ -158,7 +165,7 @@ impl ControlPlane {
         let config = client_config(&url, &pki, admin)?;
         let client = Client::try_from(config.clone())?;
 
-        let mut etcd = Process::start("etcd", &binaries.path("etcd"), &settings::etcd(dir), dir)?;
+        let mut etcd = Process::start("etcd", &binaries.path("etcd"), &settings::etcd(dir, options), dir)?;
         etcd.ready(PATIENCE, async || probes.etcd().await).await?;
 
         let apiserver_arguments = settings::apiserver(dir, &pki, ports, options);

@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context;
 use base64::Engine;
@@ -69,10 +70,16 @@ fn free_port() -> anyhow::Result<TcpListener> {
 /// etcd's socket in the folder of the test cluster.
 pub(super) const ETCD_SOCKET: &str = "etcd.sock";
 
-pub(super) fn etcd(bed: &Path) -> Vec<String> {
+/// Limit of etcd's data where old revisions are not kept, in bytes: of a fleet, they are many within a minute.
+const LARGE_QUOTA: u64 = 8 << 30;
+
+/// Longest interval of the node controller's checks: Kubernetes' default.
+const LONGEST_MONITOR_PERIOD: Duration = Duration::from_secs(5);
+
+pub(super) fn etcd(bed: &Path, options: &Options) -> Vec<String> {
     let bed = bed.display();
     // The advertised addresses are for peers, and there are none: nothing listens there and nothing dials them.
-    arguments([
+    let mut all = arguments([
         "--name=bed".to_owned(),
         format!("--data-dir={bed}/etcd"),
         "--unsafe-no-fsync".to_owned(),
@@ -85,7 +92,11 @@ pub(super) fn etcd(bed: &Path) -> Vec<String> {
         "--heartbeat-interval=20".to_owned(),
         "--election-timeout=200".to_owned(),
         "--log-level=warn".to_owned(),
-    ])
+    ]);
+    if !options.keep_revisions {
+        all.push(format!("--quota-backend-bytes={LARGE_QUOTA}"));
+    }
+    all
 }
 
 pub(super) fn apiserver(bed: &Path, pki: &Pki, ports: Ports, options: &Options) -> Vec<String> {
@@ -93,8 +104,7 @@ pub(super) fn apiserver(bed: &Path, pki: &Pki, ports: Ports, options: &Options) 
     let bed = bed.display();
     let mut all = arguments([
         format!("--etcd-servers=unix://{bed}/{ETCD_SOCKET}"),
-        // Revisions are kept for the whole run: the checks of a run read its history.
-        "--etcd-compaction-interval=0".to_owned(),
+        format!("--etcd-compaction-interval={}", if options.keep_revisions { "0" } else { "1m" }),
         format!("--watch-cache={}", options.watch_cache),
         format!("--secure-port={}", ports.apiserver),
         format!("--tls-cert-file={}", file("apiserver.crt")),
@@ -142,6 +152,8 @@ pub(super) fn apiserver(bed: &Path, pki: &Pki, ports: Ports, options: &Options) 
 pub(super) fn controller_manager(bed: &Path, pki: &Pki, ports: Ports, options: &Options) -> Vec<String> {
     let file = |name: &str| pki.file(name).display().to_string();
     let grace = options.node_monitor_grace.as_millis();
+    // A large fleet costs the node controller as much in each of its checks as a small one does in many.
+    let monitor_period = (options.node_monitor_grace / 10).min(LONGEST_MONITOR_PERIOD);
     let mut all = component(bed, pki, "controller-manager", ports.controller_manager);
     all.extend([
         "--use-service-account-credentials=true".to_owned(),
@@ -150,7 +162,7 @@ pub(super) fn controller_manager(bed: &Path, pki: &Pki, ports: Ports, options: &
         format!("--cluster-signing-cert-file={}", file("ca.crt")),
         format!("--cluster-signing-key-file={}", file("ca.key")),
         format!("--controllers={}", options.controllers),
-        "--node-monitor-period=1s".to_owned(),
+        format!("--node-monitor-period={}ms", monitor_period.as_millis()),
         format!("--node-monitor-grace-period={grace}ms"),
     ]);
     all

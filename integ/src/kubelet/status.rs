@@ -192,6 +192,8 @@ pub enum ScriptedPod {
     },
     /// It has completed because it was terminated.
     Terminated,
+    /// It has completed because its node shut down gracefully.
+    ShutDown,
     /// The kubelet has rejected it: it has no containers.
     Rejected,
 }
@@ -215,9 +217,9 @@ pub fn scripted_status(pod: &Pod, state: ScriptedPod, host_ip: Ipv4Addr, now: Ti
             (ContainerPhase::Running { since: now }, (restarts > 0).then(|| end(255, LOST)), restarts, ready)
         }
         ScriptedPod::Lost { restarts } => (ContainerPhase::Ended(end(255, LOST)), None, restarts, false),
-        ScriptedPod::Terminated => (ContainerPhase::Ended(end(0, "Completed")), None, 0, false),
+        ScriptedPod::Terminated | ScriptedPod::ShutDown => (ContainerPhase::Ended(end(0, "Completed")), None, 0, false),
     };
-    let rejected = state == ScriptedPod::Rejected;
+    let (rejected, shut_down) = (state == ScriptedPod::Rejected, state == ScriptedPod::ShutDown);
     let created = state != ScriptedPod::Creating && !rejected;
     let started = matches!(state, ScriptedPod::Running { .. });
     let containers = pod.spec.iter().filter(|_| !rejected).flat_map(|spec| &spec.containers);
@@ -240,8 +242,8 @@ pub fn scripted_status(pod: &Pod, state: ScriptedPod, host_ip: Ipv4Addr, now: Ti
         start_time: status.and_then(|status| status.start_time.as_ref()).map_or(now, |time| time.0),
         pod_ip: created.then_some(host_ip),
         host_ip,
-        verdict: rejected.then_some(&NOT_ADMITTED),
-        ending: pod.metadata.deletion_timestamp.is_some(),
+        verdict: if shut_down { Some(&SHUT_DOWN) } else { rejected.then_some(&NOT_ADMITTED) },
+        ending: shut_down || pod.metadata.deletion_timestamp.is_some(),
     };
     let known = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     status_patch(&input, known, now)

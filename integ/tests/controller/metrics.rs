@@ -22,6 +22,7 @@ fn series(text: &str) -> String {
         let born = ["_updates_total", "_transitions_total", "_rejected_writes_total"];
         if (value == "0" && born.iter().any(|born| plain.ends_with(born)))
             || plain.starts_with("process_")
+            || plain.starts_with("brupop_controller_turn_duration_seconds")
             || plain == "brupop_build_info"
         {
             continue;
