@@ -93,7 +93,9 @@ async fn rollout_that_is_braked_by_nodes_on_the_version_tries_none_until_one_of_
     cluster.until("all have ended", |world| world.status().slots.is_empty()).await?;
     for _ in 0..3 {
         cluster.pass(Duration::from_hours(7)).await?;
-        cluster.until("they are verified again, and await their hooks", |world| on_the_version(world).len() == 3).await?;
+        cluster
+            .until("they are verified again, and await their hooks", |world| on_the_version(world).len() == 3)
+            .await?;
         let world = cluster.planned().await?;
         let spared = world.nodes.keys().find(|node| !unproven.contains(node)).context("one is left")?;
         assert!(!world.nodes[spared].claimed() && !world.is_updated(spared, &NEW), "{spared} is not tried");

@@ -1,11 +1,11 @@
 //! The Events about the operator: what users see when its conditions change.
 
 use models::condition::{Condition, ConditionStatus, find_condition};
-use models::operator::{BLOCKED, BRAKED, CONTAINED, DEGRADED, FROZEN, PROGRESSING, RESUMED};
+use models::operator::{BLOCKED, BRAKED, CONTAINED, DEGRADED, FROZEN, PROGRESSING};
 
 use super::{
-    APPROVAL, CERTIFICATES, CLUSTER_UNWELL, CLUSTER_WELL, CONFLICT, CREDENTIALS, ConditionParts, EARLIER_GONE,
-    EARLIER_RUNNING, EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED, OUT_OF_BOUNDS, UNREADABLE, WEB_API,
+    APPROVAL, CERTIFICATES, CLUSTER_UNWELL, CLUSTER_WELL, CONFLICT, CREDENTIALS, EARLIER_GONE, EARLIER_RUNNING,
+    EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED, OUT_OF_BOUNDS, UNREADABLE, WEB_API,
 };
 use crate::decision::Note;
 use crate::survey::records::UNRECORDED;
@@ -32,15 +32,6 @@ const CHANGES: &[(&str, &str, &str, &str)] = &[
 /// The reasons of the condition `Progressing` for which a canary step waits for a user, each with whether its Event is a warning.
 const STEPS: [(&str, bool); 3] =
     [(APPROVAL, false), (WaitReason::StepUnproven.as_str(), true), (WaitReason::StepFailed.as_str(), true)];
-
-/// Returns a condition that does not hold: a `resume` that has ended it is its reason until it holds again, also under another leader.
-pub(super) fn over(stored: Option<&Condition>, resumed: bool, reason: &'static str) -> ConditionParts {
-    let is_resumed = |condition: &Condition| {
-        let held = condition.status == ConditionStatus::True || condition.reason == CONTAINED;
-        condition.reason == RESUMED || (resumed && held)
-    };
-    (false, if stored.is_some_and(is_resumed) { RESUMED } else { reason }, String::new())
-}
 
 /// Returns the Events for users when `new` conditions replace `old` ones: the rollout stopped or continues, the policy is
 /// rejected or valid again. Conditions that only come and go emit none.

@@ -10,7 +10,7 @@ use models::history::RolloutPhase;
 use models::names::{CONTINUE_OTHERS_ANNOTATION, RESUME_ANNOTATION};
 use models::operator::{
     BLOCKED, BRAKED, BottlerocketUpdateOperatorStatus, CONTAINED, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED,
-    NOTICES_SENT, PROGRESSING, STORAGE_MIGRATED, Slot, WINDOW_OPEN, WaitingCount, without_credentials,
+    NOTICES_SENT, PROGRESSING, RESUMED, STORAGE_MIGRATED, Slot, WINDOW_OPEN, WaitingCount, without_credentials,
 };
 use models::reason::{End, FailureClass};
 use models::shadow::{self, Step};
@@ -31,7 +31,6 @@ use crate::wait::Wait;
 use crate::wait::{BEFORE_RESUME as COMMAND, WaitReason};
 
 pub use events::news;
-use events::over;
 
 /// The number of reasons that the operator's status names.
 const REASONS: usize = 32;
@@ -194,6 +193,15 @@ fn versions_of<'a>(spent: impl IntoIterator<Item = (&'a Key, &'a Cause)>) -> Str
 /// Returns the sentence about versions that have stopped all updates.
 pub(super) fn failed_too_often<'a>(spent: impl IntoIterator<Item = (&'a Key, &'a Cause)>) -> String {
     format!("failed too often: {}. No update starts until the rollout is resumed", versions_of(spent))
+}
+
+/// Returns a condition that does not hold: a `resume` that has ended it is its reason until it holds again, also under another leader.
+fn over(stored: Option<&Condition>, resumed: bool, reason: &'static str) -> ConditionParts {
+    let is_resumed = |condition: &Condition| {
+        let held = condition.status == ConditionStatus::True || condition.reason == CONTAINED;
+        condition.reason == RESUMED || (resumed && held)
+    };
+    (false, if stored.is_some_and(is_resumed) { RESUMED } else { reason }, String::new())
 }
 
 /// Returns whether failures have stopped the rollout, as it is once a pending `continue-others` is acknowledged.
