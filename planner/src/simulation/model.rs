@@ -1,0 +1,231 @@
+//! A model of the update protocol: an exhaustive search over the planner itself.
+
+mod digest;
+mod judge;
+mod machine;
+mod moves;
+mod state;
+mod view;
+mod write;
+
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use models::operator::BottlerocketUpdateOperatorSpec;
+use models::shadow::AgentReport;
+use semver::Version;
+use serde_json::json;
+use stateright::{Checker as _, HasDiscoveries, Model, Property};
+
+use self::moves::Move;
+use self::state::{Controller, Machine, Object, State, Truth};
+use super::host::Host;
+use crate::fixtures;
+use crate::policy::Policy;
+use crate::view::{NodeView, OperatorFacts, PodFacts};
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+const OLD: Version = fixtures::OLD;
+const NEW: Version = fixtures::NEW;
+const NEWER: Version = Version::new(1, 20, 6);
+const START: Timestamp = Timestamp::constant(1_800_000_000, 0);
+const SOAK: Duration = Duration::from_secs(60);
+
+/// The bounds of a search.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    nodes: usize,
+    budget: usize,
+    /// The time for which a hook is awaited before a drain; `None` without one.
+    hook: Option<Duration>,
+    /// The number of updates in a row without a proof that brake a rollout, if the model judges it.
+    brake: Option<usize>,
+    /// The first canary step.
+    canary: Option<usize>,
+    /// False if the new version does not boot.
+    boots: bool,
+    faults: u8,
+    /// The time that the model looks at.
+    span: Duration,
+    depth: usize,
+}
+
+const BOUNDS: Bounds = Bounds {
+    nodes: 3,
+    budget: 1,
+    hook: None,
+    brake: None,
+    canary: None,
+    boots: true,
+    faults: 1,
+    span: Duration::from_hours(4),
+    depth: 30,
+};
+
+/// A model: its bounds and its policies, the first of which is in force at the beginning.
+struct World {
+    bounds: Bounds,
+    specs: Vec<BottlerocketUpdateOperatorSpec>,
+    /// `None` for the invalid one.
+    policies: Vec<Option<Policy>>,
+    excluding: usize,
+    invalid: usize,
+}
+
+impl World {
+    fn new(bounds: Bounds) -> Self {
+        let spec = |part: serde_json::Value| -> BottlerocketUpdateOperatorSpec {
+            let mut spec = json!({"maxUnavailable": bounds.budget});
+            if let Some(limit) = bounds.brake {
+                spec["failurePolicy"] = json!({"maxConsecutiveFailures": limit});
+            }
+            if let Some(nodes) = bounds.canary {
+                spec["strategy"] = json!({"canary": [{"nodes": nodes}]});
+            }
+            if bounds.hook.is_some() {
+                spec["hooks"] = json!([{"name": "slow", "before": {"timeout": "3m", "onTimeout": "Continue"}}]);
+            }
+            super::faults::merge(&mut spec, part);
+            serde_json::from_value(spec).unwrap()
+        };
+        let excluding = spec(json!({"version": {"exclude": [NEW.to_string()]}}));
+        let specs = vec![spec(json!({})), excluding, spec(json!({"version": {"target": ">2 <1"}}))];
+        let policies: Vec<_> = specs.iter().map(|spec| Policy::from_spec(spec).ok()).collect();
+        assert_eq!(policies.iter().map(Option::is_some).collect::<Vec<_>>(), [true, true, false]);
+        Self { bounds, specs, policies, excluding: 1, invalid: 2 }
+    }
+}
+
+/// Returns a node at the beginning, and its shadow.
+fn node(index: usize) -> NodeView {
+    let name = NAMES[index];
+    let mut node = fixtures::node(name);
+    node.facts.provider_id = Some(format!("i-{name}"));
+    node
+}
+
+/// Returns a pod on a node that an eviction ends.
+fn pod(node: usize, name: &str) -> PodFacts {
+    let uid = format!("{name}-{}", NAMES[node]);
+    PodFacts { name: uid.clone(), uid, ready: true, ..fixtures::pod(NAMES[node], false) }
+}
+
+fn machine(node: &NodeView) -> Machine {
+    let agent: AgentReport = node.shadow.as_ref().unwrap().status.agent.clone();
+    Machine {
+        host: Host::new(OLD),
+        boot_id: node.facts.boot_id.clone(),
+        os_image: node.facts.os_image.clone(),
+        up: true,
+        permitted: None,
+        lingers: false,
+        agent,
+        agent_runs: true,
+        shown: None,
+        earlier: Vec::new(),
+        reported: None,
+        offered: vec![NEW, OLD],
+        ready_since: START,
+        taken: false,
+    }
+}
+
+impl Model for World {
+    type State = State;
+    type Action = Move;
+
+    fn init_states(&self) -> Vec<State> {
+        let nodes: Vec<NodeView> = (0..self.bounds.nodes).map(node).collect();
+        let truth = nodes.iter().enumerate().map(|(index, node)| Truth {
+            node: Some(Object::new(node.facts.clone(), 0)),
+            shadow: node.shadow.as_deref().map(|shadow| Object::new(shadow.clone(), 0)),
+            pods: Object::new(vec![pod(index, "web")], 0),
+        });
+        let spec = self.specs[0].clone();
+        let operator = Object::new(OperatorFacts { uid: "op".into(), spec, ..OperatorFacts::default() }, 0);
+        let mut state = State {
+            now: START,
+            truth: truth.collect(),
+            machines: nodes.iter().map(|node| Object::new(machine(node), 0)).collect(),
+            operator,
+            controllers: Vec::new(),
+            late: Vec::new(),
+            cordoned: vec![false; nodes.len()],
+            earlier_operator: false,
+            faults: 0,
+            broken: None,
+        };
+        state.controllers = vec![Controller::leader(&state, &self.bounds), Controller::new(&state, false)];
+        vec![state]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Move>) {
+        actions.extend(moves::next(state, self));
+    }
+
+    fn next_state(&self, before: &State, happens: Move) -> Option<State> {
+        Some(moves::after_move(before, self, &happens))
+    }
+
+    fn format_action(&self, action: &Move) -> String {
+        action.to_string()
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        macro_rules! never {
+            ($($number:literal)+) => {
+                vec![$(Property::always($number, |_, state: &State| {
+                    state.broken.as_ref().is_none_or(|broken| broken.0 != $number)
+                })),+]
+            };
+        }
+        let mut properties =
+            never!["S1" "S2" "S3" "S4" "S6" "S7" "S8" "S9" "S10" "S11" "S12" "S13" "L2" "lint"];
+        properties.push(Property::sometimes("all nodes are updated", |_, state: &State| {
+            let idle = |truth: &Truth| {
+                truth.shadow.as_ref().is_some_and(|shadow| shadow.value.status.controller.progress.is_none())
+            };
+            state.machines.iter().all(|machine| machine.value.host.runs == NEW) && state.truth.iter().all(idle)
+        }));
+        properties
+    }
+}
+
+/// Searches all states within bounds, and prints what it has found.
+fn search(name: &str, bounds: Bounds) {
+    let began = Instant::now();
+    let checker = World::new(bounds).checker().target_max_depth(bounds.depth);
+    let checker = checker.finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    let seconds = began.elapsed().as_secs_f64();
+    let (states, depth) = (checker.unique_state_count(), checker.max_depth());
+    println!("{name}: depth {depth}, {states} states, {seconds:.1} s");
+    let found = checker.discoveries();
+    let failed = found.iter().filter(|(property, _)| !property.contains(' '));
+    for (property, path) in failed {
+        let path = path.clone().into_vec();
+        let broken = path.last().and_then(|(state, _)| state.broken.clone());
+        println!("{property} is broken after {} steps: {}", path.len() - 1, broken.map_or_else(String::new, |b| b.1.clone()));
+        for (state, happens) in &path {
+            if let Some(happens) = happens {
+                println!("  {:>5} {happens}", state.now.as_second() - START.as_second());
+            }
+        }
+        panic!("{property} is broken");
+    }
+    println!("{:?}", found.keys().collect::<Vec<_>>());
+}
+
+#[test]
+fn model_try() {
+    let read = |name: &str, default: usize| std::env::var(name).map_or(default, |text| text.parse().unwrap());
+    let mut bounds = BOUNDS;
+    bounds.nodes = read("M_NODES", 3);
+    bounds.budget = read("M_BUDGET", 1);
+    bounds.faults = read("M_FAULTS", 0) as u8;
+    bounds.depth = read("M_DEPTH", 200);
+    bounds.boots = read("M_BOOTS", 1) == 1;
+    if read("M_HOOK", 0) == 1 { bounds.hook = Some(Duration::from_mins(3)); }
+    if read("M_CANARY", 0) > 0 { bounds.canary = Some(read("M_CANARY", 0)); }
+    if read("M_BRAKE", 0) > 0 { bounds.brake = Some(read("M_BRAKE", 0)); }
+    search("try", bounds);
+}
