@@ -45,6 +45,8 @@ struct Bounds {
     /// False if the new version does not boot.
     boots: bool,
     faults: u8,
+    /// The number of times that another node's turn comes first; `None` for any order.
+    turns: Option<u8>,
     /// The time that the model looks at.
     span: Duration,
     depth: usize,
@@ -58,6 +60,7 @@ const BOUNDS: Bounds = Bounds {
     canary: None,
     boots: true,
     faults: 1,
+    turns: Some(1),
     span: Duration::from_hours(4),
     depth: 30,
 };
@@ -75,7 +78,8 @@ struct World {
 impl World {
     fn new(bounds: Bounds) -> Self {
         let spec = |part: serde_json::Value| -> BottlerocketUpdateOperatorSpec {
-            let mut spec = json!({"maxUnavailable": bounds.budget});
+            let deadlines = json!({"stage": "5m", "reboot": "2m", "return": "3m"});
+            let mut spec = json!({"maxUnavailable": bounds.budget, "deadlines": deadlines});
             if let Some(limit) = bounds.brake {
                 spec["failurePolicy"] = json!({"maxConsecutiveFailures": limit});
             }
@@ -126,6 +130,7 @@ fn machine(node: &NodeView) -> Machine {
         reported: None,
         offered: vec![NEW, OLD],
         ready_since: START,
+        verified: false,
         taken: false,
     }
 }
@@ -152,6 +157,9 @@ impl Model for World {
             late: Vec::new(),
             cordoned: vec![false; nodes.len()],
             earlier_operator: false,
+            waited: 0,
+            first: 0,
+            turns: 0,
             faults: 0,
             broken: None,
         };
@@ -222,6 +230,7 @@ fn model_try() {
     bounds.nodes = read("M_NODES", 3);
     bounds.budget = read("M_BUDGET", 1);
     bounds.faults = read("M_FAULTS", 0) as u8;
+    bounds.turns = match read("M_TURNS", 1) { 9 => None, turns => Some(turns as u8) };
     bounds.depth = read("M_DEPTH", 200);
     bounds.boots = read("M_BOOTS", 1) == 1;
     if read("M_HOOK", 0) == 1 { bounds.hook = Some(Duration::from_mins(3)); }

@@ -30,10 +30,11 @@ fn progress(state: &State, node: usize) -> Option<&Progress> {
 /// Returns whether a node is out of service because of the operator.
 fn is_out(state: &State, node: usize) -> bool {
     let machine = state.machine(node);
-    let goes_down = machine.permitted.is_some();
-    let Some(facts) = facts(state, node) else { return goes_down };
+    let Some(facts) = facts(state, node) else { return machine.permitted.is_some() };
+    // One that was registered again while it goes down is like any other that a user has deleted in the middle of its update.
+    let goes_down = machine.permitted.as_ref().is_some_and(|(permit, _)| permit.node_uid == facts.uid);
     let claimed = facts.claims.has(ClaimField::Cordon) && !facts.held();
-    claimed || goes_down || (machine.taken && facts.boot_id != machine.boot_id)
+    claimed || goes_down
 }
 
 /// Returns whether a node has been taken to the new version, or may be.
@@ -43,6 +44,13 @@ fn is_taken(state: &State, node: usize) -> bool {
     let spec = &shadow.value.spec;
     let permit = spec.permit.is_some() && spec.boot_id.as_ref() == Some(&machine.boot_id);
     machine.taken || (permit && spec.version.as_ref() == Some(&NEW))
+}
+
+/// Returns whether the update of a node that is taken to the new version goes on. One whose Node is gone is waited for no longer than
+/// its deadlines.
+fn is_going(state: &State, node: usize) -> bool {
+    let is_away = state.machine(node).permitted.is_some();
+    is_away || progress(state, node).is_some_and(|progress| progress.disruptive)
 }
 
 /// Returns whether a node has proven the new version.
@@ -62,9 +70,16 @@ pub(super) fn always(state: &State, world: &World) -> Option<Broken> {
         return broken("S1", text);
     }
     let taken: Vec<usize> = nodes().filter(|node| is_taken(state, *node)).collect();
-    let alone = nodes().all(|node| !has_proven(state, node));
-    if alone && taken.len() > 1 {
-        return broken("S12", format!("{} are taken to a version that none has proven", named(taken)));
+    let proven = nodes().filter(|node| has_proven(state, *node)).count();
+    if let Some(places) = world.bounds.canary
+        && proven < places
+        && taken.len() > places
+    {
+        return broken("S12", format!("{} are taken to the version, over {places} places", named(taken)));
+    }
+    let going: Vec<usize> = taken.into_iter().filter(|node| is_going(state, *node)).collect();
+    if proven == 0 && going.len() > 1 {
+        return broken("S12", format!("{} go at once to a version that none has proven", named(going)));
     }
     None
 }
@@ -128,16 +143,21 @@ pub(super) fn arrival(state: &State, write: &Write) -> Option<Broken> {
     }
 }
 
-/// S12: a node has proven the version once it has been Ready with it for the soak.
+/// Returns whether a node has been Ready with the new version for the soak, as its kubelet reports.
+pub(super) fn is_soaked(state: &State, node: usize) -> bool {
+    let runs = |facts: &NodeFacts| facts.ready && facts.os_version() == Some(NEW);
+    let soaked = models::time::after(state.machine(node).ready_since, SOAK) <= state.now;
+    soaked && facts(state, node).is_some_and(runs)
+}
+
+/// S12: a node has proven the version once it has been Ready with it for the soak. The withdrawal of its desired state records that in
+/// an update: what happens to it from then on says nothing about the version.
 fn proven(state: &State, node: usize, record: &models::shadow::Record) -> Option<Broken> {
     let now_proven = record.proof.as_ref().is_some_and(|proof| proof.proof == Proof::Proven && proof.version == NEW);
     if !now_proven || has_proven(state, node) {
         return None;
     }
-    let machine = state.machine(node);
-    let ready = facts(state, node).is_some_and(|facts| facts.ready);
-    let soaked = models::time::after(machine.ready_since, SOAK) <= state.now;
-    let good = machine.host.runs == NEW && ready && soaked;
+    let good = state.machine(node).verified || is_soaked(state, node);
     if good { None } else { broken("S12", format!("{} counts as proven without its soak", NAMES[node])) }
 }
 

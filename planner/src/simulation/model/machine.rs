@@ -102,6 +102,7 @@ pub(super) fn goes_down(state: &mut State, node: usize) {
     state.change_machine(node, |machine| {
         machine.up = false;
         machine.taken |= machine.permitted.is_some() && machine.host.armed;
+        machine.verified = false;
     });
 }
 

@@ -15,6 +15,9 @@ use crate::claims::{ClaimField, ClaimFields};
 use crate::hold::Hold;
 use crate::view::LeaseObservations;
 
+/// The number of times that time passes before what may take any time happens.
+const PATIENCE: u8 = 6;
+
 /// One thing that happens.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Move {
@@ -27,7 +30,8 @@ pub(super) enum Move {
     KubeletReports(usize),
     PodEnds(usize),
     TimePasses,
-    // What ends a fault, or takes its time.
+    ComesFirst(usize),
+    // What ends a fault, or may take any time.
     Arrives(usize),
     CatchesUp(usize, Kind),
     Notices(usize),
@@ -100,9 +104,10 @@ pub(super) fn next(state: &State, world: &World) -> Vec<Move> {
     let is_early = wake.is_some_and(|wake| wake > state.now && wake < after(START, world.bounds.span));
     // A host that goes down is gone by a certain time.
     let held = state.machines.iter().filter_map(|machine| machine::gone_by(&machine.value)).min();
+    let is_early = is_early && (sometime.is_empty() || state.waited < PATIENCE);
     let passes = is_early && held.is_none_or(|held| wake <= Some(held));
     let may_fail = state.faults < world.bounds.faults;
-    let mut moves = soon;
+    let mut moves = in_turn(state, world, soon);
     if passes && moves.is_empty() {
         moves.push(Move::TimePasses);
     } else if passes && may_fail {
@@ -110,7 +115,26 @@ pub(super) fn next(state: &State, world: &World) -> Vec<Move> {
     }
     moves.extend(sometime);
     if may_fail {
+        let mut faults = faults; if let Ok(only) = std::env::var("M_ONLY") { // DEBUG
+            faults.retain(|f| format!("{f:?}").starts_with(&only)); moves.retain(|m| *m != Move::IsDelayed || only == "IsDelayed"); }
         moves.extend(faults);
+    }
+    moves
+}
+
+/// Returns what the node whose turn it is does, and the turns of others as long as they may come first.
+fn in_turn(state: &State, world: &World, soon: Vec<Move>) -> Vec<Move> {
+    let Some(turns) = world.bounds.turns else { return soon };
+    let nodes = state.truth.len();
+    let rank = |node: usize| (node + nodes - state.first) % nodes;
+    let mut waiting: Vec<usize> = soon.iter().filter_map(Move::node).collect();
+    waiting.sort_unstable_by_key(|node| rank(*node));
+    waiting.dedup();
+    let turn = waiting.first().copied();
+    let mut moves = soon;
+    moves.retain(|happens| happens.node().is_none_or(|node| Some(node) == turn));
+    if state.turns < turns {
+        moves.extend(waiting.into_iter().skip(1).map(Move::ComesFirst));
     }
     moves
 }
@@ -252,6 +276,20 @@ fn faults_of_objects(state: &State, node: usize, next: &mut Next) {
 }
 
 impl Move {
+    /// Returns the node whose turn it is part of; `None` if it belongs to none.
+    fn node(&self) -> Option<usize> {
+        match self {
+            Self::Sends(_, write) if !matches!(write.what, What::Operator(_)) => Some(write.node),
+            Self::ReadsLease(_, node)
+            | Self::AgentSteps(node)
+            | Self::GoesDown(node)
+            | Self::Boots(node)
+            | Self::KubeletReports(node)
+            | Self::PodEnds(node) => Some(*node),
+            _ => None,
+        }
+    }
+
     fn is_fault(&self) -> bool {
         matches!(
             self,
@@ -286,6 +324,7 @@ pub(super) fn after_move(before: &State, world: &World, happens: &Move) -> State
     state.faults += u8::from(happens.is_fault());
     match happens {
         Move::TimePasses | Move::IsDelayed => pass_time(&mut state, world),
+        Move::ComesFirst(node) => (state.first, state.turns) = (*node, state.turns + 1),
         Move::PlanIsRefused(_, text) => state.breaks(Some(("lint", text.clone()))),
         Move::Sends(index, write) => send(&mut state, world, *index, write),
         Move::SendsLate(index, write) => {
@@ -307,6 +346,10 @@ pub(super) fn after_move(before: &State, world: &World, happens: &Move) -> State
     }
     state.controllers = controllers;
     state.breaks(judge::always(&state, world));
+    if let Ok(late) = std::env::var("M_LATE") { // DEBUG
+        let depth: i64 = late.parse().unwrap();
+        if state.machines.iter().map(|m| m.version as i64).sum::<i64>() > depth { state.breaks(Some(("L2", "late".into()))); }
+    }
     state
 }
 
@@ -332,6 +375,11 @@ fn pass_time(state: &mut State, world: &World) {
         of_machine(state, node, &mut due);
     }
     state.now = due.wake.unwrap_or(state.now);
+    for node in 0..state.truth.len() {
+        of_objects(state, node, &mut due);
+    }
+    of_cluster(state, world, &mut due);
+    state.waited = if due.sometime.is_empty() { 0 } else { state.waited + 1 };
 }
 
 fn happen_to_machine(state: &mut State, world: &World, happens: &Move) {
@@ -471,6 +519,7 @@ impl fmt::Display for Move {
             Self::KubeletReports(node) => write!(f, "the kubelet of {} reports its boot", name(node)),
             Self::PodEnds(node) => write!(f, "the evicted pods of {} end", name(node)),
             Self::TimePasses => write!(f, "time passes to the next moment at which anything is due"),
+            Self::ComesFirst(node) => write!(f, "(it is the turn of {})", name(node)),
             Self::Arrives(index) => write!(f, "late write {index} arrives"),
             Self::CatchesUp(index, kind) => write!(f, "controller {index} sees its {kind:?} as they are"),
             Self::Notices(index) => write!(f, "controller {index} notices that it does not lead any more"),

@@ -122,6 +122,8 @@ pub(super) struct Machine {
     pub(super) offered: Vec<Version>,
     /// Time since which the Node has been Ready in this boot.
     pub(super) ready_since: Timestamp,
+    /// True if it had soaked when its desired state was withdrawn.
+    pub(super) verified: bool,
     /// True if the node was taken to the version that it runs by a permit.
     pub(super) taken: bool,
 }
@@ -131,7 +133,7 @@ impl Digestible for Machine {
         let Host { runs, staged, armed, boots, nonces, asked, cleared, waits_for_wave: _ } = &self.host;
         digester.add((runs, staged, armed, boots, nonces, cleared));
         digester.time(*asked);
-        digester.add((&self.boot_id, &self.os_image, self.up, self.lingers, self.agent_runs, &self.offered, self.taken));
+        digester.add((&self.boot_id, &self.os_image, self.up, self.lingers, self.agent_runs, &self.offered, self.taken, self.verified));
         digester.add(self.permitted.as_ref().map(|(verified, _)| verified));
         digester.time(self.permitted.as_ref().map(|(_, at)| *at));
         digester.time(Some(self.ready_since));
@@ -207,6 +209,12 @@ pub(super) struct State {
     pub(super) cordoned: Vec<bool>,
     /// A pod of the earlier operator.
     pub(super) earlier_operator: bool,
+    /// The number of times that time has passed since something that may take any time was outstanding.
+    pub(super) waited: u8,
+    /// The node whose turn is first.
+    pub(super) first: usize,
+    /// The number of times that another node's turn came first.
+    pub(super) turns: u8,
     /// The number of faults so far.
     pub(super) faults: u8,
     pub(super) broken: Option<Arc<Broken>>,
@@ -270,13 +278,19 @@ impl State {
         for write in &self.late {
             write.digest.add_to(&mut hasher, now);
         }
-        (&self.cordoned, self.earlier_operator, self.faults).hash(&mut hasher);
+        (&self.cordoned, self.earlier_operator, self.waited, self.first, self.turns, self.faults).hash(&mut hasher);
         self.broken.as_ref().map(|broken| broken.0).hash(&mut hasher);
         hasher.finish()
     }
 }
 
 impl Truth {
+    /// Returns whether Node and shadow are in the same versions.
+    pub(super) fn is_same_as(&self, other: &Self) -> bool {
+        self.node.as_ref().map(Arc::as_ptr) == other.node.as_ref().map(Arc::as_ptr)
+            && self.shadow.as_ref().map(Arc::as_ptr) == other.shadow.as_ref().map(Arc::as_ptr)
+    }
+
     /// Adds it to a digest; where it is what a cache shows, with which of it is the newest version.
     fn add_to(&self, hasher: &mut DefaultHasher, now: Timestamp, newest: Option<&Self>) {
         fn add<T>(

@@ -49,6 +49,7 @@ impl Controller {
 
     /// Reads all caches that are not behind, and observes the nodes, as the controller does at each change.
     pub(super) fn observe(&mut self, truth: &[Truth], operator: &Arc<super::state::Object<crate::view::OperatorFacts>>, now: Timestamp) {
+        let before = self.seen.clone();
         for (seen, truth) in self.seen.iter_mut().zip(truth) {
             if !self.behind[Kind::Nodes as usize] {
                 seen.node.clone_from(&truth.node);
@@ -63,7 +64,10 @@ impl Controller {
         if !self.behind[Kind::Operator as usize] {
             self.operator.clone_from(operator);
         }
-        for (seen, memory) in self.seen.iter().zip(&mut self.memory) {
+        for ((seen, before), memory) in self.seen.iter().zip(before).zip(&mut self.memory) {
+            if seen.is_same_as(&before) {
+                continue;
+            }
             let Some(node) = node_of(seen) else {
                 *memory = Memory::default();
                 continue;

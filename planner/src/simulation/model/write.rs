@@ -97,7 +97,15 @@ impl Write {
                 facts.status = (**status).clone();
                 state.operator = state.operator.written(facts);
             }
-            What::Action(action) => carry_out(state, node, action.clone()),
+            What::Action(action) => {
+                if let Action::Spec { spec } = action
+                    && spec.state == HostState::Idle
+                    && judge::is_soaked(state, node)
+                {
+                    state.change_machine(node, |machine| machine.verified = true);
+                }
+                carry_out(state, node, action.clone());
+            }
             What::Permit(spec) => carry_out(state, node, Action::Spec { spec: Box::new(spec.clone()) }),
             What::Evict(evictions) => state.change_pods(node, |pods| {
                 for pod in pods.iter_mut().filter(|pod| evictions.pods.iter().any(|eviction| eviction.uid == pod.uid)) {
