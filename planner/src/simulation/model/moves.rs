@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use models::permit::PERMIT_LIFETIME;
@@ -18,6 +19,9 @@ use crate::view::LeaseObservations;
 /// The number of times that time passes before what may take any time happens.
 const PATIENCE: u8 = 6;
 
+/// A time in which whatever is under way has gone on.
+const LONG: Duration = Duration::from_mins(10);
+
 /// One thing that happens.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Move {
@@ -31,6 +35,7 @@ pub(super) enum Move {
     PodEnds(usize),
     TimePasses,
     ComesFirst(usize),
+    Rests,
     // What ends a fault, or may take any time.
     Arrives(usize),
     CatchesUp(usize, Kind),
@@ -107,8 +112,10 @@ pub(super) fn next(state: &State, world: &World) -> Vec<Move> {
     let is_early = is_early && (sometime.is_empty() || state.waited < PATIENCE);
     let passes = is_early && held.is_none_or(|held| wake <= Some(held));
     let may_fail = state.faults < world.bounds.faults;
+    let rests = soon.is_empty() && sometime.is_empty() && wake.is_none_or(|wake| wake > after(state.now, LONG));
     let mut moves = in_turn(state, world, soon);
-    if passes && moves.is_empty() {
+    moves.extend(rests.then_some(Move::Rests));
+    if passes && (moves.is_empty() || rests) {
         moves.push(Move::TimePasses);
     } else if passes && may_fail {
         moves.push(Move::IsDelayed);
@@ -146,7 +153,7 @@ fn of_controller(state: &State, world: &World, index: usize, next: &mut Next) {
     }
     let choices = controller.choices(state, world);
     if let Some(finding) = choices.findings.first() {
-        next.soon.push(Move::PlanIsRefused(index, format!("{}: {}", finding.property, finding.text)));
+        next.sometime.push(Move::PlanIsRefused(index, format!("{}: {}", finding.property, finding.text)));
     }
     let leads = controller.deposed.is_none();
     for write in choices.writes {
@@ -325,6 +332,10 @@ pub(super) fn after_move(before: &State, world: &World, happens: &Move) -> State
     match happens {
         Move::TimePasses | Move::IsDelayed => pass_time(&mut state, world),
         Move::ComesFirst(node) => (state.first, state.turns) = (*node, state.turns + 1),
+        Move::Rests => {
+            state.breaks(judge::rest(&state));
+            return state;
+        }
         Move::PlanIsRefused(_, text) => state.breaks(Some(("lint", text.clone()))),
         Move::Sends(index, write) => send(&mut state, world, *index, write),
         Move::SendsLate(index, write) => {
@@ -519,6 +530,7 @@ impl fmt::Display for Move {
             Self::KubeletReports(node) => write!(f, "the kubelet of {} reports its boot", name(node)),
             Self::PodEnds(node) => write!(f, "the evicted pods of {} end", name(node)),
             Self::TimePasses => write!(f, "time passes to the next moment at which anything is due"),
+            Self::Rests => write!(f, "nothing is left to do for a while"),
             Self::ComesFirst(node) => write!(f, "(it is the turn of {})", name(node)),
             Self::Arrives(index) => write!(f, "late write {index} arrives"),
             Self::CatchesUp(index, kind) => write!(f, "controller {index} sees its {kind:?} as they are"),

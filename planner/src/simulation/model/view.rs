@@ -138,8 +138,9 @@ impl Controller {
                 &own
             }
         };
-        let mut made = plan(&view, policy, state.now);
-        let findings = lint(&view, policy, &mut made);
+        let made = plan(&view, policy, state.now);
+        // The plan is carried out as it was made: what the validator would drop is judged by its consequences.
+        let findings = lint(&view, policy, &mut made.clone());
         let (mut writes, mut reads) = (Vec::new(), Vec::new());
         let Plan { actions, evictions, shadows, status, slots, wake, .. } = made;
         for (name, action) in actions {
