@@ -130,6 +130,7 @@ fn machine(node: &NodeView) -> Machine {
         reported: None,
         offered: vec![NEW, OLD],
         ready_since: START,
+        orphaned: false,
         verified: false,
         taken: false,
     }
@@ -238,6 +239,7 @@ fn model_try() {
     bounds.nodes = read("M_NODES", 3);
     bounds.budget = read("M_BUDGET", 1);
     bounds.faults = read("M_FAULTS", 0) as u8;
+    bounds.span = Duration::from_mins(read("M_SPAN", 240) as u64);
     bounds.turns = match read("M_TURNS", 1) { 9 => None, turns => Some(turns as u8) };
     bounds.depth = read("M_DEPTH", 200);
     bounds.boots = read("M_BOOTS", 1) == 1;

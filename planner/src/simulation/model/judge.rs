@@ -33,7 +33,7 @@ fn is_out(state: &State, node: usize) -> bool {
     let Some(facts) = facts(state, node) else { return machine.permitted.is_some() };
     // One that was registered again while it goes down is like any other that a user has deleted in the middle of its update.
     let goes_down = machine.permitted.as_ref().is_some_and(|(permit, _)| permit.node_uid == facts.uid);
-    let claimed = facts.claims.has(ClaimField::Cordon) && !facts.held();
+    let claimed = facts.claims.has(ClaimField::Cordon) && !facts.held() && !machine.orphaned;
     claimed || goes_down
 }
 
@@ -109,6 +109,11 @@ pub(super) fn reboot(state: &State, node: usize) -> Option<Broken> {
     None
 }
 
+/// Returns whether a Node has a slot.
+pub(super) fn has_slot(state: &State, uid: &str) -> bool {
+    state.operator.value.status.slots.iter().any(|slot| slot.uid == uid)
+}
+
 /// S7: what is armed is the version of the attempt.
 pub(super) fn activation(state: &State, node: usize, machine: &Machine) -> Option<Broken> {
     let wanted = progress(state, node).map(|progress| &progress.version);
@@ -118,7 +123,7 @@ pub(super) fn activation(state: &State, node: usize, machine: &Machine) -> Optio
 }
 
 /// Judges a write at the moment at which it takes effect.
-pub(super) fn arrival(state: &State, write: &Write) -> Option<Broken> {
+pub(super) fn arrival(state: &State, write: &Write, is_late: bool) -> Option<Broken> {
     let (node, name) = (write.node, NAMES[write.node]);
     match &write.what {
         What::Action(Action::Claim { fields, .. }) => {
@@ -126,9 +131,7 @@ pub(super) fn arrival(state: &State, write: &Write) -> Option<Broken> {
             if !fields.and(facts.set_otherwise).is_empty() {
                 return broken("S4", format!("the claim of {name} overwrites what a user has set"));
             }
-            let slots = &state.operator.value.status.slots;
-            let has_slot = slots.iter().any(|slot| slot.uid == facts.uid);
-            if has_slot { None } else { broken("S1", format!("{name} is claimed without a slot")) }
+            if is_late || has_slot(state, &facts.uid) { None } else { broken("S1", format!("{name} is claimed without a slot")) }
         }
         What::Action(Action::Status { status, .. }) => proven(state, node, status.report.record.as_ref()?),
         What::Permit(spec) => {

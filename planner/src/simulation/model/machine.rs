@@ -75,6 +75,11 @@ pub(super) fn agent_step(state: &State, node: usize) -> Option<Machine> {
     (!same).then_some(machine)
 }
 
+/// Returns whether the API server has another report than the agent's last one.
+pub(super) fn is_reported_otherwise(state: &State, node: usize) -> bool {
+    state.truth[node].shadow.as_ref().is_some_and(|shadow| shadow.value.status.agent != state.machine(node).agent)
+}
+
 fn is_signed(spec: &BottlerocketShadowSpec, uid: &str, nonce: &str, jws: &str) -> bool {
     let (Some(boot_id), Some(version)) = (&spec.boot_id, &spec.version) else { return false };
     jws == signature(uid, boot_id, spec.attempt, version, nonce)

@@ -19,6 +19,9 @@ use crate::view::LeaseObservations;
 /// The number of times that time passes before what may take any time happens.
 const PATIENCE: u8 = 6;
 
+/// The time after which the Lease of a controller that does not renew it passes to another one.
+const LEASE: Duration = Duration::from_secs(15);
+
 /// A time in which whatever is under way has gone on.
 const LONG: Duration = Duration::from_mins(10);
 
@@ -33,7 +36,7 @@ pub(super) enum Move {
     Boots(usize),
     KubeletReports(usize),
     PodEnds(usize),
-    TimePasses,
+    TimePasses(Timestamp),
     ComesFirst(usize),
     Rests,
     // What ends a fault, or may take any time.
@@ -43,6 +46,7 @@ pub(super) enum Move {
     NotReadyIsSeen(usize),
     HookAnswers(usize),
     ShowsPresent(usize),
+    ReportsAgain(usize),
     AgentStarts(usize),
     Registers(usize),
     EarlierOperatorLeaves,
@@ -51,7 +55,7 @@ pub(super) enum Move {
     FallsBehind(usize, Kind),
     LeasePasses(usize),
     Crashes(usize),
-    IsDelayed,
+    IsDelayed(Timestamp),
     FallsBack(usize),
     LingersInShutdown(usize),
     UserReboots(usize),
@@ -107,26 +111,44 @@ pub(super) fn next(state: &State, world: &World) -> Vec<Move> {
     of_cluster(state, world, &mut next);
     let Next { soon, sometime, faults, wake } = next;
     let is_early = wake.is_some_and(|wake| wake > state.now && wake < after(START, world.bounds.span));
-    // A host that goes down is gone by a certain time.
-    let held = state.machines.iter().filter_map(|machine| machine::gone_by(&machine.value)).min();
     let is_early = is_early && (sometime.is_empty() || state.waited < PATIENCE);
-    let passes = is_early && held.is_none_or(|held| wake <= Some(held));
+    let passes = is_early && gone_by(state).is_none_or(|gone| wake <= Some(gone));
     let may_fail = state.faults < world.bounds.faults;
     let rests = soon.is_empty() && sometime.is_empty() && wake.is_none_or(|wake| wake > after(state.now, LONG));
     let mut moves = in_turn(state, world, soon);
     moves.extend(rests.then_some(Move::Rests));
-    if passes && (moves.is_empty() || rests) {
-        moves.push(Move::TimePasses);
-    } else if passes && may_fail {
-        moves.push(Move::IsDelayed);
+    if let Some(wake) = wake.filter(|_| passes) {
+        if moves.is_empty() || rests {
+            moves.push(Move::TimePasses(wake));
+        } else if may_fail {
+            moves.push(Move::IsDelayed(wake));
+        }
     }
     moves.extend(sometime);
     if may_fail {
-        let mut faults = faults; if let Ok(only) = std::env::var("M_ONLY") { // DEBUG
-            faults.retain(|f| format!("{f:?}").starts_with(&only)); moves.retain(|m| *m != Move::IsDelayed || only == "IsDelayed"); }
         moves.extend(faults);
     }
     moves
+}
+
+/// Returns whether something is outstanding that may take any time.
+fn is_outstanding(state: &State) -> bool {
+    let mut next = Next::default();
+    for (index, controller) in state.controllers.iter().enumerate().filter(|(_, controller)| controller.leads) {
+        if controller.deposed.is_some() || controller.behind.contains(&true) {
+            next.sometime.push(Move::Notices(index));
+        }
+    }
+    for node in 0..state.truth.len() {
+        of_machine(state, node, &mut next);
+        of_objects(state, node, &mut next);
+    }
+    !next.sometime.is_empty() || !state.late.is_empty() || state.earlier_operator
+}
+
+/// Returns the time by which the next host that goes down is gone.
+fn gone_by(state: &State) -> Option<Timestamp> {
+    state.machines.iter().filter_map(|machine| machine::gone_by(&machine.value)).min()
 }
 
 /// Returns what the node whose turn it is does, and the turns of others as long as they may come first.
@@ -173,7 +195,9 @@ fn of_controller(state: &State, world: &World, index: usize, next: &mut Next) {
     }
     if leads {
         next.soon.extend(choices.reads.into_iter().map(|node| Move::ReadsLease(index, node)));
-        next.faults.extend([Move::LeasePasses(index), Move::Crashes(index)]);
+        if gone_by(state).is_none_or(|gone| after(state.now, LEASE) <= gone) {
+            next.faults.extend([Move::LeasePasses(index), Move::Crashes(index)]);
+        }
         next.wakes(choices.wake.filter(|wake| *wake > state.now));
     } else {
         next.sometime.push(Move::Notices(index));
@@ -203,6 +227,9 @@ fn of_machine(state: &State, node: usize, next: &mut Next) {
     }
     let asked = machine.host.asked.filter(|_| machine.agent_runs && machine.up && machine.permitted.is_none());
     next.wakes(asked.map(|asked| after(asked, PERMIT_LIFETIME)).filter(|at| *at > state.now));
+    if machine.up && machine.agent_runs && machine::is_reported_otherwise(state, node) {
+        next.sometime.push(Move::ReportsAgain(node));
+    }
     if machine.shown.is_some() {
         next.sometime.push(Move::ShowsPresent(node));
     }
@@ -304,7 +331,7 @@ impl Move {
                 | Self::FallsBehind(..)
                 | Self::LeasePasses(_)
                 | Self::Crashes(_)
-                | Self::IsDelayed
+                | Self::IsDelayed(_)
                 | Self::FallsBack(_)
                 | Self::LingersInShutdown(_)
                 | Self::UserReboots(_)
@@ -330,7 +357,10 @@ pub(super) fn after_move(before: &State, world: &World, happens: &Move) -> State
     let mut state = before.clone();
     state.faults += u8::from(happens.is_fault());
     match happens {
-        Move::TimePasses | Move::IsDelayed => pass_time(&mut state, world),
+        Move::TimePasses(to) | Move::IsDelayed(to) => {
+            state.now = *to;
+            state.waited = if is_outstanding(before) { state.waited + 1 } else { 0 };
+        }
         Move::ComesFirst(node) => (state.first, state.turns) = (*node, state.turns + 1),
         Move::Rests => {
             state.breaks(judge::rest(&state));
@@ -347,20 +377,20 @@ pub(super) fn after_move(before: &State, world: &World, happens: &Move) -> State
         }
         Move::Arrives(index) => {
             let write = state.late.remove(*index);
-            write.arrive(&mut state);
+            write.arrive(&mut state, true);
         }
         _ => happen_to_machine(&mut state, world, happens),
     }
+    // What would be refused has no effect, whenever it arrives.
+    let mut late = std::mem::take(&mut state.late);
+    late.retain(|late| !late.is_refused(&state));
+    state.late = late;
     let mut controllers = std::mem::take(&mut state.controllers);
     for controller in controllers.iter_mut().filter(|controller| controller.leads) {
         controller.observe(&state.truth, &state.operator, state.now);
     }
     state.controllers = controllers;
     state.breaks(judge::always(&state, world));
-    if let Ok(late) = std::env::var("M_LATE") { // DEBUG
-        let depth: i64 = late.parse().unwrap();
-        if state.machines.iter().map(|m| m.version as i64).sum::<i64>() > depth { state.breaks(Some(("L2", "late".into()))); }
-    }
     state
 }
 
@@ -370,27 +400,10 @@ fn send(state: &mut State, world: &World, index: usize, write: &Arc<Write>) {
     if let Some(left) = &mut state.controllers[index].deposed {
         *left -= 1;
     }
-    write.arrive(state);
+    write.arrive(state, false);
     let mut controllers = std::mem::take(&mut state.controllers);
     controllers[index].read_back(write, &state.truth, &state.operator);
     state.controllers = controllers;
-}
-
-/// Lets time pass to the next moment at which anything is due.
-fn pass_time(state: &mut State, world: &World) {
-    let mut due = Next::default();
-    for index in 0..state.controllers.len() {
-        of_controller(state, world, index, &mut due);
-    }
-    for node in 0..state.truth.len() {
-        of_machine(state, node, &mut due);
-    }
-    state.now = due.wake.unwrap_or(state.now);
-    for node in 0..state.truth.len() {
-        of_objects(state, node, &mut due);
-    }
-    of_cluster(state, world, &mut due);
-    state.waited = if due.sometime.is_empty() { 0 } else { state.waited + 1 };
 }
 
 fn happen_to_machine(state: &mut State, world: &World, happens: &Move) {
@@ -427,6 +440,10 @@ fn happen_to_machine(state: &mut State, world: &World, happens: &Move) {
             if let Some(report) = state.machine(node).reported.clone() {
                 state.change_shadow(node, |shadow| shadow.status.agent = (*report).clone());
             }
+        }
+        Move::ReportsAgain(node) => {
+            let report = state.machine(node).agent.clone();
+            state.change_shadow(node, |shadow| shadow.status.agent = report);
         }
         Move::Lies(node, lie) => machine::lies(state, node, lie),
         Move::ReleaseIsWithdrawn => {
@@ -466,12 +483,10 @@ fn happen_to_objects(state: &mut State, world: &World, happens: &Move) {
             facts.generation = i64::try_from(policy).unwrap();
             facts.spec = world.specs[policy].clone();
             state.operator = state.operator.written(facts);
-            state.late.retain(|late| !matches!(late.what, What::Operator(_)));
         }
         Move::NodeIsDeleted(node) => {
             // Its shadow goes with it.
             (state.truth[node].node, state.truth[node].shadow, state.cordoned[node]) = (None, None, false);
-            state.late.retain(|late| late.node != node || late.guard.is_none());
         }
         Move::Registers(node) => registers(state, node),
         Move::EarlierOperatorComes => state.earlier_operator = true,
@@ -494,11 +509,13 @@ fn world_node(node: usize) -> crate::view::NodeFacts {
 }
 
 fn happen_to_controller(state: &mut State, world: &World, happens: &Move) {
+    let now = state.now;
     match *happens {
         Move::CatchesUp(index, kind) => state.controllers[index].behind[kind as usize] = false,
         Move::FallsBehind(index, kind) => state.controllers[index].behind[kind as usize] = true,
         Move::Notices(index) => state.controllers[index] = Controller::new(state, false),
         Move::Crashes(index) | Move::LeasePasses(index) => {
+            state.now = after(now, LEASE);
             let other = 1 - index;
             state.controllers[other] = Controller::leader(state, &world.bounds);
             if let Move::Crashes(_) = happens {
@@ -510,7 +527,7 @@ fn happen_to_controller(state: &mut State, world: &World, happens: &Move) {
         Move::ReadsLease(index, node) => {
             let machine = state.machine(node);
             let renewed = if machine.up { state.now } else { Timestamp::UNIX_EPOCH };
-            let (now, memory) = (state.now, &mut state.controllers[index].memory[node]);
+            let memory = &mut state.controllers[index].memory[node];
             memory.lease = Some(LeaseObservations::add(memory.lease, Some(renewed), now));
         }
         _ => unreachable!("{happens:?}"),
@@ -529,7 +546,7 @@ impl fmt::Display for Move {
             Self::Boots(node) => write!(f, "the host {} boots", name(node)),
             Self::KubeletReports(node) => write!(f, "the kubelet of {} reports its boot", name(node)),
             Self::PodEnds(node) => write!(f, "the evicted pods of {} end", name(node)),
-            Self::TimePasses => write!(f, "time passes to the next moment at which anything is due"),
+            Self::TimePasses(_) => write!(f, "time passes to the next moment at which anything is due"),
             Self::Rests => write!(f, "nothing is left to do for a while"),
             Self::ComesFirst(node) => write!(f, "(it is the turn of {})", name(node)),
             Self::Arrives(index) => write!(f, "late write {index} arrives"),
@@ -538,6 +555,7 @@ impl fmt::Display for Move {
             Self::NotReadyIsSeen(node) => write!(f, "{} is seen not to be Ready", name(node)),
             Self::HookAnswers(node) => write!(f, "the hook of {} answers", name(node)),
             Self::ShowsPresent(node) => write!(f, "the web API shows {} its desired state", name(node)),
+            Self::ReportsAgain(node) => write!(f, "the agent of {} finds another report than its own, and repeats it", name(node)),
             Self::AgentStarts(node) => write!(f, "the agent of {} starts", name(node)),
             Self::Registers(node) => write!(f, "{} is registered again", name(node)),
             Self::EarlierOperatorLeaves => write!(f, "the last pod of the earlier operator ends"),
@@ -546,7 +564,7 @@ impl fmt::Display for Move {
                 write!(f, "FAULT: the Lease passes from controller {index}, which goes on for a write")
             }
             Self::Crashes(index) => write!(f, "FAULT: controller {index} crashes, and the other one leads"),
-            Self::IsDelayed => write!(f, "FAULT: nothing happens until the next moment at which anything is due"),
+            Self::IsDelayed(_) => write!(f, "FAULT: nothing happens until the next moment at which anything is due"),
             Self::FallsBack(node) => write!(f, "FAULT: the host {} falls back to its old version", name(node)),
             Self::LingersInShutdown(node) => write!(f, "FAULT: the shutdown of {} takes long", name(node)),
             Self::UserReboots(node) => write!(f, "FAULT: a user reboots {}", name(node)),

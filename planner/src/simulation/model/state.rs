@@ -122,6 +122,9 @@ pub(super) struct Machine {
     pub(super) offered: Vec<Version>,
     /// Time since which the Node has been Ready in this boot.
     pub(super) ready_since: Timestamp,
+    /// True while its node has a claim that arrived after the end of its attempt: nothing that a controller writes then makes the API
+    /// server refuse it, and the leader releases it.
+    pub(super) orphaned: bool,
     /// True if it had soaked when its desired state was withdrawn.
     pub(super) verified: bool,
     /// True if the node was taken to the version that it runs by a permit.
@@ -133,7 +136,7 @@ impl Digestible for Machine {
         let Host { runs, staged, armed, boots, nonces, asked, cleared, waits_for_wave: _ } = &self.host;
         digester.add((runs, staged, armed, boots, nonces, cleared));
         digester.time(*asked);
-        digester.add((&self.boot_id, &self.os_image, self.up, self.lingers, self.agent_runs, &self.offered, self.taken, self.verified));
+        digester.add((&self.boot_id, &self.os_image, self.up, self.lingers, self.agent_runs, &self.offered, (self.taken, self.verified, self.orphaned)));
         digester.add(self.permitted.as_ref().map(|(verified, _)| verified));
         digester.time(self.permitted.as_ref().map(|(_, at)| *at));
         digester.time(Some(self.ready_since));

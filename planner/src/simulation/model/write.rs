@@ -88,9 +88,13 @@ impl Write {
     }
 
     /// Carries it out.
-    pub(super) fn arrive(&self, state: &mut State) {
-        state.breaks(judge::arrival(state, self));
+    pub(super) fn arrive(&self, state: &mut State, is_late: bool) {
+        state.breaks(judge::arrival(state, self, is_late));
         let node = self.node;
+        if let What::Action(Action::Claim { .. } | Action::Release) = &self.what {
+            let has_slot = state.truth[node].node.as_ref().is_some_and(|node| judge::has_slot(state, &node.value.uid));
+            state.change_machine(node, |machine| machine.orphaned = is_late && !has_slot);
+        }
         match &self.what {
             What::Operator(status) => {
                 let mut facts = state.operator.value.clone();
@@ -126,9 +130,6 @@ impl Write {
                 state.truth[node].shadow = Some(Object::new(shadow, 0));
             }
         }
-        let outdated: Vec<bool> = state.late.iter().map(|late| late.is_refused(state)).collect();
-        let mut outdated = outdated.into_iter();
-        state.late.retain(|_| !outdated.next().unwrap());
     }
 }
 
