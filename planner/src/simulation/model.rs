@@ -52,6 +52,15 @@ struct Bounds {
     depth: usize,
 }
 
+/// The number of steps up to which three nodes are searched in each run of the unit tests.
+const DEPTH: usize = 20;
+
+/// The number of steps up to which two faults are searched.
+const DEPTH_OF_TWO: usize = 20;
+
+/// Searches to the end have no more steps.
+const UNBOUNDED: usize = 1_000;
+
 const BOUNDS: Bounds = Bounds {
     nodes: 3,
     budget: 1,
@@ -60,9 +69,9 @@ const BOUNDS: Bounds = Bounds {
     canary: None,
     boots: true,
     faults: 1,
-    turns: Some(1),
+    turns: Some(0),
     span: Duration::from_hours(4),
-    depth: 30,
+    depth: UNBOUNDED,
 };
 
 /// A model: its bounds and its policies, the first of which is in force at the beginning.
@@ -233,18 +242,35 @@ fn search(name: &str, bounds: Bounds) {
 }
 
 #[test]
-fn model_try() {
-    let read = |name: &str, default: usize| std::env::var(name).map_or(default, |text| text.parse().unwrap());
-    let mut bounds = BOUNDS;
-    bounds.nodes = read("M_NODES", 3);
-    bounds.budget = read("M_BUDGET", 1);
-    bounds.faults = read("M_FAULTS", 0) as u8;
-    bounds.span = Duration::from_mins(read("M_SPAN", 240) as u64);
-    bounds.turns = match read("M_TURNS", 1) { 9 => None, turns => Some(turns as u8) };
-    bounds.depth = read("M_DEPTH", 200);
-    bounds.boots = read("M_BOOTS", 1) == 1;
-    if read("M_HOOK", 0) == 1 { bounds.hook = Some(Duration::from_mins(3)); }
-    if read("M_CANARY", 0) > 0 { bounds.canary = Some(read("M_CANARY", 0)); }
-    if read("M_BRAKE", 0) > 0 { bounds.brake = Some(read("M_BRAKE", 0)); }
-    search("try", bounds);
+fn one_node_survives_each_fault_at_each_step() {
+    search("one node, each fault once", Bounds { nodes: 1, turns: None, ..BOUNDS });
+}
+
+#[test]
+fn nodes_are_updated_in_every_order_of_steps() {
+    let orders = Bounds { faults: 0, turns: None, ..BOUNDS };
+    let two = Bounds { nodes: 2, budget: 2, ..orders };
+    let bad = Bounds { boots: false, brake: Some(1), span: Duration::from_mins(20), ..two };
+    search("three nodes, one at a time", orders);
+    search("three nodes, two at a time, a canary step", Bounds { budget: 2, canary: Some(1), ..orders });
+    search("two nodes at a time, a hook", Bounds { hook: Some(Duration::from_mins(3)), ..two });
+    search("two nodes at a time, a version that does not boot", bad);
+    search("three nodes in turn, a version that does not boot", Bounds { nodes: 3, turns: Some(0), ..bad });
+}
+
+#[test]
+fn three_nodes_survive_each_fault_up_to_a_depth() {
+    search("three nodes, each fault once", Bounds { depth: DEPTH, ..BOUNDS });
+}
+
+#[test]
+#[ignore = "it takes ten minutes: make test-all"]
+fn three_nodes_survive_each_fault_to_the_end() {
+    search("three nodes, each fault once, to the end", BOUNDS);
+}
+
+#[test]
+#[ignore = "it takes minutes: make test-all"]
+fn one_node_survives_two_faults_up_to_a_depth() {
+    search("one node, two faults", Bounds { nodes: 1, faults: 2, depth: DEPTH_OF_TWO, ..BOUNDS });
 }

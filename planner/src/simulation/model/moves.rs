@@ -464,7 +464,10 @@ fn happen_to_objects(state: &mut State, world: &World, happens: &Move) {
     let now = state.now;
     match *happens {
         Move::PodEnds(node) => state.change_pods(node, |pods| pods.retain(|pod| !pod.terminating)),
-        Move::PodIsBound(node) => state.change_pods(node, |pods| pods.push(pod(node, "bound"))),
+        Move::PodIsBound(node) => {
+            let name = format!("bound{}", state.faults);
+            state.change_pods(node, |pods| pods.push(pod(node, &name)));
+        }
         Move::HookAnswers(node) => state.change_node(node, |facts| {
             facts.hook_answers.extend(facts.hook_request.clone().map(|request| ("slow".into(), request)));
         }),
