@@ -298,7 +298,9 @@ fn faults_of_objects(state: &State, node: usize, next: &mut Next) {
         faults.push(Move::UserAnnotates(node));
     }
     let Some(shadow) = &truth.shadow else { return };
-    if facts.unschedulable && shadow.value.spec.permit.is_none() {
+    // Between the live check and the write of the permit, which take 15 s at most, none is bound to a cordoned node.
+    let checked = state.late.iter().any(|late| late.node == node && matches!(late.what, What::Permit(_)));
+    if facts.unschedulable && shadow.value.spec.permit.is_none() && !checked {
         faults.push(Move::PodIsBound(node));
     }
     if state.machine(node).reported.is_some() {
