@@ -134,7 +134,8 @@ pub(super) fn arrival(state: &State, write: &Write, is_late: bool) -> Option<Bro
             if is_late || has_slot(state, &facts.uid) { None } else { broken("S1", format!("{name} is claimed without a slot")) }
         }
         What::Action(Action::Status { status, .. }) => proven(state, node, status.report.record.as_ref()?),
-        What::Permit(spec) => {
+        // One that arrives late was checked before, and no agent acts on it in another boot.
+        What::Permit(spec) if !is_late => {
             let facts = facts(state, node)?;
             let pods = &state.truth[node].pods.value;
             if spec.boot_id.as_ref() != Some(&facts.boot_id) {
