@@ -1,9 +1,11 @@
 //! A model of the update protocol: an exhaustive search over the planner itself.
 
 mod digest;
+mod happen;
 mod judge;
 mod machine;
 mod moves;
+mod sentences;
 mod state;
 mod view;
 mod write;
@@ -56,7 +58,7 @@ struct Bounds {
 const DEPTH: usize = 20;
 
 /// The number of steps up to which two faults are searched.
-const DEPTH_OF_TWO: usize = 20;
+const DEPTH_OF_TWO: usize = 21;
 
 /// Searches to the end have no more steps.
 const UNBOUNDED: usize = 1_000;
@@ -200,7 +202,7 @@ impl Model for World {
     }
 
     fn next_state(&self, before: &State, happens: Move) -> Option<State> {
-        Some(moves::after_move(before, self, &happens))
+        Some(happen::after_move(before, self, &happens))
     }
 
     fn format_action(&self, action: &Move) -> String {

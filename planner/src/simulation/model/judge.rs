@@ -1,7 +1,7 @@
 //! The properties S1 to S13, judged on the objects at the API server and on what hosts do.
 
 use models::reason::Proof;
-use models::shadow::{HostState, Place, Progress, Step};
+use models::shadow::{Place, Progress, Step};
 
 use super::machine::gone_by;
 use super::state::{Controller, Machine, State};
@@ -131,7 +131,11 @@ pub(super) fn arrival(state: &State, write: &Write, is_late: bool) -> Option<Bro
             if !fields.and(facts.set_otherwise).is_empty() {
                 return broken("S4", format!("the claim of {name} overwrites what a user has set"));
             }
-            if is_late || has_slot(state, &facts.uid) { None } else { broken("S1", format!("{name} is claimed without a slot")) }
+            if is_late || has_slot(state, &facts.uid) {
+                None
+            } else {
+                broken("S1", format!("{name} is claimed without a slot"))
+            }
         }
         What::Action(Action::Status { status, .. }) => proven(state, node, status.report.record.as_ref()?),
         // One that arrives late was checked before, and no agent acts on it in another boot.
@@ -228,7 +232,7 @@ pub(super) fn decision(state: &State, world: &World, controller: &Controller, wr
         }
         What::Permit(spec) => {
             let permitted = controller.seen[node].shadow.as_ref()?.value.spec.permit.is_some();
-            if policy == world.excluding && !permitted && spec.state == HostState::RebootedIntoUpdate {
+            if policy == world.excluding && !permitted && spec.version.as_ref() == Some(&NEW) {
                 return broken("S13", format!("{name} is permitted to reboot into an excluded version"));
             }
             None
@@ -255,7 +259,9 @@ fn slot_uid(slot: &models::operator::Slot) -> &str {
 fn has_failed(controller: &Controller) -> bool {
     let shadows = controller.seen.iter().filter_map(|seen| seen.shadow.as_ref());
     let records = shadows.filter_map(|shadow| shadow.value.status.controller.record.as_ref());
-    records.flat_map(|record| &record.version_failures).any(|failure| failure.resolved_by.is_none() && failure.version == NEW)
+    records
+        .flat_map(|record| &record.version_failures)
+        .any(|failure| failure.resolved_by.is_none() && failure.version == NEW)
 }
 
 /// S13: after as many updates in a row without a proof as policy allows, no slot is given for ten minutes.
@@ -266,7 +272,8 @@ fn braked(state: &State, world: &World, controller: &Controller, node: &str) -> 
         Some((record.proof.as_ref().map(|proof| proof.proof), record.last.as_ref()?))
     });
     let records: Vec<_> = records.collect();
-    let last_proven = records.iter().filter(|(proof, _)| *proof == Some(Proof::Proven)).map(|(_, last)| last.ended).max();
+    let last_proven =
+        records.iter().filter(|(proof, _)| *proof == Some(Proof::Proven)).map(|(_, last)| last.ended).max();
     let unproven = |proof: &Option<Proof>| matches!(proof, Some(Proof::Unproven | Proof::Failed));
     let row = records.iter().filter(|(proof, last)| unproven(proof) && last_proven.is_none_or(|at| at < last.ended));
     let row: Vec<_> = row.map(|(_, last)| last.ended).collect();

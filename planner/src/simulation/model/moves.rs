@@ -1,26 +1,23 @@
-//! Actions: all that may happen next in a state, and its effect.
+//! Actions: all that may happen next in a state.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use models::permit::PERMIT_LIFETIME;
+use models::shadow::Step;
 use models::time::after;
 
 use super::machine::{self, Lie};
-use super::state::{Controller, Kind, Object, State};
+use super::state::{Kind, State};
 use super::write::{What, Write};
-use super::{NAMES, START, World, judge, pod};
-use crate::claims::{ClaimField, ClaimFields};
-use crate::hold::Hold;
-use crate::view::LeaseObservations;
+use super::{START, World};
 
 /// The number of times that time passes before what may take any time happens.
 const PATIENCE: u8 = 6;
 
 /// The time after which the Lease of a controller that does not renew it passes to another one.
-const LEASE: Duration = Duration::from_secs(15);
+pub(super) const LEASE: Duration = Duration::from_secs(15);
 
 /// A time in which whatever is under way has gone on.
 const LONG: Duration = Duration::from_mins(10);
@@ -132,7 +129,7 @@ pub(super) fn next(state: &State, world: &World) -> Vec<Move> {
 }
 
 /// Returns whether something is outstanding that may take any time.
-fn is_outstanding(state: &State) -> bool {
+pub(super) fn is_outstanding(state: &State) -> bool {
     let mut next = Next::default();
     for (index, controller) in state.controllers.iter().enumerate().filter(|(_, controller)| controller.leads) {
         if controller.deposed.is_some() || controller.behind.contains(&true) {
@@ -298,9 +295,11 @@ fn faults_of_objects(state: &State, node: usize, next: &mut Next) {
         faults.push(Move::UserAnnotates(node));
     }
     let Some(shadow) = &truth.shadow else { return };
-    // Between the live check and the write of the permit, which take 15 s at most, none is bound to a cordoned node.
+    // The scheduler sees a cordon within moments, and not after the live check before a permit.
     let checked = state.late.iter().any(|late| late.node == node && matches!(late.what, What::Permit(_)));
-    if facts.unschedulable && shadow.value.spec.permit.is_none() && !checked {
+    let permitted = shadow.value.spec.permit.is_some() || state.machine(node).permitted.is_some();
+    let is_over = shadow.value.status.controller.progress.as_ref().is_none_or(|p| p.step == Step::Releasing);
+    if facts.unschedulable && !permitted && !checked && !is_over {
         faults.push(Move::PodIsBound(node));
     }
     if state.machine(node).reported.is_some() {
@@ -326,7 +325,7 @@ impl Move {
         }
     }
 
-    fn is_fault(&self) -> bool {
+    pub(super) fn is_fault(&self) -> bool {
         matches!(
             self,
             Self::SendsLate(..)
@@ -351,246 +350,5 @@ impl Move {
                 | Self::ShowsEarlier(..)
                 | Self::Lies(..)
         )
-    }
-}
-
-/// Returns the state after it.
-pub(super) fn after_move(before: &State, world: &World, happens: &Move) -> State {
-    let mut state = before.clone();
-    state.faults += u8::from(happens.is_fault());
-    match happens {
-        Move::TimePasses(to) | Move::IsDelayed(to) => {
-            state.now = *to;
-            state.waited = if is_outstanding(before) { state.waited + 1 } else { 0 };
-        }
-        Move::ComesFirst(node) => (state.first, state.turns) = (*node, state.turns + 1),
-        Move::Rests => {
-            state.breaks(judge::rest(&state));
-            return state;
-        }
-        Move::PlanIsRefused(_, text) => state.breaks(Some(("lint", text.clone()))),
-        Move::Sends(index, write) => send(&mut state, world, *index, write),
-        Move::SendsLate(index, write) => {
-            state.breaks(judge::decision(&state, world, &state.controllers[*index], write));
-            if let What::Operator(_) = write.what {
-                state.controllers[*index].remember(write, state.now);
-            }
-            state.late.push(write.clone());
-        }
-        Move::Arrives(index) => {
-            let write = state.late.remove(*index);
-            write.arrive(&mut state, true);
-        }
-        _ => happen_to_machine(&mut state, world, happens),
-    }
-    // What would be refused has no effect, whenever it arrives.
-    let mut late = std::mem::take(&mut state.late);
-    late.retain(|late| !late.is_refused(&state));
-    state.late = late;
-    let mut controllers = std::mem::take(&mut state.controllers);
-    for controller in controllers.iter_mut().filter(|controller| controller.leads) {
-        controller.observe(&state.truth, &state.operator, state.now);
-    }
-    state.controllers = controllers;
-    state.breaks(judge::always(&state, world));
-    state
-}
-
-fn send(state: &mut State, world: &World, index: usize, write: &Arc<Write>) {
-    state.breaks(judge::decision(state, world, &state.controllers[index], write));
-    state.controllers[index].remember(write, state.now);
-    if let Some(left) = &mut state.controllers[index].deposed {
-        *left -= 1;
-    }
-    write.arrive(state, false);
-    let mut controllers = std::mem::take(&mut state.controllers);
-    controllers[index].read_back(write, &state.truth, &state.operator);
-    state.controllers = controllers;
-}
-
-fn happen_to_machine(state: &mut State, world: &World, happens: &Move) {
-    match *happens {
-        Move::AgentSteps(node) => machine::step(state, node, true),
-        Move::ReportIsSwallowed(node) => machine::step(state, node, false),
-        Move::GoesDown(node) => machine::goes_down(state, node),
-        Move::Boots(node) => machine::boots(state, node, world.bounds.boots),
-        Move::FallsBack(node) => machine::boots(state, node, false),
-        Move::KubeletReports(node) => machine::kubelet_reports(state, node),
-        Move::UserReboots(node) => {
-            state.change_machine(node, |machine| machine.taken |= machine.host.armed);
-            machine::boots(state, node, world.bounds.boots);
-        }
-        Move::LingersInShutdown(node) => {
-            state.change_machine(node, |machine| machine.lingers = true);
-            not_ready(state, node);
-        }
-        Move::NotReadyIsSeen(node) => not_ready(state, node),
-        Move::AgentStops(node) => state.change_machine(node, |machine| machine.agent_runs = false),
-        Move::AgentStarts(node) => {
-            let reported = state.truth[node].shadow.as_ref().map(|shadow| shadow.value.status.agent.clone());
-            state.change_machine(node, |machine| {
-                // Another process, which begins with what the web API has.
-                (machine.agent_runs, machine.host.asked) = (true, None);
-                machine.agent = reported.unwrap_or_default();
-            });
-        }
-        Move::ShowsEarlier(node, index) => state.change_machine(node, |machine| {
-            machine.shown = Some(machine.earlier[index].clone());
-        }),
-        Move::ShowsPresent(node) => state.change_machine(node, |machine| machine.shown = None),
-        Move::ReportIsRepeated(node) => {
-            if let Some(report) = state.machine(node).reported.clone() {
-                state.change_shadow(node, |shadow| shadow.status.agent = (*report).clone());
-            }
-        }
-        Move::ReportsAgain(node) => {
-            let report = state.machine(node).agent.clone();
-            state.change_shadow(node, |shadow| shadow.status.agent = report);
-        }
-        Move::Lies(node, lie) => machine::lies(state, node, lie),
-        Move::ReleaseIsWithdrawn => {
-            for node in 0..state.machines.len() {
-                state.change_machine(node, |machine| machine.offered = vec![super::NEWER, super::OLD]);
-            }
-        }
-        _ => happen_to_objects(state, world, happens),
-    }
-}
-
-fn not_ready(state: &mut State, node: usize) {
-    let now = state.now;
-    state.change_node(node, |facts| (facts.ready, facts.not_ready_since) = (false, Some(now)));
-}
-
-fn happen_to_objects(state: &mut State, world: &World, happens: &Move) {
-    let now = state.now;
-    match *happens {
-        Move::PodEnds(node) => state.change_pods(node, |pods| pods.retain(|pod| !pod.terminating)),
-        Move::PodIsBound(node) => {
-            let name = format!("bound{}", state.faults);
-            state.change_pods(node, |pods| pods.push(pod(node, &name)));
-        }
-        Move::HookAnswers(node) => state.change_node(node, |facts| {
-            facts.hook_answers.extend(facts.hook_request.clone().map(|request| ("slow".into(), request)));
-        }),
-        Move::UserCordons(node) => {
-            state.cordoned[node] = true;
-            state.change_node(node, |facts| {
-                (facts.unschedulable, facts.cordoned_since) = (true, facts.cordoned_since.or(Some(now)));
-            });
-        }
-        Move::UserHolds(node) => state.change_node(node, |facts| facts.hold = Some(Hold::default())),
-        Move::UserAnnotates(node) => state.change_node(node, |facts| {
-            facts.set_otherwise = ClaimFields::from_iter([ClaimField::ScaleDown]);
-        }),
-        Move::UserEditsPolicy(policy) => {
-            let mut facts = state.operator.value.clone();
-            facts.generation = i64::try_from(policy).unwrap();
-            facts.spec = world.specs[policy].clone();
-            state.operator = state.operator.written(facts);
-        }
-        Move::NodeIsDeleted(node) => {
-            // Its shadow goes with it.
-            (state.truth[node].node, state.truth[node].shadow, state.cordoned[node]) = (None, None, false);
-        }
-        Move::Registers(node) => registers(state, node),
-        Move::EarlierOperatorComes => state.earlier_operator = true,
-        Move::EarlierOperatorLeaves => state.earlier_operator = false,
-        _ => happen_to_controller(state, world, happens),
-    }
-}
-
-/// Has the kubelet register its Node again.
-fn registers(state: &mut State, node: usize) {
-    let machine = state.machine(node);
-    let mut facts = world_node(node);
-    facts.uid.push('+');
-    (facts.boot_id, facts.os_image) = (machine.boot_id.clone(), machine.os_image.clone());
-    state.truth[node].node = Some(Object::new(facts, 1_000_000));
-}
-
-fn world_node(node: usize) -> crate::view::NodeFacts {
-    super::node(node).facts
-}
-
-fn happen_to_controller(state: &mut State, world: &World, happens: &Move) {
-    let now = state.now;
-    match *happens {
-        Move::CatchesUp(index, kind) => state.controllers[index].behind[kind as usize] = false,
-        Move::FallsBehind(index, kind) => state.controllers[index].behind[kind as usize] = true,
-        Move::Notices(index) => state.controllers[index] = Controller::new(state, false),
-        Move::Crashes(index) | Move::LeasePasses(index) => {
-            state.now = after(now, LEASE);
-            let other = 1 - index;
-            state.controllers[other] = Controller::leader(state, &world.bounds);
-            if let Move::Crashes(_) = happens {
-                state.controllers[index] = Controller::new(state, false);
-            } else {
-                state.controllers[index].deposed = Some(1);
-            }
-        }
-        Move::ReadsLease(index, node) => {
-            let machine = state.machine(node);
-            let renewed = if machine.up { state.now } else { Timestamp::UNIX_EPOCH };
-            let memory = &mut state.controllers[index].memory[node];
-            memory.lease = Some(LeaseObservations::add(memory.lease, Some(renewed), now));
-        }
-        _ => unreachable!("{happens:?}"),
-    }
-}
-
-impl fmt::Display for Move {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |node: &usize| NAMES[*node];
-        match self {
-            Self::Sends(index, write) => write!(f, "controller {index} writes: {write}"),
-            Self::SendsLate(index, write) => write!(f, "controller {index} sends, and it does not arrive yet: {write}"),
-            Self::ReadsLease(index, node) => write!(f, "controller {index} reads the Lease of {}", name(node)),
-            Self::AgentSteps(node) => write!(f, "the agent of {} takes a step and reports", name(node)),
-            Self::GoesDown(node) => write!(f, "the host {} goes down by its permit", name(node)),
-            Self::Boots(node) => write!(f, "the host {} boots", name(node)),
-            Self::KubeletReports(node) => write!(f, "the kubelet of {} reports its boot", name(node)),
-            Self::PodEnds(node) => write!(f, "the evicted pods of {} end", name(node)),
-            Self::TimePasses(_) => write!(f, "time passes to the next moment at which anything is due"),
-            Self::Rests => write!(f, "nothing is left to do for a while"),
-            Self::ComesFirst(node) => write!(f, "(it is the turn of {})", name(node)),
-            Self::Arrives(index) => write!(f, "late write {index} arrives"),
-            Self::CatchesUp(index, kind) => write!(f, "controller {index} sees its {kind:?} as they are"),
-            Self::Notices(index) => write!(f, "controller {index} notices that it does not lead any more"),
-            Self::NotReadyIsSeen(node) => write!(f, "{} is seen not to be Ready", name(node)),
-            Self::HookAnswers(node) => write!(f, "the hook of {} answers", name(node)),
-            Self::ShowsPresent(node) => write!(f, "the web API shows {} its desired state", name(node)),
-            Self::ReportsAgain(node) => write!(f, "the agent of {} finds another report than its own, and repeats it", name(node)),
-            Self::AgentStarts(node) => write!(f, "the agent of {} starts", name(node)),
-            Self::Registers(node) => write!(f, "{} is registered again", name(node)),
-            Self::EarlierOperatorLeaves => write!(f, "the last pod of the earlier operator ends"),
-            Self::FallsBehind(index, kind) => write!(f, "FAULT: controller {index} sees nothing new of its {kind:?}"),
-            Self::LeasePasses(index) => {
-                write!(f, "FAULT: the Lease passes from controller {index}, which goes on for a write")
-            }
-            Self::Crashes(index) => write!(f, "FAULT: controller {index} crashes, and the other one leads"),
-            Self::IsDelayed(_) => write!(f, "FAULT: nothing happens until the next moment at which anything is due"),
-            Self::FallsBack(node) => write!(f, "FAULT: the host {} falls back to its old version", name(node)),
-            Self::LingersInShutdown(node) => write!(f, "FAULT: the shutdown of {} takes long", name(node)),
-            Self::UserReboots(node) => write!(f, "FAULT: a user reboots {}", name(node)),
-            Self::UserCordons(node) => write!(f, "FAULT: a user cordons {}", name(node)),
-            Self::UserHolds(node) => write!(f, "FAULT: a user holds {}", name(node)),
-            Self::UserAnnotates(node) => write!(f, "FAULT: a user sets scale-down-disabled of {} to false", name(node)),
-            Self::UserEditsPolicy(policy) => write!(f, "FAULT: a user edits the policy to that of number {policy}"),
-            Self::ReleaseIsWithdrawn => write!(f, "FAULT: another release takes the place of the new one"),
-            Self::AgentStops(node) => write!(f, "FAULT: the agent of {} stops", name(node)),
-            Self::NodeIsDeleted(node) => write!(f, "FAULT: the Node {} is deleted", name(node)),
-            Self::PodIsBound(node) => write!(f, "FAULT: a pod is bound to {}", name(node)),
-            Self::EarlierOperatorComes => write!(f, "FAULT: a pod of the earlier operator appears"),
-            Self::ReportIsSwallowed(node) => {
-                write!(f, "FAULT: the agent of {} takes a step, and the web API keeps its report", name(node))
-            }
-            Self::ReportIsRepeated(node) => write!(f, "FAULT: the web API repeats an earlier report of {}", name(node)),
-            Self::ShowsEarlier(node, index) => {
-                write!(f, "FAULT: the web API shows {} an earlier desired state, {index}", name(node))
-            }
-            Self::Lies(node, lie) => write!(f, "FAULT: the web API reports of {}: {lie:?}", name(node)),
-            Self::PlanIsRefused(index, text) => write!(f, "the plan validator refuses a plan of controller {index}: {text}"),
-        }
     }
 }

@@ -73,8 +73,9 @@ impl Digestible for OperatorFacts {
 
 /// Returns what of the operator's status decides anything.
 pub(super) fn decisive(status: &BottlerocketUpdateOperatorStatus) -> impl serde::Serialize + use<'_> {
-    let BottlerocketUpdateOperatorStatus { slots, versions, active_rollouts, budget_back_offs, unwell, requests, .. } =
-        status;
+    let BottlerocketUpdateOperatorStatus {
+        slots, versions, active_rollouts, budget_back_offs, unwell, requests, ..
+    } = status;
     (slots, versions, active_rollouts, budget_back_offs, unwell, (requests, &status.rollout_count))
 }
 
@@ -136,7 +137,15 @@ impl Digestible for Machine {
         let Host { runs, staged, armed, boots, nonces, asked, cleared, waits_for_wave: _ } = &self.host;
         digester.add((runs, staged, armed, boots, nonces, cleared));
         digester.time(*asked);
-        digester.add((&self.boot_id, &self.os_image, self.up, self.lingers, self.agent_runs, &self.offered, (self.taken, self.verified, self.orphaned)));
+        digester.add((
+            &self.boot_id,
+            &self.os_image,
+            self.up,
+            self.lingers,
+            self.agent_runs,
+            &self.offered,
+            (self.taken, self.verified, self.orphaned),
+        ));
         digester.add(self.permitted.as_ref().map(|(verified, _)| verified));
         digester.time(self.permitted.as_ref().map(|(_, at)| *at));
         digester.time(Some(self.ready_since));

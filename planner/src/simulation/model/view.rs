@@ -48,7 +48,12 @@ impl Controller {
     }
 
     /// Reads all caches that are not behind, and observes the nodes, as the controller does at each change.
-    pub(super) fn observe(&mut self, truth: &[Truth], operator: &Arc<super::state::Object<crate::view::OperatorFacts>>, now: Timestamp) {
+    pub(super) fn observe(
+        &mut self,
+        truth: &[Truth],
+        operator: &Arc<super::state::Object<crate::view::OperatorFacts>>,
+        now: Timestamp,
+    ) {
         let before = self.seen.clone();
         for (seen, truth) in self.seen.iter_mut().zip(truth) {
             if !self.behind[Kind::Nodes as usize] {
@@ -83,7 +88,12 @@ impl Controller {
     }
 
     /// Takes in the answer to a write of its own: the object as it is now.
-    pub(super) fn read_back(&mut self, write: &Write, truth: &[Truth], operator: &Arc<super::state::Object<crate::view::OperatorFacts>>) {
+    pub(super) fn read_back(
+        &mut self,
+        write: &Write,
+        truth: &[Truth],
+        operator: &Arc<super::state::Object<crate::view::OperatorFacts>>,
+    ) {
         match &write.what {
             What::Operator(_) => self.operator.clone_from(operator),
             What::Action(Action::Claim { .. } | Action::Release | Action::Hook { .. }) => {
