@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the unit tests that compile.sh has compiled, one binary after the other.
 #
-#   unit.sh           all but those of the test bed, which need a control plane
+#   unit.sh           all but those of the test bed, which need a control plane; with BRUPOP_ALL_TESTS the planner's that take minutes, too
 #   unit.sh --quick   those of the test bed without the ones that need a control plane, and the other quick tests, too; of the
 #                     simulations with seeds every seventh
 set -euo pipefail
@@ -14,6 +14,7 @@ while IFS=$'\t' read -r kind name folder path <&8; do
   arguments=()
   case ${1:-}:$kind:$name in
   --quick:lib:integ) arguments=(--skip control_plane --skip oracle::tests::) ;;
+  :lib:planner) [ -z "${BRUPOP_ALL_TESTS:-}" ] || arguments=(--include-ignored) ;;
   --quick:test:host_golden | --quick:test:layers | --quick:test:docs) ;;
   *:test:* | *:lib:integ) continue ;;
   esac

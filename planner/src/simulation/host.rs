@@ -9,7 +9,7 @@ use semver::Version;
 use crate::view::{NodeView, ShadowFacts};
 
 /// A host: its two partition sets, and what its agent has requested.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Host {
     pub runs: Version,
     pub staged: Option<Version>,

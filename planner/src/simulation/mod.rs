@@ -17,6 +17,8 @@ mod write;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;
 
 pub use course::{Course, Freeze, NodeCourse};

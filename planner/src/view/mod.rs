@@ -38,6 +38,8 @@ pub use on_node::{CsiNodeFacts, DaemonSetFacts};
 pub use pods::{BudgetFacts, Compared, DaemonSetIs, OWNER_WAIT, OwnerHealth, PodFacts, STARTING, ServiceFacts};
 pub use projection::Projection;
 pub use revision::RevisionFacts;
+#[cfg(test)]
+pub(crate) use standing::Standing;
 pub use standing::Standings;
 
 /// A Node, as far as decisions about updates go.

@@ -16,7 +16,7 @@ use super::NodeView;
 
 /// A state in which a host may be going down. Each change of it begins another wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Standing {
+pub(crate) struct Standing {
     /// The uid of the shadow, which records the attempt: another one has no record of it.
     shadow: Option<String>,
     /// The attempt that is being released, and the time of its beginning; `None`: there is a claim of the operator
@@ -25,7 +25,7 @@ struct Standing {
 }
 
 impl Standing {
-    fn of(node: &NodeView) -> Option<Self> {
+    pub(crate) fn of(node: &NodeView) -> Option<Self> {
         let shadow = node.shadow.as_ref().map(|shadow| shadow.uid.clone());
         let releasing = match node.progress() {
             Some(progress) if progress.step == Step::Releasing => Some((progress.attempt, progress.since)),
