@@ -341,7 +341,10 @@ impl Controller {
         for memory in &self.memory {
             let Memory { in_flight, lease, claims_made, standing } = memory;
             in_flight.keys().collect::<Vec<_>>().hash(hasher);
-            let of_lease = |lease: &LeaseObservations| (lease.alive(), now.as_second() - lease.observed_at.as_second());
+            let ago = |at: Timestamp| (now.as_second() - at.as_second()).min(24 * 3600);
+            let of_lease = |lease: &LeaseObservations| {
+                (lease.renewed.map(ago), lease.alive_after.map(ago), ago(lease.observed_at))
+            };
             lease.as_ref().map(of_lease).hash(hasher);
             claims_made.min(&2).hash(hasher);
             standing.as_ref().map(|(_, since)| (now.as_second() - since.as_second()).min(24 * 3600)).hash(hasher);
