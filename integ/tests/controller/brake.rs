@@ -100,8 +100,12 @@ async fn rollout_that_is_braked_by_nodes_on_the_version_tries_none_until_one_of_
         let spared = world.nodes.keys().find(|node| !unproven.contains(node)).context("one is left")?;
         assert!(!world.nodes[spared].claimed() && !world.is_updated(spared, &NEW), "{spared} is not tried");
         assert_eq!(world.waiting("Braked"), 1);
+        cluster.pass(Duration::from_mins(11)).await?;
+        let ended = |world: &ClusterState| unproven.iter().all(|node| world.step(node).is_none());
+        cluster.until("their verifications have ended", ended).await?;
     }
     cluster.policy(&json!({"hooks": null})).await?;
+    cluster.pass(Duration::from_mins(61)).await?;
     cluster.until_operator(BRAKED, ConditionStatus::False).await?;
     cluster.updated().await.map(drop)
 }

@@ -24,6 +24,35 @@ crate::cases![
     requests_that_begin_alike_are_two_and_a_hold_without_a_readable_end_is_refused,
 ];
 
+/// Lets a node come back while a policy refuses all changes of Nodes, and checks that the node shows it.
+async fn comes_back_under_policy(cluster: &mut ScriptedCluster, node: &str) -> anyhow::Result<()> {
+    let mut tries = 0;
+    poll("the policy is in force", async || {
+        tries += 1;
+        let change = json!({"metadata": {"annotations": {"example.com/try": tries.to_string()}}});
+        Ok(cluster.patch_node(node, change).await.err())
+    })
+    .await?;
+    cluster.fleet.script(node, |node| node.held = None);
+    poll("the return to service was refused", async || {
+        let mut count = 0.0;
+        for kind in ["node_claim", "node_release"] {
+            let series = format!(r#"rejected_writes_total{{code="422",kind="{kind}"}}"#);
+            count += cluster.metric(&series).await?.unwrap_or_default();
+        }
+        Ok((count > 0.0).then_some(()))
+    })
+    .await?;
+    cluster.pass(Duration::from_secs(90)).await?;
+    let shown =
+        |world: &ClusterState| world.condition(node, BLOCKED).is_some_and(|blocked| blocked.reason == "ActionFails");
+    let world = cluster.until("the node shows it", shown).await?;
+    let message = &world.condition(node, BLOCKED).context("just seen")?.message;
+    assert!(message.contains("nodes are frozen for the audit"), "{message}");
+    cluster.until_event("ActionFails", &["nodes are frozen for the audit"]).await?;
+    Ok(())
+}
+
 /// A policy engine forbids all changes of Nodes while the node is out of service.
 async fn policy_that_refuses_the_release_is_shown_on_the_node_and_the_release_follows_it(
     cluster: &mut ScriptedCluster,
@@ -50,25 +79,10 @@ async fn policy_that_refuses_the_release_is_shown_on_the_node_and_the_release_fo
     )?;
     policies.create(&PostParams::default(), &policy).await?;
     bindings.create(&PostParams::default(), &binding).await?;
-    let mut tries = 0;
-    poll("the policy is in force", async || {
-        tries += 1;
-        let change = json!({"metadata": {"annotations": {"example.com/try": tries.to_string()}}});
-        Ok(cluster.patch_node(NODE, change).await.err())
-    })
-    .await?;
-    cluster.fleet.script(NODE, |node| node.held = None);
-    let refused = r#"rejected_writes_total{code="422",kind="node_release"}"#;
-    poll("a release was refused", async || Ok(cluster.metric(refused).await?.filter(|count| *count > 0.0))).await?;
-    cluster.pass(Duration::from_secs(90)).await?;
-    let shown =
-        |world: &ClusterState| world.condition(NODE, BLOCKED).is_some_and(|blocked| blocked.reason == "ActionFails");
-    let world = cluster.until("the node shows it", shown).await?;
-    let message = &world.condition(NODE, BLOCKED).context("just seen")?.message;
-    assert!(message.contains("nodes are frozen for the audit"), "{message}");
-    cluster.until_event("ActionFails", &["nodes are frozen for the audit"]).await?;
+    let shown = comes_back_under_policy(cluster, NODE).await;
     bindings.delete(NAME, &DeleteParams::default()).await?;
     policies.delete(NAME, &DeleteParams::default()).await?;
+    shown?;
     cluster.updated().await.map(drop)
 }
 

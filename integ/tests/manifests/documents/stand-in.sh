@@ -19,7 +19,7 @@ kubectl)
     annotate\ * | apply\ * | cordon\ * | create\ * | delete\ * | label\ * | patch\ * | scale\ * | uncordon\ *)
       "$KUBECTL" "${arguments[@]}" --dry-run=server ;;
     # No controller of Deployments: the end of a rollout never comes.
-    rollout\ status\ *) "$KUBECTL" "${arguments[@]}" --watch=false ;;
+    rollout\ rollout\ status\ *) "$KUBECTL" "${arguments[@]}" --watch=false ;;
     kustomize\ *) "$KUBECTL" "${arguments[@]}" ;;
     auth\ *)
       # The exit code is 1 for "no" too.
