@@ -1,4 +1,10 @@
-//! A model of the update protocol: an exhaustive search over the planner itself.
+//! A model of the update protocol: an exhaustive search over the planner itself, breadth first, by `stateright`.
+//!
+//! A state has the objects at the API server with their versions, the hosts and their agents, and two controllers with caches, memories
+//! and writes under way (`state`). From it, everything that may happen next is an action (`moves`): the writes of the planner's own
+//! plan (`view`, `write`), the steps of agents and hosts (`machine`), and faults, of which few are allowed. Each effect (`happen`) is
+//! judged by S1 to S13 on the objects and hosts as they are (`judge`), and the plan validator may find nothing. `docs/testing.md` has the
+//! bounds, and the limits of the search.
 
 mod digest;
 mod happen;

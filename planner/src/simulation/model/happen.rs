@@ -43,7 +43,7 @@ pub(super) fn after_move(before: &State, world: &World, happens: &Move) -> State
         }
         _ => happen_to_machine(&mut state, world, happens),
     }
-    // What would be refused has no effect, whenever it arrives.
+    // A write that would be refused has no effect, whenever it arrives.
     let mut late = std::mem::take(&mut state.late);
     late.retain(|late| !late.is_refused(&state));
     state.late = late;

@@ -25,7 +25,7 @@ const LONG: Duration = Duration::from_mins(10);
 /// One thing that happens.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Move {
-    // What the operator and its cluster do without faults.
+    // The course of the operator and its cluster without faults.
     Sends(usize, Arc<Write>),
     ReadsLease(usize, usize),
     AgentSteps(usize),
@@ -36,7 +36,7 @@ pub(super) enum Move {
     TimePasses(Timestamp),
     ComesFirst(usize),
     Rests,
-    // What ends a fault, or may take any time.
+    // Ends of faults, and other things that may take any time.
     Arrives(usize),
     CatchesUp(usize, Kind),
     Notices(usize),

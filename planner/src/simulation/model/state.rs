@@ -159,7 +159,7 @@ impl Digestible for Machine {
     }
 }
 
-/// What belongs to one node.
+/// The objects of one node.
 #[derive(Clone, Debug)]
 pub(super) struct Truth {
     /// `None` while the Node object is deleted.
@@ -168,7 +168,7 @@ pub(super) struct Truth {
     pub(super) pods: Arc<Object<Vec<PodFacts>>>,
 }
 
-/// What a controller remembers of a node.
+/// The memory that a controller has of a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Memory {
     pub(super) in_flight: BTreeMap<String, InFlight>,

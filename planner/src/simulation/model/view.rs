@@ -1,4 +1,4 @@
-//! What a controller sees, plans and sends.
+//! Controllers: the view that each sees, the plan that it makes of it, and the writes that it may send.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::view::{ClusterView, InFlight, NodeView, Standby, Standing};
 /// The number of earlier desired states that a hostile web API can show.
 pub(super) const KEPT: usize = 3;
 
-/// What a controller may send next.
+/// The writes and reads that a controller may send next.
 pub(super) struct Choices {
     pub(super) writes: Vec<Arc<Write>>,
     /// Nodes whose Lease it reads.
