@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use deploy::{Component, Options};
 use jiff::Timestamp;
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, DeploymentCondition, DeploymentStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
@@ -127,6 +127,12 @@ enum Rollout {
     Failed(String),
 }
 
+/// Returns the conditions of a Deployment with which Kubernetes gives it up.
+fn given_up(status: Option<&DeploymentStatus>) -> impl Iterator<Item = &DeploymentCondition> {
+    let conditions = status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
+    conditions.filter(|condition| condition.reason.as_deref() == Some(GIVEN_UP))
+}
+
 /// Returns the state of a Deployment by the rules of `kubectl rollout status`: while pods of a new version hang, those of an
 /// earlier one stay available.
 fn rollout(name: &str, found: Option<&Deployment>) -> Rollout {
@@ -136,9 +142,7 @@ fn rollout(name: &str, found: Option<&Deployment>) -> Rollout {
     if status.observed_generation < found.metadata.generation {
         return waits("the change is not observed yet".to_owned());
     }
-    let mut conditions = status.conditions.iter().flatten();
-    let failed = conditions.find(|condition| condition.reason.as_deref() == Some(GIVEN_UP));
-    if let Some(failed) = failed {
+    if let Some(failed) = given_up(Some(&status)).next() {
         return Rollout::Failed(format!("Deployment {name}: {}", failed.message.as_deref().unwrap_or_default()));
     }
     let wanted = found.spec.replicas.unwrap_or(1);
@@ -168,10 +172,8 @@ impl Before {
     /// until a pod has changed, although its cause may be mended.
     fn is_given_up_since(&self, generation: Option<i64>, found: Option<&Deployment>) -> bool {
         let Some(found) = found else { return false };
-        let conditions = found.status.as_ref().and_then(|status| status.conditions.as_ref()).into_iter().flatten();
-        let mut given_up = conditions.filter(|condition| condition.reason.as_deref() == Some(GIVEN_UP));
         let is_later = |time: &Time| time.0 > self.time;
-        given_up.any(|condition| {
+        given_up(found.status.as_ref()).any(|condition| {
             found.metadata.generation != generation || condition.last_update_time.as_ref().is_some_and(is_later)
         })
     }

@@ -11,11 +11,11 @@ use clap::Parser;
 use deploy::Component;
 use integ::bed::{TestCluster, TestClusterOptions};
 use integ::control_plane::audit::{Record, Stage, requests};
-use integ::oracle::service_account;
+use integ::fleet::Part;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
-use models::names::{AGENT, AGENT_NAMESPACE, APISERVER, CONTROLLER, SYSTEM_NAMESPACE};
+use models::names::{CONTROLLER, SYSTEM_NAMESPACE};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::time::sleep;
@@ -69,15 +69,9 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The component of the operator that made a request.
+/// The name of the component of the operator that made a request.
 fn part(record: &Record) -> Option<&'static str> {
-    [
-        ("controller", service_account(SYSTEM_NAMESPACE, CONTROLLER)),
-        ("web API", service_account(SYSTEM_NAMESPACE, APISERVER)),
-        ("agent", service_account(AGENT_NAMESPACE, AGENT)),
-    ]
-    .into_iter()
-    .find_map(|(part, user)| (record.user == user).then_some(part))
+    Part::of(record).map(Part::name)
 }
 
 /// Counts requests while nothing happens.

@@ -256,6 +256,24 @@ fn slot_update(node: &NodeView) -> Option<SlotUpdate> {
     Some(SlotUpdate { permitting_since: away.then(|| t(0)), ..update })
 }
 
+/// The first attempt of an update to the new version, as a slot records it before its permit.
+pub(crate) fn first_update() -> SlotUpdate {
+    SlotUpdate {
+        version: NEW,
+        variant: "aws-k8s-1.37".into(),
+        arch: "x86_64".into(),
+        attempt: 1,
+        boot_id: "b1".into(),
+        provider_id: None,
+        had: None,
+        permitting_since: None,
+        removed_in: None,
+        zone: String::new(),
+        group: None,
+        control_plane: false,
+    }
+}
+
 /// The slot of a node, since 0 s.
 pub(crate) fn slot(node: &str) -> Slot {
     Slot { uid: format!("uid-{node}"), node: node.into(), since: t(0), update: None }

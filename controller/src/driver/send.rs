@@ -61,7 +61,7 @@ impl Driver {
 
     pub(super) fn act(&mut self, view: &ClusterView, plan: &mut Plan) {
         for (name, memory) in &mut self.memory {
-            // What had failed is not due any more: an answer may have been lost, and the write not.
+            // An action that had failed is not due any more: the answer may have been lost, and the write not.
             if !view.busy.contains(name) && !plan.actions.contains_key(name) {
                 memory.failing = None;
             }

@@ -81,7 +81,7 @@ async fn run(program: AgentProgram, mut starts: mpsc::UnboundedReceiver<Start>) 
             if let Err(error) = (program.run)(files, stop).await {
                 tracing::warn!(node, error = format!("{error:#}"), "agent ended");
             }
-            // Its node may be gone.
+            // The node may be gone.
             let _ = ended.send(());
         });
     }

@@ -150,7 +150,7 @@ impl Bench {
     /// Measures all phases.
     ///
     /// # Errors
-    /// When nodes do not end on the new version, or one is left cordoned.
+    /// Returns an error if nodes do not end on the new version, or one is left cordoned.
     pub async fn measure(mut self) -> anyhow::Result<Section> {
         let began = Instant::now();
         self.course.reported(self.options.agents(), REPORTED).await?;

@@ -34,4 +34,5 @@ pub use bench::Bench;
 pub use options::Options;
 pub use page::{Page, Row, Section};
 pub use process::run;
+pub use requests::Part;
 pub use spec::FleetSpec;

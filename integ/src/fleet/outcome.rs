@@ -69,7 +69,7 @@ impl Outcome {
 /// Checks that all nodes run a version, are Ready, and none is cordoned.
 ///
 /// # Errors
-/// When one does not, is not, or is.
+/// Returns an error if one does not, is not, or is.
 pub(super) async fn ensure_updated(client: &Client, version: &Version) -> anyhow::Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
     let nodes = nodes.list(&ListParams::default().labels(INTERFACE_LABEL)).await?;

@@ -14,7 +14,7 @@ pub(super) const OUTLINE: &str = include_str!("audit-policy.yaml");
 
 /// A component of the operator that makes requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Part {
+pub enum Part {
     /// The controller.
     Controller,
     /// The web API.
@@ -25,7 +25,7 @@ pub(super) enum Part {
 
 impl Part {
     /// Name in tables.
-    pub(super) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Controller => "controller",
             Self::WebApi => "web API",
@@ -33,7 +33,8 @@ impl Part {
         }
     }
 
-    fn of(record: &Record) -> Option<Self> {
+    /// The component that made a request.
+    pub fn of(record: &Record) -> Option<Self> {
         [(Self::Controller, SYSTEM_NAMESPACE, CONTROLLER), (Self::WebApi, SYSTEM_NAMESPACE, APISERVER)]
             .into_iter()
             .chain([(Self::Agent, AGENT_NAMESPACE, AGENT)])

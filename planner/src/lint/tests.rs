@@ -245,21 +245,7 @@ fn validator_accepts_reboot_only_for_attempt_that_drained_node() {
 
 /// The slot of a node for its update.
 fn slot_of_update(name: &str) -> Slot {
-    let update = models::operator::SlotUpdate {
-        version: NEW,
-        variant: "aws-k8s-1.37".into(),
-        arch: "x86_64".into(),
-        attempt: 1,
-        boot_id: "b1".into(),
-        provider_id: None,
-        had: None,
-        permitting_since: None,
-        removed_in: None,
-        zone: String::new(),
-        group: None,
-        control_plane: false,
-    };
-    Slot { update: Some(update), ..crate::fixtures::slot(name) }
+    Slot { update: Some(crate::fixtures::first_update()), ..crate::fixtures::slot(name) }
 }
 
 /// Under a canary step of one node, with what the plan records of the rollout.

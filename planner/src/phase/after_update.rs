@@ -8,7 +8,7 @@ use models::time::after;
 
 use super::boot::left_target;
 use super::comparison::blame;
-use super::health::LASTING;
+use super::health::{LASTING, began};
 use super::hooks::{still_awaited, unanswered};
 use super::row::{Attempt, Outcome, Turn, act};
 use super::verification::{after_drill, interrupted};
@@ -26,8 +26,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if ctx.needs_release() {
         return act(Action::Release);
     }
-    let is_well = ctx.facts().ready && ctx.facts().pressure.is_none();
-    let as_verified = ctx.mode().is_drill() || (is_well && ctx.facts().boot_id == ctx.progress.boot_id);
+    let as_verified = ctx.mode().is_drill() || (ctx.facts().is_well() && ctx.facts().boot_id == ctx.progress.boot_id);
     // A node that is not well meanwhile keeps its slot: to end its attempt now would let the next one go before the hooks allow it. The
     // failure of a hook then says less about it than a verification.
     let hooks = still_awaited(ctx);
@@ -40,7 +39,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if fell_ill_early(ctx) {
         return blame(ctx, FailureReason::SoakFailed, "the node did not stay well while its hooks were awaited");
     }
-    // Its soak had passed: it has the whole time of a verification again. A hook that never answers makes no circle of that.
+    // The soak had passed once: the node has the whole time of a verification again. A hook that never answers makes no circle of that.
     let soak_restarted = unanswered(ctx).is_some();
     let again = Progress { verifying_since: Some(ctx.now), soak_restarted, interrupted: None, ..ctx.progress.clone() };
     ctx.next_keeping_boot(Step::Verifying, again)
@@ -49,9 +48,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
 /// Returns whether an updated node is not well since soon after its soak, and has not been for a while. Later than that anything may be the
 /// cause.
 fn fell_ill_early(ctx: &Attempt<'_>) -> bool {
-    let facts = ctx.facts();
-    let began = if facts.ready { facts.pressure_since } else { facts.not_ready_since };
     let soon = after(ctx.progress.since, ctx.group().after.timeout);
     let is_early = |began: Timestamp| began <= soon && after(began, LASTING) <= ctx.now;
-    matches!(ctx.mode(), Mode::Update) && began.is_some_and(is_early)
+    matches!(ctx.mode(), Mode::Update) && began(ctx.facts()).is_some_and(is_early)
 }

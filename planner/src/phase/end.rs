@@ -35,7 +35,7 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     if ctx.mode().is_drill() {
         return drill::end(ctx, reason.as_str(), message);
     }
-    // How long a node has to become well is policy. A host that fell back has done so under any.
+    // Policy says how long a node has to become well. A host that fell back has done so under any.
     let is_judged = reason.end().class == FailureClass::Version && reason != FailureReason::BootFellBack;
     if is_judged && !ctx.policy.is_usable() {
         let message = format!("{message}, which is no evidence against it: {NO_POLICY}");

@@ -10,6 +10,7 @@ use models::shadow::{AttemptResult, Mode, Progress, Step};
 use models::time::{after, between};
 
 use super::comparison::blame;
+use super::hooks::request_of;
 use super::lease::sign_of_life;
 use super::row::{Attempt, Turn, act, fail, stay};
 use super::usable;
@@ -204,18 +205,20 @@ fn interrupted(ctx: &Attempt<'_>, interruption: Wait, deadline: Timestamp) -> Tu
     if ctx.mode().is_verification() || was_verified(ctx) {
         return fail(FailureReason::HealthUnknown, format!("{message}, {OTHER_CAUSES}"));
     }
-    let facts = ctx.facts();
-    let began = if facts.ready { facts.pressure_since } else { facts.not_ready_since };
-    if !lasts(ctx, began) && !ctx.mode().is_drill() {
+    if !lasts(ctx, began(ctx.facts())) && !ctx.mode().is_drill() {
         return fail(FailureReason::HealthUnknown, format!("{message}, {INSTANT}"));
     }
     blame(ctx, FailureReason::SoakFailed, &message)
 }
 
+/// Returns the time since which what the node itself shows has kept it from being well: it is not Ready, or else it is under pressure.
+pub(super) fn began(facts: &NodeFacts) -> Option<Timestamp> {
+    if facts.ready { facts.pressure_since } else { facts.not_ready_since }
+}
+
 /// Returns whether the soak of an update had passed once before: its hooks were asked then.
 fn was_verified(ctx: &Attempt<'_>) -> bool {
-    let asked = Progress { step: Step::AfterUpdate, ..ctx.progress.clone() };
-    ctx.facts().hook_request.is_some() && ctx.facts().hook_request == crate::hooks::request(&asked)
+    ctx.facts().hook_request.is_some() && ctx.facts().hook_request == request_of(ctx, Step::AfterUpdate)
 }
 
 /// Returns whether what interrupts the soak now has done so for long enough, if it began then.

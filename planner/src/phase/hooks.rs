@@ -36,6 +36,11 @@ fn deadline_of(ctx: &Attempt<'_>, wait: HookWait) -> Timestamp {
     ctx.deadline(since, wait.timeout)
 }
 
+/// Returns the request to the hooks in a step of this attempt.
+pub(super) fn request_of(ctx: &Attempt<'_>, step: Step) -> Option<String> {
+    hooks::request(&Progress { step, ..ctx.progress.clone() })
+}
+
 /// Sets the request of a drained node again if another client has removed it: to a hook, its removal means that the attempt is
 /// over. An answer to it shows that a hook was asked.
 pub(super) fn with_request(ctx: &Attempt<'_>, decision: Decision) -> Decision {
@@ -43,10 +48,9 @@ pub(super) fn with_request(ctx: &Attempt<'_>, decision: Decision) -> Decision {
     if !between || ctx.phase.hooks.is_some() || !matches!(decision.verdict, Verdict::Wait(_)) {
         return decision;
     }
-    let of = |step| hooks::request(&Progress { step, ..ctx.progress.clone() });
     let facts = ctx.facts();
     // A node that is verified again after its hooks have answered keeps their last request.
-    let requests = [of(Step::AfterUpdate), of(Step::BeforeDrain)];
+    let requests = [Step::AfterUpdate, Step::BeforeDrain].map(|step| request_of(ctx, step));
     if requests.contains(&facts.hook_request) {
         return decision;
     }

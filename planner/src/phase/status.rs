@@ -59,12 +59,10 @@ pub(crate) fn failing(node: &NodeView, now: Timestamp) -> Option<Wait> {
 /// operator's status alone has it.
 pub(crate) fn with_failing_action(ctx: &NodeContext<'_>, decision: Decision) -> Decision {
     let acts = matches!(&decision.verdict, Verdict::Act(action) if !matches!(action, Action::Status { .. }));
-    match failing(ctx.node, ctx.now).filter(|_| acts) {
-        Some(wait) => match with_blocked_condition(ctx, Decision::wait(wait)).verdict {
-            write @ Verdict::Act(_) => Decision { verdict: write, ..decision },
-            _ => decision,
-        },
-        None => decision,
+    let Some(wait) = failing(ctx.node, ctx.now).filter(|_| acts) else { return decision };
+    match with_blocked_condition(ctx, Decision::wait(wait)).verdict {
+        write @ Verdict::Act(_) => Decision { verdict: write, ..decision },
+        _ => decision,
     }
 }
 

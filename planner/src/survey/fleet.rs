@@ -76,6 +76,8 @@ pub(crate) struct Survey<'a> {
     pub(crate) unwell: Unwell,
     /// The windows of nodes in no group, then those of the groups.
     pub(crate) windows: Vec<WindowState>,
+    /// The groups of the nodes under the operator; `None` is that of nodes in none.
+    groups: BTreeSet<Option<usize>>,
     /// The number of nodes under the operator.
     pub(crate) total: usize,
     /// The number of them that are not Ready for other reasons than an update, without those that join or are removed.
@@ -134,6 +136,7 @@ impl<'a> Survey<'a> {
         let all = std::iter::once(&policy.all).chain(policy.groups.iter().map(|g| &g.policy));
         let web_api_missing = is_missing(view.web_api_missing, now);
         let windows = all.map(|group| group.schedule.at(now)).collect();
+        let groups = labelled().map(|node| node.group).collect();
         let pause = Pause::of(view.operator.as_ref(), &view.earlier_pods, view.earlier_seen, policy.shutdown, now);
         let urgency = Urgency::of(view, policy, now);
         Self {
@@ -147,6 +150,7 @@ impl<'a> Survey<'a> {
             urgency,
             unwell: Unwell::of(view, now),
             windows,
+            groups,
             total,
             unhealthy,
             control_plane_down,
@@ -177,10 +181,8 @@ impl<'a> Survey<'a> {
 
     /// Returns the windows of nodes in no group, unless all nodes are in groups, and those of the groups with nodes.
     pub(crate) fn windows_in_use(&self) -> (Option<&WindowState>, Vec<&WindowState>) {
-        let labelled = self.nodes.iter().filter(|node| node.labelled);
-        let used: BTreeSet<Option<usize>> = labelled.map(|node| node.group).collect();
-        let all = self.windows.first().filter(|_| used.is_empty() || used.contains(&None));
-        (all, used.into_iter().flatten().filter_map(|index| self.windows.get(index + 1)).collect())
+        let all = self.windows.first().filter(|_| self.groups.is_empty() || self.groups.contains(&None));
+        (all, self.groups.iter().flatten().filter_map(|index| self.windows.get(index + 1)).collect())
     }
 
     /// The windows of this node.

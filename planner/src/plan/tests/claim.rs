@@ -279,7 +279,7 @@ fn node_shows_an_action_that_has_failed_for_a_minute_and_the_action_is_tried_aga
     assert_eq!(note.as_ref().map(|note| note.reason), Some("ActionFails"));
     let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
     shadow.status.conditions.clone_from(&status.conditions);
-    // Its text differs each time.
+    // The text differs each time.
     view.nodes.get_mut("a").unwrap().failing.as_mut().unwrap().error = "no answer".into();
     assert!(claims(plan(&view, &policy, t(80)).actions.get("a")), "shown once");
     view.busy.insert("a".into());

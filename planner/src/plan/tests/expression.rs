@@ -112,7 +112,7 @@ fn node_whose_expressions_have_no_answer_says_so_and_keeps_its_slot() {
     }
 }
 
-/// Their answers after the update are compared with these.
+/// The answers after the update are compared with these.
 #[test]
 fn drain_begins_with_the_names_of_the_expressions_of_its_node_that_return_nothing() {
     let quiet = Answer::Quiet { since: t(0), asked: t(0) };

@@ -26,6 +26,7 @@ mod registered_again;
 mod release;
 mod request;
 mod result;
+mod share;
 mod slot;
 mod stage;
 mod unavailable;

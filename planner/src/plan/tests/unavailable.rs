@@ -195,20 +195,7 @@ fn control_plane_nodes_go_one_at_a_time_whatever_else_is_out_of_service() {
 
 /// A slot of a node whose reboot may be permitted.
 fn with_slot(node: &str, control_plane: bool) -> models::operator::Slot {
-    let update = models::operator::SlotUpdate {
-        version: NEW,
-        variant: "aws-k8s-1.37".into(),
-        arch: "x86_64".into(),
-        attempt: 1,
-        boot_id: "b1".into(),
-        provider_id: None,
-        had: None,
-        permitting_since: Some(t(999_999)),
-        removed_in: None,
-        zone: String::new(),
-        group: None,
-        control_plane,
-    };
+    let update = models::operator::SlotUpdate { permitting_since: Some(t(999_999)), control_plane, ..first_update() };
     models::operator::Slot { update: Some(update), ..slot(node) }
 }
 

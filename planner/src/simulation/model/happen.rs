@@ -150,7 +150,7 @@ fn happen_to_objects(state: &mut State, world: &World, happens: &Move) {
             state.operator = state.operator.written(facts);
         }
         Move::NodeIsDeleted(node) => {
-            // Its shadow goes with it.
+            // The shadow goes with it.
             (state.truth[node].node, state.truth[node].shadow, state.cordoned[node]) = (None, None, false);
         }
         Move::Registers(node) => registers(state, node),

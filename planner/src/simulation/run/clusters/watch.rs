@@ -367,7 +367,7 @@ impl Watch {
         let left = members().filter(lacks).filter(|node| !followed.booted.contains(&node.facts.name)).count();
         let left = left + followed.booted.len();
         if (1..followed.base).contains(&recorded_base) {
-            // This plan passes a step for fewer nodes.
+            // A plan that passes a step for fewer nodes.
             followed.limit(policy, left, now);
         }
         if recorded_base > 0 {
