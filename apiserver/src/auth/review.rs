@@ -24,9 +24,9 @@ use crate::cluster::{CallError, Cluster};
 use crate::metrics::{Metrics, ReviewResult};
 use crate::refusal::Refusal;
 
-/// Time that a valid token is cached. Short against the time that the API server itself takes to notice a deleted pod
-/// (about ten seconds), so that it adds little to it.
-const VALID_FOR: Duration = Duration::from_secs(5);
+/// Time that a valid token is cached: a token of a deleted pod, which the API server itself accepts for about ten seconds more, is good for so
+/// much longer. The reports of one step come within it; kubelets cache their clients' tokens for two minutes.
+const VALID_FOR: Duration = Duration::from_secs(30);
 /// Time that an invalid token is cached. Its bearer may be waiting for a skewed clock or a lagging key.
 const INVALID_FOR: Duration = Duration::from_secs(1);
 /// Maximum number of cached tokens, twice as many as a large cluster has agents. Above that, tokens are reviewed again.

@@ -359,8 +359,8 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
         };
         let shadow = "bottlerocketshadows";
         let (slots, counts) = slot_writes(&records);
-        // A review counts for five seconds: on a slow machine the update outlasts more than one.
-        let reviews = usize::try_from(took.as_secs() / 5)?;
+        // A review counts for half a minute: on a slow machine the update outlasts more than one.
+        let reviews = usize::try_from(took.as_secs() / 30)?;
         // A report that met a conflict is made again, and what has changed since then may be another one.
         let status = format!("{shadow}/status");
         let reports_again = refused.iter().filter(|r| part(r) == Some("web API") && r.what() == status).count();

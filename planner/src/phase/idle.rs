@@ -33,14 +33,16 @@ pub(super) fn lost(ctx: &NodeContext<'_>) -> Option<Progress> {
 }
 
 /// Goes on with the attempt that the node's slot records, and its shadow does not: its Node object was deleted after the permit, and
-/// its shadow with it, and its machine is registered again in another boot. The agent confirms that it is a host of this kind.
+/// its shadow with it, and its machine is registered again in another boot. The agent confirms that it is a host of this kind. In the
+/// same boot nothing begins there until the machine would be back.
 pub(super) fn continued(ctx: &NodeContext<'_>) -> Option<Decision> {
     let slot = ctx.permitted?;
     let until = ended::kept_until(ctx.view, ctx.policy, slot).filter(|until| *until > ctx.now)?;
     let wait = |wait| with_blocked_condition(ctx, Decision::wait(wait).waking_at(until));
     let Some(update) = ended::to_continue(ctx.node, slot) else {
-        // Its machine may be on its way down.
-        return gates::not_ready(ctx).filter(|_| !ctx.facts().claimed()).map(wait);
+        // Its machine may be on its way down, also while it is Ready.
+        let is_down_by = || gates::not_ready(ctx).unwrap_or(Wait::DisarmPending);
+        return (!ctx.facts().claimed()).then(|| wait(is_down_by()));
     };
     if let Some(silent) = gates::no_report(ctx) {
         return Some(wait(silent));

@@ -34,10 +34,10 @@ fn is_back_unmanaged(view: &ClusterView, slot: &Slot, update: &SlotUpdate) -> bo
     back.is_some_and(|facts| update.provider_id.is_none() || facts.provider_id == update.provider_id)
 }
 
-/// Returns whether a node with the slot of an attempt has no record of it, and is in another boot or may be on its way to one.
+/// Returns whether a node with the slot of an attempt has no record of it: it is in another boot, or may be on its way to one. A kubelet
+/// whose host goes down is Ready until its last seconds.
 fn is_lost(node: &NodeView, update: &SlotUpdate) -> bool {
-    let recorded = node.progress().is_some() || recorded_end(node, update).is_some();
-    !recorded && (node.facts.boot_id != update.boot_id || !node.facts.ready)
+    node.progress().is_none() && recorded_end(node, update).is_none()
 }
 
 /// Returns the node that goes on with a slot after its Node object was deleted and registered again: the machine is the same one, as

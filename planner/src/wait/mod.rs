@@ -196,8 +196,8 @@ pub enum Wait {
              the node is released in another boot, or once it is Ready and it is certain that it does not reboot any more"
     )]
     NodeNotReturned { reason: FailureReason },
-    /// The host has not confirmed that nothing of the operator is armed.
-    #[error("the agent has not confirmed that its host is disarmed")]
+    /// The host has not confirmed that nothing of the operator is armed, or may still go down by a permit.
+    #[error("it is not certain yet that the host does not reboot any more")]
     DisarmPending,
     /// The operator's resource holds no valid policy: what a user wants is not known.
     #[error("the spec of the BottlerocketUpdateOperator is invalid; its condition Degraded names the fields")]

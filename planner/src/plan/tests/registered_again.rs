@@ -321,12 +321,21 @@ fn machine_that_is_registered_again_and_has_not_rebooted_is_waited_for() {
         reported(node);
     });
     turn(&mut view, &policy, 70);
-    let (_, wait) = act(&mut view, &policy, 80);
-    assert!(matches!(wait, Some(Wait::NodeNotReady)), "{wait:?}");
-    assert_eq!((slots(&view), counts(&view)), (vec!["uid-again"], (0, 0, 0, 0)));
-    let mut late = view.clone();
-    turn(&mut late, &policy, OVER);
-    assert_eq!(counts(&late), (0, 1, 0, 1), "it may still reboot into the version");
+    // A host that goes down is Ready until its last seconds.
+    for (ready, expected, over) in [
+        (true, Wait::DisarmPending, (0, 0, 0, 0)),
+        // It may still reboot into the version.
+        (false, Wait::NodeNotReady, (0, 1, 0, 1)),
+    ] {
+        a(&mut view).facts.ready = ready;
+        let (_, wait) = act(&mut view, &policy, 80);
+        assert_eq!((slots(&view), counts(&view)), (vec!["uid-again"], (0, 0, 0, 0)), "{ready}");
+        assert_eq!(wait, Some(expected));
+        let mut late = view.clone();
+        turn(&mut late, &policy, OVER);
+        assert_eq!(counts(&late), over);
+        assert!(!slots(&late).contains(&"uid-again"), "{ready}: {:?}", slots(&late));
+    }
     *a(&mut view) = again();
     reported(a(&mut view));
     act(&mut view, &policy, 200);

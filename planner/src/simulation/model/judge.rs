@@ -30,11 +30,8 @@ fn progress(state: &State, node: usize) -> Option<&Progress> {
 /// Returns whether a node is out of service because of the operator.
 fn is_out(state: &State, node: usize) -> bool {
     let machine = state.machine(node);
-    let Some(facts) = facts(state, node) else { return machine.permitted.is_some() };
-    // One that was registered again while it goes down is like any other that a user has deleted in the middle of its update.
-    let goes_down = machine.permitted.as_ref().is_some_and(|(permit, _)| permit.node_uid == facts.uid);
-    let claimed = facts.claims.has(ClaimField::Cordon) && !facts.held() && !machine.orphaned;
-    claimed || goes_down
+    let claimed = |facts: &NodeFacts| facts.claims.has(ClaimField::Cordon) && !facts.held() && !machine.orphaned;
+    machine.permitted.is_some() || facts(state, node).is_some_and(claimed)
 }
 
 /// Returns whether a node has been taken to the new version, or may be.
