@@ -125,7 +125,8 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         DisarmPending,
         Host,
         "The agent's confirmation that nothing of the operator is armed; for a claim without an attempt, \
-         the longest time that a host may take to go down.",
+         the longest time that a host may take to go down; for a Node that was registered again in the boot of its permit, the \
+         deadlines `reboot` and `returning`.",
     ),
     (PolicyInvalid, User, "Correct the fields that the condition `Degraded` of `bruo default` names."),
     (WindowClosed, Time, "The next window."),
