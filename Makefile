@@ -53,11 +53,11 @@ ifdef TEST
 test: tools tools-lint control-plane helm definitions next agent prometheus moto
 	@BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" integ/run/named.sh $(TEST)
 else
-test: tools tools-lint tools-go ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
+test: tools tools-lint tools-go tools-disk ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
 	@integ/run/test.sh
 endif
 
-test-all: tools tools-lint tools-go tools-npm ## Run also the tests that take minutes, those of the images, and those of the page in a browser
+test-all: tools tools-lint tools-go tools-npm tools-disk ## Run also the tests that take minutes, those of the images, and those of the page in a browser
 	@integ/run/test.sh --all
 	@$(MAKE) --no-print-directory test-images test-history-html
 
