@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, false_condition, find_condition, true_condition};
 use models::names;
 use models::operator::{BLOCKED as ALL_BLOCKED, BRAKED, CONTAINED, DEGRADED, FROZEN, HISTORY_RECORDED, NOTICES_SENT};
+use models::reason::{FailureReason, Proof};
 use models::shadow::{BLOCKED, HOST_REACHABLE, Mode, Place, Step};
 use planner::claims::ClaimField;
 use planner::pause::Pause;
@@ -288,9 +289,28 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
         reason,
         message: message.map(|message| cluster.filled(&message, name)),
         held_by_failures: wait.is_some_and(is_of_failures),
+        unproven: shadow.and_then(|shadow| unproven(name, shadow, plan)),
         deadline,
         ends: progress.and(of_sentence.or(deadline)),
         last: last.map(LastResult::from),
+    }
+}
+
+/// Returns the place of a node that runs its version without a proof, unless a user has resolved or accepted that.
+fn unproven(name: &str, shadow: &ShadowFacts, plan: &Plan) -> Option<Proof> {
+    let version = shadow.status.agent.current_version.as_ref()?;
+    let failures = shadow.status.controller.record.iter().flat_map(|record| &record.version_failures);
+    let own = failures.filter(|failure| failure.version == *version && failure.resolved_by.is_none());
+    let own: Vec<FailureReason> = own.map(|failure| failure.reason).collect();
+    let rollouts = plan.status.iter().flat_map(|status| &status.active_rollouts);
+    let going_on = rollouts.filter(|rollout| rollout.ended.is_none() && rollout.version == *version);
+    let mut named = going_on.filter_map(|rollout| rollout.ledger.as_ref()).flat_map(|ledger| &ledger.nodes);
+    let named = named.find(|named| named.node == name && !named.accepted);
+    // A node that came back late is verified again by itself.
+    let is_late = !own.is_empty() && own.iter().all(|reason| *reason == FailureReason::NotReadyAfterBoot);
+    match named {
+        Some(named) if named.is_unproven() || is_late => Some(Proof::Unproven),
+        _ => (!own.is_empty()).then_some(Proof::Failed),
     }
 }
 
