@@ -185,7 +185,7 @@ impl Metrics {
             turn_age: register.gauge(
                 "turn_age_seconds",
                 &[],
-                "Time since the leader made its last plan; it makes one at least every 30 s",
+                "Time since the leader made its last plan, or began to lead; it makes one at least every 30 s",
             )?,
             turn_duration: register.turns("turn_duration_seconds", "Duration of the leader's turns: view, plan and its check")?,
             tls: Gauges::register(&mut register, &gauges::TLS)?,
@@ -459,7 +459,7 @@ impl Metrics {
             self.call_age.with_label_values(&[kind.as_str()]).set(age);
         }
         self.turn_age.reset();
-        if let Some(age) = ages.turn {
+        if let Some(age) = ages.plan {
             self.turn_age.with_label_values(&ALONE).set(age.as_secs_f64());
         }
     }

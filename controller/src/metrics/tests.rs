@@ -455,7 +455,7 @@ fn full() -> Metrics {
     metrics.finding("S1");
     metrics.expect_notices("on-call");
     metrics.expression(&Answer::Quiet { since: t(0), asked: t(0) });
-    metrics.ages(&Ages { turn: Some(Duration::from_secs(3)), ..Ages::default() });
+    metrics.ages(&Ages { plan: Some(Duration::from_secs(3)), ..Ages::default() });
     metrics.turned(Duration::from_millis(4));
     metrics
 }
