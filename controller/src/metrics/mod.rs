@@ -12,6 +12,7 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 mod values;
+mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,6 +32,7 @@ use family::Register;
 use gauges::Gauges;
 use planner::view::{Answer, ShadowFacts};
 use values::{ALONE, flag, float, seconds};
+use waiting::Waiting;
 
 pub use process::about_process;
 pub use signals::Signals;
@@ -111,13 +113,6 @@ impl Observations {
         let to = self.moves.admit(&key, |(_, to)| text(to));
         (from, to)
     }
-}
-
-/// The reason why a node waits, its step, and the start of the wait.
-struct Waiting {
-    reason: &'static str,
-    step: Option<Step>,
-    since: Timestamp,
 }
 
 impl Metrics {
@@ -387,7 +382,7 @@ impl Metrics {
             let old = before.remove(node.name).filter(|old| old.step == node.step);
             let waiting = match (node.waits, old) {
                 (Waits::For(reason), Some(old)) if old.reason == reason => old,
-                (Waits::For(reason), _) => Waiting { reason, step: node.step, since: now },
+                (Waits::For(reason), old) => Waiting::after(old, reason, node.step, now),
                 (Waits::Acting, Some(old)) => old,
                 (Waits::Acting | Waits::Not, _) => continue,
             };
