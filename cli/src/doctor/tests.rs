@@ -304,6 +304,7 @@ fn findings_are_about_the_namespace_of_the_operator() {
     for reason in ["NoLeader", "NoAuthority", "NoEndpoints"] {
         let found = diagnosis.findings.iter().find(|finding| finding.reason == reason).unwrap();
         assert!(found.next.iter().all(|command| command.contains(" -n ops ")), "{found:?}");
+        assert!(!found.next.iter().any(|command| command.contains(" deployment/")), "of one replica: {found:?}");
     }
     let found = diagnosis.findings.iter().find(|finding| finding.reason == "NoLeader").unwrap();
     assert_eq!(found.objects, ["lease/ops/brupop-controller"]);
