@@ -41,7 +41,9 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
     if cluster.operator.is_none() && cluster.unreadable.operator.is_none() {
         let message = "it does not exist, so that no update starts";
         let next = "kubectl apply --server-side -f brupop.yaml  # docs/install.md".to_owned();
-        found.push(Finding::warning("NoOperatorResource", message).of(object()).next([next]));
+        // With shadows, there was one: it has been deleted.
+        let severity = if cluster.shadows.is_empty() { Severity::Warning } else { Severity::Error };
+        found.push(Finding::new(severity, "NoOperatorResource", message).of(object()).next([next]));
     }
     for error in &report.policy.errors {
         let message = format!("{}: {}", error.field, error.message);
@@ -63,9 +65,12 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
         found.push(finding.of(object()).next([request.command.clone()]));
     }
     for problem in &report.problems {
-        let message = format!("{}: {}", problem.reason, problem.message);
         let next = format!("kubectl describe bruo {} -n {}", names::OPERATOR_NAME, cluster.namespace);
-        found.push(Finding::error("OperatorDegraded", message).of(object()).next([next]));
+        let finding = match problem.warning {
+            Some(reason) => Finding::warning(reason, problem.message.clone()),
+            None => Finding::error("OperatorDegraded", format!("{}: {}", problem.reason, problem.message)),
+        };
+        found.push(finding.of(object()).next([next]));
     }
     for (object, sentences) in &cluster.misplaced {
         for sentence in sentences {

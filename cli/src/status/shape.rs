@@ -144,6 +144,9 @@ pub(crate) struct Request {
 pub(crate) struct Problem {
     pub(crate) reason: String,
     pub(crate) message: String,
+    /// One fixed word of a problem that is no error of the operator: it does what its policy says, or goes on without a part of it.
+    #[serde(skip)]
+    pub(crate) warning: Option<&'static str>,
 }
 
 /// A node whose agent does not report.
