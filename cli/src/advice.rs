@@ -1,6 +1,6 @@
 //! Commands that a user can type next, by the reason why a node waits.
 
-use planner::wait::{Wait, node_name};
+use planner::wait::{Wait, WaitReason, node_name};
 
 use models::names;
 
@@ -14,6 +14,11 @@ pub(crate) fn command(namespace: &str, arguments: &str) -> String {
     } else {
         format!("kubectl brupop {arguments} -n {namespace}")
     }
+}
+
+/// Returns a command that shows the logs of all replicas of a component: which of them leads, or was asked, is not known.
+pub(crate) fn logs_of(namespace: &str, component: &str) -> String {
+    format!("kubectl logs -n {namespace} -l {}={component} --prefix --tail=200", names::COMPONENT_LABEL)
 }
 
 impl Cluster {
@@ -65,7 +70,7 @@ impl Cluster {
                 vec![format!("kubectl label node {node} {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION)]
             }
             Wait::NoShadow | Wait::ShadowUnreadable | Wait::ActionFails { .. } => {
-                vec![format!("kubectl logs -n {namespace} deployment/{}", names::CONTROLLER)]
+                vec![logs_of(namespace, names::CONTROLLER)]
             }
             Wait::Deleting => vec![
                 format!("kubectl get node {node} -o yaml"),
@@ -157,6 +162,16 @@ impl Cluster {
         }
     }
 
+    /// Returns the same for a reason that only the controller knows, as it has recorded it.
+    pub(crate) fn recorded_commands(&self, reason: &str) -> Vec<String> {
+        match reason.parse() {
+            // Nothing that the plugin reads rules the drain out: the controller could not read what it needs.
+            Ok(WaitReason::ActionFails | WaitReason::DrainRefused) => vec![logs_of(&self.namespace, names::CONTROLLER)],
+            Ok(WaitReason::ExpressionFails) => vec![self.command("doctor")],
+            _ => Vec::new(),
+        }
+    }
+
     /// Returns a command that shows the first of the nodes that a reason names, without those whose Node is gone.
     fn describe_node<'a>(&self, named: impl IntoIterator<Item = &'a String>) -> Vec<String> {
         let exists = |name: &&str| self.nodes.as_ref().is_none_or(|nodes| nodes.contains_key(*name));
@@ -196,6 +211,23 @@ mod tests {
 
     use super::*;
     use crate::cluster::testing::{cluster, node, now, operator};
+
+    #[test]
+    fn logs_are_those_of_all_replicas() {
+        let cluster = cluster(Some(operator(&json!({}), &json!({}))), vec![], vec![]);
+        let logs = "kubectl logs -n brupop-system -l app.kubernetes.io/component=brupop-controller --prefix --tail=200";
+        assert_eq!(cluster.commands("a", &Wait::NoShadow), [logs]);
+        assert_eq!(cluster.recorded_commands("ActionFails"), [logs]);
+        let of_one = |line: &&str| {
+            let one = ["deployment/brupop-controller", "deployment/brupop-apiserver"];
+            line.contains("kubectl logs") && one.iter().any(|one| line.contains(one))
+        };
+        for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/runbook")).unwrap() {
+            let path = entry.unwrap().path();
+            let page = std::fs::read_to_string(&path).unwrap();
+            assert_eq!(page.lines().find(of_one), None, "{}", path.display());
+        }
+    }
 
     #[test]
     fn command_about_another_node_ends_with_the_name_of_a_node_that_exists() {

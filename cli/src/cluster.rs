@@ -114,6 +114,8 @@ pub(crate) struct Cluster {
     pub(crate) shadows: BTreeMap<String, ShadowFacts>,
     /// All nodes, by name; `None` if they could not be read.
     pub(crate) nodes: Option<BTreeMap<String, NodeFacts>>,
+    /// Time since which nodes have been Ready, by name.
+    pub(crate) ready_since: BTreeMap<String, Timestamp>,
     /// The pods of the earlier operator.
     pub(crate) earlier_pods: Vec<String>,
     /// The operator's own pods; `None` if they could not be read.
@@ -190,6 +192,11 @@ impl Cluster {
     pub(crate) fn add_node(&mut self, node: &Node) {
         if let Some(facts) = NodeFacts::project(node) {
             self.unreadable.nodes.remove(&facts.name);
+            let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+            let mut ready = conditions.filter(|condition| condition.type_ == "Ready" && condition.status == "True");
+            if let Some(since) = ready.find_map(|ready| ready.last_transition_time.as_ref()) {
+                self.ready_since.insert(facts.name.clone(), since.0);
+            }
             self.nodes.get_or_insert_default().insert(facts.name.clone(), facts);
         }
         self.check_requests("node", Place::Node, node);

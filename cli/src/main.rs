@@ -50,7 +50,7 @@ Exit codes:
   1  it failed: the error says why, and what was written
   2  the command line is not understood
   3  it was written, and it is not known that the operator has acknowledged it (--timeout)
-  4  watch --until=completed: failures have frozen the rollout, or hold all nodes that are left
+  4  watch --until=completed: failures have frozen the rollout, or are all that is left
   5  watch --until=completed: the rollout has not ended within --timeout
   6  plan, simulate: not every node is updated, or not by the time of --by
   7  drill: it did not pass, for the reason that is shown";

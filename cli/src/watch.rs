@@ -15,6 +15,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
 use kube::api::{Api, ListParams};
+use models::reason::Proof;
 use planner::wait::WaitReason;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
@@ -49,15 +50,16 @@ const INTERRUPTED: u8 = 130;
 /// The state that ends the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Until {
-    /// No node is to be updated any more: exit code 0. If failures hold all nodes that are left: exit code 4.
+    /// No node is to be updated or verified any more: exit code 0. If failures hold all nodes that are left, or one has failed on the
+    /// version that it runs: exit code 4.
     Completed,
 }
 
 /// Options of `watch`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// End with exit code 0 once no node is to be updated any more, and with 4 if failures freeze the rollout or hold all
-    /// nodes that are left. Without it, Ctrl-C ends the command.
+    /// End with exit code 0 once no node is to be updated or verified any more, and with 4 if failures freeze the rollout or are all
+    /// that is left. Without it, Ctrl-C ends the command.
     #[arg(long, value_enum)]
     until: Option<Until>,
     /// Time to wait for that, e.g. 90m or 4h: then the exit code is 5. Default: no limit.
@@ -73,7 +75,7 @@ pub(crate) struct Options {
 pub(crate) enum End {
     /// The rollout is complete.
     Completed,
-    /// Failures have frozen it, or hold all nodes that are left, and nothing is under way any more.
+    /// Failures have frozen it, or are all that is left, and nothing is under way any more.
     Frozen,
     /// It has not ended in time.
     Late,
@@ -169,14 +171,21 @@ fn has_reader(written: io::Result<()>) -> anyhow::Result<bool> {
 
 /// Returns the end of the rollout, if it has ended.
 fn ended(report: &Report) -> Option<End> {
-    let all_rest = !report.nodes.is_empty() && report.nodes.iter().all(rests);
-    if report.enabled == Some(true) && report.policy.observed && all_rest {
-        return Some(End::Completed);
-    }
     let under_way = report.nodes.iter().any(|node| !matches!(node.step, IDLE | "Staged"));
-    let held = |node: &NodeReport| node.held_by_failures;
+    let held = |node: &NodeReport| node.held_by_failures || place(node) == Some(Proof::Failed);
     let only_held = report.nodes.iter().any(held) && report.nodes.iter().all(|node| rests(node) || held(node));
-    ((report.frozen.is_some() || only_held) && !under_way).then_some(End::Frozen)
+    if report.frozen.is_some() || only_held {
+        return (!under_way).then_some(End::Frozen);
+    }
+    let is_done = |node: &NodeReport| rests(node) && place(node).is_none();
+    let all_done = !report.nodes.is_empty() && report.nodes.iter().all(is_done);
+    (report.enabled == Some(true) && report.policy.observed && all_done).then_some(End::Completed)
+}
+
+/// Returns the place of a node that runs its version without a proof. One that leaves the operator is not verified again.
+fn place(node: &NodeReport) -> Option<Proof> {
+    let leaves = |reason: &String| matches!(reason.parse(), Ok(WaitReason::BeingRemoved | WaitReason::NotLabelled));
+    node.unproven.filter(|_| !node.reason.as_ref().is_some_and(leaves))
 }
 
 /// Returns whether nothing is under way on a node, and it is not to be updated.

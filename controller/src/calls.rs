@@ -88,18 +88,20 @@ impl fmt::Display for Stuck {
             Self::Call(kind, age) => {
                 write!(f, "a call to the API server ({}) has not ended for {} s", kind.as_str(), age.as_secs())
             }
-            Self::Turn(age) => write!(f, "the leader has made no plan for {} s", age.as_secs()),
+            Self::Turn(age) => write!(f, "the leader has had no turn for {} s", age.as_secs()),
         }
     }
 }
 
-/// The age of the calls under way and of the leader's last turn.
+/// The age of the calls under way, and of the leader's last turn and plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ages {
     /// The oldest call of each kind.
     pub calls: BTreeMap<Kind, Duration>,
     /// The time since the leader's last turn; `None` while this process does not lead.
     pub turn: Option<Duration>,
+    /// The time since the leader's last plan, or since it began to lead; `None` while this process does not lead.
+    pub plan: Option<Duration>,
 }
 
 impl Ages {
@@ -115,9 +117,10 @@ struct CallState {
     number: u64,
     under_way: BTreeMap<u64, (Kind, Instant)>,
     turn: Option<Instant>,
+    plan: Option<Instant>,
 }
 
-/// The calls under way and the leader's last turn. Clones share them.
+/// The calls under way, and the leader's last turn and plan. Clones share them.
 #[derive(Clone, Default)]
 pub struct Calls(Arc<Mutex<CallState>>);
 
@@ -146,9 +149,19 @@ impl Calls {
         UnderWay { calls: self.clone(), number }
     }
 
-    /// Records a turn of the leader, or with `None` that this process no longer leads.
-    pub fn turned(&self, at: Option<Instant>) {
-        self.lock().turn = at;
+    /// Records a turn of the leader, and whether it has made a plan: without its caches it has turns, and makes none.
+    pub fn turned(&self, at: Instant, planned: bool) {
+        let mut state = self.lock();
+        state.turn = Some(at);
+        if planned {
+            state.plan = Some(at);
+        }
+    }
+
+    /// Records that this process no longer leads.
+    pub fn stopped(&self) {
+        let mut state = self.lock();
+        (state.turn, state.plan) = (None, None);
     }
 
     /// Returns the age of the calls under way.
@@ -159,7 +172,8 @@ impl Calls {
             let age: &mut Duration = calls.entry(*kind).or_default();
             *age = (*age).max(now.saturating_duration_since(*began));
         }
-        Ages { calls, turn: state.turn.map(|at| now.saturating_duration_since(at)) }
+        let age = |at: Instant| now.saturating_duration_since(at);
+        Ages { calls, turn: state.turn.map(age), plan: state.plan.map(age) }
     }
 }
 
@@ -170,7 +184,11 @@ mod tests {
     #[test]
     fn overdue_call_or_turn_is_reported_stuck() {
         let seconds = Duration::from_secs;
-        let calls = |kind: Kind, age: u64| Ages { calls: [(kind, seconds(age))].into(), turn: Some(seconds(1)) };
+        let calls = |kind: Kind, age: u64| Ages {
+            calls: [(kind, seconds(age))].into(),
+            turn: Some(seconds(1)),
+            ..Ages::default()
+        };
         let turn = |age: Option<u64>| Ages { turn: age.map(seconds), ..Ages::default() };
         for (sentence, ages, stuck) in [
             ("nothing is under way", Ages::default(), None),
@@ -188,5 +206,19 @@ mod tests {
         ] {
             assert_eq!(ages.stuck(), stuck, "{sentence}");
         }
+    }
+
+    #[test]
+    fn age_of_the_last_plan_grows_over_turns_without_one() {
+        let (calls, begun) = (Calls::default(), Instant::now());
+        let after = |seconds: u64| begun + Duration::from_secs(seconds);
+        calls.turned(begun, true);
+        calls.turned(after(30), false);
+        let Ages { turn, plan, .. } = calls.ages(after(40));
+        assert_eq!((turn, plan), (Some(Duration::from_secs(10)), Some(Duration::from_secs(40))));
+        calls.turned(after(60), true);
+        assert_eq!(calls.ages(after(61)).plan, Some(Duration::from_secs(1)));
+        calls.stopped();
+        assert_eq!(calls.ages(after(62)), Ages::default(), "another replica leads");
     }
 }

@@ -193,7 +193,7 @@ impl Driver {
     pub async fn run(mut self, calls: &Calls, mut stop: watch::Receiver<bool>) -> End {
         let mut changes = self.changed.subscribe();
         changes.mark_changed();
-        calls.turned(Some(Instant::now()));
+        calls.turned(Instant::now(), true);
         let mut wake = Wake::default();
         let clock = self.clock().clone();
         let mut rested = Instant::now();
@@ -220,10 +220,11 @@ impl Driver {
                 self.record(ended);
             }
             let began = Instant::now();
-            wake = self.turn();
+            let planned = self.turn();
             let ended = Instant::now();
             rested = ended + (ended - began).clamp(SHORTEST_REST, LONGEST_REST);
-            calls.turned(Some(ended));
+            calls.turned(ended, planned.is_some());
+            wake = planned.unwrap_or_default();
             self.applier.metrics.turned(ended - began);
             if self.handing_over {
                 break;
@@ -248,14 +249,15 @@ impl Driver {
         self.writes.is_writing() || self.memory.values().any(|memory| !memory.in_flight.is_empty())
     }
 
-    /// Runs one turn: view, plan, lint, apply. Returns when the next turn is due if nothing changes.
-    fn turn(&mut self) -> Wake {
+    /// Runs one turn: view, plan, lint, apply. Returns when the next turn is due if nothing changes; `None` if no plan was made, since
+    /// caches are not filled.
+    fn turn(&mut self) -> Option<Wake> {
         let synced = self.applier.nodes.synced()
             && self.applier.shadows.synced()
             && self.applier.operator.synced()
             && self.budgets.synced();
         if !synced {
-            return Wake::default();
+            return None;
         }
         let now = self.clock().now();
         let view = self.view(now);
@@ -272,13 +274,13 @@ impl Driver {
             self.applier.metrics.finding(finding.property);
         }
         if view.stale {
-            return Wake::default();
+            return None;
         }
         self.applier.metrics.observe(&Snapshot::of(&view, &plan, &policy, !policy.errors.is_empty(), now));
         self.applier.metrics.clock_offset(self.clock().offset());
         if view.unreadable.operator.is_some() {
             // Pods stay watched, and what is asked of others stays asked, until it can be read again.
-            return Wake::default();
+            return Some(Wake::default());
         }
         self.expressions.want(&plan.expressions, &plan.asked_again, policy.prometheus.as_ref());
         let recorded = view.operator.as_ref().and_then(|operator| operator.status.notices.as_ref());
@@ -301,10 +303,10 @@ impl Driver {
         if estimate.is_some_and(|at| at <= now) {
             self.estimates.make(&view, &policy, now);
         }
-        Wake {
+        Some(Wake {
             time: plan.wake.into_iter().chain(estimate.filter(|at| *at > now)).min(),
             moment: [status_due, history_due, self.writes.wake()].into_iter().flatten().min(),
-        }
+        })
     }
 }
 

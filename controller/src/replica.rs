@@ -262,7 +262,7 @@ impl Replica {
             leader_since: self.clock.now(),
         });
         let end = driver.run(&self.calls, stop).await;
-        self.calls.turned(None);
+        self.calls.stopped();
         metrics.lead(false);
         keys.abort();
         migration.abort();

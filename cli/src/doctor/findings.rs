@@ -7,7 +7,7 @@ use models::time::between;
 use super::facts::Facts;
 use super::finding::{Finding, NAMED, Severity};
 use super::{aws, fleet, objects};
-use crate::advice::some;
+use crate::advice::{logs_of, some};
 use crate::clock::{moment, span};
 
 /// Time before the end of a certificate at which it is reported: its successor should have been published by then.
@@ -61,7 +61,7 @@ fn web_api(facts: &Facts, found: &mut Vec<Finding>) {
         found.push(
             Finding::error("NoEndpoints", message).of(format!("service/{namespace}/{}", names::APISERVER)).next([
                 format!("kubectl get pods -n {namespace} -l {}={}", names::COMPONENT_LABEL, names::APISERVER),
-                format!("kubectl logs -n {namespace} deployment/{}", names::APISERVER),
+                logs_of(namespace, names::APISERVER),
             ]),
         );
     }
@@ -70,7 +70,7 @@ fn web_api(facts: &Facts, found: &mut Vec<Finding>) {
 fn certificates(facts: &Facts, found: &mut Vec<Finding>) {
     let Some(trust) = &facts.trust else { return };
     let object = || format!("configmap/{}/{}", names::AGENT_NAMESPACE, names::TRUST_CONFIG_MAP);
-    let logs = || format!("kubectl logs -n {} deployment/{}", facts.namespace, names::CONTROLLER);
+    let logs = || logs_of(&facts.namespace, names::CONTROLLER);
     if trust.iter().any(Option::is_none) {
         let message = "it has a block that is no certificate, which agents cannot read";
         found.push(Finding::error("CertificateUnreadable", message).of(object()).next([logs()]));

@@ -11,6 +11,7 @@ use planner::view::{NodeFacts, ShadowFacts};
 use planner::wait::{Wait, WaitReason};
 
 use super::finding::{Finding, Severity};
+use crate::advice::logs_of;
 use crate::cluster::Cluster;
 use crate::status::{Report, report};
 
@@ -40,7 +41,9 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
     if cluster.operator.is_none() && cluster.unreadable.operator.is_none() {
         let message = "it does not exist, so that no update starts";
         let next = "kubectl apply --server-side -f brupop.yaml  # docs/install.md".to_owned();
-        found.push(Finding::warning("NoOperatorResource", message).of(object()).next([next]));
+        // With shadows, there was one: it has been deleted.
+        let severity = if cluster.shadows.is_empty() { Severity::Warning } else { Severity::Error };
+        found.push(Finding::new(severity, "NoOperatorResource", message).of(object()).next([next]));
     }
     for error in &report.policy.errors {
         let message = format!("{}: {}", error.field, error.message);
@@ -48,7 +51,7 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
     }
     if report.policy.generation.is_some() && !report.policy.observed {
         let message = "the controller has not seen the last change of it";
-        let logs = format!("kubectl logs -n {} deployment/{}", cluster.namespace, names::CONTROLLER);
+        let logs = logs_of(&cluster.namespace, names::CONTROLLER);
         found.push(Finding::warning("PolicyNotObserved", message).of(object()).next([logs]));
     }
     if let Some(paused) = &report.paused {
@@ -62,9 +65,12 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
         found.push(finding.of(object()).next([request.command.clone()]));
     }
     for problem in &report.problems {
-        let message = format!("{}: {}", problem.reason, problem.message);
         let next = format!("kubectl describe bruo {} -n {}", names::OPERATOR_NAME, cluster.namespace);
-        found.push(Finding::error("OperatorDegraded", message).of(object()).next([next]));
+        let finding = match problem.warning {
+            Some(reason) => Finding::warning(reason, problem.message.clone()),
+            None => Finding::error("OperatorDegraded", format!("{}: {}", problem.reason, problem.message)),
+        };
+        found.push(finding.of(object()).next([next]));
     }
     for (object, sentences) in &cluster.misplaced {
         for sentence in sentences {
@@ -108,7 +114,7 @@ fn nodes(cluster: &Cluster, found: &mut Vec<Finding>) {
         let exists = cluster.shadows.contains_key(&node.name) || cluster.unreadable.shadows.contains_key(&node.name);
         node.labelled && !exists
     };
-    let logs = || vec![format!("kubectl logs -n {} deployment/{}", cluster.namespace, names::CONTROLLER)];
+    let logs = || vec![logs_of(&cluster.namespace, names::CONTROLLER)];
     add(names_of(&without), "NoShadow", "the controller has not created its shadow", &|_| logs());
     let orphans: Vec<&str> = cluster
         .shadows

@@ -9,6 +9,7 @@ use super::aws::Hook;
 use super::certificate::Certificate;
 use super::facts::{Installed, required_by};
 use super::*;
+use crate::cluster::AgentPod;
 use crate::cluster::testing::{braked, cluster, fleet, idle, node, now, operator, shadow, step_used_up};
 use crate::fixtures::snapshot;
 
@@ -85,6 +86,14 @@ fn pod(budgets: &[&str], healthy: i32, facts: &mut Facts) {
 
 fn selector(label: k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector) -> kube::core::Selector {
     label.try_into().unwrap()
+}
+
+/// A condition that the controller has reported.
+fn report(type_: &str, status: &str, reason: &str, facts: &mut Facts) {
+    let condition = json!({"type": type_, "status": status, "reason": reason, "message": "m",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    let operator = operator(&json!({}), &json!({"observedGeneration": 1, "conditions": [condition]}));
+    facts.cluster.as_mut().unwrap().add_operator(&serde_json::from_value(operator).unwrap());
 }
 
 fn relabel(facts: &mut Facts, labels: Value) {
@@ -191,8 +200,27 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         ("NodeClock", Warning, "node/a", &|f| {
             f.node_renewed.insert("a".to_owned(), "2026-01-01T00:11:00Z".parse().unwrap());
         }),
-        ("NoOperatorResource", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+        ("NoOperatorResource", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
             f.cluster.as_mut().unwrap().operator = None;
+        }),
+        ("NoOperatorResource", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+            let cluster = f.cluster.as_mut().unwrap();
+            (cluster.operator, cluster.shadows) = (None, BTreeMap::new());
+        }),
+        ("ExpressionFires", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+            report("Blocked", "True", "ExpressionFires", f);
+        }),
+        ("ClusterUnwell", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+            report("Blocked", "True", "ClusterUnwell", f);
+        }),
+        ("NoticesNotSent", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+            report("NoticesSent", "False", "Failed", f);
+        }),
+        ("UnknownRequest", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+            report("Degraded", "True", "UnknownRequest", f);
+        }),
+        ("OperatorDegraded", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+            report("Degraded", "True", "CertificatesInvalid", f);
         }),
         ("PolicyRejected", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
             let spec =
@@ -283,6 +311,45 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
 }
 
 #[test]
+fn request_that_is_not_understood_is_one_warning() {
+    let mut facts = healthy();
+    let condition = json!({"type": "Degraded", "status": "True", "reason": "UnknownRequest", "message": "m",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    let mut operator = operator(&json!({}), &json!({"observedGeneration": 1, "conditions": [condition]}));
+    operator["metadata"]["annotations"] = json!({"brupop.bottlerocket.aws/resum": "1"});
+    facts.cluster.as_mut().unwrap().add_operator(&serde_json::from_value(operator).unwrap());
+    let diagnosis = Diagnosis::of(&facts);
+    let found: Vec<_> = diagnosis.findings.iter().filter(|finding| finding.severity != Severity::Note).collect();
+    assert_eq!(found.iter().map(|finding| finding.reason).collect::<Vec<_>>(), ["UnknownRequest"], "{found:?}");
+    assert_eq!(diagnosis.errors, 0);
+}
+
+#[test]
+fn agent_of_a_node_is_missed_once_it_has_had_time_to_start() {
+    let before = |seconds: i64| now() - jiff::SignedDuration::from_secs(seconds);
+    let agent = |since: i64| {
+        let pod =
+            AgentPod { name: "p".into(), node: "a".into(), serves: false, since: Some(before(since)), trouble: None };
+        vec![pod]
+    };
+    for (sentence, ready, agents, expected) in [
+        ("the node is new", 29, vec![], None),
+        ("it is Ready for long", 30, vec![], Some("NoAgentPod")),
+        ("the pod has just been replaced", 3600, agent(29), None),
+        ("the pod does not start", 3600, agent(30), Some("AgentNotReady")),
+        ("the pod waits for its node", 10, agent(60), None),
+    ] {
+        let mut facts = healthy();
+        let cluster = facts.cluster.as_mut().unwrap();
+        cluster.ready_since.insert("a".to_owned(), before(ready));
+        cluster.agents = Some(agents);
+        let diagnosis = Diagnosis::of(&facts);
+        let error = diagnosis.findings.iter().find(|finding| finding.severity == Severity::Error);
+        assert_eq!(error.map(|finding| finding.reason), expected, "{sentence}");
+    }
+}
+
+#[test]
 fn command_that_lets_a_stopped_rollout_go_on_is_shown() {
     for (cluster, reason, command) in [
         (braked("Unproven"), "Braked", "kubectl brupop resume --failures 1.20.5"),
@@ -304,6 +371,7 @@ fn findings_are_about_the_namespace_of_the_operator() {
     for reason in ["NoLeader", "NoAuthority", "NoEndpoints"] {
         let found = diagnosis.findings.iter().find(|finding| finding.reason == reason).unwrap();
         assert!(found.next.iter().all(|command| command.contains(" -n ops ")), "{found:?}");
+        assert!(!found.next.iter().any(|command| command.contains(" deployment/")), "of one replica: {found:?}");
     }
     let found = diagnosis.findings.iter().find(|finding| finding.reason == "NoLeader").unwrap();
     assert_eq!(found.objects, ["lease/ops/brupop-controller"]);

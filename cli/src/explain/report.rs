@@ -226,11 +226,16 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
         None if facts.is_none() || plan.actions.contains_key(name) => recorded.clone().or_else(not_known),
         None => not_known(),
     };
+    let shown = recorded.as_ref().filter(|of| waits.as_ref().is_some_and(|waits| waits.reason == of.reason));
+    let commands = first.map(|wait| cluster.commands(name, wait)).filter(|commands| !commands.is_empty());
+    let commands = commands.or_else(|| Some(cluster.recorded_commands(&shown?.reason))).unwrap_or_default();
+    // One that fails again and again is no change to come.
+    let action =
+        plan.actions.get(name).filter(|_| shown.is_none_or(|of| of.reason != WaitReason::ActionFails.as_str()));
     let last = record.and_then(|record| record.last.clone());
     let advice = last.as_ref().and_then(|last| End::of(&last.reason)).map(|end| without_links(end.advice));
     let group = facts.and_then(|facts| policy.group_of(facts)).map(|index| policy.groups[index].name.clone());
-    let mut next: Vec<Next> =
-        plan.actions.get(name).map(|action| Next { at: None, what: next_action(action) }).into_iter().collect();
+    let mut next: Vec<Next> = action.map(|action| Next { at: None, what: next_action(action) }).into_iter().collect();
     let end = first.and_then(Wait::end).filter(|(at, _)| *at > now);
     next.extend(end.map(|(at, what)| Next { at: Some(at), what: what.to_owned() }));
     next.extend(deadline.map(|at| Next { at: Some(at), what: given_up(&view, name) }));
@@ -258,7 +263,7 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
         misplaced_requests: cluster.misplaced_requests_of(name),
         recorded: recorded.filter(|recorded| waits.as_ref().is_none_or(|waits| waits.reason != recorded.reason)),
         waits,
-        commands: first.map(|wait| cluster.commands(name, wait)).unwrap_or_default(),
+        commands,
         checks: found.iter().map(|check| check_report(cluster, name, check)).collect(),
         next,
         not_read: cluster.not_read(),

@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use super::report::{Explanation, explain};
+use super::report::{Explanation, Next, explain};
 use super::*;
 use crate::cluster::testing::{braked, cluster, fleet, idle, node, now, operator, shadow};
 use crate::fixtures::snapshot;
@@ -141,14 +141,39 @@ fn expressions_that_only_the_controller_queries_are_not_guessed() {
     let firing = |conditions: Value| json!({"observedGeneration": 1, "conditions": conditions});
     let fires = json!([{"type": "Blocked", "status": "True", "reason": "ExpressionFires",
         "message": "the expression errors returned job=\"web\"", "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
-    for (conditions, reason) in [(json!([]), "ExpressionsPending"), (fires, "ExpressionFires")] {
+    let mut fails = fires.clone();
+    fails[0]["reason"] = json!("ExpressionFails");
+    for (conditions, reason, commands) in [
+        (json!([]), "ExpressionsPending", &[][..]),
+        (fires, "ExpressionFires", &[][..]),
+        (fails, "ExpressionFails", &["kubectl brupop doctor"][..]),
+    ] {
         let operator = operator(&policy, &firing(conditions));
         let mut cluster = cluster(Some(operator), vec![staged.clone()], vec![node("a", &json!({}))]);
         cluster.pods.insert("a".to_owned(), vec![]);
         let explanation = explain(&cluster, "a", now());
         assert_eq!(explanation.waits.as_ref().unwrap().reason, reason);
+        assert_eq!(explanation.commands, commands);
         let last = explanation.checks.last().unwrap();
         assert_eq!((last.name, last.result), ("ExpressionsQuiet", "NotKnown"));
+    }
+}
+
+#[test]
+fn action_that_fails_is_no_next_change_and_the_log_of_the_controller_is_named() {
+    let recorded = json!([{"type": "Blocked", "status": "True", "reason": "ActionFails", "message": "what is due has failed",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
+    let logs = "kubectl logs -n brupop-system -l app.kubernetes.io/component=brupop-controller --prefix --tail=200";
+    for (conditions, commands, begins) in [(json!([]), &[][..], true), (recorded, &[logs][..], false)] {
+        let mut status = idle();
+        status["conditions"] = conditions;
+        let policy = operator(&json!({}), &json!({"observedGeneration": 1}));
+        let cluster = cluster(Some(policy), vec![shadow("a", status)], vec![node("a", &json!({}))]);
+        let explanation = explain(&cluster, "a", now());
+        assert_eq!(explanation.commands, commands, "{explanation:#?}");
+        let attempt = |next: &Next| next.what.starts_with("its attempt begins");
+        assert_eq!(explanation.next.iter().any(attempt), begins, "{explanation:#?}");
+        assert!(begins || explanation.next[0].what.starts_with("what ends it: "), "{explanation:#?}");
     }
 }
 

@@ -6,10 +6,13 @@ use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, false_condition, find_condition, true_condition};
 use models::names;
 use models::operator::{BLOCKED as ALL_BLOCKED, BRAKED, CONTAINED, DEGRADED, FROZEN, HISTORY_RECORDED, NOTICES_SENT};
+use models::reason::{FailureReason, Proof};
 use models::shadow::{BLOCKED, HOST_REACHABLE, Mode, Place, Step};
+use models::time::after;
+use planner::annotations::UNKNOWN_REQUEST;
 use planner::claims::ClaimField;
 use planner::pause::Pause;
-use planner::plan::{Action, Plan, RolloutState, deadlines, key_of, rollouts};
+use planner::plan::{Action, POD_GRACE_PERIOD, Plan, RolloutState, deadlines, key_of, rollouts};
 use planner::policy::{Policy, WindowState};
 use planner::view::ShadowFacts;
 use planner::wait::{BEFORE_RESUME, Wait, WaitReason, alone};
@@ -185,7 +188,9 @@ fn stopped(
 
 fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {
     let mut problems = Vec::new();
-    let mut add = |reason: &str, message: String| problems.push(Problem { reason: reason.to_owned(), message });
+    let mut add = |reason: &str, message: String, warning: Option<&'static str>| {
+        problems.push(Problem { reason: reason.to_owned(), message, warning });
+    };
     if let Some(own) = &cluster.own {
         let ready = |component| own.pods.values().any(|pod| is_of(pod, component) && pod.ready && !pod.terminating);
         let pods = |component: &str| {
@@ -193,13 +198,15 @@ fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {
         };
         if !ready(names::CONTROLLER) {
             let command = pods(names::CONTROLLER);
-            add("ControllerNotReady", format!("no pod of the controller is Ready, so that nothing is done: {command}"));
+            let message = format!("no pod of the controller is Ready, so that nothing is done: {command}");
+            add("ControllerNotReady", message, None);
         }
         if !ready(names::APISERVER) {
             let command = pods(names::APISERVER);
             add(
                 WaitReason::WebApiNotReady.as_str(),
                 format!("no pod of the web API is Ready, so that no agent can report: {command}"),
+                None,
             );
         }
     }
@@ -211,10 +218,24 @@ fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {
     let pauses = |condition: &&Condition| paused && condition.reason == WaitReason::EarlierOperatorRunning.as_str();
     let holding = [DEGRADED, ALL_BLOCKED].into_iter().filter_map(|type_| true_condition(conditions, type_));
     let failing = [HISTORY_RECORDED, NOTICES_SENT].into_iter().filter_map(|type_| false_condition(conditions, type_));
-    for condition in holding.filter(known).filter(|condition| !pauses(condition)).chain(failing) {
-        add(&condition.reason, cluster.filled(&condition.message, ""));
+    // Those that the plugin knows are listed by themselves.
+    let is_listed = |condition: &&Condition| {
+        condition.reason == UNKNOWN_REQUEST && cluster.misplaced.contains_key(&format!("bruo {}", names::OPERATOR_NAME))
+    };
+    let holding = holding.filter(known).filter(|condition| !pauses(condition) && !is_listed(condition));
+    for condition in holding.chain(failing) {
+        add(&condition.reason, cluster.filled(&condition.message, ""), warning(condition));
     }
     problems
+}
+
+/// Returns the word of a condition that is no error of the operator.
+fn warning(condition: &Condition) -> Option<&'static str> {
+    match condition.type_.as_str() {
+        ALL_BLOCKED => Some(condition.reason.parse::<WaitReason>().map_or(ALL_BLOCKED, WaitReason::as_str)),
+        NOTICES_SENT => Some("NoticesNotSent"),
+        _ => (condition.reason == UNKNOWN_REQUEST).then_some(UNKNOWN_REQUEST),
+    }
 }
 
 /// Returns the nodes whose agent should report and does not.
@@ -235,7 +256,13 @@ fn silent_agents(cluster: &Cluster, now: Timestamp) -> Vec<SilentAgent> {
         let pod = agents.as_ref().map(|agents| agents.get(name.as_str()));
         let reach = shadow.and_then(|shadow| find_condition(&shadow.status.conditions, HOST_REACHABLE));
         let reported = |shadow: &ShadowFacts| shadow.status.agent.boot_id.as_deref() == Some(facts.boot_id.as_str());
+        let ready_since = cluster.ready_since.get(name).copied();
+        // As long as the controller waits: the pod of a new node, or one that is replaced, is Ready within that.
+        let is_new =
+            |since: Option<Timestamp>| since.max(ready_since).is_some_and(|since| now < after(since, POD_GRACE_PERIOD));
         match (pod, reach.filter(|reach| reach.status != ConditionStatus::True)) {
+            (Some(None), _) if is_new(None) => {}
+            (Some(Some(pod)), _) if !pod.serves && is_new(pod.since) => {}
             (Some(None), _) => add("NoAgentPod", "no pod of the agent is on the node".to_owned(), None),
             (Some(Some(pod)), _) if !pod.serves => {
                 let why = pod.trouble.as_deref().unwrap_or("terminating");
@@ -288,9 +315,28 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
         reason,
         message: message.map(|message| cluster.filled(&message, name)),
         held_by_failures: wait.is_some_and(is_of_failures),
+        unproven: shadow.and_then(|shadow| unproven(name, shadow, plan)),
         deadline,
         ends: progress.and(of_sentence.or(deadline)),
         last: last.map(LastResult::from),
+    }
+}
+
+/// Returns the place of a node that runs its version without a proof, unless a user has resolved or accepted that.
+fn unproven(name: &str, shadow: &ShadowFacts, plan: &Plan) -> Option<Proof> {
+    let version = shadow.status.agent.current_version.as_ref()?;
+    let failures = shadow.status.controller.record.iter().flat_map(|record| &record.version_failures);
+    let own = failures.filter(|failure| failure.version == *version && failure.resolved_by.is_none());
+    let own: Vec<FailureReason> = own.map(|failure| failure.reason).collect();
+    let rollouts = plan.status.iter().flat_map(|status| &status.active_rollouts);
+    let going_on = rollouts.filter(|rollout| rollout.ended.is_none() && rollout.version == *version);
+    let mut named = going_on.filter_map(|rollout| rollout.ledger.as_ref()).flat_map(|ledger| &ledger.nodes);
+    let named = named.find(|named| named.node == name && !named.accepted);
+    // A node that came back late is verified again by itself.
+    let is_late = !own.is_empty() && own.iter().all(|reason| *reason == FailureReason::NotReadyAfterBoot);
+    match named {
+        Some(named) if named.is_unproven() || is_late => Some(Proof::Unproven),
+        _ => (!own.is_empty()).then_some(Proof::Failed),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use models::operator::{CompletionEstimate, Counts};
-use models::reason::EndEvent;
+use models::reason::{EndEvent, Proof};
 use models::shadow::AttemptResult;
 use semver::Version;
 use serde::Serialize;
@@ -144,6 +144,9 @@ pub(crate) struct Request {
 pub(crate) struct Problem {
     pub(crate) reason: String,
     pub(crate) message: String,
+    /// One fixed word of a problem that is no error of the operator: it does what its policy says, or goes on without a part of it.
+    #[serde(skip)]
+    pub(crate) warning: Option<&'static str>,
 }
 
 /// A node whose agent does not report.
@@ -183,6 +186,10 @@ pub(crate) struct NodeReport {
     /// True if failures of other nodes hold it until a user resolves them.
     #[serde(skip)]
     pub(crate) held_by_failures: bool,
+    /// The place of a node that runs its version without a proof: `Failed` until a user resolves that, or `Unproven` while it is verified
+    /// again.
+    #[serde(skip)]
+    pub(crate) unproven: Option<Proof>,
     /// The time at which the step under way is given up.
     pub(crate) deadline: Option<Timestamp>,
     /// The time that the text names: the one at which the reason of the step under way may end, or else `deadline`.

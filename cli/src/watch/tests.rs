@@ -92,6 +92,54 @@ fn rollout_is_complete_when_no_node_is_to_be_updated() {
 }
 
 #[test]
+fn rollout_is_complete_when_all_nodes_have_proven_the_version_that_they_run() {
+    let t = "2026-01-01T00:00:00Z";
+    let end = |reason: &str, proof: &str, accepted: bool| {
+        let failed = proof == "Failed";
+        let mut status = idle();
+        status["currentVersion"] = json!("1.20.5");
+        status["updates"] = json!({"availableVersions": [], "lastRefresh": t});
+        status["record"] = json!({
+            "last": {"attempt": 1, "from": "1.20.0", "version": "1.20.5", "reason": reason, "message": "", "started": t,
+                "ended": "2026-01-01T00:05:00Z"},
+            "proof": {"version": "1.20.5", "rollout": 3, "attempt": 1, "proof": proof, "reason": reason},
+            "versionFailures": if failed {
+                json!([{"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64", "reason": reason, "time": t}])
+            } else { json!([]) },
+        });
+        let named = json!({"node": "a", "proof": proof, "reason": reason, "accepted": accepted});
+        let ledger = json!({"base": 1, "unproven": i32::from(!failed), "failed": i32::from(failed),
+            "accepted": i32::from(accepted), "nodes": [named]});
+        (status, ledger)
+    };
+    let mut resolved = end("SoakFailed", "Failed", false);
+    resolved.0["record"]["versionFailures"][0]["resolvedBy"] = json!("r");
+    resolved.0["record"]["proof"] = Value::Null;
+    resolved.1 = json!({"base": 1});
+    for (sentence, max_failures, (status, ledger), ended_at, expected) in [
+        ("it failed its soak, which freezes", 1, end("SoakFailed", "Failed", false), None, Some(End::Frozen)),
+        ("it failed its soak, which freezes nothing", 2, end("SoakFailed", "Failed", false), None, Some(End::Frozen)),
+        ("a user has resolved the failure", 2, resolved, None, Some(End::Completed)),
+        ("it is verified again", 2, end("HookTimedOut", "Unproven", false), None, None),
+        ("a user has accepted it", 2, end("HookTimedOut", "Unproven", true), None, Some(End::Completed)),
+        ("its rollout has ended", 2, end("HookTimedOut", "Unproven", false), Some(t), Some(End::Completed)),
+    ] {
+        let rollout = json!({
+            "version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64", "started": t, "stepsPassed": 0,
+            "ledger": ledger, "ended": ended_at,
+            "record": {"number": 3, "begun": t, "revision": {"number": 2, "name": "brupop-default-5d"}, "phase": "Running"},
+        });
+        let spec = json!({"failurePolicy": {"maxFailures": max_failures}});
+        let operator = operator(&spec, &json!({"observedGeneration": 1, "activeRollouts": [rollout]}));
+        let mut node = node("a", &json!({}));
+        node["status"]["nodeInfo"]["osImage"] = json!("Bottlerocket OS 1.20.5 (aws-k8s-1.37)");
+        let cluster = cluster(Some(operator), vec![shadow("a", status)], vec![node]);
+        let report = report(&cluster, now());
+        assert_eq!(ended(&report), expected, "{sentence}: {:?}", report.nodes);
+    }
+}
+
+#[test]
 fn frozen_rollout_ends_the_watch_when_nothing_is_under_way() {
     let mut failed = idle();
     failed["record"] = json!({"failures": 1, "versionFailures": [{"version": "1.20.5", "variant": "aws-k8s-1.37",

@@ -299,7 +299,7 @@ async fn leader_waits_for_all_caches_before_deciding() {
             "spec": {}, "status": {"slots": [slot]}}),
     );
     driver.reading = Reading::default().of(&driver.budgets);
-    assert_eq!(driver.turn(), Wake::default());
+    assert_eq!(driver.turn(), None);
     assert!(!driver.writing() && driver.retracting.is_none());
     driver.reading = Reading::default();
     driver.turn();
@@ -419,7 +419,7 @@ async fn pause_of_removed_node_causes_no_busy_wakeups() {
     driver.writes.end(Target::Node("a".into()), Some(&ApplyError::NoKey), Instant::now() - Duration::from_secs(1));
     let mut in_the_past = 0;
     for _ in 0..100 {
-        let Wake { time, moment } = driver.turn();
+        let Wake { time, moment } = driver.turn().unwrap_or_default();
         if moment.is_some_and(|wake| wake <= Instant::now()) || time.is_some_and(|wake| wake <= Timestamp::now()) {
             in_the_past += 1;
         }

@@ -12,6 +12,7 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 mod values;
+mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,6 +32,7 @@ use family::Register;
 use gauges::Gauges;
 use planner::view::{Answer, ShadowFacts};
 use values::{ALONE, flag, float, seconds};
+use waiting::Waiting;
 
 pub use process::about_process;
 pub use signals::Signals;
@@ -113,13 +115,6 @@ impl Observations {
     }
 }
 
-/// The reason why a node waits, its step, and the start of the wait.
-struct Waiting {
-    reason: &'static str,
-    step: Option<Step>,
-    since: Timestamp,
-}
-
 impl Metrics {
     pub fn new() -> Result<Self, prometheus::Error> {
         let mut register = Register::default();
@@ -185,7 +180,7 @@ impl Metrics {
             turn_age: register.gauge(
                 "turn_age_seconds",
                 &[],
-                "Time since the leader made its last plan; it makes one at least every 30 s",
+                "Time since the leader made its last plan, or began to lead; it makes one at least every 30 s",
             )?,
             turn_duration: register.turns("turn_duration_seconds", "Duration of the leader's turns: view, plan and its check")?,
             tls: Gauges::register(&mut register, &gauges::TLS)?,
@@ -387,7 +382,7 @@ impl Metrics {
             let old = before.remove(node.name).filter(|old| old.step == node.step);
             let waiting = match (node.waits, old) {
                 (Waits::For(reason), Some(old)) if old.reason == reason => old,
-                (Waits::For(reason), _) => Waiting { reason, step: node.step, since: now },
+                (Waits::For(reason), old) => Waiting::after(old, reason, node.step, now),
                 (Waits::Acting, Some(old)) => old,
                 (Waits::Acting | Waits::Not, _) => continue,
             };
@@ -459,7 +454,7 @@ impl Metrics {
             self.call_age.with_label_values(&[kind.as_str()]).set(age);
         }
         self.turn_age.reset();
-        if let Some(age) = ages.turn {
+        if let Some(age) = ages.plan {
             self.turn_age.with_label_values(&ALONE).set(age.as_secs_f64());
         }
     }

@@ -278,6 +278,28 @@ fn waiting_since_metric_is_kept_while_evictions_are_retried() {
 }
 
 #[test]
+fn waiting_since_metric_goes_on_after_a_pause_that_hides_the_reason() {
+    for (sentence, reasons, since) in [
+        ("the window closes and opens", "ExpressionFails WindowClosed ExpressionFails", 0),
+        ("the expression is queried again", "ExpressionFails Blackout ExpressionsPending ExpressionFails", 0),
+        ("a user pauses in the night", "BudgetUsedUp WindowClosed Disabled WindowClosed BudgetUsedUp", 0),
+        ("another reason follows the window", "ExpressionFails WindowClosed Held ExpressionFails", 30),
+        ("the reason after it is another one", "Held WindowClosed ExpressionFails", 20),
+        ("a pause has its own time", "WindowClosed Disabled WindowClosed", 20),
+    ] {
+        let metrics = leading();
+        let mut last = "";
+        for (reason, now) in reasons.split_whitespace().zip((0..).step_by(10)) {
+            metrics.observe(&snapshot(now, [node("a", None, "1.20.0", Waits::For(reason))]));
+            last = reason;
+        }
+        let exported = value(&metrics, &format!("waiting_since_timestamp_seconds{{reason=\"{last}\"}}"));
+        assert_eq!(exported, Some(seconds(t(since))), "{sentence}");
+        assert_eq!(metrics.text().matches("waiting_since_timestamp_seconds{").count(), 1, "{sentence}");
+    }
+}
+
+#[test]
 fn waiting_since_metric_reports_oldest_wait_of_existing_nodes() {
     let metrics = leading();
     let held = |name| node(name, None, "1.20.0", Waits::For("Held"));
@@ -455,7 +477,7 @@ fn full() -> Metrics {
     metrics.finding("S1");
     metrics.expect_notices("on-call");
     metrics.expression(&Answer::Quiet { since: t(0), asked: t(0) });
-    metrics.ages(&Ages { turn: Some(Duration::from_secs(3)), ..Ages::default() });
+    metrics.ages(&Ages { plan: Some(Duration::from_secs(3)), ..Ages::default() });
     metrics.turned(Duration::from_millis(4));
     metrics
 }

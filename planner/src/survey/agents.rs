@@ -14,7 +14,7 @@ use crate::view::{ClusterView, NodeView, WebApiOutage};
 use crate::wait::WaitReason;
 
 /// The time for which they may be not Ready: a pod that is replaced is Ready again within it.
-pub(crate) const POD_GRACE_PERIOD: Duration = Duration::from_secs(30);
+pub const POD_GRACE_PERIOD: Duration = Duration::from_secs(30);
 
 /// Returns whether a component that is missing since then has been so for too long.
 pub(crate) fn is_missing(since: Option<Timestamp>, now: Timestamp) -> bool {
