@@ -55,7 +55,7 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
         found.push(Finding::warning("Paused", paused.clone()).next([cluster.command("takeover preflight")]));
     }
     // That a user is to approve a canary step is as the policy has it.
-    let step = report.approval.as_ref().filter(|request| request.reason != WaitReason::CanaryStep.as_str());
+    let step = report.approvals.iter().filter(|request| request.reason != WaitReason::CanaryStep.as_str());
     let stopped = [&report.frozen, &report.held, &report.braked].into_iter().flatten();
     for request in stopped.chain(step) {
         let finding = Finding::warning(request.reason, request.message.clone());

@@ -287,7 +287,7 @@ fn command_that_lets_a_stopped_rollout_go_on_is_shown() {
     for (cluster, reason, command) in [
         (braked("Unproven"), "Braked", "kubectl brupop resume --failures 1.20.5"),
         (step_used_up(true), "StepFailed", "kubectl brupop resume --failures 1.20.5"),
-        (step_used_up(false), "StepUnproven", "kubectl brupop approve 1 --unproven"),
+        (step_used_up(false), "StepUnproven", "kubectl brupop approve 1 --rollout 3 --unproven"),
     ] {
         let diagnosis = Diagnosis::of(&Facts { cluster: Some(cluster), ..healthy() });
         let found = diagnosis.findings.iter().find(|finding| finding.reason == reason).unwrap();
