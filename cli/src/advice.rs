@@ -1,6 +1,6 @@
 //! Commands that a user can type next, by the reason why a node waits.
 
-use planner::wait::{Wait, WaitReason, node_name};
+use planner::wait::{StepRequest, Wait, WaitReason, node_name};
 
 use models::names;
 
@@ -117,13 +117,15 @@ impl Cluster {
             | Wait::BudgetSyncFailed { budget, .. } => vec![describe("pdb", budget)],
             Wait::MarkedPods { pod, .. } => vec![describe("pod", pod)],
             Wait::MultipleBudgets { budgets, .. } => budgets.iter().map(|budget| describe("pdb", budget)).collect(),
-            Wait::CanaryStep { approval: Some(_), .. } => plugin("approve"),
-            Wait::StepUnproven { .. } => plugin("approve --unproven"),
+            Wait::CanaryStep { approval: Some(_), .. } | Wait::StepUnproven { .. } | Wait::StepFailed { .. } => {
+                let of = |(step, request): (usize, StepRequest)| plugin(&request.arguments(step, &self.to_resume()));
+                wait.step().map_or_else(Vec::new, of)
+            }
             Wait::Braked { until: None, trial: None, .. } => vec![
                 format!("{}  # of a node that runs the version without a proof", self.command("retry NODE")),
                 self.command(&format!("resume --failures {}", self.to_resume())),
             ],
-            Wait::StepFailed { .. } | Wait::Braked { .. } => plugin(&format!("resume --failures {}", self.to_resume())),
+            Wait::Braked { .. } => plugin(&format!("resume --failures {}", self.to_resume())),
             Wait::PolicyInvalid => vec![format!("kubectl edit bruo {} -n {namespace}", names::OPERATOR_NAME)],
             Wait::AttemptsExhausted => {
                 vec![format!("kubectl delete brs {} -n {namespace}", names::shadow_name(node))]

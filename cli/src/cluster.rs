@@ -203,7 +203,7 @@ impl Cluster {
     }
 
     fn check_requests(&mut self, kind: &str, place: Place, object: &impl kube::ResourceExt) {
-        let found: Vec<_> = misunderstood(place, object.annotations()).into_iter().map(|found| found.message).collect();
+        let found: Vec<_> = misunderstood(place, object.meta()).into_iter().map(|found| found.message).collect();
         let object = format!("{kind} {}", object.name_any());
         if found.is_empty() {
             self.misplaced.remove(&object);

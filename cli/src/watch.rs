@@ -273,11 +273,15 @@ fn fleet_lines(report: &Report) -> Vec<(String, String)> {
         let about = format!("Rollout of {} for {} {}", rollout.version, rollout.variant, rollout.arch);
         line(&about, format!("{} of {} nodes updated{waits}", rollout.updated, rollout.nodes));
     }
-    for (about, request) in
-        [("Frozen", &report.frozen), ("Held", &report.held), ("Braked", &report.braked), ("Approval", &report.approval)]
-    {
-        if let Some(request) = request {
-            line(about, format!("{}: {}", request.message, request.command));
+    for (about, requests) in [
+        ("Frozen", report.frozen.as_slice()),
+        ("Held", report.held.as_slice()),
+        ("Braked", report.braked.as_slice()),
+        ("Approval", report.approvals.as_slice()),
+    ] {
+        if !requests.is_empty() {
+            let texts = requests.iter().map(|request| format!("{}: {}", request.message, request.command));
+            line(about, texts.collect::<Vec<_>>().join("; "));
         }
     }
     for problem in &report.problems {

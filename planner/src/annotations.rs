@@ -1,6 +1,9 @@
 //! Requests of users as annotations: those that are not understood, because the annotation or its value is misspelt, or because it
-//! is on the wrong object; and the values by which they are recorded.
+//! is on the wrong object; and the values by which they are recorded. The label of a Node's priority is read with them.
 
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use models::names;
 use models::shadow::{DOWNLOAD, Drill, EVICT};
 
@@ -68,14 +71,20 @@ pub struct Misunderstood {
 }
 
 /// Returns the annotations of this operator that have no meaning on this object, and those whose values are not read as they are
-/// meant.
-pub fn misunderstood<'a>(
-    place: Place,
-    annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
-) -> Vec<Misunderstood> {
+/// meant; of a Node also its priority.
+pub fn misunderstood(place: Place, meta: &ObjectMeta) -> Vec<Misunderstood> {
     let ours = |name: &str| name.strip_prefix(names::GROUP).is_some_and(|rest| rest.starts_with('/'));
-    let annotations = annotations.into_iter().filter(|(name, _)| ours(name));
-    annotations.filter_map(|(name, value)| misread(place, name, value)).collect()
+    let annotations = meta.annotations.iter().flatten().filter(|(name, _)| ours(name));
+    let priority = meta.labels.as_ref().filter(|_| place == Place::Node).and_then(misread_priority);
+    annotations.filter_map(|(name, value)| misread(place, name, value)).chain(priority).collect()
+}
+
+/// Returns the priority of a Node if it is not a number.
+fn misread_priority(labels: &BTreeMap<String, String>) -> Option<Misunderstood> {
+    let name = names::PRIORITY_LABEL;
+    let value = labels.get(name).filter(|value| value.parse::<i64>().is_err())?;
+    let message = format!("the label {name} is read as 0, since '{value}' is not a whole number");
+    Some(Misunderstood { reason: UNKNOWN_REQUEST, message })
 }
 
 fn misread(place: Place, name: &str, value: &str) -> Option<Misunderstood> {
@@ -128,6 +137,29 @@ pub fn recorded_value(value: &str) -> String {
 mod tests {
     use super::*;
 
+    fn annotated(name: &str, value: &str) -> ObjectMeta {
+        let annotations = [(name.to_owned(), value.to_owned())].into();
+        ObjectMeta { annotations: Some(annotations), ..ObjectMeta::default() }
+    }
+
+    #[test]
+    fn priority_of_a_node_that_is_not_a_number_is_reported() {
+        for (place, value, reported) in [
+            (Place::Node, "10", false),
+            (Place::Node, "-1", false),
+            (Place::Node, "high", true),
+            (Place::Node, "", true),
+            (Place::Shadow, "high", false),
+        ] {
+            let labels = [(names::PRIORITY_LABEL.to_owned(), value.to_owned())].into();
+            let found = misunderstood(place, &ObjectMeta { labels: Some(labels), ..ObjectMeta::default() });
+            let text =
+                format!("the label {} is read as 0, since '{value}' is not a whole number", names::PRIORITY_LABEL);
+            let expected = Misunderstood { reason: UNKNOWN_REQUEST, message: text };
+            assert_eq!(found, Vec::from_iter(reported.then_some(expected)), "{place:?} {value}");
+        }
+    }
+
     #[test]
     fn misspelled_and_misplaced_annotations_are_reported_with_correction() {
         for (place, name, sentence) in [
@@ -149,7 +181,7 @@ mod tests {
             (Place::Node, "brupop.bottlerocket.aws.example/hold", None),
             (Place::Node, "karpenter.sh/do-not-disrupt", None),
         ] {
-            let found = misunderstood(place, [(&name.to_owned(), &String::new())]);
+            let found = misunderstood(place, &annotated(name, ""));
             match sentence {
                 None => assert!(found.is_empty(), "{place:?} {name}: {found:?}"),
                 Some(sentence) => {
@@ -173,7 +205,7 @@ mod tests {
             (Place::Shadow, names::DRILL_ANNOTATION, &long, Some((UNKNOWN_REQUEST, "without 'evict'"))),
             (Place::Shadow, names::RETRY_ANNOTATION, "until=friday", None),
         ] {
-            let found = misunderstood(place, [(&name.to_owned(), &value.to_owned())]);
+            let found = misunderstood(place, &annotated(name, value));
             let found: Vec<_> = found.iter().map(|found| (found.reason, found.message.as_str())).collect();
             let fits = match (expected, found.as_slice()) {
                 (None, []) => true,

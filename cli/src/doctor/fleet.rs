@@ -23,6 +23,7 @@ pub(super) fn check(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>)
     let report = report(cluster, now);
     operator(cluster, &report, found);
     nodes(cluster, found);
+    groups(cluster, found);
     agents(cluster, &report, found);
     hosts(cluster, found);
     drains(cluster, now, found);
@@ -58,7 +59,7 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
         found.push(Finding::warning("Paused", paused.clone()).next([cluster.command("takeover preflight")]));
     }
     // That a user is to approve a canary step is as the policy has it.
-    let step = report.approval.as_ref().filter(|request| request.reason != WaitReason::CanaryStep.as_str());
+    let step = report.approvals.iter().filter(|request| request.reason != WaitReason::CanaryStep.as_str());
     let stopped = [&report.frozen, &report.held, &report.braked].into_iter().flatten();
     for request in stopped.chain(step) {
         let finding = Finding::warning(request.reason, request.message.clone());
@@ -128,6 +129,26 @@ fn nodes(cluster: &Cluster, found: &mut Vec<Finding>) {
         "its shadow is that of an earlier node, or of none; the controller deletes it",
         &|_| logs(),
     );
+}
+
+/// Node groups that no node is in: their selectors, or the labels of nodes, may be mistyped.
+fn groups(cluster: &Cluster, found: &mut Vec<Finding>) {
+    let policy = cluster.policy();
+    let labelled: Vec<&NodeFacts> = cluster.nodes.iter().flat_map(BTreeMap::values).filter(|n| n.labelled).collect();
+    for (index, group) in policy.groups.iter().enumerate().filter(|_| !labelled.is_empty()) {
+        if labelled.iter().any(|node| policy.group_of(node) == Some(index)) {
+            continue;
+        }
+        let (reason, why) = if labelled.iter().any(|node| group.selector.matches(&node.labels)) {
+            ("NodeGroupHidden", "each node that its selector matches is in a group before it")
+        } else {
+            ("NodeGroupEmpty", "its selector matches no node with the label that selects it for updates")
+        };
+        let finding =
+            Finding::new(Severity::Note, reason, format!("no node is in the node group {}: {why}", group.name));
+        let object = format!("bottlerocketupdateoperator/{}/{}", cluster.namespace, names::OPERATOR_NAME);
+        found.push(finding.of(object).next(["kubectl get nodes --show-labels".to_owned()]));
+    }
 }
 
 fn agents(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {

@@ -102,6 +102,12 @@ fn relabel(facts: &mut Facts, labels: Value) {
     facts.cluster.as_mut().unwrap().add_node(&serde_json::from_value(other).unwrap());
 }
 
+/// Gives the policy these node groups.
+fn group(facts: &mut Facts, groups: &Value) {
+    let operator = operator(&json!({"nodeGroups": groups}), &json!({"observedGeneration": 1}));
+    facts.cluster.as_mut().unwrap().add_operator(&serde_json::from_value(operator).unwrap());
+}
+
 #[test]
 fn working_installation_has_no_errors_and_no_warnings() {
     let diagnosis = Diagnosis::of(&healthy());
@@ -113,7 +119,7 @@ fn working_installation_has_no_errors_and_no_warnings() {
 fn each_defect_is_found_with_its_object_and_a_next_step() {
     use Severity::{Error, Note, Warning};
     type Break<'a> = &'a dyn Fn(&mut Facts);
-    let cases: [(&str, Severity, &str, Break<'_>); 42] = [
+    let cases: [(&str, Severity, &str, Break<'_>); 50] = [
         ("KubernetesTooOld", Error, "", &|f| f.outdated = Some("Kubernetes 1.32 or later is needed".to_owned())),
         ("Missing", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
             change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| *found = None);
@@ -237,6 +243,16 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         ("StepUnproven", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
             f.cluster = Some(step_used_up(false));
         }),
+        ("NodeGroupEmpty", Note, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+            group(
+                f,
+                &json!([{"name": "db", "selector": {"matchLabels": {"teir": "db"}}}, {"name": "rest", "selector": {}}]),
+            );
+        }),
+        ("NodeGroupHidden", Note, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+            let all = json!({"matchExpressions": [{"key": names::INTERFACE_LABEL, "operator": "Exists"}]});
+            group(f, &json!([{"name": "all", "selector": all}, {"name": "rest", "selector": {}}]));
+        }),
         ("NotUpdated", Warning, "node/a", &|f| relabel(f, json!({}))),
         ("WrongLabel", Warning, "node/a", &|f| relabel(f, json!({names::INTERFACE_LABEL: "1.0.0"}))),
         ("NotBottlerocket", Warning, "node/a", &|f| {
@@ -350,11 +366,27 @@ fn agent_of_a_node_is_missed_once_it_has_had_time_to_start() {
 }
 
 #[test]
+fn node_groups_with_nodes_and_groups_before_any_node_is_labelled_are_no_findings() {
+    let in_group = json!([{"name": "rest", "selector": {}}]);
+    let empty = json!([{"name": "db", "selector": {"matchLabels": {"tier": "db"}}}]);
+    for (sentence, groups, labels) in [
+        ("the node is in the group", in_group, json!({names::INTERFACE_LABEL: names::INTERFACE_VERSION})),
+        ("no node is labelled", empty, json!({})),
+    ] {
+        let mut facts = healthy();
+        relabel(&mut facts, labels);
+        group(&mut facts, &groups);
+        let found = Diagnosis::of(&facts).findings;
+        assert!(!found.iter().any(|finding| finding.reason.starts_with("NodeGroup")), "{sentence}: {found:?}");
+    }
+}
+
+#[test]
 fn command_that_lets_a_stopped_rollout_go_on_is_shown() {
     for (cluster, reason, command) in [
         (braked("Unproven"), "Braked", "kubectl brupop resume --failures 1.20.5"),
         (step_used_up(true), "StepFailed", "kubectl brupop resume --failures 1.20.5"),
-        (step_used_up(false), "StepUnproven", "kubectl brupop approve 1 --unproven"),
+        (step_used_up(false), "StepUnproven", "kubectl brupop approve 1 --rollout 3 --unproven"),
     ] {
         let diagnosis = Diagnosis::of(&Facts { cluster: Some(cluster), ..healthy() });
         let found = diagnosis.findings.iter().find(|finding| finding.reason == reason).unwrap();

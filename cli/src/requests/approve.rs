@@ -10,6 +10,7 @@ use models::reason::Proof;
 use models::time::after;
 use planner::annotations::REQUEST_LENGTH;
 use planner::policy::{CanaryStep, Policy};
+use planner::wait::StepRequest;
 use semver::Version;
 use serde_json::json;
 
@@ -25,6 +26,9 @@ const NAMED: usize = 8;
 pub(crate) struct Options {
     /// Number of the step, from 1: no other step is approved. Default: the one that waits.
     step: Option<usize>,
+    /// Number of the rollout in the history. Default: the one whose step waits; required where steps of several versions wait.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(i64).range(1..))]
+    rollout: Option<i64>,
     /// Accept nodes that run the version and have not proven it: a hook did not answer, their health was not known, or a user
     /// released them.
     #[arg(long)]
@@ -58,6 +62,20 @@ impl NextStep<'_> {
     fn waits(&self, unproven: bool) -> bool {
         let manual = self.step.manual && !self.rollout.approved && self.rollout.step_done.is_some();
         manual || (unproven && self.is_unproven())
+    }
+
+    /// Returns true if its soak is not over, so that the operator does not wait for a user yet.
+    fn soaks(&self, now: Timestamp) -> bool {
+        let since = self.rollout.step_done.filter(|_| self.rollout.urgent_until.is_none());
+        since.is_some_and(|since| after(since, self.step.soak) > now)
+    }
+
+    /// Returns the command that approves this step and no other.
+    fn command(&self, operator: &BottlerocketUpdateOperator) -> String {
+        let number = self.rollout.number();
+        let request =
+            if self.is_unproven() { StepRequest::ApproveUnproven(number) } else { StepRequest::Approve(number) };
+        command(operator, &request.arguments(self.number, ""))
     }
 
     fn title(&self) -> String {
@@ -100,7 +118,7 @@ impl NextStep<'_> {
             format!("{title} has failed on {nodes}; to try again: {again}")
         } else if self.is_unproven() {
             let nodes = self.without_proof();
-            format!("{title} is not proven by {nodes}; to accept that: {}", command(operator, "approve --unproven"))
+            format!("{title} is not proven by {nodes}; to accept that: {}", self.command(operator))
         } else if !self.step.manual {
             format!("{title} needs no approval")
         } else if self.rollout.approved {
@@ -110,6 +128,31 @@ impl NextStep<'_> {
         } else {
             format!("the nodes of {title} are not updated yet")
         }
+    }
+}
+
+/// The canary step that a user requests to approve.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    /// Number of the step, from 1; `None`: the one that waits.
+    number: Option<usize>,
+    /// Number of the rollout's record; `None`: the one whose step waits.
+    rollout: Option<i64>,
+    /// True if nodes without proof are accepted.
+    unproven: bool,
+    now: Timestamp,
+}
+
+impl Wanted {
+    fn is_of(&self, rollout: &ActiveRollout) -> bool {
+        self.rollout.is_none_or(|number| rollout.number() == number)
+    }
+
+    /// Returns the steps that the approval may be for: those that the operator waits for, and without any, those in their soak.
+    fn of<'s, 'a>(&self, steps: &'s [NextStep<'a>]) -> Vec<&'s NextStep<'a>> {
+        let waits = |step: &&NextStep<'_>| self.is_of(step.rollout) && step.waits(self.unproven);
+        let (soaking, waiting): (Vec<_>, Vec<_>) = steps.iter().filter(waits).partition(|step| step.soaks(self.now));
+        if waiting.is_empty() { soaking } else { waiting }
     }
 }
 
@@ -205,9 +248,10 @@ fn passed(rollout: &ActiveRollout) -> usize {
     usize::try_from(rollout.steps_passed).unwrap_or(0)
 }
 
-/// Returns the canary step due of a rollout; `None` if it has ended, or has passed all.
+/// Returns the canary step due of a rollout; `None` if it or its record has ended, so that no node waits for it, or if it has passed all.
 fn next_step<'a>(rollout: &'a ActiveRollout, policy: &'a Policy) -> Option<NextStep<'a>> {
-    let step = policy.canary.get(passed(rollout)).filter(|_| rollout.ended.is_none())?;
+    let has_ended = rollout.ended.is_some() || rollout.record.as_ref().is_some_and(|record| record.ended.is_some());
+    let step = policy.canary.get(passed(rollout)).filter(|_| !has_ended)?;
     let ledger = rollout.ledger.clone().unwrap_or_default();
     Some(NextStep { rollout, ledger, number: passed(rollout) + 1, step })
 }
@@ -222,37 +266,48 @@ fn next_steps<'a>(rollouts: &'a [ActiveRollout], policy: &'a Policy) -> Vec<Next
 /// Returns the approval, if any, with what is written: the names of the steps, and what makes it a new value.
 fn decide(
     operator: &BottlerocketUpdateOperator,
-    (wanted, unproven): (Option<usize>, bool),
+    wanted: Wanted,
     nonce: &str,
 ) -> anyhow::Result<(Option<Approval>, Decision)> {
     let (policy, status) = (policy(operator), status(operator));
     if policy.canary.is_empty() {
         bail!("the policy has no canary steps (spec.strategy.canary); nothing was written");
     }
+    let mut of_rollout = status.active_rollouts.iter().filter(|rollout| wanted.is_of(rollout)).peekable();
+    if let Some(number) = wanted.rollout.filter(|_| of_rollout.peek().is_none()) {
+        bail!("there is no rollout {number}: see {}; nothing was written", command(operator, "history"));
+    }
     let steps = next_steps(&status.active_rollouts, &policy);
-    let Some(next) = steps.iter().find(|step| step.waits(unproven)) else {
-        let mut reasons: Vec<String> = steps.iter().map(|step| step.reason(operator)).collect();
+    let waiting = wanted.of(&steps);
+    let Some(next) = waiting.first() else {
+        let own = steps.iter().filter(|step| wanted.is_of(step.rollout));
+        let mut reasons: Vec<String> = own.map(|step| step.reason(operator)).collect();
         reasons.dedup();
         let reasons =
             if reasons.is_empty() { "no rollout is at a canary step".to_owned() } else { reasons.join(", and ") };
         return Ok((None, Decision::Nothing(format!("no canary step waits for approval: {reasons}"))));
     };
     let (version, number) = (&next.rollout.version, next.number);
-    if let Some(wanted) = wanted.filter(|wanted| *wanted != number) {
-        let is_past = |rollout: &&ActiveRollout| rollout.version == *version && passed(rollout) >= wanted;
-        if wanted > 0 && status.active_rollouts.iter().any(|rollout| is_past(&rollout)) {
+    // One approval is for the same step of each variant and architecture of a version.
+    if waiting.iter().any(|step| (&step.rollout.version, step.number) != (version, number)) {
+        let each = waiting
+            .iter()
+            .map(|step| format!("{} for {}: {}", step.title(), kind(step.rollout), step.command(operator)));
+        let each: Vec<String> = each.collect();
+        bail!("several canary steps wait for approval; nothing was written. Name one: {}", each.join("; "));
+    }
+    if let Some(wanted) = wanted.number.filter(|wanted| *wanted != number) {
+        let is_past = |rollout: &ActiveRollout| rollout.version == *version && passed(rollout) >= wanted;
+        if wanted > 0 && of_rollout.any(is_past) {
             let reason =
                 format!("canary step {wanted} of {version} is passed already; step {number} waits for approval now");
             return Ok((None, Decision::Nothing(reason)));
         }
         bail!("canary step {wanted} does not wait for approval, {} does; nothing was written", next.title());
     }
-    // The same step of each variant and architecture of the version.
-    let own = |step: &&NextStep<'_>| &step.rollout.version == version;
-    let same = |step: &&NextStep<'_>| own(step) && step.number == number && step.waits(unproven);
     let (mut named, mut left) = (Vec::<NamedStep>::new(), Vec::new());
     let mut length = nonce.len();
-    for step in steps.iter().filter(same) {
+    for step in &waiting {
         // Each name has a comma or the `@` behind it.
         let longer = |own: &NamedStep| length.saturating_add(own.name.len() + 1);
         match step.named().filter(|own| longer(own) <= REQUEST_LENGTH) {
@@ -272,7 +327,7 @@ fn decide(
     let names: Vec<&str> = named.iter().map(|step| step.name.as_str()).collect();
     let value = format!("{}@{nonce}", names.join(","));
     let patch = json!({"metadata": {"annotations": {APPROVE_STEP_ANNOTATION: value}}});
-    let has_kinds = steps.iter().filter(own).count() > 1;
+    let has_kinds = steps.iter().filter(|step| step.rollout.version == *version).count() > 1;
     let approval = Approval { version: version.clone(), number, steps: named, left, has_kinds, value };
     let shown: Vec<&NamedStep> = approval.steps.iter().collect();
     let text = format!("{} approved{}{}", approval.title(), approval.kinds(&shown), approval.rest(&shown));
@@ -334,8 +389,10 @@ fn outcome(now: &BottlerocketUpdateOperator, approval: &Approval) -> State {
 pub(super) async fn approve(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
     let nonce = short_nonce(Timestamp::now());
     let written = std::cell::RefCell::new(None);
+    let Options { step: number, rollout, unproven, .. } = *options;
+    let wanted = Wanted { number, rollout, unproven, now: Timestamp::now() };
     let decide = |operator: &BottlerocketUpdateOperator| {
-        let (approval, decision) = decide(operator, (options.step, options.unproven), &nonce)?;
+        let (approval, decision) = decide(operator, wanted, &nonce)?;
         written.replace(approval);
         Ok(decision)
     };
@@ -389,8 +446,13 @@ mod tests {
         rollout
     }
 
-    fn decided(rollouts: &[Value], wanted: Option<usize>, unproven: bool) -> (Option<Approval>, Decision) {
-        decide(&with(rollouts), (wanted, unproven), "nonce").unwrap()
+    /// An hour after the end of the soaks.
+    fn wanted(number: Option<usize>, unproven: bool) -> Wanted {
+        Wanted { number, rollout: None, unproven, now: "2026-01-01T03:00:00Z".parse().unwrap() }
+    }
+
+    fn decided(rollouts: &[Value], number: Option<usize>, unproven: bool) -> (Option<Approval>, Decision) {
+        decide(&with(rollouts), wanted(number, unproven), "nonce").unwrap()
     }
 
     fn approved(rollouts: &[Value], wanted: Option<usize>, name: &str) -> (String, usize) {
@@ -414,17 +476,98 @@ mod tests {
         outcome(&with(after), &decided(before, None, unproven).0.unwrap())
     }
 
+    /// The same with the record of this number, and with places that were proven half an hour before the approval.
+    fn soaking(mut rollout: Value, number: i64) -> Value {
+        rollout["record"]["number"] = json!(number);
+        rollout["stepDone"] = json!("2026-01-01T02:30:00Z");
+        rollout
+    }
+
     #[test]
-    fn approval_is_for_the_step_that_waits_of_the_newest_version() {
+    fn approval_is_for_the_step_that_waits_and_has_not_ended() {
+        let older = || rollout("1.20.4", 1, true, false);
+        let newer = |done| of_kind(rollout("1.20.5", 0, done, false), "x86_64", 8);
+        let ended = |field: &str| {
+            let mut ended = newer(true);
+            match field {
+                "record" => ended["record"]["ended"] = json!("2026-01-01T02:00:00Z"),
+                field => ended[field] = json!("2026-01-01T02:00:00Z"),
+            }
+            ended
+        };
+        for (sentence, other) in [
+            ("the nodes of a newer version are not updated yet", newer(false)),
+            ("a newer version soaks", soaking(newer(true), 8)),
+            ("the rollout of a newer version has ended", ended("ended")),
+            ("the record of a newer version has ended", ended("record")),
+        ] {
+            for rollouts in [[other.clone(), older()], [older(), other]] {
+                for number in [None, Some(2)] {
+                    assert_eq!(approved(&rollouts, number, "7/3"), ("1.20.4".to_owned(), 2), "{sentence}");
+                }
+            }
+        }
+        // Without another one, a step is approved in its soak; an urgent one has none.
+        assert_eq!(approved(&[soaking(newer(true), 8)], None, "8/1").0, "1.20.5");
+        let mut urgent = soaking(newer(true), 8);
+        urgent["urgentUntil"] = json!("2026-01-02T00:00:00Z");
+        assert_eq!(approved(&[urgent, soaking(older(), 7)], None, "8/1").0, "1.20.5");
+    }
+
+    #[test]
+    fn nodes_without_proof_are_accepted_before_a_step_in_its_soak_is_approved() {
+        let other = soaking(of_kind(rollout("1.20.5", 0, true, false), "aarch64", 8), 8);
+        let (_, decision) = decided(&[other, unproven(&json!([]))], None, true);
+        assert_eq!(patch(decision)["metadata"]["annotations"][APPROVE_STEP_ANNOTATION], "7/1/unproven@nonce");
+    }
+
+    #[test]
+    fn steps_of_several_versions_are_approved_by_the_number_of_their_rollout_alone() {
         let older = rollout("1.20.4", 1, true, false);
-        let newer = rollout("1.20.5", 0, true, false);
-        assert_eq!(approved(&[older.clone(), newer], None, "7/1"), ("1.20.5".to_owned(), 1));
-        // The newest that waits: one whose nodes are not updated yet is skipped.
-        let begun = rollout("1.20.6", 0, false, false);
-        assert_eq!(approved(&[begun, older.clone()], Some(2), "7/3"), ("1.20.4".to_owned(), 2));
-        let mut ended = rollout("1.20.7", 0, true, false);
-        ended["ended"] = json!("2026-01-01T02:00:00Z");
-        assert_eq!(approved(&[ended, older], None, "7/3"), ("1.20.4".to_owned(), 2));
+        let newer = of_kind(rollout("1.20.5", 0, true, false), "x86_64", 8);
+        let unproven = of_kind(unproven(&json!([])), "aarch64", 9);
+        let operator = with(&[newer, older, unproven]);
+        let decide = |wanted| decide(&operator, wanted, "nonce");
+        let commands = [
+            (7, "approve 2 --rollout 7", "7/3@nonce"),
+            (8, "approve 1 --rollout 8", "8/1@nonce"),
+            (9, "approve 1 --rollout 9 --unproven", "9/1/unproven@nonce"),
+        ];
+        for number in [None, Some(1), Some(2)] {
+            let error = decide(wanted(number, true)).unwrap_err().to_string();
+            assert!(
+                error.contains("nothing was written. Name one: canary step 1 of 1.20.5 for aws-k8s-1.37"),
+                "{error}"
+            );
+            for (_, command, _) in commands {
+                assert!(error.contains(&format!(": kubectl brupop {command}")), "{error}");
+            }
+        }
+        for (rollout, command, value) in commands {
+            let of = |number| Wanted { rollout: Some(rollout), ..wanted(number, command.ends_with("--unproven")) };
+            let (approval, _) = decide(of(None)).unwrap();
+            assert_eq!(approval.unwrap().value, value);
+            let error = decide(of(Some(3))).unwrap_err().to_string();
+            assert!(error.starts_with("canary step 3 does not wait for approval, canary step"), "{error}");
+        }
+        let of = |rollout| Wanted { rollout: Some(rollout), ..wanted(Some(1), false) };
+        let error = decide(of(6)).unwrap_err().to_string();
+        assert_eq!(error, "there is no rollout 6: see kubectl brupop history; nothing was written");
+        let passed = "canary step 1 of 1.20.4 is passed already; step 2 waits for approval now";
+        assert_eq!(nothing(decide(of(7)).unwrap().1), passed);
+    }
+
+    /// The commands of two kinds at the same step.
+    #[test]
+    fn kinds_of_one_version_can_be_approved_apart() {
+        let x86 = rollout("1.20.5", 0, true, false);
+        let operator = with(&[x86.clone(), of_kind(x86, "aarch64", 8)]);
+        for (rollout, kind) in [(7, "x86_64"), (8, "aarch64")] {
+            let wanted = Wanted { rollout: Some(rollout), ..wanted(Some(1), false) };
+            let (approval, decision) = decide(&operator, wanted, "nonce").unwrap();
+            assert_eq!(approval.unwrap().value, format!("{rollout}/1@nonce"));
+            assert_eq!(printed(&decision), format!("canary step 1 of 1.20.5 approved for aws-k8s-1.37 {kind}"));
+        }
     }
 
     #[test]
@@ -447,7 +590,7 @@ mod tests {
         let nonce = short_nonce("2026-11-28T00:00:00Z".parse().unwrap());
         let kinds: Vec<Value> =
             (12..16).map(|number| of_kind(unproven(&json!([])), &format!("arch-{number}"), number)).collect();
-        let (approval, decision) = decide(&with(&kinds), (None, true), &nonce).unwrap();
+        let (approval, decision) = decide(&with(&kinds), wanted(None, true), &nonce).unwrap();
         let approval = approval.unwrap();
         assert!(approval.left.is_empty(), "{approval:?}");
         let value = &patch(decision)["metadata"]["annotations"][APPROVE_STEP_ANNOTATION];
@@ -460,7 +603,7 @@ mod tests {
         let nodes = |name: &str| json!([{"node": name, "proof": "Unproven", "reason": "HookTimedOut"}]);
         let kind = |number: i64| of_kind(unproven(&nodes(&format!("n{number}"))), &format!("arch-{number}"), number);
         let kinds: Vec<Value> = (1001..1006).map(kind).collect();
-        let (approval, decision) = decide(&with(&kinds), (None, true), "12345678").unwrap();
+        let (approval, decision) = decide(&with(&kinds), wanted(None, true), "12345678").unwrap();
         let approval = approval.unwrap();
         let value = "1001/1/unproven,1002/1/unproven,1003/1/unproven@12345678";
         assert_eq!(approval.value, value);
@@ -482,7 +625,7 @@ mod tests {
             )
         );
         assert!(text.contains("accepted without proof: n1001 (HookTimedOut), n1002"), "{text}");
-        let (again, _) = decide(&with(&accepted), (None, true), "12345679").unwrap();
+        let (again, _) = decide(&with(&accepted), wanted(None, true), "12345679").unwrap();
         assert_eq!(again.unwrap().value, "1004/1/unproven,1005/1/unproven@12345679");
     }
 
@@ -491,7 +634,8 @@ mod tests {
         let x86 = rollout("1.20.5", 0, true, false);
         let mut unrecorded = of_kind(x86.clone(), "aarch64", 8);
         unrecorded["record"] = json!(null);
-        let error = decide(&with(std::slice::from_ref(&unrecorded)), (None, false), "nonce").unwrap_err().to_string();
+        let error =
+            decide(&with(std::slice::from_ref(&unrecorded)), wanted(None, false), "nonce").unwrap_err().to_string();
         let expected = "canary step 1 of 1.20.5 cannot be approved yet, since the record of its rollout is not written; \
                         nothing was written. Try again shortly";
         assert_eq!(error, expected);
@@ -507,7 +651,9 @@ mod tests {
         let mut unproven = unproven(&json!([{"node": "n1", "proof": "Unproven", "reason": "HookTimedOut"}]));
         let text = nothing(decided(std::slice::from_ref(&unproven), None, false).1);
         assert!(
-            text.contains("is not proven by n1 (HookTimedOut); to accept that: kubectl brupop approve --unproven"),
+            text.contains(
+                "is not proven by n1 (HookTimedOut); to accept that: kubectl brupop approve 1 --rollout 7 --unproven"
+            ),
             "{text}"
         );
         let (approval, decision) = decided(std::slice::from_ref(&unproven), None, true);
@@ -527,8 +673,8 @@ mod tests {
     fn commands_are_for_the_operator_of_the_namespace() {
         let mut operator = with(&[unproven(&json!([]))]);
         operator.metadata.namespace = Some("ops".to_owned());
-        let text = nothing(decide(&operator, (None, false), "nonce").unwrap().1);
-        assert!(text.ends_with("to accept that: kubectl brupop approve --unproven -n ops"), "{text}");
+        let text = nothing(decide(&operator, wanted(None, false), "nonce").unwrap().1);
+        assert!(text.ends_with("to accept that: kubectl brupop approve 1 --rollout 7 --unproven -n ops"), "{text}");
     }
 
     #[test]
@@ -577,7 +723,7 @@ mod tests {
             let reason = nothing(decision);
             assert!(step.is_none() && reason.contains(part), "{part}: {reason}");
         }
-        let error = decide(&operator(&json!({}), &json!({})), (None, false), "nonce").unwrap_err().to_string();
+        let error = decide(&operator(&json!({}), &json!({})), wanted(None, false), "nonce").unwrap_err().to_string();
         assert!(error.contains("no canary steps"), "{error}");
     }
 
@@ -588,7 +734,7 @@ mod tests {
         let (_, decision) = decided(&waits, Some(1), false);
         assert!(nothing(decision).contains("step 1 of 1.20.5 is passed already; step 2 waits"), "repeated by mistake");
         for wrong in [0, 3] {
-            let error = decide(&with(&waits), (Some(wrong), false), "nonce").unwrap_err().to_string();
+            let error = decide(&with(&waits), wanted(Some(wrong), false), "nonce").unwrap_err().to_string();
             assert!(error.contains("step 2 of 1.20.5 does"), "{error}");
         }
     }

@@ -44,7 +44,7 @@ pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
         windows: windows(&policy, now),
         freshness: freshness::report(&view, &policy, now).filter(|_| operator.is_some()),
         waiting: waiting(&nodes),
-        approval: approval(cluster, &plan, &rollouts),
+        approvals: approvals(cluster, &plan, &rollouts),
         rollouts: rollouts.iter().filter_map(|state| rollout(cluster, &policy, state)).collect(),
         counts: operator
             .and_then(|operator| operator.status.counts.clone())
@@ -147,16 +147,16 @@ fn canary(wait: &Wait) -> String {
     }
 }
 
-fn approval(cluster: &Cluster, plan: &Plan, rollouts: &[RolloutState]) -> Option<Request> {
-    let wait = plan.approval.as_ref()?;
-    let (step, request) = wait.step()?;
-    // The newest version's comes first, as in the planner.
-    let waits = |state: &&RolloutState| state.wait.as_ref() == Some(wait);
-    let of = rollouts.iter().filter(waits).map(|state| &state.rollout.version).max();
-    let of = of.map_or_else(String::new, |version| format!(" of the rollout of {version}"));
-    let command = cluster.command(&request.arguments(step, &to_resume(plan)));
-    let message = format!("canary step {step}{of} {}", canary(wait));
-    Some(Request { reason: wait.as_str(), message, command })
+/// Returns the requests for the canary steps that wait for a user, in the order of the rollouts.
+fn approvals(cluster: &Cluster, plan: &Plan, rollouts: &[RolloutState]) -> Vec<Request> {
+    let request = |state: &RolloutState| {
+        let wait = state.wait.as_ref().filter(|wait| plan.approvals.contains(wait))?;
+        let (step, request) = wait.step()?;
+        let command = cluster.command(&request.arguments(step, &to_resume(plan)));
+        let message = format!("canary step {step} of the rollout of {} {}", state.rollout.version, canary(wait));
+        Some(Request { reason: wait.as_str(), message, command })
+    };
+    rollouts.iter().filter_map(request).collect()
 }
 
 /// Returns the versions whose failures a user has to name to resolve them.

@@ -32,8 +32,8 @@ pub(crate) struct Report {
     pub(crate) freshness: Option<Freshness>,
     /// The reasons for which nodes wait, the most frequent first.
     pub(crate) waiting: Vec<Waiting>,
-    /// The canary step that waits for approval.
-    pub(crate) approval: Option<Request>,
+    /// The canary steps that wait for a user, the newest version's first.
+    pub(crate) approvals: Vec<Request>,
     /// The failures that have stopped the rollout.
     pub(crate) frozen: Option<Request>,
     /// The failures for which nodes of their variant and architecture alone are held.

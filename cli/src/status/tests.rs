@@ -171,7 +171,8 @@ fn status_shows_approval_command_for_waiting_canary_step() {
     let rollout = json!({
         "observedGeneration": 1,
         "activeRollouts": [{"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64",
-            "started": "2026-01-01T00:00:00Z", "stepsPassed": 0}],
+            "started": "2026-01-01T00:00:00Z", "stepsPassed": 0,
+            "record": {"number": 7, "begun": "2026-01-01T00:00:00Z", "revision": {"name": "", "number": 0}}}],
     });
     let mut done = idle();
     done["currentVersion"] = json!("1.20.5");
@@ -184,7 +185,8 @@ fn status_shows_approval_command_for_waiting_canary_step() {
         vec![node("a", &json!({})), node("b", &json!({}))],
     );
     let text = shown(&cluster, None);
-    let command = "Approval:  canary step 1 of the rollout of 1.20.5 waits for approval: kubectl brupop approve 1\n";
+    let command =
+        "Approval:  canary step 1 of the rollout of 1.20.5 waits for approval: kubectl brupop approve 1 --rollout 7\n";
     assert!(text.contains(command), "{text}");
 }
 

@@ -113,13 +113,13 @@ fn head(page: &mut Page, report: &Report, look: Look) {
         let (style, text) = freshness.text(report.time);
         field("Fresh:", style, &text);
     }
-    for (label, style, request) in [
-        ("Frozen:", Style::Bad, &report.frozen),
-        ("Held:", Style::Warn, &report.held),
-        ("Braked:", Style::Bad, &report.braked),
-        ("Approval:", Style::Warn, &report.approval),
+    for (label, style, requests) in [
+        ("Frozen:", Style::Bad, report.frozen.as_slice()),
+        ("Held:", Style::Warn, report.held.as_slice()),
+        ("Braked:", Style::Bad, report.braked.as_slice()),
+        ("Approval:", Style::Warn, report.approvals.as_slice()),
     ] {
-        if let Some(request) = request {
+        for request in requests {
             field(label, style, &format!("{}: {}", request.message, request.command));
         }
     }

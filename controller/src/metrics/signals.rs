@@ -57,7 +57,7 @@ impl Signals {
             web_api_missing: view.web_api_missing,
             enabled: policy.present.then_some(policy.enabled),
             next_window: plan.status.as_ref().and_then(|status| status.next_window),
-            awaiting_approval: plan.approval.is_some(),
+            awaiting_approval: !plan.approvals.is_empty(),
             ..Self::default()
         };
         for node in view.nodes.values().filter(|node| node.facts.labelled) {

@@ -55,8 +55,8 @@ pub struct Plan {
     pub slots: Option<Vec<Slot>>,
     /// The operator's status to write (with `slots` in it), if there is a resource to hold it.
     pub status: Option<BottlerocketUpdateOperatorStatus>,
-    /// The canary step that only a user's approval passes, if there is one.
-    pub approval: Option<Wait>,
+    /// The canary steps that only a user passes, the newest version's first.
+    pub approvals: Vec<Wait>,
     /// True if the schedule of all nodes is open.
     pub window_open: bool,
     /// The time to plan again even if nothing changes.

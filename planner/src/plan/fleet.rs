@@ -206,7 +206,9 @@ impl<'a> Planner<'a> {
         let missing = self.view.nodes.values().map(|node| node.agent_missing).chain([self.view.web_api_missing]);
         let noticed = missing.flatten().map(|since| after(since, POD_GRACE_PERIOD));
         self.wake(noticed.filter(|at| *at > self.now).min());
-        self.plan.approval = self.survey.rollouts.awaiting_approval().filter(|_| self.policy.enabled).cloned();
+        if self.policy.enabled {
+            self.plan.approvals = self.survey.rollouts.awaiting_approval();
+        }
         self.plan.window_open = report::window(self.survey).0;
         for state in &self.survey.windows {
             self.plan.wake = earliest(self.plan.wake, report::changes(state));

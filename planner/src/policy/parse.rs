@@ -5,8 +5,8 @@ use std::time::Duration;
 use models::names::{AWS_HOOK, PROMETHEUS_SECRET};
 use models::operator::{
     BottlerocketUpdateOperatorSpec, CanaryStep as CanaryStepSpec, CountOrPercent, DrainPolicy, Expression,
-    HealthPolicy, Hook as HookSpec, HookWait as HookWaitSpec, MAX_FAILURES, NodeGroup, NoticesPolicy, OnTimeout,
-    PrometheusPolicy, SchedulePolicy, StepApproval, url_without_user_information,
+    HealthPolicy, Hook as HookSpec, HookWait as HookWaitSpec, MAX_FAILURES, NodeGroup, NodeSelector, NoticesPolicy,
+    OnTimeout, PrometheusPolicy, SchedulePolicy, StepApproval, url_without_user_information,
 };
 
 use super::{
@@ -160,6 +160,14 @@ fn canary_steps(steps: Vec<CanaryStepSpec>, errors: &mut Vec<PolicyError>) -> Ve
 fn node_groups(groups: &[NodeGroup], all: &GroupPolicy, errors: &mut Vec<PolicyError>) -> Vec<Group> {
     let group = |(index, group): (usize, &NodeGroup)| {
         let path = format!("spec.nodeGroups[{index}]");
+        if group.selector == NodeSelector::default() && index + 1 < groups.len() {
+            errors.push(PolicyError {
+                field: format!("{path}.selector"),
+                message: "it is empty and selects every node, so that no node is in the groups after it: write matchLabels or \
+                          matchExpressions, or put the group last"
+                    .to_owned(),
+            });
+        }
         Group {
             name: group.name.clone(),
             selector: group.selector.clone(),

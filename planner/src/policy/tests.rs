@@ -111,6 +111,10 @@ fn invalid_policy_error_names_its_field() {
             r#"{"nodeGroups": [{"name": "db", "selector": {}, "schedule": {"windows": [{"cron": "61 2 * * *", "duration": "4h"}]}}]}"#,
             "spec.nodeGroups[0].schedule.windows[0].cron",
         ),
+        (
+            r#"{"nodeGroups": [{"name": "all", "selector": {"matchLabels": {}}}, {"name": "db", "selector": {"matchLabels": {"tier": "db"}}}]}"#,
+            "spec.nodeGroups[0].selector",
+        ),
         (r#"{"health": {"before": {"expressions": [{"name": "errors", "query": "up == 0"}]}}}"#, "spec.prometheus.url"),
     ] {
         let errors = Policy::from_spec(&spec(text)).unwrap_err();

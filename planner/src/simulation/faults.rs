@@ -389,7 +389,7 @@ impl World {
             if operator.status.active_rollouts.iter().any(braked) && !self.breaks_driver {
                 operator.resume = Some(value("resume"));
             }
-            match &made.approval {
+            match made.approvals.first() {
                 Some(Wait::StepFailed { .. }) if !self.breaks_driver => operator.resume = Some(value("resume")),
                 Some(Wait::CanaryStep { approval: Some(name), .. } | Wait::StepUnproven { approval: name, .. }) => {
                     operator.approve_step = Some(value(name));

@@ -47,12 +47,13 @@ pub(crate) struct Rollouts {
 }
 
 impl Rollouts {
-    /// The canary step that only a user passes, the newest version's first: that is the one that the next approval is for.
-    pub(crate) fn awaiting_approval(&self) -> Option<&Wait> {
+    /// The canary steps that only a user passes, the newest version's first.
+    pub(crate) fn awaiting_approval(&self) -> Vec<Wait> {
         let waiting =
             self.by_key.iter().filter_map(|((_, _, version), rollout)| Some((version, rollout.wait.as_ref()?)));
-        let approvals = waiting.filter(|(_, wait)| wait.step().is_some());
-        approvals.max_by_key(|(version, _)| *version).map(|(_, wait)| wait)
+        let mut approvals: Vec<_> = waiting.filter(|(_, wait)| wait.step().is_some()).collect();
+        approvals.sort_by(|(a, _), (b, _)| b.cmp(a));
+        approvals.into_iter().map(|(_, wait)| wait.clone()).collect()
     }
 
     /// The rollouts that are braked, the newest version's first, each with the reason of its nodes. A quarantine holds back more.

@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use models::operator::{KnownVersion, MAX_FAILURES, Quarantined};
 use models::reason::FailureReason;
-use models::shadow::OfferedUpdates;
 use semver::Version;
 
 use super::key::of_known;
@@ -24,45 +23,61 @@ const KEPT: usize = 128;
 /// node that failed is replaced.
 const FAILED: usize = MAX_FAILURES as usize;
 
-/// The offers to nodes of one variant and architecture.
+/// The versions that some nodes are offered.
 #[derive(Default)]
-pub(crate) struct Kind<'a> {
-    /// The number of nodes that have reported their offers.
-    reported: usize,
-    lowest: Option<&'a Version>,
-    offered: BTreeMap<&'a Version, usize>,
-    /// The versions that hosts would take.
-    chosen: BTreeSet<&'a Version>,
+struct Offers<'a> {
+    /// The number of these nodes.
+    nodes: usize,
+    versions: BTreeMap<&'a Version, usize>,
     /// The list that the last node was offered, and the number of nodes before it that were offered the same in a row.
     row: (&'a [Version], usize),
 }
 
-impl<'a> Kind<'a> {
-    /// Returns whether a host is offered a version, or none has reported its offers.
-    pub(crate) fn offers(&self, version: &Version) -> bool {
-        self.reported == 0 || self.offered.contains_key(version)
-    }
-
-    /// Counts the offers to one more node. Most nodes are offered the same, which is counted at once.
-    fn count(&mut self, updates: &'a OfferedUpdates) {
-        self.reported += 1;
-        let list = updates.available_versions.as_slice();
+impl<'a> Offers<'a> {
+    /// Counts the offers to one more node, one of which may not be in its list. Most nodes are offered the same, which is counted at once.
+    fn count(&mut self, list: &'a [Version], other: Option<&'a Version>) {
+        self.nodes += 1;
         if self.row.0 != list {
             self.count_row();
             self.row = (list, 0);
         }
         self.row.1 += 1;
-        self.chosen.extend(&updates.chosen_version);
-        if let Some(chosen) = updates.chosen_version.as_ref().filter(|chosen| !list.contains(chosen)) {
-            *self.offered.entry(chosen).or_default() += 1;
+        if let Some(other) = other.filter(|other| !list.contains(other)) {
+            *self.versions.entry(other).or_default() += 1;
         }
     }
 
     fn count_row(&mut self) {
         let (list, nodes) = std::mem::take(&mut self.row);
         for version in list.iter().collect::<BTreeSet<_>>() {
-            *self.offered.entry(version).or_default() += nodes;
+            *self.versions.entry(version).or_default() += nodes;
         }
+    }
+}
+
+/// The offers to nodes of one variant and architecture.
+#[derive(Default)]
+pub(crate) struct Kind<'a> {
+    /// What hosts are offered that have refreshed.
+    refreshed: Offers<'a>,
+    /// What the others were offered before their refreshes failed, and what they run.
+    unconfirmed: Offers<'a>,
+    lowest: Option<&'a Version>,
+    /// The versions that hosts would take.
+    chosen: BTreeSet<&'a Version>,
+}
+
+impl Kind<'_> {
+    /// Returns whether a host is offered a version, or none has reported its offers.
+    pub(crate) fn offers(&self, version: &Version) -> bool {
+        self.refreshed.nodes == 0 || self.refreshed.versions.contains_key(version)
+    }
+
+    /// Returns whether hosts may be offered a version once all have refreshed. Those that have, may be of a later wave; of the others, one
+    /// host alone whose refreshes fail for ever keeps no version that is withdrawn.
+    fn may_offer(&self, version: &Version) -> bool {
+        let unconfirmed = self.unconfirmed.versions.get(version).copied().unwrap_or(0);
+        self.offers(version) || unconfirmed >= enough(self.refreshed.nodes + self.unconfirmed.nodes)
     }
 }
 
@@ -82,11 +97,18 @@ pub(crate) fn kinds(view: &ClusterView) -> Kinds<'_> {
         let (Some(variant), Some(arch)) = (&agent.variant, &agent.arch) else { continue };
         let kind = kinds.entry((variant, arch)).or_default();
         kind.lowest = kind.lowest.into_iter().chain(&agent.current_version).min();
+        let list = agent.updates.as_ref().map_or(&[][..], |updates| &updates.available_versions);
         if let Some(updates) = agent.updates.as_ref().filter(|u| u.refresh_failure.is_none()) {
-            kind.count(updates);
+            kind.refreshed.count(list, updates.chosen_version.as_ref());
+            kind.chosen.extend(&updates.chosen_version);
+        } else {
+            kind.unconfirmed.count(list, agent.current_version.as_ref());
         }
     }
-    kinds.values_mut().for_each(Kind::count_row);
+    for kind in kinds.values_mut() {
+        kind.refreshed.count_row();
+        kind.unconfirmed.count_row();
+    }
     kinds
 }
 
@@ -105,16 +127,20 @@ pub(crate) fn known(
     now: Timestamp,
 ) -> Vec<KnownVersion> {
     let before = view.operator.iter().flat_map(|o| &o.status.versions);
+    let may_offer = |known: &KnownVersion| {
+        let kind = kinds.get(&(known.variant.as_str(), known.arch.as_str()));
+        kind.is_none_or(|kind| kind.may_offer(&known.version))
+    };
     let mut known: BTreeMap<Key, KnownVersion> = before
         // A version is removed when hosts that have refreshed do not offer it any more; if none has, it stays.
-        .filter(|known| known.quarantined.is_some() || !known.failed.is_empty() || is_offered(kinds, known))
+        .filter(|known| known.quarantined.is_some() || !known.failed.is_empty() || may_offer(known))
         .map(|known| (of_known(known), known.clone()))
         .collect();
     for ((variant, arch), kind) in kinds {
-        for (version, nodes) in &kind.offered {
+        for (version, nodes) in &kind.refreshed.versions {
             // A version that every node of the kind has passed already is not new.
             let news = kind.lowest.is_some_and(|lowest| *version > lowest);
-            if news && *nodes >= enough(kind.reported) {
+            if news && *nodes >= enough(kind.refreshed.nodes) {
                 let key = ((*variant).to_owned(), (*arch).to_owned(), Version::clone(version));
                 known.entry(key.clone()).or_insert_with(|| new_version(&key, now));
             }
@@ -249,6 +275,46 @@ mod tests {
             view.operator.as_mut().unwrap().status.versions = vec![stored];
             let known = known(&view, &kinds(&view), &Quarantine::of(&view, 1), &policy, t(5));
             assert_eq!(known.first().map(|known| known.first_seen), stays.then(|| t(0)), "{sentence}");
+        }
+    }
+
+    /// Two of four nodes were offered the version, and the first nodes to refresh after an outage are of a later wave.
+    #[test]
+    fn age_of_a_version_is_kept_while_nodes_that_were_offered_it_have_not_refreshed() {
+        let old = |name: &str| offered(name, Some(&[OLD]));
+        let new = |name: &str| offered(name, Some(&[NEW, OLD]));
+        let unrefreshed = |name: &str| offered(name, None);
+        let agent = |node: &mut NodeView, change: &dyn Fn(&mut models::shadow::AgentReport)| {
+            change(&mut node.shadow.as_mut().unwrap().status.agent);
+        };
+        let failing = |name: &str| {
+            let mut node = new(name);
+            agent(&mut node, &|agent| agent.updates.as_mut().unwrap().refresh_failure = Some("no route".into()));
+            node
+        };
+        let updated = |name: &str| {
+            let mut node = unrefreshed(name);
+            agent(&mut node, &|agent| agent.current_version = Some(NEW));
+            node
+        };
+        let late = || [old("c"), old("d")];
+        for (sentence, early, stays) in [
+            ("neither has refreshed since the outage", vec![failing("a"), failing("b")], true),
+            ("one has, and is offered it", vec![new("a"), failing("b")], true),
+            ("one runs it, and has not refreshed since its boot", vec![failing("a"), updated("b")], true),
+            ("both run it", vec![updated("a"), updated("b")], true),
+            ("one has, and it is withdrawn; the other one fails for ever", vec![old("a"), failing("b")], false),
+            ("both have, and it is withdrawn", vec![old("a"), old("b")], false),
+            ("both are gone", vec![], false),
+            ("nothing is known of both", vec![unrefreshed("a"), unrefreshed("b")], false),
+        ] {
+            let (mut view, policy) = cluster(early.into_iter().chain(late()).collect(), &[]);
+            let key = ("aws-k8s-1.37".into(), "x86_64".into(), NEW);
+            view.operator.as_mut().unwrap().status.versions = vec![new_version(&key, t(0))];
+            let kinds = kinds(&view);
+            let known = known(&view, &kinds, &Quarantine::of(&view, 1), &policy, t(5));
+            let since = known.iter().find(|known| known.version == NEW).map(|known| known.first_seen);
+            assert_eq!(since, stays.then(|| t(0)), "{sentence}");
         }
     }
 

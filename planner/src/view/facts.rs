@@ -13,7 +13,7 @@ use models::plain::{cut, plain};
 use models::shadow::{BottlerocketShadow, BottlerocketShadowStatus};
 use models::time::after;
 
-use crate::annotations::{Misunderstood, Place, misunderstood, recorded_value};
+use crate::annotations::{Place, misunderstood, recorded_value};
 use crate::claims;
 use crate::hold::Hold;
 use crate::hooks;
@@ -117,11 +117,6 @@ fn request(meta: &ObjectMeta, name: &str) -> Option<String> {
     annotation(meta, name).map(|value| recorded_value(value))
 }
 
-/// Returns the requests on an object that are not understood as they are written.
-fn misread(place: Place, meta: &ObjectMeta) -> Vec<Misunderstood> {
-    misunderstood(place, meta.annotations.iter().flatten())
-}
-
 impl Projection for NodeFacts {
     type Object = Node;
 
@@ -171,7 +166,7 @@ impl Projection for NodeFacts {
             os_image: info.map(|i| i.os_image.clone()).unwrap_or_default(),
             unschedulable,
             hold: annotation(&node.metadata, names::HOLD_ANNOTATION).and_then(|value| Hold::parse(value).ok()),
-            misunderstood: misread(Place::Node, &node.metadata),
+            misunderstood: misunderstood(Place::Node, &node.metadata),
             claims: claims::owned(&node.metadata),
             claimed_since: claims::since(&node.metadata),
             set_by_others: claims::set_by_others(&node.metadata, unschedulable),
@@ -230,7 +225,7 @@ impl Projection for ShadowFacts {
             retry: request(meta, names::RETRY_ANNOTATION),
             release: request(meta, names::RELEASE_ANNOTATION),
             drill: request(meta, names::DRILL_ANNOTATION),
-            misunderstood: misread(Place::Shadow, meta),
+            misunderstood: misunderstood(Place::Shadow, meta),
             revision: meta.labels.as_ref().and_then(|labels| labels.get(names::REVISION_LABEL)).cloned(),
             shared_field: super::managers::shared_field(meta),
         })
@@ -267,7 +262,7 @@ impl Projection for OperatorFacts {
             continue_others: request(meta, names::CONTINUE_OTHERS_ANNOTATION),
             approve_step: request(meta, names::APPROVE_STEP_ANNOTATION),
             rotate_certificates: request(meta, names::ROTATE_CERTIFICATES_ANNOTATION),
-            misunderstood: misread(Place::Operator, meta).into_iter().map(|found| found.message).collect(),
+            misunderstood: misunderstood(Place::Operator, meta).into_iter().map(|found| found.message).collect(),
             rotate_signing_key: request(meta, names::ROTATE_SIGNING_KEY_ANNOTATION),
             migrate_storage: request(meta, names::MIGRATE_STORAGE_ANNOTATION),
             test_notices: request(meta, names::TEST_NOTICES_ANNOTATION),

@@ -410,8 +410,10 @@ pub enum Wait {
 /// The command of the plugin that a canary step waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepRequest {
-    Approve,
-    ApproveUnproven,
+    /// Of the rollout with this number; 0 while that is not known.
+    Approve(i64),
+    /// Of the rollout with this number; 0 while that is not known.
+    ApproveUnproven(i64),
     /// For failures of these versions, separated by commas.
     Resume,
 }
@@ -419,9 +421,10 @@ pub enum StepRequest {
 impl StepRequest {
     /// Returns the arguments of the plugin, for this step; `failed` are the versions whose failures are to be resolved, all of them.
     pub fn arguments(self, step: usize, failed: &str) -> String {
+        let rollout = |number| if number == 0 { String::new() } else { format!(" --rollout {number}") };
         match self {
-            Self::Approve => format!("approve {step}"),
-            Self::ApproveUnproven => format!("approve {step} --unproven"),
+            Self::Approve(number) => format!("approve {step}{}", rollout(number)),
+            Self::ApproveUnproven(number) => format!("approve {step}{} --unproven", rollout(number)),
             Self::Resume => format!("resume --failures {failed}"),
         }
     }
@@ -482,9 +485,11 @@ impl Wait {
 
     /// Returns the canary step, from 1, that waits for a user, and the command of the plugin that lets it go on.
     pub fn step(&self) -> Option<(usize, StepRequest)> {
+        // The name begins with the number of the rollout.
+        let rollout = |name: &str| name.split('/').next().and_then(|number| number.parse::<i64>().ok()).unwrap_or(0);
         match self {
-            Self::CanaryStep { step, approval: Some(_), .. } => Some((*step, StepRequest::Approve)),
-            Self::StepUnproven { step, .. } => Some((*step, StepRequest::ApproveUnproven)),
+            Self::CanaryStep { step, approval: Some(name), .. } => Some((*step, StepRequest::Approve(rollout(name)))),
+            Self::StepUnproven { step, approval, .. } => Some((*step, StepRequest::ApproveUnproven(rollout(approval)))),
             Self::StepFailed { step, .. } => Some((*step, StepRequest::Resume)),
             _ => None,
         }

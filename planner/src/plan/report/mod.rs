@@ -247,9 +247,9 @@ fn braked(survey: &Survey<'_>, stored: Option<&Condition>, resumed: bool) -> Con
 }
 
 fn progress(progressing: bool, plan: &Plan) -> ConditionParts {
-    match &plan.approval {
-        Some(wait @ Wait::CanaryStep { .. }) => (progressing, APPROVAL, wait.to_string()),
-        Some(wait) => (progressing, wait.as_str(), wait.to_string()),
+    match plan.approvals.first() {
+        Some(Wait::CanaryStep { .. }) => (progressing, APPROVAL, joined(&plan.approvals)),
+        Some(wait) => (progressing, wait.as_str(), joined(&plan.approvals)),
         None => (progressing, if progressing { "Updating" } else { "Idle" }, String::new()),
     }
 }

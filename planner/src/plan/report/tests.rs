@@ -157,7 +157,7 @@ fn conditions(frozen: Option<(bool, &str)>) -> Vec<Condition> {
 #[test]
 fn awaiting_approval_emits_one_event_with_command() {
     let wait = Wait::CanaryStep { step: 2, until: None, approval: Some("3/7".into()), nodes: vec![] };
-    let plan = Plan { approval: Some(wait), ..Plan::default() };
+    let plan = Plan { approvals: vec![wait], ..Plan::default() };
     let (_, reason, message) = progress(false, &plan);
     let waiting = |reason: &str, message: &str| {
         let mut condition = conditions(Some((false, message))).remove(0);
@@ -170,6 +170,13 @@ fn awaiting_approval_emits_one_event_with_command() {
     assert!(notes[0].message.contains("kubectl annotate bruo default -n <namespace> --overwrite"), "{notes:?}");
     assert_eq!(news(&approval, &approval), []);
     assert_eq!(news(&approval, &idle), []);
+    // The step of another version waits too.
+    let other = Wait::CanaryStep { step: 1, until: None, approval: Some("2/5".into()), nodes: vec![] };
+    let plan = Plan { approvals: plan.approvals.iter().cloned().chain([other]).collect(), ..Plan::default() };
+    let (_, reason, message) = progress(false, &plan);
+    let notes = news(&approval, &waiting(reason, &message));
+    let named = |name: &str| notes[0].message.contains(&format!("approve-step={name}@"));
+    assert!(notes.len() == 1 && named("3/7") && named("2/5"), "{notes:?}");
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn approval_is_requested_also_while_window_is_closed() {
         view.operator.as_mut().unwrap().status.active_rollouts = vec![rollout(NEW)];
         let made = plan(&view, &policy, t(60));
         assert!(!matches!(made.waits.get("b"), Some(Wait::CanaryStep { .. })), "{sentence}: {:?}", made.waits);
-        assert_eq!(made.approval.is_some(), expected, "{sentence}");
+        assert_eq!(!made.approvals.is_empty(), expected, "{sentence}");
     }
 }
 
@@ -112,7 +112,7 @@ fn request_for_approval_names_canaries_without_workloads() {
         shadow(&mut view).status.agent.current_version = Some(NEW);
         shadow(&mut view).status.controller.record = Some(proven);
         let made = plan(&view, &policy, t(60));
-        let text = made.approval.unwrap().to_string();
+        let text = made.approvals[0].to_string();
         let words =
             "waits for approval (no pods of workloads were scheduled to a while they were verified): kubectl annotate";
         assert_eq!(text.contains(words), named, "{text}");

@@ -260,6 +260,22 @@ fn approval_passes_one_step_for_all_variants_and_architectures() {
     assert_eq!(rollouts.active.iter().map(|active| active.steps_passed).collect::<Vec<_>>(), [1, 1]);
 }
 
+/// Of two versions, steps of the older one and of two kinds of the newer one wait.
+#[test]
+fn command_that_is_shown_for_a_step_names_its_rollout() {
+    let newer = Version::new(1, 21, 0);
+    let mut view = two_kinds(&["n00", "n02"]);
+    let ledger = RolloutLedger { base: 4, due: 1, share: 1, unproven: 1, ..RolloutLedger::default() };
+    let unproven = ActiveRollout { ledger: Some(ledger), record: Some(recorded(9)), ..rollout(newer.clone()) };
+    view.operator.as_mut().unwrap().status.active_rollouts.push(unproven);
+    let rollouts = wanting(&view, &policy(&[step("1", 0, true)]), &[NEW, newer], 100);
+    let command = |wait: &Wait| wait.step().map(|(step, request)| request.arguments(step, ""));
+    let mut commands: Vec<_> = rollouts.awaiting_approval().iter().filter_map(command).collect();
+    assert_eq!(commands.first().map(String::as_str), Some("approve 1 --rollout 9 --unproven"), "the newest first");
+    commands.sort();
+    assert_eq!(commands, ["approve 1 --rollout 7", "approve 1 --rollout 8", "approve 1 --rollout 9 --unproven"]);
+}
+
 #[test]
 fn approval_covers_all_variants_still_soaking() {
     let policy = policy(&[step("1", 600, true), step("2", 0, true)]);

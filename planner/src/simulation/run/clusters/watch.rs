@@ -198,7 +198,7 @@ impl Watch {
         plan: &Plan,
         now: Timestamp,
     ) {
-        self.approval.clone_from(&plan.approval);
+        self.approval = plan.approvals.first().cloned();
         let mut totals: BTreeMap<(&str, &str), usize> = BTreeMap::new();
         for node in view.nodes.values() {
             *totals.entry(kind(node)).or_default() += usize::from(node.facts.labelled);
