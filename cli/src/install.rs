@@ -116,9 +116,15 @@ async fn established(client: &Client, object: &Value) -> anyhow::Result<()> {
     }
 }
 
-/// The state of a Deployment after its application.
+/// A Deployment or DaemonSet that does not exist.
+const NOT_THERE: &str = "it does not exist";
+
+/// The change of a workload that its controller has not seen yet.
+const NOT_OBSERVED: &str = "the change is not observed yet";
+
+/// The state of a workload after its application.
 #[derive(Debug, PartialEq, Eq)]
-enum Rollout {
+pub(crate) enum Rollout {
     /// All pods are of the version that was applied, and run.
     Complete,
     /// The reason why it is not complete.
@@ -129,28 +135,26 @@ enum Rollout {
 
 /// Returns the state of a Deployment by the rules of `kubectl rollout status`: while pods of a new version hang, those of an
 /// earlier one stay available.
-fn rollout(name: &str, found: Option<&Deployment>) -> Rollout {
-    let waits = |reason: String| Rollout::Waits(format!("Deployment {name}: {reason}"));
-    let Some(found) = found else { return waits("it does not exist".to_owned()) };
+pub(crate) fn rollout(found: &Deployment) -> Rollout {
     let status = found.status.clone().unwrap_or_default();
     if status.observed_generation < found.metadata.generation {
-        return waits("the change is not observed yet".to_owned());
+        return Rollout::Waits(NOT_OBSERVED.to_owned());
     }
     let mut conditions = status.conditions.iter().flatten();
     let failed = conditions.find(|condition| condition.reason.as_deref() == Some(GIVEN_UP));
     if let Some(failed) = failed {
-        return Rollout::Failed(format!("Deployment {name}: {}", failed.message.as_deref().unwrap_or_default()));
+        return Rollout::Failed(failed.message.clone().unwrap_or_default());
     }
     let wanted = found.spec.replicas.unwrap_or(1);
     let all = status.replicas.unwrap_or(0);
     let updated = status.updated_replicas.unwrap_or(0);
     let available = status.available_replicas.unwrap_or(0);
     if updated < wanted {
-        waits(format!("{updated} of {wanted} pods updated"))
+        Rollout::Waits(format!("{updated} of {wanted} pods updated"))
     } else if all > updated {
-        waits(format!("{} pods of an earlier version left", all - updated))
+        Rollout::Waits(format!("{} pods of an earlier version left", all - updated))
     } else if available < updated {
-        waits(format!("{available} of {updated} pods available"))
+        Rollout::Waits(format!("{available} of {updated} pods available"))
     } else {
         Rollout::Complete
     }
@@ -193,36 +197,38 @@ async fn deployments(client: &Client) -> anyhow::Result<Vec<(&'static str, Optio
 async fn not_running(client: &Client, before: &Before, early: bool) -> anyhow::Result<Vec<String>> {
     let mut waiting = Vec::new();
     for ((name, found), generation) in deployments(client).await?.into_iter().zip(&before.generations) {
-        match rollout(name, found.as_ref()) {
+        match found.as_ref().map_or_else(|| Rollout::Waits(NOT_THERE.to_owned()), rollout) {
             Rollout::Complete => {}
-            Rollout::Failed(sentence) if !early && before.is_given_up_since(*generation, found.as_ref()) => {
-                bail!("everything is applied, and does not run: {sentence}. kubectl brupop doctor finds out why");
+            Rollout::Failed(reason) if !early && before.is_given_up_since(*generation, found.as_ref()) => {
+                bail!(
+                    "everything is applied, and does not run: Deployment {name}: {reason}. kubectl brupop doctor finds out why"
+                );
             }
-            Rollout::Waits(sentence) | Rollout::Failed(sentence) => waiting.push(sentence),
+            Rollout::Waits(reason) | Rollout::Failed(reason) => waiting.push(format!("Deployment {name}: {reason}")),
         }
     }
     Ok(waiting)
 }
 
-/// Returns the number of nodes that the agent is to run on, and how far it is behind, as a sentence.
-fn agents_of(found: Option<&DaemonSet>) -> (i32, Option<String>) {
-    let behind = |reason: String| Some(format!("DaemonSet {}: {reason}", Component::Agent.name()));
-    let Some(found) = found else { return (0, behind("it does not exist".to_owned())) };
+/// Returns the number of nodes that the agent is to run on, and how far it is behind.
+pub(crate) fn agents_of(found: &DaemonSet) -> (i32, Option<String>) {
     let status = found.status.clone().unwrap_or_default();
     let nodes = status.desired_number_scheduled;
     if status.observed_generation < found.metadata.generation {
-        return (nodes, behind("the change is not observed yet".to_owned()));
+        return (nodes, Some(NOT_OBSERVED.to_owned()));
     }
     let (updated, ready) = (status.updated_number_scheduled.unwrap_or(0), status.number_ready);
     let complete = updated >= nodes && ready >= nodes;
-    (nodes, if complete { None } else { behind(format!("of {nodes} nodes, updated on {updated}, Ready on {ready}")) })
+    (nodes, (!complete).then(|| format!("of {nodes} nodes, updated on {updated}, Ready on {ready}")))
 }
 
+/// The same of the DaemonSet in the cluster, with the second as a sentence.
 async fn agents(client: &Client) -> anyhow::Result<(i32, Option<String>)> {
     let sets: Api<DaemonSet> = Api::namespaced(client.clone(), names::AGENT_NAMESPACE);
     let right = format!("get daemonsets in {}", names::AGENT_NAMESPACE);
     let found = if_there(call(&right, sets.get(Component::Agent.name())).await)?;
-    Ok(agents_of(found.as_ref()))
+    let (nodes, behind) = found.as_ref().map_or_else(|| (0, Some(NOT_THERE.to_owned())), agents_of);
+    Ok((nodes, behind.map(|reason| format!("DaemonSet {}: {reason}", Component::Agent.name()))))
 }
 
 /// Returns the time until which agents are waited for where everything else has run since a time.
@@ -331,7 +337,7 @@ mod tests {
     fn deployment_runs_once_all_its_pods_are_of_the_applied_version() {
         let exceeded = json!([{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "late"}]);
         let created = json!([{"type": "Progressing", "status": "True", "reason": "NewReplicaSetCreated"}]);
-        let waits = |reason: &str| Rollout::Waits(format!("Deployment d: {reason}"));
+        let waits = |reason: &str| Rollout::Waits(reason.to_owned());
         for (sentence, status, expected) in [
             ("no status", json!({}), waits("the change is not observed yet")),
             (
@@ -357,7 +363,7 @@ mod tests {
             (
                 "Kubernetes has waited for long enough",
                 json!({"observedGeneration": 2, "replicas": 3, "updatedReplicas": 1, "availableReplicas": 2, "conditions": exceeded}),
-                Rollout::Failed("Deployment d: late".to_owned()),
+                Rollout::Failed("late".to_owned()),
             ),
             (
                 "all pods run",
@@ -368,9 +374,8 @@ mod tests {
             let spec = json!({"replicas": 2, "selector": {}, "template": {}});
             let deployment = json!({"metadata": {"generation": 2}, "spec": spec, "status": status});
             let deployment: Deployment = serde_json::from_value(deployment).unwrap();
-            assert_eq!(rollout("d", Some(&deployment)), expected, "{sentence}");
+            assert_eq!(rollout(&deployment), expected, "{sentence}");
         }
-        assert_eq!(rollout("d", None), waits("it does not exist"));
     }
 
     #[test]
@@ -416,8 +421,7 @@ mod tests {
             let spec = json!({"selector": {}, "template": {}});
             let set = json!({"metadata": {"generation": 2}, "spec": spec, "status": status});
             let set: DaemonSet = serde_json::from_value(set).unwrap();
-            let expected = expected.map(|reason| format!("DaemonSet brupop-agent: {reason}"));
-            assert_eq!(agents_of(Some(&set)), (3, expected), "{sentence}");
+            assert_eq!(agents_of(&set), (3, expected.map(str::to_owned)), "{sentence}");
         }
     }
 
