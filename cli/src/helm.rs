@@ -1,12 +1,21 @@
 //! The releases of Helm, by their records. Only the metadata of these Secrets are read.
 
 use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};
 use models::names;
 
 use crate::call::call;
 use crate::marks::Tool;
+
+/// Returns the release that an object names, and the namespace of that release.
+pub(crate) fn release_of(meta: &ObjectMeta) -> Option<(String, String)> {
+    Tool::all_of(meta).into_iter().find_map(|tool| match tool {
+        Tool::Helm { release: Some(release), namespace } => Some((release, namespace)),
+        Tool::Helm { release: None, .. } | Tool::ArgoCd { .. } | Tool::Flux { .. } => None,
+    })
+}
 
 /// The record of a release in one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -208,14 +208,36 @@ async fn installation_by_kubectl_becomes_a_release() -> anyhow::Result<()> {
     kubectl(&control_plane, &["apply", "--server-side", "-f", "deploy/manifests/crds.yaml"]).await?;
     kubectl(&control_plane, &["wait", "--for=condition=Established", "-f", "deploy/manifests/crds.yaml"]).await?;
     kubectl(&control_plane, &["apply", "--server-side", "-f", "deploy/manifests/brupop.yaml"]).await?;
+    let folder = tempfile::tempdir()?;
+    // Helm 3 knows no other way.
+    let three = helm.line("version --short").await?.starts_with("v3.");
+    let take = if three { "--take-ownership" } else { "--take-ownership --server-side=false" };
     for (release, chart) in [("brupop-crds", DEFINITIONS), ("brupop", OPERATOR)] {
         let install = format!("install {release} {chart} -n {SYSTEM_NAMESPACE}");
         let error = helm.refused(&install).await?;
         ensure!(error.contains("cannot be imported into the current release"), "{error}");
         let uid = field(&control_plane, &format!("crd/{SHADOWS}"), ".metadata.uid").await?;
-        helm.line(&format!("{install} --take-ownership")).await?;
+        helm.line(&format!("{install} {take}")).await?;
         assert_eq!(field(&control_plane, &format!("crd/{SHADOWS}"), ".metadata.uid").await?, uid);
     }
+    // A later version of each is no conflict with what kubectl has applied, and a user's change stays.
+    let patch = r#"{"spec":{"enabled":true}}"#;
+    kubectl(&control_plane, &["patch", "bruo", "default", "-n", SYSTEM_NAMESPACE, "--type=merge", "-p", patch]).await?;
+    let description = "description: Attempt";
+    let changed = next(DEFINITIONS, folder.path(), "templates/crds.yaml", |text| {
+        text.replacen(description, "description: Changed attempt", 1)
+    })?;
+    helm.line(&format!("upgrade brupop-crds {changed} -n {SYSTEM_NAMESPACE}")).await?;
+    let definition = kubectl(&control_plane, &["get", "crd", SHADOWS, "-o", "yaml"]).await?;
+    ensure!(definition.contains("Changed attempt"), "the definition is not upgraded");
+    let changed = next(OPERATOR, folder.path(), "templates/policy.yaml", |text| {
+        text.replace("\nspec:\n", "\nspec:\n  labelNodes: false\n")
+    })?;
+    helm.line(&format!("upgrade brupop {changed} -n {SYSTEM_NAMESPACE} --reset-then-reuse-values")).await?;
+    let image = ".spec.template.spec.containers[0].image";
+    let image = field(&control_plane, "deployment/brupop-controller", image).await?;
+    ensure!(image.contains(":v9"), "{image}");
+    assert_eq!(enabled(&control_plane).await?, "true");
     control_plane.stop().await
 }
 
