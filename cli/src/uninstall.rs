@@ -23,7 +23,7 @@ use planner::view::{NodeFacts, Projection as _};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use self::objects::{GONE, PERIOD, delete, find, remove};
+use self::objects::{GONE, PERIOD, delete, find, made, remove};
 pub(crate) use self::objects::{api, is_marked};
 use self::remaining::{Left, Surroundings, not_taken_back, unfinished};
 use crate::call::{call, if_there, list_guarded};
@@ -62,12 +62,7 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
     }
     let objects = deploy::everything()?;
     if options.dry_run {
-        for object in objects.iter().rev() {
-            if let Some(found) = find(&client, object).await? {
-                print_line(format_args!("would delete {}", found.id));
-            }
-        }
-        return Ok(());
+        return show(&client, &objects).await;
     }
     if !options.yes {
         confirm(
@@ -96,7 +91,28 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
     // A controller that was cut off from its kubelet, but not from the API server, may have left a last claim.
     sweep(&client).await?;
     remove(&client, &containers).await?;
+    // A namespace that was made by other means is still there.
+    remove(&client, &made()).await?;
     print_line("the operator is uninstalled");
+    Ok(())
+}
+
+/// Prints what would be deleted; of what was made later, that of namespaces which stay.
+async fn show(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
+    let mut gone = Vec::new();
+    for object in objects.iter().rev() {
+        if let Some(found) = find(client, object).await? {
+            print_line(format_args!("would delete {}", found.id));
+            if object["kind"] == "Namespace" {
+                gone.push(&object["metadata"]["name"]);
+            }
+        }
+    }
+    for object in made().iter().filter(|object| !gone.contains(&&object["metadata"]["namespace"])).rev() {
+        if let Some(found) = find(client, object).await? {
+            print_line(format_args!("would delete {}", found.id));
+        }
+    }
     Ok(())
 }
 
@@ -268,6 +284,8 @@ mod tests {
     async fn api_of_each_deployed_object_has_its_path() {
         let served = [
             "/api/v1/namespaces",
+            "/api/v1/namespaces/*/configmaps",
+            "/api/v1/namespaces/*/secrets",
             "/api/v1/namespaces/*/serviceaccounts",
             "/api/v1/namespaces/*/services",
             "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
@@ -276,6 +294,7 @@ mod tests {
             "/apis/apps/v1/namespaces/*/daemonsets",
             "/apis/apps/v1/namespaces/*/deployments",
             "/apis/brupop.bottlerocket.aws/v1/namespaces/*/bottlerocketupdateoperators",
+            "/apis/coordination.k8s.io/v1/namespaces/*/leases",
             "/apis/networking.k8s.io/v1/namespaces/*/networkpolicies",
             "/apis/policy/v1/namespaces/*/poddisruptionbudgets",
             "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
@@ -285,7 +304,7 @@ mod tests {
         ];
         let client = Client::try_from(kube::Config::new("http://localhost".parse().unwrap())).unwrap();
         let mut paths = BTreeSet::new();
-        for object in deploy::everything().unwrap() {
+        for object in deploy::everything().unwrap().into_iter().chain(made()) {
             let (api, _, name) = api(&client, &object).unwrap();
             assert_eq!(object["metadata"]["name"], name);
             let namespace = object["metadata"]["namespace"].as_str();
@@ -306,5 +325,23 @@ mod tests {
             let meta: ObjectMeta = serde_json::from_value(object["metadata"].clone()).unwrap();
             assert!(is_marked(&meta), "{} would stay", deploy::yaml::id(object));
         }
+    }
+
+    #[test]
+    fn what_is_removed_with_a_namespace_is_removed_where_the_namespace_stays() {
+        let documented = include_str!("../../docs/install.md");
+        let (_, table) = documented.split_once("### What is removed by whom").unwrap();
+        let rows =
+            table.lines().filter(|row| ["| Secrets", "| ConfigMap", "| Lease"].iter().any(|of| row.starts_with(of)));
+        let cells = rows.filter_map(|row| row.split('|').nth(2)).flat_map(|cell| cell.split('`').skip(1).step_by(2));
+        // The record of the earlier operator is the user's, for the time after.
+        let documented: BTreeSet<&str> =
+            cells.filter(|name| name.starts_with("brupop-") && !name.contains('*')).collect();
+        let made = made();
+        let names: BTreeSet<&str> = made.iter().filter_map(|object| object["metadata"]["name"].as_str()).collect();
+        assert_eq!(names, documented);
+        // The label is not asked for.
+        let kinds: BTreeSet<&str> = made.iter().filter_map(|object| object["kind"].as_str()).collect();
+        assert!(!deploy::everything().unwrap().iter().any(|object| kinds.contains(object["kind"].as_str().unwrap())));
     }
 }

@@ -89,7 +89,8 @@ fn differences(wanted: &Value, found: &Value) -> Vec<Finding> {
     let of = |finding: Finding| finding.of(id(wanted));
     let kind = text(wanted, "/kind");
     let meta = serde_json::from_value(found["metadata"].clone()).unwrap_or_default();
-    if !is_marked(&meta) && kind != "BottlerocketUpdateOperator" {
+    // A policy is a user's, and a namespace may be: Helm makes that of a release without a label.
+    if !is_marked(&meta) && !matches!(kind, "BottlerocketUpdateOperator" | "Namespace") {
         let message = "it lacks the label of this operator's installation: another operator may have installed it";
         let next = if kind == "CustomResourceDefinition" { "kubectl brupop takeover preflight" } else { APPLY };
         return vec![of(Finding::warning("AnotherInstallation", message).next([next.to_owned()]))];

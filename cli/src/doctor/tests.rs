@@ -358,6 +358,16 @@ fn upgrade_that_has_not_ended_is_found() {
 }
 
 #[test]
+fn namespace_of_a_helm_release_is_no_other_installation() {
+    let mut facts = healthy();
+    change(&mut facts, "Namespace", names::SYSTEM_NAMESPACE, |found| {
+        found.as_mut().unwrap()["metadata"]["labels"] = json!({"pod-security.kubernetes.io/enforce": "restricted"});
+    });
+    let diagnosis = Diagnosis::of(&facts);
+    assert_eq!((diagnosis.errors, diagnosis.warnings), (0, 0), "{}", diagnosis.page(None, false));
+}
+
+#[test]
 fn command_that_lets_a_stopped_rollout_go_on_is_shown() {
     for (cluster, reason, command) in [
         (braked("Unproven"), "Braked", "kubectl brupop resume --failures 1.20.5"),

@@ -1,8 +1,10 @@
 //! Releases of the charts on a real API server: installation, upgrade with the definitions, rollback, uninstallation.
 
 use std::path::Path;
+use std::process::Stdio;
 
 use anyhow::{Context as _, ensure};
+use integ::bed::Programs;
 use integ::control_plane::{ControlPlane, Options};
 use models::names::{INTERFACE_LABEL, SYSTEM_NAMESPACE};
 use serde_json::{Value, json};
@@ -238,6 +240,43 @@ async fn installation_by_kubectl_becomes_a_release() -> anyhow::Result<()> {
     let image = field(&control_plane, "deployment/brupop-controller", image).await?;
     ensure!(image.contains(":v9"), "{image}");
     assert_eq!(enabled(&control_plane).await?, "true");
+    control_plane.stop().await
+}
+
+/// Runs the plugin, and returns its exit status and all that it prints.
+async fn plugin(control_plane: &ControlPlane, arguments: &[&str]) -> anyhow::Result<(bool, String)> {
+    let mut command = tokio::process::Command::new(Programs::find()?.plugin);
+    command.args(arguments).env("KUBECONFIG", control_plane.kubeconfig()).env_remove("BRUPOP_NAMESPACE");
+    let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await?;
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    Ok((output.status.success(), text))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn plugin_leaves_a_release_to_helm_and_uninstalls_all_but_its_namespace() -> anyhow::Result<()> {
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    let helm = Helm::find(Some(&control_plane)).await?;
+    helm.line(&format!("install brupop-crds {DEFINITIONS} {NAMESPACE}")).await?;
+    helm.line(&format!("install brupop {OPERATOR} -n {SYSTEM_NAMESPACE}")).await?;
+    // As the controller and users make them, and one of another program.
+    for name in ["brupop-ca", "brupop-permit-key", "brupop-notices", "other"] {
+        kubectl(&control_plane, &["create", "secret", "generic", name, "-n", SYSTEM_NAMESPACE]).await?;
+    }
+    let (_, found) = plugin(&control_plane, &["doctor"]).await?;
+    ensure!(found.contains("NotReady") && !found.contains("AnotherInstallation"), "{found}");
+    let (success, refused) = plugin(&control_plane, &["install"]).await?;
+    ensure!(!success && refused.contains("the operator is of the Helm release brupop in the namespace"), "{refused}");
+
+    let (success, text) = plugin(&control_plane, &["uninstall", "--dry-run"]).await?;
+    ensure!(success && text.contains("would delete Secret brupop-system/brupop-ca"), "{text}");
+    let (success, text) = plugin(&control_plane, &["uninstall", "--yes"]).await?;
+    ensure!(success && text.contains("Namespace brupop-system stays: "), "{text}");
+    let get = ["get", "secrets,configmaps", "-n", SYSTEM_NAMESPACE, "-o", "name"];
+    let left = kubectl(&control_plane, &get).await?;
+    let left: Vec<&str> = left.lines().filter(|name| !name.contains("sh.helm.release")).collect();
+    ensure!(left == ["secret/other", "configmap/kube-root-ca.crt"], "{left:?}");
+    let left = installed(&control_plane).await?;
+    ensure!(left == ["namespace/brupop-system"], "{left:?}");
     control_plane.stop().await
 }
 
