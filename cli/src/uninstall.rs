@@ -27,6 +27,8 @@ use self::objects::{GONE, PERIOD, delete, find, made, remove};
 pub(crate) use self::objects::{api, is_marked};
 use self::remaining::{Left, Surroundings, not_taken_back, unfinished};
 use crate::call::{call, if_there, list_guarded};
+use crate::helm::Releases;
+use crate::marks::Tool;
 use crate::page::{confirm, print_line};
 
 /// Kinds removed first, so that nothing is created again.
@@ -80,6 +82,7 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
         print_line("deleted the operator's resource: nothing new starts");
     }
     released(&client, options).await?;
+    let tools = tools(&client, &objects).await?;
 
     let (workloads, rest): (Vec<_>, Vec<_>) = objects.into_iter().partition(|object| is_one_of(object, &WORKLOADS));
     let (containers, rest): (Vec<_>, Vec<_>) = rest.into_iter().partition(|object| is_one_of(object, &CONTAINERS));
@@ -94,6 +97,9 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
     // A namespace that was made by other means is still there.
     remove(&client, &made()).await?;
     print_line("the operator is uninstalled");
+    for sentence in Releases::read(&client, &tools).await.left() {
+        print_line(sentence);
+    }
     Ok(())
 }
 
@@ -114,6 +120,21 @@ async fn show(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Returns the tools that have installed the Deployments and the definitions. That of the shadows is left out: after a takeover it may name a
+/// release of the earlier operator.
+async fn tools(client: &Client, objects: &[Value]) -> anyhow::Result<Vec<Tool>> {
+    let mut tools = Vec::new();
+    for object in objects.iter().filter(|object| is_one_of(object, &["Deployment", "CustomResourceDefinition"])) {
+        let (api, resource, name) = api(client, object)?;
+        if name == names::SHADOW_DEFINITION {
+            continue;
+        }
+        let found = if_there(call(&format!("get {}", resource.plural), api.get_metadata(&name)).await)?;
+        tools.extend(found.iter().flat_map(|found| Tool::all_of(&found.metadata)));
+    }
+    Ok(tools)
 }
 
 fn is_one_of(object: &Value, kinds: &[&str]) -> bool {

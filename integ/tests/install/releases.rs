@@ -271,6 +271,10 @@ async fn plugin_leaves_a_release_to_helm_and_uninstalls_all_but_its_namespace() 
     ensure!(success && text.contains("would delete Secret brupop-system/brupop-ca"), "{text}");
     let (success, text) = plugin(&control_plane, &["uninstall", "--yes"]).await?;
     ensure!(success && text.contains("Namespace brupop-system stays: "), "{text}");
+    for release in ["brupop", "brupop-crds"] {
+        ensure!(text.contains(&format!("helm uninstall {release} -n brupop-system\n")), "{text}");
+        helm.line(&format!("uninstall {release} -n {SYSTEM_NAMESPACE}")).await?;
+    }
     let get = ["get", "secrets,configmaps", "-n", SYSTEM_NAMESPACE, "-o", "name"];
     let left = kubectl(&control_plane, &get).await?;
     let left: Vec<&str> = left.lines().filter(|name| !name.contains("sh.helm.release")).collect();
