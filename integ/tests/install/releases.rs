@@ -116,7 +116,7 @@ async fn releases_are_installed_upgraded_rolled_back_and_uninstalled() -> anyhow
     }
     assert_eq!(enabled(&control_plane).await?, "true");
     let notes = helm.line(&format!("{upgrade} --set policy.enabled=true")).await?;
-    ensure!(notes.contains("Updates are enabled"), "{notes}");
+    ensure!(notes.contains("Updates are enabled") && notes.contains("Do not have Helm wait for pods"), "{notes}");
     let shadow = json!({
         "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
         "metadata": {"name": "brs-a", "namespace": SYSTEM_NAMESPACE}, "spec": {"state": "Idle", "attempt": 0},
