@@ -19,7 +19,7 @@ use crate::call::{call, code, if_there};
 use crate::helm::{release_of, word};
 use crate::page::{print_line, progress};
 use crate::preflight::{KUBECTL, preflight};
-use crate::uninstall::api;
+use crate::uninstall::{api, check_namespace};
 
 /// Time until the API server serves a definition that it has accepted.
 const ESTABLISHED: Duration = Duration::from_secs(60);
@@ -287,7 +287,8 @@ async fn disabled(client: &Client) -> anyhow::Result<bool> {
 }
 
 /// Installs the operator.
-pub(crate) async fn install(client: Client, options: &InstallOptions) -> anyhow::Result<()> {
+pub(crate) async fn install(client: Client, namespace: &str, options: &InstallOptions) -> anyhow::Result<()> {
+    check_namespace(namespace)?;
     let objects = objects(options)?;
     let deployed = deployments(&client).await?;
     deployed.iter().filter_map(|(_, found)| found.as_ref()).try_for_each(check_release)?;

@@ -8,7 +8,7 @@ mod remaining;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
@@ -55,13 +55,19 @@ pub(crate) struct Options {
     abandon: bool,
 }
 
+/// Returns an error for another namespace than that of the manifests, into which alone this plugin installs.
+pub(crate) fn check_namespace(namespace: &str) -> anyhow::Result<()> {
+    ensure!(
+        namespace == names::SYSTEM_NAMESPACE,
+        "this command installs and removes the operator in {} alone, as the manifests do: --namespace (BRUPOP_NAMESPACE) is {namespace}, and an \
+         operator there is installed and removed by other means, such as helm (docs/install.md)",
+        names::SYSTEM_NAMESPACE
+    );
+    Ok(())
+}
+
 pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
-    if namespace != names::SYSTEM_NAMESPACE {
-        bail!(
-            "the manifests install into {}, and that is what this removes; an operator in {namespace} was installed by other means",
-            names::SYSTEM_NAMESPACE
-        );
-    }
+    check_namespace(namespace)?;
     let objects = deploy::everything()?;
     if options.dry_run {
         return show(&client, &objects).await;
@@ -333,6 +339,13 @@ mod tests {
             paths.insert(namespace.map_or_else(|| api.resource_url().to_owned(), anywhere));
         }
         assert_eq!(paths.iter().map(String::as_str).collect::<Vec<_>>(), served);
+    }
+
+    #[test]
+    fn other_namespace_than_that_of_the_manifests_is_refused() {
+        assert!(check_namespace(names::SYSTEM_NAMESPACE).is_ok());
+        let error = check_namespace("platform").unwrap_err().to_string();
+        assert!(error.contains("in brupop-system alone") && error.contains("is platform"), "{error}");
     }
 
     #[test]

@@ -267,6 +267,10 @@ async fn plugin_leaves_a_release_to_helm_and_uninstalls_all_but_its_namespace() 
     let (success, refused) = plugin(&control_plane, &["install"]).await?;
     ensure!(!success && refused.contains("the operator is of the Helm release brupop in the namespace"), "{refused}");
 
+    // With the objects of one namespace, another one would have half an installation beside.
+    let (success, refused) = plugin(&control_plane, &["install", "-n", "platform"]).await?;
+    ensure!(!success && refused.contains("installs and removes the operator in brupop-system alone"), "{refused}");
+
     let (success, text) = plugin(&control_plane, &["uninstall", "--dry-run"]).await?;
     ensure!(success && text.contains("would delete Secret brupop-system/brupop-ca"), "{text}");
     let (success, text) = plugin(&control_plane, &["uninstall", "--yes"]).await?;
