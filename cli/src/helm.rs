@@ -1,12 +1,21 @@
 //! The releases of Helm, by their records. Only the metadata of these Secrets are read.
 
 use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};
 use models::names;
 
 use crate::call::call;
 use crate::marks::Tool;
+
+/// Returns the release that an object names, and the namespace of that release.
+pub(crate) fn release_of(meta: &ObjectMeta) -> Option<(String, String)> {
+    Tool::all_of(meta).into_iter().find_map(|tool| match tool {
+        Tool::Helm { release: Some(release), namespace } => Some((release, namespace)),
+        Tool::Helm { release: None, .. } | Tool::ArgoCd { .. } | Tool::Flux { .. } => None,
+    })
+}
 
 /// The record of a release in one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -145,6 +154,19 @@ impl Releases {
         if commands.is_empty() { vec![find(name)] } else { commands }
     }
 
+    /// Returns a sentence about each release that Helm still has a record of, where the objects name it, although these are deleted.
+    pub(crate) fn left(&self) -> Vec<String> {
+        let named = self.found.iter().filter(|release| !release.elsewhere);
+        let sentence = |release: &Release| {
+            let (name, namespace) = (word(&release.name), word(&release.namespace));
+            format!(
+                "Helm has a record of the release {name} still. If it has no other parts than the operator: helm uninstall \
+                 {name} -n {namespace}"
+            )
+        };
+        named.map(sentence).collect()
+    }
+
     /// Returns the command that uninstalls a release, unless Helm has no record of it: Helm knows it only in the namespace of its record.
     pub(crate) fn uninstall(&self, name: &str) -> Option<String> {
         self.may_have(name).then(|| match self.of(name).find(|release| !release.elsewhere) {
@@ -247,6 +269,20 @@ mod tests {
             assert_eq!(releases.uninstall("r").as_deref(), uninstall, "{sentence}");
         }
         assert_eq!(find("x; rm"), "kubectl get secret -A -l owner=helm,name='x; rm'");
+    }
+
+    #[test]
+    fn release_whose_objects_are_deleted_is_named_where_they_name_it() {
+        let release = |name: &str, elsewhere| Release {
+            name: name.to_owned(),
+            namespace: "ops".to_owned(),
+            secrets: vec!["s".to_owned()],
+            elsewhere,
+        };
+        let found = vec![release("brupop", false), release("other", true)];
+        let left = Releases { found, ..Releases::default() }.left();
+        assert_eq!(left.len(), 1, "{left:?}");
+        assert!(left[0].ends_with("helm uninstall brupop -n ops"), "{left:?}");
     }
 
     #[test]

@@ -16,9 +16,10 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::call::{call, code, if_there};
+use crate::helm::{release_of, word};
 use crate::page::{print_line, progress};
 use crate::preflight::{KUBECTL, preflight};
-use crate::uninstall::api;
+use crate::uninstall::{api, check_namespace};
 
 /// Time until the API server serves a definition that it has accepted.
 const ESTABLISHED: Duration = Duration::from_secs(60);
@@ -116,9 +117,15 @@ async fn established(client: &Client, object: &Value) -> anyhow::Result<()> {
     }
 }
 
-/// The state of a Deployment after its application.
+/// A Deployment or DaemonSet that does not exist.
+const NOT_THERE: &str = "it does not exist";
+
+/// The change of a workload that its controller has not seen yet.
+const NOT_OBSERVED: &str = "the change is not observed yet";
+
+/// The state of a workload after its application.
 #[derive(Debug, PartialEq, Eq)]
-enum Rollout {
+pub(crate) enum Rollout {
     /// All pods are of the version that was applied, and run.
     Complete,
     /// The reason why it is not complete.
@@ -135,26 +142,24 @@ fn given_up(status: Option<&DeploymentStatus>) -> impl Iterator<Item = &Deployme
 
 /// Returns the state of a Deployment by the rules of `kubectl rollout status`: while pods of a new version hang, those of an
 /// earlier one stay available.
-fn rollout(name: &str, found: Option<&Deployment>) -> Rollout {
-    let waits = |reason: String| Rollout::Waits(format!("Deployment {name}: {reason}"));
-    let Some(found) = found else { return waits("it does not exist".to_owned()) };
+pub(crate) fn rollout(found: &Deployment) -> Rollout {
     let status = found.status.clone().unwrap_or_default();
     if status.observed_generation < found.metadata.generation {
-        return waits("the change is not observed yet".to_owned());
+        return Rollout::Waits(NOT_OBSERVED.to_owned());
     }
     if let Some(failed) = given_up(Some(&status)).next() {
-        return Rollout::Failed(format!("Deployment {name}: {}", failed.message.as_deref().unwrap_or_default()));
+        return Rollout::Failed(failed.message.clone().unwrap_or_default());
     }
     let wanted = found.spec.replicas.unwrap_or(1);
     let all = status.replicas.unwrap_or(0);
     let updated = status.updated_replicas.unwrap_or(0);
     let available = status.available_replicas.unwrap_or(0);
     if updated < wanted {
-        waits(format!("{updated} of {wanted} pods updated"))
+        Rollout::Waits(format!("{updated} of {wanted} pods updated"))
     } else if all > updated {
-        waits(format!("{} pods of an earlier version left", all - updated))
+        Rollout::Waits(format!("{} pods of an earlier version left", all - updated))
     } else if available < updated {
-        waits(format!("{available} of {updated} pods available"))
+        Rollout::Waits(format!("{available} of {updated} pods available"))
     } else {
         Rollout::Complete
     }
@@ -190,41 +195,57 @@ async fn deployments(client: &Client) -> anyhow::Result<Vec<(&'static str, Optio
     Ok(all)
 }
 
+/// Returns an error if a Deployment is of a Helm release. With equal values an apply is no conflict, and makes this plugin an owner
+/// beside Helm: each later `helm upgrade` is refused then.
+fn check_release(found: &Deployment) -> anyhow::Result<()> {
+    let Some((release, namespace)) = release_of(&found.metadata) else { return Ok(()) };
+    let (release, namespace) = (word(&release), word(&namespace));
+    let names = [Component::Controller.name(), Component::Apiserver.name()].join(" ");
+    bail!(
+        "the operator is of the Helm release {release} in the namespace {namespace}, and nothing was changed. Upgrade it with \
+         helm upgrade (docs/install.md, \"Upgrade\"). If Helm has forgotten the release (helm list -n {namespace}): kubectl \
+         annotate deployments {names} -n {} meta.helm.sh/release-name-",
+        names::SYSTEM_NAMESPACE
+    )
+}
+
 /// Returns the Deployments that do not run in the applied version yet, each as a sentence. Unless `early`, one that was given up since
 /// is an error: after a return to an earlier version, the failure of the later one is shown until a pod has changed.
 async fn not_running(client: &Client, before: &Before, early: bool) -> anyhow::Result<Vec<String>> {
     let mut waiting = Vec::new();
     for ((name, found), generation) in deployments(client).await?.into_iter().zip(&before.generations) {
-        match rollout(name, found.as_ref()) {
+        match found.as_ref().map_or_else(|| Rollout::Waits(NOT_THERE.to_owned()), rollout) {
             Rollout::Complete => {}
-            Rollout::Failed(sentence) if !early && before.is_given_up_since(*generation, found.as_ref()) => {
-                bail!("everything is applied, and does not run: {sentence}. kubectl brupop doctor finds out why");
+            Rollout::Failed(reason) if !early && before.is_given_up_since(*generation, found.as_ref()) => {
+                bail!(
+                    "everything is applied, and does not run: Deployment {name}: {reason}. kubectl brupop doctor finds out why"
+                );
             }
-            Rollout::Waits(sentence) | Rollout::Failed(sentence) => waiting.push(sentence),
+            Rollout::Waits(reason) | Rollout::Failed(reason) => waiting.push(format!("Deployment {name}: {reason}")),
         }
     }
     Ok(waiting)
 }
 
-/// Returns the number of nodes that the agent is to run on, and how far it is behind, as a sentence.
-fn agents_of(found: Option<&DaemonSet>) -> (i32, Option<String>) {
-    let behind = |reason: String| Some(format!("DaemonSet {}: {reason}", Component::Agent.name()));
-    let Some(found) = found else { return (0, behind("it does not exist".to_owned())) };
+/// Returns the number of nodes that the agent is to run on, and how far it is behind.
+pub(crate) fn agents_of(found: &DaemonSet) -> (i32, Option<String>) {
     let status = found.status.clone().unwrap_or_default();
     let nodes = status.desired_number_scheduled;
     if status.observed_generation < found.metadata.generation {
-        return (nodes, behind("the change is not observed yet".to_owned()));
+        return (nodes, Some(NOT_OBSERVED.to_owned()));
     }
     let (updated, ready) = (status.updated_number_scheduled.unwrap_or(0), status.number_ready);
     let complete = updated >= nodes && ready >= nodes;
-    (nodes, if complete { None } else { behind(format!("of {nodes} nodes, updated on {updated}, Ready on {ready}")) })
+    (nodes, (!complete).then(|| format!("of {nodes} nodes, updated on {updated}, Ready on {ready}")))
 }
 
+/// The same of the DaemonSet in the cluster, with the second as a sentence.
 async fn agents(client: &Client) -> anyhow::Result<(i32, Option<String>)> {
     let sets: Api<DaemonSet> = Api::namespaced(client.clone(), names::AGENT_NAMESPACE);
     let right = format!("get daemonsets in {}", names::AGENT_NAMESPACE);
     let found = if_there(call(&right, sets.get(Component::Agent.name())).await)?;
-    Ok(agents_of(found.as_ref()))
+    let (nodes, behind) = found.as_ref().map_or_else(|| (0, Some(NOT_THERE.to_owned())), agents_of);
+    Ok((nodes, behind.map(|reason| format!("DaemonSet {}: {reason}", Component::Agent.name()))))
 }
 
 /// Returns the time until which agents are waited for where everything else has run since a time.
@@ -268,8 +289,11 @@ async fn disabled(client: &Client) -> anyhow::Result<bool> {
 }
 
 /// Installs the operator.
-pub(crate) async fn install(client: Client, options: &InstallOptions) -> anyhow::Result<()> {
+pub(crate) async fn install(client: Client, namespace: &str, options: &InstallOptions) -> anyhow::Result<()> {
+    check_namespace(namespace)?;
     let objects = objects(options)?;
+    let deployed = deployments(&client).await?;
+    deployed.iter().filter_map(|(_, found)| found.as_ref()).try_for_each(check_release)?;
     preflight(client.clone()).await?;
     if options.dry_run {
         for object in &objects {
@@ -277,7 +301,7 @@ pub(crate) async fn install(client: Client, options: &InstallOptions) -> anyhow:
         }
         return Ok(());
     }
-    let generations = deployments(&client).await?.into_iter().map(|(_, found)| found?.metadata.generation).collect();
+    let generations = deployed.into_iter().map(|(_, found)| found?.metadata.generation).collect();
     let before = Before { time: Timestamp::now(), generations };
     for object in &objects {
         let id = deploy::yaml::id(object);
@@ -333,7 +357,7 @@ mod tests {
     fn deployment_runs_once_all_its_pods_are_of_the_applied_version() {
         let exceeded = json!([{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "late"}]);
         let created = json!([{"type": "Progressing", "status": "True", "reason": "NewReplicaSetCreated"}]);
-        let waits = |reason: &str| Rollout::Waits(format!("Deployment d: {reason}"));
+        let waits = |reason: &str| Rollout::Waits(reason.to_owned());
         for (sentence, status, expected) in [
             ("no status", json!({}), waits("the change is not observed yet")),
             (
@@ -359,7 +383,7 @@ mod tests {
             (
                 "Kubernetes has waited for long enough",
                 json!({"observedGeneration": 2, "replicas": 3, "updatedReplicas": 1, "availableReplicas": 2, "conditions": exceeded}),
-                Rollout::Failed("Deployment d: late".to_owned()),
+                Rollout::Failed("late".to_owned()),
             ),
             (
                 "all pods run",
@@ -370,9 +394,29 @@ mod tests {
             let spec = json!({"replicas": 2, "selector": {}, "template": {}});
             let deployment = json!({"metadata": {"generation": 2}, "spec": spec, "status": status});
             let deployment: Deployment = serde_json::from_value(deployment).unwrap();
-            assert_eq!(rollout("d", Some(&deployment)), expected, "{sentence}");
+            assert_eq!(rollout(&deployment), expected, "{sentence}");
         }
-        assert_eq!(rollout("d", None), waits("it does not exist"));
+    }
+
+    #[test]
+    fn installation_of_a_helm_release_is_left_to_helm() {
+        let release =
+            json!({"meta.helm.sh/release-name": "platform", "meta.helm.sh/release-namespace": "brupop-system"});
+        for (sentence, metadata, refused) in [
+            ("of a release", json!({"annotations": release}), true),
+            ("of kubectl", json!({"annotations": {"a": "b"}}), false),
+            (
+                "of a release that was forgotten, without its annotation",
+                json!({"labels": {"app.kubernetes.io/managed-by": "Helm"}}),
+                false,
+            ),
+        ] {
+            let deployment = json!({"metadata": metadata, "spec": {"selector": {}, "template": {}}});
+            let checked = check_release(&serde_json::from_value(deployment).unwrap());
+            let error = checked.err().map(|error| error.to_string());
+            assert_eq!(error.is_some(), refused, "{sentence}: {error:?}");
+            assert!(error.is_none_or(|error| error.contains("release platform in the namespace brupop-system")));
+        }
     }
 
     #[test]
@@ -418,8 +462,7 @@ mod tests {
             let spec = json!({"selector": {}, "template": {}});
             let set = json!({"metadata": {"generation": 2}, "spec": spec, "status": status});
             let set: DaemonSet = serde_json::from_value(set).unwrap();
-            let expected = expected.map(|reason| format!("DaemonSet brupop-agent: {reason}"));
-            assert_eq!(agents_of(Some(&set)), (3, expected), "{sentence}");
+            assert_eq!(agents_of(&set), (3, expected.map(str::to_owned)), "{sentence}");
         }
     }
 

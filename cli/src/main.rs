@@ -180,7 +180,7 @@ async fn run_with(client: kube::Client, arguments: Arguments, colour: bool) -> a
         Command::Preflight => preflight::preflight(client).await?,
         Command::Install(options) => {
             swap::check_ended(&client).await?;
-            install::install(client, &options).await?;
+            install::install(client, &arguments.namespace, &options).await?;
         }
         Command::Status(options) => {
             return print(&status::status(&client, &arguments.namespace, &options, colour).await?);

@@ -8,7 +8,7 @@ mod remaining;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
@@ -23,10 +23,12 @@ use planner::view::{NodeFacts, Projection as _};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use self::objects::{GONE, PERIOD, delete, find, remove};
+use self::objects::{GONE, PERIOD, delete, find, made, remove};
 pub(crate) use self::objects::{api, is_marked};
 use self::remaining::{Left, Surroundings, not_taken_back, unfinished};
 use crate::call::{call, if_there, list_guarded};
+use crate::helm::Releases;
+use crate::marks::Tool;
 use crate::page::{confirm, print_line};
 
 /// Kinds removed first, so that nothing is created again.
@@ -53,21 +55,22 @@ pub(crate) struct Options {
     abandon: bool,
 }
 
+/// Returns an error for another namespace than that of the manifests, into which alone this plugin installs.
+pub(crate) fn check_namespace(namespace: &str) -> anyhow::Result<()> {
+    ensure!(
+        namespace == names::SYSTEM_NAMESPACE,
+        "this command installs and removes the operator in {} alone, as the manifests do: --namespace (BRUPOP_NAMESPACE) is {namespace}, and an \
+         operator there is installed and removed by other means, such as helm (docs/install.md)",
+        names::SYSTEM_NAMESPACE
+    );
+    Ok(())
+}
+
 pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
-    if namespace != names::SYSTEM_NAMESPACE {
-        bail!(
-            "the manifests install into {}, and that is what this removes; an operator in {namespace} was installed by other means",
-            names::SYSTEM_NAMESPACE
-        );
-    }
+    check_namespace(namespace)?;
     let objects = deploy::everything()?;
     if options.dry_run {
-        for object in objects.iter().rev() {
-            if let Some(found) = find(&client, object).await? {
-                print_line(format_args!("would delete {}", found.id));
-            }
-        }
-        return Ok(());
+        return show(&client, &objects).await;
     }
     if !options.yes {
         confirm(
@@ -85,6 +88,7 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
         print_line("deleted the operator's resource: nothing new starts");
     }
     released(&client, options).await?;
+    let tools = tools(&client, &objects).await?;
 
     let (workloads, rest): (Vec<_>, Vec<_>) = objects.into_iter().partition(|object| is_one_of(object, &WORKLOADS));
     let (containers, rest): (Vec<_>, Vec<_>) = rest.into_iter().partition(|object| is_one_of(object, &CONTAINERS));
@@ -96,8 +100,47 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
     // A controller that was cut off from its kubelet, but not from the API server, may have left a last claim.
     sweep(&client).await?;
     remove(&client, &containers).await?;
+    // A namespace that was made by other means is still there.
+    remove(&client, &made()).await?;
     print_line("the operator is uninstalled");
+    for sentence in Releases::read(&client, &tools).await.left() {
+        print_line(sentence);
+    }
     Ok(())
+}
+
+/// Prints what would be deleted; of what was made later, that of namespaces which stay.
+async fn show(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
+    let mut gone = Vec::new();
+    for object in objects.iter().rev() {
+        if let Some(found) = find(client, object).await? {
+            print_line(format_args!("would delete {}", found.id));
+            if object["kind"] == "Namespace" {
+                gone.push(&object["metadata"]["name"]);
+            }
+        }
+    }
+    for object in made().iter().filter(|object| !gone.contains(&&object["metadata"]["namespace"])).rev() {
+        if let Some(found) = find(client, object).await? {
+            print_line(format_args!("would delete {}", found.id));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the tools that have installed the Deployments and the definitions. That of the shadows is left out: after a takeover it may name a
+/// release of the earlier operator.
+async fn tools(client: &Client, objects: &[Value]) -> anyhow::Result<Vec<Tool>> {
+    let mut tools = Vec::new();
+    for object in objects.iter().filter(|object| is_one_of(object, &["Deployment", "CustomResourceDefinition"])) {
+        let (api, resource, name) = api(client, object)?;
+        if name == names::SHADOW_DEFINITION {
+            continue;
+        }
+        let found = if_there(call(&format!("get {}", resource.plural), api.get_metadata(&name)).await)?;
+        tools.extend(found.iter().flat_map(|found| Tool::all_of(&found.metadata)));
+    }
+    Ok(tools)
 }
 
 fn is_one_of(object: &Value, kinds: &[&str]) -> bool {
@@ -268,6 +311,8 @@ mod tests {
     async fn api_of_each_deployed_object_has_its_path() {
         let served = [
             "/api/v1/namespaces",
+            "/api/v1/namespaces/*/configmaps",
+            "/api/v1/namespaces/*/secrets",
             "/api/v1/namespaces/*/serviceaccounts",
             "/api/v1/namespaces/*/services",
             "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
@@ -276,6 +321,7 @@ mod tests {
             "/apis/apps/v1/namespaces/*/daemonsets",
             "/apis/apps/v1/namespaces/*/deployments",
             "/apis/brupop.bottlerocket.aws/v1/namespaces/*/bottlerocketupdateoperators",
+            "/apis/coordination.k8s.io/v1/namespaces/*/leases",
             "/apis/networking.k8s.io/v1/namespaces/*/networkpolicies",
             "/apis/policy/v1/namespaces/*/poddisruptionbudgets",
             "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
@@ -285,7 +331,7 @@ mod tests {
         ];
         let client = Client::try_from(kube::Config::new("http://localhost".parse().unwrap())).unwrap();
         let mut paths = BTreeSet::new();
-        for object in deploy::everything().unwrap() {
+        for object in deploy::everything().unwrap().into_iter().chain(made()) {
             let (api, _, name) = api(&client, &object).unwrap();
             assert_eq!(object["metadata"]["name"], name);
             let namespace = object["metadata"]["namespace"].as_str();
@@ -293,6 +339,13 @@ mod tests {
             paths.insert(namespace.map_or_else(|| api.resource_url().to_owned(), anywhere));
         }
         assert_eq!(paths.iter().map(String::as_str).collect::<Vec<_>>(), served);
+    }
+
+    #[test]
+    fn other_namespace_than_that_of_the_manifests_is_refused() {
+        assert!(check_namespace(names::SYSTEM_NAMESPACE).is_ok());
+        let error = check_namespace("platform").unwrap_err().to_string();
+        assert!(error.contains("in brupop-system alone") && error.contains("is platform"), "{error}");
     }
 
     #[test]
@@ -306,5 +359,23 @@ mod tests {
             let meta: ObjectMeta = serde_json::from_value(object["metadata"].clone()).unwrap();
             assert!(is_marked(&meta), "{} would stay", deploy::yaml::id(object));
         }
+    }
+
+    #[test]
+    fn what_is_removed_with_a_namespace_is_removed_where_the_namespace_stays() {
+        let documented = include_str!("../../docs/install.md");
+        let (_, table) = documented.split_once("### What is removed by whom").unwrap();
+        let rows =
+            table.lines().filter(|row| ["| Secrets", "| ConfigMap", "| Lease"].iter().any(|of| row.starts_with(of)));
+        let cells = rows.filter_map(|row| row.split('|').nth(2)).flat_map(|cell| cell.split('`').skip(1).step_by(2));
+        // The record of the earlier operator is the user's, for the time after.
+        let documented: BTreeSet<&str> =
+            cells.filter(|name| name.starts_with("brupop-") && !name.contains('*')).collect();
+        let made = made();
+        let names: BTreeSet<&str> = made.iter().filter_map(|object| object["metadata"]["name"].as_str()).collect();
+        assert_eq!(names, documented);
+        // The label is not asked for.
+        let kinds: BTreeSet<&str> = made.iter().filter_map(|object| object["kind"].as_str()).collect();
+        assert!(!deploy::everything().unwrap().iter().any(|object| kinds.contains(object["kind"].as_str().unwrap())));
     }
 }

@@ -137,9 +137,9 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
         }
         facts.cluster = Some(cluster).filter(|_| seen);
     }
-    let own = facts.cluster.as_ref().filter(|_| namespace == names::SYSTEM_NAMESPACE);
-    let required = own.map(|cluster| required_by(&cluster.policy())).unwrap_or_default();
-    for wanted in required {
+    let hook = aws::read(client, namespace).await;
+    facts.aws = facts.optional(hook)?;
+    for wanted in facts.optional_objects()? {
         let found = object(client, &wanted).await;
         if let Some(found) = facts.optional(found)? {
             facts.objects.push(Installed { wanted, found });
@@ -150,8 +150,6 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
     let params = ListParams::default().labels(&format!("kubernetes.io/service-name={}", names::APISERVER));
     let slices = list(&slices, params, &format!("list endpointslices in {namespace}")).await;
     facts.endpoints = facts.optional(slices)?.map(|slices| slices.iter().map(ready_addresses).sum());
-    let hook = aws::read(client, namespace).await;
-    facts.aws = facts.optional(hook)?;
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), names::AGENT_NAMESPACE);
     let right = format!("get configmaps in {}", names::AGENT_NAMESPACE);
     let map = if_there(call(&right, maps.get(names::TRUST_CONFIG_MAP)).await);
@@ -194,6 +192,20 @@ async fn operators(client: &Client) -> anyhow::Result<Vec<String>> {
 }
 
 impl Facts {
+    /// Returns the optional objects that have to be there: those that the policy requires, and those of the hook for AWS where it is
+    /// installed.
+    pub(super) fn optional_objects(&self) -> anyhow::Result<Vec<Value>> {
+        if self.namespace != names::SYSTEM_NAMESPACE {
+            return Ok(Vec::new());
+        }
+        let mut objects = self.cluster.as_ref().map(|cluster| required_by(&cluster.policy())).unwrap_or_default();
+        if self.aws.as_ref().is_some_and(|hook| hook.ready.is_some()) {
+            let is_of_hook = |object: &Value| object["metadata"]["name"] == names::AWS;
+            objects.extend(deploy::everything()?.into_iter().filter(is_of_hook));
+        }
+        Ok(objects)
+    }
+
     /// Returns whether the definition of the shadows exists, as far as that is known.
     fn has_definitions(&self) -> bool {
         let shadows = |object: &&Installed| object.wanted["metadata"]["name"] == names::SHADOW_DEFINITION;

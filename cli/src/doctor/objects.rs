@@ -3,10 +3,15 @@
 
 use std::collections::BTreeSet;
 
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use models::names;
+use semver::Version;
 use serde_json::Value;
 
 use super::facts::Installed;
-use super::finding::{Finding, Severity};
+use super::finding::{Finding, NAMED, Severity};
+use crate::advice::some;
+use crate::install::{Rollout, agents_of, rollout};
 use crate::uninstall::is_marked;
 
 /// The command that installs what is missing.
@@ -84,7 +89,8 @@ fn differences(wanted: &Value, found: &Value) -> Vec<Finding> {
     let of = |finding: Finding| finding.of(id(wanted));
     let kind = text(wanted, "/kind");
     let meta = serde_json::from_value(found["metadata"].clone()).unwrap_or_default();
-    if !is_marked(&meta) && kind != "BottlerocketUpdateOperator" {
+    // A policy is a user's, and a namespace may be: Helm makes that of a release without a label.
+    if !is_marked(&meta) && !matches!(kind, "BottlerocketUpdateOperator" | "Namespace") {
         let message = "it lacks the label of this operator's installation: another operator may have installed it";
         let next = if kind == "CustomResourceDefinition" { "kubectl brupop takeover preflight" } else { APPLY };
         return vec![of(Finding::warning("AnotherInstallation", message).next([next.to_owned()]))];
@@ -94,16 +100,7 @@ fn differences(wanted: &Value, found: &Value) -> Vec<Finding> {
         "CustomResourceDefinition" => findings.extend(definition(wanted, found)),
         "Role" | "ClusterRole" => findings.extend(rules(wanted, found)),
         "RoleBinding" | "ClusterRoleBinding" => findings.extend(binding(wanted, found)),
-        "Deployment" => findings.extend(workload(
-            wanted,
-            found.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1),
-            found.pointer("/status/readyReplicas").and_then(Value::as_i64).unwrap_or(0),
-        )),
-        "DaemonSet" => findings.extend(workload(
-            wanted,
-            found.pointer("/status/desiredNumberScheduled").and_then(Value::as_i64).unwrap_or(0),
-            found.pointer("/status/numberReady").and_then(Value::as_i64).unwrap_or(0),
-        )),
+        "Deployment" | "DaemonSet" => findings.extend(workload(wanted, found)),
         _ => {}
     }
     findings.into_iter().map(of).collect()
@@ -202,7 +199,7 @@ fn rules(wanted: &Value, found: &Value) -> Option<Finding> {
         there.contains(right) || there.contains(whole)
     };
     let missing: Vec<Right> = rights(wanted).into_iter().filter(|right| !covered(right)).collect();
-    let named = crate::advice::some(missing.iter().map(String::as_str), 4);
+    let named = some(missing.iter().map(String::as_str), 4);
     (!missing.is_empty()).then(|| {
         Finding::error("RightsMissing", format!("it lacks rights that this version needs: {named}"))
             .next([APPLY.to_owned()])
@@ -226,45 +223,85 @@ fn binding(wanted: &Value, found: &Value) -> Option<Finding> {
     })
 }
 
-fn workload(wanted: &Value, desired: i64, ready: i64) -> Option<Finding> {
+/// Compares the pods of a workload with those that it has to have: while new ones hang, earlier ones stay Ready.
+fn workload(wanted: &Value, found: &Value) -> Option<Finding> {
     let (namespace, name) = (text(wanted, "/metadata/namespace"), text(wanted, "/metadata/name"));
     let kind = text(wanted, "/kind").to_ascii_lowercase();
-    let describe = format!("kubectl describe {kind} {name} -n {namespace}");
-    let pods = format!("kubectl get pods -n {namespace} -o wide");
-    match (desired, ready) {
-        (0, _) if kind == "daemonset" => {
+    let (desired, ready, state) = if kind == "daemonset" {
+        let set: DaemonSet = serde_json::from_value(found.clone()).unwrap_or_default();
+        let (nodes, behind) = agents_of(&set);
+        let ready = set.status.map_or(0, |status| status.number_ready);
+        (nodes, ready, behind.map_or(Rollout::Complete, Rollout::Waits))
+    } else {
+        let deployment: Deployment = serde_json::from_value(found.clone()).unwrap_or_default();
+        let ready = deployment.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0);
+        (deployment.spec.replicas.unwrap_or(1), ready, rollout(&deployment))
+    };
+    // The hook for AWS has a finding of its own, which knows whether it is awaited.
+    if name == names::AWS && ready == 0 {
+        return None;
+    }
+    let next = || {
+        [format!("kubectl describe {kind} {name} -n {namespace}"), format!("kubectl get pods -n {namespace} -o wide")]
+    };
+    match (desired, ready, state) {
+        (0, ..) if kind == "daemonset" => {
             Some(Finding::warning("NoPods", "no node has the label that selects it for updates, so that it has no pod"))
         }
-        (0, _) => Some(
+        (0, ..) => Some(
             Finding::error("ScaledToZero", "it has no replica")
                 .next([format!("kubectl scale {kind} {name} -n {namespace} --replicas=2")]),
         ),
-        (_, 0) => {
-            Some(Finding::error("NotReady", format!("none of its {desired} pods is Ready")).next([describe, pods]))
+        (_, 0, _) => Some(Finding::error("NotReady", format!("none of its {desired} pods is Ready")).next(next())),
+        (.., Rollout::Failed(reason)) => {
+            Some(Finding::error("RolloutFailed", format!("Kubernetes has given up its rollout: {reason}")).next(next()))
         }
-        (desired, ready) if ready < desired => {
-            Some(Finding::warning("NotReady", format!("{ready} of {desired} pods are Ready")).next([describe, pods]))
+        _ if ready < desired => {
+            Some(Finding::warning("NotReady", format!("{ready} of {desired} pods are Ready")).next(next()))
         }
-        _ => None,
+        (.., Rollout::Waits(reason)) => {
+            Some(Finding::warning("RolloutIncomplete", format!("its rollout has not ended: {reason}")).next(next()))
+        }
+        (.., Rollout::Complete) => None,
     }
 }
 
-/// Compares the images of the workloads.
+/// Returns the tag of an image. One that is named by its digest alone has none, and its version is not known.
+fn tag(image: &str) -> Option<&str> {
+    let name = image.rsplit('/').next().unwrap_or_default();
+    let (name, digest) = name.split_once('@').map_or((name, None), |(name, digest)| (name, Some(digest)));
+    match name.split_once(':') {
+        Some((_, tag)) => Some(tag),
+        None => digest.is_none().then_some("latest"),
+    }
+}
+
+/// Returns the version that a tag names, without its suffix, such as that of an architecture. Tags of one's own name none.
+fn version(tag: &str) -> Option<[u64; 3]> {
+    let version = Version::parse(tag.strip_prefix('v')?).ok()?;
+    Some([version.major, version.minor, version.patch])
+}
+
+/// Compares the images of the workloads with one another, and with those of this version.
 fn images(objects: &[Installed], found: &mut Vec<Finding>) {
     let mut tags = BTreeSet::new();
     for there in objects.iter().filter_map(|object| object.found.as_ref()) {
         let containers = there.pointer("/spec/template/spec/containers").and_then(Value::as_array);
-        for image in containers.into_iter().flatten().filter_map(|container| container["image"].as_str()) {
-            let name = image.rsplit('/').next().unwrap_or_default();
-            tags.insert(name.split('@').next().and_then(|name| name.split_once(':')).map_or("latest", |(_, tag)| tag));
-        }
+        tags.extend(containers.into_iter().flatten().filter_map(|container| tag(container["image"].as_str()?)));
     }
-    let tags: Vec<&str> = tags.into_iter().collect();
+    let own = deploy::Options::default().tag;
+    let is_other = |tag: &&str| version(tag).is_some_and(|other| version(&own).is_some_and(|own| own != other));
     if tags.len() > 1 {
         let message = format!(
             "its parts run images of different versions: {}. An update of it has not ended, or only a part of it was applied",
-            tags.join(", ")
+            some(tags, NAMED)
         );
         found.push(Finding::warning("MixedVersions", message).next([APPLY.to_owned()]));
+    } else if let Some(other) = tags.into_iter().find(is_other) {
+        let message = format!(
+            "all its parts run images of {other}, and this plugin is of {own}: their workloads of this version are not \
+             applied, or the plugin is of another version"
+        );
+        found.push(Finding::warning("VersionDiffers", message).next([APPLY.to_owned()]));
     }
 }

@@ -19,8 +19,11 @@ fn installed(wanted: Value) -> Installed {
     found["status"] = match wanted["kind"].as_str().unwrap() {
         "CustomResourceDefinition" => json!({"storedVersions": ["v1"], "conditions": [
             {"type": "Established", "status": "True"}, {"type": "NamesAccepted", "status": "True"}]}),
-        "Deployment" => json!({"readyReplicas": found["spec"]["replicas"]}),
-        "DaemonSet" => json!({"desiredNumberScheduled": 1, "numberReady": 1}),
+        "Deployment" => {
+            let all = &found["spec"]["replicas"];
+            json!({"replicas": all, "updatedReplicas": all, "readyReplicas": all, "availableReplicas": all})
+        }
+        "DaemonSet" => json!({"desiredNumberScheduled": 1, "updatedNumberScheduled": 1, "numberReady": 1}),
         _ => json!({}),
     };
     Installed { wanted, found: Some(found) }
@@ -324,6 +327,88 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         );
         assert_eq!(diagnosis.errors > 0, severity == Error || diagnosis.findings.iter().any(|f| f.severity == Error));
     }
+}
+
+/// Replaces the tag of the images of all workloads, or of one.
+fn retag(facts: &mut Facts, workload: Option<&str>, tag: &str) {
+    for object in &mut facts.objects {
+        let is_one = workload.is_none_or(|name| object.wanted["metadata"]["name"] == name);
+        let containers = object.found.as_mut().and_then(|found| found.pointer_mut("/spec/template/spec/containers"));
+        for container in containers.filter(|_| is_one).and_then(Value::as_array_mut).into_iter().flatten() {
+            let image = container["image"].as_str().unwrap();
+            container["image"] = format!("r.example:5000/b/{}{tag}", image.split(':').next().unwrap()).into();
+        }
+    }
+}
+
+/// Sets fields in the status of the controller's Deployment.
+fn rollout_of_controller(facts: &mut Facts, fields: &Value) {
+    change(facts, "Deployment", names::CONTROLLER, |found| {
+        let status = found.as_mut().unwrap()["status"].as_object_mut().unwrap();
+        status.extend(fields.as_object().unwrap().clone());
+    });
+}
+
+#[test]
+fn upgrade_that_has_not_ended_is_found() {
+    type Break<'a> = &'a dyn Fn(&mut Facts);
+    let digest = format!("@sha256:{}", "0".repeat(64));
+    let surge = json!({"replicas": 3, "updatedReplicas": 1, "unavailableReplicas": 1});
+    let exceeded =
+        json!([{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "late"}]);
+    let cases: [(&str, Option<&str>, Break<'_>); 13] = [
+        ("new pods hang, and earlier ones stay Ready", Some("RolloutIncomplete"), &|f| {
+            rollout_of_controller(f, &surge);
+        }),
+        ("a change that its controller has not seen", Some("RolloutIncomplete"), &|f| {
+            change(f, "DaemonSet", names::AGENT, |found| found.as_mut().unwrap()["metadata"]["generation"] = json!(2));
+        }),
+        ("Kubernetes has given up", Some("RolloutFailed"), &|f| {
+            rollout_of_controller(f, &surge);
+            rollout_of_controller(f, &json!({"conditions": exceeded}));
+        }),
+        ("agents of the earlier version on some nodes", Some("RolloutIncomplete"), &|f| {
+            change(f, "DaemonSet", names::AGENT, |found| {
+                found.as_mut().unwrap()["status"]["updatedNumberScheduled"] = json!(0);
+            });
+        }),
+        ("all workloads of an earlier version", Some("VersionDiffers"), &|f| retag(f, None, ":v0.0.9")),
+        ("one of them", Some("MixedVersions"), &|f| retag(f, Some(names::AGENT), ":v0.0.9")),
+        ("the hook for AWS alone", Some("MixedVersions"), &|f| {
+            let none = f.optional_objects().unwrap();
+            assert!(none.is_empty(), "{none:?}");
+            f.aws = Some(Hook { ready: Some(1), record: BTreeMap::new() });
+            f.objects.extend(f.optional_objects().unwrap().into_iter().map(installed));
+            retag(f, Some(names::AWS), ":v0.0.9");
+        }),
+        ("no tag, which is the latest, on one", Some("MixedVersions"), &|f| retag(f, Some(names::AGENT), "")),
+        ("tags of one's own", None, &|f| retag(f, None, ":stable")),
+        ("images of one architecture", None, &|f| {
+            retag(f, None, &format!(":v{}-arm64", env!("CARGO_PKG_VERSION")));
+        }),
+        ("digests", None, &|f| retag(f, None, &digest)),
+        ("a digest beside tags", None, &|f| retag(f, Some(names::CONTROLLER), &digest)),
+        ("an earlier tag with a digest", Some("VersionDiffers"), &|f| retag(f, None, &format!(":v0.0.9{digest}"))),
+    ];
+    for (sentence, expected, broken) in cases {
+        let mut facts = healthy();
+        broken(&mut facts);
+        let diagnosis = Diagnosis::of(&facts);
+        let important = diagnosis.findings.iter().filter(|finding| finding.severity != Severity::Note);
+        let reasons: Vec<_> = important.map(|finding| finding.reason).collect();
+        assert_eq!(reasons, expected.into_iter().collect::<Vec<_>>(), "{sentence}: {}", diagnosis.page(None, false));
+        assert_eq!(diagnosis.errors > 0, expected == Some("RolloutFailed"), "{sentence}");
+    }
+}
+
+#[test]
+fn namespace_of_a_helm_release_is_no_other_installation() {
+    let mut facts = healthy();
+    change(&mut facts, "Namespace", names::SYSTEM_NAMESPACE, |found| {
+        found.as_mut().unwrap()["metadata"]["labels"] = json!({"pod-security.kubernetes.io/enforce": "restricted"});
+    });
+    let diagnosis = Diagnosis::of(&facts);
+    assert_eq!((diagnosis.errors, diagnosis.warnings), (0, 0), "{}", diagnosis.page(None, false));
 }
 
 #[test]

@@ -8,8 +8,8 @@ use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Preconditions};
 use kube::core::{GroupVersionKind, TypeMeta};
 use kube::discovery::ApiResource;
 use kube::{Client, ResourceExt as _};
-use models::names;
-use serde_json::Value;
+use models::names::{self, AGENT_NAMESPACE, SYSTEM_NAMESPACE};
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::call::{call, if_there};
@@ -23,6 +23,30 @@ pub(super) const GONE: Duration = Duration::from_secs(5 * 60);
 
 /// Number of objects in a page of a list.
 const PAGE: u32 = 500;
+
+/// The objects that the controller, the hook for AWS and users make: API version, kind, namespace and name. They go with their namespace, where
+/// that is removed.
+const MADE: [(&str, &str, &str, &str); 10] = [
+    ("v1", "Secret", SYSTEM_NAMESPACE, names::CA_SECRET),
+    ("v1", "Secret", SYSTEM_NAMESPACE, names::SERVING_SECRET),
+    ("v1", "Secret", SYSTEM_NAMESPACE, names::PERMIT_KEY_SECRET),
+    ("v1", "Secret", SYSTEM_NAMESPACE, names::HISTORY_KEY_SECRET),
+    ("v1", "Secret", SYSTEM_NAMESPACE, names::NOTICES_SECRET),
+    ("v1", "Secret", SYSTEM_NAMESPACE, names::PROMETHEUS_SECRET),
+    ("v1", "ConfigMap", SYSTEM_NAMESPACE, names::HISTORY_KEYS),
+    ("v1", "ConfigMap", SYSTEM_NAMESPACE, names::AWS),
+    ("v1", "ConfigMap", AGENT_NAMESPACE, names::TRUST_CONFIG_MAP),
+    ("coordination.k8s.io/v1", "Lease", SYSTEM_NAMESPACE, names::CONTROLLER),
+];
+
+/// Returns the objects that are not part of an installation and made for it later. Not all have the label of the installation: their names
+/// are the operator's own.
+pub(super) fn made() -> Vec<Value> {
+    let objects = MADE.iter().map(|(version, kind, namespace, name)| {
+        json!({"apiVersion": version, "kind": kind, "metadata": {"namespace": namespace, "name": name}})
+    });
+    objects.collect()
+}
 
 /// Returns true if an object has the label of everything that is installed with this operator. The earlier operator has
 /// objects of the same name, above all the definition of the shadows.
@@ -68,9 +92,13 @@ pub(super) async fn find(client: &Client, object: &Value) -> anyhow::Result<Opti
     let within = object["metadata"]["namespace"].as_str().map_or_else(String::new, |name| format!(" in {name}"));
     let resource = format!("{}{within}", resource.plural);
     let Some(meta) = get(&api, &resource, &name).await? else { return Ok(None) };
-    if !is_marked(&meta) {
+    if !is_marked(&meta) && !MADE.iter().any(|(_, kind, ..)| object["kind"] == *kind) {
+        let next = match object["kind"].as_str() {
+            Some("Namespace") => format!(". If nothing else needs it: kubectl delete namespace {name}"),
+            _ => String::new(),
+        };
         print_line(format_args!(
-            "{id} stays: it has no label {}={}, so it was not installed with this operator",
+            "{id} stays: it has no label {}={}, so it was not installed with this operator{next}",
             names::APPLICATION_LABEL,
             names::APPLICATION
         ));

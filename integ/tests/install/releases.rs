@@ -1,8 +1,10 @@
 //! Releases of the charts on a real API server: installation, upgrade with the definitions, rollback, uninstallation.
 
 use std::path::Path;
+use std::process::Stdio;
 
 use anyhow::{Context as _, ensure};
+use integ::bed::Programs;
 use integ::control_plane::{ControlPlane, Options};
 use models::names::{INTERFACE_LABEL, SYSTEM_NAMESPACE};
 use serde_json::{Value, json};
@@ -114,7 +116,7 @@ async fn releases_are_installed_upgraded_rolled_back_and_uninstalled() -> anyhow
     }
     assert_eq!(enabled(&control_plane).await?, "true");
     let notes = helm.line(&format!("{upgrade} --set policy.enabled=true")).await?;
-    ensure!(notes.contains("Updates are enabled"), "{notes}");
+    ensure!(notes.contains("Updates are enabled") && notes.contains("Do not have Helm wait for pods"), "{notes}");
     let shadow = json!({
         "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
         "metadata": {"name": "brs-a", "namespace": SYSTEM_NAMESPACE}, "spec": {"state": "Idle", "attempt": 0},
@@ -208,14 +210,81 @@ async fn installation_by_kubectl_becomes_a_release() -> anyhow::Result<()> {
     kubectl(&control_plane, &["apply", "--server-side", "-f", "deploy/manifests/crds.yaml"]).await?;
     kubectl(&control_plane, &["wait", "--for=condition=Established", "-f", "deploy/manifests/crds.yaml"]).await?;
     kubectl(&control_plane, &["apply", "--server-side", "-f", "deploy/manifests/brupop.yaml"]).await?;
+    let folder = tempfile::tempdir()?;
+    // Helm 3 knows no other way.
+    let three = helm.line("version --short").await?.starts_with("v3.");
+    let take = if three { "--take-ownership" } else { "--take-ownership --server-side=false" };
     for (release, chart) in [("brupop-crds", DEFINITIONS), ("brupop", OPERATOR)] {
         let install = format!("install {release} {chart} -n {SYSTEM_NAMESPACE}");
         let error = helm.refused(&install).await?;
         ensure!(error.contains("cannot be imported into the current release"), "{error}");
         let uid = field(&control_plane, &format!("crd/{SHADOWS}"), ".metadata.uid").await?;
-        helm.line(&format!("{install} --take-ownership")).await?;
+        helm.line(&format!("{install} {take}")).await?;
         assert_eq!(field(&control_plane, &format!("crd/{SHADOWS}"), ".metadata.uid").await?, uid);
     }
+    // A later version of each is no conflict with what kubectl has applied, and a user's change stays.
+    let patch = r#"{"spec":{"enabled":true}}"#;
+    kubectl(&control_plane, &["patch", "bruo", "default", "-n", SYSTEM_NAMESPACE, "--type=merge", "-p", patch]).await?;
+    let description = "description: Attempt";
+    let changed = next(DEFINITIONS, folder.path(), "templates/crds.yaml", |text| {
+        text.replacen(description, "description: Changed attempt", 1)
+    })?;
+    helm.line(&format!("upgrade brupop-crds {changed} -n {SYSTEM_NAMESPACE}")).await?;
+    let definition = kubectl(&control_plane, &["get", "crd", SHADOWS, "-o", "yaml"]).await?;
+    ensure!(definition.contains("Changed attempt"), "the definition is not upgraded");
+    let changed = next(OPERATOR, folder.path(), "templates/policy.yaml", |text| {
+        text.replace("\nspec:\n", "\nspec:\n  labelNodes: false\n")
+    })?;
+    helm.line(&format!("upgrade brupop {changed} -n {SYSTEM_NAMESPACE} --reset-then-reuse-values")).await?;
+    let image = ".spec.template.spec.containers[0].image";
+    let image = field(&control_plane, "deployment/brupop-controller", image).await?;
+    ensure!(image.contains(":v9"), "{image}");
+    assert_eq!(enabled(&control_plane).await?, "true");
+    control_plane.stop().await
+}
+
+/// Runs the plugin, and returns its exit status and all that it prints.
+async fn plugin(control_plane: &ControlPlane, arguments: &[&str]) -> anyhow::Result<(bool, String)> {
+    let mut command = tokio::process::Command::new(Programs::find()?.plugin);
+    command.args(arguments).env("KUBECONFIG", control_plane.kubeconfig()).env_remove("BRUPOP_NAMESPACE");
+    let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await?;
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    Ok((output.status.success(), text))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn plugin_leaves_a_release_to_helm_and_uninstalls_all_but_its_namespace() -> anyhow::Result<()> {
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    let helm = Helm::find(Some(&control_plane)).await?;
+    helm.line(&format!("install brupop-crds {DEFINITIONS} {NAMESPACE}")).await?;
+    helm.line(&format!("install brupop {OPERATOR} -n {SYSTEM_NAMESPACE}")).await?;
+    // As the controller and users make them, and one of another program.
+    for name in ["brupop-ca", "brupop-permit-key", "brupop-notices", "other"] {
+        kubectl(&control_plane, &["create", "secret", "generic", name, "-n", SYSTEM_NAMESPACE]).await?;
+    }
+    let (_, found) = plugin(&control_plane, &["doctor"]).await?;
+    ensure!(found.contains("NotReady") && !found.contains("AnotherInstallation"), "{found}");
+    let (success, refused) = plugin(&control_plane, &["install"]).await?;
+    ensure!(!success && refused.contains("the operator is of the Helm release brupop in the namespace"), "{refused}");
+
+    // With the objects of one namespace, another one would have half an installation beside.
+    let (success, refused) = plugin(&control_plane, &["install", "-n", "platform"]).await?;
+    ensure!(!success && refused.contains("installs and removes the operator in brupop-system alone"), "{refused}");
+
+    let (success, text) = plugin(&control_plane, &["uninstall", "--dry-run"]).await?;
+    ensure!(success && text.contains("would delete Secret brupop-system/brupop-ca"), "{text}");
+    let (success, text) = plugin(&control_plane, &["uninstall", "--yes"]).await?;
+    ensure!(success && text.contains("Namespace brupop-system stays: "), "{text}");
+    for release in ["brupop", "brupop-crds"] {
+        ensure!(text.contains(&format!("helm uninstall {release} -n brupop-system\n")), "{text}");
+        helm.line(&format!("uninstall {release} -n {SYSTEM_NAMESPACE}")).await?;
+    }
+    let get = ["get", "secrets,configmaps", "-n", SYSTEM_NAMESPACE, "-o", "name"];
+    let left = kubectl(&control_plane, &get).await?;
+    let left: Vec<&str> = left.lines().filter(|name| !name.contains("sh.helm.release")).collect();
+    ensure!(left == ["secret/other", "configmap/kube-root-ca.crt"], "{left:?}");
+    let left = installed(&control_plane).await?;
+    ensure!(left == ["namespace/brupop-system"], "{left:?}");
     control_plane.stop().await
 }
 

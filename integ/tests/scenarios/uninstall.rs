@@ -109,15 +109,31 @@ async fn uninstall_during_drain_releases_node_and_restores_cluster() -> anyhow::
     Ok(())
 }
 
-/// The commands of `docs/install.md` for users without the plugin: those up to the checks, and those after them.
-fn documented() -> (Vec<String>, Vec<String>) {
+/// The commands of `docs/install.md` after a text.
+fn block(before: &str) -> Vec<&'static str> {
     const DOCS: &str = include_str!("../../../docs/install.md");
-    let (_, block) = DOCS.split_once("The same with kubectl alone:").unwrap_or_default();
-    let block = block.split("```").nth(1).unwrap_or_default();
-    let lines: Vec<&str> = block.lines().skip(1).collect();
+    let (_, block) = DOCS.split_once(before).unwrap_or_default();
+    block.split("```").nth(1).unwrap_or_default().lines().skip(1).collect()
+}
+
+/// The commands for users without the plugin: those up to the checks, and those after them.
+fn documented() -> (Vec<String>, Vec<String>) {
+    let lines = block("The same with kubectl alone:");
     let (first, rest) = lines.split_at(lines.iter().position(|line| line.starts_with('#')).unwrap_or_default());
     let owned = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect();
     (owned(first), owned(rest))
+}
+
+/// A node of which the claim is not looked for stays cordoned for ever.
+#[test]
+fn users_of_helm_look_at_the_same_before_they_uninstall() {
+    let looks = |lines: Vec<&str>| -> Vec<String> {
+        let gets = lines.into_iter().filter(|line| line.starts_with("kubectl get "));
+        gets.map(|line| line.split("   #").next().unwrap_or_default().replace(" -n ", " --namespace ")).collect()
+    };
+    let (kubectl, helm) = (looks(block("The same with kubectl alone:")), looks(block("### Uninstall with Helm")));
+    assert_eq!(kubectl.len(), 3, "{kubectl:?}");
+    assert_eq!(helm, kubectl);
 }
 
 #[tokio::test(flavor = "multi_thread")]
