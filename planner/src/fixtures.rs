@@ -8,8 +8,8 @@ use models::condition::{Condition, ConditionStatus};
 use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
 use models::reason::{FailureReason, Proof};
 use models::shadow::{
-    Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, Failure, HostState, NodeProof, OfferedUpdates, Place,
-    Progress, Record, Step, UPDATED,
+    Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, Failure, HOST_REACHABLE, HostState, NodeProof,
+    OfferedUpdates, Place, Progress, Record, Step, UPDATED,
 };
 use semver::Version;
 
@@ -192,6 +192,12 @@ pub(crate) fn condition(type_: &str, reason: &str, message: &str) -> Condition {
         last_transition_time: t(0),
         observed_generation: None,
     }
+}
+
+/// The report of an agent whose host does not answer.
+pub(crate) fn unreachable() -> Condition {
+    let condition = condition(HOST_REACHABLE, "Timeout", "the host did not answer in time");
+    Condition { status: ConditionStatus::False, ..condition }
 }
 
 pub(crate) fn armed(phase: ArmedPhase) -> Armed {

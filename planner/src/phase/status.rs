@@ -28,6 +28,7 @@ pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) 
             | WaitReason::Settling
             | WaitReason::NodeNotUsable
             | WaitReason::NodePressure
+            | WaitReason::HostNotUsable
             | WaitReason::ActionFails
     );
     let finding = wanted.is_some() && (reason.is_check_finding() || named);
