@@ -9,7 +9,7 @@ use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, RolloutLed
 use models::reason::{FailureReason, Proof};
 use models::shadow::{
     Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, Failure, HOST_REACHABLE, HostState, NodeProof,
-    OfferedUpdates, Place, Progress, Record, Step, UPDATED,
+    OfferedUpdates, Place, Progress, Record, Step, UPDATED, is_agent_condition,
 };
 use semver::Version;
 
@@ -227,7 +227,9 @@ pub(crate) fn draining(spec: serde_json::Value, pods: Vec<PodFacts>) -> (Cluster
 pub(crate) fn written(view: &mut ClusterView, action: &Action) {
     let Action::Status { status, .. } = action else { panic!("{action:?}") };
     let stored = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status;
-    (stored.controller, stored.conditions) = (status.report.clone(), status.conditions.clone());
+    stored.controller = status.report.clone();
+    stored.conditions.retain(|condition| is_agent_condition(&condition.type_));
+    stored.conditions.extend(status.conditions.clone());
 }
 
 pub(crate) fn with_policy(view: &mut ClusterView, spec: serde_json::Value) -> Policy {

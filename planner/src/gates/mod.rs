@@ -198,6 +198,11 @@ pub(crate) fn no_report(ctx: &NodeContext<'_>) -> Option<Wait> {
     host::has_reported(ctx)
 }
 
+/// Returns the wait for a host that its agent can use.
+pub(crate) fn host_not_usable(ctx: &NodeContext<'_>) -> Option<Wait> {
+    host::is_usable(ctx)
+}
+
 /// Returns what keeps the agent from its host now, as the end of a message; empty where nothing does.
 pub(crate) fn host_trouble(ctx: &NodeContext<'_>) -> String {
     let wait = host::is_usable(ctx).or_else(|| host::is_not_busy(ctx));
