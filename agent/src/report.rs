@@ -167,11 +167,14 @@ fn offer(stored: &AgentStatus, facts: &Facts, memory: &Memory) -> Option<Offered
     let last = status.and_then(|status| status.last.as_ref());
     let unsuccessful = last.filter(|last| last.is(Command::Refresh) && !last.succeeded);
     if let Some(failure) = unsuccessful.map(CommandRecord::message).or_else(|| memory.refresh_failure.clone()) {
-        // An offer that cannot be confirmed stays as reported, if the host has run a command in this boot. The first
-        // message stays too: another wording of the next failure is no change.
+        // An offer that cannot be confirmed stays as reported, if the host has run a command in this boot. The message
+        // stays too where the next one differs in numbers alone, such as a time.
         let reported = reported.filter(|reported| last.is_some() || reported.refresh_failure.is_some());
         let mut reported = reported.unwrap_or_default();
-        reported.refresh_failure.get_or_insert_with(|| cut(&failure, LONGEST_MESSAGE));
+        let failure = cut(&failure, LONGEST_MESSAGE);
+        if reported.refresh_failure.as_deref().is_none_or(|before| !is_alike(before, &failure)) {
+            reported.refresh_failure = Some(failure);
+        }
         return Some(reported);
     }
     let (status, last) = (status?, last?);
@@ -183,6 +186,12 @@ fn offer(stored: &AgentStatus, facts: &Facts, memory: &Memory) -> Option<Offered
         last_refresh: if refreshed { last.timestamp.parse().ok() } else { known.last_refresh },
         refresh_failure: if refreshed { None } else { known.refresh_failure },
     })
+}
+
+/// Returns true if two messages differ in digits at most.
+fn is_alike(one: &str, other: &str) -> bool {
+    let is_text = |c: &char| !c.is_ascii_digit();
+    one.chars().filter(is_text).eq(other.chars().filter(is_text))
 }
 
 /// Returns the choice of a successful refresh. In the state Idle it is left over from an earlier one.
@@ -354,6 +363,19 @@ pub(crate) mod tests {
         assert!(kept.refresh_failure.is_some() && kept.last_refresh == offered.last_refresh);
         assert!(differs(&first, &second));
         assert!(!differs(&second, &built(&second, &failed, &Finding::Reached(HostState::Idle))));
+
+        let mut after = second.clone();
+        for (message, expected) in [
+            ("no route; tried for 7 s", "no route; tried for 7 s"),
+            ("no route; tried for 12 s", "no route; tried for 7 s"),
+            ("certificate expired", "certificate expired"),
+        ] {
+            let mut failed = failed.clone();
+            failed.status.as_mut().and_then(|status| status.last.as_mut()).unwrap().stderr = message.into();
+            after = built(&after, &failed, &Finding::Reached(HostState::Idle));
+            let reported = after.report.updates.as_ref().and_then(|updates| updates.refresh_failure.as_deref());
+            assert!(reported.is_some_and(|reported| reported.contains(expected)), "{message}: {reported:?}");
+        }
 
         let third = built(&second, &good, &Finding::Reached(HostState::Idle));
         assert_eq!(third.report.updates.unwrap().refresh_failure, None);

@@ -96,6 +96,7 @@ impl Cluster {
             | Wait::AwaitingRehearsal
             | Wait::AwaitingReboot
             | Wait::DisarmPending
+            | Wait::HostNotUsable { .. }
             | Wait::HostBusy { .. }
             | Wait::RefreshFails { .. } => self.agent_commands(node),
             Wait::WebApiNotReady => vec![own_pods(names::APISERVER)],

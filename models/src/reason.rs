@@ -401,7 +401,7 @@ ends! {
             every hour.",
     }
     /// The node was Ready on the version, and was not as before its drain in time: devices, CSI drivers or pods of DaemonSets were
-    /// missing, or a taint was new.
+    /// missing, a taint was new, or its agent could not use its host or had not reported.
     NodeNotUsable {
         event: UpdateFailed, class: Node,
         advice: "Find out why what the message names is not back, such as a device plugin, or a start-up taint that nothing removes. The node is \

@@ -8,8 +8,8 @@ use models::condition::{Condition, ConditionStatus};
 use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
 use models::reason::{FailureReason, Proof};
 use models::shadow::{
-    Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, Failure, HostState, NodeProof, OfferedUpdates, Place,
-    Progress, Record, Step, UPDATED,
+    Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, Failure, HOST_REACHABLE, HostState, NodeProof,
+    OfferedUpdates, Place, Progress, Record, Step, UPDATED, is_agent_condition,
 };
 use semver::Version;
 
@@ -194,6 +194,12 @@ pub(crate) fn condition(type_: &str, reason: &str, message: &str) -> Condition {
     }
 }
 
+/// The report of an agent whose host does not answer.
+pub(crate) fn unreachable() -> Condition {
+    let condition = condition(HOST_REACHABLE, "Timeout", "the host did not answer in time");
+    Condition { status: ConditionStatus::False, ..condition }
+}
+
 pub(crate) fn armed(phase: ArmedPhase) -> Armed {
     Armed { attempt: 1, boot_id: "b1".into(), version: NEW, phase, nonce: "n".into() }
 }
@@ -221,7 +227,9 @@ pub(crate) fn draining(spec: serde_json::Value, pods: Vec<PodFacts>) -> (Cluster
 pub(crate) fn written(view: &mut ClusterView, action: &Action) {
     let Action::Status { status, .. } = action else { panic!("{action:?}") };
     let stored = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status;
-    (stored.controller, stored.conditions) = (status.report.clone(), status.conditions.clone());
+    stored.controller = status.report.clone();
+    stored.conditions.retain(|condition| is_agent_condition(&condition.type_));
+    stored.conditions.extend(status.conditions.clone());
 }
 
 pub(crate) fn with_policy(view: &mut ClusterView, spec: serde_json::Value) -> Policy {

@@ -121,6 +121,8 @@ async fn retry_host(turn: &mut Turn<'_>, error: HostError) -> Result<Next, Agent
         let condition = HostCondition::unreachable(&error);
         // Reported if possible; the next call does not wait for it.
         let _ = put(turn, |view| build_condition(&view.status, &condition, Timestamp::now())).await;
+        // Staging, too, reports again once the host answers.
+        turn.boot.tries.announced = false;
     }
     match dead_for {
         Some(dead_for) => Err(AgentError::SocketDead(dead_for, error)),

@@ -1,6 +1,8 @@
 //! Gathers facts, with as few host calls as the next decision needs.
 
 use jiff::Timestamp;
+use models::condition::{ConditionStatus, find_condition};
+use models::shadow::HOST_REACHABLE;
 use tokio::time::Instant;
 
 use super::next::{Next, Stop};
@@ -37,11 +39,13 @@ pub(super) async fn read_status(turn: &mut Turn<'_>) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Waits while the host runs a command. One that has been running for long is reported, if possible.
+/// Waits while the host runs a command. One that has been running for long is reported, if possible, and so is a host that answers again.
 async fn wait_while_busy(turn: &mut Turn<'_>) -> Next {
     let next = turn.boot.wait_while_busy();
-    if let Some(since) = turn.boot.busy_for_long(Instant::now()) {
-        let condition = HostCondition::busy(since);
+    let busy = turn.boot.busy_for_long(Instant::now()).map(HostCondition::busy);
+    let reported = find_condition(&turn.view.status.conditions, HOST_REACHABLE);
+    let was_unreachable = reported.is_some_and(|reported| reported.status == ConditionStatus::False);
+    if let Some(condition) = busy.or(was_unreachable.then(HostCondition::answered)) {
         let _ = put(turn, |view| build_condition(&view.status, &condition, Timestamp::now())).await;
         // Staging, too, reports again once the host answers otherwise.
         turn.boot.tries.announced = false;

@@ -25,6 +25,7 @@ pub(super) async fn take_step(turn: &mut Turn<'_>) -> Result<Next, Stop> {
         let condition = HostCondition::unsupported(format!("the host's update state '{state}' is not known"));
         let finding = Finding::InProgress(turn.view.status.report.state.unwrap_or_default());
         turn.boot.status.expire();
+        turn.boot.tries.announced = false;
         report::report_with(turn, &facts, &finding, &condition).await?;
         return Ok(Next::At(Instant::now() + RECHECK));
     }

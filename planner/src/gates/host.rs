@@ -1,5 +1,5 @@
-//! The host of an idle node, as its agent reports it: another attempt has to find nothing of an earlier one, nor of
-//! another client.
+//! The host, as its agent reports it: the agent has to be able to use it, and another attempt has to find nothing of an earlier
+//! one, nor of another client.
 
 use models::shadow::{HOST_BUSY, HostState, MOST_ATTEMPTS};
 
@@ -9,6 +9,12 @@ use crate::wait::Wait;
 /// Returns the wait for a report of the node's current boot.
 pub(crate) fn has_reported(ctx: &NodeContext<'_>) -> Option<Wait> {
     (!ctx.has_reported()).then_some(Wait::NoReport)
+}
+
+/// Returns the wait for a host whose update API the agent can use: without that no image is staged, and a node is drained in vain.
+pub(crate) fn is_usable(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let condition = ctx.unusable_host()?;
+    Some(Wait::HostNotUsable { reason: condition.reason.clone(), message: condition.message.clone() })
 }
 
 /// Returns the wait for the end of a command that has been running on the host for long. Nothing is known of its offers meanwhile.
@@ -51,10 +57,10 @@ pub(crate) fn has_target(ctx: &NodeContext<'_>) -> Option<Wait> {
 #[cfg(test)]
 mod tests {
     use models::condition::{Condition, ConditionStatus};
-    use models::shadow::{HOST_ARMED_BY_OTHER, HOST_REACHABLE};
+    use models::shadow::{HOST_ANSWERED, HOST_ARMED_BY_OTHER, HOST_REACHABLE, UNSUPPORTED_STATE};
 
-    use super::super::begin;
     use super::super::testing::refusal_of;
+    use super::super::{begin, start};
     use super::*;
     use crate::fixtures::{NEW, t};
     use crate::policy::Target;
@@ -62,18 +68,55 @@ mod tests {
 
     type Change<'a> = &'a dyn Fn(&mut ShadowFacts);
 
+    fn reachable(shadow: &mut ShadowFacts, status: ConditionStatus, reason: &str) {
+        shadow.status.conditions.push(Condition {
+            type_: HOST_REACHABLE.into(),
+            status,
+            reason: reason.into(),
+            message: "as reported".into(),
+            last_transition_time: t(0),
+            observed_generation: None,
+        });
+    }
+
+    fn reported(shadow: &mut ShadowFacts, reason: &str) {
+        reachable(shadow, ConditionStatus::True, reason);
+    }
+
+    #[test]
+    fn neither_attempt_nor_drain_starts_on_host_that_its_agent_cannot_use() {
+        let not_usable =
+            |reason: &str| Some(Wait::HostNotUsable { reason: reason.into(), message: "as reported".into() });
+        let busy = Some(Wait::HostBusy { message: "as reported".into() });
+        let cases = [
+            ("it answers", ConditionStatus::True, HOST_ANSWERED, None),
+            ("it does not answer", ConditionStatus::False, "Timeout", not_usable("Timeout")),
+            ("its state is not known", ConditionStatus::True, UNSUPPORTED_STATE, not_usable(UNSUPPORTED_STATE)),
+            ("it has been busy for long", ConditionStatus::True, HOST_BUSY, busy),
+            ("its agent is not heard, which is another gate's", ConditionStatus::Unknown, "AgentNotReady", None),
+        ];
+        for (sentence, status, reason, expected) in cases {
+            for (gate, name) in [(begin as fn(&NodeContext<'_>) -> _, "idle"), (start, "staged")] {
+                let wait = refusal_of(gate, |view, _| {
+                    reachable(view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap(), status, reason);
+                });
+                assert_eq!(wait, expected, "{name}: {sentence}");
+            }
+        }
+    }
+
+    #[test]
+    fn host_that_does_not_answer_since_its_boot_is_named_before_the_missing_report() {
+        let wait = refusal_of(begin, |view, _| {
+            let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+            shadow.status.agent.boot_id = Some("b0".into());
+            reachable(shadow, ConditionStatus::False, "Timeout");
+        });
+        assert_eq!(wait.as_ref().map(Wait::as_str), Some("HostNotUsable"));
+    }
+
     #[test]
     fn attempt_starts_only_on_reporting_host_without_foreign_changes() {
-        fn reported(shadow: &mut ShadowFacts, reason: &str) {
-            shadow.status.conditions.push(Condition {
-                type_: HOST_REACHABLE.into(),
-                status: ConditionStatus::True,
-                reason: reason.into(),
-                message: "as reported".into(),
-                last_transition_time: t(0),
-                observed_generation: None,
-            });
-        }
         let cases: [(&str, Change<'_>, Option<Wait>); 9] = [
             ("as it was left", &|_| {}, None),
             ("no report", &|shadow| shadow.status.agent.boot_id = None, Some(Wait::NoReport)),

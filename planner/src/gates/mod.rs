@@ -84,8 +84,9 @@ const GATES: &[Gate] = &[
     gate(Begin, "Labelled", "the node has the label that selects it for updates", node::is_labelled),
     gate(Begin, "NotDeleted", "neither the node nor its shadow is being deleted", node::is_not_deleted),
     gate(Begin, "AgentReady", AGENT_READY, components::agent),
+    gate(Begin, "HostUsable", HOST_USABLE, host::is_usable),
     gate(Begin, "AgentReported", "the agent has reported since the node's last boot", host::has_reported),
-    gate(Begin, "HostNotBusy", "no command of the host runs for too long", host::is_not_busy),
+    gate(Begin, "HostNotBusy", HOST_NOT_BUSY, host::is_not_busy),
     gate(Begin, "NotArmedByOther", "no other client has armed an update on the host", host::not_armed_by_other),
     gate(Begin, "NotLockedByOther", "no other client has locked the host's version", host::no_conflicting_lock),
     gate(Begin, "Disarmed", "the agent has confirmed that nothing of the operator is armed", host::is_disarmed),
@@ -104,6 +105,8 @@ const GATES: &[Gate] = &[
     gate(New, "WebApiReady", "a pod of the web API is Ready", components::web_api),
     gate(Disrupt, "NodeReady", "the node is Ready", node::is_ready),
     gate(Disrupt, "AgentReady", AGENT_READY, components::agent),
+    gate(Disrupt, "HostUsable", HOST_USABLE, host::is_usable),
+    gate(Disrupt, "HostNotBusy", HOST_NOT_BUSY, host::is_not_busy),
     gate(Disrupt, "NoPressure", "the node reports no shortage", node::has_no_pressure),
     gate(Disrupt, "WindowOpen", "a window is open, or it is urgent; no blackout", fleet::window_is_open)
         .unless(fleet::urgency),
@@ -122,6 +125,8 @@ const GATES: &[Gate] = &[
 ];
 
 const AGENT_READY: &str = "a pod of the agent on the node is Ready";
+const HOST_USABLE: &str = "the agent can use the update API of its host";
+const HOST_NOT_BUSY: &str = "no command of the host runs for too long";
 
 /// Returns the gates of these stages for an attempt of this kind, in their order.
 fn of(stages: &[GateStage], mode: Mode) -> impl Iterator<Item = &'static Gate> + '_ {
@@ -191,6 +196,17 @@ pub(crate) fn not_ready(ctx: &NodeContext<'_>) -> Option<Wait> {
 /// Returns the wait for the first report of a node's agent in its boot.
 pub(crate) fn no_report(ctx: &NodeContext<'_>) -> Option<Wait> {
     host::has_reported(ctx)
+}
+
+/// Returns the wait for a host that its agent can use.
+pub(crate) fn host_not_usable(ctx: &NodeContext<'_>) -> Option<Wait> {
+    host::is_usable(ctx)
+}
+
+/// Returns what keeps the agent from its host now, as the end of a message; empty where nothing does.
+pub(crate) fn host_trouble(ctx: &NodeContext<'_>) -> String {
+    let wait = host::is_usable(ctx).or_else(|| host::is_not_busy(ctx));
+    wait.map_or_else(String::new, |wait| format!("; {wait}"))
 }
 
 /// Returns the wait for trouble of the cluster, which also stops what has begun.

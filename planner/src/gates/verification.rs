@@ -75,6 +75,7 @@ pub(crate) fn refusal(ctx: &NodeContext<'_>) -> Option<Wait> {
         node::is_not_being_removed,
         node::is_ready,
         node::has_no_pressure,
+        host::is_usable,
         host::has_reported,
         host::has_attempts_left,
         fleet::has_valid_policy,

@@ -53,8 +53,8 @@ const OTHER_CAUSES: &str = "which may have other causes by now than the update";
 const READ_AGAIN: Duration = Duration::from_secs(5 * 60);
 
 /// Continues the verification; `None` once it is over: when the soak has passed without an interruption, the pods are Ready, none of their
-/// containers was restarted meanwhile, what the node had before its drain is back, the expressions return nothing, and the kubelet has shown a
-/// sign of life after all that.
+/// containers was restarted meanwhile, what the node had before its drain is back, the expressions return nothing, the kubelet has shown a
+/// sign of life after all that, and the agent has reported.
 pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     let after_policy = &ctx.group().after;
     let deadline = deadline(ctx);
@@ -118,7 +118,9 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
         let pending = Wait::ExpressionsPending { name: quiet.oldest };
         return looking(unknown_until(ctx, limit, pending).asking_since(soaked));
     }
-    sign_of_life(ctx, soaked, limit).and_then(looking)
+    // That the web API is away says nothing about the node, whatever the time is.
+    let report = || usable::awaits_web_api(ctx).then(|| stay(Wait::WebApiNotReady).waking_at(after(ctx.now, LASTING)));
+    sign_of_life(ctx, soaked, limit).or_else(report).and_then(looking)
 }
 
 /// Adds the expressions to query. An interval may be longer than the verification: they are queried as it begins, and once more before its

@@ -14,6 +14,7 @@ use crate::drain::{Sorted, denied_for_good};
 use models::time::after;
 
 use crate::decision::{Action, Eviction, Evictions, Note};
+use crate::gates;
 use crate::view::{Blocked, PodFacts};
 use crate::wait::Wait;
 
@@ -87,7 +88,8 @@ pub(super) fn drain_timed_out(ctx: &Attempt<'_>, cordoned: bool, sorted: Option<
             (FailureReason::NotStaged, "the staged image is gone".to_owned())
         }
         (true, Some(_)) if left.is_empty() => {
-            (FailureReason::AgentSilent, "the agent has not confirmed the desired state".to_owned())
+            let trouble = gates::host_trouble(ctx);
+            (FailureReason::AgentSilent, format!("the agent has not confirmed the desired state{trouble}"))
         }
         (true, Some(_)) => {
             let silent = if ctx.facts().ready { "" } else { ", which is not Ready" };

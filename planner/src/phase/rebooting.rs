@@ -12,6 +12,7 @@ use super::end::{ended_before_permit, ended_by_host};
 use super::permits::{permit_request, rehearsal_request};
 use super::row::{Attempt, Turn, act, fail, stay};
 use crate::decision::Action;
+use crate::gates;
 use crate::wait::Wait;
 
 /// Returns when the reboot is given up.
@@ -79,6 +80,7 @@ fn requested_nonce<'a>(ctx: &Attempt<'a>) -> Option<&'a str> {
 
 fn too_late(ctx: &Attempt<'_>) -> Turn {
     let limit = limit_of(ctx.policy.reboot, "reboot");
+    let trouble = gates::host_trouble(ctx);
     let no_permit = ctx.shadow.spec.permit.is_none();
     if no_permit && requested_nonce(ctx).is_some() {
         let message =
@@ -86,13 +88,13 @@ fn too_late(ctx: &Attempt<'_>) -> Turn {
         return fail(FailureReason::AgentSilent, message);
     }
     if ctx.mode().is_drill() {
-        return fail(FailureReason::AgentSilent, format!("the agent has not verified its permit {limit}"));
+        return fail(FailureReason::AgentSilent, format!("the agent has not verified its permit {limit}{trouble}"));
     }
     if no_permit {
-        return fail(FailureReason::AgentSilent, format!("the agent requested no permit {limit}"));
+        return fail(FailureReason::AgentSilent, format!("the agent requested no permit {limit}{trouble}"));
     }
     let state = if ctx.facts().ready { "" } else { ", and is not Ready" };
-    fail(FailureReason::RebootTimedOut, format!("the node was not seen in another boot {limit}{state}"))
+    fail(FailureReason::RebootTimedOut, format!("the node was not seen in another boot {limit}{state}{trouble}"))
 }
 
 /// Returns whether the agent has verified its rehearsal permit.

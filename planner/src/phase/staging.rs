@@ -4,6 +4,7 @@ use models::reason::FailureReason;
 
 use super::row::{Attempt, Turn, fail, stay};
 use super::waiting::{asks_for_slot, deadline, ended_or_ordered, lacks_image};
+use crate::gates;
 use crate::wait::Wait;
 
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
@@ -15,6 +16,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         if ctx.now < deadline {
             return stay(Wait::Staging).waking_at(deadline);
         }
-        fail(FailureReason::StageTimedOut, "the host did not stage the image in time")
+        let trouble = gates::host_trouble(ctx);
+        fail(FailureReason::StageTimedOut, format!("the host did not stage the image in time{trouble}"))
     })
 }

@@ -19,8 +19,8 @@ pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) 
     let stored = true_condition(&ctx.shadow.status.conditions, BLOCKED);
     let wanted = wait.blocks().then(|| wait.as_str());
     let now = stored.map(|c| c.reason.as_str());
-    // The finding of a check names a pod or a series, and another one may be the first by now; of the hooks, one may have answered, and of
-    // what was missing, some may be back.
+    // The finding of a check names a pod or a series, and another one may be the first by now; of the hooks, one may have answered, of
+    // what was missing, some may be back, and a host may fail in another way.
     let reason = wait.reason();
     let named = matches!(
         reason,
@@ -28,6 +28,9 @@ pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) 
             | WaitReason::Settling
             | WaitReason::NodeNotUsable
             | WaitReason::NodePressure
+            | WaitReason::HostNotUsable
+            | WaitReason::HostBusy
+            | WaitReason::RefreshFails
             | WaitReason::ActionFails
     );
     let finding = wanted.is_some() && (reason.is_check_finding() || named);

@@ -1,19 +1,24 @@
-//! Ready is not usable: what a node had before its drain has to be back after its update, within the time of its verification. What nodes
-//! that were not updated have lost as well is no fault of it.
+//! Ready is not usable: what a node had before its drain has to be back after its update, within the time of its verification, and its
+//! agent has to be able to take it to another version. What nodes that were not updated have lost as well is no fault of it.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use models::shadow::{DaemonSetBefore, MOST_COMPARED, MOST_DIGITS, MOST_FACTS, NodeBefore};
+use models::time::after;
 
 use super::row::Attempt;
 use crate::gates;
 use crate::survey::NodeContext;
 use crate::survey::unwell::comparison_nodes;
-use crate::view::{ClusterView, NodeFacts, PodFacts};
+use crate::view::{ClusterView, NodeFacts, PodFacts, WebApiOutage};
 
 /// The share of CPU, memory, disk and huge pages that has to be back. Their sizes differ a little from boot to boot and from version to
 /// version.
 const SHARE: f64 = 0.9;
+
+/// Time in which an agent is connected again and has reported once the web API is back.
+const REPORTED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Suffixes of quantities.
 const SUFFIXES: [(&str, f64); 15] = [
@@ -61,11 +66,32 @@ pub(super) fn facts(ctx: &NodeContext<'_>) -> NodeBefore {
     }
 }
 
-/// Returns what a node lacks of what it had before its drain, each as a clause; nothing where that is not known, and in a drill, which
-/// changes nothing on the host.
+/// Returns whether a node has an agent that has not reported in its boot.
+fn is_unreported(ctx: &NodeContext<'_>) -> bool {
+    ctx.facts().labelled && !ctx.has_reported()
+}
+
+/// Returns whether the agent has not reported because it could not: the web API is away, or was until a moment ago.
+pub(super) fn awaits_web_api(ctx: &NodeContext<'_>) -> bool {
+    let is_recent = |outage: WebApiOutage| ctx.now < after(outage.ended, REPORTED_WITHIN);
+    is_unreported(ctx) && (ctx.view.web_api_missing.is_some() || ctx.view.web_api_outage.is_some_and(is_recent))
+}
+
+/// Returns what keeps the agent from taking the node to another version, as a clause. One that has reported in this boot and is not heard
+/// any more has shown that it can; a node without the label has none.
+fn lacks_agent(ctx: &NodeContext<'_>) -> Option<String> {
+    let not_usable = gates::host_not_usable(ctx).filter(|_| ctx.facts().labelled).map(|wait| wait.to_string());
+    let unreported =
+        || (is_unreported(ctx) && !awaits_web_api(ctx)).then(|| "its agent has not reported since its boot".to_owned());
+    not_usable.or_else(unreported)
+}
+
+/// Returns what a node lacks of what it had before its drain, each as a clause: its agent, and what is known of before. A drill changes
+/// nothing else on the host.
 pub(super) fn missing(ctx: &Attempt<'_>) -> Vec<String> {
+    let agent = lacks_agent(ctx);
     let before = ctx.node.record().and_then(|record| record.before.as_ref());
-    let Some(before) = before.filter(|_| !ctx.mode().is_drill()) else { return Vec::new() };
+    let Some(before) = before.filter(|_| !ctx.mode().is_drill()) else { return agent.into_iter().collect() };
     let alike: Vec<&NodeFacts> = comparison_nodes(ctx.view)
         .filter(|facts| before.compared_with.contains(&facts.name))
         .filter(|facts| facts.os_version().as_ref() != Some(&ctx.progress.version))
@@ -91,7 +117,7 @@ pub(super) fn missing(ctx: &Attempt<'_>) -> Vec<String> {
     let has_no_pod = |set: &&DaemonSetBefore| ctx.group().after.pods_ready && is_without_pod(ctx, set);
     let sets = before.daemon_sets.iter().filter(has_no_pod);
     let sets = sets.map(|set| format!("the DaemonSet {} has no Ready pod", set.name));
-    resources.chain(taints).chain(drivers).chain(sets).collect()
+    agent.into_iter().chain(resources).chain(taints).chain(drivers).chain(sets).collect()
 }
 
 fn csi_drivers<'a>(view: &'a ClusterView, node: &NodeFacts) -> &'a [String] {

@@ -75,8 +75,10 @@ pub(super) fn asks_for_slot(ctx: &Attempt<'_>) -> Turn {
             if ctx.now < deadline {
                 return stay(Wait::AwaitingAgent).waking_at(deadline);
             }
-            let message =
-                "no permit was requested in time: the agent does not answer, or it or the web API does not know drills";
+            let trouble = gates::host_trouble(ctx);
+            let message = format!(
+                "no permit was requested in time: the agent does not answer, or it or the web API does not know drills{trouble}"
+            );
             return fail(FailureReason::AgentSilent, message);
         }
     }

@@ -151,6 +151,15 @@ impl<'a> NodeContext<'a> {
         models::condition::find_condition(&self.shadow.status.conditions, HOST_REACHABLE)
     }
 
+    /// Returns the condition of a host whose update API its agent cannot use. `Unknown` is the controller's own word, for an agent that is
+    /// not heard.
+    pub(crate) fn unusable_host(&self) -> Option<&'a Condition> {
+        let is_unusable = |condition: &&Condition| {
+            condition.status == ConditionStatus::False || condition.reason == models::shadow::UNSUPPORTED_STATE
+        };
+        self.host_condition().filter(is_unusable)
+    }
+
     /// Returns whether another client armed an image on the host.
     pub(crate) fn is_armed_by_other(&self) -> bool {
         self.host_condition().is_some_and(|condition| condition.reason == models::shadow::HOST_ARMED_BY_OTHER)

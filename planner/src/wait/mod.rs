@@ -115,6 +115,13 @@ pub enum Wait {
         names::RETRY_ANNOTATION
     )]
     HostArmedByOther,
+    /// The host does not answer its agent, or with a state that the agent does not know.
+    #[error("the agent cannot use the update API of its host ({reason}): {message}")]
+    HostNotUsable {
+        /// The reason of the condition `HostReachable`.
+        reason: String,
+        message: String,
+    },
     /// A command has been running on the host for long, as its agent reports it.
     #[error("the host is busy: {message}")]
     HostBusy { message: String },

@@ -88,6 +88,11 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         Host,
         "Reboot the host, or disarm it, or let the operator disarm it: [retry](policy.md#requests).",
     ),
+    (
+        HostNotUsable,
+        Host,
+        "An answer of the host's update API to its agent; for a state that the agent does not know, an agent of a later version.",
+    ),
     (HostBusy, Host, "The end of the command that runs on the host: see the journal of its `apiserver.service`."),
     (BackOff, Time, "The end of the back-off, or [retry](policy.md#requests)."),
     (Queued, Turn, "The nodes before it."),
@@ -198,7 +203,8 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (
         NodeNotUsable,
         Update,
-        "What the message names: devices, CSI drivers, pods of DaemonSets, or the end of a taint, until `spec.health.after.timeout`.",
+        "What the message names: devices, CSI drivers, pods of DaemonSets, the end of a taint, or the agent's use of its host, until \
+         `spec.health.after.timeout`.",
     ),
     (AttemptsExhausted, User, "Delete the shadow; it is created again with attempt 0."),
     (Acting, Update, "A write that is under way."),
@@ -243,6 +249,7 @@ impl WaitReason {
                 | Self::AgentNotReady
                 | Self::RefreshFails
                 | Self::HostArmedByOther
+                | Self::HostNotUsable
                 | Self::HostBusy
                 | Self::BackOff
                 | Self::DrainRefused

@@ -122,3 +122,36 @@ fn download_that_takes_an_hour_is_followed_to_its_end() {
         agent.end().await.unwrap();
     });
 }
+
+#[test]
+fn host_that_answers_again_during_staging_is_reported_before_its_download_has_ended() {
+    for (what, fails) in [("the same download goes on", false), ("another download follows", true)] {
+        simulate(async |_| {
+            let (bench, agent) = busy_host().await;
+            let status = || bench.web.view().status;
+            let reachable = || find_condition(&status().conditions, HOST_REACHABLE).map(|condition| condition.status);
+            let held = || bench.host.script(Fault::command(Command::Prepare, Worker::Waits));
+            if fails {
+                bench.host.script(Fault::fails(Command::Prepare, "no space").delayed(Duration::from_secs(20)));
+            } else {
+                held();
+            }
+            bench.stage(1);
+            pass(Duration::from_secs(10)).await;
+            bench.host.script(Fault::connection().times(u32::MAX));
+            let lost = || reachable() == Some(ConditionStatus::False);
+            assert!(pass_until(5 * MINUTE, lost).await, "{what}: {:#?}", status());
+            bench.host.clear_faults();
+            if fails {
+                held();
+            }
+            let answers = || reachable() == Some(ConditionStatus::True);
+            assert!(pass_until(2 * MINUTE, answers).await, "{what}: {:#?}", status());
+            assert_ne!(status().report.state, Some(HostState::StagedUpdate), "{what}");
+            bench.host.release_command();
+            let staged = || status().report.state == Some(HostState::StagedUpdate);
+            assert!(pass_until(5 * MINUTE, staged).await, "{what}: {:#?}", status());
+            agent.end().await.unwrap();
+        });
+    }
+}

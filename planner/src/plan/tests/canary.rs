@@ -1,8 +1,12 @@
 //! Canary steps: the places of nodes in them.
 
+use models::operator::RolloutLedger;
 use models::shadow::{HostState, Record, Step};
 use semver::Version;
 
+use super::health::{DEADLINE, SOAKED, healthy, verifying};
+use super::ledger::recorded_with;
+use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::{Plan, plan};
 use crate::wait::Wait;
@@ -117,5 +121,36 @@ fn request_for_approval_names_canaries_without_workloads() {
             "waits for approval (no pods of workloads were scheduled to a while they were verified): kubectl annotate";
         assert_eq!(text.contains(words), named, "{text}");
         assert!(text.contains("waits for approval"), "{text}");
+    }
+}
+
+/// Under a canary step of one, the first node is back on the new version.
+#[test]
+fn no_node_follows_one_whose_host_does_not_answer_after_its_update() {
+    for unusable in [false, true] {
+        let mut first = verifying(vec![healthy()]);
+        first.shadow.as_mut().unwrap().status.conditions.extend(unusable.then(unreachable));
+        let (mut view, _) = cluster(vec![first, at("b", Step::Staged, 0, HostState::StagedUpdate)], &["a"]);
+        recorded_with(&mut view, Some(RolloutLedger { base: 2, due: 1, ..RolloutLedger::default() }));
+        let spec = serde_json::json!({"maxUnavailable": 5, "strategy": {"canary": [{"nodes": 1}]}});
+        let policy = with_policy(&mut view, spec);
+        let mut has_slot = false;
+        for second in [SOAKED, DEADLINE, DEADLINE + 1] {
+            for _ in 0..20 {
+                let mut made = plan(&view, &policy, t(second));
+                let status = made.status.take().unwrap();
+                has_slot |= status.slots.iter().any(|slot| slot.node == "b");
+                view.operator.as_mut().unwrap().status = status;
+                match made.actions.remove("a") {
+                    None => break,
+                    Some(Action::Spec { spec }) => shadow(&mut view).spec = *spec,
+                    Some(Action::ReadLease) => view.nodes.get_mut("a").unwrap().lease = renewed_after(second),
+                    Some(action) => written(&mut view, &action),
+                }
+            }
+        }
+        let last = view.nodes["a"].record().unwrap().last.as_ref().unwrap();
+        let expected = if unusable { "NodeNotUsable" } else { "Updated" };
+        assert_eq!((last.reason.as_str(), has_slot), (expected, !unusable));
     }
 }

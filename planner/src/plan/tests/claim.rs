@@ -213,7 +213,9 @@ fn protection_from_autoscalers_lasts_until_the_node_is_verified() {
     let in_step = |step, state| {
         let mut node = at("a", step, 0, state);
         (node.facts.boot_id, node.facts.os_image) = ("b2".into(), format!("Bottlerocket OS {NEW} (aws-k8s-1.37)"));
-        node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().boot_id = "b2".into();
+        let status = &mut node.shadow.as_mut().unwrap().status;
+        status.controller.progress.as_mut().unwrap().boot_id = "b2".into();
+        status.agent.boot_id = Some("b2".into());
         node
     };
     let back = || in_step(Step::Returning, HostState::RebootedIntoUpdate);

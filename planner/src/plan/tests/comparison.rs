@@ -88,6 +88,7 @@ fn node_that_returns_into_trouble_of_the_cluster_is_waited_for() {
     let progress = progress.status.controller.progress.as_mut().unwrap();
     (progress.step, progress.verifying_since) = (Step::Returning, None);
     facts(&mut watch.view, "a").boot_id = "b2".into();
+    shadow(&mut watch.view).status.agent.boot_id = Some("b2".into());
     not_ready(&mut watch.view, &ALL, 20);
     let deadline = watch.policy.returning.as_secs().cast_signed();
     for second in [20, deadline, 2 * deadline] {

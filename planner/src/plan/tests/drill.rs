@@ -8,6 +8,7 @@ use models::operator::CountOrPercent;
 use models::reason::ENDS;
 use models::shadow::{
     DrillResult, Failure, HOST_REACHABLE, HostState, NodeBefore, Permit, Record, Step, UNSUPPORTED_STATE,
+    is_agent_condition,
 };
 use serde_json::json;
 
@@ -130,7 +131,8 @@ impl Bench {
                 self.steps.extend(step.filter(|step| of_a && self.steps.last() != Some(step)));
                 self.events.extend(note.filter(|_| of_a).map(|note| note.reason));
                 shadow.status.controller = status.report;
-                shadow.status.conditions = status.conditions;
+                shadow.status.conditions.retain(|condition| is_agent_condition(&condition.type_));
+                shadow.status.conditions.extend(status.conditions);
             }
             Action::Spec { spec } => {
                 let state = Some(spec.state).filter(|state| of_a && self.states.last() != Some(state));
@@ -530,6 +532,16 @@ fn agent_that_does_not_know_drills_ends_drill_before_the_node_is_claimed() {
         assert_eq!((found.result.as_str(), found.drain_started), ("UnsupportedState", None), "{found:?}");
         assert_eq!(bench.most_out, 0);
     }
+}
+
+#[test]
+fn drill_does_not_pass_while_the_agent_cannot_use_its_host() {
+    let mut bench = Bench::new(&["a"], "1");
+    bench.until(Step::Verifying);
+    shadow(&mut bench.view).status.conditions.push(unreachable());
+    let found = bench.end();
+    assert_eq!(found.result, "NodeNotUsable", "{found:?}");
+    bench.assert_nothing_armed_or_charged();
 }
 
 #[test]

@@ -5,7 +5,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use models::condition::find_condition;
 use models::reason::FailureReason;
-use models::shadow::{BLOCKED, Drill, HEALTHY, HostState, NodeBefore, Progress, Record, Step, UPDATED};
+use models::shadow::{
+    BLOCKED, Drill, HEALTHY, HostState, NodeBefore, Progress, Record, Step, UPDATED, is_agent_condition,
+};
 use semver::Version;
 
 use crate::claims::ClaimFields;
@@ -91,7 +93,9 @@ impl Watch {
             match made.actions.remove("a") {
                 None => return made.waits.get("a").cloned(),
                 Some(Action::Status { status, note }) => {
-                    (shadow.status.controller, shadow.status.conditions) = (status.report, status.conditions);
+                    shadow.status.controller = status.report;
+                    shadow.status.conditions.retain(|condition| is_agent_condition(&condition.type_));
+                    shadow.status.conditions.extend(status.conditions);
                     self.notes.extend(note);
                 }
                 Some(Action::Spec { spec }) => shadow.spec = *spec,

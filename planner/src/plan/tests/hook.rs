@@ -244,7 +244,7 @@ fn second_window_in_a_row_that_closes_while_hooks_are_awaited_is_a_failure() {
 #[test]
 fn gates_are_checked_again_after_the_wait_for_hooks() {
     type Change = fn(&mut ClusterView, &mut serde_json::Value);
-    let cases: [(&str, Change, &str); 5] = [
+    let cases: [(&str, Change, &str); 6] = [
         ("nothing has changed", |_, _| {}, "step Draining"),
         ("updates are switched off", |_, spec| spec["enabled"] = json!(false), "step Draining"),
         (
@@ -254,6 +254,7 @@ fn gates_are_checked_again_after_the_wait_for_hooks() {
         ),
         ("node", |view, _| a(view).facts.ready = false, "NodeNotReady"),
         ("agent", |view, _| a(view).agent_missing = Some(t(-60)), "AgentNotReady"),
+        ("host", |view, _| shadow(view).status.conditions.push(unreachable()), "HostNotUsable"),
     ];
     for (sentence, change, expected) in cases {
         let (mut view, _) = in_step(Step::BeforeDrain, both());

@@ -179,3 +179,19 @@ fn blocked_drain_emits_one_event_and_counts_removed_pods() {
     let more = plan(&view, &policy, t(7));
     assert!(matches!(more.actions.get("a"), Some(Action::Status { note: None, .. })), "no second Event: {more:?}");
 }
+
+#[test]
+fn attempt_that_ends_without_a_reboot_names_the_trouble_with_its_host() {
+    let text = "; the agent cannot use the update API of its host (Timeout): the host did not answer in time";
+    for (permitted, reason) in [(false, "AgentSilent"), (true, "RebootTimedOut")] {
+        for unusable in [false, true] {
+            let (mut view, policy) = drained();
+            shadow(&mut view).spec.permit = permit("n").filter(|_| permitted);
+            shadow(&mut view).status.conditions.extend(unusable.then(unreachable));
+            let made = plan(&view, &policy, t(i64::try_from(policy.reboot.as_secs()).unwrap()));
+            let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{made:?}") };
+            let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
+            assert_eq!((last.reason.as_str(), last.message.ends_with(text)), (reason, unusable), "{}", last.message);
+        }
+    }
+}

@@ -171,6 +171,7 @@ fn result_of_updated_node_names_its_rollout_times_boots_and_pods() {
     node.facts.boot_id = "b2".into();
     (node.facts.claims, node.facts.unschedulable) = (ClaimFields::default(), false);
     node.lease = renewed_after(100);
+    node.shadow.as_mut().unwrap().status.agent.boot_id = Some("b2".into());
     let controller = &mut node.shadow.as_mut().unwrap().status.controller;
     let progress = controller.progress.as_mut().unwrap();
     (progress.verifying_since, progress.boot_id) = (Some(t(12)), "b2".into());

@@ -1,6 +1,7 @@
 //! Tables of an attempt before its node is disrupted: what continues with the download, and what ends it.
 
-use models::shadow::{AttemptResult, HostState, Record, Step};
+use models::condition::true_condition;
+use models::shadow::{AttemptResult, BLOCKED, HostState, OfferedUpdates, Record, Step};
 
 use crate::claims::ClaimFields;
 use crate::decision::Action;
@@ -137,4 +138,18 @@ fn next_attempt_number_follows_highest_known_number() {
         let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{made:?}") };
         assert_eq!(status.report.progress.as_ref().unwrap().attempt, expected, "{ordered} {recorded:?}");
     }
+}
+
+#[test]
+fn blocked_condition_has_the_newest_message_of_the_host() {
+    let (mut view, policy) = cluster(vec![node("a")], &[]);
+    for message in ["no route", "certificate expired"] {
+        let updates = OfferedUpdates { refresh_failure: Some(message.into()), ..OfferedUpdates::default() };
+        shadow(&mut view).status.agent.updates = Some(updates);
+        let made = plan(&view, &policy, t(1));
+        written(&mut view, &made.actions["a"]);
+        let blocked = true_condition(&shadow(&mut view).status.conditions, BLOCKED).unwrap();
+        assert_eq!(blocked.message, format!("the host cannot check for updates: {message}"));
+    }
+    assert_eq!(plan(&view, &policy, t(2)).actions.get("a"), None, "once");
 }

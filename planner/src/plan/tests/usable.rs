@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use models::condition::{ConditionStatus, find_condition};
-use models::shadow::{BLOCKED, DaemonSetBefore, HEALTHY, HostState, NodeBefore, Record, Step};
+use models::shadow::{
+    BLOCKED, DaemonSetBefore, HEALTHY, HOST_REACHABLE, HostState, NodeBefore, Record, Step, UNSUPPORTED_STATE,
+};
 
 use super::health::{DEADLINE, SOAKED, Watch, healthy, is_unproven, is_updated, verifying};
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::plan;
-use crate::view::{ClusterView, CsiNodeFacts, DaemonSetFacts, DaemonSetIs, NodeFacts, PodFacts};
+use crate::view::{ClusterView, CsiNodeFacts, DaemonSetFacts, DaemonSetIs, NodeFacts, PodFacts, WebApiOutage};
+use crate::wait::Wait;
 
 /// Node `a` with these resources before its drain, after its update beside `others`, which had the same.
 fn back(resources: &[(&str, &str)], others: &[&str]) -> Watch {
@@ -504,5 +507,84 @@ fn daemon_set_has_a_ready_pod_again_while_it_wants_the_node() {
         if missing {
             assert!(watch.message().contains("the DaemonSet shop/driver has no Ready pod"), "{}", watch.message());
         }
+    }
+}
+
+#[test]
+fn node_whose_agent_cannot_take_it_to_another_version_proves_nothing() {
+    type Change = fn(&mut ClusterView);
+    let cases: [(&str, Change, Option<&str>); 6] = [
+        ("its host does not answer", |view| shadow(view).status.conditions.push(unreachable()), Some("(Timeout)")),
+        (
+            "the agent does not know the state of its host",
+            |view| shadow(view).status.conditions.push(condition(HOST_REACHABLE, UNSUPPORTED_STATE, "x")),
+            Some("(UnsupportedState)"),
+        ),
+        (
+            "the agent has not reported in this boot, and its pod is not Ready",
+            |view| {
+                shadow(view).status.agent.boot_id = Some("b0".into());
+                view.nodes.get_mut("a").unwrap().agent_missing = Some(t(0));
+            },
+            Some("its agent has not reported since its boot"),
+        ),
+        (
+            "the same, and its pod is Ready",
+            |view| shadow(view).status.agent.boot_id = Some("b0".into()),
+            Some("its agent has not reported since its boot"),
+        ),
+        (
+            "the agent has reported, and is not heard any more",
+            |view| {
+                view.nodes.get_mut("a").unwrap().agent_missing = Some(t(0));
+                let silent = condition(HOST_REACHABLE, "AgentNotReady", "x");
+                let silent = models::condition::Condition { status: ConditionStatus::Unknown, ..silent };
+                shadow(view).status.conditions.push(silent);
+            },
+            None,
+        ),
+        (
+            "a user has removed its label, and the agent ended with it",
+            |view| {
+                facts(view, "a").labelled = false;
+                shadow(view).status.agent.boot_id = Some("b0".into());
+            },
+            None,
+        ),
+    ];
+    for (sentence, change, missing) in cases {
+        let mut watch = Watch::of(verifying(vec![healthy()]));
+        change(&mut watch.view);
+        watch.at(SOAKED);
+        assert_eq!(watch.result().0.is_none(), missing.is_some(), "{sentence}: it is waited for");
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), if missing.is_some() { is_not_usable() } else { is_updated() }, "{sentence}");
+        assert!(missing.is_none_or(|text| watch.message().contains(text)), "{sentence}: {}", watch.message());
+    }
+    let mut watch = Watch::of(verifying(vec![healthy()]));
+    shadow(&mut watch.view).status.conditions.push(unreachable());
+    watch.at(SOAKED);
+    shadow(&mut watch.view).status.conditions.retain(|condition| condition.type_ != HOST_REACHABLE);
+    watch.at(SOAKED + 1);
+    assert_eq!(watch.result(), is_updated(), "its host answers again");
+}
+
+/// No agent can report without the web API.
+#[test]
+fn first_report_is_waited_for_past_the_timeout_while_the_web_api_is_away() {
+    const BACK: i64 = 2 * DEADLINE;
+    for reports in [true, false] {
+        let mut watch = Watch::of(verifying(vec![healthy()]));
+        shadow(&mut watch.view).status.agent.boot_id = None;
+        watch.view.web_api_missing = Some(t(10));
+        for second in [SOAKED, DEADLINE, BACK] {
+            assert_eq!(watch.at(second), Some(Wait::WebApiNotReady), "{second}");
+        }
+        watch.view.web_api_missing = None;
+        watch.view.web_api_outage = Some(WebApiOutage { began: t(10), ended: t(BACK) });
+        assert_eq!(watch.at(BACK + 59), Some(Wait::WebApiNotReady), "its agent is about to be connected");
+        shadow(&mut watch.view).status.agent.boot_id = reports.then(|| "b1".into());
+        watch.at(BACK + 60);
+        assert_eq!(watch.result(), if reports { is_updated() } else { is_not_usable() }, "{reports}");
     }
 }

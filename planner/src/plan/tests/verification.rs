@@ -170,7 +170,7 @@ fn retry_of_node_that_cannot_be_verified_says_why() {
 #[test]
 fn node_is_verified_again_only_where_that_can_show_something() {
     type Change = fn(&mut ClusterView, &mut Policy);
-    let cases: [(&str, Change, bool); 19] = [
+    let cases: [(&str, Change, bool); 20] = [
         ("as it is", |_, _| {}, true),
         ("a word of a newer version", |view, _| place(view).proof = Proof::Unknown, true),
         ("the window is closed", |view, policy| *policy = with_policy(view, at_night()), true),
@@ -186,6 +186,7 @@ fn node_is_verified_again_only_where_that_can_show_something() {
         ("not Ready", |view, _| a(view).facts.ready = false, false),
         ("under pressure", |view, _| a(view).facts.pressure = Some("DiskPressure".into()), false),
         ("its agent has not reported in this boot", |view, _| a(view).facts.boot_id = "b2".into(), false),
+        ("its host does not answer its agent", |view, _| shadow(view).status.conditions.push(unreachable()), false),
         ("it runs another version", |view, _| a(view).facts.os_image = format!("Bottlerocket OS {OLD} (x)"), false),
         ("the policy is invalid", |_, policy| policy.errors = invalid_policy(), false),
         ("the version is quarantined", |view, _| fails(view, NEW), true),
