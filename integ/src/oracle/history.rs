@@ -96,6 +96,21 @@ impl History {
         history
     }
 
+    /// The history that begins with the objects at the end of this one.
+    pub fn at_end(&self) -> Self {
+        let mut last = BTreeMap::new();
+        for change in self.changes.iter() {
+            if change.gone {
+                last.remove(&change.object.key());
+            } else {
+                last.insert(change.object.key(), change);
+            }
+        }
+        let mut changes: Vec<Change> = last.into_values().cloned().collect();
+        changes.sort_by_key(|change| change.revision);
+        Self::new(changes)
+    }
+
     /// Adds a change. Those of one object have to come in order, and those of several may be a little out of order.
     pub fn add(&mut self, change: Change) {
         self.end.apply(&change);
