@@ -2,27 +2,35 @@
 
 use std::sync::PoisonError;
 
-use integ::oracle::{History, Stats, judge};
+use integ::control_plane::audit::Record;
+use integ::oracle::{History, judge, settled_audit};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, ListParams};
+use serde_json::json;
 
 use super::{ControllerProcess, SHOP, ScriptedCluster, timeline};
 
 impl ScriptedCluster {
+    /// Reads the audit log, and keeps of it what the oracle reads.
+    pub(crate) async fn read_requests(&mut self) -> anyhow::Result<()> {
+        let read = settled_audit(&mut self.audit, &self.client).await?;
+        self.records.extend(read.into_iter().map(outline));
+        self.audit.discard()
+    }
+
     /// Judges what has happened since the last piece, and forgets it. Every node is idle.
-    pub(crate) async fn judge_piece(&mut self) -> anyhow::Result<(History, Stats)> {
+    pub(crate) async fn judge_piece(&mut self) -> anyhow::Result<History> {
         let history = self.recorder.take_piece()?;
         let logs = self.fleet.take_logs();
-        self.requests().await?;
+        self.read_requests().await?;
         let records = std::mem::take(&mut self.records);
-        self.audit.discard()?;
         self.ensure_no_defect()?;
         self.controllers.retain(ControllerProcess::runs);
         self.controllers.iter().for_each(ControllerProcess::shorten_log);
         let verdict = judge(&history, &logs, &records, &self.expectations);
         let course = |error| anyhow::anyhow!("{error:#}\n{}", timeline(&history, self.began));
         verdict.ensure_safe().map_err(course)?;
-        Ok((history, verdict.stats))
+        Ok(history)
     }
 
     /// Number of controllers that were started.
@@ -41,4 +49,15 @@ impl ScriptedCluster {
         self.kubelets.lock().unwrap_or_else(PoisonError::into_inner).remove(node);
         Ok(())
     }
+}
+
+/// A record with the fields of its objects that the oracle reads: revisions, and preconditions of removals.
+fn outline(mut record: Record) -> Record {
+    for object in [&mut record.request, &mut record.response].into_iter().flatten() {
+        *object = json!({
+            "metadata": {"resourceVersion": object["metadata"]["resourceVersion"]},
+            "deleteOptions": object["deleteOptions"], "preconditions": object["preconditions"],
+        });
+    }
+    record
 }

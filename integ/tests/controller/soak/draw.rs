@@ -15,74 +15,28 @@ use super::{NODES, Soak, approvable};
 use crate::bed::{Boot, Fault, ScriptedCluster, closed_schedule, open_schedule};
 use crate::faults::{is_possible, writes};
 
-/// Something that happens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Action {
-    Release,
-    Pin,
-    Unpin,
-    Exclude,
-    Schedule,
-    Budget,
-    Canary,
-    Hooks,
-    Enabled,
-    Approve,
-    Resume,
-    ContinueOthers,
-    Retry,
-    ReleaseNode,
-    Drill,
-    Hold,
-    Unhold,
-    FailUpdates,
-    Mend,
-    Cordon,
-    Uncordon,
-    Reboot,
-    Autoscale,
-    StopLeader,
-    KillLeader,
-    FaultyWrite,
-    HeldWatches,
+macro_rules! table {
+    ($($action:ident $weight:literal),+) => {
+        /// Something that happens.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(super) enum Action { $($action),+ }
+
+        /// The actions with their weights.
+        const TABLE: &[(Action, u32)] = &[$((Action::$action, $weight)),+];
+    };
 }
 
-/// The actions with their weights.
-const TABLE: [(Action, u32); 27] = [
-    (Action::Release, 8),
-    (Action::Pin, 3),
-    (Action::Unpin, 4),
-    (Action::Exclude, 2),
-    (Action::Schedule, 4),
-    (Action::Budget, 3),
-    (Action::Canary, 4),
-    (Action::Hooks, 4),
-    (Action::Enabled, 3),
-    (Action::Approve, 4),
-    (Action::Resume, 4),
-    (Action::ContinueOthers, 2),
-    (Action::Retry, 2),
-    (Action::ReleaseNode, 2),
-    (Action::Drill, 1),
-    (Action::Hold, 2),
-    (Action::Unhold, 4),
-    (Action::FailUpdates, 4),
-    (Action::Mend, 5),
-    (Action::Cordon, 2),
-    (Action::Uncordon, 4),
-    (Action::Reboot, 2),
-    (Action::Autoscale, 3),
-    (Action::StopLeader, 1),
-    (Action::KillLeader, 1),
-    (Action::FaultyWrite, 10),
-    (Action::HeldWatches, 2),
+table![
+    Release 8, Pin 3, Unpin 4, Exclude 2, Schedule 4, Budget 3, Canary 4, Hooks 4, Enabled 3, Approve 4, Resume 4, ContinueOthers 2,
+    Retry 2, ReleaseNode 2, Drill 1, Hold 2, Unhold 4, FailUpdates 4, Mend 5, Cordon 2, Uncordon 4, Reboot 2, Autoscale 3,
+    StopLeader 1, KillLeader 1, FaultyWrite 10, HeldWatches 2
 ];
 
 /// An action, and a number that chooses what it is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Draw {
-    pub(super) action: Action,
-    pub(super) number: usize,
+    action: Action,
+    number: usize,
 }
 
 pub(super) fn draw(rng: &mut StdRng) -> Draw {
@@ -97,10 +51,9 @@ pub(super) fn check_draws() {
         let mut rng = StdRng::seed_from_u64(seed);
         (0..2_000).map(|_| draw(&mut rng)).collect::<Vec<Draw>>()
     };
-    assert_eq!(draws(7), draws(7));
-    assert_ne!(draws(7), draws(8));
+    assert!(draws(7) == draws(7) && draws(7) != draws(8));
     for (action, _) in TABLE {
-        assert!(draws(7).iter().any(|drawn| drawn.action == action), "{action:?}");
+        assert!(draws(7).iter().any(|drawn| drawn.action == *action), "{action:?}");
     }
 }
 
@@ -115,8 +68,14 @@ impl Soak {
             cluster.policy(&policy).await?;
             return Ok(Some(format!("a user changes the policy: {policy}")));
         }
-        match drawn.action {
+        let world = cluster.now()?;
+        if let Some((annotation, value)) = self.request_of_operator(&world, drawn.action) {
+            cluster.request(annotation, &value).await?;
+            return Ok(Some(format!("a user requests {annotation}={value}")));
+        }
+        let annotation = match drawn.action {
             Action::Release => return Ok(Some(format!("{} is offered", self.release(cluster)))),
+            // A write that a fault delays would delay its end.
             Action::StopLeader if self.faults.left().is_empty() => {
                 cluster.controller()?.stop().await?;
                 cluster.start_next_controller().await?;
@@ -130,57 +89,53 @@ impl Soak {
             Action::HeldWatches => {
                 self.faults.end();
                 self.faults.plan("update leases", Fault::Stale);
-                return Ok(Some("watches show nothing for a while".to_owned()));
+                return Ok(Some("watches show nothing until the controller has nothing more to ask".to_owned()));
             }
-            _ => {}
-        }
-        let world = cluster.now()?;
-        if let Some((annotation, value)) = self.request_of_operator(&world, drawn.action) {
-            cluster.request(annotation, &value).await?;
-            return Ok(Some(format!("a user requests {annotation}={value}")));
-        }
-        let Some(node) = world.nodes.keys().nth(drawn.number % world.nodes.len().max(1)).cloned() else {
-            return Ok(None);
+            Action::Retry => RETRY_ANNOTATION,
+            Action::ReleaseNode => RELEASE_ANNOTATION,
+            Action::Drill => DRILL_ANNOTATION,
+            _ => "",
         };
-        if let Some(annotation) = annotation_of_node(drawn.action).filter(|_| world.shadow(&node).is_some()) {
-            cluster.request_of_node(&node, annotation, &self.request()).await?;
-            return Ok(Some(format!("a user requests {annotation} of {node}")));
+        let Some(node) = world.nodes.keys().nth(drawn.number % world.nodes.len().max(1)) else { return Ok(None) };
+        if annotation.is_empty() {
+            return self.touch(cluster, &world, node.clone(), drawn).await;
         }
-        self.touch(cluster, &world, node, drawn).await
+        if world.shadow(node).is_none() {
+            return Ok(None);
+        }
+        cluster.request_of_node(node, annotation, &self.request()).await?;
+        Ok(Some(format!("a user requests {annotation} of {node}")))
     }
 
     /// The change of the policy that was drawn.
     fn policy(&self, cluster: &ScriptedCluster, drawn: &Draw) -> Option<Value> {
         let number = drawn.number;
+        let one_of = |all: [Value; 3]| all[number % 3].clone();
         let policy = match drawn.action {
             Action::Pin => json!({"version": {"target": self.offered[number % self.offered.len()].to_string()}}),
             Action::Unpin => json!({"version": {"target": null, "exclude": null}}),
             Action::Exclude => json!({"version": {"exclude": [self.offered.last()?.to_string()]}}),
-            Action::Schedule => json!({"schedule": match number % 5 {
-                0 => closed_schedule(&cluster.time),
-                1 => json!({"windows": [{"cron": "0 * * * *", "duration": "20m"}], "blackouts": []}),
-                2 => open_schedule(),
-                _ => Value::Null,
-            }}),
+            Action::Schedule if number.is_multiple_of(5) => json!({"schedule": closed_schedule(&cluster.time)}),
+            Action::Schedule => {
+                let hourly = json!({"windows": [{"cron": "0 * * * *", "duration": "20m"}], "blackouts": []});
+                json!({"schedule": one_of([Value::Null, open_schedule(), hourly])})
+            }
             Action::Budget => {
-                let limit = [json!(1), json!(2), json!("50%")][number % 3].clone();
-                json!({"maxUnavailable": limit, "strategy": {"oneZoneAtATime": number % 2 == 0}})
+                let limit = one_of([json!(1), json!(2), json!("50%")]);
+                json!({"maxUnavailable": limit, "strategy": {"oneZoneAtATime": number.is_multiple_of(2)}})
             }
             Action::Canary => {
-                let canary = [
-                    json!([]),
-                    json!([{"nodes": 1}, {"nodes": "50%", "soak": "10m"}]),
-                    json!([{"nodes": 1, "approval": "Manual"}]),
-                ];
-                let ahead = if number % 2 == 0 { json!({}) } else { Value::Null };
-                json!({"strategy": {"canary": canary[number % 3], "preStage": ahead}})
+                let automatic = json!([{"nodes": 1}, {"nodes": "50%", "soak": "10m"}]);
+                let canary = one_of([json!([]), automatic, json!([{"nodes": 1, "approval": "Manual"}])]);
+                let ahead = number.is_multiple_of(2).then(|| json!({}));
+                json!({"strategy": {"canary": canary, "preStage": ahead}})
             }
             Action::Hooks => {
                 let answered = json!({"name": "storage", "before": {}, "after": {}});
                 let silent = json!({"name": "silent", "before": {"timeout": "10m", "onTimeout": "Continue"}});
-                json!({"hooks": [json!([]), json!([answered]), json!([answered, silent])][number % 3]})
+                json!({"hooks": one_of([json!([]), json!([answered]), json!([answered, silent])])})
             }
-            Action::Enabled => json!({"enabled": number % 3 != 0}),
+            Action::Enabled => json!({"enabled": !number.is_multiple_of(3)}),
             _ => return None,
         };
         Some(policy)
@@ -214,68 +169,52 @@ impl Soak {
     /// Does to a node what was drawn, as hosts, users and autoscalers do.
     async fn touch(
         &mut self,
-        cluster: &mut ScriptedCluster,
+        cluster: &ScriptedCluster,
         world: &ClusterState,
         node: String,
         drawn: &Draw,
     ) -> anyhow::Result<Option<String>> {
         let annotate = |value: Value| json!({"metadata": {"annotations": {HOLD_ANNOTATION: value}}});
-        let text = match drawn.action {
-            Action::Hold => {
+        let mut text = format!("a user: {:?} {node}", drawn.action);
+        match drawn.action {
+            // The oracle counts a held node that is down, and the operator does not.
+            Action::Hold if !self.failing.contains(&node) => {
                 cluster.patch_node(&node, annotate("maintenance".into())).await?;
-                format!("a user holds {node}")
             }
             Action::Unhold => {
                 let Some(held) = world.nodes.values().find(|node| node.held()) else { return Ok(None) };
                 cluster.patch_node(&held.name, annotate(Value::Null)).await?;
-                format!("a user ends the hold of {}", held.name)
+                text = format!("a user ends the hold of {}", held.name);
             }
-            Action::FailUpdates if self.failing.len() < NODES / 2 => {
+            Action::FailUpdates if self.failing.len() < NODES / 2 && !world.nodes[&node].held() => {
                 let boot = [Boot::FallsBack, Boot::NotReady, Boot::Never, Boot::Runs][drawn.number / 7 % 4];
                 cluster.fleet.script(&node, |node| (node.boot, node.downloads) = (boot, boot != Boot::Runs));
-                let text = format!("updates of {node} fail from now on: {boot:?}");
+                text = format!("updates of {node} fail from now on: {boot:?}");
                 self.failing.insert(node);
-                text
             }
             Action::Mend => {
                 let Some(failing) = self.failing.first().cloned() else { return Ok(None) };
                 self.mend(cluster, &failing);
-                format!("a user mends {failing}")
+                text = format!("a user mends {failing}");
             }
             Action::Cordon => {
                 cluster.patch_node(&node, json!({"spec": {"unschedulable": true}})).await?;
-                let text = format!("a user cordons {node}");
                 self.cordoned.insert(node);
-                text
             }
             Action::Uncordon => {
                 let Some(cordoned) = self.cordoned.pop_first() else { return Ok(None) };
                 cluster.patch_node(&cordoned, json!({"spec": {"unschedulable": null}})).await?;
-                format!("a user uncordons {cordoned}")
+                text = format!("a user uncordons {cordoned}");
             }
-            Action::Reboot if cluster.fleet.is_up(&node) => {
-                cluster.fleet.reboot(&node);
-                format!("a user reboots {node}")
-            }
+            Action::Reboot if cluster.fleet.is_up(&node) => cluster.fleet.reboot(&node),
             Action::Autoscale => {
                 cluster.remove_node(&node).await?;
                 self.failing.remove(&node);
                 self.cordoned.remove(&node);
-                let next = self.add_node(cluster).await?;
-                format!("an autoscaler deletes {node}, and {next} comes")
+                text = format!("an autoscaler deletes {node}, and {} comes", self.add_node(cluster).await?);
             }
             _ => return Ok(None),
-        };
+        }
         Ok(Some(text))
-    }
-}
-
-/// The request about a node that an action is.
-fn annotation_of_node(action: Action) -> Option<&'static str> {
-    match action {
-        Action::Retry => Some(RETRY_ANNOTATION),
-        Action::ReleaseNode => Some(RELEASE_ANNOTATION),
-        Action::Drill => Some(DRILL_ANNOTATION),
-        _ => None,
     }
 }

@@ -4,7 +4,7 @@
 mod draw;
 mod figures;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -12,7 +12,7 @@ use integ::oracle::ClusterState;
 use libtest_mimic::Trial;
 use models::condition::ConditionStatus;
 use models::names::{APPROVE_STEP_ANNOTATION, HOLD_ANNOTATION, RESUME_ANNOTATION, RETRY_ANNOTATION, ZONE_LABEL};
-use models::operator::FROZEN;
+use models::operator::{ActiveRollout, FROZEN};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use semver::Version;
 use serde_json::{Value, json};
@@ -41,12 +41,11 @@ const LAST_STEPS: usize = 80;
 /// The number of steps after which users look at the nodes again.
 const LOOK: usize = 8;
 
-/// Number of nodes, and of versions that are offered at a time.
+/// Number of nodes, and of pods of the workload.
 const NODES: usize = 6;
-const OFFERED: usize = 4;
 
-/// The sentences that a failure shows.
-const SENTENCES: usize = 60;
+/// Number of versions that are offered at a time.
+const OFFERED: usize = 4;
 
 /// The run so far.
 struct Soak {
@@ -55,12 +54,10 @@ struct Soak {
     course: Course,
     figures: Figures,
     round: usize,
-    /// The last things that happened.
-    sentences: VecDeque<String>,
-    /// Number of requests, of versions and of nodes so far.
-    requests: usize,
-    released: u64,
-    added: usize,
+    /// What has happened in this piece.
+    sentences: Vec<String>,
+    /// Number of requests, versions and nodes so far, which are named by it.
+    count: u64,
     /// The versions that are offered, the newest last.
     offered: Vec<Version>,
     /// Nodes whose updates fail, and nodes that a user has cordoned.
@@ -70,16 +67,17 @@ struct Soak {
 
 /// Tests of what the case draws and judges.
 pub(crate) fn tests() -> Vec<Trial> {
-    vec![
-        Trial::test("soak::draws_of_one_seed_are_the_same_and_leave_nothing_out", || {
-            draw::check_draws();
+    let tests: [(&str, fn()); 2] = [
+        ("soak::draws_of_one_seed_are_the_same_and_leave_nothing_out", draw::check_draws),
+        ("soak::series_that_grows_is_not_flat", figures::check_growth),
+    ];
+    let trial = |(name, test): (&str, fn())| {
+        Trial::test(name, move || {
+            test();
             Ok(())
-        }),
-        Trial::test("soak::series_that_grows_is_not_flat", || {
-            figures::check_growth();
-            Ok(())
-        }),
-    ]
+        })
+    };
+    tests.map(trial).into()
 }
 
 /// Runs the case, and prints its figures.
@@ -95,11 +93,10 @@ pub(crate) async fn run(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
     let (began, virtual_time) = (Instant::now(), cluster.time.now());
     let outcome = soak.rounds(cluster, began + length).await;
     let passed = cluster.time.now().duration_since(virtual_time).as_secs_f64();
-    eprintln!("{}", soak.figures.table(passed / 3_600.0, passed / began.elapsed().as_secs_f64()));
-    outcome.with_context(|| {
-        let sentences: Vec<_> = soak.sentences.iter().map(String::as_str).collect();
-        format!("{SEED}={seed}, round {}, after\n{}\n", soak.round, sentences.join("\n"))
-    })?;
+    let pace = passed / began.elapsed().as_secs_f64();
+    eprintln!("{:.1} hours of the cluster's time, {pace:.1} in a real hour", passed / 3_600.0);
+    eprintln!("{}", soak.figures.table());
+    outcome.with_context(|| format!("{SEED}={seed}, round {}, after\n{}\n", soak.round, soak.sentences.join("\n")))?;
     soak.figures.ensure_flat()
 }
 
@@ -128,10 +125,8 @@ impl Soak {
             course: Course::default(),
             figures: Figures::default(),
             round: 0,
-            sentences: VecDeque::new(),
-            requests: 0,
-            released: 0,
-            added: 0,
+            sentences: Vec::new(),
+            count: 0,
             offered: vec![OLD],
             failing: BTreeSet::new(),
             cordoned: BTreeSet::new(),
@@ -139,24 +134,21 @@ impl Soak {
     }
 
     fn say(&mut self, cluster: &ScriptedCluster, text: &str) -> anyhow::Result<()> {
-        if self.sentences.len() == SENTENCES {
-            self.sentences.pop_front();
-        }
         let revision = cluster.now()?.revision;
-        self.sentences.push_back(format!("  round {}, revision {revision}: {text}", self.round));
+        self.sentences.push(format!("  round {}, revision {revision}: {text}", self.round));
         Ok(())
     }
 
     /// Returns the value of the next request of a user.
     fn request(&mut self) -> String {
-        self.requests += 1;
-        format!("soak-{}", self.requests)
+        self.count += 1;
+        format!("soak-{}", self.count)
     }
 
     /// Offers a new version.
     fn release(&mut self, cluster: &ScriptedCluster) -> Version {
-        self.released += 1;
-        let version = Version::new(1, 21, self.released);
+        self.count += 1;
+        let version = Version::new(1, 21, self.count);
         cluster.fleet.release(version.clone());
         self.offered.push(version.clone());
         if self.offered.len() > OFFERED {
@@ -167,9 +159,10 @@ impl Soak {
 
     /// Adds a node with the image of the oldest version that is offered: of two kinds, each in a zone of its own.
     async fn add_node(&mut self, cluster: &ScriptedCluster) -> anyhow::Result<String> {
-        self.added += 1;
-        let name = format!("node-{}", self.added);
-        let (arch, label, zone) = [("x86_64", "amd64", "a"), ("aarch64", "arm64", "b")][self.added % 2];
+        self.count += 1;
+        let name = format!("node-{}", self.count);
+        let (arch, label, zone) =
+            if self.count.is_multiple_of(2) { ("x86_64", "amd64", "a") } else { ("aarch64", "arm64", "b") };
         let labels = [("kubernetes.io/arch", label), (ZONE_LABEL, zone)];
         cluster.fleet.add(&name, &self.offered[0]);
         cluster.fleet.script(&name, |node| node.arch = arch);
@@ -191,11 +184,18 @@ impl Soak {
         cluster.shop(NODES, json!({"maxUnavailable": 1})).await?;
         cluster.start_controller(&ControllerOptions::default())?;
         cluster.reported().await?;
+        let mut last = None;
         while Instant::now() < end {
+            self.release(cluster);
+            // Nodes come to it in the last piece alone: the oracle knows of none that have proven it before.
+            if let Some(last) = last {
+                self.offered.retain(|offered| *offered != last);
+                cluster.fleet.retract(&last);
+            }
             for _ in 0..PIECE {
                 self.round(cluster).await?;
             }
-            self.end_piece(cluster).await?;
+            last = Some(self.end_piece(cluster).await?);
         }
         Ok(())
     }
@@ -213,6 +213,7 @@ impl Soak {
             self.pass(cluster, STEP).await?;
         }
         self.until_quiet(cluster, false).await?;
+        cluster.read_requests().await?;
         self.figures.sample(cluster).await
     }
 
@@ -260,8 +261,9 @@ impl Soak {
         }
     }
 
-    /// Ends all faults, and all that keeps nodes from their version; waits until they have come to a new one; and has the oracle judge.
-    async fn end_piece(&mut self, cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
+    /// Ends all faults, and all that keeps nodes from their version; waits until they have come to a new one, which it returns; and has the
+    /// oracle judge.
+    async fn end_piece(&mut self, cluster: &mut ScriptedCluster) -> anyhow::Result<Version> {
         self.faults.end();
         cluster.policy(&base()).await?;
         for (name, node) in cluster.now()?.nodes {
@@ -279,15 +281,11 @@ impl Soak {
             self.until_quiet(cluster, true).await?;
             let world = cluster.now()?;
             if has_arrived(&world, &version) {
-                let (history, stats) = cluster.judge_piece().await?;
-                self.figures.add(&history, &stats);
-                // Nodes come to it in this piece alone: the oracle knows of no earlier ones.
-                self.release(cluster);
-                self.offered.retain(|offered| *offered != version);
-                cluster.fleet.retract(&version);
-                return Ok(());
+                self.figures.add(&cluster.judge_piece().await?);
+                self.sentences.clear();
+                return Ok(version);
             }
-            if step % LOOK == 0 {
+            if step.is_multiple_of(LOOK) {
                 self.look(cluster, &world).await?;
             }
             self.pass(cluster, LAST_STEP).await?;
@@ -311,7 +309,6 @@ impl Soak {
 
 /// The names of the canary steps that an approval would pass.
 fn approvable(world: &ClusterState) -> Option<String> {
-    let steps: Vec<_> =
-        world.status().active_rollouts.iter().filter_map(models::operator::ActiveRollout::approvable).collect();
+    let steps: Vec<_> = world.status().active_rollouts.iter().filter_map(ActiveRollout::approvable).collect();
     (!steps.is_empty()).then(|| steps.join(","))
 }
