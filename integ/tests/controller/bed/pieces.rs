@@ -28,7 +28,7 @@ impl ScriptedCluster {
         self.controllers.retain(ControllerProcess::runs);
         self.controllers.iter().for_each(ControllerProcess::shorten_log);
         let verdict = judge(&history, &logs, &records, &self.expectations);
-        let course = |error| anyhow::anyhow!("{error:#}\n{}", timeline(&history, self.began));
+        let course = |error: anyhow::Error| anyhow::anyhow!("{error:#}\n{}", timeline(&history, self.began));
         verdict.ensure_safe().map_err(course)?;
         Ok(history)
     }

@@ -5,13 +5,13 @@ use models::names::{
     APPROVE_STEP_ANNOTATION, CONTINUE_OTHERS_ANNOTATION, DRILL_ANNOTATION, HOLD_ANNOTATION, RELEASE_ANNOTATION,
     RESUME_ANNOTATION, RETRY_ANNOTATION,
 };
-use models::operator::frozen_since;
+use models::operator::{ActiveRollout, frozen_since};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 use serde_json::{Value, json};
 
-use super::{NODES, Soak, approvable};
+use super::{NODES, Soak};
 use crate::bed::{Boot, Fault, ScriptedCluster, closed_schedule, open_schedule};
 use crate::faults::{is_possible, writes};
 
@@ -217,4 +217,19 @@ impl Soak {
         }
         Ok(Some(text))
     }
+
+    /// Lets a node update and boot again.
+    pub(super) fn mend(&mut self, cluster: &ScriptedCluster, node: &str) {
+        self.failing.remove(node);
+        cluster.fleet.script(node, |node| (node.boot, node.ready, node.downloads) = (Boot::Runs, true, true));
+        if !cluster.fleet.is_up(node) {
+            cluster.fleet.power_on(node);
+        }
+    }
+}
+
+/// The names of the canary steps that an approval would pass.
+pub(super) fn approvable(world: &ClusterState) -> Option<String> {
+    let steps: Vec<_> = world.status().active_rollouts.iter().filter_map(ActiveRollout::approvable).collect();
+    (!steps.is_empty()).then(|| steps.join(","))
 }

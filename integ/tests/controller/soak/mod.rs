@@ -12,14 +12,15 @@ use integ::oracle::ClusterState;
 use libtest_mimic::Trial;
 use models::condition::ConditionStatus;
 use models::names::{APPROVE_STEP_ANNOTATION, HOLD_ANNOTATION, RESUME_ANNOTATION, RETRY_ANNOTATION, ZONE_LABEL};
-use models::operator::{ActiveRollout, FROZEN};
+use models::operator::FROZEN;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use semver::Version;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::bed::{Boot, ControllerOptions, Faults, LIMIT, OLD, ScriptedCluster};
+use crate::bed::{ControllerOptions, Faults, LIMIT, OLD, ScriptedCluster};
 use crate::faults::{Course, SEED, answer_hook, is_quiet, standing};
+use draw::approvable;
 use figures::Figures;
 
 /// The name of the case.
@@ -41,10 +42,8 @@ const LAST_STEPS: usize = 80;
 /// The number of steps after which users look at the nodes again.
 const LOOK: usize = 8;
 
-/// Number of nodes, and of pods of the workload.
+/// Number of nodes, and of versions that are offered at a time.
 const NODES: usize = 6;
-
-/// Number of versions that are offered at a time.
 const OFFERED: usize = 4;
 
 /// The run so far.
@@ -54,7 +53,7 @@ struct Soak {
     course: Course,
     figures: Figures,
     round: usize,
-    /// What has happened in this piece.
+    /// Sentences about this piece.
     sentences: Vec<String>,
     /// Number of requests, versions and nodes so far, which are named by it.
     count: u64,
@@ -252,15 +251,6 @@ impl Soak {
         quiet.with_context(|| format!("the controller does not come to rest: {faults:?}"))?
     }
 
-    /// Lets a node update and boot again.
-    fn mend(&mut self, cluster: &ScriptedCluster, node: &str) {
-        self.failing.remove(node);
-        cluster.fleet.script(node, |node| (node.boot, node.ready, node.downloads) = (Boot::Runs, true, true));
-        if !cluster.fleet.is_up(node) {
-            cluster.fleet.power_on(node);
-        }
-    }
-
     /// Ends all faults, and all that keeps nodes from their version; waits until they have come to a new one, which it returns; and has the
     /// oracle judge.
     async fn end_piece(&mut self, cluster: &mut ScriptedCluster) -> anyhow::Result<Version> {
@@ -305,10 +295,4 @@ impl Soak {
         }
         Ok(())
     }
-}
-
-/// The names of the canary steps that an approval would pass.
-fn approvable(world: &ClusterState) -> Option<String> {
-    let steps: Vec<_> = world.status().active_rollouts.iter().filter_map(ActiveRollout::approvable).collect();
-    (!steps.is_empty()).then(|| steps.join(","))
 }
