@@ -352,3 +352,19 @@ impl History {
         all
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::scenario::Scenario;
+
+    #[test]
+    fn history_that_begins_at_the_end_has_the_same_objects() {
+        let mut scenario = Scenario::new(&["a", "b"]);
+        scenario.delete_node("b");
+        scenario.update("a");
+        let history = scenario.history();
+        let next = history.at_end();
+        assert!(next.changes().len() < history.changes().len());
+        assert_eq!(format!("{:?}", next.end()), format!("{:?}", history.end()));
+    }
+}
