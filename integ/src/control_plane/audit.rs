@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use jiff::Timestamp;
+use nix::fcntl::{FallocateFlags, fallocate};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -124,6 +125,14 @@ impl Reader {
     /// Position of the reader in bytes: the end of the last complete line.
     pub fn offset(&self) -> u64 {
         self.offset
+    }
+
+    /// Frees the disk of what was read, for every reader. Positions stay, and file systems that cannot do so keep it.
+    pub fn discard(&self) -> anyhow::Result<()> {
+        let file = File::options().write(true).open(&self.path)?;
+        let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let _ = fallocate(&file, hole, 0, i64::try_from(self.offset)?);
+        Ok(())
     }
 
     /// Returns the records written since the last call. The record of a request may appear shortly after its response.

@@ -96,6 +96,21 @@ impl History {
         history
     }
 
+    /// The history that begins with the objects at the end of this one.
+    pub fn at_end(&self) -> Self {
+        let mut last = BTreeMap::new();
+        for change in self.changes.iter() {
+            if change.gone {
+                last.remove(&change.object.key());
+            } else {
+                last.insert(change.object.key(), change);
+            }
+        }
+        let mut changes: Vec<Change> = last.into_values().cloned().collect();
+        changes.sort_by_key(|change| change.revision);
+        Self::new(changes)
+    }
+
     /// Adds a change. Those of one object have to come in order, and those of several may be a little out of order.
     pub fn add(&mut self, change: Change) {
         self.end.apply(&change);
@@ -335,5 +350,21 @@ impl History {
             _ => {}
         });
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::scenario::Scenario;
+
+    #[test]
+    fn history_that_begins_at_the_end_has_the_same_objects() {
+        let mut scenario = Scenario::new(&["a", "b"]);
+        scenario.delete_node("b");
+        scenario.update("a");
+        let history = scenario.history();
+        let next = history.at_end();
+        assert!(next.changes().len() < history.changes().len());
+        assert_eq!(format!("{:?}", next.end()), format!("{:?}", history.end()));
     }
 }

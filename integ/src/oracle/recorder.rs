@@ -140,6 +140,19 @@ impl Recorder {
         Ok(self.shared.history())
     }
 
+    /// Returns the history so far, and goes on with one that begins with the objects that exist now: a long run is judged in pieces.
+    /// Nothing waits for a condition meanwhile.
+    ///
+    /// # Errors
+    /// When something was missed.
+    pub fn take_piece(&self) -> anyhow::Result<History> {
+        self.shared.check()?;
+        let mut history = self.shared.lock();
+        let next = history.at_end();
+        self.shared.seen().clear();
+        Ok(std::mem::replace(&mut *history, next))
+    }
+
     /// Waits until the history meets a condition.
     ///
     /// # Errors

@@ -33,12 +33,12 @@ crate::cases![rollout_makes_the_listed_writes_and_no_others];
 const WRITES: &str = include_str!("faults/writes.txt");
 
 /// Returns the kinds of writes, each with whether the rollout always makes it.
-fn writes() -> impl Iterator<Item = (&'static str, bool)> {
+pub(crate) fn writes() -> impl Iterator<Item = (&'static str, bool)> {
     WRITES.lines().map(|line| line.strip_suffix(" ?").map_or((line, true), |write| (write, false)))
 }
 
 /// The variable with the number that chooses the plans which `make test` runs.
-const SEED: &str = "BRUPOP_SEED";
+pub(crate) const SEED: &str = "BRUPOP_SEED";
 
 /// Number of plans which `make test` runs.
 const CHOSEN: usize = 6;
@@ -80,7 +80,7 @@ pub(crate) struct Plan {
 }
 
 /// Returns whether a fault is possible at a write.
-fn is_possible(write: &str, fault: Fault) -> bool {
+pub(crate) fn is_possible(write: &str, fault: Fault) -> bool {
     // An Event and an eviction are not objects that anybody decides by, and the first apply of a ConfigMap creates it.
     let objects = ["create events", "create pods/eviction", "patch configmaps"];
     !objects.iter().any(|other| write.starts_with(other)) || !matches!(fault, Fault::Recreated | Fault::Conflict)
@@ -222,7 +222,7 @@ async fn roll_out(cluster: &mut ScriptedCluster, planned: Vec<Planned>) -> anyho
 }
 
 /// The reasons why nodes are where they are.
-fn standing(world: &ClusterState) -> String {
+pub(crate) fn standing(world: &ClusterState) -> String {
     let mut text = String::new();
     for name in world.nodes.keys() {
         let blocked = world.condition(name, BLOCKED).map(|blocked| (&blocked.reason, &blocked.message));
@@ -236,9 +236,15 @@ fn standing(world: &ClusterState) -> String {
     text
 }
 
+/// Returns whether controllers have nothing more to ask, with all that watches have held back shown.
+pub(crate) fn is_quiet(faults: &Faults) -> bool {
+    let fresh = faults.since_fault().is_some_and(|since| since < FAULT_LASTS);
+    faults.quiet() > if fresh { QUIET_AFTER_FAULT } else { QUIET } && !faults.show()
+}
+
 /// The course of a rollout so far, as far as it is the script's.
 #[derive(Default)]
-struct Course {
+pub(crate) struct Course {
     released: bool,
     first_boot: Option<String>,
     fell_back: bool,
@@ -263,30 +269,41 @@ impl Course {
             if self.act(cluster).await? {
                 faults.note();
             }
-            let fresh = faults.since_fault().is_some_and(|since| since < FAULT_LASTS);
-            if faults.quiet() > if fresh { QUIET_AFTER_FAULT } else { QUIET } && !faults.show() {
+            if is_quiet(faults) {
                 let world = cluster.now()?;
                 let updated = |node: &String| world.is_updated(node, &NEW);
                 let all = world.nodes.len() == 3 && world.nodes.keys().all(updated) && world.status().slots.is_empty();
                 let ended = self.changed && self.fell_back && all && has_ended(&world);
-                match self.late.take() {
-                    Some((rests, write)) if rests > 0 && !ended => self.late = Some((rests - 1, write)),
-                    Some((_, write)) => {
-                        cluster.send_late(&write).await?;
-                        faults.note();
-                        continue;
-                    }
-                    None => {}
+                if !self.send_late(cluster, faults, ended).await? {
+                    return Ok(ended);
                 }
-                return Ok(ended);
             }
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
     }
 
+    /// Sends the late write when its time has come, at the latest at the end. Returns whether there was one to send.
+    pub(crate) async fn send_late(
+        &mut self,
+        cluster: &ScriptedCluster,
+        faults: &Faults,
+        ended: bool,
+    ) -> anyhow::Result<bool> {
+        match self.late.take() {
+            Some((rests, write)) if rests > 0 && !ended => self.late = Some((rests - 1, write)),
+            Some((_, write)) => {
+                cluster.send_late(&write).await?;
+                faults.note();
+                return Ok(true);
+            }
+            None => {}
+        }
+        Ok(false)
+    }
+
     /// Frees budgets of evictions that were approved two steps of time ago and have deleted nothing, as the cluster does after two minutes
     /// of its own time.
-    async fn forget_disruptions(&mut self, cluster: &ScriptedCluster) -> anyhow::Result<()> {
+    pub(crate) async fn forget_disruptions(&mut self, cluster: &ScriptedCluster) -> anyhow::Result<()> {
         let budgets: Api<PodDisruptionBudget> = Api::namespaced(cluster.client.clone(), SHOP);
         let before = std::mem::take(&mut self.approved);
         for budget in budgets.list(&ListParams::default()).await?.items {
@@ -301,7 +318,7 @@ impl Course {
     }
 
     /// Does what a fault needs.
-    async fn carry_out(&mut self, cluster: &mut ScriptedCluster, due: Due) -> anyhow::Result<()> {
+    pub(crate) async fn carry_out(&mut self, cluster: &mut ScriptedCluster, due: Due) -> anyhow::Result<()> {
         match due {
             Due::Kill => cluster.replace_controller().await?,
             Due::Stop => {
@@ -345,16 +362,21 @@ impl Course {
             cluster.policy(&json!({"version": {"target": NEW.to_string()}})).await?;
             return Ok(true);
         }
-        let annotation = format!("{HOOK_ANSWER_PREFIX}storage");
-        for (name, node) in &world.nodes {
-            let answer = node.fields.get(&Field::Annotation(annotation.clone()));
-            if let Some(request) = node.hook_request().filter(|request| answer != Some(*request)) {
-                cluster.patch_node(name, json!({"metadata": {"annotations": {annotation: request}}})).await?;
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        answer_hook(cluster, &world).await
     }
+}
+
+/// Answers a request to hooks. Returns whether there was one.
+pub(crate) async fn answer_hook(cluster: &ScriptedCluster, world: &ClusterState) -> anyhow::Result<bool> {
+    let annotation = format!("{HOOK_ANSWER_PREFIX}storage");
+    for (name, node) in &world.nodes {
+        let answer = node.fields.get(&Field::Annotation(annotation.clone()));
+        if let Some(request) = node.hook_request().filter(|request| answer != Some(*request)) {
+            cluster.patch_node(name, json!({"metadata": {"annotations": {annotation: request}}})).await?;
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Returns whether the records of all rollouts have ended.

@@ -39,6 +39,7 @@ mod revisions;
 mod rollout;
 mod silence;
 mod slots;
+mod soak;
 mod usable;
 mod windows;
 
@@ -88,13 +89,15 @@ impl Runner {
     fn run_case(
         &self,
         name: &str,
+        keep_revisions: bool,
         case: impl for<'a> FnOnce(&'a mut ScriptedCluster) -> LocalBoxFuture<'a, anyhow::Result<()>>,
     ) -> Result<(), Failed> {
         let result = self.runtime.block_on(async {
-            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let idle = keep_revisions.then(idle).flatten();
             let stage = match idle {
                 Some(stage) => stage,
-                None => Stage::start().await?,
+                None => Stage::start(keep_revisions).await?,
             };
             let _stopwatch = Stopwatch::start(name);
             let mut cluster = ScriptedCluster::new(stage).await?;
@@ -112,6 +115,13 @@ impl Runner {
 fn message_of(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a text")
+}
+
+/// The case that takes an hour, on a control plane of its own.
+fn soak(runner: &Arc<Runner>, named: Option<&str>) -> Trial {
+    let runner = runner.clone();
+    let case = move || runner.run_case(soak::CASE, false, |cluster| Box::pin(soak::run(cluster)));
+    Trial::test(soak::CASE, case).with_ignored_flag(named != Some(soak::CASE))
 }
 
 fn main() -> ExitCode {
@@ -167,19 +177,21 @@ fn main() -> ExitCode {
     .flat_map(|(module, cases)| cases.into_iter().map(move |(name, case)| (format!("{module}::{name}"), case)))
     .map(|(name, case)| {
         let runner = runner.clone();
-        Trial::test(name.clone(), move || runner.run_case(&name, case))
+        Trial::test(name.clone(), move || runner.run_case(&name, true, case))
     })
     .collect();
     let named = arguments.filter.as_deref().filter(|_| arguments.exact);
     trials.extend(faults::plans(named).into_iter().map(|plan| {
         let (runner, name, ignored) = (runner.clone(), plan.name.clone(), !plan.chosen);
         Trial::test(name.clone(), move || {
-            let result = runner.run_case(&name, |cluster| Box::pin(faults::rollout_with(cluster, plan)));
+            let result = runner.run_case(&name, true, |cluster| Box::pin(faults::rollout_with(cluster, plan)));
             // All of them take long: what is found is told at once.
             result.inspect_err(|failed| eprintln!("{name}: {}", failed.message().unwrap_or_default()))
         })
         .with_ignored_flag(ignored)
     }));
+    trials.extend(soak::tests());
+    trials.push(soak(&runner, named));
     let conclusion = libtest_mimic::run(&arguments, trials);
     if let Some(Runner { runtime, idle }) = Arc::into_inner(runner) {
         for stage in idle.into_inner().unwrap_or_else(PoisonError::into_inner) {

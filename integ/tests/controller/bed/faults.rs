@@ -186,6 +186,18 @@ impl Faults {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Plans a fault at the next write of a kind.
+    pub(crate) fn plan(&self, write: &str, fault: Fault) {
+        let mut state = self.lock();
+        let after = state.seen.get(write).map_or(0, |last| last + 1);
+        state.planned.push(Planned { write: write.to_owned(), after, fault });
+    }
+
+    /// Takes back the faults that have not happened yet.
+    pub(crate) fn end(&self) {
+        self.lock().planned.clear();
+    }
+
     /// The kinds of the writes so far.
     pub(crate) fn seen(&self) -> Vec<String> {
         self.lock().seen.keys().cloned().collect()

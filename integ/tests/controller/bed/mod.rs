@@ -4,6 +4,7 @@ mod actions;
 mod agents;
 mod faults;
 mod node;
+mod pieces;
 mod policy;
 mod process;
 mod receiver;
@@ -70,6 +71,8 @@ pub(crate) struct ScriptedCluster {
     /// The network between the controllers and the API server, if it is not sound.
     pub(crate) faults: Option<Faults>,
     controllers: Vec<ControllerProcess>,
+    /// Number of controllers that were started.
+    started: usize,
     kubelets: Arc<Mutex<HashMap<String, Client>>>,
     actors: JoinHandle<()>,
     audit: Reader,
@@ -100,6 +103,7 @@ impl ScriptedCluster {
             uses_up_stage: false,
             faults: None,
             controllers,
+            started: 0,
             kubelets,
             actors,
             audit,
@@ -147,7 +151,7 @@ impl ScriptedCluster {
     }
 
     /// Registers the Node of a host that is up, and starts its agent.
-    async fn register_node(&self, name: &str, labels: &[(&str, &str)]) -> anyhow::Result<()> {
+    pub(crate) async fn register_node(&self, name: &str, labels: &[(&str, &str)]) -> anyhow::Result<()> {
         let mut all: BTreeMap<String, String> =
             labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         all.entry(INTERFACE_LABEL.to_owned()).or_insert(INTERFACE_VERSION.to_owned());
@@ -224,9 +228,9 @@ impl ScriptedCluster {
 
     /// Starts another controller.
     pub(crate) fn start_controller(&mut self, options: &ControllerOptions) -> anyhow::Result<()> {
-        let number = self.controllers.len() + 1;
+        self.started += 1;
         let (stage, time, faults) = (&self.stage, &self.time, self.faults.as_ref());
-        self.controllers.push(ControllerProcess::start(stage, time, faults, number, options)?);
+        self.controllers.push(ControllerProcess::start(stage, time, faults, self.started, options)?);
         Ok(())
     }
 
@@ -244,7 +248,7 @@ impl ScriptedCluster {
     /// Frees the Lease, and starts another controller.
     pub(crate) async fn start_next_controller(&mut self) -> anyhow::Result<()> {
         self.free_lease().await?;
-        let identity = format!("controller-{}", self.controllers.len() + 1);
+        let identity = format!("controller-{}", self.started + 1);
         self.start_controller(&ControllerOptions { identity, ..ControllerOptions::default() })
     }
 
@@ -516,10 +520,15 @@ impl ScriptedCluster {
     }
 
     async fn judge(&mut self) -> anyhow::Result<()> {
-        let defects: Vec<String> = self.controllers.iter().filter_map(ControllerProcess::defect).collect();
-        ensure!(defects.is_empty(), "the operator's own output tells of a defect: {}", defects.join("; "));
+        self.ensure_no_defect()?;
         let verdict = self.verdict().await?;
         verdict.ensure_safe()
+    }
+
+    fn ensure_no_defect(&self) -> anyhow::Result<()> {
+        let defects: Vec<String> = self.controllers.iter().filter_map(ControllerProcess::defect).collect();
+        ensure!(defects.is_empty(), "the operator's own output tells of a defect: {}", defects.join("; "));
+        Ok(())
     }
 
     /// The oracle's verdict about the case so far.

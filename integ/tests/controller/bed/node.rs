@@ -1,5 +1,7 @@
 //! Scripted nodes: what the script says of each, and the task that writes their Nodes, pods and agents' reports.
 
+mod pieces;
+
 use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -134,6 +136,8 @@ pub(super) struct State {
     nodes: BTreeMap<String, Scripted>,
     offered: Vec<Version>,
     rules: Vec<PodRule>,
+    /// The logs of hosts that were removed.
+    removed: Vec<HostLog>,
     /// No agent can report.
     pub(super) web_api_down: bool,
     /// Writes that failed.
@@ -245,10 +249,11 @@ impl Fleet {
         let state = self.lock();
         let log =
             |(node, scripted): (&String, &Scripted)| HostLog { node: node.clone(), events: scripted.events.clone() };
-        state.nodes.iter().map(log).collect()
+        state.nodes.iter().map(log).chain(state.removed.iter().cloned()).collect()
     }
 
-    pub(super) fn add(&self, node: &str, version: &Version) -> String {
+    /// Installs a host, and returns its boot. It has no Node yet.
+    pub(crate) fn add(&self, node: &str, version: &Version) -> String {
         self.change(|state| {
             let boot_id = format!("{node}-boot-1");
             let mut scripted = Scripted {
@@ -606,11 +611,15 @@ impl Actors {
             let (was_armed, was_cleared) = (host.armed, host.cleared);
             host.agent_step(&mut view, &offered, downloads, now);
             let armed = host.staged.clone().filter(|_| host.armed && !was_armed);
+            let disarmed = was_armed && !host.armed;
             if let Some(version) = armed {
                 // Once, however often the report of it is refused.
                 scripted.log(HostFact::ActivateAsked);
                 scripted.log(HostFact::Armed { version });
                 scripted.log(HostFact::ActivateEnded);
+            }
+            if disarmed {
+                scripted.log(HostFact::Disarmed);
             }
             if scripted.host.cleared && !was_cleared {
                 scripted.log(HostFact::Shutdown { by_api: true });

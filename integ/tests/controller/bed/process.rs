@@ -183,6 +183,20 @@ impl ControllerProcess {
         String::from_utf8_lossy(&locked(&self.log.0)).into_owned()
     }
 
+    /// Forgets the output but for its end.
+    pub(super) fn shorten_log(&self) {
+        const KEPT: usize = 64 << 10;
+        let mut log = locked(&self.log.0);
+        let before = log.len().saturating_sub(KEPT);
+        log.drain(..before);
+        log.shrink_to_fit();
+    }
+
+    /// Number of its tasks.
+    pub(crate) fn tasks(&self) -> usize {
+        self.runtime.as_ref().map_or(0, |runtime| runtime.handle().metrics().num_alive_tasks())
+    }
+
     /// True while it has not ended.
     pub(crate) fn runs(&self) -> bool {
         self.runtime.is_some() && !self.run.is_finished()

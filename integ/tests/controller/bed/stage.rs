@@ -64,9 +64,10 @@ pub(super) struct Templates {
 }
 
 impl Stage {
-    /// Starts a control plane and installs what the controller needs.
-    pub(crate) async fn start() -> anyhow::Result<Self> {
-        let options = control_plane::Options { controllers: CONTROLLERS, ..control_plane::Options::default() };
+    /// Starts a control plane and installs what the controller needs. Where it does not keep its revisions, etcd stays small.
+    pub(crate) async fn start(keep_revisions: bool) -> anyhow::Result<Self> {
+        let options =
+            control_plane::Options { controllers: CONTROLLERS, keep_revisions, ..control_plane::Options::default() };
         let control_plane = ControlPlane::start(options).await?;
         let client = control_plane.client();
         let is = |object: &Value, kind: &str| object["kind"] == kind;
