@@ -62,8 +62,8 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     if let Some(broken) = check_earlier_operator(view, plan) {
         add(None, Some(broken));
         // Not even a release: both operators would change the same node. The report is kept.
-        let Plan { waits, quarantine, approval, window_open, wake, status, .. } = std::mem::take(plan);
-        *plan = Plan { waits, quarantine, approval, window_open, wake, status, ..Plan::default() };
+        let Plan { waits, quarantine, approvals, window_open, wake, status, .. } = std::mem::take(plan);
+        *plan = Plan { waits, quarantine, approvals, window_open, wake, status, ..Plan::default() };
         restore_slots(view, plan);
         return findings;
     }
