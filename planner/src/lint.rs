@@ -23,7 +23,7 @@ use crate::survey::key::{is_member, key_of, kind};
 use crate::survey::quarantine::Quarantine;
 use crate::survey::unwell::Unwell;
 use crate::survey::urgency::Urgency;
-use crate::survey::{brake, ended, ledger, rollout};
+use crate::survey::{brake, control_plane, ended, ledger, rollout};
 use crate::view::{BudgetFacts, ClusterView, NodeFacts, NodeView, PodFacts};
 
 /// The properties that a finding may name, by their numbers in `docs/testing.md`.
@@ -379,13 +379,21 @@ fn check_unwell(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVi
     broken("S13", format!("{} is given a slot while {ill} nodes have fallen ill at once", held.facts.name))
 }
 
-/// S12 again: no reboot is permitted before the slot records that it may be. Without the Node object, nothing else would say so.
+/// S12 again: no reboot is permitted before the slot records that it may be. Without the Node object, nothing else would say so. S1:
+/// nor that of a node of the control plane while another one is out of service.
 fn check_permit(view: &ClusterView, node: &NodeView, action: &Action) -> Option<Broken> {
     let Action::Permit { .. } = action else { return None };
-    node.update().filter(|_| view.operator.is_some())?;
+    node.update()?;
+    if let Some(other) = control_plane::in_the_way(view, &node.facts) {
+        return broken("S1", format!("its reboot is permitted while {other} of the control plane is out of service"));
+    }
     let recorded = |slot: &Slot| slot.update.as_ref().is_some_and(|update| update.permitting_since.is_some());
     let own = view.slots().any(|slot| slot.uid == node.facts.uid && recorded(slot));
-    if own { None } else { broken("S12", "its reboot is permitted before its slot records it") }
+    if own || view.operator.is_none() {
+        None
+    } else {
+        broken("S12", "its reboot is permitted before its slot records it")
+    }
 }
 
 /// S12 again: an update goes on after its reboot, without a record of it, only where the node's slot records that the reboot may have

@@ -51,10 +51,18 @@ pub(crate) fn budgets_allow(ctx: &NodeContext<'_>) -> Option<Obstacle> {
     if ctx.group().drain.at_deadline == AtDeadline::Force {
         return None;
     }
-    // Static pods are not evicted, but end with the reboot all the same.
-    let ends = || pods(ctx).iter().filter(|pod| pod.mirror && !pod.finished);
-    budget_refusal(ctx, with_fate(ctx, |fate| fate == Fate::Goes).chain(ends()))?;
-    budget_refusal(ctx, sorted(ctx).evictable.into_iter().chain(ends())).map(Obstacle::Refused)
+    budget_refusal(ctx, with_fate(ctx, |fate| fate == Fate::Goes).chain(static_pods(ctx)))?;
+    budget_refusal(ctx, sorted(ctx).evictable.into_iter().chain(static_pods(ctx))).map(Obstacle::Refused)
+}
+
+/// Returns the static pods of the node. They are not evicted, but end with the reboot all the same.
+fn static_pods<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> {
+    pods(ctx).iter().filter(|pod| pod.mirror && !pod.finished)
+}
+
+/// Returns the wait for a budget over a static pod, which the reboot ends.
+pub(crate) fn static_budget(ctx: &NodeContext<'_>) -> Option<Wait> {
+    budget_refusal(ctx, static_pods(ctx))
 }
 
 /// Returns the first pod of the node that a budget guards: nodes without one come first.

@@ -129,6 +129,27 @@ fn validator_rejects_second_control_plane_node() {
 }
 
 #[test]
+fn validator_rejects_reboot_of_control_plane_node_while_another_is_not_ready() {
+    for (sentence, labelled, ready, property) in [
+        ("another one is not Ready", ["b", "c"], false, Some("S1")),
+        ("all others are Ready", ["b", "c"], true, None),
+        ("a worker is not Ready", ["b", "b"], false, None),
+    ] {
+        let (mut view, policy) = world(json!({}), false);
+        for name in labelled {
+            let labels = Arc::new([(models::names::CONTROL_PLANE_LABEL.to_owned(), String::new())].into());
+            view.nodes.get_mut(name).unwrap().facts.labels = labels;
+        }
+        view.nodes.get_mut("c").unwrap().facts.ready = ready;
+        let slots = &mut view.operator.as_mut().unwrap().status.slots;
+        slots[0].update.as_mut().unwrap().permitting_since = Some(t(0));
+        let permit = Action::Permit { nonce: "n".into(), rules: Rules::default(), pods_stay: false };
+        let found = lint(&view, &policy, &mut acts("b", permit));
+        assert_eq!(found.first().map(|finding| finding.property), property, "{sentence}: {found:?}");
+    }
+}
+
+#[test]
 fn validator_rejects_only_plans_that_violate_safety_properties() {
     let groups = |limit: u32| {
         json!({"maxUnavailable": 3, "nodeGroups":
