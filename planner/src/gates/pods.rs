@@ -176,9 +176,10 @@ fn budget_refusal<'a>(ctx: &NodeContext<'_>, evictable: impl Iterator<Item = &'a
         if let Some(message) = guard.sync_error.clone() {
             return Some(Wait::BudgetSyncFailed { pod: title, budget, message });
         }
-        if guard.lacks() > 0 {
+        let count = if pod.mirror { guard.not_healthy() } else { guard.lacks() };
+        if count > 0 {
             let eviction = ctx.view.unfinished_eviction(guard, ctx.now);
-            return Some(Wait::BudgetUnhealthy { pod: title, budget, count: guard.lacks(), eviction });
+            return Some(Wait::BudgetUnhealthy { pod: title, budget, count, eviction });
         }
         let until = budgets::asked_from(back_offs, guard, ctx.now);
         let is_static = pod.mirror;
@@ -250,6 +251,7 @@ mod tests {
             ..budget(desired, 3)
         };
         let lenient = || BudgetFacts { lets_unhealthy_go: true, ..broken(2, 3) };
+        let number = |healthy, desired| BudgetFacts { counts_ended: true, ..broken(healthy, desired) };
         let wait = |count, eviction| Wait::BudgetUnhealthy {
             pod: "shop/p-a".into(),
             budget: "shop/web".into(),
@@ -260,6 +262,7 @@ mod tests {
         let approved = t(-60);
         let killed = UnfinishedEviction { pod: "shop/p-b".into(), approved, until: t(60) };
         let counts_as_gone = || BudgetFacts { approved: [("p-b".to_owned(), approved)].into(), ..broken(2, 2) };
+        let of_five = || BudgetFacts { healthy: 3, allowed: 0, ..budget(3, 5) };
         let message = || "no scale".to_owned();
         let uncounted = || BudgetFacts { sync_error: Some(message()), ..budget(0, 0) };
         let failed = Wait::BudgetSyncFailed { pod: "shop/p-a".into(), budget: "shop/web".into(), message: message() };
@@ -267,8 +270,18 @@ mod tests {
             ("all pods are wanted at all times", web(), budget(3, 3), refused.clone()),
             ("more pods are wanted than there can be", web(), budget(4, 3), refused.clone()),
             ("one is broken, and one may be", web(), broken(2, 2), unhealthy(1)),
-            ("one counts as gone, and is there", web(), counts_as_gone(), Some(wait(1, Some(killed)))),
+            ("one counts as gone, and is there", web(), counts_as_gone(), Some(wait(1, Some(killed.clone())))),
             ("two are broken", web(), broken(1, 2), unhealthy(2)),
+            ("two of five are broken, and one more healthy one is enough", web(), of_five(), unhealthy(1)),
+            ("a number is required and healthy, beside one that has ended", web(), number(2, 2), refused.clone()),
+            ("a larger number is required than there are", web(), number(2, 1000), refused.clone()),
+            ("a number is required, and fewer are healthy", web(), number(1, 2), unhealthy(2)),
+            (
+                "a number is required and healthy, beside one that counts as gone",
+                web(),
+                BudgetFacts { counts_ended: true, ..counts_as_gone() },
+                Some(wait(1, Some(killed.clone()))),
+            ),
             ("one is broken, and two may be", web(), broken(2, 1), None),
             ("the numbers of an earlier spec", web(), BudgetFacts { stale: true, ..broken(1, 2) }, None),
             ("a pod beside a broken one that may go", web(), lenient(), unhealthy(1)),
@@ -379,6 +392,12 @@ mod tests {
                 PodFacts { ready: false, ..member() },
                 BudgetFacts { healthy: 2, allowed: 0, ..budget(2, 3) },
                 None,
+            ),
+            (
+                "another member is broken, and a number is required",
+                member(),
+                BudgetFacts { healthy: 2, allowed: 0, counts_ended: true, ..budget(2, 3) },
+                wait(|pod, budget| Wait::BudgetUnhealthy { pod, budget, count: 1, eviction: None }),
             ),
             (
                 "none may ever be away",
