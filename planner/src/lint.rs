@@ -506,24 +506,29 @@ fn check_hooks(policy: &Policy, node: &NodeView, action: &Action) -> Option<Brok
 }
 
 /// S13: no drain begins while a budget is known to keep a pod on the node: one whose pods cannot be counted, or are broken, or one that
-/// guards the pod where policy waits for that.
+/// guards the pod where policy waits for that. What policy deletes at the deadline is no reason; a drill deletes nothing, and no static pod is.
 fn check_blockers(view: &ClusterView, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
     let next = action.next_step()?;
     let drain = &policy.for_node(&node.facts).drain;
     let before = node.step().is_some_and(|step| step.place() == Place::Waiting || step == Step::BeforeDrain);
-    if !before || next.place() != Place::Leaving || drain.at_deadline == AtDeadline::Force {
+    if !before || next.place() != Place::Leaving {
         return None;
     }
-    let goes = drain::sort(node.pods.as_deref().unwrap_or_default(), drain.rules, None).evictable;
+    let known = node.pods.as_deref().unwrap_or_default();
+    let goes = drain::sort(known, drain.rules, None).evictable;
     if drain.marked_pods == MarkedPods::Wait
         && let Some(pod) = goes.iter().find(|pod| pod.marked)
     {
         return broken("S13", format!("its drain begins although {} is marked as not to be moved", pod.title()));
     }
-    goes.into_iter().find_map(|pod| {
+    let evicts = node.progress().and_then(|progress| progress.drill.as_ref()).is_some_and(|drill| drill.evict);
+    let forces = drain.at_deadline == AtDeadline::Force && !evicts;
+    let ends = known.iter().filter(|pod| pod.mirror && !pod.finished);
+    goes.into_iter().filter(|_| !forces).chain(ends).find_map(|pod| {
         let keeps = |budget: &&BudgetFacts| {
             let broken = budget.sync_error.is_some() || budget.lacks() > 0;
-            let keeps = broken || (drain.guarded_pods == GuardedPods::Wait && budget.guards(pod));
+            let waits = pod.mirror || drain.guarded_pods == GuardedPods::Wait;
+            let keeps = broken || (waits && budget.guards(pod));
             keeps && budget.selects(pod) && !budget.lets_go(pod)
         };
         let budget = view.budgets.iter().find(keeps)?;

@@ -45,11 +45,16 @@ pub(crate) fn may_be_evicted(ctx: &NodeContext<'_>) -> Option<Obstacle> {
     if refused { refusal(&sorted(ctx)).map(Obstacle::Refused) } else { None }
 }
 
-/// Returns a budget that keeps a pod on the node. A pod that no budget lets go is deleted at the deadline, where policy
-/// requires it.
+/// Returns whether policy has a pod that does not leave deleted at the deadline. A drill deletes none; one that evicts none waits for none.
+fn forces(ctx: &NodeContext<'_>) -> bool {
+    ctx.group().drain.at_deadline == AtDeadline::Force && (!ctx.mode().is_drill() || ctx.mode().is_dry())
+}
+
+/// Returns a budget that keeps a pod on the node, or lets a static one not end. A pod that no budget lets go is deleted at the
+/// deadline, where policy requires it; nothing is done to a static pod then.
 pub(crate) fn budgets_allow(ctx: &NodeContext<'_>) -> Option<Obstacle> {
-    if ctx.group().drain.at_deadline == AtDeadline::Force {
-        return None;
+    if forces(ctx) {
+        return static_budget(ctx).map(Obstacle::Refused);
     }
     budget_refusal(ctx, with_fate(ctx, |fate| fate == Fate::Goes).chain(static_pods(ctx)))?;
     budget_refusal(ctx, sorted(ctx).evictable.into_iter().chain(static_pods(ctx))).map(Obstacle::Refused)
@@ -110,8 +115,7 @@ pub(crate) fn busy_budget(ctx: &NodeContext<'_>, on_their_way: &[NodeContext<'_>
 /// Returns pods that were deleted and do not end: the drain would wait for them until its deadline, unless policy leaves them to
 /// the reboot.
 pub(crate) fn none_terminates(ctx: &NodeContext<'_>) -> Option<Obstacle> {
-    let drain = &ctx.group().drain;
-    if drain.skip_terminating_after.is_some() || drain.at_deadline == AtDeadline::Force {
+    if ctx.group().drain.skip_terminating_after.is_some() || forces(ctx) {
         return None;
     }
     let stuck = |pod: &&PodFacts| pod.ends_by.is_some_and(|by| after(by, STUCK_AFTER) <= ctx.now);
@@ -354,19 +358,26 @@ mod tests {
 
     #[test]
     fn pdb_that_never_allows_disruption_does_not_block_forced_drain() {
-        let web = PodFacts {
+        let web = || PodFacts {
             labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
             ready: true,
             ..pod("a", false)
         };
-        let refused = Some(Wait::BudgetNeverAllows {
-            pod: "shop/p-a".into(),
-            budget: "shop/web".into(),
-            until: None,
-            is_static: false,
-        });
-        for (at_deadline, expected) in [(AtDeadline::Release, refused), (AtDeadline::Force, None)] {
-            assert_eq!(refusal_by(web.clone(), vec![budget(3, 3)], at_deadline), expected, "{at_deadline:?}");
+        for (sentence, at_deadline, drill, refused) in [
+            ("a drain that is not forced", AtDeadline::Release, None, true),
+            ("a forced one", AtDeadline::Force, None, false),
+            ("a drill with evictions, which deletes nothing", AtDeadline::Force, Some("1 evict"), true),
+            ("a dry one", AtDeadline::Force, Some("1"), false),
+        ] {
+            let refusal = refusal_of(before_drain, |view, policy| {
+                view.budgets = vec![budget(3, 3)];
+                let node = view.nodes.get_mut("a").unwrap();
+                node.pods = Some(vec![web()]);
+                node.shadow.as_mut().unwrap().drill = drill.map(str::to_owned);
+                (policy.all.drain.guarded_pods, policy.all.drain.at_deadline) = (GuardedPods::Wait, at_deadline);
+            });
+            let found = refusal.map(|obstacle| obstacle.into_wait().as_str());
+            assert_eq!(found, refused.then_some("BudgetNeverAllows"), "{sentence}");
         }
     }
 
@@ -406,12 +417,15 @@ mod tests {
                 wait(|pod, budget| Wait::BudgetNeverAllows { pod, budget, until: None, is_static: true }),
             ),
         ] {
-            // Policy asks pods that can move.
-            let refusal = refusal_of(before_drain, |view, _| {
-                view.budgets = vec![budget];
-                view.nodes.get_mut("a").unwrap().pods = Some(vec![pod]);
-            });
-            assert_eq!(refusal.map(Obstacle::into_wait), expected, "{sentence}");
+            // Policy asks pods that can move, and may delete what does not.
+            for at_deadline in [AtDeadline::Release, AtDeadline::Force] {
+                let refusal = refusal_of(before_drain, |view, policy| {
+                    view.budgets = vec![budget.clone()];
+                    view.nodes.get_mut("a").unwrap().pods = Some(vec![pod.clone()]);
+                    policy.all.drain.at_deadline = at_deadline;
+                });
+                assert_eq!(refusal.map(Obstacle::into_wait), expected, "{sentence}, {at_deadline:?}");
+            }
         }
     }
 
