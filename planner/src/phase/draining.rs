@@ -202,7 +202,8 @@ fn detaching_volumes(ctx: &NodeContext<'_>) -> usize {
 /// Ends the drain. Pods that are left to the reboot are named: those that have been waited for long enough, with an
 /// Event, and those that tolerate the cordon and came back.
 fn end_drain(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Turn {
-    let stuck: Vec<_> = remaining_listed(ctx).collect();
+    // Others have ended by themselves.
+    let stuck: Vec<_> = remaining_listed(ctx).filter(|pod| pod.terminating).collect();
     let stuck = (!stuck.is_empty())
         .then(|| format!("left to the reboot because their deletion does not complete: {}", named(&stuck)));
     let returned = (!sorted.returned.is_empty()).then(|| {
@@ -222,7 +223,8 @@ fn end_drain(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Turn {
             for first in &mut drain.asked_first {
                 first.accepted.get_or_insert(ctx.now);
             }
-            mark_moved(ctx, Arc::make_mut(&mut drain.pods), |_| Some(PodMove::LeftToReboot));
+            let left = |pod: &PodFacts| pod.terminating.then_some(PodMove::LeftToReboot);
+            mark_moved(ctx, Arc::make_mut(&mut drain.pods), left);
         }
     });
     rebooting.noting(note)
