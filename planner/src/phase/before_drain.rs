@@ -3,26 +3,34 @@
 
 use jiff::Timestamp;
 use models::condition::true_condition;
+use models::reason::FailureReason;
 use models::shadow::BLOCKED;
 use models::time::after;
 
 use super::claim::{claim_due, ended_before_eviction};
 use super::hooks::{deadline, still_awaited, unanswered};
-use super::row::{Attempt, Outcome, Turn, act, stay};
+use super::row::{Attempt, Outcome, Turn, act, fail, stay};
 use super::start::begin_drain;
 use super::status::unblock;
 use crate::decision::Action;
 use crate::gates::{self, Obstacle};
+use crate::hooks;
 use crate::wait::Wait;
 
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(turn) = ended_before_eviction(ctx) {
         return turn;
     }
-    if let Some(deadline) = deadline(ctx).filter(|deadline| ctx.now < *deadline)
+    if let Some(deadline) = deadline(ctx)
         && let Some(claim) = claim_due(ctx)
     {
-        return claim.waking_at(deadline);
+        if ctx.now < deadline {
+            return claim.waking_at(deadline);
+        }
+        // The hooks are asked once the node is claimed.
+        if ctx.facts().hook_request != hooks::request(ctx.progress) {
+            return fail(FailureReason::DrainTimedOut, "the node could not be cordoned");
+        }
     }
     still_awaited(ctx).unwrap_or_else(|| checked_again(ctx))
 }
