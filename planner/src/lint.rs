@@ -506,7 +506,7 @@ fn check_hooks(policy: &Policy, node: &NodeView, action: &Action) -> Option<Brok
 }
 
 /// S13: no drain begins while a budget is known to keep a pod on the node: one whose pods cannot be counted, or are broken, or one that
-/// guards the pod where policy waits for that. What policy deletes at the deadline is no reason; a drill deletes nothing, and no static pod is.
+/// guards the pod where policy waits for that. Pods that policy deletes at the deadline are no reason: static ones and those of a drill are not.
 fn check_blockers(view: &ClusterView, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
     let next = action.next_step()?;
     let drain = &policy.for_node(&node.facts).drain;

@@ -297,7 +297,7 @@ impl BudgetFacts {
     }
 
     /// Returns the same for a budget none of whose pods has ended, as static pods never do.
-    pub(crate) fn not_healthy(&self) -> i32 {
+    pub fn not_healthy(&self) -> i32 {
         let needed = self.desired.saturating_add(1).min(self.expected);
         if self.stale { 0 } else { (needed - self.healthy).max(0) }
     }
