@@ -145,7 +145,7 @@ fn blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Vec<Blocker>, Option
             pod,
             budget: None,
             message: None,
-            since: forced.map_or(by, |forced| forced.min(by)),
+            since: forced.filter(|_| by > ctx.now).unwrap_or(by),
             denied_since: None,
             named_at: forced.map_or(late, |forced| after(forced, NAMED_AFTER_DEADLINE).min(late)),
             eviction: None,
