@@ -36,7 +36,7 @@ fn budget_name(text: &str) -> Option<String> {
     fits.then(|| name.to_owned())
 }
 
-/// Returns the meaning of an answer of the eviction endpoint. `retry_after` is the header of that name, `causes` are
+/// Returns the meaning of an answer of the eviction endpoint, or to a deletion. `retry_after` is the header of that name, `causes` are
 /// the pairs of reason and message in the answer's details.
 pub fn meaning(code: u16, retry_after: Option<Duration>, message: &str, causes: &[(String, String)]) -> Meaning {
     let cause = |reason: &str| causes.iter().find(|(r, _)| r == reason).map(|(_, message)| message.as_str());

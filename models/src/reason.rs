@@ -349,16 +349,17 @@ ends! {
         event: UpdateFailed, class: Node,
         advice: "See the log of the [hook](hooks.md) that the message names, and its answer on the Node.",
     }
-    /// A check that the node had passed before its hooks were asked no longer lets it be drained.
+    /// A check that the node had passed before its cordon no longer lets it be drained, or rebooted.
     GateRefused {
         event: UpdateFailed, class: Node,
         advice: "See the [reason to wait](waiting.md) in the message: the node is tried again when it is over, after its back-off. \
             A hook must not cause what keeps its node from the drain.",
     }
-    /// Many nodes fell ill at once, nodes included that were not being updated, before the reboot was permitted.
+    /// Many nodes fell ill at once, nodes included that were not being updated, or another node of the control plane was out of service,
+    /// before the reboot was permitted.
     ClusterUnwell {
         event: UpdateWithdrawn, class: Nothing,
-        advice: "Find out what the nodes that the message names have in common. The node is updated once they are well.",
+        advice: "Find out why the nodes that the message names are not well. The node is updated once they are.",
     }
     /// The rollout was braked before the node was drained, while its hooks were awaited.
     RolloutBraked {

@@ -23,7 +23,7 @@ use crate::survey::key::{is_member, key_of, kind};
 use crate::survey::quarantine::Quarantine;
 use crate::survey::unwell::Unwell;
 use crate::survey::urgency::Urgency;
-use crate::survey::{brake, ended, ledger, rollout};
+use crate::survey::{brake, control_plane, ended, ledger, rollout};
 use crate::view::{BudgetFacts, ClusterView, NodeFacts, NodeView, PodFacts};
 
 /// The properties that a finding may name, by their numbers in `docs/testing.md`.
@@ -379,13 +379,21 @@ fn check_unwell(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVi
     broken("S13", format!("{} is given a slot while {ill} nodes have fallen ill at once", held.facts.name))
 }
 
-/// S12 again: no reboot is permitted before the slot records that it may be. Without the Node object, nothing else would say so.
+/// S12 again: no reboot is permitted before the slot records that it may be. Without the Node object, nothing else would say so. S1:
+/// nor that of a node of the control plane while another one is out of service.
 fn check_permit(view: &ClusterView, node: &NodeView, action: &Action) -> Option<Broken> {
     let Action::Permit { .. } = action else { return None };
-    node.update().filter(|_| view.operator.is_some())?;
+    node.update()?;
+    if let Some(other) = control_plane::in_the_way(view, &node.facts) {
+        return broken("S1", format!("its reboot is permitted while {other} of the control plane is out of service"));
+    }
     let recorded = |slot: &Slot| slot.update.as_ref().is_some_and(|update| update.permitting_since.is_some());
     let own = view.slots().any(|slot| slot.uid == node.facts.uid && recorded(slot));
-    if own { None } else { broken("S12", "its reboot is permitted before its slot records it") }
+    if own || view.operator.is_none() {
+        None
+    } else {
+        broken("S12", "its reboot is permitted before its slot records it")
+    }
 }
 
 /// S12 again: an update goes on after its reboot, without a record of it, only where the node's slot records that the reboot may have
@@ -498,24 +506,29 @@ fn check_hooks(policy: &Policy, node: &NodeView, action: &Action) -> Option<Brok
 }
 
 /// S13: no drain begins while a budget is known to keep a pod on the node: one whose pods cannot be counted, or are broken, or one that
-/// guards the pod where policy waits for that.
+/// guards the pod where policy waits for that. Pods that policy deletes at the deadline are no reason: static ones and those of a drill are not.
 fn check_blockers(view: &ClusterView, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
     let next = action.next_step()?;
     let drain = &policy.for_node(&node.facts).drain;
     let before = node.step().is_some_and(|step| step.place() == Place::Waiting || step == Step::BeforeDrain);
-    if !before || next.place() != Place::Leaving || drain.at_deadline == AtDeadline::Force {
+    if !before || next.place() != Place::Leaving {
         return None;
     }
-    let goes = drain::sort(node.pods.as_deref().unwrap_or_default(), drain.rules, None).evictable;
+    let known = node.pods.as_deref().unwrap_or_default();
+    let goes = drain::sort(known, drain.rules, None).evictable;
     if drain.marked_pods == MarkedPods::Wait
         && let Some(pod) = goes.iter().find(|pod| pod.marked)
     {
         return broken("S13", format!("its drain begins although {} is marked as not to be moved", pod.title()));
     }
-    goes.into_iter().find_map(|pod| {
+    let evicts = node.progress().and_then(|progress| progress.drill.as_ref()).is_some_and(|drill| drill.evict);
+    let forces = drain.at_deadline == AtDeadline::Force && !evicts;
+    let ends = known.iter().filter(|pod| pod.mirror && !pod.finished);
+    goes.into_iter().filter(|_| !forces).chain(ends).find_map(|pod| {
         let keeps = |budget: &&BudgetFacts| {
             let broken = budget.sync_error.is_some() || budget.lacks() > 0;
-            let keeps = broken || (drain.guarded_pods == GuardedPods::Wait && budget.guards(pod));
+            let waits = pod.mirror || drain.guarded_pods == GuardedPods::Wait;
+            let keeps = broken || (waits && budget.guards(pod));
             keeps && budget.selects(pod) && !budget.lets_go(pod)
         };
         let budget = view.budgets.iter().find(keeps)?;

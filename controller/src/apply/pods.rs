@@ -20,6 +20,20 @@ const PAGE: u32 = 200;
 /// Time until a pod is evicted again where no answer sets it.
 const RETRY: Duration = Duration::from_secs(2);
 
+/// The text by which the API server denies a deletion for want of a right.
+const LACKS_RIGHT: &str = " cannot delete resource ";
+
+/// Returns the meaning of an answer of the API server that is an error, and its text.
+fn refusal(status: &kube::core::Status) -> (Meaning, String) {
+    let details = status.details.as_ref();
+    let causes: Vec<_> =
+        details.map(|d| d.causes.iter().map(|c| (c.reason.clone(), c.message.clone())).collect()).unwrap_or_default();
+    let retry =
+        details.map(|d| u64::from(d.retry_after_seconds)).filter(|seconds| *seconds > 0).map(Duration::from_secs);
+    let text = causes.first().map_or_else(|| status.message.clone(), |(_, m)| m.clone());
+    (meaning(status.code, retry, &status.message, &causes), text)
+}
+
 /// The way in which a pod is removed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Removal {
@@ -70,12 +84,13 @@ impl Applier {
             ..kube::api::DeleteParams::default()
         };
         Ok(match api.delete(&pod.name, &params).await {
-            // 409: another pod has the name by now.
             Ok(_) => (Meaning::Leaves, String::new()),
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => (Meaning::Leaves, String::new()),
-            Err(kube::Error::Api(status)) if status.code == 403 => {
-                let hint = "drain.atDeadline: Force needs the rights of deploy/manifests/force.yaml";
-                (Meaning::Denied, format!("{}; {hint}", status.message))
+            Err(kube::Error::Api(status)) => {
+                let (means, text) = refusal(&status);
+                let hint = "; drain.atDeadline: Force needs the rights of deploy/manifests/force.yaml";
+                // A webhook may deny it with the same code.
+                let hint = if text.contains(LACKS_RIGHT) { hint } else { "" };
+                (means, text + hint)
             }
             Err(error) => (Meaning::Retry(RETRY), error.to_string()),
         })
@@ -101,18 +116,7 @@ impl Applier {
         let answer: Result<kube::core::Status, _> = api.create_subresource("eviction", &pod.name, &params, &body).await;
         match answer {
             Ok(_) => Ok((Meaning::Leaves, String::new())),
-            Err(kube::Error::Api(status)) => {
-                let details = status.details.as_ref();
-                let causes: Vec<_> = details
-                    .map(|d| d.causes.iter().map(|c| (c.reason.clone(), c.message.clone())).collect())
-                    .unwrap_or_default();
-                let retry = details
-                    .map(|d| u64::from(d.retry_after_seconds))
-                    .filter(|seconds| *seconds > 0)
-                    .map(Duration::from_secs);
-                let text = causes.first().map_or_else(|| status.message.clone(), |(_, m)| m.clone());
-                Ok((meaning(status.code, retry, &status.message, &causes), text))
-            }
+            Err(kube::Error::Api(status)) => Ok(refusal(&status)),
             Err(error) => {
                 tracing::warn!(
                     pod = pod.name,

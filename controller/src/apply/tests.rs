@@ -70,8 +70,10 @@ pub(super) fn applier_answering(respond: impl Fn(&Call) -> Value + Send + 'stati
                 answer
             };
             log.lock().unwrap().push(call);
+            // Only a Status has a code.
+            let code = answer["code"].as_u64().and_then(|code| u16::try_from(code).ok()).unwrap_or(200);
             let answer = Body::from(answer.to_string().into_bytes());
-            reply.send_response(Response::builder().status(200).body(answer).unwrap());
+            reply.send_response(Response::builder().status(code).body(answer).unwrap());
         }
     });
     let applier = Applier::new(
@@ -201,6 +203,37 @@ async fn pod_deletion_carries_observed_uid() {
     assert_eq!((call.method.as_str(), call.path.as_str()), ("DELETE", "/api/v1/namespaces/shop/pods/p"));
     assert_eq!(call.body["preconditions"]["uid"], "pod-uid");
     assert_eq!(call.body["gracePeriodSeconds"], 0);
+}
+
+#[tokio::test]
+async fn refused_deletion_of_a_pod_is_read_like_a_refused_eviction() {
+    let right = "pods \"p\" is forbidden: User \"brupop\" cannot delete resource \"pods\" in API group \"\" in the \
+                 namespace \"shop\"";
+    let webhook = "admission webhook \"w\" denied the request: keep it";
+    for (sentence, code, message, expected) in [
+        ("for want of a right", 403, right, Meaning::Denied),
+        ("a webhook denies it, by a code of its own", 403, webhook, Meaning::Denied),
+        ("a webhook denies it", 400, webhook, Meaning::Denied),
+        ("a policy denies it", 422, "ValidatingAdmissionPolicy denied the request", Meaning::Denied),
+        ("it is gone", 404, "not found", Meaning::Leaves),
+        ("another pod has its name", 409, "the UID in the precondition does not match", Meaning::OtherPod),
+        ("the server is busy", 429, "too many requests", Meaning::Retry(std::time::Duration::from_secs(1))),
+        (
+            "the server is broken",
+            500,
+            "etcdserver: request timed out",
+            Meaning::Retry(std::time::Duration::from_secs(2)),
+        ),
+    ] {
+        let (applier, _) = applier_answering(
+            move |_| json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message}),
+        );
+        let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: "pod-uid".into() };
+        let answer = evicted(&applier, pod, Removal { delete: true, ..Removal::default() }).await;
+        assert_eq!(answer.means, expected, "{sentence}");
+        assert!(answer.message.starts_with(message), "{sentence}: {}", answer.message);
+        assert_eq!(answer.message.contains("force.yaml"), message == right, "{sentence}: {}", answer.message);
+    }
 }
 
 /// managedFields were reset while the node was claimed, so that releasing the claim removed nothing.

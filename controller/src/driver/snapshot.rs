@@ -93,8 +93,8 @@ impl NodeMemory {
                 asked_again || budgets.get(budget).is_none_or(|budget| budget.allowed > 0 || budget.lacks() > 0)
             }
             Wait::BudgetBusy { budget, .. } => budgets.get(budget).is_none_or(|budget| budget.allowed > 0),
-            Wait::BudgetUnhealthy { budget, .. } => {
-                budgets.get(budget).is_none_or(|budget| budget.allowed > 0 || budget.lacks() == 0)
+            Wait::BudgetUnhealthy { budget, count, .. } => {
+                budgets.get(budget).is_none_or(|budget| budget.allowed > 0 || budget.not_healthy() < *count)
             }
             Wait::BudgetSyncFailed { budget, .. } => {
                 budgets.get(budget).is_none_or(|budget| budget.sync_error.is_none())

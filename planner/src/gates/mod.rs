@@ -16,14 +16,14 @@ pub(crate) mod verification;
 
 use models::shadow::Mode;
 
-use crate::survey::NodeContext;
+use crate::survey::{NodeContext, control_plane};
 use crate::wait::Wait;
 
 pub(crate) use expressions::{
     Firing, firing, gate as expression, objection, own_pending, own_queries, own_quiet, queries, quiet,
 };
 pub(crate) use obstacle::Obstacle;
-pub(crate) use pods::{busy_budget, guarded, long_graces, marked, refusal};
+pub(crate) use pods::{busy_budget, guarded, long_graces, marked, refusal, static_budget};
 
 /// One check.
 pub(crate) struct Gate {
@@ -217,6 +217,12 @@ pub(crate) fn cluster_unwell(ctx: &NodeContext<'_>) -> Option<Wait> {
 /// Returns the brake of a node's rollout, unless the node is the one that is tried: it also stops what has not evicted a pod.
 pub(crate) fn braked(ctx: &NodeContext<'_>) -> Option<Wait> {
     fleet::brake_of(ctx).map(|brake| brake.wait.clone())
+}
+
+/// Returns the wait of a node that has a slot for another one of the control plane: it also stops what has begun.
+pub(crate) fn control_plane_busy(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let other = control_plane::in_the_way(ctx.view, ctx.facts())?;
+    Some(Wait::ControlPlaneBusy { node: other.to_owned() })
 }
 
 /// Returns the wait of a held node.

@@ -45,16 +45,29 @@ pub(crate) fn may_be_evicted(ctx: &NodeContext<'_>) -> Option<Obstacle> {
     if refused { refusal(&sorted(ctx)).map(Obstacle::Refused) } else { None }
 }
 
-/// Returns a budget that keeps a pod on the node. A pod that no budget lets go is deleted at the deadline, where policy
-/// requires it.
+/// Returns whether policy has a pod that does not leave deleted at the deadline. A drill deletes none; one that evicts none waits for none.
+fn forces(ctx: &NodeContext<'_>) -> bool {
+    ctx.group().drain.at_deadline == AtDeadline::Force && (!ctx.mode().is_drill() || ctx.mode().is_dry())
+}
+
+/// Returns a budget that keeps a pod on the node, or lets a static one not end. A pod that no budget lets go is deleted at the
+/// deadline, where policy requires it; nothing is done to a static pod then.
 pub(crate) fn budgets_allow(ctx: &NodeContext<'_>) -> Option<Obstacle> {
-    if ctx.group().drain.at_deadline == AtDeadline::Force {
-        return None;
+    if forces(ctx) {
+        return static_budget(ctx).map(Obstacle::Refused);
     }
-    // Static pods are not evicted, but end with the reboot all the same.
-    let ends = || pods(ctx).iter().filter(|pod| pod.mirror && !pod.finished);
-    budget_refusal(ctx, with_fate(ctx, |fate| fate == Fate::Goes).chain(ends()))?;
-    budget_refusal(ctx, sorted(ctx).evictable.into_iter().chain(ends())).map(Obstacle::Refused)
+    budget_refusal(ctx, with_fate(ctx, |fate| fate == Fate::Goes).chain(static_pods(ctx)))?;
+    budget_refusal(ctx, sorted(ctx).evictable.into_iter().chain(static_pods(ctx))).map(Obstacle::Refused)
+}
+
+/// Returns the static pods of the node. They are not evicted, but end with the reboot all the same.
+fn static_pods<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> {
+    pods(ctx).iter().filter(|pod| pod.mirror && !pod.finished)
+}
+
+/// Returns the wait for a budget over a static pod, which the reboot ends.
+pub(crate) fn static_budget(ctx: &NodeContext<'_>) -> Option<Wait> {
+    budget_refusal(ctx, static_pods(ctx))
 }
 
 /// Returns the first pod of the node that a budget guards: nodes without one come first.
@@ -102,8 +115,7 @@ pub(crate) fn busy_budget(ctx: &NodeContext<'_>, on_their_way: &[NodeContext<'_>
 /// Returns pods that were deleted and do not end: the drain would wait for them until its deadline, unless policy leaves them to
 /// the reboot.
 pub(crate) fn none_terminates(ctx: &NodeContext<'_>) -> Option<Obstacle> {
-    let drain = &ctx.group().drain;
-    if drain.skip_terminating_after.is_some() || drain.at_deadline == AtDeadline::Force {
+    if ctx.group().drain.skip_terminating_after.is_some() || forces(ctx) {
         return None;
     }
     let stuck = |pod: &&PodFacts| pod.ends_by.is_some_and(|by| after(by, STUCK_AFTER) <= ctx.now);
@@ -168,9 +180,10 @@ fn budget_refusal<'a>(ctx: &NodeContext<'_>, evictable: impl Iterator<Item = &'a
         if let Some(message) = guard.sync_error.clone() {
             return Some(Wait::BudgetSyncFailed { pod: title, budget, message });
         }
-        if guard.lacks() > 0 {
+        let count = if pod.mirror { guard.not_healthy() } else { guard.lacks() };
+        if count > 0 {
             let eviction = ctx.view.unfinished_eviction(guard, ctx.now);
-            return Some(Wait::BudgetUnhealthy { pod: title, budget, count: guard.lacks(), eviction });
+            return Some(Wait::BudgetUnhealthy { pod: title, budget, count, eviction });
         }
         let until = budgets::asked_from(back_offs, guard, ctx.now);
         let is_static = pod.mirror;
@@ -242,6 +255,7 @@ mod tests {
             ..budget(desired, 3)
         };
         let lenient = || BudgetFacts { lets_unhealthy_go: true, ..broken(2, 3) };
+        let number = |healthy, desired| BudgetFacts { counts_ended: true, ..broken(healthy, desired) };
         let wait = |count, eviction| Wait::BudgetUnhealthy {
             pod: "shop/p-a".into(),
             budget: "shop/web".into(),
@@ -252,6 +266,7 @@ mod tests {
         let approved = t(-60);
         let killed = UnfinishedEviction { pod: "shop/p-b".into(), approved, until: t(60) };
         let counts_as_gone = || BudgetFacts { approved: [("p-b".to_owned(), approved)].into(), ..broken(2, 2) };
+        let of_five = || BudgetFacts { healthy: 3, allowed: 0, ..budget(3, 5) };
         let message = || "no scale".to_owned();
         let uncounted = || BudgetFacts { sync_error: Some(message()), ..budget(0, 0) };
         let failed = Wait::BudgetSyncFailed { pod: "shop/p-a".into(), budget: "shop/web".into(), message: message() };
@@ -259,8 +274,18 @@ mod tests {
             ("all pods are wanted at all times", web(), budget(3, 3), refused.clone()),
             ("more pods are wanted than there can be", web(), budget(4, 3), refused.clone()),
             ("one is broken, and one may be", web(), broken(2, 2), unhealthy(1)),
-            ("one counts as gone, and is there", web(), counts_as_gone(), Some(wait(1, Some(killed)))),
+            ("one counts as gone, and is there", web(), counts_as_gone(), Some(wait(1, Some(killed.clone())))),
             ("two are broken", web(), broken(1, 2), unhealthy(2)),
+            ("two of five are broken, and one more healthy one is enough", web(), of_five(), unhealthy(1)),
+            ("a number is required and healthy, beside one that has ended", web(), number(2, 2), refused.clone()),
+            ("a larger number is required than there are", web(), number(2, 1000), refused.clone()),
+            ("a number is required, and fewer are healthy", web(), number(1, 2), unhealthy(2)),
+            (
+                "a number is required and healthy, beside one that counts as gone",
+                web(),
+                BudgetFacts { counts_ended: true, ..counts_as_gone() },
+                Some(wait(1, Some(killed.clone()))),
+            ),
             ("one is broken, and two may be", web(), broken(2, 1), None),
             ("the numbers of an earlier spec", web(), BudgetFacts { stale: true, ..broken(1, 2) }, None),
             ("a pod beside a broken one that may go", web(), lenient(), unhealthy(1)),
@@ -333,19 +358,26 @@ mod tests {
 
     #[test]
     fn pdb_that_never_allows_disruption_does_not_block_forced_drain() {
-        let web = PodFacts {
+        let web = || PodFacts {
             labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
             ready: true,
             ..pod("a", false)
         };
-        let refused = Some(Wait::BudgetNeverAllows {
-            pod: "shop/p-a".into(),
-            budget: "shop/web".into(),
-            until: None,
-            is_static: false,
-        });
-        for (at_deadline, expected) in [(AtDeadline::Release, refused), (AtDeadline::Force, None)] {
-            assert_eq!(refusal_by(web.clone(), vec![budget(3, 3)], at_deadline), expected, "{at_deadline:?}");
+        for (sentence, at_deadline, drill, refused) in [
+            ("a drain that is not forced", AtDeadline::Release, None, true),
+            ("a forced one", AtDeadline::Force, None, false),
+            ("a drill with evictions, which deletes nothing", AtDeadline::Force, Some("1 evict"), true),
+            ("a dry one", AtDeadline::Force, Some("1"), false),
+        ] {
+            let refusal = refusal_of(before_drain, |view, policy| {
+                view.budgets = vec![budget(3, 3)];
+                let node = view.nodes.get_mut("a").unwrap();
+                node.pods = Some(vec![web()]);
+                node.shadow.as_mut().unwrap().drill = drill.map(str::to_owned);
+                (policy.all.drain.guarded_pods, policy.all.drain.at_deadline) = (GuardedPods::Wait, at_deadline);
+            });
+            let found = refusal.map(|obstacle| obstacle.into_wait().as_str());
+            assert_eq!(found, refused.then_some("BudgetNeverAllows"), "{sentence}");
         }
     }
 
@@ -373,18 +405,27 @@ mod tests {
                 None,
             ),
             (
+                "another member is broken, and a number is required",
+                member(),
+                BudgetFacts { healthy: 2, allowed: 0, counts_ended: true, ..budget(2, 3) },
+                wait(|pod, budget| Wait::BudgetUnhealthy { pod, budget, count: 1, eviction: None }),
+            ),
+            (
                 "none may ever be away",
                 member(),
                 budget(3, 3),
                 wait(|pod, budget| Wait::BudgetNeverAllows { pod, budget, until: None, is_static: true }),
             ),
         ] {
-            // Policy asks pods that can move.
-            let refusal = refusal_of(before_drain, |view, _| {
-                view.budgets = vec![budget];
-                view.nodes.get_mut("a").unwrap().pods = Some(vec![pod]);
-            });
-            assert_eq!(refusal.map(Obstacle::into_wait), expected, "{sentence}");
+            // Policy asks pods that can move, and may delete what does not.
+            for at_deadline in [AtDeadline::Release, AtDeadline::Force] {
+                let refusal = refusal_of(before_drain, |view, policy| {
+                    view.budgets = vec![budget.clone()];
+                    view.nodes.get_mut("a").unwrap().pods = Some(vec![pod.clone()]);
+                    policy.all.drain.at_deadline = at_deadline;
+                });
+                assert_eq!(refusal.map(Obstacle::into_wait), expected, "{sentence}, {at_deadline:?}");
+            }
         }
     }
 

@@ -129,6 +129,27 @@ fn validator_rejects_second_control_plane_node() {
 }
 
 #[test]
+fn validator_rejects_reboot_of_control_plane_node_while_another_is_not_ready() {
+    for (sentence, labelled, ready, property) in [
+        ("another one is not Ready", ["b", "c"], false, Some("S1")),
+        ("all others are Ready", ["b", "c"], true, None),
+        ("a worker is not Ready", ["b", "b"], false, None),
+    ] {
+        let (mut view, policy) = world(json!({}), false);
+        for name in labelled {
+            let labels = Arc::new([(models::names::CONTROL_PLANE_LABEL.to_owned(), String::new())].into());
+            view.nodes.get_mut(name).unwrap().facts.labels = labels;
+        }
+        view.nodes.get_mut("c").unwrap().facts.ready = ready;
+        let slots = &mut view.operator.as_mut().unwrap().status.slots;
+        slots[0].update.as_mut().unwrap().permitting_since = Some(t(0));
+        let permit = Action::Permit { nonce: "n".into(), rules: Rules::default(), pods_stay: false };
+        let found = lint(&view, &policy, &mut acts("b", permit));
+        assert_eq!(found.first().map(|finding| finding.property), property, "{sentence}: {found:?}");
+    }
+}
+
+#[test]
 fn validator_rejects_only_plans_that_violate_safety_properties() {
     let groups = |limit: u32| {
         json!({"maxUnavailable": 3, "nodeGroups":
@@ -741,6 +762,30 @@ fn validator_drops_a_drain_that_a_known_budget_blocks() {
     };
     let counted = || BudgetFacts { healthy: 3, allowed: 1, ..budget() };
     let uncounted = || BudgetFacts { sync_error: Some("no scale".into()), allowed: 0, ..counted() };
+    let node_with = |pod: PodFacts, step: Step| {
+        let mut node = at("a", step, 0, HostState::StagedUpdate);
+        node.pods = Some(vec![PodFacts { ready: true, ..pod }]);
+        cluster(vec![node], &["a"]).0
+    };
+    let begins = |mut view: ClusterView, budget: BudgetFacts, forced: bool| {
+        view.budgets = vec![budget];
+        let drain = json!({"atDeadline": if forced { "Force" } else { "Release" }, "markedPods": "Wait"});
+        let policy = crate::fixtures::with_policy(&mut view, json!({"drain": drain}));
+        let mut status = view.nodes["a"].shadow.as_ref().unwrap().status.controller_status();
+        status.report.progress = Some(progress(Step::Draining, 0));
+        lint(&view, &policy, &mut acts("a", Action::Status { status: Box::new(status), note: None }))
+    };
+    let (mirror, marked) = (PodFacts { mirror: true, ..pod("a", false) }, PodFacts { marked: true, ..pod("a", false) });
+    for (sentence, pod, budget) in [
+        ("a static pod, which ends with the reboot", mirror, budget()),
+        ("a pod that is marked as not to be moved", marked, counted()),
+    ] {
+        for forced in [false, true] {
+            let findings = begins(node_with(pod.clone(), Step::Staged), budget.clone(), forced);
+            let found = findings.first().map(|finding| finding.property);
+            assert_eq!(found, Some("S13"), "{sentence}, {forced}: {findings:?}");
+        }
+    }
     for (sentence, budget, step, forced, expected) in [
         ("a pod of it is broken", budget(), Step::Staged, false, Some("S13")),
         ("after its hooks have answered", budget(), Step::BeforeDrain, false, Some("S13")),
@@ -749,16 +794,7 @@ fn validator_drops_a_drain_that_a_known_budget_blocks() {
         ("its pods are healthy", counted(), Step::Staged, false, None),
         ("its pods cannot be counted", uncounted(), Step::Staged, false, Some("S13")),
     ] {
-        let mut node = at("a", step, 0, HostState::StagedUpdate);
-        node.pods = Some(vec![PodFacts { ready: true, ..pod("a", false) }]);
-        let (mut view, _) = cluster(vec![node], &["a"]);
-        view.budgets = vec![budget];
-        let at_deadline = if forced { "Force" } else { "Release" };
-        let policy = crate::fixtures::with_policy(&mut view, json!({"drain": {"atDeadline": at_deadline}}));
-        let mut status = view.nodes["a"].shadow.as_ref().unwrap().status.controller_status();
-        status.report.progress = Some(progress(Step::Draining, 0));
-        let mut plan = acts("a", Action::Status { status: Box::new(status), note: None });
-        let findings = lint(&view, &policy, &mut plan);
+        let findings = begins(node_with(pod("a", false), step), budget, forced);
         assert_eq!(findings.first().map(|finding| finding.property), expected, "{sentence}: {findings:?}");
     }
 }

@@ -8,8 +8,9 @@ use models::plain::cut;
 use models::shadow::{BLOCKED, Blocker};
 
 use super::drained::pods_gone;
+use super::row::{Turn, act, stay};
 use super::status::unblock;
-use crate::drain::Sorted;
+use crate::drain::{DENIAL_RETRIED, Sorted};
 use models::time::after;
 
 use crate::decision::{Action, Note};
@@ -26,6 +27,9 @@ pub(super) const BLOCKED_AFTER: Duration = Duration::from_secs(5);
 
 /// The time that a pod whose eviction was accepted may stay beyond its grace period before it is named as well.
 const NAMED_AFTER: Duration = Duration::from_secs(30);
+
+/// The time for which a drain past its deadline waits for a pod that it has deleted before the pod is named, however long its grace period is.
+const NAMED_AFTER_DEADLINE: Duration = Duration::from_secs(5 * 60);
 
 /// A pod that does not leave.
 struct Staying<'a> {
@@ -47,7 +51,10 @@ impl Staying<'_> {
             // The API server says only how many pods it counts.
             (Some(eviction), _) => eviction.to_string(),
             (None, Some(message)) => message.to_owned(),
-            (None, None) => format!("it is being deleted and was to have ended by {}", self.since),
+            (None, None) => match self.pod.ends_by.filter(|by| *by > self.since) {
+                Some(by) => format!("it is being deleted and has until {by} to end"),
+                None => format!("it is being deleted and was to have ended by {}", self.since),
+            },
         };
         Blocker {
             pod: self.pod.title(),
@@ -57,6 +64,11 @@ impl Staying<'_> {
             denied_since: self.denied_since,
         }
     }
+}
+
+/// Returns since when what is left is deleted, as policy requires.
+fn forced_since(ctx: &NodeContext<'_>) -> Option<Timestamp> {
+    ctx.drain_status()?.forced_since
 }
 
 /// Returns the blocker that an earlier leader, or this one, has recorded for a pod.
@@ -86,10 +98,15 @@ fn not_evicted<'a>(ctx: &NodeContext<'a>, pod: &'a PodFacts) -> Option<Staying<'
         named_at,
         eviction: None,
     };
-    // A pod that an earlier leader has named stays named until there is another answer.
-    match (ctx.node.blocked.get(&pod.uid), recorded(ctx, pod)) {
+    // A pod that an earlier leader has named stays named until there is another answer; past the deadline, to its deletion.
+    let answer = ctx.node.blocked.get(&pod.uid).filter(|answer| answer.deleted || forced_since(ctx).is_none());
+    match (answer, recorded(ctx, pod)) {
         (Some(b), _) if b.accepted => {
-            let message = "its eviction was accepted, but it is not being deleted";
+            let message = if b.deleted {
+                "its deletion was accepted, but it is not being deleted"
+            } else {
+                "its eviction was accepted, but it is not being deleted"
+            };
             Some(staying(None, message, b.since, after(b.since, NAMED_AFTER)))
         }
         (Some(b), before) => {
@@ -118,17 +135,19 @@ fn same(a: &Blocker, b: &Blocker) -> bool {
 
 /// The pods that do not leave, as the shadow names them, and the time at which that changes without another event.
 /// A pod that is held back for a moment only, or was until a moment ago, changes nothing.
-pub(super) fn blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Vec<Blocker>, Option<Timestamp>) {
+fn blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Vec<Blocker>, Option<Timestamp>) {
     let stored = ctx.drain_status().map(|d| d.blockers.as_slice()).unwrap_or_default();
+    let forced = forced_since(ctx);
     let leaving = sorted.leaving.iter().filter_map(|pod| {
         let by = pod.ends_by?;
+        let late = after(by, NAMED_AFTER);
         Some(Staying {
             pod,
             budget: None,
             message: None,
-            since: by,
+            since: forced.filter(|_| by > ctx.now).unwrap_or(by),
             denied_since: None,
-            named_at: after(by, NAMED_AFTER),
+            named_at: forced.map_or(late, |forced| after(forced, NAMED_AFTER_DEADLINE).min(late)),
             eviction: None,
         })
     });
@@ -144,8 +163,34 @@ pub(super) fn blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Vec<Block
     }
 }
 
+/// Returns the wait for the pods of a drain that are left, or the write that names those that do not leave, and the time at which that changes
+/// without another event.
+pub(super) fn name_blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Turn, Option<Timestamp>) {
+    let left = sorted.evictable.len() + sorted.leaving.len();
+    let (blockers, changes) = blockers(ctx, sorted);
+    let wait = match blockers.first() {
+        Some(Blocker { pod, budget, message, denied_since, .. }) => {
+            let message = match denied_since {
+                Some(since) => {
+                    let until = after(*since, DENIAL_RETRIED);
+                    let what = if forced_since(ctx).is_some() { "deletion" } else { "eviction" };
+                    format!("the API server denies its {what}, which is retried until {until:.0}: {message}")
+                }
+                None => message.clone(),
+            };
+            Wait::DrainBlocked { pod: pod.clone(), budget: budget.clone(), message, left }
+        }
+        None => Wait::Draining { left },
+    };
+    let turn = match blockers_changed(ctx, blockers, &wait) {
+        Some(action) => act(action),
+        None => stay(wait),
+    };
+    (turn, changes)
+}
+
 /// Writes which pods block the drain when that has changed, and the `Blocked` condition and its Event with it.
-pub(super) fn blockers_changed(ctx: &NodeContext<'_>, wanted: Vec<Blocker>, wait: &Wait) -> Option<Action> {
+fn blockers_changed(ctx: &NodeContext<'_>, wanted: Vec<Blocker>, wait: &Wait) -> Option<Action> {
     let stored = ctx.drain_status().map(|d| d.blockers.as_slice()).unwrap_or_default();
     // The number of pods that have left is written with it: a pod that leaves is not worth a write.
     if stored.len() == wanted.len() && stored.iter().zip(&wanted).all(|(a, b)| same(a, b)) {

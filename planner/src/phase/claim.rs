@@ -99,10 +99,11 @@ pub(super) fn ended_during_drain(ctx: &Attempt<'_>) -> Option<Turn> {
 }
 
 /// Returns the end of an attempt whose node is out of service and from which no pod has been evicted: also the brake of its rollout
-/// ends it.
+/// ends it, and another node of the control plane.
 pub(super) fn ended_before_eviction(ctx: &Attempt<'_>) -> Option<Turn> {
     let braked = || gates::braked(ctx).filter(|_| ctx.mode() == Mode::Update);
-    ended_during_drain(ctx).or_else(|| Some(Turn::of(Outcome::Refuse(braked()?))))
+    let refused = || braked().or_else(|| gates::control_plane_busy(ctx));
+    ended_during_drain(ctx).or_else(|| Some(Turn::of(Outcome::Refuse(refused()?))))
 }
 
 #[cfg(test)]

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use models::operator::AtDeadline;
 use models::reason::FailureReason;
-use models::shadow::{ArmedPhase, Blocker, DRAINED, FirstPod, HostState, PodMove, Step};
+use models::shadow::{ArmedPhase, DRAINED, FirstPod, HostState, PodMove, Step};
 use models::time::after;
 
-use super::blockers::{BLOCKED_AFTER, blockers, blockers_changed, denied_since};
+use super::blockers::{BLOCKED_AFTER, denied_since, name_blockers};
 use super::claim::{claim_due, ended_during_drain};
 use super::drained::{
     asked_until, deadline, fail_for_returning_pod, first_few, pods_gone, record_accepted, record_new, refusing_budgets,
@@ -162,25 +162,7 @@ fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>, first: &[FirstPod]) -> Turn
     let due = due.filter(|pod| blocked(&pod.uid).is_none_or(|b| b.retry_at <= ctx.now));
     let evictions =
         Evictions { pods: due.map(Eviction::of).collect(), grace: policy.grace, delete: false, dry_run: false };
-    let left = sorted.evictable.len() + sorted.leaving.len();
-    let (blockers, changes) = blockers(ctx, sorted);
-    let wait = match blockers.first() {
-        Some(Blocker { pod, budget, message, denied_since, .. }) => {
-            let message = match denied_since {
-                Some(since) => {
-                    let until = after(*since, DENIAL_RETRIED);
-                    format!("the API server denies its eviction, which is retried until {until:.0}: {message}")
-                }
-                None => message.clone(),
-            };
-            Wait::DrainBlocked { pod: pod.clone(), budget: budget.clone(), message, left }
-        }
-        None => Wait::Draining { left },
-    };
-    let decision = match blockers_changed(ctx, blockers, &wait) {
-        Some(action) => act(action),
-        None => stay(wait),
-    };
+    let (decision, changes) = name_blockers(ctx, sorted);
     let retries = sorted.first_to_go(first).filter(|pod| !waits_for_answer(pod)).filter_map(|p| blocked(&p.uid));
     let retry = retries.map(|b| b.retry_at).filter(|at| *at > ctx.now).min();
     // A pod that has ended is waited for no longer than its grace period, and others as policy requires.
@@ -220,7 +202,8 @@ fn detaching_volumes(ctx: &NodeContext<'_>) -> usize {
 /// Ends the drain. Pods that are left to the reboot are named: those that have been waited for long enough, with an
 /// Event, and those that tolerate the cordon and came back.
 fn end_drain(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Turn {
-    let stuck: Vec<_> = remaining_listed(ctx).collect();
+    // Others have ended by themselves.
+    let stuck: Vec<_> = remaining_listed(ctx).filter(|pod| pod.terminating).collect();
     let stuck = (!stuck.is_empty())
         .then(|| format!("left to the reboot because their deletion does not complete: {}", named(&stuck)));
     let returned = (!sorted.returned.is_empty()).then(|| {
@@ -240,7 +223,8 @@ fn end_drain(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Turn {
             for first in &mut drain.asked_first {
                 first.accepted.get_or_insert(ctx.now);
             }
-            mark_moved(ctx, Arc::make_mut(&mut drain.pods), |_| Some(PodMove::LeftToReboot));
+            let left = |pod: &PodFacts| pod.terminating.then_some(PodMove::LeftToReboot);
+            mark_moved(ctx, Arc::make_mut(&mut drain.pods), left);
         }
     });
     rebooting.noting(note)

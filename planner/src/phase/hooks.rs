@@ -79,6 +79,9 @@ pub(super) fn still_awaited(ctx: &Attempt<'_>) -> Option<Turn> {
                 until = Some(until.map_or(deadline, |until| until.min(deadline)));
             }
             HookAnswer::Missing if wait.continues => {}
+            HookAnswer::Missing if ctx.facts().hook_request.as_ref() != Some(&request) => {
+                return Some(not_asked(ctx, &request));
+            }
             HookAnswer::Missing => {
                 let message = format!("hook {name} has not answered the request {request} by {deadline:.0}");
                 return Some(fail(FailureReason::HookTimedOut, message));
@@ -92,6 +95,13 @@ pub(super) fn still_awaited(ctx: &Attempt<'_>) -> Option<Turn> {
         act(Action::Hook { request: Some(request) })
     };
     Some(decision.waking_at(until))
+}
+
+/// Returns the end of an attempt whose request is not on the Node: its hooks are not to blame for the missing answer.
+fn not_asked(ctx: &Attempt<'_>, request: &str) -> Turn {
+    let message = format!("the request {request} could not be written on the Node: see the controller's log");
+    let drains = ctx.phase.step == Step::BeforeDrain;
+    fail(if drains { FailureReason::DrainTimedOut } else { FailureReason::HookTimedOut }, message)
 }
 
 /// The Event about the hooks without whose answer the attempt goes on, if there are any.

@@ -7,16 +7,16 @@ use jiff::Timestamp;
 use models::reason::FailureReason;
 use models::shadow::{DrainStatus, PodMove};
 
+use super::blockers::name_blockers;
 use super::drained::{fail_for_returning_pod, record_new, returning_pod};
 use super::result::mark_moved;
-use super::row::{Attempt, Turn, act, fail, stay};
+use super::row::{Attempt, Turn, act, fail};
 use crate::drain::{Sorted, denied_for_good};
 use models::time::after;
 
 use crate::decision::{Action, Eviction, Evictions, Note};
 use crate::gates;
 use crate::view::{Blocked, PodFacts};
-use crate::wait::Wait;
 
 /// The time that the deletion of what is left may take, beyond the pods' grace periods, before the drain fails.
 const FORCE_LIMIT: Duration = Duration::from_secs(5 * 60);
@@ -74,9 +74,9 @@ pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline:
     };
     let next = sorted.left().filter_map(|pod| pod.ends_by).filter(|at| *at > ctx.now).min().unwrap_or(limit);
     let retry = sorted.left().filter_map(|pod| ctx.node.blocked.get(&pod.uid)).map(|b| b.retry_at).min();
-    let decision = stay(Wait::Draining { left: names.len() }).waking_at(next).waking_at(limit);
-    let decision = decision.evicting(evictions);
-    retry.filter(|at| *at > ctx.now).map_or(decision.clone(), |at| decision.waking_at(at))
+    let (decision, changes) = name_blockers(ctx, sorted);
+    let wakes = [Some(next), Some(limit), changes, retry.filter(|at| *at > ctx.now)].into_iter().flatten();
+    wakes.fold(decision.evicting(evictions), Turn::waking_at)
 }
 
 pub(super) fn drain_timed_out(ctx: &Attempt<'_>, cordoned: bool, sorted: Option<&Sorted<'_>>) -> Turn {

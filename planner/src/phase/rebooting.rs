@@ -10,7 +10,7 @@ use super::claim::{claim_due, return_to_service};
 use super::desired::desired_state;
 use super::end::{ended_before_permit, ended_by_host};
 use super::permits::{permit_request, rehearsal_request};
-use super::row::{Attempt, Turn, act, fail, stay};
+use super::row::{Attempt, Outcome, Turn, act, fail, stay};
 use crate::decision::Action;
 use crate::gates;
 use crate::wait::Wait;
@@ -83,6 +83,9 @@ fn too_late(ctx: &Attempt<'_>) -> Turn {
     let trouble = gates::host_trouble(ctx);
     let no_permit = ctx.shadow.spec.permit.is_none();
     if no_permit && requested_nonce(ctx).is_some() {
+        if let Some(wait) = held_back(ctx) {
+            return Turn::of(Outcome::Refuse(wait));
+        }
         let message =
             format!("the agent has requested a permit, and none could be written {limit}: see the controller's log");
         return fail(FailureReason::AgentSilent, message);
@@ -118,7 +121,16 @@ fn back_in_service(ctx: &Attempt<'_>) -> Turn {
     })
 }
 
-/// Answers the agent's request with a permit if no pod came to the node since it was drained.
+/// Returns the reason why the reboot of a drained node is not permitted now: another node of the control plane is out of service, or
+/// a budget keeps a static pod. Both may have become so since the node got its slot.
+fn held_back(ctx: &Attempt<'_>) -> Option<Wait> {
+    if ctx.mode() != Mode::Update {
+        return None;
+    }
+    gates::control_plane_busy(ctx).or_else(|| gates::static_budget(ctx))
+}
+
+/// Answers the agent's request with a permit if no pod came to the node since it was drained, and nothing else holds it back.
 fn answer(ctx: &Attempt<'_>, nonce: &str) -> Turn {
     let Some(sorted) = ctx.sorted_pods() else { return stay(Wait::ReadingPods) };
     let mode = ctx.mode();
@@ -141,6 +153,9 @@ fn answer(ctx: &Attempt<'_>, nonce: &str) -> Turn {
     }
     if !mode.is_drill() && !sorted.leaving.is_empty() {
         return stay(Wait::Draining { left: sorted.leaving.len() });
+    }
+    if let Some(wait) = held_back(ctx) {
+        return stay(wait);
     }
     let rules = ctx.group().drain.rules_at(ctx.now);
     act(Action::Permit { nonce: nonce.to_owned(), rules, pods_stay: mode.is_dry() })

@@ -4,6 +4,7 @@
 pub(crate) mod agents;
 pub(crate) mod brake;
 pub(crate) mod budgets;
+pub(crate) mod control_plane;
 pub(crate) mod ended;
 pub(crate) mod fallen;
 mod fleet;

@@ -160,7 +160,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     ),
     (GuardedPods, Turn, "The nodes without pods that a PodDisruptionBudget guards."),
     (BudgetBusy, Turn, "The pods of the nodes before it that the same PodDisruptionBudget counts."),
-    (BudgetUnhealthy, Pods, "The pods of the PodDisruptionBudget: as many of them healthy as it counts."),
+    (BudgetUnhealthy, Pods, "The pods of the PodDisruptionBudget: one more of them healthy than it requires, or all."),
     (
         BudgetSyncFailed,
         Pods,

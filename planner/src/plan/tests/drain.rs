@@ -349,6 +349,12 @@ fn end_of_drain_names_remaining_pods() {
     assert!(drained.reason == "PodsLeft" && drained.message.contains("shop/p-a"), "{drained:?}");
     assert!(note.warning && note.message.contains("shop/p-a"));
     assert_eq!(status.report.drain.as_ref().unwrap().removed, 0);
+    // One that has ended by itself, as a pod of a Job, is not left to the reboot.
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![PodFacts { finished: true, ..pod("a", false) }]);
+    let ended = plan(&view, &policy, t(40)).actions.remove("a");
+    let Some(Action::Status { status, note: None }) = ended else { panic!("{ended:?}") };
+    assert_eq!(find_condition(&status.conditions, models::shadow::DRAINED).unwrap().reason, "Drained");
+    assert_eq!(status.report.drain.as_ref().unwrap().pods[0].moved, None);
 }
 
 #[test]

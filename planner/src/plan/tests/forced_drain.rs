@@ -63,10 +63,19 @@ fn forced_drain_deletes_without_grace_only_after_grace_period() {
     let ends = 60 + 3600;
     view.nodes.get_mut("a").unwrap().pods =
         Some(vec![PodFacts { terminating: true, ends_by: Some(t(ends)), ..pod("a", false) }]);
-    for at in [61, 60 + 300, ends - 1] {
-        let made = plan(&view, &policy, t(at));
-        assert!(made.actions.is_empty() && made.wake == Some(t(ends)), "at {at}: {:?} {:?}", made.actions, made.wake);
-    }
+    let made = plan(&view, &policy, t(61));
+    assert!(made.actions.is_empty() && made.wake == Some(t(60 + 300)), "{:?} {:?}", made.actions, made.wake);
+    // Named five minutes after the deadline, however long its grace period is.
+    let named = plan(&view, &policy, t(60 + 300)).actions.remove("a").unwrap();
+    assert!(
+        matches!(&named, Action::Status { status, note: Some(note) } if note.reason == "DrainBlocked"
+            && status.report.drain.as_ref().unwrap().blockers[0].message.ends_with("to end")),
+        "{named:?}"
+    );
+    written(&mut view, &named);
+    let made = plan(&view, &policy, t(ends - 1));
+    assert!(made.actions.is_empty() && made.wake == Some(t(ends)), "{:?} {:?}", made.actions, made.wake);
+    assert_eq!(made.waits["a"].as_str(), "DrainBlocked");
     let made = plan(&view, &policy, t(ends));
     assert!(made.evictions.get("a").is_some_and(|e| e.delete && e.grace == Some(0)), "{:?}", made.actions);
 }

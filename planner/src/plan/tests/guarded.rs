@@ -401,5 +401,19 @@ fn budget_whose_pods_are_replaced_while_hooks_answer_ends_no_attempt() {
     over.budgets[0].healthy = 3;
     over.budgets[0].allowed = 1;
     assert_eq!(outcome(&plan(&over, &policy, t(2))), "step Draining");
-    assert_eq!(outcome(&plan(&view, &policy, t(1800))), "GateRefused", "for as long as a drain may take");
+    // For as long as guarded pods may take, by the record of the wait.
+    written(&mut view, &waits);
+    assert_eq!(outcome(&plan(&view, &policy, t(600))), "BudgetUnhealthy");
+    assert_eq!(outcome(&plan(&view, &policy, t(601))), "GateRefused");
+    // Before, hooks were awaited: that time does not count.
+    let conditions = &mut shadow(&mut view).status.conditions;
+    conditions.retain(|condition| condition.type_ != models::shadow::BLOCKED);
+    conditions.push(condition(models::shadow::BLOCKED, "AwaitingHook", ""));
+    for expected in ["step BeforeDrain", "step BeforeDrain", "BudgetUnhealthy"] {
+        let made = plan(&view, &policy, t(700));
+        assert_eq!(outcome(&made), expected);
+        made.actions.get("a").into_iter().for_each(|action| written(&mut view, action));
+    }
+    assert_eq!(outcome(&plan(&view, &policy, t(1299))), "BudgetUnhealthy");
+    assert_eq!(outcome(&plan(&view, &policy, t(1300))), "GateRefused");
 }

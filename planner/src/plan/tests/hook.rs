@@ -157,10 +157,46 @@ fn deadline_ends_or_continues_the_attempt_as_policy_says() {
     a(&mut view).facts.hook_request = None;
     assert_eq!(outcome(&plan(&view, &policy, t(60))), "step Draining");
     // A new leader has some time to see the answer.
+    a(&mut view).facts.hook_request = Some(request);
     a(&mut view).facts.hook_answers.clear();
     view.leader_since = t(119);
     assert_ne!(outcome(&plan(&view, &policy, t(148))), "HookTimedOut");
     assert_eq!(outcome(&plan(&view, &policy, t(149))), "HookTimedOut");
+}
+
+#[test]
+fn hooks_that_were_never_asked_are_not_reported_as_silent() {
+    let uncordoned = |view: &mut ClusterView| {
+        (a(view).facts.claims, a(view).facts.unschedulable) = (ClaimFields::default(), false);
+    };
+    for (sentence, step, change, reason, message) in [
+        (
+            "the node could not be cordoned",
+            Step::BeforeDrain,
+            uncordoned as fn(&mut ClusterView),
+            "DrainTimedOut",
+            "could not be cordoned",
+        ),
+        ("the request could not be written", Step::BeforeDrain, |_| {}, "DrainTimedOut", "could not be written"),
+        ("nor that after the update", Step::AfterUpdate, |_| {}, "HookTimedOut", "could not be written"),
+        (
+            "they were asked, and another client has uncordoned the node",
+            Step::BeforeDrain,
+            |view| {
+                a(view).facts.hook_request = hooks::request(&progress(Step::BeforeDrain, 0));
+                (a(view).facts.claims, a(view).facts.unschedulable) = (ClaimFields::default(), false);
+            },
+            "HookTimedOut",
+            "hook ceph has not answered",
+        ),
+    ] {
+        let (mut view, policy) = in_step(step, both());
+        change(&mut view);
+        let made = plan(&view, &policy, t(120));
+        assert_eq!(outcome(&made), reason, "{sentence}");
+        let Some(Action::Status { note: Some(note), .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+        assert!(note.message.contains(message), "{sentence}: {}", note.message);
+    }
 }
 
 #[test]

@@ -61,6 +61,42 @@ fn deletion_is_retried_only_when_due() {
 }
 
 #[test]
+fn pod_whose_deletion_is_refused_stays_named_past_the_deadline() {
+    let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
+    let (mut view, policy) = draining(spec, vec![pod("a", false)]);
+    let refused = |deleted| Blocked { deleted, ..answer((!deleted).then_some("shop/web"), 1, false) };
+    let blockers = |made: &Plan| match made.actions.get("a") {
+        Some(Action::Status { status, .. }) => status.report.drain.clone().unwrap().blockers,
+        other => panic!("{other:?} {:?}", made.waits),
+    };
+    view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), refused(false))].into();
+    // A budget blocks it, until the deadline.
+    for second in [10, 60] {
+        let made = plan(&view, &policy, t(second));
+        assert_eq!(blockers(&made)[0].budget.as_deref(), Some("shop/web"), "{second}");
+        written(&mut view, &made.actions["a"]);
+    }
+    let made = plan(&view, &policy, t(61));
+    assert!(made.actions.is_empty() && deleted(&made) == ["p-a"], "{made:?}");
+    assert_eq!(made.waits["a"].as_str(), "DrainBlocked", "its deletion is not answered yet");
+    // A webhook denies its deletion.
+    let denied = Blocked { denied_since: Some(t(62)), ..refused(true) };
+    view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), denied)].into();
+    let made = plan(&view, &policy, t(63));
+    let named = blockers(&made);
+    assert_eq!((named[0].budget.as_deref(), named[0].message.as_str()), (None, "not now"));
+    written(&mut view, &made.actions["a"]);
+    let made = plan(&view, &policy, t(64));
+    let text = made.waits["a"].to_string();
+    assert!(made.actions.is_empty() && text.contains("the API server denies its deletion"), "{text}");
+    // It is deleted.
+    let node = view.nodes.get_mut("a").unwrap();
+    node.blocked.clear();
+    node.pods = Some(vec![PodFacts { terminating: true, ends_by: Some(t(90)), ..pod("a", false) }]);
+    assert_eq!(blockers(&plan(&view, &policy, t(65))), []);
+}
+
+#[test]
 fn plan_wakes_for_deletion_retry() {
     let (mut view, policy) = forced(vec![pod("a", false)]);
     let last = Blocked { deleted: true, retry_at: t(65), ..answer(None, 1, false) };

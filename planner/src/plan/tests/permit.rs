@@ -1,5 +1,8 @@
 //! Tables of the way from the end of a drain to the reboot: what is recorded, who is answered, who is waited for.
 
+use std::sync::Arc;
+
+use kube::core::{Expression, Selector};
 use models::condition::find_condition;
 use models::shadow::{Armed, ArmedPhase, DRAINED, DrainStatus, DrainedPod, HostState, Permit, Step};
 
@@ -7,7 +10,7 @@ use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::plan;
 use crate::policy::Policy;
-use crate::view::{ClusterView, PodFacts};
+use crate::view::{BudgetFacts, ClusterView, NodeFacts, NodeView, PodFacts};
 use crate::wait::Wait;
 
 type Change = fn(&mut ClusterView);
@@ -52,6 +55,161 @@ fn permit_is_issued_once_per_request() {
         let (mut view, policy) = drained();
         change(&mut view);
         assert_eq!(outcome(&plan(&view, &policy, t(1))), *expected, "{sentence}");
+    }
+}
+
+/// A node of the control plane in a step of its update, whose agent requests its permit, beside another one `z`.
+fn of_control_plane(step: Step, state: HostState) -> (ClusterView, Policy) {
+    let mut nodes = [at("a", step, 0, state), node("z")];
+    for node in &mut nodes {
+        node.facts.labels = Arc::new([(models::names::CONTROL_PLANE_LABEL.to_owned(), String::new())].into());
+    }
+    let status = &mut nodes[0].shadow.as_mut().unwrap().status;
+    (status.controller.drain, status.agent.armed) = (Some(DrainStatus::default()), Some(armed(ArmedPhase::Arming)));
+    cluster(nodes.into(), &["a"])
+}
+
+fn other(view: &mut ClusterView) -> &mut NodeView {
+    view.nodes.get_mut("z").unwrap()
+}
+
+#[test]
+fn control_plane_node_is_not_permitted_to_reboot_while_another_is_out_of_service() {
+    let cases: &[(&str, Change, &str)] = &[
+        ("the other is Ready", |_| {}, "permit for n"),
+        (
+            "the other has become NotReady since the slot was given",
+            |view| other(view).facts.ready = false,
+            "ControlPlaneBusy",
+        ),
+        (
+            "one that is not the operator's is not Ready",
+            |view| {
+                let facts = NodeFacts { ready: false, labelled: false, ..view.nodes.remove("z").unwrap().facts };
+                view.unmanaged.insert("z".into(), facts);
+            },
+            "ControlPlaneBusy",
+        ),
+        (
+            "the other may still reboot, and is Ready",
+            |view| {
+                let mut releasing = progress(Step::Releasing, 0);
+                (releasing.permit_issued, releasing.disruptive) = (true, false);
+                other(view).shadow.as_mut().unwrap().status.controller.progress = Some(releasing);
+            },
+            "ControlPlaneBusy",
+        ),
+        (
+            "the other had its slot before",
+            |view| {
+                let slots = &mut view.operator.as_mut().unwrap().status.slots;
+                slots.push(models::operator::Slot { since: t(-1), ..slot("z") });
+            },
+            "ControlPlaneBusy",
+        ),
+        (
+            "the other had its slot afterwards",
+            |view| view.operator.as_mut().unwrap().status.slots.push(slot("z")),
+            "permit for n",
+        ),
+        (
+            "it has a permit, and requests another",
+            |view| {
+                shadow(view).spec.permit = permit("earlier");
+                other(view).facts.ready = false;
+            },
+            "ControlPlaneBusy",
+        ),
+        ("it is the only one", |view| _ = view.nodes.remove("z"), "permit for n"),
+        (
+            "a worker is not Ready",
+            |view| (other(view).facts.labels, other(view).facts.ready) = (Arc::default(), false),
+            "permit for n",
+        ),
+        (
+            "it is a worker itself",
+            |view| {
+                other(view).facts.ready = false;
+                view.nodes.get_mut("a").unwrap().facts.labels = Arc::default();
+                view.operator.as_mut().unwrap().status.slots[0].update.as_mut().unwrap().control_plane = false;
+            },
+            "permit for n",
+        ),
+        (
+            "its Node lacks the label, which its slot records",
+            |view| {
+                other(view).facts.ready = false;
+                view.nodes.get_mut("a").unwrap().facts.labels = Arc::default();
+            },
+            "ControlPlaneBusy",
+        ),
+    ];
+    for (sentence, change, expected) in cases {
+        let (mut view, policy) = of_control_plane(Step::Rebooting, HostState::RebootedIntoUpdate);
+        change(&mut view);
+        let made = plan(&view, &policy, t(1));
+        assert_eq!(outcome(&made), *expected, "{sentence}");
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made.clone()), [], "{sentence}");
+    }
+}
+
+#[test]
+fn update_of_control_plane_node_ends_without_blame_while_another_is_out_of_service() {
+    let staged = HostState::StagedUpdate;
+    let rebooting = (Step::Rebooting, HostState::RebootedIntoUpdate);
+    for (sentence, (step, state), second, expected) in [
+        ("hooks are awaited", (Step::BeforeDrain, staged), 1, "ClusterUnwell"),
+        ("no pod was evicted", (Step::LeavingLoadBalancer, staged), 1, "ClusterUnwell"),
+        ("it is drained", rebooting, 1, "ControlPlaneBusy"),
+        ("it is drained, a second before the deadline", rebooting, 1799, "ControlPlaneBusy"),
+        ("it is drained, at the deadline", rebooting, 1800, "ClusterUnwell"),
+    ] {
+        let (mut view, policy) = of_control_plane(step, state);
+        other(&mut view).facts.ready = false;
+        let made = plan(&view, &policy, t(second));
+        assert_eq!(outcome(&made), expected, "{sentence}");
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { continue };
+        let record = status.report.record.as_ref().unwrap();
+        let last = record.last.as_ref().unwrap();
+        assert!(last.message.contains("z of the control plane"), "{sentence}: {}", last.message);
+        assert_eq!((record.failures, record.version_failures.len()), (0, 0), "{sentence}");
+        assert!(record.not_before.is_some() && record.proof.is_none(), "{sentence}: {record:?}");
+    }
+}
+
+#[test]
+fn reboot_is_not_permitted_while_a_budget_keeps_a_static_pod() {
+    for (sentence, mirror, healthy, expected) in [
+        ("all members are healthy", true, 3, "permit for n"),
+        ("another member has broken since the slot was given", true, 2, "BudgetUnhealthy"),
+        ("the pod of a DaemonSet, which comes back", false, 2, "permit for n"),
+    ] {
+        let (mut view, policy) = drained();
+        shadow(&mut view).status.agent.armed = Some(armed(ArmedPhase::Arming));
+        let labels = Arc::new([("app".to_owned(), "etcd".to_owned())].into());
+        let member = PodFacts { mirror, ready: true, labels, ..pod("a", false) };
+        let member = if mirror {
+            member
+        } else {
+            PodFacts { daemon_set: Some("e".into()), daemon_set_is: crate::view::DaemonSetIs::There, ..member }
+        };
+        view.nodes.get_mut("a").unwrap().pods = Some(vec![member]);
+        view.budgets = vec![BudgetFacts {
+            namespace: "shop".into(),
+            name: "etcd".into(),
+            healthy,
+            desired: 2,
+            expected: 3,
+            allowed: healthy - 2,
+            selector: Some(Selector::from_iter([Expression::Equal("app".into(), "etcd".into())])),
+            ..BudgetFacts::default()
+        }];
+        let made = plan(&view, &policy, t(1));
+        // The wait is recorded in the condition first.
+        if let Some(action @ Action::Status { .. }) = made.actions.get("a") {
+            written(&mut view, action);
+        }
+        assert_eq!(outcome(&plan(&view, &policy, t(1))), expected, "{sentence}");
     }
 }
 

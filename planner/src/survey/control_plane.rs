@@ -1,0 +1,29 @@
+//! Nodes of the control plane are out of service one at a time, and only while all others of them are Ready: also after one of them
+//! has got its slot.
+
+use models::operator::Slot;
+
+use crate::view::{ClusterView, NodeFacts, NodeView};
+
+/// Returns the node of the control plane for which this one, if it is another, has to stay in service: it is not Ready, may still
+/// reboot, or got its slot before.
+pub(crate) fn in_the_way<'a>(view: &'a ClusterView, node: &NodeFacts) -> Option<&'a str> {
+    let is_recorded = |slot: &Slot| slot.update.as_ref().is_some_and(|update| update.control_plane);
+    let own = view.slots().find(|slot| slot.uid == node.uid);
+    if !node.control_plane() && !own.is_some_and(is_recorded) {
+        return None;
+    }
+    let is_other = |facts: &NodeFacts| facts.control_plane() && facts.name != node.name;
+    let is_out = |other: &&NodeView| is_other(&other.facts) && (!other.facts.ready || other.may_still_reboot());
+    let out = view.nodes.values().find(is_out).map(|other| &other.facts);
+    let out = out.or_else(|| view.unmanaged.values().find(|facts| is_other(facts) && !facts.ready));
+    if let Some(facts) = out {
+        return Some(&facts.name);
+    }
+    // Of two that have slots, such as those of an earlier version of the operator, one goes on.
+    let is_before = |slot: &Slot| own.is_none_or(|own| (slot.since, &slot.uid) < (own.since, &own.uid));
+    let is_labelled = |slot: &Slot| view.nodes.get(&slot.node).is_some_and(|other| other.facts.control_plane());
+    let is_of = |slot: &Slot| is_recorded(slot) || is_labelled(slot);
+    let before = view.slots().find(|slot| slot.node != node.name && is_before(slot) && is_of(slot))?;
+    Some(&before.node)
+}
