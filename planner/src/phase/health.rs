@@ -216,8 +216,16 @@ pub(super) fn began(facts: &NodeFacts) -> Option<Timestamp> {
     if facts.ready { facts.pressure_since } else { facts.not_ready_since }
 }
 
+/// Ends the attempt of a node that is not well after a boot: against the version in its first verification alone.
+pub(super) fn blame_first(ctx: &Attempt<'_>, reason: FailureReason, message: &str) -> Turn {
+    if was_verified(ctx) {
+        return fail(FailureReason::HealthUnknown, format!("{message}, {OTHER_CAUSES}"));
+    }
+    blame(ctx, reason, message)
+}
+
 /// Returns whether the soak of an update had passed once before: its hooks were asked then.
-fn was_verified(ctx: &Attempt<'_>) -> bool {
+pub(super) fn was_verified(ctx: &Attempt<'_>) -> bool {
     ctx.facts().hook_request.is_some() && ctx.facts().hook_request == request_of(ctx, Step::AfterUpdate)
 }
 

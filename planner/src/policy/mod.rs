@@ -1,7 +1,8 @@
 //! The operator's resource as input of decisions: every field parsed, validated and with its default.
 //!
 //! The schema refuses what a pattern can refuse. The remaining errors (a time zone that does not exist, an empty range)
-//! are found here, with the field, and nothing new starts; what is under way ends under the last good policy. Without one, what has no permit ends at once.
+//! are found here, with the field, and nothing new starts; what is under way ends under the last good policy. Without one, what
+//! has no permit ends at once.
 
 mod error;
 mod parse;
