@@ -427,11 +427,23 @@ fn check_release(node: &NodeView, action: &Action) -> Option<Broken> {
     None
 }
 
-/// S13: no reboot is permitted to a version that the policy excludes, unless one is already.
+/// S13: without a usable policy no attempt goes on towards its reboot, and to a version that the policy excludes none is permitted,
+/// unless one is already.
 fn check_stopped(policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
-    let Action::Permit { .. } = action else { return None };
-    let permitted = node.shadow.as_ref().is_some_and(|shadow| shadow.spec.permit.is_some());
-    let version = &node.update().filter(|_| !permitted)?.version;
+    let shadow = node.shadow.as_ref()?;
+    if shadow.spec.permit.is_some() {
+        return None;
+    }
+    let permits = matches!(action, Action::Permit { .. });
+    // A node that is registered again goes on in `Rebooting` after a permit of its earlier shadow.
+    let goes_on = |next: Step| {
+        let leads = matches!(next.place(), Place::Leaving | Place::Away);
+        leads && node.step().is_some_and(|step| step != next)
+    };
+    if !policy.is_usable() && (permits || action.next_step().is_some_and(goes_on)) {
+        return broken("S13", "its attempt goes on without a usable policy");
+    }
+    let version = &node.update().filter(|_| permits)?.version;
     let (variant, arch) = kind(node);
     let rule = policy.exclude.iter().find(|exclusion| exclusion.covers(variant, arch, version))?;
     broken("S13", format!("its reboot to {version} is permitted, which the policy excludes ({rule})"))

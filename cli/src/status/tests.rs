@@ -356,7 +356,10 @@ fn status_names_rejected_fields_and_the_policy_in_force() {
     let in_force = json!({"observedGeneration": 1, "policyInForce": "{\"version\": {\"target\": \"1.19\"}}"});
     for (status, sentence) in [
         (in_force, "Nothing new starts. Updates under way are finished under the last valid policy."),
-        (json!({"observedGeneration": 1}), "There is no valid policy to go back to: nothing new starts."),
+        (
+            json!({"observedGeneration": 1}),
+            "There is no valid policy to go back to: nothing new starts, and updates without a reboot permit end.",
+        ),
     ] {
         let cluster = cluster(Some(operator(&spec, &status)), vec![shadow("a", idle())], vec![node("a", &json!({}))]);
         let text = shown(&cluster, None);

@@ -85,7 +85,11 @@ fn head(page: &mut Page, report: &Report, look: Look) {
         "Rejected" => {
             field("", Style::Plain, "Nothing new starts. Updates under way are finished under the last valid policy.");
         }
-        "Unusable" => field("", Style::Plain, "There is no valid policy to go back to: nothing new starts."),
+        "Unusable" => field(
+            "",
+            Style::Plain,
+            "There is no valid policy to go back to: nothing new starts, and updates without a reboot permit end.",
+        ),
         _ => {}
     }
     if let Some(generation) = policy.generation.filter(|_| !policy.observed) {

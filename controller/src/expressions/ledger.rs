@@ -20,6 +20,8 @@ struct QueryState {
     /// Time of the request, by the clock, of the answer that is kept.
     sent_at: Option<Timestamp>,
     answer: Option<Answer>,
+    /// Time since which no answer was empty and one was not.
+    firing_since: Option<Timestamp>,
 }
 
 #[derive(Debug, Default, PartialEq)]
@@ -123,11 +125,16 @@ impl Ledger {
         line.sent_at = Some(sent_at);
         let same = line.answer.as_ref().is_some_and(|old| discriminant(old) == discriminant(&answer));
         let news = line.wanted && (!same || matches!(answer, Answer::Quiet { .. }));
+        line.firing_since = match &answer {
+            Answer::Firing { since, .. } => line.firing_since.or(Some(*since)),
+            Answer::Failed { .. } => line.firing_since,
+            Answer::Quiet { .. } => None,
+        };
         line.answer = Some(match (&line.answer, answer) {
-            // Since the first of the successive answers of its kind.
+            // Since the first of the successive answers of its kind. A query that fails does not show that it is over.
             (Some(Answer::Quiet { since, .. }), Answer::Quiet { asked, .. }) => Answer::Quiet { since: *since, asked },
-            (Some(Answer::Firing { since, .. }), Answer::Firing { series, .. }) => {
-                Answer::Firing { series, since: *since }
+            (_, Answer::Firing { series, since }) => {
+                Answer::Firing { series, since: line.firing_since.unwrap_or(since) }
             }
             (_, answer) => answer,
         });
@@ -325,6 +332,29 @@ mod tests {
         case.want(7, &[]);
         assert!(!case.ends(7, "a", quiet(7)), "it is not waited for any more");
         assert!(!case.ends(7, "never wanted", quiet(7)));
+    }
+
+    #[test]
+    fn query_that_fails_between_two_answers_does_not_end_what_they_return() {
+        let fires = |second| Answer::Firing { series: "x".into(), since: t(second) };
+        let quiet = || Answer::Quiet { since: t(1), asked: t(1) };
+        let silent = || failed("no answer");
+        for (sentence, between, since) in [
+            ("nothing between", vec![], 0),
+            ("no answer", vec![silent(), silent()], 0),
+            ("an empty answer", vec![quiet()], 9),
+            ("an empty answer, and then none", vec![quiet(), silent()], 9),
+            ("no answer, and then an empty one", vec![silent(), quiet()], 9),
+        ] {
+            let mut case = Case::new();
+            case.want(0, &["a"]);
+            case.ends(0, "a", fires(0));
+            for answer in between {
+                case.ends(1, "a", answer);
+            }
+            case.ends(9, "a", fires(9));
+            assert_eq!(case.ledger.answers(t(9))["a"], fires(since), "{sentence}");
+        }
     }
 
     #[test]

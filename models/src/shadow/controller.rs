@@ -126,7 +126,7 @@ pub struct Progress {
     /// While `Releasing`: true if a permit was issued in this attempt, so that the host may still act on it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub permit_issued: bool,
-    /// True once the soak was restarted after another boot.
+    /// True once the soak was restarted after another boot; while `AfterUpdate`, if the hooks were asked before another verification.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub soak_restarted: bool,
     /// Time since which something has kept the node from its soak, which begins again when that is over; absent while nothing does.

@@ -749,6 +749,38 @@ fn validator_drops_what_starts_under_an_invalid_policy_and_permits_to_excluded_v
 }
 
 #[test]
+fn validator_drops_what_leads_to_a_reboot_without_a_usable_policy() {
+    for (sentence, step, permitted, next, leads) in [
+        ("its drain begins", Step::BeforeDrain, false, Some(Step::Draining), true),
+        ("its drain ends", Step::Draining, false, Some(Step::Rebooting), true),
+        ("its drain begins again", Step::Rebooting, false, Some(Step::Draining), true),
+        ("its reboot is permitted", Step::Rebooting, false, None, true),
+        ("its reboot is permitted again", Step::Rebooting, true, None, false),
+        ("it is released", Step::Draining, false, Some(Step::Releasing), false),
+    ] {
+        for (unusable, expected) in [(true, leads.then_some("S13")), (false, None)] {
+            let state = if step == Step::Rebooting { HostState::RebootedIntoUpdate } else { HostState::StagedUpdate };
+            let mut node = at("a", step, 0, state);
+            let shadow = node.shadow.as_mut().unwrap();
+            shadow.spec.permit = permitted.then(|| models::shadow::Permit { nonce: "n".into(), jws: "j".into() });
+            let mut status = shadow.status.controller_status();
+            let action = match next {
+                Some(next) => {
+                    status.report.progress = Some(progress(next, 0));
+                    Action::Status { status: Box::new(status), note: None }
+                }
+                None => Action::Permit { nonce: "m".into(), rules: Rules::default(), pods_stay: false },
+            };
+            let (view, policy) = cluster(vec![node], &["a"]);
+            let policy = Policy { unusable, ..policy };
+            let findings = lint(&view, &policy, &mut acts("a", action));
+            let found = findings.first().map(|finding| finding.property);
+            assert_eq!(found, expected, "{sentence}, unusable: {unusable}: {findings:?}");
+        }
+    }
+}
+
+#[test]
 fn validator_drops_a_drain_that_a_known_budget_blocks() {
     let selector = || kube::core::Selector::from_iter([kube::core::Expression::DoesNotExist("app".into())]);
     let budget = || BudgetFacts {

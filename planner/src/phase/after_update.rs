@@ -36,13 +36,17 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if as_verified {
         return Turn::of(Outcome::Pass(unanswered(ctx)));
     }
-    if fell_ill_early(ctx) {
+    // They are awaited again after another verification: anything may be the cause by then.
+    let again = ctx.progress.soak_restarted;
+    if !again && fell_ill_early(ctx) {
         return blame(ctx, FailureReason::SoakFailed, "the node did not stay well while its hooks were awaited");
     }
-    // The soak had passed once: the node has the whole time of a verification again. A hook that never answers makes no circle of that.
-    let soak_restarted = unanswered(ctx).is_some();
-    let again = Progress { verifying_since: Some(ctx.now), soak_restarted, interrupted: None, ..ctx.progress.clone() };
-    ctx.next_keeping_boot(Step::Verifying, again)
+    // The soak had passed once: the node has the whole time of a verification again, in which one other boot is nothing. A hook that never
+    // answers makes no circle of that.
+    let soak_restarted = again && unanswered(ctx).is_some();
+    let verified =
+        Progress { verifying_since: Some(ctx.now), soak_restarted, interrupted: None, ..ctx.progress.clone() };
+    ctx.next_keeping_boot(Step::Verifying, verified)
 }
 
 /// Returns whether an updated node is not well since soon after its soak, and has not been for a while. Later than that anything may be the

@@ -7,7 +7,7 @@ use models::reason::FailureReason;
 use models::shadow::{ArmedPhase, CORDONED, DRAINED, HostState, Progress, Step};
 
 use super::claim::return_to_service;
-use super::comparison;
+use super::health::blame_first;
 use super::row::{Attempt, Turn, act, fail, stay};
 use crate::wait::Wait;
 
@@ -60,7 +60,7 @@ fn not_ready_yet(ctx: &Attempt<'_>) -> Turn {
     let limit = limit_of(ctx.policy.returning, "return");
     if ctx.runs_target(ctx.progress) {
         let message = format!("the node was not Ready on the new version {limit}");
-        return comparison::blame(ctx, FailureReason::NotReadyAfterBoot, &message);
+        return blame_first(ctx, FailureReason::NotReadyAfterBoot, &message);
     }
     let (reason, what) = if is_activated(ctx) {
         (FailureReason::BootFellBack, "came back on another version")

@@ -27,7 +27,7 @@ const VERSION_FAILURES: usize = 8;
 /// The number of pods that a record names.
 const NAMED: usize = 4;
 
-/// Explanation of an end without a proof and without blame, for users.
+/// Explanation of an end under the defaults alone, for users.
 const NO_POLICY: &str = "the operator's resource is gone, or no policy of it can be applied";
 
 /// Ends an attempt that has failed, or is withdrawn.
@@ -178,8 +178,9 @@ pub(super) fn ended_from_outside(ctx: &Attempt<'_>) -> Option<Turn> {
     if ctx.mode().downloads() && ctx.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), version) {
         return Some(fail(FailureReason::Quarantined, "the version has failed on other nodes"));
     }
-    if !ctx.policy.present {
-        return Some(fail(FailureReason::Disabled, "the operator's resource is gone"));
+    // The defaults have no hooks, no exclusions and no windows: what they stop is not known.
+    if !ctx.policy.is_usable() {
+        return Some(fail(FailureReason::Disabled, NO_POLICY));
     }
     if !ctx.facts().labelled {
         let message = "the node lost the label that puts it under the operator";

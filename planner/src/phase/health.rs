@@ -66,7 +66,9 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
         Ok(None) => {}
         Err(read) => return looking(act(read)),
     }
-    if ctx.progress.interrupted.is_some() {
+    let quiet = gates::quiet(&after_policy.expressions, &ctx.facts().name, &ctx.view.expressions);
+    // It may be an expression that has interrupted it: that is not over without an answer.
+    if ctx.progress.interrupted.is_some() && quiet.is_ok() {
         // From now on the node has the whole soak to stay well, also past the deadline.
         return looking(ctx.next_with(Step::Verifying, Progress { interrupted: None, ..ctx.progress.clone() }, |_| {}));
     }
@@ -103,7 +105,7 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
             fail(FailureReason::NodeNotUsable, wait.to_string())
         });
     }
-    let quiet = match gates::quiet(&after_policy.expressions, &ctx.facts().name, &ctx.view.expressions) {
+    let quiet = match quiet {
         Err(wait) => return looking(unknown_until(ctx, deadline, wait)),
         Ok(quiet) => quiet,
     };
@@ -218,8 +220,16 @@ pub(super) fn began(facts: &NodeFacts) -> Option<Timestamp> {
     if facts.ready { facts.pressure_since } else { facts.not_ready_since }
 }
 
+/// Ends the attempt of a node that is not well after a boot: against the version in its first verification alone.
+pub(super) fn blame_first(ctx: &Attempt<'_>, reason: FailureReason, message: &str) -> Turn {
+    if was_verified(ctx) {
+        return fail(FailureReason::HealthUnknown, format!("{message}, {OTHER_CAUSES}"));
+    }
+    blame(ctx, reason, message)
+}
+
 /// Returns whether the soak of an update had passed once before: its hooks were asked then.
-fn was_verified(ctx: &Attempt<'_>) -> bool {
+pub(super) fn was_verified(ctx: &Attempt<'_>) -> bool {
     ctx.facts().hook_request.is_some() && ctx.facts().hook_request == request_of(ctx, Step::AfterUpdate)
 }
 

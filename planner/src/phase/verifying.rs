@@ -5,9 +5,8 @@ use models::shadow::{HostState, Mode, Progress, Step};
 
 use super::boot::{is_desired, left_target};
 use super::claim::{protect, return_to_service};
-use super::comparison;
 use super::desired::withdraw;
-use super::health::check_health;
+use super::health::{blame_first, check_health, was_verified};
 use super::hooks::{AFTER_UPDATE, awaited};
 use super::row::{Attempt, Outcome, Turn, act};
 use super::verification::{after_drill, interrupted};
@@ -33,10 +32,9 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         return ended;
     }
     if ctx.facts().boot_id != ctx.progress.boot_id {
-        // Once is nothing: the soak begins again when the node is Ready. A second time is a failure, but of the cluster where others
-        // are ill too.
+        // Once is nothing: the soak begins again when the node is Ready. A second time counts, unless others are ill too.
         if ctx.progress.soak_restarted && ctx.survey.unwell.open().is_none() {
-            return comparison::blame(ctx, FailureReason::SoakFailed, "the node did not stay Ready in one boot");
+            return blame_first(ctx, FailureReason::SoakFailed, "the node did not stay Ready in one boot");
         }
         let again = Progress { soak_restarted: true, ..ctx.progress.clone() };
         return ctx.next_with(Step::Returning, again, |_| {});
@@ -57,7 +55,8 @@ fn finish(ctx: &Attempt<'_>) -> Turn {
         return act(Action::Release);
     }
     if awaited(ctx.policy, AFTER_UPDATE).next().is_some() {
-        return ctx.next(Step::AfterUpdate, |_| {});
+        let again = Progress { soak_restarted: was_verified(ctx), ..ctx.progress.clone() };
+        return ctx.next_with(Step::AfterUpdate, again, |_| {});
     }
     Turn::of(Outcome::Pass(None))
 }

@@ -1,7 +1,8 @@
 //! The operator's resource as input of decisions: every field parsed, validated and with its default.
 //!
 //! The schema refuses what a pattern can refuse. The remaining errors (a time zone that does not exist, an empty range)
-//! are found here, with the field, and nothing new starts; what is under way ends under the last good policy.
+//! are found here, with the field, and nothing new starts; what is under way ends under the last good policy. Without one, what
+//! has no permit ends at once.
 
 mod error;
 mod parse;
@@ -185,9 +186,9 @@ pub struct Group {
 /// The policy in force. The defaults are those of the resource's documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// True if the resource exists. Without it nothing new starts, and nothing is proven.
+    /// True if the resource exists. Without it nothing new starts, attempts without a permit end, and nothing is proven.
     pub present: bool,
-    /// True if the resource has never held a policy that can be applied. Then nothing new starts, and nothing is proven, either.
+    /// True if the resource has never held a policy that can be applied. Then the same holds.
     pub unusable: bool,
     /// The errors in `spec`, if another policy is in force because of them.
     pub errors: Vec<PolicyError>,

@@ -132,7 +132,11 @@ impl<'a> Survey<'a> {
         let control_plane_down =
             all.filter(|facts| facts.control_plane() && !facts.ready).map(|facts| facts.name.as_str()).collect();
         let wanted = labelled().filter_map(|node| Some((node.node, node.want.as_ref()?.version.as_ref().ok()?)));
-        let rollouts = rollout::follow(view, policy, wanted, now);
+        let later = labelled().filter_map(|node| match &node.want.as_ref()?.version {
+            Err(Wait::Pinning { version } | Wait::WaveNotCome { version }) => Some((node.node, version)),
+            _ => None,
+        });
+        let rollouts = rollout::follow(view, policy, wanted, later, now);
         let all = std::iter::once(&policy.all).chain(policy.groups.iter().map(|g| &g.policy));
         let web_api_missing = is_missing(view.web_api_missing, now);
         let windows = all.map(|group| group.schedule.at(now)).collect();

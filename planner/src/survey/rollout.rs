@@ -194,11 +194,13 @@ fn done(node: &NodeView, rollout: &ActiveRollout) -> bool {
         && node.update().is_none()
 }
 
-/// Follows the rollouts. `wanted` are the nodes that have a target version and have not begun, with that version.
+/// Follows the rollouts. `wanted` are the nodes that have a target version and have not begun, with that version; `later` those whose hosts
+/// are to choose it, or wait for their waves.
 pub(crate) fn follow<'a>(
     view: &'a ClusterView,
     policy: &Policy,
     wanted: impl Iterator<Item = (&'a NodeView, &'a Version)>,
+    later: impl Iterator<Item = (&'a NodeView, &'a Version)>,
     now: Timestamp,
 ) -> Rollouts {
     let Some(operator) = &view.operator else { return Rollouts::default() };
@@ -224,18 +226,8 @@ pub(crate) fn follow<'a>(
             keys.insert((update.variant.clone(), update.arch.clone(), update.version.clone()));
         }
     }
-    // A brake goes on while it is not known what the hosts of its nodes may have, as after an outage of the web API.
-    let is_used = |other: &ActiveRollout| other.ledger.as_ref().is_some_and(|ledger| ledger.used() > 0);
-    let is_followed = |stored: &ActiveRollout| {
-        let of_kind = |other: &&ActiveRollout| (&other.variant, &other.arch) == (&stored.variant, &stored.arch);
-        let mut others = operator.status.active_rollouts.iter().filter(of_kind);
-        others.any(|other| other.started > stored.started && other.ended.is_none() && is_used(other))
-    };
-    for stored in operator.status.active_rollouts.iter().filter(|stored| stored.is_braked() && !is_followed(stored)) {
-        if view.nodes.values().any(|node| may_want(node, policy, stored, now)) {
-            keys.insert(key_of(stored));
-        }
-    }
+    let later: BTreeSet<KeyRef<'_>> = later.map(|(node, version)| key(node, version)).collect();
+    keys.extend(going_on(view, &operator.status.active_rollouts, policy, &later, now));
     let pending = operator.approve_step.is_some()
         && !super::requests::is_new(operator)
         && operator.approve_step != operator.status.requests.as_ref().and_then(|r| r.approve_step.clone());
@@ -339,6 +331,41 @@ pub(crate) fn follow<'a>(
         }
     }
     rollouts
+}
+
+/// Returns the rollouts that go on although no node has their version as its target: a brake, and a step whose places are used up, with its soak
+/// and what a user approves, while it is not known what the hosts of their nodes may have, as in an outage. Such a step also goes on for
+/// hosts that are to have the version `later`.
+fn going_on(
+    view: &ClusterView,
+    stored: &[ActiveRollout],
+    policy: &Policy,
+    later: &BTreeSet<KeyRef<'_>>,
+    now: Timestamp,
+) -> Vec<Key> {
+    let is_used = |other: &ActiveRollout| other.ledger.as_ref().is_some_and(|ledger| ledger.used() > 0);
+    let is_followed = |rollout: &ActiveRollout| {
+        let of_kind = |other: &&ActiveRollout| (&other.variant, &other.arch) == (&rollout.variant, &rollout.arch);
+        let mut others = stored.iter().filter(of_kind);
+        others.any(|other| other.started > rollout.started && other.ended.is_none() && is_used(other))
+    };
+    // Once a node is taken to another version, the kind has gone on.
+    let has_gone_on = |rollout: &ActiveRollout| {
+        let mut disrupted = view.nodes.values().filter(|node| node.disrupted() && is_member(node, rollout));
+        disrupted.any(|node| node.update().is_some_and(|update| update.version != rollout.version))
+    };
+    let is_full = |rollout: &ActiveRollout| {
+        let runs = rollout.record.as_ref().is_some_and(|record| record.ended.is_none());
+        runs && rollout.approvable().is_some() && !has_gone_on(rollout)
+    };
+    let is_later = |rollout: &ActiveRollout| later.contains(&(&*rollout.variant, &*rollout.arch, &rollout.version));
+    let goes_on = |rollout: &&ActiveRollout| {
+        let is_full = is_full(rollout);
+        (is_full || rollout.is_braked())
+            && !is_followed(rollout)
+            && ((is_full && is_later(rollout)) || view.nodes.values().any(|node| may_want(node, policy, rollout, now)))
+    };
+    stored.iter().filter(goes_on).map(key_of).collect()
 }
 
 /// Returns whether a node may still be updated to the version of a rollout, although it wants none now: it is not known what its host

@@ -441,7 +441,7 @@ pub enum Answer {
     Firing {
         /// The first one.
         series: String,
-        /// Time since which each answer has had one.
+        /// Time since which each answer has had one. A query that fails gives no answer.
         since: Timestamp,
     },
     /// No answer, or none that can be read.

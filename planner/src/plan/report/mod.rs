@@ -275,7 +275,7 @@ fn degraded(policy: &Policy, tls: &TlsFacts, web_api_missing: bool, misunderstoo
     }
     let errors: Vec<String> = policy.errors.iter().map(ToString::to_string).collect();
     let force = if policy.unusable {
-        "nothing new starts"
+        "nothing new starts, and updates and drills without a reboot permit end"
     } else {
         "nothing new starts, and updates under way are finished under the last valid policy"
     };

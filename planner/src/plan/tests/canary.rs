@@ -1,14 +1,16 @@
 //! Canary steps: the places of nodes in them.
 
-use models::operator::RolloutLedger;
-use models::shadow::{HostState, Record, Step};
+use models::operator::{KnownVersion, RolloutLedger};
+use models::reason::Proof;
+use models::shadow::{HostState, OfferedUpdates, Record, Step};
 use semver::Version;
 
 use super::health::{DEADLINE, SOAKED, healthy, verifying};
-use super::ledger::recorded_with;
+use super::ledger::{recorded_with, with_place};
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::{Plan, plan};
+use crate::view::ClusterView;
 use crate::wait::Wait;
 
 /// Under a canary step of one, a node that had to wait with its image is about to be disrupted.
@@ -152,5 +154,58 @@ fn no_node_follows_one_whose_host_does_not_answer_after_its_update() {
         let last = view.nodes["a"].record().unwrap().last.as_ref().unwrap();
         let expected = if unusable { "NodeNotUsable" } else { "Updated" };
         assert_eq!((last.reason.as_str(), has_slot), (expected, !unusable));
+    }
+}
+
+/// A node has proven the version, and no host that is left has it as its target now.
+#[test]
+fn full_step_soaks_and_takes_approval_while_no_host_has_the_version_as_its_target() {
+    let none = || Some(OfferedUpdates::default());
+    let fails = || Some(OfferedUpdates { refresh_failure: Some("no route".into()), ..OfferedUpdates::default() });
+    let offered = || Some(OfferedUpdates { available_versions: vec![NEW], ..OfferedUpdates::default() });
+    for (sentence, target, updates, reason, goes_on) in [
+        ("the repository is away", "latest", fails(), "RefreshFails", true),
+        ("it has just been rebooted", "latest", None, "UpToDate", true),
+        ("its wave has not come", "latest", none(), "WaveNotCome", true),
+        ("its lock is about to choose it", "1.20.5", offered(), "Pinning", true),
+        ("its user has locked it", "latest", offered(), "NotChosen", false),
+    ] {
+        let setup = |approval: &str, soak: &str| {
+            let mut proven = with_place("a", Proof::Proven, 7);
+            proven.shadow.as_mut().unwrap().status.agent.updates = offered();
+            let mut left = node("b");
+            left.shadow.as_mut().unwrap().status.agent.updates.clone_from(&updates);
+            let (mut view, _) = cluster(vec![proven, left], &[]);
+            let ledger = RolloutLedger { base: 2, due: 1, share: 1, proven: 1, ..RolloutLedger::default() };
+            recorded_with(&mut view, Some(ledger));
+            view.operator.as_mut().unwrap().status.versions = vec![KnownVersion {
+                version: NEW,
+                variant: "aws-k8s-1.37".into(),
+                arch: "x86_64".into(),
+                first_seen: t(0),
+                failed: vec![],
+                quarantined: None,
+            }];
+            let canary = serde_json::json!([{"nodes": 1, "soak": soak, "approval": approval}]);
+            let spec = serde_json::json!({"version": {"target": target}, "strategy": {"canary": canary}});
+            let policy = with_policy(&mut view, spec);
+            (view, policy)
+        };
+        let (mut view, policy) = setup("Manual", "0s");
+        view.operator.as_mut().unwrap().approve_step = Some("7/1@yes".into());
+        let made = plan(&view, &policy, t(60));
+        let left = crate::survey::targets(&view, &policy, t(60)).remove("b").unwrap();
+        assert_eq!(left.unwrap_err().as_str(), reason, "{sentence}");
+        let status = made.status.unwrap();
+        let requests = status.requests.as_ref().unwrap();
+        assert_eq!(requests.approve_step.as_deref(), Some("7/1@yes"), "{sentence}: it is acknowledged");
+        let passed = |view: &ClusterView| view.operator.as_ref().unwrap().status.active_rollouts[0].steps_passed;
+        view.operator.as_mut().unwrap().status = status;
+        assert_eq!(passed(&view), i64::from(goes_on), "{sentence}: it passes the step");
+
+        let (view, policy) = setup("Automatic", "10m");
+        let status = plan(&view, &policy, t(60)).status.unwrap();
+        let soaks = status.active_rollouts[0].step_done;
+        assert_eq!(soaks, goes_on.then(|| t(60)), "{sentence}: the soak begins");
     }
 }

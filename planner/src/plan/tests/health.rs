@@ -803,6 +803,26 @@ fn expression_counts_against_the_version_only_if_it_is_the_nodes_own_was_quiet_b
     assert_eq!(watch.at(SOAKED).unwrap().as_str(), "ExpressionFires", "whatever else has no answer");
 }
 
+/// Prometheus does not answer for a while, or another leader has no answer yet.
+#[test]
+fn expression_without_an_answer_does_not_end_an_interruption() {
+    for silent in [Some(Answer::Failed { message: "no answer".into() }), None] {
+        let fires = Answer::Firing { series: "{} 7".into(), since: t(0) };
+        let mut watch = with_expressions(&[("errors", OF_A_NODE, fires)]);
+        watch.at(10);
+        let answers = std::mem::take(&mut watch.view.expressions);
+        let silence = answers.keys().filter_map(|query| Some((query.clone(), silent.clone()?)));
+        watch.view.expressions = silence.collect();
+        watch.at(DEADLINE - 10);
+        let progress = watch.view.nodes["a"].progress().unwrap();
+        assert_eq!(progress.interrupted, Some(t(10)), "{silent:?}");
+        watch.view.expressions = answers;
+        watch.at(DEADLINE - 9);
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), is_blamed(), "{silent:?}: {}", watch.message());
+    }
+}
+
 const OF_A_NODE: &str = "errors{node=\"$node\"} > 1";
 
 #[test]

@@ -502,6 +502,74 @@ fn node_that_falls_ill_soon_after_its_soak_counts_against_the_version_whatever_i
     }
 }
 
+/// Carries out the write that is due, which goes on to this step.
+fn goes_on(view: &mut ClusterView, policy: &Policy, second: i64, step: &str) {
+    let made = plan(view, policy, t(second));
+    assert_eq!(outcome(&made), step, "after {second} s");
+    written(view, &made.actions["a"]);
+}
+
+/// Hours after its soak anything may be the cause.
+#[test]
+fn node_that_is_rebooted_once_while_a_silent_hook_is_awaited_is_verified_again() {
+    type Change = fn(&mut NodeFacts);
+    let cases: [(&str, Change); 2] = [
+        ("it is back", |facts| facts.boot_id = "b2".into()),
+        ("it is going down", |facts| {
+            facts.ready = false;
+            facts.not_ready_since = Some(t(7190));
+        }),
+    ];
+    for (sentence, change) in cases {
+        for (action, end) in [("Continue", "no attempt"), ("Fail", "HookTimedOut")] {
+            let hooks = json!([{"name": "ceph", "after": {"timeout": "2h", "onTimeout": action}}]);
+            let (mut view, policy) = in_step(Step::AfterUpdate, json!({"hooks": hooks}));
+            let made = plan(&view, &policy, t(1));
+            ask(&mut view, &made);
+            change(&mut a(&mut view).facts);
+            goes_on(&mut view, &policy, 7200, "step Verifying");
+            let facts = &mut a(&mut view).facts;
+            (facts.ready, facts.not_ready_since, facts.boot_id) = (true, None, "b2".into());
+            goes_on(&mut view, &policy, 7201, "step Returning");
+            goes_on(&mut view, &policy, 7202, "step Verifying");
+            assert_eq!(outcome(&plan(&view, &policy, t(7203))), "Soaking", "{sentence}, {action}");
+            a(&mut view).lease = renewed_after(7300);
+            goes_on(&mut view, &policy, 7300, "step AfterUpdate");
+            assert_eq!(outcome(&plan(&view, &policy, t(14_499))), "step AfterUpdate", "{sentence}, {action}");
+            assert_eq!(outcome(&plan(&view, &policy, t(14_500))), end, "{sentence}, {action}");
+            // A reboot in each wait for a hook that never answers makes no circle.
+            a(&mut view).facts.boot_id = "b3".into();
+            goes_on(&mut view, &policy, 14_500, "step Verifying");
+            let ended = plan(&view, &policy, t(14_501));
+            assert_eq!(outcome(&ended), "HealthUnknown", "{sentence}, {action}: it counts against nothing");
+        }
+    }
+}
+
+#[test]
+fn node_that_falls_ill_after_its_first_verification_counts_against_nothing() {
+    // Soon after another verification.
+    let (mut view, policy) = in_step(Step::AfterUpdate, both());
+    shadow(&mut view).status.controller.progress.as_mut().unwrap().soak_restarted = true;
+    let made = plan(&view, &policy, t(1));
+    let request = ask(&mut view, &made);
+    answers(&mut view, "ceph", &request);
+    let facts = &mut a(&mut view).facts;
+    (facts.ready, facts.not_ready_since) = (false, Some(t(180)));
+    assert_eq!(outcome(&plan(&view, &policy, t(400))), "step Verifying");
+    // It does not come back from a reboot.
+    let (mut view, policy) = in_step(Step::AfterUpdate, both());
+    let made = plan(&view, &policy, t(1));
+    let request = ask(&mut view, &made);
+    a(&mut view).facts.boot_id = "b2".into();
+    answers(&mut view, "ceph", &request);
+    goes_on(&mut view, &policy, 100, "step Verifying");
+    goes_on(&mut view, &policy, 101, "step Returning");
+    a(&mut view).facts.ready = false;
+    assert_ne!(outcome(&plan(&view, &policy, t(1900))), "HealthUnknown");
+    assert_eq!(outcome(&plan(&view, &policy, t(1901))), "HealthUnknown");
+}
+
 #[test]
 fn node_that_is_well_again_when_hooks_answer_is_updated() {
     let (mut view, policy) = in_step(Step::AfterUpdate, both());

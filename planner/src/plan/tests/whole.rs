@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 
 use models::condition::find_condition;
 use models::reason::{FailureReason, Proof};
-use models::shadow::{ArmedPhase, BLOCKED, HostState, OfferedUpdates, Permit, Step};
+use models::shadow::{ArmedPhase, BLOCKED, Drill, HostState, OfferedUpdates, Permit, Step};
 use semver::Version;
 
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::{Plan, plan};
+use crate::policy::Policy;
 use crate::view::{ClusterView, LeaseObservations, NodeView, PodFacts, Projection as _, Refused, ShadowFacts};
 use crate::wait::Wait;
 
@@ -222,6 +223,42 @@ fn nothing_starts_under_an_invalid_policy_and_what_is_under_way_goes_on() {
     }
     assert_eq!((made.slots, &made.waits.get("b")), (None, &valid.waits.get("b")), "its drain goes on");
     assert_eq!(made.actions.get("b"), valid.actions.get("b"));
+}
+
+/// The resource was deleted and made again with an error: the defaults have no hooks, no exclusions and no blackouts.
+#[test]
+fn every_attempt_without_a_permit_ends_without_a_usable_policy() {
+    let gone = Policy::default();
+    let unusable = Policy { present: true, unusable: true, errors: invalid_policy(), ..Policy::default() };
+    let staged = [Step::Staging, Step::Staged, Step::BeforeDrain, Step::LeavingLoadBalancer, Step::Draining];
+    let steps = staged.map(|step| (step, HostState::StagedUpdate)).into_iter();
+    let steps = steps.chain([(Step::Rebooting, HostState::RebootedIntoUpdate)]);
+    for (step, state) in steps {
+        for (policy, drill) in [(&gone, false), (&unusable, false), (&gone, true), (&unusable, true)] {
+            let mut node = at("a", step, 0, state);
+            node.pods = Some(vec![pod("a", false)]);
+            let progress = node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap();
+            progress.drill = drill.then(|| Drill::of("1 evict"));
+            let (view, _) = cluster(vec![node], &["a"]);
+            let made = plan(&view, policy, t(1));
+            let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{step:?}: {made:?}") };
+            let record = status.report.record.as_ref().unwrap();
+            let ended = if drill {
+                record.drill.as_ref().map(|drill| &drill.result)
+            } else {
+                record.last.as_ref().map(|last| &last.reason)
+            };
+            assert_eq!(ended.map(String::as_str), Some("Disabled"), "{step:?}, a drill: {drill}");
+            assert_eq!((made.evictions.len(), record.failures), (0, 0), "{step:?}, a drill: {drill}");
+        }
+    }
+    let mut permitted = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+    permitted.shadow.as_mut().unwrap().spec.permit = Some(Permit { nonce: "n".into(), jws: "j".into() });
+    let (view, _) = cluster(vec![permitted], &["a"]);
+    for policy in [gone, unusable] {
+        let made = plan(&view, &policy, t(1));
+        assert!(made.actions.is_empty(), "the permit stands: {:?}", made.actions);
+    }
 }
 
 #[test]

@@ -213,7 +213,8 @@ fn follow_up_waits_for_its_record_and_full_record_does_not() {
     assert_eq!(fleet.settle(), [(NEW, most + 1, Completed)], "it waits");
     let (late, new) = (&fleet.view.nodes["b"], NEW);
     let wanted = std::iter::once((late, &new));
-    let rollouts = crate::survey::rollout::follow(&fleet.view, &fleet.policy, wanted, t(fleet.second));
+    let later = std::iter::empty();
+    let rollouts = crate::survey::rollout::follow(&fleet.view, &fleet.policy, wanted, later, t(fleet.second));
     assert_eq!(rollouts.of(late, &NEW).unwrap().number, 0, "its attempts are none of the ended record's");
     fleet.second += 3600;
     fleet.view.history.highest = Some(most + 1);

@@ -50,7 +50,7 @@ fn wanting(view: &ClusterView, policy: &Policy, versions: &[Version], second: i6
     let new = NEW;
     let kinds: BTreeMap<KeyRef<'_>, &NodeView> = view.nodes.values().map(|node| (key(node, &new), node)).collect();
     let wanted = kinds.values().flat_map(|node| versions.iter().map(|version| (*node, version)));
-    follow(view, policy, wanted, t(second))
+    follow(view, policy, wanted, std::iter::empty(), t(second))
 }
 
 fn followed(view: &ClusterView, policy: &Policy, second: i64) -> Rollouts {
