@@ -106,8 +106,8 @@ fn urgent_version_passes_soak_but_neither_approval_nor_number_of_nodes() {
         };
         assert_eq!(passes(100, &policy), (i64::from(expected.is_none()), Some(t(600))), "{sentence}");
         assert_eq!(passes(600, &policy), (0, None), "{sentence}: after the end");
-        let (wanted, later) = ([(&view.nodes["b"], &NEW)].into_iter(), std::iter::empty());
-        let followed = super::super::rollout::follow(&view, &policy, wanted, later, t(100));
+        let wanted = [(&view.nodes["b"], &NEW)];
+        let followed = super::super::rollout::follow(&view, &policy, wanted.into_iter(), std::iter::empty(), t(100));
         assert_eq!(followed.of(&view.nodes["b"], &NEW).unwrap().wait, expected, "{sentence}");
     }
 }
