@@ -73,11 +73,12 @@ impl Kind<'_> {
         self.refreshed.nodes == 0 || self.refreshed.versions.contains_key(version)
     }
 
-    /// Returns whether hosts may be offered a version once all have refreshed. Those that have, may be of a later wave; of the others, one
-    /// host alone whose refreshes fail for ever keeps no version that is withdrawn.
+    /// Returns whether hosts may be offered a version once all have refreshed. Those that have, may be of a later wave; but a few others
+    /// whose refreshes fail for ever keep no version that is withdrawn.
     fn may_offer(&self, version: &Version) -> bool {
         let unconfirmed = self.unconfirmed.versions.get(version).copied().unwrap_or(0);
-        self.offers(version) || unconfirmed >= enough(self.refreshed.nodes + self.unconfirmed.nodes)
+        let needed = enough(self.refreshed.nodes + self.unconfirmed.nodes).max(self.refreshed.nodes);
+        self.offers(version) || unconfirmed >= needed
     }
 }
 
@@ -314,6 +315,29 @@ mod tests {
             let known = known(&view, &kinds, &Quarantine::of(&view, 1), &policy, t(5));
             let since = known.iter().find(|known| known.version == NEW).map(|known| known.first_seen);
             assert_eq!(since, stays.then(|| t(0)), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn nodes_whose_refreshes_fail_for_ever_keep_no_withdrawn_version_once_more_others_have_refreshed() {
+        let failing = |index: usize| {
+            let mut node = offered(&format!("f{index}"), Some(&[NEW, OLD]));
+            let shadow = node.shadow.as_mut().unwrap();
+            shadow.status.agent.updates.as_mut().unwrap().refresh_failure = Some("no route".into());
+            node
+        };
+        for (sentence, fail, refreshed, stays) in [
+            ("as many have refreshed", 2, 2, true),
+            ("more have refreshed", 2, 3, false),
+            ("most have not refreshed yet", 50, 10, true),
+            ("most have refreshed", 10, 50, false),
+        ] {
+            let others = (0..refreshed).map(|index| offered(&format!("r{index}"), Some(&[OLD])));
+            let (mut view, policy) = cluster((0..fail).map(failing).chain(others).collect(), &[]);
+            let key = ("aws-k8s-1.37".into(), "x86_64".into(), NEW);
+            view.operator.as_mut().unwrap().status.versions = vec![new_version(&key, t(0))];
+            let known = known(&view, &kinds(&view), &Quarantine::of(&view, 1), &policy, t(5));
+            assert_eq!(known.iter().any(|known| known.version == NEW), stays, "{sentence}");
         }
     }
 
