@@ -148,11 +148,17 @@ impl Wanted {
         self.rollout.is_none_or(|number| rollout.number() == number)
     }
 
-    /// Returns the steps that the approval may be for: those that the operator waits for, and without any, those in their soak.
+    /// Returns the steps that the approval may be for: those that the operator waits for, and without any, those in their soak; of several,
+    /// those with the number of the step.
     fn of<'s, 'a>(&self, steps: &'s [NextStep<'a>]) -> Vec<&'s NextStep<'a>> {
         let waits = |step: &&NextStep<'_>| self.is_of(step.rollout) && step.waits(self.unproven);
         let (soaking, waiting): (Vec<_>, Vec<_>) = steps.iter().filter(waits).partition(|step| step.soaks(self.now));
-        if waiting.is_empty() { soaking } else { waiting }
+        let mut found = if waiting.is_empty() { soaking } else { waiting };
+        let is_numbered = |step: &&NextStep<'_>| self.number == Some(step.number);
+        if found.iter().any(is_numbered) {
+            found.retain(is_numbered);
+        }
+        found
     }
 }
 
@@ -533,7 +539,7 @@ mod tests {
             (8, "approve 1 --rollout 8", "8/1@nonce"),
             (9, "approve 1 --rollout 9 --unproven", "9/1/unproven@nonce"),
         ];
-        for number in [None, Some(1), Some(2)] {
+        for number in [None, Some(3)] {
             let error = decide(wanted(number, true)).unwrap_err().to_string();
             assert!(
                 error.contains("nothing was written. Name one: canary step 1 of 1.20.5 for aws-k8s-1.37"),
@@ -542,6 +548,11 @@ mod tests {
             for (_, command, _) in commands {
                 assert!(error.contains(&format!(": kubectl brupop {command}")), "{error}");
             }
+        }
+        // The number of a step that one version alone waits at is enough.
+        for (number, value) in [(1, "8/1,9/1/unproven@nonce"), (2, "7/3@nonce")] {
+            let (approval, _) = decide(wanted(Some(number), true)).unwrap();
+            assert_eq!(approval.unwrap().value, value);
         }
         for (rollout, command, value) in commands {
             let of = |number| Wanted { rollout: Some(rollout), ..wanted(number, command.ends_with("--unproven")) };
