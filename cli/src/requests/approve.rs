@@ -4,8 +4,11 @@ use anyhow::bail;
 use clap::Args;
 use jiff::Timestamp;
 use kube::Client;
+use models::condition::{Condition, find_condition};
 use models::names::APPROVE_STEP_ANNOTATION;
-use models::operator::{ActiveRollout, BottlerocketUpdateOperator, LedgerNode, RolloutLedger};
+use models::operator::{
+    ActiveRollout, BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus, LedgerNode, PROGRESSING, RolloutLedger,
+};
 use models::reason::Proof;
 use models::time::after;
 use planner::annotations::REQUEST_LENGTH;
@@ -20,6 +23,9 @@ use crate::write::{Decision, State, WriteOptions};
 
 /// The number of nodes that a text names.
 const NAMED: usize = 8;
+
+/// The length at which the message of a condition is cut.
+const CUT: usize = 2000;
 
 /// Options of `approve`.
 #[derive(Debug, Args)]
@@ -62,6 +68,11 @@ impl NextStep<'_> {
     fn waits(&self, unproven: bool) -> bool {
         let manual = self.step.manual && !self.rollout.approved && self.rollout.step_done.is_some();
         manual || (unproven && self.is_unproven())
+    }
+
+    /// Returns true if the operator shows that the step waits. It shows none of a rollout whose version no node is to have any more.
+    fn is_shown(&self, shown: &str) -> bool {
+        self.rollout.approvable().is_some_and(|name| shown.contains(&format!("{APPROVE_STEP_ANNOTATION}={name}@")))
     }
 
     /// Returns true if its soak is not over, so that the operator does not wait for a user yet.
@@ -149,12 +160,16 @@ impl Wanted {
     }
 
     /// Returns the steps that the approval may be for: those that the operator waits for, and without any, those in their soak; of several,
-    /// those with the number of the step.
-    fn of<'s, 'a>(&self, steps: &'s [NextStep<'a>]) -> Vec<&'s NextStep<'a>> {
+    /// those that the operator shows, and those with the number of the step.
+    fn of<'s, 'a>(&self, steps: &'s [NextStep<'a>], shown: &str) -> Vec<&'s NextStep<'a>> {
         let waits = |step: &&NextStep<'_>| self.is_of(step.rollout) && step.waits(self.unproven);
         let (soaking, waiting): (Vec<_>, Vec<_>) = steps.iter().filter(waits).partition(|step| step.soaks(self.now));
         let mut found = if waiting.is_empty() { soaking } else { waiting };
+        let is_shown = |step: &&NextStep<'_>| step.is_shown(shown);
         let is_numbered = |step: &&NextStep<'_>| self.number == Some(step.number);
+        if found.iter().any(is_shown) {
+            found.retain(is_shown);
+        }
         if found.iter().any(is_numbered) {
             found.retain(is_numbered);
         }
@@ -269,6 +284,12 @@ fn next_steps<'a>(rollouts: &'a [ActiveRollout], policy: &'a Policy) -> Vec<Next
     all
 }
 
+/// Returns the text in which the operator shows the steps that wait; none where it is cut, so that it may lack some.
+fn shown(status: &BottlerocketUpdateOperatorStatus) -> &str {
+    let whole = |condition: &&Condition| condition.message.chars().count() < CUT;
+    find_condition(&status.conditions, PROGRESSING).filter(whole).map_or("", |condition| &condition.message)
+}
+
 /// Returns the approval, if any, with what is written: the names of the steps, and what makes it a new value.
 fn decide(
     operator: &BottlerocketUpdateOperator,
@@ -284,7 +305,7 @@ fn decide(
         bail!("there is no rollout {number}: see {}; nothing was written", command(operator, "history"));
     }
     let steps = next_steps(&status.active_rollouts, &policy);
-    let waiting = wanted.of(&steps);
+    let waiting = wanted.of(&steps, shown(&status));
     let Some(next) = waiting.first() else {
         let own = steps.iter().filter(|step| wanted.is_of(step.rollout));
         let mut reasons: Vec<String> = own.map(|step| step.reason(operator)).collect();
@@ -418,7 +439,7 @@ pub(super) async fn approve(client: &Client, namespace: &str, options: &Options)
 mod tests {
     use serde_json::Value;
 
-    use super::super::operator::testing::{nothing, operator, patch};
+    use super::super::operator::testing::{condition, nothing, operator, patch};
     use super::*;
 
     /// A rollout of 6 nodes: `passed` steps are passed, and those of the step due are updated if `done`.
@@ -566,6 +587,39 @@ mod tests {
         assert_eq!(error, "there is no rollout 6: see kubectl brupop history; nothing was written");
         let passed = "canary step 1 of 1.20.4 is passed already; step 2 waits for approval now";
         assert_eq!(nothing(decide(of(7)).unwrap().1), passed);
+    }
+
+    /// No node is to have the older version any more, and its record has not ended yet.
+    #[test]
+    fn step_of_a_rollout_that_the_operator_does_not_show_is_not_chosen_beside_one_that_it_shows() {
+        let older = rollout("1.20.4", 1, true, false);
+        let newer = of_kind(rollout("1.20.5", 0, true, false), "x86_64", 8);
+        let text = |name: &str| {
+            format!(
+                "canary step waits for approval: kubectl annotate bruo default {APPROVE_STEP_ANNOTATION}={name}@<any new text>"
+            )
+        };
+        let decide = |shown: &str, rollout: Option<i64>| {
+            let mut operator = with(&[newer.clone(), older.clone()]);
+            let condition = condition(PROGRESSING, "AwaitingApproval", shown);
+            operator.status.as_mut().unwrap().conditions = vec![serde_json::from_value(condition).unwrap()];
+            let (approval, _) = decide(&operator, Wanted { rollout, ..wanted(None, false) }, "nonce").ok()?;
+            approval.map(|approval| approval.value)
+        };
+        let (newer, older) = (text("8/1"), text("7/3"));
+        let both = format!("{newer}; {older}");
+        let (other, cut) = (text("8/3"), format!("{newer}; {}", "x".repeat(CUT)));
+        for (sentence, shown, rollout, expected) in [
+            ("the newer one is shown", newer.as_str(), None, Some("8/1@nonce")),
+            ("the older one is shown", older.as_str(), None, Some("7/3@nonce")),
+            ("both are shown", both.as_str(), None, None),
+            ("none is shown yet", "", None, None),
+            ("another step of it is shown", other.as_str(), None, None),
+            ("the text is cut", cut.as_str(), None, None),
+            ("the other one is named", newer.as_str(), Some(7), Some("7/3@nonce")),
+        ] {
+            assert_eq!(decide(shown, rollout).as_deref(), expected, "{sentence}");
+        }
     }
 
     /// The commands of two kinds at the same step.
