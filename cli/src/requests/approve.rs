@@ -11,7 +11,7 @@ use models::operator::{
 };
 use models::reason::Proof;
 use models::time::after;
-use planner::annotations::REQUEST_LENGTH;
+use planner::annotations::{REQUEST_LENGTH, recorded_value};
 use planner::policy::{CanaryStep, Policy};
 use planner::wait::StepRequest;
 use semver::Version;
@@ -290,6 +290,16 @@ fn shown(status: &BottlerocketUpdateOperatorStatus) -> &str {
     find_condition(&status.conditions, PROGRESSING).filter(whole).map_or("", |condition| &condition.message)
 }
 
+/// Returns the value of an earlier approval that the operator has not taken yet.
+fn pending<'a>(
+    operator: &'a BottlerocketUpdateOperator,
+    status: &BottlerocketUpdateOperatorStatus,
+) -> Option<&'a String> {
+    let taken = status.requests.as_ref().and_then(|requests| requests.approve_step.as_ref());
+    let value = operator.metadata.annotations.as_ref()?.get(APPROVE_STEP_ANNOTATION)?;
+    Some(value).filter(|value| taken != Some(&recorded_value(value)))
+}
+
 /// Returns the approval, if any, with what is written: the names of the steps, and what makes it a new value.
 fn decide(
     operator: &BottlerocketUpdateOperator,
@@ -348,6 +358,13 @@ fn decide(
     if named.is_empty() {
         bail!(
             "{} cannot be approved yet, since the record of its rollout is not written; nothing was written. Try again shortly",
+            next.title()
+        );
+    }
+    // A second value would take the place of the first one.
+    if let Some(value) = pending(operator, &status) {
+        bail!(
+            "the operator has not taken the approval '{value}' yet; nothing was written. Approve {} once it has",
             next.title()
         );
     }
@@ -437,6 +454,7 @@ pub(super) async fn approve(client: &Client, namespace: &str, options: &Options)
 
 #[cfg(test)]
 mod tests {
+    use models::operator::OperatorRequests;
     use serde_json::Value;
 
     use super::super::operator::testing::{condition, nothing, operator, patch};
@@ -709,6 +727,31 @@ mod tests {
         assert_eq!(approval.unwrap().value, "7/1@nonce");
         let left = "; not approved yet for aws-k8s-1.37 aarch64: run the command again";
         assert!(printed(&decision).ends_with(left), "{}", printed(&decision));
+    }
+
+    #[test]
+    fn approval_takes_the_place_of_no_other_that_the_operator_has_not_taken() {
+        let long = format!("7/1@{}", "x".repeat(REQUEST_LENGTH));
+        for (sentence, annotated, taken, is_written) in [
+            ("none was made before", None, None, true),
+            ("the first one is not taken", Some("7/1@a"), None, false),
+            ("the second one is not taken", Some("7/1@b"), Some("7/1@a".to_owned()), false),
+            ("it is taken", Some("7/1@a"), Some("7/1@a".to_owned()), true),
+            ("a long one is taken", Some(long.as_str()), Some(recorded_value(&long)), true),
+            ("a taken one was removed", None, Some("7/1@a".to_owned()), true),
+        ] {
+            let mut operator = with(&[rollout("1.20.5", 1, true, false)]);
+            let annotation = annotated.map(|value| (APPROVE_STEP_ANNOTATION.to_owned(), value.to_owned()));
+            operator.metadata.annotations = Some(annotation.into_iter().collect());
+            let requests = OperatorRequests { approve_step: taken, ..OperatorRequests::default() };
+            operator.status.as_mut().unwrap().requests = Some(requests);
+            let decided = decide(&operator, wanted(None, false), "nonce");
+            assert_eq!(decided.is_ok(), is_written, "{sentence}");
+            if let Err(error) = decided {
+                let error = error.to_string();
+                assert!(error.contains(&format!("approval '{}' yet", annotated.unwrap())), "{sentence}: {error}");
+            }
+        }
     }
 
     #[test]
