@@ -290,6 +290,13 @@ fn shown(status: &BottlerocketUpdateOperatorStatus) -> &str {
     find_condition(&status.conditions, PROGRESSING).filter(whole).map_or("", |condition| &condition.message)
 }
 
+/// Returns the steps with the command that approves each.
+fn commands(steps: &[&NextStep<'_>], operator: &BottlerocketUpdateOperator) -> String {
+    let each =
+        steps.iter().map(|step| format!("{} for {}: {}", step.title(), kind(step.rollout), step.command(operator)));
+    each.collect::<Vec<_>>().join("; ")
+}
+
 /// Returns the value of an earlier approval that the operator has not taken yet.
 fn pending<'a>(
     operator: &'a BottlerocketUpdateOperator,
@@ -298,6 +305,24 @@ fn pending<'a>(
     let taken = status.requests.as_ref().and_then(|requests| requests.approve_step.as_ref());
     let value = operator.metadata.annotations.as_ref()?.get(APPROVE_STEP_ANNOTATION)?;
     Some(value).filter(|value| taken != Some(&recorded_value(value)))
+}
+
+/// Returns what an approval writes for each step as far as there is room, and the variants and architectures of the others.
+fn named(steps: &[&NextStep<'_>], nonce: &str) -> (Vec<NamedStep>, Vec<String>) {
+    let (mut named, mut left) = (Vec::<NamedStep>::new(), Vec::new());
+    let mut length = nonce.len();
+    for step in steps {
+        // Each name has a comma or the `@` behind it.
+        let longer = |own: &NamedStep| length.saturating_add(own.name.len() + 1);
+        match step.named().filter(|own| longer(own) <= REQUEST_LENGTH) {
+            Some(own) => {
+                length = longer(&own);
+                named.push(own);
+            }
+            None => left.push(kind(step.rollout)),
+        }
+    }
+    (named, left)
 }
 
 /// Returns the approval, if any, with what is written: the names of the steps, and what makes it a new value.
@@ -311,27 +336,34 @@ fn decide(
         bail!("the policy has no canary steps (spec.strategy.canary); nothing was written");
     }
     let mut of_rollout = status.active_rollouts.iter().filter(|rollout| wanted.is_of(rollout)).peekable();
-    if let Some(number) = wanted.rollout.filter(|_| of_rollout.peek().is_none()) {
-        bail!("there is no rollout {number}: see {}; nothing was written", command(operator, "history"));
-    }
     let steps = next_steps(&status.active_rollouts, &policy);
+    // The record that is named may have ended, and the rollout go on in another one.
+    let others = || {
+        let any = Wanted { number: None, rollout: None, unproven: true, ..wanted };
+        let each = commands(&any.of(&steps, shown(&status)), operator);
+        if wanted.rollout.is_none() || each.is_empty() { String::new() } else { format!(". These wait: {each}") }
+    };
+    if let Some(number) = wanted.rollout.filter(|_| of_rollout.peek().is_none()) {
+        let history = command(operator, "history");
+        bail!("rollout {number} is not under way: see {history}; nothing was written{}", others());
+    }
     let waiting = wanted.of(&steps, shown(&status));
     let Some(next) = waiting.first() else {
         let own = steps.iter().filter(|step| wanted.is_of(step.rollout));
         let mut reasons: Vec<String> = own.map(|step| step.reason(operator)).collect();
         reasons.dedup();
-        let reasons =
-            if reasons.is_empty() { "no rollout is at a canary step".to_owned() } else { reasons.join(", and ") };
-        return Ok((None, Decision::Nothing(format!("no canary step waits for approval: {reasons}"))));
+        let reason = match wanted.rollout {
+            _ if !reasons.is_empty() => format!("no canary step waits for approval: {}", reasons.join(", and ")),
+            Some(number) => format!("rollout {number} is at no canary step{}", others()),
+            None => "no canary step waits for approval: no rollout is at a canary step".to_owned(),
+        };
+        return Ok((None, Decision::Nothing(reason)));
     };
     let (version, number) = (&next.rollout.version, next.number);
     // One approval is for the same step of each variant and architecture of a version.
     if waiting.iter().any(|step| (&step.rollout.version, step.number) != (version, number)) {
-        let each = waiting
-            .iter()
-            .map(|step| format!("{} for {}: {}", step.title(), kind(step.rollout), step.command(operator)));
-        let each: Vec<String> = each.collect();
-        bail!("several canary steps wait for approval; nothing was written. Name one: {}", each.join("; "));
+        let each = commands(&waiting, operator);
+        bail!("several canary steps wait for approval; nothing was written. Name one: {each}");
     }
     if let Some(wanted) = wanted.number.filter(|wanted| *wanted != number) {
         let is_past = |rollout: &ActiveRollout| rollout.version == *version && passed(rollout) >= wanted;
@@ -342,19 +374,7 @@ fn decide(
         }
         bail!("canary step {wanted} does not wait for approval, {} does; nothing was written", next.title());
     }
-    let (mut named, mut left) = (Vec::<NamedStep>::new(), Vec::new());
-    let mut length = nonce.len();
-    for step in &waiting {
-        // Each name has a comma or the `@` behind it.
-        let longer = |own: &NamedStep| length.saturating_add(own.name.len() + 1);
-        match step.named().filter(|own| longer(own) <= REQUEST_LENGTH) {
-            Some(own) => {
-                length = longer(&own);
-                named.push(own);
-            }
-            None => left.push(kind(step.rollout)),
-        }
-    }
+    let (named, left) = named(&waiting, nonce);
     if named.is_empty() {
         bail!(
             "{} cannot be approved yet, since the record of its rollout is not written; nothing was written. Try again shortly",
@@ -602,9 +622,29 @@ mod tests {
         }
         let of = |rollout| Wanted { rollout: Some(rollout), ..wanted(Some(1), false) };
         let error = decide(of(6)).unwrap_err().to_string();
-        assert_eq!(error, "there is no rollout 6: see kubectl brupop history; nothing was written");
+        let expected = "rollout 6 is not under way: see kubectl brupop history; nothing was written. These wait: canary step 1 of 1.20.5";
+        assert!(error.starts_with(expected), "{error}");
+        for (_, command, _) in commands {
+            assert!(error.contains(&format!(": kubectl brupop {command}")), "{error}");
+        }
         let passed = "canary step 1 of 1.20.4 is passed already; step 2 waits for approval now";
         assert_eq!(nothing(decide(of(7)).unwrap().1), passed);
+    }
+
+    #[test]
+    fn number_of_an_ended_record_names_the_one_that_its_rollout_goes_on_in() {
+        let now = of_kind(rollout("1.20.5", 1, true, false), "x86_64", 8);
+        let mut ended = rollout("1.20.5", 1, true, false);
+        ended["record"]["ended"] = json!("2026-01-01T02:00:00Z");
+        let wanted = Wanted { rollout: Some(7), ..wanted(Some(2), false) };
+        let waits =
+            ". These wait: canary step 2 of 1.20.5 for aws-k8s-1.37 x86_64: kubectl brupop approve 2 --rollout 8";
+        // It is still in the status, and no more.
+        let (_, decision) = decide(&with(&[ended, now.clone()]), wanted, "nonce").unwrap();
+        let expected = format!("rollout 7 is at no canary step{waits}");
+        assert_eq!(nothing(decision), expected);
+        let error = decide(&with(&[now]), wanted, "nonce").unwrap_err().to_string();
+        assert!(error.starts_with("rollout 7 is not under way") && error.ends_with(waits), "{error}");
     }
 
     /// No node is to have the older version any more, and its record has not ended yet.
