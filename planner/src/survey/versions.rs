@@ -58,9 +58,9 @@ impl<'a> Offers<'a> {
 /// The offers to nodes of one variant and architecture.
 #[derive(Default)]
 pub(crate) struct Kind<'a> {
-    /// What hosts are offered that have refreshed.
+    /// Offers to hosts that have refreshed.
     refreshed: Offers<'a>,
-    /// What the others were offered before their refreshes failed, and what they run.
+    /// Offers to the others before their refreshes failed, and the versions that they run.
     unconfirmed: Offers<'a>,
     lowest: Option<&'a Version>,
     /// The versions that hosts would take.
