@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use models::condition::find_condition;
 use models::names;
+use models::operator::NodeSelector;
 use models::shadow::{HOST_BUSY, HOST_REACHABLE};
 use planner::plan::{drain_refusals, long_grace_periods};
 use planner::view::{NodeFacts, ShadowFacts};
@@ -131,21 +132,23 @@ fn nodes(cluster: &Cluster, found: &mut Vec<Finding>) {
     );
 }
 
-/// Node groups that no node is in: their selectors, or the labels of nodes, may be mistyped.
+/// Node groups that no node is in, and those with an empty selector that all are in: selectors, or the labels of nodes, may be mistyped.
 fn groups(cluster: &Cluster, found: &mut Vec<Finding>) {
     let policy = cluster.policy();
     let labelled: Vec<&NodeFacts> = cluster.nodes.iter().flat_map(BTreeMap::values).filter(|n| n.labelled).collect();
     for (index, group) in policy.groups.iter().enumerate().filter(|_| !labelled.is_empty()) {
-        if labelled.iter().any(|node| policy.group_of(node) == Some(index)) {
+        let members = labelled.iter().filter(|node| policy.group_of(node) == Some(index)).count();
+        let (reason, nodes, why) = if members == labelled.len() && group.selector == NodeSelector::default() {
+            ("NodeGroupAll", "every", "its selector is empty, as also where the fields of one are mistyped and dropped")
+        } else if members > 0 {
             continue;
-        }
-        let (reason, why) = if labelled.iter().any(|node| group.selector.matches(&node.labels)) {
-            ("NodeGroupHidden", "each node that its selector matches is in a group before it")
+        } else if labelled.iter().any(|node| group.selector.matches(&node.labels)) {
+            ("NodeGroupHidden", "no", "each node that its selector matches is in a group before it")
         } else {
-            ("NodeGroupEmpty", "its selector matches no node with the label that selects it for updates")
+            ("NodeGroupEmpty", "no", "its selector matches no node with the label that selects it for updates")
         };
-        let finding =
-            Finding::new(Severity::Note, reason, format!("no node is in the node group {}: {why}", group.name));
+        let message = format!("{nodes} node is in the node group {}: {why}", group.name);
+        let finding = Finding::new(Severity::Note, reason, message);
         let object = format!("bottlerocketupdateoperator/{}/{}", cluster.namespace, names::OPERATOR_NAME);
         found.push(finding.of(object).next(["kubectl get nodes --show-labels".to_owned()]));
     }

@@ -112,6 +112,24 @@ fn group(facts: &mut Facts, groups: &Value) {
 }
 
 #[test]
+fn node_group_with_an_empty_selector_is_noted_where_every_node_is_in_it() {
+    let of = |name: &str, labels: Value| json!({"name": name, "selector": {"matchLabels": labels}});
+    let label = || json!({names::INTERFACE_LABEL: names::INTERFACE_VERSION});
+    let all = || of("all", json!({}));
+    for (sentence, groups, noted) in [
+        ("it is the only group", json!([all()]), true),
+        ("no node is in the group before it", json!([of("db", json!({"tier": "db"})), all()]), true),
+        ("a node is in the group before it", json!([of("labelled", label()), all()]), false),
+        ("the selector is not empty", json!([of("labelled", label())]), false),
+    ] {
+        let mut facts = healthy();
+        group(&mut facts, &groups);
+        let found = Diagnosis::of(&facts).findings;
+        assert_eq!(found.iter().any(|found| found.reason == "NodeGroupAll"), noted, "{sentence}: {found:?}");
+    }
+}
+
+#[test]
 fn working_installation_has_no_errors_and_no_warnings() {
     let diagnosis = Diagnosis::of(&healthy());
     assert_eq!((diagnosis.errors, diagnosis.warnings), (0, 0), "{}", diagnosis.page(None, false));

@@ -4,11 +4,14 @@ use anyhow::bail;
 use clap::Args;
 use jiff::Timestamp;
 use kube::Client;
+use models::condition::{Condition, find_condition};
 use models::names::APPROVE_STEP_ANNOTATION;
-use models::operator::{ActiveRollout, BottlerocketUpdateOperator, LedgerNode, RolloutLedger};
+use models::operator::{
+    ActiveRollout, BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus, LedgerNode, PROGRESSING, RolloutLedger,
+};
 use models::reason::Proof;
 use models::time::after;
-use planner::annotations::REQUEST_LENGTH;
+use planner::annotations::{REQUEST_LENGTH, recorded_value};
 use planner::policy::{CanaryStep, Policy};
 use planner::wait::StepRequest;
 use semver::Version;
@@ -20,6 +23,9 @@ use crate::write::{Decision, State, WriteOptions};
 
 /// The number of nodes that a text names.
 const NAMED: usize = 8;
+
+/// The length at which the message of a condition is cut.
+const CUT: usize = 2000;
 
 /// Options of `approve`.
 #[derive(Debug, Args)]
@@ -62,6 +68,11 @@ impl NextStep<'_> {
     fn waits(&self, unproven: bool) -> bool {
         let manual = self.step.manual && !self.rollout.approved && self.rollout.step_done.is_some();
         manual || (unproven && self.is_unproven())
+    }
+
+    /// Returns true if the operator shows that the step waits. It shows none of a rollout whose version no node is to have any more.
+    fn is_shown(&self, shown: &str) -> bool {
+        self.rollout.approvable().is_some_and(|name| shown.contains(&format!("{APPROVE_STEP_ANNOTATION}={name}@")))
     }
 
     /// Returns true if its soak is not over, so that the operator does not wait for a user yet.
@@ -148,11 +159,21 @@ impl Wanted {
         self.rollout.is_none_or(|number| rollout.number() == number)
     }
 
-    /// Returns the steps that the approval may be for: those that the operator waits for, and without any, those in their soak.
-    fn of<'s, 'a>(&self, steps: &'s [NextStep<'a>]) -> Vec<&'s NextStep<'a>> {
+    /// Returns the steps that the approval may be for: those that the operator waits for, and without any, those in their soak; of several,
+    /// those that the operator shows, and those with the number of the step.
+    fn of<'s, 'a>(&self, steps: &'s [NextStep<'a>], shown: &str) -> Vec<&'s NextStep<'a>> {
         let waits = |step: &&NextStep<'_>| self.is_of(step.rollout) && step.waits(self.unproven);
         let (soaking, waiting): (Vec<_>, Vec<_>) = steps.iter().filter(waits).partition(|step| step.soaks(self.now));
-        if waiting.is_empty() { soaking } else { waiting }
+        let mut found = if waiting.is_empty() { soaking } else { waiting };
+        let is_shown = |step: &&NextStep<'_>| step.is_shown(shown);
+        let is_numbered = |step: &&NextStep<'_>| self.number == Some(step.number);
+        if found.iter().any(is_shown) {
+            found.retain(is_shown);
+        }
+        if found.iter().any(is_numbered) {
+            found.retain(is_numbered);
+        }
+        found
     }
 }
 
@@ -263,6 +284,47 @@ fn next_steps<'a>(rollouts: &'a [ActiveRollout], policy: &'a Policy) -> Vec<Next
     all
 }
 
+/// Returns the text in which the operator shows the steps that wait; none where it is cut, so that it may lack some.
+fn shown(status: &BottlerocketUpdateOperatorStatus) -> &str {
+    let whole = |condition: &&Condition| condition.message.chars().count() < CUT;
+    find_condition(&status.conditions, PROGRESSING).filter(whole).map_or("", |condition| &condition.message)
+}
+
+/// Returns the steps with the command that approves each.
+fn commands(steps: &[&NextStep<'_>], operator: &BottlerocketUpdateOperator) -> String {
+    let each =
+        steps.iter().map(|step| format!("{} for {}: {}", step.title(), kind(step.rollout), step.command(operator)));
+    each.collect::<Vec<_>>().join("; ")
+}
+
+/// Returns the value of an earlier approval that the operator has not taken yet.
+fn pending<'a>(
+    operator: &'a BottlerocketUpdateOperator,
+    status: &BottlerocketUpdateOperatorStatus,
+) -> Option<&'a String> {
+    let taken = status.requests.as_ref().and_then(|requests| requests.approve_step.as_ref());
+    let value = operator.metadata.annotations.as_ref()?.get(APPROVE_STEP_ANNOTATION)?;
+    Some(value).filter(|value| taken != Some(&recorded_value(value)))
+}
+
+/// Returns what an approval writes for each step as far as there is room, and the variants and architectures of the others.
+fn named(steps: &[&NextStep<'_>], nonce: &str) -> (Vec<NamedStep>, Vec<String>) {
+    let (mut named, mut left) = (Vec::<NamedStep>::new(), Vec::new());
+    let mut length = nonce.len();
+    for step in steps {
+        // Each name has a comma or the `@` behind it.
+        let longer = |own: &NamedStep| length.saturating_add(own.name.len() + 1);
+        match step.named().filter(|own| longer(own) <= REQUEST_LENGTH) {
+            Some(own) => {
+                length = longer(&own);
+                named.push(own);
+            }
+            None => left.push(kind(step.rollout)),
+        }
+    }
+    (named, left)
+}
+
 /// Returns the approval, if any, with what is written: the names of the steps, and what makes it a new value.
 fn decide(
     operator: &BottlerocketUpdateOperator,
@@ -274,27 +336,34 @@ fn decide(
         bail!("the policy has no canary steps (spec.strategy.canary); nothing was written");
     }
     let mut of_rollout = status.active_rollouts.iter().filter(|rollout| wanted.is_of(rollout)).peekable();
-    if let Some(number) = wanted.rollout.filter(|_| of_rollout.peek().is_none()) {
-        bail!("there is no rollout {number}: see {}; nothing was written", command(operator, "history"));
-    }
     let steps = next_steps(&status.active_rollouts, &policy);
-    let waiting = wanted.of(&steps);
+    // The record that is named may have ended, and the rollout go on in another one.
+    let others = || {
+        let any = Wanted { number: None, rollout: None, unproven: true, ..wanted };
+        let each = commands(&any.of(&steps, shown(&status)), operator);
+        if wanted.rollout.is_none() || each.is_empty() { String::new() } else { format!(". These wait: {each}") }
+    };
+    if let Some(number) = wanted.rollout.filter(|_| of_rollout.peek().is_none()) {
+        let history = command(operator, "history");
+        bail!("rollout {number} is not under way: see {history}; nothing was written{}", others());
+    }
+    let waiting = wanted.of(&steps, shown(&status));
     let Some(next) = waiting.first() else {
         let own = steps.iter().filter(|step| wanted.is_of(step.rollout));
         let mut reasons: Vec<String> = own.map(|step| step.reason(operator)).collect();
         reasons.dedup();
-        let reasons =
-            if reasons.is_empty() { "no rollout is at a canary step".to_owned() } else { reasons.join(", and ") };
-        return Ok((None, Decision::Nothing(format!("no canary step waits for approval: {reasons}"))));
+        let reason = match wanted.rollout {
+            _ if !reasons.is_empty() => format!("no canary step waits for approval: {}", reasons.join(", and ")),
+            Some(number) => format!("rollout {number} is at no canary step{}", others()),
+            None => "no canary step waits for approval: no rollout is at a canary step".to_owned(),
+        };
+        return Ok((None, Decision::Nothing(reason)));
     };
     let (version, number) = (&next.rollout.version, next.number);
     // One approval is for the same step of each variant and architecture of a version.
     if waiting.iter().any(|step| (&step.rollout.version, step.number) != (version, number)) {
-        let each = waiting
-            .iter()
-            .map(|step| format!("{} for {}: {}", step.title(), kind(step.rollout), step.command(operator)));
-        let each: Vec<String> = each.collect();
-        bail!("several canary steps wait for approval; nothing was written. Name one: {}", each.join("; "));
+        let each = commands(&waiting, operator);
+        bail!("several canary steps wait for approval; nothing was written. Name one: {each}");
     }
     if let Some(wanted) = wanted.number.filter(|wanted| *wanted != number) {
         let is_past = |rollout: &ActiveRollout| rollout.version == *version && passed(rollout) >= wanted;
@@ -305,22 +374,17 @@ fn decide(
         }
         bail!("canary step {wanted} does not wait for approval, {} does; nothing was written", next.title());
     }
-    let (mut named, mut left) = (Vec::<NamedStep>::new(), Vec::new());
-    let mut length = nonce.len();
-    for step in &waiting {
-        // Each name has a comma or the `@` behind it.
-        let longer = |own: &NamedStep| length.saturating_add(own.name.len() + 1);
-        match step.named().filter(|own| longer(own) <= REQUEST_LENGTH) {
-            Some(own) => {
-                length = longer(&own);
-                named.push(own);
-            }
-            None => left.push(kind(step.rollout)),
-        }
-    }
+    let (named, left) = named(&waiting, nonce);
     if named.is_empty() {
         bail!(
             "{} cannot be approved yet, since the record of its rollout is not written; nothing was written. Try again shortly",
+            next.title()
+        );
+    }
+    // A second value would take the place of the first one.
+    if let Some(value) = pending(operator, &status) {
+        bail!(
+            "the operator has not taken the approval '{value}' yet; nothing was written. Approve {} once it has",
             next.title()
         );
     }
@@ -410,9 +474,10 @@ pub(super) async fn approve(client: &Client, namespace: &str, options: &Options)
 
 #[cfg(test)]
 mod tests {
+    use models::operator::OperatorRequests;
     use serde_json::Value;
 
-    use super::super::operator::testing::{nothing, operator, patch};
+    use super::super::operator::testing::{condition, nothing, operator, patch};
     use super::*;
 
     /// A rollout of 6 nodes: `passed` steps are passed, and those of the step due are updated if `done`.
@@ -533,7 +598,7 @@ mod tests {
             (8, "approve 1 --rollout 8", "8/1@nonce"),
             (9, "approve 1 --rollout 9 --unproven", "9/1/unproven@nonce"),
         ];
-        for number in [None, Some(1), Some(2)] {
+        for number in [None, Some(3)] {
             let error = decide(wanted(number, true)).unwrap_err().to_string();
             assert!(
                 error.contains("nothing was written. Name one: canary step 1 of 1.20.5 for aws-k8s-1.37"),
@@ -542,6 +607,11 @@ mod tests {
             for (_, command, _) in commands {
                 assert!(error.contains(&format!(": kubectl brupop {command}")), "{error}");
             }
+        }
+        // The number of a step that one version alone waits at is enough.
+        for (number, value) in [(1, "8/1,9/1/unproven@nonce"), (2, "7/3@nonce")] {
+            let (approval, _) = decide(wanted(Some(number), true)).unwrap();
+            assert_eq!(approval.unwrap().value, value);
         }
         for (rollout, command, value) in commands {
             let of = |number| Wanted { rollout: Some(rollout), ..wanted(number, command.ends_with("--unproven")) };
@@ -552,9 +622,62 @@ mod tests {
         }
         let of = |rollout| Wanted { rollout: Some(rollout), ..wanted(Some(1), false) };
         let error = decide(of(6)).unwrap_err().to_string();
-        assert_eq!(error, "there is no rollout 6: see kubectl brupop history; nothing was written");
+        let expected = "rollout 6 is not under way: see kubectl brupop history; nothing was written. These wait: canary step 1 of 1.20.5";
+        assert!(error.starts_with(expected), "{error}");
+        for (_, command, _) in commands {
+            assert!(error.contains(&format!(": kubectl brupop {command}")), "{error}");
+        }
         let passed = "canary step 1 of 1.20.4 is passed already; step 2 waits for approval now";
         assert_eq!(nothing(decide(of(7)).unwrap().1), passed);
+    }
+
+    #[test]
+    fn number_of_an_ended_record_names_the_one_that_its_rollout_goes_on_in() {
+        let now = of_kind(rollout("1.20.5", 1, true, false), "x86_64", 8);
+        let mut ended = rollout("1.20.5", 1, true, false);
+        ended["record"]["ended"] = json!("2026-01-01T02:00:00Z");
+        let wanted = Wanted { rollout: Some(7), ..wanted(Some(2), false) };
+        let waits =
+            ". These wait: canary step 2 of 1.20.5 for aws-k8s-1.37 x86_64: kubectl brupop approve 2 --rollout 8";
+        // It is still in the status, and no more.
+        let (_, decision) = decide(&with(&[ended, now.clone()]), wanted, "nonce").unwrap();
+        let expected = format!("rollout 7 is at no canary step{waits}");
+        assert_eq!(nothing(decision), expected);
+        let error = decide(&with(&[now]), wanted, "nonce").unwrap_err().to_string();
+        assert!(error.starts_with("rollout 7 is not under way") && error.ends_with(waits), "{error}");
+    }
+
+    /// No node is to have the older version any more, and its record has not ended yet.
+    #[test]
+    fn step_of_a_rollout_that_the_operator_does_not_show_is_not_chosen_beside_one_that_it_shows() {
+        let older = rollout("1.20.4", 1, true, false);
+        let newer = of_kind(rollout("1.20.5", 0, true, false), "x86_64", 8);
+        let text = |name: &str| {
+            format!(
+                "canary step waits for approval: kubectl annotate bruo default {APPROVE_STEP_ANNOTATION}={name}@<any new text>"
+            )
+        };
+        let decide = |shown: &str, rollout: Option<i64>| {
+            let mut operator = with(&[newer.clone(), older.clone()]);
+            let condition = condition(PROGRESSING, "AwaitingApproval", shown);
+            operator.status.as_mut().unwrap().conditions = vec![serde_json::from_value(condition).unwrap()];
+            let (approval, _) = decide(&operator, Wanted { rollout, ..wanted(None, false) }, "nonce").ok()?;
+            approval.map(|approval| approval.value)
+        };
+        let (newer, older) = (text("8/1"), text("7/3"));
+        let both = format!("{newer}; {older}");
+        let (other, cut) = (text("8/3"), format!("{newer}; {}", "x".repeat(CUT)));
+        for (sentence, shown, rollout, expected) in [
+            ("the newer one is shown", newer.as_str(), None, Some("8/1@nonce")),
+            ("the older one is shown", older.as_str(), None, Some("7/3@nonce")),
+            ("both are shown", both.as_str(), None, None),
+            ("none is shown yet", "", None, None),
+            ("another step of it is shown", other.as_str(), None, None),
+            ("the text is cut", cut.as_str(), None, None),
+            ("the other one is named", newer.as_str(), Some(7), Some("7/3@nonce")),
+        ] {
+            assert_eq!(decide(shown, rollout).as_deref(), expected, "{sentence}");
+        }
     }
 
     /// The commands of two kinds at the same step.
@@ -644,6 +767,31 @@ mod tests {
         assert_eq!(approval.unwrap().value, "7/1@nonce");
         let left = "; not approved yet for aws-k8s-1.37 aarch64: run the command again";
         assert!(printed(&decision).ends_with(left), "{}", printed(&decision));
+    }
+
+    #[test]
+    fn approval_takes_the_place_of_no_other_that_the_operator_has_not_taken() {
+        let long = format!("7/1@{}", "x".repeat(REQUEST_LENGTH));
+        for (sentence, annotated, taken, is_written) in [
+            ("none was made before", None, None, true),
+            ("the first one is not taken", Some("7/1@a"), None, false),
+            ("the second one is not taken", Some("7/1@b"), Some("7/1@a".to_owned()), false),
+            ("it is taken", Some("7/1@a"), Some("7/1@a".to_owned()), true),
+            ("a long one is taken", Some(long.as_str()), Some(recorded_value(&long)), true),
+            ("a taken one was removed", None, Some("7/1@a".to_owned()), true),
+        ] {
+            let mut operator = with(&[rollout("1.20.5", 1, true, false)]);
+            let annotation = annotated.map(|value| (APPROVE_STEP_ANNOTATION.to_owned(), value.to_owned()));
+            operator.metadata.annotations = Some(annotation.into_iter().collect());
+            let requests = OperatorRequests { approve_step: taken, ..OperatorRequests::default() };
+            operator.status.as_mut().unwrap().requests = Some(requests);
+            let decided = decide(&operator, wanted(None, false), "nonce");
+            assert_eq!(decided.is_ok(), is_written, "{sentence}");
+            if let Err(error) = decided {
+                let error = error.to_string();
+                assert!(error.contains(&format!("approval '{}' yet", annotated.unwrap())), "{sentence}: {error}");
+            }
+        }
     }
 
     #[test]

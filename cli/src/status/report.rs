@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, false_condition, find_condition, true_condition};
 use models::names;
-use models::operator::{BLOCKED as ALL_BLOCKED, BRAKED, CONTAINED, DEGRADED, FROZEN, HISTORY_RECORDED, NOTICES_SENT};
+use models::operator::{
+    ActiveRollout, BLOCKED as ALL_BLOCKED, BRAKED, CONTAINED, DEGRADED, FROZEN, HISTORY_RECORDED, NOTICES_SENT,
+};
 use models::reason::{FailureReason, Proof};
 use models::shadow::{BLOCKED, HOST_REACHABLE, Mode, Place, Step};
 use models::time::after;
@@ -149,14 +151,19 @@ fn canary(wait: &Wait) -> String {
 
 /// Returns the requests for the canary steps that wait for a user, in the order of the rollouts.
 fn approvals(cluster: &Cluster, plan: &Plan, rollouts: &[RolloutState]) -> Vec<Request> {
-    let request = |state: &RolloutState| {
-        let wait = state.wait.as_ref().filter(|wait| plan.approvals.contains(wait))?;
+    let is_awaited = |wait: &&Wait| plan.approvals.contains(wait);
+    let awaited = rollouts.iter().filter_map(|state| Some((&state.rollout, state.wait.as_ref().filter(is_awaited)?)));
+    let awaited: Vec<(&ActiveRollout, &Wait)> = awaited.collect();
+    let has_several = awaited.len() > 1;
+    let request = |(rollout, wait): (&ActiveRollout, &Wait)| {
         let (step, request) = wait.step()?;
         let command = cluster.command(&request.arguments(step, &to_resume(plan)));
-        let message = format!("canary step {step} of the rollout of {} {}", state.rollout.version, canary(wait));
+        let ActiveRollout { version, variant, arch, .. } = rollout;
+        let kind = if has_several { format!(" for {variant} {arch}") } else { String::new() };
+        let message = format!("canary step {step} of the rollout of {version}{kind} {}", canary(wait));
         Some(Request { reason: wait.as_str(), message, command })
     };
-    rollouts.iter().filter_map(request).collect()
+    awaited.into_iter().filter_map(request).collect()
 }
 
 /// Returns the versions whose failures a user has to name to resolve them.

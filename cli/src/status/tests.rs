@@ -165,29 +165,56 @@ fn status_shows_result_of_firing_fleet_expression() {
     assert!(row.contains("ExpressionFires: the expression errors returned job=\"web\""), "{text}");
 }
 
+/// A cluster with a canary step that waits for approval on each of these architectures.
+fn awaiting_approval(kinds: &[(&str, i64)]) -> Cluster {
+    let policy = json!({"strategy": {"canary": [{"nodes": 1, "approval": "Manual"}]}});
+    let rollout = |(arch, number): &(&str, i64)| {
+        json!({
+            "version": "1.20.5", "variant": "aws-k8s-1.37", "arch": arch,
+            "started": "2026-01-01T00:00:00Z", "stepsPassed": 0,
+            "record": {"number": number, "begun": "2026-01-01T00:00:00Z", "revision": {"name": "", "number": 0}},
+        })
+    };
+    let rollouts: Vec<_> = kinds.iter().map(rollout).collect();
+    let (mut shadows, mut nodes) = (Vec::new(), Vec::new());
+    for (arch, _) in kinds {
+        let mut waiting = idle();
+        waiting["arch"] = json!(arch);
+        let mut done = waiting.clone();
+        done["currentVersion"] = json!("1.20.5");
+        done["updates"] = json!({"availableVersions": [], "lastRefresh": "2026-01-01T00:00:00Z"});
+        done["record"] = json!({"last": {"attempt": 1, "version": "1.20.5", "reason": "Updated", "message": "",
+            "started": "2026-01-01T00:01:00Z", "ended": "2026-01-01T00:02:00Z"}});
+        for (name, status) in [("done", done), ("waiting", waiting)] {
+            let name = format!("{name}-{}", arch.replace('_', "-"));
+            let mut node = node(&name, &json!({}));
+            node["status"]["nodeInfo"]["architecture"] = json!(if *arch == "x86_64" { "amd64" } else { "arm64" });
+            shadows.push(shadow(&name, status));
+            nodes.push(node);
+        }
+    }
+    let status = json!({"observedGeneration": 1, "activeRollouts": rollouts});
+    cluster(Some(operator(&policy, &status)), shadows, nodes)
+}
+
 #[test]
 fn status_shows_approval_command_for_waiting_canary_step() {
-    let policy = json!({"strategy": {"canary": [{"nodes": 1, "approval": "Manual"}]}});
-    let rollout = json!({
-        "observedGeneration": 1,
-        "activeRollouts": [{"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64",
-            "started": "2026-01-01T00:00:00Z", "stepsPassed": 0,
-            "record": {"number": 7, "begun": "2026-01-01T00:00:00Z", "revision": {"name": "", "number": 0}}}],
-    });
-    let mut done = idle();
-    done["currentVersion"] = json!("1.20.5");
-    done["updates"] = json!({"availableVersions": [], "lastRefresh": "2026-01-01T00:00:00Z"});
-    done["record"] = json!({"last": {"attempt": 1, "version": "1.20.5", "reason": "Updated", "message": "",
-        "started": "2026-01-01T00:01:00Z", "ended": "2026-01-01T00:02:00Z"}});
-    let cluster = cluster(
-        Some(operator(&policy, &rollout)),
-        vec![shadow("a", done), shadow("b", idle())],
-        vec![node("a", &json!({})), node("b", &json!({}))],
-    );
-    let text = shown(&cluster, None);
+    let text = shown(&awaiting_approval(&[("x86_64", 7)]), None);
     let command =
         "Approval:  canary step 1 of the rollout of 1.20.5 waits for approval: kubectl brupop approve 1 --rollout 7\n";
     assert!(text.contains(command), "{text}");
+}
+
+#[test]
+fn status_shows_the_kind_of_each_of_several_steps_that_wait() {
+    let text = shown(&awaiting_approval(&[("x86_64", 7), ("aarch64", 8)]), None);
+    for (arch, number) in [("x86_64", 7), ("aarch64", 8)] {
+        let line = format!(
+            "canary step 1 of the rollout of 1.20.5 for aws-k8s-1.37 {arch} waits for approval: kubectl brupop approve 1 \
+             --rollout {number}\n"
+        );
+        assert!(text.contains(&line), "{text}");
+    }
 }
 
 #[test]

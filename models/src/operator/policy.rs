@@ -478,7 +478,7 @@ pub struct NodeGroup {
     /// Name of the group in reasons and messages.
     #[schemars(length(max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub name: String,
-    /// Selector of its nodes. A node belongs to the first group that matches. An empty one selects every node: the last group alone may have it.
+    /// Selector of its nodes. A node belongs to the first group that matches. An empty one selects every node, and leaves none to the groups after it.
     #[serde(deserialize_with = "null_is_empty")]
     #[schemars(extend("nullable" = true))]
     pub selector: NodeSelector,

@@ -258,6 +258,8 @@ impl Source<'_> {
             let waits = text.split(": kubectl annotate").next().unwrap_or_default();
             let waits = waits.split(". To ").next().unwrap_or_default();
             let cause = format!("{}: {waits}", named(rollout));
+            // Another record may begin in this plan, after the reason was found.
+            let request = request.of_rollout(rollout.number());
             let command = format!("kubectl brupop {}", request.arguments(step, &self.to_resume()));
             let event = NoticeEvent::AwaitingApproval.as_str();
             Some((id.clone(), Notice { nodes, ..notice(&id, event, self.now, &subject(rollout), &cause, &command) }))

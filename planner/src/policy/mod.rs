@@ -196,6 +196,8 @@ pub struct Policy {
     pub bounded: Vec<OutOfBounds>,
     /// The credentials in `spec`, which are not used.
     pub ignored: Vec<PolicyError>,
+    /// The groups in `spec` whose empty selector leaves no node to the groups after them.
+    pub hiding: Vec<PolicyError>,
     pub enabled: bool,
     pub target: Target,
     /// Time for which a version has to be known.
@@ -260,6 +262,7 @@ impl Default for Policy {
             errors: Vec::new(),
             bounded: Vec::new(),
             ignored: Vec::new(),
+            hiding: Vec::new(),
             enabled: true,
             target: Target::Latest,
             minimum_age: Duration::ZERO,

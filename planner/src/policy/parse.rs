@@ -53,7 +53,7 @@ impl Policy {
         });
         let canary = canary_steps(strategy.canary, &mut errors);
         let all = group_policy("spec", &GroupPolicy::default(), &spec.schedule, &spec.drain, &spec.health, &mut errors);
-        let groups = node_groups(&spec.node_groups, &all, &mut errors);
+        let (groups, hiding) = node_groups(&spec.node_groups, &all, &mut errors);
         let target = version::target("spec.version.target", version.target.as_deref(), &mut errors);
         let exclude = version::exclusions("spec.version.exclude", &version.exclude, &mut errors);
         let urgent = version.urgent.and_then(|urgent| version::urgent("spec.version.urgent", urgent, &mut errors));
@@ -61,6 +61,7 @@ impl Policy {
             present: true,
             bounded,
             ignored,
+            hiding,
             // Absent only in files for `plan` and `simulate`, whose users ask what happens once it is enabled: in the cluster the
             // API server has written the definition's default, which is false.
             enabled: spec.enabled.unwrap_or(default.enabled),
@@ -157,11 +158,18 @@ fn canary_steps(steps: Vec<CanaryStepSpec>, errors: &mut Vec<PolicyError>) -> Ve
     steps.into_iter().enumerate().map(step).collect()
 }
 
-fn node_groups(groups: &[NodeGroup], all: &GroupPolicy, errors: &mut Vec<PolicyError>) -> Vec<Group> {
+/// Returns the groups, and those of them whose empty selector leaves no node to the groups after them.
+fn node_groups(
+    groups: &[NodeGroup],
+    all: &GroupPolicy,
+    errors: &mut Vec<PolicyError>,
+) -> (Vec<Group>, Vec<PolicyError>) {
+    let mut hiding = Vec::new();
     let group = |(index, group): (usize, &NodeGroup)| {
         let path = format!("spec.nodeGroups[{index}]");
+        // No error: an earlier version has stored such policies, and they stay in force.
         if group.selector == NodeSelector::default() && index + 1 < groups.len() {
-            errors.push(PolicyError {
+            hiding.push(PolicyError {
                 field: format!("{path}.selector"),
                 message: "it is empty and selects every node, so that no node is in the groups after it: write matchLabels or \
                           matchExpressions, or put the group last"
@@ -175,7 +183,8 @@ fn node_groups(groups: &[NodeGroup], all: &GroupPolicy, errors: &mut Vec<PolicyE
             policy: group_policy(&path, all, &group.schedule, &group.drain, &group.health, errors),
         }
     };
-    groups.iter().enumerate().map(group).collect()
+    let found = groups.iter().enumerate().map(group).collect();
+    (found, hiding)
 }
 
 /// Returns the hooks of a policy, with the one that the handling of Auto Scaling groups implies.

@@ -111,10 +111,6 @@ fn invalid_policy_error_names_its_field() {
             r#"{"nodeGroups": [{"name": "db", "selector": {}, "schedule": {"windows": [{"cron": "61 2 * * *", "duration": "4h"}]}}]}"#,
             "spec.nodeGroups[0].schedule.windows[0].cron",
         ),
-        (
-            r#"{"nodeGroups": [{"name": "all", "selector": {"matchLabels": {}}}, {"name": "db", "selector": {"matchLabels": {"tier": "db"}}}]}"#,
-            "spec.nodeGroups[0].selector",
-        ),
         (r#"{"health": {"before": {"expressions": [{"name": "errors", "query": "up == 0"}]}}}"#, "spec.prometheus.url"),
     ] {
         let errors = Policy::from_spec(&spec(text)).unwrap_err();
@@ -184,6 +180,26 @@ fn invalid_policy_keeps_last_valid_policy_in_force() {
     operator.spec.enabled = Some(false);
     assert!(!Policy::in_force(Some(&operator)).enabled, "the switch still switches off");
     assert_eq!(Policy::in_force(None), Policy::default());
+}
+
+#[test]
+fn stored_group_that_hides_others_stays_in_force_and_is_named() {
+    let hiding = r#"{"hooks": [{"name": "ceph", "before": {}}], "nodeGroups": [
+        {"name": "all", "selector": {"matchLabels": {}}}, {"name": "db", "selector": {"matchLabels": {"tier": "db"}}}]}"#;
+    for (sentence, now, errors) in
+        [("it is the policy", hiding, 0), ("it is the last valid policy", r#"{"version": {"target": "newest"}}"#, 1)]
+    {
+        let mut operator = OperatorFacts { spec: spec(now), ..OperatorFacts::default() };
+        operator.status.policy_in_force = Some(hiding.into());
+        let policy = Policy::in_force(Some(&operator));
+        assert!(policy.is_usable(), "{sentence}");
+        assert_eq!((policy.groups.len(), policy.hooks.len(), policy.errors.len()), (2, 1, errors), "{sentence}");
+        assert_eq!(policy.group_of(&NodeFacts::default()), Some(0), "{sentence}");
+        let fields: Vec<&str> = policy.hiding.iter().map(|found| found.field.as_str()).collect();
+        assert_eq!(fields, ["spec.nodeGroups[0].selector"], "{sentence}");
+    }
+    let last = r#"{"nodeGroups": [{"name": "db", "selector": {"matchLabels": {"tier": "db"}}}, {"name": "all", "selector": {}}]}"#;
+    assert_eq!(Policy::from_spec(&spec(last)).unwrap().hiding, [], "the last one hides none");
 }
 
 #[test]

@@ -104,7 +104,7 @@ impl<'a> Survey<'a> {
         let known = versions::known(view, &kinds, &quarantine, policy, now);
         // A version that failed is known also once no host of its kind is offered it any more.
         let offered: Vec<KnownVersion> =
-            known.iter().filter(|known| versions::is_offered(&kinds, known)).cloned().collect();
+            known.iter().filter(|known| versions::may_be_offered(&kinds, known)).cloned().collect();
         let want = |shadow: &ShadowFacts| {
             let lock = shadow.spec.host.as_ref().and_then(|host| host.version_lock.as_ref());
             let locked: Option<Version> = lock.and_then(|text| text.parse().ok());

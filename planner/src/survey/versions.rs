@@ -58,9 +58,9 @@ impl<'a> Offers<'a> {
 /// The offers to nodes of one variant and architecture.
 #[derive(Default)]
 pub(crate) struct Kind<'a> {
-    /// What hosts are offered that have refreshed.
+    /// Offers to hosts that have refreshed.
     refreshed: Offers<'a>,
-    /// What the others were offered before their refreshes failed, and what they run.
+    /// Offers to the others before their refreshes failed, and the versions that they run.
     unconfirmed: Offers<'a>,
     lowest: Option<&'a Version>,
     /// The versions that hosts would take.
@@ -73,11 +73,12 @@ impl Kind<'_> {
         self.refreshed.nodes == 0 || self.refreshed.versions.contains_key(version)
     }
 
-    /// Returns whether hosts may be offered a version once all have refreshed. Those that have, may be of a later wave; of the others, one
-    /// host alone whose refreshes fail for ever keeps no version that is withdrawn.
+    /// Returns whether hosts may be offered a version once all have refreshed. Those that have, may be of a later wave; but a few others
+    /// whose refreshes fail for ever keep no version that is withdrawn.
     fn may_offer(&self, version: &Version) -> bool {
         let unconfirmed = self.unconfirmed.versions.get(version).copied().unwrap_or(0);
-        self.offers(version) || unconfirmed >= enough(self.refreshed.nodes + self.unconfirmed.nodes)
+        let needed = enough(self.refreshed.nodes + self.unconfirmed.nodes).max(self.refreshed.nodes);
+        self.offers(version) || unconfirmed >= needed
     }
 }
 
@@ -112,10 +113,10 @@ pub(crate) fn kinds(view: &ClusterView) -> Kinds<'_> {
     kinds
 }
 
-/// Returns whether a host of its kind may have a version: one is offered it, or none has reported its offers.
-pub(crate) fn is_offered(kinds: &Kinds<'_>, known: &KnownVersion) -> bool {
+/// Returns whether a host of its kind may be offered a version once all have refreshed. It may be where there is no host of the kind.
+pub(crate) fn may_be_offered(kinds: &Kinds<'_>, known: &KnownVersion) -> bool {
     let kind = kinds.get(&(known.variant.as_str(), known.arch.as_str()));
-    kind.is_none_or(|kind| kind.offers(&known.version))
+    kind.is_none_or(|kind| kind.may_offer(&known.version))
 }
 
 /// Returns the versions for the operator's status.
@@ -127,13 +128,9 @@ pub(crate) fn known(
     now: Timestamp,
 ) -> Vec<KnownVersion> {
     let before = view.operator.iter().flat_map(|o| &o.status.versions);
-    let may_offer = |known: &KnownVersion| {
-        let kind = kinds.get(&(known.variant.as_str(), known.arch.as_str()));
-        kind.is_none_or(|kind| kind.may_offer(&known.version))
-    };
     let mut known: BTreeMap<Key, KnownVersion> = before
         // A version is removed when hosts that have refreshed do not offer it any more; if none has, it stays.
-        .filter(|known| known.quarantined.is_some() || !known.failed.is_empty() || may_offer(known))
+        .filter(|known| known.quarantined.is_some() || !known.failed.is_empty() || may_be_offered(kinds, known))
         .map(|known| (of_known(known), known.clone()))
         .collect();
     for ((variant, arch), kind) in kinds {
@@ -203,9 +200,12 @@ fn most_needed(mut known: Vec<KnownVersion>, kinds: &Kinds<'_>, policy: &Policy)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{NEW, OLD, cluster, node, t};
+    use crate::fixtures::{NEW, OLD, cluster, node, t, with_policy};
     use crate::policy::{Exclusion, Target};
+    use crate::survey::Survey;
+    use crate::survey::want::Want;
     use crate::view::NodeView;
+    use crate::wait::Wait;
 
     fn offered(name: &str, versions: Option<&[Version]>) -> NodeView {
         let mut node = node(name);
@@ -316,6 +316,51 @@ mod tests {
             let since = known.iter().find(|known| known.version == NEW).map(|known| known.first_seen);
             assert_eq!(since, stays.then(|| t(0)), "{sentence}");
         }
+    }
+
+    #[test]
+    fn nodes_whose_refreshes_fail_for_ever_keep_no_withdrawn_version_once_more_others_have_refreshed() {
+        let failing = |index: usize| {
+            let mut node = offered(&format!("f{index}"), Some(&[NEW, OLD]));
+            let shadow = node.shadow.as_mut().unwrap();
+            shadow.status.agent.updates.as_mut().unwrap().refresh_failure = Some("no route".into());
+            node
+        };
+        for (sentence, fail, refreshed, stays) in [
+            ("as many have refreshed", 2, 2, true),
+            ("more have refreshed", 2, 3, false),
+            ("most have not refreshed yet", 50, 10, true),
+            ("most have refreshed", 10, 50, false),
+        ] {
+            let others = (0..refreshed).map(|index| offered(&format!("r{index}"), Some(&[OLD])));
+            let (mut view, policy) = cluster((0..fail).map(failing).chain(others).collect(), &[]);
+            let key = ("aws-k8s-1.37".into(), "x86_64".into(), NEW);
+            view.operator.as_mut().unwrap().status.versions = vec![new_version(&key, t(0))];
+            let known = known(&view, &kinds(&view), &Quarantine::of(&view, 1), &policy, t(5));
+            assert_eq!(known.iter().any(|known| known.version == NEW), stays, "{sentence}");
+        }
+    }
+
+    /// The first hosts to refresh after an outage are of a later wave than those whose locks have the version.
+    #[test]
+    fn lock_and_reasons_are_kept_while_nodes_that_were_offered_the_version_have_not_refreshed() {
+        let late = ["c", "d"].map(|name| offered(name, Some(&[OLD])));
+        let early = ["a", "b"].map(|name| {
+            let mut node = offered(name, Some(&[NEW, OLD]));
+            let shadow = node.shadow.as_mut().unwrap();
+            shadow.status.agent.updates.as_mut().unwrap().refresh_failure = Some("no route".into());
+            node
+        });
+        let (mut view, _) = cluster(early.into_iter().chain(late).collect(), &[]);
+        let version = serde_json::json!({"target": ">=1.20.0, <2.0.0", "minimumAge": "1h"});
+        let policy = with_policy(&mut view, serde_json::json!({"version": version}));
+        let key = ("aws-k8s-1.37".into(), "x86_64".into(), NEW);
+        view.operator.as_mut().unwrap().status.versions = vec![new_version(&key, t(0))];
+        let survey = Survey::of(&view, &policy, t(7200));
+        let want = |name: &str| survey.find(name).unwrap().want.clone().unwrap();
+        let fails = Wait::RefreshFails { message: "no route".into() };
+        assert_eq!(want("a"), Want { pin: Some(NEW), version: Err(fails) });
+        assert_eq!(want("c"), Want { pin: Some(OLD), version: Err(Wait::WaveNotCome { version: NEW }) });
     }
 
     #[test]

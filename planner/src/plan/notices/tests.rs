@@ -145,6 +145,22 @@ fn each_event_of_rollout_has_one_notice_under_any_leader() {
 }
 
 #[test]
+fn awaited_approval_has_the_number_of_the_record_that_begins_with_it() {
+    let mut cluster = Cluster::of(vec![node("a"), node("b")]);
+    let manual = CanaryStep { nodes: models::operator::CountOrPercent::Count(1), soak: Duration::ZERO, manual: true };
+    cluster.policy.canary = vec![manual];
+    cluster.turn(t(0));
+    cluster.turn(t(10));
+    // The record is full when the step begins to wait.
+    cluster.view.nodes.insert("a".into(), finished("a", 20));
+    let history = &mut cluster.view.history;
+    (history.highest, history.running, history.full) = (Some(1), [1].into(), [1].into());
+    let new = cluster.turn(t(30));
+    let approval = new.iter().find(|notice| notice.event == "AwaitingApproval").unwrap();
+    assert_eq!(approval.command, "kubectl brupop approve 1 --rollout 2");
+}
+
+#[test]
 fn rollout_that_goes_on_in_another_record_has_no_notice_of_an_end() {
     let mut cluster = Cluster::of(vec![node("a"), node("b")]);
     cluster.turn(t(0));

@@ -5,7 +5,7 @@ use models::operator::{BLOCKED, BRAKED, CONTAINED, DEGRADED, FROZEN, PROGRESSING
 
 use super::{
     APPROVAL, CERTIFICATES, CLUSTER_UNWELL, CLUSTER_WELL, CONFLICT, CREDENTIALS, EARLIER_GONE, EARLIER_RUNNING,
-    EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED, OUT_OF_BOUNDS, UNREADABLE, WEB_API,
+    EXPRESSIONS_QUIET, GROUP_HIDDEN, MISUNDERSTOOD, NOT_SERVED, OUT_OF_BOUNDS, UNREADABLE, WEB_API,
 };
 use crate::decision::Note;
 use crate::survey::records::UNRECORDED;
@@ -27,6 +27,7 @@ const CHANGES: &[(&str, &str, &str, &str)] = &[
     (DEGRADED, MISUNDERSTOOD, "RequestsUnderstood", "every annotation that is meant as a request is known"),
     (DEGRADED, OUT_OF_BOUNDS, "DurationsWithinBounds", "every duration of the policy is within its bounds"),
     (DEGRADED, CREDENTIALS, "CredentialsRemoved", "the policy has no credentials"),
+    (DEGRADED, GROUP_HIDDEN, "NodeGroupsVisible", "no node group takes every node before another one"),
 ];
 
 /// The reasons of the condition `Progressing` for which a canary step waits for a user, each with whether its Event is a warning.

@@ -68,6 +68,9 @@ const OUT_OF_BOUNDS: &str = "DurationOutOfBounds";
 /// The operator is degraded: its policy has credentials, which are not used.
 const CREDENTIALS: &str = "CredentialsIgnored";
 
+/// The operator is degraded: a node group takes every node, and the groups after it have none.
+const GROUP_HIDDEN: &str = "NodeGroupHidden";
+
 /// The operator is degraded: another field manager owns fields of the operator, which it then cannot remove.
 const CONFLICT: &str = "FieldManagerConflict";
 
@@ -270,6 +273,7 @@ fn degraded(policy: &Policy, tls: &TlsFacts, web_api_missing: bool, misunderstoo
             }
             None if !policy.ignored.is_empty() => (true, CREDENTIALS, joined(&policy.ignored)),
             None if !policy.bounded.is_empty() => (true, OUT_OF_BOUNDS, joined(&policy.bounded)),
+            None if !policy.hiding.is_empty() => (true, GROUP_HIDDEN, joined(&policy.hiding)),
             None => (false, "AsExpected", String::new()),
         };
     }
@@ -417,7 +421,7 @@ pub(super) fn status(
             others.unwrap_or((false, reason, message))
         }
         // These reasons stop no node.
-        (true, reason @ (MISUNDERSTOOD | OUT_OF_BOUNDS | CREDENTIALS), message) => {
+        (true, reason @ (MISUNDERSTOOD | OUT_OF_BOUNDS | CREDENTIALS | GROUP_HIDDEN), message) => {
             unreadable(view).unwrap_or((true, reason, message))
         }
         degraded => degraded,

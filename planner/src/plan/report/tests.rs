@@ -199,6 +199,19 @@ fn duration_outside_its_bounds_degrades_operator_and_stops_nothing() {
 }
 
 #[test]
+fn group_that_hides_others_degrades_operator_and_stops_nothing() {
+    let (mut view, _) = cluster(vec![node("a")], &[]);
+    let groups = serde_json::json!([{"name": "all", "selector": {}}, {"name": "rest", "selector": {}}]);
+    let policy = with_policy(&mut view, serde_json::json!({"nodeGroups": groups}));
+    let plan = crate::plan::plan(&view, &policy, t(0));
+    let conditions = plan.status.unwrap().conditions;
+    let condition = find_condition(&conditions, DEGRADED).unwrap();
+    assert_eq!(condition.reason, "NodeGroupHidden");
+    assert!(condition.message.starts_with("spec.nodeGroups[0].selector: it is empty"), "{}", condition.message);
+    assert!(plan.actions.contains_key("a"), "it begins");
+}
+
+#[test]
 fn stored_credentials_of_prometheus_degrade_operator_stop_nothing_and_are_not_recorded() {
     let (mut view, _) = cluster(vec![node("a")], &[]);
     let stored = serde_json::json!({"prometheus": {"url": "http://me:secret@p:9090"}});
@@ -271,6 +284,7 @@ fn each_degraded_cause_emits_start_and_end_events() {
         (MISUNDERSTOOD, "RequestsUnderstood", "annotation"),
         (OUT_OF_BOUNDS, "DurationsWithinBounds", "within its bounds"),
         (CREDENTIALS, "CredentialsRemoved", "no credentials"),
+        (GROUP_HIDDEN, "NodeGroupsVisible", "takes every node"),
         (CONFLICT, "FieldManagersSeparate", "other field manager"),
         (UNREADABLE, "ObjectsReadable", "can be read"),
     ] {
