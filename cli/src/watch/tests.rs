@@ -116,9 +116,12 @@ fn rollout_is_complete_when_all_nodes_have_proven_the_version_that_they_run() {
     resolved.0["record"]["versionFailures"][0]["resolvedBy"] = json!("r");
     resolved.0["record"]["proof"] = Value::Null;
     resolved.1 = json!({"base": 1});
+    let mut leaves = end("SoakFailed", "Failed", false);
+    leaves.0["updates"] = json!({"chosenVersion": "1.20.6", "availableVersions": ["1.20.6"], "lastRefresh": t});
     for (sentence, max_failures, (status, ledger), ended_at, expected) in [
         ("it failed its soak, which freezes", 1, end("SoakFailed", "Failed", false), None, Some(End::Frozen)),
         ("it failed its soak, which freezes nothing", 2, end("SoakFailed", "Failed", false), None, Some(End::Frozen)),
+        ("it failed its soak, and is to be updated to a later version", 2, leaves, None, None),
         ("a user has resolved the failure", 2, resolved, None, Some(End::Completed)),
         ("it is verified again", 2, end("HookTimedOut", "Unproven", false), None, None),
         ("a user has accepted it", 2, end("HookTimedOut", "Unproven", true), None, Some(End::Completed)),
