@@ -231,9 +231,10 @@ fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {
 
 /// Returns the word of a condition that is no error of the operator.
 fn warning(condition: &Condition) -> Option<&'static str> {
-    match condition.type_.as_str() {
-        ALL_BLOCKED => Some(condition.reason.parse::<WaitReason>().map_or(ALL_BLOCKED, WaitReason::as_str)),
-        NOTICES_SENT => Some("NoticesNotSent"),
+    use WaitReason::{ClusterUnwell, ExpressionFires};
+    match (condition.type_.as_str(), condition.reason.parse::<WaitReason>()) {
+        (ALL_BLOCKED, Ok(reason @ (ClusterUnwell | ExpressionFires))) => Some(reason.as_str()),
+        (NOTICES_SENT, _) => Some("NoticesNotSent"),
         _ => (condition.reason == UNKNOWN_REQUEST).then_some(UNKNOWN_REQUEST),
     }
 }
