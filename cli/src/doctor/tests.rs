@@ -210,11 +210,12 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
             f.node_renewed.insert("a".to_owned(), "2026-01-01T00:11:00Z".parse().unwrap());
         }),
         ("NoOperatorResource", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            f.cluster.as_mut().unwrap().operator = None;
+            let cluster = f.cluster.as_mut().unwrap();
+            cluster.operator = None;
+            cluster.shadows.get_mut("a").unwrap().status.controller.record = Some(Default::default());
         }),
         ("NoOperatorResource", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            let cluster = f.cluster.as_mut().unwrap();
-            (cluster.operator, cluster.shadows) = (None, BTreeMap::new());
+            f.cluster.as_mut().unwrap().operator = None;
         }),
         ("ExpressionFires", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
             report("Blocked", "True", "ExpressionFires", f);
