@@ -440,10 +440,21 @@ fn agent_of_a_node_is_missed_once_it_has_had_time_to_start() {
             AgentPod { name: "p".into(), node: "a".into(), serves: false, since: Some(before(since)), trouble: None };
         vec![pod]
     };
+    // It has been Ready for an hour, and was deleted at that time, with 30 s to end.
+    let deleted = |at: i64| {
+        let ready = json!({"type": "Ready", "status": "True", "lastTransitionTime": before(3600)});
+        let pod = json!({
+            "metadata": {"name": "p", "deletionTimestamp": before(at - 30), "deletionGracePeriodSeconds": 30},
+            "spec": {"nodeName": "a", "containers": []}, "status": {"conditions": [ready]},
+        });
+        vec![AgentPod::of(&serde_json::from_value(pod).unwrap())]
+    };
     for (sentence, ready, agents, expected) in [
         ("the node is new", 29, vec![], None),
         ("it is Ready for long", 30, vec![], Some("NoAgentPod")),
         ("the pod has just been replaced", 3600, agent(29), None),
+        ("the pod is being replaced", 3600, deleted(29), None),
+        ("the pod does not end", 3600, deleted(30), Some("AgentNotReady")),
         ("the pod does not start", 3600, agent(30), Some("AgentNotReady")),
         ("the pod waits for its node", 10, agent(60), None),
     ] {
