@@ -122,7 +122,7 @@ fn working_installation_has_no_errors_and_no_warnings() {
 fn each_defect_is_found_with_its_object_and_a_next_step() {
     use Severity::{Error, Note, Warning};
     type Break<'a> = &'a dyn Fn(&mut Facts);
-    let cases: [(&str, Severity, &str, Break<'_>); 52] = [
+    let cases: [(&str, Severity, &str, Break<'_>); 51] = [
         ("KubernetesTooOld", Error, "", &|f| f.outdated = Some("Kubernetes 1.32 or later is needed".to_owned())),
         ("Missing", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
             change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| *found = None);
@@ -234,9 +234,6 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         }),
         ("OperatorDegraded", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
             report("Blocked", "True", "ExpressionFails", f);
-        }),
-        ("OperatorDegraded", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            report("Blocked", "True", "EarlierOperatorRunning", f);
         }),
         ("PolicyRejected", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
             let spec =
