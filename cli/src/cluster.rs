@@ -98,7 +98,7 @@ pub(crate) struct AgentPod {
     pub(crate) node: String,
     /// True if it is Ready and not terminating.
     pub(crate) serves: bool,
-    /// Time since which it has been Ready, or not Ready.
+    /// Time since which it has been terminating, Ready, or not Ready.
     pub(crate) since: Option<Timestamp>,
     /// The reason why it is not Ready.
     pub(crate) trouble: Option<String>,

@@ -50,8 +50,8 @@ const INTERRUPTED: u8 = 130;
 /// The state that ends the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Until {
-    /// No node is to be updated or verified any more: exit code 0. If failures hold all nodes that are left, or one has failed on the
-    /// version that it runs: exit code 4.
+    /// No node is to be updated or verified any more: exit code 0. If failures hold all nodes that are left, or these have failed on the
+    /// version that they run and are not to be updated: exit code 4.
     Completed,
 }
 
@@ -172,7 +172,7 @@ fn has_reader(written: io::Result<()>) -> anyhow::Result<bool> {
 /// Returns the end of the rollout, if it has ended.
 fn ended(report: &Report) -> Option<End> {
     let under_way = report.nodes.iter().any(|node| !matches!(node.step, IDLE | "Staged"));
-    let held = |node: &NodeReport| node.held_by_failures || place(node) == Some(Proof::Failed);
+    let held = |node: &NodeReport| node.held_by_failures || (rests(node) && place(node) == Some(Proof::Failed));
     let only_held = report.nodes.iter().any(held) && report.nodes.iter().all(|node| rests(node) || held(node));
     if report.frozen.is_some() || only_held {
         return (!under_way).then_some(End::Frozen);

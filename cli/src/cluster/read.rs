@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, bail};
+use jiff::SignedDuration;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -268,12 +269,15 @@ async fn agent_pods(client: &Client) -> anyhow::Result<Vec<AgentPod>> {
 
 impl AgentPod {
     /// Reads a pod.
-    pub(super) fn of(pod: &Pod) -> Self {
+    pub(crate) fn of(pod: &Pod) -> Self {
         let facts = PodFacts::of(pod);
         let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let ready = conditions.find(|condition| condition.type_ == "Ready");
+        // The API has the end of its grace period. A pod that is being deleted may be Ready until then.
+        let grace = SignedDuration::from_secs(pod.metadata.deletion_grace_period_seconds.unwrap_or_default());
+        let deleted = facts.ends_by.map(|end| end.checked_sub(grace).unwrap_or(end));
         Self {
-            since: ready.and_then(|ready| Some(ready.last_transition_time.as_ref()?.0)),
+            since: deleted.or_else(|| Some(ready?.last_transition_time.as_ref()?.0)),
             serves: serves(&facts),
             name: facts.name,
             node: facts.node,

@@ -43,8 +43,10 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
     if cluster.operator.is_none() && cluster.unreadable.operator.is_none() {
         let message = "it does not exist, so that no update starts";
         let next = "kubectl apply --server-side -f brupop.yaml  # docs/install.md".to_owned();
-        // With shadows, there was one: it has been deleted.
-        let severity = if cluster.shadows.is_empty() { Severity::Warning } else { Severity::Error };
+        // Shadows exist from the first label on. With an attempt, there was a policy: it has been deleted.
+        let mut reports = cluster.shadows.values().map(|shadow| &shadow.status.controller);
+        let deleted = reports.any(|report| report.record.is_some() || report.progress.is_some());
+        let severity = if deleted { Severity::Error } else { Severity::Warning };
         found.push(Finding::new(severity, "NoOperatorResource", message).of(object()).next([next]));
     }
     for error in &report.policy.errors {

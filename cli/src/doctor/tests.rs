@@ -140,7 +140,7 @@ fn working_installation_has_no_errors_and_no_warnings() {
 fn each_defect_is_found_with_its_object_and_a_next_step() {
     use Severity::{Error, Note, Warning};
     type Break<'a> = &'a dyn Fn(&mut Facts);
-    let cases: [(&str, Severity, &str, Break<'_>); 50] = [
+    let cases: [(&str, Severity, &str, Break<'_>); 51] = [
         ("KubernetesTooOld", Error, "", &|f| f.outdated = Some("Kubernetes 1.32 or later is needed".to_owned())),
         ("Missing", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
             change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| *found = None);
@@ -228,11 +228,12 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
             f.node_renewed.insert("a".to_owned(), "2026-01-01T00:11:00Z".parse().unwrap());
         }),
         ("NoOperatorResource", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            f.cluster.as_mut().unwrap().operator = None;
+            let cluster = f.cluster.as_mut().unwrap();
+            cluster.operator = None;
+            cluster.shadows.get_mut("a").unwrap().status.controller.record = Some(Default::default());
         }),
         ("NoOperatorResource", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            let cluster = f.cluster.as_mut().unwrap();
-            (cluster.operator, cluster.shadows) = (None, BTreeMap::new());
+            f.cluster.as_mut().unwrap().operator = None;
         }),
         ("ExpressionFires", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
             report("Blocked", "True", "ExpressionFires", f);
@@ -248,6 +249,9 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         }),
         ("OperatorDegraded", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
             report("Degraded", "True", "CertificatesInvalid", f);
+        }),
+        ("OperatorDegraded", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+            report("Blocked", "True", "ExpressionFails", f);
         }),
         ("PolicyRejected", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
             let spec =
@@ -451,10 +455,21 @@ fn agent_of_a_node_is_missed_once_it_has_had_time_to_start() {
             AgentPod { name: "p".into(), node: "a".into(), serves: false, since: Some(before(since)), trouble: None };
         vec![pod]
     };
+    // It has been Ready for an hour, and was deleted at that time, with 30 s to end.
+    let deleted = |at: i64| {
+        let ready = json!({"type": "Ready", "status": "True", "lastTransitionTime": before(3600)});
+        let pod = json!({
+            "metadata": {"name": "p", "deletionTimestamp": before(at - 30), "deletionGracePeriodSeconds": 30},
+            "spec": {"nodeName": "a", "containers": []}, "status": {"conditions": [ready]},
+        });
+        vec![AgentPod::of(&serde_json::from_value(pod).unwrap())]
+    };
     for (sentence, ready, agents, expected) in [
         ("the node is new", 29, vec![], None),
         ("it is Ready for long", 30, vec![], Some("NoAgentPod")),
         ("the pod has just been replaced", 3600, agent(29), None),
+        ("the pod is being replaced", 3600, deleted(29), None),
+        ("the pod does not end", 3600, deleted(30), Some("AgentNotReady")),
         ("the pod does not start", 3600, agent(30), Some("AgentNotReady")),
         ("the pod waits for its node", 10, agent(60), None),
     ] {

@@ -238,9 +238,10 @@ fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {
 
 /// Returns the word of a condition that is no error of the operator.
 fn warning(condition: &Condition) -> Option<&'static str> {
-    match condition.type_.as_str() {
-        ALL_BLOCKED => Some(condition.reason.parse::<WaitReason>().map_or(ALL_BLOCKED, WaitReason::as_str)),
-        NOTICES_SENT => Some("NoticesNotSent"),
+    use WaitReason::{ClusterUnwell, ExpressionFires};
+    match (condition.type_.as_str(), condition.reason.parse::<WaitReason>()) {
+        (ALL_BLOCKED, Ok(reason @ (ClusterUnwell | ExpressionFires))) => Some(reason.as_str()),
+        (NOTICES_SENT, _) => Some("NoticesNotSent"),
         _ => (condition.reason == UNKNOWN_REQUEST).then_some(UNKNOWN_REQUEST),
     }
 }
@@ -322,7 +323,7 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
         reason,
         message: message.map(|message| cluster.filled(&message, name)),
         held_by_failures: wait.is_some_and(is_of_failures),
-        unproven: shadow.and_then(|shadow| unproven(name, shadow, plan)),
+        unproven: shadow.and_then(|shadow| unproven(cluster, name, shadow, plan)),
         deadline,
         ends: progress.and(of_sentence.or(deadline)),
         last: last.map(LastResult::from),
@@ -330,7 +331,7 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
 }
 
 /// Returns the place of a node that runs its version without a proof, unless a user has resolved or accepted that.
-fn unproven(name: &str, shadow: &ShadowFacts, plan: &Plan) -> Option<Proof> {
+fn unproven(cluster: &Cluster, name: &str, shadow: &ShadowFacts, plan: &Plan) -> Option<Proof> {
     let version = shadow.status.agent.current_version.as_ref()?;
     let failures = shadow.status.controller.record.iter().flat_map(|record| &record.version_failures);
     let own = failures.filter(|failure| failure.version == *version && failure.resolved_by.is_none());
@@ -341,8 +342,11 @@ fn unproven(name: &str, shadow: &ShadowFacts, plan: &Plan) -> Option<Proof> {
     let named = named.find(|named| named.node == name && !named.accepted);
     // A node that came back late is verified again by itself.
     let is_late = !own.is_empty() && own.iter().all(|reason| *reason == FailureReason::NotReadyAfterBoot);
+    // A hold without an end keeps a node from its verification until a user removes it.
+    let hold = cluster.nodes.as_ref().and_then(|nodes| nodes.get(name)?.hold.as_ref());
+    let is_held = hold.is_some_and(|hold| hold.until.is_none());
     match named {
-        Some(named) if named.is_unproven() || is_late => Some(Proof::Unproven),
+        Some(named) if named.is_unproven() || is_late => Some(if is_held { Proof::Failed } else { Proof::Unproven }),
         _ => (!own.is_empty()).then_some(Proof::Failed),
     }
 }

@@ -186,8 +186,8 @@ pub(crate) struct NodeReport {
     /// True if failures of other nodes hold it until a user resolves them.
     #[serde(skip)]
     pub(crate) held_by_failures: bool,
-    /// The place of a node that runs its version without a proof: `Failed` until a user resolves that, or `Unproven` while it is verified
-    /// again.
+    /// The place of a node that runs its version without a proof: `Failed` until a user resolves that, or removes the hold that keeps it
+    /// from its verification; `Unproven` while it is verified again.
     #[serde(skip)]
     pub(crate) unproven: Option<Proof>,
     /// The time at which the step under way is given up.

@@ -116,13 +116,33 @@ fn rollout_is_complete_when_all_nodes_have_proven_the_version_that_they_run() {
     resolved.0["record"]["versionFailures"][0]["resolvedBy"] = json!("r");
     resolved.0["record"]["proof"] = Value::Null;
     resolved.1 = json!({"base": 1});
-    for (sentence, max_failures, (status, ledger), ended_at, expected) in [
-        ("it failed its soak, which freezes", 1, end("SoakFailed", "Failed", false), None, Some(End::Frozen)),
-        ("it failed its soak, which freezes nothing", 2, end("SoakFailed", "Failed", false), None, Some(End::Frozen)),
-        ("a user has resolved the failure", 2, resolved, None, Some(End::Completed)),
-        ("it is verified again", 2, end("HookTimedOut", "Unproven", false), None, None),
-        ("a user has accepted it", 2, end("HookTimedOut", "Unproven", true), None, Some(End::Completed)),
-        ("its rollout has ended", 2, end("HookTimedOut", "Unproven", false), Some(t), Some(End::Completed)),
+    let mut leaves = end("SoakFailed", "Failed", false);
+    leaves.0["updates"] = json!({"chosenVersion": "1.20.6", "availableVersions": ["1.20.6"], "lastRefresh": t});
+    for (sentence, max_failures, (status, ledger), hold, ended_at, expected) in [
+        ("it failed its soak, which freezes", 1, end("SoakFailed", "Failed", false), None, None, Some(End::Frozen)),
+        (
+            "it failed its soak, which freezes nothing",
+            2,
+            end("SoakFailed", "Failed", false),
+            None,
+            None,
+            Some(End::Frozen),
+        ),
+        ("it failed its soak, and is to be updated to a later version", 2, leaves, None, None, None),
+        ("a user has resolved the failure", 2, resolved, None, None, Some(End::Completed)),
+        ("it is verified again", 2, end("HookTimedOut", "Unproven", false), None, None, None),
+        ("it came back late, and is verified again", 2, end("NotReadyAfterBoot", "Failed", false), None, None, None),
+        ("a hold keeps it from that", 2, end("HookTimedOut", "Unproven", false), Some(""), None, Some(End::Frozen)),
+        (
+            "the hold has an end",
+            2,
+            end("HookTimedOut", "Unproven", false),
+            Some("until=2026-01-02T00:00:00Z"),
+            None,
+            None,
+        ),
+        ("a user has accepted it", 2, end("HookTimedOut", "Unproven", true), None, None, Some(End::Completed)),
+        ("its rollout has ended", 2, end("HookTimedOut", "Unproven", false), None, Some(t), Some(End::Completed)),
     ] {
         let rollout = json!({
             "version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64", "started": t, "stepsPassed": 0,
@@ -131,7 +151,7 @@ fn rollout_is_complete_when_all_nodes_have_proven_the_version_that_they_run() {
         });
         let spec = json!({"failurePolicy": {"maxFailures": max_failures}});
         let operator = operator(&spec, &json!({"observedGeneration": 1, "activeRollouts": [rollout]}));
-        let mut node = node("a", &json!({}));
+        let mut node = node("a", &hold.map_or_else(|| json!({}), |hold| json!({models::names::HOLD_ANNOTATION: hold})));
         node["status"]["nodeInfo"]["osImage"] = json!("Bottlerocket OS 1.20.5 (aws-k8s-1.37)");
         let cluster = cluster(Some(operator), vec![shadow("a", status)], vec![node]);
         let report = report(&cluster, now());

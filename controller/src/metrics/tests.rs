@@ -280,9 +280,10 @@ fn waiting_since_metric_is_kept_while_evictions_are_retried() {
 #[test]
 fn waiting_since_metric_goes_on_after_a_pause_that_hides_the_reason() {
     for (sentence, reasons, since) in [
-        ("the window closes and opens", "ExpressionFails WindowClosed ExpressionFails", 0),
-        ("the expression is queried again", "ExpressionFails Blackout ExpressionsPending ExpressionFails", 0),
-        ("a user pauses in the night", "BudgetUsedUp WindowClosed Disabled WindowClosed BudgetUsedUp", 0),
+        ("the window closes and opens", "ExpressionFails WindowClosed ExpressionFails", 10),
+        ("the expression is queried again", "ExpressionFails Blackout ExpressionsPending ExpressionFails", 20),
+        ("a user pauses in the night", "BudgetUsedUp WindowClosed Disabled WindowClosed BudgetUsedUp", 30),
+        ("two windows are too short for it", "BudgetUsedUp WindowClosed BudgetUsedUp WindowClosed BudgetUsedUp", 20),
         ("another reason follows the window", "ExpressionFails WindowClosed Held ExpressionFails", 30),
         ("the reason after it is another one", "Held WindowClosed ExpressionFails", 20),
         ("a pause has its own time", "WindowClosed Disabled WindowClosed", 20),

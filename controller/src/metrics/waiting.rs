@@ -1,7 +1,10 @@
 //! The time for which a node waits for a reason.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use models::shadow::Step;
+use models::time::between;
 use planner::wait::WaitReason;
 
 /// Reasons that let an earlier wait go on when they end: what a node waits for is not looked at meanwhile, or is asked for again.
@@ -19,19 +22,21 @@ pub(super) struct Waiting {
     pub(super) reason: &'static str,
     pub(super) step: Option<Step>,
     pub(super) since: Timestamp,
-    /// The reason before one of [`PAUSES`], and the start of that wait.
-    paused: Option<(&'static str, Timestamp)>,
+    /// The reason before one of [`PAUSES`], and the time for which the node had waited for it: that of the pause does not count.
+    paused: Option<(&'static str, Duration)>,
 }
 
 impl Waiting {
     /// Returns the wait of a node for a reason, after an earlier one in the same step.
     pub(super) fn after(earlier: Option<Self>, reason: &'static str, step: Option<Step>, now: Timestamp) -> Self {
-        let paused = earlier
-            .and_then(|old| if PAUSES.contains(&old.reason) { old.paused } else { Some((old.reason, old.since)) });
+        let paused = earlier.and_then(|old| match PAUSES.contains(&old.reason) {
+            true => old.paused,
+            false => Some((old.reason, between(old.since, now))),
+        });
         if PAUSES.contains(&reason) {
             return Self { reason, step, since: now, paused };
         }
-        let since = paused.filter(|(before, _)| *before == reason).map_or(now, |(_, since)| since);
-        Self { reason, step, since, paused: None }
+        let waited = paused.filter(|(before, _)| *before == reason).map_or(Duration::ZERO, |(_, waited)| waited);
+        Self { reason, step, since: now.checked_sub(waited).unwrap_or(now), paused: None }
     }
 }

@@ -268,12 +268,12 @@ fn degraded(policy: &Policy, tls: &TlsFacts, web_api_missing: bool, misunderstoo
         return match &tls.problem {
             Some(problem) => (true, CERTIFICATES, models::plain::cut(problem, 2000)),
             None if web_api_missing => (true, WEB_API, Wait::WebApiNotReady.to_string()),
-            None if !misunderstood.is_empty() => {
-                (true, MISUNDERSTOOD, models::plain::cut(&misunderstood.join("; "), 2000))
-            }
             None if !policy.ignored.is_empty() => (true, CREDENTIALS, joined(&policy.ignored)),
             None if !policy.bounded.is_empty() => (true, OUT_OF_BOUNDS, joined(&policy.bounded)),
             None if !policy.hiding.is_empty() => (true, GROUP_HIDDEN, joined(&policy.hiding)),
+            None if !misunderstood.is_empty() => {
+                (true, MISUNDERSTOOD, models::plain::cut(&misunderstood.join("; "), 2000))
+            }
             None => (false, "AsExpected", String::new()),
         };
     }
@@ -416,12 +416,13 @@ pub(super) fn status(
     let mut conditions = operator.status.conditions.clone();
     let blocked = blocked(view, survey, plan, find_condition(&conditions, BLOCKED));
     let degraded = match degraded(policy, &reported.tls, survey.web_api_missing, &operator.misunderstood) {
-        (false, reason, message) => {
+        // A request that is not understood is no error of the operator, and hides none.
+        (holds, reason, message) if !holds || reason == MISUNDERSTOOD => {
             let others = unreadable(view).or_else(|| conflict(view)).or_else(|| unrecorded(history?));
-            others.unwrap_or((false, reason, message))
+            others.unwrap_or((holds, reason, message))
         }
         // These reasons stop no node.
-        (true, reason @ (MISUNDERSTOOD | OUT_OF_BOUNDS | CREDENTIALS | GROUP_HIDDEN), message) => {
+        (true, reason @ (OUT_OF_BOUNDS | CREDENTIALS | GROUP_HIDDEN), message) => {
             unreadable(view).unwrap_or((true, reason, message))
         }
         degraded => degraded,

@@ -187,6 +187,31 @@ fn unknown_request_annotation_degrades_operator() {
 }
 
 #[test]
+fn unknown_request_hides_no_other_cause() {
+    type Change = fn(&mut ClusterView);
+    let none: Change = |_| ();
+    let bounded = serde_json::json!({"drain": {"timeout": "0s"}});
+    let credentials = serde_json::json!({"prometheus": {"url": "http://me:secret@p:9090"}});
+    let shared: Change = |view| {
+        let shared = SharedField { field: "spec.permit".into(), manager: "kubectl-edit".into() };
+        view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().shared_field = Some(shared);
+    };
+    for (sentence, spec, change, reason) in [
+        ("it is alone", serde_json::json!({}), none, MISUNDERSTOOD),
+        ("beside a duration out of bounds", bounded, none, OUT_OF_BOUNDS),
+        ("beside credentials", credentials, none, CREDENTIALS),
+        ("beside a shadow with two field managers", serde_json::json!({}), shared, CONFLICT),
+    ] {
+        let (mut view, _) = cluster(vec![node("a")], &[]);
+        let policy = with_policy(&mut view, spec);
+        view.operator.as_mut().unwrap().misunderstood = vec!["m".to_owned()];
+        change(&mut view);
+        let conditions = crate::plan::plan(&view, &policy, t(0)).status.unwrap().conditions;
+        assert_eq!(find_condition(&conditions, DEGRADED).unwrap().reason, reason, "{sentence}");
+    }
+}
+
+#[test]
 fn duration_outside_its_bounds_degrades_operator_and_stops_nothing() {
     let (mut view, _) = cluster(vec![node("a")], &[]);
     let policy = with_policy(&mut view, serde_json::json!({"drain": {"timeout": "0s"}}));
