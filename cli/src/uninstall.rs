@@ -109,7 +109,7 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
         print_line("the operator is uninstalled");
     }
     // A second run does not find the definitions that name their release.
-    for sentence in Releases::read(&client, &tools).await.left() {
+    for sentence in Releases::read(&client, &tools).await.left(&tools) {
         print_line(sentence);
     }
     removed
@@ -167,6 +167,8 @@ async fn tools(client: &Client, objects: &[Value]) -> anyhow::Result<Vec<Tool>> 
         let marked = found.filter(|found| is_marked(&found.metadata));
         tools.extend(marked.iter().flat_map(|found| Tool::all_of(&found.metadata)));
     }
+    tools.sort();
+    tools.dedup();
     Ok(tools)
 }
 
