@@ -17,6 +17,19 @@ pub(crate) fn release_of(meta: &ObjectMeta) -> Option<(String, String)> {
     })
 }
 
+/// Returns the command that upgrades the release of an object: of one that Flux keeps, the command that changes its `HelmRelease`.
+pub(crate) fn upgrade_of(meta: &ObjectMeta) -> Option<String> {
+    let (release, namespace) = release_of(meta)?;
+    let kept = Tool::all_of(meta).into_iter().find_map(|tool| match tool {
+        Tool::Flux { kind: "helmrelease", name, namespace } => Some((name, namespace)),
+        Tool::Flux { .. } | Tool::Helm { .. } | Tool::ArgoCd { .. } => None,
+    });
+    Some(match kept {
+        Some((name, namespace)) => format!("kubectl edit helmrelease {} -n {}", word(&name), word(&namespace)),
+        None => format!("helm upgrade {} CHART -n {}", word(&release), word(&namespace)),
+    })
+}
+
 /// The record of a release in one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Release {

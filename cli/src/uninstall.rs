@@ -64,7 +64,7 @@ pub(crate) struct Options {
 pub(crate) fn check_namespace(namespace: &str) -> anyhow::Result<()> {
     ensure!(
         namespace == names::SYSTEM_NAMESPACE,
-        "this command installs and removes the operator in {} alone, as the manifests do: --namespace (BRUPOP_NAMESPACE) is {namespace}, and an \
+        "kubectl brupop installs and removes the operator in {} alone, as the manifests do: --namespace (BRUPOP_NAMESPACE) is {namespace}, and an \
          operator there is installed and removed by other means, such as helm (docs/install.md)",
         names::SYSTEM_NAMESPACE
     );
