@@ -11,6 +11,7 @@ use planner::view::{NodeFacts, ShadowFacts};
 use planner::wait::{Wait, WaitReason};
 
 use super::finding::{Finding, Severity};
+use super::objects::APPLY;
 use crate::advice::logs_of;
 use crate::cluster::Cluster;
 use crate::status::{Report, report};
@@ -41,7 +42,7 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
     }
     if cluster.operator.is_none() && cluster.unreadable.operator.is_none() {
         let message = "it does not exist, so that no update starts";
-        let next = "kubectl apply --server-side -f brupop.yaml  # docs/install.md".to_owned();
+        let next = APPLY.to_owned();
         // With shadows, there was one: it has been deleted.
         let severity = if cluster.shadows.is_empty() { Severity::Warning } else { Severity::Error };
         found.push(Finding::new(severity, "NoOperatorResource", message).of(object()).next([next]));
