@@ -17,6 +17,19 @@ pub(crate) fn release_of(meta: &ObjectMeta) -> Option<(String, String)> {
     })
 }
 
+/// Returns the command that upgrades the release of an object: of one that Flux keeps, the command that changes its `HelmRelease`.
+pub(crate) fn upgrade_of(meta: &ObjectMeta) -> Option<String> {
+    let (release, namespace) = release_of(meta)?;
+    let kept = Tool::all_of(meta).into_iter().find_map(|tool| match tool {
+        Tool::Flux { kind: "helmrelease", name, namespace } => Some((name, namespace)),
+        Tool::Flux { .. } | Tool::Helm { .. } | Tool::ArgoCd { .. } => None,
+    });
+    Some(match kept {
+        Some((name, namespace)) => format!("kubectl edit helmrelease {} -n {}", word(&name), word(&namespace)),
+        None => format!("helm upgrade {} CHART -n {}", word(&release), word(&namespace)),
+    })
+}
+
 /// The record of a release in one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Release {
@@ -154,8 +167,25 @@ impl Releases {
         if commands.is_empty() { vec![find(name)] } else { commands }
     }
 
-    /// Returns a sentence about each release that Helm still has a record of, where the objects name it, although these are deleted.
-    pub(crate) fn left(&self) -> Vec<String> {
+    /// Returns what is left to do with the tools whose objects are deleted: a sentence about each HelmRelease of Flux, and about each release that
+    /// Helm still has a record of where the objects name it, or may have.
+    pub(crate) fn left(&self, tools: &[Tool]) -> Vec<String> {
+        let kept = tools.iter().filter_map(|tool| match tool {
+            Tool::Flux { kind: "helmrelease", name, namespace } => Some(format!(
+                "The objects were those of the HelmRelease {name} of Flux: remove it from its source, and then: kubectl delete helmrelease {} -n \
+                 {}. If it is suspended, Helm keeps its record of the release",
+                word(name),
+                word(namespace)
+            )),
+            Tool::Helm { release: Some(name), namespace } if self.named_unread && self.of(name).next().is_none() => {
+                let (name, namespace) = (word(name), word(namespace));
+                Some(format!(
+                    "The records of the Helm release {name} could not be read. If Helm has it still (helm list -n {namespace}), and it has no \
+                     other parts than the operator: helm uninstall {name} -n {namespace}"
+                ))
+            }
+            Tool::Flux { .. } | Tool::Helm { .. } | Tool::ArgoCd { .. } => None,
+        });
         let named = self.found.iter().filter(|release| !release.elsewhere);
         let sentence = |release: &Release| {
             let (name, namespace) = (word(&release.name), word(&release.namespace));
@@ -164,7 +194,7 @@ impl Releases {
                  {name} -n {namespace}"
             )
         };
-        named.map(sentence).collect()
+        kept.chain(named.map(sentence)).collect()
     }
 
     /// Returns the command that uninstalls a release, unless Helm has no record of it: Helm knows it only in the namespace of its record.
@@ -279,10 +309,31 @@ mod tests {
             secrets: vec!["s".to_owned()],
             elsewhere,
         };
-        let found = vec![release("brupop", false), release("other", true)];
-        let left = Releases { found, ..Releases::default() }.left();
-        assert_eq!(left.len(), 1, "{left:?}");
-        assert!(left[0].ends_with("helm uninstall brupop -n ops"), "{left:?}");
+        let helm = || Tool::Helm { release: Some("brupop".to_owned()), namespace: "ops".to_owned() };
+        let flux = |kind| Tool::Flux { kind, name: "x".to_owned(), namespace: "flux-system".to_owned() };
+        let recorded = || vec![release("brupop", false), release("other", true)];
+        let (uninstall, list) = ("helm uninstall brupop -n ops", "(helm list -n ops)");
+        let delete = "kubectl delete helmrelease x -n flux-system";
+        for (sentence, found, named_unread, tools, expected) in [
+            ("recorded", recorded(), false, vec![helm()], vec![uninstall]),
+            (
+                "recorded in one namespace, and another one may not be read",
+                recorded(),
+                true,
+                vec![helm()],
+                vec![uninstall],
+            ),
+            ("forgotten", vec![], false, vec![helm()], vec![]),
+            ("Secrets may not be listed", vec![], true, vec![helm()], vec![list]),
+            ("kept by Flux", recorded(), false, vec![flux("helmrelease"), helm()], vec![delete, uninstall]),
+            ("a Kustomization, which has no release", vec![], false, vec![flux("kustomization")], vec![]),
+        ] {
+            let left = Releases { found, named_unread, ..Releases::default() }.left(&tools);
+            assert_eq!(left.len(), expected.len(), "{sentence}: {left:?}");
+            for (left, expected) in left.iter().zip(expected) {
+                assert!(left.contains(expected), "{sentence}: {left}");
+            }
+        }
     }
 
     #[test]

@@ -16,7 +16,6 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::call::{call, code, if_there};
-use crate::helm::{release_of, word};
 use crate::page::{print_line, progress};
 use crate::preflight::{KUBECTL, preflight};
 use crate::uninstall::{api, check_namespace};
@@ -195,20 +194,6 @@ async fn deployments(client: &Client) -> anyhow::Result<Vec<(&'static str, Optio
     Ok(all)
 }
 
-/// Returns an error if a Deployment is of a Helm release. With equal values an apply is no conflict, and makes this plugin an owner
-/// beside Helm: each later `helm upgrade` is refused then.
-fn check_release(found: &Deployment) -> anyhow::Result<()> {
-    let Some((release, namespace)) = release_of(&found.metadata) else { return Ok(()) };
-    let (release, namespace) = (word(&release), word(&namespace));
-    let names = [Component::Controller.name(), Component::Apiserver.name()].join(" ");
-    bail!(
-        "the operator is of the Helm release {release} in the namespace {namespace}, and nothing was changed. Upgrade it with \
-         helm upgrade (docs/install.md, \"Upgrade\"). If Helm has forgotten the release (helm list -n {namespace}): kubectl \
-         annotate deployments {names} -n {} meta.helm.sh/release-name-",
-        names::SYSTEM_NAMESPACE
-    )
-}
-
 /// Returns the Deployments that do not run in the applied version yet, each as a sentence. Unless `early`, one that was given up since
 /// is an error: after a return to an earlier version, the failure of the later one is shown until a pod has changed.
 async fn not_running(client: &Client, before: &Before, early: bool) -> anyhow::Result<Vec<String>> {
@@ -293,8 +278,7 @@ pub(crate) async fn install(client: Client, namespace: &str, options: &InstallOp
     check_namespace(namespace)?;
     let objects = objects(options)?;
     let deployed = deployments(&client).await?;
-    deployed.iter().filter_map(|(_, found)| found.as_ref()).try_for_each(check_release)?;
-    preflight(client.clone()).await?;
+    preflight(client.clone(), namespace).await?;
     if options.dry_run {
         for object in &objects {
             print_line(format_args!("{} (dry run)", deploy::yaml::id(object)));
@@ -395,27 +379,6 @@ mod tests {
             let deployment = json!({"metadata": {"generation": 2}, "spec": spec, "status": status});
             let deployment: Deployment = serde_json::from_value(deployment).unwrap();
             assert_eq!(rollout(&deployment), expected, "{sentence}");
-        }
-    }
-
-    #[test]
-    fn installation_of_a_helm_release_is_left_to_helm() {
-        let release =
-            json!({"meta.helm.sh/release-name": "platform", "meta.helm.sh/release-namespace": "brupop-system"});
-        for (sentence, metadata, refused) in [
-            ("of a release", json!({"annotations": release}), true),
-            ("of kubectl", json!({"annotations": {"a": "b"}}), false),
-            (
-                "of a release that was forgotten, without its annotation",
-                json!({"labels": {"app.kubernetes.io/managed-by": "Helm"}}),
-                false,
-            ),
-        ] {
-            let deployment = json!({"metadata": metadata, "spec": {"selector": {}, "template": {}}});
-            let checked = check_release(&serde_json::from_value(deployment).unwrap());
-            let error = checked.err().map(|error| error.to_string());
-            assert_eq!(error.is_some(), refused, "{sentence}: {error:?}");
-            assert!(error.is_none_or(|error| error.contains("release platform in the namespace brupop-system")));
         }
     }
 

@@ -177,7 +177,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 /// Runs a command that needs a cluster.
 async fn run_with(client: kube::Client, arguments: Arguments, colour: bool) -> anyhow::Result<ExitCode> {
     match arguments.command {
-        Command::Preflight => preflight::preflight(client).await?,
+        Command::Preflight => preflight::preflight(client, &arguments.namespace).await?,
         Command::Install(options) => {
             swap::check_ended(&client).await?;
             install::install(client, &arguments.namespace, &options).await?;

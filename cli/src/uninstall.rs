@@ -5,6 +5,8 @@
 
 mod objects;
 mod remaining;
+#[cfg(test)]
+mod testing;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,6 +39,9 @@ const WORKLOADS: [&str; 2] = ["DaemonSet", "Deployment"];
 /// Kinds removed last, each with all that is in it, or of it.
 const CONTAINERS: [&str; 2] = ["Namespace", "CustomResourceDefinition"];
 
+/// Kinds that name the tool which has installed them. A namespace does so also where an earlier run has left it alone.
+const OF_TOOLS: [&str; 3] = ["Deployment", "Namespace", "CustomResourceDefinition"];
+
 /// Options of `uninstall`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -59,7 +64,7 @@ pub(crate) struct Options {
 pub(crate) fn check_namespace(namespace: &str) -> anyhow::Result<()> {
     ensure!(
         namespace == names::SYSTEM_NAMESPACE,
-        "this command installs and removes the operator in {} alone, as the manifests do: --namespace (BRUPOP_NAMESPACE) is {namespace}, and an \
+        "kubectl brupop installs and removes the operator in {} alone, as the manifests do: --namespace (BRUPOP_NAMESPACE) is {namespace}, and an \
          operator there is installed and removed by other means, such as helm (docs/install.md)",
         names::SYSTEM_NAMESPACE
     );
@@ -75,7 +80,7 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
     if !options.yes {
         confirm(
             "this removes the operator from the cluster: use --yes, or --dry-run to see what would be removed",
-            "This ends all updates, releases every node and removes the operator with its records and the history of rollouts (kubectl brupop history --export FILE keeps it). Continue? [y/N]",
+            &question(),
         )?;
     }
     let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
@@ -99,14 +104,34 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
     remove(&client, &rest).await?;
     // A controller that was cut off from its kubelet, but not from the API server, may have left a last claim.
     sweep(&client).await?;
-    remove(&client, &containers).await?;
-    // A namespace that was made by other means is still there.
-    remove(&client, &made()).await?;
-    print_line("the operator is uninstalled");
-    for sentence in Releases::read(&client, &tools).await.left() {
+    let removed = remove_containers(&client, &containers).await;
+    if removed.is_ok() {
+        print_line("the operator is uninstalled");
+    }
+    // A second run does not find the definitions that name their release.
+    for sentence in Releases::read(&client, &tools).await.left(&tools) {
         print_line(sentence);
     }
-    Ok(())
+    removed
+}
+
+/// Removes namespaces and definitions, and what was made later. One dead node, whose pods keep their namespace, does not keep the Secrets.
+async fn remove_containers(client: &Client, containers: &[Value]) -> anyhow::Result<()> {
+    let contained = remove(client, containers).await;
+    // A namespace that was made by other means is still there.
+    let made = remove(client, &made()).await;
+    contained.and(made)
+}
+
+/// Returns the question before anything is done. Secrets that users have created go too.
+fn question() -> String {
+    format!(
+        "This ends all updates, releases every node and removes the operator with its records, the history of rollouts (kubectl brupop \
+         history --export FILE keeps it) and its Secrets, also those that you have created: {}, {} and a provided {}. Continue? [y/N]",
+        names::NOTICES_SECRET,
+        names::PROMETHEUS_SECRET,
+        names::SERVING_SECRET
+    )
 }
 
 /// Prints what would be deleted; of what was made later, that of namespaces which stay.
@@ -128,18 +153,22 @@ async fn show(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the tools that have installed the Deployments and the definitions. That of the shadows is left out: after a takeover it may name a
-/// release of the earlier operator.
+/// Returns the tools that have installed the Deployments, the namespaces and the definitions. That of the shadows is left out: after a takeover
+/// it may name a release of the earlier operator.
 async fn tools(client: &Client, objects: &[Value]) -> anyhow::Result<Vec<Tool>> {
     let mut tools = Vec::new();
-    for object in objects.iter().filter(|object| is_one_of(object, &["Deployment", "CustomResourceDefinition"])) {
+    for object in objects.iter().filter(|object| is_one_of(object, &OF_TOOLS)) {
         let (api, resource, name) = api(client, object)?;
         if name == names::SHADOW_DEFINITION {
             continue;
         }
         let found = if_there(call(&format!("get {}", resource.plural), api.get_metadata(&name)).await)?;
-        tools.extend(found.iter().flat_map(|found| Tool::all_of(&found.metadata)));
+        // A namespace may be of another release.
+        let marked = found.filter(|found| is_marked(&found.metadata));
+        tools.extend(marked.iter().flat_map(|found| Tool::all_of(&found.metadata)));
     }
+    tools.sort();
+    tools.dedup();
     Ok(tools)
 }
 
@@ -341,6 +370,23 @@ mod tests {
         assert_eq!(paths.iter().map(String::as_str).collect::<Vec<_>>(), served);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn namespace_that_does_not_end_keeps_no_secret() {
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {
+            "name": names::AGENT_NAMESPACE, "uid": "1", "labels": {names::APPLICATION_LABEL: names::APPLICATION},
+            "finalizers": ["kubernetes"],
+        }});
+        let (stays, secret) =
+            ("/api/v1/namespaces/brupop-agents", "/api/v1/namespaces/brupop-system/secrets/brupop-ca");
+        let server = testing::Server::default();
+        server.add(stays, namespace.clone());
+        server
+            .add(secret, json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "brupop-ca", "uid": "2"}}));
+        let error = remove_containers(&server.client(), &[namespace]).await.unwrap_err().to_string();
+        assert!(error.starts_with("Namespace brupop-agents is deleted and not gone"), "{error}");
+        assert_eq!(server.paths(), [stays]);
+    }
+
     #[test]
     fn other_namespace_than_that_of_the_manifests_is_refused() {
         assert!(check_namespace(names::SYSTEM_NAMESPACE).is_ok());
@@ -371,6 +417,15 @@ mod tests {
         // The record of the earlier operator is the user's, for the time after.
         let documented: BTreeSet<&str> =
             cells.filter(|name| name.starts_with("brupop-") && !name.contains('*')).collect();
+        let asked = question();
+        let users: Vec<&str> =
+            table.lines().filter(|row| row.starts_with("| Secrets") && row.contains("| you (")).collect();
+        for name in
+            users.iter().flat_map(|row| row.split('|').nth(2)).flat_map(|cell| cell.split('`').skip(1).step_by(2))
+        {
+            assert!(asked.contains(name), "{name} is not in: {asked}");
+        }
+        assert_eq!(users.len(), 1);
         let made = made();
         let names: BTreeSet<&str> = made.iter().filter_map(|object| object["metadata"]["name"].as_str()).collect();
         assert_eq!(names, documented);

@@ -12,6 +12,7 @@ use planner::view::{NodeFacts, ShadowFacts};
 use planner::wait::{Wait, WaitReason};
 
 use super::finding::{Finding, Severity};
+use super::objects::APPLY;
 use crate::advice::logs_of;
 use crate::cluster::Cluster;
 use crate::status::{Report, report};
@@ -42,7 +43,7 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
     }
     if cluster.operator.is_none() && cluster.unreadable.operator.is_none() {
         let message = "it does not exist, so that no update starts";
-        let next = "kubectl apply --server-side -f brupop.yaml  # docs/install.md".to_owned();
+        let next = APPLY.to_owned();
         // Shadows exist from the first label on. With an attempt, there was a policy: it has been deleted.
         let mut reports = cluster.shadows.values().map(|shadow| &shadow.status.controller);
         let deleted = reports.any(|report| report.record.is_some() || report.progress.is_some());

@@ -1,7 +1,7 @@
 //! The objects of an installation: definitions, accounts, rights, workloads and policies, compared with those that this
 //! version installs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use models::names;
@@ -11,11 +11,13 @@ use serde_json::Value;
 use super::facts::Installed;
 use super::finding::{Finding, NAMED, Severity};
 use crate::advice::some;
+use crate::helm::upgrade_of;
 use crate::install::{Rollout, agents_of, rollout};
 use crate::uninstall::is_marked;
 
 /// The command that installs what is missing.
-const APPLY: &str = "kubectl apply --server-side -f brupop.yaml  # of the operator's version: docs/install.md";
+pub(super) const APPLY: &str =
+    "kubectl apply --server-side -f brupop.yaml  # of the operator's version: docs/install.md";
 
 /// The same for the definitions.
 const APPLY_DEFINITIONS: &str =
@@ -23,6 +25,9 @@ const APPLY_DEFINITIONS: &str =
 
 /// The same for the right that `drain.atDeadline: Force` needs.
 const APPLY_FORCE: &str = "kubectl apply --server-side -f force.yaml  # or the chart's rbac.forceDrain: docs/policy.md";
+
+/// A number that is the year of a date, and the major version of no release.
+const YEAR: u64 = 1000;
 
 fn text<'a>(object: &'a Value, path: &str) -> &'a str {
     object.pointer(path).and_then(Value::as_str).unwrap_or_default()
@@ -51,6 +56,26 @@ pub(super) fn check(objects: &[Installed], found: &mut Vec<Finding>) {
         }
     }
     images(objects, found);
+}
+
+/// Leaves the next steps to Helm where the objects are of a release. With equal values an apply is no conflict, and makes `kubectl` an owner beside
+/// Helm: each later `helm upgrade` is refused then.
+pub(super) fn leave_to_helm(objects: &[Installed], found: &mut [Finding]) {
+    for (command, definitions) in [(APPLY, false), (APPLY_DEFINITIONS, true)] {
+        let upgrade = objects.iter().find_map(|object| {
+            let meta = serde_json::from_value(object.found.as_ref()?["metadata"].clone()).unwrap_or_default();
+            // After a takeover, the definition of the shadows may name a release of the earlier operator.
+            let is_known = is_marked(&meta) && text(&object.wanted, "/metadata/name") != names::SHADOW_DEFINITION;
+            let is_definition = text(&object.wanted, "/kind") == "CustomResourceDefinition";
+            upgrade_of(&meta).filter(|_| is_known && is_definition == definitions)
+        });
+        let Some(upgrade) = upgrade else { continue };
+        for next in found.iter_mut().flat_map(|finding| &mut finding.next) {
+            if next == command {
+                *next = format!("{upgrade}  # docs/install.md, Upgrade");
+            }
+        }
+    }
 }
 
 fn not_there(wanted: &Value) -> Option<Finding> {
@@ -276,30 +301,34 @@ fn tag(image: &str) -> Option<&str> {
     }
 }
 
-/// Returns the version that a tag names, without its suffix, such as that of an architecture. Tags of one's own name none.
+/// Returns the version that a tag names, without its suffix, such as that of an architecture. Tags of one's own name none, nor does a date.
 fn version(tag: &str) -> Option<[u64; 3]> {
     let version = Version::parse(tag.strip_prefix('v')?).ok()?;
-    Some([version.major, version.minor, version.patch])
+    (version.major < YEAR).then_some([version.major, version.minor, version.patch])
 }
 
 /// Compares the images of the workloads with one another, and with those of this version.
 fn images(objects: &[Installed], found: &mut Vec<Finding>) {
-    let mut tags = BTreeSet::new();
+    // By version; tags without one by themselves.
+    let mut tags = BTreeMap::new();
     for there in objects.iter().filter_map(|object| object.found.as_ref()) {
         let containers = there.pointer("/spec/template/spec/containers").and_then(Value::as_array);
-        tags.extend(containers.into_iter().flatten().filter_map(|container| tag(container["image"].as_str()?)));
+        tags.extend(containers.into_iter().flatten().filter_map(|container| {
+            let tag = tag(container["image"].as_str()?)?;
+            Some((version(tag).ok_or(tag), tag))
+        }));
     }
     let own = deploy::Options::default().tag;
-    let is_other = |tag: &&str| version(tag).is_some_and(|other| version(&own).is_some_and(|own| own != other));
+    let is_other = |of: Result<[u64; 3], &str>| of.is_ok_and(|other| version(&own).is_some_and(|own| own != other));
     if tags.len() > 1 {
         let message = format!(
             "its parts run images of different versions: {}. An update of it has not ended, or only a part of it was applied",
-            some(tags, NAMED)
+            some(tags.into_values(), NAMED)
         );
         found.push(Finding::warning("MixedVersions", message).next([APPLY.to_owned()]));
-    } else if let Some(other) = tags.into_iter().find(is_other) {
+    } else if let Some((_, other)) = tags.into_iter().find(|(of, _)| is_other(*of)) {
         let message = format!(
-            "all its parts run images of {other}, and this plugin is of {own}: their workloads of this version are not \
+            "its parts whose version is known run images of {other}, and this plugin is of {own}: their workloads of this version are not \
              applied, or the plugin is of another version"
         );
         found.push(Finding::warning("VersionDiffers", message).next([APPLY.to_owned()]));

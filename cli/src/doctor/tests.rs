@@ -378,7 +378,7 @@ fn upgrade_that_has_not_ended_is_found() {
     let surge = json!({"replicas": 3, "updatedReplicas": 1, "unavailableReplicas": 1});
     let exceeded =
         json!([{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "late"}]);
-    let cases: [(&str, Option<&str>, Break<'_>); 13] = [
+    let cases: [(&str, Option<&str>, Break<'_>); 16] = [
         ("new pods hang, and earlier ones stay Ready", Some("RolloutIncomplete"), &|f| {
             rollout_of_controller(f, &surge);
         }),
@@ -408,7 +408,16 @@ fn upgrade_that_has_not_ended_is_found() {
         ("images of one architecture", None, &|f| {
             retag(f, None, &format!(":v{}-arm64", env!("CARGO_PKG_VERSION")));
         }),
+        ("images of two architectures", None, &|f| {
+            retag(f, None, &format!(":v{}-arm64", env!("CARGO_PKG_VERSION")));
+            retag(f, Some(names::AGENT), &format!(":v{}-amd64", env!("CARGO_PKG_VERSION")));
+        }),
+        ("dates", None, &|f| retag(f, None, ":v2026.11.29")),
         ("digests", None, &|f| retag(f, None, &digest)),
+        ("an earlier tag beside a digest", Some("VersionDiffers"), &|f| {
+            retag(f, None, ":v0.0.9");
+            retag(f, Some(names::CONTROLLER), &digest);
+        }),
         ("a digest beside tags", None, &|f| retag(f, Some(names::CONTROLLER), &digest)),
         ("an earlier tag with a digest", Some("VersionDiffers"), &|f| retag(f, None, &format!(":v0.0.9{digest}"))),
     ];
@@ -420,6 +429,56 @@ fn upgrade_that_has_not_ended_is_found() {
         let reasons: Vec<_> = important.map(|finding| finding.reason).collect();
         assert_eq!(reasons, expected.into_iter().collect::<Vec<_>>(), "{sentence}: {}", diagnosis.page(None, false));
         assert_eq!(diagnosis.errors > 0, expected == Some("RolloutFailed"), "{sentence}");
+    }
+}
+
+/// Each part with an image of an earlier version, a definition with an earlier schema, and no operator's resource.
+fn outdated() -> Facts {
+    let mut facts = healthy();
+    retag(&mut facts, None, ":v0.0.9");
+    change(&mut facts, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| {
+        found.as_mut().unwrap()["spec"]["versions"][0]["served"] = json!(false);
+    });
+    facts.cluster.as_mut().unwrap().operator = None;
+    facts
+}
+
+#[test]
+fn next_steps_for_objects_of_a_release_are_those_of_helm() {
+    let helm =
+        |name: &str| json!({"meta.helm.sh/release-name": name, "meta.helm.sh/release-namespace": "brupop-system"});
+    let flux = json!({"helm.toolkit.fluxcd.io/name": "x", "helm.toolkit.fluxcd.io/namespace": "flux-system"});
+    for (sentence, of_definitions, rest, labels, expected) in [
+        (
+            "two releases",
+            helm("brupop-crds"),
+            helm("brupop"),
+            json!({}),
+            ["helm upgrade brupop-crds CHART -n brupop-system", "helm upgrade brupop CHART -n brupop-system"],
+        ),
+        (
+            "definitions of kubectl",
+            json!({}),
+            helm("brupop"),
+            json!({}),
+            ["kubectl apply --server-side -f crds.yaml", "helm upgrade brupop CHART -n brupop-system"],
+        ),
+        ("of Flux", helm("brupop"), helm("brupop"), flux, ["kubectl edit helmrelease x -n flux-system"; 2]),
+    ] {
+        let mut facts = outdated();
+        for object in &mut facts.objects {
+            let (kind, name) = (&object.wanted["kind"], &object.wanted["metadata"]["name"]);
+            let meta = &mut object.found.as_mut().unwrap()["metadata"];
+            let of = if kind == "CustomResourceDefinition" { &of_definitions } else { &rest };
+            // As a takeover leaves it.
+            meta["annotations"] = if name == names::SHADOW_DEFINITION { helm("earlier") } else { of.clone() };
+            meta["labels"].as_object_mut().unwrap().extend(labels.as_object().unwrap().clone());
+        }
+        let findings = Diagnosis::of(&facts).findings;
+        for (reason, step) in [("VersionMissing", 0), ("VersionDiffers", 1), ("NoOperatorResource", 1)] {
+            let found = findings.iter().find(|finding| finding.reason == reason).unwrap();
+            assert!(found.next[0].starts_with(expected[step]), "{sentence}: {found:?}");
+        }
     }
 }
 

@@ -167,17 +167,38 @@ pub(super) async fn delete(client: &Client, objects: &[Value]) -> anyhow::Result
 pub(super) async fn remove(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
     let going = delete(client, objects).await?;
     let deadline = Instant::now() + GONE;
-    for Found { api, name, id, resource, .. } in going {
+    for Found { api, name, uid, id, resource } in going {
         while let Some(found) = get(&api, &resource, &name).await? {
+            if found.uid != uid {
+                print_line(format_args!("{id} exists again, and stays: another client has created it since"));
+                break;
+            }
             if Instant::now() >= deadline {
                 let finalizers = found.finalizers.unwrap_or_default().join(", ");
                 bail!(
                     "{id} is deleted and not gone (finalizers: {finalizers}). Pods on a node that does not answer keep \
-                     their namespace until the node is back or deleted. Everything else is done; run it again to see."
+                     their namespace until the node is back or deleted. Run the command again then."
                 );
             }
             tokio::time::sleep(PERIOD / 4).await;
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{AGAIN, Server};
+    use super::*;
+
+    /// As cert-manager makes the Secret of its Certificate.
+    #[tokio::test(start_paused = true)]
+    async fn secret_that_another_client_makes_again_is_not_awaited() {
+        let path = "/api/v1/namespaces/brupop-system/secrets/brupop-apiserver-tls";
+        let server = Server::default();
+        let meta = json!({"name": names::SERVING_SECRET, "uid": "1", "annotations": {AGAIN: ""}});
+        server.add(path, json!({"apiVersion": "v1", "kind": "Secret", "metadata": meta}));
+        remove(&server.client(), &made()).await.unwrap();
+        assert_eq!(server.paths(), [path]);
+    }
 }

@@ -94,8 +94,13 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
             json!({"image": {"registry": "registry.example/brupop/", "tag": "v9", "digests": {"agent": digest}}}),
             vec![
                 of(CONTROLLER, image, json!("registry.example/brupop/brupop-controller:v9")),
-                of(AGENT, image, json!(format!("registry.example/brupop/brupop-agent@{digest}"))),
+                of(AGENT, image, json!(format!("registry.example/brupop/brupop-agent:v9@{digest}"))),
             ],
+        ),
+        // As the chart of a release has it: the tag names the version.
+        (
+            json!({"image": {"digests": {"agent": digest}}}),
+            vec![of(AGENT, image, json!(format!("brupop-agent:v{}@{digest}", env!("CARGO_PKG_VERSION"))))],
         ),
         (
             json!({"image": {"pullPolicy": "Always"}, "imagePullSecrets": [{"name": "registry"}]}),

@@ -257,6 +257,14 @@ async fn plugin_leaves_a_release_to_helm_and_uninstalls_all_but_its_namespace() 
     let control_plane = ControlPlane::start(Options::default()).await?;
     let helm = Helm::find(Some(&control_plane)).await?;
     helm.line(&format!("install brupop-crds {DEFINITIONS} {NAMESPACE}")).await?;
+    // Also where only the definitions are of a release, as with an operator in another namespace.
+    for command in ["preflight", "install"] {
+        let (success, refused) = plugin(&control_plane, &[command]).await?;
+        ensure!(
+            !success && refused.contains("of the Helm release brupop-crds in the namespace"),
+            "{command}: {refused}"
+        );
+    }
     helm.line(&format!("install brupop {OPERATOR} -n {SYSTEM_NAMESPACE}")).await?;
     // As the controller and users make them, and one of another program.
     for name in ["brupop-ca", "brupop-permit-key", "brupop-notices", "other"] {
@@ -268,8 +276,10 @@ async fn plugin_leaves_a_release_to_helm_and_uninstalls_all_but_its_namespace() 
     ensure!(!success && refused.contains("the operator is of the Helm release brupop in the namespace"), "{refused}");
 
     // With the objects of one namespace, another one would have half an installation beside.
-    let (success, refused) = plugin(&control_plane, &["install", "-n", "platform"]).await?;
-    ensure!(!success && refused.contains("installs and removes the operator in brupop-system alone"), "{refused}");
+    for command in ["preflight", "install"] {
+        let (success, refused) = plugin(&control_plane, &[command, "-n", "platform"]).await?;
+        ensure!(!success && refused.contains("installs and removes the operator in brupop-system alone"), "{refused}");
+    }
 
     let (success, text) = plugin(&control_plane, &["uninstall", "--dry-run"]).await?;
     ensure!(success && text.contains("would delete Secret brupop-system/brupop-ca"), "{text}");

@@ -36,7 +36,9 @@ pub(super) fn section(path: &str) -> Option<&'static str> {
         "image" => {
             "The images brupop-agent, brupop-apiserver and brupop-controller, and brupop-aws where it is enabled."
         }
-        "image.digests" => "Digests of the images, such as sha256:…; one that is set is used instead of the tag.",
+        "image.digests" => {
+            "Digests of the images, such as sha256:…; one that is set decides what is pulled, and the tag only names its version."
+        }
         "logging" => "The logs of all programs.",
         "namespaces" => "The operator's own namespace is that of the release, and the agents have another one.",
         "policy" => "The policy: the BottlerocketUpdateOperator default.",
