@@ -80,9 +80,12 @@ pub(super) fn awaits_web_api(ctx: &NodeContext<'_>) -> bool {
 /// Returns what keeps the agent from taking the node to another version, as a clause. One that has reported in this boot and is not heard
 /// any more has shown that it can; a node without the label has none.
 fn lacks_agent(ctx: &NodeContext<'_>) -> Option<String> {
+    // The last report is of an earlier boot, then.
+    if awaits_web_api(ctx) {
+        return None;
+    }
     let not_usable = gates::host_not_usable(ctx).filter(|_| ctx.facts().labelled).map(|wait| wait.to_string());
-    let unreported =
-        || (is_unreported(ctx) && !awaits_web_api(ctx)).then(|| "its agent has not reported since its boot".to_owned());
+    let unreported = || is_unreported(ctx).then(|| "its agent has not reported since its boot".to_owned());
     not_usable.or_else(unreported)
 }
 

@@ -513,12 +513,20 @@ fn daemon_set_has_a_ready_pod_again_while_it_wants_the_node() {
 #[test]
 fn node_whose_agent_cannot_take_it_to_another_version_proves_nothing() {
     type Change = fn(&mut ClusterView);
-    let cases: [(&str, Change, Option<&str>); 6] = [
+    let cases: [(&str, Change, Option<&str>); 7] = [
         ("its host does not answer", |view| shadow(view).status.conditions.push(unreachable()), Some("(Timeout)")),
         (
             "the agent does not know the state of its host",
             |view| shadow(view).status.conditions.push(condition(HOST_REACHABLE, UNSUPPORTED_STATE, "x")),
             Some("(UnsupportedState)"),
+        ),
+        (
+            "its host did not answer before the web API went away",
+            |view| {
+                shadow(view).status.conditions.push(unreachable());
+                view.web_api_missing = Some(t(0));
+            },
+            Some("(Timeout)"),
         ),
         (
             "the agent has not reported in this boot, and its pod is not Ready",
