@@ -1,13 +1,14 @@
 //! Ready is not usable: what a node had before its drain has to be back after its update.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use models::condition::{ConditionStatus, find_condition};
 use models::shadow::{
     BLOCKED, DaemonSetBefore, HEALTHY, HOST_REACHABLE, HostState, NodeBefore, Record, Step, UNSUPPORTED_STATE,
 };
 
-use super::health::{DEADLINE, SOAKED, Watch, healthy, is_unproven, is_updated, verifying};
+use super::health::{DEADLINE, SOAKED, Watch, failing, healthy, is_unproven, is_updated, verifying};
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::plan;
@@ -590,9 +591,63 @@ fn first_report_is_waited_for_past_the_timeout_while_the_web_api_is_away() {
         }
         watch.view.web_api_missing = None;
         watch.view.web_api_outage = Some(WebApiOutage { began: t(10), ended: t(BACK) });
-        assert_eq!(watch.at(BACK + 59), Some(Wait::WebApiNotReady), "its agent is about to be connected");
+        assert_eq!(watch.at(BACK + 59), Some(Wait::NoReport), "its agent is about to be connected");
         shadow(&mut watch.view).status.agent.boot_id = reports.then(|| "b1".into());
         watch.at(BACK + 60);
         assert_eq!(watch.result(), if reports { is_updated() } else { is_not_usable() }, "{reports}");
+    }
+}
+
+#[test]
+fn clock_of_verification_stops_while_the_web_api_is_away_for_a_day_at_most() {
+    const DAY: i64 = 24 * 3600;
+    let unreported = || {
+        let mut watch = Watch::of(verifying(vec![healthy()]));
+        shadow(&mut watch.view).status.agent.boot_id = None;
+        watch.view.web_api_missing = Some(t(10));
+        assert_eq!(watch.at(SOAKED), Some(Wait::WebApiNotReady));
+        watch
+    };
+    let mut watch = unreported();
+    *watch.pods() = vec![failing()];
+    assert!(matches!(watch.at(DEADLINE + 10), Some(Wait::Settling { .. })), "a pod is not Ready for a moment");
+    *watch.pods() = vec![healthy()];
+    watch.at(DEADLINE + 11);
+    watch.view.web_api_missing = None;
+    watch.view.web_api_outage = Some(WebApiOutage { began: t(10), ended: t(DEADLINE + 20) });
+    shadow(&mut watch.view).status.agent.boot_id = Some("b1".into());
+    watch.at(DEADLINE + 11 + SOAKED);
+    assert_eq!(watch.result(), is_updated(), "{}", watch.message());
+
+    let mut watch = unreported();
+    assert_eq!(watch.at(DAY - 1), Some(Wait::WebApiNotReady));
+    watch.at(DAY);
+    assert_eq!(watch.result(), is_not_usable());
+}
+
+#[test]
+fn new_leader_gives_agents_time_for_the_report_that_an_outage_of_the_web_api_has_delayed() {
+    let mut watch = Watch::of(verifying(vec![healthy()]));
+    shadow(&mut watch.view).status.agent.boot_id = None;
+    watch.view.leader_since = t(DEADLINE);
+    assert_eq!(watch.at(DEADLINE + 59), Some(Wait::NoReport));
+    watch.at(DEADLINE + 60);
+    assert_eq!(watch.result(), is_not_usable());
+}
+
+#[test]
+fn report_is_waited_for_a_minute_after_the_soak_also_past_the_timeout() {
+    for (sentence, reports) in [("it comes", true), ("it does not", false)] {
+        let mut watch = Watch::of(verifying(vec![healthy()]));
+        watch.policy.all.after.timeout = Duration::from_secs(30);
+        shadow(&mut watch.view).status.agent.boot_id = None;
+        assert_eq!(
+            (watch.at(SOAKED), watch.at(SOAKED + 59)),
+            (Some(Wait::NoReport), Some(Wait::NoReport)),
+            "{sentence}"
+        );
+        shadow(&mut watch.view).status.agent.boot_id = reports.then(|| "b1".into());
+        watch.at(SOAKED + 60);
+        assert_eq!(watch.result(), if reports { is_updated() } else { is_not_usable() }, "{sentence}");
     }
 }
