@@ -122,7 +122,7 @@ fn working_installation_has_no_errors_and_no_warnings() {
 fn each_defect_is_found_with_its_object_and_a_next_step() {
     use Severity::{Error, Note, Warning};
     type Break<'a> = &'a dyn Fn(&mut Facts);
-    let cases: [(&str, Severity, &str, Break<'_>); 50] = [
+    let cases: [(&str, Severity, &str, Break<'_>); 51] = [
         ("KubernetesTooOld", Error, "", &|f| f.outdated = Some("Kubernetes 1.32 or later is needed".to_owned())),
         ("Missing", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
             change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| *found = None);
@@ -270,6 +270,12 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         }),
         ("NoShadow", Warning, "node/a", &|f| f.cluster.as_mut().unwrap().shadows.clear()),
         ("NoAgentPod", Error, "node/a", &|f| f.cluster.as_mut().unwrap().agents = Some(vec![])),
+        ("HostNotUsable", Warning, "node/a", &|f| {
+            let condition = json!({"type": "HostReachable", "status": "True", "reason": "UnsupportedState", "message": "x",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"});
+            let shadow = f.cluster.as_mut().unwrap().shadows.get_mut("a").unwrap();
+            shadow.status.conditions.push(serde_json::from_value(condition).unwrap());
+        }),
         ("HostBusy", Warning, "node/a", &|f| {
             let condition = json!({"type": "HostReachable", "status": "True", "reason": "HostBusy", "message": "since noon",
                 "lastTransitionTime": "2026-01-01T00:00:00Z"});
