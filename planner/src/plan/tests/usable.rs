@@ -75,7 +75,7 @@ const GPUS: &[(&str, &str)] = &[("nvidia.com/gpu", "8"), ("cpu", "7910m"), ("mem
 fn device_that_is_not_back_is_named_and_proves_nothing_at_the_timeout() {
     let mut watch = back(GPUS, &["b"]);
     has(&mut watch.view, "a", &GPUS[1..]);
-    let text = "the node is Ready, and not as it was before its drain: nvidia.com/gpu is 0 and was 8";
+    let text = "the node is Ready, and not as usable as before its drain: nvidia.com/gpu is 0 and was 8";
     assert_eq!(waits(&mut watch, SOAKED), text);
     let condition = |watch: &Watch, type_| {
         let conditions = &watch.view.nodes["a"].shadow.as_ref().unwrap().status.conditions;
