@@ -45,7 +45,7 @@ async fn wait_while_busy(turn: &mut Turn<'_>) -> Next {
     let busy = turn.boot.busy_for_long(Instant::now()).map(HostCondition::busy);
     let reported = find_condition(&turn.view.status.conditions, HOST_REACHABLE);
     let was_unreachable = reported.is_some_and(|reported| reported.status == ConditionStatus::False);
-    if let Some(condition) = busy.or(was_unreachable.then(HostCondition::answered)) {
+    if let Some(condition) = busy.or(was_unreachable.then(|| turn.boot.settings.condition())) {
         let _ = put(turn, |view| build_condition(&view.status, &condition, Timestamp::now())).await;
         // Staging, too, reports again once the host answers otherwise.
         turn.boot.tries.announced = false;

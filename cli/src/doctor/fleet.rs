@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use models::condition::find_condition;
 use models::names;
 use models::operator::NodeSelector;
-use models::shadow::{HOST_BUSY, HOST_REACHABLE};
+use models::shadow::{HOST_BUSY, HOST_REACHABLE, UNSUPPORTED_STATE};
 use planner::plan::{drain_refusals, long_grace_periods};
 use planner::view::{NodeFacts, ShadowFacts};
 use planner::wait::{Wait, WaitReason};
@@ -172,7 +172,7 @@ fn agents(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
     }
 }
 
-/// Hosts that cannot look for updates.
+/// Hosts that cannot check for updates, or that their agents cannot use. Those that do not answer are among the silent agents.
 fn hosts(cluster: &Cluster, found: &mut Vec<Finding>) {
     let mut add = |reason: &'static str, what: &str, message_of: fn(&ShadowFacts) -> Option<&String>| {
         let hosts = cluster.shadows.values().filter_map(|shadow| Some((shadow.node.as_str(), message_of(shadow)?)));
@@ -184,6 +184,10 @@ fn hosts(cluster: &Cluster, found: &mut Vec<Finding>) {
     };
     add("RefreshFails", "the host cannot check for updates", |shadow| {
         shadow.status.agent.updates.as_ref()?.refresh_failure.as_ref()
+    });
+    add("HostNotUsable", "the agent does not know the state of its host", |shadow| {
+        let reachable = find_condition(&shadow.status.conditions, HOST_REACHABLE)?;
+        (reachable.reason == UNSUPPORTED_STATE).then_some(&reachable.message)
     });
     add("HostBusy", "the host is busy", |shadow| {
         let reachable = find_condition(&shadow.status.conditions, HOST_REACHABLE)?;

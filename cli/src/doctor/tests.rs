@@ -292,6 +292,12 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         }),
         ("NoShadow", Warning, "node/a", &|f| f.cluster.as_mut().unwrap().shadows.clear()),
         ("NoAgentPod", Error, "node/a", &|f| f.cluster.as_mut().unwrap().agents = Some(vec![])),
+        ("HostNotUsable", Warning, "node/a", &|f| {
+            let condition = json!({"type": "HostReachable", "status": "True", "reason": "UnsupportedState", "message": "x",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"});
+            let shadow = f.cluster.as_mut().unwrap().shadows.get_mut("a").unwrap();
+            shadow.status.conditions.push(serde_json::from_value(condition).unwrap());
+        }),
         ("HostBusy", Warning, "node/a", &|f| {
             let condition = json!({"type": "HostReachable", "status": "True", "reason": "HostBusy", "message": "since noon",
                 "lastTransitionTime": "2026-01-01T00:00:00Z"});

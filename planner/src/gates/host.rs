@@ -1,10 +1,17 @@
 //! The host, as its agent reports it: the agent has to be able to use it, and another attempt has to find nothing of an earlier
 //! one, nor of another client.
 
+use models::plain::cut;
 use models::shadow::{HOST_BUSY, HostState, MOST_ATTEMPTS};
 
 use crate::survey::NodeContext;
 use crate::wait::Wait;
+
+/// The number of characters of a reported reason that a wait has.
+const LONGEST_REASON: usize = 64;
+
+/// The number of characters of a reported message that a wait has. It goes into conditions and records together with other texts.
+const LONGEST_MESSAGE: usize = 512;
 
 /// Returns the wait for a report of the node's current boot.
 pub(crate) fn has_reported(ctx: &NodeContext<'_>) -> Option<Wait> {
@@ -14,13 +21,14 @@ pub(crate) fn has_reported(ctx: &NodeContext<'_>) -> Option<Wait> {
 /// Returns the wait for a host whose update API the agent can use: without that no image is staged, and a node is drained in vain.
 pub(crate) fn is_usable(ctx: &NodeContext<'_>) -> Option<Wait> {
     let condition = ctx.unusable_host()?;
-    Some(Wait::HostNotUsable { reason: condition.reason.clone(), message: condition.message.clone() })
+    let (reason, message) = (cut(&condition.reason, LONGEST_REASON), cut(&condition.message, LONGEST_MESSAGE));
+    Some(Wait::HostNotUsable { reason, message })
 }
 
 /// Returns the wait for the end of a command that has been running on the host for long. Nothing is known of its offers meanwhile.
 pub(crate) fn is_not_busy(ctx: &NodeContext<'_>) -> Option<Wait> {
     let condition = ctx.host_condition().filter(|condition| condition.reason == HOST_BUSY)?;
-    Some(Wait::HostBusy { message: condition.message.clone() })
+    Some(Wait::HostBusy { message: cut(&condition.message, LONGEST_MESSAGE) })
 }
 
 pub(crate) fn not_armed_by_other(ctx: &NodeContext<'_>) -> Option<Wait> {
@@ -102,6 +110,26 @@ mod tests {
                 });
                 assert_eq!(wait, expected, "{name}: {sentence}");
             }
+        }
+    }
+
+    /// The schema of a condition lets an agent write 128 and 2048 characters, of any kind.
+    #[test]
+    fn text_of_report_is_short_and_on_one_line() {
+        let long = "x\u{1b}\n\u{202e}".repeat(512);
+        for (sentence, status, reason) in [
+            ("not usable", ConditionStatus::False, long.as_str()),
+            ("not known", ConditionStatus::True, UNSUPPORTED_STATE),
+            ("busy", ConditionStatus::True, HOST_BUSY),
+        ] {
+            let wait = refusal_of(begin, |view, _| {
+                let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+                reachable(shadow, status, reason);
+                shadow.status.conditions.last_mut().unwrap().message.clone_from(&long);
+            });
+            let text = wait.unwrap().to_string();
+            assert!((500..700).contains(&text.chars().count()), "{sentence}: {}", text.chars().count());
+            assert!(!text.contains(['\u{1b}', '\n', '\u{202e}']), "{sentence}: {text}");
         }
     }
 

@@ -44,15 +44,18 @@ fn checked_again(ctx: &Attempt<'_>) -> Turn {
             stay(wait).querying(queries).waking_at(until)
         }
         Some(Obstacle::Refused(
-            wait @ (Wait::BudgetUnhealthy { .. } | Wait::BudgetNeverAllows { until: None, is_static: false, .. }),
-        )) if ctx.now < until => awaits_budget(ctx, wait, until),
+            wait @ (Wait::BudgetUnhealthy { .. }
+            | Wait::BudgetNeverAllows { until: None, is_static: false, .. }
+            | Wait::HostNotUsable { .. }
+            | Wait::HostBusy { .. }),
+        )) if ctx.now < until => awaits_recovery(ctx, wait, until),
         Some(Obstacle::Unknown(refused) | Obstacle::Refused(refused)) => Turn::of(Outcome::Refuse(refused)),
     }
 }
 
-/// Waits for a budget no longer than a drain waits for guarded pods: another node's drain may have moved pods of it, whose replacements are
-/// about to be Ready. The `Blocked` condition records since when.
-fn awaits_budget(ctx: &Attempt<'_>, wait: Wait, until: Timestamp) -> Turn {
+/// Waits for a budget or for the host no longer than a drain waits for guarded pods: another node's drain may have moved pods of the budget,
+/// whose replacements are about to be Ready, and a host may not answer for some seconds. The `Blocked` condition records since when.
+fn awaits_recovery(ctx: &Attempt<'_>, wait: Wait, until: Timestamp) -> Turn {
     match true_condition(&ctx.shadow.status.conditions, BLOCKED) {
         None => stay(wait).waking_at(until),
         // It has held since the hooks were asked: its time is that of this reason only if it has not held in between.

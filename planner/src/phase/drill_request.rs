@@ -22,6 +22,8 @@ pub(super) fn begin(ctx: &NodeContext<'_>) -> Option<Decision> {
         Err(wait @ (Wait::AgentNotSynced | Wait::DisarmPending | Wait::NoReport | Wait::Pinning { .. })) => {
             return Some(Decision::wait(wait));
         }
+        // The report may be of an earlier boot.
+        Err(wait @ Wait::HostNotUsable { .. }) if !ctx.caught_up() => return Some(Decision::wait(wait)),
         Err(refused) => return Some(refuse_request(ctx, &refused)),
     };
     // The slot of the attempt that has ended is about to be removed.

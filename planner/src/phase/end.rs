@@ -230,7 +230,7 @@ pub(super) fn ended_by_host(ctx: &Attempt<'_>) -> Option<Turn> {
     let asked = ctx.shadow.spec.state == HostState::RehearsedUpdate && ctx.shadow.spec.attempt == ctx.progress.attempt;
     let condition = find_condition(&ctx.shadow.status.conditions, HOST_REACHABLE);
     let unsupported = condition.filter(|condition| asked && condition.reason == UNSUPPORTED_STATE)?;
-    let message = format!("the agent or the web API does not know drills: {}", unsupported.message);
+    let message = format!("the agent or the web API does not know drills: {}", cut(&unsupported.message, 512));
     Some(fail(FailureReason::UnsupportedState, message))
 }
 

@@ -31,12 +31,14 @@ const JUDGED_OWNERS: usize = 8;
 const OF_ONE_POD: &[&str] =
     &["statefulset.kubernetes.io/pod-name", "apps.kubernetes.io/pod-index", "batch.kubernetes.io/job-completion-index"];
 
-/// Returns when the verification ends, with whatever is known.
+/// Returns when the verification ends, with whatever is known. Its clock stops while the agent cannot report for want of the web API: that
+/// says nothing about the node.
 pub(super) fn deadline(ctx: &Attempt<'_>) -> Timestamp {
-    ctx.deadline(begun(ctx), ctx.group().after.timeout)
+    let at = ctx.deadline(begun(ctx), ctx.group().after.timeout);
+    if usable::awaits_web_api(ctx) { at.max(after(ctx.now, LASTING)) } else { at }
 }
 
-fn begun(ctx: &Attempt<'_>) -> Timestamp {
+pub(super) fn begun(ctx: &Attempt<'_>) -> Timestamp {
     ctx.progress.verifying_since.unwrap_or(ctx.progress.since)
 }
 
@@ -120,8 +122,8 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
         let pending = Wait::ExpressionsPending { name: quiet.oldest };
         return looking(unknown_until(ctx, limit, pending).asking_since(soaked));
     }
-    // That the web API is away says nothing about the node, whatever the time is.
-    let report = || usable::awaits_web_api(ctx).then(|| stay(Wait::WebApiNotReady).waking_at(after(ctx.now, LASTING)));
+    let away = if ctx.view.web_api_missing.is_some() { Wait::WebApiNotReady } else { Wait::NoReport };
+    let report = || usable::awaits_report(ctx).then(|| stay(away).waking_at(after(ctx.now, LASTING)));
     sign_of_life(ctx, soaked, limit).or_else(report).and_then(looking)
 }
 

@@ -4,20 +4,22 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use models::shadow::{DaemonSetBefore, MOST_COMPARED, MOST_DIGITS, MOST_FACTS, NodeBefore};
 use models::time::after;
 
+use super::health::begun;
 use super::row::Attempt;
 use crate::gates;
 use crate::survey::NodeContext;
-use crate::survey::unwell::comparison_nodes;
-use crate::view::{ClusterView, NodeFacts, PodFacts, WebApiOutage};
+use crate::survey::unwell::{LONGEST, comparison_nodes};
+use crate::view::{ClusterView, NodeFacts, PodFacts};
 
 /// The share of CPU, memory, disk and huge pages that has to be back. Their sizes differ a little from boot to boot and from version to
 /// version.
 const SHARE: f64 = 0.9;
 
-/// Time in which an agent is connected again and has reported once the web API is back.
+/// Time in which an agent is connected and has reported once its node has passed its soak, or once the web API is back.
 const REPORTED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Suffixes of quantities.
@@ -71,18 +73,35 @@ fn is_unreported(ctx: &NodeContext<'_>) -> bool {
     ctx.facts().labelled && !ctx.has_reported()
 }
 
-/// Returns whether the agent has not reported because it could not: the web API is away, or was until a moment ago.
-pub(super) fn awaits_web_api(ctx: &NodeContext<'_>) -> bool {
-    let is_recent = |outage: WebApiOutage| ctx.now < after(outage.ended, REPORTED_WITHIN);
-    is_unreported(ctx) && (ctx.view.web_api_missing.is_some() || ctx.view.web_api_outage.is_some_and(is_recent))
+/// Returns whether this was a moment ago.
+fn is_recent(ctx: &NodeContext<'_>, time: Timestamp) -> bool {
+    ctx.now < after(time, REPORTED_WITHIN)
+}
+
+/// Returns whether the agent has not reported because it could not: the web API is away, or was until a moment ago, which a new leader does
+/// not know.
+pub(super) fn awaits_web_api(ctx: &Attempt<'_>) -> bool {
+    let is_away = ctx.view.web_api_missing.is_some()
+        || ctx.view.web_api_outage.is_some_and(|outage| is_recent(ctx, outage.ended))
+        || is_recent(ctx, ctx.view.leader_since);
+    is_unreported(ctx) && is_away && ctx.now < after(begun(ctx), LONGEST)
+}
+
+/// Returns whether the agent may not have had the time for its report. A soak may be short, and may have begun late, with a second boot.
+pub(super) fn awaits_report(ctx: &Attempt<'_>) -> bool {
+    let soaked = after(ctx.progress.since, ctx.group().after.soak);
+    awaits_web_api(ctx) || (is_unreported(ctx) && is_recent(ctx, soaked))
 }
 
 /// Returns what keeps the agent from taking the node to another version, as a clause. One that has reported in this boot and is not heard
 /// any more has shown that it can; a node without the label has none.
-fn lacks_agent(ctx: &NodeContext<'_>) -> Option<String> {
+fn lacks_agent(ctx: &Attempt<'_>) -> Option<String> {
+    // The last report is of an earlier boot, then.
+    if awaits_report(ctx) {
+        return None;
+    }
     let not_usable = gates::host_not_usable(ctx).filter(|_| ctx.facts().labelled).map(|wait| wait.to_string());
-    let unreported =
-        || (is_unreported(ctx) && !awaits_web_api(ctx)).then(|| "its agent has not reported since its boot".to_owned());
+    let unreported = || is_unreported(ctx).then(|| "its agent has not reported since its boot".to_owned());
     not_usable.or_else(unreported)
 }
 

@@ -1,5 +1,6 @@
 //! Agents that are not heard. An agent that is dead, stuck or disconnected reports nothing, so the controller says so in
-//! its place: `HostReachable` becomes `Unknown`, with the time of the last contact. The agent's next report replaces it.
+//! its place: `HostReachable` becomes `Unknown`, with the time of the last contact. The agent's next report replaces it. A problem that
+//! keeps the host from an update stays as it was reported: that its agent is not heard does not end it.
 //!
 //! Nothing is asked of the agents for this. The kubelet knows whether an agent runs and receives the web API's stream (the
 //! readiness of its pod), and writes that only when it changes.
@@ -8,8 +9,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::condition::{ConditionStatus, find_condition, set_condition};
-use models::shadow::HOST_REACHABLE;
+use models::condition::{Condition, ConditionStatus, find_condition, set_condition};
+use models::shadow::{HOST_ARMED_BY_OTHER, HOST_BUSY, HOST_REACHABLE, UNSUPPORTED_STATE};
 use models::time::after;
 
 use super::contents::{Plan, Silence};
@@ -22,6 +23,12 @@ use crate::wait::WaitReason;
 /// was written: two writes about one node are then this far apart.
 const WRITE_AGAIN: Duration = Duration::from_secs(10 * 60);
 
+/// Returns whether a report names a problem for which a gate refuses its node.
+fn is_problem(reported: &Condition) -> bool {
+    let refused = [UNSUPPORTED_STATE, HOST_BUSY, HOST_ARMED_BY_OTHER];
+    reported.status == ConditionStatus::False || refused.contains(&reported.reason.as_str())
+}
+
 /// Returns `HostReachable` for the nodes whose agent is newly found to be silent.
 pub(super) fn silent(view: &ClusterView, plan: &Plan, now: Timestamp) -> BTreeMap<String, Silence> {
     let write = |(name, node): (&String, &NodeView)| {
@@ -29,6 +36,9 @@ pub(super) fn silent(view: &ClusterView, plan: &Plan, now: Timestamp) -> BTreeMa
         let AgentState::Silent { reason, since } = agent_state(view, node, now) else { return None };
         let other_write = view.busy.contains(name) || plan.actions.contains_key(name);
         if !node.facts.labelled || other_write {
+            return None;
+        }
+        if find_condition(&shadow.status.conditions, HOST_REACHABLE).is_some_and(is_problem) {
             return None;
         }
         let again = |(last, at)| last != reason || now >= after(at, WRITE_AGAIN);
@@ -57,12 +67,11 @@ pub(super) fn silent(view: &ClusterView, plan: &Plan, now: Timestamp) -> BTreeMa
 
 #[cfg(test)]
 mod tests {
-    use models::condition::Condition;
     use models::shadow::{HostState, Step};
 
     use super::*;
     use crate::decision::Action;
-    use crate::fixtures::{at, cluster, node, t};
+    use crate::fixtures::{at, cluster, node, outcome, t, unreachable, written as carry_out};
     use crate::plan::plan;
     use crate::view::WebApiOutage;
 
@@ -97,7 +106,7 @@ mod tests {
 
     #[test]
     fn agent_that_is_not_ready_for_30_seconds_on_a_ready_node_is_silent() {
-        let cases: [(&str, Change, Option<&str>); 18] = [
+        let cases: [(&str, Change, Option<&str>); 23] = [
             ("an agent without a Ready pod", |_| {}, Some("AgentNotReady")),
             ("one that is connected", |view| of_a(view).agent_missing = None, None),
             ("one for 29 s", |view| of_a(view).agent_missing = Some(t(-29)), None),
@@ -131,6 +140,19 @@ mod tests {
                 |view| of_a(view).silence_written = Some((WaitReason::AgentNotReady, t(-600))),
                 Some("AgentNotReady"),
             ),
+            ("its host did not answer it", |view| says(view, ConditionStatus::False, "Timeout", -99), None),
+            ("its host was busy", |view| says(view, ConditionStatus::True, HOST_BUSY, -99), None),
+            (
+                "another client had armed its host",
+                |view| says(view, ConditionStatus::True, HOST_ARMED_BY_OTHER, -99),
+                None,
+            ),
+            ("the state was not known", |view| says(view, ConditionStatus::True, UNSUPPORTED_STATE, -99), None),
+            (
+                "a setting of its host could not be changed, which no gate refuses",
+                |view| says(view, ConditionStatus::True, "SettingsFailed", -99),
+                Some("AgentNotReady"),
+            ),
             ("another write is under way", |view| _ = view.busy.insert("a".into()), None),
         ];
         for (sentence, change, expected) in cases {
@@ -153,6 +175,29 @@ mod tests {
         assert!(second.silent.contains_key("a") && second.actions.is_empty(), "{second:?}");
         view.earlier_pods = vec!["x/y".into()];
         assert!(plan(&view, &policy, t(0)).silent.is_empty(), "the earlier operator runs");
+    }
+
+    /// Agents have half a minute to be connected again, in which they count as heard.
+    #[test]
+    fn host_that_cannot_be_used_is_not_drained_once_the_web_api_is_back() {
+        let (mut view, policy) = cluster(vec![at("a", Step::Staged, -90, HostState::StagedUpdate)], &[]);
+        of_a(&mut view).shadow.as_mut().unwrap().status.conditions.push(unreachable());
+        loses_web_api(&mut view, -60, Some(-50));
+        for second in 0..10 {
+            let made = plan(&view, &policy, t(second));
+            made.actions.get("a").into_iter().for_each(|action| carry_out(&mut view, action));
+            for silence in made.silent.into_values() {
+                set_condition(&mut of_a(&mut view).shadow.as_mut().unwrap().status.conditions, silence.condition);
+            }
+        }
+        view.web_api_missing = None;
+        has_web_api_back(&mut view, -60, 10);
+        for second in 11..15 {
+            let made = plan(&view, &policy, t(second));
+            assert!(made.slots.iter().flatten().next().is_none(), "{:?}", made.slots);
+            made.actions.get("a").into_iter().for_each(|action| carry_out(&mut view, action));
+        }
+        assert_eq!(outcome(&plan(&view, &policy, t(15))), "HostNotUsable");
     }
 
     #[test]

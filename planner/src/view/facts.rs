@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, PROVIDER_ID_LENGTH};
 use models::plain::{cut, plain};
-use models::shadow::{BottlerocketShadow, BottlerocketShadowStatus};
+use models::shadow::{BottlerocketShadow, BottlerocketShadowStatus, is_agent_condition};
 use models::time::after;
 
 use crate::annotations::{Place, misunderstood, recorded_value};
@@ -195,7 +195,9 @@ fn plain_status(shadow: &BottlerocketShadow) -> BottlerocketShadowStatus {
         agent.failure.as_mut().map(|failure| &mut failure.message),
         agent.host.as_mut().and_then(|host| host.conflicting_lock.as_mut()),
     ];
-    for text in texts.into_iter().flatten() {
+    let conditions = status.conditions.iter_mut().filter(|condition| is_agent_condition(&condition.type_));
+    let conditions = conditions.flat_map(|condition| [&mut condition.reason, &mut condition.message]);
+    for text in texts.into_iter().flatten().chain(conditions) {
         *text = plain(text);
     }
     status

@@ -152,7 +152,7 @@ pub(super) fn not_usable(missing: &[String]) -> String {
         more => format!(", and {more} more"),
     };
     let first: Vec<&str> = missing.iter().take(NAMED).map(String::as_str).collect();
-    format!("the node is Ready, and not as it was before its drain: {}{more}", first.join(", "))
+    format!("the node is Ready, and not as usable as before its drain: {}{more}", first.join(", "))
 }
 
 /// The words between the reason of a brake and the command that releases it.

@@ -2,7 +2,7 @@
 
 use integ::host::{Command, Fault, HostOptions, Worker};
 use models::condition::{ConditionStatus, find_condition};
-use models::shadow::{ArmedPhase, HOST_ANSWERED, HOST_BUSY, HOST_REACHABLE, HostState};
+use models::shadow::{ArmedPhase, HOST_ANSWERED, HOST_BUSY, HOST_REACHABLE, HostPolicy, HostState};
 
 use super::*;
 use crate::bench::NEW;
@@ -154,4 +154,30 @@ fn host_that_answers_again_during_staging_is_reported_before_its_download_has_en
             agent.end().await.unwrap();
         });
     }
+}
+
+#[test]
+fn problem_with_settings_is_reported_again_for_a_busy_host_that_answers_again() {
+    simulate(async |_| {
+        let (bench, agent) = busy_host().await;
+        let reason = || {
+            let status = bench.web.view().status;
+            find_condition(&status.conditions, HOST_REACHABLE).map(|condition| condition.reason.clone())
+        };
+        let answers = || matches!(reason().as_deref(), Some("SettingsUnsigned" | HOST_ANSWERED));
+        let unsigned = HostPolicy { signature: None, ..bench.policy(Some("1.20.5"), None) };
+        bench.web.change_spec(|spec| spec.host = Some(unsigned));
+        assert!(pass_until(MINUTE, || reason().as_deref() == Some("SettingsUnsigned")).await, "{:?}", reason());
+        bench.host.script(Fault::command(Command::Refresh, Worker::Waits));
+        let before = bench.calls().len();
+        let refreshes = || bench.calls()[before..].iter().any(|call| call.starts_with("POST"));
+        assert!(pass_until(2 * MINUTE, refreshes).await, "{:?}", bench.calls());
+        bench.host.script(Fault::connection().times(u32::MAX));
+        assert!(pass_until(10 * MINUTE, || !answers()).await, "{:?}", reason());
+        bench.host.clear_faults();
+        assert!(pass_until(10 * MINUTE, answers).await, "{:?}", reason());
+        assert_eq!(reason().as_deref(), Some("SettingsUnsigned"));
+        bench.host.release_command();
+        agent.end().await.unwrap();
+    });
 }

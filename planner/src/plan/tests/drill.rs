@@ -535,6 +535,26 @@ fn agent_that_does_not_know_drills_ends_drill_before_the_node_is_claimed() {
 }
 
 #[test]
+fn drill_request_waits_for_a_host_until_its_agent_has_reported() {
+    type Change = fn(&mut ClusterView);
+    let cases: [(&str, Change, &str); 3] = [
+        ("a report of an earlier boot", |view| shadow(view).status.agent.boot_id = Some("b0".into()), "waits"),
+        ("the agent is behind", |view| shadow(view).generation = 2, "waits"),
+        ("the agent has reported", |_| {}, "HostNotUsable"),
+    ];
+    for (sentence, change, expected) in cases {
+        let mut bench = Bench::new(&["a"], "1");
+        shadow(&mut bench.view).status.conditions.push(unreachable());
+        change(&mut bench.view);
+        for _ in 0..3 {
+            bench.step(false);
+        }
+        let ended = bench.record().drill.map_or_else(|| "waits".to_owned(), |drill| drill.result);
+        assert_eq!(ended, expected, "{sentence}");
+    }
+}
+
+#[test]
 fn drill_does_not_pass_while_the_agent_cannot_use_its_host() {
     let mut bench = Bench::new(&["a"], "1");
     bench.until(Step::Verifying);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::condition::find_condition;
+use models::condition::{find_condition, set_condition};
 use models::reason::FailureReason;
 use models::shadow::{
     BLOCKED, Drill, HEALTHY, HostState, NodeBefore, Progress, Record, Step, UPDATED, is_agent_condition,
@@ -90,6 +90,9 @@ impl Watch {
             self.view.operator.as_mut().unwrap().status.unwell = made.status.take().unwrap().unwell;
             let node = self.view.nodes.get_mut("a").unwrap();
             let shadow = node.shadow.as_mut().unwrap();
+            if let Some(silence) = made.silent.remove("a") {
+                set_condition(&mut shadow.status.conditions, silence.condition);
+            }
             match made.actions.remove("a") {
                 None => return made.waits.get("a").cloned(),
                 Some(Action::Status { status, note }) => {

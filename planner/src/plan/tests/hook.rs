@@ -1,7 +1,7 @@
 //! Hooks: before the drain, after the update, and the end of their request.
 
 use models::operator::BottlerocketUpdateOperatorSpec;
-use models::shadow::{BLOCKED, DrainStatus, HostState, Step};
+use models::shadow::{BLOCKED, DrainStatus, HOST_BUSY, HOST_REACHABLE, HostState, Step};
 use serde_json::json;
 
 use crate::claims::{ClaimField, ClaimFields};
@@ -280,7 +280,7 @@ fn second_window_in_a_row_that_closes_while_hooks_are_awaited_is_a_failure() {
 #[test]
 fn gates_are_checked_again_after_the_wait_for_hooks() {
     type Change = fn(&mut ClusterView, &mut serde_json::Value);
-    let cases: [(&str, Change, &str); 6] = [
+    let cases: [(&str, Change, &str); 5] = [
         ("nothing has changed", |_, _| {}, "step Draining"),
         ("updates are switched off", |_, spec| spec["enabled"] = json!(false), "step Draining"),
         (
@@ -290,7 +290,6 @@ fn gates_are_checked_again_after_the_wait_for_hooks() {
         ),
         ("node", |view, _| a(view).facts.ready = false, "NodeNotReady"),
         ("agent", |view, _| a(view).agent_missing = Some(t(-60)), "AgentNotReady"),
-        ("host", |view, _| shadow(view).status.conditions.push(unreachable()), "HostNotUsable"),
     ];
     for (sentence, change, expected) in cases {
         let (mut view, _) = in_step(Step::BeforeDrain, both());
@@ -316,6 +315,23 @@ fn gates_are_checked_again_after_the_wait_for_hooks() {
         let record = status.report.record.as_ref().unwrap();
         assert_eq!((record.failures, record.not_before.is_none()), (i64::from(!closed), closed), "{sentence}");
         assert!(made.evictions.is_empty());
+    }
+}
+
+/// A host may not answer for some seconds, as while its API server restarts.
+#[test]
+fn host_that_cannot_be_used_when_hooks_have_answered_is_waited_for_as_long_as_for_guarded_pods() {
+    for reported in [unreachable(), condition(HOST_REACHABLE, HOST_BUSY, "a command runs")] {
+        let waits = if reported.reason == HOST_BUSY { "HostBusy" } else { "HostNotUsable" };
+        let (mut view, policy) = in_step(Step::BeforeDrain, json!({}));
+        shadow(&mut view).status.conditions.push(reported);
+        let action = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
+        written(&mut view, &action);
+        assert_eq!(outcome(&plan(&view, &policy, t(600))), waits);
+        let mut answers = view.clone();
+        shadow(&mut answers).status.conditions.retain(|condition| condition.type_ != HOST_REACHABLE);
+        assert_eq!(outcome(&plan(&answers, &policy, t(600))), "step Draining", "{waits}");
+        assert_eq!(outcome(&plan(&view, &policy, t(601))), "GateRefused", "{waits}");
     }
 }
 

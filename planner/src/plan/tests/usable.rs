@@ -1,13 +1,14 @@
 //! Ready is not usable: what a node had before its drain has to be back after its update.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use models::condition::{ConditionStatus, find_condition};
 use models::shadow::{
     BLOCKED, DaemonSetBefore, HEALTHY, HOST_REACHABLE, HostState, NodeBefore, Record, Step, UNSUPPORTED_STATE,
 };
 
-use super::health::{DEADLINE, SOAKED, Watch, healthy, is_unproven, is_updated, verifying};
+use super::health::{DEADLINE, SOAKED, Watch, failing, healthy, is_unproven, is_updated, verifying};
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::plan;
@@ -74,7 +75,7 @@ const GPUS: &[(&str, &str)] = &[("nvidia.com/gpu", "8"), ("cpu", "7910m"), ("mem
 fn device_that_is_not_back_is_named_and_proves_nothing_at_the_timeout() {
     let mut watch = back(GPUS, &["b"]);
     has(&mut watch.view, "a", &GPUS[1..]);
-    let text = "the node is Ready, and not as it was before its drain: nvidia.com/gpu is 0 and was 8";
+    let text = "the node is Ready, and not as usable as before its drain: nvidia.com/gpu is 0 and was 8";
     assert_eq!(waits(&mut watch, SOAKED), text);
     let condition = |watch: &Watch, type_| {
         let conditions = &watch.view.nodes["a"].shadow.as_ref().unwrap().status.conditions;
@@ -513,12 +514,20 @@ fn daemon_set_has_a_ready_pod_again_while_it_wants_the_node() {
 #[test]
 fn node_whose_agent_cannot_take_it_to_another_version_proves_nothing() {
     type Change = fn(&mut ClusterView);
-    let cases: [(&str, Change, Option<&str>); 6] = [
+    let cases: [(&str, Change, Option<&str>); 7] = [
         ("its host does not answer", |view| shadow(view).status.conditions.push(unreachable()), Some("(Timeout)")),
         (
             "the agent does not know the state of its host",
             |view| shadow(view).status.conditions.push(condition(HOST_REACHABLE, UNSUPPORTED_STATE, "x")),
             Some("(UnsupportedState)"),
+        ),
+        (
+            "its host did not answer before the web API went away",
+            |view| {
+                shadow(view).status.conditions.push(unreachable());
+                view.web_api_missing = Some(t(0));
+            },
+            Some("(Timeout)"),
         ),
         (
             "the agent has not reported in this boot, and its pod is not Ready",
@@ -582,9 +591,63 @@ fn first_report_is_waited_for_past_the_timeout_while_the_web_api_is_away() {
         }
         watch.view.web_api_missing = None;
         watch.view.web_api_outage = Some(WebApiOutage { began: t(10), ended: t(BACK) });
-        assert_eq!(watch.at(BACK + 59), Some(Wait::WebApiNotReady), "its agent is about to be connected");
+        assert_eq!(watch.at(BACK + 59), Some(Wait::NoReport), "its agent is about to be connected");
         shadow(&mut watch.view).status.agent.boot_id = reports.then(|| "b1".into());
         watch.at(BACK + 60);
         assert_eq!(watch.result(), if reports { is_updated() } else { is_not_usable() }, "{reports}");
+    }
+}
+
+#[test]
+fn clock_of_verification_stops_while_the_web_api_is_away_for_a_day_at_most() {
+    const DAY: i64 = 24 * 3600;
+    let unreported = || {
+        let mut watch = Watch::of(verifying(vec![healthy()]));
+        shadow(&mut watch.view).status.agent.boot_id = None;
+        watch.view.web_api_missing = Some(t(10));
+        assert_eq!(watch.at(SOAKED), Some(Wait::WebApiNotReady));
+        watch
+    };
+    let mut watch = unreported();
+    *watch.pods() = vec![failing()];
+    assert!(matches!(watch.at(DEADLINE + 10), Some(Wait::Settling { .. })), "a pod is not Ready for a moment");
+    *watch.pods() = vec![healthy()];
+    watch.at(DEADLINE + 11);
+    watch.view.web_api_missing = None;
+    watch.view.web_api_outage = Some(WebApiOutage { began: t(10), ended: t(DEADLINE + 20) });
+    shadow(&mut watch.view).status.agent.boot_id = Some("b1".into());
+    watch.at(DEADLINE + 11 + SOAKED);
+    assert_eq!(watch.result(), is_updated(), "{}", watch.message());
+
+    let mut watch = unreported();
+    assert_eq!(watch.at(DAY - 1), Some(Wait::WebApiNotReady));
+    watch.at(DAY);
+    assert_eq!(watch.result(), is_not_usable());
+}
+
+#[test]
+fn new_leader_gives_agents_time_for_the_report_that_an_outage_of_the_web_api_has_delayed() {
+    let mut watch = Watch::of(verifying(vec![healthy()]));
+    shadow(&mut watch.view).status.agent.boot_id = None;
+    watch.view.leader_since = t(DEADLINE);
+    assert_eq!(watch.at(DEADLINE + 59), Some(Wait::NoReport));
+    watch.at(DEADLINE + 60);
+    assert_eq!(watch.result(), is_not_usable());
+}
+
+#[test]
+fn report_is_waited_for_a_minute_after_the_soak_also_past_the_timeout() {
+    for (sentence, reports) in [("it comes", true), ("it does not", false)] {
+        let mut watch = Watch::of(verifying(vec![healthy()]));
+        watch.policy.all.after.timeout = Duration::from_secs(30);
+        shadow(&mut watch.view).status.agent.boot_id = None;
+        assert_eq!(
+            (watch.at(SOAKED), watch.at(SOAKED + 59)),
+            (Some(Wait::NoReport), Some(Wait::NoReport)),
+            "{sentence}"
+        );
+        shadow(&mut watch.view).status.agent.boot_id = reports.then(|| "b1".into());
+        watch.at(SOAKED + 60);
+        assert_eq!(watch.result(), if reports { is_updated() } else { is_not_usable() }, "{sentence}");
     }
 }

@@ -557,7 +557,10 @@ fn control_characters_reported_by_agent_are_never_written() {
     let mut offers_nothing = node("b");
     let agent = &mut offers_nothing.shadow.as_mut().unwrap().status.agent;
     agent.updates = Some(OfferedUpdates { refresh_failure: Some(HOSTILE.into()), ..OfferedUpdates::default() });
-    let (mut view, policy) = cluster(vec![failed, offers_nothing], &["a"]);
+    let mut silent_host = node("c");
+    let unreachable = models::condition::Condition { message: HOSTILE.repeat(200), ..unreachable() };
+    silent_host.shadow.as_mut().unwrap().status.conditions.push(unreachable);
+    let (mut view, policy) = cluster(vec![failed, offers_nothing, silent_host], &["a"]);
     for node in view.nodes.values_mut() {
         // As read from the cluster.
         let shadow = node.shadow.take().unwrap();
@@ -569,7 +572,7 @@ fn control_characters_reported_by_agent_are_never_written() {
     }
     let written = plan(&view, &policy, t(2));
     let mut texts = Vec::new();
-    for name in ["a", "b"] {
+    for name in ["a", "b", "c"] {
         let Some(Action::Status { status, note }) = written.actions.get(name) else { panic!("{:?}", written.actions) };
         texts.extend(status.conditions.iter().map(|condition| condition.message.clone()));
         texts.extend(note.iter().map(|note| note.message.clone()));
@@ -581,7 +584,7 @@ fn control_characters_reported_by_agent_are_never_written() {
     texts.extend(status.versions.iter().flat_map(|known| [known.variant.clone(), known.arch.clone()]));
     texts.extend(status.waiting.iter().map(|waiting| waiting.reason.clone()));
     texts.extend(status.conditions.iter().map(|condition| condition.message.clone()));
-    assert!(texts.iter().filter(|text| text.contains("[2J  ok")).count() >= 5, "all of it is shown: {texts:?}");
+    assert!(texts.iter().filter(|text| text.contains("[2J  ok")).count() >= 7, "all of it is shown: {texts:?}");
     assert!(!texts.iter().any(|text| text.contains(['\u{1b}', '\r', '\n', '\u{202e}'])), "{texts:?}");
 }
 
