@@ -140,7 +140,7 @@ fn working_installation_has_no_errors_and_no_warnings() {
 fn each_defect_is_found_with_its_object_and_a_next_step() {
     use Severity::{Error, Note, Warning};
     type Break<'a> = &'a dyn Fn(&mut Facts);
-    let cases: [(&str, Severity, &str, Break<'_>); 51] = [
+    let cases: [(&str, Severity, &str, Break<'_>); 52] = [
         ("KubernetesTooOld", Error, "", &|f| f.outdated = Some("Kubernetes 1.32 or later is needed".to_owned())),
         ("Missing", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
             change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| *found = None);
@@ -550,7 +550,8 @@ fn agent_of_a_node_is_missed_once_it_has_had_time_to_start() {
 
 #[test]
 fn node_groups_with_nodes_and_groups_before_any_node_is_labelled_are_no_findings() {
-    let in_group = json!([{"name": "rest", "selector": {}}]);
+    let in_group =
+        json!([{"name": "rest", "selector": {"matchLabels": {names::INTERFACE_LABEL: names::INTERFACE_VERSION}}}]);
     let empty = json!([{"name": "db", "selector": {"matchLabels": {"tier": "db"}}}]);
     for (sentence, groups, labels) in [
         ("the node is in the group", in_group, json!({names::INTERFACE_LABEL: names::INTERFACE_VERSION})),

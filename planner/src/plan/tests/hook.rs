@@ -546,6 +546,7 @@ fn node_that_is_rebooted_once_while_a_silent_hook_is_awaited_is_verified_again()
             goes_on(&mut view, &policy, 7200, "step Verifying");
             let facts = &mut a(&mut view).facts;
             (facts.ready, facts.not_ready_since, facts.boot_id) = (true, None, "b2".into());
+            shadow(&mut view).status.agent.boot_id = Some("b2".into());
             goes_on(&mut view, &policy, 7201, "step Returning");
             goes_on(&mut view, &policy, 7202, "step Verifying");
             assert_eq!(outcome(&plan(&view, &policy, t(7203))), "Soaking", "{sentence}, {action}");
