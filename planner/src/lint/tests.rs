@@ -781,6 +781,35 @@ fn validator_drops_what_leads_to_a_reboot_without_a_usable_policy() {
 }
 
 #[test]
+fn validator_drops_what_disrupts_a_node_without_a_usable_policy() {
+    let claim = || acts("a", Action::Claim { fields: ClaimFields::USUAL, note: None });
+    for (sentence, step, claimed, plan, dropped) in [
+        ("its first claim", Step::LeavingLoadBalancer, false, claim(), true),
+        ("a claim that is made good", Step::LeavingLoadBalancer, true, claim(), false),
+        ("what protects it after its reboot", Step::Verifying, false, claim(), false),
+        ("evictions", Step::Draining, true, evicts("a", "p-a"), true),
+        ("the desired reboot", Step::Rebooting, true, reboot("a", "b1"), true),
+    ] {
+        let mut node = at("a", step, 0, HostState::StagedUpdate);
+        node.facts.claims = if claimed { ClaimFields::USUAL } else { ClaimFields::default() };
+        node.pods = Some(vec![pod("a", false)]);
+        let listed =
+            DrainedPod { namespace: "shop".into(), name: "p-a".into(), uid: "p-a".into(), ..DrainedPod::default() };
+        let drain = DrainStatus { pods: [listed].into(), ..DrainStatus::default() };
+        node.shadow.as_mut().unwrap().status.controller.drain = Some(drain);
+        let (view, policy) = cluster(vec![node], &["a"]);
+        for (unusable, expected) in [(true, dropped.then_some("S13")), (false, None)] {
+            let policy = Policy { unusable, ..policy.clone() };
+            let mut plan = plan.clone();
+            let findings = lint(&view, &policy, &mut plan);
+            let found = findings.first().map(|finding| finding.property);
+            assert_eq!(found, expected, "{sentence}, unusable: {unusable}: {findings:?}");
+            assert_eq!(plan.actions.is_empty() && plan.evictions.is_empty(), expected.is_some(), "{sentence}");
+        }
+    }
+}
+
+#[test]
 fn validator_drops_a_drain_that_a_known_budget_blocks() {
     let selector = || kube::core::Selector::from_iter([kube::core::Expression::DoesNotExist("app".into())]);
     let budget = || BudgetFacts {
