@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use models::names::INTERFACE_LABEL;
 use models::operator::{ActiveRollout, AtDeadline, CordonedNodes, GuardedPods, MarkedPods, Slot, SlotUpdate};
 use models::reason::Proof;
-use models::shadow::{HostPolicy, HostState, Mode, Place, Progress, Step};
+use models::shadow::{BottlerocketShadowSpec, HostPolicy, HostState, Mode, Place, Progress, Step};
 use models::time::after;
 use semver::Version;
 
@@ -445,7 +445,11 @@ fn check_stopped(policy: &Policy, node: &NodeView, action: &Action) -> Option<Br
     let is_before = node.step().is_some_and(|step| matches!(step.place(), Place::Waiting | Place::Leaving));
     let leads = match action {
         Action::Permit { .. } => true,
-        Action::Spec { spec } => spec.state == HostState::RebootedIntoUpdate,
+        // One that is there already may be signed again.
+        Action::Spec { spec } => {
+            let requires = |spec: &BottlerocketShadowSpec| spec.state == HostState::RebootedIntoUpdate;
+            requires(spec) && !requires(&shadow.spec)
+        }
         Action::Claim { .. } => is_before && !node.facts.claimed(),
         action => action.next_step().is_some_and(goes_on),
     };

@@ -3,9 +3,7 @@ use std::sync::Arc;
 
 use models::operator::{BottlerocketUpdateOperatorSpec, KnownVersion, Quarantined};
 use models::reason::FailureReason;
-use models::shadow::{
-    AppliedSettings, Armed, ArmedPhase, BottlerocketShadowSpec, DrainStatus, DrainedPod, Drill, Progress,
-};
+use models::shadow::{AppliedSettings, Armed, ArmedPhase, DrainStatus, DrainedPod, Drill, Progress};
 use serde_json::json;
 
 use super::*;
@@ -789,8 +787,11 @@ fn validator_drops_what_disrupts_a_node_without_a_usable_policy() {
         ("what protects it after its reboot", Step::Verifying, false, claim(), false),
         ("evictions", Step::Draining, true, evicts("a", "p-a"), true),
         ("the desired reboot", Step::Rebooting, true, reboot("a", "b1"), true),
+        ("the desired reboot, signed again", Step::Rebooting, true, reboot("a", "b1"), false),
     ] {
-        let mut node = at("a", step, 0, HostState::StagedUpdate);
+        let is_again = sentence.ends_with("again");
+        let state = if is_again { HostState::RebootedIntoUpdate } else { HostState::StagedUpdate };
+        let mut node = at("a", step, 0, state);
         node.facts.claims = if claimed { ClaimFields::USUAL } else { ClaimFields::default() };
         node.pods = Some(vec![pod("a", false)]);
         let listed =
