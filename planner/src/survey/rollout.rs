@@ -354,11 +354,16 @@ fn going_on(
     };
     let is_full = |rollout: &ActiveRollout| rollout.approvable().is_some() && !has_gone_on(view, rollout);
     let is_later = |rollout: &ActiveRollout| later.contains(&(&*rollout.variant, &*rollout.arch, &rollout.version));
+    let may_join = |rollout: &ActiveRollout| {
+        let ActiveRollout { variant, arch, version, .. } = rollout;
+        let excluded = policy.exclude.iter().any(|exclusion| exclusion.covers(variant, arch, version));
+        policy.target.allows(version) && !excluded && of_unknown_kind(view, rollout) > 0
+    };
     let goes_on = |rollout: &&ActiveRollout| {
         let is_full = is_full(rollout);
         (is_full || rollout.is_braked())
             && !is_followed(rollout)
-            && ((is_full && (is_later(rollout) || of_unknown_kind(view, rollout) > 0))
+            && ((is_full && (is_later(rollout) || may_join(rollout)))
                 || view.nodes.values().any(|node| may_want(node, policy, rollout, now)))
     };
     stored.iter().filter(goes_on).map(key_of).collect()

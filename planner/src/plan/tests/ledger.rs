@@ -639,6 +639,7 @@ fn rollout_goes_on_while_it_is_not_known_what_its_hosts_may_have() {
         ("the kind of a node is not known", &silent, json!([]), false),
         ("it is offered the newer version", &newer, json!([]), true),
         ("policy rules the version out", &unknown, json!([NEW.to_string()]), true),
+        ("policy rules the version out for a node of any kind", &silent, json!([NEW.to_string()]), true),
     ] {
         let (mut early, mut other) = (node("b"), node("c"));
         newer(&mut early);
