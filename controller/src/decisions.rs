@@ -190,7 +190,7 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
                 return about(Line::new("soak restarted"));
             }
             let interrupted = |progress: Option<&Progress>| progress.is_some_and(|p| p.interrupted.is_some());
-            if is_at == Step::Verifying && interrupted(is) && !interrupted(was) {
+            if interrupted(is) && !interrupted(was) {
                 return about(Line::new("soak interrupted"));
             }
             return requests(node, before, after);

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use models::names::INTERFACE_LABEL;
 use models::operator::{ActiveRollout, AtDeadline, CordonedNodes, GuardedPods, MarkedPods, Slot, SlotUpdate};
 use models::reason::Proof;
-use models::shadow::{HostPolicy, HostState, Mode, Place, Progress, Step};
+use models::shadow::{BottlerocketShadowSpec, HostPolicy, HostState, Mode, Place, Progress, Step};
 use models::time::after;
 use semver::Version;
 
@@ -116,6 +116,8 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
         if let Some(node) = view.nodes.get(name) {
             let verified = is_verified(node);
             add(Some(name), broken("S6", "pods would be evicted in a verification").filter(|_| verified));
+            let unusable = !policy.is_usable();
+            add(Some(name), broken("S13", "pods would be evicted without a usable policy").filter(|_| unusable));
             add(Some(name), check_slot(view, plan, node));
             add(Some(name), check_evictions(policy, node, evictions));
         }
@@ -440,7 +442,18 @@ fn check_stopped(policy: &Policy, node: &NodeView, action: &Action) -> Option<Br
         let leads = matches!(next.place(), Place::Leaving | Place::Away);
         leads && node.step().is_some_and(|step| step != next)
     };
-    if !policy.is_usable() && (permits || action.next_step().is_some_and(goes_on)) {
+    let is_before = node.step().is_some_and(|step| matches!(step.place(), Place::Waiting | Place::Leaving));
+    let leads = match action {
+        Action::Permit { .. } => true,
+        // One that is there already may be signed again.
+        Action::Spec { spec } => {
+            let requires = |spec: &BottlerocketShadowSpec| spec.state == HostState::RebootedIntoUpdate;
+            requires(spec) && !requires(&shadow.spec)
+        }
+        Action::Claim { .. } => is_before && !node.facts.claimed(),
+        action => action.next_step().is_some_and(goes_on),
+    };
+    if !policy.is_usable() && leads {
         return broken("S13", "its attempt goes on without a usable policy");
     }
     let version = &node.update().filter(|_| permits)?.version;

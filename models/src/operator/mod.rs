@@ -368,8 +368,9 @@ impl ActiveRollout {
     }
 
     /// Returns what an approval of its canary step is to be called: that the places of the step are used up, all of them proven or
-    /// accepted, or some of them without a proof; `None` where an approval would pass nothing.
+    /// accepted, or some of them without a proof; `None` where an approval would pass nothing, as after the end of its record.
     pub fn approvable(&self) -> Option<String> {
+        self.record.as_ref().filter(|record| record.ended.is_none())?;
         let ledger = self.ledger.as_ref().filter(|ledger| self.ended.is_none() && ledger.due > 0)?;
         let name = self.step_name(ledger.due);
         match (ledger.good() >= ledger.due, ledger.failed, ledger.used() >= ledger.due) {

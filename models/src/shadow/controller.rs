@@ -129,7 +129,8 @@ pub struct Progress {
     /// True once the soak was restarted after another boot; while `AfterUpdate`, if the hooks were asked before another verification.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub soak_restarted: bool,
-    /// Time since which something has kept the node from its soak, which begins again when that is over; absent while nothing does.
+    /// Time since which something has kept the node from its soak, which begins again when that is over; while `AfterUpdate`, the
+    /// time at which the node was found in another boot soon after its soak, which `bootId` is then. Absent while there is nothing.
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub interrupted: Option<Timestamp>,
     /// True while the attempt holds a slot and may have claims on the node.

@@ -3,9 +3,7 @@ use std::sync::Arc;
 
 use models::operator::{BottlerocketUpdateOperatorSpec, KnownVersion, Quarantined};
 use models::reason::FailureReason;
-use models::shadow::{
-    AppliedSettings, Armed, ArmedPhase, BottlerocketShadowSpec, DrainStatus, DrainedPod, Drill, Progress,
-};
+use models::shadow::{AppliedSettings, Armed, ArmedPhase, DrainStatus, DrainedPod, Drill, Progress};
 use serde_json::json;
 
 use super::*;
@@ -776,6 +774,38 @@ fn validator_drops_what_leads_to_a_reboot_without_a_usable_policy() {
             let findings = lint(&view, &policy, &mut acts("a", action));
             let found = findings.first().map(|finding| finding.property);
             assert_eq!(found, expected, "{sentence}, unusable: {unusable}: {findings:?}");
+        }
+    }
+}
+
+#[test]
+fn validator_drops_what_disrupts_a_node_without_a_usable_policy() {
+    let claim = || acts("a", Action::Claim { fields: ClaimFields::USUAL, note: None });
+    for (sentence, step, claimed, plan, dropped) in [
+        ("its first claim", Step::LeavingLoadBalancer, false, claim(), true),
+        ("a claim that is made good", Step::LeavingLoadBalancer, true, claim(), false),
+        ("what protects it after its reboot", Step::Verifying, false, claim(), false),
+        ("evictions", Step::Draining, true, evicts("a", "p-a"), true),
+        ("the desired reboot", Step::Rebooting, true, reboot("a", "b1"), true),
+        ("the desired reboot, signed again", Step::Rebooting, true, reboot("a", "b1"), false),
+    ] {
+        let is_again = sentence.ends_with("again");
+        let state = if is_again { HostState::RebootedIntoUpdate } else { HostState::StagedUpdate };
+        let mut node = at("a", step, 0, state);
+        node.facts.claims = if claimed { ClaimFields::USUAL } else { ClaimFields::default() };
+        node.pods = Some(vec![pod("a", false)]);
+        let listed =
+            DrainedPod { namespace: "shop".into(), name: "p-a".into(), uid: "p-a".into(), ..DrainedPod::default() };
+        let drain = DrainStatus { pods: [listed].into(), ..DrainStatus::default() };
+        node.shadow.as_mut().unwrap().status.controller.drain = Some(drain);
+        let (view, policy) = cluster(vec![node], &["a"]);
+        for (unusable, expected) in [(true, dropped.then_some("S13")), (false, None)] {
+            let policy = Policy { unusable, ..policy.clone() };
+            let mut plan = plan.clone();
+            let findings = lint(&view, &policy, &mut plan);
+            let found = findings.first().map(|finding| finding.property);
+            assert_eq!(found, expected, "{sentence}, unusable: {unusable}: {findings:?}");
+            assert_eq!(plan.actions.is_empty() && plan.evictions.is_empty(), expected.is_some(), "{sentence}");
         }
     }
 }

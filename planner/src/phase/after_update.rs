@@ -10,9 +10,10 @@ use super::boot::left_target;
 use super::comparison::blame;
 use super::health::{LASTING, began};
 use super::hooks::{still_awaited, unanswered};
-use super::row::{Attempt, Outcome, Turn, act};
+use super::row::{Attempt, Outcome, Turn, act, stay};
 use super::verification::{after_drill, interrupted};
 use crate::decision::Action;
+use crate::wait::Wait;
 
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     let ended = match ctx.mode() {
@@ -26,7 +27,16 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if ctx.needs_release() {
         return act(Action::Release);
     }
-    let as_verified = ctx.mode().is_drill() || (ctx.facts().is_well() && ctx.facts().boot_id == ctx.progress.boot_id);
+    // True once its hooks were asked before another verification. An earlier version of the operator also set it for another boot in the soak:
+    // then nothing counts here, either.
+    let again = ctx.progress.soak_restarted;
+    let is_rebooted = ctx.facts().boot_id != ctx.progress.boot_id;
+    let soon = after(ctx.progress.since, ctx.group().after.timeout);
+    if matches!(ctx.mode(), Mode::Update) && !again && is_rebooted && ctx.now <= soon {
+        return rebooted_early(ctx);
+    }
+    let is_well = ctx.facts().is_well() && !is_rebooted && ctx.progress.interrupted.is_none();
+    let as_verified = ctx.mode().is_drill() || is_well;
     // A node that is not well meanwhile keeps its slot: to end its attempt now would let the next one go before the hooks allow it. The
     // failure of a hook then says less about it than a verification.
     let hooks = still_awaited(ctx);
@@ -37,9 +47,12 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         return Turn::of(Outcome::Pass(unanswered(ctx)));
     }
     // They are awaited again after another verification: anything may be the cause by then.
-    let again = ctx.progress.soak_restarted;
-    if !again && fell_ill_early(ctx) {
+    if !again && fell_ill_early(ctx, soon) {
         return blame(ctx, FailureReason::SoakFailed, "the node did not stay well while its hooks were awaited");
+    }
+    // It may be rebooted again, which counts here alone.
+    if ctx.progress.interrupted.is_some() && ctx.now < soon {
+        return stay(Wait::Soaking { until: soon }).waking_at(soon);
     }
     // The soak had passed once: the node has the whole time of a verification again, in which one other boot is nothing. A hook that never
     // answers makes no circle of that.
@@ -49,10 +62,21 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     ctx.next_keeping_boot(Step::Verifying, verified)
 }
 
+/// Records that a node is in another boot soon after its soak. Once is nothing: it is verified again. A second time counts, unless others
+/// are ill too.
+fn rebooted_early(ctx: &Attempt<'_>) -> Turn {
+    if ctx.progress.interrupted.is_some() && ctx.survey.unwell.open().is_none() {
+        return blame(ctx, FailureReason::SoakFailed, "the node did not stay Ready in one boot");
+    }
+    let (boot_id, interrupted) = (ctx.facts().boot_id.clone(), Some(ctx.now));
+    let mut status = ctx.controller_status();
+    status.report.progress = Some(Progress { boot_id, interrupted, ..ctx.progress.clone() });
+    act(Action::Status { status: Box::new(status), note: None })
+}
+
 /// Returns whether an updated node is not well since soon after its soak, and has not been for a while. Later than that anything may be the
 /// cause.
-fn fell_ill_early(ctx: &Attempt<'_>) -> bool {
-    let soon = after(ctx.progress.since, ctx.group().after.timeout);
+fn fell_ill_early(ctx: &Attempt<'_>, soon: Timestamp) -> bool {
     let is_early = |began: Timestamp| began <= soon && after(began, LASTING) <= ctx.now;
     matches!(ctx.mode(), Mode::Update) && began(ctx.facts()).is_some_and(is_early)
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use jiff::Timestamp;
 use models::operator::{ActiveRollout, CountOrPercent, LedgerNode, RolloutLedger, RolloutRecord};
 use models::reason::Proof;
-use models::shadow::{Place, Step, UPDATED};
+use models::shadow::{Place, Progress, Step, UPDATED};
 use semver::Version;
 
 use super::brake::{self, Brake, Busy};
@@ -276,12 +276,15 @@ pub(crate) fn follow<'a>(
         if others.peek().is_none() {
             return false;
         }
-        // Once a node is taken to another version, the kind has gone on.
+        // Places of an earlier rollout, and its nodes on their way, are from before. A node that is taken back to its version is not.
         let is_taken = |active: &ActiveRollout| {
             let has_slots = rollouts.by_key.get(&key_of(active)).is_some_and(|rollout| !rollout.busy.is_empty());
-            has_slots || active.ledger.as_ref().is_some_and(|ledger| ledger.used() > 0)
+            let is_used = active.ledger.as_ref().is_some_and(|ledger| ledger.used() > 0);
+            active.started >= stored.started && (has_slots || is_used)
         };
-        others.any(is_taken) || !view.nodes.values().any(|node| may_want(node, policy, stored, now))
+        others.any(is_taken)
+            || has_gone_on(view, stored)
+            || !view.nodes.values().any(|node| may_want(node, policy, stored, now))
     };
     // An earlier rollout of a version that is tried again stays until the history has the end of its record.
     let is_over = |stored: &&ActiveRollout| {
@@ -335,7 +338,7 @@ pub(crate) fn follow<'a>(
 
 /// Returns the rollouts that go on although no node has their version as its target: a brake, and a step whose places are used up, with its soak
 /// and what a user approves, while it is not known what the hosts of their nodes may have, as in an outage. Such a step also goes on for
-/// hosts that are to have the version `later`.
+/// hosts that are to have the version `later`, and for nodes whose kind is not known.
 fn going_on(
     view: &ClusterView,
     stored: &[ActiveRollout],
@@ -349,23 +352,29 @@ fn going_on(
         let mut others = stored.iter().filter(of_kind);
         others.any(|other| other.started > rollout.started && other.ended.is_none() && is_used(other))
     };
-    // Once a node is taken to another version, the kind has gone on.
-    let has_gone_on = |rollout: &ActiveRollout| {
-        let mut disrupted = view.nodes.values().filter(|node| node.disrupted() && is_member(node, rollout));
-        disrupted.any(|node| node.update().is_some_and(|update| update.version != rollout.version))
-    };
-    let is_full = |rollout: &ActiveRollout| {
-        let runs = rollout.record.as_ref().is_some_and(|record| record.ended.is_none());
-        runs && rollout.approvable().is_some() && !has_gone_on(rollout)
-    };
+    let is_full = |rollout: &ActiveRollout| rollout.approvable().is_some() && !has_gone_on(view, rollout);
     let is_later = |rollout: &ActiveRollout| later.contains(&(&*rollout.variant, &*rollout.arch, &rollout.version));
+    let may_join = |rollout: &ActiveRollout| {
+        let ActiveRollout { variant, arch, version, .. } = rollout;
+        let excluded = policy.exclude.iter().any(|exclusion| exclusion.covers(variant, arch, version));
+        policy.target.allows(version) && !excluded && of_unknown_kind(view, rollout) > 0
+    };
     let goes_on = |rollout: &&ActiveRollout| {
         let is_full = is_full(rollout);
         (is_full || rollout.is_braked())
             && !is_followed(rollout)
-            && ((is_full && is_later(rollout)) || view.nodes.values().any(|node| may_want(node, policy, rollout, now)))
+            && ((is_full && (is_later(rollout) || may_join(rollout)))
+                || view.nodes.values().any(|node| may_want(node, policy, rollout, now)))
     };
     stored.iter().filter(goes_on).map(key_of).collect()
+}
+
+/// Returns whether a node was taken to another version since a rollout began: then its kind has gone on. An update that began before may take
+/// until now.
+fn has_gone_on(view: &ClusterView, rollout: &ActiveRollout) -> bool {
+    let goes_on = |update: &Progress| update.version != rollout.version && update.started > rollout.started;
+    let mut disrupted = view.nodes.values().filter(|node| node.disrupted() && is_member(node, rollout));
+    disrupted.any(|node| node.update().is_some_and(goes_on))
 }
 
 /// Returns whether a node may still be updated to the version of a rollout, although it wants none now: it is not known what its host

@@ -806,23 +806,28 @@ fn expression_counts_against_the_version_only_if_it_is_the_nodes_own_was_quiet_b
     assert_eq!(watch.at(SOAKED).unwrap().as_str(), "ExpressionFires", "whatever else has no answer");
 }
 
-/// Prometheus does not answer for a while, or another leader has no answer yet.
+/// Prometheus does not answer for a while, or another leader has no answer yet, which knows no earlier ones.
 #[test]
 fn expression_without_an_answer_does_not_end_an_interruption() {
-    for silent in [Some(Answer::Failed { message: "no answer".into() }), None] {
-        let fires = Answer::Firing { series: "{} 7".into(), since: t(0) };
-        let mut watch = with_expressions(&[("errors", OF_A_NODE, fires)]);
+    let fires = |since| Answer::Firing { series: "{} 7".into(), since: t(since) };
+    let failed = Answer::Failed { message: "no answer".into() };
+    for (sentence, silent, answered, since, expected) in [
+        ("queries fail", Some(failed), DEADLINE - 9, 0, is_blamed()),
+        ("another leader, with a minute left", None, DEADLINE - 60, DEADLINE - 60, is_blamed()),
+        ("another leader, in the last minute", None, DEADLINE - 9, DEADLINE - 9, is_unproven()),
+    ] {
+        let mut watch = with_expressions(&[("errors", OF_A_NODE, fires(0))]);
         watch.at(10);
-        let answers = std::mem::take(&mut watch.view.expressions);
-        let silence = answers.keys().filter_map(|query| Some((query.clone(), silent.clone()?)));
-        watch.view.expressions = silence.collect();
-        watch.at(DEADLINE - 10);
+        let queries: Vec<String> = watch.view.expressions.keys().cloned().collect();
+        let with = |answer: &Answer| queries.iter().map(|query| (query.clone(), answer.clone())).collect();
+        watch.view.expressions = silent.as_ref().map(with).unwrap_or_default();
+        watch.at(answered - 1);
         let progress = watch.view.nodes["a"].progress().unwrap();
-        assert_eq!(progress.interrupted, Some(t(10)), "{silent:?}");
-        watch.view.expressions = answers;
-        watch.at(DEADLINE - 9);
+        assert_eq!(progress.interrupted, Some(t(10)), "{sentence}");
+        watch.view.expressions = with(&fires(since));
+        watch.at(answered);
         watch.at(DEADLINE);
-        assert_eq!(watch.result(), is_blamed(), "{silent:?}: {}", watch.message());
+        assert_eq!(watch.result(), expected, "{sentence}: {}", watch.message());
     }
 }
 

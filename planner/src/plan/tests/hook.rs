@@ -580,11 +580,47 @@ fn node_that_falls_ill_after_its_first_verification_counts_against_nothing() {
     let request = ask(&mut view, &made);
     a(&mut view).facts.boot_id = "b2".into();
     answers(&mut view, "ceph", &request);
-    goes_on(&mut view, &policy, 100, "step Verifying");
-    goes_on(&mut view, &policy, 101, "step Returning");
+    goes_on(&mut view, &policy, 1000, "step Verifying");
+    goes_on(&mut view, &policy, 1001, "step Returning");
     a(&mut view).facts.ready = false;
-    assert_ne!(outcome(&plan(&view, &policy, t(1900))), "HealthUnknown");
-    assert_eq!(outcome(&plan(&view, &policy, t(1901))), "HealthUnknown");
+    assert_ne!(outcome(&plan(&view, &policy, t(2800))), "HealthUnknown");
+    assert_eq!(outcome(&plan(&view, &policy, t(2801))), "HealthUnknown");
+}
+
+/// A host that panics some minutes after each boot, past each soak.
+#[test]
+fn node_that_is_rebooted_twice_soon_after_its_soak_counts_against_the_version() {
+    for (sentence, second, expected) in [
+        ("while its hook is awaited", 250, "SoakFailed"),
+        ("after its hook was awaited", 480, "SoakFailed"),
+        ("late", 901, "step Verifying"),
+    ] {
+        let hooks = json!([{"name": "ceph", "after": {"timeout": "5m", "onTimeout": "Continue"}}]);
+        let (mut view, policy) = in_step(Step::AfterUpdate, json!({"hooks": hooks}));
+        let made = plan(&view, &policy, t(1));
+        ask(&mut view, &made);
+        a(&mut view).facts.boot_id = "b2".into();
+        goes_on(&mut view, &policy, 120, "step AfterUpdate");
+        assert_eq!(outcome(&plan(&view, &policy, t(301))), "Soaking", "{sentence}: once is nothing");
+        a(&mut view).facts.boot_id = "b3".into();
+        assert_eq!(outcome(&plan(&view, &policy, t(second))), expected, "{sentence}");
+    }
+}
+
+#[test]
+fn node_that_is_rebooted_once_soon_after_its_soak_is_verified_again() {
+    let (mut view, policy) = in_step(Step::AfterUpdate, both());
+    let made = plan(&view, &policy, t(1));
+    let request = ask(&mut view, &made);
+    a(&mut view).facts.boot_id = "b2".into();
+    goes_on(&mut view, &policy, 100, "step AfterUpdate");
+    answers(&mut view, "ceph", &request);
+    assert_eq!(outcome(&plan(&view, &policy, t(899))), "Soaking");
+    goes_on(&mut view, &policy, 900, "step Verifying");
+    assert_eq!(outcome(&plan(&view, &policy, t(901))), "Soaking");
+    a(&mut view).lease = renewed_after(961);
+    goes_on(&mut view, &policy, 961, "step AfterUpdate");
+    assert_eq!(outcome(&plan(&view, &policy, t(962))), "no attempt");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The ledger of a rollout: which ends use up a place, what passes a step, and what survives of it.
 
-use models::operator::{ActiveRollout, LedgerNode, RolloutLedger, Slot};
+use models::operator::{ActiveRollout, LedgerNode, RolloutLedger, RolloutRecord, Slot};
 use models::reason::{FailureReason, Proof};
 use models::shadow::{ArmedPhase, HostState, NodeProof, Permit, Step};
 use serde_json::json;
@@ -628,12 +628,18 @@ fn rollout_goes_on_while_it_is_not_known_what_its_hosts_may_have() {
         let updates = node.shadow.as_mut().unwrap().status.agent.updates.as_mut().unwrap();
         (updates.chosen_version, updates.available_versions) = (Some(NEWER), vec![NEWER]);
     };
+    let silent = |node: &mut NodeView| {
+        let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+        (agent.variant, agent.arch) = (None, None);
+    };
     type Change<'a> = &'a dyn Fn(&mut NodeView);
     for (sentence, change, exclude, ends) in [
         ("its offers are those of another boot", &unknown as Change<'_>, json!([]), false),
         ("the repository is away", &fails, json!([]), false),
+        ("the kind of a node is not known", &silent, json!([]), false),
         ("it is offered the newer version", &newer, json!([]), true),
         ("policy rules the version out", &unknown, json!([NEW.to_string()]), true),
+        ("policy rules the version out for a node of any kind", &silent, json!([NEW.to_string()]), true),
     ] {
         let (mut early, mut other) = (node("b"), node("c"));
         newer(&mut early);
@@ -650,13 +656,51 @@ fn rollout_goes_on_while_it_is_not_known_what_its_hosts_may_have() {
         view.nodes.insert("b".into(), {
             let mut taken = at("b", Step::Draining, 0, HostState::StagedUpdate);
             newer(&mut taken);
-            taken.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().version = NEWER;
+            let progress = taken.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap();
+            (progress.version, progress.started) = (NEWER, t(60));
             taken
         });
         view.operator.as_mut().unwrap().status.slots = vec![slot("b")];
         let status = plan(&view, &policy, t(61)).status.unwrap();
         let of_version = status.active_rollouts.iter().find(|rollout| rollout.version == NEW).unwrap();
         assert!(of_version.ended.is_some(), "{sentence}");
+    }
+}
+
+#[test]
+fn step_of_a_record_that_has_ended_takes_no_approval() {
+    let ledger = RolloutLedger { due: 1, proven: 1, ..RolloutLedger::default() };
+    let running = ActiveRollout { record: Some(recorded(7)), ledger: Some(ledger), ..rollout(NEW) };
+    assert_eq!(running.approvable().as_deref(), Some("7/1"));
+    let record = RolloutRecord { ended: Some(t(1)), ..recorded(7) };
+    assert_eq!(ActiveRollout { record: Some(record), ..running }.approvable(), None);
+}
+
+/// In an outage, in which no host has a target.
+#[test]
+fn update_of_an_earlier_version_does_not_end_a_rollout() {
+    const OTHER: semver::Version = semver::Version::new(1, 20, 4);
+    const NEWER: semver::Version = semver::Version::new(1, 20, 6);
+    for (sentence, began, ends) in [("it began before", 0, false), ("the node is taken back", 20, true)] {
+        let mut hidden = node("b");
+        hidden.shadow.as_mut().unwrap().status.agent.updates = None;
+        let mut on_its_way = at("c", Step::Draining, began, HostState::StagedUpdate);
+        let progress = on_its_way.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap();
+        (progress.version, progress.started) = (OTHER, t(began));
+        let (mut view, _) = cluster(vec![with_place("a", Proof::Unproven, 7), hidden, on_its_way], &["c"]);
+        recorded_with(&mut view, Some(RolloutLedger { base: 3, due: 1, unproven: 1, ..RolloutLedger::default() }));
+        let rollouts = &mut view.operator.as_mut().unwrap().status.active_rollouts;
+        rollouts[0].started = t(10);
+        // Nothing is used of the newest one, beside which the full step of the one before it goes on.
+        rollouts.push(ActiveRollout { started: t(15), record: Some(recorded(8)), ..rollout(NEWER) });
+        rollouts.push(ActiveRollout { record: Some(recorded(6)), ..rollout(OTHER) });
+        let policy = canary(&mut view, &json!([{"nodes": 1}]));
+        let followed = crate::survey::Survey::of(&view, &policy, t(60)).rollouts;
+        assert_eq!(followed.of(&view.nodes["b"], &NEW).is_none(), ends, "{sentence}: its full step goes on");
+        for version in [NEW, NEWER] {
+            let of_version = followed.active.iter().find(|rollout| rollout.version == version).unwrap();
+            assert_eq!(of_version.ended.is_some(), ends, "{sentence}: {version}");
+        }
     }
 }
 
