@@ -154,6 +154,23 @@ fn control_plane_node_is_not_permitted_to_reboot_while_another_is_out_of_service
 }
 
 #[test]
+fn control_plane_node_that_has_its_slot_is_not_cordoned_while_another_is_out_of_service() {
+    for (sentence, ready, expected) in
+        [("the other is Ready", true, "step Draining"), ("it is not", false, "ControlPlaneBusy")]
+    {
+        let (mut view, policy) = of_control_plane(Step::Staged, HostState::StagedUpdate);
+        other(&mut view).facts.ready = ready;
+        let made = plan(&view, &policy, t(1));
+        assert_eq!(outcome(&made), expected, "{sentence}");
+        assert_eq!(
+            made.slots.is_some_and(|slots| slots.is_empty()),
+            !ready,
+            "{sentence}: a slot that is not used is free"
+        );
+    }
+}
+
+#[test]
 fn update_of_control_plane_node_ends_without_blame_while_another_is_out_of_service() {
     let staged = HostState::StagedUpdate;
     let rebooting = (Step::Rebooting, HostState::RebootedIntoUpdate);
