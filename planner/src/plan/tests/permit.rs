@@ -113,6 +113,15 @@ fn control_plane_node_is_not_permitted_to_reboot_while_another_is_out_of_service
             "permit for n",
         ),
         (
+            "the other had its slot afterwards, and is permitted to reboot",
+            |view| {
+                view.operator.as_mut().unwrap().status.slots.push(slot("z"));
+                let spec = &mut other(view).shadow.as_mut().unwrap().spec;
+                (spec.state, spec.permit) = (HostState::RebootedIntoUpdate, permit("z"));
+            },
+            "ControlPlaneBusy",
+        ),
+        (
             "it has a permit, and requests another",
             |view| {
                 shadow(view).spec.permit = permit("earlier");
@@ -159,6 +168,8 @@ fn control_plane_node_that_has_its_slot_is_not_cordoned_while_another_is_out_of_
         [("the other is Ready", true, "step Draining"), ("it is not", false, "ControlPlaneBusy")]
     {
         let (mut view, policy) = of_control_plane(Step::Staged, HostState::StagedUpdate);
+        let status = &mut shadow(&mut view).status;
+        (status.controller.drain, status.agent.armed) = (None, None);
         other(&mut view).facts.ready = ready;
         let made = plan(&view, &policy, t(1));
         assert_eq!(outcome(&made), expected, "{sentence}");
