@@ -116,8 +116,11 @@ fn control_plane_node_is_not_permitted_to_reboot_while_another_is_out_of_service
             "the other had its slot afterwards, and is permitted to reboot",
             |view| {
                 view.operator.as_mut().unwrap().status.slots.push(slot("z"));
-                let spec = &mut other(view).shadow.as_mut().unwrap().spec;
-                (spec.state, spec.permit) = (HostState::RebootedIntoUpdate, permit("z"));
+                let labels = other(view).facts.labels.clone();
+                *other(view) = at("z", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+                other(view).facts.labels = labels;
+                let shadow = other(view).shadow.as_mut().unwrap();
+                (shadow.status.controller.drain, shadow.spec.permit) = (Some(DrainStatus::default()), permit("z"));
             },
             "ControlPlaneBusy",
         ),
@@ -202,6 +205,22 @@ fn update_of_control_plane_node_ends_without_blame_while_another_is_out_of_servi
         assert!(last.message.contains("z of the control plane"), "{sentence}: {}", last.message);
         assert_eq!((record.failures, record.version_failures.len()), (0, 0), "{sentence}");
         assert!(record.not_before.is_some() && record.proof.is_none(), "{sentence}: {record:?}");
+    }
+}
+
+#[test]
+fn reboot_timeout_names_what_has_held_back_another_permit() {
+    for (sentence, nonce, named) in
+        [("another one was requested", "earlier", true), ("it has the one it requested", "n", false)]
+    {
+        let (mut view, policy) = of_control_plane(Step::Rebooting, HostState::RebootedIntoUpdate);
+        other(&mut view).facts.ready = false;
+        shadow(&mut view).spec.permit = permit(nonce);
+        let made = plan(&view, &policy, t(1800));
+        assert_eq!(outcome(&made), "RebootTimedOut", "{sentence}");
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
+        let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
+        assert_eq!(last.message.contains("z of the control plane"), named, "{sentence}: {}", last.message);
     }
 }
 
