@@ -177,7 +177,7 @@ fn control_plane_node_that_has_its_slot_is_not_cordoned_while_another_is_out_of_
         let made = plan(&view, &policy, t(1));
         assert_eq!(outcome(&made), expected, "{sentence}");
         assert_eq!(
-            made.slots.is_some_and(|slots| slots.is_empty()),
+            made.slots.as_ref().is_some_and(Vec::is_empty),
             !ready,
             "{sentence}: a slot that is not used is free"
         );
