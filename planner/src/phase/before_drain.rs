@@ -5,7 +5,7 @@ use models::reason::FailureReason;
 use models::time::after;
 
 use super::claim::{claim_due, ended_before_eviction};
-use super::hooks::{deadline, still_awaited, unanswered};
+use super::hooks::{BEFORE_DRAIN, awaited, deadline, still_awaited, unanswered};
 use super::row::{Attempt, Outcome, Turn, fail, stay};
 use super::start::begin_drain;
 use crate::gates::{self, Obstacle};
@@ -22,8 +22,9 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         if ctx.now < deadline {
             return claim.waking_at(deadline);
         }
-        // The hooks are asked once the node is claimed.
-        if ctx.facts().hook_request != hooks::request(ctx.progress) {
+        // The hooks are asked once the node is claimed. Where policy goes on without their answers, the drain claims it further.
+        let fails = awaited(ctx.policy, BEFORE_DRAIN).any(|(_, wait)| !wait.continues);
+        if fails && ctx.facts().hook_request != hooks::request(ctx.progress) {
             return fail(FailureReason::DrainTimedOut, "the node could not be cordoned");
         }
     }

@@ -177,8 +177,8 @@ fn hooks_that_were_never_asked_are_not_reported_as_silent() {
             "DrainTimedOut",
             "could not be cordoned",
         ),
-        ("the request could not be written", Step::BeforeDrain, |_| {}, "DrainTimedOut", "could not be written"),
-        ("nor that after the update", Step::AfterUpdate, |_| {}, "HookTimedOut", "could not be written"),
+        ("the request was not written", Step::BeforeDrain, |_| {}, "DrainTimedOut", "was not on the Node"),
+        ("nor that after the update", Step::AfterUpdate, |_| {}, "HookTimedOut", "was not on the Node"),
         (
             "they were asked, and another client has uncordoned the node",
             Step::BeforeDrain,
@@ -197,6 +197,11 @@ fn hooks_that_were_never_asked_are_not_reported_as_silent() {
         let Some(Action::Status { note: Some(note), .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
         assert!(note.message.contains(message), "{sentence}: {}", note.message);
     }
+    // Where policy goes on without any answer, the node has the time of its drain to be cordoned.
+    let continues = json!({"hooks": [{"name": "mute", "before": {"timeout": "1m", "onTimeout": "Continue"}}]});
+    let (mut view, policy) = in_step(Step::BeforeDrain, continues);
+    uncordoned(&mut view);
+    assert_eq!(outcome(&plan(&view, &policy, t(60))), "step Draining");
 }
 
 #[test]
