@@ -94,7 +94,7 @@ impl NodeMemory {
             }
             Wait::BudgetBusy { budget, .. } => budgets.get(budget).is_none_or(|budget| budget.allowed > 0),
             Wait::BudgetUnhealthy { budget, count, .. } => {
-                budgets.get(budget).is_none_or(|budget| budget.allowed > 0 || budget.not_healthy() < *count)
+                budgets.get(budget).is_none_or(|budget| budget.allowed > 0 || budget.lacks() < *count)
             }
             Wait::BudgetSyncFailed { budget, .. } => {
                 budgets.get(budget).is_none_or(|budget| budget.sync_error.is_none())

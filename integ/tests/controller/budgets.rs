@@ -58,7 +58,7 @@ async fn blocked_drain_is_reported_in_shadow_event_status_and_metric_while_other
     cluster.expectations.max_unavailable = Some(2);
     cluster.start_beside_proven(2, json!({"maxUnavailable": 2})).await?;
     workload::apply(&cluster.client, vec![workload::service(SHOP, "web")]).await?;
-    cluster.shop(1, json!({"minAvailable": 2})).await?;
+    cluster.shop(1, json!({"minAvailable": 1})).await?;
     cluster.block_shop().await?;
     let world = cluster.now()?;
     let pod = world.pods.values().find(|pod| pod.namespace == SHOP && pod.ready).context("no pod")?.clone();

@@ -159,7 +159,7 @@ async fn node_unlabelled_before_permit_is_released_and_its_shadow_deleted(
     left(cluster).await?;
 
     cluster.fleet.script(NODE, |node| node.held = None);
-    cluster.shop(4, json!({"minAvailable": 5})).await?;
+    cluster.shop(4, json!({"minAvailable": 4})).await?;
     cluster.block_shop().await?;
     cluster.label(NODE).await?;
     until_drain_blocked(cluster, NODE).await?;

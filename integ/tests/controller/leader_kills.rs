@@ -59,7 +59,7 @@ async fn update_completes_after_leader_kill_at_each_step(cluster: &mut ScriptedC
         "health": {"after": {"soak": "10m", "timeout": "1h"}},
     });
     cluster.start(2, policy).await?;
-    cluster.shop(4, json!({"minAvailable": 5})).await?;
+    cluster.shop(4, json!({"minAvailable": 4})).await?;
     cluster.block_shop().await?;
     BOTH.iter().for_each(|node| hold(cluster, node, Some(Held::Download)));
     cluster.fleet.release(NEW);

@@ -27,7 +27,7 @@ fn progress(world: &ClusterState, node: &str) -> Option<Progress> {
 
 /// Brings a node into a drain that a budget blocks, and returns its name.
 pub(crate) async fn blocked_drain(cluster: &ScriptedCluster) -> anyhow::Result<String> {
-    cluster.shop(4, json!({"minAvailable": 5})).await?;
+    cluster.shop(4, json!({"minAvailable": 4})).await?;
     cluster.block_shop().await?;
     cluster.fleet.release(NEW);
     let blocked = |world: &ClusterState| {

@@ -320,7 +320,7 @@ impl Case {
         Ok(())
     }
 
-    /// Uses a budget up: one more pod that it requires and that no node takes, so that no eviction is allowed; `pods` is
+    /// Uses a budget up: one more pod that it counts and that no node takes, so that no eviction is allowed; `pods` is
     /// the number of existing ones. Such a budget keeps a node from its drain, unless policy deletes pods at the deadline: the node
     /// has such a policy until [`Case::until_drain_blocked`].
     pub(crate) async fn block_with_pdb(&self, name: &str, pods: usize) -> anyhow::Result<()> {
@@ -336,7 +336,7 @@ impl Case {
             },
         }))
         .await?;
-        self.budget(name, pods, json!({"minAvailable": pods + 1})).await
+        self.budget(name, pods, json!({"minAvailable": pods})).await
     }
 
     /// Puts the node under one of the drain policies; a name that no group has is the policy of all other nodes.

@@ -180,10 +180,9 @@ fn budget_refusal<'a>(ctx: &NodeContext<'_>, evictable: impl Iterator<Item = &'a
         if let Some(message) = guard.sync_error.clone() {
             return Some(Wait::BudgetSyncFailed { pod: title, budget, message });
         }
-        let count = if pod.mirror { guard.not_healthy() } else { guard.lacks() };
-        if count > 0 {
+        if guard.lacks() > 0 {
             let eviction = ctx.view.unfinished_eviction(guard, ctx.now);
-            return Some(Wait::BudgetUnhealthy { pod: title, budget, count, eviction });
+            return Some(Wait::BudgetUnhealthy { pod: title, budget, count: guard.lacks(), eviction });
         }
         let until = budgets::asked_from(back_offs, guard, ctx.now);
         let is_static = pod.mirror;
@@ -255,7 +254,6 @@ mod tests {
             ..budget(desired, 3)
         };
         let lenient = || BudgetFacts { lets_unhealthy_go: true, ..broken(2, 3) };
-        let number = |healthy, desired| BudgetFacts { counts_ended: true, ..broken(healthy, desired) };
         let wait = |count, eviction| Wait::BudgetUnhealthy {
             pod: "shop/p-a".into(),
             budget: "shop/web".into(),
@@ -267,6 +265,9 @@ mod tests {
         let killed = UnfinishedEviction { pod: "shop/p-b".into(), approved, until: t(60) };
         let counts_as_gone = || BudgetFacts { approved: [("p-b".to_owned(), approved)].into(), ..broken(2, 2) };
         let of_five = || BudgetFacts { healthy: 3, allowed: 0, ..budget(3, 5) };
+        let one_of_two = || BudgetFacts { healthy: 1, allowed: 0, ..budget(1, 2) };
+        // The API server takes an eviction off what is allowed, and the pods are counted later.
+        let not_counted = || BudgetFacts { allowed: 0, ..broken(2, 1) };
         let message = || "no scale".to_owned();
         let uncounted = || BudgetFacts { sync_error: Some(message()), ..budget(0, 0) };
         let failed = Wait::BudgetSyncFailed { pod: "shop/p-a".into(), budget: "shop/web".into(), message: message() };
@@ -274,18 +275,12 @@ mod tests {
             ("all pods are wanted at all times", web(), budget(3, 3), refused.clone()),
             ("more pods are wanted than there can be", web(), budget(4, 3), refused.clone()),
             ("one is broken, and one may be", web(), broken(2, 2), unhealthy(1)),
-            ("one counts as gone, and is there", web(), counts_as_gone(), Some(wait(1, Some(killed.clone())))),
+            ("one counts as gone, and is there", web(), counts_as_gone(), Some(wait(1, Some(killed)))),
             ("two are broken", web(), broken(1, 2), unhealthy(2)),
             ("two of five are broken, and one more healthy one is enough", web(), of_five(), unhealthy(1)),
-            ("a number is required and healthy, beside one that has ended", web(), number(2, 2), refused.clone()),
-            ("a larger number is required than there are", web(), number(2, 1000), refused.clone()),
-            ("a number is required, and fewer are healthy", web(), number(1, 2), unhealthy(2)),
-            (
-                "a number is required and healthy, beside one that counts as gone",
-                web(),
-                BudgetFacts { counts_ended: true, ..counts_as_gone() },
-                Some(wait(1, Some(killed.clone()))),
-            ),
+            ("one of two has ended, and a number is required", web(), one_of_two(), unhealthy(1)),
+            ("more are required than there can be, beside one that has ended", web(), broken(2, 1000), unhealthy(1)),
+            ("one is broken, and another has used up what was allowed", web(), not_counted(), unhealthy(1)),
             ("one is broken, and two may be", web(), broken(2, 1), None),
             ("the numbers of an earlier spec", web(), BudgetFacts { stale: true, ..broken(1, 2) }, None),
             ("a pod beside a broken one that may go", web(), lenient(), unhealthy(1)),
@@ -403,12 +398,6 @@ mod tests {
                 PodFacts { ready: false, ..member() },
                 BudgetFacts { healthy: 2, allowed: 0, ..budget(2, 3) },
                 None,
-            ),
-            (
-                "another member is broken, and a number is required",
-                member(),
-                BudgetFacts { healthy: 2, allowed: 0, counts_ended: true, ..budget(2, 3) },
-                wait(|pod, budget| Wait::BudgetUnhealthy { pod, budget, count: 1, eviction: None }),
             ),
             (
                 "none may ever be away",

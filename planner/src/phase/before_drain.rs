@@ -1,18 +1,13 @@
 //! The wait of a claimed node for its hooks. Its drain begins if it still passes the gates that it had passed before they were
 //! asked; otherwise it returns to service.
 
-use jiff::Timestamp;
-use models::condition::true_condition;
 use models::reason::FailureReason;
-use models::shadow::BLOCKED;
 use models::time::after;
 
 use super::claim::{claim_due, ended_before_eviction};
-use super::hooks::{deadline, still_awaited, unanswered};
-use super::row::{Attempt, Outcome, Turn, act, fail, stay};
+use super::hooks::{BEFORE_DRAIN, awaited, deadline, still_awaited, unanswered};
+use super::row::{Attempt, Outcome, Turn, fail, stay};
 use super::start::begin_drain;
-use super::status::unblock;
-use crate::decision::Action;
 use crate::gates::{self, Obstacle};
 use crate::hooks;
 use crate::wait::Wait;
@@ -27,8 +22,9 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         if ctx.now < deadline {
             return claim.waking_at(deadline);
         }
-        // The hooks are asked once the node is claimed.
-        if ctx.facts().hook_request != hooks::request(ctx.progress) {
+        // The hooks are asked once the node is claimed. Where policy goes on without their answers, the drain claims it further.
+        let fails = awaited(ctx.policy, BEFORE_DRAIN).any(|(_, wait)| !wait.continues);
+        if fails && ctx.facts().hook_request != hooks::request(ctx.progress) {
             return fail(FailureReason::DrainTimedOut, "the node could not be cordoned");
         }
     }
@@ -43,30 +39,11 @@ fn checked_again(ctx: &Attempt<'_>) -> Turn {
             let queries = gates::queries(&ctx.group().before.expressions, &ctx.facts().name);
             stay(wait).querying(queries).waking_at(until)
         }
+        // Another node's drain may have moved pods of the budget, whose replacements are about to be Ready; a host may not answer for some
+        // seconds.
         Some(Obstacle::Refused(
-            wait @ (Wait::BudgetUnhealthy { .. }
-            | Wait::BudgetNeverAllows { until: None, is_static: false, .. }
-            | Wait::HostNotUsable { .. }
-            | Wait::HostBusy { .. }),
-        )) if ctx.now < until => awaits_recovery(ctx, wait, until),
+            wait @ (Wait::BudgetUnhealthy { .. } | Wait::HostNotUsable { .. } | Wait::HostBusy { .. }),
+        )) if ctx.now < until => stay(wait).waking_at(until),
         Some(Obstacle::Unknown(refused) | Obstacle::Refused(refused)) => Turn::of(Outcome::Refuse(refused)),
-    }
-}
-
-/// Waits for a budget or for the host no longer than a drain waits for guarded pods: another node's drain may have moved pods of the budget,
-/// whose replacements are about to be Ready, and a host may not answer for some seconds. The `Blocked` condition records since when.
-fn awaits_recovery(ctx: &Attempt<'_>, wait: Wait, until: Timestamp) -> Turn {
-    match true_condition(&ctx.shadow.status.conditions, BLOCKED) {
-        None => stay(wait).waking_at(until),
-        // It has held since the hooks were asked: its time is that of this reason only if it has not held in between.
-        Some(blocked) if blocked.reason != wait.as_str() => {
-            let mut status = ctx.controller_status();
-            unblock(&mut status);
-            act(Action::Status { status: Box::new(status), note: None })
-        }
-        Some(blocked) => {
-            let until = until.min(ctx.deadline(blocked.last_transition_time, ctx.group().drain.guarded_timeout));
-            if ctx.now < until { stay(wait).waking_at(until) } else { Turn::of(Outcome::Refuse(wait)) }
-        }
     }
 }

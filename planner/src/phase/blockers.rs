@@ -118,9 +118,13 @@ fn not_evicted<'a>(ctx: &NodeContext<'a>, pod: &'a PodFacts) -> Option<Staying<'
         }
         (None, Some(b)) => Some(staying(b.budget.as_ref(), &b.message, b.since, ctx.now)),
         (None, None) => {
-            let since = ctx.node.in_flight.get(&pod.uid)?.since;
-            let message = "the API server has not answered its eviction";
-            Some(staying(None, message, since, after(since, BLOCKED_AFTER)))
+            let sent = ctx.node.in_flight.get(&pod.uid)?;
+            let message = if sent.deletes {
+                "the API server has not answered its deletion"
+            } else {
+                "the API server has not answered its eviction"
+            };
+            Some(staying(None, message, sent.since, after(sent.since, BLOCKED_AFTER)))
         }
     }
 }

@@ -99,7 +99,7 @@ pub(super) fn still_awaited(ctx: &Attempt<'_>) -> Option<Turn> {
 
 /// Returns the end of an attempt whose request is not on the Node: its hooks are not to blame for the missing answer.
 fn not_asked(ctx: &Attempt<'_>, request: &str) -> Turn {
-    let message = format!("the request {request} could not be written on the Node: see the controller's log");
+    let message = format!("the request {request} was not on the Node at the deadline: see the controller's log");
     let drains = ctx.phase.step == Step::BeforeDrain;
     fail(if drains { FailureReason::DrainTimedOut } else { FailureReason::HookTimedOut }, message)
 }

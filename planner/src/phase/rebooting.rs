@@ -81,9 +81,11 @@ fn requested_nonce<'a>(ctx: &Attempt<'a>) -> Option<&'a str> {
 fn too_late(ctx: &Attempt<'_>) -> Turn {
     let limit = limit_of(ctx.policy.reboot, "reboot");
     let trouble = gates::host_trouble(ctx);
-    let no_permit = ctx.shadow.spec.permit.is_none();
-    if no_permit && requested_nonce(ctx).is_some() {
-        if let Some(wait) = held_back(ctx) {
+    let permit = ctx.shadow.spec.permit.as_ref();
+    let unanswered = requested_nonce(ctx).filter(|nonce| permit.is_none_or(|permit| permit.nonce != **nonce));
+    let held = unanswered.and_then(|_| held_back(ctx));
+    if permit.is_none() && unanswered.is_some() {
+        if let Some(wait) = held {
             return Turn::of(Outcome::Refuse(wait));
         }
         let message =
@@ -93,11 +95,14 @@ fn too_late(ctx: &Attempt<'_>) -> Turn {
     if ctx.mode().is_drill() {
         return fail(FailureReason::AgentSilent, format!("the agent has not verified its permit {limit}{trouble}"));
     }
-    if no_permit {
+    if permit.is_none() {
         return fail(FailureReason::AgentSilent, format!("the agent requested no permit {limit}{trouble}"));
     }
+    // The host may still reboot by its earlier permit: the end is that of a reboot that did not come.
+    let held =
+        held.map_or_else(String::new, |wait| format!("; its last request for a permit was not answered: {wait}"));
     let state = if ctx.facts().ready { "" } else { ", and is not Ready" };
-    fail(FailureReason::RebootTimedOut, format!("the node was not seen in another boot {limit}{state}{trouble}"))
+    fail(FailureReason::RebootTimedOut, format!("the node was not seen in another boot {limit}{state}{trouble}{held}"))
 }
 
 /// Returns whether the agent has verified its rehearsal permit.

@@ -17,7 +17,7 @@ use crate::wait::WaitReason;
 pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) -> Decision {
     let Verdict::Wait(wait) = &decision.verdict else { return decision };
     let stored = true_condition(&ctx.shadow.status.conditions, BLOCKED);
-    let wanted = wait.blocks().then(|| wait.as_str());
+    let wanted = ctx.node.is_blocked_by(wait).then(|| wait.as_str());
     let now = stored.map(|c| c.reason.as_str());
     // The finding of a check names a pod or a series, and another one may be the first by now; of the hooks, one may have answered, of
     // what was missing, some may be back, and a host may fail in another way.
@@ -32,6 +32,7 @@ pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) 
             | WaitReason::HostBusy
             | WaitReason::RefreshFails
             | WaitReason::ActionFails
+            | WaitReason::ControlPlaneBusy
     );
     let finding = wanted.is_some() && (reason.is_check_finding() || named);
     let same_text = !finding || stored.is_some_and(|c| wait.is_recorded(&c.message));

@@ -85,7 +85,11 @@ pub(super) fn asks_for_slot(ctx: &Attempt<'_>) -> Turn {
     if let Some(refused) = gates::start(ctx) {
         return Turn::of(Outcome::Refuse(refused));
     }
-    if ctx.slot { start_drain(ctx) } else { Turn::of(Outcome::WantsSlot) }
+    if !ctx.slot {
+        return Turn::of(Outcome::WantsSlot);
+    }
+    // Another one may have become NotReady since the slot was given.
+    gates::control_plane_busy(ctx).map_or_else(|| start_drain(ctx), |wait| Turn::of(Outcome::Refuse(wait)))
 }
 
 /// Returns the end of an attempt whose version policy or the host has given up before the drain.

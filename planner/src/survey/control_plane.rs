@@ -2,11 +2,18 @@
 //! has got its slot.
 
 use models::operator::Slot;
+use models::shadow::HostState;
 
 use crate::view::{ClusterView, NodeFacts, NodeView};
 
-/// Returns the node of the control plane for which this one, if it is another, has to stay in service: it is not Ready, may still
-/// reboot, or got its slot before.
+/// Returns whether a reboot of the node is permitted, at any time from now on while it is Ready.
+fn is_permitted(node: &NodeView) -> bool {
+    let spec = node.shadow.as_ref().map(|shadow| &shadow.spec);
+    spec.is_some_and(|spec| spec.permit.is_some() && spec.state == HostState::RebootedIntoUpdate)
+}
+
+/// Returns the node of the control plane for which this one, if it is another, has to stay in service: it is not Ready, may
+/// reboot by its permit, or got its slot before.
 pub(crate) fn in_the_way<'a>(view: &'a ClusterView, node: &NodeFacts) -> Option<&'a str> {
     let is_recorded = |slot: &Slot| slot.update.as_ref().is_some_and(|update| update.control_plane);
     let own = view.slots().find(|slot| slot.uid == node.uid);
@@ -14,7 +21,9 @@ pub(crate) fn in_the_way<'a>(view: &'a ClusterView, node: &NodeFacts) -> Option<
         return None;
     }
     let is_other = |facts: &NodeFacts| facts.control_plane() && facts.name != node.name;
-    let is_out = |other: &&NodeView| is_other(&other.facts) && (!other.facts.ready || other.may_still_reboot());
+    let is_out = |other: &&NodeView| {
+        is_other(&other.facts) && (!other.facts.ready || other.may_still_reboot() || is_permitted(other))
+    };
     let out = view.nodes.values().find(is_out).map(|other| &other.facts);
     let out = out.or_else(|| view.unmanaged.values().find(|facts| is_other(facts) && !facts.ready));
     if let Some(facts) = out {

@@ -7,7 +7,6 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, NodeStatus, Pod, PodStatus, Service, Toleration, Volume};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, OwnerReference};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, PROVIDER_ID_LENGTH};
 use models::plain::{cut, plain};
@@ -462,7 +461,6 @@ impl Projection for BudgetFacts {
             healthy: status.and_then(|s| s.current_healthy).unwrap_or(0),
             desired: status.and_then(|s| s.desired_healthy).unwrap_or(0),
             expected: status.and_then(|s| s.expected_pods).unwrap_or(0),
-            counts_ended: spec.is_some_and(|s| matches!(s.min_available, Some(IntOrString::Int(_)))),
             stale: status.and_then(|s| s.observed_generation) < budget.metadata.generation,
             sync_error: failed.map(|condition| condition.message.clone()),
             approved: status
@@ -567,19 +565,6 @@ mod tests {
             ("it cannot be counted any more", 2, 2, "SyncFailed", (1, error)),
         ] {
             assert_eq!(facts(generation, observed, reason), expected, "{sentence}");
-        }
-    }
-
-    #[test]
-    fn pdb_whose_min_available_is_a_number_counts_ended_pods() {
-        for (spec, expected) in [
-            (json!({"minAvailable": 2}), true),
-            (json!({"minAvailable": "50%"}), false),
-            (json!({"maxUnavailable": 1}), false),
-        ] {
-            let budget = json!({"metadata": {"name": "web", "namespace": "shop"}, "spec": spec});
-            let facts = BudgetFacts::project(&serde_json::from_value(budget).unwrap()).unwrap();
-            assert_eq!(facts.counts_ended, expected, "{spec}");
         }
     }
 

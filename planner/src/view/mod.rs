@@ -407,6 +407,12 @@ impl NodeView {
             && boot_id.as_ref().is_some_and(|before| *before != self.facts.boot_id)
     }
 
+    /// Returns whether the node's `Blocked` condition shows this reason: also the turn of others, once the node is cordoned.
+    pub fn is_blocked_by(&self, wait: &Wait) -> bool {
+        let cordoned = || self.step().is_some_and(|step| step.place() >= Place::Leaving);
+        wait.blocks() || (matches!(wait, Wait::ControlPlaneBusy { .. }) && cordoned())
+    }
+
     /// Returns whether the attempt has ended and its slot is free while its host may still reboot by its permit: the node keeps
     /// its cordon until it is Ready, or in another boot.
     pub fn may_still_reboot(&self) -> bool {

@@ -118,8 +118,6 @@ pub struct BudgetFacts {
     pub desired: i32,
     /// Number of its pods when all are there.
     pub expected: i32,
-    /// True if that number has pods in it that have ended: `minAvailable` is a number. Otherwise it is that of their owners' replicas.
-    pub counts_ended: bool,
     /// True if its numbers are those of an earlier spec.
     pub stale: bool,
     /// The error for which Kubernetes cannot count its pods. It allows nothing then.
@@ -256,7 +254,7 @@ impl BudgetFacts {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// Returns whether it guards this pod: it allows nothing although none of its pods is known to be broken.
+    /// Returns whether it guards this pod: it allows nothing although all its pods are healthy.
     pub fn guards(&self, pod: &PodFacts) -> bool {
         let counted = !self.stale && self.sync_error.is_none() && self.expected > 0;
         counted && self.lacks() == 0 && !self.lets_go(pod) && self.selects(pod)
@@ -287,19 +285,14 @@ impl BudgetFacts {
         Some(UnfinishedEviction { pod, approved: *at, until: after(*at, APPROVAL_COUNTS) })
     }
 
-    /// Returns how many more of its pods have to be healthy before it allows a disruption, or before all are; 0 where none is known to be
-    /// broken. Those that have ended are never healthy again, and its status does not show how many there are: where enough are healthy,
-    /// or more are required than there are, the rest is taken for them. If it is broken, its pods are asked in vain, for a time.
+    /// Returns how many more of its pods have to be healthy before it allows a disruption, or before all are; 0 where all are. Pods that have
+    /// ended count as broken ones where `minAvailable` is a number: its status does not tell them apart.
     pub fn lacks(&self) -> i32 {
-        let may_have_ended = self.counts_ended && self.approved.is_empty();
-        let is_enough = self.healthy >= self.desired || self.desired > self.expected;
-        if may_have_ended && is_enough { 0 } else { self.not_healthy() }
-    }
-
-    /// Returns the same for a budget none of whose pods has ended, as static pods never do.
-    pub fn not_healthy(&self) -> i32 {
-        let needed = self.desired.saturating_add(1).min(self.expected);
-        if self.stale { 0 } else { (needed - self.healthy).max(0) }
+        let broken = self.expected.saturating_sub(self.healthy);
+        if self.stale || broken <= 0 {
+            return 0;
+        }
+        self.desired.saturating_add(1).saturating_sub(self.healthy).clamp(1, broken)
     }
 }
 

@@ -263,11 +263,8 @@ pub enum Wait {
     GroupFull { group: String },
     #[error("{count} pod(s) on the node are not Ready, {pod} first")]
     PodsNotReady { pod: String, count: usize },
-    /// A budget allows nothing although none of its pods is known to be broken.
-    #[error(
-        "the PodDisruptionBudget {budget} allows no disruption of {pod} although none of its pods is known to be broken{}",
-        text::never(*.until, *.is_static)
-    )]
+    /// A budget allows nothing although all its pods are healthy.
+    #[error("the PodDisruptionBudget {budget} allows no disruption of {pod} although all its pods are healthy{}", text::never(*.until, *.is_static))]
     BudgetNeverAllows {
         pod: String,
         budget: String,
@@ -278,8 +275,8 @@ pub enum Wait {
     },
     /// A node with guarded pods comes after those without.
     #[error(
-        "nodes without such pods come first: the PodDisruptionBudget {budget} allows no disruption of {pod} now, although none of its \
-             pods is known to be broken; in its turn, this node is cordoned, and such pods are evicted first and alone"
+        "nodes without such pods come first: the PodDisruptionBudget {budget} allows no disruption of {pod} now, although all its pods \
+             are healthy; in its turn, this node is cordoned, and such pods are evicted first and alone"
     )]
     GuardedPods { pod: String, budget: String },
     /// Other nodes use up what a budget allows, and wait for more.

@@ -408,7 +408,7 @@ impl ScriptedCluster {
         .map(drop)
     }
 
-    /// Uses up the budget of [`ScriptedCluster::shop`], which requires one pod more than there are: no node takes it. Drains begin all the same,
+    /// Uses up the budget of [`ScriptedCluster::shop`]: one more pod that it counts and that no node takes. Drains begin all the same,
     /// as under a policy that deletes at the deadline what stays.
     pub(crate) async fn block_shop(&self) -> anyhow::Result<()> {
         self.policy(&json!({"drain": {"atDeadline": "Force"}})).await?;

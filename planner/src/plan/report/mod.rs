@@ -103,7 +103,7 @@ fn counts(survey: &Survey<'_>, plan: &Plan) -> Counts {
         counts.staged += i64::from(step == Some(Step::Staged));
         counts.current += i64::from(follow::is_current(node, wait));
         counts.blocked += i64::from(match wait.filter(|wait| **wait != Wait::Acting) {
-            Some(wait) => wait.blocks(),
+            Some(wait) => node.node.is_blocked_by(wait),
             // While something is written about it, it keeps its previous state.
             None => node_blocked(node.node).is_some(),
         });

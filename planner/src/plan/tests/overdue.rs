@@ -61,6 +61,21 @@ fn deletion_is_retried_only_when_due() {
 }
 
 #[test]
+fn pod_whose_deletion_is_not_answered_is_named_so() {
+    for (sentence, deletes, message) in [
+        ("its deletion was sent", true, "the API server has not answered its deletion"),
+        ("its eviction was sent before the deadline", false, "the API server has not answered its eviction"),
+    ] {
+        let (mut view, policy) = forced(vec![pod("a", false)]);
+        let sent = InFlight { since: t(61), deletes };
+        view.nodes.get_mut("a").unwrap().in_flight = [("p-a".to_owned(), sent)].into();
+        let made = plan(&view, &policy, t(66));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
+        assert_eq!(status.report.drain.as_ref().unwrap().blockers[0].message, message, "{sentence}");
+    }
+}
+
+#[test]
 fn pod_whose_deletion_is_refused_stays_named_past_the_deadline() {
     let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
     let (mut view, policy) = draining(spec, vec![pod("a", false)]);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kube::core::{Expression, Selector};
 use models::condition::find_condition;
-use models::shadow::{Armed, ArmedPhase, DRAINED, DrainStatus, DrainedPod, HostState, Permit, Step};
+use models::shadow::{Armed, ArmedPhase, BLOCKED, DRAINED, DrainStatus, DrainedPod, HostState, Permit, Step};
 
 use crate::decision::Action;
 use crate::fixtures::*;
@@ -113,6 +113,18 @@ fn control_plane_node_is_not_permitted_to_reboot_while_another_is_out_of_service
             "permit for n",
         ),
         (
+            "the other had its slot afterwards, and is permitted to reboot",
+            |view| {
+                view.operator.as_mut().unwrap().status.slots.push(slot("z"));
+                let labels = other(view).facts.labels.clone();
+                *other(view) = at("z", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+                other(view).facts.labels = labels;
+                let shadow = other(view).shadow.as_mut().unwrap();
+                (shadow.status.controller.drain, shadow.spec.permit) = (Some(DrainStatus::default()), permit("z"));
+            },
+            "ControlPlaneBusy",
+        ),
+        (
             "it has a permit, and requests another",
             |view| {
                 shadow(view).spec.permit = permit("earlier");
@@ -148,8 +160,32 @@ fn control_plane_node_is_not_permitted_to_reboot_while_another_is_out_of_service
         let (mut view, policy) = of_control_plane(Step::Rebooting, HostState::RebootedIntoUpdate);
         change(&mut view);
         let made = plan(&view, &policy, t(1));
+        // The wait is recorded in the condition first.
+        if let Some(action @ Action::Status { .. }) = made.actions.get("a") {
+            written(&mut view, action);
+        }
+        let made = plan(&view, &policy, t(1));
         assert_eq!(outcome(&made), *expected, "{sentence}");
         assert_eq!(crate::lint::lint(&view, &policy, &mut made.clone()), [], "{sentence}");
+    }
+}
+
+#[test]
+fn control_plane_node_that_has_its_slot_is_not_cordoned_while_another_is_out_of_service() {
+    for (sentence, ready, expected) in
+        [("the other is Ready", true, "step Draining"), ("it is not", false, "ControlPlaneBusy")]
+    {
+        let (mut view, policy) = of_control_plane(Step::Staged, HostState::StagedUpdate);
+        let status = &mut shadow(&mut view).status;
+        (status.controller.drain, status.agent.armed) = (None, None);
+        other(&mut view).facts.ready = ready;
+        let made = plan(&view, &policy, t(1));
+        assert_eq!(outcome(&made), expected, "{sentence}");
+        assert_eq!(
+            made.slots.as_ref().is_some_and(Vec::is_empty),
+            !ready,
+            "{sentence}: a slot that is not used is free"
+        );
     }
 }
 
@@ -160,20 +196,41 @@ fn update_of_control_plane_node_ends_without_blame_while_another_is_out_of_servi
     for (sentence, (step, state), second, expected) in [
         ("hooks are awaited", (Step::BeforeDrain, staged), 1, "ClusterUnwell"),
         ("no pod was evicted", (Step::LeavingLoadBalancer, staged), 1, "ClusterUnwell"),
-        ("it is drained", rebooting, 1, "ControlPlaneBusy"),
-        ("it is drained, a second before the deadline", rebooting, 1799, "ControlPlaneBusy"),
+        ("it is drained", rebooting, 1, "step Rebooting"),
+        ("it is drained, a second before the deadline", rebooting, 1799, "step Rebooting"),
         ("it is drained, at the deadline", rebooting, 1800, "ClusterUnwell"),
     ] {
         let (mut view, policy) = of_control_plane(step, state);
         other(&mut view).facts.ready = false;
         let made = plan(&view, &policy, t(second));
         assert_eq!(outcome(&made), expected, "{sentence}");
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { continue };
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
+        if expected == "step Rebooting" {
+            let blocked = find_condition(&status.conditions, BLOCKED).unwrap();
+            assert!(blocked.reason == "ControlPlaneBusy" && blocked.message.starts_with("z of"), "{blocked:?}");
+            continue;
+        }
         let record = status.report.record.as_ref().unwrap();
         let last = record.last.as_ref().unwrap();
         assert!(last.message.contains("z of the control plane"), "{sentence}: {}", last.message);
         assert_eq!((record.failures, record.version_failures.len()), (0, 0), "{sentence}");
         assert!(record.not_before.is_some() && record.proof.is_none(), "{sentence}: {record:?}");
+    }
+}
+
+#[test]
+fn reboot_timeout_names_what_has_held_back_another_permit() {
+    for (sentence, nonce, named) in
+        [("another one was requested", "earlier", true), ("it has the one it requested", "n", false)]
+    {
+        let (mut view, policy) = of_control_plane(Step::Rebooting, HostState::RebootedIntoUpdate);
+        other(&mut view).facts.ready = false;
+        shadow(&mut view).spec.permit = permit(nonce);
+        let made = plan(&view, &policy, t(1800));
+        assert_eq!(outcome(&made), "RebootTimedOut", "{sentence}");
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
+        let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
+        assert_eq!(last.message.contains("z of the control plane"), named, "{sentence}: {}", last.message);
     }
 }
 
