@@ -19,11 +19,16 @@ crate::cases![
     rollout_that_is_braked_by_nodes_on_the_version_tries_none_until_one_of_them_proves_it,
 ];
 
+/// Returns whether the hook of a node has been asked before its drain.
+fn is_asked(world: &ClusterState, node: &str) -> bool {
+    world.step(node) == Some(Step::BeforeDrain) && world.nodes[node].hook_request().is_some()
+}
+
 /// Waits until another node than these awaits its hook, and returns it.
 async fn next_asked(cluster: &ScriptedCluster, before: &BTreeSet<String>) -> anyhow::Result<String> {
     let asked = |world: &ClusterState| {
         let mut nodes = world.nodes.keys().filter(|node| !before.contains(*node));
-        nodes.find(|node| world.step(node) == Some(Step::BeforeDrain)).cloned()
+        nodes.find(|node| is_asked(world, node)).cloned()
     };
     let world = cluster.until("another node awaits its hook", |world| asked(world).is_some()).await?;
     asked(&world).context("just seen")
@@ -120,7 +125,7 @@ async fn rollout_whose_hook_is_silent_on_every_node_is_braked_until_a_user_resum
     let mut ended: BTreeSet<String> = BTreeSet::new();
     let asked = |world: &ClusterState| {
         let mut nodes = world.nodes.keys();
-        nodes.find(|node| world.step(node) == Some(Step::BeforeDrain)).cloned()
+        nodes.find(|node| is_asked(world, node)).cloned()
     };
     for _ in 0..3 {
         let world = cluster.until("a node awaits its hook", |world| asked(world).is_some()).await?;
