@@ -16,7 +16,7 @@ use crate::cluster::Cluster;
 use crate::page::Page;
 use crate::terminal;
 
-pub(crate) use report::{next_action, not_known, report};
+pub(crate) use report::{NOT_KNOWN, next_action, not_known, report};
 pub(crate) use shape::{IDLE, LastResult, NodeReport, Report, SilentAgent};
 pub(crate) use text::{Look, render};
 

@@ -23,7 +23,7 @@ use self::follow::{Follow, watches};
 use crate::call::call;
 use crate::cluster::Cluster;
 use crate::page::{Screen, progress, write_line};
-use crate::status::{IDLE, Look, NodeReport, Report, render, report};
+use crate::status::{IDLE, Look, NOT_KNOWN, NodeReport, Report, render, report};
 use crate::terminal;
 
 /// Pause before watches that have failed begin again.
@@ -172,7 +172,8 @@ fn has_reader(written: io::Result<()>) -> anyhow::Result<bool> {
 /// Returns the end of the rollout, if it has ended.
 fn ended(report: &Report) -> Option<End> {
     let under_way = report.nodes.iter().any(|node| !matches!(node.step, IDLE | "Staged"));
-    let held = |node: &NodeReport| node.held_by_failures || (rests(node) && place(node) == Some(Proof::Failed));
+    let stays = |node: &NodeReport| rests(node) || is_stuck(node);
+    let held = |node: &NodeReport| node.held_by_failures || (stays(node) && place(node) == Some(Proof::Failed));
     let only_held = report.nodes.iter().any(held) && report.nodes.iter().all(|node| rests(node) || held(node));
     if report.frozen.is_some() || only_held {
         return (!under_way).then_some(End::Frozen);
@@ -195,6 +196,17 @@ fn rests(node: &NodeReport) -> bool {
         matches!(reason.parse(), Ok(UpToDate | BeingRemoved | NotLabelled | Excluded | NotOffered | WaveNotCome))
     };
     node.step == IDLE && node.reason.as_ref().is_none_or(is_at_rest)
+}
+
+/// Returns whether nothing is under way on a node, and its agent or host keeps it from any update.
+fn is_stuck(node: &NodeReport) -> bool {
+    use WaitReason::{AgentNotReady, HostBusy, HostNotUsable, RefreshFails};
+    let is_of_host = |reason: &String| match reason.parse() {
+        Ok(reason) => matches!(reason, AgentNotReady | HostBusy | HostNotUsable | RefreshFails),
+        // A reason of the condition HostReachable.
+        Err(_) => reason != NOT_KNOWN,
+    };
+    node.step == IDLE && node.reason.as_ref().is_some_and(is_of_host)
 }
 
 /// The output, and what it shows.

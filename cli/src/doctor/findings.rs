@@ -45,7 +45,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
 fn no_operator(namespace: &str, others: Option<&[String]>) -> Finding {
     let (others, next) = match others {
         None => ("; you may not read which namespaces have one".to_owned(), Vec::new()),
-        Some([]) => (", nor in any other".to_owned(), vec!["kubectl brupop preflight".to_owned()]),
+        Some([]) => (", nor in any other".to_owned(), vec!["kubectl brupop preflight -n brupop-system".to_owned()]),
         Some(others) => (
             format!("; there is one in {}", some(others.iter().map(String::as_str), NAMED)),
             others.iter().take(NAMED).map(|name| format!("kubectl brupop doctor -n {name}")).collect(),

@@ -623,7 +623,7 @@ fn namespace_without_an_operator_gets_one_finding_that_names_those_with_one() {
             "there is one in ops, brupop-system",
             Some("kubectl brupop doctor -n ops"),
         ),
-        (Some(vec![]), "nor in any other", Some("kubectl brupop preflight")),
+        (Some(vec![]), "nor in any other", Some("kubectl brupop preflight -n brupop-system")),
         (None, "you may not read which namespaces have one", None),
     ] {
         let others = others.map(|names| names.into_iter().map(str::to_owned).collect());

@@ -27,7 +27,9 @@ use crate::cluster::{Cluster, is_of};
 const INVALID_POLICY: &str = "InvalidPolicy";
 
 /// The word for a node of which it is not known whether it waits.
-const NOT_KNOWN: &str = "NotKnown";
+pub(crate) const NOT_KNOWN: &str = "NotKnown";
+/// The reason of the condition `Degraded` for a node group before others that takes their nodes.
+const GROUP_HIDDEN: &str = "NodeGroupHidden";
 
 /// Returns the state of the fleet.
 pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
@@ -242,7 +244,7 @@ fn warning(condition: &Condition) -> Option<&'static str> {
     match (condition.type_.as_str(), condition.reason.parse::<WaitReason>()) {
         (ALL_BLOCKED, Ok(reason @ (ClusterUnwell | ExpressionFires))) => Some(reason.as_str()),
         (NOTICES_SENT, _) => Some("NoticesNotSent"),
-        _ => (condition.reason == UNKNOWN_REQUEST).then_some(UNKNOWN_REQUEST),
+        _ => [UNKNOWN_REQUEST, GROUP_HIDDEN].into_iter().find(|known| condition.reason == *known),
     }
 }
 

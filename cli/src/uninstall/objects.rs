@@ -167,10 +167,15 @@ pub(super) async fn delete(client: &Client, objects: &[Value]) -> anyhow::Result
 pub(super) async fn remove(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
     let going = delete(client, objects).await?;
     let deadline = Instant::now() + GONE;
+    let mut again = Vec::new();
     for Found { api, name, uid, id, resource } in going {
         while let Some(found) = get(&api, &resource, &name).await? {
             if found.uid != uid {
                 print_line(format_args!("{id} exists again, and stays: another client has created it since"));
+                // Some of these are written by others, such as cert-manager. All else is the operator itself.
+                if !made().iter().any(|made| deploy::yaml::id(made) == id) {
+                    again.push(id);
+                }
                 break;
             }
             if Instant::now() >= deadline {
@@ -182,6 +187,12 @@ pub(super) async fn remove(client: &Client, objects: &[Value]) -> anyhow::Result
             }
             tokio::time::sleep(PERIOD / 4).await;
         }
+    }
+    if !again.is_empty() {
+        let again = again.join(", ");
+        bail!(
+            "created again by another client, such as Argo CD or Flux: {again}. Suspend it, and run the command again."
+        );
     }
     Ok(())
 }
@@ -200,5 +211,18 @@ mod tests {
         server.add(path, json!({"apiVersion": "v1", "kind": "Secret", "metadata": meta}));
         remove(&server.client(), &made()).await.unwrap();
         assert_eq!(server.paths(), [path]);
+    }
+
+    /// As Argo CD or Flux makes all that is deleted.
+    #[tokio::test(start_paused = true)]
+    async fn part_of_the_operator_that_another_client_makes_again_is_an_error() {
+        let path = "/api/v1/namespaces/brupop-agents";
+        let server = Server::default();
+        let labels = json!({names::APPLICATION_LABEL: names::APPLICATION});
+        let meta = json!({"name": AGENT_NAMESPACE, "uid": "1", "labels": labels, "annotations": {AGAIN: ""}});
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": meta});
+        server.add(path, namespace.clone());
+        let error = remove(&server.client(), &[namespace]).await.unwrap_err().to_string();
+        assert!(error.contains("created again by another client") && error.contains(AGENT_NAMESPACE), "{error}");
     }
 }

@@ -118,6 +118,8 @@ fn rollout_is_complete_when_all_nodes_have_proven_the_version_that_they_run() {
     resolved.1 = json!({"base": 1});
     let mut leaves = end("SoakFailed", "Failed", false);
     leaves.0["updates"] = json!({"chosenVersion": "1.20.6", "availableVersions": ["1.20.6"], "lastRefresh": t});
+    let mut stuck = end("SoakFailed", "Failed", false);
+    stuck.0["updates"] = json!({"availableVersions": [], "lastRefresh": t, "refreshFailure": "no route"});
     for (sentence, max_failures, (status, ledger), hold, ended_at, expected) in [
         ("it failed its soak, which freezes", 1, end("SoakFailed", "Failed", false), None, None, Some(End::Frozen)),
         (
@@ -129,6 +131,7 @@ fn rollout_is_complete_when_all_nodes_have_proven_the_version_that_they_run() {
             Some(End::Frozen),
         ),
         ("it failed its soak, and is to be updated to a later version", 2, leaves, None, None, None),
+        ("it failed its soak, and its repository is away", 2, stuck, None, None, Some(End::Frozen)),
         ("a user has resolved the failure", 2, resolved, None, None, Some(End::Completed)),
         ("it is verified again", 2, end("HookTimedOut", "Unproven", false), None, None, None),
         ("it came back late, and is verified again", 2, end("NotReadyAfterBoot", "Failed", false), None, None, None),

@@ -47,7 +47,8 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         return Turn::of(Outcome::Pass(unanswered(ctx)));
     }
     // They are awaited again after another verification: anything may be the cause by then.
-    if !again && fell_ill_early(ctx, soon) {
+    let may_come_back = ctx.progress.interrupted.is_some_and(|boot| ctx.now < after(boot, ctx.policy.returning));
+    if !again && !may_come_back && fell_ill_early(ctx, soon) {
         return blame(ctx, FailureReason::SoakFailed, "the node did not stay well while its hooks were awaited");
     }
     // It may be rebooted again, which counts here alone.

@@ -338,7 +338,7 @@ pub(crate) fn follow<'a>(
 
 /// Returns the rollouts that go on although no node has their version as its target: a brake, and a step whose places are used up, with its soak
 /// and what a user approves, while it is not known what the hosts of their nodes may have, as in an outage. Such a step also goes on for
-/// hosts that are to have the version `later`, and for nodes whose kind is not known.
+/// hosts that are to have the version `later`.
 fn going_on(
     view: &ClusterView,
     stored: &[ActiveRollout],
@@ -354,17 +354,11 @@ fn going_on(
     };
     let is_full = |rollout: &ActiveRollout| rollout.approvable().is_some() && !has_gone_on(view, rollout);
     let is_later = |rollout: &ActiveRollout| later.contains(&(&*rollout.variant, &*rollout.arch, &rollout.version));
-    let may_join = |rollout: &ActiveRollout| {
-        let ActiveRollout { variant, arch, version, .. } = rollout;
-        let excluded = policy.exclude.iter().any(|exclusion| exclusion.covers(variant, arch, version));
-        policy.target.allows(version) && !excluded && of_unknown_kind(view, rollout) > 0
-    };
     let goes_on = |rollout: &&ActiveRollout| {
         let is_full = is_full(rollout);
         (is_full || rollout.is_braked())
             && !is_followed(rollout)
-            && ((is_full && (is_later(rollout) || may_join(rollout)))
-                || view.nodes.values().any(|node| may_want(node, policy, rollout, now)))
+            && ((is_full && is_later(rollout)) || view.nodes.values().any(|node| may_want(node, policy, rollout, now)))
     };
     stored.iter().filter(goes_on).map(key_of).collect()
 }

@@ -612,12 +612,29 @@ fn node_that_is_rebooted_twice_soon_after_its_soak_counts_against_the_version() 
     }
 }
 
+/// The pods that its network needs start slowly.
+#[test]
+fn node_that_comes_back_slowly_from_one_reboot_soon_after_its_soak_does_not_count() {
+    let (mut view, policy) = in_step(Step::AfterUpdate, both());
+    let made = plan(&view, &policy, t(1));
+    let request = ask(&mut view, &made);
+    let facts = &mut a(&mut view).facts;
+    (facts.boot_id, facts.ready, facts.not_ready_since) = ("b2".into(), false, Some(t(110)));
+    goes_on(&mut view, &policy, 120, "step AfterUpdate");
+    answers(&mut view, "ceph", &request);
+    for second in [125, 200, 899] {
+        assert_eq!(outcome(&plan(&view, &policy, t(second))), "Soaking", "{second}");
+    }
+    assert_eq!(outcome(&plan(&view, &policy, t(900))), "step Verifying");
+}
+
 #[test]
 fn node_that_is_rebooted_once_soon_after_its_soak_is_verified_again() {
     let (mut view, policy) = in_step(Step::AfterUpdate, both());
     let made = plan(&view, &policy, t(1));
     let request = ask(&mut view, &made);
     a(&mut view).facts.boot_id = "b2".into();
+    shadow(&mut view).status.agent.boot_id = Some("b2".into());
     goes_on(&mut view, &policy, 100, "step AfterUpdate");
     answers(&mut view, "ceph", &request);
     assert_eq!(outcome(&plan(&view, &policy, t(899))), "Soaking");
