@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use self::archive::Archive;
 use self::trim::trim;
 use crate::advice::some;
-use crate::call::{call, list, list_each};
+use crate::call::{call, list, list_each, list_in};
 use crate::cluster::Cluster;
 use crate::files::create_private;
 use crate::page::{print_line, progress};
@@ -227,8 +227,7 @@ async fn fill(bundle: &mut Bundle, client: &Client, namespace: &str, time: Times
 /// Adds the Events of the operator about Nodes, which are in the namespace `default`.
 async fn node_events(bundle: &mut Bundle, client: &Client) -> anyhow::Result<()> {
     use k8s_openapi::api::events::v1::Event;
-    let events: Api<Event> = Api::namespaced(client.clone(), "default");
-    let listed = list(&events, ListParams::default(), "list events in default").await;
+    let listed = list_in::<Event>(client, "default", ListParams::default()).await;
     let Some(events) = bundle.part("events-of-nodes.json", listed) else { return Ok(()) };
     let ours = |event: &Event| {
         let about_node = event.regarding.as_ref().is_some_and(|object| object.kind.as_deref() == Some("Node"));
@@ -245,9 +244,8 @@ async fn node_events(bundle: &mut Bundle, client: &Client) -> anyhow::Result<()>
 
 /// Adds the logs of the operator's pods in a namespace. Of the agents, those of silent ones come first.
 async fn logs(bundle: &mut Bundle, client: &Client, namespace: &str, status: Option<&Report>) -> anyhow::Result<()> {
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let params = ListParams::default().labels(&format!("{}={}", names::APPLICATION_LABEL, names::APPLICATION));
-    let listed = list(&pods, params, &format!("list pods in {namespace}")).await;
+    let listed = list_in(client, namespace, params).await;
     let Some(pods) = bundle.part(&format!("logs/{namespace}"), listed) else { return Ok(()) };
     for pod in chosen(pods, status) {
         bundle.logs(client, namespace, &pod).await?;

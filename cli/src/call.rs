@@ -4,7 +4,10 @@ use std::fmt;
 use std::time::Duration;
 
 use anyhow::anyhow;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::serde::de::DeserializeOwned;
+use kube::Client;
 use kube::api::{Api, ListParams, Request};
 use kube::core::error_boundary::InvalidObject;
 use kube::core::{DeserializeGuard, ObjectList};
@@ -104,6 +107,32 @@ pub(crate) fn if_there<T>(answer: anyhow::Result<T>) -> anyhow::Result<Option<T>
     }
 }
 
+/// Reads an object in a namespace; `None` if it, or its kind, does not exist.
+pub(crate) async fn get<K: Namespaced>(client: &Client, namespace: &str, name: &str) -> anyhow::Result<Option<K>> {
+    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    if_there(call(&format!("get {} in {namespace}", K::plural(&())), api.get(name)).await)
+}
+
+/// Lists the objects in a namespace.
+pub(crate) async fn list_in<K: Namespaced>(
+    client: &Client,
+    namespace: &str,
+    params: ListParams,
+) -> anyhow::Result<Vec<K>> {
+    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    list(&api, params, &format!("list {} in {namespace}", K::plural(&()))).await
+}
+
+/// Lists the objects in all namespaces.
+pub(crate) async fn list_everywhere<K: Namespaced>(client: &Client, params: ListParams) -> anyhow::Result<Vec<K>> {
+    list(&Api::all(client.clone()), params, &format!("list {} in all namespaces", K::plural(&()))).await
+}
+
+/// Lists all Nodes.
+pub(crate) async fn nodes(client: &Client) -> anyhow::Result<Vec<Node>> {
+    list(&Api::all(client.clone()), ListParams::default(), "list nodes").await
+}
+
 /// Lists all objects.
 pub(crate) async fn list<K: Listed>(api: &Api<K>, params: ListParams, right: &str) -> anyhow::Result<Vec<K>> {
     let mut all = Vec::new();
@@ -135,6 +164,11 @@ pub(crate) async fn list_each<K: Listed>(
 pub(crate) trait Listed: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug {}
 
 impl<K: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug> Listed for K {}
+
+/// The kinds whose objects are in namespaces.
+pub(crate) trait Namespaced: Listed + kube::Resource<DynamicType = (), Scope = NamespaceResourceScope> {}
+
+impl<K: Listed + kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>> Namespaced for K {}
 
 /// Lists all objects, and passes on each, also those that cannot be read.
 pub(crate) async fn list_guarded<K: Listed>(

@@ -9,13 +9,13 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Client;
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Patch, PatchParams};
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::call::{call, code, if_there};
+use crate::call::{call, code, get, if_there};
 use crate::page::{print_line, progress};
 use crate::preflight::{KUBECTL, preflight};
 use crate::uninstall::api;
@@ -179,11 +179,9 @@ impl Before {
 
 /// Reads the Deployments that have to run.
 async fn deployments(client: &Client) -> anyhow::Result<Vec<(&'static str, Option<Deployment>)>> {
-    let deployments: Api<Deployment> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
     let mut all = Vec::new();
     for name in [Component::Controller.name(), Component::Apiserver.name()] {
-        let right = format!("get deployments in {}", names::SYSTEM_NAMESPACE);
-        all.push((name, if_there(call(&right, deployments.get(name)).await)?));
+        all.push((name, get(client, names::SYSTEM_NAMESPACE, name).await?));
     }
     Ok(all)
 }
@@ -219,10 +217,7 @@ fn agents_of(found: Option<&DaemonSet>) -> (i32, Option<String>) {
 }
 
 async fn agents(client: &Client) -> anyhow::Result<(i32, Option<String>)> {
-    let sets: Api<DaemonSet> = Api::namespaced(client.clone(), names::AGENT_NAMESPACE);
-    let right = format!("get daemonsets in {}", names::AGENT_NAMESPACE);
-    let found = if_there(call(&right, sets.get(Component::Agent.name())).await)?;
-    Ok(agents_of(found.as_ref()))
+    Ok(agents_of(get(client, names::AGENT_NAMESPACE, Component::Agent.name()).await?.as_ref()))
 }
 
 /// Returns the time until which agents are waited for where everything else has run since a time.
@@ -259,9 +254,7 @@ async fn running(client: &Client, options: &InstallOptions, before: &Before) -> 
 
 /// Returns true if the operator's resource is there and starts no update.
 async fn disabled(client: &Client) -> anyhow::Result<bool> {
-    let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
-    let right = format!("get bottlerocketupdateoperators in {}", names::SYSTEM_NAMESPACE);
-    let found = if_there(call(&right, operators.get(names::OPERATOR_NAME)).await)?;
+    let found: Option<BottlerocketUpdateOperator> = get(client, names::SYSTEM_NAMESPACE, names::OPERATOR_NAME).await?;
     Ok(found.is_some_and(|operator| operator.spec.enabled == Some(false)))
 }
 

@@ -204,7 +204,7 @@ async fn run_with(client: kube::Client, arguments: Arguments, colour: bool) -> a
             return Ok(code);
         }
         Command::Request(command) => return requests::run(&client, &arguments.namespace, &command).await,
-        Command::Takeover(command) => takeover::takeover(client, &arguments.namespace, &command).await?,
+        Command::Takeover(command) => takeover::takeover(&client, &arguments.namespace, &command).await?,
         Command::Uninstall(options) => {
             swap::check_ended(&client).await?;
             uninstall::uninstall(client, &arguments.namespace, &options).await?;

@@ -26,7 +26,7 @@ use tokio::time::Instant;
 use self::objects::{GONE, PERIOD, delete, find, remove};
 pub(crate) use self::objects::{api, is_marked};
 use self::remaining::{Left, Surroundings, not_taken_back, unfinished};
-use crate::call::{call, if_there, list_guarded};
+use crate::call::{call, get, if_there, list_guarded};
 use crate::page::{confirm, print_line};
 
 /// Kinds removed first, so that nothing is created again.
@@ -173,8 +173,7 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
 
 /// Reads the record of the hook for AWS, by instance; it is empty if there is none.
 pub(crate) async fn aws_record(client: &Client, namespace: &str) -> anyhow::Result<BTreeMap<String, String>> {
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let map = if_there(call(&format!("get configmaps in {namespace}"), maps.get(names::AWS)).await)?;
+    let map: Option<ConfigMap> = get(client, namespace, names::AWS).await?;
     Ok(map.and_then(|map| map.data).unwrap_or_default())
 }
 

@@ -16,7 +16,7 @@ use planner::view::{DaemonSetIs, EarlierPod, PodFacts, Projection, ShadowFacts};
 use tokio::task::JoinSet;
 
 use super::{AgentPod, Cluster, OwnPods, Part, Unread, serves};
-use crate::call::{call, code, if_there, list_each, list_guarded};
+use crate::call::{code, get, if_there, list_each, list_guarded};
 
 /// Number of lists of pods at a time.
 const AT_ONCE: usize = 8;
@@ -67,11 +67,8 @@ impl Cluster {
     }
 
     async fn read_operator(&mut self, client: &Client) -> anyhow::Result<()> {
-        let operators: Api<DeserializeGuard<BottlerocketUpdateOperator>> =
-            Api::namespaced(client.clone(), &self.namespace);
-        let right = format!("get bottlerocketupdateoperators in {}", self.namespace);
-        match if_there(call(&right, operators.get(names::OPERATOR_NAME)).await)? {
-            Some(DeserializeGuard(Ok(operator))) => self.add_operator(&operator),
+        match get(client, &self.namespace, names::OPERATOR_NAME).await? {
+            Some(DeserializeGuard::<BottlerocketUpdateOperator>(Ok(operator))) => self.add_operator(&operator),
             Some(DeserializeGuard(Err(error))) => self.add_unreadable_operator(&error),
             None => {}
         }
@@ -250,9 +247,7 @@ async fn own_pods(client: &Client, namespace: &str) -> anyhow::Result<OwnPods> {
     let selector = format!("{} in ({}, {})", names::COMPONENT_LABEL, names::CONTROLLER, names::APISERVER);
     let (params, right) = (ListParams::default().labels(&selector), format!("list pods in {namespace}"));
     let pods: Vec<PodFacts> = facts(Api::namespaced(client.clone(), namespace), params, &right).await?;
-    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
-    let right = format!("get leases in {namespace}");
-    let lease = if_there(call(&right, leases.get(names::CONTROLLER)).await)?;
+    let lease: Option<Lease> = get(client, namespace, names::CONTROLLER).await?;
     let leader = lease.and_then(|lease| lease.spec?.holder_identity).filter(|holder| !holder.is_empty());
     Ok(OwnPods { pods: pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect(), leader })
 }

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::aws;
 use super::certificate::{self, Certificate};
-use crate::call::{call, code, if_there, list, list_each};
+use crate::call::{call, code, get, if_there, list_each, list_everywhere, list_in};
 use crate::cluster::{Cluster, Part, PodsOf, Unread};
 use crate::page::progress;
 
@@ -146,21 +146,17 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
         }
     }
     steps.now("certificates, Leases and endpoints");
-    let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), namespace);
     let params = ListParams::default().labels(&format!("kubernetes.io/service-name={}", names::APISERVER));
-    let slices = list(&slices, params, &format!("list endpointslices in {namespace}")).await;
+    let slices = list_in::<EndpointSlice>(client, namespace, params).await;
     facts.endpoints = facts.optional(slices)?.map(|slices| slices.iter().map(ready_addresses).sum());
     let hook = aws::read(client, namespace).await;
     facts.aws = facts.optional(hook)?;
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), names::AGENT_NAMESPACE);
-    let right = format!("get configmaps in {}", names::AGENT_NAMESPACE);
-    let map = if_there(call(&right, maps.get(names::TRUST_CONFIG_MAP)).await);
+    let map = get::<ConfigMap>(client, names::AGENT_NAMESPACE, names::TRUST_CONFIG_MAP).await;
     facts.trust = facts.optional(map)?.map(|map| {
         let text = map.and_then(|map| map.data?.remove(names::TRUST_CA_KEY)).unwrap_or_default();
         certificate::read(&text)
     });
-    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
-    let lease = if_there(call(&format!("get leases in {namespace}"), leases.get(names::CONTROLLER)).await);
+    let lease = get::<Lease>(client, namespace, names::CONTROLLER).await;
     facts.leader_renewed = facts.optional(lease)?.flatten().as_ref().and_then(renewed);
     let leases: Api<Lease> = Api::namespaced(client.clone(), NODE_LEASES);
     let mut node_renewed = BTreeMap::new();
@@ -187,9 +183,7 @@ pub(super) fn required_by(policy: &Policy) -> Vec<Value> {
 
 /// Returns the namespaces with an operator's resource.
 async fn operators(client: &Client) -> anyhow::Result<Vec<String>> {
-    let operators: Api<BottlerocketUpdateOperator> = Api::all(client.clone());
-    let right = "list bottlerocketupdateoperators in all namespaces";
-    let all = list(&operators, ListParams::default(), right).await?;
+    let all: Vec<BottlerocketUpdateOperator> = list_everywhere(client, ListParams::default()).await?;
     Ok(all.iter().filter_map(|operator| operator.metadata.namespace.clone()).collect())
 }
 

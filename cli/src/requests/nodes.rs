@@ -5,14 +5,13 @@ use std::fmt::Write as _;
 use anyhow::anyhow;
 use clap::Args;
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};
 use models::names;
 use models::shadow::BottlerocketShadow;
 use planner::view::{NodeFacts, Projection as _};
 
 use crate::advice;
-use crate::call::{is_unreadable, list};
+use crate::call::{is_unreadable, nodes};
 use crate::page::warn;
 use crate::write::{Change, Object, Outcome, State, Unacknowledged, WriteOptions, all};
 
@@ -77,9 +76,7 @@ pub(super) async fn find(client: &Client, namespace: &str, wanted: &[String]) ->
         return Ok(found);
     }
     // Without the right to list nodes, the error names no others.
-    let nodes: Api<Node> = Api::all(client.clone());
-    let nodes = list(&nodes, ListParams::default(), "list nodes").await.unwrap_or_default();
-    Err(anyhow!(unknown_nodes(&unknown, &nodes)))
+    Err(anyhow!(unknown_nodes(&unknown, &nodes(client).await.unwrap_or_default())))
 }
 
 /// Returns the error for names that no node has.

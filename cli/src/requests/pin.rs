@@ -7,7 +7,7 @@ use clap::Args;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
-use kube::api::{Api, ListParams};
+use kube::api::ListParams;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
 use planner::plan::targets;
@@ -19,7 +19,7 @@ use serde_json::json;
 
 use super::operator::{carry_out, new_errors, not_in_force, policy, status};
 use super::texts::some;
-use crate::call::list;
+use crate::call::{list_in, nodes};
 use crate::page::warn;
 use crate::write::{Decision, State, WriteOptions};
 
@@ -172,11 +172,8 @@ fn moves(
 /// Sets the target.
 pub(super) async fn pin(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
     let version = options.version.trim();
-    let nodes: Api<Node> = Api::all(client.clone());
-    let nodes = list(&nodes, ListParams::default(), "list nodes").await?;
-    let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), namespace);
-    let right = format!("list bottlerocketshadows in {namespace}");
-    let shadows = list(&shadows, ListParams::default(), &right).await?;
+    let nodes = nodes(client).await?;
+    let shadows: Vec<BottlerocketShadow> = list_in(client, namespace, ListParams::default()).await?;
     let now = Timestamp::now();
     let warned = std::cell::Cell::new(false);
     let decide = |operator: &BottlerocketUpdateOperator| {

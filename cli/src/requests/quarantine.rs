@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::bail;
 use clap::Args;
 use kube::Client;
+use kube::api::ListParams;
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorSpec};
 use models::shadow::BottlerocketShadow;
@@ -13,7 +14,7 @@ use serde_json::json;
 
 use super::operator::{carry_out, new_errors, not_in_force, policy, status};
 use super::texts::{command, some};
-use crate::call::list;
+use crate::call::list_in;
 use crate::failures::unresolved;
 use crate::write::{Decision, State, WriteOptions};
 
@@ -207,11 +208,7 @@ pub(super) async fn quarantine(client: &Client, namespace: &str, options: &Optio
         let done = async |_: &_, now: &_| Ok(State::Done(lifted(now, version)));
         return carry_out(client, namespace, &options.write, decide, done).await;
     }
-    let right = format!("list bottlerocketshadows in {namespace}");
-    let all = async || {
-        let shadows = kube::Api::<BottlerocketShadow>::namespaced(client.clone(), namespace);
-        list(&shadows, kube::api::ListParams::default(), &right).await
-    };
+    let all = async || list_in::<BottlerocketShadow>(client, namespace, ListParams::default()).await;
     if meaning(version).is_some_and(|entry| entry.kind.is_some()) {
         check_kind(version, &all().await?)?;
     }

@@ -28,7 +28,7 @@ use self::facts::{Definition, Facts};
 use self::finding::Severity;
 use self::settings::Settings;
 use self::watch::{Snapshot, Trial};
-use crate::call::{call, code, list};
+use crate::call::{call, code, list_everywhere, nodes};
 use crate::marks::NodeState;
 use crate::page::{Page, complain, print_line, warn};
 use crate::swap;
@@ -97,11 +97,11 @@ pub(crate) struct WatchOptions {
 }
 
 /// Runs one of the commands.
-pub(crate) async fn takeover(client: Client, namespace: &str, command: &Command) -> anyhow::Result<()> {
+pub(crate) async fn takeover(client: &Client, namespace: &str, command: &Command) -> anyhow::Result<()> {
     match command {
-        Command::Preflight(options) => preflight(&client, options).await,
-        Command::Settings(options) => settings(Some(&client), namespace, options).await,
-        Command::Watch(options) => watch(&client, namespace, options).await,
+        Command::Preflight(options) => preflight(client, options).await,
+        Command::Settings(options) => settings(Some(client), namespace, options).await,
+        Command::Watch(options) => watch(client, namespace, options).await,
         Command::Swap(options) => swap::swap(client, options).await,
         Command::Undo(options) => swap::undo(client, options).await,
     }
@@ -228,16 +228,14 @@ async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
     let Some(definition) = found.as_ref().map(Definition::of).filter(|definition| !definition.ours) else {
         bail!("there is no definition of the earlier operator's shadows: there is nothing to plan beside it");
     };
-    let nodes = survey::nodes(client).await?;
+    let nodes = nodes(client).await?;
     let facts = Facts {
         workloads: survey::workloads(client).await?,
         nodes: nodes.iter().map(NodeState::of).collect(),
         ..Facts::default()
     };
     let read = survey::shadows(client, &definition, &facts).await?;
-    let budgets: Api<PodDisruptionBudget> = Api::all(client.clone());
-    let right = "list poddisruptionbudgets in all namespaces";
-    let budgets = list(&budgets, ListParams::default(), right).await?;
+    let budgets: Vec<PodDisruptionBudget> = list_everywhere(client, ListParams::default()).await?;
     let mut snapshot = Snapshot {
         nodes,
         shadows: read.shadows,
@@ -246,10 +244,9 @@ async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
         ..Snapshot::default()
     };
     let next = watch::beginning(&snapshot, trial, Timestamp::now());
-    let pods: Api<Pod> = Api::all(client.clone());
     for node in next.into_keys().take(NODES_WITH_PODS) {
         let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
-        let found = list(&pods, on_node, "list pods in all namespaces").await?;
+        let found: Vec<Pod> = list_everywhere(client, on_node).await?;
         // The DaemonSets of the pods are taken as existing.
         let known = |pod: PodFacts| PodFacts { daemon_set_is: DaemonSetIs::There, ..pod };
         snapshot.pods.insert(node, found.iter().filter_map(PodFacts::project).map(known).collect());

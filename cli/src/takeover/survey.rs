@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::core::GroupVersionKind;
@@ -17,7 +17,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::facts::{Conversion, Definition, Facts, OperatorPod, Shadow, Workload};
-use crate::call::{call, code, list};
+use crate::call::{call, code, list, list_everywhere, nodes};
 use crate::helm::Releases;
 use crate::marks::{NodeState, Tool};
 
@@ -68,17 +68,10 @@ pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
     Ok(facts)
 }
 
-/// Reads all Nodes.
-pub(super) async fn nodes(client: &Client) -> anyhow::Result<Vec<Node>> {
-    list(&Api::all(client.clone()), ListParams::default(), "list nodes").await
-}
-
 /// Reads the workloads of the earlier operator, in any namespace.
 pub(super) async fn workloads(client: &Client) -> anyhow::Result<Vec<Workload>> {
-    let (deployments, sets): (Api<Deployment>, Api<DaemonSet>) = (Api::all(client.clone()), Api::all(client.clone()));
-    let all = ListParams::default();
-    let deployments = list(&deployments, all.clone(), "list deployments in all namespaces").await?;
-    let sets = list(&sets, all, "list daemonsets in all namespaces").await?;
+    let deployments: Vec<Deployment> = list_everywhere(client, ListParams::default()).await?;
+    let sets: Vec<DaemonSet> = list_everywhere(client, ListParams::default()).await?;
     let deployments = deployments.iter().filter_map(Workload::of_deployment);
     Ok(deployments.chain(sets.iter().filter_map(Workload::of_daemon_set)).collect())
 }
@@ -98,12 +91,10 @@ fn read_as<K: k8s_openapi::serde::de::DeserializeOwned>(object: &Value) -> anyho
 }
 
 async fn pods(client: &Client) -> anyhow::Result<Vec<OperatorPod>> {
-    let pods: Api<Pod> = Api::all(client.clone());
     let mut found = BTreeMap::new();
     for selector in earlier::pod_selectors() {
-        let params = ListParams::default().labels(&selector);
-        let found_pods = list(&pods, params, "list pods in all namespaces").await?;
-        found.extend(found_pods.iter().filter_map(|pod| Some((pod.uid()?, OperatorPod::of(pod)?))));
+        let pods: Vec<Pod> = list_everywhere(client, ListParams::default().labels(&selector)).await?;
+        found.extend(pods.iter().filter_map(|pod| Some((pod.uid()?, OperatorPod::of(pod)?))));
     }
     Ok(found.into_values().collect())
 }

@@ -11,7 +11,7 @@ use models::shadow::BottlerocketShadow;
 use models::{earlier, names};
 use planner::view::{EarlierPod, NodeFacts, Projection as _};
 
-use crate::call::{call, if_there};
+use crate::call::{call, get, if_there};
 
 /// A part of the operator that ends something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,9 +127,7 @@ impl Surroundings {
         let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
         let right = format!("get bottlerocketupdateoperators in {}", names::SYSTEM_NAMESPACE);
         let resource = if_there(call(&right, operators.get_metadata(names::OPERATOR_NAME)).await)?;
-        let sets: Api<DaemonSet> = Api::namespaced(client.clone(), names::AGENT_NAMESPACE);
-        let right = format!("get daemonsets in {}", names::AGENT_NAMESPACE);
-        let agent = if_there(call(&right, sets.get(names::AGENT)).await)?;
+        let agent: Option<DaemonSet> = get(client, names::AGENT_NAMESPACE, names::AGENT).await?;
         // Where no node is selected, the sentences about the nodes say so.
         let agent = agent.map_or(Workload::Absent, |set| {
             set.status.map_or(Workload::NotReady, |status| {
@@ -219,9 +217,7 @@ impl Surroundings {
 
 /// Reads the state of a Deployment of the operator.
 async fn deployment(client: &Client, name: &str) -> anyhow::Result<Workload> {
-    let deployments: Api<Deployment> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
-    let right = format!("get deployments in {}", names::SYSTEM_NAMESPACE);
-    let found = if_there(call(&right, deployments.get(name)).await)?;
+    let found: Option<Deployment> = get(client, names::SYSTEM_NAMESPACE, name).await?;
     Ok(found.map_or(Workload::Absent, |found| {
         let ready = found.status.and_then(|status| status.ready_replicas).unwrap_or(0);
         Workload::of(found.spec.replicas.unwrap_or(1), ready)
