@@ -1,5 +1,6 @@
 //! Commands about nodes: the nodes are looked up before anything is written, and each is written and waited for by itself.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use anyhow::anyhow;
@@ -12,6 +13,7 @@ use planner::view::{NodeFacts, Projection as _};
 
 use crate::advice;
 use crate::call::{is_unreadable, nodes};
+use crate::near::near;
 use crate::page::warn;
 use crate::write::{Change, Object, Outcome, State, Unacknowledged, WriteOptions, all};
 
@@ -79,49 +81,20 @@ pub(super) async fn find(client: &Client, namespace: &str, wanted: &[String]) ->
     Err(anyhow!(unknown_nodes(&unknown, &nodes(client).await.unwrap_or_default())))
 }
 
-/// Returns the error for names that no node has.
+/// Returns the error for names that no node has, with those that are most like them.
 fn unknown_nodes(unknown: &[&str], nodes: &[Node]) -> String {
+    let facts = nodes.iter().filter_map(NodeFacts::project);
+    let labelled: BTreeMap<String, bool> = facts.map(|node| (node.name, node.labelled)).collect();
+    let noted = |name: &str| format!("{name}{}", if labelled[name] { "" } else { " (not under the operator)" });
     let mut text = "nothing was written:".to_owned();
     for name in unknown {
         let _ = write!(text, "\n  there is no node {name}");
-        let near = near(name, nodes);
+        let near: Vec<String> = near(name, labelled.keys().map(String::as_str)).into_iter().map(noted).collect();
         if !near.is_empty() {
             let _ = write!(text, "; did you mean {}?", near.join(" or "));
         }
     }
     text
-}
-
-/// Returns the names that are most like one, each with a note if the node is not under the operator.
-fn near(name: &str, nodes: &[Node]) -> Vec<String> {
-    const NAMED: usize = 3;
-    let limit = 2.max(name.chars().count() / 4);
-    let facts = nodes.iter().filter_map(NodeFacts::project);
-    let mut near: Vec<(usize, NodeFacts)> = facts
-        .filter_map(|node| {
-            let part = !name.is_empty() && node.name.contains(name);
-            let distance = distance(name, &node.name);
-            (part || distance <= limit).then_some((if part { 0 } else { distance }, node))
-        })
-        .collect();
-    near.sort_by(|a, b| (a.0, &a.1.name).cmp(&(b.0, &b.1.name)));
-    let note = |node: &NodeFacts| if node.labelled { "" } else { " (not under the operator)" };
-    near.iter().take(NAMED).map(|(_, node)| format!("{}{}", node.name, note(node))).collect()
-}
-
-/// Returns the number of characters to insert, remove or replace between two names.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (line, of_a) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], line + 1);
-        for (column, of_b) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(of_a != *of_b);
-            diagonal = row[column + 1];
-            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 /// The write of one node, or of its shadow.
@@ -213,20 +186,6 @@ mod tests {
         ] {
             let error = unknown_nodes(&[name], &nodes);
             assert_eq!(error, format!("nothing was written:\n  {expected}"));
-        }
-    }
-
-    #[test]
-    fn distance_of_names_counts_edits() {
-        for (a, b, expected) in [
-            ("", "", 0),
-            ("abc", "abc", 0),
-            ("abc", "abd", 1),
-            ("abc", "ab", 1),
-            ("", "ab", 2),
-            ("kitten", "sitting", 3),
-        ] {
-            assert_eq!((distance(a, b), distance(b, a)), (expected, expected), "{a} {b}");
         }
     }
 
