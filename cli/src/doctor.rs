@@ -21,7 +21,7 @@ use self::finding::{Finding, NAMED, Severity};
 use self::findings::findings;
 use crate::advice::some;
 use crate::page::{Page, Style};
-use crate::terminal;
+use crate::terminal::{self, Format};
 
 /// Form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -64,18 +64,10 @@ pub(crate) async fn doctor(
     let diagnosis = diagnose(client, namespace).await?;
     let page = match options.output {
         None => diagnosis.page(Some(terminal::width()), colour),
-        Some(Output::Json) => {
-            let mut page = Page::default();
-            page.json(&diagnosis.json()?)?;
-            page
-        }
-        Some(Output::Yaml) => {
-            let mut page = Page::default();
-            page.yaml(&diagnosis.json()?)?;
-            page
-        }
+        Some(Output::Json) => Format::Json.page(&diagnosis.json()?)?,
+        Some(Output::Yaml) => Format::Yaml.page(&diagnosis.json()?)?,
     };
-    page.print().context("the standard output cannot be written")?;
+    page.print()?;
     Ok(if diagnosis.errors > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

@@ -211,9 +211,11 @@ impl Page {
     }
 
     /// Prints it. A client that has closed the other end of a pipe is no error.
-    pub(crate) fn print(&self) -> io::Result<()> {
-        let written = io::stdout().write_all(self.text.as_bytes());
-        written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
+    pub(crate) fn print(&self) -> anyhow::Result<()> {
+        match io::stdout().write_all(self.text.as_bytes()) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            written => written.context("the standard output cannot be written"),
+        }
     }
 }
 

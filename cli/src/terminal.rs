@@ -17,7 +17,7 @@ pub(crate) fn width() -> usize {
     terminal.filter(|width| *width > 0).or_else(columns).unwrap_or(WIDTH)
 }
 
-/// Form of the output of `plan`, `simulate` and `history`.
+/// Form of the output of `explain`, `plan`, `simulate` and `history`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
     /// Every text in full.

@@ -181,7 +181,7 @@ pub(super) async fn drill(client: &Client, namespace: &str, options: &Options) -
         Some(_) => page.json(&serde_json::to_value(&found)?)?,
         None => page = text(&name, &found),
     }
-    page.print().context("the standard output cannot be written")?;
+    page.print()?;
     Ok(if found.result == DRILL_PASSED { ExitCode::SUCCESS } else { ExitCode::from(NOT_PASSED) })
 }
 

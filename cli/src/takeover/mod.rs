@@ -29,6 +29,7 @@ use self::finding::Severity;
 use self::settings::Settings;
 use self::watch::{Snapshot, Trial};
 use crate::call::{call, code, list_everywhere, nodes};
+use crate::files::read_text;
 use crate::marks::NodeState;
 use crate::page::{Page, complain, print_line, warn};
 use crate::swap;
@@ -107,19 +108,15 @@ pub(crate) async fn takeover(client: &Client, namespace: &str, command: &Command
     }
 }
 
-fn print(page: &Page) -> anyhow::Result<()> {
-    page.print().context("the standard output cannot be written")
-}
-
 async fn preflight(client: &Client, options: &PreflightOptions) -> anyhow::Result<()> {
     let facts = survey::survey(client).await?;
     let findings = findings::findings(&facts);
     if options.output.is_some() {
         let mut page = Page::default();
         page.json(&report::json(&facts, &findings))?;
-        print(&page)?;
+        page.print()?;
     } else {
-        print(&report::page(&facts, &findings, Some(terminal::width())))?;
+        report::page(&facts, &findings, Some(terminal::width())).print()?;
     }
     let blocking = findings.iter().filter(|finding| finding.severity == Severity::Blocks).count();
     if blocking > 0 {
@@ -136,7 +133,7 @@ pub(crate) async fn settings(
 ) -> anyhow::Result<()> {
     let windows = settings::windows(&options.window)?;
     let settings = match &options.values {
-        Some(path) => Settings::of_values(&read(path)?).with_context(|| {
+        Some(path) => Settings::of_values(&read_text(path)?).with_context(|| {
             format!("{} cannot be used as the values of the earlier operator's chart", path.display())
         })?,
         None => of_cluster(client.context("there is no connection to a cluster")?).await?,
@@ -146,7 +143,7 @@ pub(crate) async fn settings(
     settings::parse(&proposal.text)?;
     let mut page = Page::default();
     page.text(&proposal.text);
-    print(&page)?;
+    page.print()?;
     match proposal.question {
         Some(question) => bail!(
             "choose a maintenance window: {question}. Repeat the command with --window, such as \
@@ -175,10 +172,6 @@ async fn of_cluster(client: &Client) -> anyhow::Result<Settings> {
     Ok(Settings::of_workloads(&workloads))
 }
 
-fn read(path: &std::path::Path) -> anyhow::Result<String> {
-    std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))
-}
-
 async fn watch(client: &Client, namespace: &str, options: &WatchOptions) -> anyhow::Result<()> {
     let trial = trial(client, namespace, options).await?;
     let deadline = options.duration.map(|duration| Instant::now() + duration.0);
@@ -186,9 +179,9 @@ async fn watch(client: &Client, namespace: &str, options: &WatchOptions) -> anyh
     loop {
         match snapshot(client, &trial).await {
             Ok(snapshot) => {
-                print(&watch::render(&snapshot, &trial, namespace, Timestamp::now()))?;
+                watch::render(&snapshot, &trial, namespace, Timestamp::now()).print()?;
                 if !shown {
-                    print(&watch::assumptions())?;
+                    watch::assumptions().print()?;
                 }
                 shown = true;
             }
@@ -205,7 +198,7 @@ async fn watch(client: &Client, namespace: &str, options: &WatchOptions) -> anyh
 
 async fn trial(client: &Client, namespace: &str, options: &WatchOptions) -> anyhow::Result<Trial> {
     let (text, source) = match &options.policy {
-        Some(path) => (read(path)?, format!("the policy in {}", path.display())),
+        Some(path) => (read_text(path)?, format!("the policy in {}", path.display())),
         None => {
             let proposal = settings::propose(&of_cluster(client).await?, None, namespace);
             let source = "the policy that takeover settings proposes";
