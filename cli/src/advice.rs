@@ -16,6 +16,16 @@ pub(crate) fn command(namespace: &str, arguments: &str) -> String {
     }
 }
 
+/// Returns the command that lists the pods of a component of the operator.
+pub(crate) fn pods(namespace: &str, component: &str) -> String {
+    format!("kubectl get pods -n {namespace} -l {}={component}", names::COMPONENT_LABEL)
+}
+
+/// Returns the command that shows the log of a Deployment of the operator.
+pub(crate) fn logs(namespace: &str, deployment: &str) -> String {
+    format!("kubectl logs -n {namespace} deployment/{deployment}")
+}
+
 impl Cluster {
     /// Returns a command of this plugin for this cluster.
     pub(crate) fn command(&self, arguments: &str) -> String {
@@ -36,8 +46,6 @@ impl Cluster {
             Some((namespace, name)) => format!("kubectl describe {kind} {name} -n {namespace}"),
             None => format!("kubectl describe {kind} {object}"),
         };
-        let own_pods =
-            |component: &str| format!("kubectl get pods -n {namespace} -l {}={component}", names::COMPONENT_LABEL);
         match wait {
             Wait::NoOperatorResource => plugin("doctor"),
             Wait::EarlierOperatorRunning { .. } => plugin("takeover preflight"),
@@ -65,7 +73,7 @@ impl Cluster {
                 vec![format!("kubectl label node {node} {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION)]
             }
             Wait::NoShadow | Wait::ShadowUnreadable | Wait::ActionFails { .. } => {
-                vec![format!("kubectl logs -n {namespace} deployment/{}", names::CONTROLLER)]
+                vec![logs(namespace, names::CONTROLLER)]
             }
             Wait::Deleting => vec![
                 format!("kubectl get node {node} -o yaml"),
@@ -93,7 +101,7 @@ impl Cluster {
             | Wait::DisarmPending
             | Wait::HostBusy { .. }
             | Wait::RefreshFails { .. } => self.agent_commands(node),
-            Wait::WebApiNotReady => vec![own_pods(names::APISERVER)],
+            Wait::WebApiNotReady => vec![pods(namespace, names::APISERVER)],
             Wait::HostArmedByOther | Wait::BackOff { .. } => plugin(&format!("retry {node}")),
             Wait::DrainRefused { pod, .. }
             | Wait::PodsNotReady { pod, .. }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::Client;
 use kube::api::{Api, ListParams, Request};
@@ -158,6 +159,23 @@ pub(crate) async fn list_each<K: Listed>(
         }
     })
     .await
+}
+
+/// Lists all objects, and passes on the metadata of each.
+pub(crate) async fn list_metadata<K: Listed>(
+    api: &Api<K>,
+    right: &str,
+    mut each: impl FnMut(ObjectMeta),
+) -> anyhow::Result<()> {
+    let mut params = ListParams::default().limit(PAGE);
+    loop {
+        let page = call(right, api.list_metadata(&params)).await?;
+        page.items.into_iter().for_each(|object| each(object.metadata));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(()),
+        }
+    }
 }
 
 /// The kinds that are listed.

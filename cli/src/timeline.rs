@@ -53,7 +53,11 @@ fn fill(template: &str, parts: &HashMap<&str, String>) -> anyhow::Result<String>
 }
 
 /// Returns a table as HTML: a head, and rows of cells.
-pub(crate) fn table(caption: &str, header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+pub(crate) fn table<const N: usize>(
+    caption: &str,
+    header: [&str; N],
+    rows: impl Iterator<Item = [String; N]>,
+) -> String {
     let cells = |cells: &[String], tag: &str| -> String {
         cells.iter().map(|cell| format!("<{tag}>{}</{tag}>", escape(cell))).collect()
     };

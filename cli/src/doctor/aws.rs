@@ -8,6 +8,7 @@ use models::names;
 use serde_json::Value;
 
 use super::finding::Finding;
+use crate::advice::logs;
 use crate::call::get;
 use crate::cluster::Cluster;
 use crate::uninstall::aws_record;
@@ -57,7 +58,7 @@ pub(super) fn check(hook: &Hook, cluster: &Cluster, found: &mut Vec<Finding>) {
         let message =
             format!("no update of instance {instance}{more} is under way, and this is not taken back: {text}");
         let finding = Finding::warning("AwsNotTakenBack", message).of(format!("configmap/{namespace}/{}", names::AWS));
-        let logs = hook.ready.map(|_| format!("kubectl logs -n {namespace} deployment/{}", names::AWS));
+        let logs = hook.ready.map(|_| logs(namespace, names::AWS));
         let state = format!("aws autoscaling describe-auto-scaling-instances --instance-ids {instance}");
         found.push(finding.next(logs.into_iter().chain([state])));
     }

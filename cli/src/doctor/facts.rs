@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{Api, DynamicObject, ListParams};
+use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};
 use models::names;
 use models::operator::{AtDeadline, BottlerocketUpdateOperator};
@@ -214,8 +214,7 @@ fn ready_addresses(slice: &EndpointSlice) -> usize {
 
 /// Reads an object of the installation; `None` if it, or its kind, does not exist.
 async fn object(client: &Client, wanted: &Value) -> anyhow::Result<Option<Value>> {
-    let (api, resource, name): (Api<DynamicObject>, _, _) = crate::uninstall::api(client, wanted)?;
-    let within = wanted["metadata"]["namespace"].as_str().map_or_else(String::new, |name| format!(" in {name}"));
-    let found = if_there(call(&format!("get {}{within}", resource.plural), api.get(&name)).await)?;
+    let (api, resource, name) = crate::uninstall::api(client, wanted)?;
+    let found = if_there(call(&format!("get {resource}"), api.get(&name)).await)?;
     Ok(found.map(|object| serde_json::to_value(object).unwrap_or_default()))
 }

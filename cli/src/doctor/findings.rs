@@ -7,7 +7,7 @@ use models::time::between;
 use super::facts::Facts;
 use super::finding::{Finding, NAMED, Severity};
 use super::{aws, fleet, objects};
-use crate::advice::some;
+use crate::advice::{logs, pods, some};
 use crate::clock::{moment, span};
 
 /// Time before the end of a certificate at which it is reported: its successor should have been published by then.
@@ -59,10 +59,9 @@ fn web_api(facts: &Facts, found: &mut Vec<Finding>) {
         let namespace = &facts.namespace;
         let message = "the Service has no ready endpoint, so that no agent can report";
         found.push(
-            Finding::error("NoEndpoints", message).of(format!("service/{namespace}/{}", names::APISERVER)).next([
-                format!("kubectl get pods -n {namespace} -l {}={}", names::COMPONENT_LABEL, names::APISERVER),
-                format!("kubectl logs -n {namespace} deployment/{}", names::APISERVER),
-            ]),
+            Finding::error("NoEndpoints", message)
+                .of(format!("service/{namespace}/{}", names::APISERVER))
+                .next([pods(namespace, names::APISERVER), logs(namespace, names::APISERVER)]),
         );
     }
 }
@@ -70,7 +69,7 @@ fn web_api(facts: &Facts, found: &mut Vec<Finding>) {
 fn certificates(facts: &Facts, found: &mut Vec<Finding>) {
     let Some(trust) = &facts.trust else { return };
     let object = || format!("configmap/{}/{}", names::AGENT_NAMESPACE, names::TRUST_CONFIG_MAP);
-    let logs = || format!("kubectl logs -n {} deployment/{}", facts.namespace, names::CONTROLLER);
+    let logs = || logs(&facts.namespace, names::CONTROLLER);
     if trust.iter().any(Option::is_none) {
         let message = "it has a block that is no certificate, which agents cannot read";
         found.push(Finding::error("CertificateUnreadable", message).of(object()).next([logs()]));
@@ -137,8 +136,7 @@ fn leader(namespace: &str, renewed: Timestamp, now: Timestamp, found: &mut Vec<F
     let object = || format!("lease/{namespace}/{}", names::CONTROLLER);
     if between(renewed, now) >= STALE {
         let message = format!("no controller has renewed its Lease since {}: nothing is done", moment(renewed, now));
-        let pods = format!("kubectl get pods -n {namespace} -l {}={}", names::COMPONENT_LABEL, names::CONTROLLER);
-        found.push(Finding::error("NoLeader", message).of(object()).next([pods]));
+        found.push(Finding::error("NoLeader", message).of(object()).next([pods(namespace, names::CONTROLLER)]));
     } else if between(now, renewed) >= OFFSET {
         let message =
             format!("the clock of the controller is ahead of that of this computer by {}", span(between(now, renewed)));

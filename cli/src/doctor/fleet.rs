@@ -11,6 +11,7 @@ use planner::view::{NodeFacts, ShadowFacts};
 use planner::wait::{Wait, WaitReason};
 
 use super::finding::{Finding, Severity};
+use crate::advice::logs;
 use crate::cluster::Cluster;
 use crate::status::{Report, report};
 
@@ -48,8 +49,8 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
     }
     if report.policy.generation.is_some() && !report.policy.observed {
         let message = "the controller has not seen the last change of it";
-        let logs = format!("kubectl logs -n {} deployment/{}", cluster.namespace, names::CONTROLLER);
-        found.push(Finding::warning("PolicyNotObserved", message).of(object()).next([logs]));
+        let next = [logs(&cluster.namespace, names::CONTROLLER)];
+        found.push(Finding::warning("PolicyNotObserved", message).of(object()).next(next));
     }
     if let Some(paused) = &report.paused {
         found.push(Finding::warning("Paused", paused.clone()).next([cluster.command("takeover preflight")]));
@@ -108,7 +109,7 @@ fn nodes(cluster: &Cluster, found: &mut Vec<Finding>) {
         let exists = cluster.shadows.contains_key(&node.name) || cluster.unreadable.shadows.contains_key(&node.name);
         node.labelled && !exists
     };
-    let logs = || vec![format!("kubectl logs -n {} deployment/{}", cluster.namespace, names::CONTROLLER)];
+    let logs = || vec![logs(&cluster.namespace, names::CONTROLLER)];
     add(names_of(&without), "NoShadow", "the controller has not created its shadow", &|_| logs());
     let orphans: Vec<&str> = cluster
         .shadows

@@ -109,6 +109,19 @@ pub(super) fn head(rollout: &Rollout) -> Vec<(&'static str, String)> {
     fields
 }
 
+/// Returns the events of a rollout as rows: time, event, step, field manager, message.
+pub(super) fn entries(rollout: &Rollout) -> impl Iterator<Item = [String; 5]> {
+    rollout.status.entries.iter().map(|entry| {
+        [
+            entry.time.to_string(),
+            entry.kind.as_str().to_owned(),
+            entry.step.map(|step| step.to_string()).unwrap_or_default(),
+            entry.field_manager.clone().unwrap_or_default(),
+            entry.message.clone(),
+        ]
+    })
+}
+
 fn pod(row: &HistoryRow, pod: &DrainedPod) -> [String; 6] {
     [
         row.node.clone(),
@@ -154,16 +167,7 @@ pub(super) fn text(rollout: &Rollout, width: Option<usize>, colour: bool) -> Pag
         page.indented(&format!("{name}:"), FIELDS, Style::Strong, &value, width);
     }
     page.line("");
-    let entries = rollout.status.entries.iter().map(|entry| {
-        [
-            entry.time.to_string(),
-            entry.kind.as_str().to_owned(),
-            entry.step.map(|step| step.to_string()).unwrap_or_default(),
-            entry.field_manager.clone().unwrap_or_default(),
-            entry.message.clone(),
-        ]
-    });
-    cut |= page.table(["TIME", "EVENT", "STEP", "FIELD MANAGER", "MESSAGE"], entries, width);
+    cut |= page.table(["TIME", "EVENT", "STEP", "FIELD MANAGER", "MESSAGE"], entries(rollout), width);
     for number in steps(&rollout.rows) {
         let rows: Vec<&HistoryRow> = rollout.rows.iter().filter(|row| row.result.step == number).collect();
         page.line("");

@@ -16,6 +16,7 @@ use planner::wait::{BEFORE_RESUME, Wait, WaitReason, alone};
 
 use super::freshness;
 use super::shape::*;
+use crate::advice::pods;
 use crate::cluster::{Cluster, is_of};
 
 /// The reason of the condition `Degraded` for an invalid policy, whose errors the report lists by themselves.
@@ -79,11 +80,7 @@ fn policy_report(cluster: &Cluster, policy: &Policy) -> PolicyReport {
         state,
         generation: operator.map(|operator| operator.generation),
         observed: operator.is_some_and(|operator| operator.status.observed_generation == Some(operator.generation)),
-        errors: policy
-            .errors
-            .iter()
-            .map(|error| FieldError { field: error.field.clone(), message: error.message.clone() })
-            .collect(),
+        errors: policy.errors.clone(),
         target: policy.target.to_string(),
     }
 }
@@ -188,9 +185,7 @@ fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {
     let mut add = |reason: &str, message: String| problems.push(Problem { reason: reason.to_owned(), message });
     if let Some(own) = &cluster.own {
         let ready = |component| own.pods.values().any(|pod| is_of(pod, component) && pod.ready && !pod.terminating);
-        let pods = |component: &str| {
-            format!("kubectl get pods -n {} -l {}={component}", cluster.namespace, names::COMPONENT_LABEL)
-        };
+        let pods = |component: &str| pods(&cluster.namespace, component);
         if !ready(names::CONTROLLER) {
             let command = pods(names::CONTROLLER);
             add("ControllerNotReady", format!("no pod of the controller is Ready, so that nothing is done: {command}"));

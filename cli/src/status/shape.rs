@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use models::operator::{CompletionEstimate, Counts};
 use models::reason::EndEvent;
 use models::shadow::AttemptResult;
+use planner::policy::PolicyError;
 use semver::Version;
 use serde::Serialize;
 
@@ -61,16 +62,9 @@ pub(crate) struct PolicyReport {
     /// True if the controller has seen this generation.
     pub(crate) observed: bool,
     /// The fields that are rejected.
-    pub(crate) errors: Vec<FieldError>,
+    pub(crate) errors: Vec<PolicyError>,
     /// The target version.
     pub(crate) target: String,
-}
-
-/// A field that cannot be applied.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct FieldError {
-    pub(crate) field: String,
-    pub(crate) message: String,
 }
 
 /// The windows in which nodes may be taken out of service.

@@ -46,7 +46,7 @@ pub(super) fn untyped<K: Resource<DynamicType = ()>>(client: &Client) -> Api<Dyn
 }
 
 /// Returns the kind of the shadows at a version.
-pub(super) fn shadow_resource(version: &str) -> ApiResource {
+pub(crate) fn shadow_resource(version: &str) -> ApiResource {
     let mut resource = ApiResource::erase::<BottlerocketShadow>(&());
     resource.api_version = format!("{GROUP}/{version}");
     version.clone_into(&mut resource.version);

@@ -21,8 +21,8 @@ use clap::Args;
 use kube::Client;
 use tokio::time::Instant;
 
-pub(crate) use self::facts::record;
 use self::facts::{Memory, gather, is_under_way};
+pub(crate) use self::facts::{record, shadow_resource};
 use self::steps::{Facts, Next, Phase, Step, Waiting};
 use crate::call::{self, code};
 use crate::clock::span;

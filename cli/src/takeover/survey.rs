@@ -8,8 +8,6 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DynamicObject, ListParams};
-use kube::core::GroupVersionKind;
-use kube::discovery::ApiResource;
 use kube::{Client, ResourceExt as _};
 use models::earlier;
 use models::names::{self, SHADOW_DEFINITION as DEFINITION};
@@ -20,6 +18,7 @@ use super::facts::{Conversion, Definition, Facts, OperatorPod, Shadow, Workload}
 use crate::call::{call, code, list, list_everywhere, nodes};
 use crate::helm::Releases;
 use crate::marks::{NodeState, Tool};
+use crate::swap::{record, shadow_resource};
 
 /// Time limit of reading one shadow: a conversion webhook that does not answer keeps the API server waiting.
 const SHADOW_LIMIT: Duration = Duration::from_secs(10);
@@ -49,7 +48,7 @@ pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
     }
     // Before, the shadows themselves are there.
     if facts.definition.as_ref().is_some_and(|definition| definition.versions.iter().any(|version| version == "v3")) {
-        match crate::swap::record(client).await {
+        match record(client).await {
             Ok(record) => {
                 facts.recorded = record.of_kind("BottlerocketShadow").map(Shadow::of).collect();
                 facts.recorded_tools = record.of_kind("CustomResourceDefinition").flat_map(Tool::all_of_kept).collect();
@@ -78,7 +77,7 @@ pub(super) async fn workloads(client: &Client) -> anyhow::Result<Vec<Workload>> 
 
 /// Reads the workloads of the earlier operator that `takeover swap` has recorded.
 pub(super) async fn recorded_workloads(client: &Client) -> anyhow::Result<Vec<Workload>> {
-    let record = crate::swap::record(client).await?;
+    let record = record(client).await?;
     let deployments = record.of_kind("Deployment").map(|object| Ok(Workload::of_deployment(&read_as(object)?)));
     let sets = record.of_kind("DaemonSet").map(|object| Ok(Workload::of_daemon_set(&read_as(object)?)));
     let all = deployments.chain(sets).collect::<anyhow::Result<Vec<_>>>()?.into_iter().flatten();
@@ -109,14 +108,6 @@ pub(super) struct Shadows {
     pub(super) incomplete: bool,
 }
 
-fn api(client: &Client, version: &str, namespace: Option<&str>) -> Api<DynamicObject> {
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(names::GROUP, version, "BottlerocketShadow"));
-    match namespace {
-        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
-        None => Api::all_with(client.clone(), &resource),
-    }
-}
-
 fn read(shadow: &DynamicObject) -> Shadow {
     Shadow::of(&serde_json::to_value(shadow).unwrap_or(Value::Null))
 }
@@ -131,7 +122,7 @@ fn readable(definition: &Definition) -> Vec<&'static str> {
 pub(super) async fn shadows(client: &Client, definition: &Definition, facts: &Facts) -> anyhow::Result<Shadows> {
     let versions = readable(definition);
     let Some(newest) = versions.first() else { return Ok(Shadows::default()) };
-    let all = api(client, newest, None);
+    let all: Api<DynamicObject> = Api::all_with(client.clone(), &shadow_resource(newest));
     let error = match list(&all, ListParams::default(), "list bottlerocketshadows in all namespaces").await {
         Ok(list) => {
             // In the definition of a takeover, the shadows of this operator are read as well.
@@ -187,7 +178,7 @@ async fn each(client: &Client, versions: &[&str], facts: &Facts) -> Shadows {
 
 /// Reads one shadow; an error is its message.
 async fn get(client: &Client, version: &str, namespace: &str, name: &str) -> Result<Option<DynamicObject>, String> {
-    let shadows = api(client, version, Some(namespace));
+    let shadows: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &shadow_resource(version));
     match tokio::time::timeout(SHADOW_LIMIT, shadows.get_opt(name)).await {
         Ok(Ok(found)) => Ok(found),
         Ok(Err(kube::Error::Api(status))) => Err(status.message),
