@@ -27,7 +27,6 @@ pub(crate) fn logs(namespace: &str, deployment: &str) -> String {
 }
 
 impl Cluster {
-    /// Returns a command of this plugin for this cluster.
     pub(crate) fn command(&self, arguments: &str) -> String {
         command(&self.namespace, arguments)
     }

@@ -39,7 +39,6 @@ const AGENTS: usize = 20;
 /// Number of parts that a message names.
 const NAMED: usize = 10;
 
-/// Parts that are left out on purpose.
 const LEFT_OUT: [&str; 7] = [
     "Secrets are not read",
     "user names and passwords in URLs are removed",
@@ -61,7 +60,6 @@ pub(crate) struct Options {
 /// Kinds of objects in a namespace: group, version, kind, plural.
 type Kind = (&'static str, &'static str, &'static str, &'static str);
 
-/// The custom resources, and the revisions of the policy.
 const RESOURCES: [Kind; 4] = [
     (names::GROUP, "v1", "BottlerocketUpdateOperator", "bottlerocketupdateoperators"),
     (names::GROUP, "v3", "BottlerocketShadow", "bottlerocketshadows"),
@@ -84,7 +82,6 @@ const WORKLOADS: [Kind; 11] = [
     ("events.k8s.io", "v1", "Event", "events"),
 ];
 
-/// A bundle that is being written.
 struct Bundle {
     archive: Archive<File>,
     /// Parts that could not be read.
@@ -111,7 +108,6 @@ impl Bundle {
         }
     }
 
-    /// Adds the objects of a kind in a namespace.
     async fn objects(&mut self, client: &Client, namespace: &str, kind: Kind, path: &str) -> anyhow::Result<()> {
         let (group, version, kind, plural) = kind;
         let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
@@ -158,7 +154,6 @@ impl Bundle {
     }
 }
 
-/// Writes the bundle.
 pub(crate) async fn bundle(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
     let time = Timestamp::now();
     let folder = format!("brupop-support-{}", time.strftime("%Y%m%d-%H%M%S"));
@@ -273,7 +268,6 @@ fn chosen(pods: Vec<Pod>, status: Option<&Report>) -> Vec<Pod> {
     others.into_iter().chain(agents).collect()
 }
 
-/// Returns the text that says what is in the bundle, and what is not.
 fn readme(missing: &[String], namespace: &str, time: Timestamp) -> String {
     let mut text = format!(
         "Support bundle of the Bottlerocket update operator in the namespace {namespace}, made {time:.0} by \

@@ -22,7 +22,6 @@ const LIMIT: Duration = limits::WRITE;
 /// Number of objects in one page of a list.
 const PAGE: u32 = 500;
 
-/// A refusal of the API server.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     code: u16,
@@ -38,7 +37,6 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// A request without an answer.
 #[derive(Debug)]
 struct NoAnswer;
 
@@ -114,7 +112,6 @@ pub(crate) async fn get<K: Namespaced>(client: &Client, namespace: &str, name: &
     if_there(call(&format!("get {} in {namespace}", K::plural(&())), api.get(name)).await)
 }
 
-/// Lists the objects in a namespace.
 pub(crate) async fn list_in<K: Namespaced>(
     client: &Client,
     namespace: &str,
@@ -124,17 +121,14 @@ pub(crate) async fn list_in<K: Namespaced>(
     list(&api, params, &format!("list {} in {namespace}", K::plural(&()))).await
 }
 
-/// Lists the objects in all namespaces.
 pub(crate) async fn list_everywhere<K: Namespaced>(client: &Client, params: ListParams) -> anyhow::Result<Vec<K>> {
     list(&Api::all(client.clone()), params, &format!("list {} in all namespaces", K::plural(&()))).await
 }
 
-/// Lists all Nodes.
 pub(crate) async fn nodes(client: &Client) -> anyhow::Result<Vec<Node>> {
     list(&Api::all(client.clone()), ListParams::default(), "list nodes").await
 }
 
-/// Lists all objects.
 pub(crate) async fn list<K: Listed>(api: &Api<K>, params: ListParams, right: &str) -> anyhow::Result<Vec<K>> {
     let mut all = Vec::new();
     list_each(api, params, right, |object| all.push(object)).await?;
@@ -178,7 +172,6 @@ pub(crate) async fn list_metadata<K: Listed>(
     }
 }
 
-/// The kinds that are listed.
 pub(crate) trait Listed: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug {}
 
 impl<K: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug> Listed for K {}

@@ -47,7 +47,6 @@ pub(crate) struct Words {
     pub(crate) words: Vec<String>,
 }
 
-/// Returns the script for a shell.
 pub(crate) fn completion(options: &Options) -> Page {
     let script = match options.shell {
         Shell::Bash => include_str!("completion/bash"),
@@ -72,7 +71,6 @@ pub(crate) struct Candidates {
 }
 
 impl Candidates {
-    /// Adds the names of nodes.
     pub(crate) fn add_nodes(&mut self, names: Vec<String>) {
         self.words.extend(names.into_iter().map(|name| (name, String::new())));
     }
@@ -158,7 +156,6 @@ fn options(command: &Command) -> Vec<(String, String)> {
     options.filter_map(|option| Some((format!("--{}", option.get_long()?), about(option.get_help())))).collect()
 }
 
-/// Returns the values of an option or argument.
 fn values(argument: &Arg, prefix: &str) -> Candidates {
     let possible = argument.get_possible_values();
     let named = |name: &str| argument.get_value_names().is_some_and(|names| names.iter().any(|other| other == name));

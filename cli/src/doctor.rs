@@ -38,14 +38,12 @@ pub(crate) struct Options {
     output: Option<Output>,
 }
 
-/// The result of the checks.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Diagnosis {
     time: Timestamp,
     /// Version of Kubernetes.
     kubernetes: String,
-    /// Parts that were checked.
     checked: Vec<String>,
     findings: Vec<Finding>,
     /// Parts that the caller may not read, and that were not checked therefore.
@@ -71,7 +69,6 @@ pub(crate) async fn doctor(
     Ok(if diagnosis.errors > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Checks the installation.
 pub(crate) async fn diagnose(client: &Client, namespace: &str) -> anyhow::Result<Diagnosis> {
     Ok(Diagnosis::of(&facts::read(client, namespace).await?))
 }
@@ -91,12 +88,10 @@ impl Diagnosis {
         }
     }
 
-    /// Returns the diagnosis as JSON.
     pub(crate) fn json(&self) -> anyhow::Result<serde_json::Value> {
         serde_json::to_value(self).context("the diagnosis is no JSON")
     }
 
-    /// Returns the diagnosis as text.
     pub(crate) fn page(&self, width: Option<usize>, colour: bool) -> Page {
         let mut page = Page::new(colour);
         page.field("Checked:", Style::Plain, &self.checked.join(", "), width);
@@ -131,7 +126,6 @@ impl Diagnosis {
     }
 }
 
-/// Returns the parts that were checked.
 fn checked(facts: &Facts) -> Vec<String> {
     let mut checked = Vec::new();
     if !facts.version.is_empty() {

@@ -27,7 +27,6 @@ pub(crate) struct Options {
     output: Option<Format>,
 }
 
-/// Explains the state of one node.
 pub(crate) async fn explain(client: &Client, namespace: &str, options: &Options, colour: bool) -> anyhow::Result<Page> {
     let wanted = |cluster: &Cluster| find(cluster, &options.node).into_iter().collect::<BTreeSet<_>>();
     let cluster = Cluster::read_now(client, namespace, wanted).await?;

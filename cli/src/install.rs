@@ -66,7 +66,6 @@ fn is_definition(object: &Value) -> bool {
     object["kind"] == "CustomResourceDefinition"
 }
 
-/// Returns the objects to apply.
 fn objects(options: &InstallOptions) -> anyhow::Result<Vec<Value>> {
     let mut chosen = Options { registry: options.registry.clone(), ..Options::default() };
     if let Some(tag) = &options.tag {
@@ -156,7 +155,6 @@ fn rollout(name: &str, found: Option<&Deployment>) -> Rollout {
     }
 }
 
-/// The state before the application.
 struct Before {
     time: Timestamp,
     /// The generations of the Deployments; `None` of one that did not exist.
@@ -258,7 +256,6 @@ async fn disabled(client: &Client) -> anyhow::Result<bool> {
     Ok(found.is_some_and(|operator| operator.spec.enabled == Some(false)))
 }
 
-/// Installs the operator.
 pub(crate) async fn install(client: Client, options: &InstallOptions) -> anyhow::Result<()> {
     let objects = objects(options)?;
     preflight(client.clone()).await?;

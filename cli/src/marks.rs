@@ -110,7 +110,6 @@ pub(crate) struct NodeState {
 }
 
 impl NodeState {
-    /// Reads a Node.
     pub(crate) fn of(node: &Node) -> Self {
         let meta = &node.metadata;
         let cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);

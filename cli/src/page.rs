@@ -43,7 +43,6 @@ impl Style {
     }
 }
 
-/// A cell of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cell {
     text: String,
@@ -73,12 +72,10 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// Returns an empty page, with or without colours.
     pub(crate) fn new(colour: bool) -> Self {
         Self { text: String::new(), colour }
     }
 
-    /// Adds a line.
     pub(crate) fn line(&mut self, text: impl fmt::Display) {
         self.styled_line(&text.to_string(), &[]);
     }
@@ -158,7 +155,6 @@ impl Page {
         Ok(())
     }
 
-    /// Adds an object as YAML, for programs.
     pub(crate) fn yaml(&mut self, value: &Value) -> anyhow::Result<()> {
         self.text(&serde_saphyr::to_string(value).context("the output is no YAML")?);
         Ok(())
@@ -203,7 +199,6 @@ impl Page {
         cut
     }
 
-    /// Adds the note about rows that were cut.
     pub(crate) fn cut_note(&mut self, cut: bool, width: Option<usize>) {
         if cut {
             self.paragraph("Lines that end with … are cut: -o wide shows them whole.", width);

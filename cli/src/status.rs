@@ -45,7 +45,6 @@ pub(crate) struct Options {
     output: Option<Output>,
 }
 
-/// Reads the cluster and reports the state of the fleet.
 pub(crate) async fn status(client: &Client, namespace: &str, options: &Options, colour: bool) -> anyhow::Result<Page> {
     let cluster = Cluster::read_now(client, namespace, |_| BTreeSet::new()).await?;
     let report = report(&cluster, Timestamp::now());
@@ -54,7 +53,6 @@ pub(crate) async fn status(client: &Client, namespace: &str, options: &Options, 
     shown(&report, options.output, look)
 }
 
-/// Returns the report in a form.
 fn shown(report: &Report, output: Option<Output>, look: Look) -> anyhow::Result<Page> {
     let json = || serde_json::to_value(report).context("the report is no JSON");
     match output {

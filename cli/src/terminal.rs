@@ -37,7 +37,6 @@ impl Format {
         Some(self).filter(|format| *format != Self::Wide)
     }
 
-    /// Returns the figures in this form.
     pub(crate) fn page(self, value: &Value) -> anyhow::Result<Page> {
         let mut page = Page::default();
         match self {

@@ -16,7 +16,6 @@ pub(crate) const TEMPLATE: &str = include_str!("timeline/page.html");
 const STYLE: &str = include_str!("timeline/page.css");
 pub(crate) const SCRIPT: &str = include_str!("timeline/page.js");
 
-/// Returns a text as HTML.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in plain(text).chars() {
@@ -69,7 +68,6 @@ pub(crate) fn table<const N: usize>(
     )
 }
 
-/// The content of a page.
 pub(crate) struct Sheet {
     pub(crate) title: String,
     /// Names and values, shown above the timeline.
@@ -81,7 +79,6 @@ pub(crate) struct Sheet {
     pub(crate) footer: String,
 }
 
-/// Returns a page as HTML.
 pub(crate) fn render(sheet: &Sheet) -> anyhow::Result<String> {
     let fields = sheet.fields.iter();
     let fields = fields.map(|(name, value)| format!("<dt>{}</dt><dd>{}</dd>\n", escape(name), escape(value)));

@@ -177,7 +177,6 @@ pub(crate) async fn aws_record(client: &Client, namespace: &str) -> anyhow::Resu
     Ok(map.and_then(|map| map.data).unwrap_or_default())
 }
 
-/// Returns true if the operator has labelled the node.
 fn is_labelled_by_us(meta: &ObjectMeta) -> bool {
     meta.managed_fields.iter().flatten().any(|entry| entry.manager.as_deref() == Some(names::LABEL_MANAGER))
 }

@@ -23,7 +23,6 @@ use crate::call::{get, if_there, list_each, list_everywhere, list_in, nodes};
 /// Form of a dump that this version writes and reads.
 const FORM: u32 = 1;
 
-/// The objects.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Dump {
     form: u32,
@@ -113,14 +112,12 @@ impl Dump {
         })
     }
 
-    /// Reads a file.
     pub(crate) fn parse(value: Value) -> anyhow::Result<Self> {
         let form = value.get("form").and_then(Value::as_u64).context("the file is no dump: it has no form")?;
         ensure!(form == u64::from(FORM), "the dump has the form {form}, and this version reads the form {FORM}");
         serde_json::from_value(value).context("the dump is incomplete")
     }
 
-    /// Returns the cluster.
     pub(crate) fn cluster(&self) -> anyhow::Result<Cluster> {
         fn typed<K: serde::de::DeserializeOwned>(object: &Value) -> anyhow::Result<K> {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();

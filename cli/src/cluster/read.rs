@@ -24,10 +24,8 @@ const AT_ONCE: usize = 8;
 /// Number of nodes whose pods are read for a status. More are about to be drained in no usual fleet.
 const NODES_WITH_PODS: usize = 32;
 
-/// The right to read pods anywhere.
 const LIST_PODS: &str = "list pods in all namespaces";
 
-/// The nodes whose pods are read.
 #[derive(Clone, Debug)]
 pub(crate) enum PodsOf {
     /// These nodes, each by a list of its own.
@@ -161,7 +159,6 @@ impl Cluster {
         Ok(())
     }
 
-    /// Notes the reason why a part cannot be read.
     pub(crate) fn note_unread(&mut self, part: Part, reason: String) {
         self.unread.retain(|unread| unread.part != part);
         self.unread.push(Unread { part, reason });
@@ -202,7 +199,6 @@ async fn facts<P: Projection>(api: Api<P::Object>, params: ListParams, right: &s
     Ok(all)
 }
 
-/// Adds pods to those of their nodes.
 fn sort_by_node(pods: Vec<PodFacts>, by_node: &mut BTreeMap<String, Vec<PodFacts>>) {
     for pod in pods.into_iter().filter(|pod| !pod.node.is_empty()) {
         let pod = PodFacts { daemon_set_is: DaemonSetIs::There, ..pod };
@@ -262,7 +258,6 @@ async fn agent_pods(client: &Client) -> anyhow::Result<Vec<AgentPod>> {
 }
 
 impl AgentPod {
-    /// Reads a pod.
     pub(super) fn of(pod: &Pod) -> Self {
         let facts = PodFacts::of(pod);
         let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());

@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// The time of the tests.
 pub(crate) fn now() -> Timestamp {
     "2026-01-01T00:10:00Z".parse().unwrap()
 }
@@ -66,7 +65,6 @@ pub(crate) fn idle() -> Value {
     })
 }
 
-/// The operator's resource.
 pub(crate) fn operator(spec: &Value, status: &Value) -> Value {
     json!({
         "metadata": {"name": "default", "uid": "o", "resourceVersion": "5", "generation": 1}, "spec": spec, "status": status,

@@ -22,13 +22,11 @@ use crate::call::{call, code, get, if_there, list_each, list_everywhere, list_in
 use crate::cluster::{Cluster, Part, PodsOf, Unread};
 use crate::page::progress;
 
-/// Namespace of the kubelets' Leases.
 const NODE_LEASES: &str = "kube-node-lease";
 
 /// Time after which the progress is shown.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// An object of the installation.
 #[derive(Clone, Debug)]
 pub(super) struct Installed {
     /// The object that this version installs.
@@ -37,10 +35,8 @@ pub(super) struct Installed {
     pub(super) found: Option<Value>,
 }
 
-/// The facts about an installation.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
-    /// The operator's namespace.
     pub(super) namespace: String,
     /// The reason why the cluster's version is too old, if it is.
     pub(super) outdated: Option<String>,
@@ -65,7 +61,6 @@ pub(super) struct Facts {
     pub(super) node_renewed: BTreeMap<String, Timestamp>,
     /// The time of these readings, by the local clock.
     pub(super) read_at: Timestamp,
-    /// Parts that may not be read.
     pub(super) not_read: Vec<String>,
 }
 
@@ -101,7 +96,6 @@ impl Steps {
     }
 }
 
-/// Reads the facts.
 pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Facts> {
     let mut facts = Facts { namespace: namespace.to_owned(), ..Facts::default() };
     let steps = Steps(Instant::now());

@@ -16,7 +16,6 @@ use serde::Serialize;
 use crate::cluster::Cluster;
 use crate::status::{LastResult, next_action, not_known};
 
-/// The state of one node, and why it is as it is.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -55,7 +54,6 @@ pub(crate) struct Explanation {
     pub(crate) not_read: Vec<String>,
 }
 
-/// The facts about the Node.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -67,7 +65,6 @@ pub(crate) struct NodeState {
     pub(crate) cordoned: Option<bool>,
     /// The condition of a shortage, such as `DiskPressure`.
     pub(crate) pressure: Option<String>,
-    /// The node group that it belongs to.
     pub(crate) group: Option<String>,
     pub(crate) zone: Option<String>,
     pub(crate) priority: Option<i64>,
@@ -132,7 +129,6 @@ pub(crate) struct Claim {
     pub(crate) since: Option<Timestamp>,
 }
 
-/// The attempt under way.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -155,7 +151,6 @@ pub(crate) struct Attempt {
     pub(crate) permitted: bool,
     /// Number of pods to evict.
     pub(crate) pods: Option<usize>,
-    /// The pods that do not leave.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) blockers: Vec<Blocker>,
 }
@@ -183,7 +178,6 @@ pub(crate) struct Waits {
     pub(crate) ends_with: Option<String>,
 }
 
-/// One check.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct CheckReport {
@@ -205,7 +199,6 @@ pub(crate) struct Next {
     pub(crate) what: String,
 }
 
-/// Explains the state of a node.
 pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanation {
     let (policy, (view, plan)) = (cluster.policy(), cluster.plan(now));
     let facts = cluster.nodes.as_ref().and_then(|nodes| nodes.get(name));

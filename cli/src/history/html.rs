@@ -83,7 +83,6 @@ fn data(rollout: &Rollout) -> Value {
     })
 }
 
-/// Returns one rollout as HTML.
 pub(super) fn page(rollout: &Rollout) -> anyhow::Result<String> {
     let nodes = rollout.rows.iter().map(|row| {
         let result = &row.result;

@@ -28,7 +28,6 @@ pub(super) struct Bundle {
 }
 
 impl Bundle {
-    /// Reads a bundle.
     pub(super) fn parse(value: Value) -> anyhow::Result<Self> {
         let form = value.get("form").and_then(Value::as_u64).context("the file is no bundle: it has no form")?;
         ensure!(form == u64::from(FORM), "the bundle has the form {form}, and this version reads the form {FORM}");
@@ -48,7 +47,6 @@ pub(super) struct Listed {
     pub(super) label: Option<String>,
 }
 
-/// A cluster or a bundle.
 pub(super) enum Source<'a> {
     Cluster { client: &'a Client, namespace: &'a str },
     Bundle(Bundle),
@@ -99,7 +97,6 @@ impl Source<'_> {
         }
     }
 
-    /// Returns an object, if it exists.
     pub(super) async fn object(&self, wanted: &str) -> anyhow::Result<Option<Value>> {
         match self {
             Self::Cluster { client, namespace } => {

@@ -36,7 +36,6 @@ pub(crate) struct UndoOptions {
     dry: DryRunOption,
 }
 
-/// The operator's resource and its revisions.
 pub(super) struct Revisions {
     resource: BottlerocketUpdateOperator,
     operator: OperatorFacts,

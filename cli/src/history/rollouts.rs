@@ -14,13 +14,11 @@ use serde_json::{Value, json};
 
 use crate::page::Page;
 
-/// Shown if no rollout is recorded.
 pub(super) const NO_ROLLOUTS: &str = "No rollouts are recorded.";
 
 /// The most rollouts that an error lists.
 const LISTED: usize = 20;
 
-/// Returns the name of an object.
 pub(super) fn name(object: &Value) -> &str {
     object["metadata"]["name"].as_str().unwrap_or_default()
 }
@@ -58,7 +56,6 @@ impl Rollout {
         event.is_warning()
     }
 
-    /// Reads a record and its pages.
     pub(super) fn parse(record: &Value, pages: &BTreeMap<i64, Value>) -> anyhow::Result<Self> {
         let head = typed(record)?;
         let mut rows = Vec::new();

@@ -25,7 +25,6 @@ pub(super) fn origin(head: &RecordedRollout) -> String {
     if from.is_empty() { "unknown".to_owned() } else { from.join(", ") }
 }
 
-/// Returns a canary step as text.
 pub(super) fn step(step: &CanaryStep) -> String {
     let nodes = match &step.nodes {
         CountOrPercent::Count(count) => count.to_string(),
@@ -160,7 +159,6 @@ fn node(row: &HistoryRow) -> [String; 11] {
 /// Column at which the values of a rollout's fields begin.
 const FIELDS: usize = 17;
 
-/// Returns one rollout as text.
 pub(super) fn text(rollout: &Rollout, width: Option<usize>, colour: bool) -> Page {
     let (mut page, mut cut) = (Page::new(colour), false);
     for (name, value) in head(rollout) {

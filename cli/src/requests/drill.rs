@@ -58,7 +58,6 @@ pub(crate) struct Options {
     output: Option<String>,
 }
 
-/// Returns the value of the request.
 fn request(options: &Options, now: Timestamp) -> String {
     let mut words = vec![nonce(now)];
     words.extend(options.evict.then(|| EVICT.to_owned()));
@@ -66,7 +65,6 @@ fn request(options: &Options, now: Timestamp) -> String {
     words.join(" ")
 }
 
-/// Decides about `drill`.
 fn decide(shadow: &BottlerocketShadow, request: &str) -> Decision {
     if progress(shadow).is_some_and(|progress| progress.drill.is_some()) {
         let release = command(shadow, &format!("release {}", node_of(shadow)));
@@ -117,7 +115,6 @@ fn steps(found: &DrillResult) -> Vec<[String; 3]> {
     begun.iter().zip(ends).map(row).collect()
 }
 
-/// Returns the result of a drill as text.
 pub(crate) fn text(node: &str, found: &DrillResult) -> Page {
     let mut page = Page::default();
     let drain = if found.drill.evict { "with evictions" } else { "without evictions" };
@@ -136,7 +133,6 @@ pub(crate) fn text(node: &str, found: &DrillResult) -> Page {
     page
 }
 
-/// Rehearses an update of a node.
 pub(super) async fn drill(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<ExitCode> {
     let nodes = find(client, namespace, std::slice::from_ref(&options.node)).await?;
     let node = nodes.into_iter().next().context("there is no such node")?;

@@ -27,7 +27,6 @@ pub(crate) struct NodesOptions {
     pub(super) write: WriteOptions,
 }
 
-/// A node with its shadow.
 pub(super) struct Found {
     pub(super) name: String,
     pub(super) node: Node,

@@ -83,7 +83,6 @@ pub(super) mod testing {
 
     use super::*;
 
-    /// Returns an operator's resource with this spec and status.
     pub(in crate::requests) fn operator(spec: &Value, status: &Value) -> BottlerocketUpdateOperator {
         serde_json::from_value(json!({
             "apiVersion": "brupop.bottlerocket.aws/v1", "kind": "BottlerocketUpdateOperator",
@@ -100,7 +99,6 @@ pub(super) mod testing {
         })
     }
 
-    /// Returns the patch of a decision.
     pub(in crate::requests) fn patch(decision: Decision) -> Value {
         match decision {
             Decision::Write(change) => change.patch,

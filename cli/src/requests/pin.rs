@@ -126,14 +126,12 @@ impl Moves {
     }
 }
 
-/// Returns the operator's resource with another target.
 fn with_target(operator: &BottlerocketUpdateOperator, version: &str) -> BottlerocketUpdateOperator {
     let mut changed = operator.clone();
     changed.spec.version.get_or_insert_default().target = Some(version.to_owned());
     changed
 }
 
-/// Decides about `pin`.
 fn decide(operator: &BottlerocketUpdateOperator, version: &str) -> anyhow::Result<Decision> {
     let changed = with_target(operator, version);
     if let Some(error) = new_errors(operator, &changed).first() {
@@ -169,7 +167,6 @@ fn moves(
     Moves::of(&policy.target, &targets(&view, &policy, now), &runs)
 }
 
-/// Sets the target.
 pub(super) async fn pin(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
     let version = options.version.trim();
     let nodes = nodes(client).await?;

@@ -38,7 +38,6 @@ fn entries(operator: &BottlerocketUpdateOperator) -> Vec<String> {
     operator.spec.version.as_ref().map(|version| version.exclude.clone()).unwrap_or_default()
 }
 
-/// Returns the operator's resource with other entries.
 fn with_entries(operator: &BottlerocketUpdateOperator, entries: &[String]) -> BottlerocketUpdateOperator {
     let mut changed = operator.clone();
     changed.spec.version.get_or_insert_default().exclude = entries.to_vec();
@@ -60,7 +59,6 @@ fn covering<'a>(entries: &'a [String], wanted: Option<&Exclusion>) -> Option<&'a
     entries.iter().find(|entry| meaning(entry).is_some_and(covers))
 }
 
-/// Returns the entry that the options name.
 fn entry(options: &Options) -> String {
     let version = options.version.trim();
     options.kind.as_ref().map_or_else(|| version.to_owned(), |kind| format!("{version} on {}", kind.trim()))
@@ -93,7 +91,6 @@ fn write(entries: &[String], what: String) -> Decision {
     Decision::write(json!({"spec": {"version": {"exclude": exclude}}}), what)
 }
 
-/// Decides about `quarantine`.
 fn decide_add(operator: &BottlerocketUpdateOperator, version: &str) -> anyhow::Result<Decision> {
     let version = version.trim();
     let mut entries = entries(operator);
@@ -200,7 +197,6 @@ fn lifted(operator: &BottlerocketUpdateOperator, version: &str) -> String {
     format!("{version} is not excluded any more{failures}{}", not_in_force(&status(operator)))
 }
 
-/// Excludes a version, or lifts that.
 pub(super) async fn quarantine(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
     let version = &entry(options);
     if options.lift {

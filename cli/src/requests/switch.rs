@@ -35,7 +35,6 @@ pub(crate) struct ResumeOptions {
     write: WriteOptions,
 }
 
-/// Returns a version with its failures in words.
 fn describe(version: &Version, failed: &Unresolved) -> String {
     let nodes = some(&failed.nodes.iter().cloned().collect::<Vec<_>>());
     let reason = failed.reason.map_or_else(String::new, |reason| format!("{reason} "));
@@ -51,7 +50,6 @@ fn describe(version: &Version, failed: &Unresolved) -> String {
     format!("{version} ({reason}on {nodes}{frozen})")
 }
 
-/// Returns versions with their failures in words.
 fn describe_all<'a>(of: impl IntoIterator<Item = (&'a Version, &'a Unresolved)>) -> String {
     of.into_iter().map(|(version, failed)| describe(version, failed)).collect::<Vec<_>>().join(", ")
 }
@@ -93,7 +91,6 @@ fn but_paused(operator: &BottlerocketUpdateOperator) -> String {
     format!(". Updates are paused, however: {}", command(operator, "resume"))
 }
 
-/// Decides about `pause`.
 fn decide_pause(operator: &BottlerocketUpdateOperator) -> Decision {
     if operator.spec.enabled == Some(false) {
         return Decision::Nothing("updates are paused already (spec.enabled is false)".to_owned());
@@ -248,13 +245,11 @@ fn resolved(operator: &BottlerocketUpdateOperator, named: &[Version]) -> String 
     format!("the failures of {} are resolved: {tries}{of_kinds}{}", list(named.iter()), but_paused(operator))
 }
 
-/// Stops new updates.
 pub(super) async fn pause(client: &Client, namespace: &str, options: &WriteOptions) -> anyhow::Result<()> {
     let decide = |operator: &BottlerocketUpdateOperator| Ok(decide_pause(operator));
     carry_out(client, namespace, options, decide, async |_, now| Ok(State::Done(paused(now)))).await
 }
 
-/// Lets updates start again, or resolves failures.
 pub(super) async fn resume(client: &Client, namespace: &str, options: &ResumeOptions) -> anyhow::Result<()> {
     let nonce = nonce(Timestamp::now());
     if !options.others.is_empty() {

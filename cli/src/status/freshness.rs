@@ -10,7 +10,6 @@ use serde::Serialize;
 use crate::clock::{moment, span};
 use crate::page::Style;
 
-/// The age of what the nodes run.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -54,7 +53,6 @@ pub(super) fn report(view: &ClusterView, policy: &Policy, now: Timestamp) -> Opt
 }
 
 impl Freshness {
-    /// Returns the line for users.
     pub(super) fn text(&self, now: Timestamp) -> (Style, String) {
         let oldest = self.behind.first();
         let behind = oldest.map_or_else(

@@ -25,7 +25,6 @@ const INVALID_POLICY: &str = "InvalidPolicy";
 /// The word for a node of which it is not known whether it waits.
 const NOT_KNOWN: &str = "NotKnown";
 
-/// Returns the state of the fleet.
 pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
     let (policy, (view, plan)) = (cluster.policy(), cluster.plan(now));
     let operator = cluster.operator.as_ref();

@@ -13,7 +13,6 @@ use super::freshness::Freshness;
 /// The step of a node without an attempt.
 pub(crate) const IDLE: &str = "Idle";
 
-/// The state of the fleet.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -51,7 +50,6 @@ pub(crate) struct Report {
     pub(crate) nodes: Vec<NodeReport>,
 }
 
-/// The policy in force.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -61,9 +59,7 @@ pub(crate) struct PolicyReport {
     pub(crate) generation: Option<i64>,
     /// True if the controller has seen this generation.
     pub(crate) observed: bool,
-    /// The fields that are rejected.
     pub(crate) errors: Vec<PolicyError>,
-    /// The target version.
     pub(crate) target: String,
 }
 
@@ -108,7 +104,6 @@ pub(crate) struct Rollout {
     pub(crate) waits: Option<String>,
     /// Time until which it does not wait for windows and for the soaks of canary steps; absent if it is not urgent.
     pub(crate) urgent_until: Option<Timestamp>,
-    /// The controller's estimate.
     pub(crate) estimated_completion: Option<CompletionEstimate>,
 }
 
@@ -152,7 +147,6 @@ pub(crate) struct SilentAgent {
     pub(crate) since: Option<Timestamp>,
 }
 
-/// A node.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -182,11 +176,9 @@ pub(crate) struct NodeReport {
     /// The time that the text names: the one at which the reason of the step under way may end, or else `deadline`.
     #[serde(skip)]
     pub(crate) ends: Option<Timestamp>,
-    /// The result of its last attempt.
     pub(crate) last: Option<LastResult>,
 }
 
-/// The result of an attempt.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct LastResult {
     pub(crate) version: Version,
@@ -221,7 +213,6 @@ impl NodeReport {
         self.step == IDLE && self.reason.is_none()
     }
 
-    /// Returns whether its last attempt has failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.last.as_ref().is_some_and(LastResult::is_failure)
     }

@@ -81,7 +81,6 @@ impl Step {
     }
 }
 
-/// Carries out a step.
 pub(super) async fn carry_out(client: &Client, facts: &Facts, step: &Step) -> anyhow::Result<()> {
     match step {
         Step::CreateNamespace => create_namespace(client).await,

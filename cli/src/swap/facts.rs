@@ -28,7 +28,6 @@ const DELAY: SignedDuration = SignedDuration::from_secs(5);
 /// Number of writes in a row that have to be refused. Each may reach another API server.
 const REFUSALS: usize = 3;
 
-/// Namespace of the kubelets' Leases.
 const NODE_LEASES: &str = "kube-node-lease";
 
 /// Observations that take time. They are the only thing that a command does not find again after an interruption: then
@@ -45,7 +44,6 @@ pub(super) fn untyped<K: Resource<DynamicType = ()>>(client: &Client) -> Api<Dyn
     Api::all_with(client.clone(), &ApiResource::erase::<K>(&()))
 }
 
-/// Returns the kind of the shadows at a version.
 pub(crate) fn shadow_resource(version: &str) -> ApiResource {
     let mut resource = ApiResource::erase::<BottlerocketShadow>(&());
     resource.api_version = format!("{GROUP}/{version}");

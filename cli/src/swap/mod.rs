@@ -57,7 +57,6 @@ pub(crate) struct Options {
     settle: models::duration::Duration,
 }
 
-/// Moves the cluster to this operator.
 pub(crate) async fn swap(client: &Client, options: &Options) -> anyhow::Result<()> {
     let question = "This stops the earlier operator and replaces its shadows and their definition by this operator's. \
                     Everything is recorded first. Continue? [y/N]";
@@ -83,7 +82,6 @@ pub(crate) async fn swap(client: &Client, options: &Options) -> anyhow::Result<(
     Ok(())
 }
 
-/// Puts the earlier operator back.
 pub(crate) async fn undo(client: &Client, options: &Options) -> anyhow::Result<()> {
     let question = "This puts the earlier operator back as it was recorded. Continue? [y/N]";
     match run(client, options, question, undo::next).await? {
@@ -302,7 +300,6 @@ impl Waiting {
     }
 }
 
-/// Names the first few of many.
 fn first(all: &[String]) -> String {
     const SHOWN: usize = 5;
     let more = all.len().saturating_sub(SHOWN);

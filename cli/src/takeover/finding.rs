@@ -17,7 +17,6 @@ pub(super) enum Severity {
 }
 
 impl Severity {
-    /// The severity as one fixed word.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Blocks => "Blocks",
@@ -34,7 +33,6 @@ pub(super) struct Finding {
     /// One fixed word.
     pub(super) reason: &'static str,
     pub(super) text: String,
-    /// Commands to type.
     pub(super) run: Vec<String>,
 }
 

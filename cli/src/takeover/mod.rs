@@ -97,7 +97,6 @@ pub(crate) struct WatchOptions {
     once: bool,
 }
 
-/// Runs one of the commands.
 pub(crate) async fn takeover(client: &Client, namespace: &str, command: &Command) -> anyhow::Result<()> {
     match command {
         Command::Preflight(options) => preflight(client, options).await,
@@ -214,7 +213,6 @@ async fn trial(client: &Client, namespace: &str, options: &WatchOptions) -> anyh
     Ok(Trial::of(operator, policy, source))
 }
 
-/// Reads what the plan needs.
 async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     let found = call("get customresourcedefinitions", definitions.get_opt(DEFINITION)).await?;

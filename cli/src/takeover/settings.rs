@@ -116,7 +116,6 @@ impl Settings {
     }
 }
 
-/// A proposed policy.
 #[derive(Clone, Debug)]
 pub(super) struct Proposal {
     /// The resource as YAML, with a comment for each value.

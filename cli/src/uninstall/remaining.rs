@@ -90,7 +90,6 @@ pub(super) fn not_taken_back(record: &BTreeMap<String, String>) -> impl Iterator
     })
 }
 
-/// The state of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Workload {
     /// It does not exist, or is to have no pod.
@@ -215,7 +214,6 @@ impl Surroundings {
     }
 }
 
-/// Reads the state of a Deployment of the operator.
 async fn deployment(client: &Client, name: &str) -> anyhow::Result<Workload> {
     let found: Option<Deployment> = get(client, names::SYSTEM_NAMESPACE, name).await?;
     Ok(found.map_or(Workload::Absent, |found| {
