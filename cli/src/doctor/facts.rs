@@ -107,10 +107,7 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
     if namespace == names::SYSTEM_NAMESPACE {
         for wanted in deploy::objects(&deploy::Options::default())? {
             steps.now("the objects of the installation");
-            let found = object(client, &wanted).await;
-            if let Some(found) = facts.optional(found)? {
-                facts.objects.push(Installed { wanted, found });
-            }
+            facts.add_object(client, wanted).await?;
         }
     }
     steps.now("the fleet");
@@ -134,10 +131,7 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
     let own = facts.cluster.as_ref().filter(|_| namespace == names::SYSTEM_NAMESPACE);
     let required = own.map(|cluster| required_by(&cluster.policy())).unwrap_or_default();
     for wanted in required {
-        let found = object(client, &wanted).await;
-        if let Some(found) = facts.optional(found)? {
-            facts.objects.push(Installed { wanted, found });
-        }
+        facts.add_object(client, wanted).await?;
     }
     steps.now("certificates, Leases and endpoints");
     let params = ListParams::default().labels(&format!("kubernetes.io/service-name={}", names::APISERVER));
@@ -182,6 +176,17 @@ async fn operators(client: &Client) -> anyhow::Result<Vec<String>> {
 }
 
 impl Facts {
+    /// Reads an object of the installation; that it, or its kind, does not exist is a fact too.
+    async fn add_object(&mut self, client: &Client, wanted: Value) -> anyhow::Result<()> {
+        let (api, resource, name) = crate::uninstall::api(client, &wanted)?;
+        let found = if_there(call(&format!("get {resource}"), api.get(&name)).await);
+        if let Some(found) = self.optional(found)? {
+            let found = found.map(|object| serde_json::to_value(object).unwrap_or_default());
+            self.objects.push(Installed { wanted, found });
+        }
+        Ok(())
+    }
+
     /// Returns whether the definition of the shadows exists, as far as that is known.
     fn has_definitions(&self) -> bool {
         let shadows = |object: &&Installed| object.wanted["metadata"]["name"] == names::SHADOW_DEFINITION;
@@ -204,11 +209,4 @@ fn ready_addresses(slice: &EndpointSlice) -> usize {
         .filter(|endpoint| ready(&endpoint.conditions))
         .map(|endpoint| endpoint.addresses.len())
         .sum()
-}
-
-/// Reads an object of the installation; `None` if it, or its kind, does not exist.
-async fn object(client: &Client, wanted: &Value) -> anyhow::Result<Option<Value>> {
-    let (api, resource, name) = crate::uninstall::api(client, wanted)?;
-    let found = if_there(call(&format!("get {resource}"), api.get(&name)).await)?;
-    Ok(found.map(|object| serde_json::to_value(object).unwrap_or_default()))
 }
