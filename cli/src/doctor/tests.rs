@@ -9,6 +9,7 @@ use super::aws::Hook;
 use super::certificate::Certificate;
 use super::facts::{Installed, required_by};
 use super::*;
+use crate::cluster::Cluster;
 use crate::cluster::testing::{braked, cluster, fleet, idle, node, now, operator, shadow, step_used_up};
 use crate::fixtures::snapshot;
 
@@ -47,15 +48,29 @@ fn healthy() -> Facts {
     }
 }
 
-fn change(facts: &mut Facts, kind: &str, name: &str, change: impl FnOnce(&mut Option<Value>)) {
+const SHADOWS: &str = "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws";
+
+fn object<'a>(facts: &'a mut Facts, kind: &str, name: &str) -> &'a mut Option<Value> {
     let object = |object: &&mut Installed| object.wanted["kind"] == kind && object.wanted["metadata"]["name"] == name;
-    change(&mut facts.objects.iter_mut().find(object).unwrap().found);
+    &mut facts.objects.iter_mut().find(object).unwrap().found
+}
+
+fn found<'a>(facts: &'a mut Facts, kind: &str, name: &str) -> &'a mut Value {
+    object(facts, kind, name).as_mut().unwrap()
+}
+
+fn shadows(facts: &mut Facts) -> &mut Value {
+    found(facts, "CustomResourceDefinition", names::SHADOW_DEFINITION)
+}
+
+fn fleet_of(facts: &mut Facts) -> &mut Cluster {
+    facts.cluster.as_mut().unwrap()
 }
 
 fn await_aws(facts: &mut Facts) {
     let spec = json!({"autoscaling": {"aws": {"mode": "Standby"}}});
     let operator = operator(&spec, &json!({"observedGeneration": 1}));
-    facts.cluster.as_mut().unwrap().add_operator(&serde_json::from_value(operator).unwrap());
+    fleet_of(facts).add_operator(&serde_json::from_value(operator).unwrap());
 }
 
 /// A pod, and so many budgets over it, each of which counts so many healthy ones of two.
@@ -78,7 +93,7 @@ fn pod(budgets: &[&str], healthy: i32, facts: &mut Facts) {
         selector: Some(serde_json::from_value(json!({"matchLabels": {"app": "web"}})).map(selector).unwrap()),
         ..BudgetFacts::default()
     };
-    let cluster = facts.cluster.as_mut().unwrap();
+    let cluster = fleet_of(facts);
     cluster.budgets = budgets.iter().map(budget).collect();
     cluster.pods.insert("a".to_owned(), vec![pod]);
 }
@@ -90,7 +105,7 @@ fn selector(label: k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector
 fn relabel(facts: &mut Facts, labels: Value) {
     let mut other = node("a", &json!({}));
     other["metadata"]["labels"] = labels;
-    facts.cluster.as_mut().unwrap().add_node(&serde_json::from_value(other).unwrap());
+    fleet_of(facts).add_node(&serde_json::from_value(other).unwrap());
 }
 
 #[test]
@@ -106,68 +121,44 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
     type Break<'a> = &'a dyn Fn(&mut Facts);
     let cases: [(&str, Severity, &str, Break<'_>); 42] = [
         ("KubernetesTooOld", Error, "", &|f| f.outdated = Some("Kubernetes 1.32 or later is needed".to_owned())),
-        ("Missing", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
-            change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| *found = None);
+        ("Missing", Error, SHADOWS, &|f| {
+            *object(f, "CustomResourceDefinition", names::SHADOW_DEFINITION) = None;
         }),
-        ("NotServed", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
-            change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| {
-                found.as_mut().unwrap()["status"] = json!({});
-            });
+        ("NotServed", Error, SHADOWS, &|f| shadows(f)["status"] = json!({})),
+        ("VersionMissing", Error, SHADOWS, &|f| shadows(f)["spec"]["versions"][0]["served"] = json!(false)),
+        ("SchemaDiffers", Warning, SHADOWS, &|f| {
+            let schema = &mut shadows(f)["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+            schema["properties"]["spec"]["properties"].as_object_mut().unwrap().remove("permit");
         }),
-        ("VersionMissing", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
-            change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| {
-                found.as_mut().unwrap()["spec"]["versions"][0]["served"] = json!(false);
-            });
-        }),
-        ("SchemaDiffers", Warning, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
-            change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| {
-                let schema = &mut found.as_mut().unwrap()["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
-                schema["properties"]["spec"]["properties"].as_object_mut().unwrap().remove("permit");
-            });
-        }),
-        (
-            "AnotherInstallation",
-            Warning,
-            "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws",
-            &|f| {
-                change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| {
-                    found.as_mut().unwrap()["metadata"]["labels"] = json!({});
-                });
-            },
-        ),
+        ("AnotherInstallation", Warning, SHADOWS, &|f| shadows(f)["metadata"]["labels"] = json!({})),
         ("RightsMissing", Error, "clusterrole/brupop-controller", &|f| {
-            change(f, "ClusterRole", names::CONTROLLER, |found| {
-                found.as_mut().unwrap()["rules"][0]["verbs"] = json!(["get", "list", "watch"]);
-            });
+            found(f, "ClusterRole", names::CONTROLLER)["rules"][0]["verbs"] = json!(["get", "list", "watch"]);
         }),
         ("RightsMissing", Error, "clusterrolebinding/brupop-controller", &|f| {
-            change(f, "ClusterRoleBinding", names::CONTROLLER, |found| found.as_mut().unwrap()["subjects"] = json!([]));
+            found(f, "ClusterRoleBinding", names::CONTROLLER)["subjects"] = json!([]);
         }),
         ("Missing", Error, "clusterrole/brupop-controller-force", &|f| {
             let selector = json!({"matchLabels": {"pool": "batch"}});
             let group = json!({"name": "batch", "selector": selector, "drain": {"atDeadline": "Force"}});
             let operator = operator(&json!({"nodeGroups": [group]}), &json!({"observedGeneration": 1}));
-            let cluster = f.cluster.as_mut().unwrap();
+            let cluster = fleet_of(f);
             assert!(required_by(&cluster.policy()).is_empty());
             cluster.add_operator(&serde_json::from_value(operator).unwrap());
             let required = required_by(&cluster.policy());
             f.objects.extend(required.into_iter().map(|wanted| Installed { wanted, found: None }));
         }),
         ("NotReady", Error, "deployment/brupop-system/brupop-controller", &|f| {
-            change(f, "Deployment", names::CONTROLLER, |found| found.as_mut().unwrap()["status"] = json!({}));
+            found(f, "Deployment", names::CONTROLLER)["status"] = json!({});
         }),
         ("NotReady", Warning, "daemonset/brupop-agents/brupop-agent", &|f| {
-            change(f, "DaemonSet", names::AGENT, |found| {
-                found.as_mut().unwrap()["status"]["desiredNumberScheduled"] = json!(2);
-            });
+            found(f, "DaemonSet", names::AGENT)["status"]["desiredNumberScheduled"] = json!(2);
         }),
         ("ScaledToZero", Error, "deployment/brupop-system/brupop-controller", &|f| {
-            change(f, "Deployment", names::CONTROLLER, |found| found.as_mut().unwrap()["spec"]["replicas"] = json!(0));
+            found(f, "Deployment", names::CONTROLLER)["spec"]["replicas"] = json!(0);
         }),
         ("MixedVersions", Warning, "", &|f| {
-            change(f, "DaemonSet", names::AGENT, |found| {
-                found.as_mut().unwrap()["spec"]["template"]["spec"]["containers"][0]["image"] = json!("x/agent:v0.0.1");
-            });
+            let pod = &mut found(f, "DaemonSet", names::AGENT)["spec"]["template"]["spec"];
+            pod["containers"][0]["image"] = json!("x/agent:v0.0.1");
         }),
         ("Missing", Warning, "networkpolicy/brupop-system/brupop-default-deny", &|f| {
             let denies = |o: &&mut Installed| {
@@ -192,13 +183,13 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
             f.node_renewed.insert("a".to_owned(), "2026-01-01T00:11:00Z".parse().unwrap());
         }),
         ("NoOperatorResource", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            f.cluster.as_mut().unwrap().operator = None;
+            fleet_of(f).operator = None;
         }),
         ("PolicyRejected", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
             let spec =
                 json!({"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "4h", "timeZone": "Mars/Base"}]}});
             let operator = operator(&spec, &json!({"observedGeneration": 1}));
-            f.cluster.as_mut().unwrap().add_operator(&serde_json::from_value(operator).unwrap());
+            fleet_of(f).add_operator(&serde_json::from_value(operator).unwrap());
         }),
         ("Braked", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
             f.cluster = Some(braked("Unproven"));
@@ -212,21 +203,21 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         ("NotUpdated", Warning, "node/a", &|f| relabel(f, json!({}))),
         ("WrongLabel", Warning, "node/a", &|f| relabel(f, json!({names::INTERFACE_LABEL: "1.0.0"}))),
         ("NotBottlerocket", Warning, "node/a", &|f| {
-            f.cluster.as_mut().unwrap().nodes.as_mut().unwrap().get_mut("a").unwrap().os_image = "Debian 13".to_owned();
+            fleet_of(f).nodes.as_mut().unwrap().get_mut("a").unwrap().os_image = "Debian 13".to_owned();
         }),
         ("ObjectUnreadable", Error, "brs/brs-a", &|f| {
             let metadata = serde_json::from_value(json!({"name": "brs-a"})).unwrap();
             let error = InvalidObject { error: "9999-12-31T23:59:59Z is out of range".to_owned(), metadata };
-            let cluster = f.cluster.as_mut().unwrap();
+            let cluster = fleet_of(f);
             cluster.add_unreadable_shadow(&error);
             assert!(cluster.not_read().iter().any(|sentence| sentence.contains("brs-a")));
         }),
-        ("NoShadow", Warning, "node/a", &|f| f.cluster.as_mut().unwrap().shadows.clear()),
-        ("NoAgentPod", Error, "node/a", &|f| f.cluster.as_mut().unwrap().agents = Some(vec![])),
+        ("NoShadow", Warning, "node/a", &|f| fleet_of(f).shadows.clear()),
+        ("NoAgentPod", Error, "node/a", &|f| fleet_of(f).agents = Some(vec![])),
         ("HostBusy", Warning, "node/a", &|f| {
             let condition = json!({"type": "HostReachable", "status": "True", "reason": "HostBusy", "message": "since noon",
                 "lastTransitionTime": "2026-01-01T00:00:00Z"});
-            let shadow = f.cluster.as_mut().unwrap().shadows.get_mut("a").unwrap();
+            let shadow = fleet_of(f).shadows.get_mut("a").unwrap();
             shadow.status.conditions.push(serde_json::from_value(condition).unwrap());
         }),
         ("AwsHookMissing", Error, "deployment/brupop-system/brupop-aws", &|f| {
@@ -245,16 +236,16 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         ("GuardedPods", Note, "node/a", &|f| pod(&["web"], 2, f)),
         ("BudgetNeverAllows", Warning, "node/a", &|f| {
             pod(&["web"], 2, f);
-            let operator = f.cluster.as_mut().unwrap().operator.as_mut().unwrap();
+            let operator = fleet_of(f).operator.as_mut().unwrap();
             operator.spec.drain = serde_json::from_value(json!({"guardedPods": "Wait"})).unwrap();
         }),
         ("LongGracePeriod", Note, "node/a", &|f| {
             pod(&[], 0, f);
-            f.cluster.as_mut().unwrap().pods.get_mut("a").unwrap()[0].grace = Some(7 * 24 * 3600);
+            fleet_of(f).pods.get_mut("a").unwrap()[0].grace = Some(7 * 24 * 3600);
         }),
         ("MarkedPods", Note, "node/a", &|f| {
             pod(&[], 0, f);
-            let cluster = f.cluster.as_mut().unwrap();
+            let cluster = fleet_of(f);
             cluster.pods.get_mut("a").unwrap()[0].marked = true;
             cluster.operator.as_mut().unwrap().spec.drain =
                 serde_json::from_value(json!({"markedPods": "Wait"})).unwrap();
@@ -262,7 +253,7 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         ("BudgetUnhealthy", Note, "node/a", &|f| pod(&["web"], 1, f)),
         ("BudgetSyncFailed", Warning, "node/a", &|f| {
             pod(&["web"], 1, f);
-            f.cluster.as_mut().unwrap().budgets[0].sync_error = Some("no scale".into());
+            fleet_of(f).budgets[0].sync_error = Some("no scale".into());
         }),
         ("MultipleBudgets", Warning, "node/a", &|f| pod(&["web", "other"], 2, f)),
     ];
@@ -313,7 +304,7 @@ fn findings_are_about_the_namespace_of_the_operator() {
 fn one_clock_that_differs_from_all_others_is_that_of_this_computer() {
     let mut facts = healthy();
     for name in ["b", "c"] {
-        facts.cluster.as_mut().unwrap().add_node(&serde_json::from_value(node(name, &json!({}))).unwrap());
+        fleet_of(&mut facts).add_node(&serde_json::from_value(node(name, &json!({}))).unwrap());
     }
     facts.node_renewed = ["a", "b", "c"].map(|name| (name.to_owned(), "2026-01-01T00:12:00Z".parse().unwrap())).into();
     let diagnosis = Diagnosis::of(&facts);
