@@ -207,7 +207,8 @@ impl Cluster {
     pub(crate) fn view(&self, now: Timestamp) -> ClusterView {
         let before = now.saturating_sub(LONG).unwrap_or(now);
         let mut shadows = self.shadows.clone();
-        let own_node = self.leader_pod().map(|pod| pod.node.clone());
+        let leader = self.own.as_ref().and_then(|own| own.pods.get(own.leader.as_ref()?));
+        let own_node = leader.map(|pod| pod.node.clone());
         let mut view = ClusterView {
             operator: self.operator.clone(),
             earlier_pods: self.earlier_pods.clone(),
@@ -251,11 +252,6 @@ impl Cluster {
         };
         let plan = settled(&mut view, &self.policy(), now, records);
         (view, plan)
-    }
-
-    fn leader_pod(&self) -> Option<&PodFacts> {
-        let own = self.own.as_ref()?;
-        own.pods.get(own.leader.as_ref()?)
     }
 
     fn standby(&self, own_node: Option<&str>) -> Standby {

@@ -101,7 +101,7 @@ pub(crate) fn candidates(root: &Command, words: &[String]) -> Candidates {
         } else if value_of.take().is_some() {
             // The value of the option before it.
         } else if let Some(option) = option(command, word) {
-            value_of = Some(option).filter(|option| takes_value(option) && !word.contains('='));
+            value_of = Some(option).filter(|option| option.get_action().takes_values() && !word.contains('='));
         } else if word.starts_with('-') {
             // Not known here.
         } else if let Some(inner) = command.find_subcommand(word) {
@@ -130,10 +130,6 @@ pub(crate) fn candidates(root: &Command, words: &[String]) -> Candidates {
 
 fn about(text: Option<&clap::builder::StyledStr>) -> String {
     text.map(ToString::to_string).unwrap_or_default()
-}
-
-fn takes_value(option: &Arg) -> bool {
-    option.get_action().takes_values()
 }
 
 fn is_repeated(argument: &Arg) -> bool {

@@ -322,44 +322,25 @@ mod tests {
         let exceeded = json!([{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "late"}]);
         let created = json!([{"type": "Progressing", "status": "True", "reason": "NewReplicaSetCreated"}]);
         let waits = |reason: &str| Rollout::Waits(format!("Deployment d: {reason}"));
-        for (sentence, status, expected) in [
-            ("no status", json!({}), waits("the change is not observed yet")),
-            (
-                "a change that its controller has not seen",
-                json!({"observedGeneration": 1, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}),
-                waits("the change is not observed yet"),
-            ),
-            (
-                "new pods hang, and earlier ones stay available",
-                json!({"observedGeneration": 2, "replicas": 3, "updatedReplicas": 1, "availableReplicas": 2, "conditions": created}),
-                waits("1 of 2 pods updated"),
-            ),
-            (
-                "all new pods hang beside an earlier one",
-                json!({"observedGeneration": 2, "replicas": 3, "updatedReplicas": 2, "availableReplicas": 1}),
-                waits("1 pods of an earlier version left"),
-            ),
-            (
-                "new pods that are not available",
-                json!({"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 1}),
-                waits("1 of 2 pods available"),
-            ),
-            (
-                "Kubernetes has waited for long enough",
-                json!({"observedGeneration": 2, "replicas": 3, "updatedReplicas": 1, "availableReplicas": 2, "conditions": exceeded}),
-                Rollout::Failed("Deployment d: late".to_owned()),
-            ),
-            (
-                "all pods run",
-                json!({"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}),
-                Rollout::Complete,
-            ),
-        ] {
+        let none = json!([]);
+        let of = |status: Value| -> Deployment {
             let spec = json!({"replicas": 2, "selector": {}, "template": {}});
-            let deployment = json!({"metadata": {"generation": 2}, "spec": spec, "status": status});
-            let deployment: Deployment = serde_json::from_value(deployment).unwrap();
+            serde_json::from_value(json!({"metadata": {"generation": 2}, "spec": spec, "status": status})).unwrap()
+        };
+        let late = Rollout::Failed("Deployment d: late".to_owned());
+        for (sentence, observed, [all, updated, available], conditions, expected) in [
+            ("an unseen change", 1, [2, 2, 2], &none, waits("the change is not observed yet")),
+            ("new pods hang beside earlier ones", 2, [3, 1, 2], &created, waits("1 of 2 pods updated")),
+            ("all new pods hang", 2, [3, 2, 1], &none, waits("1 pods of an earlier version left")),
+            ("new pods that are not available", 2, [2, 2, 1], &none, waits("1 of 2 pods available")),
+            ("Kubernetes has waited for long enough", 2, [3, 1, 2], &exceeded, late),
+            ("all pods run", 2, [2, 2, 2], &none, Rollout::Complete),
+        ] {
+            let deployment = of(json!({"observedGeneration": observed, "replicas": all, "updatedReplicas": updated,
+                "availableReplicas": available, "conditions": conditions}));
             assert_eq!(rollout("d", Some(&deployment)), expected, "{sentence}");
         }
+        assert_eq!(rollout("d", Some(&of(json!({})))), waits("the change is not observed yet"), "no status");
         assert_eq!(rollout("d", None), waits("it does not exist"));
     }
 

@@ -305,19 +305,14 @@ pub(crate) fn write_line(text: impl fmt::Display) -> io::Result<()> {
     io::stdout().write_all(page.text.as_bytes())
 }
 
-/// Prints a question, and stays on its line.
-fn ask(question: &str) -> io::Result<()> {
-    let mut out = io::stdout();
-    write!(out, "{} ", plain(question))?;
-    out.flush()
-}
-
 /// Asks a question; an error unless the answer is yes. `otherwise` is for a caller without a terminal.
 pub(crate) fn confirm(otherwise: &str, question: &str) -> anyhow::Result<()> {
     if !io::stdin().is_terminal() {
         anyhow::bail!("{otherwise}");
     }
-    ask(question)?;
+    let mut out = io::stdout();
+    write!(out, "{} ", plain(question))?;
+    out.flush()?;
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;
     anyhow::ensure!(matches!(answer.trim(), "y" | "Y" | "yes"), "nothing was done");

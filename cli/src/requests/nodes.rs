@@ -164,6 +164,7 @@ pub(super) fn node_of(shadow: &BottlerocketShadow) -> String {
 mod tests {
     use serde_json::json;
 
+    use super::super::attempt::testing::shadow;
     use super::*;
 
     fn node(name: &str, labelled: bool) -> Node {
@@ -190,11 +191,7 @@ mod tests {
 
     #[test]
     fn node_is_under_the_operator_if_it_has_a_shadow() {
-        let shadow: BottlerocketShadow = serde_json::from_value(json!({
-            "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow", "metadata": {"name": "brs-a"},
-            "spec": {"state": "Idle", "attempt": 0},
-        }))
-        .unwrap();
+        let shadow = shadow(&json!({}));
         assert_eq!(node_of(&shadow), "a");
         let found = |labelled, shadow| Found { name: "a".to_owned(), node: node("a", labelled), shadow }.not_managed();
         assert_eq!(found(true, Some(shadow)), None);

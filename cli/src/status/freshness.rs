@@ -22,7 +22,6 @@ pub(crate) struct Freshness {
     percent: Option<usize>,
     /// Maximum time for which a node may be behind.
     target: Option<models::duration::Duration>,
-    /// The nodes that are behind, the longest ones first.
     behind: Vec<Behind>,
 }
 
@@ -30,9 +29,7 @@ pub(crate) struct Freshness {
 #[derive(Clone, Debug, Serialize)]
 struct Behind {
     node: String,
-    /// Time at which the first version that it lacks was first seen.
     since: Timestamp,
-    /// The newest version that it lacks.
     newest: Version,
 }
 

@@ -177,17 +177,13 @@ impl Surroundings {
     pub(super) fn remarks(&self, left: &[Left]) -> Vec<String> {
         let mut remarks = Vec::new();
         let needs = |part: Part| left.iter().any(|left| left.by == part);
-        for (part, needed, workload, namespace) in [
-            (Part::Controller, needs(Part::Controller) || needs(Part::Agent), "Deployment", names::SYSTEM_NAMESPACE),
-            (Part::Agent, needs(Part::Agent), "DaemonSet", names::AGENT_NAMESPACE),
-            (Part::Aws, needs(Part::Aws), "Deployment", names::SYSTEM_NAMESPACE),
+        let (of_controller, system) = (needs(Part::Controller) || needs(Part::Agent), names::SYSTEM_NAMESPACE);
+        for (found, needed, workload, namespace, name) in [
+            (self.controller, of_controller, "Deployment", system, names::CONTROLLER),
+            (self.agent, needs(Part::Agent), "DaemonSet", names::AGENT_NAMESPACE, names::AGENT),
+            (self.aws, needs(Part::Aws), "Deployment", system, names::AWS),
         ] {
-            let name = match part {
-                Part::Controller => names::CONTROLLER,
-                Part::Agent => names::AGENT,
-                Part::Aws => names::AWS,
-            };
-            match self.of(part) {
+            match found {
                 Workload::Absent if needed => remarks.push(format!(
                     "no {name} runs that could end this: the {workload} {namespace}/{name} does not exist or has no pods"
                 )),
