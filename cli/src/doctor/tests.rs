@@ -10,7 +10,7 @@ use super::certificate::Certificate;
 use super::facts::{Installed, required_by};
 use super::*;
 use crate::cluster::Cluster;
-use crate::cluster::testing::{braked, cluster, fleet, idle, node, now, operator, shadow, step_used_up};
+use crate::cluster::testing::{braked, cluster, condition, fleet, idle, node, now, operator, shadow, step_used_up};
 use crate::fixtures::snapshot;
 
 /// An object as the API server has it in an installation that works.
@@ -215,8 +215,7 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         ("NoShadow", Warning, "node/a", &|f| fleet_of(f).shadows.clear()),
         ("NoAgentPod", Error, "node/a", &|f| fleet_of(f).agents = Some(vec![])),
         ("HostBusy", Warning, "node/a", &|f| {
-            let condition = json!({"type": "HostReachable", "status": "True", "reason": "HostBusy", "message": "since noon",
-                "lastTransitionTime": "2026-01-01T00:00:00Z"});
+            let condition = condition("HostReachable", "HostBusy", "since noon");
             let shadow = fleet_of(f).shadows.get_mut("a").unwrap();
             shadow.status.conditions.push(serde_json::from_value(condition).unwrap());
         }),

@@ -296,6 +296,7 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::testing;
 
     fn revision(number: i64, target: &str) -> PolicyRevision {
         let data = json!({"form": 1, "target": target});
@@ -342,10 +343,7 @@ mod tests {
             ("the controller understands it", None, 2, false),
             ("another problem", Some("CertificatesInvalid"), 2, false),
         ] {
-            let degraded = reason.map(|reason| {
-                let since = "2026-01-01T00:00:00Z";
-                json!({"type": DEGRADED, "status": "True", "reason": reason, "message": "", "lastTransitionTime": since})
-            });
+            let degraded = reason.map(|reason| testing::condition(DEGRADED, reason, ""));
             let resource = serde_json::from_value(json!({
                 "apiVersion": "brupop.bottlerocket.aws/v1alpha1", "kind": "BottlerocketUpdateOperator",
                 "metadata": {"name": "default", "generation": 2}, "spec": {},
@@ -383,14 +381,9 @@ mod tests {
             "attempt": 1, "from": from, "version": "1.21.0", "reason": reason, "message": "",
             "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:00:00Z",
         });
-        serde_json::from_value(json!({
-            "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow", "metadata": {"name": "brs-a"},
-            "spec": {"state": "Idle", "attempt": 1},
-            "status": {
-                "currentVersion": runs, "variant": variant, "arch": "a", "record": {"failures": 0, "last": last},
-            },
-        }))
-        .unwrap()
+        let record = json!({"failures": 0, "last": last});
+        let status = json!({"currentVersion": runs, "variant": variant, "arch": "a", "record": record});
+        serde_json::from_value(testing::shadow("a", status)).unwrap()
     }
 
     fn before(moved: &[Moved], kinds: &BTreeSet<Kind>, exclude: &[&str]) -> Option<String> {

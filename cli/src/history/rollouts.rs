@@ -190,9 +190,7 @@ mod tests {
     #[test]
     fn list_of_rollouts_marks_a_frozen_one_and_names_an_unreadable_one() {
         let mut frozen = record(&rollout(7, "1.21.0"), &[]);
-        frozen["status"]["conditions"] = json!([{
-            "type": "Frozen", "status": "True", "reason": "F", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
-        }]);
+        frozen["status"]["conditions"] = json!([crate::cluster::testing::condition("Frozen", "F", "")]);
         let mut unreadable = record(&rollout(8, "1.21.0"), &[]);
         unreadable["spec"]["rollout"]["begun"] = json!("yesterday");
         let mut page = Page::default();

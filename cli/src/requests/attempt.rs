@@ -242,10 +242,7 @@ pub(super) mod testing {
     }
 
     pub(in crate::requests) fn at(step: &str) -> Value {
-        json!({
-            "step": step, "since": "2026-01-01T00:00:00Z", "attempt": 1, "bootId": "b", "version": "1.20.5",
-            "started": "2026-01-01T00:00:00Z",
-        })
+        crate::cluster::testing::progress(step, 1)
     }
 }
 

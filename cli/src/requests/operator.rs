@@ -82,6 +82,7 @@ pub(super) mod testing {
     use serde_json::{Value, json};
 
     use super::*;
+    pub(in crate::requests) use crate::cluster::testing::condition;
 
     pub(in crate::requests) fn operator(spec: &Value, status: &Value) -> BottlerocketUpdateOperator {
         serde_json::from_value(json!({
@@ -89,14 +90,6 @@ pub(super) mod testing {
             "metadata": {"name": "default", "generation": 2}, "spec": spec, "status": status,
         }))
         .unwrap()
-    }
-
-    /// Returns a condition that is true.
-    pub(in crate::requests) fn condition(type_: &str, reason: &str, message: &str) -> Value {
-        json!({
-            "type": type_, "status": "True", "reason": reason, "message": message,
-            "lastTransitionTime": "2026-01-01T00:00:00Z",
-        })
     }
 
     pub(in crate::requests) fn patch(decision: Decision) -> Value {

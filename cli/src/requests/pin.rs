@@ -201,6 +201,7 @@ mod tests {
 
     use super::super::operator::testing::{nothing, operator, patch};
     use super::*;
+    use crate::cluster::testing;
 
     fn with(target: &str) -> BottlerocketUpdateOperator {
         operator(&json!({"version": {"target": target}}), &json!({}))
@@ -234,21 +235,14 @@ mod tests {
     }
 
     fn node(name: &str) -> Node {
-        let labels = json!({models::names::INTERFACE_LABEL: models::names::INTERFACE_VERSION});
-        serde_json::from_value(json!({"metadata": {"name": name, "uid": name, "labels": labels}})).unwrap()
+        serde_json::from_value(testing::node(name, &json!({}))).unwrap()
     }
 
     fn shadow(name: &str, runs: &str, offered: &[&str]) -> BottlerocketShadow {
-        let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}]);
-        serde_json::from_value(json!({
-            "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
-            "metadata": {"name": format!("brs-{name}"), "ownerReferences": owner}, "spec": {"state": "Idle", "attempt": 0},
-            "status": {
-                "currentVersion": runs, "variant": "aws-k8s-1.37", "arch": "x86_64",
-                "updates": {"availableVersions": offered, "chosenVersion": null, "refreshed": "2026-01-01T00:00:00Z"},
-            },
-        }))
-        .unwrap()
+        let mut status = testing::idle();
+        status["currentVersion"] = json!(runs);
+        status["updates"] = json!({"availableVersions": offered});
+        serde_json::from_value(testing::shadow(name, status)).unwrap()
     }
 
     fn moves_to(spec: &Value) -> Moves {

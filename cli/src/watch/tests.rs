@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::follow::{Kind, Object};
 use super::*;
-use crate::cluster::testing::{braked, cluster, fleet, idle, node, now, operator, shadow, step_used_up};
+use crate::cluster::testing::{braked, cluster, current, fleet, idle, node, now, one, operator, shadow, step_used_up};
 
 fn shadow_object(name: &str) -> Object {
     Object::Shadow(Box::new(serde_json::from_value(shadow(name, idle())).unwrap()))
@@ -58,13 +58,6 @@ fn watch_ends_when_its_output_has_no_reader() {
     let failed = |kind: io::ErrorKind| has_reader(Err(kind.into()));
     assert!(has_reader(Ok(())).unwrap() && !failed(io::ErrorKind::BrokenPipe).unwrap());
     assert!(failed(io::ErrorKind::StorageFull).is_err());
-}
-
-/// A host that is offered nothing.
-fn current() -> Value {
-    let mut current = idle();
-    current["updates"] = json!({"availableVersions": [], "lastRefresh": "2026-01-01T00:00:00Z"});
-    current
 }
 
 /// A host whose update to 1.20.5 has failed.
@@ -134,8 +127,7 @@ fn watch_ends_when_only_nodes_are_left_that_are_held_while_others_go_on() {
 
 #[test]
 fn rollout_without_its_nodes_has_no_end() {
-    let operator = operator(&json!({}), &json!({"observedGeneration": 1}));
-    let mut cluster = cluster(Some(operator), vec![shadow("a", current())], vec![node("a", &json!({}))]);
+    let mut cluster = one(operator(&json!({}), &json!({"observedGeneration": 1})), shadow("a", current()));
     assert_eq!(ended(&report(&cluster, now())), Some(End::Completed));
     cluster.nodes = None;
     assert_eq!(ended(&report(&cluster, now())), None);
