@@ -240,7 +240,7 @@ async fn node_events(bundle: &mut Bundle, client: &Client) -> anyhow::Result<()>
 /// Adds the logs of the operator's pods in a namespace. Of the agents, those of silent ones come first.
 async fn logs(bundle: &mut Bundle, client: &Client, namespace: &str, status: Option<&Report>) -> anyhow::Result<()> {
     let params = ListParams::default().labels(&format!("{}={}", names::APPLICATION_LABEL, names::APPLICATION));
-    let listed = list_in(client, namespace, params).await;
+    let listed = list_in::<Pod>(client, namespace, params).await;
     let Some(pods) = bundle.part(&format!("logs/{namespace}"), listed) else { return Ok(()) };
     for pod in chosen(pods, status) {
         bundle.logs(client, namespace, &pod).await?;

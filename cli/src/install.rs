@@ -179,7 +179,7 @@ impl Before {
 async fn deployments(client: &Client) -> anyhow::Result<Vec<(&'static str, Option<Deployment>)>> {
     let mut all = Vec::new();
     for name in [Component::Controller.name(), Component::Apiserver.name()] {
-        all.push((name, get(client, names::SYSTEM_NAMESPACE, name).await?));
+        all.push((name, get::<Deployment>(client, names::SYSTEM_NAMESPACE, name).await?));
     }
     Ok(all)
 }
@@ -215,7 +215,7 @@ fn agents_of(found: Option<&DaemonSet>) -> (i32, Option<String>) {
 }
 
 async fn agents(client: &Client) -> anyhow::Result<(i32, Option<String>)> {
-    Ok(agents_of(get(client, names::AGENT_NAMESPACE, Component::Agent.name()).await?.as_ref()))
+    Ok(agents_of(get::<DaemonSet>(client, names::AGENT_NAMESPACE, Component::Agent.name()).await?.as_ref()))
 }
 
 /// Returns the time until which agents are waited for where everything else has run since a time.

@@ -65,8 +65,9 @@ impl Cluster {
     }
 
     async fn read_operator(&mut self, client: &Client) -> anyhow::Result<()> {
-        match get(client, &self.namespace, names::OPERATOR_NAME).await? {
-            Some(DeserializeGuard::<BottlerocketUpdateOperator>(Ok(operator))) => self.add_operator(&operator),
+        match get::<DeserializeGuard<BottlerocketUpdateOperator>>(client, &self.namespace, names::OPERATOR_NAME).await?
+        {
+            Some(DeserializeGuard(Ok(operator))) => self.add_operator(&operator),
             Some(DeserializeGuard(Err(error))) => self.add_unreadable_operator(&error),
             None => {}
         }
