@@ -20,7 +20,7 @@ use super::nodes::{find, node_of};
 use super::texts::{command, nonce};
 use crate::advice;
 use crate::page::{Page, print_line};
-use crate::write::{Change, Decision, DryRun, DryRunOption, Object, Outcome, State, all};
+use crate::write::{Decision, DryRunOption, Object, Outcome, State, all};
 
 /// Exit code of a drill that did not pass.
 const NOT_PASSED: u8 = 7;
@@ -142,19 +142,15 @@ pub(super) async fn drill(client: &Client, namespace: &str, options: &Options) -
     let (name, shadow) = (node.name, node.shadow.context("it has no shadow yet: does the controller run?")?);
     let request = request(options, Timestamp::now());
     let object = Object::shadow(client, namespace, &name);
-    let dry_run: DryRun = options.dry.dry_run;
-    let id = object.id.clone();
-    match object.write(shadow, dry_run, |shadow| Ok(decide(shadow, &request))).await? {
+    let dry_run = options.dry.dry_run;
+    let outcome = object.write(shadow, dry_run, |shadow| Ok(decide(shadow, &request))).await?;
+    match &outcome {
         Outcome::Nothing(reason) => bail!("{name}: {reason}"),
-        Outcome::Dry(Change { patch, what }) => {
-            print_line(format_args!("{id} {what}{}: {patch}", dry_run.note()));
+        Outcome::Written(..) if options.wait => {}
+        Outcome::Dry(_) | Outcome::Written(..) => {
+            print_line(outcome.sentence(&object.id, dry_run));
             return Ok(ExitCode::SUCCESS);
         }
-        Outcome::Written(change, _) if !options.wait => {
-            print_line(format_args!("{id} {}", change.what));
-            return Ok(ExitCode::SUCCESS);
-        }
-        Outcome::Written(..) => {}
     }
     let ended = RefCell::new(None);
     let check = async |_: &()| {

@@ -15,7 +15,7 @@ use crate::advice;
 use crate::call::{is_unreadable, nodes};
 use crate::near::near;
 use crate::page::warn;
-use crate::write::{Change, Object, Outcome, State, Unacknowledged, WriteOptions, all};
+use crate::write::{Object, Outcome, State, Unacknowledged, WriteOptions, all};
 
 /// Options of commands about nodes.
 #[derive(Debug, Args)]
@@ -118,13 +118,8 @@ pub(super) async fn report<K>(
     for NodeOutcome { name, object, outcome } in outcomes {
         match outcome {
             Ok(Outcome::Nothing(reason)) => options.print(&object.id, format_args!("{name}: {reason}")),
-            Ok(Outcome::Dry(Change { patch, what })) => {
-                options.print(&object.id, format_args!("{} {what}{}: {patch}", object.id, options.dry_run().note()));
-            }
-            Ok(Outcome::Written(change, after)) => match options.timeout() {
-                Some(_) => written.push((name, object, after)),
-                None => options.print(&object.id, format_args!("{} {}", object.id, change.what)),
-            },
+            Ok(Outcome::Written(_, after)) if options.timeout().is_some() => written.push((name, object, after)),
+            Ok(outcome) => options.print(&object.id, outcome.sentence(&object.id, options.dry_run())),
             Err(error) => failed.push((name, error)),
         }
     }

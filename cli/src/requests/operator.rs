@@ -18,19 +18,10 @@ pub(super) async fn carry_out(
     acknowledged: impl AsyncFn(&Change, &BottlerocketUpdateOperator) -> anyhow::Result<State>,
 ) -> anyhow::Result<()> {
     let object = Object::operator(client, namespace);
-    let (change, after) = match object.write(object.existing().await?, options.dry_run(), decide).await? {
-        Outcome::Nothing(reason) => {
-            options.print(&object.id, reason);
-            return Ok(());
-        }
-        Outcome::Dry(Change { patch, what }) => {
-            options.print(&object.id, format_args!("{} {what}{}: {patch}", object.id, options.dry_run().note()));
-            return Ok(());
-        }
-        Outcome::Written(change, after) => (change, after),
-    };
-    let Some(timeout) = options.timeout() else {
-        options.print(&object.id, format_args!("{} {}", object.id, change.what));
+    let outcome = object.write(object.existing().await?, options.dry_run(), decide).await?;
+    let sentence = outcome.sentence(&object.id, options.dry_run());
+    let (Outcome::Written(change, after), Some(timeout)) = (outcome, options.timeout()) else {
+        options.print(&object.id, sentence);
         return Ok(());
     };
     let check = async |(): &()| {

@@ -44,6 +44,17 @@ pub(crate) enum Outcome<K> {
     Written(Change, K),
 }
 
+impl<K> Outcome<K> {
+    /// Returns what came of the write of the object `id`, as a sentence.
+    pub(crate) fn sentence(&self, id: &str, dry_run: DryRun) -> String {
+        match self {
+            Self::Nothing(reason) => reason.clone(),
+            Self::Dry(Change { patch, what }) => format!("{id} {what}{}: {patch}", dry_run.note()),
+            Self::Written(change, _) => format!("{id} {}", change.what),
+        }
+    }
+}
+
 impl Object<Node> {
     pub(crate) fn node(client: &Client, name: &str) -> Self {
         Self {
