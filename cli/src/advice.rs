@@ -21,8 +21,12 @@ pub(crate) fn logs_of(namespace: &str, component: &str) -> String {
     format!("kubectl logs -n {namespace} -l {}={component} --prefix --tail=200", names::COMPONENT_LABEL)
 }
 
+/// Returns the command that lists the pods of a component of the operator.
+pub(crate) fn pods(namespace: &str, component: &str) -> String {
+    format!("kubectl get pods -n {namespace} -l {}={component}", names::COMPONENT_LABEL)
+}
+
 impl Cluster {
-    /// Returns a command of this plugin for this cluster.
     pub(crate) fn command(&self, arguments: &str) -> String {
         command(&self.namespace, arguments)
     }
@@ -41,8 +45,6 @@ impl Cluster {
             Some((namespace, name)) => format!("kubectl describe {kind} {name} -n {namespace}"),
             None => format!("kubectl describe {kind} {object}"),
         };
-        let own_pods =
-            |component: &str| format!("kubectl get pods -n {namespace} -l {}={component}", names::COMPONENT_LABEL);
         match wait {
             Wait::NoOperatorResource => plugin("doctor"),
             Wait::EarlierOperatorRunning { .. } => plugin("takeover preflight"),
@@ -99,7 +101,7 @@ impl Cluster {
             | Wait::HostNotUsable { .. }
             | Wait::HostBusy { .. }
             | Wait::RefreshFails { .. } => self.agent_commands(node),
-            Wait::WebApiNotReady => vec![own_pods(names::APISERVER)],
+            Wait::WebApiNotReady => vec![pods(namespace, names::APISERVER)],
             Wait::HostArmedByOther | Wait::BackOff { .. } => plugin(&format!("retry {node}")),
             Wait::DrainRefused { pod, .. }
             | Wait::PodsNotReady { pod, .. }

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use self::archive::Archive;
 use self::trim::trim;
 use crate::advice::some;
-use crate::call::{call, list, list_each};
+use crate::call::{call, list, list_each, list_in};
 use crate::cluster::Cluster;
 use crate::files::create_private;
 use crate::page::{print_line, progress};
@@ -39,7 +39,6 @@ const AGENTS: usize = 20;
 /// Number of parts that a message names.
 const NAMED: usize = 10;
 
-/// Parts that are left out on purpose.
 const LEFT_OUT: [&str; 7] = [
     "Secrets are not read",
     "user names and passwords in URLs are removed",
@@ -61,7 +60,6 @@ pub(crate) struct Options {
 /// Kinds of objects in a namespace: group, version, kind, plural.
 type Kind = (&'static str, &'static str, &'static str, &'static str);
 
-/// The custom resources, and the revisions of the policy.
 const RESOURCES: [Kind; 4] = [
     (names::GROUP, "v1", "BottlerocketUpdateOperator", "bottlerocketupdateoperators"),
     (names::GROUP, "v3", "BottlerocketShadow", "bottlerocketshadows"),
@@ -84,7 +82,6 @@ const WORKLOADS: [Kind; 11] = [
     ("events.k8s.io", "v1", "Event", "events"),
 ];
 
-/// A bundle that is being written.
 struct Bundle {
     archive: Archive<File>,
     /// Parts that could not be read.
@@ -111,7 +108,6 @@ impl Bundle {
         }
     }
 
-    /// Adds the objects of a kind in a namespace.
     async fn objects(&mut self, client: &Client, namespace: &str, kind: Kind, path: &str) -> anyhow::Result<()> {
         let (group, version, kind, plural) = kind;
         let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
@@ -158,7 +154,6 @@ impl Bundle {
     }
 }
 
-/// Writes the bundle.
 pub(crate) async fn bundle(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
     let time = Timestamp::now();
     let folder = format!("brupop-support-{}", time.strftime("%Y%m%d-%H%M%S"));
@@ -227,8 +222,7 @@ async fn fill(bundle: &mut Bundle, client: &Client, namespace: &str, time: Times
 /// Adds the Events of the operator about Nodes, which are in the namespace `default`.
 async fn node_events(bundle: &mut Bundle, client: &Client) -> anyhow::Result<()> {
     use k8s_openapi::api::events::v1::Event;
-    let events: Api<Event> = Api::namespaced(client.clone(), "default");
-    let listed = list(&events, ListParams::default(), "list events in default").await;
+    let listed = list_in::<Event>(client, "default", ListParams::default()).await;
     let Some(events) = bundle.part("events-of-nodes.json", listed) else { return Ok(()) };
     let ours = |event: &Event| {
         let about_node = event.regarding.as_ref().is_some_and(|object| object.kind.as_deref() == Some("Node"));
@@ -245,9 +239,8 @@ async fn node_events(bundle: &mut Bundle, client: &Client) -> anyhow::Result<()>
 
 /// Adds the logs of the operator's pods in a namespace. Of the agents, those of silent ones come first.
 async fn logs(bundle: &mut Bundle, client: &Client, namespace: &str, status: Option<&Report>) -> anyhow::Result<()> {
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let params = ListParams::default().labels(&format!("{}={}", names::APPLICATION_LABEL, names::APPLICATION));
-    let listed = list(&pods, params, &format!("list pods in {namespace}")).await;
+    let listed = list_in::<Pod>(client, namespace, params).await;
     let Some(pods) = bundle.part(&format!("logs/{namespace}"), listed) else { return Ok(()) };
     for pod in chosen(pods, status) {
         bundle.logs(client, namespace, &pod).await?;
@@ -275,7 +268,6 @@ fn chosen(pods: Vec<Pod>, status: Option<&Report>) -> Vec<Pod> {
     others.into_iter().chain(agents).collect()
 }
 
-/// Returns the text that says what is in the bundle, and what is not.
 fn readme(missing: &[String], namespace: &str, time: Timestamp) -> String {
     let mut text = format!(
         "Support bundle of the Bottlerocket update operator in the namespace {namespace}, made {time:.0} by \

@@ -4,7 +4,11 @@ use std::fmt;
 use std::time::Duration;
 
 use anyhow::anyhow;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::serde::de::DeserializeOwned;
+use kube::Client;
 use kube::api::{Api, ListParams, Request};
 use kube::core::error_boundary::InvalidObject;
 use kube::core::{DeserializeGuard, ObjectList};
@@ -18,7 +22,6 @@ const LIMIT: Duration = limits::WRITE;
 /// Number of objects in one page of a list.
 const PAGE: u32 = 500;
 
-/// A refusal of the API server.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     code: u16,
@@ -34,7 +37,6 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// A request without an answer.
 #[derive(Debug)]
 struct NoAnswer;
 
@@ -104,7 +106,29 @@ pub(crate) fn if_there<T>(answer: anyhow::Result<T>) -> anyhow::Result<Option<T>
     }
 }
 
-/// Lists all objects.
+/// Reads an object in a namespace; `None` if it, or its kind, does not exist.
+pub(crate) async fn get<K: Namespaced>(client: &Client, namespace: &str, name: &str) -> anyhow::Result<Option<K>> {
+    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    if_there(call(&format!("get {} in {namespace}", K::plural(&())), api.get(name)).await)
+}
+
+pub(crate) async fn list_in<K: Namespaced>(
+    client: &Client,
+    namespace: &str,
+    params: ListParams,
+) -> anyhow::Result<Vec<K>> {
+    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    list(&api, params, &format!("list {} in {namespace}", K::plural(&()))).await
+}
+
+pub(crate) async fn list_everywhere<K: Namespaced>(client: &Client, params: ListParams) -> anyhow::Result<Vec<K>> {
+    list(&Api::all(client.clone()), params, &format!("list {} in all namespaces", K::plural(&()))).await
+}
+
+pub(crate) async fn nodes(client: &Client) -> anyhow::Result<Vec<Node>> {
+    list(&Api::all(client.clone()), ListParams::default(), "list nodes").await
+}
+
 pub(crate) async fn list<K: Listed>(api: &Api<K>, params: ListParams, right: &str) -> anyhow::Result<Vec<K>> {
     let mut all = Vec::new();
     list_each(api, params, right, |object| all.push(object)).await?;
@@ -131,10 +155,31 @@ pub(crate) async fn list_each<K: Listed>(
     .await
 }
 
-/// The kinds that are listed.
+/// Lists all objects, and passes on the metadata of each.
+pub(crate) async fn list_metadata<K: Listed>(
+    api: &Api<K>,
+    right: &str,
+    mut each: impl FnMut(ObjectMeta),
+) -> anyhow::Result<()> {
+    let mut params = ListParams::default().limit(PAGE);
+    loop {
+        let page = call(right, api.list_metadata(&params)).await?;
+        page.items.into_iter().for_each(|object| each(object.metadata));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(()),
+        }
+    }
+}
+
 pub(crate) trait Listed: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug {}
 
 impl<K: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug> Listed for K {}
+
+/// The kinds whose objects are in namespaces.
+pub(crate) trait Namespaced: Listed + kube::Resource<DynamicType = (), Scope = NamespaceResourceScope> {}
+
+impl<K: Listed + kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>> Namespaced for K {}
 
 /// Lists all objects, and passes on each, also those that cannot be read.
 pub(crate) async fn list_guarded<K: Listed>(

@@ -38,7 +38,6 @@ const ROUNDS: usize = 3;
 /// A part of the cluster that is read as far as the caller may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
-    /// The operator's resource.
     Operator,
     Shadows,
     Nodes,
@@ -46,7 +45,6 @@ pub(crate) enum Part {
     EarlierPods,
     /// The pods of controller and web API, and the Lease of the controller.
     OwnPods,
-    /// The agents' pods.
     AgentPods,
     /// The pods on the nodes.
     Pods,
@@ -55,7 +53,6 @@ pub(crate) enum Part {
     DaemonSets,
 }
 
-/// A part that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unread {
     pub(crate) part: Part,
@@ -82,7 +79,6 @@ impl Unread {
     }
 }
 
-/// The operator's own pods and its leader.
 #[derive(Debug, Default)]
 pub(crate) struct OwnPods {
     /// The pods of controller and web API, by name.
@@ -91,7 +87,6 @@ pub(crate) struct OwnPods {
     pub(crate) leader: Option<String>,
 }
 
-/// An agent's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AgentPod {
     pub(crate) name: String,
@@ -107,7 +102,6 @@ pub(crate) struct AgentPod {
 /// Objects read from the cluster.
 #[derive(Debug, Default)]
 pub(crate) struct Cluster {
-    /// The operator's namespace.
     pub(crate) namespace: String,
     pub(crate) operator: Option<OperatorFacts>,
     /// The shadows, by node.
@@ -116,7 +110,6 @@ pub(crate) struct Cluster {
     pub(crate) nodes: Option<BTreeMap<String, NodeFacts>>,
     /// Time since which nodes have been Ready, by name.
     pub(crate) ready_since: BTreeMap<String, Timestamp>,
-    /// The pods of the earlier operator.
     pub(crate) earlier_pods: Vec<String>,
     /// The operator's own pods; `None` if they could not be read.
     pub(crate) own: Option<OwnPods>,
@@ -130,7 +123,6 @@ pub(crate) struct Cluster {
     pub(crate) daemon_sets: Option<BTreeMap<String, DaemonSetFacts>>,
     /// Annotations that are meant as requests and have no effect, each as a sentence, by object.
     pub(crate) misplaced: BTreeMap<String, Vec<String>>,
-    /// The parts that could not be read.
     pub(crate) unread: Vec<Unread>,
     /// The operator's own objects that exist and that this version of the plugin cannot read.
     pub(crate) unreadable: UnreadableFacts,
@@ -144,27 +136,23 @@ impl Cluster {
         self.operator.is_none() && self.shadows.is_empty() && !unreadable && !pods
     }
 
-    /// Takes in the operator's resource.
     pub(crate) fn add_operator(&mut self, operator: &BottlerocketUpdateOperator) {
         self.operator = OperatorFacts::project(operator);
         self.unreadable.operator = None;
         self.check_requests("bruo", Place::Operator, operator);
     }
 
-    /// Takes in an operator's resource that cannot be read.
     pub(crate) fn add_unreadable_operator(&mut self, error: &InvalidObject) {
         self.operator = None;
         self.unreadable.operator = Some(error.error.clone());
     }
 
-    /// Takes in a shadow that cannot be read.
     pub(crate) fn add_unreadable_shadow(&mut self, error: &InvalidObject) {
         let node = ShadowFacts::key_of(&error.metadata);
         self.shadows.remove(&node);
         self.unreadable.shadows.insert(node, error.error.clone());
     }
 
-    /// Takes in a Node that cannot be read.
     pub(crate) fn add_unreadable_node(&mut self, error: &InvalidObject) {
         let name = NodeFacts::key_of(&error.metadata);
         self.nodes.iter_mut().for_each(|nodes| drop(nodes.remove(&name)));
@@ -179,7 +167,6 @@ impl Cluster {
         self.unread.iter().map(Unread::sentence).chain(unreadable).collect()
     }
 
-    /// Takes in a shadow.
     pub(crate) fn add_shadow(&mut self, shadow: &BottlerocketShadow) {
         if let Some(facts) = ShadowFacts::project(shadow) {
             self.unreadable.shadows.remove(&facts.node);
@@ -188,7 +175,6 @@ impl Cluster {
         self.check_requests("brs", Place::Shadow, shadow);
     }
 
-    /// Takes in a Node.
     pub(crate) fn add_node(&mut self, node: &Node) {
         if let Some(facts) = NodeFacts::project(node) {
             self.unreadable.nodes.remove(&facts.name);
@@ -228,7 +214,8 @@ impl Cluster {
     pub(crate) fn view(&self, now: Timestamp) -> ClusterView {
         let before = now.saturating_sub(LONG).unwrap_or(now);
         let mut shadows = self.shadows.clone();
-        let own_node = self.leader_pod().map(|pod| pod.node.clone());
+        let leader = self.own.as_ref().and_then(|own| own.pods.get(own.leader.as_ref()?));
+        let own_node = leader.map(|pod| pod.node.clone());
         let mut view = ClusterView {
             operator: self.operator.clone(),
             earlier_pods: self.earlier_pods.clone(),
@@ -272,11 +259,6 @@ impl Cluster {
         };
         let plan = settled(&mut view, &self.policy(), now, records);
         (view, plan)
-    }
-
-    fn leader_pod(&self) -> Option<&PodFacts> {
-        let own = self.own.as_ref()?;
-        own.pods.get(own.leader.as_ref()?)
     }
 
     fn standby(&self, own_node: Option<&str>) -> Standby {
@@ -333,7 +315,6 @@ pub(crate) fn settled(
 }
 
 impl OwnPods {
-    /// Returns whether a pod of the web API is Ready.
     pub(crate) fn web_api_is_ready(&self) -> bool {
         self.pods.values().any(|pod| is_of(pod, names::APISERVER) && serves(pod))
     }
@@ -344,7 +325,6 @@ fn serves(pod: &PodFacts) -> bool {
     pod.ready && !pod.terminating && !pod.finished
 }
 
-/// Returns whether a pod is one of this component.
 pub(crate) fn is_of(pod: &PodFacts, component: &str) -> bool {
     pod.labels.get(names::COMPONENT_LABEL).is_some_and(|label| label == component)
 }

@@ -47,7 +47,6 @@ pub(crate) struct Words {
     pub(crate) words: Vec<String>,
 }
 
-/// Returns the script for a shell.
 pub(crate) fn completion(options: &Options) -> Page {
     let script = match options.shell {
         Shell::Bash => include_str!("completion/bash"),
@@ -72,7 +71,6 @@ pub(crate) struct Candidates {
 }
 
 impl Candidates {
-    /// Adds the names of nodes.
     pub(crate) fn add_nodes(&mut self, names: Vec<String>) {
         self.words.extend(names.into_iter().map(|name| (name, String::new())));
     }
@@ -103,7 +101,7 @@ pub(crate) fn candidates(root: &Command, words: &[String]) -> Candidates {
         } else if value_of.take().is_some() {
             // The value of the option before it.
         } else if let Some(option) = option(command, word) {
-            value_of = Some(option).filter(|option| takes_value(option) && !word.contains('='));
+            value_of = Some(option).filter(|option| option.get_action().takes_values() && !word.contains('='));
         } else if word.starts_with('-') {
             // Not known here.
         } else if let Some(inner) = command.find_subcommand(word) {
@@ -134,10 +132,6 @@ fn about(text: Option<&clap::builder::StyledStr>) -> String {
     text.map(ToString::to_string).unwrap_or_default()
 }
 
-fn takes_value(option: &Arg) -> bool {
-    option.get_action().takes_values()
-}
-
 fn is_repeated(argument: &Arg) -> bool {
     argument.get_num_args().is_some_and(|count| count.max_values() > 1)
         || matches!(argument.get_action(), clap::ArgAction::Append)
@@ -158,7 +152,6 @@ fn options(command: &Command) -> Vec<(String, String)> {
     options.filter_map(|option| Some((format!("--{}", option.get_long()?), about(option.get_help())))).collect()
 }
 
-/// Returns the values of an option or argument.
 fn values(argument: &Arg, prefix: &str) -> Candidates {
     let possible = argument.get_possible_values();
     let named = |name: &str| argument.get_value_names().is_some_and(|names| names.iter().any(|other| other == name));

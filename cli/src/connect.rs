@@ -26,7 +26,6 @@ pub(crate) struct ConnectOptions {
     groups: Vec<String>,
 }
 
-/// Sets up the client.
 pub(crate) fn client(config: Config) -> anyhow::Result<kube::Client> {
     kube::Client::try_from(config).context("the Kubernetes client cannot be set up")
 }

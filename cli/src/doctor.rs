@@ -21,7 +21,7 @@ use self::finding::{Finding, NAMED, Severity};
 use self::findings::findings;
 use crate::advice::some;
 use crate::page::{Page, Style};
-use crate::terminal;
+use crate::terminal::{self, Format};
 
 /// Form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -38,14 +38,12 @@ pub(crate) struct Options {
     output: Option<Output>,
 }
 
-/// The result of the checks.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Diagnosis {
     time: Timestamp,
     /// Version of Kubernetes.
     kubernetes: String,
-    /// Parts that were checked.
     checked: Vec<String>,
     findings: Vec<Finding>,
     /// Parts that the caller may not read, and that were not checked therefore.
@@ -64,22 +62,13 @@ pub(crate) async fn doctor(
     let diagnosis = diagnose(client, namespace).await?;
     let page = match options.output {
         None => diagnosis.page(Some(terminal::width()), colour),
-        Some(Output::Json) => {
-            let mut page = Page::default();
-            page.json(&diagnosis.json()?)?;
-            page
-        }
-        Some(Output::Yaml) => {
-            let mut page = Page::default();
-            page.yaml(&diagnosis.json()?)?;
-            page
-        }
+        Some(Output::Json) => Format::Json.page(&diagnosis.json()?)?,
+        Some(Output::Yaml) => Format::Yaml.page(&diagnosis.json()?)?,
     };
-    page.print().context("the standard output cannot be written")?;
+    page.print()?;
     Ok(if diagnosis.errors > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Checks the installation.
 pub(crate) async fn diagnose(client: &Client, namespace: &str) -> anyhow::Result<Diagnosis> {
     Ok(Diagnosis::of(&facts::read(client, namespace).await?))
 }
@@ -99,12 +88,10 @@ impl Diagnosis {
         }
     }
 
-    /// Returns the diagnosis as JSON.
     pub(crate) fn json(&self) -> anyhow::Result<serde_json::Value> {
         serde_json::to_value(self).context("the diagnosis is no JSON")
     }
 
-    /// Returns the diagnosis as text.
     pub(crate) fn page(&self, width: Option<usize>, colour: bool) -> Page {
         let mut page = Page::new(colour);
         page.field("Checked:", Style::Plain, &self.checked.join(", "), width);
@@ -139,7 +126,6 @@ impl Diagnosis {
     }
 }
 
-/// Returns the parts that were checked.
 fn checked(facts: &Facts) -> Vec<String> {
     let mut checked = Vec::new();
     if !facts.version.is_empty() {

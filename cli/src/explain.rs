@@ -14,16 +14,7 @@ use models::names;
 use crate::cluster::Cluster;
 use crate::near::near;
 use crate::page::Page;
-use crate::terminal;
-
-/// Form of the output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Output {
-    /// Every text in full.
-    Wide,
-    Json,
-    Yaml,
-}
+use crate::terminal::Format;
 
 /// Options of `explain`.
 #[derive(Debug, Args)]
@@ -33,24 +24,18 @@ pub(crate) struct Options {
     node: String,
     /// `wide` for text in full, `json` or `yaml` for programs (docs/plugin.md).
     #[arg(long, short, value_enum)]
-    output: Option<Output>,
+    output: Option<Format>,
 }
 
-/// Explains the state of one node.
 pub(crate) async fn explain(client: &Client, namespace: &str, options: &Options, colour: bool) -> anyhow::Result<Page> {
     let wanted = |cluster: &Cluster| find(cluster, &options.node).into_iter().collect::<BTreeSet<_>>();
     let cluster = Cluster::read_now(client, namespace, wanted).await?;
     let Some(name) = find(&cluster, &options.node) else { bail!("{}", unknown(&cluster, &options.node)) };
     let explanation = report::explain(&cluster, &name, Timestamp::now());
-    let mut page = Page::default();
-    let json = || serde_json::to_value(&explanation).context("the report is no JSON");
-    match options.output {
-        Some(Output::Json) => page.json(&json()?)?,
-        Some(Output::Yaml) => page.yaml(&json()?)?,
-        None => page = text::render(&explanation, Some(terminal::width()), colour),
-        Some(Output::Wide) => page = text::render(&explanation, None, colour),
+    match options.output.and_then(Format::for_programs) {
+        Some(format) => format.page(&serde_json::to_value(&explanation).context("the report is no JSON")?),
+        None => Ok(text::render(&explanation, Format::width(options.output), colour)),
     }
-    Ok(page)
 }
 
 /// Returns the node of a name, with the prefixes that kubectl prints and that shadows have.

@@ -1,12 +1,22 @@
-//! Files that only their owner may read.
+//! Files that are read and written as a whole, some of which only their owner may read.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::Path;
 
+use anyhow::Context as _;
+
 /// Creates a file; an error if it exists.
 pub(crate) fn create_private(path: &Path) -> io::Result<File> {
     open(path, OpenOptions::new().create_new(true))
+}
+
+pub(crate) fn read_text(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))
+}
+
+pub(crate) fn write_text(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
 }
 
 /// Writes a text into a file, and replaces an existing one.

@@ -9,13 +9,13 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, DeploymentCondition, DeploymentStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Client;
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Patch, PatchParams};
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::call::{call, code, if_there};
+use crate::call::{call, code, get, if_there};
 use crate::page::{print_line, progress};
 use crate::preflight::{KUBECTL, preflight};
 use crate::uninstall::{api, check_namespace};
@@ -66,7 +66,6 @@ fn is_definition(object: &Value) -> bool {
     object["kind"] == "CustomResourceDefinition"
 }
 
-/// Returns the objects to apply.
 fn objects(options: &InstallOptions) -> anyhow::Result<Vec<Value>> {
     let mut chosen = Options { registry: options.registry.clone(), ..Options::default() };
     if let Some(tag) = &options.tag {
@@ -164,7 +163,6 @@ pub(crate) fn rollout(found: &Deployment) -> Rollout {
     }
 }
 
-/// The state before the application.
 struct Before {
     time: Timestamp,
     /// The generations of the Deployments; `None` of one that did not exist.
@@ -185,11 +183,9 @@ impl Before {
 
 /// Reads the Deployments that have to run.
 async fn deployments(client: &Client) -> anyhow::Result<Vec<(&'static str, Option<Deployment>)>> {
-    let deployments: Api<Deployment> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
     let mut all = Vec::new();
     for name in [Component::Controller.name(), Component::Apiserver.name()] {
-        let right = format!("get deployments in {}", names::SYSTEM_NAMESPACE);
-        all.push((name, if_there(call(&right, deployments.get(name)).await)?));
+        all.push((name, get::<Deployment>(client, names::SYSTEM_NAMESPACE, name).await?));
     }
     Ok(all)
 }
@@ -226,9 +222,7 @@ pub(crate) fn agents_of(found: &DaemonSet) -> (i32, Option<String>) {
 
 /// The same of the DaemonSet in the cluster, with the second as a sentence.
 async fn agents(client: &Client) -> anyhow::Result<(i32, Option<String>)> {
-    let sets: Api<DaemonSet> = Api::namespaced(client.clone(), names::AGENT_NAMESPACE);
-    let right = format!("get daemonsets in {}", names::AGENT_NAMESPACE);
-    let found = if_there(call(&right, sets.get(Component::Agent.name())).await)?;
+    let found: Option<DaemonSet> = get(client, names::AGENT_NAMESPACE, Component::Agent.name()).await?;
     let (nodes, behind) = found.as_ref().map_or_else(|| (0, Some(NOT_THERE.to_owned())), agents_of);
     Ok((nodes, behind.map(|reason| format!("DaemonSet {}: {reason}", Component::Agent.name()))))
 }
@@ -267,13 +261,10 @@ async fn running(client: &Client, options: &InstallOptions, before: &Before) -> 
 
 /// Returns true if the operator's resource is there and starts no update.
 async fn disabled(client: &Client) -> anyhow::Result<bool> {
-    let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
-    let right = format!("get bottlerocketupdateoperators in {}", names::SYSTEM_NAMESPACE);
-    let found = if_there(call(&right, operators.get(names::OPERATOR_NAME)).await)?;
+    let found: Option<BottlerocketUpdateOperator> = get(client, names::SYSTEM_NAMESPACE, names::OPERATOR_NAME).await?;
     Ok(found.is_some_and(|operator| operator.spec.enabled == Some(false)))
 }
 
-/// Installs the operator.
 pub(crate) async fn install(client: Client, namespace: &str, options: &InstallOptions) -> anyhow::Result<()> {
     check_namespace(namespace)?;
     let objects = objects(options)?;
@@ -342,44 +333,25 @@ mod tests {
         let exceeded = json!([{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "late"}]);
         let created = json!([{"type": "Progressing", "status": "True", "reason": "NewReplicaSetCreated"}]);
         let waits = |reason: &str| Rollout::Waits(reason.to_owned());
-        for (sentence, status, expected) in [
-            ("no status", json!({}), waits("the change is not observed yet")),
-            (
-                "a change that its controller has not seen",
-                json!({"observedGeneration": 1, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}),
-                waits("the change is not observed yet"),
-            ),
-            (
-                "new pods hang, and earlier ones stay available",
-                json!({"observedGeneration": 2, "replicas": 3, "updatedReplicas": 1, "availableReplicas": 2, "conditions": created}),
-                waits("1 of 2 pods updated"),
-            ),
-            (
-                "all new pods hang beside an earlier one",
-                json!({"observedGeneration": 2, "replicas": 3, "updatedReplicas": 2, "availableReplicas": 1}),
-                waits("1 pods of an earlier version left"),
-            ),
-            (
-                "new pods that are not available",
-                json!({"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 1}),
-                waits("1 of 2 pods available"),
-            ),
-            (
-                "Kubernetes has waited for long enough",
-                json!({"observedGeneration": 2, "replicas": 3, "updatedReplicas": 1, "availableReplicas": 2, "conditions": exceeded}),
-                Rollout::Failed("late".to_owned()),
-            ),
-            (
-                "all pods run",
-                json!({"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}),
-                Rollout::Complete,
-            ),
-        ] {
+        let none = json!([]);
+        let of = |status: Value| -> Deployment {
             let spec = json!({"replicas": 2, "selector": {}, "template": {}});
-            let deployment = json!({"metadata": {"generation": 2}, "spec": spec, "status": status});
-            let deployment: Deployment = serde_json::from_value(deployment).unwrap();
+            serde_json::from_value(json!({"metadata": {"generation": 2}, "spec": spec, "status": status})).unwrap()
+        };
+        let late = Rollout::Failed("late".to_owned());
+        for (sentence, observed, [all, updated, available], conditions, expected) in [
+            ("an unseen change", 1, [2, 2, 2], &none, waits("the change is not observed yet")),
+            ("new pods hang beside earlier ones", 2, [3, 1, 2], &created, waits("1 of 2 pods updated")),
+            ("all new pods hang", 2, [3, 2, 1], &none, waits("1 pods of an earlier version left")),
+            ("new pods that are not available", 2, [2, 2, 1], &none, waits("1 of 2 pods available")),
+            ("Kubernetes has waited for long enough", 2, [3, 1, 2], &exceeded, late),
+            ("all pods run", 2, [2, 2, 2], &none, Rollout::Complete),
+        ] {
+            let deployment = of(json!({"observedGeneration": observed, "replicas": all, "updatedReplicas": updated,
+                "availableReplicas": available, "conditions": conditions}));
             assert_eq!(rollout(&deployment), expected, "{sentence}");
         }
+        assert_eq!(rollout(&of(json!({}))), waits("the change is not observed yet"), "no status");
     }
 
     #[test]

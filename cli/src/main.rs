@@ -39,7 +39,6 @@ mod write;
 
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use models::names;
 
@@ -124,7 +123,7 @@ async fn main() -> ExitCode {
 }
 
 fn print(page: &page::Page) -> anyhow::Result<ExitCode> {
-    page.print().context("the standard output cannot be written")?;
+    page.print()?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -154,7 +153,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Complete(words) => return complete(&words.words).await,
         Command::Plan(options) if options.is_offline() => {
             let (page, code) = plan::plan(None, &arguments.namespace, options, colour).await?;
-            print(&page)?;
+            page.print()?;
             return Ok(code);
         }
         Command::Takeover(takeover::Command::Settings(options)) if options.is_offline() => {
@@ -163,7 +162,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         }
         Command::Simulate(options) => {
             let (page, code) = simulate::run(options, colour)?;
-            print(&page)?;
+            page.print()?;
             return Ok(code);
         }
         _ => {}
@@ -200,11 +199,11 @@ async fn run_with(client: kube::Client, arguments: Arguments, colour: bool) -> a
         Command::Undo(options) => history::undo(&client, &arguments.namespace, &options).await?,
         Command::Plan(options) => {
             let (page, code) = plan::plan(Some(&client), &arguments.namespace, &options, colour).await?;
-            print(&page)?;
+            page.print()?;
             return Ok(code);
         }
         Command::Request(command) => return requests::run(&client, &arguments.namespace, &command).await,
-        Command::Takeover(command) => takeover::takeover(client, &arguments.namespace, &command).await?,
+        Command::Takeover(command) => takeover::takeover(&client, &arguments.namespace, &command).await?,
         Command::Uninstall(options) => {
             swap::check_ended(&client).await?;
             uninstall::uninstall(client, &arguments.namespace, &options).await?;

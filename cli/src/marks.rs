@@ -4,17 +4,22 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
 use models::{earlier, names};
+use serde::Serialize;
 use serde_json::Value;
 
 /// A tool that applies an object, and may apply or delete it again.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(tag = "tool")]
 pub(crate) enum Tool {
     Helm {
         /// The release; `None` if the object does not name it.
+        #[serde(rename = "name")]
         release: Option<String>,
         namespace: String,
     },
+    #[serde(rename = "ArgoCD")]
     ArgoCd {
+        #[serde(rename = "name")]
         application: String,
     },
     Flux {
@@ -110,7 +115,6 @@ pub(crate) struct NodeState {
 }
 
 impl NodeState {
-    /// Reads a Node.
     pub(crate) fn of(node: &Node) -> Self {
         let meta = &node.metadata;
         let cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);

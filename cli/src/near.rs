@@ -49,4 +49,18 @@ mod tests {
             assert_eq!(near(name, names.into_iter()), expected, "{name}");
         }
     }
+
+    #[test]
+    fn distance_of_names_counts_edits() {
+        for (a, b, expected) in [
+            ("", "", 0),
+            ("abc", "abc", 0),
+            ("abc", "abd", 1),
+            ("abc", "ab", 1),
+            ("", "ab", 2),
+            ("kitten", "sitting", 3),
+        ] {
+            assert_eq!((distance(a, b), distance(b, a)), (expected, expected), "{a} {b}");
+        }
+    }
 }

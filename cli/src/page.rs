@@ -43,7 +43,6 @@ impl Style {
     }
 }
 
-/// A cell of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cell {
     text: String,
@@ -73,12 +72,10 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// Returns an empty page, with or without colours.
     pub(crate) fn new(colour: bool) -> Self {
         Self { text: String::new(), colour }
     }
 
-    /// Adds a line.
     pub(crate) fn line(&mut self, text: impl fmt::Display) {
         self.styled_line(&text.to_string(), &[]);
     }
@@ -158,7 +155,6 @@ impl Page {
         Ok(())
     }
 
-    /// Adds an object as YAML, for programs.
     pub(crate) fn yaml(&mut self, value: &Value) -> anyhow::Result<()> {
         self.text(&serde_saphyr::to_string(value).context("the output is no YAML")?);
         Ok(())
@@ -203,7 +199,6 @@ impl Page {
         cut
     }
 
-    /// Adds the note about rows that were cut.
     pub(crate) fn cut_note(&mut self, cut: bool, width: Option<usize>) {
         if cut {
             self.paragraph("Lines that end with … are cut: -o wide shows them whole.", width);
@@ -211,9 +206,11 @@ impl Page {
     }
 
     /// Prints it. A client that has closed the other end of a pipe is no error.
-    pub(crate) fn print(&self) -> io::Result<()> {
-        let written = io::stdout().write_all(self.text.as_bytes());
-        written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
+    pub(crate) fn print(&self) -> anyhow::Result<()> {
+        match io::stdout().write_all(self.text.as_bytes()) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            written => written.context("the standard output cannot be written"),
+        }
     }
 }
 
@@ -308,19 +305,14 @@ pub(crate) fn write_line(text: impl fmt::Display) -> io::Result<()> {
     io::stdout().write_all(page.text.as_bytes())
 }
 
-/// Prints a question, and stays on its line.
-fn ask(question: &str) -> io::Result<()> {
-    let mut out = io::stdout();
-    write!(out, "{} ", plain(question))?;
-    out.flush()
-}
-
 /// Asks a question; an error unless the answer is yes. `otherwise` is for a caller without a terminal.
 pub(crate) fn confirm(otherwise: &str, question: &str) -> anyhow::Result<()> {
     if !io::stdin().is_terminal() {
         anyhow::bail!("{otherwise}");
     }
-    ask(question)?;
+    let mut out = io::stdout();
+    write!(out, "{} ", plain(question))?;
+    out.flush()?;
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;
     anyhow::ensure!(matches!(answer.trim(), "y" | "Y" | "yes"), "nothing was done");

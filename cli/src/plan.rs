@@ -19,7 +19,7 @@ use serde_json::json;
 
 use crate::clock::span;
 use crate::cluster::dump::Dump;
-use crate::files::write_private;
+use crate::files::{write_private, write_text};
 use crate::forecast::LATE;
 use crate::forecast::summary::{Spread, Summary};
 use crate::forecast::{self, html, report};
@@ -280,8 +280,7 @@ pub(crate) async fn plan(
     }
     let code = if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(LATE) };
     if let (Some(path), Some(course)) = (&options.html, chosen.courses.get(chosen.median)) {
-        let text = html::page("Planned rollout", &chosen.scenario, course, &chosen.summary)?;
-        std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))?;
+        write_text(path, &html::page("Planned rollout", &chosen.scenario, course, &chosen.summary)?)?;
     }
     if let Some(format) = options.output.and_then(Format::for_programs) {
         let present = comparison.map(|present| present.summary);

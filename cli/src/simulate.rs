@@ -10,6 +10,7 @@ use models::operator::BottlerocketUpdateOperatorSpec;
 use planner::simulation::{Description, Scenario};
 use serde_json::{Value, json};
 
+use crate::files::{read_text, write_text};
 use crate::forecast::{self, LATE, html, report, summary::Summary};
 use crate::page::Page;
 use crate::terminal::Format;
@@ -37,10 +38,6 @@ pub(crate) struct SimulateOptions {
     /// Write the course with the median duration as a page for browsers into this file. The page needs no network.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-}
-
-fn read_text(path: &Path) -> anyhow::Result<String> {
-    std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))
 }
 
 /// Reads a file of YAML or JSON.
@@ -111,8 +108,7 @@ pub(crate) fn run(options: &SimulateOptions, colour: bool) -> anyhow::Result<(Pa
     let courses = forecast::courses(&scenario, options.seed, options.courses)?;
     let (summary, median) = Summary::of(&scenario, &courses);
     if let (Some(path), Some(course)) = (&options.html, courses.get(median)) {
-        let text = html::page("Simulated rollout", &scenario, course, &summary)?;
-        std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))?;
+        write_text(path, &html::page("Simulated rollout", &scenario, course, &summary)?)?;
     }
     let findings = report::findings(&scenario, &courses, &summary);
     let code = if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(LATE) };

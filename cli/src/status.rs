@@ -14,7 +14,7 @@ use kube::Client;
 
 use crate::cluster::Cluster;
 use crate::page::Page;
-use crate::terminal;
+use crate::terminal::{self, Format};
 
 pub(crate) use report::{NOT_KNOWN, next_action, not_known, report};
 pub(crate) use shape::{IDLE, LastResult, NodeReport, Report, SilentAgent};
@@ -45,7 +45,6 @@ pub(crate) struct Options {
     output: Option<Output>,
 }
 
-/// Reads the cluster and reports the state of the fleet.
 pub(crate) async fn status(client: &Client, namespace: &str, options: &Options, colour: bool) -> anyhow::Result<Page> {
     let cluster = Cluster::read_now(client, namespace, |_| BTreeSet::new()).await?;
     let report = report(&cluster, Timestamp::now());
@@ -54,24 +53,20 @@ pub(crate) async fn status(client: &Client, namespace: &str, options: &Options, 
     shown(&report, options.output, look)
 }
 
-/// Returns the report in a form.
 fn shown(report: &Report, output: Option<Output>, look: Look) -> anyhow::Result<Page> {
-    let mut page = Page::default();
+    let json = || serde_json::to_value(report).context("the report is no JSON");
     match output {
-        None | Some(Output::Wide) => return Ok(render(report, look)),
-        Some(Output::Json) => page.json(&json(report)?)?,
-        Some(Output::Yaml) => page.yaml(&json(report)?)?,
+        None | Some(Output::Wide) => Ok(render(report, look)),
+        Some(Output::Json) => Format::Json.page(&json()?),
+        Some(Output::Yaml) => Format::Yaml.page(&json()?),
         Some(Output::Name) => {
+            let mut page = Page::default();
             for node in text::listed(&report.nodes, look.all) {
                 page.line(format_args!("node/{}", node.name));
             }
+            Ok(page)
         }
     }
-    Ok(page)
-}
-
-fn json(report: &Report) -> anyhow::Result<serde_json::Value> {
-    serde_json::to_value(report).context("the report is no JSON")
 }
 
 #[cfg(test)]

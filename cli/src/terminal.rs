@@ -17,7 +17,7 @@ pub(crate) fn width() -> usize {
     terminal.filter(|width| *width > 0).or_else(columns).unwrap_or(WIDTH)
 }
 
-/// Form of the output of `plan`, `simulate` and `history`.
+/// Form of the output of `explain`, `plan`, `simulate` and `history`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
     /// Every text in full.
@@ -37,7 +37,6 @@ impl Format {
         Some(self).filter(|format| *format != Self::Wide)
     }
 
-    /// Returns the figures in this form.
     pub(crate) fn page(self, value: &Value) -> anyhow::Result<Page> {
         let mut page = Page::default();
         match self {

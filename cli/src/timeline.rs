@@ -16,7 +16,6 @@ pub(crate) const TEMPLATE: &str = include_str!("timeline/page.html");
 const STYLE: &str = include_str!("timeline/page.css");
 pub(crate) const SCRIPT: &str = include_str!("timeline/page.js");
 
-/// Returns a text as HTML.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in plain(text).chars() {
@@ -53,7 +52,11 @@ fn fill(template: &str, parts: &HashMap<&str, String>) -> anyhow::Result<String>
 }
 
 /// Returns a table as HTML: a head, and rows of cells.
-pub(crate) fn table(caption: &str, header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+pub(crate) fn table<const N: usize>(
+    caption: &str,
+    header: [&str; N],
+    rows: impl Iterator<Item = [String; N]>,
+) -> String {
     let cells = |cells: &[String], tag: &str| -> String {
         cells.iter().map(|cell| format!("<{tag}>{}</{tag}>", escape(cell))).collect()
     };
@@ -65,7 +68,6 @@ pub(crate) fn table(caption: &str, header: &[&str], rows: impl Iterator<Item = V
     )
 }
 
-/// The content of a page.
 pub(crate) struct Sheet {
     pub(crate) title: String,
     /// Names and values, shown above the timeline.
@@ -77,7 +79,6 @@ pub(crate) struct Sheet {
     pub(crate) footer: String,
 }
 
-/// Returns a page as HTML.
 pub(crate) fn render(sheet: &Sheet) -> anyhow::Result<String> {
     let fields = sheet.fields.iter();
     let fields = fields.map(|(name, value)| format!("<dt>{}</dt><dd>{}</dd>\n", escape(name), escape(value)));

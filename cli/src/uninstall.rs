@@ -28,7 +28,7 @@ use tokio::time::Instant;
 use self::objects::{GONE, PERIOD, delete, find, made, remove};
 pub(crate) use self::objects::{api, is_marked};
 use self::remaining::{Left, Surroundings, not_taken_back, unfinished};
-use crate::call::{call, if_there, list_guarded};
+use crate::call::{call, get, if_there, list_guarded};
 use crate::helm::Releases;
 use crate::marks::Tool;
 use crate::page::{confirm, print_line};
@@ -162,7 +162,7 @@ async fn tools(client: &Client, objects: &[Value]) -> anyhow::Result<Vec<Tool>> 
         if name == names::SHADOW_DEFINITION {
             continue;
         }
-        let found = if_there(call(&format!("get {}", resource.plural), api.get_metadata(&name)).await)?;
+        let found = if_there(call(&format!("get {resource}"), api.get_metadata(&name)).await)?;
         // A namespace may be of another release.
         let marked = found.filter(|found| is_marked(&found.metadata));
         tools.extend(marked.iter().flat_map(|found| Tool::all_of(&found.metadata)));
@@ -245,12 +245,10 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
 
 /// Reads the record of the hook for AWS, by instance; it is empty if there is none.
 pub(crate) async fn aws_record(client: &Client, namespace: &str) -> anyhow::Result<BTreeMap<String, String>> {
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let map = if_there(call(&format!("get configmaps in {namespace}"), maps.get(names::AWS)).await)?;
+    let map: Option<ConfigMap> = get(client, namespace, names::AWS).await?;
     Ok(map.and_then(|map| map.data).unwrap_or_default())
 }
 
-/// Returns true if the operator has labelled the node.
 fn is_labelled_by_us(meta: &ObjectMeta) -> bool {
     meta.managed_fields.iter().flatten().any(|entry| entry.manager.as_deref() == Some(names::LABEL_MANAGER))
 }

@@ -70,14 +70,11 @@ pub(crate) struct Options {
     all: bool,
 }
 
-/// Reason why the command has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The rollout is complete.
     Completed,
     /// Failures have frozen it, or are all that is left, and nothing is under way any more.
     Frozen,
-    /// It has not ended in time.
     Late,
     /// Ctrl-C, or the end of the output's reader, without a state to wait for.
     Stopped,
@@ -97,7 +94,6 @@ impl End {
     }
 }
 
-/// Shows the state of the fleet until it ends.
 pub(crate) async fn watch(client: &Client, namespace: &str, options: &Options, colour: bool) -> anyhow::Result<End> {
     let stopped = if options.until.is_some() { End::Interrupted } else { End::Stopped };
     if options.until.is_some() {
@@ -169,7 +165,6 @@ fn has_reader(written: io::Result<()>) -> anyhow::Result<bool> {
     }
 }
 
-/// Returns the end of the rollout, if it has ended.
 fn ended(report: &Report) -> Option<End> {
     let under_way = report.nodes.iter().any(|node| !matches!(node.step, IDLE | "Staged"));
     let stays = |node: &NodeReport| rests(node) || is_stuck(node);
@@ -209,7 +204,6 @@ fn is_stuck(node: &NodeReport) -> bool {
     node.step == IDLE && node.reason.as_ref().is_some_and(is_of_host)
 }
 
-/// The output, and what it shows.
 struct Output {
     all: bool,
     colour: bool,
@@ -234,7 +228,6 @@ impl Output {
         }
     }
 
-    /// Shows the state.
     fn show(&mut self, report: &Report) -> io::Result<()> {
         if let Some(screen) = &mut self.screen {
             let look = Look { width: Some(terminal::width()), colour: self.colour, all: self.all };

@@ -6,7 +6,6 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use jiff::Timestamp;
 
-/// An archive that is being written.
 pub(super) struct Archive<W: Write> {
     out: tar::Builder<GzEncoder<W>>,
     /// Folder that everything is in.
@@ -20,7 +19,6 @@ impl<W: Write> Archive<W> {
         Self { out, folder: folder.to_owned(), time }
     }
 
-    /// Adds a file.
     pub(super) fn add(&mut self, path: &str, content: &[u8]) -> io::Result<()> {
         let mut header = tar::Header::new_gnu();
         header.set_entry_type(tar::EntryType::Regular);

@@ -5,7 +5,7 @@
 use anyhow::{Context as _, ensure};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Client;
 use kube::api::{Api, ListParams};
@@ -18,12 +18,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{AgentPod, Cluster, OwnPods, is_of};
-use crate::call::{call, if_there, list, list_each};
+use crate::call::{get, if_there, list_each, list_everywhere, list_in, nodes};
 
 /// Form of a dump that this version writes and reads.
 const FORM: u32 = 1;
 
-/// The objects.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Dump {
     form: u32,
@@ -87,26 +86,18 @@ fn trimmed_pod(pod: &Pod) -> anyhow::Result<Value> {
 impl Dump {
     /// Reads the cluster. Unlike a status, a plan is not made without any of these.
     pub(crate) async fn read(client: &Client, namespace: &str, updates: Vec<UpdateDurations>) -> anyhow::Result<Self> {
-        let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), namespace);
-        let right = format!("get bottlerocketupdateoperators in {namespace}");
-        let operator = if_there(call(&right, operators.get(names::OPERATOR_NAME)).await)?;
-        let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), namespace);
-        let right = format!("list bottlerocketshadows in {namespace}");
-        let shadows = if_there(list(&shadows, ListParams::default(), &right).await)?.with_context(|| {
+        let operator: Option<BottlerocketUpdateOperator> = get(client, namespace, names::OPERATOR_NAME).await?;
+        let shadows = list_in::<BottlerocketShadow>(client, namespace, ListParams::default()).await;
+        let shadows = if_there(shadows)?.with_context(|| {
             format!("the cluster has no definition {}: the operator is not installed", names::SHADOW_DEFINITION)
         })?;
-        let nodes: Api<Node> = Api::all(client.clone());
-        let nodes = list(&nodes, ListParams::default(), "list nodes").await?;
+        let nodes = nodes(client).await?;
         let mut pods = Vec::new();
         let all: Api<Pod> = Api::all(client.clone());
         list_each(&all, ListParams::default(), "list pods in all namespaces", |pod: Pod| pods.push(trimmed_pod(&pod)))
             .await?;
-        let budgets: Api<PodDisruptionBudget> = Api::all(client.clone());
-        let right = "list poddisruptionbudgets in all namespaces";
-        let budgets = list(&budgets, ListParams::default(), right).await?;
-        let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
-        let right = format!("get leases in {namespace}");
-        let lease = if_there(call(&right, leases.get(names::CONTROLLER)).await)?;
+        let budgets: Vec<PodDisruptionBudget> = list_everywhere(client, ListParams::default()).await?;
+        let lease: Option<Lease> = get(client, namespace, names::CONTROLLER).await?;
         Ok(Self {
             form: FORM,
             time: Timestamp::now(),
@@ -121,14 +112,12 @@ impl Dump {
         })
     }
 
-    /// Reads a file.
     pub(crate) fn parse(value: Value) -> anyhow::Result<Self> {
         let form = value.get("form").and_then(Value::as_u64).context("the file is no dump: it has no form")?;
         ensure!(form == u64::from(FORM), "the dump has the form {form}, and this version reads the form {FORM}");
         serde_json::from_value(value).context("the dump is incomplete")
     }
 
-    /// Returns the cluster.
     pub(crate) fn cluster(&self) -> anyhow::Result<Cluster> {
         fn typed<K: serde::de::DeserializeOwned>(object: &Value) -> anyhow::Result<K> {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();

@@ -17,7 +17,7 @@ use planner::view::{DaemonSetIs, EarlierPod, PodFacts, Projection, ShadowFacts};
 use tokio::task::JoinSet;
 
 use super::{AgentPod, Cluster, OwnPods, Part, Unread, serves};
-use crate::call::{call, code, if_there, list_each, list_guarded};
+use crate::call::{code, get, if_there, list_each, list_guarded};
 
 /// Number of lists of pods at a time.
 const AT_ONCE: usize = 8;
@@ -25,10 +25,8 @@ const AT_ONCE: usize = 8;
 /// Number of nodes whose pods are read for a status. More are about to be drained in no usual fleet.
 const NODES_WITH_PODS: usize = 32;
 
-/// The right to read pods anywhere.
 const LIST_PODS: &str = "list pods in all namespaces";
 
-/// The nodes whose pods are read.
 #[derive(Clone, Debug)]
 pub(crate) enum PodsOf {
     /// These nodes, each by a list of its own.
@@ -68,10 +66,8 @@ impl Cluster {
     }
 
     async fn read_operator(&mut self, client: &Client) -> anyhow::Result<()> {
-        let operators: Api<DeserializeGuard<BottlerocketUpdateOperator>> =
-            Api::namespaced(client.clone(), &self.namespace);
-        let right = format!("get bottlerocketupdateoperators in {}", self.namespace);
-        match if_there(call(&right, operators.get(names::OPERATOR_NAME)).await)? {
+        match get::<DeserializeGuard<BottlerocketUpdateOperator>>(client, &self.namespace, names::OPERATOR_NAME).await?
+        {
             Some(DeserializeGuard(Ok(operator))) => self.add_operator(&operator),
             Some(DeserializeGuard(Err(error))) => self.add_unreadable_operator(&error),
             None => {}
@@ -165,7 +161,6 @@ impl Cluster {
         Ok(())
     }
 
-    /// Notes the reason why a part cannot be read.
     pub(crate) fn note_unread(&mut self, part: Part, reason: String) {
         self.unread.retain(|unread| unread.part != part);
         self.unread.push(Unread { part, reason });
@@ -206,7 +201,6 @@ async fn facts<P: Projection>(api: Api<P::Object>, params: ListParams, right: &s
     Ok(all)
 }
 
-/// Adds pods to those of their nodes.
 fn sort_by_node(pods: Vec<PodFacts>, by_node: &mut BTreeMap<String, Vec<PodFacts>>) {
     for pod in pods.into_iter().filter(|pod| !pod.node.is_empty()) {
         let pod = PodFacts { daemon_set_is: DaemonSetIs::There, ..pod };
@@ -251,9 +245,7 @@ async fn own_pods(client: &Client, namespace: &str) -> anyhow::Result<OwnPods> {
     let selector = format!("{} in ({}, {})", names::COMPONENT_LABEL, names::CONTROLLER, names::APISERVER);
     let (params, right) = (ListParams::default().labels(&selector), format!("list pods in {namespace}"));
     let pods: Vec<PodFacts> = facts(Api::namespaced(client.clone(), namespace), params, &right).await?;
-    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
-    let right = format!("get leases in {namespace}");
-    let lease = if_there(call(&right, leases.get(names::CONTROLLER)).await)?;
+    let lease: Option<Lease> = get(client, namespace, names::CONTROLLER).await?;
     let leader = lease.and_then(|lease| lease.spec?.holder_identity).filter(|holder| !holder.is_empty());
     Ok(OwnPods { pods: pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect(), leader })
 }
@@ -268,7 +260,6 @@ async fn agent_pods(client: &Client) -> anyhow::Result<Vec<AgentPod>> {
 }
 
 impl AgentPod {
-    /// Reads a pod.
     pub(crate) fn of(pod: &Pod) -> Self {
         let facts = PodFacts::of(pod);
         let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());

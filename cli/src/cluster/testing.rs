@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// The time of the tests.
 pub(crate) fn now() -> Timestamp {
     "2026-01-01T00:10:00Z".parse().unwrap()
 }
@@ -66,11 +65,63 @@ pub(crate) fn idle() -> Value {
     })
 }
 
-/// The operator's resource.
+/// The status of a host that is offered nothing.
+pub(crate) fn current() -> Value {
+    let mut current = idle();
+    current["updates"] = json!({"availableVersions": [], "lastRefresh": "2026-01-01T00:00:00Z"});
+    current
+}
+
+/// An attempt at 1.20.5 that is at this step.
+pub(crate) fn progress(step: &str, attempt: i64) -> Value {
+    let t = "2026-01-01T00:00:00Z";
+    json!({"step": step, "since": t, "started": t, "attempt": attempt, "bootId": "b", "version": "1.20.5",
+        "disruptive": step != "Staged"})
+}
+
+/// The result of the first attempt at it.
+pub(crate) fn last(reason: &str, message: &str) -> Value {
+    json!({"attempt": 1, "from": "1.20.0", "version": "1.20.5", "reason": reason, "message": message,
+        "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:05:00Z"})
+}
+
+/// A condition that is true.
+pub(crate) fn condition(type_: &str, reason: &str, message: &str) -> Value {
+    json!({"type": type_, "status": "True", "reason": reason, "message": message,
+        "lastTransitionTime": "2026-01-01T00:00:00Z"})
+}
+
+/// The shadow of a node whose update is staged.
+pub(crate) fn staged(name: &str) -> Value {
+    let mut status = idle();
+    (status["state"], status["progress"]) = (json!("StagedUpdate"), progress("Staged", 1));
+    let mut staged = shadow(name, status);
+    staged["spec"] = json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b",
+        "host": {"refreshInterval": "1h"}});
+    staged
+}
+
 pub(crate) fn operator(spec: &Value, status: &Value) -> Value {
     json!({
         "metadata": {"name": "default", "uid": "o", "resourceVersion": "5", "generation": 1}, "spec": spec, "status": status,
     })
+}
+
+/// A cluster of the node `a`.
+pub(crate) fn one(operator: Value, shadow: Value) -> Cluster {
+    cluster(Some(operator), vec![shadow], vec![node("a", &json!({}))])
+}
+
+/// The same, staged under a policy with an expression, which has led to these conditions.
+pub(crate) fn with_expression(conditions: &Value) -> Cluster {
+    let policy = json!({
+        "prometheus": {"url": "http://prometheus:9090"},
+        "health": {"before": {"expressions": [{"name": "errors", "query": "errors > 0"}]}},
+    });
+    let status = json!({"observedGeneration": 1, "conditions": conditions});
+    let mut cluster = one(operator(&policy, &status), staged("a"));
+    cluster.pods.insert("a".to_owned(), vec![]);
+    cluster
 }
 
 /// A cluster of the node `a`, which is offered 1.20.5 in a rollout with this ledger, and for whose kind these versions are known.
@@ -83,7 +134,7 @@ fn in_rollout(spec: &Value, ledger: &Value, versions: &Value) -> Cluster {
             "record": {"number": 3, "begun": t, "revision": {"number": 2, "name": "brupop-default-5d"}, "phase": "Running"},
         }],
     });
-    cluster(Some(operator(spec, &status)), vec![shadow("a", idle())], vec![node("a", &json!({}))])
+    one(operator(spec, &status), shadow("a", idle()))
 }
 
 /// The same, braked by the update of a node that is gone, which has shown this about the version.
@@ -125,31 +176,20 @@ pub(crate) fn fleet() -> Cluster {
             "record": {"number": 3, "begun": t, "revision": {"number": 2, "name": "brupop-default-5d"}, "phase": "Running"},
         }],
     });
-    let attempt = |step: &str| {
-        json!({"step": step, "since": t, "started": t, "attempt": 1, "bootId": "b", "version": "1.20.5", "from": "1.20.0",
-            "disruptive": step == "Draining"})
-    };
-    let last = |reason: &str, message: &str| {
-        json!({"failures": i32::from(reason != "Updated"), "last": {"attempt": 1, "from": "1.20.0", "version": "1.20.5",
-            "reason": reason, "message": message, "started": t, "ended": "2026-01-01T00:05:00Z"}})
-    };
-    let mut blocked = idle();
-    blocked["state"] = json!("StagedUpdate");
-    blocked["progress"] = attempt("Draining");
-    blocked["drain"] = json!({"pods": [{"namespace": "shop", "name": "web-1", "uid": "1"}], "blockers": [
+    let mut blocked = staged("blocked");
+    let drained = &mut blocked["status"];
+    drained["progress"] = progress("Draining", 1);
+    drained["progress"]["from"] = json!("1.20.0");
+    drained["drain"] = json!({"pods": [{"namespace": "shop", "name": "web-1", "uid": "1"}], "blockers": [
         {"pod": "shop/web-1", "budget": "shop/web", "message": "no disruption", "since": t}]});
-    blocked["conditions"] = json!([{"type": "Blocked", "status": "True", "reason": "DrainBlocked", "lastTransitionTime": t,
-        "message": "the PodDisruptionBudget shop/web allows no disruption of shop/web-1; 1 pod(s) left"}]);
-    let mut blocked = shadow("blocked", blocked);
-    blocked["spec"] = json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b",
-        "host": {"refreshInterval": "1h"}});
+    let message = "the PodDisruptionBudget shop/web allows no disruption of shop/web-1; 1 pod(s) left";
+    drained["conditions"] = json!([condition("Blocked", "DrainBlocked", message)]);
     let mut failed = idle();
-    failed["record"] = last("PrepareFailed", "no space left on device");
-    failed["record"]["notBefore"] = json!("2026-01-01T00:15:00Z");
-    let mut updated = idle();
+    failed["record"] = json!({"failures": 1, "last": last("PrepareFailed", "no space left on device"),
+        "notBefore": "2026-01-01T00:15:00Z"});
+    let mut updated = current();
     updated["currentVersion"] = json!("1.20.5");
-    updated["updates"] = json!({"availableVersions": [], "lastRefresh": t});
-    updated["record"] = last("Updated", "Ready on 1.20.5 for the soak");
+    updated["record"] = json!({"failures": 0, "last": last("Updated", "Ready on 1.20.5 for the soak")});
     let shadows = vec![
         blocked,
         shadow("failed", failed),

@@ -4,16 +4,14 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::Client;
-use kube::api::Api;
 use models::names;
 use serde_json::Value;
 
 use super::finding::Finding;
-use crate::call::{call, if_there};
+use crate::call::get;
 use crate::cluster::Cluster;
 use crate::uninstall::aws_record;
 
-/// The hook, as the cluster has it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Hook {
     /// Number of its ready pods; `None` if it is not installed.
@@ -22,16 +20,12 @@ pub(super) struct Hook {
     pub(super) record: BTreeMap<String, String>,
 }
 
-/// Reads the hook.
 pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Hook> {
-    let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
-    let right = format!("get deployments in {namespace}");
-    let deployment = if_there(call(&right, deployments.get(names::AWS)).await)?;
+    let deployment: Option<Deployment> = get(client, namespace, names::AWS).await?;
     let ready = deployment.map(|found| found.status.and_then(|status| status.ready_replicas).unwrap_or(0));
     Ok(Hook { ready, record: aws_record(client, namespace).await? })
 }
 
-/// Adds the findings about the hook.
 pub(super) fn check(hook: &Hook, cluster: &Cluster, found: &mut Vec<Finding>) {
     let namespace = &cluster.namespace;
     let deployment = || format!("deployment/{namespace}/{}", names::AWS);

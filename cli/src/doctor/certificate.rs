@@ -5,7 +5,6 @@ use base64::prelude::BASE64_STANDARD;
 use jiff::Timestamp;
 use models::pem;
 
-/// A certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Certificate {
     pub(super) subject: String,

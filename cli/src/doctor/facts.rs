@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{Api, DynamicObject, ListParams};
+use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};
 use models::names;
 use models::operator::{AtDeadline, BottlerocketUpdateOperator};
@@ -18,17 +18,15 @@ use tokio::time::Instant;
 
 use super::aws;
 use super::certificate::{self, Certificate};
-use crate::call::{call, code, if_there, list, list_each};
+use crate::call::{call, code, get, if_there, list_each, list_everywhere, list_in};
 use crate::cluster::{Cluster, Part, PodsOf, Unread};
 use crate::page::progress;
 
-/// Namespace of the kubelets' Leases.
 const NODE_LEASES: &str = "kube-node-lease";
 
 /// Time after which the progress is shown.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// An object of the installation.
 #[derive(Clone, Debug)]
 pub(super) struct Installed {
     /// The object that this version installs.
@@ -37,10 +35,8 @@ pub(super) struct Installed {
     pub(super) found: Option<Value>,
 }
 
-/// The facts about an installation.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
-    /// The operator's namespace.
     pub(super) namespace: String,
     /// The reason why the cluster's version is too old, if it is.
     pub(super) outdated: Option<String>,
@@ -65,7 +61,6 @@ pub(super) struct Facts {
     pub(super) node_renewed: BTreeMap<String, Timestamp>,
     /// The time of these readings, by the local clock.
     pub(super) read_at: Timestamp,
-    /// Parts that may not be read.
     pub(super) not_read: Vec<String>,
 }
 
@@ -101,7 +96,6 @@ impl Steps {
     }
 }
 
-/// Reads the facts.
 pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Facts> {
     let mut facts = Facts { namespace: namespace.to_owned(), ..Facts::default() };
     let steps = Steps(Instant::now());
@@ -113,10 +107,7 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
     if namespace == names::SYSTEM_NAMESPACE {
         for wanted in deploy::objects(&deploy::Options::default())? {
             steps.now("the objects of the installation");
-            let found = object(client, &wanted).await;
-            if let Some(found) = facts.optional(found)? {
-                facts.objects.push(Installed { wanted, found });
-            }
+            facts.add_object(client, wanted).await?;
         }
     }
     steps.now("the fleet");
@@ -140,25 +131,18 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
     let hook = aws::read(client, namespace).await;
     facts.aws = facts.optional(hook)?;
     for wanted in facts.optional_objects()? {
-        let found = object(client, &wanted).await;
-        if let Some(found) = facts.optional(found)? {
-            facts.objects.push(Installed { wanted, found });
-        }
+        facts.add_object(client, wanted).await?;
     }
     steps.now("certificates, Leases and endpoints");
-    let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), namespace);
     let params = ListParams::default().labels(&format!("kubernetes.io/service-name={}", names::APISERVER));
-    let slices = list(&slices, params, &format!("list endpointslices in {namespace}")).await;
+    let slices = list_in::<EndpointSlice>(client, namespace, params).await;
     facts.endpoints = facts.optional(slices)?.map(|slices| slices.iter().map(ready_addresses).sum());
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), names::AGENT_NAMESPACE);
-    let right = format!("get configmaps in {}", names::AGENT_NAMESPACE);
-    let map = if_there(call(&right, maps.get(names::TRUST_CONFIG_MAP)).await);
+    let map = get::<ConfigMap>(client, names::AGENT_NAMESPACE, names::TRUST_CONFIG_MAP).await;
     facts.trust = facts.optional(map)?.map(|map| {
         let text = map.and_then(|map| map.data?.remove(names::TRUST_CA_KEY)).unwrap_or_default();
         certificate::read(&text)
     });
-    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
-    let lease = if_there(call(&format!("get leases in {namespace}"), leases.get(names::CONTROLLER)).await);
+    let lease = get::<Lease>(client, namespace, names::CONTROLLER).await;
     facts.leader_renewed = facts.optional(lease)?.flatten().as_ref().and_then(renewed);
     let leases: Api<Lease> = Api::namespaced(client.clone(), NODE_LEASES);
     let mut node_renewed = BTreeMap::new();
@@ -185,13 +169,22 @@ pub(super) fn required_by(policy: &Policy) -> Vec<Value> {
 
 /// Returns the namespaces with an operator's resource.
 async fn operators(client: &Client) -> anyhow::Result<Vec<String>> {
-    let operators: Api<BottlerocketUpdateOperator> = Api::all(client.clone());
-    let right = "list bottlerocketupdateoperators in all namespaces";
-    let all = list(&operators, ListParams::default(), right).await?;
+    let all: Vec<BottlerocketUpdateOperator> = list_everywhere(client, ListParams::default()).await?;
     Ok(all.iter().filter_map(|operator| operator.metadata.namespace.clone()).collect())
 }
 
 impl Facts {
+    /// Reads an object of the installation; that it, or its kind, does not exist is a fact too.
+    async fn add_object(&mut self, client: &Client, wanted: Value) -> anyhow::Result<()> {
+        let (api, resource, name) = crate::uninstall::api(client, &wanted)?;
+        let found = if_there(call(&format!("get {resource}"), api.get(&name)).await);
+        if let Some(found) = self.optional(found)? {
+            let found = found.map(|object| serde_json::to_value(object).unwrap_or_default());
+            self.objects.push(Installed { wanted, found });
+        }
+        Ok(())
+    }
+
     /// Returns the optional objects that have to be there: those that the policy requires, and those of the hook for AWS where it is
     /// installed.
     pub(super) fn optional_objects(&self) -> anyhow::Result<Vec<Value>> {
@@ -228,12 +221,4 @@ fn ready_addresses(slice: &EndpointSlice) -> usize {
         .filter(|endpoint| ready(&endpoint.conditions))
         .map(|endpoint| endpoint.addresses.len())
         .sum()
-}
-
-/// Reads an object of the installation; `None` if it, or its kind, does not exist.
-async fn object(client: &Client, wanted: &Value) -> anyhow::Result<Option<Value>> {
-    let (api, resource, name): (Api<DynamicObject>, _, _) = crate::uninstall::api(client, wanted)?;
-    let within = wanted["metadata"]["namespace"].as_str().map_or_else(String::new, |name| format!(" in {name}"));
-    let found = if_there(call(&format!("get {}{within}", resource.plural), api.get(&name)).await)?;
-    Ok(found.map(|object| serde_json::to_value(object).unwrap_or_default()))
 }

@@ -5,7 +5,6 @@ use serde::Serialize;
 /// Number of objects that the text of a finding names.
 pub(super) const NAMED: usize = 3;
 
-/// The importance of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(super) enum Severity {
     /// Something does not work.
@@ -16,7 +15,6 @@ pub(super) enum Severity {
     Note,
 }
 
-/// A finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
     pub(super) severity: Severity,
@@ -25,7 +23,6 @@ pub(super) struct Finding {
     /// The objects that it is about, as `kind/name` or `kind/namespace/name`.
     pub(super) objects: Vec<String>,
     pub(super) message: String,
-    /// Commands to type next.
     pub(super) next: Vec<String>,
 }
 

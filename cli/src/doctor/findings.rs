@@ -7,7 +7,7 @@ use models::time::between;
 use super::facts::Facts;
 use super::finding::{Finding, NAMED, Severity};
 use super::{aws, fleet, objects};
-use crate::advice::{logs_of, some};
+use crate::advice::{logs_of, pods, some};
 use crate::clock::{moment, span};
 
 /// Time before the end of a certificate at which it is reported: its successor should have been published by then.
@@ -60,10 +60,9 @@ fn web_api(facts: &Facts, found: &mut Vec<Finding>) {
         let namespace = &facts.namespace;
         let message = "the Service has no ready endpoint, so that no agent can report";
         found.push(
-            Finding::error("NoEndpoints", message).of(format!("service/{namespace}/{}", names::APISERVER)).next([
-                format!("kubectl get pods -n {namespace} -l {}={}", names::COMPONENT_LABEL, names::APISERVER),
-                logs_of(namespace, names::APISERVER),
-            ]),
+            Finding::error("NoEndpoints", message)
+                .of(format!("service/{namespace}/{}", names::APISERVER))
+                .next([pods(namespace, names::APISERVER), logs_of(namespace, names::APISERVER)]),
         );
     }
 }
@@ -138,8 +137,7 @@ fn leader(namespace: &str, renewed: Timestamp, now: Timestamp, found: &mut Vec<F
     let object = || format!("lease/{namespace}/{}", names::CONTROLLER);
     if between(renewed, now) >= STALE {
         let message = format!("no controller has renewed its Lease since {}: nothing is done", moment(renewed, now));
-        let pods = format!("kubectl get pods -n {namespace} -l {}={}", names::COMPONENT_LABEL, names::CONTROLLER);
-        found.push(Finding::error("NoLeader", message).of(object()).next([pods]));
+        found.push(Finding::error("NoLeader", message).of(object()).next([pods(namespace, names::CONTROLLER)]));
     } else if between(now, renewed) >= OFFSET {
         let message =
             format!("the clock of the controller is ahead of that of this computer by {}", span(between(now, renewed)));

@@ -20,7 +20,6 @@ use crate::status::{Report, report};
 /// Number of pods of the same finding that it names.
 const NAMED: usize = 3;
 
-/// Adds the findings about the fleet.
 pub(super) fn check(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>) {
     let report = report(cluster, now);
     operator(cluster, &report, found);

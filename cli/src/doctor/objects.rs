@@ -41,7 +41,6 @@ fn id(object: &Value) -> String {
     }
 }
 
-/// Adds the findings about the objects of the installation.
 pub(super) fn check(objects: &[Installed], found: &mut Vec<Finding>) {
     let missing = objects.iter().filter(|object| object.found.is_none());
     if !objects.is_empty() && missing.clone().count() == objects.len() {
@@ -191,7 +190,6 @@ fn first_difference(wanted: &Value, found: &Value, path: &str) -> Option<String>
 /// A right, as one line.
 type Right = String;
 
-/// Returns the rights in the rules of a role.
 fn rights(role: &Value) -> BTreeSet<Right> {
     let all = |value: &Value| -> Vec<String> {
         value.as_array().into_iter().flatten().filter_map(|text| Some(text.as_str()?.to_owned())).collect()

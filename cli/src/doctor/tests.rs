@@ -9,8 +9,8 @@ use super::aws::Hook;
 use super::certificate::Certificate;
 use super::facts::{Installed, required_by};
 use super::*;
-use crate::cluster::AgentPod;
-use crate::cluster::testing::{braked, cluster, fleet, idle, node, now, operator, shadow, step_used_up};
+use crate::cluster::testing::{braked, cluster, condition, fleet, idle, node, now, operator, shadow, step_used_up};
+use crate::cluster::{AgentPod, Cluster};
 use crate::fixtures::snapshot;
 
 /// An object as the API server has it in an installation that works.
@@ -51,15 +51,29 @@ fn healthy() -> Facts {
     }
 }
 
-fn change(facts: &mut Facts, kind: &str, name: &str, change: impl FnOnce(&mut Option<Value>)) {
+const SHADOWS: &str = "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws";
+
+fn object<'a>(facts: &'a mut Facts, kind: &str, name: &str) -> &'a mut Option<Value> {
     let object = |object: &&mut Installed| object.wanted["kind"] == kind && object.wanted["metadata"]["name"] == name;
-    change(&mut facts.objects.iter_mut().find(object).unwrap().found);
+    &mut facts.objects.iter_mut().find(object).unwrap().found
+}
+
+fn found<'a>(facts: &'a mut Facts, kind: &str, name: &str) -> &'a mut Value {
+    object(facts, kind, name).as_mut().unwrap()
+}
+
+fn shadows(facts: &mut Facts) -> &mut Value {
+    found(facts, "CustomResourceDefinition", names::SHADOW_DEFINITION)
+}
+
+fn fleet_of(facts: &mut Facts) -> &mut Cluster {
+    facts.cluster.as_mut().unwrap()
 }
 
 fn await_aws(facts: &mut Facts) {
     let spec = json!({"autoscaling": {"aws": {"mode": "Standby"}}});
     let operator = operator(&spec, &json!({"observedGeneration": 1}));
-    facts.cluster.as_mut().unwrap().add_operator(&serde_json::from_value(operator).unwrap());
+    fleet_of(facts).add_operator(&serde_json::from_value(operator).unwrap());
 }
 
 /// A pod, and so many budgets over it, each of which counts so many healthy ones of two.
@@ -82,7 +96,7 @@ fn pod(budgets: &[&str], healthy: i32, facts: &mut Facts) {
         selector: Some(serde_json::from_value(json!({"matchLabels": {"app": "web"}})).map(selector).unwrap()),
         ..BudgetFacts::default()
     };
-    let cluster = facts.cluster.as_mut().unwrap();
+    let cluster = fleet_of(facts);
     cluster.budgets = budgets.iter().map(budget).collect();
     cluster.pods.insert("a".to_owned(), vec![pod]);
 }
@@ -96,19 +110,19 @@ fn report(type_: &str, status: &str, reason: &str, facts: &mut Facts) {
     let condition = json!({"type": type_, "status": status, "reason": reason, "message": "m",
         "lastTransitionTime": "2026-01-01T00:00:00Z"});
     let operator = operator(&json!({}), &json!({"observedGeneration": 1, "conditions": [condition]}));
-    facts.cluster.as_mut().unwrap().add_operator(&serde_json::from_value(operator).unwrap());
+    fleet_of(facts).add_operator(&serde_json::from_value(operator).unwrap());
 }
 
 fn relabel(facts: &mut Facts, labels: Value) {
     let mut other = node("a", &json!({}));
     other["metadata"]["labels"] = labels;
-    facts.cluster.as_mut().unwrap().add_node(&serde_json::from_value(other).unwrap());
+    fleet_of(facts).add_node(&serde_json::from_value(other).unwrap());
 }
 
 /// Gives the policy these node groups.
 fn group(facts: &mut Facts, groups: &Value) {
     let operator = operator(&json!({"nodeGroups": groups}), &json!({"observedGeneration": 1}));
-    facts.cluster.as_mut().unwrap().add_operator(&serde_json::from_value(operator).unwrap());
+    fleet_of(facts).add_operator(&serde_json::from_value(operator).unwrap());
 }
 
 #[test]
@@ -142,68 +156,44 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
     type Break<'a> = &'a dyn Fn(&mut Facts);
     let cases: [(&str, Severity, &str, Break<'_>); 52] = [
         ("KubernetesTooOld", Error, "", &|f| f.outdated = Some("Kubernetes 1.32 or later is needed".to_owned())),
-        ("Missing", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
-            change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| *found = None);
+        ("Missing", Error, SHADOWS, &|f| {
+            *object(f, "CustomResourceDefinition", names::SHADOW_DEFINITION) = None;
         }),
-        ("NotServed", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
-            change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| {
-                found.as_mut().unwrap()["status"] = json!({});
-            });
+        ("NotServed", Error, SHADOWS, &|f| shadows(f)["status"] = json!({})),
+        ("VersionMissing", Error, SHADOWS, &|f| shadows(f)["spec"]["versions"][0]["served"] = json!(false)),
+        ("SchemaDiffers", Warning, SHADOWS, &|f| {
+            let schema = &mut shadows(f)["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+            schema["properties"]["spec"]["properties"].as_object_mut().unwrap().remove("permit");
         }),
-        ("VersionMissing", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
-            change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| {
-                found.as_mut().unwrap()["spec"]["versions"][0]["served"] = json!(false);
-            });
-        }),
-        ("SchemaDiffers", Warning, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
-            change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| {
-                let schema = &mut found.as_mut().unwrap()["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
-                schema["properties"]["spec"]["properties"].as_object_mut().unwrap().remove("permit");
-            });
-        }),
-        (
-            "AnotherInstallation",
-            Warning,
-            "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws",
-            &|f| {
-                change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| {
-                    found.as_mut().unwrap()["metadata"]["labels"] = json!({});
-                });
-            },
-        ),
+        ("AnotherInstallation", Warning, SHADOWS, &|f| shadows(f)["metadata"]["labels"] = json!({})),
         ("RightsMissing", Error, "clusterrole/brupop-controller", &|f| {
-            change(f, "ClusterRole", names::CONTROLLER, |found| {
-                found.as_mut().unwrap()["rules"][0]["verbs"] = json!(["get", "list", "watch"]);
-            });
+            found(f, "ClusterRole", names::CONTROLLER)["rules"][0]["verbs"] = json!(["get", "list", "watch"]);
         }),
         ("RightsMissing", Error, "clusterrolebinding/brupop-controller", &|f| {
-            change(f, "ClusterRoleBinding", names::CONTROLLER, |found| found.as_mut().unwrap()["subjects"] = json!([]));
+            found(f, "ClusterRoleBinding", names::CONTROLLER)["subjects"] = json!([]);
         }),
         ("Missing", Error, "clusterrole/brupop-controller-force", &|f| {
             let selector = json!({"matchLabels": {"pool": "batch"}});
             let group = json!({"name": "batch", "selector": selector, "drain": {"atDeadline": "Force"}});
             let operator = operator(&json!({"nodeGroups": [group]}), &json!({"observedGeneration": 1}));
-            let cluster = f.cluster.as_mut().unwrap();
+            let cluster = fleet_of(f);
             assert!(required_by(&cluster.policy()).is_empty());
             cluster.add_operator(&serde_json::from_value(operator).unwrap());
             let required = required_by(&cluster.policy());
             f.objects.extend(required.into_iter().map(|wanted| Installed { wanted, found: None }));
         }),
         ("NotReady", Error, "deployment/brupop-system/brupop-controller", &|f| {
-            change(f, "Deployment", names::CONTROLLER, |found| found.as_mut().unwrap()["status"] = json!({}));
+            found(f, "Deployment", names::CONTROLLER)["status"] = json!({});
         }),
         ("NotReady", Warning, "daemonset/brupop-agents/brupop-agent", &|f| {
-            change(f, "DaemonSet", names::AGENT, |found| {
-                found.as_mut().unwrap()["status"]["desiredNumberScheduled"] = json!(2);
-            });
+            found(f, "DaemonSet", names::AGENT)["status"]["desiredNumberScheduled"] = json!(2);
         }),
         ("ScaledToZero", Error, "deployment/brupop-system/brupop-controller", &|f| {
-            change(f, "Deployment", names::CONTROLLER, |found| found.as_mut().unwrap()["spec"]["replicas"] = json!(0));
+            found(f, "Deployment", names::CONTROLLER)["spec"]["replicas"] = json!(0);
         }),
         ("MixedVersions", Warning, "", &|f| {
-            change(f, "DaemonSet", names::AGENT, |found| {
-                found.as_mut().unwrap()["spec"]["template"]["spec"]["containers"][0]["image"] = json!("x/agent:v0.0.1");
-            });
+            let pod = &mut found(f, "DaemonSet", names::AGENT)["spec"]["template"]["spec"];
+            pod["containers"][0]["image"] = json!("x/agent:v0.0.1");
         }),
         ("Missing", Warning, "networkpolicy/brupop-system/brupop-default-deny", &|f| {
             let denies = |o: &&mut Installed| {
@@ -228,12 +218,12 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
             f.node_renewed.insert("a".to_owned(), "2026-01-01T00:11:00Z".parse().unwrap());
         }),
         ("NoOperatorResource", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            let cluster = f.cluster.as_mut().unwrap();
+            let cluster = fleet_of(f);
             cluster.operator = None;
             cluster.shadows.get_mut("a").unwrap().status.controller.record = Some(Default::default());
         }),
         ("NoOperatorResource", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            f.cluster.as_mut().unwrap().operator = None;
+            fleet_of(f).operator = None;
         }),
         ("ExpressionFires", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
             report("Blocked", "True", "ExpressionFires", f);
@@ -257,7 +247,7 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
             let spec =
                 json!({"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "4h", "timeZone": "Mars/Base"}]}});
             let operator = operator(&spec, &json!({"observedGeneration": 1}));
-            f.cluster.as_mut().unwrap().add_operator(&serde_json::from_value(operator).unwrap());
+            fleet_of(f).add_operator(&serde_json::from_value(operator).unwrap());
         }),
         ("Braked", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
             f.cluster = Some(braked("Unproven"));
@@ -281,27 +271,25 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         ("NotUpdated", Warning, "node/a", &|f| relabel(f, json!({}))),
         ("WrongLabel", Warning, "node/a", &|f| relabel(f, json!({names::INTERFACE_LABEL: "1.0.0"}))),
         ("NotBottlerocket", Warning, "node/a", &|f| {
-            f.cluster.as_mut().unwrap().nodes.as_mut().unwrap().get_mut("a").unwrap().os_image = "Debian 13".to_owned();
+            fleet_of(f).nodes.as_mut().unwrap().get_mut("a").unwrap().os_image = "Debian 13".to_owned();
         }),
         ("ObjectUnreadable", Error, "brs/brs-a", &|f| {
             let metadata = serde_json::from_value(json!({"name": "brs-a"})).unwrap();
             let error = InvalidObject { error: "9999-12-31T23:59:59Z is out of range".to_owned(), metadata };
-            let cluster = f.cluster.as_mut().unwrap();
+            let cluster = fleet_of(f);
             cluster.add_unreadable_shadow(&error);
             assert!(cluster.not_read().iter().any(|sentence| sentence.contains("brs-a")));
         }),
-        ("NoShadow", Warning, "node/a", &|f| f.cluster.as_mut().unwrap().shadows.clear()),
-        ("NoAgentPod", Error, "node/a", &|f| f.cluster.as_mut().unwrap().agents = Some(vec![])),
+        ("NoShadow", Warning, "node/a", &|f| fleet_of(f).shadows.clear()),
+        ("NoAgentPod", Error, "node/a", &|f| fleet_of(f).agents = Some(vec![])),
         ("HostNotUsable", Warning, "node/a", &|f| {
-            let condition = json!({"type": "HostReachable", "status": "True", "reason": "UnsupportedState", "message": "x",
-                "lastTransitionTime": "2026-01-01T00:00:00Z"});
-            let shadow = f.cluster.as_mut().unwrap().shadows.get_mut("a").unwrap();
+            let condition = condition("HostReachable", "UnsupportedState", "x");
+            let shadow = fleet_of(f).shadows.get_mut("a").unwrap();
             shadow.status.conditions.push(serde_json::from_value(condition).unwrap());
         }),
         ("HostBusy", Warning, "node/a", &|f| {
-            let condition = json!({"type": "HostReachable", "status": "True", "reason": "HostBusy", "message": "since noon",
-                "lastTransitionTime": "2026-01-01T00:00:00Z"});
-            let shadow = f.cluster.as_mut().unwrap().shadows.get_mut("a").unwrap();
+            let condition = condition("HostReachable", "HostBusy", "since noon");
+            let shadow = fleet_of(f).shadows.get_mut("a").unwrap();
             shadow.status.conditions.push(serde_json::from_value(condition).unwrap());
         }),
         ("AwsHookMissing", Error, "deployment/brupop-system/brupop-aws", &|f| {
@@ -320,16 +308,16 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         ("GuardedPods", Note, "node/a", &|f| pod(&["web"], 2, f)),
         ("BudgetNeverAllows", Warning, "node/a", &|f| {
             pod(&["web"], 2, f);
-            let operator = f.cluster.as_mut().unwrap().operator.as_mut().unwrap();
+            let operator = fleet_of(f).operator.as_mut().unwrap();
             operator.spec.drain = serde_json::from_value(json!({"guardedPods": "Wait"})).unwrap();
         }),
         ("LongGracePeriod", Note, "node/a", &|f| {
             pod(&[], 0, f);
-            f.cluster.as_mut().unwrap().pods.get_mut("a").unwrap()[0].grace = Some(7 * 24 * 3600);
+            fleet_of(f).pods.get_mut("a").unwrap()[0].grace = Some(7 * 24 * 3600);
         }),
         ("MarkedPods", Note, "node/a", &|f| {
             pod(&[], 0, f);
-            let cluster = f.cluster.as_mut().unwrap();
+            let cluster = fleet_of(f);
             cluster.pods.get_mut("a").unwrap()[0].marked = true;
             cluster.operator.as_mut().unwrap().spec.drain =
                 serde_json::from_value(json!({"markedPods": "Wait"})).unwrap();
@@ -337,7 +325,7 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         ("BudgetUnhealthy", Note, "node/a", &|f| pod(&["web"], 1, f)),
         ("BudgetSyncFailed", Warning, "node/a", &|f| {
             pod(&["web"], 1, f);
-            f.cluster.as_mut().unwrap().budgets[0].sync_error = Some("no scale".into());
+            fleet_of(f).budgets[0].sync_error = Some("no scale".into());
         }),
         ("MultipleBudgets", Warning, "node/a", &|f| pod(&["web", "other"], 2, f)),
     ];
@@ -371,10 +359,8 @@ fn retag(facts: &mut Facts, workload: Option<&str>, tag: &str) {
 
 /// Sets fields in the status of the controller's Deployment.
 fn rollout_of_controller(facts: &mut Facts, fields: &Value) {
-    change(facts, "Deployment", names::CONTROLLER, |found| {
-        let status = found.as_mut().unwrap()["status"].as_object_mut().unwrap();
-        status.extend(fields.as_object().unwrap().clone());
-    });
+    let status = found(facts, "Deployment", names::CONTROLLER)["status"].as_object_mut().unwrap();
+    status.extend(fields.as_object().unwrap().clone());
 }
 
 #[test]
@@ -389,16 +375,14 @@ fn upgrade_that_has_not_ended_is_found() {
             rollout_of_controller(f, &surge);
         }),
         ("a change that its controller has not seen", Some("RolloutIncomplete"), &|f| {
-            change(f, "DaemonSet", names::AGENT, |found| found.as_mut().unwrap()["metadata"]["generation"] = json!(2));
+            found(f, "DaemonSet", names::AGENT)["metadata"]["generation"] = json!(2);
         }),
         ("Kubernetes has given up", Some("RolloutFailed"), &|f| {
             rollout_of_controller(f, &surge);
             rollout_of_controller(f, &json!({"conditions": exceeded}));
         }),
         ("agents of the earlier version on some nodes", Some("RolloutIncomplete"), &|f| {
-            change(f, "DaemonSet", names::AGENT, |found| {
-                found.as_mut().unwrap()["status"]["updatedNumberScheduled"] = json!(0);
-            });
+            found(f, "DaemonSet", names::AGENT)["status"]["updatedNumberScheduled"] = json!(0);
         }),
         ("all workloads of an earlier version", Some("VersionDiffers"), &|f| retag(f, None, ":v0.0.9")),
         ("one of them", Some("MixedVersions"), &|f| retag(f, Some(names::AGENT), ":v0.0.9")),
@@ -442,10 +426,8 @@ fn upgrade_that_has_not_ended_is_found() {
 fn outdated() -> Facts {
     let mut facts = healthy();
     retag(&mut facts, None, ":v0.0.9");
-    change(&mut facts, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| {
-        found.as_mut().unwrap()["spec"]["versions"][0]["served"] = json!(false);
-    });
-    facts.cluster.as_mut().unwrap().operator = None;
+    shadows(&mut facts)["spec"]["versions"][0]["served"] = json!(false);
+    fleet_of(&mut facts).operator = None;
     facts
 }
 
@@ -491,9 +473,8 @@ fn next_steps_for_objects_of_a_release_are_those_of_helm() {
 #[test]
 fn namespace_of_a_helm_release_is_no_other_installation() {
     let mut facts = healthy();
-    change(&mut facts, "Namespace", names::SYSTEM_NAMESPACE, |found| {
-        found.as_mut().unwrap()["metadata"]["labels"] = json!({"pod-security.kubernetes.io/enforce": "restricted"});
-    });
+    let labels = json!({"pod-security.kubernetes.io/enforce": "restricted"});
+    found(&mut facts, "Namespace", names::SYSTEM_NAMESPACE)["metadata"]["labels"] = labels;
     let diagnosis = Diagnosis::of(&facts);
     assert_eq!((diagnosis.errors, diagnosis.warnings), (0, 0), "{}", diagnosis.page(None, false));
 }
@@ -501,11 +482,10 @@ fn namespace_of_a_helm_release_is_no_other_installation() {
 #[test]
 fn request_that_is_not_understood_is_one_warning() {
     let mut facts = healthy();
-    let condition = json!({"type": "Degraded", "status": "True", "reason": "UnknownRequest", "message": "m",
-        "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    let condition = condition("Degraded", "UnknownRequest", "m");
     let mut operator = operator(&json!({}), &json!({"observedGeneration": 1, "conditions": [condition]}));
     operator["metadata"]["annotations"] = json!({"brupop.bottlerocket.aws/resum": "1"});
-    facts.cluster.as_mut().unwrap().add_operator(&serde_json::from_value(operator).unwrap());
+    fleet_of(&mut facts).add_operator(&serde_json::from_value(operator).unwrap());
     let diagnosis = Diagnosis::of(&facts);
     let found: Vec<_> = diagnosis.findings.iter().filter(|finding| finding.severity != Severity::Note).collect();
     assert_eq!(found.iter().map(|finding| finding.reason).collect::<Vec<_>>(), ["UnknownRequest"], "{found:?}");
@@ -539,7 +519,7 @@ fn agent_of_a_node_is_missed_once_it_has_had_time_to_start() {
         ("the pod waits for its node", 10, agent(60), None),
     ] {
         let mut facts = healthy();
-        let cluster = facts.cluster.as_mut().unwrap();
+        let cluster = fleet_of(&mut facts);
         cluster.ready_since.insert("a".to_owned(), before(ready));
         cluster.agents = Some(agents);
         let diagnosis = Diagnosis::of(&facts);
@@ -597,7 +577,7 @@ fn findings_are_about_the_namespace_of_the_operator() {
 fn one_clock_that_differs_from_all_others_is_that_of_this_computer() {
     let mut facts = healthy();
     for name in ["b", "c"] {
-        facts.cluster.as_mut().unwrap().add_node(&serde_json::from_value(node(name, &json!({}))).unwrap());
+        fleet_of(&mut facts).add_node(&serde_json::from_value(node(name, &json!({}))).unwrap());
     }
     facts.node_renewed = ["a", "b", "c"].map(|name| (name.to_owned(), "2026-01-01T00:12:00Z".parse().unwrap())).into();
     let diagnosis = Diagnosis::of(&facts);

@@ -16,7 +16,6 @@ use serde::Serialize;
 use crate::cluster::Cluster;
 use crate::status::{LastResult, next_action, not_known};
 
-/// The state of one node, and why it is as it is.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -24,26 +23,16 @@ pub(crate) struct Explanation {
     pub(crate) time: Timestamp,
     pub(crate) node: NodeState,
     pub(crate) host: Option<Host>,
-    /// The time for which it has run an earlier version than it could; absent if it has not.
     pub(crate) behind: Option<Behind>,
-    /// The fields of the Node that the operator owns.
     pub(crate) claim: Option<Claim>,
-    /// Time at which the node got its place in `maxUnavailable`.
     pub(crate) slot_since: Option<Timestamp>,
     pub(crate) attempt: Option<Attempt>,
-    /// The result of the last attempt.
     pub(crate) last: Option<LastResult>,
-    /// The advice about that result; absent if there is nothing to do.
     pub(crate) advice: Option<String>,
-    /// Number of failed attempts since the last successful one.
     pub(crate) failures: i64,
-    /// Annotations of the node and of its shadow that are meant as requests and are refused or have no effect, each as a sentence.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) misplaced_requests: Vec<String>,
-    /// The reason why it waits; absent if it is up to date. `NotKnown` if none is recorded, and its Node was not read or its
-    /// host not asked for updates.
     pub(crate) waits: Option<Waits>,
-    /// The reason that the controller has recorded, where it is another one.
     pub(crate) recorded: Option<Waits>,
     /// The checks of the planner, in its order.
     pub(crate) checks: Vec<CheckReport>,
@@ -55,7 +44,6 @@ pub(crate) struct Explanation {
     pub(crate) not_read: Vec<String>,
 }
 
-/// The facts about the Node.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -67,7 +55,6 @@ pub(crate) struct NodeState {
     pub(crate) cordoned: Option<bool>,
     /// The condition of a shortage, such as `DiskPressure`.
     pub(crate) pressure: Option<String>,
-    /// The node group that it belongs to.
     pub(crate) group: Option<String>,
     pub(crate) zone: Option<String>,
     pub(crate) priority: Option<i64>,
@@ -86,7 +73,6 @@ pub(crate) struct Host {
     pub(crate) arch: Option<String>,
     /// The state that it has reached.
     pub(crate) state: Option<HostState>,
-    /// True if the agent has reported in the node's present boot, and about the present desired state.
     pub(crate) reported: bool,
     /// The version that the host would take.
     pub(crate) chosen_version: Option<Version>,
@@ -95,9 +81,7 @@ pub(crate) struct Host {
     pub(crate) refresh_failure: Option<String>,
     /// True if policy makes the host skip its place in the waves of a release.
     pub(crate) ignores_waves: bool,
-    /// The version lock that policy sets on the host.
     pub(crate) version_lock: Option<String>,
-    /// The version lock of another client that conflicts with it.
     pub(crate) conflicting_lock: Option<String>,
     /// The version that is armed, or about to be.
     pub(crate) armed: Option<Armed>,
@@ -109,11 +93,8 @@ pub(crate) struct Host {
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Behind {
-    /// Time at which the first version that it lacks was first seen.
     pub(crate) since: Timestamp,
-    /// The newest version that it lacks.
     pub(crate) newest: Version,
-    /// Time from which on it is behind for longer than policy's target; absent without one.
     pub(crate) late: Option<Timestamp>,
 }
 
@@ -132,7 +113,6 @@ pub(crate) struct Claim {
     pub(crate) since: Option<Timestamp>,
 }
 
-/// The attempt under way.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -155,7 +135,6 @@ pub(crate) struct Attempt {
     pub(crate) permitted: bool,
     /// Number of pods to evict.
     pub(crate) pods: Option<usize>,
-    /// The pods that do not leave.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) blockers: Vec<Blocker>,
 }
@@ -183,12 +162,10 @@ pub(crate) struct Waits {
     pub(crate) ends_with: Option<String>,
 }
 
-/// One check.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct CheckReport {
     pub(crate) name: &'static str,
-    /// The sentence that is true if the node passes.
     pub(crate) holds: &'static str,
     /// `Passed`, `UpToDate`, `Waits`, `NotReached`, or `NotKnown` if only the controller knows.
     pub(crate) result: &'static str,
@@ -205,7 +182,6 @@ pub(crate) struct Next {
     pub(crate) what: String,
 }
 
-/// Explains the state of a node.
 pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanation {
     let (policy, (view, plan)) = (cluster.policy(), cluster.plan(now));
     let facts = cluster.nodes.as_ref().and_then(|nodes| nodes.get(name));

@@ -1,8 +1,10 @@
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::report::{Explanation, Next, explain};
 use super::*;
-use crate::cluster::testing::{braked, cluster, fleet, idle, node, now, operator, shadow};
+use crate::cluster::testing::{
+    braked, cluster, condition, fleet, idle, node, now, one, operator, shadow, with_expression,
+};
 use crate::fixtures::snapshot;
 
 fn text(explanation: &Explanation) -> String {
@@ -73,10 +75,8 @@ fn node_that_was_not_read_or_is_gone_is_not_called_up_to_date() {
 fn recorded_command_names_the_node_and_the_namespace() {
     let message = "disarm it: kubectl annotate brs brs-<node> -n <namespace>";
     let mut shadow = shadow("a", idle());
-    shadow["status"]["conditions"] = json!([{"type": "Blocked", "status": "True", "reason": "HostArmedByOther",
-        "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
-    let policy = operator(&json!({}), &json!({"observedGeneration": 1}));
-    let mut cluster = cluster(Some(policy), vec![shadow], vec![node("a", &json!({}))]);
+    shadow["status"]["conditions"] = json!([condition("Blocked", "HostArmedByOther", message)]);
+    let mut cluster = one(operator(&json!({}), &json!({"observedGeneration": 1})), shadow);
     cluster.nodes = None;
     let explanation = explain(&cluster, "a", now());
     let expected = "disarm it: kubectl annotate brs brs-a -n brupop-system";
@@ -93,8 +93,7 @@ fn node_that_lacks_a_version_shows_since_when_and_the_end_of_the_target() {
         (json!({"target": "48h"}), "; the target of policy has been exceeded since 2025-12-31T00:10:00Z (1d ago)\n"),
     ] {
         let status = json!({"observedGeneration": 1, "versions": known});
-        let policy = operator(&json!({"freshness": target}), &status);
-        let cluster = cluster(Some(policy), vec![shadow("a", idle())], vec![node("a", &json!({}))]);
+        let cluster = one(operator(&json!({"freshness": target}), &status), shadow("a", idle()));
         let text = text(&explain(&cluster, "a", now()));
         assert!(text.contains(expected), "{expected}: {text}");
     }
@@ -103,15 +102,11 @@ fn node_that_lacks_a_version_shows_since_when_and_the_end_of_the_target() {
 #[test]
 fn next_change_has_its_time() {
     let closed = json!({"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "1h"}]}});
-    let cluster = cluster(
-        Some(operator(&closed, &json!({"observedGeneration": 1}))),
-        vec![shadow("a", idle())],
-        vec![node("a", &json!({}))],
-    );
+    let cluster = one(operator(&closed, &json!({"observedGeneration": 1})), shadow("a", idle()));
     let text = text(&explain(&cluster, "a", now()));
     assert!(text.contains("Waits:     WindowClosed (waits for time): no window is open"), "{text}");
     assert!(text.contains("Next:      2026-01-01T02:00:00Z (in 1h 50m): the next window opens"), "{text}");
-    let text = super::text::render(&explain(&fleet(), "blocked", now()), None, false).to_string();
+    let text = self::text(&explain(&fleet(), "blocked", now()));
     assert!(text.contains("2026-01-01T00:30:00Z (in 20m): the drain ends"), "{text}");
 }
 
@@ -127,30 +122,14 @@ fn next_change_of_a_braked_rollout_is_a_trial_or_what_ends_it() {
 
 #[test]
 fn expressions_that_only_the_controller_queries_are_not_guessed() {
-    let policy = json!({
-        "prometheus": {"url": "http://prometheus:9090"},
-        "health": {"before": {"expressions": [{"name": "errors", "query": "errors > 0"}]}},
-    });
-    let mut status = idle();
-    status["state"] = json!("StagedUpdate");
-    status["progress"] = json!({"step": "Staged", "since": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:00Z",
-        "attempt": 1, "bootId": "b", "version": "1.20.5"});
-    let mut staged = shadow("a", status);
-    staged["spec"] = json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b",
-        "host": {"refreshInterval": "1h"}});
-    let firing = |conditions: Value| json!({"observedGeneration": 1, "conditions": conditions});
-    let fires = json!([{"type": "Blocked", "status": "True", "reason": "ExpressionFires",
-        "message": "the expression errors returned job=\"web\"", "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
-    let mut fails = fires.clone();
-    fails[0]["reason"] = json!("ExpressionFails");
+    let fires = condition("Blocked", "ExpressionFires", "the expression errors returned job=\"web\"");
+    let fails = condition("Blocked", "ExpressionFails", "the expression errors returned job=\"web\"");
     for (conditions, reason, commands) in [
         (json!([]), "ExpressionsPending", &[][..]),
-        (fires, "ExpressionFires", &[][..]),
-        (fails, "ExpressionFails", &["kubectl brupop doctor"][..]),
+        (json!([fires]), "ExpressionFires", &[][..]),
+        (json!([fails]), "ExpressionFails", &["kubectl brupop doctor"][..]),
     ] {
-        let operator = operator(&policy, &firing(conditions));
-        let mut cluster = cluster(Some(operator), vec![staged.clone()], vec![node("a", &json!({}))]);
-        cluster.pods.insert("a".to_owned(), vec![]);
+        let cluster = with_expression(&conditions);
         let explanation = explain(&cluster, "a", now());
         assert_eq!(explanation.waits.as_ref().unwrap().reason, reason);
         assert_eq!(explanation.commands, commands);
@@ -161,15 +140,13 @@ fn expressions_that_only_the_controller_queries_are_not_guessed() {
 
 #[test]
 fn action_that_fails_is_no_next_change_and_the_log_of_the_controller_is_named() {
-    let recorded = json!([{"type": "Blocked", "status": "True", "reason": "ActionFails", "message": "what is due has failed",
-        "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
+    let recorded = json!([condition("Blocked", "ActionFails", "what is due has failed")]);
     let logs = "kubectl logs -n brupop-system -l app.kubernetes.io/component=brupop-controller --prefix --tail=200";
     for (conditions, commands, begins) in [(json!([]), &[][..], true), (recorded, &[logs][..], false)] {
         let mut status = idle();
         status["conditions"] = conditions;
         let policy = operator(&json!({}), &json!({"observedGeneration": 1}));
-        let cluster = cluster(Some(policy), vec![shadow("a", status)], vec![node("a", &json!({}))]);
-        let explanation = explain(&cluster, "a", now());
+        let explanation = explain(&one(policy, shadow("a", status)), "a", now());
         assert_eq!(explanation.commands, commands, "{explanation:#?}");
         let attempt = |next: &Next| next.what.starts_with("its attempt begins");
         assert_eq!(explanation.next.iter().any(attempt), begins, "{explanation:#?}");

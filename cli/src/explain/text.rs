@@ -7,7 +7,6 @@ use super::report::{Attempt, Explanation, Host, NodeState};
 use crate::clock::moment;
 use crate::page::{Cell, Page, Style};
 
-/// Returns the explanation as text.
 pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bool) -> Page {
     let (mut page, now) = (Page::new(colour), explanation.time);
     let mut field = |label: &str, style: Style, text: &str| page.field(label, style, text, width);

@@ -89,7 +89,7 @@ pub(crate) fn page(title: &str, scenario: &Scenario, course: &Course, summary: &
     let attempts = nodes().filter(|(_, node)| node.began.is_some()).map(|(index, node)| {
         let at = |second: Option<u32>| second.map(|second| format!("{:.0}", course.time(second))).unwrap_or_default();
         let took = node.began.zip(node.ended).map(|(began, ended)| duration(u64::from(ended.saturating_sub(began))));
-        vec![
+        [
             scenario.members[index].name().to_owned(),
             at(node.began),
             at(node.drained_from),
@@ -105,7 +105,7 @@ pub(crate) fn page(title: &str, scenario: &Scenario, course: &Course, summary: &
         title: title.to_owned(),
         fields: facts(summary),
         data,
-        tables: vec![table("Attempts", &header, attempts)],
+        tables: vec![table("Attempts", header, attempts)],
         footer: "All times are UTC. This is a simulation: the course with the median duration.".to_owned(),
     })
 }

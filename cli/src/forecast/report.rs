@@ -129,7 +129,6 @@ pub(crate) fn findings(scenario: &Scenario, courses: &[Course], summary: &Summar
     findings
 }
 
-/// Adds the findings.
 pub(crate) fn add_findings(page: &mut Page, findings: &[String], width: Option<usize>) {
     for finding in findings {
         page.indented("!", 2, Style::Bad, finding, width);

@@ -54,7 +54,6 @@ pub(crate) struct Behind {
     pub(crate) message: String,
 }
 
-/// The freeze of a rollout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Freezes {
@@ -67,7 +66,6 @@ pub(crate) struct Freezes {
     pub(crate) disrupted: Spread,
 }
 
-/// The figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Summary {

@@ -9,7 +9,7 @@ use models::shadow::{DrainedPod, PodMove};
 use serde_json::{Value, json};
 
 use super::rollouts::Rollout;
-use super::show::{head, moved, span, title};
+use super::show::{entries, head, moved, span, title};
 use crate::timeline::{self, table};
 
 /// Texts that occur often, each stored once.
@@ -83,20 +83,10 @@ fn data(rollout: &Rollout) -> Value {
     })
 }
 
-/// Returns one rollout as HTML.
 pub(super) fn page(rollout: &Rollout) -> anyhow::Result<String> {
-    let entries = rollout.status.entries.iter().map(|entry| {
-        vec![
-            entry.time.to_string(),
-            entry.kind.as_str().to_owned(),
-            entry.step.map(|step| step.to_string()).unwrap_or_default(),
-            entry.field_manager.clone().unwrap_or_default(),
-            entry.message.clone(),
-        ]
-    });
     let nodes = rollout.rows.iter().map(|row| {
         let result = &row.result;
-        vec![
+        [
             row.node.clone(),
             result.attempt.to_string(),
             title(rollout, result.step),
@@ -119,7 +109,7 @@ pub(super) fn page(rollout: &Rollout) -> anyhow::Result<String> {
         title: name,
         fields: head(rollout),
         data: data(rollout),
-        tables: vec![table("Events", &header, entries), table("Attempts", &attempts, nodes)],
+        tables: vec![table("Events", header, entries(rollout)), table("Attempts", attempts, nodes)],
         footer: "All times are UTC. This page is a copy and proves nothing: kubectl brupop history --verify verifies the records."
             .to_owned(),
     })

@@ -17,6 +17,7 @@ use clap::Args;
 use kube::Client;
 use serde_json::{Value, json};
 
+use crate::files::write_text;
 use crate::page::{Page, print_line, warn};
 use crate::terminal::Format;
 pub(crate) use durations::last_updates;
@@ -67,14 +68,6 @@ impl HistoryOptions {
 fn read_json(path: &Path) -> anyhow::Result<Value> {
     let text = std::fs::read(path).with_context(|| format!("{} cannot be read", path.display()))?;
     serde_json::from_slice(&text).with_context(|| format!("{} is no JSON", path.display()))
-}
-
-fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
-}
-
-fn print(page: &Page) -> anyhow::Result<()> {
-    page.print().context("the standard output cannot be written")
 }
 
 /// Lists the revisions of the policy, and below them the rollouts.
@@ -152,14 +145,14 @@ pub(crate) async fn history(
             None => source.keys().await?,
         };
         let report = verify::verify(&source, only, &keys).await?;
-        print(&report.page)?;
+        report.page.print()?;
         ensure!(report.findings == 0, "the history does not verify; findings: {}", report.findings);
         ensure!(report.records > 0, "nothing was verified: there is no record");
         return Ok(());
     }
     if let Some(path) = &options.export {
         let bundle = source.export(only).await?;
-        write(path, &serde_json::to_string(&bundle).context("the bundle is no JSON")?)?;
+        write_text(path, &serde_json::to_string(&bundle).context("the bundle is no JSON")?)?;
         print_line(format_args!(
             "{}: records: {}, pages: {}, keys: {}",
             path.display(),
@@ -169,21 +162,21 @@ pub(crate) async fn history(
         ));
         return Ok(());
     }
-    let Some(id) = only else { return print(&list(&source, options, colour).await?) };
+    let Some(id) = only else { return list(&source, options, colour).await?.print() };
     let records = source.records().await?;
     let record = rollouts::find(&records, id)?;
     let pages = source.pages(record).await?;
     if let Some(format) = options.output.and_then(Format::for_programs) {
         let items: Vec<&Value> = std::iter::once(record).chain(pages.values()).collect();
-        return print(&format.page(&json!({"apiVersion": "v1", "kind": "List", "items": items}))?);
+        return format.page(&json!({"apiVersion": "v1", "kind": "List", "items": items}))?.print();
     }
     let rollout = rollouts::Rollout::parse(record, &pages)?;
     match &options.html {
         Some(path) => {
-            write(path, &html::page(&rollout)?)?;
+            write_text(path, &html::page(&rollout)?)?;
             print_line(format_args!("{}: rollout {}, attempts: {}", path.display(), id, rollout.rows.len()));
             Ok(())
         }
-        None => print(&show::text(&rollout, Format::width(options.output), colour)),
+        None => show::text(&rollout, Format::width(options.output), colour).print(),
     }
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::rollouts::{find, name, pages_named};
-use crate::call::{call, code, if_there, list};
+use crate::call::{call, if_there, list, list_metadata};
 
 /// Form of a bundle that this version writes and reads.
 const FORM: u32 = 1;
@@ -28,7 +28,6 @@ pub(super) struct Bundle {
 }
 
 impl Bundle {
-    /// Reads a bundle.
     pub(super) fn parse(value: Value) -> anyhow::Result<Self> {
         let form = value.get("form").and_then(Value::as_u64).context("the file is no bundle: it has no form")?;
         ensure!(form == u64::from(FORM), "the bundle has the form {form}, and this version reads the form {FORM}");
@@ -48,7 +47,6 @@ pub(super) struct Listed {
     pub(super) label: Option<String>,
 }
 
-/// A cluster or a bundle.
 pub(super) enum Source<'a> {
     Cluster { client: &'a Client, namespace: &'a str },
     Bundle(Bundle),
@@ -80,23 +78,14 @@ impl Source<'_> {
     pub(super) async fn listed(&self) -> anyhow::Result<Vec<Listed>> {
         match self {
             Self::Cluster { client, namespace } => {
+                let (api, mut all) = (Self::api(client, namespace), Vec::new());
                 let right = format!("list bottlerocketrollouthistories in {namespace}");
-                let (api, mut params) = (Self::api(client, namespace), ListParams::default().limit(500));
-                let mut all = Vec::new();
-                loop {
-                    let page = match call(&right, api.list_metadata(&params)).await {
-                        Err(error) if code(&error) == Some(404) => return Ok(all),
-                        page => page?,
-                    };
-                    all.extend(page.items.into_iter().map(|object| Listed {
-                        name: object.metadata.name.unwrap_or_default(),
-                        label: object.metadata.labels.and_then(|mut labels| labels.remove(names::HISTORY_LABEL)),
-                    }));
-                    match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                        Some(token) => params = params.continue_token(&token),
-                        None => return Ok(all),
-                    }
-                }
+                let listed = list_metadata(&api, &right, |meta| {
+                    let label = meta.labels.and_then(|mut labels| labels.remove(names::HISTORY_LABEL));
+                    all.push(Listed { name: meta.name.unwrap_or_default(), label });
+                });
+                if_there(listed.await)?;
+                Ok(all)
             }
             Self::Bundle(bundle) => Ok(bundle
                 .objects()
@@ -108,7 +97,6 @@ impl Source<'_> {
         }
     }
 
-    /// Returns an object, if it exists.
     pub(super) async fn object(&self, wanted: &str) -> anyhow::Result<Option<Value>> {
         match self {
             Self::Cluster { client, namespace } => {

@@ -6,7 +6,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use clap::Args;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::Client;
-use kube::api::{Api, ListParams};
+use kube::api::ListParams;
 use models::condition::true_condition;
 use models::history::{BottlerocketRolloutHistorySpec, RecordedRollout, VersionCount};
 use models::names;
@@ -19,7 +19,7 @@ use semver::Version;
 use serde_json::{Value, json};
 
 use super::read::Source;
-use crate::call::{call, if_there, list};
+use crate::call::{get, list_in};
 use crate::page::{Page, print_line, warn};
 use crate::write::{Decision, DryRunOption, Object, Outcome};
 
@@ -36,7 +36,6 @@ pub(crate) struct UndoOptions {
     dry: DryRunOption,
 }
 
-/// The operator's resource and its revisions.
 pub(super) struct Revisions {
     resource: BottlerocketUpdateOperator,
     operator: OperatorFacts,
@@ -45,9 +44,7 @@ pub(super) struct Revisions {
 
 impl Revisions {
     pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Self> {
-        let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), namespace);
-        let right = format!("get bottlerocketupdateoperators in {namespace}");
-        let found = if_there(call(&right, operators.get(names::OPERATOR_NAME)).await)?;
+        let found: Option<BottlerocketUpdateOperator> = get(client, namespace, names::OPERATOR_NAME).await?;
         let projected = found.and_then(|resource| OperatorFacts::project(&resource).map(|facts| (resource, facts)));
         let (resource, operator) = projected.with_context(|| {
             format!(
@@ -55,9 +52,7 @@ impl Revisions {
                 names::OPERATOR_NAME
             )
         })?;
-        let revisions: Api<ControllerRevision> = Api::namespaced(client.clone(), namespace);
-        let right = format!("list controllerrevisions in {namespace}");
-        let all = list(&revisions, ListParams::default(), &right).await?;
+        let all: Vec<ControllerRevision> = list_in(client, namespace, ListParams::default()).await?;
         Ok(Self {
             resource,
             operator,
@@ -279,10 +274,9 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
         }
     }
     if let Some(policy) = policy.filter(|_| *keeps_versions) {
-        let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), namespace);
-        let right = format!("list bottlerocketshadows in {namespace}");
         // The policy is written: without a right, the advice alone is missing.
-        let shadows = list(&shadows, ListParams::default(), &right).await.unwrap_or_default();
+        let shadows: Vec<BottlerocketShadow> =
+            list_in(client, namespace, ListParams::default()).await.unwrap_or_default();
         // Without the right to read the history, the shadows have as much.
         let records = Source::Cluster { client, namespace }.records().await.unwrap_or_default();
         let kinds: BTreeSet<Kind> = shadows.iter().filter_map(kind_of).collect();
@@ -302,6 +296,7 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::testing;
 
     fn revision(number: i64, target: &str) -> PolicyRevision {
         let data = json!({"form": 1, "target": target});
@@ -348,10 +343,7 @@ mod tests {
             ("the controller understands it", None, 2, false),
             ("another problem", Some("CertificatesInvalid"), 2, false),
         ] {
-            let degraded = reason.map(|reason| {
-                let since = "2026-01-01T00:00:00Z";
-                json!({"type": DEGRADED, "status": "True", "reason": reason, "message": "", "lastTransitionTime": since})
-            });
+            let degraded = reason.map(|reason| testing::condition(DEGRADED, reason, ""));
             let resource = serde_json::from_value(json!({
                 "apiVersion": "brupop.bottlerocket.aws/v1alpha1", "kind": "BottlerocketUpdateOperator",
                 "metadata": {"name": "default", "generation": 2}, "spec": {},
@@ -389,14 +381,9 @@ mod tests {
             "attempt": 1, "from": from, "version": "1.21.0", "reason": reason, "message": "",
             "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:00:00Z",
         });
-        serde_json::from_value(json!({
-            "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow", "metadata": {"name": "brs-a"},
-            "spec": {"state": "Idle", "attempt": 1},
-            "status": {
-                "currentVersion": runs, "variant": variant, "arch": "a", "record": {"failures": 0, "last": last},
-            },
-        }))
-        .unwrap()
+        let record = json!({"failures": 0, "last": last});
+        let status = json!({"currentVersion": runs, "variant": variant, "arch": "a", "record": record});
+        serde_json::from_value(testing::shadow("a", status)).unwrap()
     }
 
     fn before(moved: &[Moved], kinds: &BTreeSet<Kind>, exclude: &[&str]) -> Option<String> {

@@ -14,13 +14,11 @@ use serde_json::{Value, json};
 
 use crate::page::Page;
 
-/// Shown if no rollout is recorded.
 pub(super) const NO_ROLLOUTS: &str = "No rollouts are recorded.";
 
 /// The most rollouts that an error lists.
 const LISTED: usize = 20;
 
-/// Returns the name of an object.
 pub(super) fn name(object: &Value) -> &str {
     object["metadata"]["name"].as_str().unwrap_or_default()
 }
@@ -58,7 +56,6 @@ impl Rollout {
         event.is_warning()
     }
 
-    /// Reads a record and its pages.
     pub(super) fn parse(record: &Value, pages: &BTreeMap<i64, Value>) -> anyhow::Result<Self> {
         let head = typed(record)?;
         let mut rows = Vec::new();
@@ -193,9 +190,7 @@ mod tests {
     #[test]
     fn list_of_rollouts_marks_a_frozen_one_and_names_an_unreadable_one() {
         let mut frozen = record(&rollout(7, "1.21.0"), &[]);
-        frozen["status"]["conditions"] = json!([{
-            "type": "Frozen", "status": "True", "reason": "F", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
-        }]);
+        frozen["status"]["conditions"] = json!([crate::cluster::testing::condition("Frozen", "F", "")]);
         let mut unreadable = record(&rollout(8, "1.21.0"), &[]);
         unreadable["spec"]["rollout"]["begun"] = json!("yesterday");
         let mut page = Page::default();

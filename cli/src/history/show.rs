@@ -25,7 +25,6 @@ pub(super) fn origin(head: &RecordedRollout) -> String {
     if from.is_empty() { "unknown".to_owned() } else { from.join(", ") }
 }
 
-/// Returns a canary step as text.
 pub(super) fn step(step: &CanaryStep) -> String {
     let nodes = match &step.nodes {
         CountOrPercent::Count(count) => count.to_string(),
@@ -109,6 +108,19 @@ pub(super) fn head(rollout: &Rollout) -> Vec<(&'static str, String)> {
     fields
 }
 
+/// Returns the events of a rollout as rows: time, event, step, field manager, message.
+pub(super) fn entries(rollout: &Rollout) -> impl Iterator<Item = [String; 5]> {
+    rollout.status.entries.iter().map(|entry| {
+        [
+            entry.time.to_string(),
+            entry.kind.as_str().to_owned(),
+            entry.step.map(|step| step.to_string()).unwrap_or_default(),
+            entry.field_manager.clone().unwrap_or_default(),
+            entry.message.clone(),
+        ]
+    })
+}
+
 fn pod(row: &HistoryRow, pod: &DrainedPod) -> [String; 6] {
     [
         row.node.clone(),
@@ -147,23 +159,13 @@ fn node(row: &HistoryRow) -> [String; 11] {
 /// Column at which the values of a rollout's fields begin.
 const FIELDS: usize = 17;
 
-/// Returns one rollout as text.
 pub(super) fn text(rollout: &Rollout, width: Option<usize>, colour: bool) -> Page {
     let (mut page, mut cut) = (Page::new(colour), false);
     for (name, value) in head(rollout) {
         page.indented(&format!("{name}:"), FIELDS, Style::Strong, &value, width);
     }
     page.line("");
-    let entries = rollout.status.entries.iter().map(|entry| {
-        [
-            entry.time.to_string(),
-            entry.kind.as_str().to_owned(),
-            entry.step.map(|step| step.to_string()).unwrap_or_default(),
-            entry.field_manager.clone().unwrap_or_default(),
-            entry.message.clone(),
-        ]
-    });
-    cut |= page.table(["TIME", "EVENT", "STEP", "FIELD MANAGER", "MESSAGE"], entries, width);
+    cut |= page.table(["TIME", "EVENT", "STEP", "FIELD MANAGER", "MESSAGE"], entries(rollout), width);
     for number in steps(&rollout.rows) {
         let rows: Vec<&HistoryRow> = rollout.rows.iter().filter(|row| row.result.step == number).collect();
         page.line("");

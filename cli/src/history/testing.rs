@@ -11,7 +11,6 @@ use models::names;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-/// A rollout.
 pub(super) fn rollout(number: i64, version: &str) -> RecordedRollout {
     serde_json::from_value(json!({
         "number": number, "operator": {"namespace": "ns", "name": "default", "uid": "uid-1"},
@@ -26,7 +25,6 @@ fn metadata(name: &str, record: &str, label: &str) -> Value {
     json!({"name": name, "namespace": "ns", "labels": {names::HISTORY_LABEL: label, names::RECORD_LABEL: record}})
 }
 
-/// A row of a page.
 pub(super) fn row(node: &str, result: &str) -> Value {
     json!({
         "node": node, "uid": format!("uid-{node}"), "rollout": 7, "step": 1, "attempt": 1, "from": "1.20.0", "to": "1.21.0",
@@ -42,7 +40,6 @@ pub(super) fn row(node: &str, result: &str) -> Value {
     })
 }
 
-/// A page of a record.
 pub(super) fn page(record: &str, number: i64, rows: &[Value]) -> Value {
     json!({
         "apiVersion": "brupop.bottlerocket.aws/v1", "kind": "BottlerocketRolloutHistory",
@@ -85,7 +82,6 @@ pub(super) struct Signer {
 }
 
 impl Signer {
-    /// Makes a key.
     pub(super) fn new() -> Self {
         let pair = rcgen::KeyPair::generate().unwrap();
         let id =
@@ -96,12 +92,10 @@ impl Signer {
         Self { id, key, jwk: serde_json::to_value(jwk).unwrap() }
     }
 
-    /// Returns the key as it is published.
     pub(super) fn published(&self) -> BTreeMap<String, Value> {
         [(self.id.clone(), self.jwk.clone())].into()
     }
 
-    /// Signs claims.
     pub(super) fn sign(&self, claims: &RecordClaims) -> String {
         let header = Header { kid: Some(self.id.clone()), ..Header::new(Algorithm::ES256) };
         encode(&header, claims, &self.key).unwrap()

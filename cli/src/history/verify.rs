@@ -19,14 +19,12 @@ use super::read::Source;
 use super::rollouts::{NO_ROLLOUTS, find, name, pages_named};
 use crate::page::Page;
 
-/// Result of a verification.
 #[derive(Debug, Default)]
 pub(super) struct Report {
     pub(super) page: Page,
     pub(super) findings: usize,
     /// Number of running records, which are not signed.
     unsigned: usize,
-    /// Number of records.
     pub(super) records: usize,
 }
 

@@ -43,7 +43,6 @@ pub(crate) struct Options {
     write: WriteOptions,
 }
 
-/// The canary step due of a rollout.
 #[derive(Clone, Debug, PartialEq)]
 struct NextStep<'a> {
     rollout: &'a ActiveRollout,
@@ -449,7 +448,6 @@ fn outcome(now: &BottlerocketUpdateOperator, approval: &Approval) -> State {
     State::Failed(format!("{}{others}{rest}", reasons.join(", and ")))
 }
 
-/// Approves the canary step that waits.
 pub(super) async fn approve(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
     let nonce = short_nonce(Timestamp::now());
     let written = std::cell::RefCell::new(None);

@@ -17,7 +17,6 @@ use super::nodes::{NodeOutcome, NodesOptions, find, node_of, report};
 use super::texts::{command, nonce};
 use crate::write::{Decision, Object, State};
 
-/// Returns the attempt under way on a node.
 pub(super) fn progress(shadow: &BottlerocketShadow) -> Option<&Progress> {
     shadow.status.as_ref()?.controller.progress.as_ref()
 }
@@ -65,7 +64,6 @@ fn is_braked(operator: Option<&BottlerocketUpdateOperator>, shadow: &Bottlerocke
     rollouts(operator).filter(|rollout| rollout.is_braked()).any(waits)
 }
 
-/// Decides about `retry`.
 fn decide_retry(
     operator: Option<&BottlerocketUpdateOperator>,
     shadow: &BottlerocketShadow,
@@ -127,7 +125,6 @@ fn has_pending_drill(shadow: &BottlerocketShadow) -> bool {
     ShadowFacts::project(shadow).is_some_and(|facts| facts.pending_drill().is_some())
 }
 
-/// Decides about `release`.
 fn decide_release(shadow: &BottlerocketShadow, nonce: &str) -> Decision {
     match progress(shadow) {
         None if has_pending_drill(shadow) => Decision::write(
@@ -244,12 +241,8 @@ pub(super) mod testing {
         .unwrap()
     }
 
-    /// Returns an attempt in this step.
     pub(in crate::requests) fn at(step: &str) -> Value {
-        json!({
-            "step": step, "since": "2026-01-01T00:00:00Z", "attempt": 1, "bootId": "b", "version": "1.20.5",
-            "started": "2026-01-01T00:00:00Z",
-        })
+        crate::cluster::testing::progress(step, 1)
     }
 }
 

@@ -20,7 +20,7 @@ use super::nodes::{find, node_of};
 use super::texts::{command, nonce};
 use crate::advice;
 use crate::page::{Page, print_line};
-use crate::write::{Change, Decision, DryRun, DryRunOption, Object, Outcome, State, all};
+use crate::write::{Decision, DryRunOption, Object, Outcome, State, all};
 
 /// Exit code of a drill that did not pass.
 const NOT_PASSED: u8 = 7;
@@ -58,7 +58,6 @@ pub(crate) struct Options {
     output: Option<String>,
 }
 
-/// Returns the value of the request.
 fn request(options: &Options, now: Timestamp) -> String {
     let mut words = vec![nonce(now)];
     words.extend(options.evict.then(|| EVICT.to_owned()));
@@ -66,7 +65,6 @@ fn request(options: &Options, now: Timestamp) -> String {
     words.join(" ")
 }
 
-/// Decides about `drill`.
 fn decide(shadow: &BottlerocketShadow, request: &str) -> Decision {
     if progress(shadow).is_some_and(|progress| progress.drill.is_some()) {
         let release = command(shadow, &format!("release {}", node_of(shadow)));
@@ -117,7 +115,6 @@ fn steps(found: &DrillResult) -> Vec<[String; 3]> {
     begun.iter().zip(ends).map(row).collect()
 }
 
-/// Returns the result of a drill as text.
 pub(crate) fn text(node: &str, found: &DrillResult) -> Page {
     let mut page = Page::default();
     let drain = if found.drill.evict { "with evictions" } else { "without evictions" };
@@ -136,7 +133,6 @@ pub(crate) fn text(node: &str, found: &DrillResult) -> Page {
     page
 }
 
-/// Rehearses an update of a node.
 pub(super) async fn drill(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<ExitCode> {
     let nodes = find(client, namespace, std::slice::from_ref(&options.node)).await?;
     let node = nodes.into_iter().next().context("there is no such node")?;
@@ -146,19 +142,15 @@ pub(super) async fn drill(client: &Client, namespace: &str, options: &Options) -
     let (name, shadow) = (node.name, node.shadow.context("it has no shadow yet: does the controller run?")?);
     let request = request(options, Timestamp::now());
     let object = Object::shadow(client, namespace, &name);
-    let dry_run: DryRun = options.dry.dry_run;
-    let id = object.id.clone();
-    match object.write(shadow, dry_run, |shadow| Ok(decide(shadow, &request))).await? {
+    let dry_run = options.dry.dry_run;
+    let outcome = object.write(shadow, dry_run, |shadow| Ok(decide(shadow, &request))).await?;
+    match &outcome {
         Outcome::Nothing(reason) => bail!("{name}: {reason}"),
-        Outcome::Dry(Change { patch, what }) => {
-            print_line(format_args!("{id} {what}{}: {patch}", dry_run.note()));
+        Outcome::Written(..) if options.wait => {}
+        Outcome::Dry(_) | Outcome::Written(..) => {
+            print_line(outcome.sentence(&object.id, dry_run));
             return Ok(ExitCode::SUCCESS);
         }
-        Outcome::Written(change, _) if !options.wait => {
-            print_line(format_args!("{id} {}", change.what));
-            return Ok(ExitCode::SUCCESS);
-        }
-        Outcome::Written(..) => {}
     }
     let ended = RefCell::new(None);
     let check = async |_: &()| {
@@ -181,7 +173,7 @@ pub(super) async fn drill(client: &Client, namespace: &str, options: &Options) -
         Some(_) => page.json(&serde_json::to_value(&found)?)?,
         None => page = text(&name, &found),
     }
-    page.print().context("the standard output cannot be written")?;
+    page.print()?;
     Ok(if found.result == DRILL_PASSED { ExitCode::SUCCESS } else { ExitCode::from(NOT_PASSED) })
 }
 

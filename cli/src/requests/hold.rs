@@ -63,7 +63,6 @@ fn hold_of(node: &Node) -> Option<Hold> {
     node.annotations().get(HOLD_ANNOTATION).and_then(|value| Hold::parse(value).ok())
 }
 
-/// Returns a hold in words.
 fn describe(hold: &Hold) -> String {
     let reason = hold.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
     match hold.until {
@@ -91,7 +90,6 @@ fn decide_hold(node: &Node, hold: &Hold, overwrite: bool, now: Timestamp) -> any
     }
 }
 
-/// Decides about `unhold`.
 fn decide_unhold(node: &Node) -> Decision {
     match node.annotations().get(HOLD_ANNOTATION) {
         None => Decision::Nothing("it is not held".to_owned()),
@@ -165,7 +163,6 @@ async fn write(
     report(namespace, &options.write, outcomes, check).await
 }
 
-/// Holds nodes.
 pub(super) async fn hold(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
     let now = Timestamp::now();
     let hold = options.hold(now)?;
@@ -173,7 +170,6 @@ pub(super) async fn hold(client: &Client, namespace: &str, options: &Options) ->
     write(client, namespace, &options.nodes, decide, |shadow, node| held(&hold, shadow, node)).await
 }
 
-/// Ends the hold of nodes.
 pub(super) async fn unhold(client: &Client, namespace: &str, options: &NodesOptions) -> anyhow::Result<()> {
     write(client, namespace, options, |node| Ok(decide_unhold(node)), unheld).await
 }

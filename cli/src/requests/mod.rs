@@ -49,7 +49,6 @@ pub(crate) enum Command {
     TestNotices(WriteOptions),
 }
 
-/// Runs a command.
 pub(crate) async fn run(client: &Client, namespace: &str, command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Drill(options) => return drill::drill(client, namespace, options).await,

@@ -1,20 +1,21 @@
 //! Commands about nodes: the nodes are looked up before anything is written, and each is written and waited for by itself.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use anyhow::anyhow;
 use clap::Args;
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};
 use models::names;
 use models::shadow::BottlerocketShadow;
 use planner::view::{NodeFacts, Projection as _};
 
 use crate::advice;
-use crate::call::{is_unreadable, list};
+use crate::call::{is_unreadable, nodes};
+use crate::near::near;
 use crate::page::warn;
-use crate::write::{Change, Object, Outcome, State, Unacknowledged, WriteOptions, all};
+use crate::write::{Object, Outcome, State, Unacknowledged, WriteOptions, all};
 
 /// Options of commands about nodes.
 #[derive(Debug, Args)]
@@ -26,7 +27,6 @@ pub(crate) struct NodesOptions {
     pub(super) write: WriteOptions,
 }
 
-/// A node with its shadow.
 pub(super) struct Found {
     pub(super) name: String,
     pub(super) node: Node,
@@ -77,54 +77,23 @@ pub(super) async fn find(client: &Client, namespace: &str, wanted: &[String]) ->
         return Ok(found);
     }
     // Without the right to list nodes, the error names no others.
-    let nodes: Api<Node> = Api::all(client.clone());
-    let nodes = list(&nodes, ListParams::default(), "list nodes").await.unwrap_or_default();
-    Err(anyhow!(unknown_nodes(&unknown, &nodes)))
+    Err(anyhow!(unknown_nodes(&unknown, &nodes(client).await.unwrap_or_default())))
 }
 
-/// Returns the error for names that no node has.
+/// Returns the error for names that no node has, with those that are most like them.
 fn unknown_nodes(unknown: &[&str], nodes: &[Node]) -> String {
+    let facts = nodes.iter().filter_map(NodeFacts::project);
+    let labelled: BTreeMap<String, bool> = facts.map(|node| (node.name, node.labelled)).collect();
+    let noted = |name: &str| format!("{name}{}", if labelled[name] { "" } else { " (not under the operator)" });
     let mut text = "nothing was written:".to_owned();
     for name in unknown {
         let _ = write!(text, "\n  there is no node {name}");
-        let near = near(name, nodes);
+        let near: Vec<String> = near(name, labelled.keys().map(String::as_str)).into_iter().map(noted).collect();
         if !near.is_empty() {
             let _ = write!(text, "; did you mean {}?", near.join(" or "));
         }
     }
     text
-}
-
-/// Returns the names that are most like one, each with a note if the node is not under the operator.
-fn near(name: &str, nodes: &[Node]) -> Vec<String> {
-    const NAMED: usize = 3;
-    let limit = 2.max(name.chars().count() / 4);
-    let facts = nodes.iter().filter_map(NodeFacts::project);
-    let mut near: Vec<(usize, NodeFacts)> = facts
-        .filter_map(|node| {
-            let part = !name.is_empty() && node.name.contains(name);
-            let distance = distance(name, &node.name);
-            (part || distance <= limit).then_some((if part { 0 } else { distance }, node))
-        })
-        .collect();
-    near.sort_by(|a, b| (a.0, &a.1.name).cmp(&(b.0, &b.1.name)));
-    let note = |node: &NodeFacts| if node.labelled { "" } else { " (not under the operator)" };
-    near.iter().take(NAMED).map(|(_, node)| format!("{}{}", node.name, note(node))).collect()
-}
-
-/// Returns the number of characters to insert, remove or replace between two names.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (line, of_a) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], line + 1);
-        for (column, of_b) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(of_a != *of_b);
-            diagonal = row[column + 1];
-            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 /// The write of one node, or of its shadow.
@@ -149,13 +118,8 @@ pub(super) async fn report<K>(
     for NodeOutcome { name, object, outcome } in outcomes {
         match outcome {
             Ok(Outcome::Nothing(reason)) => options.print(&object.id, format_args!("{name}: {reason}")),
-            Ok(Outcome::Dry(Change { patch, what })) => {
-                options.print(&object.id, format_args!("{} {what}{}: {patch}", object.id, options.dry_run().note()));
-            }
-            Ok(Outcome::Written(change, after)) => match options.timeout() {
-                Some(_) => written.push((name, object, after)),
-                None => options.print(&object.id, format_args!("{} {}", object.id, change.what)),
-            },
+            Ok(Outcome::Written(_, after)) if options.timeout().is_some() => written.push((name, object, after)),
+            Ok(outcome) => options.print(&object.id, outcome.sentence(&object.id, options.dry_run())),
             Err(error) => failed.push((name, error)),
         }
     }
@@ -195,6 +159,7 @@ pub(super) fn node_of(shadow: &BottlerocketShadow) -> String {
 mod tests {
     use serde_json::json;
 
+    use super::super::attempt::testing::shadow;
     use super::*;
 
     fn node(name: &str, labelled: bool) -> Node {
@@ -220,26 +185,8 @@ mod tests {
     }
 
     #[test]
-    fn distance_of_names_counts_edits() {
-        for (a, b, expected) in [
-            ("", "", 0),
-            ("abc", "abc", 0),
-            ("abc", "abd", 1),
-            ("abc", "ab", 1),
-            ("", "ab", 2),
-            ("kitten", "sitting", 3),
-        ] {
-            assert_eq!((distance(a, b), distance(b, a)), (expected, expected), "{a} {b}");
-        }
-    }
-
-    #[test]
     fn node_is_under_the_operator_if_it_has_a_shadow() {
-        let shadow: BottlerocketShadow = serde_json::from_value(json!({
-            "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow", "metadata": {"name": "brs-a"},
-            "spec": {"state": "Idle", "attempt": 0},
-        }))
-        .unwrap();
+        let shadow = shadow(&json!({}));
         assert_eq!(node_of(&shadow), "a");
         let found = |labelled, shadow| Found { name: "a".to_owned(), node: node("a", labelled), shadow }.not_managed();
         assert_eq!(found(true, Some(shadow)), None);

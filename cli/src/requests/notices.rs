@@ -13,13 +13,11 @@ use super::operator::{carry_out, not_in_force, policy, status};
 use super::texts::nonce;
 use crate::write::{Decision, State, WriteOptions};
 
-/// Returns the names of the receivers.
 fn receivers(operator: &BottlerocketUpdateOperator) -> Vec<String> {
     let receivers = policy(operator).notices.map(|notices| notices.receivers).unwrap_or_default();
     receivers.into_iter().map(|receiver| receiver.name).collect()
 }
 
-/// Decides about `test-notices`.
 fn decide(operator: &BottlerocketUpdateOperator, nonce: &str) -> anyhow::Result<Decision> {
     let receivers = receivers(operator);
     if receivers.is_empty() {

@@ -18,19 +18,10 @@ pub(super) async fn carry_out(
     acknowledged: impl AsyncFn(&Change, &BottlerocketUpdateOperator) -> anyhow::Result<State>,
 ) -> anyhow::Result<()> {
     let object = Object::operator(client, namespace);
-    let (change, after) = match object.write(object.existing().await?, options.dry_run(), decide).await? {
-        Outcome::Nothing(reason) => {
-            options.print(&object.id, reason);
-            return Ok(());
-        }
-        Outcome::Dry(Change { patch, what }) => {
-            options.print(&object.id, format_args!("{} {what}{}: {patch}", object.id, options.dry_run().note()));
-            return Ok(());
-        }
-        Outcome::Written(change, after) => (change, after),
-    };
-    let Some(timeout) = options.timeout() else {
-        options.print(&object.id, format_args!("{} {}", object.id, change.what));
+    let outcome = object.write(object.existing().await?, options.dry_run(), decide).await?;
+    let sentence = outcome.sentence(&object.id, options.dry_run());
+    let (Outcome::Written(change, after), Some(timeout)) = (outcome, options.timeout()) else {
+        options.print(&object.id, sentence);
         return Ok(());
     };
     let check = async |(): &()| {
@@ -82,8 +73,8 @@ pub(super) mod testing {
     use serde_json::{Value, json};
 
     use super::*;
+    pub(in crate::requests) use crate::cluster::testing::condition;
 
-    /// Returns an operator's resource with this spec and status.
     pub(in crate::requests) fn operator(spec: &Value, status: &Value) -> BottlerocketUpdateOperator {
         serde_json::from_value(json!({
             "apiVersion": "brupop.bottlerocket.aws/v1", "kind": "BottlerocketUpdateOperator",
@@ -92,15 +83,6 @@ pub(super) mod testing {
         .unwrap()
     }
 
-    /// Returns a condition that is true.
-    pub(in crate::requests) fn condition(type_: &str, reason: &str, message: &str) -> Value {
-        json!({
-            "type": type_, "status": "True", "reason": reason, "message": message,
-            "lastTransitionTime": "2026-01-01T00:00:00Z",
-        })
-    }
-
-    /// Returns the patch of a decision.
     pub(in crate::requests) fn patch(decision: Decision) -> Value {
         match decision {
             Decision::Write(change) => change.patch,

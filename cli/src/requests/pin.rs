@@ -7,7 +7,7 @@ use clap::Args;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
-use kube::api::{Api, ListParams};
+use kube::api::ListParams;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
 use planner::plan::targets;
@@ -19,7 +19,7 @@ use serde_json::json;
 
 use super::operator::{carry_out, new_errors, not_in_force, policy, status};
 use super::texts::some;
-use crate::call::list;
+use crate::call::{list_in, nodes};
 use crate::page::warn;
 use crate::write::{Decision, State, WriteOptions};
 
@@ -126,14 +126,12 @@ impl Moves {
     }
 }
 
-/// Returns the operator's resource with another target.
 fn with_target(operator: &BottlerocketUpdateOperator, version: &str) -> BottlerocketUpdateOperator {
     let mut changed = operator.clone();
     changed.spec.version.get_or_insert_default().target = Some(version.to_owned());
     changed
 }
 
-/// Decides about `pin`.
 fn decide(operator: &BottlerocketUpdateOperator, version: &str) -> anyhow::Result<Decision> {
     let changed = with_target(operator, version);
     if let Some(error) = new_errors(operator, &changed).first() {
@@ -169,14 +167,10 @@ fn moves(
     Moves::of(&policy.target, &targets(&view, &policy, now), &runs)
 }
 
-/// Sets the target.
 pub(super) async fn pin(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
     let version = options.version.trim();
-    let nodes: Api<Node> = Api::all(client.clone());
-    let nodes = list(&nodes, ListParams::default(), "list nodes").await?;
-    let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), namespace);
-    let right = format!("list bottlerocketshadows in {namespace}");
-    let shadows = list(&shadows, ListParams::default(), &right).await?;
+    let nodes = nodes(client).await?;
+    let shadows: Vec<BottlerocketShadow> = list_in(client, namespace, ListParams::default()).await?;
     let now = Timestamp::now();
     let warned = std::cell::Cell::new(false);
     let decide = |operator: &BottlerocketUpdateOperator| {
@@ -207,6 +201,7 @@ mod tests {
 
     use super::super::operator::testing::{nothing, operator, patch};
     use super::*;
+    use crate::cluster::testing;
 
     fn with(target: &str) -> BottlerocketUpdateOperator {
         operator(&json!({"version": {"target": target}}), &json!({}))
@@ -240,21 +235,14 @@ mod tests {
     }
 
     fn node(name: &str) -> Node {
-        let labels = json!({models::names::INTERFACE_LABEL: models::names::INTERFACE_VERSION});
-        serde_json::from_value(json!({"metadata": {"name": name, "uid": name, "labels": labels}})).unwrap()
+        serde_json::from_value(testing::node(name, &json!({}))).unwrap()
     }
 
     fn shadow(name: &str, runs: &str, offered: &[&str]) -> BottlerocketShadow {
-        let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}]);
-        serde_json::from_value(json!({
-            "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
-            "metadata": {"name": format!("brs-{name}"), "ownerReferences": owner}, "spec": {"state": "Idle", "attempt": 0},
-            "status": {
-                "currentVersion": runs, "variant": "aws-k8s-1.37", "arch": "x86_64",
-                "updates": {"availableVersions": offered, "chosenVersion": null, "refreshed": "2026-01-01T00:00:00Z"},
-            },
-        }))
-        .unwrap()
+        let mut status = testing::idle();
+        status["currentVersion"] = json!(runs);
+        status["updates"] = json!({"availableVersions": offered});
+        serde_json::from_value(testing::shadow(name, status)).unwrap()
     }
 
     fn moves_to(spec: &Value) -> Moves {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::bail;
 use clap::Args;
 use kube::Client;
+use kube::api::ListParams;
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorSpec};
 use models::shadow::BottlerocketShadow;
@@ -13,7 +14,7 @@ use serde_json::json;
 
 use super::operator::{carry_out, new_errors, not_in_force, policy, status};
 use super::texts::{command, some};
-use crate::call::list;
+use crate::call::list_in;
 use crate::failures::unresolved;
 use crate::write::{Decision, State, WriteOptions};
 
@@ -37,7 +38,6 @@ fn entries(operator: &BottlerocketUpdateOperator) -> Vec<String> {
     operator.spec.version.as_ref().map(|version| version.exclude.clone()).unwrap_or_default()
 }
 
-/// Returns the operator's resource with other entries.
 fn with_entries(operator: &BottlerocketUpdateOperator, entries: &[String]) -> BottlerocketUpdateOperator {
     let mut changed = operator.clone();
     changed.spec.version.get_or_insert_default().exclude = entries.to_vec();
@@ -59,7 +59,6 @@ fn covering<'a>(entries: &'a [String], wanted: Option<&Exclusion>) -> Option<&'a
     entries.iter().find(|entry| meaning(entry).is_some_and(covers))
 }
 
-/// Returns the entry that the options name.
 fn entry(options: &Options) -> String {
     let version = options.version.trim();
     options.kind.as_ref().map_or_else(|| version.to_owned(), |kind| format!("{version} on {}", kind.trim()))
@@ -92,7 +91,6 @@ fn write(entries: &[String], what: String) -> Decision {
     Decision::write(json!({"spec": {"version": {"exclude": exclude}}}), what)
 }
 
-/// Decides about `quarantine`.
 fn decide_add(operator: &BottlerocketUpdateOperator, version: &str) -> anyhow::Result<Decision> {
     let version = version.trim();
     let mut entries = entries(operator);
@@ -199,7 +197,6 @@ fn lifted(operator: &BottlerocketUpdateOperator, version: &str) -> String {
     format!("{version} is not excluded any more{failures}{}", not_in_force(&status(operator)))
 }
 
-/// Excludes a version, or lifts that.
 pub(super) async fn quarantine(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
     let version = &entry(options);
     if options.lift {
@@ -207,11 +204,7 @@ pub(super) async fn quarantine(client: &Client, namespace: &str, options: &Optio
         let done = async |_: &_, now: &_| Ok(State::Done(lifted(now, version)));
         return carry_out(client, namespace, &options.write, decide, done).await;
     }
-    let right = format!("list bottlerocketshadows in {namespace}");
-    let all = async || {
-        let shadows = kube::Api::<BottlerocketShadow>::namespaced(client.clone(), namespace);
-        list(&shadows, kube::api::ListParams::default(), &right).await
-    };
+    let all = async || list_in::<BottlerocketShadow>(client, namespace, ListParams::default()).await;
     if meaning(version).is_some_and(|entry| entry.kind.is_some()) {
         check_kind(version, &all().await?)?;
     }

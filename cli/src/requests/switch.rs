@@ -35,7 +35,6 @@ pub(crate) struct ResumeOptions {
     write: WriteOptions,
 }
 
-/// Returns a version with its failures in words.
 fn describe(version: &Version, failed: &Unresolved) -> String {
     let nodes = some(&failed.nodes.iter().cloned().collect::<Vec<_>>());
     let reason = failed.reason.map_or_else(String::new, |reason| format!("{reason} "));
@@ -51,7 +50,6 @@ fn describe(version: &Version, failed: &Unresolved) -> String {
     format!("{version} ({reason}on {nodes}{frozen})")
 }
 
-/// Returns versions with their failures in words.
 fn describe_all<'a>(of: impl IntoIterator<Item = (&'a Version, &'a Unresolved)>) -> String {
     of.into_iter().map(|(version, failed)| describe(version, failed)).collect::<Vec<_>>().join(", ")
 }
@@ -93,7 +91,6 @@ fn but_paused(operator: &BottlerocketUpdateOperator) -> String {
     format!(". Updates are paused, however: {}", command(operator, "resume"))
 }
 
-/// Decides about `pause`.
 fn decide_pause(operator: &BottlerocketUpdateOperator) -> Decision {
     if operator.spec.enabled == Some(false) {
         return Decision::Nothing("updates are paused already (spec.enabled is false)".to_owned());
@@ -248,13 +245,11 @@ fn resolved(operator: &BottlerocketUpdateOperator, named: &[Version]) -> String 
     format!("the failures of {} are resolved: {tries}{of_kinds}{}", list(named.iter()), but_paused(operator))
 }
 
-/// Stops new updates.
 pub(super) async fn pause(client: &Client, namespace: &str, options: &WriteOptions) -> anyhow::Result<()> {
     let decide = |operator: &BottlerocketUpdateOperator| Ok(decide_pause(operator));
     carry_out(client, namespace, options, decide, async |_, now| Ok(State::Done(paused(now)))).await
 }
 
-/// Lets updates start again, or resolves failures.
 pub(super) async fn resume(client: &Client, namespace: &str, options: &ResumeOptions) -> anyhow::Result<()> {
     let nonce = nonce(Timestamp::now());
     if !options.others.is_empty() {
@@ -312,6 +307,17 @@ mod tests {
         operator(&json!({"enabled": enabled}), &json!({"versions": versions}))
     }
 
+    /// Checks that each of these requests is refused with these words.
+    fn assert_refused(decide: impl Fn(&[Version]) -> anyhow::Result<Decision>, cases: &[(&[&str], &[&str])]) {
+        for (named, parts) in cases {
+            let named: Vec<Version> = named.iter().map(|text| v(text)).collect();
+            let error = decide(&named).unwrap_err().to_string();
+            for part in parts.iter().chain(&["othing was written"]) {
+                assert!(error.contains(part), "{named:?}, {part}: {error}");
+            }
+        }
+    }
+
     #[test]
     fn pause_and_resume_write_the_switch_alone_and_only_if_it_changes() {
         assert_eq!(patch(decide_pause(&with(true, &[]))), json!({"spec": {"enabled": false}}));
@@ -344,22 +350,16 @@ mod tests {
     #[test]
     fn failures_are_resolved_only_if_each_version_that_failed_is_named() {
         let versions = [known("1.20.5", &["node-1"], true), known("1.20.6", &["node-2"], false)];
-        let decide = |named: &[&str]| {
-            let named: Vec<Version> = named.iter().map(|text| v(text)).collect();
-            decide_failures(&with(true, &versions), &named, "nonce")
-        };
-        for (named, parts) in [
-            (vec!["1.20.5"], vec!["1.20.6 (on node-2, which has not frozen the rollout)", "--failures 1.20.5,1.20.6"]),
-            (vec!["1.20.6"], vec!["1.20.5 (BootFellBack on node-1)"]),
-            (vec!["1.20.5", "1.20.6", "1.20.7"], vec!["1.20.7 has no failures", "1.20.5 ("]),
-        ] {
-            let error = decide(&named).unwrap_err().to_string();
-            for part in parts.into_iter().chain(["othing was written"]) {
-                assert!(error.contains(part), "{named:?}, {part}: {error}");
-            }
-        }
+        let decide = |named: &[Version]| decide_failures(&with(true, &versions), named, "nonce");
+        let not_frozen = "1.20.6 (on node-2, which has not frozen the rollout)";
+        let cases: [(&[&str], &[&str]); 3] = [
+            (&["1.20.5"], &[not_frozen, "--failures 1.20.5,1.20.6"]),
+            (&["1.20.6"], &["1.20.5 (BootFellBack on node-1)"]),
+            (&["1.20.5", "1.20.6", "1.20.7"], &["1.20.7 has no failures", "1.20.5 ("]),
+        ];
+        assert_refused(decide, &cases);
         let expected = json!({"metadata": {"annotations": {RESUME_ANNOTATION: "nonce"}}});
-        assert_eq!(patch(decide(&["1.20.6", "1.20.5"]).unwrap()), expected);
+        assert_eq!(patch(decide(&[v("1.20.6"), v("1.20.5")]).unwrap()), expected);
         let error = decide_failures(&with(true, &[]), &[v("1.20.5")], "nonce").unwrap_err().to_string();
         assert!(error.contains("no version has any"), "{error}");
     }
@@ -368,22 +368,15 @@ mod tests {
     fn others_go_on_only_if_each_version_that_has_frozen_the_rollout_is_named() {
         let versions =
             [known("1.20.5", &["node-1"], true), known("1.20.6", &["node-2"], true), known("1.20.7", &["n"], false)];
-        let decide = |named: &[&str]| {
-            let named: Vec<Version> = named.iter().map(|text| v(text)).collect();
-            decide_others(&with(true, &versions), &named)
-        };
-        for (named, parts) in [
-            (vec!["1.20.5"], vec!["1.20.6 (BootFellBack on node-2)", "--others 1.20.5,1.20.6"]),
-            (vec!["1.20.5", "1.20.6", "1.20.7"], vec!["1.20.7 has not frozen the rollout", "1.20.5 ("]),
-        ] {
-            let error = decide(&named).unwrap_err().to_string();
-            for part in parts.into_iter().chain(["othing was written"]) {
-                assert!(error.contains(part), "{named:?}, {part}: {error}");
-            }
-        }
+        let decide = |named: &[Version]| decide_others(&with(true, &versions), named);
+        let cases: [(&[&str], &[&str]); 2] = [
+            (&["1.20.5"], &["1.20.6 (BootFellBack on node-2)", "--others 1.20.5,1.20.6"]),
+            (&["1.20.5", "1.20.6", "1.20.7"], &["1.20.7 has not frozen the rollout", "1.20.5 ("]),
+        ];
+        assert_refused(decide, &cases);
         let since = "2026-01-01T00:00:00Z";
         let expected = json!({"metadata": {"annotations": {CONTINUE_OTHERS_ANNOTATION: since}}});
-        assert_eq!(patch(decide(&["1.20.6", "1.20.5"]).unwrap()), expected);
+        assert_eq!(patch(decide(&[v("1.20.6"), v("1.20.5")]).unwrap()), expected);
     }
 
     #[test]

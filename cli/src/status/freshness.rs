@@ -10,7 +10,6 @@ use serde::Serialize;
 use crate::clock::{moment, span};
 use crate::page::Style;
 
-/// The age of what the nodes run.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -23,7 +22,6 @@ pub(crate) struct Freshness {
     percent: Option<usize>,
     /// Maximum time for which a node may be behind.
     target: Option<models::duration::Duration>,
-    /// The nodes that are behind, the longest ones first.
     behind: Vec<Behind>,
 }
 
@@ -31,9 +29,7 @@ pub(crate) struct Freshness {
 #[derive(Clone, Debug, Serialize)]
 struct Behind {
     node: String,
-    /// Time at which the first version that it lacks was first seen.
     since: Timestamp,
-    /// The newest version that it lacks.
     newest: Version,
 }
 
@@ -54,7 +50,6 @@ pub(super) fn report(view: &ClusterView, policy: &Policy, now: Timestamp) -> Opt
 }
 
 impl Freshness {
-    /// Returns the line for users.
     pub(super) fn text(&self, now: Timestamp) -> (Style, String) {
         let oldest = self.behind.first();
         let behind = oldest.map_or_else(

@@ -21,6 +21,7 @@ use planner::wait::{BEFORE_RESUME, Wait, WaitReason, alone};
 
 use super::freshness;
 use super::shape::*;
+use crate::advice::pods;
 use crate::cluster::{Cluster, is_of};
 
 /// The reason of the condition `Degraded` for an invalid policy, whose errors the report lists by themselves.
@@ -31,7 +32,6 @@ pub(crate) const NOT_KNOWN: &str = "NotKnown";
 /// The reason of the condition `Degraded` for a node group before others that takes their nodes.
 const GROUP_HIDDEN: &str = "NodeGroupHidden";
 
-/// Returns the state of the fleet.
 pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
     let (policy, (view, plan)) = (cluster.policy(), cluster.plan(now));
     let operator = cluster.operator.as_ref();
@@ -86,11 +86,7 @@ fn policy_report(cluster: &Cluster, policy: &Policy) -> PolicyReport {
         state,
         generation: operator.map(|operator| operator.generation),
         observed: operator.is_some_and(|operator| operator.status.observed_generation == Some(operator.generation)),
-        errors: policy
-            .errors
-            .iter()
-            .map(|error| FieldError { field: error.field.clone(), message: error.message.clone() })
-            .collect(),
+        errors: policy.errors.clone(),
         target: policy.target.to_string(),
     }
 }
@@ -202,9 +198,7 @@ fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {
     };
     if let Some(own) = &cluster.own {
         let ready = |component| own.pods.values().any(|pod| is_of(pod, component) && pod.ready && !pod.terminating);
-        let pods = |component: &str| {
-            format!("kubectl get pods -n {} -l {}={component}", cluster.namespace, names::COMPONENT_LABEL)
-        };
+        let pods = |component: &str| pods(&cluster.namespace, component);
         if !ready(names::CONTROLLER) {
             let command = pods(names::CONTROLLER);
             let message = format!("no pod of the controller is Ready, so that nothing is done: {command}");

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use models::operator::{CompletionEstimate, Counts};
 use models::reason::{EndEvent, Proof};
 use models::shadow::AttemptResult;
+use planner::policy::PolicyError;
 use semver::Version;
 use serde::Serialize;
 
@@ -12,23 +13,18 @@ use super::freshness::Freshness;
 /// The step of a node without an attempt.
 pub(crate) const IDLE: &str = "Idle";
 
-/// The state of the fleet.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
     pub(crate) time: Timestamp,
     pub(crate) namespace: String,
-    /// The switch: `spec.enabled` of the policy; absent if there is no policy.
     pub(crate) enabled: Option<bool>,
     pub(crate) policy: PolicyReport,
-    /// The reason why nothing is done at all, if there is one.
     pub(crate) paused: Option<String>,
-    /// The windows of all nodes, then those of the node groups with windows of their own.
     pub(crate) windows: Vec<Window>,
     pub(crate) rollouts: Vec<Rollout>,
     pub(crate) counts: Option<Counts>,
-    /// The age of what the nodes run; absent if no node is behind and policy has no target.
     pub(crate) freshness: Option<Freshness>,
     /// The reasons for which nodes wait, the most frequent first.
     pub(crate) waiting: Vec<Waiting>,
@@ -36,7 +32,6 @@ pub(crate) struct Report {
     pub(crate) approvals: Vec<Request>,
     /// The failures that have stopped the rollout.
     pub(crate) frozen: Option<Request>,
-    /// The failures for which nodes of their variant and architecture alone are held.
     pub(crate) held: Option<Request>,
     /// The updates without a proof that have braked a rollout.
     pub(crate) braked: Option<Request>,
@@ -50,27 +45,15 @@ pub(crate) struct Report {
     pub(crate) nodes: Vec<NodeReport>,
 }
 
-/// The policy in force.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PolicyReport {
-    /// `InForce`, `Rejected` (an earlier one is in force), `Unusable` (there is no earlier one) or `Missing`.
     pub(crate) state: &'static str,
     pub(crate) generation: Option<i64>,
-    /// True if the controller has seen this generation.
     pub(crate) observed: bool,
-    /// The fields that are rejected.
-    pub(crate) errors: Vec<FieldError>,
-    /// The target version.
+    pub(crate) errors: Vec<PolicyError>,
     pub(crate) target: String,
-}
-
-/// A field that cannot be applied.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct FieldError {
-    pub(crate) field: String,
-    pub(crate) message: String,
 }
 
 /// The windows in which nodes may be taken out of service.
@@ -85,7 +68,6 @@ pub(crate) struct Window {
     pub(crate) blackout: bool,
     /// The end of the open window; absent if it does not end.
     pub(crate) closes: Option<Timestamp>,
-    /// The next opening; absent if there is none in sight.
     pub(crate) opens: Option<Timestamp>,
 }
 
@@ -97,14 +79,12 @@ pub(crate) struct Rollout {
     pub(crate) version: Version,
     pub(crate) variant: String,
     pub(crate) arch: String,
-    /// The number in the history; absent before it has one.
     pub(crate) number: Option<i64>,
     pub(crate) started: Timestamp,
     /// Number of nodes of this variant and architecture.
     pub(crate) nodes: usize,
     /// Number of them that were updated in this rollout.
     pub(crate) updated: usize,
-    /// The canary step due, from 1; absent after the last one.
     pub(crate) step: Option<usize>,
     /// Number of canary steps.
     pub(crate) steps: usize,
@@ -114,7 +94,6 @@ pub(crate) struct Rollout {
     pub(crate) waits: Option<String>,
     /// Time until which it does not wait for windows and for the soaks of canary steps; absent if it is not urgent.
     pub(crate) urgent_until: Option<Timestamp>,
-    /// The controller's estimate.
     pub(crate) estimated_completion: Option<CompletionEstimate>,
 }
 
@@ -155,23 +134,18 @@ pub(crate) struct Problem {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SilentAgent {
     pub(crate) node: String,
-    /// `NoAgentPod`, `AgentNotReady`, `NoReport` or `HostNotReached`.
     pub(crate) reason: &'static str,
     pub(crate) message: String,
     pub(crate) since: Option<Timestamp>,
 }
 
-/// A node.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NodeReport {
     pub(crate) name: String,
-    /// The running version.
     pub(crate) version: Option<Version>,
-    /// The version of the attempt under way.
     pub(crate) target: Option<Version>,
-    /// The step of the attempt under way, or `Idle`.
     pub(crate) step: &'static str,
     /// True if the attempt under way is a drill.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -179,8 +153,6 @@ pub(crate) struct NodeReport {
     /// True if the attempt under way verifies again a node that has not proven its version.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) verification: bool,
-    /// The reason why it waits, as one fixed word; absent if it is up to date. `NotKnown` if its Node was not read and none is
-    /// recorded.
     pub(crate) reason: Option<String>,
     pub(crate) message: Option<String>,
     /// True if failures of other nodes hold it until a user resolves them.
@@ -190,16 +162,13 @@ pub(crate) struct NodeReport {
     /// from its verification; `Unproven` while it is verified again.
     #[serde(skip)]
     pub(crate) unproven: Option<Proof>,
-    /// The time at which the step under way is given up.
     pub(crate) deadline: Option<Timestamp>,
     /// The time that the text names: the one at which the reason of the step under way may end, or else `deadline`.
     #[serde(skip)]
     pub(crate) ends: Option<Timestamp>,
-    /// The result of its last attempt.
     pub(crate) last: Option<LastResult>,
 }
 
-/// The result of an attempt.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct LastResult {
     pub(crate) version: Version,
@@ -234,7 +203,6 @@ impl NodeReport {
         self.step == IDLE && self.reason.is_none()
     }
 
-    /// Returns whether its last attempt has failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.last.as_ref().is_some_and(LastResult::is_failure)
     }

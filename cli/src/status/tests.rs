@@ -4,7 +4,9 @@ use planner::plan::Action;
 use serde_json::json;
 
 use super::*;
-use crate::cluster::testing::{cluster, fleet, idle, node, now, operator, shadow};
+use crate::cluster::testing::{
+    cluster, condition, current, fleet, idle, last, node, now, one, operator, progress, shadow, with_expression,
+};
 use crate::cluster::{Part, Unread};
 use crate::fixtures::snapshot;
 
@@ -35,13 +37,10 @@ fn status_shows_reason_of_every_waiting_node() {
     let misplaced = json!({names::APPROVE_STEP_ANNOTATION: "1"});
     let blocked = json!({
         "currentVersion": "1.20.0",
-        "conditions": [{"type": "Blocked", "status": "True", "reason": "DrainBlocked",
-            "message": "the PodDisruptionBudget shop/web allows no disruption of shop/web-1; 1 pod(s) left",
-            "lastTransitionTime": "2026-01-01T00:00:00Z"}],
-        "progress": {"step": "Draining", "since": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:00Z",
-            "attempt": 2, "bootId": "b", "version": "1.20.5", "disruptive": true},
-        "record": {"failures": 1, "last": {"attempt": 1, "version": "1.20.5", "reason": "PrepareFailed",
-            "message": "no space", "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:00:00Z"}},
+        "conditions": [condition("Blocked", "DrainBlocked",
+            "the PodDisruptionBudget shop/web allows no disruption of shop/web-1; 1 pod(s) left")],
+        "progress": progress("Draining", 2),
+        "record": {"failures": 1, "last": last("PrepareFailed", "no space")},
     });
     let mut disabled = operator(
         &json!({"enabled": false, "version": {"target": "1.20.5"}}),
@@ -49,10 +48,8 @@ fn status_shows_reason_of_every_waiting_node() {
             "observedGeneration": 1,
             "waiting": [{"reason": "Disabled", "nodes": 2}, {"reason": "DrainBlocked", "nodes": 1}],
             "conditions": [
-                {"type": "Degraded", "status": "True", "reason": "CertificatesInvalid", "message": "brupop-ca: no key",
-                    "lastTransitionTime": "2026-01-01T00:00:00Z"},
-                {"type": "Blocked", "status": "True", "reason": "ExpressionFires",
-                    "message": "the expression errors returned job=\"web\"", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+                condition("Degraded", "CertificatesInvalid", "brupop-ca: no key"),
+                condition("Blocked", "ExpressionFires", "the expression errors returned job=\"web\""),
             ],
         }),
     );
@@ -99,10 +96,7 @@ fn status_shows_reason_of_every_waiting_node() {
 
 #[test]
 fn status_names_one_time_for_each_node_and_it_is_the_one_of_its_reason() {
-    let recorded = |reason: &str, message: &str| {
-        json!([{"type": "Blocked", "status": "True", "reason": reason, "message": message,
-            "lastTransitionTime": "2026-01-01T00:00:00Z"}])
-    };
+    let recorded = |reason: &str, message: &str| json!([condition("Blocked", reason, message)]);
     let hook = "waiting until 2026-01-01T00:12:00Z for hook(s) lb to answer the request 2/drain on the Node";
     let slot = json!({"observedGeneration": 1,
         "slots": [{"uid": "uid of a", "node": "a", "since": "2026-01-01T00:00:00Z"}]});
@@ -123,15 +117,13 @@ fn status_names_one_time_for_each_node_and_it_is_the_one_of_its_reason() {
     ] {
         let mut status = idle();
         status["conditions"] = conditions;
-        let since = if step == "Verifying" { "2026-01-01T00:08:20Z" } else { "2026-01-01T00:00:00Z" };
-        status["progress"] = json!({"step": step, "since": since, "started": "2026-01-01T00:00:00Z",
-            "attempt": 2, "bootId": "b", "version": "1.20.5", "disruptive": true});
+        status["progress"] = progress(step, 2);
         if step == "Verifying" {
+            status["progress"]["since"] = json!("2026-01-01T00:08:20Z");
             (status["state"], status["currentVersion"]) = (json!("RebootedIntoUpdate"), json!("1.20.5"));
         }
-        let shadow = shadow("a", status);
         let policy = json!({"health": {"after": {"soak": "5m"}}, "autoscaler": {"protect": false}});
-        let mut cluster = cluster(Some(operator(&policy, &slot)), vec![shadow], vec![node("a", &json!({}))]);
+        let mut cluster = one(operator(&policy, &slot), shadow("a", status));
         cluster.pods.insert("a".to_owned(), vec![]);
         let text = shown(&cluster, None);
         assert!(text.contains(expected), "{expected} is missing in:\n{text}");
@@ -142,24 +134,8 @@ fn status_names_one_time_for_each_node_and_it_is_the_one_of_its_reason() {
 
 #[test]
 fn status_shows_result_of_firing_fleet_expression() {
-    let policy = json!({
-        "prometheus": {"url": "http://prometheus:9090"},
-        "health": {"before": {"expressions": [{"name": "errors", "query": "errors > 0"}]}},
-    });
-    let firing = json!({
-        "observedGeneration": 1,
-        "conditions": [{"type": "Blocked", "status": "True", "reason": "ExpressionFires",
-            "message": "the expression errors returned job=\"web\"", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
-    });
-    let mut status = idle();
-    status["state"] = json!("StagedUpdate");
-    status["progress"] = json!({"step": "Staged", "since": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:00Z",
-        "attempt": 1, "bootId": "b", "version": "1.20.5"});
-    let mut staged = shadow("a", status);
-    staged["spec"] = json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b",
-        "host": {"refreshInterval": "1h"}});
-    let mut cluster = cluster(Some(operator(&policy, &firing)), vec![staged], vec![node("a", &json!({}))]);
-    cluster.pods.insert("a".to_owned(), vec![]);
+    let fires = condition("Blocked", "ExpressionFires", "the expression errors returned job=\"web\"");
+    let cluster = with_expression(&json!([fires]));
     let text = shown(&cluster, None);
     let row = text.lines().find(|line| line.trim_start().starts_with("a ")).unwrap();
     assert!(row.contains("ExpressionFires: the expression errors returned job=\"web\""), "{text}");
@@ -227,18 +203,13 @@ fn status_output_contains_no_reported_control_characters() {
             "currentVersion": "1.20.0", "variant": HOSTILE, "arch": HOSTILE,
             "failure": {"attempt": 1, "step": "StagedUpdate", "reason": "PrepareFailed", "message": HOSTILE,
                 "time": "2026-01-01T00:00:00Z"},
-            "conditions": [{"type": "Blocked", "status": "True", "reason": HOSTILE, "message": HOSTILE,
-                "lastTransitionTime": "2026-01-01T00:00:00Z"}],
-            "record": {"failures": 1, "last": {"attempt": 1, "version": "1.20.5", "reason": HOSTILE,
-                "message": HOSTILE, "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:00:00Z"}},
+            "conditions": [condition("Blocked", HOSTILE, HOSTILE)],
+            "record": {"failures": 1, "last": last(HOSTILE, HOSTILE)},
         },
     });
     let degraded = json!({
         "metadata": {"name": "default"}, "spec": {},
-        "status": {
-            "conditions": [{"type": "Degraded", "status": "True", "reason": "R", "message": HOSTILE,
-                "lastTransitionTime": "2026-01-01T00:00:00Z"}],
-        },
+        "status": {"conditions": [condition("Degraded", "R", HOSTILE)]},
     });
     let text = shown(&cluster(Some(degraded), vec![hostile], vec![]), None);
     let table = text.lines().skip_while(|line| !line.starts_with(" NODE"));
@@ -249,16 +220,11 @@ fn status_output_contains_no_reported_control_characters() {
 
 #[test]
 fn status_shows_earlier_operator_and_pauses_every_node() {
-    let firing = json!({
-        "observedGeneration": 1,
-        "conditions": [{"type": "Blocked", "status": "True", "reason": "EarlierOperatorRunning",
-            "message": "as recorded", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
-    });
+    let recorded = condition("Blocked", "EarlierOperatorRunning", "as recorded");
+    let firing = json!({"observedGeneration": 1, "conditions": [recorded]});
     let mut draining = idle();
-    draining["conditions"] = json!([{"type": "Blocked", "status": "True", "reason": "DrainBlocked",
-        "message": "from before", "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
-    draining["progress"] = json!({"step": "Draining", "since": "2026-01-01T00:00:00Z",
-        "started": "2026-01-01T00:00:00Z", "attempt": 2, "bootId": "b", "version": "1.20.5", "disruptive": true});
+    draining["conditions"] = json!([condition("Blocked", "DrainBlocked", "from before")]);
+    draining["progress"] = progress("Draining", 2);
     let mut cluster = cluster(
         Some(operator(&json!({}), &firing)),
         vec![shadow("a", idle()), shadow("b", draining)],
@@ -317,11 +283,7 @@ fn status_of_many_nodes_lists_those_with_something_to_see() {
     let mut nodes = Vec::new();
     for number in 0..200 {
         let name = format!("n{number:03}");
-        let mut status = idle();
-        if number != 100 {
-            status["updates"] = json!({"availableVersions": [], "lastRefresh": "2026-01-01T00:00:00Z"});
-        }
-        shadows.push(shadow(&name, status));
+        shadows.push(shadow(&name, if number == 100 { idle() } else { current() }));
         nodes.push(node(&name, &if number == 150 { json!({names::HOLD_ANNOTATION: ""}) } else { json!({}) }));
     }
     let cluster =
@@ -354,10 +316,8 @@ fn attempt_that_was_ended_from_outside_is_no_failure() {
         ("New", true),
     ] {
         let mut status = idle();
-        status["record"] = json!({"last": {"attempt": 1, "version": "1.20.5", "reason": reason, "message": "",
-            "started": "2026-01-01T00:01:00Z", "ended": "2026-01-01T00:02:00Z"}});
-        let operator = operator(&json!({}), &json!({"observedGeneration": 1}));
-        let cluster = cluster(Some(operator), vec![shadow("a", status)], vec![node("a", &json!({}))]);
+        status["record"] = json!({"last": last(reason, "")});
+        let cluster = one(operator(&json!({}), &json!({"observedGeneration": 1})), shadow("a", status));
         assert_eq!(report(&cluster, now()).nodes[0].has_failed(), is_failure, "{reason}");
     }
 }
@@ -388,8 +348,7 @@ fn status_names_rejected_fields_and_the_policy_in_force() {
             "There is no valid policy to go back to: nothing new starts, and updates without a reboot permit end.",
         ),
     ] {
-        let cluster = cluster(Some(operator(&spec, &status)), vec![shadow("a", idle())], vec![node("a", &json!({}))]);
-        let text = shown(&cluster, None);
+        let text = shown(&one(operator(&spec, &status), shadow("a", idle())), None);
         assert!(text.contains("Rejected:  spec.schedule.windows[0].timeZone: 'Mars/Base' is no time zone"), "{text}");
         assert!(text.contains(sentence), "{text}");
     }

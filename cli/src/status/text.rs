@@ -17,17 +17,14 @@ const LISTED: usize = 50;
 /// Number of nodes that a line names.
 const NAMED: usize = 3;
 
-/// The form of the text.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Look {
     /// Maximum width of a line; `None`: every text in full.
     pub(crate) width: Option<usize>,
     pub(crate) colour: bool,
-    /// True if all nodes are listed.
     pub(crate) all: bool,
 }
 
-/// Returns the state of the fleet as text.
 pub(crate) fn render(report: &Report, look: Look) -> Page {
     let mut page = Page::new(look.colour);
     head(&mut page, report, look);
@@ -248,7 +245,6 @@ fn row(node: &NodeReport, wide: bool, now: Timestamp) -> [Cell; 6] {
     ]
 }
 
-/// Returns the emphasis of a reason.
 pub(crate) fn reason_style(reason: Option<&str>) -> Style {
     match reason.and_then(|reason| reason.parse::<WaitReason>().ok()) {
         Some(WaitReason::Frozen | WaitReason::Quarantined) => Style::Bad,

@@ -14,6 +14,7 @@ use super::steps::{Facts, Step};
 use crate::call::{call, code, if_there};
 use crate::page::print_line;
 use crate::preflight::KUBECTL;
+use crate::uninstall::api;
 
 /// Field manager of what is there for the takeover alone.
 const MANAGER: &str = "brupop-takeover";
@@ -80,7 +81,6 @@ impl Step {
     }
 }
 
-/// Carries out a step.
 pub(super) async fn carry_out(client: &Client, facts: &Facts, step: &Step) -> anyhow::Result<()> {
     match step {
         Step::CreateNamespace => create_namespace(client).await,
@@ -101,17 +101,11 @@ pub(super) async fn carry_out(client: &Client, facts: &Facts, step: &Step) -> an
             }
             Ok(())
         }
-        Step::DeleteShadows(shadows) => {
+        Step::DeleteShadows(shadows) | Step::DeleteOwnShadows(shadows) => {
+            let note = if matches!(step, Step::DeleteShadows(_)) { ", which is recorded" } else { "" };
             for shadow in shadows {
                 delete(client, &shadow.kept, &shadow.uid, Some(&shadow.version)).await?;
-                print_line(format_args!("deleted {}, which is recorded", shadow.id()));
-            }
-            Ok(())
-        }
-        Step::DeleteOwnShadows(shadows) => {
-            for shadow in shadows {
-                delete(client, &shadow.kept, &shadow.uid, Some(&shadow.version)).await?;
-                print_line(format_args!("deleted {}", shadow.id()));
+                print_line(format_args!("deleted {}{note}", shadow.id()));
             }
             Ok(())
         }
@@ -146,16 +140,9 @@ pub(super) async fn carry_out(client: &Client, facts: &Facts, step: &Step) -> an
     }
 }
 
-/// Returns the API for an object, its name, and the resource's name for messages.
-fn api(client: &Client, object: &Value) -> anyhow::Result<(Api<DynamicObject>, String, String)> {
-    let (api, resource, name) = crate::uninstall::api(client, object)?;
-    let within = object["metadata"]["namespace"].as_str().map(|namespace| format!(" in {namespace}"));
-    Ok((api, name, format!("{}{}", resource.plural, within.unwrap_or_default())))
-}
-
 /// Creates an object: nothing is overwritten.
 async fn create(client: &Client, object: Value) -> anyhow::Result<()> {
-    let (api, _, resource) = api(client, &object)?;
+    let (api, resource, _) = api(client, &object)?;
     let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
     let object: DynamicObject = serde_json::from_value(object)?;
     let namespace = object.metadata.namespace.clone().unwrap_or_default();
@@ -170,7 +157,7 @@ async fn create(client: &Client, object: Value) -> anyhow::Result<()> {
 
 /// Deletes this very object, with its pods if it is a workload. One that is gone is done.
 async fn delete(client: &Client, object: &Value, uid: &str, version: Option<&str>) -> anyhow::Result<()> {
-    let (api, name, resource) = api(client, object)?;
+    let (api, resource, name) = api(client, object)?;
     let only = Preconditions { uid: Some(uid.to_owned()), resource_version: version.map(str::to_owned) };
     let params = DeleteParams::background().preconditions(only);
     if_there(call(&format!("delete {resource}"), api.delete(&name, &params)).await)?;
@@ -227,7 +214,7 @@ async fn create_shadow(client: &Client, node: &str, uid: &str) -> anyhow::Result
 
 /// Creates a shadow as it was, or writes the rest of it if it exists.
 async fn restore_shadow(client: &Client, shadow: &Value) -> anyhow::Result<()> {
-    let (api, name, resource) = api(client, shadow)?;
+    let (api, resource, name) = api(client, shadow)?;
     let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
     // A merge patch would leave out what is null.
     let whole = |part: &str| -> anyhow::Result<Patch<()>> {
@@ -281,27 +268,21 @@ async fn prune(client: &Client, facts: &Facts, versions: &[String]) -> anyhow::R
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::api::ApiResource;
 
     use super::super::facts::shadow_resource;
     use super::*;
 
-    /// The names of the resources are made from the kinds: the plural of each is regular.
+    /// Those that are in no manifest: the plural of each is regular, as of those that are deployed.
     #[tokio::test]
     async fn api_of_each_written_object_has_its_path() {
         let client = Client::try_from(kube::Config::new("http://localhost".parse().unwrap())).unwrap();
-        let [policy, binding] = deploy::takeover::read_only_policy();
         let namespaced = |resource: ApiResource| {
             let meta = json!({"name": "a", "namespace": "n"});
             json!({"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta})
         };
         for (object, path) in [
-            (policy, "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"),
-            (binding, "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"),
-            (namespaced(ApiResource::erase::<DaemonSet>(&())), "/apis/apps/v1/namespaces/n/daemonsets"),
-            (namespaced(ApiResource::erase::<Deployment>(&())), "/apis/apps/v1/namespaces/n/deployments"),
             (namespaced(ApiResource::erase::<ConfigMap>(&())), "/api/v1/namespaces/n/configmaps"),
             (namespaced(shadow_resource("v2")), "/apis/brupop.bottlerocket.aws/v2/namespaces/n/bottlerocketshadows"),
         ] {

@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams, PostParams};
 use kube::{Client, Resource, ResourceExt as _};
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::record::{self, Record};
 use super::settle::{First, Report, unsettled};
 use super::steps::{Definition, Facts, Live, Phase, ReadOnly};
-use crate::call::{call, code, if_there, list};
+use crate::call::{self, call, code, if_there, list, list_in};
 
 /// Time for which no shadow of the earlier operator is to be seen before the definition forgets its versions: an API
 /// server that has not yet heard of v3 may still store an object in v2.
@@ -28,7 +28,6 @@ const DELAY: SignedDuration = SignedDuration::from_secs(5);
 /// Number of writes in a row that have to be refused. Each may reach another API server.
 const REFUSALS: usize = 3;
 
-/// Namespace of the kubelets' Leases.
 const NODE_LEASES: &str = "kube-node-lease";
 
 /// Observations that take time. They are the only thing that a command does not find again after an interruption: then
@@ -45,8 +44,7 @@ pub(super) fn untyped<K: Resource<DynamicType = ()>>(client: &Client) -> Api<Dyn
     Api::all_with(client.clone(), &ApiResource::erase::<K>(&()))
 }
 
-/// Returns the kind of the shadows at a version.
-pub(super) fn shadow_resource(version: &str) -> ApiResource {
+pub(crate) fn shadow_resource(version: &str) -> ApiResource {
     let mut resource = ApiResource::erase::<BottlerocketShadow>(&());
     resource.api_version = format!("{GROUP}/{version}");
     version.clone_into(&mut resource.version);
@@ -116,8 +114,7 @@ pub(super) async fn gather(
 }
 
 async fn nodes(client: &Client) -> anyhow::Result<BTreeMap<String, NodeFacts>> {
-    let nodes = list(&Api::<Node>::all(client.clone()), ListParams::default(), "list nodes").await?;
-    Ok(nodes.iter().filter_map(NodeFacts::project).map(|node| (node.name.clone(), node)).collect())
+    Ok(call::nodes(client).await?.iter().filter_map(NodeFacts::project).map(|node| (node.name.clone(), node)).collect())
 }
 
 async fn namespace_exists(client: &Client) -> anyhow::Result<bool> {
@@ -140,9 +137,8 @@ async fn installed(client: &Client) -> anyhow::Result<bool> {
 }
 
 pub(crate) async fn record(client: &Client) -> anyhow::Result<Record> {
-    let api: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let labelled = ListParams::default().labels(&format!("{APPLICATION_LABEL}={APPLICATION}"));
-    Record::read(&list(&api, labelled, &format!("list configmaps in {SYSTEM_NAMESPACE}")).await?)
+    Record::read(&list_in::<ConfigMap>(client, SYSTEM_NAMESPACE, labelled).await?)
 }
 
 async fn definition(client: &Client) -> anyhow::Result<Option<Definition>> {
@@ -256,8 +252,7 @@ async fn reports(
     if reports.is_empty() {
         return Ok(reports);
     }
-    let leases: Api<Lease> = Api::namespaced(client.clone(), NODE_LEASES);
-    for lease in list(&leases, ListParams::default(), &format!("list leases in {NODE_LEASES}")).await? {
+    for lease in list_in::<Lease>(client, NODE_LEASES, ListParams::default()).await? {
         if let Some(report) = reports.get_mut(&lease.name_any())
             && let Some(time) = lease.spec.and_then(|spec| spec.renew_time)
         {

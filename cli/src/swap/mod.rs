@@ -18,13 +18,11 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
-use k8s_openapi::api::core::v1::Node;
 use kube::Client;
-use kube::api::{Api, ListParams};
 use tokio::time::Instant;
 
-pub(crate) use self::facts::record;
 use self::facts::{Memory, gather, is_under_way};
+pub(crate) use self::facts::{record, shadow_resource};
 use self::steps::{Facts, Next, Phase, Step, Waiting};
 use crate::call::{self, code};
 use crate::clock::span;
@@ -59,14 +57,13 @@ pub(crate) struct Options {
     settle: models::duration::Duration,
 }
 
-/// Moves the cluster to this operator.
-pub(crate) async fn swap(client: Client, options: &Options) -> anyhow::Result<()> {
+pub(crate) async fn swap(client: &Client, options: &Options) -> anyhow::Result<()> {
     let question = "This stops the earlier operator and replaces its shadows and their definition by this operator's. \
                     Everything is recorded first. Continue? [y/N]";
-    if run(&client, options, question, steps::next).await?.is_none() {
+    if run(client, options, question, steps::next).await?.is_none() {
         return Ok(());
     }
-    let facts = gather(&client, &mut Memory::default(), options.settle.signed(), false).await?;
+    let facts = gather(client, &mut Memory::default(), options.settle.signed(), false).await?;
     if facts.phase() == Phase::Absent {
         print_line(if facts.record.is_empty() {
             "there is no earlier operator in this cluster; install this one by docs/install.md"
@@ -76,9 +73,8 @@ pub(crate) async fn swap(client: Client, options: &Options) -> anyhow::Result<()
         });
         return Ok(());
     }
-    let releases = Releases::read(&client, &facts.record.tools()).await;
-    let nodes: Api<Node> = Api::all(client);
-    let nodes = call::list(&nodes, ListParams::default(), "list nodes").await?;
+    let releases = Releases::read(client, &facts.record.tools()).await;
+    let nodes = call::nodes(client).await?;
     print_line("the cluster is moved to this operator");
     for line in ending::lines(&facts.record, &releases, &facts.kept_shadows(), &nodes) {
         print_line(line);
@@ -86,15 +82,13 @@ pub(crate) async fn swap(client: Client, options: &Options) -> anyhow::Result<()
     Ok(())
 }
 
-/// Puts the earlier operator back.
-pub(crate) async fn undo(client: Client, options: &Options) -> anyhow::Result<()> {
+pub(crate) async fn undo(client: &Client, options: &Options) -> anyhow::Result<()> {
     let question = "This puts the earlier operator back as it was recorded. Continue? [y/N]";
-    match run(&client, options, question, undo::next).await? {
+    match run(client, options, question, undo::next).await? {
         None => {}
         Some(0) => print_line("nothing was changed: there is no record of an earlier operator"),
         Some(_) => {
-            let nodes: Api<Node> = Api::all(client);
-            let nodes = call::list(&nodes, ListParams::default(), "list nodes").await?;
+            let nodes = call::nodes(client).await?;
             let cordoned =
                 nodes.iter().filter(|node| node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true)));
             let cordoned: Vec<String> = cordoned.filter_map(|node| node.metadata.name.clone()).collect();
@@ -306,7 +300,6 @@ impl Waiting {
     }
 }
 
-/// Names the first few of many.
 fn first(all: &[String]) -> String {
     const SHOWN: usize = 5;
     let more = all.len().saturating_sub(SHOWN);

@@ -44,7 +44,6 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// Returns the identity of an object.
 pub(super) fn id(object: &Value) -> Id {
     let meta = &object["metadata"];
     (text(&object["kind"]), text(&meta["namespace"]), text(&meta["name"]))
@@ -98,7 +97,6 @@ impl Record {
         Ok(record)
     }
 
-    /// Adds objects.
     pub(super) fn add(&mut self, objects: &[Value]) {
         self.objects.extend(objects.iter().map(|object| (id(object), object.clone())));
     }
@@ -120,7 +118,6 @@ impl Record {
         })
     }
 
-    /// Returns the kept objects of a kind.
     pub(crate) fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
         self.objects.iter().filter(move |(id, _)| id.0 == kind).map(|(_, object)| object)
     }
@@ -134,7 +131,6 @@ impl Record {
             .collect()
     }
 
-    /// Returns true if nothing is kept.
     pub(super) fn is_empty(&self) -> bool {
         self.maps.is_empty()
     }

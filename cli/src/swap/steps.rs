@@ -34,26 +34,21 @@ impl Live {
     }
 }
 
-/// The definition of the shadows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Definition {
     pub(super) live: Live,
-    /// All versions.
     pub(super) versions: Vec<String>,
     /// The latest of the earlier operator's versions that is served.
     pub(super) readable: Option<String>,
-    /// Version that objects are stored in.
     pub(super) storage: String,
     /// `status.storedVersions`.
     pub(super) stored: Vec<String>,
-    /// True if it is being deleted.
     pub(super) deleting: bool,
 }
 
 /// The progress of the takeover, as the definition shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// There is no definition.
     Absent,
     /// The earlier operator's.
     Earlier,
@@ -63,7 +58,6 @@ pub(super) enum Phase {
     Ours,
     /// All of v1, v2 and v3, stored in one of the earlier operator's: `undo` is under way.
     Returning,
-    /// None of these.
     Other,
 }
 
@@ -122,7 +116,6 @@ pub(super) struct ReadOnly {
     pub(super) refusal: Option<String>,
 }
 
-/// Everything that a decision needs.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     pub(super) now: Timestamp,
@@ -132,7 +125,6 @@ pub(super) struct Facts {
     pub(super) definition: Option<Definition>,
     /// The earlier operator's Deployments and DaemonSets, without those that are being deleted.
     pub(super) workloads: Vec<Live>,
-    /// True if this operator is installed.
     pub(super) installed: bool,
     /// The earlier operator's pods that have not ended.
     pub(super) pods: Vec<String>,
@@ -196,7 +188,6 @@ pub(super) enum Waiting {
     Stored,
 }
 
-/// The result of a decision.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Next {
     Act(Step),
@@ -240,7 +231,6 @@ impl Facts {
     }
 }
 
-/// Returns the next step of `swap`.
 pub(super) fn next(facts: &Facts) -> Next {
     unknown(facts)
         .or_else(|| obstacle(facts))
@@ -393,7 +383,6 @@ fn node_of(shadow: &Live) -> (&str, &Live) {
     (node_of_kept(&shadow.kept), shadow)
 }
 
-/// Returns the name of the node of a shadow that is kept.
 pub(super) fn node_of_kept(shadow: &Value) -> &str {
     names::node_of_shadow(shadow["metadata"]["name"].as_str().unwrap_or_default())
 }

@@ -76,7 +76,6 @@ fn reported_disarmed(facts: &Facts) -> BTreeSet<&str> {
     disarmed.map(|shadow| node_of_kept(&shadow.kept)).collect()
 }
 
-/// Returns the next step.
 pub(super) fn next(facts: &Facts) -> Next {
     if let Some(reason) = unknown(facts).or_else(|| installed(facts)) {
         return Next::Blocked(reason);

@@ -15,7 +15,6 @@ use crate::helm::Releases;
 use crate::marks::{NodeState, Tool};
 use crate::uninstall::is_marked;
 
-/// Everything that was read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     /// The reason why the cluster's version is too old, if it is.
@@ -84,7 +83,6 @@ pub(super) enum Conversion {
     Fails(String),
 }
 
-/// The definition of the shadows.
 #[derive(Clone, Debug)]
 pub(super) struct Definition {
     pub(super) versions: Vec<String>,
@@ -181,12 +179,10 @@ impl Workload {
         format!("{} {}/{}", self.kind, self.namespace, self.name)
     }
 
-    /// Returns whether it makes this pod.
     pub(super) fn makes(&self, pod: &OperatorPod) -> bool {
         self.namespace == pod.namespace && self.selector.iter().all(|(name, value)| pod.labels.get(name) == Some(value))
     }
 
-    /// Returns the tags of its images.
     pub(super) fn tags(&self) -> impl Iterator<Item = &str> {
         self.images.iter().filter_map(|image| {
             let name = image.rsplit('/').next()?.split('@').next()?;
@@ -195,7 +191,6 @@ impl Workload {
     }
 }
 
-/// A pod of the earlier operator.
 #[derive(Clone, Debug)]
 pub(super) struct OperatorPod {
     pub(super) namespace: String,

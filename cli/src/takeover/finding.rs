@@ -1,12 +1,14 @@
 //! Findings, as each check returns them.
 
+use serde::Serialize;
+
 use crate::advice::some;
 
 /// Longest list of names in a sentence.
 pub(super) const NAMED: usize = 10;
 
 /// The importance of a finding, the greatest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(super) enum Severity {
     /// The takeover cannot begin.
     Blocks,
@@ -16,25 +18,13 @@ pub(super) enum Severity {
     Note,
 }
 
-impl Severity {
-    /// The severity as one fixed word.
-    pub(super) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Blocks => "Blocks",
-            Self::First => "First",
-            Self::Note => "Note",
-        }
-    }
-}
-
 /// A fact with its consequence.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
     pub(super) severity: Severity,
     /// One fixed word.
     pub(super) reason: &'static str,
     pub(super) text: String,
-    /// Commands to type.
     pub(super) run: Vec<String>,
 }
 

@@ -113,33 +113,31 @@ fn definition(facts: &Facts, found: &mut Vec<Finding>) {
     }
 }
 
+/// Fills these names into the text of a finding; `None` without any.
+fn about<'a>(names: impl IntoIterator<Item = &'a str>, mut finding: Finding) -> Option<Finding> {
+    let names = list(names);
+    finding.text = finding.text.replacen("<names>", &names, 1);
+    (!names.is_empty()).then_some(finding)
+}
+
 fn pods(facts: &Facts, found: &mut Vec<Finding>) {
     let made = |pod: &&super::facts::OperatorPod| facts.workloads.iter().any(|workload| workload.makes(pod));
     let alone: Vec<_> = facts.pods.iter().filter(|pod| !made(pod)).collect();
-    if !alone.is_empty() {
-        let names: Vec<String> = alone.iter().map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
-        let deletions = alone.iter().map(|pod| format!("kubectl delete pod -n {} {}", pod.namespace, pod.name));
-        found.push(
-            Finding::blocks(
-                "PodsWithoutWorkload",
-                format!(
-                    "pods of the earlier operator that no Deployment or DaemonSet of it makes: {}; the takeover waits \
-                     until they are gone. Delete what makes them, then the pods",
-                    list(names.iter().map(String::as_str))
-                ),
-            )
-            .run(deletions.take(NAMED)),
-        );
-    }
+    let names: Vec<String> = alone.iter().map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
+    let deletions = alone.iter().map(|pod| format!("kubectl delete pod -n {} {}", pod.namespace, pod.name));
+    let finding = Finding::blocks(
+        "PodsWithoutWorkload",
+        "pods of the earlier operator that no Deployment or DaemonSet of it makes: <names>; the takeover waits until they are \
+         gone. Delete what makes them, then the pods",
+    );
+    found.extend(about(names.iter().map(String::as_str), finding.run(deletions.take(NAMED))));
     let first: Vec<String> =
         facts.workloads.iter().filter(|w| w.first_releases).map(super::facts::Workload::id).collect();
-    if !first.is_empty() {
-        let text = format!(
-            "{} is of the releases 0.1, which delete pods without regard to budgets and reboot also after a failed drain",
-            list(first.iter().map(String::as_str))
-        );
-        found.push(Finding::note("FirstReleases", text));
-    }
+    let finding = Finding::note(
+        "FirstReleases",
+        "<names> is of the releases 0.1, which delete pods without regard to budgets and reboot also after a failed drain",
+    );
+    found.extend(about(first.iter().map(String::as_str), finding));
 }
 
 /// Returns the nodes of the shadows for which `holds`. A node may have shadows in several namespaces.
@@ -167,69 +165,66 @@ pub(super) fn without_shadow(facts: &Facts) -> Vec<&str> {
 }
 
 fn shadows(facts: &Facts, found: &mut Vec<Finding>) {
-    if !facts.unreadable.is_empty() {
-        found.push(Finding::blocks(
-            "ShadowsUnreadable",
-            format!(
-                "the API server returns these shadows in no version: {}; the takeover keeps every shadow before it \
-                 deletes one. Repair them, or delete them",
-                list(facts.unreadable.iter().map(String::as_str))
-            ),
-        ));
-    }
-    let about = |nodes: &[&str]| list(nodes.iter().copied());
-    let under_way = nodes_where(facts, |shadow| shadow.state.is_under_way());
-    if !under_way.is_empty() {
-        found.push(Finding::first(
-            "UpdatesUnderWay",
-            format!(
-                "updates are under way on {}: the takeover stops them where they are, and this operator plans these nodes \
-                 again. Better wait until none is under way",
-                about(&under_way)
-            ),
-        ));
-    }
-    let reboot = nodes_where(facts, |shadow| shadow.state.may_reboot());
-    if !reboot.is_empty() {
-        found.push(Finding::first(
-            "MayReboot",
-            format!(
-                "these nodes may be about to reboot, also after the earlier operator is stopped: {}; the takeover waits \
-                 for them",
-                about(&reboot)
-            ),
-        ));
-    }
-    let armed = nodes_where(facts, |shadow| shadow.state.may_be_armed());
-    if !armed.is_empty() {
-        found.push(Finding::note(
-            "MayBeArmed",
-            format!(
-                "the hosts of these nodes may be armed, so that any reboot takes the new version: {}. If one is, this \
-                 operator shows HostArmedByOther for it after the takeover; reboot it, or let it be disarmed then",
-                about(&armed)
-            ),
-        ));
-    }
-    let lost = without_node(facts);
-    if !lost.is_empty() {
-        let text = format!("shadows whose Node does not exist any more: {}; they are not taken over", about(&lost));
-        found.push(Finding::note("ShadowsWithoutNode", text));
-    }
     let missing = without_shadow(facts);
     // From v3 on, the nodes get this operator's shadows.
     let before = facts.definition.as_ref().is_some_and(|d| !d.versions.iter().any(|version| version == "v3"));
-    if !missing.is_empty() && before {
-        let text = format!(
-            "nodes with the label {}={} and without a shadow: {}; the earlier operator has not updated them, and this one will. \
-             Remove the label from those that are to stay as they are",
-            names::INTERFACE_LABEL,
-            names::INTERFACE_VERSION,
-            about(&missing)
-        );
-        let removal = |node: &&str| format!("kubectl label node {node} {}-", names::INTERFACE_LABEL);
-        found.push(Finding::first("NodesWithoutShadow", text).run(missing.iter().take(NAMED).map(removal)));
-    }
+    let removal = |node: &&str| format!("kubectl label node {node} {}-", names::INTERFACE_LABEL);
+    let removals: Vec<String> = missing.iter().take(NAMED).map(removal).collect();
+    let all = [
+        (
+            facts.unreadable.iter().map(String::as_str).collect::<Vec<_>>(),
+            Finding::blocks(
+                "ShadowsUnreadable",
+                "the API server returns these shadows in no version: <names>; the takeover keeps every shadow before it deletes \
+                 one. Repair them, or delete them",
+            ),
+        ),
+        (
+            nodes_where(facts, |shadow| shadow.state.is_under_way()),
+            Finding::first(
+                "UpdatesUnderWay",
+                "updates are under way on <names>: the takeover stops them where they are, and this operator plans these nodes \
+                 again. Better wait until none is under way",
+            ),
+        ),
+        (
+            nodes_where(facts, |shadow| shadow.state.may_reboot()),
+            Finding::first(
+                "MayReboot",
+                "these nodes may be about to reboot, also after the earlier operator is stopped: <names>; the takeover waits \
+                 for them",
+            ),
+        ),
+        (
+            nodes_where(facts, |shadow| shadow.state.may_be_armed()),
+            Finding::note(
+                "MayBeArmed",
+                "the hosts of these nodes may be armed, so that any reboot takes the new version: <names>. If one is, this \
+                 operator shows HostArmedByOther for it after the takeover; reboot it, or let it be disarmed then",
+            ),
+        ),
+        (
+            without_node(facts),
+            Finding::note(
+                "ShadowsWithoutNode",
+                "shadows whose Node does not exist any more: <names>; they are not taken over",
+            ),
+        ),
+        (
+            if before { missing } else { Vec::new() },
+            Finding::first(
+                "NodesWithoutShadow",
+                format!(
+                    "nodes with the label {}={} and without a shadow: <names>; the earlier operator has not updated them, and \
+                     this one will. Remove the label from those that are to stay as they are",
+                    names::INTERFACE_LABEL,
+                    names::INTERFACE_VERSION
+                ),
+            )
+            .run(removals),
+        ),
+    ];
+    found.extend(all.into_iter().filter_map(|(names, finding)| about(names, finding)));
 }
 
 /// Returns the nodes whose cordon is most likely the earlier operator's, and the other cordoned nodes.
@@ -244,54 +239,47 @@ pub(super) fn balancer_labels(facts: &Facts) -> Vec<&NodeState> {
     labelled.filter(|node| facts.is_of_earlier(node)).collect()
 }
 
-/// Returns the names of nodes in one text.
-fn about(nodes: &[&NodeState]) -> String {
-    list(nodes.iter().map(|node| node.name.as_str()))
+fn names_of<'a>(nodes: &'a [&NodeState]) -> impl Iterator<Item = &'a str> {
+    nodes.iter().map(|node| node.name.as_str())
 }
 
-/// Returns a command for each of the first nodes.
-fn commands(nodes: &[&NodeState], command: impl Fn(&NodeState) -> String) -> Vec<String> {
-    nodes.iter().take(NAMED).map(|node| command(node)).collect()
+/// Returns a finding about these nodes with a command for each of the first ones; `None` without any.
+fn with_commands(nodes: &[&NodeState], finding: Finding, command: impl Fn(&NodeState) -> String) -> Option<Finding> {
+    about(names_of(nodes), finding.run(nodes.iter().take(NAMED).map(|node| command(node))))
 }
 
 fn nodes(facts: &Facts, found: &mut Vec<Finding>) {
     found.extend(not_ready(facts));
     found.extend(own_cordons(facts));
     found.extend(other_cordons(facts));
-    let balancer = balancer_labels(facts);
-    if !balancer.is_empty() {
-        let text = format!(
-            "labels that keep nodes out of external load balancers, most likely the earlier operator's: {}. They stay after \
-             the takeover. Remove them once the earlier operator is stopped",
-            about(&balancer)
-        );
-        let removal = |node: &NodeState| format!("kubectl label node {} {}-", node.name, names::BALANCER_LABEL);
-        found.push(Finding::note("BalancerLabelsOfEarlierOperator", text).run(commands(&balancer, removal)));
-    }
+    let finding = Finding::note(
+        "BalancerLabelsOfEarlierOperator",
+        "labels that keep nodes out of external load balancers, most likely the earlier operator's: <names>. They stay after the \
+         takeover. Remove them once the earlier operator is stopped",
+    );
+    found.extend(with_commands(&balancer_labels(facts), finding, |node| {
+        format!("kubectl label node {} {}-", node.name, names::BALANCER_LABEL)
+    }));
     let marked: Vec<&NodeState> = facts.nodes.iter().filter(|node| node.is_marked()).collect();
-    if !marked.is_empty() {
-        let text =
-            format!("annotations and labels of the releases 0.1, which nothing reads any more: {}", about(&marked));
-        let removal = |node: &NodeState| {
-            let name = &node.name;
-            let annotations = node.old_annotations.iter().map(|name| format!("{name}-")).collect::<Vec<_>>().join(" ");
-            let annotate = (!annotations.is_empty()).then(|| format!("kubectl annotate node {name} {annotations}"));
-            let label = node.old_label.as_ref().map(|label| format!("kubectl label node {name} {label}-"));
-            annotate.into_iter().chain(label).collect::<Vec<_>>().join(" && ")
-        };
-        found.push(Finding::note("MarksOfFirstReleases", text).run(commands(&marked, removal)));
-    }
+    let finding = Finding::note(
+        "MarksOfFirstReleases",
+        "annotations and labels of the releases 0.1, which nothing reads any more: <names>",
+    );
+    found.extend(with_commands(&marked, finding, |node| {
+        let name = &node.name;
+        let annotations = node.old_annotations.iter().map(|name| format!("{name}-")).collect::<Vec<_>>().join(" ");
+        let annotate = (!annotations.is_empty()).then(|| format!("kubectl annotate node {name} {annotations}"));
+        let label = node.old_label.as_ref().map(|label| format!("kubectl label node {name} {label}-"));
+        annotate.into_iter().chain(label).collect::<Vec<_>>().join(" && ")
+    }));
     let other_value = |node: &&NodeState| node.interface.is_some() && !node.is_labelled();
     let other_value: Vec<&NodeState> = facts.nodes.iter().filter(other_value).collect();
-    if !other_value.is_empty() {
-        let text = format!(
-            "nodes whose label {} has another value than {}: {}; this operator leaves them alone",
-            names::INTERFACE_LABEL,
-            names::INTERFACE_VERSION,
-            about(&other_value)
-        );
-        found.push(Finding::note("OtherInterfaceVersion", text));
-    }
+    let text = format!(
+        "nodes whose label {} has another value than {}: <names>; this operator leaves them alone",
+        names::INTERFACE_LABEL,
+        names::INTERFACE_VERSION
+    );
+    found.extend(about(names_of(&other_value), Finding::note("OtherInterfaceVersion", text)));
 }
 
 fn rights(facts: &Facts) -> Option<Finding> {
@@ -311,47 +299,37 @@ fn not_ready(facts: &Facts) -> Option<Finding> {
     let may_reboot = |node: &NodeState| facts.shadow_of(node).is_some_and(|shadow| shadow.state.may_reboot());
     let waited_for = |node: &&NodeState| !node.ready && node.is_labelled() && (runs || may_reboot(node));
     let nodes: Vec<&NodeState> = facts.nodes.iter().filter(waited_for).collect();
-    let text = format!(
-        "nodes that are not Ready: {}; the takeover waits until the earlier operator's pods on them have ended, which only their \
-         kubelets report. Repair these nodes, or delete those that are gone for good",
-        about(&nodes)
-    );
-    (!nodes.is_empty()).then(|| Finding::first("NodesNotReady", text))
+    let text = "nodes that are not Ready: <names>; the takeover waits until the earlier operator's pods on them have ended, which \
+                only their kubelets report. Repair these nodes, or delete those that are gone for good";
+    about(names_of(&nodes), Finding::first("NodesNotReady", text))
 }
 
 fn own_cordons(facts: &Facts) -> Option<Finding> {
     let (own, _) = cordons(facts);
-    if own.is_empty() {
-        return None;
-    }
     let idle = |node: &&NodeState| facts.shadow_of(node).is_none_or(|shadow| !shadow.state.is_under_way());
     let left: Vec<&NodeState> = own.iter().copied().filter(idle).collect();
-    let left = if left.is_empty() { String::new() } else { format!(" (no update is under way on {})", about(&left)) };
+    let left = match list(names_of(&left)).as_str() {
+        "" => String::new(),
+        left => format!(" (no update is under way on {left})"),
+    };
     let text = format!(
-        "cordons that are most likely the earlier operator's: {}{left}. They stay after the takeover, and this operator leaves \
-         such nodes alone. Uncordon them once the earlier operator is stopped",
-        about(&own)
+        "cordons that are most likely the earlier operator's: <names>{left}. They stay after the takeover, and this operator \
+         leaves such nodes alone. Uncordon them once the earlier operator is stopped"
     );
-    let uncordon = |node: &NodeState| format!("kubectl uncordon {}", node.name);
-    Some(Finding::note("CordonsOfEarlierOperator", text).run(commands(&own, uncordon)))
+    let finding = Finding::note("CordonsOfEarlierOperator", text);
+    with_commands(&own, finding, |node| format!("kubectl uncordon {}", node.name))
 }
 
 fn other_cordons(facts: &Facts) -> Option<Finding> {
     let (_, others) = cordons(facts);
-    if others.is_empty() {
-        return None;
-    }
     let with_owner = |node: &&NodeState| {
         let managers = node.cordon.as_ref().map(|owners| owners.managers.join(", ")).unwrap_or_default();
         format!("{} ({})", node.name, if managers.is_empty() { "no recorded manager" } else { &managers })
     };
     let with_owner: Vec<String> = others.iter().map(with_owner).collect();
-    let text = format!(
-        "cordons of other users or controllers, by field manager: {}. They stay. The earlier operator would remove such a \
-         cordon after an update; this one does not",
-        list(with_owner.iter().map(String::as_str))
-    );
-    Some(Finding::note("CordonsOfOthers", text))
+    let text = "cordons of other users or controllers, by field manager: <names>. They stay. The earlier operator would remove \
+                such a cordon after an update; this one does not";
+    about(with_owner.iter().map(String::as_str), Finding::note("CordonsOfOthers", text))
 }
 
 #[cfg(test)]

@@ -28,7 +28,8 @@ use self::facts::{Definition, Facts};
 use self::finding::Severity;
 use self::settings::Settings;
 use self::watch::{Snapshot, Trial};
-use crate::call::{call, code, list};
+use crate::call::{call, code, list_everywhere, nodes};
+use crate::files::read_text;
 use crate::marks::NodeState;
 use crate::page::{Page, complain, print_line, warn};
 use crate::swap;
@@ -96,19 +97,14 @@ pub(crate) struct WatchOptions {
     once: bool,
 }
 
-/// Runs one of the commands.
-pub(crate) async fn takeover(client: Client, namespace: &str, command: &Command) -> anyhow::Result<()> {
+pub(crate) async fn takeover(client: &Client, namespace: &str, command: &Command) -> anyhow::Result<()> {
     match command {
-        Command::Preflight(options) => preflight(&client, options).await,
-        Command::Settings(options) => settings(Some(&client), namespace, options).await,
-        Command::Watch(options) => watch(&client, namespace, options).await,
+        Command::Preflight(options) => preflight(client, options).await,
+        Command::Settings(options) => settings(Some(client), namespace, options).await,
+        Command::Watch(options) => watch(client, namespace, options).await,
         Command::Swap(options) => swap::swap(client, options).await,
         Command::Undo(options) => swap::undo(client, options).await,
     }
-}
-
-fn print(page: &Page) -> anyhow::Result<()> {
-    page.print().context("the standard output cannot be written")
 }
 
 async fn preflight(client: &Client, options: &PreflightOptions) -> anyhow::Result<()> {
@@ -117,9 +113,9 @@ async fn preflight(client: &Client, options: &PreflightOptions) -> anyhow::Resul
     if options.output.is_some() {
         let mut page = Page::default();
         page.json(&report::json(&facts, &findings))?;
-        print(&page)?;
+        page.print()?;
     } else {
-        print(&report::page(&facts, &findings, Some(terminal::width())))?;
+        report::page(&facts, &findings, Some(terminal::width())).print()?;
     }
     let blocking = findings.iter().filter(|finding| finding.severity == Severity::Blocks).count();
     if blocking > 0 {
@@ -136,7 +132,7 @@ pub(crate) async fn settings(
 ) -> anyhow::Result<()> {
     let windows = settings::windows(&options.window)?;
     let settings = match &options.values {
-        Some(path) => Settings::of_values(&read(path)?).with_context(|| {
+        Some(path) => Settings::of_values(&read_text(path)?).with_context(|| {
             format!("{} cannot be used as the values of the earlier operator's chart", path.display())
         })?,
         None => of_cluster(client.context("there is no connection to a cluster")?).await?,
@@ -146,7 +142,7 @@ pub(crate) async fn settings(
     settings::parse(&proposal.text)?;
     let mut page = Page::default();
     page.text(&proposal.text);
-    print(&page)?;
+    page.print()?;
     match proposal.question {
         Some(question) => bail!(
             "choose a maintenance window: {question}. Repeat the command with --window, such as \
@@ -175,10 +171,6 @@ async fn of_cluster(client: &Client) -> anyhow::Result<Settings> {
     Ok(Settings::of_workloads(&workloads))
 }
 
-fn read(path: &std::path::Path) -> anyhow::Result<String> {
-    std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))
-}
-
 async fn watch(client: &Client, namespace: &str, options: &WatchOptions) -> anyhow::Result<()> {
     let trial = trial(client, namespace, options).await?;
     let deadline = options.duration.map(|duration| Instant::now() + duration.0);
@@ -186,9 +178,9 @@ async fn watch(client: &Client, namespace: &str, options: &WatchOptions) -> anyh
     loop {
         match snapshot(client, &trial).await {
             Ok(snapshot) => {
-                print(&watch::render(&snapshot, &trial, namespace, Timestamp::now()))?;
+                watch::render(&snapshot, &trial, namespace, Timestamp::now()).print()?;
                 if !shown {
-                    print(&watch::assumptions())?;
+                    watch::assumptions().print()?;
                 }
                 shown = true;
             }
@@ -205,7 +197,7 @@ async fn watch(client: &Client, namespace: &str, options: &WatchOptions) -> anyh
 
 async fn trial(client: &Client, namespace: &str, options: &WatchOptions) -> anyhow::Result<Trial> {
     let (text, source) = match &options.policy {
-        Some(path) => (read(path)?, format!("the policy in {}", path.display())),
+        Some(path) => (read_text(path)?, format!("the policy in {}", path.display())),
         None => {
             let proposal = settings::propose(&of_cluster(client).await?, None, namespace);
             let source = "the policy that takeover settings proposes";
@@ -221,23 +213,20 @@ async fn trial(client: &Client, namespace: &str, options: &WatchOptions) -> anyh
     Ok(Trial::of(operator, policy, source))
 }
 
-/// Reads what the plan needs.
 async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     let found = call("get customresourcedefinitions", definitions.get_opt(DEFINITION)).await?;
     let Some(definition) = found.as_ref().map(Definition::of).filter(|definition| !definition.ours) else {
         bail!("there is no definition of the earlier operator's shadows: there is nothing to plan beside it");
     };
-    let nodes = survey::nodes(client).await?;
+    let nodes = nodes(client).await?;
     let facts = Facts {
         workloads: survey::workloads(client).await?,
         nodes: nodes.iter().map(NodeState::of).collect(),
         ..Facts::default()
     };
     let read = survey::shadows(client, &definition, &facts).await?;
-    let budgets: Api<PodDisruptionBudget> = Api::all(client.clone());
-    let right = "list poddisruptionbudgets in all namespaces";
-    let budgets = list(&budgets, ListParams::default(), right).await?;
+    let budgets: Vec<PodDisruptionBudget> = list_everywhere(client, ListParams::default()).await?;
     let mut snapshot = Snapshot {
         nodes,
         shadows: read.shadows,
@@ -246,10 +235,9 @@ async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
         ..Snapshot::default()
     };
     let next = watch::beginning(&snapshot, trial, Timestamp::now());
-    let pods: Api<Pod> = Api::all(client.clone());
     for node in next.into_keys().take(NODES_WITH_PODS) {
         let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
-        let found = list(&pods, on_node, "list pods in all namespaces").await?;
+        let found: Vec<Pod> = list_everywhere(client, on_node).await?;
         // The DaemonSets of the pods are taken as existing.
         let known = |pod: PodFacts| PodFacts { daemon_set_is: DaemonSetIs::There, ..pod };
         snapshot.pods.insert(node, found.iter().filter_map(PodFacts::project).map(known).collect());

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::facts::{Conversion, Definition, Facts};
 use super::finding::{Finding, Severity, list};
 use super::findings::{balancer_labels, cordons, generation, nodes_where, unknown, without_node, without_shadow};
-use crate::marks::{NodeState, Tool};
+use crate::marks::NodeState;
 use crate::page::{Page, Style};
 
 /// Returns the tags of the images, without repetition.
@@ -102,7 +102,7 @@ pub(super) fn json(facts: &Facts, findings: &[Finding]) -> Value {
     let workload = |workload: &super::facts::Workload| {
         json!({
             "kind": workload.kind, "namespace": workload.namespace, "name": workload.name,
-            "images": workload.images, "managedBy": tools(&workload.tools),
+            "images": workload.images, "managedBy": workload.tools,
         })
     };
     json!({
@@ -130,9 +130,7 @@ pub(super) fn json(facts: &Facts, findings: &[Finding]) -> Value {
             "balancerLabelsOfEarlierOperator": names(balancer_labels(facts)),
             "marksOfFirstReleases": names(marked.collect()),
         },
-        "findings": findings.iter().map(|finding| json!({
-            "severity": finding.severity.as_str(), "reason": finding.reason, "text": finding.text, "run": finding.run,
-        })).collect::<Vec<_>>(),
+        "findings": findings,
         "unknown": unknown(facts),
     })
 }
@@ -143,17 +141,6 @@ fn definition(definition: &Definition) -> Value {
         "storageVersion": definition.storage,
         "storedVersions": definition.stored,
         "webhook": word(&definition.conversion),
-        "managedBy": tools(&definition.tools),
+        "managedBy": definition.tools,
     })
-}
-
-fn tools(tools: &[Tool]) -> Vec<Value> {
-    let one = |tool: &Tool| match tool {
-        Tool::Helm { release, namespace } => json!({"tool": "Helm", "name": release, "namespace": namespace}),
-        Tool::ArgoCd { application } => json!({"tool": "ArgoCD", "name": application}),
-        Tool::Flux { kind, name, namespace } => {
-            json!({"tool": "Flux", "kind": kind, "name": name, "namespace": namespace})
-        }
-    };
-    tools.iter().map(one).collect()
 }

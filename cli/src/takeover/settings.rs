@@ -26,6 +26,11 @@ const MIDNIGHT: &str = "0:0:0";
 
 const DAY: u64 = 24 * 3600;
 
+/// Beginning of the comment about a schedule that the user has to choose.
+const CHOOSE: &str = "  # Choose when nodes may be taken out of service:";
+
+const NO_WINDOW: &str = "  # The earlier operator has no window: nodes may be taken out of service at any time.\n";
+
 /// A setting of the earlier operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Setting {
@@ -116,7 +121,6 @@ impl Settings {
     }
 }
 
-/// A proposed policy.
 #[derive(Clone, Debug)]
 pub(super) struct Proposal {
     /// The resource as YAML, with a comment for each value.
@@ -257,7 +261,7 @@ fn schedule(settings: &Settings, chosen: Option<&[MaintenanceWindow]>, text: &mu
     if let Some(cron) = cron {
         let _ = write!(
             text,
-            "  # Choose when nodes may be taken out of service: {}\n\
+            "{CHOOSE} {}\n\
              \x20 # is not translated. Its fields are second, minute, hour, day of month, month, day of week (1 is Sunday) and\n\
              \x20 # year, in UTC; all have to match, and its first two times decided whether it was a window or a moment.\n\
              \x20 # Without windows, nodes may be taken out of service at any time. Every Saturday from 02:00 to 06:00 would be:\n\
@@ -271,37 +275,27 @@ fn schedule(settings: &Settings, chosen: Option<&[MaintenanceWindow]>, text: &mu
     let (start, stop) = match (&settings.start, &settings.stop) {
         (Some(start), Some(stop)) => (start, stop),
         (None, None) => {
-            let _ = writeln!(
-                text,
-                "  # The earlier operator has no window: nodes may be taken out of service at any time."
-            );
+            text.push_str(NO_WINDOW);
             return None;
         }
         (Some(alone), None) | (None, Some(alone)) => {
             // The earlier controller does not start with one of the two variables.
-            let shown = alone.shown();
-            let _ = writeln!(
-                text,
-                "  # Choose when nodes may be taken out of service: {shown} is only one end of a window."
-            );
-            return Some(format!("{shown} is only one end of a window"));
+            let reason = format!("{} is only one end of a window", alone.shown());
+            let _ = writeln!(text, "{CHOOSE} {reason}.");
+            return Some(reason);
         }
     };
+    let (from, to) = (start.shown(), stop.shown());
     match daily(start.value.as_deref(), stop.value.as_deref()) {
         Daily::Always => {
-            let _ = writeln!(
-                text,
-                "  # The earlier operator has no window: nodes may be taken out of service at any time."
-            );
+            text.push_str(NO_WINDOW);
             None
         }
         Daily::Window(window) => {
             let _ = write!(
                 text,
-                "  # From {}\n  # and {}, in UTC.\n\
-                 \x20 # Releases with a cron expression, from 1.2.0 on, pass these on only if their manifest sets them.\n",
-                start.shown(),
-                stop.shown()
+                "  # From {from}\n  # and {to}, in UTC.\n\
+                 \x20 # Releases with a cron expression, from 1.2.0 on, pass these on only if their manifest sets them.\n"
             );
             write_windows(&[window], text);
             None
@@ -309,21 +303,14 @@ fn schedule(settings: &Settings, chosen: Option<&[MaintenanceWindow]>, text: &mu
         Daily::Equal => {
             let _ = write!(
                 text,
-                "  # Choose when nodes may be taken out of service: {}\n  # and {} are the same, \
-                 which means\n  # the whole day in releases before 1.2.0, and one hour from 1.2.0 on.\n",
-                start.shown(),
-                stop.shown()
+                "{CHOOSE} {from}\n  # and {to} are the same, which means\n\
+                 \x20 # the whole day in releases before 1.2.0, and one hour from 1.2.0 on.\n"
             );
-            Some(format!("{} and {} are the same time", start.shown(), stop.shown()))
+            Some(format!("{from} and {to} are the same time"))
         }
         Daily::Unreadable => {
-            let _ = write!(
-                text,
-                "  # Choose when nodes may be taken out of service: {}\n  # and {} are no times that are known here.\n",
-                start.shown(),
-                stop.shown()
-            );
-            Some(format!("{} and {} are no times of a day", start.shown(), stop.shown()))
+            let _ = writeln!(text, "{CHOOSE} {from}\n  # and {to} are no times that are known here.");
+            Some(format!("{from} and {to} are no times of a day"))
         }
     }
 }

@@ -5,11 +5,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DynamicObject, ListParams};
-use kube::core::GroupVersionKind;
-use kube::discovery::ApiResource;
 use kube::{Client, ResourceExt as _};
 use models::earlier;
 use models::names::{self, SHADOW_DEFINITION as DEFINITION};
@@ -17,9 +15,10 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::facts::{Conversion, Definition, Facts, OperatorPod, Shadow, Workload};
-use crate::call::{call, code, list};
+use crate::call::{call, code, list, list_everywhere, nodes};
 use crate::helm::Releases;
 use crate::marks::{NodeState, Tool};
+use crate::swap::{record, shadow_resource};
 
 /// Time limit of reading one shadow: a conversion webhook that does not answer keeps the API server waiting.
 const SHADOW_LIMIT: Duration = Duration::from_secs(10);
@@ -49,7 +48,7 @@ pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
     }
     // Before, the shadows themselves are there.
     if facts.definition.as_ref().is_some_and(|definition| definition.versions.iter().any(|version| version == "v3")) {
-        match crate::swap::record(client).await {
+        match record(client).await {
             Ok(record) => {
                 facts.recorded = record.of_kind("BottlerocketShadow").map(Shadow::of).collect();
                 facts.recorded_tools = record.of_kind("CustomResourceDefinition").flat_map(Tool::all_of_kept).collect();
@@ -68,24 +67,17 @@ pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
     Ok(facts)
 }
 
-/// Reads all Nodes.
-pub(super) async fn nodes(client: &Client) -> anyhow::Result<Vec<Node>> {
-    list(&Api::all(client.clone()), ListParams::default(), "list nodes").await
-}
-
 /// Reads the workloads of the earlier operator, in any namespace.
 pub(super) async fn workloads(client: &Client) -> anyhow::Result<Vec<Workload>> {
-    let (deployments, sets): (Api<Deployment>, Api<DaemonSet>) = (Api::all(client.clone()), Api::all(client.clone()));
-    let all = ListParams::default();
-    let deployments = list(&deployments, all.clone(), "list deployments in all namespaces").await?;
-    let sets = list(&sets, all, "list daemonsets in all namespaces").await?;
+    let deployments: Vec<Deployment> = list_everywhere(client, ListParams::default()).await?;
+    let sets: Vec<DaemonSet> = list_everywhere(client, ListParams::default()).await?;
     let deployments = deployments.iter().filter_map(Workload::of_deployment);
     Ok(deployments.chain(sets.iter().filter_map(Workload::of_daemon_set)).collect())
 }
 
 /// Reads the workloads of the earlier operator that `takeover swap` has recorded.
 pub(super) async fn recorded_workloads(client: &Client) -> anyhow::Result<Vec<Workload>> {
-    let record = crate::swap::record(client).await?;
+    let record = record(client).await?;
     let deployments = record.of_kind("Deployment").map(|object| Ok(Workload::of_deployment(&read_as(object)?)));
     let sets = record.of_kind("DaemonSet").map(|object| Ok(Workload::of_daemon_set(&read_as(object)?)));
     let all = deployments.chain(sets).collect::<anyhow::Result<Vec<_>>>()?.into_iter().flatten();
@@ -98,12 +90,10 @@ fn read_as<K: k8s_openapi::serde::de::DeserializeOwned>(object: &Value) -> anyho
 }
 
 async fn pods(client: &Client) -> anyhow::Result<Vec<OperatorPod>> {
-    let pods: Api<Pod> = Api::all(client.clone());
     let mut found = BTreeMap::new();
     for selector in earlier::pod_selectors() {
-        let params = ListParams::default().labels(&selector);
-        let found_pods = list(&pods, params, "list pods in all namespaces").await?;
-        found.extend(found_pods.iter().filter_map(|pod| Some((pod.uid()?, OperatorPod::of(pod)?))));
+        let pods: Vec<Pod> = list_everywhere(client, ListParams::default().labels(&selector)).await?;
+        found.extend(pods.iter().filter_map(|pod| Some((pod.uid()?, OperatorPod::of(pod)?))));
     }
     Ok(found.into_values().collect())
 }
@@ -116,14 +106,6 @@ pub(super) struct Shadows {
     unread: Vec<String>,
     /// True if there was no time to read all of them.
     pub(super) incomplete: bool,
-}
-
-fn api(client: &Client, version: &str, namespace: Option<&str>) -> Api<DynamicObject> {
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(names::GROUP, version, "BottlerocketShadow"));
-    match namespace {
-        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
-        None => Api::all_with(client.clone(), &resource),
-    }
 }
 
 fn read(shadow: &DynamicObject) -> Shadow {
@@ -140,7 +122,7 @@ fn readable(definition: &Definition) -> Vec<&'static str> {
 pub(super) async fn shadows(client: &Client, definition: &Definition, facts: &Facts) -> anyhow::Result<Shadows> {
     let versions = readable(definition);
     let Some(newest) = versions.first() else { return Ok(Shadows::default()) };
-    let all = api(client, newest, None);
+    let all: Api<DynamicObject> = Api::all_with(client.clone(), &shadow_resource(newest));
     let error = match list(&all, ListParams::default(), "list bottlerocketshadows in all namespaces").await {
         Ok(list) => {
             // In the definition of a takeover, the shadows of this operator are read as well.
@@ -196,7 +178,7 @@ async fn each(client: &Client, versions: &[&str], facts: &Facts) -> Shadows {
 
 /// Reads one shadow; an error is its message.
 async fn get(client: &Client, version: &str, namespace: &str, name: &str) -> Result<Option<DynamicObject>, String> {
-    let shadows = api(client, version, Some(namespace));
+    let shadows: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &shadow_resource(version));
     match tokio::time::timeout(SHADOW_LIMIT, shadows.get_opt(name)).await {
         Ok(Ok(found)) => Ok(found),
         Ok(Err(kube::Error::Api(status))) => Err(status.message),

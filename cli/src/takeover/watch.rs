@@ -25,7 +25,6 @@ const ASSUMED: [&str; 3] = [
     "no attempt, failure, age of a version or passed canary step is on record yet; expressions are not queried",
 ];
 
-/// Objects read from the cluster.
 #[derive(Default)]
 pub(super) struct Snapshot {
     pub(super) nodes: Vec<Node>,
@@ -54,7 +53,6 @@ impl Trial {
     }
 }
 
-/// The outlook for one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outlook {
     /// It would begin now: download, and then be drained unless this reason prevents that.
@@ -69,7 +67,6 @@ pub(super) fn beginning(snapshot: &Snapshot, trial: &Trial, now: Timestamp) -> B
     begun(&settled(&mut view, trial, now))
 }
 
-/// Returns the outlook for each node under the operator.
 pub(super) fn outlooks(snapshot: &Snapshot, trial: &Trial, now: Timestamp) -> BTreeMap<String, Outlook> {
     let mut idle = view(snapshot, trial, now);
     let first = settled(&mut idle, trial, now);
@@ -221,7 +218,6 @@ fn stage(shadow: &mut ShadowFacts, version: &Version, boot: &str, now: Timestamp
     });
 }
 
-/// Makes the output of one look at the cluster.
 pub(super) fn render(snapshot: &Snapshot, trial: &Trial, namespace: &str, now: Timestamp) -> Page {
     let mut page = Page::default();
     let outlooks = outlooks(snapshot, trial, now);

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Preconditions};
+use kube::Client;
+use kube::api::{Api, DeleteParams, DynamicObject, Preconditions};
 use kube::core::{GroupVersionKind, TypeMeta};
 use kube::discovery::ApiResource;
-use kube::{Client, ResourceExt as _};
 use models::names::{self, AGENT_NAMESPACE, SYSTEM_NAMESPACE};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::call::{call, if_there};
+use crate::call::{call, if_there, list_metadata};
 use crate::page::print_line;
 
 /// Polling interval.
@@ -20,9 +20,6 @@ pub(super) const PERIOD: Duration = Duration::from_secs(1);
 
 /// Time-out for an object to be gone after its deletion.
 pub(super) const GONE: Duration = Duration::from_secs(5 * 60);
-
-/// Number of objects in a page of a list.
-const PAGE: u32 = 500;
 
 /// The objects that the controller, the hook for AWS and users make: API version, kind, namespace and name. They go with their namespace, where
 /// that is removed.
@@ -66,17 +63,19 @@ pub(super) struct Found {
     pub(super) id: String,
 }
 
-/// Returns the API for an object of an installation. It is in a namespace if it names one.
-pub(crate) fn api(client: &Client, object: &Value) -> anyhow::Result<(Api<DynamicObject>, ApiResource, String)> {
+/// Returns the API for an object, its resource and where it is, as in a right, and its name. It is in a namespace if it names one.
+pub(crate) fn api(client: &Client, object: &Value) -> anyhow::Result<(Api<DynamicObject>, String, String)> {
     let types: TypeMeta = serde_json::from_value(object.clone())?;
     let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(&types)?);
     let meta = &object["metadata"];
-    let api = match meta["namespace"].as_str() {
-        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
-        None => Api::all_with(client.clone(), &resource),
-    };
     let name = meta["name"].as_str().context("an object without a name")?.to_owned();
-    Ok((api, resource, name))
+    Ok(match meta["namespace"].as_str() {
+        Some(namespace) => {
+            let right = format!("{} in {namespace}", resource.plural);
+            (Api::namespaced_with(client.clone(), namespace, &resource), right, name)
+        }
+        None => (Api::all_with(client.clone(), &resource), resource.plural.clone(), name),
+    })
 }
 
 /// Returns the object in the cluster; `None` if it does not exist or its kind is not served. `resource` is that of a right.
@@ -89,8 +88,6 @@ async fn get(api: &Api<DynamicObject>, resource: &str, name: &str) -> anyhow::Re
 pub(super) async fn find(client: &Client, object: &Value) -> anyhow::Result<Option<Found>> {
     let id = deploy::yaml::id(object);
     let (api, resource, name) = api(client, object)?;
-    let within = object["metadata"]["namespace"].as_str().map_or_else(String::new, |name| format!(" in {name}"));
-    let resource = format!("{}{within}", resource.plural);
     let Some(meta) = get(&api, &resource, &name).await? else { return Ok(None) };
     if !is_marked(&meta) && !MADE.iter().any(|(_, kind, ..)| object["kind"] == *kind) {
         let next = match object["kind"].as_str() {
@@ -132,19 +129,14 @@ async fn objects_elsewhere(client: &Client, definition: &Value) -> anyhow::Resul
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(&group, &version, &text(&spec["names"]["kind"])?));
     let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
     let mut found = Vec::new();
-    let mut page = ListParams::default().limit(PAGE);
-    loop {
-        let right = format!("list {} in all namespaces", resource.plural);
-        let Some(list) = if_there(call(&right, api.list_metadata(&page)).await)? else { return Ok(found) };
-        found.extend(list.items.iter().filter_map(|object| {
-            let namespace = object.metadata.namespace.as_deref().filter(|other| *other != names::SYSTEM_NAMESPACE)?;
-            Some(format!("{namespace}/{}", object.name_any()))
-        }));
-        match list.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => page = page.continue_token(&token),
-            None => return Ok(found),
+    let right = format!("list {} in all namespaces", resource.plural);
+    let listed = list_metadata(&api, &right, |meta| {
+        if let Some(namespace) = meta.namespace.filter(|other| other != names::SYSTEM_NAMESPACE) {
+            found.push(format!("{namespace}/{}", meta.name.unwrap_or_default()));
         }
-    }
+    });
+    if_there(listed.await)?;
+    Ok(found)
 }
 
 /// Deletes objects, last ones first, and returns those that were there. What was not installed with this operator stays.

@@ -11,7 +11,7 @@ use models::shadow::BottlerocketShadow;
 use models::{earlier, names};
 use planner::view::{EarlierPod, NodeFacts, Projection as _};
 
-use crate::call::{call, if_there};
+use crate::call::{call, get, if_there};
 
 /// A part of the operator that ends something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +90,6 @@ pub(super) fn not_taken_back(record: &BTreeMap<String, String>) -> impl Iterator
     })
 }
 
-/// The state of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Workload {
     /// It does not exist, or is to have no pod.
@@ -127,9 +126,7 @@ impl Surroundings {
         let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
         let right = format!("get bottlerocketupdateoperators in {}", names::SYSTEM_NAMESPACE);
         let resource = if_there(call(&right, operators.get_metadata(names::OPERATOR_NAME)).await)?;
-        let sets: Api<DaemonSet> = Api::namespaced(client.clone(), names::AGENT_NAMESPACE);
-        let right = format!("get daemonsets in {}", names::AGENT_NAMESPACE);
-        let agent = if_there(call(&right, sets.get(names::AGENT)).await)?;
+        let agent: Option<DaemonSet> = get(client, names::AGENT_NAMESPACE, names::AGENT).await?;
         // Where no node is selected, the sentences about the nodes say so.
         let agent = agent.map_or(Workload::Absent, |set| {
             set.status.map_or(Workload::NotReady, |status| {
@@ -214,11 +211,8 @@ impl Surroundings {
     }
 }
 
-/// Reads the state of a Deployment of the operator.
 async fn deployment(client: &Client, name: &str) -> anyhow::Result<Workload> {
-    let deployments: Api<Deployment> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
-    let right = format!("get deployments in {}", names::SYSTEM_NAMESPACE);
-    let found = if_there(call(&right, deployments.get(name)).await)?;
+    let found: Option<Deployment> = get(client, names::SYSTEM_NAMESPACE, name).await?;
     Ok(found.map_or(Workload::Absent, |found| {
         let ready = found.status.and_then(|status| status.ready_replicas).unwrap_or(0);
         Workload::of(found.spec.replicas.unwrap_or(1), ready)
@@ -257,10 +251,7 @@ mod tests {
     #[test]
     fn unreleased_nodes_hosts_and_settings_block_uninstall() {
         let idle = || shadow(&json!({"state": "Idle"}));
-        let drained = shadow(&json!({"progress": {
-            "step": "Draining", "since": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:00Z", "attempt": 1,
-            "bootId": "b", "version": "1.20.5", "disruptive": true,
-        }}));
+        let drained = shadow(&json!({"progress": crate::cluster::testing::progress("Draining", 1)}));
         let armed = shadow(&json!({"armed": {
             "attempt": 1, "bootId": "b", "version": "1.20.5", "phase": "Activated", "nonce": "n",
         }}));
@@ -299,78 +290,43 @@ mod tests {
     fn wait_ends_at_the_second_look_without_a_part_that_could_end_it() {
         use Workload::{Absent, NotReady, Ready};
         let left = |parts: &[Part]| parts.iter().map(|part| Left::new(*part, String::new())).collect::<Vec<_>>();
-        let all = Surroundings { controller: Ready, agent: Ready, aws: Ready, resource: false, earlier: None };
-        let (before, no_controller) = (all.clone(), Surroundings { controller: Absent, ..all.clone() });
+        let before = Surroundings { controller: Ready, agent: Ready, aws: Ready, resource: false, earlier: None };
+        let of = |[controller, agent, aws]: [Workload; 3]| Surroundings { controller, agent, aws, ..before.clone() };
         let (claim, host, instance) = (Part::Controller, Part::Agent, Part::Aws);
-        for (sentence, around, parts, stuck, remarks) in [
-            ("all parts run", all.clone(), vec![claim, host, instance], false, vec![]),
-            ("no controller", no_controller.clone(), vec![claim], true, vec!["no brupop-controller runs"]),
-            ("no controller for an agent", no_controller.clone(), vec![host], true, vec!["no brupop-controller runs"]),
-            (
-                "no controller for the request that the hook waits for",
-                no_controller.clone(),
-                vec![claim, instance],
-                true,
-                vec!["no brupop-controller runs"],
-            ),
-            ("no controller, and a hook that is not asked any more", no_controller, vec![instance], false, vec![]),
-            (
-                "a controller that crashes",
-                Surroundings { controller: NotReady, ..all.clone() },
-                vec![claim],
-                false,
-                vec!["no pod of the Deployment brupop-system/brupop-controller is Ready"],
-            ),
-            (
-                "no agents",
-                Surroundings { agent: Absent, ..all.clone() },
-                vec![host],
-                true,
-                vec!["the DaemonSet brupop-agents/brupop-agent does not exist"],
-            ),
-            (
-                "no agents, and a node that the controller releases",
-                Surroundings { agent: Absent, ..all.clone() },
-                vec![claim, host],
-                false,
-                vec!["no brupop-agent runs"],
-            ),
-            (
-                "no hook for AWS",
-                Surroundings { aws: Absent, ..all.clone() },
-                vec![instance],
-                true,
-                vec!["no brupop-aws runs"],
-            ),
-            (
-                "no hook for AWS, and none needed",
-                Surroundings { aws: Absent, ..all.clone() },
-                vec![claim],
-                false,
-                vec![],
-            ),
-            (
-                "GitOps has created the resource again",
-                Surroundings { resource: true, ..all.clone() },
-                vec![claim],
-                false,
-                vec!["brupop-system/default exists again"],
-            ),
-            (
-                "beside the earlier operator",
-                Surroundings { earlier: Some("old/agent-1".to_owned()), ..all },
-                vec![claim],
-                false,
-                vec!["whose pod old/agent-1 exists"],
-            ),
+        let (no_controller, crashes) = ([Absent, Ready, Ready], [NotReady, Ready, Ready]);
+        let (no_agents, no_hook) = ([Ready, Absent, Ready], [Ready, Ready, Absent]);
+        let controller_crashes = "no pod of the Deployment brupop-system/brupop-controller is Ready";
+        let no_agent_runs = "the DaemonSet brupop-agents/brupop-agent does not exist";
+        for (sentence, found, parts, stuck, remark) in [
+            ("all parts run", [Ready; 3], vec![claim, host, instance], false, ""),
+            ("no controller", no_controller, vec![claim], true, "no brupop-controller runs"),
+            ("no controller for an agent", no_controller, vec![host], true, "no brupop-controller runs"),
+            ("none for the request to a hook", no_controller, vec![claim, instance], true, "no brupop-controller runs"),
+            ("no controller, and a hook that is not asked any more", no_controller, vec![instance], false, ""),
+            ("a controller that crashes", crashes, vec![claim], false, controller_crashes),
+            ("no agents", no_agents, vec![host], true, no_agent_runs),
+            ("a node that the controller releases", no_agents, vec![claim, host], false, "no brupop-agent runs"),
+            ("no hook for AWS", no_hook, vec![instance], true, "no brupop-aws runs"),
+            ("no hook for AWS, and none needed", no_hook, vec![claim], false, ""),
         ] {
-            let left = left(&parts);
+            let (around, left) = (of(found), left(&parts));
             assert_eq!(around.is_still_stuck(Some(&around), &left), stuck, "{sentence}");
             assert!(!around.is_still_stuck(None, &left), "{sentence}, at the first look");
             assert!(!around.is_still_stuck(Some(&before), &left), "{sentence}, where all parts ran before");
             let found = around.remarks(&left);
-            let are_expected = found.iter().zip(&remarks).all(|(found, part)| found.contains(part));
-            assert!(found.len() == remarks.len() && are_expected, "{sentence}: {found:?}");
+            let is_expected = found.iter().all(|found| found.contains(remark));
+            assert!(found.len() == usize::from(!remark.is_empty()) && is_expected, "{sentence}: {found:?}");
+        }
+        // GitOps has created the resource again, or the earlier operator runs beside this one.
+        let again = Surroundings { resource: true, ..before.clone() };
+        let beside = Surroundings { earlier: Some("old/agent-1".to_owned()), ..before };
+        for (around, remark) in
+            [(again, "brupop-system/default exists again"), (beside, "whose pod old/agent-1 exists")]
+        {
+            let left = left(&[claim]);
+            let found = around.remarks(&left);
+            assert!(!around.is_still_stuck(Some(&around), &left), "{remark}");
+            assert!(found.len() == 1 && found[0].contains(remark), "{found:?}");
         }
         assert_eq!([Workload::of(0, 0), Workload::of(2, 0), Workload::of(2, 1)], [Absent, NotReady, Ready]);
     }

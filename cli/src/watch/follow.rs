@@ -20,7 +20,6 @@ use models::shadow::BottlerocketShadow;
 use crate::call::{code, failure};
 use crate::cluster::{Cluster, Part};
 
-/// An object of one of the watched kinds.
 #[derive(Clone, Debug)]
 pub(super) enum Object {
     Operator(Box<BottlerocketUpdateOperator>),
@@ -40,7 +39,6 @@ impl Object {
     }
 }
 
-/// A watched kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Operator,
@@ -62,7 +60,6 @@ impl Kind {
 /// An event of a watch, or its failure.
 pub(super) type Change = (Kind, watcher::Result<Event<Object>>);
 
-/// The watches.
 pub(super) type Watches = SelectAll<BoxStream<'static, Change>>;
 
 /// Begins the watches of what `cluster` could read.
@@ -105,7 +102,6 @@ where
     watcher::watcher(api, config).default_backoff().map_ok(event).map(move |event| (kind, event)).boxed()
 }
 
-/// The state of the watches.
 #[derive(Debug, Default)]
 pub(super) struct Follow {
     /// The objects of a list that is being read.

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::follow::{Kind, Object};
 use super::*;
-use crate::cluster::testing::{braked, cluster, fleet, idle, node, now, operator, shadow, step_used_up};
+use crate::cluster::testing::{braked, cluster, current, fleet, idle, node, now, one, operator, shadow, step_used_up};
 
 fn shadow_object(name: &str) -> Object {
     Object::Shadow(Box::new(serde_json::from_value(shadow(name, idle())).unwrap()))
@@ -60,6 +60,14 @@ fn watch_ends_when_its_output_has_no_reader() {
     assert!(failed(io::ErrorKind::StorageFull).is_err());
 }
 
+/// A host whose update to 1.20.5 has failed.
+fn failed() -> Value {
+    let mut failed = idle();
+    failed["record"] = json!({"failures": 1, "versionFailures": [{"version": "1.20.5", "variant": "aws-k8s-1.37",
+        "arch": "x86_64", "reason": "BootFellBack", "time": "2026-01-01T00:00:00Z"}]});
+    failed
+}
+
 fn end_of(policy: &Value, status: Value, annotations: &Value) -> Option<End> {
     let operator = operator(policy, &json!({"observedGeneration": 1}));
     let cluster = cluster(Some(operator), vec![shadow("a", status)], vec![node("a", annotations)]);
@@ -68,8 +76,7 @@ fn end_of(policy: &Value, status: Value, annotations: &Value) -> Option<End> {
 
 #[test]
 fn rollout_is_complete_when_no_node_is_to_be_updated() {
-    let mut done = idle();
-    done["updates"] = json!({"availableVersions": [], "lastRefresh": "2026-01-01T00:00:00Z"});
+    let done = current();
     let none = json!({});
     let excluded = json!({"version": {"exclude": ["1.20.5"]}});
     let young = json!({"version": {"minimumAge": "24h"}});
@@ -164,28 +171,22 @@ fn rollout_is_complete_when_all_nodes_have_proven_the_version_that_they_run() {
 
 #[test]
 fn frozen_rollout_ends_the_watch_when_nothing_is_under_way() {
-    let mut failed = idle();
-    failed["record"] = json!({"failures": 1, "versionFailures": [{"version": "1.20.5", "variant": "aws-k8s-1.37",
-        "arch": "x86_64", "reason": "BootFellBack", "time": "2026-01-01T00:00:00Z"}]});
-    assert_eq!(end_of(&json!({}), failed, &json!({})), Some(End::Frozen));
+    assert_eq!(end_of(&json!({}), failed(), &json!({})), Some(End::Frozen));
     assert_eq!(ended(&report(&fleet(), now())), None);
 }
 
 #[test]
 fn watch_ends_when_only_nodes_are_left_that_are_held_while_others_go_on() {
-    let mut failed = idle();
-    failed["record"] = json!({"failures": 1, "versionFailures": [{"version": "1.20.5", "variant": "aws-k8s-1.37",
-        "arch": "x86_64", "reason": "BootFellBack", "time": "2026-01-01T00:00:00Z"}]});
     let mut other = idle();
     other["arch"] = json!("aarch64");
-    let mut done = other.clone();
-    done["updates"] = json!({"availableVersions": [], "lastRefresh": "2026-01-01T00:00:00Z"});
+    let mut done = current();
+    done["arch"] = json!("aarch64");
     let known = json!({"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64", "firstSeen": "2026-01-01T00:00:00Z",
         "failed": ["a"], "quarantined":
             {"reason": "BootFellBack", "nodes": ["a"], "since": "2026-01-01T00:00:00Z", "contained": true}});
     for (other, expected) in [(other, None), (done, Some(End::Frozen))] {
         let operator = operator(&json!({}), &json!({"observedGeneration": 1, "versions": [known]}));
-        let shadows = vec![shadow("a", failed.clone()), shadow("b", other)];
+        let shadows = vec![shadow("a", failed()), shadow("b", other)];
         let cluster = cluster(Some(operator), shadows, vec![node("a", &json!({})), node("b", &json!({}))]);
         let report = report(&cluster, now());
         let held = report.held.as_ref().unwrap();
@@ -197,10 +198,7 @@ fn watch_ends_when_only_nodes_are_left_that_are_held_while_others_go_on() {
 
 #[test]
 fn rollout_without_its_nodes_has_no_end() {
-    let mut done = idle();
-    done["updates"] = json!({"availableVersions": [], "lastRefresh": "2026-01-01T00:00:00Z"});
-    let operator = operator(&json!({}), &json!({"observedGeneration": 1}));
-    let mut cluster = cluster(Some(operator), vec![shadow("a", done)], vec![node("a", &json!({}))]);
+    let mut cluster = one(operator(&json!({}), &json!({"observedGeneration": 1})), shadow("a", current()));
     assert_eq!(ended(&report(&cluster, now())), Some(End::Completed));
     cluster.nodes = None;
     assert_eq!(ended(&report(&cluster, now())), None);

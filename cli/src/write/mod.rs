@@ -90,7 +90,6 @@ pub(crate) struct WriteOptions {
 }
 
 impl WriteOptions {
-    /// Returns the extent of the write.
     pub(crate) const fn dry_run(&self) -> DryRun {
         self.dry.dry_run
     }
@@ -109,7 +108,6 @@ impl WriteOptions {
     }
 }
 
-/// A change of an object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Change {
     /// Merge patch, without the object's uid and resourceVersion.
@@ -127,7 +125,6 @@ pub(crate) enum Decision {
 }
 
 impl Decision {
-    /// Returns the decision to write a patch.
     pub(crate) fn write(patch: Value, what: impl Into<String>) -> Self {
         Self::Write(Change { patch, what: what.into() })
     }

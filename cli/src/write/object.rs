@@ -22,7 +22,6 @@ use crate::page::warn;
 /// Number of tries of a write while other fields of the object change.
 const TRIES: usize = 8;
 
-/// An object in the cluster.
 #[derive(Clone)]
 pub(crate) struct Object<K> {
     api: Api<K>,
@@ -33,11 +32,9 @@ pub(crate) struct Object<K> {
     pub(crate) id: String,
     /// The object as users of kubectl write it: `node node-1`.
     pub(crate) title: String,
-    /// The field manager of the writes.
     manager: &'static str,
 }
 
-/// The outcome of a write.
 pub(crate) enum Outcome<K> {
     /// Nothing was written, for this reason.
     Nothing(String),
@@ -47,8 +44,18 @@ pub(crate) enum Outcome<K> {
     Written(Change, K),
 }
 
+impl<K> Outcome<K> {
+    /// Returns what came of the write of the object `id`, as a sentence.
+    pub(crate) fn sentence(&self, id: &str, dry_run: DryRun) -> String {
+        match self {
+            Self::Nothing(reason) => reason.clone(),
+            Self::Dry(Change { patch, what }) => format!("{id} {what}{}: {patch}", dry_run.note()),
+            Self::Written(change, _) => format!("{id} {}", change.what),
+        }
+    }
+}
+
 impl Object<Node> {
-    /// Returns the Node of this name.
     pub(crate) fn node(client: &Client, name: &str) -> Self {
         Self {
             api: Api::all(client.clone()),
@@ -62,7 +69,6 @@ impl Object<Node> {
 }
 
 impl Object<BottlerocketShadow> {
-    /// Returns the shadow of a node.
     pub(crate) fn shadow(client: &Client, namespace: &str, node: &str) -> Self {
         let name = names::shadow_name(node);
         Self::namespaced(client, namespace, name, "bottlerocketshadow", "brs")
@@ -70,7 +76,6 @@ impl Object<BottlerocketShadow> {
 }
 
 impl Object<BottlerocketUpdateOperator> {
-    /// Returns the operator's resource.
     pub(crate) fn operator(client: &Client, namespace: &str) -> Self {
         let name = names::OPERATOR_NAME.to_owned();
         Self::namespaced(client, namespace, name, "bottlerocketupdateoperator", "bruo")
@@ -142,7 +147,6 @@ where
     }
 }
 
-/// The outcome of sending a patch.
 enum Settled<K> {
     Nothing(String),
     Sent(Change, K),

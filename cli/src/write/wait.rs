@@ -16,7 +16,6 @@ const SHOWN_AFTER: Duration = Duration::from_secs(1);
 /// The error if what came of a write cannot be read.
 const UNKNOWN: &str = "it was written, and what came of it is not known";
 
-/// State of what is waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// The next thing to happen.

@@ -27,6 +27,10 @@ fn definition() -> Definition {
     }
 }
 
+fn definition_of(facts: &mut Facts) -> &mut Definition {
+    facts.definition.as_mut().unwrap()
+}
+
 fn workload(labels: &Value, meta: &Value) -> Workload {
     let mut deployment = json!({
         "metadata": meta,
@@ -107,106 +111,76 @@ fn each_fact_has_its_finding() {
     use Severity::{Blocks, First, Note};
     let cases: [Case<'_>; 23] = [
         ("an idle install", &|_| {}, vec![]),
-        ("nothing", &|facts| *facts = Facts::default(), vec![(Note, "NothingFound")]),
-        ("an old cluster", &|facts| facts.outdated = Some("old".into()), vec![(Blocks, "KubernetesTooOld")]),
+        ("nothing", &|f| *f = Facts::default(), vec![(Note, "NothingFound")]),
+        ("an old cluster", &|f| f.outdated = Some("old".into()), vec![(Blocks, "KubernetesTooOld")]),
         (
             "the releases 0.1",
-            &|facts| {
-                *facts = Facts {
-                    workloads: vec![workload(&json!({"update-operator": "agent"}), &json!({}))],
-                    ..Facts::default()
-                };
+            &|f| {
+                let workloads = vec![workload(&json!({"update-operator": "agent"}), &json!({}))];
+                *f = Facts { workloads, ..Facts::default() };
             },
             vec![(Note, "NoDefinition"), (Note, "FirstReleases")],
         ),
-        (
-            "another program's definition",
-            &|facts| facts.definition.as_mut().unwrap().versions.push("v4".into()),
-            vec![(Blocks, "UnknownVersions")],
-        ),
-        (
-            "a definition that is deleted",
-            &|facts| facts.definition.as_mut().unwrap().deleting = true,
-            vec![(Blocks, "DefinitionIsDeleted")],
-        ),
-        (
-            "in the middle of a takeover",
-            &|facts| facts.definition.as_mut().unwrap().versions.push("v3".into()),
-            vec![(Note, "TakeoverBegun")],
-        ),
-        (
-            "after a takeover",
-            &|facts| facts.definition.as_mut().unwrap().versions = vec!["v3".into()],
-            vec![(Note, "TakenOver")],
-        ),
+        ("another definition", &|f| definition_of(f).versions.push("v4".into()), vec![(Blocks, "UnknownVersions")]),
+        ("a deleted definition", &|f| definition_of(f).deleting = true, vec![(Blocks, "DefinitionIsDeleted")]),
+        ("in a takeover", &|f| definition_of(f).versions.push("v3".into()), vec![(Note, "TakeoverBegun")]),
+        ("after a takeover", &|f| definition_of(f).versions = vec!["v3".into()], vec![(Note, "TakenOver")]),
         (
             "a dead webhook",
-            &|facts| facts.definition.as_mut().unwrap().conversion = Conversion::Fails("no endpoints".into()),
+            &|f| definition_of(f).conversion = Conversion::Fails("no endpoints".into()),
             vec![(Note, "WebhookDoesNotAnswer")],
         ),
-        ("a pod without a workload", &|facts| facts.pods.push(pod("agent")), vec![(Blocks, "PodsWithoutWorkload")]),
+        ("a pod without a workload", &|f| f.pods.push(pod("agent")), vec![(Blocks, "PodsWithoutWorkload")]),
         (
             "a shadow that cannot be read",
-            &|facts| (facts.shadows, facts.unreadable) = (vec![], vec![format!("{NAMESPACE}/brs-a")]),
+            &|f| (f.shadows, f.unreadable) = (vec![], vec![format!("{NAMESPACE}/brs-a")]),
             vec![(Blocks, "ShadowsUnreadable")],
         ),
         (
             "a node under way",
-            &|facts| facts.shadows = vec![shadow("a", "MonitoringUpdate", "RebootedIntoUpdate", 0)],
+            &|f| f.shadows = vec![shadow("a", "MonitoringUpdate", "RebootedIntoUpdate", 0)],
             vec![(First, "UpdatesUnderWay")],
         ),
         (
             "a node about to reboot",
-            &|facts| facts.shadows = vec![shadow("a", "RebootedIntoUpdate", "StagedAndPerformedUpdate", 0)],
+            &|f| f.shadows = vec![shadow("a", "RebootedIntoUpdate", "StagedAndPerformedUpdate", 0)],
             vec![(First, "UpdatesUnderWay"), (First, "MayReboot"), (Note, "MayBeArmed")],
         ),
-        (
-            "a node that failed",
-            &|facts| facts.shadows = vec![shadow("a", "Idle", "Idle", 2)],
-            vec![(Note, "MayBeArmed")],
-        ),
+        ("a node that failed", &|f| f.shadows = vec![shadow("a", "Idle", "Idle", 2)], vec![(Note, "MayBeArmed")]),
         (
             "a shadow without a node",
-            &|facts| facts.shadows.push(shadow("gone", "Idle", "Idle", 0)),
+            &|f| f.shadows.push(shadow("gone", "Idle", "Idle", 0)),
             vec![(Note, "ShadowsWithoutNode")],
         ),
         (
             "a node without a shadow",
-            &|facts| facts.nodes.push(node("new", None, json!({}))),
+            &|f| f.nodes.push(node("new", None, json!({}))),
             vec![(First, "NodesWithoutShadow")],
         ),
+        ("a missing right", &|f| f.missing_rights = vec!["list pods".into()], vec![(First, "RightsMissing")]),
+        ("a node that is down", &|f| f.nodes[0].ready = false, vec![(First, "NodesNotReady")]),
+        ("the same without the label", &|f| (f.nodes[0].ready, f.nodes[0].interface) = (false, None), vec![]),
         (
-            "a right is missing",
-            &|facts| facts.missing_rights = vec!["list pods".into()],
-            vec![(First, "RightsMissing")],
-        ),
-        ("a node that is down", &|facts| facts.nodes[0].ready = false, vec![(First, "NodesNotReady")]),
-        (
-            "a node that is down, without the label",
-            &|facts| (facts.nodes[0].ready, facts.nodes[0].interface) = (false, None),
-            vec![],
-        ),
-        (
-            "a node that is down after the end of the earlier operator",
-            &|facts| (facts.nodes[0].ready, facts.workloads, facts.pods) = (false, vec![], vec![]),
+            "the same after the end of the earlier operator",
+            &|f| (f.nodes[0].ready, f.workloads, f.pods) = (false, vec![], vec![]),
             vec![],
         ),
         (
             "the same, about to reboot",
-            &|facts| {
-                (facts.nodes[0].ready, facts.workloads, facts.pods) = (false, vec![], vec![]);
-                facts.shadows = vec![shadow("a", "RebootedIntoUpdate", "StagedAndPerformedUpdate", 0)];
+            &|f| {
+                (f.nodes[0].ready, f.workloads, f.pods) = (false, vec![], vec![]);
+                f.shadows = vec![shadow("a", "RebootedIntoUpdate", "StagedAndPerformedUpdate", 0)];
             },
             vec![(First, "UpdatesUnderWay"), (First, "MayReboot"), (First, "NodesNotReady"), (Note, "MayBeArmed")],
         ),
         (
             "a cordon without an old shadow",
-            &|facts| facts.nodes.push(node("b", Some("unknown"), json!({"labels": {}}))),
+            &|f| f.nodes.push(node("b", Some("unknown"), json!({"labels": {}}))),
             vec![(Note, "CordonsOfOthers")],
         ),
         (
             "a node of the releases 0.1",
-            &|facts| facts.nodes.push(node("b", None, json!({"labels": {names::INTERFACE_LABEL: "1.0.0"}}))),
+            &|f| f.nodes.push(node("b", None, json!({"labels": {names::INTERFACE_LABEL: "1.0.0"}}))),
             vec![(Note, "OtherInterfaceVersion")],
         ),
     ];
@@ -221,7 +195,7 @@ fn each_fact_has_its_finding() {
 fn release_is_recognized_by_definition_and_labels() {
     let with = |change: &dyn Fn(&mut Definition)| {
         let mut facts = idle();
-        change(facts.definition.as_mut().unwrap());
+        change(definition_of(&mut facts));
         generation(&facts)
     };
     assert_eq!(with(&|_| {}), Some("1.1.0 or later"));
@@ -261,7 +235,7 @@ fn what_earlier_operator_has_left_on_a_node_is_known_after_the_swap_by_the_recor
     let left = json!({"labels": labels, "managedFields": owned(fields)});
     let mut facts = idle();
     (facts.workloads, facts.pods, facts.shadows) = (vec![], vec![], vec![]);
-    let definition = facts.definition.as_mut().unwrap();
+    let definition = definition_of(&mut facts);
     (definition.versions, definition.ours) = (vec!["v3".into()], true);
     facts.nodes = vec![node("a", Some("unknown"), left.clone()), node("b", Some("unknown"), left)];
     let other = Shadow::of(&json!({"metadata": {"namespace": NAMESPACE, "name": "brs-b",
@@ -346,11 +320,11 @@ fn owner_of_definition_has_consequence_and_command() {
         ),
     ] {
         let mut facts = idle();
-        facts.definition.as_mut().unwrap().tools = vec![tool];
+        definition_of(&mut facts).tools = vec![tool];
         let finding = only(&facts, reason);
         assert!(finding.severity == Severity::First && finding.text.contains(sentence), "{finding:?}");
         assert_eq!(finding.run, commands);
-        facts.definition.as_mut().unwrap().ours = true;
+        definition_of(&mut facts).ours = true;
         assert_eq!(of(&facts), [], "this operator's definition");
     }
     for (tool, reason, severity) in [
@@ -362,7 +336,7 @@ fn owner_of_definition_has_consequence_and_command() {
         facts.workloads[0].tools = vec![tool.clone()];
         assert_eq!(of(&facts), [(severity, reason)]);
         // One finding for a tool that holds both.
-        facts.definition.as_mut().unwrap().tools = vec![tool];
+        definition_of(&mut facts).tools = vec![tool];
         assert_eq!(of(&facts).len(), 1);
     }
 }
@@ -377,7 +351,7 @@ fn release_with_the_definition_is_named_where_it_is_recorded_and_for_as_long_as_
     };
     let ours = |facts: &mut Facts| {
         facts.recorded_tools = facts.definition.as_ref().unwrap().tools.clone();
-        let definition = facts.definition.as_mut().unwrap();
+        let definition = definition_of(facts);
         // Of a chart of this operator, which is no danger.
         let own = Tool::Helm { release: Some("brupop-crds".into()), namespace: names::SYSTEM_NAMESPACE.into() };
         (definition.ours, definition.tools) = (true, vec![own]);
@@ -417,7 +391,7 @@ fn release_with_the_definition_is_named_where_it_is_recorded_and_for_as_long_as_
     ];
     for (sentence, change, command) in cases {
         let mut facts = idle();
-        facts.definition.as_mut().unwrap().tools = vec![helm(), flux()];
+        definition_of(&mut facts).tools = vec![helm(), flux()];
         change(&mut facts);
         let found = findings(&facts);
         let commands: Vec<&String> =
@@ -440,7 +414,7 @@ fn release_with_the_definition_is_named_where_it_is_recorded_and_for_as_long_as_
         [(false, false, Severity::First), (true, true, Severity::First), (true, false, Severity::Note)]
     {
         let mut facts = idle();
-        facts.definition.as_mut().unwrap().tools = vec![helm(), flux()];
+        definition_of(&mut facts).tools = vec![helm(), flux()];
         facts.releases.unread = vec!["the records".into()];
         facts.releases.named_unread = named_unread;
         if begun {

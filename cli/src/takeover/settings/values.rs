@@ -6,7 +6,6 @@
 use anyhow::{anyhow, bail};
 use serde_json::{Map, Value};
 
-/// Name of the chart.
 const CHART: &str = "bottlerocket-update-operator";
 
 /// Keys of the chart, in any release, that other charts hardly have.
@@ -24,7 +23,6 @@ const OWN_KEYS: [&str; 11] = [
     "apiserver_tracing_filter",
 ];
 
-/// Key of the schedule.
 const SCHEDULE: &str = "scheduler_cron_expression";
 
 /// Keys of the chart that other charts have too; the chart of the shadows has the first two.
@@ -63,7 +61,6 @@ const ENVIRONMENT: [&str; 5] = [
 /// The depth to which charts are looked for in charts.
 const DEPTH: usize = 6;
 
-/// The values of the chart.
 #[derive(Debug, PartialEq)]
 pub(super) struct ChartValues {
     values: Map<String, Value>,
@@ -183,7 +180,6 @@ fn kind_of(value: &Value) -> &str {
     }
 }
 
-/// Returns all values that a file gives.
 fn given(document: Map<String, Value>) -> anyhow::Result<Vec<Given>> {
     let text = |key: &str| document.get(key).and_then(Value::as_str);
     let spec = document.get("spec");

@@ -1,12 +1,8 @@
-use models::names;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::cluster::testing::{self, now};
 use crate::takeover::settings;
-
-fn now() -> Timestamp {
-    "2026-01-01T00:10:00Z".parse().unwrap()
-}
 
 fn trial(spec: &Value) -> Trial {
     let policy = json!({
@@ -18,19 +14,10 @@ fn trial(spec: &Value) -> Trial {
 }
 
 fn node(name: &str, spec: &Value) -> Node {
-    serde_json::from_value(json!({
-        "metadata": {"name": name, "uid": name, "labels": {names::INTERFACE_LABEL: names::INTERFACE_VERSION, "kubernetes.io/arch": "amd64"}},
-        "spec": spec,
-        "status": {
-            "conditions": [{"type": "Ready", "status": "True"}],
-            "nodeInfo": {
-                "bootID": "b", "osImage": "Bottlerocket OS 1.20.0 (aws-k8s-1.37)", "architecture": "amd64",
-                "containerRuntimeVersion": "", "kernelVersion": "", "kubeProxyVersion": "", "kubeletVersion": "",
-                "machineID": "", "operatingSystem": "", "systemUUID": "",
-            },
-        },
-    }))
-    .unwrap()
+    let mut node = testing::node(name, &json!({}));
+    node["metadata"]["labels"]["kubernetes.io/arch"] = json!("amd64");
+    node["spec"] = spec.clone();
+    serde_json::from_value(node).unwrap()
 }
 
 fn shadow(name: &str, target: &str) -> Shadow {
