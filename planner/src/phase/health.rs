@@ -12,7 +12,7 @@ use models::time::{after, between};
 use super::comparison::blame;
 use super::hooks::request_of;
 use super::lease::sign_of_life;
-use super::row::{Attempt, Turn, act, fail, stay};
+use super::row::{Attempt, Turn, act, begun, fail, stay};
 use super::usable;
 use crate::decision::Action;
 use crate::gates::{self, Firing};
@@ -36,10 +36,6 @@ const OF_ONE_POD: &[&str] =
 pub(super) fn deadline(ctx: &Attempt<'_>) -> Timestamp {
     let at = ctx.deadline(begun(ctx), ctx.group().after.timeout);
     if usable::awaits_web_api(ctx) { at.max(after(ctx.now, LASTING)) } else { at }
-}
-
-pub(super) fn begun(ctx: &Attempt<'_>) -> Timestamp {
-    ctx.progress.verifying_since.unwrap_or(ctx.progress.since)
 }
 
 /// Time after which an interruption of the soak has lasted, and is no mere instant; half of a shorter `timeout`.

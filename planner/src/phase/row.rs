@@ -140,6 +140,11 @@ pub(crate) enum Outcome {
 /// The decision of a phase, with the pods to evict, the expressions to query and the time to decide again.
 pub(crate) type Turn = Decision<Outcome>;
 
+/// Returns when the verification of a node has begun: a second boot in it begins none.
+pub(super) fn begun(ctx: &Attempt<'_>) -> Timestamp {
+    ctx.progress.verifying_since.unwrap_or(ctx.progress.since)
+}
+
 pub(super) fn stay(wait: Wait) -> Turn {
     Turn::of(Outcome::Stay(wait))
 }

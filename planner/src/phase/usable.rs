@@ -8,8 +8,7 @@ use jiff::Timestamp;
 use models::shadow::{DaemonSetBefore, MOST_COMPARED, MOST_DIGITS, MOST_FACTS, NodeBefore};
 use models::time::after;
 
-use super::health::begun;
-use super::row::Attempt;
+use super::row::{Attempt, begun};
 use crate::gates;
 use crate::survey::NodeContext;
 use crate::survey::unwell::{LONGEST, comparison_nodes};
