@@ -76,7 +76,7 @@ pub(crate) fn current() -> Value {
 pub(crate) fn progress(step: &str, attempt: i64) -> Value {
     let t = "2026-01-01T00:00:00Z";
     json!({"step": step, "since": t, "started": t, "attempt": attempt, "bootId": "b", "version": "1.20.5",
-        "disruptive": step != "Staged"})
+        "disruptive": !matches!(step, "Staging" | "Staged")})
 }
 
 /// The result of the first attempt at it.

@@ -116,6 +116,7 @@ fn definition(facts: &Facts, found: &mut Vec<Finding>) {
 /// Fills these names into the text of a finding; `None` without any.
 fn about<'a>(names: impl IntoIterator<Item = &'a str>, mut finding: Finding) -> Option<Finding> {
     let names = list(names);
+    debug_assert!(finding.text.contains("<names>"), "{}", finding.reason);
     finding.text = finding.text.replacen("<names>", &names, 1);
     (!names.is_empty()).then_some(finding)
 }

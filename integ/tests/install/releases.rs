@@ -293,8 +293,11 @@ async fn plugin_leaves_a_release_to_helm_and_uninstalls_all_but_its_namespace() 
     let left = kubectl(&control_plane, &get).await?;
     let left: Vec<&str> = left.lines().filter(|name| !name.contains("sh.helm.release")).collect();
     ensure!(left == ["secret/other", "configmap/kube-root-ca.crt"], "{left:?}");
-    let left = installed(&control_plane).await?;
-    ensure!(left == ["namespace/brupop-system"], "{left:?}");
+    kubectl(&control_plane, &["get", "namespace", SYSTEM_NAMESPACE]).await?;
+    let parts = "namespaces,customresourcedefinitions,clusterroles,validatingadmissionpolicies,deployments,daemonsets";
+    let get = ["get", parts, "-A", "-l", "app.kubernetes.io/name=brupop", "-o", "name"];
+    let left = kubectl(&control_plane, &get).await?;
+    ensure!(left.is_empty(), "{left}");
     control_plane.stop().await
 }
 

@@ -142,12 +142,15 @@ fn host_that_answers_again_during_staging_is_reported_before_its_download_has_en
             let lost = || reachable() == Some(ConditionStatus::False);
             assert!(pass_until(5 * MINUTE, lost).await, "{what}: {:#?}", status());
             bench.host.clear_faults();
+            let before = bench.calls().len();
             if fails {
                 held();
             }
             let answers = || reachable() == Some(ConditionStatus::True);
             assert!(pass_until(2 * MINUTE, answers).await, "{what}: {:#?}", status());
             assert_ne!(status().report.state, Some(HostState::StagedUpdate), "{what}");
+            let downloads = || bench.calls()[before..].iter().any(|call| call.ends_with("prepare-update"));
+            assert!(!fails || pass_until(HOUR, downloads).await, "{what}: {:#?}", status());
             bench.host.release_command();
             let staged = || status().report.state == Some(HostState::StagedUpdate);
             assert!(pass_until(5 * MINUTE, staged).await, "{what}: {:#?}", status());

@@ -188,6 +188,7 @@ fn each_fact_has_its_finding() {
         let mut facts = idle();
         change(&mut facts);
         assert_eq!(of(&facts), expected, "{sentence}");
+        assert!(findings(&facts).iter().all(|finding| !finding.text.contains("<names>")), "{sentence}");
     }
 }
 

@@ -1,5 +1,6 @@
 //! Figures of a long run, one row for each round.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use anyhow::{Context as _, ensure};
@@ -35,6 +36,8 @@ pub(super) struct Figures {
     rows: Vec<[usize; NAMES.len()]>,
     updated: usize,
     ended_otherwise: usize,
+    /// The ends by their reasons; `-` for those that left none.
+    ends: BTreeMap<String, usize>,
 }
 
 impl Figures {
@@ -62,6 +65,9 @@ impl Figures {
     /// Counts the attempts of a piece.
     pub(super) fn add(&mut self, history: &History) {
         let attempts = history.attempts();
+        for attempt in &attempts {
+            *self.ends.entry(attempt.result.clone().unwrap_or_else(|| "-".to_owned())).or_default() += 1;
+        }
         let updated = attempts.iter().filter(|attempt| attempt.updated()).count();
         self.updated += updated;
         self.ended_otherwise += attempts.len() - updated;
@@ -81,6 +87,8 @@ impl Figures {
             let medians = [0, 1, 2, 3].map(|quarter| format!("{:>14}", median(&series, quarter)));
             let _ = write!(text, "\n{name:<32}{}", medians.concat());
         }
+        let ends: Vec<String> = self.ends.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+        let _ = write!(text, "\nends: {}", ends.join(", "));
         text
     }
 
