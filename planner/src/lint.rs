@@ -535,8 +535,9 @@ fn check_hooks(policy: &Policy, node: &NodeView, action: &Action) -> Option<Brok
 fn check_blockers(view: &ClusterView, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
     let next = action.next_step()?;
     let drain = &policy.for_node(&node.facts).drain;
-    let before = node.step().is_some_and(|step| step.place() == Place::Waiting || step == Step::BeforeDrain);
-    if !before || next.place() != Place::Leaving {
+    // One that awaits its hooks says which budget keeps it there.
+    let begins = |step: Step| step != next && (step.place() == Place::Waiting || step == Step::BeforeDrain);
+    if !node.step().is_some_and(begins) || next.place() != Place::Leaving {
         return None;
     }
     let known = node.pods.as_deref().unwrap_or_default();

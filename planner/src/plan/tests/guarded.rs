@@ -390,7 +390,9 @@ fn budget_whose_pods_are_replaced_while_hooks_answer_ends_no_attempt() {
     let (mut view, _) = cluster(vec![node], &["a"]);
     view.budgets = vec![BudgetFacts { healthy: 2, desired: 2, expected: 3, ..guard("web", 3) }];
     let policy = with_policy(&mut view, json!({}));
-    let waits = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
+    let mut made = plan(&view, &policy, t(1));
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "what keeps it is shown");
+    let waits = made.actions.remove("a").unwrap();
     let Action::Status { status, .. } = &waits else { panic!("{waits:?}") };
     let blocked = models::condition::find_condition(&status.conditions, models::shadow::BLOCKED).unwrap();
     assert_eq!(
