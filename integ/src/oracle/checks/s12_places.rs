@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, StepApproval};
-use models::shadow::{HostState, UPDATED};
+use models::shadow::{HostState, Place, UPDATED};
 use semver::Version;
 
 use super::{ClusterState, Object, Observations, Property, RevisionContext, Verdict};
@@ -143,8 +143,10 @@ impl Check {
                 rollout.to_update.insert(uid.to_owned());
             }
             let Some(taken) = rollout.taken.get_mut(uid) else { continue };
+            // One that failed, and stages the image once more, waits for its turn.
             taken.under_way = controller.progress.as_ref().is_some_and(|progress| {
-                !progress.mode().is_verification() && progress.drill.is_none() && progress.version == key.2
+                let is_update = !progress.mode().is_verification() && progress.drill.is_none();
+                is_update && progress.version == key.2 && progress.step.place() != Place::Waiting
             });
             let failures = controller.record.iter().flat_map(|record| &record.version_failures);
             let mut own = failures.filter(|failure| failure.version == key.2).peekable();

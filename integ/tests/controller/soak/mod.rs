@@ -183,18 +183,16 @@ impl Soak {
         cluster.shop(NODES, json!({"maxUnavailable": 1})).await?;
         cluster.start_controller(&ControllerOptions::default())?;
         cluster.reported().await?;
-        let mut last = None;
         while Instant::now() < end {
-            self.release(cluster);
-            // Nodes come to it in the last piece alone: the oracle knows of none that have proven it before.
-            if let Some(last) = last {
-                self.offered.retain(|offered| *offered != last);
-                cluster.fleet.retract(&last);
+            // The oracle knows of no node that was taken to a version in an earlier piece, and that its kind has gone on since.
+            for version in std::mem::take(&mut self.offered) {
+                cluster.fleet.retract(&version);
             }
+            self.release(cluster);
             for _ in 0..PIECE {
                 self.round(cluster).await?;
             }
-            last = Some(self.end_piece(cluster).await?);
+            self.end_piece(cluster).await?;
         }
         Ok(())
     }
@@ -253,7 +251,7 @@ impl Soak {
 
     /// Ends all faults, and all that keeps nodes from their version; waits until they have come to a new one, which it returns; and has the
     /// oracle judge.
-    async fn end_piece(&mut self, cluster: &mut ScriptedCluster) -> anyhow::Result<Version> {
+    async fn end_piece(&mut self, cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
         self.faults.end();
         cluster.policy(&base()).await?;
         for (name, node) in cluster.now()?.nodes {
@@ -273,7 +271,7 @@ impl Soak {
             if has_arrived(&world, &version) {
                 self.figures.add(&cluster.judge_piece().await?);
                 self.sentences.clear();
-                return Ok(version);
+                return Ok(());
             }
             if step.is_multiple_of(LOOK) {
                 self.look(cluster, &world).await?;
