@@ -46,8 +46,9 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if as_verified {
         return Turn::of(Outcome::Pass(unanswered(ctx)));
     }
-    // They are awaited again after another verification: anything may be the cause by then.
+    // One reboot is nothing, and its pods may start slowly.
     let may_come_back = ctx.progress.interrupted.is_some_and(|boot| ctx.now < after(boot, ctx.policy.returning));
+    // Hooks that are awaited again come after another verification: anything may be the cause by then.
     if !again && !may_come_back && fell_ill_early(ctx, soon) {
         return blame(ctx, FailureReason::SoakFailed, "the node did not stay well while its hooks were awaited");
     }
