@@ -152,7 +152,7 @@ impl Driver {
         let pages = Pages::new(&applier, &caches);
         let Caches { budgets, revisions, services, csi_nodes, daemon_sets, changed, .. } = caches;
         Self {
-            owners: Owners::new(applier.client.clone(), changed.clone()),
+            owners: Owners::new(applier.client.clone(), daemon_sets.clone(), changed.clone()),
             estimates: Estimates::new(pages, changed.clone()),
             handed_over: applier.leadership.handed_over(),
             applier,

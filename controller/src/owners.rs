@@ -2,7 +2,8 @@
 //! between a pod and its top owner.
 //!
 //! Each is read once and kept while watched pods name it: a pod is younger than its owner, so an answer "there is none" is final,
-//! and when one that was there is deleted, the garbage collector deletes its pods or orphans them.
+//! and when one that was there is deleted, the garbage collector deletes its pods or orphans them. A DaemonSet that the watch of all
+//! shows is not read.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,12 +12,14 @@ use std::time::Duration;
 use k8s_openapi::api::apps::v1::{DaemonSet, ReplicaSet};
 use k8s_openapi::api::batch::v1::Job;
 use kube::Client;
-use kube::api::Api;
+use kube::api::{Api, ListParams};
 use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use planner::view::{DaemonSetIs, OWNER_WAIT, PodFacts};
+use planner::view::{DaemonSetFacts, DaemonSetIs, OWNER_WAIT, PodFacts};
+
+use crate::cache::Cache;
 
 /// The kind of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,6 +88,7 @@ struct Owner {
 /// The owners that pods name.
 pub struct Owners {
     client: Client,
+    daemon_sets: Cache<DaemonSetFacts>,
     changed: Arc<watch::Sender<u64>>,
     known: Known,
 }
@@ -124,23 +128,18 @@ fn controller(object: &PartialObjectMeta<DynamicObject>) -> Option<String> {
 
 impl Owners {
     /// Creates an empty cache. `changed` is notified of each answer.
-    pub fn new(client: Client, changed: Arc<watch::Sender<u64>>) -> Self {
-        Self { client, changed, known: Known::default() }
+    pub fn new(client: Client, daemon_sets: Cache<DaemonSetFacts>, changed: Arc<watch::Sender<u64>>) -> Self {
+        Self { client, daemon_sets, changed, known: Known::default() }
     }
 
     /// Marks each pod with what is known of its owner, and reads the owners that are not known.
     pub fn mark(&self, pods: &mut [PodFacts]) {
         for pod in pods {
             let Some(key) = owner_to_read(pod) else { continue };
-            let known = self.known.lock().get_mut(&key).map(|owner| {
-                owner.named = Instant::now();
-                (owner.answer.clone(), owner.asked.elapsed() < OWNER_WAIT)
-            });
-            pod.owner_pending = key.0 != Kind::DaemonSet
-                && known.as_ref().is_none_or(|(answer, recent)| *recent && matches!(answer, Answer::Pending));
-            match (key.0, known.map(|(answer, _)| answer)) {
-                (_, None) => self.read(key),
-                (Kind::DaemonSet, Some(answer)) => {
+            let (answer, recent) = self.ask(&key);
+            pod.owner_pending = key.0 != Kind::DaemonSet && recent && matches!(answer, Answer::Pending);
+            match (key.0, answer) {
+                (Kind::DaemonSet, answer) => {
                     pod.daemon_set_is = match answer {
                         Answer::Pending => DaemonSetIs::Unknown,
                         Answer::Found(_) => DaemonSetIs::There,
@@ -148,12 +147,32 @@ impl Owners {
                         Answer::Failed => DaemonSetIs::Unreadable,
                     }
                 }
-                (_, Some(Answer::Found(top))) => {
+                (_, Answer::Found(top)) => {
                     pod.top_owner = top.or_else(|| Some(pod.controller.as_ref()?.replacen(' ', "/", 1)));
                 }
-                (_, Some(_)) => {}
+                _ => {}
             }
         }
+    }
+
+    /// Returns what is known of an owner, and whether it was first asked for a moment ago.
+    fn ask(&self, key: &OwnerKey) -> (Answer, bool) {
+        let mut known = self.known.lock();
+        let now = Instant::now();
+        let owner = known.entry(key.clone()).or_insert_with(|| {
+            // The watch may be behind that of the pods, and what it does not show is no proof.
+            let shown = |set: &DaemonSetFacts| key.0 == Kind::DaemonSet && set.uid == key.3;
+            let name = format!("{}/{}", key.1, key.2);
+            let answer = if self.daemon_sets.read(|sets| sets.get(&name).is_some_and(shown)) {
+                Answer::Found(None)
+            } else {
+                self.read(key.clone());
+                Answer::Pending
+            };
+            Owner { answer, asked: now, named: now }
+        });
+        owner.named = now;
+        (owner.answer.clone(), owner.asked.elapsed() < OWNER_WAIT)
     }
 
     /// Forgets the owners that no pod has named for long.
@@ -162,13 +181,18 @@ impl Owners {
     }
 
     fn read(&self, key: OwnerKey) {
-        self.known
-            .lock()
-            .insert(key.clone(), Owner { answer: Answer::Pending, asked: Instant::now(), named: Instant::now() });
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &key.1, &key.0.resource());
         let (known, changed) = (self.known.clone(), Arc::clone(&self.changed));
         tokio::spawn(async move {
-            let answer = match api.get_metadata_opt(&key.2).await {
+            let found = match key.0 {
+                // As a list of one, which the right to watch them permits.
+                Kind::DaemonSet => {
+                    let only = ListParams::default().fields(&format!("metadata.name={}", key.2));
+                    api.list_metadata(&only).await.map(|found| found.items.into_iter().next())
+                }
+                Kind::ReplicaSet | Kind::Job => api.get_metadata_opt(&key.2).await,
+            };
+            let answer = match found {
                 Ok(Some(found)) if found.metadata.uid.as_ref() == Some(&key.3) => Answer::Found(controller(&found)),
                 Ok(_) => Answer::Missing,
                 Err(error) => {
@@ -222,7 +246,8 @@ mod tests {
     fn owners() -> (Owners, watch::Receiver<u64>, Server) {
         let (service, server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let (changed, changes) = watch::channel(0);
-        (Owners::new(Client::new(service, "default"), Arc::new(changed)), changes, server)
+        let changed = Arc::new(changed);
+        (Owners::new(Client::new(service, "default"), Cache::new(changed.clone()), changed), changes, server)
     }
 
     /// An answer. Status 200 is an object with the uid `now` and this controller.
@@ -246,6 +271,17 @@ mod tests {
         request.uri().path().to_owned()
     }
 
+    /// Answers the read of a DaemonSet, which is a list of one.
+    async fn list(server: &mut Server, status: u16, uid: &str) {
+        let (request, send) = server.next_request().await.unwrap();
+        assert_eq!(request.uri().path(), "/apis/apps/v1/namespaces/logs/daemonsets");
+        assert!(request.uri().query().is_some_and(|query| query.contains("metadata.name%3Dlog")), "{}", request.uri());
+        let body = json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": {},
+            "items": [{"metadata": {"name": "log", "uid": uid}}]});
+        let found = Response::builder().status(status).body(Body::from(body.to_string().into_bytes())).unwrap();
+        send.send_response(if status == 200 { found } else { response(status, None) });
+    }
+
     /// Answers the read of the one owner of a pod, and returns its path and the pod's top owner.
     async fn read(controller: &str, status: u16, owner: Option<(&str, &str)>) -> (String, Option<String>) {
         let (owners, mut answers, mut server) = owners();
@@ -267,8 +303,7 @@ mod tests {
         sets.mark(&mut pods);
         assert!(pods.iter().all(|pod| pod.daemon_set_is == DaemonSetIs::Unknown), "nothing is known yet");
         for status in [200, 200, 403] {
-            let path = answer(&mut server, status, None).await;
-            assert_eq!(path, "/apis/apps/v1/namespaces/logs/daemonsets/log", "and nothing is asked twice");
+            list(&mut server, status, "now").await;
         }
         while pods[..3].iter().any(|pod| pod.daemon_set_is == DaemonSetIs::Unknown) {
             answers.changed().await.unwrap();
@@ -277,6 +312,34 @@ mod tests {
         assert!(pods.iter().all(|pod| pod.top_owner.is_none()), "that of a DaemonSet's pod is known without a read");
         let known = pods.map(|pod| pod.daemon_set_is);
         assert_eq!(known, [DaemonSetIs::There, DaemonSetIs::Gone, DaemonSetIs::Unreadable, DaemonSetIs::Unknown]);
+    }
+
+    #[tokio::test]
+    async fn daemon_set_is_read_only_where_the_watch_does_not_show_it() {
+        for (sentence, shown, read) in [
+            ("the one of the pod", Some("now"), None),
+            ("an earlier one of that name", Some("before"), Some("now")),
+            ("none so far", None, Some("now")),
+            ("none, and there is none", None, Some("later")),
+        ] {
+            let (owners, mut answers, mut server) = owners();
+            if let Some(uid) = shown {
+                let meta =
+                    json!({"metadata": {"name": "log", "namespace": "logs", "uid": uid, "resourceVersion": "1"}});
+                owners.daemon_sets.written(&serde_json::from_value(meta).unwrap());
+            }
+            answers.mark_unchanged();
+            let mut pods = [pod("now")];
+            owners.mark(&mut pods);
+            if let Some(uid) = read {
+                assert_eq!(pods[0].daemon_set_is, DaemonSetIs::Unknown, "{sentence}");
+                list(&mut server, 200, uid).await;
+                answers.changed().await.unwrap();
+                owners.mark(&mut pods);
+            }
+            let expected = if read == Some("later") { DaemonSetIs::Gone } else { DaemonSetIs::There };
+            assert_eq!(pods[0].daemon_set_is, expected, "{sentence}");
+        }
     }
 
     #[tokio::test]

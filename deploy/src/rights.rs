@@ -225,7 +225,7 @@ fn controller_in_cluster() -> Vec<Rule> {
             "Pods on a node that is to be drained; standby replicas of the controller; readiness of the web API and the agents; \
              pods of the earlier operator, beside which nothing is done.",
         ),
-        rule("apps", "daemonsets", "get list watch").why(
+        rule("apps", "daemonsets", "list watch").why(
             "The DaemonSet that a pod names: an orphaned pod of one would not be created again. Those that want a node have a pod on it \
              again after its update.",
         ),

@@ -406,8 +406,6 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
                 count("controller", "get", "leases"),
                 2 + usize::try_from(took.as_secs())?,
             ),
-            // Once for each DaemonSet: here the agents' own.
-            ("reads of DaemonSets", count("controller", "get", "daemonsets"), 1),
             // The workload's own, and those of the operator's Deployments.
             ("reads of ReplicaSets", count("controller", "get", "replicasets"), 3),
             // Of a whole rollout: its record and its beginning, a page, the end with three reads, and the key with its public part.
