@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::{ApiResource, DynamicObject, PartialObjectMeta, PartialObjectMetaExt as _};
+use kube::core::{ApiResource, DynamicObject, PartialObjectMeta, PartialObjectMetaExt as _, TypeMeta};
 use kube::{Client, Resource as _, ResourceExt as _};
 use models::history::{
     BottlerocketRolloutHistory, BottlerocketRolloutHistorySpec, BottlerocketRolloutHistoryStatus, HistoryPage,
@@ -41,6 +41,22 @@ pub(super) struct Found {
     pub(super) version: String,
 }
 
+impl Found {
+    /// Returns the facts of a record; `None` for a page, and for what this version cannot read.
+    pub(super) fn record(&self) -> Option<RecordFacts> {
+        RecordFacts::of(self.object.as_ref().ok()?, &self.spec)
+    }
+}
+
+/// Returns an object that the API server has returned.
+fn found(mut object: DynamicObject) -> Found {
+    object.types = Some(TypeMeta::resource::<BottlerocketRolloutHistory>());
+    let spec = object.data.get("spec").cloned().unwrap_or_default();
+    let version = object.metadata.resource_version.clone().unwrap_or_default();
+    let object = serde_json::to_value(&object).and_then(serde_json::from_value);
+    Found { object, spec, version }
+}
+
 /// Returns the metadata of a new object.
 fn metadata(name: &str, record: &str, kind: &str) -> ObjectMeta {
     let labels = [
@@ -67,25 +83,29 @@ impl Objects {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
+    /// The API of the objects with all of their fields.
+    fn whole(&self) -> Api<DynamicObject> {
+        let resource = ApiResource::erase::<BottlerocketRolloutHistory>(&());
+        Api::namespaced_with(self.client.clone(), &self.namespace, &resource)
+    }
+
     /// Takes what an own call returned into the cache, so that the next plan knows it.
     fn learned(&self, object: &BottlerocketRolloutHistory) {
         let meta: PartialObjectMeta<BottlerocketRolloutHistory> = object.metadata.clone().into_response_partial();
         self.known.written(&meta);
     }
 
+    fn take(&self, object: DynamicObject) -> Found {
+        let found = found(object);
+        found.object.iter().for_each(|object| self.learned(object));
+        found
+    }
+
     /// Reads one object as a list of one, which RBAC permits.
     pub(super) async fn read(&self, name: &str) -> Result<Option<Found>, ApplyError> {
-        let resource = ApiResource::erase::<BottlerocketRolloutHistory>(&());
-        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
         let only = ListParams::default().fields(&format!("metadata.name={name}"));
-        let found = api.list(&only).await.map_err(ApplyError::api("history_read"))?;
-        let Some(mut found) = found.items.into_iter().next() else { return Ok(None) };
-        found.types = Some(kube::core::TypeMeta::resource::<BottlerocketRolloutHistory>());
-        let spec = found.data.get("spec").cloned().unwrap_or_default();
-        let version = found.metadata.resource_version.clone().unwrap_or_default();
-        let object = serde_json::to_value(&found).and_then(serde_json::from_value);
-        object.iter().for_each(|object| self.learned(object));
-        Ok(Some(Found { object, spec, version }))
+        let found = self.whole().list(&only).await.map_err(ApplyError::api("history_read"))?;
+        Ok(found.items.into_iter().next().map(|object| self.take(object)))
     }
 
     /// Creates an object, or returns the one of that name.
@@ -96,15 +116,11 @@ impl Objects {
         what: &'static str,
     ) -> Result<Found, ApplyError> {
         self.leadership.check()?;
-        let object = BottlerocketRolloutHistory { metadata, spec, status: None };
+        let types = Some(TypeMeta::resource::<BottlerocketRolloutHistory>());
+        let object = DynamicObject { types, metadata, data: json!({"spec": spec}) };
         let params = PostParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PostParams::default() };
-        match self.api().create(&params, &object).await {
-            Ok(created) => {
-                self.learned(&created);
-                let spec = serde_json::to_value(&created.spec).unwrap_or_default();
-                let version = created.metadata.resource_version.clone().unwrap_or_default();
-                Ok(Found { object: Ok(created), spec, version })
-            }
+        match self.whole().create(&params, &object).await {
+            Ok(created) => Ok(self.take(created)),
             // The name follows from what it is: an earlier try, or another leader, was faster.
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 let found = self.read(&object.name_any()).await?;
@@ -120,7 +136,7 @@ impl Objects {
     pub(super) async fn begin(&self, name: &str, rollout: RecordedRollout) -> Result<RecordFacts, ApplyError> {
         let spec = BottlerocketRolloutHistorySpec { record: name.to_owned(), rollout: Some(rollout), page: None };
         let found = self.create(metadata(name, name, names::RECORD), spec, "history_record").await?;
-        found.object.ok().as_ref().and_then(RecordFacts::of).ok_or(ApplyError::Changed("the record of a rollout"))
+        found.record().ok_or(ApplyError::Changed("the record of a rollout"))
     }
 
     /// Creates a page of a record.
@@ -168,7 +184,7 @@ impl Objects {
         let written = self.api().patch_status(&record.name, &params, &Patch::Apply(body)).await;
         let written = written.map_err(ApplyError::api("history_status"))?;
         self.learned(&written);
-        RecordFacts::of(&written).ok_or(ApplyError::Changed("the record of a rollout"))
+        RecordFacts::of(&written, &record.spec).ok_or(ApplyError::Changed("the record of a rollout"))
     }
 
     /// Deletes this very object.
@@ -198,4 +214,26 @@ fn open(found: &Found) -> Result<OpenPage, ApplyError> {
         summary: summary(page, page_digest(&found.spec).map_err(failed)?, bytes),
         rows: page.rows.iter().map(row_id).collect(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spec_that_the_end_of_a_record_signs_has_the_fields_of_another_version() {
+        let rollout = json!({
+            "number": 7, "operator": {"namespace": "n", "name": "default", "uid": "u"}, "revision": {}, "variant": "v", "arch": "a",
+            "version": "1.21.0", "begun": "2026-01-01T00:00:00Z", "policy": "", "later": true,
+        });
+        let spec = json!({"record": "rollout-7-x", "rollout": rollout});
+        for (phase, expected) in [("Running", &spec), ("Completed", &Value::Null)] {
+            let object = json!({
+                "metadata": {"name": "rollout-7-x", "uid": "r", "resourceVersion": "1"}, "spec": spec,
+                "status": {"phase": phase},
+            });
+            let found = found(serde_json::from_value(object).unwrap());
+            assert_eq!(found.record().map(|record| record.spec).as_ref(), Some(expected), "{phase}");
+        }
+    }
 }

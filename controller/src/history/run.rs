@@ -325,16 +325,17 @@ impl Historian {
         match action {
             HistoryAction::ReadRecord { name } => {
                 let found = self.objects.read(&name).await?;
-                match found.as_ref().map(|found| (&found.version, found.object.as_ref().map(RecordFacts::of))) {
-                    Some((_, Ok(Some(record)))) => _ = self.records.insert(name, record),
-                    Some((version, unreadable)) => {
-                        let error = unreadable.err().map_or_else(|| "it is no record".to_owned(), ToString::to_string);
+                match found.map(|found| (found.record(), found)) {
+                    Some((Some(record), _)) => _ = self.records.insert(name, record),
+                    Some((None, found)) => {
+                        let error =
+                            found.object.err().map_or_else(|| "it is no record".to_owned(), |error| error.to_string());
                         tracing::warn!(
                             object = name,
                             error,
                             "an object of the history cannot be read and is left alone"
                         );
-                        self.unreadable.insert(name, version.clone());
+                        self.unreadable.insert(name, found.version);
                     }
                     None => {}
                 }
@@ -386,7 +387,7 @@ impl Historian {
             Err(error) => {
                 if error.is_unknown() || error.code() == Some(409) {
                     let found = self.objects.read(name).await?;
-                    let record = found.and_then(|found| RecordFacts::of(found.object.as_ref().ok()?));
+                    let record = found.and_then(|found| found.record());
                     self.records.extend(record.map(|record| (name.to_owned(), record)));
                 }
                 Err(error)
@@ -394,27 +395,23 @@ impl Historian {
         }
     }
 
-    /// Signs and writes the end of a record. The digest is over what the API server has, and over the course as it is
-    /// written.
+    /// Signs and writes the end of a record. The digest is over its spec as the API server has it, which never changes, and over the
+    /// course as it is written.
     async fn end(
         &self,
         name: &str,
         mut status: models::history::BottlerocketRolloutHistoryStatus,
     ) -> Result<RecordFacts, ApplyError> {
         let known = self.records.get(name).ok_or(ApplyError::Changed("the record of a rollout"))?;
-        let found = self.objects.read(name).await?.ok_or(ApplyError::Changed("the record of a rollout"))?;
-        let live = found.object.as_ref().ok().and_then(RecordFacts::of);
-        let live = live.filter(|live| live.resource_version == known.resource_version);
-        let live = live.ok_or(ApplyError::Changed("the record of a rollout"))?;
         let named: BTreeSet<String> =
             self.records.values().filter_map(|record| signed_by(record.status.signature.as_deref()?)).collect();
         // A record that cannot be read may name any of them.
         let key = self.keys.signing(Some(&named).filter(|_| self.unreadable.is_empty())).await?;
         let failed = |error: Box<dyn std::error::Error + Send + Sync>| ApplyError::Signing(error);
-        let digest = record_digest(&found.spec, &status).map_err(|error| failed(Box::new(error)))?;
+        let digest = record_digest(&known.spec, &status).map_err(|error| failed(Box::new(error)))?;
         let claims = RecordClaims { aud: RECORD_AUDIENCE.to_owned(), record: name.to_owned(), digest };
         status.signature = Some(key.sign(&claims).map_err(|error| failed(Box::new(error)))?);
-        self.objects.update(&live, &status).await
+        self.objects.update(known, &status).await
     }
 }
 

@@ -169,7 +169,7 @@ fn reader(kind: &str) -> anyhow::Result<Reader> {
         },
         "BottlerocketRolloutHistory" => |text| {
             let object: BottlerocketRolloutHistory = read(text)?;
-            ensure!(RecordFacts::of(&object).is_some() == object.spec.rollout.is_some(), "no facts");
+            ensure!(RecordFacts::of(&object, &Value::Null).is_some() == object.spec.rollout.is_some(), "no facts");
             let object: PartialObjectMeta<BottlerocketRolloutHistory> = serde_json::from_str(text)?;
             HistoryObject::project(&object).context("no facts about its metadata")?;
             Ok(())

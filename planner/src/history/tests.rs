@@ -154,7 +154,7 @@ impl Server {
     fn act(&mut self, leader: &mut Leader, action: HistoryAction) {
         match action {
             HistoryAction::ReadRecord { name } => {
-                let record = RecordFacts::of(&self.objects[&name]).unwrap();
+                let record = RecordFacts::of(&self.objects[&name], &serde_json::Value::Null).unwrap();
                 leader.records.insert(name, record);
             }
             HistoryAction::ReadPage { record, number } => {
@@ -166,7 +166,9 @@ impl Server {
                 if !self.objects.contains_key(&name) {
                     self.put(&name, BottlerocketRolloutHistory::new(&name, spec));
                 }
-                leader.records.insert(name.clone(), RecordFacts::of(&self.objects[&name]).unwrap());
+                leader
+                    .records
+                    .insert(name.clone(), RecordFacts::of(&self.objects[&name], &serde_json::Value::Null).unwrap());
             }
             HistoryAction::WritePage { record, page, .. } => {
                 let (name, number) = (page_name(&record, page.number), page.number);
@@ -190,7 +192,7 @@ impl Server {
                 assert_eq!(object.status.as_ref().map_or(RolloutPhase::Running, |s| s.phase), RolloutPhase::Running);
                 object.status = Some(*status);
                 self.put(&name, object);
-                let record = RecordFacts::of(&self.objects[&name]).unwrap();
+                let record = RecordFacts::of(&self.objects[&name], &serde_json::Value::Null).unwrap();
                 let named = |open: &OpenPage| !record.runs() || record.next_page() > open.number;
                 if leader.open.get(&name).is_some_and(named) {
                     leader.open.remove(&name);

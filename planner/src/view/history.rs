@@ -10,6 +10,7 @@ use models::history::{
     page_number,
 };
 use models::names;
+use serde_json::Value;
 
 use super::Projection;
 
@@ -38,6 +39,8 @@ pub struct RecordFacts {
     pub resource_version: String,
     /// The rollout, without its policy.
     pub rollout: RecordedRollout,
+    /// The spec of one that runs as the API server returned it, with fields that this version does not know: its end signs that.
+    pub spec: Value,
     /// The course. Of one that has ended, without entries and pages.
     pub status: BottlerocketRolloutHistoryStatus,
     /// The size of the object as JSON, in bytes.
@@ -45,8 +48,8 @@ pub struct RecordFacts {
 }
 
 impl RecordFacts {
-    /// Returns the facts of a record; `None` for a page.
-    pub fn of(object: &BottlerocketRolloutHistory) -> Option<Self> {
+    /// Returns the facts of a record with this spec; `None` for a page.
+    pub fn of(object: &BottlerocketRolloutHistory, spec: &Value) -> Option<Self> {
         let meta = &object.metadata;
         let rollout = object.spec.rollout.clone()?;
         let mut status = object.status.clone().unwrap_or_default();
@@ -59,6 +62,7 @@ impl RecordFacts {
             uid: meta.uid.clone().unwrap_or_default(),
             resource_version: meta.resource_version.clone().unwrap_or_default(),
             rollout: RecordedRollout { policy: String::new(), ..rollout },
+            spec: if status.phase == RolloutPhase::Running { spec.clone() } else { Value::Null },
             status,
             bytes,
         })

@@ -20,6 +20,7 @@ fn history_beyond_its_limits_is_removed_from_its_oldest_end() {
             uid: format!("uid-{number}"),
             resource_version: "1".into(),
             rollout: Server::new().begun(),
+            spec: serde_json::Value::Null,
             status: BottlerocketRolloutHistoryStatus::default(),
             bytes: 1000,
         };
