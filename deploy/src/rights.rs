@@ -279,7 +279,7 @@ fn controller_in_system() -> Vec<Rule> {
             .why("The history of rollouts: written once; deleted once it is longer than the limits."),
         rule(GROUP, "bottlerocketrollouthistories/status", "patch")
             .why("The course of a rollout, until it has ended."),
-        rule(CORE, "configmaps", "create list patch").named(&[HISTORY_KEYS]).why(
+        rule(CORE, "configmaps", "create list watch patch").named(&[HISTORY_KEYS]).why(
             "The public keys that verify the records of ended rollouts. Made by an apply, which names it beforehand.",
         ),
         rule(EVENTS, "events", "create patch")
@@ -296,7 +296,7 @@ fn controller_in_system() -> Vec<Rule> {
         rule(CORE, "secrets", "list watch update")
             .named(&[CA_SECRET, SERVING_SECRET, PERMIT_KEY_SECRET])
             .why("The CA, the web API's certificate and the key of the permits: watched and renewed by the leader."),
-        rule(CORE, "secrets", "list").named(&[HISTORY_KEY_SECRET]).why("The key that signs records of ended rollouts."),
+        rule(CORE, "secrets", "list watch").named(&[HISTORY_KEY_SECRET]).why("The key that signs records of ended rollouts."),
     ]
 }
 

@@ -6,57 +6,68 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::Client;
-use kube::api::{Api, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
+use kube::runtime::watcher;
 use models::names;
 use serde_json::json;
+use tokio::task::JoinSet;
 
-use crate::apply::ApplyError;
+use crate::apply::{Applier, ApplyError};
+use crate::cache::Cache;
+use crate::caches::Caches;
 use crate::leader::Leadership;
-use crate::tls::{MaterialError, PermitKey};
+use crate::tls::{Complete, MaterialError, PermitKey};
 
 /// The field of the Secret.
 const KEY: &str = "key.pem";
 
 /// The Secret with the key, and the ConfigMap with the public ones.
-#[derive(Clone)]
 pub(super) struct Keys {
-    pub(super) client: Client,
-    pub(super) namespace: String,
-    pub(super) leadership: Leadership,
-}
-
-fn by_name(name: &str) -> ListParams {
-    // RBAC permits reading it by its name alone.
-    ListParams::default().fields(&format!("metadata.name={name}"))
+    client: Client,
+    namespace: String,
+    leadership: Leadership,
+    pub(super) secret: Cache<Complete<Secret>>,
+    pub(super) published: Cache<Complete<ConfigMap>>,
 }
 
 fn unusable(error: MaterialError) -> ApplyError {
     ApplyError::Signing(Box::new(error))
 }
 
-fn load(secret: &Secret) -> Result<PermitKey, ApplyError> {
-    let field = secret.data.as_ref().and_then(|data| data.get(KEY));
-    let text = field.and_then(|bytes| std::str::from_utf8(&bytes.0).ok());
-    PermitKey::load(text.ok_or_else(|| unusable(MaterialError::Missing(KEY)))?).map_err(unusable)
-}
-
 impl Keys {
+    pub(super) fn of(applier: &Applier, caches: &Caches) -> Self {
+        Self {
+            client: applier.client.clone(),
+            namespace: applier.namespace.clone(),
+            leadership: applier.leadership.clone(),
+            secret: Cache::new(caches.changed.clone()),
+            published: Cache::new(caches.changed.clone()),
+        }
+    }
+
+    /// Watches both until the tasks are dropped.
+    pub(super) fn watch(&self) -> JoinSet<()> {
+        // RBAC permits reading them by their names alone.
+        let named = |name: &str| watcher::Config::default().fields(&format!("metadata.name={name}"));
+        let (secrets, maps) = (self.client.clone(), self.client.clone());
+        let mut watches = JoinSet::new();
+        watches.spawn(self.secret.run(Api::namespaced(secrets, &self.namespace), named(names::HISTORY_KEY_SECRET)));
+        watches.spawn(self.published.run(Api::namespaced(maps, &self.namespace), named(names::HISTORY_KEYS)));
+        watches
+    }
+
     /// Returns the key, which is made where there is none, with its public part published. Those that no record names
     /// (`named`) are withdrawn; `None`: it is not known which are named.
     pub(super) async fn signing(&self, named: Option<&BTreeSet<String>>) -> Result<PermitKey, ApplyError> {
-        let key = self.secret().await?;
+        let key = self.key().await?;
         self.publish(&key, named).await?;
         Ok(key)
     }
 
-    async fn secret(&self) -> Result<PermitKey, ApplyError> {
-        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
-        let read = async || {
-            let found = secrets.list(&by_name(names::HISTORY_KEY_SECRET)).await;
-            found.map(|found| found.items.into_iter().next()).map_err(ApplyError::api("history_key"))
-        };
-        if let Some(secret) = read().await? {
-            return load(&secret);
+    async fn key(&self) -> Result<PermitKey, ApplyError> {
+        if let Some(secret) = self.secret.get(names::HISTORY_KEY_SECRET) {
+            let text = secret.text(KEY).ok_or_else(|| unusable(MaterialError::Missing(KEY)))?;
+            return PermitKey::load(text).map_err(unusable);
         }
         self.leadership.check()?;
         let key = PermitKey::make().map_err(unusable)?;
@@ -67,21 +78,23 @@ impl Keys {
             ..Secret::default()
         };
         let params = PostParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PostParams::default() };
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         match secrets.create(&params, &secret).await {
-            Ok(_) => Ok(key),
-            // An earlier try of this leader, or another one, has made it.
-            Err(kube::Error::Api(status)) if status.code == 409 => match read().await? {
-                Some(secret) => load(&secret),
-                None => Err(ApplyError::Changed("the Secret of the history's key")),
-            },
+            Ok(made) => {
+                self.secret.written(&made);
+                Ok(key)
+            }
+            // An earlier try of this leader, or another one, has made it: the watch is about to show it.
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                Err(ApplyError::Changed("the Secret of the history's key"))
+            }
             Err(error) => Err(ApplyError::api("history_key")(error)),
         }
     }
 
     async fn publish(&self, key: &PermitKey, named: Option<&BTreeSet<String>>) -> Result<(), ApplyError> {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
-        let found = maps.list(&by_name(names::HISTORY_KEYS)).await.map_err(ApplyError::api("history_keys"))?;
-        let found = found.items.into_iter().next();
+        let found = self.published.get(names::HISTORY_KEYS).map(|found| found.0);
         let version = found.as_ref().and_then(|map| map.metadata.resource_version.clone());
         let published = found.and_then(|map| map.data).unwrap_or_default();
         let jwk = key.jwk().map_err(unusable)?.to_string();
@@ -99,6 +112,7 @@ impl Keys {
         });
         let params = PatchParams::apply(names::CONTROLLER_MANAGER).force();
         let applied = maps.patch(names::HISTORY_KEYS, &params, &Patch::Apply(body)).await;
-        applied.map(|_| ()).map_err(ApplyError::api("history_keys"))
+        self.published.written(&applied.map_err(ApplyError::api("history_keys"))?);
+        Ok(())
     }
 }

@@ -109,12 +109,10 @@ impl Historian {
     /// Returns a historian that tells plans about the history by `history`. It writes nothing before the caches are known to
     /// be as new as this leadership.
     pub fn new(applier: Applier, caches: Caches, history: History, reading: Reading) -> Self {
-        let (client, namespace) = (applier.client.clone(), applier.namespace.clone());
-        let leadership = applier.leadership.clone();
-        let objects = Objects::of(&applier, &caches);
+        let (objects, keys) = (Objects::of(&applier, &caches), Keys::of(&applier, &caches));
         Self {
-            keys: Keys { client, namespace, leadership },
-            reading: reading.of(&caches.history),
+            reading: reading.of(&caches.history).of(&keys.secret).of(&keys.published),
+            keys,
             applier,
             caches,
             history,
@@ -132,10 +130,17 @@ impl Historian {
     /// Keeps the history for as long as it is polled. A renewal of the Lease that comes late interrupts it.
     pub async fn run(mut self) {
         let changed: Arc<watch::Sender<u64>> = self.caches.changed.clone();
+        let _watches = self.keys.watch();
         while timeout(LIST_LIMIT, self.reading.wait(changed.subscribe())).await.is_err() {
             let message = "the objects of the history cannot be listed: their definition (crds.yaml), or a right of the \
                            controller, is missing. Updates go on; their results wait on the shadows";
             self.tell(HistoryFacts { state: Some((false, UNREADABLE, message.to_owned())), ..HistoryFacts::default() });
+        }
+        // The key is made now, as a part of the installation and not of its first rollout. The end of a rollout makes one that is
+        // missing, or shows why it cannot.
+        if let Err(error) = self.keys.signing(None).await {
+            let error = &error as &dyn std::error::Error;
+            tracing::debug!(error, "the key of the history cannot be made yet");
         }
         let mut changes = changed.subscribe();
         let mut backoff = Backoff::default();

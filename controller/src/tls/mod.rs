@@ -24,6 +24,7 @@ use serde::Serialize;
 
 pub(crate) use material::PermitKey;
 use planner::view::{SigningKeys, TlsFacts};
+pub(crate) use store::Complete;
 
 pub use keeper::Keeper;
 pub use material::MaterialError;

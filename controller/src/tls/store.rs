@@ -40,7 +40,7 @@ const FOREIGN: &str = "?";
 
 /// One complete object: it is written back with all contents of other clients. A Secret must not be logged.
 #[derive(Clone, PartialEq)]
-pub(super) struct Complete<K>(pub(super) K);
+pub(crate) struct Complete<K>(pub(crate) K);
 
 pub(super) type SecretFacts = Complete<Secret>;
 /// The ConfigMap of the agents.
@@ -72,7 +72,7 @@ where
 impl SecretFacts {
     /// Returns a field, if it is there, is text and is not empty: a Secret of type `kubernetes.io/tls` cannot be
     /// without its two.
-    pub(super) fn text(&self, field: &str) -> Option<&str> {
+    pub(crate) fn text(&self, field: &str) -> Option<&str> {
         let bytes = self.0.data.as_ref()?.get(field)?;
         std::str::from_utf8(&bytes.0).ok().filter(|text| !text.trim().is_empty())
     }

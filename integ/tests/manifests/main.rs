@@ -193,6 +193,8 @@ async fn service_accounts_have_expected_permissions(client: Client) -> anyhow::R
         (CONTROLLER, "create", "", "pods/eviction", "default", ANY, true),
         (CONTROLLER, "delete", "", "pods", "default", ANY, false),
         (CONTROLLER, "watch", "", "secrets", SYSTEM_NAMESPACE, "brupop-ca", true),
+        (CONTROLLER, "watch", "", "secrets", SYSTEM_NAMESPACE, "brupop-history-key", true),
+        (CONTROLLER, "update", "", "secrets", SYSTEM_NAMESPACE, "brupop-history-key", false),
         (CONTROLLER, "watch", "", "secrets", SYSTEM_NAMESPACE, "other", false),
         (CONTROLLER, "list", "", "secrets", SYSTEM_NAMESPACE, ANY, false),
         (CONTROLLER, "create", "", "secrets", "default", ANY, false),
