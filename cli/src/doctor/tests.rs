@@ -144,6 +144,25 @@ fn node_group_with_an_empty_selector_is_noted_where_every_node_is_in_it() {
 }
 
 #[test]
+fn hidden_node_group_of_which_the_operator_warns_has_no_note() {
+    let groups = json!([{"name": "all", "selector": {}}, {"name": "rest", "selector": {}}]);
+    let degraded = condition("Degraded", "NodeGroupHidden", "m");
+    for (sentence, conditions, expected) in [
+        ("the controller has not reported it", json!([]), Severity::Note),
+        ("it has", json!([degraded]), Severity::Warning),
+    ] {
+        let mut facts = healthy();
+        let status = json!({"observedGeneration": 1, "conditions": conditions});
+        let operator = operator(&json!({"nodeGroups": groups}), &status);
+        fleet_of(&mut facts).add_operator(&serde_json::from_value(operator).unwrap());
+        let found = Diagnosis::of(&facts).findings;
+        let found: Vec<Severity> =
+            found.iter().filter(|found| found.reason == "NodeGroupHidden").map(|found| found.severity).collect();
+        assert_eq!(found, [expected], "{sentence}");
+    }
+}
+
+#[test]
 fn working_installation_has_no_errors_and_no_warnings() {
     let diagnosis = Diagnosis::of(&healthy());
     assert_eq!((diagnosis.errors, diagnosis.warnings), (0, 0), "{}", diagnosis.page(None, false));

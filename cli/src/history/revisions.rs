@@ -12,6 +12,7 @@ use models::history::{BottlerocketRolloutHistorySpec, RecordedRollout, VersionCo
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorSpec, DEGRADED};
 use models::shadow::{BottlerocketShadow, UPDATED};
+use planner::plan::INVALID_POLICY;
 use planner::policy::{Exclusion, Policy};
 use planner::revisions::{NO_HISTORY, PolicyRevision, RevisionContent, Undo, history as own, undo as back};
 use planner::view::{OperatorFacts, Projection as _, RevisionFacts};
@@ -161,7 +162,7 @@ fn accepted(resource: &BottlerocketUpdateOperator, after: anyhow::Result<Policy>
     let status = resource.status.as_ref().filter(|status| status.observed_generation == resource.metadata.generation);
     let degraded = status.and_then(|status| true_condition(&status.conditions, DEGRADED));
     ensure!(
-        degraded.is_none_or(|condition| condition.reason != "InvalidPolicy"),
+        degraded.is_none_or(|condition| condition.reason != INVALID_POLICY),
         "nothing was written: the policy is invalid, and would be so with the fields of that revision: {cause:#}. Correct that field, \
          which no revision has"
     );

@@ -14,7 +14,9 @@ use models::time::after;
 use planner::annotations::UNKNOWN_REQUEST;
 use planner::claims::ClaimField;
 use planner::pause::Pause;
-use planner::plan::{Action, POD_GRACE_PERIOD, Plan, RolloutState, deadlines, key_of, rollouts};
+use planner::plan::{
+    Action, GROUP_HIDDEN, INVALID_POLICY, POD_GRACE_PERIOD, Plan, RolloutState, deadlines, key_of, rollouts,
+};
 use planner::policy::{Policy, WindowState};
 use planner::view::ShadowFacts;
 use planner::wait::{BEFORE_RESUME, Wait, WaitReason, alone};
@@ -24,13 +26,8 @@ use super::shape::*;
 use crate::advice::pods;
 use crate::cluster::{Cluster, is_of};
 
-/// The reason of the condition `Degraded` for an invalid policy, whose errors the report lists by themselves.
-const INVALID_POLICY: &str = "InvalidPolicy";
-
 /// The word for a node of which it is not known whether it waits.
 pub(crate) const NOT_KNOWN: &str = "NotKnown";
-/// The reason of the condition `Degraded` for a node group before others that takes their nodes.
-const GROUP_HIDDEN: &str = "NodeGroupHidden";
 
 pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
     let (policy, (view, plan)) = (cluster.policy(), cluster.plan(now));
@@ -215,6 +212,7 @@ fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {
     }
     let Some(operator) = &cluster.operator else { return problems };
     let conditions = &operator.status.conditions;
+    // The errors of an invalid policy are listed by themselves.
     let known = |condition: &&Condition| {
         condition.reason != INVALID_POLICY && condition.reason != WaitReason::WebApiNotReady.as_str()
     };
