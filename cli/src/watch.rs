@@ -167,8 +167,8 @@ fn has_reader(written: io::Result<()>) -> anyhow::Result<bool> {
 
 fn ended(report: &Report) -> Option<End> {
     let under_way = report.nodes.iter().any(|node| !matches!(node.step, IDLE | "Staged"));
-    let stays = |node: &NodeReport| rests(node) || is_stuck(node);
-    let held = |node: &NodeReport| node.held_by_failures || (stays(node) && place(node) == Some(Proof::Failed));
+    let has_failed = |node: &NodeReport| (rests(node) || is_stuck(node)) && place(node) == Some(Proof::Failed);
+    let held = |node: &NodeReport| node.held_by_failures || has_failed(node);
     let only_held = report.nodes.iter().any(held) && report.nodes.iter().all(|node| rests(node) || held(node));
     if report.frozen.is_some() || only_held {
         return (!under_way).then_some(End::Frozen);
