@@ -235,7 +235,7 @@ async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
         ..Snapshot::default()
     };
     let next = watch::beginning(&snapshot, trial, Timestamp::now());
-    for node in next.into_keys().take(NODES_WITH_PODS) {
+    for node in next.into_iter().take(NODES_WITH_PODS) {
         let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let found: Vec<Pod> = list_everywhere(client, on_node).await?;
         // The DaemonSets of the pods are taken as existing.
