@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::serde::de::DeserializeOwned;
@@ -21,6 +22,9 @@ const LIMIT: Duration = limits::WRITE;
 
 /// Number of objects in one page of a list.
 const PAGE: u32 = 500;
+
+/// The namespace of the Leases of kubelets.
+pub(crate) const NODE_LEASES: &str = "kube-node-lease";
 
 #[derive(Debug)]
 pub(crate) struct Refusal {
@@ -127,6 +131,11 @@ pub(crate) async fn list_everywhere<K: Namespaced>(client: &Client, params: List
 
 pub(crate) async fn nodes(client: &Client) -> anyhow::Result<Vec<Node>> {
     list(&Api::all(client.clone()), ListParams::default(), "list nodes").await
+}
+
+/// Lists the Leases that the kubelets renew.
+pub(crate) async fn node_leases(client: &Client) -> anyhow::Result<Vec<Lease>> {
+    list_in(client, NODE_LEASES, ListParams::default()).await
 }
 
 pub(crate) async fn list<K: Listed>(api: &Api<K>, params: ListParams, right: &str) -> anyhow::Result<Vec<K>> {

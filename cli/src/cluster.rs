@@ -27,7 +27,7 @@ use planner::view::{
     Projection as _, ShadowFacts, Standby, UnreadableFacts,
 };
 
-pub(crate) use read::PodsOf;
+pub(crate) use read::{PodsOf, pods_of};
 
 /// Time for which everything is taken to have been as it is, where no object has the time.
 const LONG: SignedDuration = SignedDuration::from_hours(1);

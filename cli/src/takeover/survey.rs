@@ -30,9 +30,7 @@ const ALL_SHADOWS_LIMIT: Duration = Duration::from_secs(120);
 pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
     let outdated = call("get /version", client.apiserver_version()).await?;
     let mut facts = Facts { outdated: crate::preflight::outdated(&outdated), ..Facts::default() };
-    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let found = call("get customresourcedefinitions", definitions.get_opt(DEFINITION)).await?;
-    facts.definition = found.as_ref().map(Definition::of);
+    facts.definition = definition(client).await?;
     facts.workloads = workloads(client).await?;
     facts.pods = pods(client).await?;
     facts.nodes = nodes(client).await?.iter().map(NodeState::of).collect();
@@ -65,6 +63,12 @@ pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
     facts.unread.extend(facts.releases.unread.iter().cloned());
     facts.missing_rights = crate::rights::missing(client).await?;
     Ok(facts)
+}
+
+pub(super) async fn definition(client: &Client) -> anyhow::Result<Option<Definition>> {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let found = call("get customresourcedefinitions", definitions.get_opt(DEFINITION)).await?;
+    Ok(found.as_ref().map(Definition::of))
 }
 
 /// Reads the workloads of the earlier operator, in any namespace.
