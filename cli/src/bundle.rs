@@ -117,8 +117,7 @@ impl Bundle {
         let objects = objects.into_iter().map(|object| {
             let mut object = serde_json::to_value(object).unwrap_or_default();
             object["kind"] = json!(kind);
-            trim(&mut object);
-            object
+            trim(object)
         });
         let api_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
         let items: Vec<Value> = objects.collect();
@@ -228,12 +227,8 @@ async fn node_events(bundle: &mut Bundle, client: &Client) -> anyhow::Result<()>
         let about_node = event.regarding.as_ref().is_some_and(|object| object.kind.as_deref() == Some("Node"));
         about_node && event.reporting_controller.as_deref() == Some(names::CONTROLLER)
     };
-    let events = events.into_iter().filter(ours).map(|event| {
-        let mut event = serde_json::to_value(event).unwrap_or_default();
-        trim(&mut event);
-        event
-    });
-    let items: Vec<Value> = events.collect();
+    let events = events.into_iter().filter(ours);
+    let items: Vec<Value> = events.map(|event| trim(serde_json::to_value(event).unwrap_or_default())).collect();
     bundle.json("events-of-nodes.json", &json!({"items": items}))
 }
 

@@ -13,6 +13,8 @@ use crate::cluster::testing::{braked, cluster, condition, fleet, idle, node, now
 use crate::cluster::{AgentPod, Cluster};
 use crate::fixtures::snapshot;
 
+const OPERATOR: &str = "bottlerocketupdateoperator/brupop-system/default";
+
 /// An object as the API server has it in an installation that works.
 fn installed(wanted: Value) -> Installed {
     let mut found = wanted.clone();
@@ -236,54 +238,36 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         ("NodeClock", Warning, "node/a", &|f| {
             f.node_renewed.insert("a".to_owned(), "2026-01-01T00:11:00Z".parse().unwrap());
         }),
-        ("NoOperatorResource", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+        ("NoOperatorResource", Error, OPERATOR, &|f| {
             let cluster = fleet_of(f);
             cluster.operator = None;
             cluster.shadows.get_mut("a").unwrap().status.controller.record = Some(Default::default());
         }),
-        ("NoOperatorResource", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+        ("NoOperatorResource", Warning, OPERATOR, &|f| {
             fleet_of(f).operator = None;
         }),
-        ("ExpressionFires", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            report("Blocked", "True", "ExpressionFires", f);
-        }),
-        ("ClusterUnwell", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            report("Blocked", "True", "ClusterUnwell", f);
-        }),
-        ("NoticesNotSent", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            report("NoticesSent", "False", "Failed", f);
-        }),
-        ("UnknownRequest", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            report("Degraded", "True", "UnknownRequest", f);
-        }),
-        ("OperatorDegraded", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            report("Degraded", "True", "CertificatesInvalid", f);
-        }),
-        ("OperatorDegraded", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            report("Blocked", "True", "ExpressionFails", f);
-        }),
-        ("PolicyRejected", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+        ("ExpressionFires", Warning, OPERATOR, &|f| report("Blocked", "True", "ExpressionFires", f)),
+        ("ClusterUnwell", Warning, OPERATOR, &|f| report("Blocked", "True", "ClusterUnwell", f)),
+        ("NoticesNotSent", Warning, OPERATOR, &|f| report("NoticesSent", "False", "Failed", f)),
+        ("UnknownRequest", Warning, OPERATOR, &|f| report("Degraded", "True", "UnknownRequest", f)),
+        ("OperatorDegraded", Error, OPERATOR, &|f| report("Degraded", "True", "CertificatesInvalid", f)),
+        ("OperatorDegraded", Error, OPERATOR, &|f| report("Blocked", "True", "ExpressionFails", f)),
+        ("PolicyRejected", Error, OPERATOR, &|f| {
             let spec =
                 json!({"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "4h", "timeZone": "Mars/Base"}]}});
             let operator = operator(&spec, &json!({"observedGeneration": 1}));
             fleet_of(f).add_operator(&serde_json::from_value(operator).unwrap());
         }),
-        ("Braked", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            f.cluster = Some(braked("Unproven"));
-        }),
-        ("StepFailed", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            f.cluster = Some(step_used_up(true));
-        }),
-        ("StepUnproven", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            f.cluster = Some(step_used_up(false));
-        }),
-        ("NodeGroupEmpty", Note, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+        ("Braked", Warning, OPERATOR, &|f| f.cluster = Some(braked("Unproven"))),
+        ("StepFailed", Warning, OPERATOR, &|f| f.cluster = Some(step_used_up(true))),
+        ("StepUnproven", Warning, OPERATOR, &|f| f.cluster = Some(step_used_up(false))),
+        ("NodeGroupEmpty", Note, OPERATOR, &|f| {
             group(
                 f,
                 &json!([{"name": "db", "selector": {"matchLabels": {"teir": "db"}}}, {"name": "rest", "selector": {}}]),
             );
         }),
-        ("NodeGroupHidden", Note, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+        ("NodeGroupHidden", Note, OPERATOR, &|f| {
             let all = json!({"matchExpressions": [{"key": names::INTERFACE_LABEL, "operator": "Exists"}]});
             group(f, &json!([{"name": "all", "selector": all}, {"name": "rest", "selector": {}}]));
         }),
