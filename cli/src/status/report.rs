@@ -24,7 +24,7 @@ use planner::wait::{BEFORE_RESUME, Wait, WaitReason, alone};
 use super::freshness;
 use super::shape::*;
 use crate::advice::pods;
-use crate::cluster::{Cluster, is_of};
+use crate::cluster::Cluster;
 
 /// The word for a node of which it is not known whether it waits.
 pub(crate) const NOT_KNOWN: &str = "NotKnown";
@@ -194,20 +194,17 @@ fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {
         problems.push(Problem { reason: reason.to_owned(), message, warning });
     };
     if let Some(own) = &cluster.own {
-        let ready = |component| own.pods.values().any(|pod| is_of(pod, component) && pod.ready && !pod.terminating);
-        let pods = |component: &str| pods(&cluster.namespace, component);
-        if !ready(names::CONTROLLER) {
-            let command = pods(names::CONTROLLER);
-            let message = format!("no pod of the controller is Ready, so that nothing is done: {command}");
-            add("ControllerNotReady", message, None);
-        }
-        if !ready(names::APISERVER) {
-            let command = pods(names::APISERVER);
-            add(
+        for (component, reason, what) in [
+            (names::CONTROLLER, "ControllerNotReady", "no pod of the controller is Ready, so that nothing is done"),
+            (
+                names::APISERVER,
                 WaitReason::WebApiNotReady.as_str(),
-                format!("no pod of the web API is Ready, so that no agent can report: {command}"),
-                None,
-            );
+                "no pod of the web API is Ready, so that no agent can report",
+            ),
+        ] {
+            if !own.has_ready(component) {
+                add(reason, format!("{what}: {}", pods(&cluster.namespace, component)), None);
+            }
         }
     }
     let Some(operator) = &cluster.operator else { return problems };
