@@ -49,7 +49,6 @@ const LEFT_OUT: [&str; 7] = [
     "each log ends with its last 5,000 lines, at most 1 MiB; of the agents there are the logs of 20 at most, silent ones first",
 ];
 
-/// Options of `support-bundle`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// File to write. It must not exist. Default: brupop-support-TIME.tar.gz in the current folder.

@@ -30,7 +30,6 @@ enum Output {
     Yaml,
 }
 
-/// Options of `doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// `json` or `yaml` for programs; docs/plugin.md describes it.

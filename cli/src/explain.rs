@@ -16,7 +16,6 @@ use crate::near::near;
 use crate::page::Page;
 use crate::terminal::Format;
 
-/// Options of `explain`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Name of the node, or of its shadow (brs-NODE).

@@ -34,7 +34,6 @@ const LISTED: usize = 40;
 /// The number of nodes up to which all courses are simulated that are asked for.
 const SMALL: usize = 2_000;
 
-/// Options of `plan`.
 #[derive(Debug, Args)]
 pub(crate) struct PlanOptions {
     /// Plan with this policy too, and compare: a BottlerocketUpdateOperator, or its spec, as YAML or JSON.

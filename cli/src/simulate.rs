@@ -15,7 +15,6 @@ use crate::forecast::{self, LATE, html, report, summary::Summary};
 use crate::page::Page;
 use crate::terminal::Format;
 
-/// Options of `simulate`.
 #[derive(Debug, Args)]
 pub(crate) struct SimulateOptions {
     /// Description of the fleet, as YAML or JSON: nodes, versions, workloads, times, failures

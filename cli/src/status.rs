@@ -31,7 +31,6 @@ pub(crate) enum Output {
     Name,
 }
 
-/// Options of `status`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// List all nodes, also where there are many.

@@ -55,7 +55,6 @@ enum Until {
     Completed,
 }
 
-/// Options of `watch`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// End with exit code 0 once no node is to be updated or verified any more, and with 4 if failures freeze the rollout or are all

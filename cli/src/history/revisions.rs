@@ -27,7 +27,6 @@ use crate::write::{Decision, DryRunOption, Object, Outcome};
 /// Field manager of what `undo` writes: it owns the fields that it has changed until another client applies them.
 const MANAGER: &str = "kubectl-brupop-undo";
 
-/// Options of `undo`.
 #[derive(Debug, Args)]
 pub(crate) struct UndoOptions {
     /// Number of the revision to return to. Default: the last one that differs from the present policy.

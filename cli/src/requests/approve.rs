@@ -27,7 +27,6 @@ const NAMED: usize = 8;
 /// The length at which the message of a condition is cut.
 const CUT: usize = 2000;
 
-/// Options of `approve`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Number of the step, from 1: no other step is approved. Default: the one that waits.

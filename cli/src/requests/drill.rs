@@ -25,7 +25,6 @@ use crate::write::{Decision, DryRunOption, Object, Outcome, State, all};
 /// Exit code of a drill that did not pass.
 const NOT_PASSED: u8 = 7;
 
-/// Options of `drill`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Name of the node.

@@ -21,7 +21,6 @@ use crate::write::{Decision, Object, State, annotated_by};
 /// Maximum length of a reason: the operator shows no more of it.
 const REASON_LENGTH: usize = 256;
 
-/// Options of `hold`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     #[command(flatten)]

@@ -23,7 +23,6 @@ use crate::call::{list_in, nodes};
 use crate::page::warn;
 use crate::write::{Decision, State, WriteOptions};
 
-/// Options of `pin`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Version such as 1.20.5, all versions that begin alike such as 1.20, a range such as '>=1.20, <1.23', or latest.

@@ -18,7 +18,6 @@ use crate::call::list_in;
 use crate::failures::unresolved;
 use crate::write::{Decision, State, WriteOptions};
 
-/// Options of `quarantine`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Version such as 1.20.5, all versions that begin alike such as 1.20, or a range such as '>=1.20, <1.23'.

@@ -20,7 +20,6 @@ use super::texts::{command, nonce, some};
 use crate::failures::{Unresolved, has_others, list, unresolved};
 use crate::write::{Change, Decision, State, WriteOptions};
 
-/// Options of `resume`.
 #[derive(Debug, Args)]
 pub(crate) struct ResumeOptions {
     /// Resolve the failures of this version instead, so that it is tried again; to be repeated, or separated by commas, for

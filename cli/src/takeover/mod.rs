@@ -53,7 +53,6 @@ pub(crate) enum Command {
     Undo(swap::Options),
 }
 
-/// Options of `takeover preflight`.
 #[derive(Debug, Args)]
 pub(crate) struct PreflightOptions {
     /// `json` for programs; docs/takeover.md describes it.
@@ -61,7 +60,6 @@ pub(crate) struct PreflightOptions {
     output: Option<String>,
 }
 
-/// Options of `takeover settings`.
 #[derive(Debug, Args)]
 pub(crate) struct SettingsOptions {
     /// Read the values of the earlier operator's chart from this file, and not its workloads from the cluster: the values, those of
@@ -81,7 +79,6 @@ impl SettingsOptions {
     }
 }
 
-/// Options of `takeover watch`.
 #[derive(Debug, Args)]
 pub(crate) struct WatchOptions {
     /// Plan with the policy in this file. Default: the one that `takeover settings` proposes.
