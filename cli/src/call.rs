@@ -77,12 +77,9 @@ pub(crate) async fn call<T>(right: &str, request: impl Future<Output = kube::Res
 /// Returns the error of a request. `right` is what the user needs to be allowed.
 pub(crate) fn failure(right: &str, error: kube::Error) -> anyhow::Error {
     match error {
-        kube::Error::Api(status) if status.code == 403 => {
-            let refusal = Refusal { code: 403, message: status.message };
-            anyhow!(refusal).context(format!("you need the right to {right}"))
-        }
         kube::Error::Api(status) => {
-            anyhow!(Refusal { code: status.code, message: status.message }).context(format!("cannot {right}"))
+            let what = if status.code == 403 { "you need the right to" } else { "cannot" };
+            anyhow!(Refusal { code: status.code, message: status.message }).context(format!("{what} {right}"))
         }
         error @ kube::Error::SerdeError(_) => {
             let next = "this version of the plugin cannot read the answer (kubectl brupop doctor)";

@@ -15,7 +15,6 @@ use planner::annotations::{REQUEST_LENGTH, recorded_value};
 use planner::policy::{CanaryStep, Policy};
 use planner::wait::StepRequest;
 use semver::Version;
-use serde_json::json;
 
 use super::operator::{carry_out, policy, status};
 use super::texts::{command, short_nonce};
@@ -388,12 +387,12 @@ fn decide(
     }
     let names: Vec<&str> = named.iter().map(|step| step.name.as_str()).collect();
     let value = format!("{}@{nonce}", names.join(","));
-    let patch = json!({"metadata": {"annotations": {APPROVE_STEP_ANNOTATION: value}}});
     let has_kinds = steps.iter().filter(|step| step.rollout.version == *version).count() > 1;
     let approval = Approval { version: version.clone(), number, steps: named, left, has_kinds, value };
     let shown: Vec<&NamedStep> = approval.steps.iter().collect();
     let text = format!("{} approved{}{}", approval.title(), approval.kinds(&shown), approval.rest(&shown));
-    Ok((Some(approval), Decision::write(patch, text)))
+    let decision = Decision::annotate(APPROVE_STEP_ANNOTATION, approval.value.as_str(), text);
+    Ok((Some(approval), decision))
 }
 
 /// Returns what came of an approval that the operator has taken.

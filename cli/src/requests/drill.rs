@@ -13,7 +13,6 @@ use models::names::DRILL_ANNOTATION;
 use models::shadow::{BLOCKED, BottlerocketShadow, DOWNLOAD, DRILL_PASSED, DrillResult, EVICT};
 use models::time::between;
 use planner::phase::Phase;
-use serde_json::json;
 
 use super::attempt::progress;
 use super::nodes::{find, node_of};
@@ -69,7 +68,7 @@ fn decide(shadow: &BottlerocketShadow, request: &str) -> Decision {
         let release = command(shadow, &format!("release {}", node_of(shadow)));
         return Decision::Nothing(format!("a drill of it is under way; to end it: {release}"));
     }
-    Decision::write(json!({"metadata": {"annotations": {DRILL_ANNOTATION: request}}}), "asked to begin a drill")
+    Decision::annotate(DRILL_ANNOTATION, request, "asked to begin a drill")
 }
 
 /// Returns the result of the drill that was requested, once it has ended and the node is released.
@@ -178,7 +177,7 @@ pub(super) async fn drill(client: &Client, namespace: &str, options: &Options) -
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     use super::super::attempt::testing::{at, shadow};
     use super::super::operator::testing::{condition, nothing, patch};

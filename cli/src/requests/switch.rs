@@ -138,8 +138,8 @@ fn decide_failures(operator: &BottlerocketUpdateOperator, named: &[Version], non
             try_again(operator),
         );
     }
-    let patch = json!({"metadata": {"annotations": {RESUME_ANNOTATION: nonce}}});
-    Ok(Decision::write(patch, format!("failures of {} resolved", list(unresolved.keys()))))
+    let what = format!("failures of {} resolved", list(unresolved.keys()));
+    Ok(Decision::annotate(RESUME_ANNOTATION, nonce, what))
 }
 
 /// Decides about `resume --others`: all versions that have frozen the rollout are held for their own nodes at once, so that each has to be
@@ -170,8 +170,8 @@ fn decide_others(operator: &BottlerocketUpdateOperator, named: &[Version]) -> an
         );
     }
     let since = frozen_since(&status.versions).map(|since| since.to_string());
-    let patch = json!({"metadata": {"annotations": {CONTINUE_OTHERS_ANNOTATION: since}}});
-    Ok(Decision::write(patch, format!("{} held for the nodes of its kind alone", list(freezing.keys().copied()))))
+    let what = format!("{} held for the nodes of its kind alone", list(freezing.keys().copied()));
+    Ok(Decision::annotate(CONTINUE_OTHERS_ANNOTATION, since, what))
 }
 
 /// Returns what came of `resume --others`. The condition says whether there are other nodes.

@@ -1,5 +1,5 @@
 use models::operator::OperatorRequests;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::super::operator::testing::{condition, nothing, operator, patch};
 use super::*;
