@@ -204,7 +204,6 @@ impl Cluster {
         objects.iter().filter_map(|object| self.misplaced.get(object)).flatten().cloned().collect()
     }
 
-    /// Returns the policy in force.
     pub(crate) fn policy(&self) -> Policy {
         Policy::in_force(self.operator.as_ref())
     }

@@ -23,7 +23,6 @@ use crate::advice::some;
 use crate::page::{Page, Style};
 use crate::terminal::{self, Format};
 
-/// Form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Output {
     Json,

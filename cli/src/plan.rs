@@ -64,7 +64,6 @@ pub(crate) struct PlanOptions {
 }
 
 impl PlanOptions {
-    /// Returns true if no cluster is needed.
     pub(crate) fn is_offline(&self) -> bool {
         self.from_dump.is_some()
     }

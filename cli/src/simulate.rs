@@ -39,7 +39,6 @@ pub(crate) struct SimulateOptions {
     html: Option<PathBuf>,
 }
 
-/// Reads a file of YAML or JSON.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Value> {
     serde_saphyr::from_str(&read_text(path)?).with_context(|| format!("{} is neither YAML nor JSON", path.display()))
 }

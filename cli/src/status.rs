@@ -20,7 +20,6 @@ pub(crate) use report::{NOT_KNOWN, next_action, not_known, report};
 pub(crate) use shape::{IDLE, LastResult, NodeReport, Report, SilentAgent};
 pub(crate) use text::{Look, render};
 
-/// Form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Output {
     /// One screen, with every text in full.

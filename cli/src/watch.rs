@@ -204,8 +204,7 @@ fn is_stuck(node: &NodeReport) -> bool {
 }
 
 struct Output {
-    all: bool,
-    colour: bool,
+    look: Look,
     /// The screen, if the output is a terminal.
     screen: Option<Screen>,
     /// The lines that were printed last, by what they are about.
@@ -215,7 +214,8 @@ struct Output {
 impl Output {
     fn new(all: bool, colour: bool) -> Self {
         let screen = std::io::stdout().is_terminal().then(Screen::default);
-        Self { all, colour, screen, printed: BTreeMap::new() }
+        let look = Look { all, colour, ..Look::default() };
+        Self { look, screen, printed: BTreeMap::new() }
     }
 
     /// Shows what there is to say about the connection.
@@ -229,7 +229,7 @@ impl Output {
 
     fn show(&mut self, report: &Report) -> io::Result<()> {
         if let Some(screen) = &mut self.screen {
-            let look = Look { width: Some(terminal::width()), colour: self.colour, all: self.all };
+            let look = Look { width: Some(terminal::width()), ..self.look };
             return screen.draw(&render(report, look), terminal::height());
         }
         for line in changes(report, &mut self.printed) {

@@ -58,7 +58,6 @@ pub(crate) struct HistoryOptions {
 }
 
 impl HistoryOptions {
-    /// Returns true if no cluster is needed.
     pub(crate) fn is_offline(&self) -> bool {
         self.bundle.is_some()
     }

@@ -235,7 +235,6 @@ fn version_before(moved: &[Moved], kinds: &BTreeSet<NodeKind>, exclude: &[Exclus
     versions.all(|version| version.as_ref() == Some(&first)).then_some(first)
 }
 
-/// Returns to an earlier revision of the policy.
 pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions) -> anyhow::Result<()> {
     let revisions = Revisions::read(client, namespace).await?;
     let undo = back(&revisions.history(), revisions.present().as_ref(), options.to_revision)

@@ -212,7 +212,6 @@ pub(super) async fn retry(client: &Client, namespace: &str, options: &NodesOptio
     request(client, namespace, options, decide, check).await
 }
 
-/// Ends the attempts of nodes.
 pub(super) async fn release(client: &Client, namespace: &str, options: &NodesOptions) -> anyhow::Result<()> {
     let nonce = nonce(Timestamp::now());
     let check = async |written: &BottlerocketShadow, shadow: &BottlerocketShadow| {

@@ -48,7 +48,6 @@ fn outcome(now: &BottlerocketUpdateOperator, nonce: &str) -> State {
     }
 }
 
-/// Sends a notice to every receiver.
 pub(super) async fn test(client: &Client, namespace: &str, options: &WriteOptions) -> anyhow::Result<()> {
     let nonce = nonce(Timestamp::now());
     let acknowledged = async |_: &_, now: &BottlerocketUpdateOperator| Ok(outcome(now, &nonce));

@@ -46,7 +46,6 @@ pub(super) fn status(operator: &BottlerocketUpdateOperator) -> BottlerocketUpdat
     operator.status.clone().unwrap_or_default()
 }
 
-/// Returns the policy in force.
 pub(super) fn policy(operator: &BottlerocketUpdateOperator) -> Policy {
     Policy::in_force(OperatorFacts::project(operator).as_ref())
 }

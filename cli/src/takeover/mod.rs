@@ -73,7 +73,6 @@ pub(crate) struct SettingsOptions {
 }
 
 impl SettingsOptions {
-    /// Returns true if no cluster is needed.
     pub(crate) fn is_offline(&self) -> bool {
         self.values.is_some()
     }

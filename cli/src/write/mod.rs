@@ -58,7 +58,6 @@ pub(crate) struct DryRunOption {
     pub(crate) dry_run: DryRun,
 }
 
-/// Form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
     /// The objects alone, as kubectl names them.
