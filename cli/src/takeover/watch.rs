@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::{HostPolicy, HostState, OfferedUpdates, Progress, Step};
@@ -13,7 +13,7 @@ use planner::view::{BudgetFacts, ClusterView, NodeFacts, OperatorFacts, PodFacts
 use semver::Version;
 
 use super::facts::Shadow;
-use crate::cluster;
+use crate::cluster::{self, Cluster};
 use crate::marks::NodeState;
 use crate::page::Page;
 
@@ -113,31 +113,27 @@ fn settled(view: &mut ClusterView, trial: &Trial, now: Timestamp) -> Plan {
 
 /// Makes the planner's input from the earlier operator's shadows.
 fn view(snapshot: &Snapshot, trial: &Trial, now: Timestamp) -> ClusterView {
-    let mut view = ClusterView {
-        operator: Some(OperatorFacts {
-            uid: "trial".to_owned(),
-            generation: 1,
-            spec: trial.operator.spec.clone(),
-            ..OperatorFacts::default()
-        }),
-        budgets: snapshot.budgets.clone(),
-        leader_since: now.saturating_sub(SignedDuration::from_hours(1)).unwrap_or(now),
-        ..ClusterView::default()
+    let mut operator = OperatorFacts {
+        uid: "trial".to_owned(),
+        generation: 1,
+        spec: trial.operator.spec.clone(),
+        ..OperatorFacts::default()
     };
-    if let Some(operator) = &mut view.operator {
-        operator.status.observed_generation = Some(operator.generation);
-    }
+    operator.status.observed_generation = Some(operator.generation);
+    let mut cluster = Cluster {
+        operator: Some(operator),
+        budgets: snapshot.budgets.clone(),
+        pods: snapshot.pods.clone(),
+        ..Cluster::default()
+    };
     for node in &snapshot.nodes {
-        let Some(facts) = NodeFacts::project(node) else { continue };
-        let state = NodeState::of(node);
+        cluster.add_node(node);
+        let (facts, state) = (NodeFacts::project(node), NodeState::of(node));
         let shadow = snapshot.shadows.iter().find(|shadow| shadow.belongs_to(&state));
-        let shadow = shadow.map(|shadow| as_ours(shadow, &facts, &trial.policy, now));
-        view.insert(facts, shadow, now);
+        let ours = facts.zip(shadow).map(|(facts, shadow)| as_ours(shadow, &facts, &trial.policy, now));
+        cluster.shadows.extend(ours.map(|ours| (ours.node.clone(), ours)));
     }
-    for (name, node) in &mut view.nodes {
-        node.pods = snapshot.pods.get(name).cloned();
-    }
-    view
+    cluster.view(now)
 }
 
 /// Returns a shadow of this operator for an idle host with the versions of an earlier one.
