@@ -15,7 +15,7 @@ use models::shadow::{BottlerocketShadow, UPDATED};
 use planner::plan::INVALID_POLICY;
 use planner::policy::{Exclusion, NodeKind, Policy};
 use planner::revisions::{NO_HISTORY, PolicyRevision, RevisionContent, Undo, history as own, undo as back};
-use planner::view::{OperatorFacts, Projection as _, RevisionFacts};
+use planner::view::{Projection as _, RevisionFacts};
 use semver::Version;
 use serde_json::{Value, json};
 
@@ -38,30 +38,25 @@ pub(crate) struct UndoOptions {
 
 pub(super) struct Revisions {
     resource: BottlerocketUpdateOperator,
-    operator: OperatorFacts,
     all: Vec<PolicyRevision>,
 }
 
 impl Revisions {
     pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Self> {
         let found: Option<BottlerocketUpdateOperator> = get(client, namespace, names::OPERATOR_NAME).await?;
-        let projected = found.and_then(|resource| OperatorFacts::project(&resource).map(|facts| (resource, facts)));
-        let (resource, operator) = projected.with_context(|| {
+        let found = found.filter(|resource| resource.metadata.deletion_timestamp.is_none());
+        let resource = found.with_context(|| {
             format!(
                 "there is no operator's resource {} in {namespace}: is the operator installed?",
                 names::OPERATOR_NAME
             )
         })?;
         let all: Vec<ControllerRevision> = list_in(client, namespace, ListParams::default()).await?;
-        Ok(Self {
-            resource,
-            operator,
-            all: all.iter().filter_map(RevisionFacts::project).map(PolicyRevision::from).collect(),
-        })
+        Ok(Self { resource, all: all.iter().filter_map(RevisionFacts::project).map(PolicyRevision::from).collect() })
     }
 
     fn history(&self) -> Vec<&PolicyRevision> {
-        own(&self.operator.uid, &self.all)
+        own(self.resource.metadata.uid.as_deref().unwrap_or_default(), &self.all)
     }
 
     /// Adds the revisions as a table, or one of them. Returns true if a row was cut.
@@ -87,7 +82,7 @@ impl Revisions {
 
     /// Returns the content of the policy, if the policy is valid.
     fn present(&self) -> Option<RevisionContent> {
-        Policy::from_spec(&self.operator.spec).ok().map(|policy| RevisionContent::of(&policy))
+        Policy::from_spec(&self.resource.spec).ok().map(|policy| RevisionContent::of(&policy))
     }
 }
 
@@ -243,7 +238,7 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
         print_line(&undo);
         return Ok(());
     };
-    let policy = accepted(&revisions.resource, policy_after(&revisions.operator.spec, patch))?;
+    let policy = accepted(&revisions.resource, policy_after(&revisions.resource.spec, patch))?;
     let operator = Object::operator(client, namespace).written_by(MANAGER);
     let (read, dry_run) = (revisions.resource, options.dry.dry_run);
     let generation = read.metadata.generation;
