@@ -14,7 +14,7 @@ use models::names::{self, SHADOW_DEFINITION as DEFINITION};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::facts::{Conversion, Definition, Facts, OperatorPod, Shadow, Workload};
+use super::facts::{Conversion, Definition, Facts, Shadow, Workload};
 use crate::call::{call, code, list, list_everywhere, nodes};
 use crate::helm::Releases;
 use crate::marks::{NodeState, Tool};
@@ -93,11 +93,12 @@ fn read_as<K: k8s_openapi::serde::de::DeserializeOwned>(object: &Value) -> anyho
         .with_context(|| format!("{} is recorded by takeover swap, but unreadable", deploy::yaml::id(object)))
 }
 
-async fn pods(client: &Client) -> anyhow::Result<Vec<OperatorPod>> {
+async fn pods(client: &Client) -> anyhow::Result<Vec<Pod>> {
     let mut found = BTreeMap::new();
     for selector in earlier::pod_selectors() {
         let pods: Vec<Pod> = list_everywhere(client, ListParams::default().labels(&selector)).await?;
-        found.extend(pods.iter().filter_map(|pod| Some((pod.uid()?, OperatorPod::of(pod)?))));
+        let theirs = pods.into_iter().filter(|pod| earlier::is_pod_of(pod.labels()));
+        found.extend(theirs.filter_map(|pod| Some((pod.uid()?, pod))));
     }
     Ok(found.into_values().collect())
 }
