@@ -26,31 +26,20 @@ const PAGE: u32 = 500;
 /// The namespace of the Leases of kubelets.
 pub(crate) const NODE_LEASES: &str = "kube-node-lease";
 
-#[derive(Debug)]
-pub(crate) struct Refusal {
+#[derive(Debug, thiserror::Error)]
+#[error("the API server answers {code}: {message}{}", grant(*.code))]
+struct Refusal {
     code: u16,
     message: String,
 }
 
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let next = if self.code == 403 { "; an administrator can grant it (docs/plugin.md, Rights)" } else { "" };
-        write!(f, "the API server answers {}: {}{next}", self.code, self.message)
-    }
+const fn grant(code: u16) -> &'static str {
+    if code == 403 { "; an administrator can grant it (docs/plugin.md, Rights)" } else { "" }
 }
 
-impl std::error::Error for Refusal {}
-
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("no answer within {} s; run the command again: it goes on from there", LIMIT.as_secs())]
 struct NoAnswer;
-
-impl fmt::Display for NoAnswer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no answer within {} s; run the command again: it goes on from there", LIMIT.as_secs())
-    }
-}
-
-impl std::error::Error for NoAnswer {}
 
 /// Adds the URL of the API server to an error for the reason that it cannot be reached.
 pub(crate) fn name_server(error: anyhow::Error, server: &impl fmt::Display) -> anyhow::Error {
