@@ -7,7 +7,6 @@ mod text;
 
 use std::collections::BTreeSet;
 
-use anyhow::Context as _;
 use clap::Args;
 use jiff::Timestamp;
 use kube::Client;
@@ -52,11 +51,10 @@ pub(crate) async fn status(client: &Client, namespace: &str, options: &Options, 
 }
 
 fn shown(report: &Report, output: Option<Output>, look: Look) -> anyhow::Result<Page> {
-    let json = || serde_json::to_value(report).context("the report is no JSON");
     match output {
         None | Some(Output::Wide) => Ok(render(report, look)),
-        Some(Output::Json) => Format::Json.page(&json()?),
-        Some(Output::Yaml) => Format::Yaml.page(&json()?),
+        Some(Output::Json) => Format::Json.page(report),
+        Some(Output::Yaml) => Format::Yaml.page(report),
         Some(Output::Name) => {
             let mut page = Page::default();
             for node in text::listed(&report.nodes, look.all) {
