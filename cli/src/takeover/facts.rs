@@ -1,6 +1,6 @@
 //! Facts about the earlier operator in a cluster, each read from one object. Nothing is decided here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
@@ -64,10 +64,8 @@ impl Facts {
     pub(super) fn namespaces(&self) -> Vec<String> {
         let all = self.workloads.iter().map(|workload| &workload.namespace);
         let all = all.chain(self.pods.iter().filter_map(|pod| pod.metadata.namespace.as_ref()));
-        let mut all: Vec<String> = all.chain(self.shadows.iter().map(|shadow| &shadow.namespace)).cloned().collect();
-        all.sort_unstable();
-        all.dedup();
-        all
+        let all: BTreeSet<&String> = all.chain(self.shadows.iter().map(|shadow| &shadow.namespace)).collect();
+        all.into_iter().cloned().collect()
     }
 }
 
