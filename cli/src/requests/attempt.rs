@@ -1,7 +1,7 @@
 //! `kubectl brupop retry` and `release`: the requests about the attempts of nodes, which the operator acknowledges in the
 //! record of the node's shadow.
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use jiff::Timestamp;
 use kube::Client;
 use models::condition::{find_condition, true_condition};
@@ -12,7 +12,7 @@ use models::shadow::{
 };
 use planner::view::{NodeFacts, Projection as _, ShadowFacts};
 
-use super::nodes::{NodeOutcome, NodesOptions, find, node_of, report};
+use super::nodes::{NodeOutcome, NodesOptions, find_managed, node_of, report};
 use super::texts::{command, nonce};
 use crate::write::{Decision, Object, State};
 
@@ -179,20 +179,11 @@ async fn request(
     decide: impl Fn(&BottlerocketShadow) -> Decision,
     check: impl AsyncFn(&BottlerocketShadow, &BottlerocketShadow) -> anyhow::Result<State>,
 ) -> anyhow::Result<()> {
-    let found = find(client, namespace, &options.nodes).await?;
-    let not_managed: Vec<String> = found
-        .iter()
-        .filter_map(|node| Some(format!("{} is not under the operator: {}", node.name, node.not_managed()?)))
-        .collect();
-    if !not_managed.is_empty() {
-        bail!("nothing was written: {}", not_managed.join("; "));
-    }
     let mut outcomes = Vec::new();
-    for node in found {
-        let Some(shadow) = node.shadow else { continue };
-        let object = Object::shadow(client, namespace, &node.name);
+    for (name, shadow) in find_managed(client, namespace, &options.nodes).await? {
+        let object = Object::shadow(client, namespace, &name);
         let outcome = object.write(shadow, options.write.dry_run(), |shadow| Ok(decide(shadow))).await;
-        outcomes.push(NodeOutcome { name: node.name, object, outcome });
+        outcomes.push(NodeOutcome { name, object, outcome });
     }
     let read = async |name: &str, written: &BottlerocketShadow| {
         let shadow = Object::shadow(client, namespace, name).read().await?;

@@ -15,7 +15,7 @@ use models::time::between;
 use planner::phase::Phase;
 
 use super::attempt::progress;
-use super::nodes::{find, node_of};
+use super::nodes::{find_managed, node_of};
 use super::texts::{command, nonce};
 use crate::advice;
 use crate::page::{Page, print_line};
@@ -132,12 +132,8 @@ pub(crate) fn text(node: &str, found: &DrillResult) -> Page {
 }
 
 pub(super) async fn drill(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<ExitCode> {
-    let nodes = find(client, namespace, std::slice::from_ref(&options.node)).await?;
-    let node = nodes.into_iter().next().context("there is no such node")?;
-    if let Some(why) = node.not_managed() {
-        bail!("nothing was written: {} is not under the operator: {why}", node.name);
-    }
-    let (name, shadow) = (node.name, node.shadow.context("it has no shadow yet: does the controller run?")?);
+    let found = find_managed(client, namespace, std::slice::from_ref(&options.node)).await?;
+    let (name, shadow) = found.into_iter().next().context("there is no such node")?;
     let request = request(options, Timestamp::now());
     let object = Object::shadow(client, namespace, &name);
     let dry_run = options.dry.dry_run;
