@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::operator::{carry_out, not_in_force, policy, status};
 use super::texts::{command, nonce, some};
-use crate::failures::{Unresolved, has_others, list, unresolved};
+use crate::failures::{Unresolved, has_others, list, unresolved, without_command};
 use crate::write::{Change, Decision, State, WriteOptions};
 
 #[derive(Debug, Args)]
@@ -181,9 +181,7 @@ fn continued(operator: &BottlerocketUpdateOperator) -> anyhow::Result<State> {
         bail!("acknowledged, but {frozen}");
     }
     let condition = find_condition(&status.conditions, FROZEN).filter(|condition| condition.reason == CONTAINED);
-    let message = condition.map_or("", |condition| condition.message.as_str());
-    let message = message.split(": kubectl annotate").next().unwrap_or_default();
-    let message = message.strip_suffix(". To try again").unwrap_or(message);
+    let message = condition.map_or("", |condition| without_command(&condition.message));
     Ok(State::Done(format!("{message}{}. To try again: {}", but_paused(operator), try_again(operator))))
 }
 

@@ -25,6 +25,7 @@ use super::freshness;
 use super::shape::*;
 use crate::advice::pods;
 use crate::cluster::Cluster;
+use crate::failures::without_command;
 
 /// The word for a node of which it is not known whether it waits.
 pub(crate) const NOT_KNOWN: &str = "NotKnown";
@@ -177,9 +178,7 @@ fn stopped(
     // Without the nodes, whose shadows have the failures, what is recorded counts.
     let planned = plan.status.as_ref().filter(|_| cluster.nodes.is_some()).map(|status| &status.conditions);
     let condition = find(planned.or(recorded)?)?;
-    // The command of kubectl alone is replaced by the plugin's.
-    let message = condition.message.split(": kubectl annotate").next().unwrap_or_default();
-    let message = message.strip_suffix(". To try again").unwrap_or(message);
+    let message = without_command(&condition.message);
     let message = message.split(BEFORE_RESUME.trim_end_matches([':', ' '])).next().unwrap_or_default();
     let command = match to_resume(plan).as_str() {
         "" => "resume".to_owned(),
