@@ -194,8 +194,7 @@ fn holds(quarantine: &Quarantine, node: &NodeView, update: &Progress) -> bool {
 /// either; where a user has other kinds of nodes go on, the version that has failed is held for its own. S4: no node that another
 /// user has cordoned is taken out of service, unless policy allows it.
 fn check_start(quarantine: &Quarantine, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
-    let Action::Status { status, .. } = action else { return None };
-    let progress = status.report.progress.as_ref()?;
+    let progress = action.next_progress()?;
     let next = progress.step;
     let starts = match node.step() {
         None => next == Step::Staging,
@@ -220,8 +219,7 @@ fn check_start(quarantine: &Quarantine, policy: &Policy, node: &NodeView, action
 
 /// S7: the version that a node is drained for is still offered to its host, as far as the host has reported.
 fn check_offer(node: &NodeView, action: &Action) -> Option<Broken> {
-    let Action::Status { status, .. } = action else { return None };
-    let progress = status.report.progress.as_ref()?;
+    let progress = action.next_progress()?;
     let drains = progress.step.place() == Place::Leaving && node.step().map(Step::place) == Some(Place::Waiting);
     // A drill that downloads nothing is for the version that runs.
     let drains = drains && progress.drill.as_ref().is_none_or(|drill| drill.download);
@@ -234,8 +232,7 @@ fn check_offer(node: &NodeView, action: &Action) -> Option<Broken> {
 
 /// S11: no drain begins before each hook that is awaited has answered, or its time is over and policy continues then.
 fn check_hooks(policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
-    let Action::Status { status, .. } = action else { return None };
-    let (old, new) = (node.progress()?, status.report.progress.as_ref()?);
+    let (old, new) = (node.progress()?, action.next_progress()?);
     let before = old.step.place() == Place::Waiting || old.step == Step::BeforeDrain;
     if !before || new.step == Step::BeforeDrain || new.step.place() != Place::Leaving {
         return None;
@@ -301,8 +298,8 @@ fn check_verification(policy: &Policy, node: &NodeView, action: &Action) -> Opti
         Action::Spec { spec } if spec.state != HostState::Idle => {
             broken("S2", "a verification requires a desired state")
         }
-        Action::Status { status, .. } => {
-            let next = status.report.progress.as_ref()?;
+        Action::Status { .. } => {
+            let next = action.next_progress()?;
             let begins = !is_verified(node);
             let runs = node.facts.os_version().is_none_or(|version| version == next.version);
             let of_mode = Phase::of_step(next.step).is_some_and(|phase| (phase.of)(next.mode()));

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::{HostPolicy, HostState, OfferedUpdates, Progress, Step};
-use planner::plan::{Action, Plan};
+use planner::plan::Plan;
 use planner::policy::Policy;
 use planner::view::{BudgetFacts, ClusterView, NodeFacts, OperatorFacts, PodFacts, Projection as _, ShadowFacts};
 use semver::Version;
@@ -99,11 +99,7 @@ pub(super) fn outlooks(snapshot: &Snapshot, trial: &Trial, now: Timestamp) -> BT
 
 fn begun(plan: &Plan) -> BTreeMap<&str, &Progress> {
     let starts = plan.actions.iter().filter(|(_, action)| Plan::starts(action));
-    let attempts = starts.filter_map(|(name, action)| match action {
-        Action::Status { status, .. } => Some((name.as_str(), status.report.progress.as_ref()?)),
-        _ => None,
-    });
-    attempts.collect()
+    starts.filter_map(|(name, action)| Some((name.as_str(), action.next_progress()?))).collect()
 }
 
 /// Plans, as if the writes were made that begin nothing: conditions with a reason, and settings of hosts.

@@ -32,8 +32,7 @@ pub(super) fn check_permit(view: &ClusterView, node: &NodeView, action: &Action)
 /// S12 again: an update goes on after its reboot, without a record of it, only where the node's slot records that the reboot may have
 /// been permitted, for this attempt and in another boot.
 pub(super) fn check_continued(view: &ClusterView, node: &NodeView, action: &Action) -> Option<Broken> {
-    let Action::Status { status, .. } = action else { return None };
-    let next = status.report.progress.as_ref().filter(|next| next.mode() == Mode::Update)?;
+    let next = action.next_progress().filter(|next| next.mode() == Mode::Update)?;
     if node.progress().is_some() || !matches!(next.step.place(), Place::Away | Place::Booted | Place::Back) {
         return None;
     }
