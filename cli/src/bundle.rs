@@ -49,7 +49,6 @@ const LEFT_OUT: [&str; 7] = [
     "each log ends with its last 5,000 lines, at most 1 MiB; of the agents there are the logs of 20 at most, silent ones first",
 ];
 
-/// Options of `support-bundle`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// File to write. It must not exist. Default: brupop-support-TIME.tar.gz in the current folder.
@@ -117,8 +116,7 @@ impl Bundle {
         let objects = objects.into_iter().map(|object| {
             let mut object = serde_json::to_value(object).unwrap_or_default();
             object["kind"] = json!(kind);
-            trim(&mut object);
-            object
+            trim(object)
         });
         let api_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
         let items: Vec<Value> = objects.collect();
@@ -191,7 +189,7 @@ async fn fill(bundle: &mut Bundle, client: &Client, namespace: &str, time: Times
     }
     let diagnosis = crate::doctor::diagnose(client, namespace).await;
     if let Some(diagnosis) = bundle.part("doctor", diagnosis) {
-        bundle.json("doctor.json", &diagnosis.json()?)?;
+        bundle.json("doctor.json", &serde_json::to_value(&diagnosis)?)?;
         bundle.text("doctor.txt", &diagnosis.page(None, false).to_string())?;
     }
     progress("reading objects ...");
@@ -228,12 +226,8 @@ async fn node_events(bundle: &mut Bundle, client: &Client) -> anyhow::Result<()>
         let about_node = event.regarding.as_ref().is_some_and(|object| object.kind.as_deref() == Some("Node"));
         about_node && event.reporting_controller.as_deref() == Some(names::CONTROLLER)
     };
-    let events = events.into_iter().filter(ours).map(|event| {
-        let mut event = serde_json::to_value(event).unwrap_or_default();
-        trim(&mut event);
-        event
-    });
-    let items: Vec<Value> = events.collect();
+    let events = events.into_iter().filter(ours);
+    let items: Vec<Value> = events.map(|event| trim(serde_json::to_value(event).unwrap_or_default())).collect();
     bundle.json("events-of-nodes.json", &json!({"items": items}))
 }
 

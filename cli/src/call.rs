@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::serde::de::DeserializeOwned;
@@ -22,31 +23,23 @@ const LIMIT: Duration = limits::WRITE;
 /// Number of objects in one page of a list.
 const PAGE: u32 = 500;
 
-#[derive(Debug)]
-pub(crate) struct Refusal {
+/// The namespace of the Leases of kubelets.
+pub(crate) const NODE_LEASES: &str = "kube-node-lease";
+
+#[derive(Debug, thiserror::Error)]
+#[error("the API server answers {code}: {message}{}", grant(*.code))]
+struct Refusal {
     code: u16,
     message: String,
 }
 
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let next = if self.code == 403 { "; an administrator can grant it (docs/plugin.md, Rights)" } else { "" };
-        write!(f, "the API server answers {}: {}{next}", self.code, self.message)
-    }
+const fn grant(code: u16) -> &'static str {
+    if code == 403 { "; an administrator can grant it (docs/plugin.md, Rights)" } else { "" }
 }
 
-impl std::error::Error for Refusal {}
-
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("no answer within {} s; run the command again: it goes on from there", LIMIT.as_secs())]
 struct NoAnswer;
-
-impl fmt::Display for NoAnswer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no answer within {} s; run the command again: it goes on from there", LIMIT.as_secs())
-    }
-}
-
-impl std::error::Error for NoAnswer {}
 
 /// Adds the URL of the API server to an error for the reason that it cannot be reached.
 pub(crate) fn name_server(error: anyhow::Error, server: &impl fmt::Display) -> anyhow::Error {
@@ -73,12 +66,9 @@ pub(crate) async fn call<T>(right: &str, request: impl Future<Output = kube::Res
 /// Returns the error of a request. `right` is what the user needs to be allowed.
 pub(crate) fn failure(right: &str, error: kube::Error) -> anyhow::Error {
     match error {
-        kube::Error::Api(status) if status.code == 403 => {
-            let refusal = Refusal { code: 403, message: status.message };
-            anyhow!(refusal).context(format!("you need the right to {right}"))
-        }
         kube::Error::Api(status) => {
-            anyhow!(Refusal { code: status.code, message: status.message }).context(format!("cannot {right}"))
+            let what = if status.code == 403 { "you need the right to" } else { "cannot" };
+            anyhow!(Refusal { code: status.code, message: status.message }).context(format!("{what} {right}"))
         }
         error @ kube::Error::SerdeError(_) => {
             let next = "this version of the plugin cannot read the answer (kubectl brupop doctor)";
@@ -127,6 +117,11 @@ pub(crate) async fn list_everywhere<K: Namespaced>(client: &Client, params: List
 
 pub(crate) async fn nodes(client: &Client) -> anyhow::Result<Vec<Node>> {
     list(&Api::all(client.clone()), ListParams::default(), "list nodes").await
+}
+
+/// Lists the Leases that the kubelets renew.
+pub(crate) async fn node_leases(client: &Client) -> anyhow::Result<Vec<Lease>> {
+    list_in(client, NODE_LEASES, ListParams::default()).await
 }
 
 pub(crate) async fn list<K: Listed>(api: &Api<K>, params: ListParams, right: &str) -> anyhow::Result<Vec<K>> {

@@ -27,7 +27,7 @@ use planner::view::{
     Projection as _, ShadowFacts, Standby, UnreadableFacts,
 };
 
-pub(crate) use read::PodsOf;
+pub(crate) use read::{PodsOf, pods_of};
 
 /// Time for which everything is taken to have been as it is, where no object has the time.
 const LONG: SignedDuration = SignedDuration::from_hours(1);
@@ -204,7 +204,6 @@ impl Cluster {
         objects.iter().filter_map(|object| self.misplaced.get(object)).flatten().cloned().collect()
     }
 
-    /// Returns the policy in force.
     pub(crate) fn policy(&self) -> Policy {
         Policy::in_force(self.operator.as_ref())
     }
@@ -226,7 +225,7 @@ impl Cluster {
             standby: self.standby(own_node.as_deref()),
             own_node,
             unreadable: self.unreadable.clone(),
-            web_api_missing: self.own.as_ref().filter(|own| !own.web_api_is_ready()).map(|_| before),
+            web_api_missing: self.own.as_ref().filter(|own| !own.has_ready(names::APISERVER)).map(|_| before),
             ..ClusterView::default()
         };
         for facts in self.nodes.iter().flat_map(BTreeMap::values) {
@@ -315,8 +314,9 @@ pub(crate) fn settled(
 }
 
 impl OwnPods {
-    pub(crate) fn web_api_is_ready(&self) -> bool {
-        self.pods.values().any(|pod| is_of(pod, names::APISERVER) && serves(pod))
+    /// Returns whether a pod of a component is Ready.
+    pub(crate) fn has_ready(&self, component: &str) -> bool {
+        self.pods.values().any(|pod| is_of(pod, component) && serves(pod))
     }
 }
 
@@ -325,6 +325,6 @@ fn serves(pod: &PodFacts) -> bool {
     pod.ready && !pod.terminating && !pod.finished
 }
 
-pub(crate) fn is_of(pod: &PodFacts, component: &str) -> bool {
+fn is_of(pod: &PodFacts, component: &str) -> bool {
     pod.labels.get(names::COMPONENT_LABEL).is_some_and(|label| label == component)
 }

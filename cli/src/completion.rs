@@ -31,7 +31,6 @@ enum Shell {
     Kubectl,
 }
 
-/// Options of `completion`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Shell that the script is for; `kubectl`: the program kubectl_complete-brupop, for kubectl's own completion.

@@ -9,7 +9,6 @@ use kube::config::{AuthInfo, Config, KubeConfigOptions, Kubeconfig};
 /// Heading of these options in `--help`.
 const HEADING: &str = "Options of kubectl";
 
-/// Options of the connection.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ConnectOptions {
     /// Path to the kubeconfig file to use. Default: those in KUBECONFIG, or ~/.kube/config.

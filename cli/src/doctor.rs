@@ -10,7 +10,6 @@ mod objects;
 
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use clap::Args;
 use jiff::Timestamp;
 use kube::Client;
@@ -23,14 +22,12 @@ use crate::advice::some;
 use crate::page::{Page, Style};
 use crate::terminal::{self, Format};
 
-/// Form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Output {
     Json,
     Yaml,
 }
 
-/// Options of `doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// `json` or `yaml` for programs; docs/plugin.md describes it.
@@ -62,8 +59,8 @@ pub(crate) async fn doctor(
     let diagnosis = diagnose(client, namespace).await?;
     let page = match options.output {
         None => diagnosis.page(Some(terminal::width()), colour),
-        Some(Output::Json) => Format::Json.page(&diagnosis.json()?)?,
-        Some(Output::Yaml) => Format::Yaml.page(&diagnosis.json()?)?,
+        Some(Output::Json) => Format::Json.page(&diagnosis)?,
+        Some(Output::Yaml) => Format::Yaml.page(&diagnosis)?,
     };
     page.print()?;
     Ok(if diagnosis.errors > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -86,10 +83,6 @@ impl Diagnosis {
             findings,
             not_read: facts.not_read.clone(),
         }
-    }
-
-    pub(crate) fn json(&self) -> anyhow::Result<serde_json::Value> {
-        serde_json::to_value(self).context("the diagnosis is no JSON")
     }
 
     pub(crate) fn page(&self, width: Option<usize>, colour: bool) -> Page {

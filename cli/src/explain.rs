@@ -5,7 +5,7 @@ mod text;
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use clap::Args;
 use jiff::Timestamp;
 use kube::Client;
@@ -16,7 +16,6 @@ use crate::near::near;
 use crate::page::Page;
 use crate::terminal::Format;
 
-/// Options of `explain`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Name of the node, or of its shadow (brs-NODE).
@@ -33,7 +32,7 @@ pub(crate) async fn explain(client: &Client, namespace: &str, options: &Options,
     let Some(name) = find(&cluster, &options.node) else { bail!("{}", unknown(&cluster, &options.node)) };
     let explanation = report::explain(&cluster, &name, Timestamp::now());
     match options.output.and_then(Format::for_programs) {
-        Some(format) => format.page(&serde_json::to_value(&explanation).context("the report is no JSON")?),
+        Some(format) => format.page(&explanation),
         None => Ok(text::render(&explanation, Format::width(options.output), colour)),
     }
 }

@@ -1,5 +1,7 @@
 //! The releases of Helm, by their records. Only the metadata of these Secrets are read.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, ListParams};
@@ -56,22 +58,18 @@ impl Releases {
     /// Reads the records of the releases that these tools name. Flux has them in the namespace of its HelmRelease, unless that
     /// names another; Helm in the namespace of the objects.
     pub(crate) async fn read(client: &Client, tools: &[Tool]) -> Self {
-        let (mut names, mut namespaces): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
+        let (mut names, mut namespaces) = (BTreeSet::<&str>::new(), BTreeSet::<&str>::new());
         for tool in tools {
             match tool {
                 Tool::Helm { release, namespace } => {
                     names.extend(release.as_deref());
-                    namespaces.push(namespace.as_str());
+                    namespaces.insert(namespace);
                 }
-                Tool::Flux { kind: "helmrelease", namespace, .. } => namespaces.push(namespace),
+                Tool::Flux { kind: "helmrelease", namespace, .. } => _ = namespaces.insert(namespace),
                 Tool::Flux { .. } | Tool::ArgoCd { .. } => {}
             }
         }
-        namespaces.retain(|namespace| !namespace.is_empty());
-        for list in [&mut names, &mut namespaces] {
-            list.sort_unstable();
-            list.dedup();
-        }
+        namespaces.remove("");
         let mut releases = Self::default();
         for name in names {
             for &namespace in &namespaces {

@@ -35,7 +35,6 @@ const AGENTS: Duration = Duration::from_secs(30);
 /// The reason of the condition of a Deployment that Kubernetes gives up.
 const GIVEN_UP: &str = "ProgressDeadlineExceeded";
 
-/// Options of `install`.
 #[derive(Debug, Args)]
 pub(crate) struct InstallOptions {
     /// Registry and path in front of the images' names, such as registry.example/brupop. Default: bare names, for nodes

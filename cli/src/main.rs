@@ -122,13 +122,8 @@ async fn main() -> ExitCode {
     }
 }
 
-fn print(page: &page::Page) -> anyhow::Result<ExitCode> {
-    page.print()?;
-    Ok(ExitCode::SUCCESS)
-}
-
 /// Prints the words that may come next on a command line, with the names of nodes where they belong.
-async fn complete(words: &[String]) -> anyhow::Result<ExitCode> {
+async fn complete(words: &[String]) -> anyhow::Result<()> {
     let mut found = completion::candidates(&Arguments::command(), words);
     if found.nodes {
         // The options of the connection, however incomplete the rest of the line is.
@@ -139,7 +134,7 @@ async fn complete(words: &[String]) -> anyhow::Result<ExitCode> {
             found.add_nodes(completion::nodes(&client).await);
         }
     }
-    print(&found.page(words))
+    found.page(words).print()
 }
 
 async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
@@ -147,10 +142,9 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match &arguments.command {
         Command::History(options) if options.is_offline() => {
             history::history(None, &arguments.namespace, options, colour).await?;
-            return Ok(ExitCode::SUCCESS);
         }
-        Command::Completion(options) => return print(&completion::completion(options)),
-        Command::Complete(words) => return complete(&words.words).await,
+        Command::Completion(options) => completion::completion(options).print()?,
+        Command::Complete(words) => complete(&words.words).await?,
         Command::Plan(options) if options.is_offline() => {
             let (page, code) = plan::plan(None, &arguments.namespace, options, colour).await?;
             page.print()?;
@@ -158,19 +152,20 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         }
         Command::Takeover(takeover::Command::Settings(options)) if options.is_offline() => {
             takeover::settings(None, &arguments.namespace, options).await?;
-            return Ok(ExitCode::SUCCESS);
         }
         Command::Simulate(options) => {
             let (page, code) = simulate::run(options, colour)?;
             page.print()?;
             return Ok(code);
         }
-        _ => {}
+        _ => {
+            let config = arguments.connect.config().await?;
+            let server = config.cluster_url.clone();
+            let client = connect::client(config)?;
+            return run_with(client, arguments, colour).await.map_err(|error| call::name_server(error, &server));
+        }
     }
-    let config = arguments.connect.config().await?;
-    let server = config.cluster_url.clone();
-    let client = connect::client(config)?;
-    run_with(client, arguments, colour).await.map_err(|error| call::name_server(error, &server))
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Runs a command that needs a cluster.
@@ -181,19 +176,15 @@ async fn run_with(client: kube::Client, arguments: Arguments, colour: bool) -> a
             swap::check_ended(&client).await?;
             install::install(client, &arguments.namespace, &options).await?;
         }
-        Command::Status(options) => {
-            return print(&status::status(&client, &arguments.namespace, &options, colour).await?);
-        }
+        Command::Status(options) => status::status(&client, &arguments.namespace, &options, colour).await?.print()?,
         Command::Explain(options) => {
-            return print(&explain::explain(&client, &arguments.namespace, &options, colour).await?);
+            explain::explain(&client, &arguments.namespace, &options, colour).await?.print()?;
         }
         Command::Watch(options) => {
             let end = watch::watch(&client, &arguments.namespace, &options, colour).await?;
             return Ok(end.exit_code());
         }
-        Command::Doctor(options) => {
-            return doctor::doctor(&client, &arguments.namespace, &options, colour).await;
-        }
+        Command::Doctor(options) => return doctor::doctor(&client, &arguments.namespace, &options, colour).await,
         Command::SupportBundle(options) => bundle::bundle(&client, &arguments.namespace, &options).await?,
         Command::History(options) => history::history(Some(&client), &arguments.namespace, &options, colour).await?,
         Command::Undo(options) => history::undo(&client, &arguments.namespace, &options).await?,

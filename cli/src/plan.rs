@@ -34,7 +34,6 @@ const LISTED: usize = 40;
 /// The number of nodes up to which all courses are simulated that are asked for.
 const SMALL: usize = 2_000;
 
-/// Options of `plan`.
 #[derive(Debug, Args)]
 pub(crate) struct PlanOptions {
     /// Plan with this policy too, and compare: a BottlerocketUpdateOperator, or its spec, as YAML or JSON.
@@ -65,7 +64,6 @@ pub(crate) struct PlanOptions {
 }
 
 impl PlanOptions {
-    /// Returns true if no cluster is needed.
     pub(crate) fn is_offline(&self) -> bool {
         self.from_dump.is_some()
     }

@@ -7,7 +7,7 @@ use kube::api::{Api, PostParams};
 use models::earlier::READ_ONLY_POLICY;
 use models::names::{GROUP, SHADOW_DEFINITION, SYSTEM_NAMESPACE};
 
-use crate::call::{call, code};
+use crate::call::{NODE_LEASES, call, code};
 
 /// API group, resource with its subresource, namespace (empty: all, or none), verbs.
 type Right = (&'static str, &'static str, &'static str, &'static [&'static str]);
@@ -20,7 +20,7 @@ const TAKEOVER: &[Right] = &[
     ("", "configmaps", SYSTEM_NAMESPACE, &["list", "create", "delete"]),
     ("apps", "deployments", "", &["get", "list", "create", "delete"]),
     ("apps", "daemonsets", "", &["list", "create", "delete"]),
-    ("coordination.k8s.io", "leases", "kube-node-lease", &["list"]),
+    ("coordination.k8s.io", "leases", NODE_LEASES, &["list"]),
     ("apiextensions.k8s.io", "customresourcedefinitions", "", &["get", "patch"]),
     ("apiextensions.k8s.io", "customresourcedefinitions/status", "", &["patch"]),
     ("admissionregistration.k8s.io", "validatingadmissionpolicies", "", &["get", "create", "delete"]),

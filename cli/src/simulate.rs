@@ -15,7 +15,6 @@ use crate::forecast::{self, LATE, html, report, summary::Summary};
 use crate::page::Page;
 use crate::terminal::Format;
 
-/// Options of `simulate`.
 #[derive(Debug, Args)]
 pub(crate) struct SimulateOptions {
     /// Description of the fleet, as YAML or JSON: nodes, versions, workloads, times, failures
@@ -40,7 +39,6 @@ pub(crate) struct SimulateOptions {
     html: Option<PathBuf>,
 }
 
-/// Reads a file of YAML or JSON.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Value> {
     serde_saphyr::from_str(&read_text(path)?).with_context(|| format!("{} is neither YAML nor JSON", path.display()))
 }

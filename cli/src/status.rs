@@ -7,7 +7,6 @@ mod text;
 
 use std::collections::BTreeSet;
 
-use anyhow::Context as _;
 use clap::Args;
 use jiff::Timestamp;
 use kube::Client;
@@ -20,7 +19,6 @@ pub(crate) use report::{NOT_KNOWN, next_action, not_known, report};
 pub(crate) use shape::{IDLE, LastResult, NodeReport, Report, SilentAgent};
 pub(crate) use text::{Look, render};
 
-/// Form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Output {
     /// One screen, with every text in full.
@@ -31,7 +29,6 @@ pub(crate) enum Output {
     Name,
 }
 
-/// Options of `status`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// List all nodes, also where there are many.
@@ -54,11 +51,10 @@ pub(crate) async fn status(client: &Client, namespace: &str, options: &Options, 
 }
 
 fn shown(report: &Report, output: Option<Output>, look: Look) -> anyhow::Result<Page> {
-    let json = || serde_json::to_value(report).context("the report is no JSON");
     match output {
         None | Some(Output::Wide) => Ok(render(report, look)),
-        Some(Output::Json) => Format::Json.page(&json()?),
-        Some(Output::Yaml) => Format::Yaml.page(&json()?),
+        Some(Output::Json) => Format::Json.page(report),
+        Some(Output::Yaml) => Format::Yaml.page(report),
         Some(Output::Name) => {
             let mut page = Page::default();
             for node in text::listed(&report.nodes, look.all) {

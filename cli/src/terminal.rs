@@ -2,8 +2,9 @@
 
 use std::io::IsTerminal as _;
 
+use anyhow::Context as _;
 use clap::ColorChoice;
-use serde_json::Value;
+use serde::Serialize;
 
 use crate::page::Page;
 
@@ -37,11 +38,11 @@ impl Format {
         Some(self).filter(|format| *format != Self::Wide)
     }
 
-    pub(crate) fn page(self, value: &Value) -> anyhow::Result<Page> {
-        let mut page = Page::default();
+    pub(crate) fn page(self, value: &impl Serialize) -> anyhow::Result<Page> {
+        let (mut page, value) = (Page::default(), serde_json::to_value(value).context("the output is no JSON")?);
         match self {
-            Self::Yaml => page.yaml(value)?,
-            Self::Json | Self::Wide => page.json(value)?,
+            Self::Yaml => page.yaml(&value)?,
+            Self::Json | Self::Wide => page.json(&value)?,
         }
         Ok(page)
     }

@@ -55,7 +55,6 @@ enum Until {
     Completed,
 }
 
-/// Options of `watch`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// End with exit code 0 once no node is to be updated or verified any more, and with 4 if failures freeze the rollout or are all
@@ -167,8 +166,8 @@ fn has_reader(written: io::Result<()>) -> anyhow::Result<bool> {
 
 fn ended(report: &Report) -> Option<End> {
     let under_way = report.nodes.iter().any(|node| !matches!(node.step, IDLE | "Staged"));
-    let stays = |node: &NodeReport| rests(node) || is_stuck(node);
-    let held = |node: &NodeReport| node.held_by_failures || (stays(node) && place(node) == Some(Proof::Failed));
+    let has_failed = |node: &NodeReport| (rests(node) || is_stuck(node)) && place(node) == Some(Proof::Failed);
+    let held = |node: &NodeReport| node.held_by_failures || has_failed(node);
     let only_held = report.nodes.iter().any(held) && report.nodes.iter().all(|node| rests(node) || held(node));
     if report.frozen.is_some() || only_held {
         return (!under_way).then_some(End::Frozen);
@@ -205,8 +204,7 @@ fn is_stuck(node: &NodeReport) -> bool {
 }
 
 struct Output {
-    all: bool,
-    colour: bool,
+    look: Look,
     /// The screen, if the output is a terminal.
     screen: Option<Screen>,
     /// The lines that were printed last, by what they are about.
@@ -216,7 +214,8 @@ struct Output {
 impl Output {
     fn new(all: bool, colour: bool) -> Self {
         let screen = std::io::stdout().is_terminal().then(Screen::default);
-        Self { all, colour, screen, printed: BTreeMap::new() }
+        let look = Look { all, colour, ..Look::default() };
+        Self { look, screen, printed: BTreeMap::new() }
     }
 
     /// Shows what there is to say about the connection.
@@ -230,7 +229,7 @@ impl Output {
 
     fn show(&mut self, report: &Report) -> io::Result<()> {
         if let Some(screen) = &mut self.screen {
-            let look = Look { width: Some(terminal::width()), colour: self.colour, all: self.all };
+            let look = Look { width: Some(terminal::width()), ..self.look };
             return screen.draw(&render(report, look), terminal::height());
         }
         for line in changes(report, &mut self.printed) {

@@ -93,8 +93,7 @@ pub enum Action {
 impl Action {
     /// Returns what the attempt is made for that a write of the controller status leads to.
     pub fn mode(&self) -> Mode {
-        let Self::Status { status, .. } = self else { return Mode::Update };
-        status.report.progress.as_ref().map_or(Mode::Update, Progress::mode)
+        self.next_progress().map_or(Mode::Update, Progress::mode)
     }
 
     /// Returns whether it begins the disruption of a node.
@@ -104,8 +103,13 @@ impl Action {
 
     /// Returns the step of the attempt that a write of the controller status leads to.
     pub fn next_step(&self) -> Option<Step> {
+        self.next_progress().map(|progress| progress.step)
+    }
+
+    /// Returns the attempt that a write of the controller status leads to.
+    pub fn next_progress(&self) -> Option<&Progress> {
         match self {
-            Self::Status { status, .. } => status.report.progress.as_ref().map(|progress| progress.step),
+            Self::Status { status, .. } => status.report.progress.as_ref(),
             Self::Spec { .. }
             | Self::Claim { .. }
             | Self::Release

@@ -3,15 +3,18 @@
 //! Actions that break one are dropped, together with everything that would start something new; a release is dropped only where
 //! its host may be shutting down. A finding is a bug of the planner: it is logged and counted, and the fleet stays as it is.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+mod permits;
+mod slots;
+
+use std::collections::BTreeSet;
 
 use models::names::INTERFACE_LABEL;
-use models::operator::{ActiveRollout, AtDeadline, CordonedNodes, GuardedPods, MarkedPods, Slot, SlotUpdate};
-use models::reason::Proof;
-use models::shadow::{BottlerocketShadowSpec, HostPolicy, HostState, Mode, Place, Progress, Step};
+use models::operator::{AtDeadline, CordonedNodes, GuardedPods, MarkedPods, Slot};
+use models::shadow::{HostPolicy, HostState, Mode, Place, Progress, Step};
 use models::time::after;
-use semver::Version;
 
+use self::permits::{check_continued, check_drill, check_permit, check_reboot, check_stopped};
+use self::slots::{check_alone, check_groups, check_places, check_slots, check_unwell, new_slots};
 use crate::claims::ClaimField;
 use crate::decision::{Action, Evictions};
 use crate::drain;
@@ -19,11 +22,8 @@ use crate::hooks::{self, HookAnswer};
 use crate::phase::Phase;
 use crate::plan::{LISTED_PODS, Plan, ShadowChange};
 use crate::policy::Policy;
-use crate::survey::key::{is_member, key_of, kind};
+use crate::survey::key::kind;
 use crate::survey::quarantine::Quarantine;
-use crate::survey::unwell::Unwell;
-use crate::survey::urgency::Urgency;
-use crate::survey::{brake, control_plane, ended, ledger, rollout};
 use crate::view::{BudgetFacts, ClusterView, NodeFacts, NodeView, PodFacts};
 
 /// The properties that a finding may name, by their numbers in `docs/testing.md`.
@@ -171,251 +171,6 @@ fn check_earlier_operator(view: &ClusterView, plan: &Plan) -> Option<Broken> {
     broken("S10", format!("something would be done while {pod} of the earlier operator exists"))
 }
 
-/// The nodes that get a slot. Nodes that are disrupted already keep their slots, also over a budget that was lowered since,
-/// or while the rollout is frozen.
-fn new_slots<'a>(view: &'a ClusterView, plan: &Plan) -> Vec<&'a NodeView> {
-    let Some(slots) = plan.slots.as_ref().filter(|_| view.operator.is_some()) else { return Vec::new() };
-    let held: HashSet<&str> = view.slots().map(|slot| slot.uid.as_str()).collect();
-    let new = slots.iter().filter(|slot| !held.contains(slot.uid.as_str()) && !goes_on(view, slots, slot));
-    let new: HashSet<&str> = new.map(|slot| slot.uid.as_str()).collect();
-    let given = |node: &&NodeView| new.contains(node.facts.uid.as_str()) && !node.disrupted();
-    if new.is_empty() { Vec::new() } else { view.nodes.values().filter(given).collect() }
-}
-
-/// Returns whether a slot is no new one: its node had it under another Node object, which was deleted and registered again while the
-/// machine rebooted by its permit.
-fn goes_on(view: &ClusterView, slots: &[Slot], slot: &Slot) -> bool {
-    let is_same = |before: &Slot| {
-        let again = ended::registered_again(view, before).is_some_and(|node| node.facts.uid == slot.uid);
-        again && ended::goes_on_as(before, slot) && !slots.iter().any(|kept| kept.uid == before.uid)
-    };
-    view.slots().any(is_same)
-}
-
-/// S1: slots are given only up to the budget.
-fn check_slots(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Broken> {
-    let slots = plan.slots.as_ref()?;
-    let total = view.nodes.values().filter(|n| n.facts.labelled).count();
-    let budget = policy.max_unavailable.of(total).unwrap_or(1);
-    let text = || format!("{} slots, {} of them new, over a budget of {budget}", slots.len(), new.len());
-    (!new.is_empty() && slots.len() > budget).then(|| ("S1", text()))
-}
-
-/// S1 again, for the budgets of groups, for zones that take turns and for nodes of the control plane.
-fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Broken> {
-    if new.is_empty() {
-        return None;
-    }
-    let slots: HashSet<&str> = plan.slots.iter().flatten().map(|slot| slot.uid.as_str()).collect();
-    let with_slot = |node: &&NodeView| slots.contains(node.facts.uid.as_str());
-    let there: HashSet<&str> = view.nodes.values().map(|node| node.facts.uid.as_str()).collect();
-    // The slot of a node that is gone says what it was.
-    let is_gone = |slot: &&Slot| !there.contains(slot.uid.as_str());
-    let gone: Vec<&SlotUpdate> =
-        plan.slots.iter().flatten().filter(is_gone).filter_map(|slot| slot.update.as_ref()).collect();
-    let out = view.nodes.values().filter(with_slot).map(|node| node.facts.zone());
-    let out: Vec<&str> = out.chain(gone.iter().map(|update| update.zone.as_str())).collect();
-    for node in new.iter().filter(|_| policy.one_zone_at_a_time) {
-        if out.iter().any(|zone| *zone != node.facts.zone()) {
-            return broken("S1", format!("{} is given a slot beside one in another zone", node.facts.name));
-        }
-    }
-    let reboots = view.nodes.values().filter(|node| node.may_still_reboot()).map(|node| node.facts.uid.as_str());
-    let busy: HashSet<&str> = slots.iter().copied().chain(reboots).collect();
-    for node in new.iter().filter(|node| node.facts.control_plane()) {
-        let of_control_plane = |slot: &&Slot| {
-            slot.uid != node.facts.uid && slot.update.as_ref().is_some_and(|update| update.control_plane)
-        };
-        if let Some(slot) = plan.slots.iter().flatten().find(of_control_plane) {
-            let text = format!("{} is given a slot beside {} of the control plane", node.facts.name, slot.node);
-            return broken("S1", text);
-        }
-        let other = |other: &&NodeFacts| other.control_plane() && other.uid != node.facts.uid;
-        let busy = |other: &&NodeFacts| !other.ready || busy.contains(other.uid.as_str());
-        let mut all = view.nodes.values().map(|node| &node.facts).chain(view.unmanaged.values()).filter(other);
-        if let Some(other) = all.find(busy) {
-            let text = format!(
-                "{} is given a slot while {} of the control plane is not in service",
-                node.facts.name, other.name
-            );
-            return broken("S1", text);
-        }
-    }
-    // The numbers of nodes and of slots of each group.
-    let mut counts = vec![(0, 0); policy.groups.len()];
-    for node in view.nodes.values() {
-        if let Some(index) = policy.group_of(&node.facts) {
-            counts[index].0 += usize::from(node.facts.labelled);
-            counts[index].1 += usize::from(with_slot(&node));
-        }
-    }
-    for update in gone {
-        let own = policy.groups.iter().position(|group| Some(&group.name) == update.group.as_ref());
-        own.into_iter().for_each(|index| counts[index].1 += 1);
-    }
-    for index in new.iter().filter_map(|node| policy.group_of(&node.facts)) {
-        let (group, (total, taken)) = (&policy.groups[index], counts[index]);
-        let Some(limit) = group.max_unavailable.as_ref().map(|limit| limit.of(total).unwrap_or(1)) else { continue };
-        if taken > limit {
-            return broken("S1", format!("{taken} slots in group {}, over its budget of {limit}", group.name));
-        }
-    }
-    None
-}
-
-/// S12: no more nodes are taken to a version than the places of the canary steps that are passed and of the one due. The places
-/// that this plan passes have to be proven or accepted; a node of an earlier step that is tried again takes nothing back. Soaks
-/// and approvals are read as the plan records them. Returns the property with each node that is given a slot beyond them.
-fn check_places<'a>(view: &'a ClusterView, policy: &Policy, plan: &Plan, new: &[&'a NodeView]) -> Vec<Broken> {
-    let rollouts = plan.status.iter().flat_map(|status| &status.active_rollouts);
-    let limited = rollouts.filter(|rollout| rollout.ended.is_none() && !policy.canary.is_empty());
-    limited.flat_map(|rollout| beyond_places(view, policy, plan, new, rollout)).collect()
-}
-
-fn beyond_places(
-    view: &ClusterView,
-    policy: &Policy,
-    plan: &Plan,
-    new: &[&NodeView],
-    rollout: &ActiveRollout,
-) -> Vec<Broken> {
-    let Some(recorded) = &rollout.ledger else { return Vec::new() };
-    let goes = |node: &&&NodeView| {
-        let to = node.update().map(|progress| &progress.version);
-        to == Some(&rollout.version) && is_member(node, rollout) && ledger::place(node, rollout).is_none()
-    };
-    let taken: Vec<&&NodeView> = new.iter().filter(goes).collect();
-    if taken.is_empty() {
-        return Vec::new();
-    }
-    let places = view.nodes.values().filter_map(|node| Some((&*node.facts.uid, ledger::place(node, rollout)?)));
-    let places: HashMap<&str, Proof> = places.collect();
-    let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
-    let proven = places.values().filter(|proof| **proof == Proof::Proven).count();
-    let good = count(proven).max(recorded.proven).saturating_add(recorded.accepted);
-    let uses_place = |slot: &&Slot| {
-        let of_rollout =
-            slot.update.as_ref().is_some_and(|update| update.had.is_none() && ledger::is_of(update, rollout));
-        of_rollout && !places.contains_key(slot.uid.as_str())
-    };
-    let slots: HashSet<&str> = plan.slots.iter().flatten().filter(uses_place).map(|slot| slot.uid.as_str()).collect();
-    let used = count(places.len()).max(recorded.used()).saturating_add(count(slots.len()));
-    // Nodes that are left count for the places that may be taken, and only those that are known to lack the version for a step that is passed.
-    let number = |count: i64| usize::try_from(count).unwrap_or(0);
-    let of = |is_left: &dyn Fn(&NodeView) -> bool| {
-        let is_used = |uid: &str| places.contains_key(uid) || slots.contains(uid);
-        let members = view.nodes.values().filter(|node| is_member(node, rollout) && !is_used(&node.facts.uid));
-        (number(recorded.base), number(used).saturating_add(members.filter(|node| is_left(node)).count()))
-    };
-    let lacks = |node: &NodeView| node.facts.labelled && !ledger::runs(node, rollout);
-    let goes = |node: &NodeView| node.update().is_some_and(|progress| progress.version == rollout.version);
-    let least = of(&|node| lacks(node) && rollout::is_behind(node, &rollout.version));
-    let (base, most) = of(&|node| lacks(node) || goes(node));
-    let most = (base, most.saturating_add(rollout::of_unknown_kind(view, rollout)));
-    let before = view.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
-    let mut before = before.filter(|before| before.ended.is_none() && key_of(before) == key_of(rollout));
-    let before = before.find_map(|before| before.ledger.clone()).unwrap_or_default();
-    let was_due = rollout::due(policy, (number(before.base), 0), before.passed);
-    let mut passed = recorded.passed.min(good.max(before.passed));
-    let due = loop {
-        let steps = (rollout::due(policy, least, passed), rollout::due(policy, most, passed));
-        let (Some(least), Some(most)) = steps else { return Vec::new() };
-        // Where few nodes are left, fewer places than its share pass a step, and those that are used up stay as they are.
-        let is_same = was_due.is_some_and(|was| was.step == least.step) && before.share >= least.share;
-        let stays = is_same && least.due <= before.due.saturating_mul(2);
-        let full = if stays { least.due.min(before.due) } else { least.due };
-        if good < full || recorded.passed < least.share {
-            break most.due;
-        }
-        passed = least.share;
-    };
-    let text = |node: &&&NodeView| {
-        format!("{} is given a slot for {}: {used} of {due} places", node.facts.name, rollout.version)
-    };
-    if used > due { taken.iter().map(|node| ("S12", text(node))).collect() } else { Vec::new() }
-}
-
-/// S13: while a rollout is braked, no node is given a slot, but one alone after a pause, and none where a node runs the version without
-/// a proof. S12: until a node has proven the version, one goes alone.
-fn check_alone(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Vec<Broken> {
-    let total = |rollout: &ActiveRollout| {
-        view.nodes.values().filter(|node| node.facts.labelled && is_member(node, rollout)).count()
-    };
-    let rollouts = plan.status.iter().flat_map(|status| &status.active_rollouts);
-    let alone = rollouts.filter(|rollout| rollout.ended.is_none()).filter_map(|rollout| {
-        let of_rollout = |slot: &&Slot| slot.update.as_ref().is_some_and(|update| ledger::is_of(update, rollout));
-        let slots: Vec<&Slot> = plan.slots.iter().flatten().filter(of_rollout).collect();
-        let given = slots.iter().find(|slot| new.iter().any(|node| node.facts.uid == slot.uid))?;
-        let (limit, now, of) = (brake::limit(policy, total(rollout)), given.since, (view, policy));
-        // Attempts that have ended count, also where their slots are to be taken away yet.
-        let mut ledger = ended::foreseen(of, slots.iter().copied(), (rollout, rollout.ledger.as_ref()?), limit, now);
-        ledger.brake(limit, now);
-        let braked = ledger.braked_until;
-        let goes = |slot: &&&Slot| !slot.update.as_ref().is_some_and(|update| ended::has_ended(of, slot, update, now));
-        let others = slots.iter().filter(goes).count().saturating_sub(1);
-        let text = |why: &str| format!("{} is given a slot for {}, {why}", given.node, rollout.version);
-        match braked {
-            Some(until) if given.since < until => broken("S13", text("which is braked")),
-            Some(_) if ledger.row.iter().any(|end| ledger::stops_trials((view, rollout), &ledger, end, limit)) => {
-                broken("S13", text("which is braked by a node that runs it"))
-            }
-            Some(_) if others > 0 => broken("S13", text("which is braked, beside another node")),
-            None if ledger.good() == 0 && others > 0 => {
-                broken("S12", text("which no node has proven, beside another node"))
-            }
-            _ => None,
-        }
-    });
-    alone.collect()
-}
-
-/// S13: in an unwell cluster no slot is given, but for a rollout that takes nodes off the version that the ill ones run.
-fn check_unwell(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Broken> {
-    let uid = &new.first()?.facts.uid;
-    let now = plan.slots.iter().flatten().find(|slot| slot.uid == *uid)?.since;
-    let unwell = Unwell::of(view, now);
-    let ill = unwell.open()?.ill;
-    let urgency = Urgency::of(view, policy, now);
-    let cures = |to: &Version, node: &NodeView| unwell.is_cured_by(view, to, urgency.applies(node, to));
-    let held = new.iter().find(|node| node.progress().is_none_or(|progress| !cures(&progress.version, node)))?;
-    broken("S13", format!("{} is given a slot while {ill} nodes have fallen ill at once", held.facts.name))
-}
-
-/// S12 again: no reboot is permitted before the slot records that it may be. Without the Node object, nothing else would say so. S1:
-/// nor that of a node of the control plane while another one is out of service.
-fn check_permit(view: &ClusterView, node: &NodeView, action: &Action) -> Option<Broken> {
-    let Action::Permit { .. } = action else { return None };
-    node.update()?;
-    if let Some(other) = control_plane::in_the_way(view, &node.facts) {
-        return broken("S1", format!("its reboot is permitted while {other} of the control plane is out of service"));
-    }
-    let recorded = |slot: &Slot| slot.update.as_ref().is_some_and(|update| update.permitting_since.is_some());
-    let own = view.slots().any(|slot| slot.uid == node.facts.uid && recorded(slot));
-    if own || view.operator.is_none() {
-        None
-    } else {
-        broken("S12", "its reboot is permitted before its slot records it")
-    }
-}
-
-/// S12 again: an update goes on after its reboot, without a record of it, only where the node's slot records that the reboot may have
-/// been permitted, for this attempt and in another boot.
-fn check_continued(view: &ClusterView, node: &NodeView, action: &Action) -> Option<Broken> {
-    let Action::Status { status, .. } = action else { return None };
-    let next = status.report.progress.as_ref().filter(|next| next.mode() == Mode::Update)?;
-    if node.progress().is_some() || !matches!(next.step.place(), Place::Away | Place::Booted | Place::Back) {
-        return None;
-    }
-    let continued = |slot: &Slot| {
-        let update = ended::to_continue(node, slot).filter(|_| slot.uid == node.facts.uid);
-        update.is_some_and(|update| (update.attempt, &update.version) == (next.attempt, &next.version))
-    };
-    if view.slots().any(continued) {
-        return None;
-    }
-    broken("S12", format!("attempt {} goes on in {:?}, which no slot of the node records", next.attempt, next.step))
-}
-
 /// S9: no node is released in the boot in which its reboot was permitted while it is not Ready: its host may be shutting down.
 fn check_release(node: &NodeView, action: &Action) -> Option<Broken> {
     let (Action::Release, Some(progress), Some(shadow)) = (action, node.progress(), &node.shadow) else { return None };
@@ -429,39 +184,6 @@ fn check_release(node: &NodeView, action: &Action) -> Option<Broken> {
     None
 }
 
-/// S13: without a usable policy no attempt goes on towards its reboot, and to a version that the policy excludes none is permitted,
-/// unless one is already.
-fn check_stopped(policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
-    let shadow = node.shadow.as_ref()?;
-    if shadow.spec.permit.is_some() {
-        return None;
-    }
-    let permits = matches!(action, Action::Permit { .. });
-    // A node that is registered again goes on in `Rebooting` after a permit of its earlier shadow.
-    let goes_on = |next: Step| {
-        let leads = matches!(next.place(), Place::Leaving | Place::Away);
-        leads && node.step().is_some_and(|step| step != next)
-    };
-    let is_before = node.step().is_some_and(|step| matches!(step.place(), Place::Waiting | Place::Leaving));
-    let leads = match action {
-        Action::Permit { .. } => true,
-        // One that is there already may be signed again.
-        Action::Spec { spec } => {
-            let requires = |spec: &BottlerocketShadowSpec| spec.state == HostState::RebootedIntoUpdate;
-            requires(spec) && !requires(&shadow.spec)
-        }
-        Action::Claim { .. } => is_before && !node.facts.claimed(),
-        action => action.next_step().is_some_and(goes_on),
-    };
-    if !policy.is_usable() && leads {
-        return broken("S13", "its attempt goes on without a usable policy");
-    }
-    let version = &node.update().filter(|_| permits)?.version;
-    let (variant, arch) = kind(node);
-    let rule = policy.exclude.iter().find(|exclusion| exclusion.covers(variant, arch, version))?;
-    broken("S13", format!("its reboot to {version} is permitted, which the policy excludes ({rule})"))
-}
-
 /// Returns whether the version of an update has failed too often on nodes like this one.
 fn holds(quarantine: &Quarantine, node: &NodeView, update: &Progress) -> bool {
     let (variant, arch) = kind(node);
@@ -472,8 +194,7 @@ fn holds(quarantine: &Quarantine, node: &NodeView, update: &Progress) -> bool {
 /// either; where a user has other kinds of nodes go on, the version that has failed is held for its own. S4: no node that another
 /// user has cordoned is taken out of service, unless policy allows it.
 fn check_start(quarantine: &Quarantine, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
-    let Action::Status { status, .. } = action else { return None };
-    let progress = status.report.progress.as_ref()?;
+    let progress = action.next_progress()?;
     let next = progress.step;
     let starts = match node.step() {
         None => next == Step::Staging,
@@ -498,8 +219,7 @@ fn check_start(quarantine: &Quarantine, policy: &Policy, node: &NodeView, action
 
 /// S7: the version that a node is drained for is still offered to its host, as far as the host has reported.
 fn check_offer(node: &NodeView, action: &Action) -> Option<Broken> {
-    let Action::Status { status, .. } = action else { return None };
-    let progress = status.report.progress.as_ref()?;
+    let progress = action.next_progress()?;
     let drains = progress.step.place() == Place::Leaving && node.step().map(Step::place) == Some(Place::Waiting);
     // A drill that downloads nothing is for the version that runs.
     let drains = drains && progress.drill.as_ref().is_none_or(|drill| drill.download);
@@ -512,8 +232,7 @@ fn check_offer(node: &NodeView, action: &Action) -> Option<Broken> {
 
 /// S11: no drain begins before each hook that is awaited has answered, or its time is over and policy continues then.
 fn check_hooks(policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
-    let Action::Status { status, .. } = action else { return None };
-    let (old, new) = (node.progress()?, status.report.progress.as_ref()?);
+    let (old, new) = (node.progress()?, action.next_progress()?);
     let before = old.step.place() == Place::Waiting || old.step == Step::BeforeDrain;
     if !before || new.step == Step::BeforeDrain || new.step.place() != Place::Leaving {
         return None;
@@ -562,48 +281,6 @@ fn check_blockers(view: &ClusterView, policy: &Policy, node: &NodeView, action: 
     })
 }
 
-/// S2 and S3: the desired state to reboot names the node's current boot and comes after the drain.
-fn check_reboot(node: &NodeView, action: &Action) -> Option<Broken> {
-    let Action::Spec { spec } = action else { return None };
-    if spec.state != HostState::RebootedIntoUpdate {
-        return None;
-    }
-    if spec.boot_id.as_deref() != Some(node.facts.boot_id.as_str()) {
-        return broken("S2", "the desired reboot is for another boot");
-    }
-    let progress = node.progress();
-    if !progress.is_some_and(|p| p.step == Step::Rebooting && p.attempt == spec.attempt && p.disruptive) {
-        return broken("S3", "the desired reboot comes before the drain");
-    }
-    None
-}
-
-/// S2 again: no drill requires a reboot, goes to a step of one, or permits one; and no update gets a rehearsal's exceptions.
-fn check_drill(node: &NodeView, action: &Action) -> Option<Broken> {
-    let progress = node.progress()?;
-    let drill = progress.drill.as_ref();
-    let state = node.shadow.as_ref()?.spec.state;
-    match action {
-        Action::Spec { spec } if drill.is_some() && spec.state == HostState::RebootedIntoUpdate => {
-            broken("S2", "a drill requires a reboot")
-        }
-        Action::Spec { spec } if drill.is_none() && spec.state == HostState::RehearsedUpdate => {
-            broken("S2", "an update requires a rehearsal")
-        }
-        Action::Status { .. } if drill.is_some() => {
-            let next = Phase::of_step(action.next_step()?)?;
-            if (next.of)(progress.mode()) { None } else { broken("S2", "a drill goes to a step of a reboot") }
-        }
-        Action::Permit { .. } if drill.is_some() && state != HostState::RehearsedUpdate => {
-            broken("S2", "a drill permits a reboot")
-        }
-        Action::Permit { pods_stay: true, .. } if drill.is_none_or(|drill| drill.evict) => {
-            broken("S3", "a permit is issued with pods on the node")
-        }
-        _ => None,
-    }
-}
-
 /// Returns whether the attempt under way is the repeated verification of a node.
 fn is_verified(node: &NodeView) -> bool {
     node.progress().is_some_and(|progress| progress.mode().is_verification())
@@ -621,8 +298,8 @@ fn check_verification(policy: &Policy, node: &NodeView, action: &Action) -> Opti
         Action::Spec { spec } if spec.state != HostState::Idle => {
             broken("S2", "a verification requires a desired state")
         }
-        Action::Status { status, .. } => {
-            let next = status.report.progress.as_ref()?;
+        Action::Status { .. } => {
+            let next = action.next_progress()?;
             let begins = !is_verified(node);
             let runs = node.facts.os_version().is_none_or(|version| version == next.version);
             let of_mode = Phase::of_step(next.step).is_some_and(|phase| (phase.of)(next.mode()));

@@ -15,8 +15,8 @@ const COPIES: [&str; 2] = ["kubectl.kubernetes.io/last-applied-configuration", "
 /// Fields whose values are left out wherever they are: of Secrets, which are not read, and of ConfigMaps.
 const CONTENTS: [&str; 3] = ["stringData", "binaryData", "data"];
 
-/// Removes from any object what does not belong into a bundle.
-pub(super) fn trim(object: &mut Value) {
+/// Returns any object without what does not belong into a bundle.
+pub(super) fn trim(mut object: Value) -> Value {
     if let Some(meta) = object["metadata"].as_object_mut() {
         meta.remove("managedFields");
         if let Some(annotations) = meta.get_mut("annotations").and_then(Value::as_object_mut) {
@@ -30,7 +30,8 @@ pub(super) fn trim(object: &mut Value) {
             }
         }
     }
-    hide_variables(object);
+    hide_variables(&mut object);
+    object
 }
 
 /// Replaces the values of environment variables, whatever contains the container.
@@ -102,7 +103,7 @@ mod tests {
 
     #[test]
     fn values_of_variables_and_copies_of_objects_are_left_out() {
-        let mut object = json!({
+        let object = json!({
             "kind": "Deployment",
             "metadata": {
                 "name": "a",
@@ -117,13 +118,11 @@ mod tests {
                 "initContainers": [{"name": "i", "env": [{"name": "TOKEN", "value": "secret-3"}]}],
             }}},
         });
-        trim(&mut object);
-        let text = object.to_string();
+        let text = trim(object).to_string();
         assert!(!text.contains("secret-") && !text.contains("managedFields"), "{text}");
         assert!(text.contains("secretKeyRef") && text.contains("kept") && text.contains("TOKEN"), "{text}");
-        let mut map = json!({"kind": "ConfigMap", "metadata": {"name": "m"}, "data": {"key": "secret-4"}});
-        trim(&mut map);
-        assert_eq!(map["data"], json!({"key": LEFT_OUT}));
+        let map = json!({"kind": "ConfigMap", "metadata": {"name": "m"}, "data": {"key": "secret-4"}});
+        assert_eq!(trim(map)["data"], json!({"key": LEFT_OUT}));
     }
 
     #[test]

@@ -214,7 +214,11 @@ async fn all_pods(client: &Client) -> anyhow::Result<BTreeMap<String, Vec<PodFac
     Ok(by_node)
 }
 
-async fn pods_of(client: &Client, nodes: BTreeSet<String>) -> anyhow::Result<BTreeMap<String, Vec<PodFacts>>> {
+/// Reads the pods on these nodes. Their DaemonSets are taken to exist.
+pub(crate) async fn pods_of(
+    client: &Client,
+    nodes: BTreeSet<String>,
+) -> anyhow::Result<BTreeMap<String, Vec<PodFacts>>> {
     let mut by_node: BTreeMap<String, Vec<PodFacts>> = nodes.iter().map(|node| (node.clone(), Vec::new())).collect();
     let (mut nodes, mut reading) = (nodes.into_iter(), JoinSet::new());
     loop {

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{Api, ListParams};
+use kube::api::ListParams;
 use kube::{Client, ResourceExt as _};
 use models::names;
 use models::operator::{AtDeadline, BottlerocketUpdateOperator};
@@ -18,11 +18,9 @@ use tokio::time::Instant;
 
 use super::aws;
 use super::certificate::{self, Certificate};
-use crate::call::{call, code, get, if_there, list_each, list_everywhere, list_in};
+use crate::call::{call, code, get, if_there, list_everywhere, list_in, node_leases};
 use crate::cluster::{Cluster, Part, PodsOf, Unread};
 use crate::page::progress;
-
-const NODE_LEASES: &str = "kube-node-lease";
 
 /// Time after which the progress is shown.
 const QUIET: Duration = Duration::from_secs(1);
@@ -144,18 +142,11 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
     });
     let lease = get::<Lease>(client, namespace, names::CONTROLLER).await;
     facts.leader_renewed = facts.optional(lease)?.flatten().as_ref().and_then(renewed);
-    let leases: Api<Lease> = Api::namespaced(client.clone(), NODE_LEASES);
-    let mut node_renewed = BTreeMap::new();
-    let right = format!("list leases in {NODE_LEASES}");
-    let listed = list_each(&leases, ListParams::default(), &right, |lease| {
-        node_renewed.extend(renewed(&lease).map(|at| (lease.name_any(), at)));
-    });
-    let listed = listed.await;
+    let leases = node_leases(client).await;
     // The lists take time, and the last reading is compared with the clock.
     facts.read_at = Timestamp::now();
-    if facts.optional(listed)?.is_some() {
-        facts.node_renewed = node_renewed;
-    }
+    let leases = facts.optional(leases)?.unwrap_or_default();
+    facts.node_renewed = leases.iter().filter_map(|lease| Some((lease.name_any(), renewed(lease)?))).collect();
     Ok(facts)
 }
 

@@ -7,7 +7,9 @@ use models::condition::find_condition;
 use models::names;
 use models::operator::NodeSelector;
 use models::shadow::{HOST_BUSY, HOST_REACHABLE, UNSUPPORTED_STATE};
-use planner::plan::{drain_refusals, long_grace_periods};
+use planner::annotations::UNKNOWN_REQUEST;
+use planner::plan::{GROUP_HIDDEN, drain_refusals, long_grace_periods};
+use planner::policy::Group;
 use planner::view::{NodeFacts, ShadowFacts};
 use planner::wait::{Wait, WaitReason};
 
@@ -78,7 +80,7 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
     }
     for (object, sentences) in &cluster.misplaced {
         for sentence in sentences {
-            found.push(Finding::warning("UnknownRequest", sentence.clone()).of(object.replacen(' ', "/", 1)));
+            found.push(Finding::warning(UNKNOWN_REQUEST, sentence.clone()).of(object.replacen(' ', "/", 1)));
         }
     }
 }
@@ -138,14 +140,20 @@ fn nodes(cluster: &Cluster, found: &mut Vec<Finding>) {
 fn groups(cluster: &Cluster, found: &mut Vec<Finding>) {
     let policy = cluster.policy();
     let labelled: Vec<&NodeFacts> = cluster.nodes.iter().flat_map(BTreeMap::values).filter(|n| n.labelled).collect();
+    let takes_all = |group: &Group| group.selector == NodeSelector::default();
+    // The operator warns of an empty selector before other groups, and names it.
+    let is_warned = found.iter().any(|finding| finding.reason == GROUP_HIDDEN);
     for (index, group) in policy.groups.iter().enumerate().filter(|_| !labelled.is_empty()) {
         let members = labelled.iter().filter(|node| policy.group_of(node) == Some(index)).count();
-        let (reason, nodes, why) = if members == labelled.len() && group.selector == NodeSelector::default() {
+        let (reason, nodes, why) = if members == labelled.len() && takes_all(group) {
             ("NodeGroupAll", "every", "its selector is empty, as also where the fields of one are mistyped and dropped")
         } else if members > 0 {
             continue;
         } else if labelled.iter().any(|node| group.selector.matches(&node.labels)) {
-            ("NodeGroupHidden", "no", "each node that its selector matches is in a group before it")
+            if is_warned && policy.groups[..index].iter().any(takes_all) {
+                continue;
+            }
+            (GROUP_HIDDEN, "no", "each node that its selector matches is in a group before it")
         } else {
             ("NodeGroupEmpty", "no", "its selector matches no node with the label that selects it for updates")
         };

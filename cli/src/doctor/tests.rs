@@ -13,6 +13,8 @@ use crate::cluster::testing::{braked, cluster, condition, fleet, idle, node, now
 use crate::cluster::{AgentPod, Cluster};
 use crate::fixtures::snapshot;
 
+const OPERATOR: &str = "bottlerocketupdateoperator/brupop-system/default";
+
 /// An object as the API server has it in an installation that works.
 fn installed(wanted: Value) -> Installed {
     let mut found = wanted.clone();
@@ -144,6 +146,25 @@ fn node_group_with_an_empty_selector_is_noted_where_every_node_is_in_it() {
 }
 
 #[test]
+fn hidden_node_group_of_which_the_operator_warns_has_no_note() {
+    let groups = json!([{"name": "all", "selector": {}}, {"name": "rest", "selector": {}}]);
+    let degraded = condition("Degraded", "NodeGroupHidden", "m");
+    for (sentence, conditions, expected) in [
+        ("the controller has not reported it", json!([]), Severity::Note),
+        ("it has", json!([degraded]), Severity::Warning),
+    ] {
+        let mut facts = healthy();
+        let status = json!({"observedGeneration": 1, "conditions": conditions});
+        let operator = operator(&json!({"nodeGroups": groups}), &status);
+        fleet_of(&mut facts).add_operator(&serde_json::from_value(operator).unwrap());
+        let found = Diagnosis::of(&facts).findings;
+        let found: Vec<Severity> =
+            found.iter().filter(|found| found.reason == "NodeGroupHidden").map(|found| found.severity).collect();
+        assert_eq!(found, [expected], "{sentence}");
+    }
+}
+
+#[test]
 fn working_installation_has_no_errors_and_no_warnings() {
     let diagnosis = Diagnosis::of(&healthy());
     assert_eq!((diagnosis.errors, diagnosis.warnings), (0, 0), "{}", diagnosis.page(None, false));
@@ -217,54 +238,36 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         ("NodeClock", Warning, "node/a", &|f| {
             f.node_renewed.insert("a".to_owned(), "2026-01-01T00:11:00Z".parse().unwrap());
         }),
-        ("NoOperatorResource", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+        ("NoOperatorResource", Error, OPERATOR, &|f| {
             let cluster = fleet_of(f);
             cluster.operator = None;
             cluster.shadows.get_mut("a").unwrap().status.controller.record = Some(Default::default());
         }),
-        ("NoOperatorResource", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+        ("NoOperatorResource", Warning, OPERATOR, &|f| {
             fleet_of(f).operator = None;
         }),
-        ("ExpressionFires", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            report("Blocked", "True", "ExpressionFires", f);
-        }),
-        ("ClusterUnwell", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            report("Blocked", "True", "ClusterUnwell", f);
-        }),
-        ("NoticesNotSent", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            report("NoticesSent", "False", "Failed", f);
-        }),
-        ("UnknownRequest", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            report("Degraded", "True", "UnknownRequest", f);
-        }),
-        ("OperatorDegraded", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            report("Degraded", "True", "CertificatesInvalid", f);
-        }),
-        ("OperatorDegraded", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            report("Blocked", "True", "ExpressionFails", f);
-        }),
-        ("PolicyRejected", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+        ("ExpressionFires", Warning, OPERATOR, &|f| report("Blocked", "True", "ExpressionFires", f)),
+        ("ClusterUnwell", Warning, OPERATOR, &|f| report("Blocked", "True", "ClusterUnwell", f)),
+        ("NoticesNotSent", Warning, OPERATOR, &|f| report("NoticesSent", "False", "Failed", f)),
+        ("UnknownRequest", Warning, OPERATOR, &|f| report("Degraded", "True", "UnknownRequest", f)),
+        ("OperatorDegraded", Error, OPERATOR, &|f| report("Degraded", "True", "CertificatesInvalid", f)),
+        ("OperatorDegraded", Error, OPERATOR, &|f| report("Blocked", "True", "ExpressionFails", f)),
+        ("PolicyRejected", Error, OPERATOR, &|f| {
             let spec =
                 json!({"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "4h", "timeZone": "Mars/Base"}]}});
             let operator = operator(&spec, &json!({"observedGeneration": 1}));
             fleet_of(f).add_operator(&serde_json::from_value(operator).unwrap());
         }),
-        ("Braked", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            f.cluster = Some(braked("Unproven"));
-        }),
-        ("StepFailed", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            f.cluster = Some(step_used_up(true));
-        }),
-        ("StepUnproven", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
-            f.cluster = Some(step_used_up(false));
-        }),
-        ("NodeGroupEmpty", Note, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+        ("Braked", Warning, OPERATOR, &|f| f.cluster = Some(braked("Unproven"))),
+        ("StepFailed", Warning, OPERATOR, &|f| f.cluster = Some(step_used_up(true))),
+        ("StepUnproven", Warning, OPERATOR, &|f| f.cluster = Some(step_used_up(false))),
+        ("NodeGroupEmpty", Note, OPERATOR, &|f| {
             group(
                 f,
                 &json!([{"name": "db", "selector": {"matchLabels": {"teir": "db"}}}, {"name": "rest", "selector": {}}]),
             );
         }),
-        ("NodeGroupHidden", Note, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+        ("NodeGroupHidden", Note, OPERATOR, &|f| {
             let all = json!({"matchExpressions": [{"key": names::INTERFACE_LABEL, "operator": "Exists"}]});
             group(f, &json!([{"name": "all", "selector": all}, {"name": "rest", "selector": {}}]));
         }),
@@ -639,7 +642,7 @@ fn diagnosis_fits_the_terminal_and_has_the_documented_shape() {
         snapshot(&format!("doctor-{width}{}.txt", if colour { "-colour" } else { "" }), &text);
     }
     let documented = include_str!("../../../docs/plugin.md");
-    for field in crate::fixtures::fields(&diagnosis.json().unwrap()) {
+    for field in crate::fixtures::fields(&serde_json::to_value(&diagnosis).unwrap()) {
         assert!(documented.contains(&format!("`{field}`")), "docs/plugin.md lacks `{field}`");
     }
     for finding in &diagnosis.findings {

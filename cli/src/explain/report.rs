@@ -83,7 +83,6 @@ pub(crate) struct Host {
     pub(crate) ignores_waves: bool,
     pub(crate) version_lock: Option<String>,
     pub(crate) conflicting_lock: Option<String>,
-    /// The version that is armed, or about to be.
     pub(crate) armed: Option<Armed>,
     /// The reason why the agent does not reach the host.
     pub(crate) not_reached: Option<String>,

@@ -156,9 +156,7 @@ fn host_lines(host: &Host, now: Timestamp) -> Vec<(&'static str, String)> {
         lines.push(("Lock:", locks.join("; ")));
     }
     if let Some(armed) = &host.armed {
-        let phase = serde_json::to_value(armed.phase).ok();
-        let phase = phase.as_ref().and_then(serde_json::Value::as_str).unwrap_or("?").to_owned();
-        lines.push(("Armed:", format!("{} ({phase})", armed.version)));
+        lines.push(("Armed:", format!("{} ({:?})", armed.version, armed.phase)));
     }
     if let Some(reason) = &host.not_reached {
         lines.push(("Reach:", format!("the agent does not reach the host: {reason}")));

@@ -25,7 +25,6 @@ use read::{Bundle, Source};
 use revisions::Revisions;
 pub(crate) use revisions::{UndoOptions, undo};
 
-/// Options of `history`.
 #[derive(Debug, Args)]
 pub(crate) struct HistoryOptions {
     /// Rollout to show: its number, or the name of its record. Default: revisions and rollouts are listed.
@@ -59,7 +58,6 @@ pub(crate) struct HistoryOptions {
 }
 
 impl HistoryOptions {
-    /// Returns true if no cluster is needed.
     pub(crate) fn is_offline(&self) -> bool {
         self.bundle.is_some()
     }

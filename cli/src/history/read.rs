@@ -123,7 +123,6 @@ impl Source<'_> {
         Ok(pages)
     }
 
-    /// Returns the published keys, by key id.
     pub(super) async fn keys(&self) -> anyhow::Result<BTreeMap<String, Value>> {
         match self {
             Self::Cluster { client, namespace } => {

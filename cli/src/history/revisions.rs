@@ -12,9 +12,10 @@ use models::history::{BottlerocketRolloutHistorySpec, RecordedRollout, VersionCo
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorSpec, DEGRADED};
 use models::shadow::{BottlerocketShadow, UPDATED};
-use planner::policy::{Exclusion, Policy};
+use planner::plan::INVALID_POLICY;
+use planner::policy::{Exclusion, NodeKind, Policy};
 use planner::revisions::{NO_HISTORY, PolicyRevision, RevisionContent, Undo, history as own, undo as back};
-use planner::view::{OperatorFacts, Projection as _, RevisionFacts};
+use planner::view::{Projection as _, RevisionFacts};
 use semver::Version;
 use serde_json::{Value, json};
 
@@ -26,7 +27,6 @@ use crate::write::{Decision, DryRunOption, Object, Outcome};
 /// Field manager of what `undo` writes: it owns the fields that it has changed until another client applies them.
 const MANAGER: &str = "kubectl-brupop-undo";
 
-/// Options of `undo`.
 #[derive(Debug, Args)]
 pub(crate) struct UndoOptions {
     /// Number of the revision to return to. Default: the last one that differs from the present policy.
@@ -38,30 +38,25 @@ pub(crate) struct UndoOptions {
 
 pub(super) struct Revisions {
     resource: BottlerocketUpdateOperator,
-    operator: OperatorFacts,
     all: Vec<PolicyRevision>,
 }
 
 impl Revisions {
     pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Self> {
         let found: Option<BottlerocketUpdateOperator> = get(client, namespace, names::OPERATOR_NAME).await?;
-        let projected = found.and_then(|resource| OperatorFacts::project(&resource).map(|facts| (resource, facts)));
-        let (resource, operator) = projected.with_context(|| {
+        let found = found.filter(|resource| resource.metadata.deletion_timestamp.is_none());
+        let resource = found.with_context(|| {
             format!(
                 "there is no operator's resource {} in {namespace}: is the operator installed?",
                 names::OPERATOR_NAME
             )
         })?;
         let all: Vec<ControllerRevision> = list_in(client, namespace, ListParams::default()).await?;
-        Ok(Self {
-            resource,
-            operator,
-            all: all.iter().filter_map(RevisionFacts::project).map(PolicyRevision::from).collect(),
-        })
+        Ok(Self { resource, all: all.iter().filter_map(RevisionFacts::project).map(PolicyRevision::from).collect() })
     }
 
     fn history(&self) -> Vec<&PolicyRevision> {
-        own(&self.operator.uid, &self.all)
+        own(self.resource.metadata.uid.as_deref().unwrap_or_default(), &self.all)
     }
 
     /// Adds the revisions as a table, or one of them. Returns true if a row was cut.
@@ -87,7 +82,7 @@ impl Revisions {
 
     /// Returns the content of the policy, if the policy is valid.
     fn present(&self) -> Option<RevisionContent> {
-        Policy::from_spec(&self.operator.spec).ok().map(|policy| RevisionContent::of(&policy))
+        Policy::from_spec(&self.resource.spec).ok().map(|policy| RevisionContent::of(&policy))
     }
 }
 
@@ -161,7 +156,7 @@ fn accepted(resource: &BottlerocketUpdateOperator, after: anyhow::Result<Policy>
     let status = resource.status.as_ref().filter(|status| status.observed_generation == resource.metadata.generation);
     let degraded = status.and_then(|status| true_condition(&status.conditions, DEGRADED));
     ensure!(
-        degraded.is_none_or(|condition| condition.reason != "InvalidPolicy"),
+        degraded.is_none_or(|condition| condition.reason != INVALID_POLICY),
         "nothing was written: the policy is invalid, and would be so with the fields of that revision: {cause:#}. Correct that field, \
          which no revision has"
     );
@@ -172,34 +167,26 @@ fn accepted(resource: &BottlerocketUpdateOperator, after: anyhow::Result<Policy>
     Ok(None)
 }
 
-/// Variant and architecture.
-type Kind = (String, String);
-
 /// A move of nodes of one kind to a version.
 struct Moved {
-    kind: Kind,
+    kind: NodeKind,
     from: Version,
     to: Version,
     nodes: i64,
 }
 
-fn kind_of(shadow: &BottlerocketShadow) -> Option<Kind> {
-    let agent = &shadow.status.as_ref()?.agent;
-    Some((agent.variant.clone()?, agent.arch.clone()?))
-}
-
 /// Returns the last rollout of each of these kinds, as its record has it.
-fn moved_by_rollouts(records: &[Value], kinds: &BTreeSet<Kind>) -> Vec<Moved> {
+fn moved_by_rollouts(records: &[Value], kinds: &BTreeSet<NodeKind>) -> Vec<Moved> {
     let rollout = |record: &Value| {
         let spec: BottlerocketRolloutHistorySpec = serde_json::from_value(record.get("spec")?.clone()).ok()?;
         spec.rollout
     };
+    let kind = |rollout: &RecordedRollout| NodeKind { variant: rollout.variant.clone(), arch: rollout.arch.clone() };
     // A follow-up is about nodes that came late, and a drill moves none.
     let rollouts = records.iter().filter_map(rollout).filter(|rollout| rollout.first.is_none() && !rollout.drill);
-    let mut last: BTreeMap<Kind, RecordedRollout> =
-        rollouts.map(|rollout| ((rollout.variant.clone(), rollout.arch.clone()), rollout)).collect();
+    let mut last: BTreeMap<NodeKind, RecordedRollout> = rollouts.map(|rollout| (kind(&rollout), rollout)).collect();
     last.retain(|kind, _| kinds.contains(kind));
-    let moved = |(kind, rollout): (Kind, RecordedRollout)| {
+    let moved = |(kind, rollout): (NodeKind, RecordedRollout)| {
         let to = rollout.version;
         let of = move |from: VersionCount| Moved {
             kind: kind.clone(),
@@ -219,19 +206,18 @@ fn moved_by_updates(shadows: &[BottlerocketShadow]) -> Vec<Moved> {
         let last = status.controller.record.as_ref()?.last.as_ref()?;
         let runs = last.reason == UPDATED && Some(&last.version) == status.agent.current_version.as_ref();
         let from = last.from.clone().filter(|_| runs)?;
-        Some(Moved { kind: kind_of(shadow)?, from, to: last.version.clone(), nodes: 1 })
+        Some(Moved { kind: NodeKind::of_node(shadow)?, from, to: last.version.clone(), nodes: 1 })
     };
     shadows.iter().filter_map(moved).collect()
 }
 
 /// Returns the earlier version that most nodes ran, for a pin, which is for all nodes: `None` where these kinds of nodes ran different
 /// ones, or it is not known what one of them ran. Versions that policy excludes are left out.
-fn version_before(moved: &[Moved], kinds: &BTreeSet<Kind>, exclude: &[Exclusion]) -> Option<Version> {
-    let mut counts: BTreeMap<&Kind, BTreeMap<&Version, i64>> = BTreeMap::new();
+fn version_before(moved: &[Moved], kinds: &BTreeSet<NodeKind>, exclude: &[Exclusion]) -> Option<Version> {
+    let mut counts: BTreeMap<&NodeKind, BTreeMap<&Version, i64>> = BTreeMap::new();
     for Moved { kind, from, to, nodes } in moved {
         let of_kind = counts.entry(kind).or_default();
-        let (variant, arch) = kind;
-        if from < to && !exclude.iter().any(|excluded| excluded.covers(variant, arch, from)) {
+        if from < to && !exclude.iter().any(|excluded| excluded.covers(&kind.variant, &kind.arch, from)) {
             *of_kind.entry(from).or_default() += nodes;
         }
     }
@@ -244,7 +230,6 @@ fn version_before(moved: &[Moved], kinds: &BTreeSet<Kind>, exclude: &[Exclusion]
     versions.all(|version| version.as_ref() == Some(&first)).then_some(first)
 }
 
-/// Returns to an earlier revision of the policy.
 pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions) -> anyhow::Result<()> {
     let revisions = Revisions::read(client, namespace).await?;
     let undo = back(&revisions.history(), revisions.present().as_ref(), options.to_revision)
@@ -253,7 +238,7 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
         print_line(&undo);
         return Ok(());
     };
-    let policy = accepted(&revisions.resource, policy_after(&revisions.operator.spec, patch))?;
+    let policy = accepted(&revisions.resource, policy_after(&revisions.resource.spec, patch))?;
     let operator = Object::operator(client, namespace).written_by(MANAGER);
     let (read, dry_run) = (revisions.resource, options.dry.dry_run);
     let generation = read.metadata.generation;
@@ -279,7 +264,7 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
             list_in(client, namespace, ListParams::default()).await.unwrap_or_default();
         // Without the right to read the history, the shadows have as much.
         let records = Source::Cluster { client, namespace }.records().await.unwrap_or_default();
-        let kinds: BTreeSet<Kind> = shadows.iter().filter_map(kind_of).collect();
+        let kinds: BTreeSet<NodeKind> = shadows.iter().filter_map(NodeKind::of_node).collect();
         let mut moved = moved_by_rollouts(&records, &kinds);
         if moved.is_empty() {
             moved = moved_by_updates(&shadows);
@@ -386,7 +371,7 @@ mod tests {
         serde_json::from_value(testing::shadow("a", status)).unwrap()
     }
 
-    fn before(moved: &[Moved], kinds: &BTreeSet<Kind>, exclude: &[&str]) -> Option<String> {
+    fn before(moved: &[Moved], kinds: &BTreeSet<NodeKind>, exclude: &[&str]) -> Option<String> {
         let spec = json!({"version": {"exclude": exclude}});
         let policy = Policy::from_spec(&serde_json::from_value(spec).unwrap()).unwrap();
         version_before(moved, kinds, &policy.exclude).map(|version| version.to_string())
@@ -422,8 +407,10 @@ mod tests {
             ("a follow-up alone", &["x86"], &[&follow_up], &[], None),
         ];
         for (sentence, variants, records, exclude, expected) in cases {
-            let kinds: BTreeSet<Kind> =
-                variants.iter().map(|variant| ((*variant).to_owned(), "a".to_owned())).collect();
+            let kinds: BTreeSet<NodeKind> = variants
+                .iter()
+                .map(|variant| NodeKind { variant: (*variant).to_owned(), arch: "a".to_owned() })
+                .collect();
             let mut records: Vec<Value> = records.iter().map(|record| (*record).clone()).collect();
             records.push(json!({"spec": {}}));
             let moved = moved_by_rollouts(&records, &kinds);
@@ -441,7 +428,7 @@ mod tests {
             shadow("x86", "1.17.0", "1.17.0", UPDATED),
         ];
         let before = |shadows: &[BottlerocketShadow], exclude: &[&str]| {
-            before(&moved_by_updates(shadows), &shadows.iter().filter_map(kind_of).collect(), exclude)
+            before(&moved_by_updates(shadows), &shadows.iter().filter_map(NodeKind::of_node).collect(), exclude)
         };
         assert_eq!(before(&all, &[]).as_deref(), Some("1.20.0"));
         assert_eq!(before(&all, &["1.20"]).as_deref(), Some("1.19.0"));

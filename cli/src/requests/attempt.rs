@@ -1,7 +1,7 @@
 //! `kubectl brupop retry` and `release`: the requests about the attempts of nodes, which the operator acknowledges in the
 //! record of the node's shadow.
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use jiff::Timestamp;
 use kube::Client;
 use models::condition::{find_condition, true_condition};
@@ -11,9 +11,8 @@ use models::shadow::{
     BLOCKED, BottlerocketShadow, HOST_ARMED_BY_OTHER, HOST_REACHABLE, HostState, Mode, Progress, Record, Step,
 };
 use planner::view::{NodeFacts, Projection as _, ShadowFacts};
-use serde_json::json;
 
-use super::nodes::{NodeOutcome, NodesOptions, find, node_of, report};
+use super::nodes::{NodeOutcome, NodesOptions, find_managed, node_of, report};
 use super::texts::{command, nonce};
 use crate::write::{Decision, Object, State};
 
@@ -70,7 +69,7 @@ fn decide_retry(
     nonce: &str,
     now: Timestamp,
 ) -> Decision {
-    let write = |what| Decision::write(json!({"metadata": {"annotations": {RETRY_ANNOTATION: nonce}}}), what);
+    let write = |what| Decision::annotate(RETRY_ANNOTATION, nonce, what);
     let conditions = shadow.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     if find_condition(conditions, HOST_REACHABLE).is_some_and(|c| c.reason == HOST_ARMED_BY_OTHER) {
         return write("asked to disarm what another client armed on its host");
@@ -127,10 +126,10 @@ fn has_pending_drill(shadow: &BottlerocketShadow) -> bool {
 
 fn decide_release(shadow: &BottlerocketShadow, nonce: &str) -> Decision {
     match progress(shadow) {
-        None if has_pending_drill(shadow) => Decision::write(
-            json!({"metadata": {"annotations": {RELEASE_ANNOTATION: nonce}}}),
-            "asked to end the request for its drill, which has not begun".to_owned(),
-        ),
+        None if has_pending_drill(shadow) => {
+            let what = "asked to end the request for its drill, which has not begun";
+            Decision::annotate(RELEASE_ANNOTATION, nonce, what)
+        }
         None => Decision::Nothing("no update of it is under way, so that there is nothing to release".to_owned()),
         Some(progress) if progress.step == Step::Releasing => {
             Decision::Nothing("it is being released already".to_owned())
@@ -141,7 +140,7 @@ fn decide_release(shadow: &BottlerocketShadow, nonce: &str) -> Decision {
                 Mode::Verification => format!("asked to end the verification of {}", progress.version),
                 Mode::Update => format!("asked to end its update to {} and to be released", progress.version),
             };
-            Decision::write(json!({"metadata": {"annotations": {RELEASE_ANNOTATION: nonce}}}), what)
+            Decision::annotate(RELEASE_ANNOTATION, nonce, what)
         }
     }
 }
@@ -180,20 +179,11 @@ async fn request(
     decide: impl Fn(&BottlerocketShadow) -> Decision,
     check: impl AsyncFn(&BottlerocketShadow, &BottlerocketShadow) -> anyhow::Result<State>,
 ) -> anyhow::Result<()> {
-    let found = find(client, namespace, &options.nodes).await?;
-    let not_managed: Vec<String> = found
-        .iter()
-        .filter_map(|node| Some(format!("{} is not under the operator: {}", node.name, node.not_managed()?)))
-        .collect();
-    if !not_managed.is_empty() {
-        bail!("nothing was written: {}", not_managed.join("; "));
-    }
     let mut outcomes = Vec::new();
-    for node in found {
-        let Some(shadow) = node.shadow else { continue };
-        let object = Object::shadow(client, namespace, &node.name);
+    for (name, shadow) in find_managed(client, namespace, &options.nodes).await? {
+        let object = Object::shadow(client, namespace, &name);
         let outcome = object.write(shadow, options.write.dry_run(), |shadow| Ok(decide(shadow))).await;
-        outcomes.push(NodeOutcome { name: node.name, object, outcome });
+        outcomes.push(NodeOutcome { name, object, outcome });
     }
     let read = async |name: &str, written: &BottlerocketShadow| {
         let shadow = Object::shadow(client, namespace, name).read().await?;
@@ -213,7 +203,6 @@ pub(super) async fn retry(client: &Client, namespace: &str, options: &NodesOptio
     request(client, namespace, options, decide, check).await
 }
 
-/// Ends the attempts of nodes.
 pub(super) async fn release(client: &Client, namespace: &str, options: &NodesOptions) -> anyhow::Result<()> {
     let nonce = nonce(Timestamp::now());
     let check = async |written: &BottlerocketShadow, shadow: &BottlerocketShadow| {
@@ -228,7 +217,7 @@ pub(super) async fn release(client: &Client, namespace: &str, options: &NodesOpt
 
 #[cfg(test)]
 pub(super) mod testing {
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -250,7 +239,7 @@ pub(super) mod testing {
 mod tests {
     use jiff::SignedDuration;
     use models::names::DRILL_ANNOTATION;
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     use super::super::operator::testing::{condition, nothing, operator, patch};
     use super::testing::{at, shadow};

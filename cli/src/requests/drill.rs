@@ -13,10 +13,9 @@ use models::names::DRILL_ANNOTATION;
 use models::shadow::{BLOCKED, BottlerocketShadow, DOWNLOAD, DRILL_PASSED, DrillResult, EVICT};
 use models::time::between;
 use planner::phase::Phase;
-use serde_json::json;
 
 use super::attempt::progress;
-use super::nodes::{find, node_of};
+use super::nodes::{find_managed, node_of};
 use super::texts::{command, nonce};
 use crate::advice;
 use crate::page::{Page, print_line};
@@ -25,7 +24,6 @@ use crate::write::{Decision, DryRunOption, Object, Outcome, State, all};
 /// Exit code of a drill that did not pass.
 const NOT_PASSED: u8 = 7;
 
-/// Options of `drill`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Name of the node.
@@ -70,7 +68,7 @@ fn decide(shadow: &BottlerocketShadow, request: &str) -> Decision {
         let release = command(shadow, &format!("release {}", node_of(shadow)));
         return Decision::Nothing(format!("a drill of it is under way; to end it: {release}"));
     }
-    Decision::write(json!({"metadata": {"annotations": {DRILL_ANNOTATION: request}}}), "asked to begin a drill")
+    Decision::annotate(DRILL_ANNOTATION, request, "asked to begin a drill")
 }
 
 /// Returns the result of the drill that was requested, once it has ended and the node is released.
@@ -134,12 +132,8 @@ pub(crate) fn text(node: &str, found: &DrillResult) -> Page {
 }
 
 pub(super) async fn drill(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<ExitCode> {
-    let nodes = find(client, namespace, std::slice::from_ref(&options.node)).await?;
-    let node = nodes.into_iter().next().context("there is no such node")?;
-    if let Some(why) = node.not_managed() {
-        bail!("nothing was written: {} is not under the operator: {why}", node.name);
-    }
-    let (name, shadow) = (node.name, node.shadow.context("it has no shadow yet: does the controller run?")?);
+    let found = find_managed(client, namespace, std::slice::from_ref(&options.node)).await?;
+    let (name, shadow) = found.into_iter().next().context("there is no such node")?;
     let request = request(options, Timestamp::now());
     let object = Object::shadow(client, namespace, &name);
     let dry_run = options.dry.dry_run;
@@ -179,7 +173,7 @@ pub(super) async fn drill(client: &Client, namespace: &str, options: &Options) -
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     use super::super::attempt::testing::{at, shadow};
     use super::super::operator::testing::{condition, nothing, patch};

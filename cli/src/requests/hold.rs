@@ -11,7 +11,7 @@ use models::shadow::{BottlerocketShadow, Mode, Place};
 use models::time::after;
 use planner::hold::Hold;
 use planner::view::{NodeFacts, Projection as _};
-use serde_json::json;
+use serde_json::Value;
 
 use super::attempt::{is_permitted, progress};
 use super::nodes::{NodeOutcome, NodesOptions, find, report};
@@ -21,7 +21,6 @@ use crate::write::{Decision, Object, State, annotated_by};
 /// Maximum length of a reason: the operator shows no more of it.
 const REASON_LENGTH: usize = 256;
 
-/// Options of `hold`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     #[command(flatten)]
@@ -73,8 +72,6 @@ fn describe(hold: &Hold) -> String {
 
 /// Decides about `hold`: another hold that is in force is replaced only on request.
 fn decide_hold(node: &Node, hold: &Hold, overwrite: bool, now: Timestamp) -> anyhow::Result<Decision> {
-    let write =
-        || Decision::write(json!({"metadata": {"annotations": {HOLD_ANNOTATION: hold.to_string()}}}), describe(hold));
     match hold_of(node).filter(|present| !present.is_over(now)) {
         Some(present) if present == *hold => Ok(Decision::Nothing(format!("it is {} already", describe(hold)))),
         Some(present) if !overwrite => {
@@ -86,14 +83,14 @@ fn decide_hold(node: &Node, hold: &Hold, overwrite: bool, now: Timestamp) -> any
                 describe(&present)
             )
         }
-        _ => Ok(write()),
+        _ => Ok(Decision::annotate(HOLD_ANNOTATION, hold.to_string(), describe(hold))),
     }
 }
 
 fn decide_unhold(node: &Node) -> Decision {
     match node.annotations().get(HOLD_ANNOTATION) {
         None => Decision::Nothing("it is not held".to_owned()),
-        Some(_) => Decision::write(json!({"metadata": {"annotations": {HOLD_ANNOTATION: null}}}), "not held any more"),
+        Some(_) => Decision::annotate(HOLD_ANNOTATION, Value::Null, "not held any more"),
     }
 }
 
@@ -178,6 +175,7 @@ pub(super) async fn unhold(client: &Client, namespace: &str, options: &NodesOpti
 mod tests {
     use clap::Parser;
     use planner::claims::ClaimFields;
+    use serde_json::json;
 
     use super::super::attempt::testing::{at, shadow};
     use super::super::operator::testing::{nothing, patch};

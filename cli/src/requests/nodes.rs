@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use anyhow::anyhow;
+use anyhow::{anyhow, ensure};
 use clap::Args;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Client, ResourceExt as _};
@@ -78,6 +78,22 @@ pub(super) async fn find(client: &Client, namespace: &str, wanted: &[String]) ->
     }
     // Without the right to list nodes, the error names no others.
     Err(anyhow!(unknown_nodes(&unknown, &nodes(client).await.unwrap_or_default())))
+}
+
+/// Reads the shadows of nodes.
+///
+/// # Errors
+/// A node does not exist, or is not under the operator.
+pub(super) async fn find_managed(
+    client: &Client,
+    namespace: &str,
+    wanted: &[String],
+) -> anyhow::Result<Vec<(String, BottlerocketShadow)>> {
+    let found = find(client, namespace, wanted).await?;
+    let why = |node: &Found| Some(format!("{} is not under the operator: {}", node.name, node.not_managed()?));
+    let others: Vec<String> = found.iter().filter_map(why).collect();
+    ensure!(others.is_empty(), "nothing was written: {}", others.join("; "));
+    Ok(found.into_iter().filter_map(|node| Some((node.name, node.shadow?))).collect())
 }
 
 /// Returns the error for names that no node has, with those that are most like them.

@@ -7,7 +7,6 @@ use models::condition::false_condition;
 use models::names::TEST_NOTICES_ANNOTATION;
 use models::operator::{BottlerocketUpdateOperator, NOTICES_SENT};
 use planner::plan::test_notice_id;
-use serde_json::json;
 
 use super::operator::{carry_out, not_in_force, policy, status};
 use super::texts::nonce;
@@ -26,8 +25,8 @@ fn decide(operator: &BottlerocketUpdateOperator, nonce: &str) -> anyhow::Result<
             not_in_force(&status(operator))
         );
     }
-    let patch = json!({"metadata": {"annotations": {TEST_NOTICES_ANNOTATION: nonce}}});
-    Ok(Decision::write(patch, format!("requests a notice to {}", receivers.join(", "))))
+    let what = format!("requests a notice to {}", receivers.join(", "));
+    Ok(Decision::annotate(TEST_NOTICES_ANNOTATION, nonce, what))
 }
 
 /// Returns what came of a request.
@@ -49,7 +48,6 @@ fn outcome(now: &BottlerocketUpdateOperator, nonce: &str) -> State {
     }
 }
 
-/// Sends a notice to every receiver.
 pub(super) async fn test(client: &Client, namespace: &str, options: &WriteOptions) -> anyhow::Result<()> {
     let nonce = nonce(Timestamp::now());
     let acknowledged = async |_: &_, now: &BottlerocketUpdateOperator| Ok(outcome(now, &nonce));
@@ -58,7 +56,7 @@ pub(super) async fn test(client: &Client, namespace: &str, options: &WriteOption
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     use super::super::operator::testing::{operator, patch};
     use super::*;

@@ -3,6 +3,7 @@
 use kube::{Client, Resource as _};
 use models::condition::true_condition;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus, DEGRADED};
+use planner::plan::INVALID_POLICY;
 use planner::policy::{Policy, PolicyError};
 use planner::view::{OperatorFacts, Projection as _};
 
@@ -45,7 +46,6 @@ pub(super) fn status(operator: &BottlerocketUpdateOperator) -> BottlerocketUpdat
     operator.status.clone().unwrap_or_default()
 }
 
-/// Returns the policy in force.
 pub(super) fn policy(operator: &BottlerocketUpdateOperator) -> Policy {
     Policy::in_force(OperatorFacts::project(operator).as_ref())
 }
@@ -62,7 +62,7 @@ pub(super) fn new_errors(
 
 /// Returns the sentence to add if the policy in force is not the one in the resource.
 pub(super) fn not_in_force(status: &BottlerocketUpdateOperatorStatus) -> String {
-    let invalid = true_condition(&status.conditions, DEGRADED).filter(|condition| condition.reason == "InvalidPolicy");
+    let invalid = true_condition(&status.conditions, DEGRADED).filter(|condition| condition.reason == INVALID_POLICY);
     invalid.map_or_else(String::new, |condition| {
         format!(". The policy is invalid and not in force until it is corrected: {}", condition.message)
     })

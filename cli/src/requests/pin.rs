@@ -12,7 +12,6 @@ use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
 use planner::plan::targets;
 use planner::policy::{Policy, Target};
-use planner::view::{ClusterView, NodeFacts, OperatorFacts, Projection as _, ShadowFacts};
 use planner::wait::Wait;
 use semver::Version;
 use serde_json::json;
@@ -20,10 +19,10 @@ use serde_json::json;
 use super::operator::{carry_out, new_errors, not_in_force, policy, status};
 use super::texts::some;
 use crate::call::{list_in, nodes};
+use crate::cluster::Cluster;
 use crate::page::warn;
 use crate::write::{Decision, State, WriteOptions};
 
-/// Options of `pin`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Version such as 1.20.5, all versions that begin alike such as 1.20, a range such as '>=1.20, <1.23', or latest.
@@ -153,18 +152,16 @@ fn moves(
     shadows: &[BottlerocketShadow],
     now: Timestamp,
 ) -> Moves {
-    let mut of_nodes: BTreeMap<String, ShadowFacts> =
-        shadows.iter().filter_map(ShadowFacts::project).map(|shadow| (shadow.node.clone(), shadow)).collect();
-    let runs =
-        of_nodes.iter().filter_map(|(name, shadow)| Some((name.clone(), shadow.status.agent.current_version.clone()?)));
-    let runs: BTreeMap<String, Version> = runs.collect();
-    let mut view = ClusterView { operator: OperatorFacts::project(operator), ..ClusterView::default() };
-    for facts in nodes.iter().filter_map(NodeFacts::project) {
-        let shadow = of_nodes.remove(&facts.name);
-        view.insert(facts, shadow, now);
-    }
-    let policy = policy(operator);
-    Moves::of(&policy.target, &targets(&view, &policy, now), &runs)
+    let mut cluster = Cluster::default();
+    cluster.add_operator(operator);
+    nodes.iter().for_each(|node| cluster.add_node(node));
+    shadows.iter().for_each(|shadow| cluster.add_shadow(shadow));
+    let shadows = cluster.shadows.iter();
+    let runs = shadows
+        .filter_map(|(name, shadow)| Some((name.clone(), shadow.status.agent.current_version.clone()?)))
+        .collect();
+    let policy = cluster.policy();
+    Moves::of(&policy.target, &targets(&cluster.view(now), &policy, now), &runs)
 }
 
 pub(super) async fn pin(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {

@@ -18,7 +18,6 @@ use crate::call::list_in;
 use crate::failures::unresolved;
 use crate::write::{Decision, State, WriteOptions};
 
-/// Options of `quarantine`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Version such as 1.20.5, all versions that begin alike such as 1.20, or a range such as '>=1.20, <1.23'.
@@ -67,7 +66,7 @@ fn entry(options: &Options) -> String {
 /// Returns an error if an entry is for a kind of which the cluster has no node.
 fn check_kind(entry: &str, shadows: &[BottlerocketShadow]) -> anyhow::Result<()> {
     let Some(kind) = meaning(entry).and_then(|entry| entry.kind) else { return Ok(()) };
-    let kinds: BTreeSet<NodeKind> = shadows.iter().filter_map(kind_of).collect();
+    let kinds: BTreeSet<NodeKind> = shadows.iter().filter_map(NodeKind::of_node).collect();
     if kinds.contains(&kind) {
         return Ok(());
     }
@@ -78,12 +77,6 @@ fn check_kind(entry: &str, shadows: &[BottlerocketShadow]) -> anyhow::Result<()>
         format!("there are {}", kinds.join(", "))
     };
     bail!("there is no node of {kind}; {there}. Nothing was written")
-}
-
-/// Returns the variant and the architecture that a node's agent has reported.
-fn kind_of(shadow: &BottlerocketShadow) -> Option<NodeKind> {
-    let agent = &shadow.status.as_ref()?.agent;
-    Some(NodeKind { variant: agent.variant.clone()?, arch: agent.arch.clone()? })
 }
 
 fn write(entries: &[String], what: String) -> Decision {
@@ -167,7 +160,7 @@ fn added(operator: &BottlerocketUpdateOperator, version: &str, shadows: &[Bottle
     let wanted = meaning(version);
     let excluded = |shadow: &&BottlerocketShadow| {
         let runs = shadow.status.as_ref().and_then(|status| status.agent.current_version.as_ref());
-        let NodeKind { variant, arch } = kind_of(shadow).unwrap_or_default();
+        let NodeKind { variant, arch } = NodeKind::of_node(shadow).unwrap_or_default();
         runs.is_some_and(|runs| wanted.as_ref().is_some_and(|of| of.covers(&variant, &arch, runs)))
     };
     let of_kind = wanted.as_ref().is_some_and(|of| of.kind.is_some());

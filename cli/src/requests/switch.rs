@@ -17,10 +17,9 @@ use serde_json::json;
 
 use super::operator::{carry_out, not_in_force, policy, status};
 use super::texts::{command, nonce, some};
-use crate::failures::{Unresolved, has_others, list, unresolved};
+use crate::failures::{Unresolved, has_others, list, unresolved, without_command};
 use crate::write::{Change, Decision, State, WriteOptions};
 
-/// Options of `resume`.
 #[derive(Debug, Args)]
 pub(crate) struct ResumeOptions {
     /// Resolve the failures of this version instead, so that it is tried again; to be repeated, or separated by commas, for
@@ -139,8 +138,8 @@ fn decide_failures(operator: &BottlerocketUpdateOperator, named: &[Version], non
             try_again(operator),
         );
     }
-    let patch = json!({"metadata": {"annotations": {RESUME_ANNOTATION: nonce}}});
-    Ok(Decision::write(patch, format!("failures of {} resolved", list(unresolved.keys()))))
+    let what = format!("failures of {} resolved", list(unresolved.keys()));
+    Ok(Decision::annotate(RESUME_ANNOTATION, nonce, what))
 }
 
 /// Decides about `resume --others`: all versions that have frozen the rollout are held for their own nodes at once, so that each has to be
@@ -171,8 +170,8 @@ fn decide_others(operator: &BottlerocketUpdateOperator, named: &[Version]) -> an
         );
     }
     let since = frozen_since(&status.versions).map(|since| since.to_string());
-    let patch = json!({"metadata": {"annotations": {CONTINUE_OTHERS_ANNOTATION: since}}});
-    Ok(Decision::write(patch, format!("{} held for the nodes of its kind alone", list(freezing.keys().copied()))))
+    let what = format!("{} held for the nodes of its kind alone", list(freezing.keys().copied()));
+    Ok(Decision::annotate(CONTINUE_OTHERS_ANNOTATION, since, what))
 }
 
 /// Returns what came of `resume --others`. The condition says whether there are other nodes.
@@ -182,9 +181,7 @@ fn continued(operator: &BottlerocketUpdateOperator) -> anyhow::Result<State> {
         bail!("acknowledged, but {frozen}");
     }
     let condition = find_condition(&status.conditions, FROZEN).filter(|condition| condition.reason == CONTAINED);
-    let message = condition.map_or("", |condition| condition.message.as_str());
-    let message = message.split(": kubectl annotate").next().unwrap_or_default();
-    let message = message.strip_suffix(". To try again").unwrap_or(message);
+    let message = condition.map_or("", |condition| without_command(&condition.message));
     Ok(State::Done(format!("{message}{}. To try again: {}", but_paused(operator), try_again(operator))))
 }
 

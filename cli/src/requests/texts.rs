@@ -28,7 +28,6 @@ pub(super) fn command(object: &impl ResourceExt, arguments: &str) -> String {
     advice::command(object.namespace().as_deref().unwrap_or(SYSTEM_NAMESPACE), arguments)
 }
 
-/// Returns the first of some names, and the number of the others.
 pub(super) fn some(names: &[String]) -> String {
     advice::some(names.iter().map(String::as_str), 8)
 }

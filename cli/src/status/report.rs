@@ -14,7 +14,9 @@ use models::time::after;
 use planner::annotations::UNKNOWN_REQUEST;
 use planner::claims::ClaimField;
 use planner::pause::Pause;
-use planner::plan::{Action, POD_GRACE_PERIOD, Plan, RolloutState, deadlines, key_of, rollouts};
+use planner::plan::{
+    Action, GROUP_HIDDEN, INVALID_POLICY, POD_GRACE_PERIOD, Plan, RolloutState, deadlines, key_of, rollouts,
+};
 use planner::policy::{Policy, WindowState};
 use planner::view::ShadowFacts;
 use planner::wait::{BEFORE_RESUME, Wait, WaitReason, alone};
@@ -22,15 +24,11 @@ use planner::wait::{BEFORE_RESUME, Wait, WaitReason, alone};
 use super::freshness;
 use super::shape::*;
 use crate::advice::pods;
-use crate::cluster::{Cluster, is_of};
-
-/// The reason of the condition `Degraded` for an invalid policy, whose errors the report lists by themselves.
-const INVALID_POLICY: &str = "InvalidPolicy";
+use crate::cluster::Cluster;
+use crate::failures::without_command;
 
 /// The word for a node of which it is not known whether it waits.
 pub(crate) const NOT_KNOWN: &str = "NotKnown";
-/// The reason of the condition `Degraded` for a node group before others that takes their nodes.
-const GROUP_HIDDEN: &str = "NodeGroupHidden";
 
 pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
     let (policy, (view, plan)) = (cluster.policy(), cluster.plan(now));
@@ -180,9 +178,7 @@ fn stopped(
     // Without the nodes, whose shadows have the failures, what is recorded counts.
     let planned = plan.status.as_ref().filter(|_| cluster.nodes.is_some()).map(|status| &status.conditions);
     let condition = find(planned.or(recorded)?)?;
-    // The command of kubectl alone is replaced by the plugin's.
-    let message = condition.message.split(": kubectl annotate").next().unwrap_or_default();
-    let message = message.strip_suffix(". To try again").unwrap_or(message);
+    let message = without_command(&condition.message);
     let message = message.split(BEFORE_RESUME.trim_end_matches([':', ' '])).next().unwrap_or_default();
     let command = match to_resume(plan).as_str() {
         "" => "resume".to_owned(),
@@ -197,24 +193,22 @@ fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {
         problems.push(Problem { reason: reason.to_owned(), message, warning });
     };
     if let Some(own) = &cluster.own {
-        let ready = |component| own.pods.values().any(|pod| is_of(pod, component) && pod.ready && !pod.terminating);
-        let pods = |component: &str| pods(&cluster.namespace, component);
-        if !ready(names::CONTROLLER) {
-            let command = pods(names::CONTROLLER);
-            let message = format!("no pod of the controller is Ready, so that nothing is done: {command}");
-            add("ControllerNotReady", message, None);
-        }
-        if !ready(names::APISERVER) {
-            let command = pods(names::APISERVER);
-            add(
+        for (component, reason, what) in [
+            (names::CONTROLLER, "ControllerNotReady", "no pod of the controller is Ready, so that nothing is done"),
+            (
+                names::APISERVER,
                 WaitReason::WebApiNotReady.as_str(),
-                format!("no pod of the web API is Ready, so that no agent can report: {command}"),
-                None,
-            );
+                "no pod of the web API is Ready, so that no agent can report",
+            ),
+        ] {
+            if !own.has_ready(component) {
+                add(reason, format!("{what}: {}", pods(&cluster.namespace, component)), None);
+            }
         }
     }
     let Some(operator) = &cluster.operator else { return problems };
     let conditions = &operator.status.conditions;
+    // The errors of an invalid policy are listed by themselves.
     let known = |condition: &&Condition| {
         condition.reason != INVALID_POLICY && condition.reason != WaitReason::WebApiNotReady.as_str()
     };

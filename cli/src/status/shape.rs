@@ -47,7 +47,6 @@ pub(crate) struct Report {
 
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
 pub(crate) struct PolicyReport {
     pub(crate) state: &'static str,
     pub(crate) generation: Option<i64>,
@@ -59,7 +58,6 @@ pub(crate) struct PolicyReport {
 /// The windows in which nodes may be taken out of service.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
 pub(crate) struct Window {
     /// The node group; absent for nodes in none.
     pub(crate) group: Option<String>,
@@ -131,7 +129,6 @@ pub(crate) struct Problem {
 /// A node whose agent does not report.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
 pub(crate) struct SilentAgent {
     pub(crate) node: String,
     pub(crate) reason: &'static str,

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams, PostParams};
@@ -27,8 +26,6 @@ const DELAY: SignedDuration = SignedDuration::from_secs(5);
 
 /// Number of writes in a row that have to be refused. Each may reach another API server.
 const REFUSALS: usize = 3;
-
-const NODE_LEASES: &str = "kube-node-lease";
 
 /// Observations that take time. They are the only thing that a command does not find again after an interruption: then
 /// it observes from the start.
@@ -252,7 +249,7 @@ async fn reports(
     if reports.is_empty() {
         return Ok(reports);
     }
-    for lease in list_in::<Lease>(client, NODE_LEASES, ListParams::default()).await? {
+    for lease in call::node_leases(client).await? {
         if let Some(report) = reports.get_mut(&lease.name_any())
             && let Some(time) = lease.spec.and_then(|spec| spec.renew_time)
         {

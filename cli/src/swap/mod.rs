@@ -40,7 +40,6 @@ const COUNTED: Duration = Duration::from_secs(15);
 /// Number of times that the same step may be taken in one run: others may write at the same time, or undo it.
 const TRIES: usize = 10;
 
-/// Options of `takeover swap` and `takeover undo`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Do not ask for confirmation.

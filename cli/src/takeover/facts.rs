@@ -1,6 +1,6 @@
 //! Facts about the earlier operator in a cluster, each read from one object. Nothing is decided here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
@@ -21,7 +21,7 @@ pub(super) struct Facts {
     pub(super) outdated: Option<String>,
     pub(super) definition: Option<Definition>,
     pub(super) workloads: Vec<Workload>,
-    pub(super) pods: Vec<OperatorPod>,
+    pub(super) pods: Vec<Pod>,
     pub(super) shadows: Vec<Shadow>,
     /// Shadows that `takeover swap` has recorded: most of them are deleted.
     pub(super) recorded: Vec<Shadow>,
@@ -63,11 +63,9 @@ impl Facts {
     /// Returns the namespaces of the earlier operator, without repetition.
     pub(super) fn namespaces(&self) -> Vec<String> {
         let all = self.workloads.iter().map(|workload| &workload.namespace);
-        let all = all.chain(self.pods.iter().map(|pod| &pod.namespace));
-        let mut all: Vec<String> = all.chain(self.shadows.iter().map(|shadow| &shadow.namespace)).cloned().collect();
-        all.sort_unstable();
-        all.dedup();
-        all
+        let all = all.chain(self.pods.iter().filter_map(|pod| pod.metadata.namespace.as_ref()));
+        let all: BTreeSet<&String> = all.chain(self.shadows.iter().map(|shadow| &shadow.namespace)).collect();
+        all.into_iter().cloned().collect()
     }
 }
 
@@ -179,8 +177,9 @@ impl Workload {
         format!("{} {}/{}", self.kind, self.namespace, self.name)
     }
 
-    pub(super) fn makes(&self, pod: &OperatorPod) -> bool {
-        self.namespace == pod.namespace && self.selector.iter().all(|(name, value)| pod.labels.get(name) == Some(value))
+    pub(super) fn makes(&self, pod: &Pod) -> bool {
+        let selects = |(name, value): (&String, &String)| pod.labels().get(name) == Some(value);
+        pod.metadata.namespace.as_ref() == Some(&self.namespace) && self.selector.iter().all(selects)
     }
 
     pub(super) fn tags(&self) -> impl Iterator<Item = &str> {
@@ -188,21 +187,6 @@ impl Workload {
             let name = image.rsplit('/').next()?.split('@').next()?;
             name.split_once(':').map(|(_, tag)| tag)
         })
-    }
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct OperatorPod {
-    pub(super) namespace: String,
-    pub(super) name: String,
-    labels: BTreeMap<String, String>,
-}
-
-impl OperatorPod {
-    /// Reads a pod; `None` if it is not the earlier operator's.
-    pub(super) fn of(pod: &Pod) -> Option<Self> {
-        let labels = pod.metadata.labels.clone().filter(earlier::is_pod_of)?;
-        Some(Self { namespace: pod.namespace().unwrap_or_default(), name: pod.name_any(), labels })
     }
 }
 
@@ -277,9 +261,9 @@ mod tests {
             assert_eq!(found.tags().next(), tag, "{image}");
             let value = |name: &str| found.environment[name].as_deref();
             assert_eq!((value("MAX_CONCURRENT_UPDATE"), value("EMPTY"), value("FROM")), (Some("2"), Some(""), None));
-            let pod = |namespace: &str| {
+            let pod = |namespace: &str| -> Pod {
                 let pod = json!({"metadata": {"namespace": namespace, "name": "p", "labels": labels}});
-                OperatorPod::of(&serde_json::from_value(pod).unwrap()).unwrap()
+                serde_json::from_value(pod).unwrap()
             };
             assert!(found.makes(&pod("n")) && !found.makes(&pod("other")));
         }

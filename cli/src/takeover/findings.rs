@@ -4,6 +4,8 @@ mod tools;
 
 use std::collections::BTreeSet;
 
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
 use models::earlier::VERSIONS;
 use models::names::{self, SHADOW_DEFINITION as DEFINITION};
 
@@ -122,10 +124,11 @@ fn about<'a>(names: impl IntoIterator<Item = &'a str>, mut finding: Finding) -> 
 }
 
 fn pods(facts: &Facts, found: &mut Vec<Finding>) {
-    let made = |pod: &&super::facts::OperatorPod| facts.workloads.iter().any(|workload| workload.makes(pod));
-    let alone: Vec<_> = facts.pods.iter().filter(|pod| !made(pod)).collect();
-    let names: Vec<String> = alone.iter().map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
-    let deletions = alone.iter().map(|pod| format!("kubectl delete pod -n {} {}", pod.namespace, pod.name));
+    let made = |pod: &&Pod| facts.workloads.iter().any(|workload| workload.makes(pod));
+    let alone = facts.pods.iter().filter(|pod| !made(pod));
+    let alone: Vec<_> = alone.map(|pod| (pod.namespace().unwrap_or_default(), pod.name_any())).collect();
+    let names: Vec<String> = alone.iter().map(|(namespace, name)| format!("{namespace}/{name}")).collect();
+    let deletions = alone.iter().map(|(namespace, name)| format!("kubectl delete pod -n {namespace} {name}"));
     let finding = Finding::blocks(
         "PodsWithoutWorkload",
         "pods of the earlier operator that no Deployment or DaemonSet of it makes: <names>; the takeover waits until they are \

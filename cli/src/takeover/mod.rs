@@ -15,20 +15,18 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
-use kube::api::{Api, ListParams};
-use models::names::SHADOW_DEFINITION as DEFINITION;
-use planner::view::{BudgetFacts, DaemonSetIs, PodFacts, Projection as _};
+use kube::api::ListParams;
+use planner::view::{BudgetFacts, Projection as _};
 use tokio::time::Instant;
 
-use self::facts::{Definition, Facts};
+use self::facts::Facts;
 use self::finding::Severity;
 use self::settings::Settings;
 use self::watch::{Snapshot, Trial};
-use crate::call::{call, code, list_everywhere, nodes};
+use crate::call::{code, list_everywhere, nodes};
+use crate::cluster::pods_of;
 use crate::files::read_text;
 use crate::marks::NodeState;
 use crate::page::{Page, complain, print_line, warn};
@@ -55,7 +53,6 @@ pub(crate) enum Command {
     Undo(swap::Options),
 }
 
-/// Options of `takeover preflight`.
 #[derive(Debug, Args)]
 pub(crate) struct PreflightOptions {
     /// `json` for programs; docs/takeover.md describes it.
@@ -63,7 +60,6 @@ pub(crate) struct PreflightOptions {
     output: Option<String>,
 }
 
-/// Options of `takeover settings`.
 #[derive(Debug, Args)]
 pub(crate) struct SettingsOptions {
     /// Read the values of the earlier operator's chart from this file, and not its workloads from the cluster: the values, those of
@@ -77,13 +73,11 @@ pub(crate) struct SettingsOptions {
 }
 
 impl SettingsOptions {
-    /// Returns true if no cluster is needed.
     pub(crate) fn is_offline(&self) -> bool {
         self.values.is_some()
     }
 }
 
-/// Options of `takeover watch`.
 #[derive(Debug, Args)]
 pub(crate) struct WatchOptions {
     /// Plan with the policy in this file. Default: the one that `takeover settings` proposes.
@@ -214,9 +208,7 @@ async fn trial(client: &Client, namespace: &str, options: &WatchOptions) -> anyh
 }
 
 async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
-    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let found = call("get customresourcedefinitions", definitions.get_opt(DEFINITION)).await?;
-    let Some(definition) = found.as_ref().map(Definition::of).filter(|definition| !definition.ours) else {
+    let Some(definition) = survey::definition(client).await?.filter(|definition| !definition.ours) else {
         bail!("there is no definition of the earlier operator's shadows: there is nothing to plan beside it");
     };
     let nodes = nodes(client).await?;
@@ -235,12 +227,6 @@ async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
         ..Snapshot::default()
     };
     let next = watch::beginning(&snapshot, trial, Timestamp::now());
-    for node in next.into_keys().take(NODES_WITH_PODS) {
-        let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
-        let found: Vec<Pod> = list_everywhere(client, on_node).await?;
-        // The DaemonSets of the pods are taken as existing.
-        let known = |pod: PodFacts| PodFacts { daemon_set_is: DaemonSetIs::There, ..pod };
-        snapshot.pods.insert(node, found.iter().filter_map(PodFacts::project).map(known).collect());
-    }
+    snapshot.pods = pods_of(client, next.into_iter().take(NODES_WITH_PODS).collect()).await?;
     Ok(snapshot)
 }

@@ -1,5 +1,7 @@
 //! Output of `takeover preflight`: for readers, and as JSON.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::facts::{Conversion, Definition, Facts};
@@ -10,10 +12,8 @@ use crate::page::{Page, Style};
 
 /// Returns the tags of the images, without repetition.
 fn tags(facts: &Facts) -> Vec<&str> {
-    let mut tags: Vec<&str> = facts.workloads.iter().flat_map(super::facts::Workload::tags).collect();
-    tags.sort_unstable();
-    tags.dedup();
-    tags
+    let tags: BTreeSet<&str> = facts.workloads.iter().flat_map(super::facts::Workload::tags).collect();
+    tags.into_iter().collect()
 }
 
 const fn word(conversion: &Conversion) -> &'static str {

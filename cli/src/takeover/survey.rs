@@ -14,7 +14,7 @@ use models::names::{self, SHADOW_DEFINITION as DEFINITION};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::facts::{Conversion, Definition, Facts, OperatorPod, Shadow, Workload};
+use super::facts::{Conversion, Definition, Facts, Shadow, Workload};
 use crate::call::{call, code, list, list_everywhere, nodes};
 use crate::helm::Releases;
 use crate::marks::{NodeState, Tool};
@@ -30,9 +30,7 @@ const ALL_SHADOWS_LIMIT: Duration = Duration::from_secs(120);
 pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
     let outdated = call("get /version", client.apiserver_version()).await?;
     let mut facts = Facts { outdated: crate::preflight::outdated(&outdated), ..Facts::default() };
-    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let found = call("get customresourcedefinitions", definitions.get_opt(DEFINITION)).await?;
-    facts.definition = found.as_ref().map(Definition::of);
+    facts.definition = definition(client).await?;
     facts.workloads = workloads(client).await?;
     facts.pods = pods(client).await?;
     facts.nodes = nodes(client).await?.iter().map(NodeState::of).collect();
@@ -67,6 +65,12 @@ pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
     Ok(facts)
 }
 
+pub(super) async fn definition(client: &Client) -> anyhow::Result<Option<Definition>> {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let found = call("get customresourcedefinitions", definitions.get_opt(DEFINITION)).await?;
+    Ok(found.as_ref().map(Definition::of))
+}
+
 /// Reads the workloads of the earlier operator, in any namespace.
 pub(super) async fn workloads(client: &Client) -> anyhow::Result<Vec<Workload>> {
     let deployments: Vec<Deployment> = list_everywhere(client, ListParams::default()).await?;
@@ -89,11 +93,12 @@ fn read_as<K: k8s_openapi::serde::de::DeserializeOwned>(object: &Value) -> anyho
         .with_context(|| format!("{} is recorded by takeover swap, but unreadable", deploy::yaml::id(object)))
 }
 
-async fn pods(client: &Client) -> anyhow::Result<Vec<OperatorPod>> {
+async fn pods(client: &Client) -> anyhow::Result<Vec<Pod>> {
     let mut found = BTreeMap::new();
     for selector in earlier::pod_selectors() {
         let pods: Vec<Pod> = list_everywhere(client, ListParams::default().labels(&selector)).await?;
-        found.extend(pods.iter().filter_map(|pod| Some((pod.uid()?, OperatorPod::of(pod)?))));
+        let theirs = pods.into_iter().filter(|pod| earlier::is_pod_of(pod.labels()));
+        found.extend(theirs.filter_map(|pod| Some((pod.uid()?, pod))));
     }
     Ok(found.into_values().collect())
 }

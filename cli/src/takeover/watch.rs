@@ -3,17 +3,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::{HostPolicy, HostState, OfferedUpdates, Progress, Step};
-use planner::plan::{Action, Plan};
+use planner::plan::Plan;
 use planner::policy::Policy;
 use planner::view::{BudgetFacts, ClusterView, NodeFacts, OperatorFacts, PodFacts, Projection as _, ShadowFacts};
 use semver::Version;
 
 use super::facts::Shadow;
-use crate::cluster;
+use crate::cluster::{self, Cluster};
 use crate::marks::NodeState;
 use crate::page::Page;
 
@@ -62,9 +62,10 @@ pub(super) enum Outlook {
 }
 
 /// Returns the nodes that would begin an attempt.
-pub(super) fn beginning(snapshot: &Snapshot, trial: &Trial, now: Timestamp) -> BTreeMap<String, Version> {
+pub(super) fn beginning(snapshot: &Snapshot, trial: &Trial, now: Timestamp) -> Vec<String> {
     let mut view = view(snapshot, trial, now);
-    begun(&settled(&mut view, trial, now))
+    let plan = settled(&mut view, trial, now);
+    begun(&plan).into_keys().map(str::to_owned).collect()
 }
 
 pub(super) fn outlooks(snapshot: &Snapshot, trial: &Trial, now: Timestamp) -> BTreeMap<String, Outlook> {
@@ -73,11 +74,9 @@ pub(super) fn outlooks(snapshot: &Snapshot, trial: &Trial, now: Timestamp) -> BT
     let begun = begun(&first);
     // The same with their images on the hosts: pods and budgets are checked only then.
     let mut staged = view(snapshot, trial, now);
-    for (name, version) in &begun {
-        if let Some(node) = staged.nodes.get_mut(name)
-            && let Some(shadow) = &mut node.shadow
-        {
-            stage(shadow, version, &node.facts.boot_id, now);
+    for (name, progress) in &begun {
+        if let Some(shadow) = staged.nodes.get_mut(*name).and_then(|node| node.shadow.as_mut()) {
+            stage(shadow, progress);
         }
     }
     let second = settled(&mut staged, trial, now);
@@ -89,8 +88,8 @@ pub(super) fn outlooks(snapshot: &Snapshot, trial: &Trial, now: Timestamp) -> BT
         None => Err("it would not be drained yet".to_owned()),
     };
     let outlook = |name: &String| {
-        if let Some(version) = begun.get(name) {
-            return Outlook::Begins { version: version.clone(), drain: drain(name) };
+        if let Some(progress) = begun.get(name.as_str()) {
+            return Outlook::Begins { version: progress.version.clone(), drain: drain(name) };
         }
         let wait = first.waits.get(name).map(|wait| format!("{}: {wait}", wait.as_str()));
         Outlook::Waits(wait.unwrap_or_else(|| "the plan names no reason".to_owned()))
@@ -98,16 +97,9 @@ pub(super) fn outlooks(snapshot: &Snapshot, trial: &Trial, now: Timestamp) -> BT
     idle.nodes.keys().map(|name| (name.clone(), outlook(name))).collect()
 }
 
-fn begun(plan: &Plan) -> BTreeMap<String, Version> {
+fn begun(plan: &Plan) -> BTreeMap<&str, &Progress> {
     let starts = plan.actions.iter().filter(|(_, action)| Plan::starts(action));
-    starts.filter_map(|(name, action)| Some((name.clone(), progress(action)?.version.clone()))).collect()
-}
-
-fn progress(action: &Action) -> Option<&Progress> {
-    match action {
-        Action::Status { status, .. } => status.report.progress.as_ref(),
-        _ => None,
-    }
+    starts.filter_map(|(name, action)| Some((name.as_str(), action.next_progress()?))).collect()
 }
 
 /// Plans, as if the writes were made that begin nothing: conditions with a reason, and settings of hosts.
@@ -117,31 +109,27 @@ fn settled(view: &mut ClusterView, trial: &Trial, now: Timestamp) -> Plan {
 
 /// Makes the planner's input from the earlier operator's shadows.
 fn view(snapshot: &Snapshot, trial: &Trial, now: Timestamp) -> ClusterView {
-    let mut view = ClusterView {
-        operator: Some(OperatorFacts {
-            uid: "trial".to_owned(),
-            generation: 1,
-            spec: trial.operator.spec.clone(),
-            ..OperatorFacts::default()
-        }),
-        budgets: snapshot.budgets.clone(),
-        leader_since: now.saturating_sub(SignedDuration::from_hours(1)).unwrap_or(now),
-        ..ClusterView::default()
+    let mut operator = OperatorFacts {
+        uid: "trial".to_owned(),
+        generation: 1,
+        spec: trial.operator.spec.clone(),
+        ..OperatorFacts::default()
     };
-    if let Some(operator) = &mut view.operator {
-        operator.status.observed_generation = Some(operator.generation);
-    }
+    operator.status.observed_generation = Some(operator.generation);
+    let mut cluster = Cluster {
+        operator: Some(operator),
+        budgets: snapshot.budgets.clone(),
+        pods: snapshot.pods.clone(),
+        ..Cluster::default()
+    };
     for node in &snapshot.nodes {
-        let Some(facts) = NodeFacts::project(node) else { continue };
-        let state = NodeState::of(node);
+        cluster.add_node(node);
+        let (facts, state) = (NodeFacts::project(node), NodeState::of(node));
         let shadow = snapshot.shadows.iter().find(|shadow| shadow.belongs_to(&state));
-        let shadow = shadow.map(|shadow| as_ours(shadow, &facts, &trial.policy, now));
-        view.insert(facts, shadow, now);
+        let ours = facts.zip(shadow).map(|(facts, shadow)| as_ours(shadow, &facts, &trial.policy, now));
+        cluster.shadows.extend(ours.map(|ours| (ours.node.clone(), ours)));
     }
-    for (name, node) in &mut view.nodes {
-        node.pods = snapshot.pods.get(name).cloned();
-    }
-    view
+    cluster.view(now)
 }
 
 /// Returns a shadow of this operator for an idle host with the versions of an earlier one.
@@ -192,30 +180,12 @@ fn arch_of_host(arch: &str) -> &str {
     }
 }
 
-/// Makes the shadow that of a host which has the image.
-fn stage(shadow: &mut ShadowFacts, version: &Version, boot: &str, now: Timestamp) {
-    (shadow.spec.state, shadow.spec.attempt) = (HostState::StagedUpdate, 1);
-    (shadow.spec.version, shadow.spec.boot_id) = (Some(version.clone()), Some(boot.to_owned()));
-    let agent = &mut shadow.status.agent;
-    agent.state = Some(HostState::StagedUpdate);
-    let from = agent.current_version.clone();
-    shadow.status.controller.progress = Some(Progress {
-        step: Step::Staged,
-        since: now,
-        attempt: 1,
-        boot_id: boot.to_owned(),
-        version: version.clone(),
-        from,
-        started: now,
-        permit_issued: false,
-        soak_restarted: false,
-        interrupted: None,
-        drill: None,
-        verification: false,
-        disruptive: false,
-        verifying_since: None,
-        rollout: None,
-    });
+/// Makes the shadow that of a host which has the image of the attempt that would begin.
+fn stage(shadow: &mut ShadowFacts, begun: &Progress) {
+    (shadow.spec.state, shadow.spec.attempt) = (HostState::StagedUpdate, begun.attempt);
+    (shadow.spec.version, shadow.spec.boot_id) = (Some(begun.version.clone()), Some(begun.boot_id.clone()));
+    shadow.status.agent.state = Some(HostState::StagedUpdate);
+    shadow.status.controller.progress = Some(Progress { step: Step::Staged, rollout: None, ..begun.clone() });
 }
 
 pub(super) fn render(snapshot: &Snapshot, trial: &Trial, namespace: &str, now: Timestamp) -> Page {

@@ -20,22 +20,16 @@ use models::shadow::BottlerocketShadow;
 use crate::call::{code, failure};
 use crate::cluster::{Cluster, Part};
 
-#[derive(Clone, Debug)]
-pub(super) enum Object {
-    Operator(Box<BottlerocketUpdateOperator>),
-    Shadow(Box<BottlerocketShadow>),
-    Node(Box<Node>),
-    Unreadable(Kind, Box<InvalidObject>),
+/// An object, as a watch has read it.
+pub(super) struct Object {
+    name: String,
+    /// Adds it to the cluster.
+    add: Box<dyn FnOnce(&mut Cluster) + Send>,
 }
 
 impl Object {
-    fn name(&self) -> String {
-        match self {
-            Self::Unreadable(_, error) => error.metadata.name.clone().unwrap_or_default(),
-            Self::Operator(operator) => operator.name_any(),
-            Self::Shadow(shadow) => shadow.name_any(),
-            Self::Node(node) => node.name_any(),
-        }
+    pub(super) fn new(name: String, add: impl FnOnce(&mut Cluster) + Send + 'static) -> Self {
+        Self { name, add: Box::new(add) }
     }
 }
 
@@ -70,11 +64,11 @@ pub(super) fn watches(client: &Client, cluster: &Cluster) -> Watches {
         Api::namespaced(client.clone(), &cluster.namespace);
     let shadows: Api<DeserializeGuard<BottlerocketShadow>> = Api::namespaced(client.clone(), &cluster.namespace);
     let mut watches = SelectAll::new();
-    watches.push(watch(operators, only, Kind::Operator, |operator| Object::Operator(Box::new(operator))));
-    watches.push(watch(shadows, config(), Kind::Shadow, |shadow| Object::Shadow(Box::new(shadow))));
+    watches.push(watch(operators, only, Kind::Operator, Cluster::add_operator, Cluster::add_unreadable_operator));
+    watches.push(watch(shadows, config(), Kind::Shadow, Cluster::add_shadow, Cluster::add_unreadable_shadow));
     if cluster.nodes.is_some() {
         let nodes: Api<DeserializeGuard<Node>> = Api::all(client.clone());
-        watches.push(watch(nodes, config(), Kind::Node, |node| Object::Node(Box::new(node))));
+        watches.push(watch(nodes, config(), Kind::Node, Cluster::add_node, Cluster::add_unreadable_node));
     }
     watches
 }
@@ -83,14 +77,18 @@ fn watch<K>(
     api: Api<DeserializeGuard<K>>,
     config: watcher::Config,
     kind: Kind,
-    read: fn(K) -> Object,
+    add: fn(&mut Cluster, &K),
+    add_unreadable: fn(&mut Cluster, &InvalidObject),
 ) -> BoxStream<'static, Change>
 where
     K: kube::Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
 {
     let wrap = move |guard: DeserializeGuard<K>| match guard.0 {
-        Ok(object) => read(object),
-        Err(error) => Object::Unreadable(kind, Box::new(error)),
+        Ok(object) => Object::new(object.name_any(), move |cluster| add(cluster, &object)),
+        Err(error) => {
+            let name = error.metadata.name.clone().unwrap_or_default();
+            Object::new(name, move |cluster| add_unreadable(cluster, &error))
+        }
     };
     let event = move |event| match event {
         Event::Apply(object) => Event::Apply(wrap(object)),
@@ -187,63 +185,34 @@ impl Follow {
             }
             Event::InitApply(object) => {
                 if let Some((_, names)) = self.listed.iter_mut().find(|(other, _)| *other == kind) {
-                    names.insert(object.name());
+                    names.insert(object.name);
                 }
-                insert(cluster, &object);
+                (object.add)(cluster);
             }
             Event::InitDone => {
                 if let Some(index) = self.listed.iter().position(|(other, _)| *other == kind) {
                     let (_, names) = self.listed.swap_remove(index);
-                    retain(cluster, kind, &names);
+                    retain(cluster, kind, |name| names.contains(name));
                 }
             }
-            Event::Apply(object) => insert(cluster, &object),
-            Event::Delete(object) => remove(cluster, &object),
+            Event::Apply(object) => (object.add)(cluster),
+            Event::Delete(object) => retain(cluster, kind, |name| name != object.name),
         }
     }
 }
 
-fn insert(cluster: &mut Cluster, object: &Object) {
-    match object {
-        Object::Operator(operator) => cluster.add_operator(operator),
-        Object::Shadow(shadow) => cluster.add_shadow(shadow),
-        Object::Node(node) => cluster.add_node(node),
-        Object::Unreadable(Kind::Operator, error) => cluster.add_unreadable_operator(error),
-        Object::Unreadable(Kind::Shadow, error) => cluster.add_unreadable_shadow(error),
-        Object::Unreadable(Kind::Node, error) => cluster.add_unreadable_node(error),
-    }
-}
-
-fn remove(cluster: &mut Cluster, object: &Object) {
-    let name = object.name();
-    match object {
-        Object::Operator(_) | Object::Unreadable(Kind::Operator, _) => {
-            (cluster.operator, cluster.unreadable.operator) = (None, None);
-        }
-        Object::Shadow(_) | Object::Unreadable(Kind::Shadow, _) => {
-            let node = names::node_of_shadow(&name);
-            cluster.shadows.remove(node);
-            cluster.unreadable.shadows.remove(node);
-        }
-        Object::Node(_) | Object::Unreadable(Kind::Node, _) => {
-            cluster.nodes.iter_mut().for_each(|nodes| drop(nodes.remove(&name)));
-            cluster.unreadable.nodes.remove(&name);
-        }
-    }
-}
-
-/// Removes the objects that a list does not have any more.
-fn retain(cluster: &mut Cluster, kind: Kind, listed: &BTreeSet<String>) {
+/// Removes the objects of a kind whose names are not to be kept.
+fn retain(cluster: &mut Cluster, kind: Kind, is_kept: impl Fn(&str) -> bool) {
     match kind {
-        Kind::Operator if listed.is_empty() => (cluster.operator, cluster.unreadable.operator) = (None, None),
-        Kind::Operator => {}
+        Kind::Operator if is_kept(names::OPERATOR_NAME) => {}
+        Kind::Operator => (cluster.operator, cluster.unreadable.operator) = (None, None),
         Kind::Shadow => {
-            cluster.shadows.retain(|node, _| listed.contains(&names::shadow_name(node)));
-            cluster.unreadable.shadows.retain(|node, _| listed.contains(&names::shadow_name(node)));
+            cluster.shadows.retain(|node, _| is_kept(&names::shadow_name(node)));
+            cluster.unreadable.shadows.retain(|node, _| is_kept(&names::shadow_name(node)));
         }
         Kind::Node => {
-            cluster.nodes.iter_mut().for_each(|nodes| nodes.retain(|name, _| listed.contains(name)));
-            cluster.unreadable.nodes.retain(|name, _| listed.contains(name));
+            cluster.nodes.iter_mut().for_each(|nodes| nodes.retain(|name, _| is_kept(name)));
+            cluster.unreadable.nodes.retain(|name, _| is_kept(name));
         }
     }
 }

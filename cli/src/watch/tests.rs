@@ -6,7 +6,8 @@ use super::*;
 use crate::cluster::testing::{braked, cluster, current, fleet, idle, node, now, one, operator, shadow, step_used_up};
 
 fn shadow_object(name: &str) -> Object {
-    Object::Shadow(Box::new(serde_json::from_value(shadow(name, idle())).unwrap()))
+    let object: models::shadow::BottlerocketShadow = serde_json::from_value(shadow(name, idle())).unwrap();
+    Object::new(models::names::shadow_name(name), move |cluster| cluster.add_shadow(&object))
 }
 
 fn api_error(code: u16) -> watcher::Error {

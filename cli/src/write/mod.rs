@@ -9,7 +9,7 @@ use std::fmt;
 
 use clap::{Args, ValueEnum};
 use models::duration::Duration;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub(crate) use object::{Object, Outcome, annotated_by, reverted};
 pub(crate) use wait::{State, Unacknowledged, all};
@@ -58,7 +58,6 @@ pub(crate) struct DryRunOption {
     pub(crate) dry_run: DryRun,
 }
 
-/// Form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
     /// The objects alone, as kubectl names them.
@@ -127,5 +126,11 @@ pub(crate) enum Decision {
 impl Decision {
     pub(crate) fn write(patch: Value, what: impl Into<String>) -> Self {
         Self::Write(Change { patch, what: what.into() })
+    }
+
+    /// Sets an annotation; null removes it.
+    pub(crate) fn annotate(annotation: &str, value: impl Into<Value>, what: impl Into<String>) -> Self {
+        let value: Value = value.into();
+        Self::write(json!({"metadata": {"annotations": {annotation: value}}}), what)
     }
 }

@@ -1,6 +1,5 @@
 //! The wait for what comes of a write.
 
-use std::fmt;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -27,16 +26,9 @@ pub(crate) enum State {
 }
 
 /// Something was written, and it is not known that the operator has acknowledged it: exit code 3.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(crate) struct Unacknowledged(pub(crate) String);
-
-impl fmt::Display for Unacknowledged {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Unacknowledged {}
 
 /// Waits for each of these until `check` says that it is done, and passes what came of it to `done`. Returns the errors. `status` is
 /// the command to type where something is not done in time.

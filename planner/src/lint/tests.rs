@@ -3,7 +3,9 @@ use std::sync::Arc;
 
 use models::operator::{BottlerocketUpdateOperatorSpec, KnownVersion, Quarantined};
 use models::reason::FailureReason;
-use models::shadow::{AppliedSettings, Armed, ArmedPhase, DrainStatus, DrainedPod, Drill, Progress};
+use models::shadow::{
+    AppliedSettings, Armed, ArmedPhase, BottlerocketShadowSpec, DrainStatus, DrainedPod, Drill, Progress,
+};
 use serde_json::json;
 
 use super::*;

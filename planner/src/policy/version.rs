@@ -5,6 +5,7 @@ use std::fmt;
 
 use jiff::Timestamp;
 use models::operator::UrgentVersion;
+use models::shadow::BottlerocketShadow;
 use semver::{Prerelease, Version, VersionReq};
 
 use super::error::PolicyError;
@@ -183,6 +184,12 @@ pub struct NodeKind {
 }
 
 impl NodeKind {
+    /// Returns the kind of a node, as its agent has reported it.
+    pub fn of_node(shadow: &BottlerocketShadow) -> Option<Self> {
+        let agent = &shadow.status.as_ref()?.agent;
+        Some(Self { variant: agent.variant.clone()?, arch: agent.arch.clone()? })
+    }
+
     /// Parses `VARIANT/ARCH`; `None` if it is none.
     pub fn parse(text: &str) -> Option<Self> {
         let is_word = |word: &str| {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::helm::Release;
 use crate::marks::Tool;
-use crate::takeover::facts::{OperatorPod, Workload};
+use crate::takeover::facts::Workload;
 use crate::takeover::finding::Severity;
 use crate::takeover::report;
 
@@ -51,10 +51,10 @@ fn controller() -> Workload {
     workload(&json!({earlier::COMPONENT_LABEL: "brupop-controller"}), &json!({}))
 }
 
-fn pod(component: &str) -> OperatorPod {
+fn pod(component: &str) -> Pod {
     let labels = json!({earlier::COMPONENT_LABEL: component});
-    let pod = json!({"metadata": {"namespace": NAMESPACE, "name": format!("{component}-1"), "labels": labels}});
-    OperatorPod::of(&serde_json::from_value::<Pod>(pod).unwrap()).unwrap()
+    let meta = json!({"namespace": NAMESPACE, "name": format!("{component}-1"), "labels": labels});
+    serde_json::from_value(json!({"metadata": meta})).unwrap()
 }
 
 fn shadow(node: &str, wanted: &str, reported: &str, failures: u32) -> Shadow {

@@ -1,5 +1,7 @@
 //! The tools that installed the earlier operator: each may delete or apply its objects again.
 
+use std::collections::BTreeSet;
+
 use models::names::SHADOW_DEFINITION as DEFINITION;
 
 use crate::helm::{Releases, word};
@@ -16,9 +18,7 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
         Tool::Helm { .. } | Tool::ArgoCd { .. } | Tool::Flux { .. } => !ours,
     };
     let of_definition: Vec<&Tool> = facts.tools_of_definition().iter().filter(acts).collect();
-    let mut of_workloads: Vec<&Tool> = facts.workloads.iter().flat_map(|workload| &workload.tools).collect();
-    of_workloads.sort_unstable();
-    of_workloads.dedup();
+    let of_workloads: BTreeSet<&Tool> = facts.workloads.iter().flat_map(|workload| &workload.tools).collect();
     for tool in &of_definition {
         found.push(match tool {
             Tool::Helm { release, namespace } => {

@@ -5,7 +5,7 @@ use models::operator::{BLOCKED, BRAKED, CONTAINED, DEGRADED, FROZEN, PROGRESSING
 
 use super::{
     APPROVAL, CERTIFICATES, CLUSTER_UNWELL, CLUSTER_WELL, CONFLICT, CREDENTIALS, EARLIER_GONE, EARLIER_RUNNING,
-    EXPRESSIONS_QUIET, GROUP_HIDDEN, MISUNDERSTOOD, NOT_SERVED, OUT_OF_BOUNDS, UNREADABLE, WEB_API,
+    EXPRESSIONS_QUIET, GROUP_HIDDEN, INVALID_POLICY, MISUNDERSTOOD, NOT_SERVED, OUT_OF_BOUNDS, UNREADABLE, WEB_API,
 };
 use crate::decision::Note;
 use crate::survey::records::UNRECORDED;
@@ -17,7 +17,7 @@ use crate::wait::WaitReason;
 const CHANGES: &[(&str, &str, &str, &str)] = &[
     (FROZEN, "Frozen", "Resumed", "no version is held back any more: new updates start"),
     (BRAKED, "Braked", "BrakeReleased", "no rollout is braked any more: new updates start"),
-    (DEGRADED, "InvalidPolicy", "PolicyValid", "the policy is valid and in force"),
+    (DEGRADED, INVALID_POLICY, "PolicyValid", "the policy is valid and in force"),
     (DEGRADED, CERTIFICATES, "CertificatesValid", "keys and certificates are valid"),
     (DEGRADED, NOT_SERVED, "ShadowsServed", "the API server serves the shadows"),
     (DEGRADED, WEB_API, "WebApiReady", "a pod of the web API is Ready"),

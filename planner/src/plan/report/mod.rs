@@ -50,6 +50,9 @@ const CLUSTER_WELL: &str = "ClusterWell";
 /// No expression keeps all nodes waiting.
 const EXPRESSIONS_QUIET: &str = "ExpressionsQuiet";
 
+/// The operator is degraded: its policy is invalid.
+pub const INVALID_POLICY: &str = "InvalidPolicy";
+
 /// The operator is degraded although its policy is valid.
 const CERTIFICATES: &str = "CertificatesInvalid";
 
@@ -69,7 +72,7 @@ const OUT_OF_BOUNDS: &str = "DurationOutOfBounds";
 const CREDENTIALS: &str = "CredentialsIgnored";
 
 /// The operator is degraded: a node group takes every node, and the groups after it have none.
-const GROUP_HIDDEN: &str = "NodeGroupHidden";
+pub const GROUP_HIDDEN: &str = "NodeGroupHidden";
 
 /// The operator is degraded: another field manager owns fields of the operator, which it then cannot remove.
 const CONFLICT: &str = "FieldManagerConflict";
@@ -288,7 +291,7 @@ fn degraded(policy: &Policy, tls: &TlsFacts, web_api_missing: bool, misunderstoo
     if let Some(problem) = &tls.problem {
         message = format!("{message}. Keys and certificates: {}", models::plain::cut(problem, 500));
     }
-    (true, "InvalidPolicy", message)
+    (true, INVALID_POLICY, message)
 }
 
 /// Returns the shadows with fields that another field manager owns too, where there are any.
