@@ -3,8 +3,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context as _;
 use integ::host::Command;
@@ -359,48 +357,6 @@ async fn takeover_keeps_shadows_and_back_off_whatever_interrupts_it() -> anyhow:
         assert!(text.contains("cordoned, probably by the earlier operator"), "{text}");
         assert!(text.contains("the host of node-2 may be armed"), "{text}");
         updates(ctx, &text).await
-    })
-    .await?;
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "make test-all: tests of the steps, and a takeover that is killed"]
-async fn takeover_is_undone_from_each_of_its_steps_beside_other_writers() -> anyhow::Result<()> {
-    run_expecting(nodes(3), ANY, async |ctx| {
-        earlier_operator(ctx).await?;
-        let (before, shadows) = (specifications(ctx).await?, old_contents(ctx).await?);
-        let own = ctx.bed.control_plane.kubeconfig();
-        // A client that writes a label of its own onto a shadow all the time. Its writes are refused in between.
-        let (writer, api) = (Arc::new(AtomicUsize::new(0)), old_shadows(ctx, "v2"));
-        let counter = writer.clone();
-        let task = tokio::spawn(async move {
-            loop {
-                let count = counter.fetch_add(1, Ordering::Relaxed).to_string();
-                let label = Patch::Merge(json!({"metadata": {"labels": {"example.com/seen": count}}}));
-                // Refused, or the shadow is gone for now.
-                let _ = api.patch("brs-node-3", &PatchParams::default(), &label).await;
-                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-            }
-        });
-        for point in [
-            "created ValidatingAdmissionPolicy brupop",
-            "conversion strategy None",
-            "v1 and v2 for reading",
-            "created BottlerocketShadow",
-            "which is recorded",
-        ] {
-            let line = once(own, &SWAP, |line| line.contains(point)).await?;
-            line.with_context(|| format!("the swap ends before \"{point}\""))?;
-            let uninstall = plugin(ctx, &["uninstall", "--yes"]).await?;
-            assert!(output_text(&uninstall).contains("is under way"), "{}", output_text(&uninstall));
-            let output = plugin(ctx, &UNDO).await?;
-            assert!(output.status.success(), "after \"{point}\": {}", output_text(&output));
-            undone(ctx, (&before, &shadows)).await.with_context(|| format!("after \"{point}\""))?;
-        }
-        assert!(writer.load(Ordering::Relaxed) > 0);
-        task.abort();
-        Ok(())
     })
     .await?;
     Ok(())
