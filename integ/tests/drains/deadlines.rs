@@ -10,7 +10,6 @@ crate::cases![
     drain_blocked_by_pdb_times_out_without_version_failure,
     drain_timeout_message_names_terminating_pod,
     retry_request_drains_released_node_again,
-    pods_blocked_by_pdb_are_deleted_at_deadline_if_policy_forces,
     pods_are_deleted_at_deadline_if_pdb_never_allows_disruption,
     pod_terminating_past_deadline_is_force_deleted,
     skip_terminating_after_reboots_node_with_terminating_pod,
@@ -53,15 +52,6 @@ async fn retry_request_drains_released_node_again(case: Case) -> anyhow::Result<
     case.unblock_drain().await?;
     case.retry().await?;
     case.updated().await?;
-    Ok(())
-}
-
-async fn pods_blocked_by_pdb_are_deleted_at_deadline_if_policy_forces(case: Case) -> anyhow::Result<()> {
-    case.start_blocked_drain(2).await?;
-    case.pass_deadline("force").await?;
-    case.updated().await?;
-    let drained = case.drained().await?;
-    assert!(drained.pods_on_node("web").is_empty());
     Ok(())
 }
 

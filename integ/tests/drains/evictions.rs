@@ -15,7 +15,6 @@ crate::cases![
     eviction_is_retried_while_webhook_is_unreachable,
     hanging_evictions_do_not_delay_other_pods_or_hold,
     drain_waits_for_pods_of_terminating_namespace,
-    stateful_set_pod_is_recreated_with_new_uid,
     recreated_pods_that_tolerate_cordon_are_not_evicted_again_before_reboot,
     critical_pod_that_tolerates_cordon_is_evicted_last,
     pods_bound_by_node_name_end_attempt_with_pods_return,
@@ -203,15 +202,6 @@ async fn create_stateful_set(case: &Case, extra: &Value) -> anyhow::Result<Strin
     .await?;
     let state = case.until("its pod runs", |state| state.pods_on_node("db").iter().any(|pod| pod.ready)).await?;
     Ok(state.pods_on_node("db")[0].uid.clone())
-}
-
-async fn stateful_set_pod_is_recreated_with_new_uid(case: Case) -> anyhow::Result<()> {
-    let before = create_stateful_set(&case, &json!({})).await?;
-    case.start_update().await?;
-    case.updated().await?;
-    let end = case.until("it is back", |state| state.pods_on_node("db").iter().any(|pod| pod.ready)).await?;
-    assert!(end.pods_on_node("db")[0].name == "db-0" && end.pods_on_node("db")[0].uid != before);
-    Ok(())
 }
 
 /// Pods that run on the node under test alone, on which they also run when it is cordoned.
