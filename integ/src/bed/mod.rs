@@ -229,16 +229,14 @@ impl TestCluster {
 
     /// The files with the output of the pods' containers.
     pub fn log_files(&self) -> Vec<PathBuf> {
-        self.members
-            .iter()
-            .flat_map(|m| {
-                m.kubelet
-                    .processes()
-                    .into_iter()
-                    .filter_map(|p| m.kubelet.log_file(&p.namespace, &p.pod, &p.container))
-                    .collect::<Vec<_>>()
-            })
-            .collect()
+        self.processes().iter().filter_map(|process| self.log_file(process).ok()).collect()
+    }
+
+    /// The file with the output of a process.
+    pub fn log_file(&self, process: &PodProcess) -> anyhow::Result<PathBuf> {
+        let PodProcess { namespace, pod, container, .. } = process;
+        let found = self.members.iter().find_map(|member| member.kubelet.log_file(namespace, pod, container));
+        found.with_context(|| format!("{namespace}/{pod} has no log"))
     }
 
     /// Waits until the history meets a condition.

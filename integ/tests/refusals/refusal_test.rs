@@ -1,7 +1,6 @@
 //! The cluster that all cases share, and the checks of a refusal.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
 use base64::Engine as _;
@@ -231,13 +230,7 @@ impl RefusalTest {
     /// The whole log of the web API.
     fn log(&self) -> anyhow::Result<String> {
         let process = self.bed.processes_of(deploy::Component::Apiserver).pop().context("no web API")?;
-        let path: Option<PathBuf> = self
-            .bed
-            .members
-            .iter()
-            .find_map(|member| member.kubelet.log_file(&process.namespace, &process.pod, &process.container));
-        let path = path.context("the web API has no log")?;
-        std::fs::read_to_string(&path).with_context(|| path.display().to_string())
+        Ok(std::fs::read_to_string(self.bed.log_file(&process)?)?)
     }
 }
 

@@ -98,46 +98,22 @@ async fn earlier_operator(ctx: &ScenarioContext) -> anyhow::Result<()> {
     // The webhook is in force, and with it the new storage version.
     let at_v2 = old_shadows(ctx, "v2");
     poll("the definition is in force", async || Ok(at_v2.get("brs-gone").await.is_err().then_some(()))).await?;
-    let failed_at = jiff::Timestamp::now().to_string();
-    old_shadow(
-        ctx,
-        "node-1",
-        "v2",
-        &json!({
-            "spec": {"state": "Idle", "state_transition_timestamp": null, "version": null},
-            "status": {
-                "current_state": "Idle", "current_version": "1.20.0", "target_version": "1.20.5", "crash_count": 3,
-                "state_transition_failure_timestamp": failed_at,
-            },
-        }),
-    )
-    .await?;
-    old_shadow(
-        ctx,
-        "node-2",
-        "v2",
-        &json!({
-            "spec": {"state": "RebootedIntoUpdate", "version": "1.20.5"},
-            "status": {
-                "current_state": "StagedAndPerformedUpdate", "current_version": "1.20.0", "target_version": "1.20.5",
-                "crash_count": 0,
-            },
-        }),
-    )
-    .await?;
-    old_shadow(
-        ctx,
-        "node-3",
-        "v2",
-        &json!({
-            "spec": {"state": "StagedAndPerformedUpdate", "version": "1.20.5"},
-            "status": {
-                "current_state": "StagedAndPerformedUpdate", "current_version": "1.20.0", "target_version": "1.20.5",
-                "crash_count": 0,
-            },
-        }),
-    )
-    .await?;
+    let status = |state: &str| json!({"current_state": state, "current_version": "1.20.0", "target_version": "1.20.5", "crash_count": 0});
+    let mut failing = status("Idle");
+    failing["crash_count"] = json!(3);
+    failing["state_transition_failure_timestamp"] = json!(jiff::Timestamp::now().to_string());
+    let idle = json!({"state": "Idle", "state_transition_timestamp": null, "version": null});
+    for (node, spec, status) in [
+        ("node-1", idle, failing),
+        ("node-2", json!({"state": "RebootedIntoUpdate", "version": "1.20.5"}), status("StagedAndPerformedUpdate")),
+        (
+            "node-3",
+            json!({"state": "StagedAndPerformedUpdate", "version": "1.20.5"}),
+            status("StagedAndPerformedUpdate"),
+        ),
+    ] {
+        old_shadow(ctx, node, "v2", &json!({"spec": spec, "status": status})).await?;
+    }
     integ::bed::workload::apply(
         &ctx.bed.client,
         vec![
