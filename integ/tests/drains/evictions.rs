@@ -10,6 +10,7 @@ use crate::fleet::Case;
 use crate::webhook::Webhook;
 
 crate::cases![
+    drain_evicts_more_than_500_pods,
     eviction_denied_by_admission_policy_ends_attempt_with_policy_message,
     eviction_denied_by_webhook_ends_attempt_with_webhook_message,
     eviction_is_retried_while_webhook_is_unreachable,
@@ -19,7 +20,6 @@ crate::cases![
     critical_pod_that_tolerates_cordon_is_evicted_last,
     pods_bound_by_node_name_end_attempt_with_pods_return,
     drain_completes_when_other_client_deletes_blocked_pods,
-    drain_evicts_more_than_500_pods,
     system_critical_pods_are_evicted_last,
     eviction_keeps_grace_period_of_pod,
     policy_overrides_grace_period_of_pods,

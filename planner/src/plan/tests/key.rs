@@ -80,7 +80,7 @@ fn settings_signed_by_replaced_key_are_signed_again() {
     }
 }
 
-/// Its agent ends with the label, and puts back what it has set on the host once the node has it again.
+/// The agent ends with the label, and puts back what it has set on the host once the node has it again.
 #[test]
 fn settings_are_withdrawn_from_node_without_its_label() {
     let (host, jws, kid) = settings_of_a();
