@@ -18,7 +18,6 @@ crate::cases![
     pdb_that_kubernetes_cannot_count_is_reported_before_cordon,
     pdb_with_empty_selector_blocks_all_pods,
     blocked_pod_does_not_delay_eviction_of_other_pods,
-    pod_with_two_pdbs_is_reported_before_cordon,
     unready_pods_are_evicted_under_always_allow,
     unready_pods_are_evicted_under_if_healthy_budget_when_pdb_is_satisfied,
     unready_pods_remain_under_if_healthy_budget_when_pdb_is_not_satisfied,
@@ -227,24 +226,6 @@ async fn blocked_pod_does_not_delay_eviction_of_other_pods(case: Case) -> anyhow
     let state = case.until("the others have gone", |state| state.pods_on_node("api").is_empty()).await?;
     assert_eq!(state.pods_on_node("web").len(), 2);
     case.unblock_drain().await?;
-    case.updated().await?;
-    Ok(())
-}
-
-async fn pod_with_two_pdbs_is_reported_before_cordon(case: Case) -> anyhow::Result<()> {
-    case.deployment("web", 1, json!({})).await?;
-    case.budget("web", 1, json!({"maxUnavailable": 1})).await?;
-    let mut second = integ::bed::workload::budget(&case.namespace, "web", json!({"maxUnavailable": 1}));
-    second["metadata"]["name"] = json!("second");
-    case.apply(second).await?;
-    case.counted("second", 1).await?;
-    case.start_update().await?;
-    let message = case.blocked("MultipleBudgets").await?;
-    let both = ["second", "web"].map(|name| format!("{}/{name}", case.namespace));
-    assert!(both.iter().all(|name| message.contains(name)), "{message}");
-    let state = case.state()?;
-    assert!(!state.cordoned() && state.pods_on_node("web").len() == 1);
-    case.kubectl_in_namespace(&["delete", "pdb", "second"]).await?;
     case.updated().await?;
     Ok(())
 }

@@ -8,7 +8,6 @@ use crate::fleet::Case;
 
 crate::cases![
     drain_blocked_by_pdb_times_out_without_version_failure,
-    drain_timeout_message_names_terminating_pod,
     retry_request_drains_released_node_again,
     pods_are_deleted_at_deadline_if_pdb_never_allows_disruption,
     pod_terminating_past_deadline_is_force_deleted,
@@ -29,17 +28,6 @@ async fn drain_blocked_by_pdb_times_out_without_version_failure(case: Case) -> a
     let state = case.state()?;
     assert!(!state.is_charged() && !state.cordoned() && state.pods_on_node("web").len() == 2);
     case.blocked("BackOff").await?;
-    Ok(())
-}
-
-async fn drain_timeout_message_names_terminating_pod(case: Case) -> anyhow::Result<()> {
-    case.deployment("web", 1, json!({"metadata": {"annotations": {"sim/stop-after": "never"}}})).await?;
-    let pod = case.state()?.pods_on_node("web")[0].name.clone();
-    case.start_update().await?;
-    case.until("the pod terminates", |state| state.pods_on_node("web").iter().all(|pod| pod.terminating)).await?;
-    case.pass_deadline("short").await?;
-    let message = case.failed("DrainTimedOut").await?;
-    assert!(message.contains(&pod), "{message}");
     Ok(())
 }
 
