@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use base64::Engine as _;
 use deploy::Component;
 use integ::bed::{TestClusterOptions, TestNode};
 use jiff::Timestamp;

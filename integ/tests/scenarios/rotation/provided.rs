@@ -1,5 +1,7 @@
 //! A serving certificate that the user provides.
 
+use base64::Engine as _;
+
 use super::load::*;
 use super::*;
 
