@@ -308,6 +308,8 @@ async fn takeover_keeps_shadows_and_back_off_whatever_interrupts_it() -> anyhow:
 
         // Undo at once, from a moment at which the earlier operator was started again.
         once(&user, &SWAP, |line| line.contains("recorded shadows of the earlier")).await?.context("not killed")?;
+        let uninstall = plugin(ctx, &["uninstall", "--yes"]).await?;
+        assert!(output_text(&uninstall).contains("is under way"), "{}", output_text(&uninstall));
         let started = workload("DaemonSet", "brupop-agent", "agent");
         integ::bed::workload::apply(&ctx.bed.client, vec![started]).await?;
         let output = plugin_as(&user, &UNDO).await?;

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, ensure};
 use integ::host::{BootFault, Fault as HostFault};
 use integ::oracle::{Expectations, Field};
-use models::names::{AWS_HOOK, HOLD_ANNOTATION, HOOK_ANSWER_PREFIX};
+use models::names::{AWS, AWS_HOOK, HOLD_ANNOTATION, HOOK_ANSWER_PREFIX, SYSTEM_NAMESPACE};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
@@ -11,6 +11,7 @@ use super::moto::Aws;
 use super::proxy::Fault;
 use super::{OWN, STANDBY, SUSPEND, install, mode, processes, recorded, restored};
 use crate::interfere::{poll, signal};
+use crate::plugin::{output_text, plugin};
 use crate::support::{EVENTS_OF_NODES, ScenarioContext, nodes, run, run_expecting, silent_fleet, until_event};
 
 /// Lets one attempt begin, waits until its instance is in Standby and another hook keeps it there, and returns the node.
@@ -63,6 +64,47 @@ async fn standby_is_left_on_every_exit() -> anyhow::Result<()> {
         ctx.kubectl(&["delete", "node", &node]).await?;
         restored(ctx, &aws, OWN).await?;
         assert_eq!(aws.terminated(), [""; 0]);
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: unit tests of the plugin"]
+async fn uninstallation_awaits_that_all_is_taken_back() -> anyhow::Result<()> {
+    let any = Expectations { max_unavailable: Some(1), nothing_left: false };
+    run_expecting(silent_fleet(1), any, async |ctx| {
+        let mut aws = Aws::start(ctx, 0, 1).await?;
+        install(ctx, &mut aws).await?;
+        ctx.release();
+        let node = prepared(ctx, &aws).await?;
+        let found = output_text(&plugin(ctx, &["doctor"]).await?);
+        assert!(!found.contains("AwsHook") && !found.contains("AwsNotTakenBack"), "{found}");
+        // The attempt ends while the program does not run.
+        let scale = ["-n", SYSTEM_NAMESPACE, "scale", "deployment", AWS];
+        ctx.kubectl(&[&scale[..], &["--replicas=0"]].concat()).await?;
+        ctx.kubectl(&["annotate", "node", &node, &format!("{HOLD_ANNOTATION}=test")]).await?;
+        let mut last = String::new();
+        let found = poll("doctor names the program and its record", async || {
+            last = output_text(&plugin(ctx, &["doctor"]).await?);
+            Ok(["AwsHookNotReady", "AwsNotTakenBack"].iter().all(|reason| last.contains(reason)).then_some(()))
+        })
+        .await;
+        found.with_context(|| last)?;
+        // The uninstallation waits while this fails.
+        aws.fail("ExitStandby", Fault::Throttled, 2);
+        ctx.kubectl(&[&scale[..], &["--replicas=1"]].concat()).await?;
+        let done = plugin(ctx, &["uninstall", "--yes"]).await?;
+        let text = output_text(&done);
+        assert!(done.status.success() && text.contains("brupop-aws has not taken back"), "{text}");
+        let group = aws.group().await?;
+        assert!(
+            group.desired == "1" && group.instances.values().all(|state| state == "InService Healthy"),
+            "{group:?}"
+        );
+        let left = ctx.kubectl(&["get", "clusterrole,clusterrolebinding", "-o", "name"]).await?;
+        assert!(!left.contains(AWS), "{left}");
         Ok(())
     })
     .await?;
