@@ -94,4 +94,14 @@ mod tests {
         let options = Options { registry: Some(String::new()), ..Options::default() };
         assert_eq!(image(Component::Controller, &options), "brupop-controller:v0.1.0");
     }
+
+    #[test]
+    fn cluster_domain_is_an_argument_of_the_controller() {
+        for (domain, expected) in [(None, 0), (Some("corp.example".to_owned()), 1)] {
+            let options = Options { cluster_domain: domain, ..Options::default() };
+            let text = serde_json::json!(crate::controller::all(&options)).to_string();
+            assert_eq!(text.matches("--cluster-domain").count(), expected, "{text}");
+            assert_eq!(text.matches("\"--cluster-domain=corp.example\"").count(), expected, "{text}");
+        }
+    }
 }

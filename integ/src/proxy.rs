@@ -32,8 +32,8 @@ const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub enum Sources {
     /// The system's choice: one for all of them, as behind a real proxy.
     One,
-    /// Another one for each client of the proxy, by its port: a Service that limits the connections of each source takes them for
-    /// those of many nodes.
+    /// Another one for each client of the proxy, by its port: a Service that limits each source takes them for clients on many
+    /// nodes.
     Each,
 }
 
@@ -57,12 +57,7 @@ type Diverted = Arc<Mutex<Option<SocketAddr>>>;
 
 impl ConnectProxy {
     /// Starts a proxy on a free loopback port. `client` must be able to list and watch Services and EndpointSlices.
-    pub async fn start(client: Client, addresses: Addresses) -> Result<Self> {
-        Self::start_with(client, addresses, Sources::One).await
-    }
-
-    /// Starts a proxy whose connections to Services come from these addresses.
-    pub async fn start_with(client: Client, addresses: Addresses, sources: Sources) -> Result<Self> {
+    pub async fn start(client: Client, addresses: Addresses, sources: Sources) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("the proxy finds no free port")?;
         let address = listener.local_addr()?;
         let mut tasks = JoinSet::new();

@@ -21,7 +21,7 @@ use crate::durations::ProcessorTimes;
 use crate::host::{Host, HostOptions, Releases, Timings};
 use crate::kubelet::{Addresses, Images, Kubelet, KubeletOptions, PodProcess};
 use crate::oracle::{ClusterState, Field, History, Recorder};
-use crate::proxy::ConnectProxy;
+use crate::proxy::{ConnectProxy, Sources};
 
 pub use install::{install, merge, prove};
 pub use oracle_input::host_log;
@@ -57,6 +57,8 @@ pub struct TestClusterOptions {
     pub control_plane: control_plane::Options,
     /// API server address for pods on nodes added from now on, if it is not the server's own URL.
     pub pods_api_server: Option<String>,
+    /// The addresses that the web API's clients come from.
+    pub sources: Sources,
     /// Tag of the images of the next version's stand-in, if they are available.
     pub next: Option<String>,
 }
@@ -82,6 +84,7 @@ impl Default for TestClusterOptions {
             volume_lag: Duration::ZERO,
             control_plane: control_plane::Options::default(),
             pods_api_server: None,
+            sources: Sources::One,
             next: None,
         }
     }
@@ -127,7 +130,7 @@ impl TestCluster {
         let client = control_plane.client();
         let recorder = Recorder::start(client.clone()).await?;
         let addresses = Addresses::claim()?;
-        let proxy = ConnectProxy::start(client.clone(), addresses.clone()).await?;
+        let proxy = ConnectProxy::start(client.clone(), addresses.clone(), options.sources).await?;
         let mut images = programs.images(&options.deploy);
         if let Some(tag) = &options.next {
             images =
@@ -226,16 +229,14 @@ impl TestCluster {
 
     /// The files with the output of the pods' containers.
     pub fn log_files(&self) -> Vec<PathBuf> {
-        self.members
-            .iter()
-            .flat_map(|m| {
-                m.kubelet
-                    .processes()
-                    .into_iter()
-                    .filter_map(|p| m.kubelet.log_file(&p.namespace, &p.pod, &p.container))
-                    .collect::<Vec<_>>()
-            })
-            .collect()
+        self.processes().iter().filter_map(|process| self.log_file(process).ok()).collect()
+    }
+
+    /// The file with the output of a process.
+    pub fn log_file(&self, process: &PodProcess) -> anyhow::Result<PathBuf> {
+        let PodProcess { namespace, pod, container, .. } = process;
+        let found = self.members.iter().find_map(|member| member.kubelet.log_file(namespace, pod, container));
+        found.with_context(|| format!("{namespace}/{pod} has no log"))
     }
 
     /// Waits until the history meets a condition.

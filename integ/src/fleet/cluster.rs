@@ -54,7 +54,7 @@ impl FleetCluster {
         .await?;
         let client = control_plane.client();
         let addresses = Addresses::claim()?;
-        let proxy = ConnectProxy::start_with(client.clone(), addresses.clone(), Sources::Each).await?;
+        let proxy = ConnectProxy::start(client.clone(), addresses.clone(), Sources::Each).await?;
         let deploy = deploy::Options::default();
         let mut cluster = Self { kubelets: Vec::new(), deploy, proxy, addresses, client, control_plane };
         for number in 1..=SYSTEM_NODES {

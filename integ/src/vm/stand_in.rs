@@ -9,7 +9,7 @@ use crate::bed::{Programs, TestNode};
 use crate::control_plane::ControlPlane;
 use crate::host::{Host, HostOptions, Releases};
 use crate::kubelet::{Addresses, Kubelet, KubeletOptions};
-use crate::proxy::ConnectProxy;
+use crate::proxy::{ConnectProxy, Sources};
 
 /// The running node.
 pub(super) struct StandIn {
@@ -22,7 +22,7 @@ impl StandIn {
     /// Starts the node, whose images are those of the machines: the programs of this version, and the same as a next one.
     pub(super) async fn start(name: &str, control_plane: &ControlPlane, client: &Client) -> anyhow::Result<Self> {
         let addresses = Addresses::routed()?;
-        let proxy = ConnectProxy::start(client.clone(), addresses.clone()).await?;
+        let proxy = ConnectProxy::start(client.clone(), addresses.clone(), Sources::One).await?;
         let releases = Releases::of([FIRST]);
         let root = control_plane.dir().join("h").join(name);
         let host = Host::start(HostOptions::new(name, root, FIRST, releases.clone())).await?;

@@ -6,21 +6,17 @@ use std::time::Duration;
 use anyhow::Context as _;
 use integ::oracle::{Attempt, ClusterState, Object};
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::Node;
-use kube::Api;
-use kube::api::DeleteParams;
 use models::names::APPROVE_STEP_ANNOTATION;
 use models::operator::ActiveRollout;
 use models::shadow::Step;
 use serde_json::json;
 
-use crate::bed::{ControllerOptions, NEW, OLD, ScriptedCluster};
+use crate::bed::{NEW, ScriptedCluster};
 
 crate::cases![
     soak_of_canary_step_counts_once_across_controller_restart,
     each_approval_passes_one_canary_step,
     canary_without_proof_keeps_others_waiting_until_a_user_accepts_it,
-    share_of_canary_step_is_of_nodes_to_update_whatever_joins_or_leaves,
 ];
 
 fn rollout(world: &ClusterState) -> Option<ActiveRollout> {
@@ -136,41 +132,4 @@ async fn each_approval_passes_one_canary_step(cluster: &mut ScriptedCluster) -> 
     let attempts = cluster.recorder.so_far()?.attempts();
     assert!(attempts.len() == 3 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
     Ok(())
-}
-
-async fn share_of_canary_step_is_of_nodes_to_update_whatever_joins_or_leaves(
-    cluster: &mut ScriptedCluster,
-) -> anyhow::Result<()> {
-    cluster.expectations.max_unavailable = Some(7);
-    for number in 1..=7 {
-        let version = if number <= 3 { NEW } else { OLD };
-        cluster.add_node_of_image(&format!("node-{number}"), &version, &[]).await?;
-    }
-    let strategy = json!({"canary": [{"nodes": "50%", "approval": "Manual"}]});
-    cluster.create_policy(json!({"maxUnavailable": 7, "strategy": strategy})).await?;
-    cluster.start_controller(&ControllerOptions::default())?;
-    cluster.reported().await?;
-    cluster.fleet.release(NEW);
-    let waits = |world: &ClusterState, others: usize| {
-        let done = rollout(world).is_some_and(|rollout| rollout.step_done.is_some());
-        done && world.status().slots.is_empty() && world.waiting("CanaryStep") == i64::try_from(others).unwrap_or(0)
-    };
-    let world = cluster.until("two of the four are updated, and two wait", |world| waits(world, 2)).await?;
-    let begun = |world: &ClusterState| {
-        let shadows = world.shadows.values().filter(|shadow| shadow.spec.attempt > 0 || shadow.step().is_some());
-        shadows.map(|shadow| shadow.node().to_owned()).collect::<Vec<_>>()
-    };
-    let updated = begun(&world);
-    assert_eq!(updated.len(), 2, "{updated:?}");
-    // An autoscaler removes an updated node, and adds one with the old image.
-    Api::<Node>::all(cluster.client.clone()).delete(&updated[0], &DeleteParams::default()).await?;
-    cluster.add_node("node-8", &[]).await?;
-    cluster.until("the node that joined waits, too", |world| waits(world, 3) && world.nodes.len() == 7).await?;
-    cluster.replace_controller().await?;
-    let world = cluster.planned().await?;
-    assert!(begun(&world).iter().all(|node| updated.contains(node)), "no other node has begun: {:?}", begun(&world));
-    let ledger = rollout(&world).and_then(|rollout| rollout.ledger).context("no ledger")?;
-    assert_eq!((ledger.base, ledger.due, ledger.proven), (4, 2, 2), "{ledger:?}");
-    cluster.request(APPROVE_STEP_ANNOTATION, &format!("{}@half", due(cluster)?)).await?;
-    cluster.updated().await.map(drop)
 }

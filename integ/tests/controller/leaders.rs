@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 use crate::bed::{ControllerOptions, LIMIT, NEW, ScriptedCluster};
 
 crate::cases![
-    next_leader_continues_drain_of_killed_one,
     stopped_leader_releases_lease_and_standby_continues_its_drain,
     leader_hands_its_lease_over_before_its_own_node_is_drained,
     clock_skew_of_leaders_affects_no_time,
@@ -39,20 +38,6 @@ pub(crate) async fn blocked_drain(cluster: &ScriptedCluster) -> anyhow::Result<S
     };
     let world = cluster.until("a drain is blocked", |world| blocked(world).is_some()).await?;
     Ok(blocked(&world).unwrap_or_default())
-}
-
-async fn next_leader_continues_drain_of_killed_one(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
-    cluster.start(2, json!({})).await?;
-    let node = blocked_drain(cluster).await?;
-    let before = progress(&cluster.now()?, &node);
-    cluster.replace_controller().await?;
-    cluster.planned().await?;
-    assert_eq!(progress(&cluster.now()?, &node), before, "the drain goes on");
-    cluster.unblock_shop().await?;
-    cluster.updated().await?;
-    let attempts = cluster.recorder.so_far()?.attempts();
-    assert!(attempts.len() == 2 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
-    Ok(())
 }
 
 /// Stops the first controller, and returns the holders of its Lease until this one has it. No holder is an empty name.

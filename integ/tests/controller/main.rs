@@ -36,9 +36,7 @@ mod prometheus;
 mod recorded;
 mod registered_again;
 mod revisions;
-mod rollout;
 mod silence;
-mod slots;
 mod soak;
 mod usable;
 mod windows;
@@ -167,9 +165,7 @@ fn main() -> ExitCode {
         recorded,
         registered_again,
         revisions,
-        rollout,
         silence,
-        slots,
         usable,
         windows,
     ]

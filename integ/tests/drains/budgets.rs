@@ -6,7 +6,6 @@ use crate::fleet::Case;
 
 crate::cases![
     drain_completes_with_pdb_max_unavailable_one,
-    drain_completes_with_percentage_pdb,
     pdb_deleted_during_drain_unblocks_drain,
     pdb_created_during_drain_blocks_drain,
     pdb_tightened_during_drain_blocks_drain,
@@ -18,14 +17,11 @@ crate::cases![
     approved_eviction_that_deleted_no_pod_is_reported_with_its_times,
     pdb_that_kubernetes_cannot_count_is_reported_before_cordon,
     pdb_with_empty_selector_blocks_all_pods,
-    pdb_that_selects_no_pod_does_not_block_drain,
     blocked_pod_does_not_delay_eviction_of_other_pods,
-    pod_with_two_pdbs_is_reported_before_cordon,
     unready_pods_are_evicted_under_always_allow,
     unready_pods_are_evicted_under_if_healthy_budget_when_pdb_is_satisfied,
     unready_pods_remain_under_if_healthy_budget_when_pdb_is_not_satisfied,
     second_drain_waits_for_disruptions_that_first_one_waits_for,
-    replacement_pod_that_becomes_ready_unblocks_pdb,
 ];
 
 async fn drain_completes_with_pdb_max_unavailable_one(case: Case) -> anyhow::Result<()> {
@@ -35,14 +31,6 @@ async fn drain_completes_with_pdb_max_unavailable_one(case: Case) -> anyhow::Res
     case.updated().await?;
     let drained = case.drained().await?;
     assert!(drained.pods_on_node("web").is_empty());
-    Ok(())
-}
-
-async fn drain_completes_with_percentage_pdb(case: Case) -> anyhow::Result<()> {
-    case.deployment("web", 4, json!({})).await?;
-    case.budget("web", 4, json!({"minAvailable": "60%"})).await?;
-    case.start_update().await?;
-    case.updated().await?;
     Ok(())
 }
 
@@ -232,38 +220,12 @@ async fn pdb_with_empty_selector_blocks_all_pods(case: Case) -> anyhow::Result<(
     Ok(())
 }
 
-async fn pdb_that_selects_no_pod_does_not_block_drain(case: Case) -> anyhow::Result<()> {
-    case.deployment("web", 1, json!({})).await?;
-    case.budget("other", 0, json!({"maxUnavailable": 0})).await?;
-    case.start_update().await?;
-    case.updated().await?;
-    Ok(())
-}
-
 async fn blocked_pod_does_not_delay_eviction_of_other_pods(case: Case) -> anyhow::Result<()> {
     case.deployment_on_node("api", 2, json!({})).await?;
     until_drain_blocked(&case).await?;
     let state = case.until("the others have gone", |state| state.pods_on_node("api").is_empty()).await?;
     assert_eq!(state.pods_on_node("web").len(), 2);
     case.unblock_drain().await?;
-    case.updated().await?;
-    Ok(())
-}
-
-async fn pod_with_two_pdbs_is_reported_before_cordon(case: Case) -> anyhow::Result<()> {
-    case.deployment("web", 1, json!({})).await?;
-    case.budget("web", 1, json!({"maxUnavailable": 1})).await?;
-    let mut second = integ::bed::workload::budget(&case.namespace, "web", json!({"maxUnavailable": 1}));
-    second["metadata"]["name"] = json!("second");
-    case.apply(second).await?;
-    case.counted("second", 1).await?;
-    case.start_update().await?;
-    let message = case.blocked("MultipleBudgets").await?;
-    let both = ["second", "web"].map(|name| format!("{}/{name}", case.namespace));
-    assert!(both.iter().all(|name| message.contains(name)), "{message}");
-    let state = case.state()?;
-    assert!(!state.cordoned() && state.pods_on_node("web").len() == 1);
-    case.kubectl_in_namespace(&["delete", "pdb", "second"]).await?;
     case.updated().await?;
     Ok(())
 }
@@ -343,16 +305,5 @@ async fn second_drain_waits_for_disruptions_that_first_one_waits_for(case: Case)
         shadow.is_some_and(|s| s.step().is_none() && s.status.agent.current_version == Some(crate::fleet::NEW))
     })
     .await?;
-    Ok(())
-}
-
-async fn replacement_pod_that_becomes_ready_unblocks_pdb(case: Case) -> anyhow::Result<()> {
-    let slow = json!({"metadata": {"annotations": {"sim/ready-after": "2s"}}});
-    case.deployment("web", 2, slow).await?;
-    case.budget("web", 2, json!({"minAvailable": 1})).await?;
-    case.start_update().await?;
-    case.updated().await?;
-    let drained = case.drained().await?;
-    assert!(drained.pods_on_node("web").is_empty());
     Ok(())
 }

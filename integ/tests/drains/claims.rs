@@ -24,7 +24,6 @@ crate::cases![
     hold_during_drain_ends_attempt_and_keeps_cordon_until_hold_is_removed,
     claim_is_removed_after_managed_fields_reset_during_drain,
     taint_of_user_is_kept,
-    label_set_by_user_during_drain_is_kept,
 ];
 
 fn balancer() -> Field {
@@ -191,15 +190,6 @@ async fn taint_of_user_is_kept(case: Case) -> anyhow::Result<()> {
     case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.field(&Field::Taints).is_some_and(|taints| taints.contains("example.com/theirs")));
-    Ok(())
-}
-
-async fn label_set_by_user_during_drain_is_kept(case: Case) -> anyhow::Result<()> {
-    case.start_blocked_drain(1).await?;
-    case.kubectl(&["label", "node", &case.node, "example.com/new=yes"]).await?;
-    case.unblock_drain().await?;
-    let end = case.updated().await?;
-    assert_eq!(end.field(&Field::Label("example.com/new".to_owned())), Some("yes"));
     Ok(())
 }
 

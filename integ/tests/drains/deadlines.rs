@@ -8,9 +8,7 @@ use crate::fleet::Case;
 
 crate::cases![
     drain_blocked_by_pdb_times_out_without_version_failure,
-    drain_timeout_message_names_terminating_pod,
     retry_request_drains_released_node_again,
-    pods_blocked_by_pdb_are_deleted_at_deadline_if_policy_forces,
     pods_are_deleted_at_deadline_if_pdb_never_allows_disruption,
     pod_terminating_past_deadline_is_force_deleted,
     skip_terminating_after_reboots_node_with_terminating_pod,
@@ -33,17 +31,6 @@ async fn drain_blocked_by_pdb_times_out_without_version_failure(case: Case) -> a
     Ok(())
 }
 
-async fn drain_timeout_message_names_terminating_pod(case: Case) -> anyhow::Result<()> {
-    case.deployment("web", 1, json!({"metadata": {"annotations": {"sim/stop-after": "never"}}})).await?;
-    let pod = case.state()?.pods_on_node("web")[0].name.clone();
-    case.start_update().await?;
-    case.until("the pod terminates", |state| state.pods_on_node("web").iter().all(|pod| pod.terminating)).await?;
-    case.pass_deadline("short").await?;
-    let message = case.failed("DrainTimedOut").await?;
-    assert!(message.contains(&pod), "{message}");
-    Ok(())
-}
-
 async fn retry_request_drains_released_node_again(case: Case) -> anyhow::Result<()> {
     case.start_blocked_drain(1).await?;
     case.pass_deadline("short").await?;
@@ -53,15 +40,6 @@ async fn retry_request_drains_released_node_again(case: Case) -> anyhow::Result<
     case.unblock_drain().await?;
     case.retry().await?;
     case.updated().await?;
-    Ok(())
-}
-
-async fn pods_blocked_by_pdb_are_deleted_at_deadline_if_policy_forces(case: Case) -> anyhow::Result<()> {
-    case.start_blocked_drain(2).await?;
-    case.pass_deadline("force").await?;
-    case.updated().await?;
-    let drained = case.drained().await?;
-    assert!(drained.pods_on_node("web").is_empty());
     Ok(())
 }
 

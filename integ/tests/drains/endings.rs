@@ -1,22 +1,17 @@
 //! Endings of a drain: it is cleaned up, whatever happens during it.
 
-use integ::host::{Command, Fault, Worker};
-use models::names::{INTERFACE_LABEL, RELEASE_ANNOTATION, SYSTEM_NAMESPACE, shadow_name};
+use models::names::{RELEASE_ANNOTATION, SYSTEM_NAMESPACE, shadow_name};
 use models::shadow::Step;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use serde_json::json;
 
 use crate::fleet::Case;
 
 crate::cases![
     node_rebooted_by_other_client_during_drain_is_released,
     node_with_power_loss_during_drain_is_released,
-    update_completes_after_agent_kill_during_drain,
     release_request_ends_attempt_without_back_off,
-    unlabelled_node_is_released_during_drain_and_its_shadow_deleted,
     node_deletion_during_drain_frees_slot,
-    update_completes_after_failed_first_activation,
     update_continues_when_stopped_agent_resumes_after_drain,
 ];
 
@@ -53,14 +48,6 @@ fn signal(case: &Case, signal: Signal) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn update_completes_after_agent_kill_during_drain(case: Case) -> anyhow::Result<()> {
-    case.start_blocked_drain(1).await?;
-    signal(&case, Signal::SIGKILL)?;
-    case.unblock_drain().await?;
-    case.updated().await?;
-    Ok(())
-}
-
 async fn update_continues_when_stopped_agent_resumes_after_drain(case: Case) -> anyhow::Result<()> {
     case.start_blocked_drain(1).await?;
     signal(&case, Signal::SIGSTOP)?;
@@ -87,14 +74,6 @@ async fn release_request_ends_attempt_without_back_off(case: Case) -> anyhow::Re
     Ok(())
 }
 
-async fn unlabelled_node_is_released_during_drain_and_its_shadow_deleted(case: Case) -> anyhow::Result<()> {
-    case.start_blocked_drain(1).await?;
-    case.kubectl(&["label", "node", &case.node, &format!("{INTERFACE_LABEL}-")]).await?;
-    let end = case.until("its shadow is gone", |state| state.shadow().is_none()).await?;
-    assert!(!end.node().claimed() && !end.cordoned());
-    Ok(())
-}
-
 async fn node_deletion_during_drain_frees_slot(case: Case) -> anyhow::Result<()> {
     case.start_blocked_drain(1).await?;
     case.kubectl(&["delete", "node", &case.node]).await?;
@@ -106,16 +85,5 @@ async fn node_deletion_during_drain_frees_slot(case: Case) -> anyhow::Result<()>
     case.member()?.kubelet.register().await?;
     case.until("the node is back", |state| state.world.nodes.contains_key(&case.node)).await?;
     assert!(!case.state()?.cordoned());
-    Ok(())
-}
-
-async fn update_completes_after_failed_first_activation(case: Case) -> anyhow::Result<()> {
-    case.deployment("web", 1, json!({})).await?;
-    case.member()?.host.script(Fault::command(
-        Command::Activate,
-        Worker::Exits { status: 1, stderr: "no".to_owned(), overwrote: false },
-    ));
-    case.start_update().await?;
-    case.updated().await?;
     Ok(())
 }

@@ -183,11 +183,6 @@ impl Case {
         Ok(case)
     }
 
-    /// The same case in another of its namespaces.
-    pub(crate) fn in_namespace(&self, namespace: String) -> Self {
-        Self { namespace, ..self.clone() }
-    }
-
     /// Another node for this case's pods that is updated too.
     pub(crate) async fn second_node(&self) -> anyhow::Result<String> {
         let node = self.fleet.take_node()?;

@@ -14,6 +14,8 @@ use crate::helm::{DEFINITIONS, Helm, OPERATOR, ROOT, kubectl, manifest};
 const NAMESPACE: &str = "-n brupop-system --create-namespace";
 const POLICY: &str = "bottlerocketupdateoperator.brupop.bottlerocket.aws/default";
 const SHADOWS: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
+const CONTROLLER: &str = "deployment/brupop-controller";
+const IMAGE: &str = ".spec.template.spec.containers[0].image";
 
 /// A field of an object; empty if there is none.
 async fn field(control_plane: &ControlPlane, object: &str, path: &str) -> anyhow::Result<String> {
@@ -70,11 +72,40 @@ fn next(chart: &str, folder: &Path, file: &str, change: impl Fn(String) -> Strin
     to.to_str().map(str::to_owned).context("a path of text")
 }
 
+/// Upgrades both releases to the next version, with a changed definition and other images. Updates stay enabled.
+async fn upgraded_to_next(control_plane: &ControlPlane, helm: &Helm) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let changed = next(DEFINITIONS, folder.path(), "templates/crds.yaml", |text| {
+        text.replacen("description: Attempt", "description: Changed attempt", 1)
+    })?;
+    helm.line(&format!("upgrade brupop-crds {changed} -n {SYSTEM_NAMESPACE}")).await?;
+    ensure!(definition_is_changed(control_plane).await?, "the definition is not upgraded");
+    let changed = next(OPERATOR, folder.path(), "templates/policy.yaml", |text| {
+        text.replace("\nspec:\n", "\nspec:\n  labelNodes: false\n")
+    })?;
+    helm.line(&format!("upgrade brupop {changed} -n {SYSTEM_NAMESPACE} --reset-then-reuse-values")).await?;
+    let image = field(control_plane, CONTROLLER, IMAGE).await?;
+    ensure!(image.contains(":v9"), "{image}");
+    assert_eq!(enabled(control_plane).await?, "true");
+    Ok(())
+}
+
+async fn definition_is_changed(control_plane: &ControlPlane) -> anyhow::Result<bool> {
+    let definition = kubectl(control_plane, &["get", "crd", SHADOWS, "-o", "yaml"]).await?;
+    Ok(definition.contains("Changed attempt"))
+}
+
+/// A user enables updates.
+async fn enable(control_plane: &ControlPlane) -> anyhow::Result<()> {
+    let patch = r#"{"spec":{"enabled":true}}"#;
+    let arguments = ["patch", "bruo", "default", "-n", SYSTEM_NAMESPACE, "--type=merge", "-p", patch];
+    kubectl(control_plane, &arguments).await.map(drop)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn releases_are_installed_upgraded_rolled_back_and_uninstalled() -> anyhow::Result<()> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     let helm = Helm::find(Some(&control_plane)).await?;
-    let folder = tempfile::tempdir()?;
     integ::tools::install_definitions(&control_plane).await?;
 
     // The operator without its definitions is refused, and nothing of it is left.
@@ -98,15 +129,12 @@ async fn releases_are_installed_upgraded_rolled_back_and_uninstalled() -> anyhow
     ];
     assert_eq!(optional_objects(&control_plane).await?, with_pod_monitor);
     assert_eq!(enabled(&control_plane).await?, "false");
-    let image = ".spec.template.spec.containers[0].image";
-    let controller = "deployment/brupop-controller";
     let first = format!("r.example/b/brupop-controller:v{}", env!("CARGO_PKG_VERSION"));
-    assert_eq!(field(&control_plane, controller, image).await?, first);
+    assert_eq!(field(&control_plane, CONTROLLER, IMAGE).await?, first);
 
     // A user's change that the values contradict is a conflict; by the same values it is none. Helm 3 leaves it alone.
     let three = helm.line("version --short").await?.starts_with("v3.");
-    let patch = r#"{"spec":{"enabled":true}}"#;
-    kubectl(&control_plane, &["patch", "bruo", "default", "-n", SYSTEM_NAMESPACE, "--type=merge", "-p", patch]).await?;
+    enable(&control_plane).await?;
     let upgrade = format!("upgrade brupop {OPERATOR} -n {SYSTEM_NAMESPACE} --reset-then-reuse-values");
     if three {
         helm.line(&upgrade).await?;
@@ -124,21 +152,7 @@ async fn releases_are_installed_upgraded_rolled_back_and_uninstalled() -> anyhow
     let file = helm.values(&shadow)?;
     kubectl(&control_plane, &["create", "-f", &file]).await?;
 
-    // The next version: a definition with a further field, and other images.
-    let description = "description: Attempt";
-    let changed = next(DEFINITIONS, folder.path(), "templates/crds.yaml", |text| {
-        text.replacen(description, "description: Changed attempt", 1)
-    })?;
-    helm.line(&format!("upgrade brupop-crds {changed} -n {SYSTEM_NAMESPACE}")).await?;
-    let definition = kubectl(&control_plane, &["get", "crd", SHADOWS, "-o", "yaml"]).await?;
-    ensure!(definition.contains("Changed attempt"), "the definition is not upgraded");
-    let changed = next(OPERATOR, folder.path(), "templates/policy.yaml", |text| {
-        text.replace("\nspec:\n", "\nspec:\n  labelNodes: false\n")
-    })?;
-    helm.line(&format!("upgrade brupop {changed} -n {SYSTEM_NAMESPACE} --reset-then-reuse-values")).await?;
-    let next_image = field(&control_plane, controller, image).await?;
-    ensure!(next_image.contains(":v9"), "{next_image}");
-    assert_eq!(enabled(&control_plane).await?, "true");
+    upgraded_to_next(&control_plane, &helm).await?;
     assert_eq!(field(&control_plane, "brs/brs-a", ".spec.state").await?, "Idle");
 
     // Back to the revision that enabled updates, then to the first one. The definitions stay as they are.
@@ -150,7 +164,7 @@ async fn releases_are_installed_upgraded_rolled_back_and_uninstalled() -> anyhow
         .filter_map(|revision| revision["revision"].as_i64());
     let last = good.max().context("no revision to go back to")?;
     helm.line(&format!("rollback brupop {last} -n {SYSTEM_NAMESPACE}")).await?;
-    assert_eq!(field(&control_plane, controller, image).await?, first);
+    assert_eq!(field(&control_plane, CONTROLLER, IMAGE).await?, first);
     assert_eq!(enabled(&control_plane).await?, "true");
     // The first revision disables them. The user's own change is in the way, as in an upgrade.
     let rollback = format!("rollback brupop 1 -n {SYSTEM_NAMESPACE}");
@@ -163,8 +177,7 @@ async fn releases_are_installed_upgraded_rolled_back_and_uninstalled() -> anyhow
     }
     assert_eq!(enabled(&control_plane).await?, "false");
     assert_eq!(optional_objects(&control_plane).await?, with_pod_monitor);
-    let definition = kubectl(&control_plane, &["get", "crd", SHADOWS, "-o", "yaml"]).await?;
-    ensure!(definition.contains("Changed attempt"), "the definition is rolled back");
+    ensure!(definition_is_changed(&control_plane).await?, "the definition is rolled back");
 
     // Values that no longer create them leave the policy and the agents' namespace as they are; so does an uninstallation.
     let without = format!("{upgrade} --set policy.create=false,namespaces.agents.create=false");
@@ -210,7 +223,6 @@ async fn installation_by_kubectl_becomes_a_release() -> anyhow::Result<()> {
     kubectl(&control_plane, &["apply", "--server-side", "-f", "deploy/manifests/crds.yaml"]).await?;
     kubectl(&control_plane, &["wait", "--for=condition=Established", "-f", "deploy/manifests/crds.yaml"]).await?;
     kubectl(&control_plane, &["apply", "--server-side", "-f", "deploy/manifests/brupop.yaml"]).await?;
-    let folder = tempfile::tempdir()?;
     // Helm 3 knows no other way.
     let three = helm.line("version --short").await?.starts_with("v3.");
     let take = if three { "--take-ownership" } else { "--take-ownership --server-side=false" };
@@ -223,23 +235,8 @@ async fn installation_by_kubectl_becomes_a_release() -> anyhow::Result<()> {
         assert_eq!(field(&control_plane, &format!("crd/{SHADOWS}"), ".metadata.uid").await?, uid);
     }
     // A later version of each is no conflict with what kubectl has applied, and a user's change stays.
-    let patch = r#"{"spec":{"enabled":true}}"#;
-    kubectl(&control_plane, &["patch", "bruo", "default", "-n", SYSTEM_NAMESPACE, "--type=merge", "-p", patch]).await?;
-    let description = "description: Attempt";
-    let changed = next(DEFINITIONS, folder.path(), "templates/crds.yaml", |text| {
-        text.replacen(description, "description: Changed attempt", 1)
-    })?;
-    helm.line(&format!("upgrade brupop-crds {changed} -n {SYSTEM_NAMESPACE}")).await?;
-    let definition = kubectl(&control_plane, &["get", "crd", SHADOWS, "-o", "yaml"]).await?;
-    ensure!(definition.contains("Changed attempt"), "the definition is not upgraded");
-    let changed = next(OPERATOR, folder.path(), "templates/policy.yaml", |text| {
-        text.replace("\nspec:\n", "\nspec:\n  labelNodes: false\n")
-    })?;
-    helm.line(&format!("upgrade brupop {changed} -n {SYSTEM_NAMESPACE} --reset-then-reuse-values")).await?;
-    let image = ".spec.template.spec.containers[0].image";
-    let image = field(&control_plane, "deployment/brupop-controller", image).await?;
-    ensure!(image.contains(":v9"), "{image}");
-    assert_eq!(enabled(&control_plane).await?, "true");
+    enable(&control_plane).await?;
+    upgraded_to_next(&control_plane, &helm).await?;
     control_plane.stop().await
 }
 

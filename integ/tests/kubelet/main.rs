@@ -19,7 +19,7 @@ use integ::control_plane::{ControlPlane, Options};
 use integ::host::{Host, HostOptions, Releases};
 use integ::kubelet::{Addresses, Images, Kubelet, KubeletOptions};
 use integ::machine::{Machine, MachineState, Power};
-use integ::proxy::ConnectProxy;
+use integ::proxy::{ConnectProxy, Sources};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::authentication::v1::TokenReview;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -49,7 +49,7 @@ fn shared() -> &'static Shared {
         let addresses = Addresses::claim().unwrap();
         let (control_plane, proxy) = runtime.block_on(async {
             let control_plane = ControlPlane::start(Options::default()).await.unwrap();
-            let proxy = ConnectProxy::start(control_plane.client(), addresses.clone()).await.unwrap();
+            let proxy = ConnectProxy::start(control_plane.client(), addresses.clone(), Sources::One).await.unwrap();
             (control_plane, proxy)
         });
         Shared { runtime, control_plane, addresses, proxy, next: AtomicU8::new(1) }

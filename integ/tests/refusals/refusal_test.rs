@@ -1,13 +1,13 @@
 //! The cluster that all cases share, and the checks of a refusal.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use integ::bed::{TestCluster, TestClusterOptions};
 use integ::oracle::Expectations;
+use integ::proxy::Sources;
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, ServiceAccount};
@@ -19,8 +19,10 @@ use models::names::{
 };
 use models::wire::ShadowView;
 use serde_json::{Value, json};
+use tokio::sync::OnceCell;
 use tokio::time::{Duration, Instant, sleep};
 
+use crate::deleted_objects::TokensOfDeleted;
 use crate::raw::{Answer, Request, WebApiConnector};
 
 /// Longest wait for anything; nothing is measured by it.
@@ -43,6 +45,7 @@ pub(crate) struct RefusalTest {
     pub(crate) own: String,
     before: ShadowView,
     service_account_key: EncodingKey,
+    deleted: OnceCell<TokensOfDeleted>,
 }
 
 /// Response to an unauthenticated client.
@@ -56,7 +59,9 @@ impl RefusalTest {
         let log_format = Some(models::log::LogFormat::Json);
         let deploy =
             deploy::Options { controller_replicas: 1, apiserver_replicas: 1, log_format, ..deploy::Options::default() };
-        let bed = TestCluster::start(TestClusterOptions { nodes: 4, deploy, ..TestClusterOptions::default() }).await?;
+        // The log of the web API is rate-limited by the address of the client.
+        let options = TestClusterOptions { nodes: 4, deploy, sources: Sources::Each, ..TestClusterOptions::default() };
+        let bed = TestCluster::start(options).await?;
         bed.install().await?;
         bed.wait("every agent has reported", LIMIT, |history| {
             let world = history.end();
@@ -76,7 +81,13 @@ impl RefusalTest {
             token(&bed, AGENT_NAMESPACE, AGENT, TOKEN_AUDIENCE, Some(&agent_pod(&bed, TARGET_NODE).await?)).await?;
         let before = view(&connector, &own).await?;
         let pem = std::fs::read(bed.control_plane.service_account_key_file())?;
-        Ok(Self { connector, own, before, service_account_key: EncodingKey::from_ec_pem(&pem)?, bed })
+        let service_account_key = EncodingKey::from_ec_pem(&pem)?;
+        Ok(Self { connector, own, before, service_account_key, deleted: OnceCell::new(), bed })
+    }
+
+    /// The tokens of deleted objects, which are deleted when a case first asks for one.
+    pub(crate) async fn deleted(&self) -> anyhow::Result<&TokensOfDeleted> {
+        self.deleted.get_or_try_init(|| TokensOfDeleted::of(self)).await
     }
 
     /// Fails if the attacked shadow has changed.
@@ -193,46 +204,33 @@ impl RefusalTest {
         expected: (u16, &str),
         reason: Option<&str>,
     ) -> anyhow::Result<Answer> {
-        let begun = Instant::now();
-        loop {
-            let logged = self.log()?.len();
-            let answer = self.answered(request).await?;
-            let (status, kind) = answer.refusal()?;
-            ensure!((status, kind.as_str()) == expected, "{} {}: {status} {kind}", request.method, request.path);
-            match self.until_log_entry(logged, status).await? {
-                Some(entry) if entry["refusal"].as_str() == reason => return Ok(answer),
-                Some(entry) => bail!("the log has another reason than {reason:?}: {entry}"),
-                // All these cases come from one address, and the log is rate-limited per address.
-                None if begun.elapsed() < LIMIT => sleep(Duration::from_secs(1)).await,
-                None => bail!("the log has no line for it: {}", &self.log()?[logged..]),
-            }
-        }
+        let logged = self.log()?.len();
+        let answer = self.answered(request).await?;
+        let (status, kind) = answer.refusal()?;
+        ensure!((status, kind.as_str()) == expected, "{} {}: {status} {kind}", request.method, request.path);
+        let entry = self.log_entry(logged, status).await?;
+        ensure!(entry["refusal"].as_str() == reason, "the log has another reason than {reason:?}: {entry}");
+        Ok(answer)
     }
 
-    /// The log line about a request with this status, if it appears shortly.
-    async fn until_log_entry(&self, logged: usize, status: u16) -> anyhow::Result<Option<Value>> {
-        for _ in 0..100 {
+    /// Waits for the log line about a request with this status.
+    async fn log_entry(&self, logged: usize, status: u16) -> anyhow::Result<Value> {
+        let begun = Instant::now();
+        loop {
             let log = self.log()?;
             let mut lines = log[logged..].lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-            let entry = lines.find(|line| line["target"] == "access" && line["status"] == status);
-            if entry.is_some() {
+            if let Some(entry) = lines.find(|line| line["target"] == "access" && line["status"] == status) {
                 return Ok(entry);
             }
+            ensure!(begun.elapsed() < LIMIT, "the log has no line for it: {}", &log[logged..]);
             sleep(Duration::from_millis(10)).await;
         }
-        Ok(None)
     }
 
     /// The whole log of the web API.
     fn log(&self) -> anyhow::Result<String> {
         let process = self.bed.processes_of(deploy::Component::Apiserver).pop().context("no web API")?;
-        let path: Option<PathBuf> = self
-            .bed
-            .members
-            .iter()
-            .find_map(|member| member.kubelet.log_file(&process.namespace, &process.pod, &process.container));
-        let path = path.context("the web API has no log")?;
-        std::fs::read_to_string(&path).with_context(|| path.display().to_string())
+        Ok(std::fs::read_to_string(self.bed.log_file(&process)?)?)
     }
 }
 

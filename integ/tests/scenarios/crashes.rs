@@ -5,21 +5,17 @@ use std::time::Duration;
 use deploy::Component;
 use integ::bed::TestClusterOptions;
 use integ::host::faults::Transport;
-use integ::host::{Command, Fault, Timings, Worker};
-use integ::oracle::Attempt;
-use models::condition::{Condition, ConditionStatus};
-use models::shadow::{HOST_REACHABLE, UPDATED};
+use integ::host::{Fault, Timings};
+use models::condition::ConditionStatus;
+use models::shadow::UPDATED;
 use nix::sys::signal::Signal;
 use rand::Rng as _;
 use rand::seq::{IndexedRandom as _, SliceRandom as _};
 use semver::Version;
 use serde_json::json;
 
-use crate::interfere::{
-    agent_on, blocked_drain, finish_command, is_activate, is_armed, permit_of, poll, released,
-    request_permit_with_stopped_controllers, resume_controllers, signal, unblock, until_host,
-};
-use crate::support::{NEW, ScenarioContext, ScenarioResult, condition_of, nodes, run};
+use crate::interfere::{blocked_drain, is_armed, permit_of, released, signal, unblock, until_host};
+use crate::support::{NEW, ScenarioContext, ScenarioResult, nodes, run};
 
 /// Longest duration of an update that is interrupted during evictions. The API server counts a pod against its budget
 /// before it deletes it; where the caller's death cancels the request in between, the budget is one pod short until
@@ -40,28 +36,6 @@ fn assert_rebooted_by_other_then_updated(ending: &ScenarioResult, node: &str) {
     });
     assert!(!charged, "the version is not to blame");
     assert!(world.nodes.values().all(|n| !n.claimed()));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn power_loss_before_permit_is_no_version_failure() -> anyhow::Result<()> {
-    let mut target = String::new();
-    let ending = run(nodes(2), async |ctx| {
-        target = blocked_drain(ctx).await?;
-        request_permit_with_stopped_controllers(ctx, &target).await?;
-        let host = &ctx.bed.member(&target)?.host;
-        let boot = host.snapshot().boot_id;
-        host.power_loss().await;
-        // Until the new boot is known, a controller would still issue a permit for the old one.
-        ctx.until("the new boot is known", |world| world.nodes[&target].boot_id != boot).await?;
-        resume_controllers(ctx);
-        ctx.updated().await?;
-        Ok(())
-    })
-    .await?;
-    assert_rebooted_by_other_then_updated(&ending, &target);
-    let stats = &ending.verdict.stats;
-    assert_eq!((stats.permits, stats.arms, stats.reboots), (2, 2, 2));
-    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -86,63 +60,6 @@ async fn power_loss_between_permit_and_arming_is_no_version_failure() -> anyhow:
     assert_rebooted_by_other_then_updated(&ending, &target);
     let stats = &ending.verdict.stats;
     assert_eq!((stats.permits, stats.arms, stats.reboots), (3, 2, 2));
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn agent_killed_during_arming_requests_new_permit_and_reboots_host() -> anyhow::Result<()> {
-    let mut target = String::new();
-    let ending = run(nodes(2), async |ctx| {
-        target = blocked_drain(ctx).await?;
-        let host = &ctx.bed.member(&target)?.host;
-        host.script(Fault::command(Command::Activate, Worker::Waits));
-        unblock(ctx).await?;
-        until_host(host, "the host is asked to arm", is_activate).await?;
-        let agent = agent_on(ctx, &target).await?;
-        signal(&[agent], Signal::SIGKILL);
-        finish_command(host).await?;
-        ctx.updated().await?;
-        Ok(())
-    })
-    .await?;
-    let attempts = ending.history.attempts();
-    assert!(attempts.len() == 2 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
-    let stats = &ending.verdict.stats;
-    assert_eq!(
-        (stats.permits, stats.arms, stats.reboots),
-        (3, 2, 2),
-        "armed once, with one permit more for the reboot"
-    );
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "make test-all: tests of the agent"]
-async fn restarted_agent_has_new_socket_and_updates_host() -> anyhow::Result<()> {
-    let ending = run(nodes(1), async |ctx| {
-        ctx.install().await?;
-        let member = ctx.bed.member("node-1")?;
-        let before = agent_on(ctx, "node-1").await?;
-        member.host.restart_api(true).await;
-        // The container still holds the deleted socket, so only a new one helps. The agent ends itself after ten minutes.
-        ctx.release();
-        let is_reported = |c: &Condition| c.status == ConditionStatus::False;
-        ctx.until("the dead socket is reported", |world| {
-            condition_of(world, "node-1", HOST_REACHABLE).is_some_and(is_reported)
-        })
-        .await?;
-        signal(std::slice::from_ref(&before), Signal::SIGKILL);
-        poll("the agent runs again", async || {
-            let now = agent_on(ctx, "node-1").await?;
-            Ok((now.pid != before.pid).then_some(now))
-        })
-        .await?;
-        ctx.updated().await?;
-        Ok(())
-    })
-    .await?;
-    let attempts = ending.history.attempts();
-    assert!(attempts.len() == 1 && attempts[0].updated(), "{attempts:#?}");
     Ok(())
 }
 

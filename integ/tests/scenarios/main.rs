@@ -6,18 +6,14 @@
 
 mod aws;
 mod crashes;
-mod decide;
 mod drains;
 mod history;
 mod hostile;
 mod interfere;
-mod labels;
 mod leaders;
 mod logs;
-mod lost_responses;
 mod migration;
 mod monitoring;
-mod nodes;
 mod plugin;
 mod quick_start;
 mod requests;

@@ -275,7 +275,7 @@ async fn earlier_operator_is_not_modified() -> anyhow::Result<()> {
         ctx.renewals(3).await?;
         for component in [deploy::Component::Controller, deploy::Component::Apiserver] {
             for process in ctx.bed.processes_of(component) {
-                let log = log_of(ctx, &process)?;
+                let log = std::fs::read_to_string(ctx.bed.log_file(&process)?)?;
                 // The controller's condition is another line.
                 let lines = log.lines().filter(|line| !line.contains("operator degraded"));
                 let lines = lines.filter(|line| line.contains("bottlerocketshadows"));
@@ -293,15 +293,4 @@ async fn earlier_operator_is_not_modified() -> anyhow::Result<()> {
     })
     .await?;
     Ok(())
-}
-
-/// The output of a process.
-fn log_of(ctx: &ScenarioContext, process: &integ::kubelet::PodProcess) -> anyhow::Result<String> {
-    let member = ctx
-        .bed
-        .members
-        .iter()
-        .find_map(|member| member.kubelet.log_file(&process.namespace, &process.pod, &process.container));
-    let path = member.context("no log")?;
-    std::fs::read_to_string(&path).with_context(|| path.display().to_string())
 }

@@ -134,6 +134,12 @@ impl Web {
         self.wake();
     }
 
+    /// Deletes the shadow.
+    pub(crate) fn delete(&self) {
+        self.with(|state| state.view = None);
+        self.wake();
+    }
+
     /// Writes the spec, as the controller does.
     pub(crate) fn change_spec(&self, change: impl FnOnce(&mut models::shadow::BottlerocketShadowSpec)) {
         self.with(|state| {
@@ -291,7 +297,7 @@ impl Web {
                     let problem = json!({"type": "urn:x", "title": "Not now", "status": 503}).to_string();
                     return (("503 Service Unavailable", problem), fault);
                 }
-                let view = state.view.as_mut().unwrap();
+                let Some(view) = state.view.as_mut() else { return (("404 Not Found", "{}".to_owned()), fault) };
                 if view.etag != etag {
                     state.refused += 1;
                     return (("412 Precondition Failed", serde_json::to_string(view).unwrap()), fault);

@@ -322,6 +322,24 @@ fn late_activation_of_withdrawn_attempt_is_disarmed() {
 }
 
 #[test]
+fn host_whose_shadow_is_deleted_during_its_activation_is_not_rebooted() {
+    simulate(async |_| {
+        let bench = Bench::without_agent().await;
+        bench.web.create();
+        let agent = InProcessAgent::start(&bench);
+        let view = until_permit_requested(&bench).await;
+        bench.host.script(Fault::request("POST", "/actions/activate", Transport::Slow(Duration::from_secs(68))));
+        bench.issue_permit(&bench.claims(&view));
+        pass(Duration::from_secs(2)).await;
+        // It goes with its Node.
+        bench.web.delete();
+        pass(10 * MINUTE).await;
+        assert_eq!(reboots(&bench.host.log()), 0);
+        agent.end().await.unwrap();
+    });
+}
+
+#[test]
 fn missing_or_stale_socket_ends_agent_and_new_agent_resumes() {
     for clean in [true, false] {
         simulate(async |counts| {

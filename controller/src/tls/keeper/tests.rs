@@ -129,6 +129,8 @@ async fn issued_certificate_is_usable_under_each_domain_that_the_flag_takes() {
         assert!(keeper.keep(now).await.failed.is_empty(), "{domain}");
         let leaf = keeper.gather(now, Instant::now()).facts.certificates.and_then(|certificates| certificates.leaf);
         assert!(leaf.is_some_and(|leaf| leaf.usable), "{domain}");
+        let service = format!("{}.{}.svc", names::APISERVER, names::SYSTEM_NAMESPACE);
+        assert_eq!(keeper.hosts(), [service.clone(), format!("{service}.{domain}")]);
     }
 }
 

@@ -136,17 +136,7 @@ impl ScriptedCluster {
 
     /// Adds a node that runs [`OLD`], with more labels than the operator's.
     pub(crate) async fn add_node(&self, name: &str, labels: &[(&str, &str)]) -> anyhow::Result<()> {
-        self.add_node_of_image(name, &OLD, labels).await
-    }
-
-    /// Adds a node that came with the image of a version.
-    pub(crate) async fn add_node_of_image(
-        &self,
-        name: &str,
-        version: &Version,
-        labels: &[(&str, &str)],
-    ) -> anyhow::Result<()> {
-        self.fleet.add(name, version);
+        self.fleet.add(name, &OLD);
         self.register_node(name, labels).await
     }
 

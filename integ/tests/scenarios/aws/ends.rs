@@ -3,9 +3,7 @@
 use anyhow::{Context as _, ensure};
 use integ::host::{BootFault, Fault as HostFault};
 use integ::oracle::{Expectations, Field};
-use models::names::{
-    AWS, AWS_HOOK, CONTROLLER, HOLD_ANNOTATION, HOOK_ANSWER_PREFIX, HOOKS_ANNOTATION, SYSTEM_NAMESPACE,
-};
+use models::names::{AWS, AWS_HOOK, HOLD_ANNOTATION, HOOK_ANSWER_PREFIX, SYSTEM_NAMESPACE};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
@@ -14,13 +12,11 @@ use super::proxy::Fault;
 use super::{OWN, STANDBY, SUSPEND, install, mode, processes, recorded, restored};
 use crate::interfere::{poll, signal};
 use crate::plugin::{output_text, plugin};
-use crate::support::{
-    EVENTS_OF_NODES, ScenarioContext, is_released, last_reason, nodes, run, run_expecting, silent_fleet, until_event,
-};
+use crate::support::{EVENTS_OF_NODES, ScenarioContext, nodes, run, run_expecting, silent_fleet, until_event};
 
-/// Lets one attempt begin, waits until its node is prepared and another hook keeps it there, and returns the node.
-async fn prepared(ctx: &ScenarioContext, aws: &Aws, with: &str) -> anyhow::Result<String> {
-    let mut policy = mode(with);
+/// Lets one attempt begin, waits until its instance is in Standby and another hook keeps it there, and returns the node.
+async fn prepared(ctx: &ScenarioContext, aws: &Aws) -> anyhow::Result<String> {
+    let mut policy = mode(STANDBY);
     policy["hooks"] = json!([{"name": "storage", "before": {"timeout": "10m"}}]);
     policy["enabled"] = json!(true);
     ctx.policy(&policy).await?;
@@ -33,16 +29,13 @@ async fn prepared(ctx: &ScenarioContext, aws: &Aws, with: &str) -> anyhow::Resul
     // No other attempt begins when this one ends.
     ctx.policy(&json!({"enabled": false})).await?;
     let group = aws.group().await?;
-    let kept = match with {
-        STANDBY => group.instances.values().filter(|state| state.starts_with("Standby")).count() == 1,
-        _ => group.suspended.contains("ReplaceUnhealthy"),
-    };
-    ensure!(kept && recorded(ctx).await?.len() == 1, "{group:?}");
+    let kept = group.instances.values().filter(|state| state.starts_with("Standby")).count();
+    ensure!(kept == 1 && recorded(ctx).await?.len() == 1, "{group:?}");
     node.context("just seen")
 }
 
-/// Ends attempts in every way before the reboot.
-async fn is_left_on_every_exit(with: &str) -> anyhow::Result<()> {
+#[tokio::test(flavor = "multi_thread")]
+async fn standby_is_left_on_every_exit() -> anyhow::Result<()> {
     // The policy of the first attempt enables updates.
     run(silent_fleet(2), async |ctx| {
         let mut aws = Aws::start(ctx, 1, 2).await?;
@@ -51,22 +44,22 @@ async fn is_left_on_every_exit(with: &str) -> anyhow::Result<()> {
         let hold = |node: &str| ["annotate".to_owned(), "node".into(), node.into(), format!("{HOLD_ANNOTATION}=test")];
 
         // Held, while the policy no longer has the mode that was entered.
-        let node = prepared(ctx, &aws, with).await?;
+        let node = prepared(ctx, &aws).await?;
         ctx.policy(&json!({"autoscaling": null})).await?;
         ctx.kubectl(&hold(&node).each_ref().map(String::as_str)).await?;
         restored(ctx, &aws, OWN).await?;
         ctx.kubectl(&["annotate", "node", &node, &format!("{HOLD_ANNOTATION}-")]).await?;
 
         // Failed: another hook refuses. The mode is another one by then.
-        let node = prepared(ctx, &aws, with).await?;
-        ctx.policy(&mode(if with == STANDBY { SUSPEND } else { STANDBY })).await?;
+        let node = prepared(ctx, &aws).await?;
+        ctx.policy(&mode(SUSPEND)).await?;
         let request = ctx.bed.recorder.now()?.nodes[&node].hook_request().cloned().unwrap_or_default();
         let refusal = format!("{HOOK_ANSWER_PREFIX}storage={request} Refused: no");
         ctx.kubectl(&["annotate", "node", &node, "--overwrite", &refusal]).await?;
         restored(ctx, &aws, OWN).await?;
 
         // The Node is deleted, and with it the request, while the program does not run.
-        let node = prepared(ctx, &aws, with).await?;
+        let node = prepared(ctx, &aws).await?;
         signal(&processes(ctx), Signal::SIGKILL);
         ctx.kubectl(&["delete", "node", &node]).await?;
         restored(ctx, &aws, OWN).await?;
@@ -78,48 +71,14 @@ async fn is_left_on_every_exit(with: &str) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn standby_is_left_on_every_exit() -> anyhow::Result<()> {
-    is_left_on_every_exit(STANDBY).await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "make test-all: its twin in standby runs always"]
-async fn process_is_resumed_on_every_exit() -> anyhow::Result<()> {
-    is_left_on_every_exit(SUSPEND).await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "make test-all: unit tests of the decisions"]
-async fn request_that_a_kubelet_writes_changes_nothing_in_aws() -> anyhow::Result<()> {
-    run(nodes(2), async |ctx| {
-        let mut aws = Aws::start(ctx, 1, 2).await?;
-        install(ctx, &mut aws).await?;
-        ctx.policy(&mode(STANDBY)).await?;
-        // Without a controller, so that the request stays for as long as the program needs to see it and the mode.
-        let scale = ["-n", SYSTEM_NAMESPACE, "scale", "deployment", CONTROLLER];
-        ctx.kubectl(&[&scale[..], &["--replicas=0"]].concat()).await?;
-        ctx.kubectl(&["annotate", "node", "node-1", &format!("{HOOKS_ANNOTATION}=BeforeDrain/1/100")]).await?;
-        ctx.kubectl(&[&scale[..], &["--replicas=2"]].concat()).await?;
-        ctx.release();
-        ctx.updated().await?;
-        restored(ctx, &aws, OWN).await?;
-        let entered = aws.calls().iter().filter(|call| call.as_str() == "EnterStandby").count();
-        assert_eq!(entered, 2, "once for the update of each node: {:?}", aws.calls());
-        Ok(())
-    })
-    .await?;
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "make test-all: unit tests of the decisions"]
+#[ignore = "make test-all: unit tests of the plugin"]
 async fn uninstallation_awaits_that_all_is_taken_back() -> anyhow::Result<()> {
     let any = Expectations { max_unavailable: Some(1), nothing_left: false };
     run_expecting(silent_fleet(1), any, async |ctx| {
         let mut aws = Aws::start(ctx, 0, 1).await?;
         install(ctx, &mut aws).await?;
         ctx.release();
-        let node = prepared(ctx, &aws, STANDBY).await?;
+        let node = prepared(ctx, &aws).await?;
         let found = output_text(&plugin(ctx, &["doctor"]).await?);
         assert!(!found.contains("AwsHook") && !found.contains("AwsNotTakenBack"), "{found}");
         // The attempt ends while the program does not run.
@@ -152,36 +111,10 @@ async fn uninstallation_awaits_that_all_is_taken_back() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The instance is replaced, although its request stays.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "make test-all: unit tests of the decisions"]
-async fn update_that_fails_after_the_reboot_is_taken_back() -> anyhow::Result<()> {
-    let ending = run(nodes(2), async |ctx| {
-        let mut aws = Aws::start(ctx, 1, 2).await?;
-        install(ctx, &mut aws).await?;
-        for member in &ctx.bed.members {
-            member.host.script(HostFault::boot(BootFault::NewImageFails));
-        }
-        let mut policy = mode(SUSPEND);
-        policy["failurePolicy"]["backOff"] = json!("1h");
-        ctx.policy(&policy).await?;
-        ctx.release();
-        ctx.until("both attempts have failed", |world| {
-            let failed = |node| last_reason(world, node).as_deref() == Some("BootFellBack") && is_released(world, node);
-            ["node-1", "node-2"].into_iter().all(failed)
-        })
-        .await?;
-        restored(ctx, &aws, OWN).await?;
-        assert_eq!(aws.terminated(), [""; 0], "the hosts run the old version");
-        Ok(())
-    })
-    .await?;
-    let attempts = ending.history.attempts();
-    assert!(attempts.iter().all(|a| a.result.as_deref() == Some("BootFellBack")), "{attempts:#?}");
-    Ok(())
-}
-
-/// A host that never comes back: its instance is replaced, although its request stays.
-async fn lost_host_is_replaced(with: &str) -> anyhow::Result<()> {
+async fn lost_host_leaves_standby_and_is_replaced() -> anyhow::Result<()> {
     let kept = Expectations { max_unavailable: Some(1), nothing_left: false };
     run_expecting(nodes(2), kept, async |ctx| {
         let mut aws = Aws::start(ctx, 1, 2).await?;
@@ -189,7 +122,7 @@ async fn lost_host_is_replaced(with: &str) -> anyhow::Result<()> {
         for member in &ctx.bed.members {
             member.host.script(HostFault::boot(BootFault::NeverComesBack));
         }
-        let mut policy = mode(with);
+        let mut policy = mode(STANDBY);
         policy["deadlines"] = json!({"reboot": "5s", "return": "1m"});
         ctx.policy(&policy).await?;
         ctx.release();
@@ -210,18 +143,6 @@ async fn lost_host_is_replaced(with: &str) -> anyhow::Result<()> {
     })
     .await?;
     Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "make test-all: unit tests of the decisions"]
-async fn lost_host_leaves_standby_and_is_replaced() -> anyhow::Result<()> {
-    lost_host_is_replaced(STANDBY).await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "make test-all: unit tests of the decisions"]
-async fn lost_host_is_replaced_once_the_process_is_resumed() -> anyhow::Result<()> {
-    lost_host_is_replaced(SUSPEND).await
 }
 
 /// An instance that stays unhealthy after its update: it is named with the cause, and replaced.

@@ -12,7 +12,7 @@ use anyhow::{Context as _, ensure};
 use deploy::Component;
 use integ::bed::{Programs, workload};
 use integ::kubelet::PodProcess;
-use integ::oracle::{ClusterState, Expectations, Field, service_account, settled_audit};
+use integ::oracle::{Expectations, Field, service_account, settled_audit};
 use integ::rights;
 use models::names::{AWS, AWS_HOOK, HOOK_ANSWER_PREFIX, SYSTEM_NAMESPACE};
 use nix::sys::signal::Signal;
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use self::moto::Aws;
 use self::proxy::{CREDENTIALS, Fault, WEB_IDENTITY};
 use crate::interfere::{poll, signal};
-use crate::support::{EVENTS_OF_NODES, ScenarioContext, last_reason, nodes, record, run, run_expecting, until_event};
+use crate::support::{EVENTS_OF_NODES, ScenarioContext, nodes, record, run, run_expecting, until_event};
 
 const STANDBY: &str = "Standby";
 const SUSPEND: &str = "SuspendReplaceUnhealthy";
@@ -220,12 +220,14 @@ async fn rollout_with_suspended_process_terminates_nothing() -> anyhow::Result<(
     rolls_out(SUSPEND, 2, &expected, (Credentials::PodIdentity, CREDENTIALS)).await
 }
 
-/// Kills the program while a call is carried out, on the way in and on the way out.
-async fn survives_kills(with: &str, into: &'static str, out: &'static str) -> anyhow::Result<()> {
+/// The program is killed while a call is carried out, on the way in and on the way out.
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_program_leaves_no_instance_in_standby() -> anyhow::Result<()> {
+    let (into, out) = ("EnterStandby", "ExitStandby");
     run(nodes(2), async |ctx| {
         let mut aws = Aws::start(ctx, 1, 2).await?;
         install(ctx, &mut aws).await?;
-        ctx.policy(&mode(with)).await?;
+        ctx.policy(&mode(STANDBY)).await?;
         aws.fail(into, Fault::Unanswered, 1);
         aws.fail(out, Fault::Unanswered, 1);
         ctx.release();
@@ -236,53 +238,6 @@ async fn survives_kills(with: &str, into: &'static str, out: &'static str) -> an
         ctx.updated().await?;
         restored(ctx, &aws, OWN).await?;
         assert_eq!(aws.terminated(), [""; 0]);
-        Ok(())
-    })
-    .await?;
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn killed_program_leaves_no_instance_in_standby() -> anyhow::Result<()> {
-    survives_kills(STANDBY, "EnterStandby", "ExitStandby").await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "make test-all: its twin in standby runs always"]
-async fn killed_program_leaves_no_process_suspended() -> anyhow::Result<()> {
-    survives_kills(SUSPEND, "SuspendProcesses", "ResumeProcesses").await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "make test-all: unit tests of the decisions"]
-async fn zones_minimum_size_and_own_suspended_processes_are_respected() -> anyhow::Result<()> {
-    run(nodes(2), async |ctx| {
-        let mut aws = Aws::start(ctx, 2, 2).await?;
-        install(ctx, &mut aws).await?;
-        aws.processes("Resume", "AZRebalance").await?;
-        ctx.policy(&mode(STANDBY)).await?;
-        ctx.release();
-        let refused = async |ctx: &mut ScenarioContext, words: [&str; 2]| {
-            let is_refused = |world: &ClusterState, node| {
-                let refused = last_reason(world, node).as_deref() == Some("HookRefused");
-                let message = record(world, node).last.map(|last| last.message).unwrap_or_default();
-                refused && words.iter().all(|word| message.contains(word))
-            };
-            let what = format!("an attempt is refused with {words:?}");
-            ctx.until(&what, |world| ["node-1", "node-2"].iter().any(|node| is_refused(world, node))).await.map(drop)
-        };
-        let command = "suspend-processes --auto-scaling-group-name web --scaling-processes AZRebalance";
-        refused(ctx, ["keeps its 2 zones equal", command]).await?;
-        aws.processes("Suspend", "AZRebalance").await?;
-        refused(ctx, ["group web", "lower the minimum"]).await?;
-        aws.processes("Suspend", "ReplaceUnhealthy").await?;
-        ctx.policy(&mode(SUSPEND)).await?;
-        ctx.updated().await?;
-        let calls = aws.calls();
-        let changes = |call: &String| !call.starts_with("Describe");
-        assert!(!calls.iter().any(changes), "nothing of the group was changed: {calls:?}");
-        let suspended = aws.group().await?.suspended;
-        assert_eq!(suspended.into_iter().collect::<Vec<_>>(), ["AZRebalance", "ReplaceUnhealthy"]);
         Ok(())
     })
     .await?;

@@ -95,7 +95,10 @@ impl Aws {
             "{template}.LaunchTemplateSpecification.LaunchTemplateName=node&{template}.LaunchTemplateSpecification.Version=1&{template}.Overrides.member.1.InstanceType=m5.large&{template}.Overrides.member.2.InstanceType=m5a.large"
         );
         aws.scaling(&format!("Action=CreateAutoScalingGroup&AutoScalingGroupName={GROUP}&MinSize={minimum}&MaxSize=9&DesiredCapacity={size}&{kinds}&AvailabilityZones.member.1=eu-central-1a&AvailabilityZones.member.2=eu-central-1b")).await?;
-        aws.processes("Suspend", "AZRebalance").await?;
+        aws.scaling(&format!(
+            "Action=SuspendProcesses&AutoScalingGroupName={GROUP}&ScalingProcesses.member.1=AZRebalance"
+        ))
+        .await?;
         Ok(aws)
     }
 
@@ -110,12 +113,6 @@ impl Aws {
     /// Calls EC2 Auto Scaling as the group's owner does.
     pub(super) async fn scaling(&self, parameters: &str) -> anyhow::Result<String> {
         self.call("autoscaling", parameters).await
-    }
-
-    /// Suspends or resumes a process as the group's owner does.
-    pub(super) async fn processes(&self, verb: &str, process: &str) -> anyhow::Result<()> {
-        let call = format!("Action={verb}Processes&AutoScalingGroupName={GROUP}&ScalingProcesses.member.1={process}");
-        self.scaling(&call).await.map(drop)
     }
 
     /// Reads [`GROUP`].

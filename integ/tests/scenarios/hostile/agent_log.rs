@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context as _;
-
 use crate::interfere::{agent_on, poll};
 use crate::support::ScenarioContext;
 
@@ -18,8 +16,7 @@ impl AgentLog {
     /// All lines since its start.
     pub(super) async fn from_start(ctx: &ScenarioContext, node: &str) -> anyhow::Result<Self> {
         let agent = agent_on(ctx, node).await?;
-        let file = ctx.bed.member(node)?.kubelet.log_file(&agent.namespace, &agent.pod, &agent.container);
-        Ok(Self { node: node.to_owned(), file: file.context("the agent has no log")?, from: 0 })
+        Ok(Self { node: node.to_owned(), file: ctx.bed.log_file(&agent)?, from: 0 })
     }
 
     /// All lines from now on.

@@ -11,26 +11,19 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use deploy::Component;
 use integ::host::{Event, EventKind};
 use integ::oracle::{Expectations, Property};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use models::permit::{PERMIT_LIFETIME, PermitClaims, SettingsClaims};
-use models::reason::FailureReason;
 use models::shadow::{ArmedPhase, BottlerocketShadowSpec, HostPolicy, HostState, Permit};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::agent_log::AgentLog;
 use self::server::{CompromisedWebApi, locked, report};
-use self::tampering::{
-    FORGED_NONCE, FalseAcknowledgement, FalseStaging, ForgedGeneration, ForgedNonce, HiddenActivation, WithheldPermits,
-    WithheldSettings,
-};
-use crate::interfere::{blocked_drain, is_activate, is_call, permit_of, poll, unblock};
-use crate::support::{
-    NEW, OLD, ScenarioContext, is_released, is_updated, last_reason, nodes, other, run, run_except, shadow_of,
-};
+use self::tampering::{HiddenActivation, WithheldPermits, WithheldSettings};
+use crate::interfere::{blocked_drain, is_activate, is_call, poll, unblock};
+use crate::support::{NEW, OLD, ScenarioContext, is_released, is_updated, nodes, other, run, run_except};
 
 /// Returns true for a request to a host that takes it down.
 fn is_disruptive(event: &Event) -> bool {
@@ -222,36 +215,6 @@ async fn withheld_permit_is_refused_after_attempt_ended() -> anyhow::Result<()> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "make test-all: unit tests of permits"]
-async fn forged_acknowledgement_yields_no_permit() -> anyhow::Result<()> {
-    run(nodes(2), async |ctx| {
-        ctx.shop(4).await?;
-        ctx.install().await?;
-        let acknowledges = FalseAcknowledgement::default();
-        let hostile = CompromisedWebApi::start(ctx, acknowledges.clone()).await?;
-        ctx.reported().await?;
-        ctx.release();
-        let ordered = |world: &integ::oracle::ClusterState, node: &str| {
-            shadow_of(world, node).is_some_and(|shadow| shadow.spec.state == HostState::RebootedIntoUpdate)
-        };
-        let world = ctx
-            .until("a node is ordered to reboot", |world| world.nodes.keys().any(|node| ordered(world, node)))
-            .await?;
-        let target = world.nodes.keys().find(|node| ordered(&world, node)).context("just seen")?.clone();
-        acknowledges.until_acknowledged(&target).await?;
-        // The controller has reconciled everything since.
-        ctx.renewals(2).await?;
-        let world = ctx.bed.recorder.so_far()?.end();
-        ensure!(permit_of(&world, &target).is_none(), "the controller gave a permit that was not requested");
-        ensure_not_disrupted(ctx, &target)?;
-        restore_web_api(ctx, hostile).await
-    })
-    .await?
-    .assert_updates(2);
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn forged_acknowledgement_of_activation_does_not_release_node_before_reboot() -> anyhow::Result<()> {
     // Longer than a permit is valid.
     let shutdown = PERMIT_LIFETIME + Duration::from_secs(15);
@@ -280,65 +243,5 @@ async fn forged_acknowledgement_of_activation_does_not_release_node_before_reboo
     })
     .await?;
     assert!(ending.verdict.stats.reboots >= 2);
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "make test-all: unit tests of permits"]
-async fn permit_for_forged_nonce_is_refused() -> anyhow::Result<()> {
-    run(nodes(2), async |ctx| {
-        ctx.shop(4).await?;
-        ctx.install().await?;
-        let hostile = CompromisedWebApi::start(ctx, ForgedNonce::default()).await?;
-        ctx.reported().await?;
-        ctx.release();
-        let given = |world: &integ::oracle::ClusterState, node: &str| permit_of(world, node) == Some(FORGED_NONCE);
-        let world = ctx
-            .until("a permit is issued for the forged nonce", |world| world.nodes.keys().any(|node| given(world, node)))
-            .await?;
-        let target = world.nodes.keys().find(|node| given(&world, node)).context("just seen")?.clone();
-        // The same permit, shown under the agent's own nonce: the signed content counts.
-        let log = AgentLog::from_start(ctx, &target).await?;
-        poll("the agent refuses the permit", async || {
-            ensure_not_disrupted(ctx, &target)?;
-            Ok(log.contains(&["the permit is refused", "it is for another nonce"])?.then_some(()))
-        })
-        .await?;
-        restore_web_api(ctx, hostile).await
-    })
-    .await?
-    .assert_updates(2);
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "make test-all: unit tests of the agent"]
-async fn falsely_reported_staged_image_ends_attempt_without_reboot() -> anyhow::Result<()> {
-    run(nodes(2), async |ctx| {
-        ctx.shop(4).await?;
-        ctx.install().await?;
-        let hostile = CompromisedWebApi::start(ctx, FalseStaging::default()).await?;
-        ctx.release();
-        // The desired state to reboot comes for a host with nothing staged. Its agent reports that, and the node is
-        // released.
-        ctx.until("an attempt fails for want of an image", |world| {
-            world.nodes.keys().any(|node| {
-                last_reason(world, node).as_deref() == Some(FailureReason::NotStaged.as_str())
-                    && is_released(world, node)
-            })
-        })
-        .await?;
-        for member in &ctx.bed.members {
-            ensure_not_disrupted(ctx, &member.name)?;
-        }
-        // No wait for the back-off: the relevant part is over.
-        ctx.policy(&json!({"enabled": false})).await?;
-        ctx.bed.divert(None);
-        drop(hostile);
-        ctx.restart(Component::Agent).await?;
-        ctx.until("every node is released", |world| world.nodes.keys().all(|node| is_released(world, node))).await?;
-        Ok(())
-    })
-    .await?;
     Ok(())
 }

@@ -42,8 +42,6 @@ pub(crate) enum ReportHandling {
     Forward,
     /// Acknowledged to the agent, and not written.
     Discard,
-    /// Replaced by another one, and acknowledged to the agent as its own.
-    Replace(Box<AgentStatus>),
 }
 
 /// Changes to forwarded messages.
@@ -304,18 +302,13 @@ impl State {
         report: AgentStatus,
     ) -> anyhow::Result<Response<Body>> {
         let handling = locked(&self.tampering).report(node, &report);
-        let written = match &handling {
-            ReportHandling::Discard => None,
-            ReportHandling::Forward => Some(&report),
-            ReportHandling::Replace(other) => Some(&**other),
-        };
-        let Some(written) = written else {
+        if matches!(handling, ReportHandling::Discard) {
             let mut view = locked(&self.true_views).get(node).cloned().context("nothing is known of the node yet")?;
             view.status = report;
             view.etag = new_etag();
             return Ok(full(StatusCode::OK, serde_json::to_vec(&view)?.into()));
-        };
-        let response = onward.body(serde_json::to_vec(written)?).send().await?;
+        }
+        let response = onward.body(serde_json::to_vec(&report)?).send().await?;
         let status = response.status();
         let bytes = response.bytes().await?;
         let Ok(view) = serde_json::from_slice::<ShadowView>(&bytes) else { return Ok(full(status, bytes)) };
@@ -323,10 +316,7 @@ impl State {
         // A response cannot be withheld like a line, since the agent would retry; but the permit in it can.
         let mut without = view.clone();
         without.spec.permit = None;
-        let mut shown = locked(&self.tampering).view(node, view).unwrap_or(without);
-        if matches!(handling, ReportHandling::Replace(_)) && status == StatusCode::OK {
-            shown.status = report;
-        }
+        let shown = locked(&self.tampering).view(node, view).unwrap_or(without);
         Ok(full(status, serde_json::to_vec(&shown)?.into()))
     }
 }

@@ -122,24 +122,3 @@ async fn forged_desired_states_and_settings_are_refused() -> anyhow::Result<()> 
     .assert_updates(2);
     Ok(())
 }
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "make test-all: unit tests of the agent"]
-async fn forged_generation_has_no_effect_after_web_api_is_restored() -> anyhow::Result<()> {
-    run(nodes(2), async |ctx| {
-        ctx.shop(4).await?;
-        ctx.install().await?;
-        ctx.policy(&json!({"enabled": false})).await?;
-        ctx.release();
-        let hostile = CompromisedWebApi::start(ctx, ForgedGeneration).await?;
-        poll("both agents have been shown the made-up generation", async || {
-            Ok(["node-1", "node-2"].iter().all(|node| hostile.true_view(node).is_some()).then_some(()))
-        })
-        .await?;
-        ctx.policy(&json!({"enabled": true})).await?;
-        restore_web_api(ctx, hostile).await
-    })
-    .await?
-    .assert_updates(2);
-    Ok(())
-}

@@ -4,6 +4,7 @@
 //! The alerts are those that are installed, without `for` and with shorter times; promtool tests the times
 //! (`deploy/monitoring/alerts_test.yaml`).
 
+mod lossy_proxy;
 mod prometheus;
 
 use std::collections::BTreeSet;
@@ -21,9 +22,9 @@ use models::names::SYSTEM_NAMESPACE;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
+use self::lossy_proxy::LossyProxy;
 use self::prometheus::Prometheus;
 use crate::interfere::{agent_on, poll, reboot_deadline, release_into_blocked_drain, signal, unblock};
-use crate::lost_responses::LossyProxy;
 use crate::rotation::provided::{ExternalCa, provide};
 use crate::support::{ScenarioContext, is_updated, nodes, other, run, run_expecting, silent_fleet};
 

@@ -42,9 +42,9 @@ impl Volumes {
     }
 
     /// Reads the node's shadow as the agent does, on a new connection.
-    pub(super) async fn ask(&self, proxy: &str, node: &str, host: &str) -> anyhow::Result<ShadowView> {
+    pub(super) async fn ask(&self, proxy: &str, node: &str) -> anyhow::Result<ShadowView> {
         let (_, client) = self.client(proxy)?;
-        let request = client.get(url(host, node, "")).timeout(PATIENCE).bearer_auth(self.token()?);
+        let request = client.get(url(&host(), node, "")).timeout(PATIENCE).bearer_auth(self.token()?);
         Ok(request.send().await?.error_for_status()?.json().await?)
     }
 }
@@ -87,7 +87,7 @@ impl AgentClient {
     }
 
     pub(super) async fn ask(&self) -> anyhow::Result<ShadowView> {
-        self.volumes.ask(&self.proxy, &self.node, &host()).await
+        self.volumes.ask(&self.proxy, &self.node).await
     }
 
     /// Reports the current state, which changes nothing. Returns the shadow after it.

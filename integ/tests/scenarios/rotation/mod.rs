@@ -10,10 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use base64::Engine as _;
 use deploy::Component;
-use integ::bed::{TestClusterOptions, TestNode, merge};
-use integ::host::{Command, Fault, Worker};
+use integ::bed::{TestClusterOptions, TestNode};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::Api;
@@ -24,8 +22,6 @@ use models::names::{
     ROTATE_SIGNING_KEY_ANNOTATION, SERVING_SECRET, SYSTEM_NAMESPACE, TRUST_CA_KEY, TRUST_CONFIG_MAP, TRUST_PERMIT_KEYS,
 };
 use models::wire::ShadowView;
-use nix::sys::signal::Signal;
-use rand::Rng as _;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use reqwest::header::IF_MATCH;
 use reqwest::{Certificate, Client, Proxy, StatusCode};
@@ -34,9 +30,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use self::load::Load;
-use crate::interfere::{agent_on, finish_command, is_call, poll, signal, until_host};
-use crate::leaders::leader;
-use crate::support::{NEW, ScenarioContext, nodes, run, shadow_of, status};
+use crate::interfere::{agent_on, poll};
+use crate::support::{ScenarioContext, nodes, run, status};
 
 /// Wait of the controllers, and longest delay of the kubelets: far apart, for a kubelet on a busy machine is late.
 const WAIT: &str = "--trust-wait=20s";
@@ -172,57 +167,6 @@ async fn certificate_ca_and_signing_key_rotation_fails_no_request() -> anyhow::R
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "make test-all: minutes"]
-async fn rollout_completes_during_repeated_rotations() -> anyhow::Result<()> {
-    let mut rotations = 0;
-    let mut options = options(3);
-    // A requested version is signed, and set on the hosts.
-    merge(&mut options.policy, &json!({"version": {"target": NEW.to_string(), "refreshInterval": "1s"}}));
-    let ending = run(options, async |ctx| {
-        ctx.shop(3).await?;
-        ctx.install().await?;
-        let before = material(ctx).await?;
-        ctx.release();
-        let updated = ctx.updated();
-        tokio::pin!(updated);
-        loop {
-            let value = format!("{}", rotations + 1);
-            let rotate = async {
-                ask_for(ctx, ROTATE_CERTIFICATES_ANNOTATION, &value).await?;
-                ask_for(ctx, ROTATE_SIGNING_KEY_ANNOTATION, &value).await?;
-                acknowledged(ctx, &value).await
-            };
-            tokio::select! {
-                done = &mut updated => { done?; break }
-                done = rotate => { done?; rotations += 1 }
-            }
-        }
-        // Attempts under way end, and with them the signed statements in the shadows.
-        certificates_rotated(ctx, &before).await?;
-        key_rotated(ctx, &before).await?;
-        let keys: Value = serde_json::from_str(&trust(ctx).await?[TRUST_PERMIT_KEYS])?;
-        let kid = keys["keys"][0]["kid"].as_str().context("no key id")?.to_owned();
-        let world = ctx.bed.recorder.so_far()?.end();
-        for node in world.nodes.keys() {
-            let host = shadow_of(&world, node).and_then(|shadow| shadow.spec.host.clone()).context("no policy")?;
-            let by = host.signature.as_deref().and_then(key_of);
-            anyhow::ensure!(by.as_ref() == Some(&kid), "{node} has a statement by {by:?} and not by {kid}");
-        }
-        Ok(())
-    })
-    .await?;
-    assert!(rotations > 0, "nothing was rotated meanwhile");
-    ending.assert_updates(3);
-    Ok(())
-}
-
-/// The id of the key of a signature.
-fn key_of(jws: &str) -> Option<String> {
-    let header = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(jws.split('.').next()?).ok()?;
-    serde_json::from_slice::<Value>(&header).ok()?["kid"].as_str().map(str::to_owned)
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn nodes_offline_during_rotation_reconnect() -> anyhow::Result<()> {
     // Two of the four run nothing of the operator but their agents.
     let ending = run(options(4), async |ctx| {
@@ -254,35 +198,6 @@ async fn nodes_offline_during_rotation_reconnect() -> anyhow::Result<()> {
     })
     .await?;
     ending.assert_updates(4);
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "make test-all: the simulation of rotations stops after each write"]
-async fn rotation_completes_when_leader_is_killed() -> anyhow::Result<()> {
-    run(
-        {
-            let mut options = options(2);
-            options.deploy.controller_replicas = 2;
-            options
-        },
-        async |ctx| {
-            ctx.install().await?;
-            let load = Load::of(ctx, &["node-1", "node-2"]).await?;
-            for round in 1..=3 {
-                let before = material(ctx).await?;
-                ask_for(ctx, ROTATE_CERTIFICATES_ANNOTATION, &round.to_string()).await?;
-                // Anywhere from before the first write to after the last.
-                let later = Duration::from_millis(ctx.rng.random_range(0..30_000));
-                tokio::time::sleep(later).await;
-                let leads = leader(ctx).await?;
-                signal(&[leads], Signal::SIGKILL);
-                certificates_rotated(ctx, &before).await.with_context(|| format!("killed after {later:?}"))?;
-            }
-            load.end().await
-        },
-    )
-    .await?;
     Ok(())
 }
 
@@ -346,31 +261,4 @@ async fn revoked(ctx: &ScenarioContext, before: &[String]) -> anyhow::Result<()>
         Ok((keys.len() == 1 && !before.contains(&keys[0])).then_some(()))
     })
     .await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "make test-all: tests of planner and agent have its parts"]
-async fn signing_key_revocation_does_not_end_attempt() -> anyhow::Result<()> {
-    let mut options = options(1);
-    merge(&mut options.policy, &json!({"version": {"target": NEW.to_string(), "refreshInterval": "1s"}}));
-    let ending = run(options, async |ctx| {
-        ctx.install().await?;
-        let host = &ctx.bed.member("node-1")?.host;
-        host.script(Fault::command(Command::Prepare, Worker::Waits));
-        ctx.release();
-        until_host(host, "the host is asked to stage", |event| is_call(event, "/actions/prepare-update")).await?;
-        let before = published_keys(ctx).await?;
-        delete(ctx, PERMIT_KEY_SECRET).await?;
-        revoked(ctx, &before).await?;
-        // The agent that starts now verifies the signature of its host's settings first.
-        signal(&[agent_on(ctx, "node-1").await?], Signal::SIGKILL);
-        finish_command(host).await?;
-        ctx.updated().await?;
-        Ok(())
-    })
-    .await?;
-    ending.assert_updates(1);
-    let attempts = ending.history.attempts();
-    assert!(attempts.len() == 1 && attempts[0].updated(), "{attempts:#?}");
-    Ok(())
 }

@@ -80,6 +80,28 @@ fn settings_signed_by_replaced_key_are_signed_again() {
     }
 }
 
+/// The agent ends with the label, and puts back what it has set on the host once the node has it again.
+#[test]
+fn settings_are_withdrawn_from_node_without_its_label() {
+    let (host, jws, kid) = settings_of_a();
+    for (labelled, expected) in [(true, false), (false, true)] {
+        let mut node = node("a");
+        node.facts.labelled = labelled;
+        node.shadow.as_mut().unwrap().spec.host = Some(HostPolicy { signature: Some(jws.clone()), ..host.clone() });
+        let (mut view, _) = cluster(vec![node], &[]);
+        let policy = with_policy(&mut view, serde_json::json!({"version": {"ignoreWaves": true}}));
+        (view.signing.signing_key, view.signing.newest_key) = (Some(kid.clone()), Some(kid.clone()));
+        view.signing.signing_keys = [kid.clone()].into();
+        let made = plan(&view, &policy, t(1));
+        let withdrawn = match made.actions.get("a") {
+            Some(Action::Spec { spec }) => spec.host.as_ref().is_some_and(|host| !host.asks_settings()),
+            _ => false,
+        };
+        assert_eq!(withdrawn, expected, "labelled: {labelled}");
+        assert!(made.shadows.is_empty(), "a shadow that asks for settings stays");
+    }
+}
+
 /// A leader takes over during a rotation, and signs with the previous key for as long as it waits itself.
 #[test]
 fn settings_signed_by_newest_key_are_not_signed_by_previous_key() {
