@@ -379,10 +379,10 @@ impl Metrics {
         let mut before = std::mem::take(&mut memory.waits);
         let mut reasons: BTreeMap<&'static str, (usize, Timestamp)> = BTreeMap::new();
         for node in nodes {
-            let old = before.remove(node.name).filter(|old| old.step == node.step);
+            let old = before.remove(node.name).filter(|old| old.step == node.step && !old.is_over(node));
             let waiting = match (node.waits, old) {
                 (Waits::For(reason), Some(old)) if old.reason == reason => old,
-                (Waits::For(reason), old) => Waiting::after(old, reason, node.step, now),
+                (Waits::For(reason), old) => Waiting::after(old, reason, node, now),
                 (Waits::Acting, Some(old)) => old,
                 (Waits::Acting | Waits::Not, _) => continue,
             };
