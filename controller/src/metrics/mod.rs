@@ -314,6 +314,7 @@ impl Metrics {
             earlier_pods,
             unreadable,
             freshness,
+            lagging_since,
             freshness_target,
             estimated_completion,
             signals,
@@ -339,6 +340,7 @@ impl Metrics {
             ("quarantined_versions", Some(float(*quarantined_versions))),
             ("policy_degraded", Some(flag(*policy_degraded))),
             ("window_open", Some(flag(*window_open))),
+            ("lagging_since_timestamp_seconds", lagging_since.map(seconds)),
             ("estimated_completion_timestamp_seconds", estimated_completion.map(seconds)),
             ("earlier_operator_pods", Some(float(*earlier_pods))),
         ] {

@@ -83,6 +83,8 @@ pub struct Snapshot<'a> {
     pub unreadable: [(&'static str, usize); 3],
     /// The freshness of the fleet; `None` without the operator's resource.
     pub freshness: Option<Freshness>,
+    /// The earliest time at which a version was first seen that a node lacks which has itself been behind for a while.
+    pub lagging_since: Option<Timestamp>,
     /// Maximum time for which a node may be behind, if policy has one.
     pub freshness_target: Option<Duration>,
     /// The time at which the last running rollout is expected to be completed.
@@ -118,6 +120,7 @@ impl<'a> Snapshot<'a> {
                 ("BottlerocketShadow", view.unreadable.shadows.len()),
             ],
             freshness: plan.status.as_ref().and_then(|status| status.freshness.clone()),
+            lagging_since: plan.lagging_since,
             freshness_target: policy.freshness_target,
             estimated_completion: rollouts.filter_map(|rollout| Some(rollout.estimated_completion?.at)).max(),
             signals: Signals::of(view, plan, policy, now),

@@ -81,6 +81,7 @@ pub(super) fn snapshot<'a>(now: i64, nodes: impl IntoIterator<Item = NodeState<'
         earlier_pods: 0,
         unreadable: [("BottlerocketUpdateOperator", 0), ("Node", 0), ("BottlerocketShadow", 0)],
         freshness: None,
+        lagging_since: None,
         freshness_target: None,
         estimated_completion: None,
         signals: Signals::default(),
@@ -488,6 +489,7 @@ fn full() -> Metrics {
     let signals = Signals::full();
     metrics.observe(&Snapshot {
         freshness: Some(freshness),
+        lagging_since: Some(t(0)),
         freshness_target: target,
         estimated_completion,
         signals,
