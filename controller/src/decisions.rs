@@ -11,7 +11,7 @@ use semver::Version;
 
 use planner::claims::ClaimField;
 use planner::phase::Phase;
-use planner::plan::key_of;
+use planner::plan::{approval_news, key_of};
 use planner::view::{NodeFacts, ShadowFacts};
 use planner::wait::WaitReason;
 
@@ -252,11 +252,11 @@ pub fn of_operator(before: &BottlerocketUpdateOperatorStatus, after: &Bottlerock
         // The annotations of a new resource are acknowledged without an effect.
         return lines;
     }
-    let approved = after.active_rollouts.iter().filter(|rollout| rollout.ended.is_none()).any(|rollout| {
-        let old = before.active_rollouts.iter().find(|old| same_rollout(old, rollout));
-        old.is_some_and(|old| (rollout.approved && !old.approved) || rollout.steps_passed > old.steps_passed)
-    });
-    let approval = if approved { "canary step approved" } else { "approval acknowledged: no canary step waits for it" };
+    let approval = if approval_news(before, after).is_none() {
+        "canary step approved"
+    } else {
+        "approval acknowledged: no canary step waits for it"
+    };
     for (text, was, is) in [
         (approval, was.approve_step, is.approve_step),
         ("rotation of certificates begun", was.rotate_certificates, is.rotate_certificates),

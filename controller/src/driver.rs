@@ -283,8 +283,7 @@ impl Driver {
             return Some(Wake::default());
         }
         self.expressions.want(&plan.expressions, &plan.asked_again, policy.prometheus.as_ref());
-        let recorded = view.operator.as_ref().and_then(|operator| operator.status.notices.as_ref());
-        self.notices.want(policy.notices.as_ref(), recorded.map_or(&[], |notices| &notices.pending));
+        self.notices.want(policy.notices.as_ref(), view.operator.as_ref().map(|operator| &operator.status));
         if plan.hand_over {
             tracing::info!(node = self.own_node, "lease handed over: the node of this replica is next");
             self.handing_over = true;

@@ -266,19 +266,56 @@ fn rollout() -> ActiveRollout {
 
 #[test]
 fn acknowledged_approval_logs_whether_it_had_an_effect() {
-    use models::operator::OperatorRequests;
-    let with = |observed_generation, approve_step: Option<&str>, approved| BottlerocketUpdateOperatorStatus {
+    use models::operator::{OperatorRequests, RolloutLedger};
+    // The canary steps of two rollouts, which an approval names by their places alone while no record has a number.
+    let step = |arch: &str, due| ActiveRollout {
+        arch: arch.into(),
+        ledger: Some(RolloutLedger { due, ..RolloutLedger::default() }),
+        ..rollout()
+    };
+    let with = |observed_generation, approve_step: Option<&str>, named, other| BottlerocketUpdateOperatorStatus {
         observed_generation,
         requests: Some(OperatorRequests { approve_step: approve_step.map(str::to_owned), ..Default::default() }),
-        active_rollouts: vec![ActiveRollout { approved, ..rollout() }],
+        active_rollouts: vec![named, other],
         ..BottlerocketUpdateOperatorStatus::default()
     };
-    for (sentence, observed, approved, expected) in [
-        ("a step waits for it", Some(1), true, vec!["canary step approved"]),
-        ("no step waits", Some(1), false, vec!["approval acknowledged: no canary step waits for it"]),
-        ("the annotation of a new resource", None, false, vec![]),
+    let (named, other) = (|| step("x86_64", 1), || step("aarch64", 2));
+    let accepted = || {
+        let ledger = RolloutLedger { due: 1, accepted: 1, ..RolloutLedger::default() };
+        ActiveRollout { ledger: Some(ledger), ..named() }
+    };
+    let passed = |rollout: ActiveRollout| ActiveRollout { steps_passed: rollout.steps_passed + 1, ..rollout };
+    let approved = || ActiveRollout { approved: true, ..named() };
+    let refused = || vec!["approval acknowledged: no canary step waits for it"];
+    for (sentence, observed, value, after, expected) in [
+        ("a step waits for it", Some(1), "0/1@x", (approved(), other()), vec!["canary step approved"]),
+        (
+            "a place without a proof is accepted, and the soak of the step begins",
+            Some(1),
+            "0/1/unproven@x",
+            (accepted(), other()),
+            vec!["canary step approved"],
+        ),
+        (
+            "it passes the step at once",
+            Some(1),
+            "0/1@x",
+            (passed(named()), other()),
+            vec!["canary step passed", "canary step approved"],
+        ),
+        ("no step waits", Some(1), "0/1@x", (named(), other()), refused()),
+        ("it names no step", Some(1), "yes", (approved(), other()), refused()),
+        (
+            "the step of another rollout passes meanwhile",
+            Some(1),
+            "0/1@x",
+            (named(), passed(other())),
+            [vec!["canary step passed"], refused()].concat(),
+        ),
+        ("the annotation of a new resource", None, "0/1@x", (named(), other()), vec![]),
     ] {
-        let lines = of_operator(&with(observed, None, false), &with(Some(1), Some("yes"), approved));
+        let before = with(observed, None, named(), other());
+        let lines = of_operator(&before, &with(Some(1), Some(value), after.0, after.1));
         let texts: Vec<_> = lines.iter().map(|line| line.text).collect();
         assert_eq!(texts, expected, "{sentence}");
     }

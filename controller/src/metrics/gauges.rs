@@ -13,7 +13,7 @@ use super::values::{ALONE, float, seconds};
 type Entry = (&'static str, Labels, &'static str);
 
 /// Gauges about the fleet.
-pub(super) const FLEET: [Entry; 30] = [
+pub(super) const FLEET: [Entry; 33] = [
     ("nodes", &["step", "version"], "Nodes by the step of their update and the version that they run"),
     ("nodes_by_state", &["state"], "Nodes by the counts of the operator's status, which overlap"),
     ("nodes_waiting", &["reason"], "Nodes by the reason why they wait"),
@@ -45,6 +45,12 @@ pub(super) const FLEET: [Entry; 30] = [
         &[],
         "Time since which the node that has been behind for the longest time has been behind, in seconds since 1970",
     ),
+    (
+        "lagging_since_timestamp_seconds",
+        &[],
+        "Like behind_since_timestamp_seconds, of nodes that have themselves been behind, since their creation, for three days, or for the target if \
+         that is shorter",
+    ),
     ("freshness_target_seconds", &[], "Time by spec.freshness.target for which a node may be behind"),
     ("nodes_within_freshness_target", &[], "Nodes that are not behind, or not for longer than spec.freshness.target"),
     ("freshness_ratio", &[], "Share of the nodes that are within spec.freshness.target, from 0 to 1"),
@@ -73,6 +79,12 @@ pub(super) const FLEET: [Entry; 30] = [
         "awaiting_approval",
         &[],
         "1 while a canary step waits for a user: for an approval, or since its places have no proof",
+    ),
+    ("history_failing", &[], "1 while the history of rollouts is not written: the condition HistoryRecorded is False"),
+    (
+        "notices_failing",
+        &[],
+        "1 while a receiver does not take notices, or cannot be used: the condition NoticesSent is False",
     ),
     ("versions_behind", &[], "Largest number of offered versions that are later than the one that a node runs"),
     ("unreadable_objects", &["kind"], "Objects that this version of the operator cannot read"),

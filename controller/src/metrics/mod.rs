@@ -314,6 +314,7 @@ impl Metrics {
             earlier_pods,
             unreadable,
             freshness,
+            lagging_since,
             freshness_target,
             estimated_completion,
             signals,
@@ -339,6 +340,7 @@ impl Metrics {
             ("quarantined_versions", Some(float(*quarantined_versions))),
             ("policy_degraded", Some(flag(*policy_degraded))),
             ("window_open", Some(flag(*window_open))),
+            ("lagging_since_timestamp_seconds", lagging_since.map(seconds)),
             ("estimated_completion_timestamp_seconds", estimated_completion.map(seconds)),
             ("earlier_operator_pods", Some(float(*earlier_pods))),
         ] {
@@ -379,10 +381,10 @@ impl Metrics {
         let mut before = std::mem::take(&mut memory.waits);
         let mut reasons: BTreeMap<&'static str, (usize, Timestamp)> = BTreeMap::new();
         for node in nodes {
-            let old = before.remove(node.name).filter(|old| old.step == node.step);
+            let old = before.remove(node.name).filter(|old| old.step == node.step && !old.is_over(node));
             let waiting = match (node.waits, old) {
                 (Waits::For(reason), Some(old)) if old.reason == reason => old,
-                (Waits::For(reason), old) => Waiting::after(old, reason, node.step, now),
+                (Waits::For(reason), old) => Waiting::after(old, reason, node, now),
                 (Waits::Acting, Some(old)) => old,
                 (Waits::Acting | Waits::Not, _) => continue,
             };

@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use models::condition::find_condition;
+use models::condition::{false_condition, find_condition};
+use models::operator::{HISTORY_RECORDED, NOTICES_SENT};
 use models::shadow::{AgentReport, HOST_REACHABLE};
 use planner::plan::{AgentState, Plan, agent_state};
 use planner::policy::Policy;
@@ -47,17 +48,22 @@ pub struct Signals {
     enabled: Option<bool>,
     next_window: Option<Timestamp>,
     awaiting_approval: bool,
+    history_failing: bool,
+    notices_failing: bool,
     versions_behind: Option<usize>,
 }
 
 impl Signals {
     pub(super) fn of(view: &ClusterView, plan: &Plan, policy: &Policy, now: Timestamp) -> Self {
+        let conditions = plan.status.as_ref().map_or(&[][..], |status| &status.conditions);
         let mut signals = Self {
             agents: AGENTS.into_iter().map(|state| (state, 0)).collect(),
             web_api_missing: view.web_api_missing,
             enabled: policy.present.then_some(policy.enabled),
             next_window: plan.status.as_ref().and_then(|status| status.next_window),
             awaiting_approval: !plan.approvals.is_empty(),
+            history_failing: false_condition(conditions, HISTORY_RECORDED).is_some(),
+            notices_failing: false_condition(conditions, NOTICES_SENT).is_some(),
             ..Self::default()
         };
         for node in view.nodes.values().filter(|node| node.facts.labelled) {
@@ -94,6 +100,8 @@ impl Signals {
             enabled: Some(true),
             next_window: Some(Timestamp::UNIX_EPOCH),
             awaiting_approval: true,
+            history_failing: true,
+            notices_failing: true,
             versions_behind: Some(1),
         }
     }
@@ -107,6 +115,8 @@ impl Signals {
             enabled,
             next_window,
             awaiting_approval,
+            history_failing,
+            notices_failing,
             versions_behind,
         } = self;
         for (state, count) in agents {
@@ -124,6 +134,8 @@ impl Signals {
             ("enabled", enabled.map(flag)),
             ("next_window_timestamp_seconds", next_window.map(seconds)),
             ("awaiting_approval", Some(flag(*awaiting_approval))),
+            ("history_failing", Some(flag(*history_failing))),
+            ("notices_failing", Some(flag(*notices_failing))),
             ("versions_behind", versions_behind.map(float)),
         ] {
             if let Some(value) = value {
@@ -152,6 +164,7 @@ fn versions_behind(agent: &AgentReport) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use models::condition::{Condition, ConditionStatus};
+    use models::operator::BottlerocketUpdateOperatorStatus;
     use models::shadow::OfferedUpdates;
     use planner::view::{NodeFacts, ShadowFacts};
     use semver::Version;
@@ -214,6 +227,41 @@ mod tests {
         assert_eq!((silent(), since(true)), (Some(3.0), Some(seconds(t(40)))), "one more, which was connected before");
         assert_eq!(value(&metrics, "web_api_ready"), Some(0.0));
         assert_eq!(value(&metrics, "web_api_silent_since_timestamp_seconds"), Some(seconds(t(70))));
+    }
+
+    #[test]
+    fn lost_notices_and_results_are_exported_from_the_conditions() {
+        let metrics = leading();
+        let observe = |status: Option<&[(&str, bool)]>| {
+            let conditions = |found: &[(&str, bool)]| {
+                let condition = |(type_, holds): &(&str, bool)| Condition {
+                    type_: (*type_).to_owned(),
+                    status: (*holds).into(),
+                    reason: "Because".into(),
+                    message: String::new(),
+                    last_transition_time: t(0),
+                    observed_generation: None,
+                };
+                found.iter().map(condition).collect()
+            };
+            let status = status.map(|found| BottlerocketUpdateOperatorStatus {
+                conditions: conditions(found),
+                ..BottlerocketUpdateOperatorStatus::default()
+            });
+            let plan = Plan { status, ..Plan::default() };
+            let signals = Signals::of(&ClusterView::default(), &plan, &Policy::default(), t(0));
+            metrics.observe(&Snapshot { signals, ..snapshot(0, []) });
+            ["history_failing", "notices_failing"].map(|name| value(&metrics, name).unwrap() > 0.0)
+        };
+        for (sentence, conditions, expected) in [
+            ("there is no resource", None, [false, false]),
+            ("nothing is known yet", Some(&[][..]), [false, false]),
+            ("all is well", Some(&[(HISTORY_RECORDED, true), (NOTICES_SENT, true)][..]), [false, false]),
+            ("a receiver fails", Some(&[(HISTORY_RECORDED, true), (NOTICES_SENT, false)][..]), [false, true]),
+            ("the history is refused", Some(&[(HISTORY_RECORDED, false)][..]), [true, false]),
+        ] {
+            assert_eq!(observe(conditions), expected, "{sentence}");
+        }
     }
 
     #[test]

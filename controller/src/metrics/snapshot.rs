@@ -36,6 +36,8 @@ pub struct NodeState<'a> {
     /// The version that its attempt began with, if it was known, and the target version; `None`: no attempt.
     pub attempt: Option<(Option<&'a Version>, &'a Version)>,
     pub waits: Waits,
+    /// The number of pods that are left on it, while pods block its drain; otherwise 0.
+    pub left: usize,
 }
 
 /// Keys and certificates at one moment.
@@ -81,6 +83,8 @@ pub struct Snapshot<'a> {
     pub unreadable: [(&'static str, usize); 3],
     /// The freshness of the fleet; `None` without the operator's resource.
     pub freshness: Option<Freshness>,
+    /// The earliest time at which a version was first seen that a node lacks which has itself been behind for a while.
+    pub lagging_since: Option<Timestamp>,
     /// Maximum time for which a node may be behind, if policy has one.
     pub freshness_target: Option<Duration>,
     /// The time at which the last running rollout is expected to be completed.
@@ -116,6 +120,7 @@ impl<'a> Snapshot<'a> {
                 ("BottlerocketShadow", view.unreadable.shadows.len()),
             ],
             freshness: plan.status.as_ref().and_then(|status| status.freshness.clone()),
+            lagging_since: plan.lagging_since,
             freshness_target: policy.freshness_target,
             estimated_completion: rollouts.filter_map(|rollout| Some(rollout.estimated_completion?.at)).max(),
             signals: Signals::of(view, plan, policy, now),
@@ -124,6 +129,7 @@ impl<'a> Snapshot<'a> {
 }
 
 fn node_state<'a>(name: &'a str, node: &'a NodeView, plan: &Plan) -> NodeState<'a> {
+    let wait = plan.waits.get(name);
     let shadow = node.shadow.as_ref();
     let reported = shadow.and_then(|s| s.status.agent.current_version.as_ref());
     NodeState {
@@ -132,7 +138,8 @@ fn node_state<'a>(name: &'a str, node: &'a NodeView, plan: &Plan) -> NodeState<'
         step: node.update().map(|progress| progress.step),
         version: reported.map(Cow::Borrowed).or_else(|| node.facts.os_version().map(Cow::Owned)),
         attempt: node.update().map(|progress| (progress.from.as_ref(), &progress.version)),
-        waits: match plan.waits.get(name) {
+        left: if let Some(Wait::DrainBlocked { left, .. }) = wait { *left } else { 0 },
+        waits: match wait {
             // As in the operator's status: these are no reasons to wait.
             Some(Wait::UpToDate | Wait::NotLabelled) => Waits::Not,
             Some(Wait::Acting) | None => Waits::Acting,

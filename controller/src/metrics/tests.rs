@@ -61,7 +61,7 @@ fn write(metrics: &Metrics, before: &ControllerReport, after: &ControllerReport,
 }
 
 fn node<'a>(name: &'a str, step: Option<Step>, runs: &str, waits: Waits) -> NodeState<'a> {
-    NodeState { name, step, version: Some(Cow::Owned(version(runs))), attempt: None, waits }
+    NodeState { name, step, version: Some(Cow::Owned(version(runs))), attempt: None, waits, left: 0 }
 }
 
 pub(super) fn snapshot<'a>(now: i64, nodes: impl IntoIterator<Item = NodeState<'a>>) -> Snapshot<'a> {
@@ -81,6 +81,7 @@ pub(super) fn snapshot<'a>(now: i64, nodes: impl IntoIterator<Item = NodeState<'
         earlier_pods: 0,
         unreadable: [("BottlerocketUpdateOperator", 0), ("Node", 0), ("BottlerocketShadow", 0)],
         freshness: None,
+        lagging_since: None,
         freshness_target: None,
         estimated_completion: None,
         signals: Signals::default(),
@@ -278,6 +279,28 @@ fn waiting_since_metric_is_kept_while_evictions_are_retried() {
 }
 
 #[test]
+fn waiting_since_metric_begins_again_when_fewer_pods_than_ever_are_left_of_a_blocked_drain() {
+    let metrics = leading();
+    for (sentence, now, waits, left, since) in [
+        ("it begins", 0, Waits::For("DrainBlocked"), 9, Some(0)),
+        ("no pod has left", 10, Waits::For("DrainBlocked"), 9, Some(0)),
+        ("one has", 20, Waits::For("DrainBlocked"), 8, Some(20)),
+        ("the next ones are asked", 30, Waits::Acting, 0, Some(20)),
+        ("in vain", 40, Waits::For("DrainBlocked"), 8, Some(20)),
+        ("a new one comes", 50, Waits::For("DrainBlocked"), 9, Some(20)),
+        ("and leaves", 60, Waits::For("DrainBlocked"), 8, Some(20)),
+        ("one of before leaves", 70, Waits::For("DrainBlocked"), 7, Some(70)),
+        ("none is refused any more", 80, Waits::For("Draining"), 0, None),
+        ("one is again", 90, Waits::For("DrainBlocked"), 7, Some(90)),
+    ] {
+        let draining = node("a", Some(Step::Draining), "1.20.0", waits);
+        metrics.observe(&snapshot(now, [NodeState { left, ..draining }]));
+        let exported = value(&metrics, r#"waiting_since_timestamp_seconds{reason="DrainBlocked"}"#);
+        assert_eq!(exported, since.map(|second| seconds(t(second))), "{sentence}");
+    }
+}
+
+#[test]
 fn waiting_since_metric_goes_on_after_a_pause_that_hides_the_reason() {
     for (sentence, reasons, since) in [
         ("the window closes and opens", "ExpressionFails WindowClosed ExpressionFails", 10),
@@ -325,6 +348,7 @@ fn version_labels_of_nodes_are_limited_and_reused() {
             version: Some(Cow::Owned(Version::new(1, minor, patch))),
             attempt: None,
             waits: Waits::Not,
+            left: 0,
         });
         snapshot(0, nodes)
     };
@@ -465,6 +489,7 @@ fn full() -> Metrics {
     let signals = Signals::full();
     metrics.observe(&Snapshot {
         freshness: Some(freshness),
+        lagging_since: Some(t(0)),
         freshness_target: target,
         estimated_completion,
         signals,

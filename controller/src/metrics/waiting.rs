@@ -7,6 +7,8 @@ use models::shadow::Step;
 use models::time::between;
 use planner::wait::WaitReason;
 
+use super::snapshot::{NodeState, Waits};
+
 /// Reasons that let an earlier wait go on when they end: what a node waits for is not looked at meanwhile, or is asked for again.
 const PAUSES: [&str; 6] = [
     WaitReason::WindowClosed.as_str(),
@@ -22,21 +24,29 @@ pub(super) struct Waiting {
     pub(super) reason: &'static str,
     pub(super) step: Option<Step>,
     pub(super) since: Timestamp,
+    /// The fewest pods that have been left of its drain. Others may come for as long as it lasts, so a number that falls shows nothing.
+    fewest_left: usize,
     /// The reason before one of [`PAUSES`], and the time for which the node had waited for it: that of the pause does not count.
     paused: Option<(&'static str, Duration)>,
 }
 
 impl Waiting {
+    /// Returns whether the wait begins again although its reason is the same: the drain of the node goes on.
+    pub(super) fn is_over(&self, node: &NodeState<'_>) -> bool {
+        node.waits == Waits::For(self.reason) && node.left < self.fewest_left
+    }
+
     /// Returns the wait of a node for a reason, after an earlier one in the same step.
-    pub(super) fn after(earlier: Option<Self>, reason: &'static str, step: Option<Step>, now: Timestamp) -> Self {
+    pub(super) fn after(earlier: Option<Self>, reason: &'static str, node: &NodeState<'_>, now: Timestamp) -> Self {
+        let (step, fewest_left) = (node.step, node.left);
         let paused = earlier.and_then(|old| match PAUSES.contains(&old.reason) {
             true => old.paused,
             false => Some((old.reason, between(old.since, now))),
         });
         if PAUSES.contains(&reason) {
-            return Self { reason, step, since: now, paused };
+            return Self { reason, step, since: now, fewest_left, paused };
         }
         let waited = paused.filter(|(before, _)| *before == reason).map_or(Duration::ZERO, |(_, waited)| waited);
-        Self { reason, step, since: now.checked_sub(waited).unwrap_or(now), paused: None }
+        Self { reason, step, since: now.checked_sub(waited).unwrap_or(now), fewest_left, paused: None }
     }
 }

@@ -20,7 +20,8 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
-use models::operator::{Notice, NoticeReceiver};
+use models::condition::false_condition;
+use models::operator::{BottlerocketUpdateOperatorStatus, NOTICES_SENT, Notice, NoticeReceiver};
 use planner::policy;
 use planner::view::NoticeFacts;
 use tokio::sync::{Notify, watch};
@@ -29,7 +30,7 @@ use tokio::time::Instant;
 
 use crate::leader::Leadership;
 use crate::metrics::{Metrics, NoticeResult};
-use outbox::{Ended, Outboxes};
+use outbox::{Ended, FAILING, Outboxes};
 use send::{Outcome, Secret};
 
 /// Interval at which the Secret is checked: a mistake is to be seen before the first notice.
@@ -68,16 +69,24 @@ impl Notices {
         Self { task: tokio::spawn(run(shared.clone())), shared }
     }
 
-    /// Takes in the receivers of the policy in force, and the notices that the operator's status has. Called after each
-    /// plan.
-    pub fn want(&self, policy: Option<&policy::Notices>, recorded: &[Notice]) {
+    /// Takes in the receivers of the policy in force, and the operator's recorded status: its notices, and its condition
+    /// `NoticesSent`. Called after each plan.
+    pub fn want(&self, policy: Option<&policy::Notices>, status: Option<&BottlerocketUpdateOperatorStatus>) {
         let receivers = policy.map_or(&[][..], |policy| &policy.receivers);
         for receiver in receivers {
             self.shared.metrics.expect_notices(&receiver.name);
         }
-        let (is_new, dropped) = self.shared.lock().want(receivers, recorded, Instant::now());
+        let recorded = status.and_then(|status| status.notices.as_ref()).map_or(&[][..], |notices| &notices.pending);
+        let failing = status.and_then(|status| false_condition(&status.conditions, NOTICES_SENT));
+        let failing =
+            failing.filter(|condition| condition.reason == FAILING).map_or("", |condition| &condition.message);
+        let (is_new, dropped) = self.shared.lock().want(receivers, recorded, failing, Instant::now());
         for (receiver, count) in dropped {
-            tracing::warn!(receiver, count, "notices dropped: too many wait for this receiver");
+            tracing::warn!(
+                receiver,
+                count,
+                "notices dropped: too many wait for this receiver, or policy has it no more"
+            );
             self.shared.metrics.notices(&receiver, NoticeResult::Dropped, count);
         }
         if is_new {

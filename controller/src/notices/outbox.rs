@@ -30,7 +30,10 @@ const UNREACHABLE_AFTER: u32 = 3;
 /// The reasons of the condition `NoticesSent`.
 const SENT: &str = "AsExpected";
 const UNUSABLE: &str = "ReceiverUnusable";
-const FAILING: &str = "ReceiverFails";
+pub(super) const FAILING: &str = "ReceiverFails";
+
+/// The text between the problems of two receivers, in the message of the condition.
+const NEXT: &str = "; and ";
 
 /// The state of a notice after an attempt to send it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,18 +71,27 @@ fn notices_for<'a>(name: &'a str, recorded: &'a [Notice]) -> impl Iterator<Item 
     recorded.iter().filter(move |notice| notice.receivers.iter().any(|receiver| receiver == name))
 }
 
+/// Returns the problem of a receiver in the message of a condition.
+fn recorded_problem<'a>(message: &'a str, name: &str) -> Option<&'a str> {
+    message.split(NEXT).find_map(|problem| problem.strip_prefix(name)?.strip_prefix(": "))
+}
+
 impl Outboxes {
-    /// Takes in the receivers and the recorded notices. Returns whether there may be something to send, and the number of
-    /// notices that were left out because too many waited, by receiver.
+    /// Takes in the receivers, the recorded notices, and the message of the condition while it is False since receivers fail. Returns whether there
+    /// may be something to send, and the number of notices that were left out, by receiver: too many waited, or it is none any more.
     pub(super) fn want(
         &mut self,
         receivers: &[NoticeReceiver],
         recorded: &[Notice],
+        failing: &str,
         now: Instant,
     ) -> (bool, Vec<(String, u64)>) {
+        let (mut is_new, mut dropped) = (false, Vec::new());
+        for (name, outbox) in self.all.iter().filter(|(name, _)| receivers.iter().all(|one| one.name != **name)) {
+            dropped.push((name.clone(), u64::try_from(outbox.pending.len()).unwrap_or(u64::MAX)));
+        }
         self.all.retain(|_, outbox| receivers.contains(&outbox.receiver));
         self.done.retain(|(name, id)| notices_for(name, recorded).any(|notice| notice.id == *id));
-        let (mut is_new, mut dropped) = (false, Vec::new());
         for receiver in receivers {
             let name = &receiver.name;
             if !self.all.contains_key(name) {
@@ -91,7 +103,8 @@ impl Outboxes {
                 sending: None,
                 backoff: Backoff::default(),
                 next: now,
-                problem: None,
+                // Of an earlier leader, or of the receiver as it was before: its first success ends it.
+                problem: recorded_problem(failing, name).map(|problem| (FAILING, problem.to_owned())),
             });
             let is_done = |notice: &&Notice| self.done.contains(&(name.clone(), notice.id.clone()));
             let pending: Vec<Notice> = notices_for(name, recorded).filter(|notice| !is_done(notice)).cloned().collect();
@@ -103,11 +116,10 @@ impl Outboxes {
                 outbox.next = now;
             }
             let gone = outbox.pending.iter().filter(|notice| !has(&pending, &notice.id)).count();
-            if gone > 0 {
-                dropped.push((name.clone(), u64::try_from(gone).unwrap_or(u64::MAX)));
-            }
+            dropped.push((name.clone(), u64::try_from(gone).unwrap_or(u64::MAX)));
             outbox.pending = pending;
         }
+        dropped.retain(|(_, count)| *count > 0);
         (is_new || self.unchecked, dropped)
     }
 
@@ -191,8 +203,9 @@ impl Outboxes {
     pub(super) fn facts(&self) -> NoticeFacts {
         let problems = self.all.iter().filter_map(|(name, outbox)| Some((name, outbox.problem.as_ref()?)));
         let texts: Vec<String> = problems.clone().map(|(name, (_, message))| format!("{name}: {message}")).collect();
-        let reason = problems.map(|(_, (reason, _))| *reason).next();
-        let state = (reason.is_none(), reason.unwrap_or(SENT), cut(&texts.join("; "), 2000));
+        // The Secret is checked by each leader, and the answers are not: the condition alone keeps that a receiver fails.
+        let reason = problems.map(|(_, (reason, _))| *reason).min_by_key(|reason| *reason != FAILING);
+        let state = (reason.is_none(), reason.unwrap_or(SENT), cut(&texts.join(NEXT), 2000));
         NoticeFacts { done: self.done.clone(), state: (!self.all.is_empty()).then_some(state) }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use jiff::Timestamp;
-use models::operator::NoticeFormat;
+use models::operator::{NoticeEvent, NoticeFormat, NoticesStatus};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -147,7 +147,10 @@ impl Sending {
 
     fn want(&self, receivers: &[NoticeReceiver], recorded: &[Notice]) {
         let policy = policy::Notices { receivers: receivers.to_vec(), blocked_after: PATIENCE };
-        self.notices.want(Some(&policy), recorded);
+        let notices = NoticesStatus { pending: recorded.to_vec(), ..NoticesStatus::default() };
+        let status =
+            BottlerocketUpdateOperatorStatus { notices: Some(notices), ..BottlerocketUpdateOperatorStatus::default() };
+        self.notices.want(Some(&policy), Some(&status));
     }
 
     /// Waits until the facts have this property.
@@ -359,7 +362,7 @@ async fn certificate_of_receiver_is_verified_with_authority_in_secret() {
 #[test]
 fn corrected_secret_ends_its_problem_and_no_other() {
     let mut outboxes = Outboxes::default();
-    outboxes.want(&[receiver("a", NoticeFormat::Slack)], &[notice("1", &["a"])], Instant::now());
+    outboxes.want(&[receiver("a", NoticeFormat::Slack)], &[notice("1", &["a"])], "", Instant::now());
     let reason = |outboxes: &Outboxes| outboxes.facts().state.unwrap().1;
     assert_eq!((outboxes.checked("a", Some("no key".into())), reason(&outboxes)), (true, "ReceiverUnusable"));
     assert!(!outboxes.checked("a", Some("no key".into())));
@@ -370,11 +373,51 @@ fn corrected_secret_ends_its_problem_and_no_other() {
 }
 
 #[test]
+fn receiver_that_failed_under_an_earlier_leader_fails_until_it_takes_a_notice() {
+    let now = Instant::now();
+    let all = ["a", "b", "c"].map(|name| receiver(name, NoticeFormat::Slack));
+    let state = |outboxes: &Outboxes| outboxes.facts().state.unwrap();
+    let send = |outboxes: &mut Outboxes, name: &str, outcome: Outcome| {
+        outboxes.due(now + PATIENCE);
+        outboxes.record(name, "1", outcome, now, 0.0);
+    };
+    let refused = |text: &str| Outcome::Refused { message: text.into() };
+    let mut first = Outboxes::default();
+    first.want(&all, &[notice("1", &["a", "b"])], "", now);
+    first.checked("c", Some("no key".into()));
+    send(&mut first, "a", refused("it refuses with 404: check the webhook; it is gone"));
+    send(&mut first, "b", refused("it refuses with 410"));
+    let message = "a: it refuses with 404: check the webhook; it is gone; and b: it refuses with 410; and c: no key";
+    assert_eq!(state(&first), (false, "ReceiverFails", message.to_owned()));
+
+    // The next leader has sent nothing yet. The key has been added in the meantime, which it finds by itself.
+    let mut next = Outboxes::default();
+    let failing = "a: it refuses with 404: check the webhook; it is gone; and b: it refuses with 410";
+    next.want(&all, &[notice("1", &["b"])], failing, now);
+    for name in ["a", "b", "c"] {
+        next.checked(name, None);
+    }
+    assert_eq!(state(&next), (false, "ReceiverFails", failing.to_owned()));
+    send(&mut next, "b", Outcome::Sent);
+    let left = "a: it refuses with 404: check the webhook; it is gone";
+    assert_eq!(state(&next), (false, "ReceiverFails", left.to_owned()), "a has taken none");
+
+    // Another change of its settings is no success either; another name is another receiver.
+    let mut edited = all.clone();
+    edited[0].events = vec![NoticeEvent::Frozen];
+    next.want(&edited, &[notice("2", &["a"])], left, now);
+    assert_eq!(state(&next), (false, "ReceiverFails", left.to_owned()));
+    edited[0].name = "d".into();
+    let (_, dropped) = next.want(&edited, &[], left, now);
+    assert_eq!((state(&next).0, dropped), (true, vec![("a".to_owned(), 1)]), "its notices are dropped, and counted");
+}
+
+#[test]
 fn attempts_are_bounded_and_further_and_further_apart() {
     let mut outboxes = Outboxes::default();
     let (all, recorded) = ([receiver("a", NoticeFormat::Slack)], [notice("1", &["a"]), notice("2", &["a"])]);
     let mut now = Instant::now();
-    assert_eq!(outboxes.want(&all, &recorded, now), (true, vec![]));
+    assert_eq!(outboxes.want(&all, &recorded, "", now), (true, vec![]));
     assert!(outboxes.take_unchecked());
     let mut pauses = Vec::new();
     let failure = |after| Outcome::Retry { message: "it answers 503".into(), after, unusable: false };
@@ -399,7 +442,7 @@ fn attempts_are_bounded_and_further_and_further_apart() {
     assert_eq!(outboxes.due(now).0[0].1.id, "2");
     assert_eq!(outboxes.record("a", "2", failure(Some(Duration::from_secs(900))), now, 0.0), Ended::Again);
     assert_eq!(outboxes.due(now), (vec![], Some(now + Duration::from_secs(900))));
-    assert_eq!(outboxes.want(&all, &recorded[..1], now), (false, vec![("a".to_owned(), 1)]), "dropped by the plan");
+    assert_eq!(outboxes.want(&all, &recorded[..1], "", now), (false, vec![("a".to_owned(), 1)]), "dropped by the plan");
 }
 
 #[test]
@@ -407,13 +450,13 @@ fn requested_notice_ends_the_pause_after_failures() {
     let mut outboxes = Outboxes::default();
     let all = [receiver("a", NoticeFormat::Slack)];
     let now = Instant::now();
-    outboxes.want(&all, &[notice("1", &["a"])], now);
+    outboxes.want(&all, &[notice("1", &["a"])], "", now);
     outboxes.due(now);
     let refused = Outcome::Retry { message: "it refuses with 401".into(), after: None, unusable: false };
     assert_eq!(outboxes.record("a", "1", refused, now, 0.999), Ended::Again);
     assert_eq!(outboxes.due(now).0, []);
     let test = Notice { event: "Test".into(), ..notice("2", &["a"]) };
-    assert!(outboxes.want(&all, &[notice("1", &["a"]), test], now).0);
+    assert!(outboxes.want(&all, &[notice("1", &["a"]), test], "", now).0);
     assert_eq!(outboxes.due(now).0[0].1.id, "1", "in their order");
 }
 
@@ -422,7 +465,7 @@ fn receiver_gets_one_notice_a_second_at_most() {
     let mut outboxes = Outboxes::default();
     let (all, recorded) = ([receiver("a", NoticeFormat::Slack)], [notice("1", &["a"]), notice("2", &["a"])]);
     let now = Instant::now();
-    outboxes.want(&all, &recorded, now);
+    outboxes.want(&all, &recorded, "", now);
     assert_eq!(outboxes.due(now).0[0].1.id, "1");
     assert_eq!(outboxes.record("a", "1", Outcome::Sent, now, 0.0), Ended::Sent);
     let next = now + Duration::from_secs(1);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::condition::find_condition;
+use models::condition::{find_condition, true_condition};
 use models::plain::cut;
 use models::shadow::{BLOCKED, Blocker};
 
@@ -30,6 +30,9 @@ const NAMED_AFTER: Duration = Duration::from_secs(30);
 
 /// The time for which a drain past its deadline waits for a pod that it has deleted before the pod is named, however long its grace period is.
 const NAMED_AFTER_DEADLINE: Duration = Duration::from_secs(5 * 60);
+
+/// The time after which a pod that has left is recorded, where nothing else about a blocked drain has changed.
+const WRITTEN_AFTER: Duration = Duration::from_secs(60);
 
 /// A pod that does not leave.
 struct Staying<'a> {
@@ -193,22 +196,29 @@ pub(super) fn name_blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Turn
     (turn, changes)
 }
 
-/// Writes which pods block the drain when that has changed, and the `Blocked` condition and its Event with it.
+/// Writes which pods block the drain when that has changed, and the `Blocked` condition and its Event with it. A drain that goes on is blocked since
+/// fewer pods were left than ever before: others may come for as long as it lasts.
 fn blockers_changed(ctx: &NodeContext<'_>, wanted: Vec<Blocker>, wait: &Wait) -> Option<Action> {
-    let stored = ctx.drain_status().map(|d| d.blockers.as_slice()).unwrap_or_default();
-    // The number of pods that have left is written with it: a pod that leaves is not worth a write.
-    if stored.len() == wanted.len() && stored.iter().zip(&wanted).all(|(a, b)| same(a, b)) {
+    let stored = ctx.drain_status();
+    let (named, removed) = stored.map_or((&[][..], 0), |drain| (drain.blockers.as_slice(), drain.removed));
+    let gone = pods_gone(ctx);
+    let goes_on = gone > removed;
+    let since = true_condition(&ctx.shadow.status.conditions, BLOCKED).map(|blocked| blocked.last_transition_time);
+    // A pod that leaves is worth a write only once in a while: the number of those that have left is written with the blockers.
+    let is_due = goes_on && wait.blocks() && since.is_some_and(|since| after(since, WRITTEN_AFTER) <= ctx.now);
+    if !is_due && named.len() == wanted.len() && named.iter().zip(&wanted).all(|(a, b)| same(a, b)) {
         return None;
     }
     let mut status = ctx.controller_status();
     let drain = status.report.drain.get_or_insert_default();
-    (drain.blockers, drain.removed) = (wanted, pods_gone(ctx));
+    (drain.blockers, drain.removed) = (wanted, gone.max(removed));
     let reason = wait.as_str();
     let known = find_condition(&status.conditions, BLOCKED).is_some_and(|c| c.reason == reason);
+    if goes_on || !wait.blocks() {
+        unblock(&mut status);
+    }
     if wait.blocks() {
         ctx.set_condition(&mut status, BLOCKED, true, reason, &wait.to_string());
-    } else {
-        unblock(&mut status);
     }
     let note = (wait.blocks() && !known).then(|| Note { warning: true, reason, message: wait.to_string() });
     Some(Action::Status { status: Box::new(status), note })

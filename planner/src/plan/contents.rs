@@ -55,6 +55,8 @@ pub struct Plan {
     pub slots: Option<Vec<Slot>>,
     /// The operator's status to write (with `slots` in it), if there is a resource to hold it.
     pub status: Option<BottlerocketUpdateOperatorStatus>,
+    /// The earliest time at which a version was first seen that a node lacks which has itself been behind for a while.
+    pub lagging_since: Option<Timestamp>,
     /// The canary steps that only a user passes, the newest version's first.
     pub approvals: Vec<Wait>,
     /// True if the schedule of all nodes is open.

@@ -241,6 +241,7 @@ impl<'a> Planner<'a> {
             let freshness = freshness::of(self.view, self.policy, &self.survey.kinds, &self.survey.known, self.now);
             self.plan.wake = earliest(self.plan.wake, freshness.wake);
             status.freshness = Some(freshness.status());
+            self.plan.lagging_since = freshness.lagging_since;
             let noticed = notices::follow(self.view, self.reported, self.survey, &self.plan, &mut status, self.now);
             self.plan.wake = earliest(self.plan.wake, noticed);
             let (before, after) = (&operator.status.slots, &status.slots);

@@ -5,6 +5,7 @@
 //! quarantined (unless it is held for its kind alone), excluded, outside the target or offered by no host any more.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use models::operator::{self, KnownVersion};
@@ -14,6 +15,10 @@ use semver::Version;
 use crate::policy::Policy;
 use crate::survey::versions::{self, Kinds};
 use crate::view::ClusterView;
+
+/// The time for which a node itself has been behind before it lags, or the target if that is shorter: one that was launched from an old image is updated
+/// by then.
+const LAGS_AFTER: Duration = Duration::from_secs(3 * 24 * 3600);
 
 /// A node that runs an earlier version than it could.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +39,8 @@ pub struct FleetFreshness<'a> {
     /// The number of them whose version is known and that are behind for no longer than the target; `None` without a
     /// target.
     pub within: Option<usize>,
+    /// The earliest time at which a version that a lagging node lacks was first seen. Nodes that have joined lately do not lag, however old it is.
+    pub(super) lagging_since: Option<Timestamp>,
     /// The time at which that number changes next without another event.
     pub(super) wake: Option<Timestamp>,
 }
@@ -64,6 +71,7 @@ pub(super) fn of<'a>(
             counted.entry(key).or_default().push(version);
         }
     }
+    let lags_after = policy.freshness_target.map_or(LAGS_AFTER, |target| target.min(LAGS_AFTER));
     let mut fleet = FleetFreshness { within: policy.freshness_target.map(|_| 0), ..FleetFreshness::default() };
     for (name, node) in view.nodes.iter().filter(|(_, node)| node.facts.labelled) {
         fleet.total += 1;
@@ -82,6 +90,9 @@ pub(super) fn of<'a>(
             *within += usize::from(in_time);
             fleet.wake = [fleet.wake, late.filter(|_| in_time)].into_iter().flatten().min();
         }
+        let created = node.facts.created.unwrap_or(Timestamp::MIN);
+        let lags = behind.filter(|behind| after(behind.since.max(created), lags_after) <= now);
+        fleet.lagging_since = [fleet.lagging_since, lags.map(|lags| lags.since)].into_iter().flatten().min();
         fleet.behind.extend(behind.map(|behind| (name.as_str(), behind)));
     }
     fleet

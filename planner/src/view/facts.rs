@@ -89,10 +89,13 @@ fn not_ready(node: &Node) -> Option<Option<Timestamp>> {
 /// The time in which a kubelet that registers its node first reports that it is not Ready.
 const REGISTRATION: SignedDuration = SignedDuration::from_mins(1);
 
+fn created(node: &Node) -> Option<Timestamp> {
+    node.metadata.creation_timestamp.as_ref().map(|time| time.0)
+}
+
 /// Returns whether a node that has not been Ready since this time was never Ready before.
 fn joining(node: &Node, not_ready_since: Option<Timestamp>) -> bool {
-    let created = node.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    match (created, not_ready_since) {
+    match (created(node), not_ready_since) {
         (Some(created), Some(since)) => since <= after(created, REGISTRATION),
         _ => true,
     }
@@ -149,6 +152,7 @@ impl Projection for NodeFacts {
         Some(Self {
             name: text(node.metadata.name.as_ref()),
             uid: text(node.metadata.uid.as_ref()),
+            created: created(node),
             resource_version: text(node.metadata.resource_version.as_ref()),
             labelled: label.is_some_and(|value| value == names::INTERFACE_VERSION),
             labels: Arc::new(node.metadata.labels.clone().unwrap_or_default()),
@@ -663,6 +667,7 @@ mod tests {
         ] {
             let facts = facts(conditions, json!({}), json!([]));
             assert_eq!((facts.not_ready_since, facts.joining), (not_ready_since, joining), "{sentence}");
+            assert_eq!(facts.created, at(created), "{sentence}");
         }
         let taint = json!([{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "timeAdded": later}]);
         let managed = json!([{

@@ -48,6 +48,8 @@ pub struct NodeFacts {
     pub name: String,
     /// The uid: a node re-created under its name is another node.
     pub uid: String,
+    /// The time at which it was created: one that is registered again is new.
+    pub created: Option<Timestamp>,
     /// The version of the object that these facts were read from. Heartbeats change it, so it wakes no loop.
     pub resource_version: String,
     /// True if it carries the label that puts it under the operator.

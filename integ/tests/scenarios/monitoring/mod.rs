@@ -62,7 +62,7 @@ const ABOUT_THE_OPERATOR: [&str; 9] = [
     "BrupopNoLeader",
 ];
 /// Only an operator with a defect has a safety finding, the definitions let nothing pass that cannot be read, and the others take hours, many nodes, or a policy engine: their metrics come from a stand-in.
-const OF_A_STAND_IN: [&str; 8] = [
+const OF_A_STAND_IN: [&str; 10] = [
     "BrupopSafetyFinding",
     "BrupopClusterUnwell",
     "BrupopGuardedPodsStay",
@@ -71,6 +71,8 @@ const OF_A_STAND_IN: [&str; 8] = [
     "BrupopReportsNotStored",
     "BrupopNoPlan",
     "BrupopNoPolicy",
+    "BrupopNoticesNotSent",
+    "BrupopHistoryNotWritten",
 ];
 
 fn names(alerts: &[&[&str]]) -> BTreeSet<String> {
@@ -297,8 +299,8 @@ fn no_status() -> anyhow::Result<String> {
     Ok(json!([{"op": "remove", "path": format!("/rules/{index}")}]).to_string())
 }
 
-/// Metrics of an operator with a defect, in an unwell cluster, with a budget that never opens, without a policy and with an old plan, and of a
-/// web API that stores no report. The counters grow with each scrape.
+/// Metrics of an operator with a defect, in an unwell cluster, with a budget that never opens, without a policy and with an old plan, that
+/// loses notices and results, and of a web API that stores no report. The counters grow with each scrape.
 struct StandIn {
     address: String,
 }
@@ -314,6 +316,7 @@ impl StandIn {
                 let body = format!(
                     "brupop_controller_lint_findings_total{{property=\"S1\"}} {count}\n\
                      brupop_controller_cluster_unwell 1\nbrupop_controller_budget_stays 3\n\
+                     brupop_controller_notices_failing 1\nbrupop_controller_history_failing 1\n\
                      brupop_controller_unreadable_objects{{kind=\"BottlerocketShadow\"}} 1\n\
                      brupop_controller_waiting_since_timestamp_seconds{{reason=\"RefreshFails\"}} 1\n\
                      brupop_controller_web_api_ready 1\nbrupop_controller_turn_age_seconds 1000\n\

@@ -107,6 +107,40 @@ fn target_counts_nodes_that_are_behind_for_no_longer() {
 }
 
 #[test]
+fn node_lags_once_it_has_itself_been_behind_for_a_while() {
+    const DAY: i64 = 24 * 3600;
+    let now = 100 * DAY;
+    // Each node by the days since which it has existed, with the days for which the version that it lacks has been known.
+    let lags = |known: i64, nodes: &[Option<i64>], target: Option<i64>| {
+        let nodes = nodes.iter().enumerate().map(|(number, days)| {
+            let mut node = running(&format!("node-{number}"), OLD, &[NEW]);
+            node.facts.created = days.map(|days| t(now - days * DAY));
+            node
+        });
+        let (mut view, mut policy) = cluster(nodes.collect(), &[]);
+        policy.freshness_target = target.map(|days| Duration::from_secs(u64::try_from(days * DAY).unwrap()));
+        view.operator.as_mut().unwrap().status.versions = vec![seen(NEW, now - known * DAY)];
+        let fleet = freshness(&view, &policy, t(now));
+        fleet.lagging_since
+    };
+    for (sentence, known, nodes, target, expected) in [
+        ("an old node, an old version", 90, &[Some(200)][..], None, true),
+        ("a node from an old image has just joined", 90, &[Some(0)][..], None, false),
+        ("the same under a target", 90, &[Some(0)][..], Some(14), false),
+        ("one joins each day, and none stays", 90, &[Some(0), Some(1), Some(2)][..], None, false),
+        ("one of them stays", 90, &[Some(0), Some(3), Some(1)][..], None, true),
+        ("the same under a target", 90, &[Some(0), Some(3), Some(1)][..], Some(14), true),
+        ("a version that has just come out", 2, &[Some(200)][..], None, false),
+        ("a target that is shorter than three days", 2, &[Some(200)][..], Some(1), true),
+        ("a node that has just joined, under a short target", 90, &[Some(0)][..], Some(1), false),
+        ("it is not known when it was created", 90, &[None][..], None, true),
+        ("no node is behind", 90, &[][..], None, false),
+    ] {
+        assert_eq!(lags(known, nodes, target), expected.then(|| t(now - known * DAY)), "{sentence}");
+    }
+}
+
+#[test]
 fn passing_time_alone_changes_no_freshness_in_status() {
     let (mut view, mut policy) = cluster(vec![running("a", OLD, &[NEW])], &[]);
     policy.freshness_target = Some(Duration::from_secs(1000));
@@ -114,6 +148,7 @@ fn passing_time_alone_changes_no_freshness_in_status() {
     let at = |second| crate::plan::plan(&view, &policy, t(second));
     let status = |second| at(second).status.unwrap().freshness.unwrap();
     assert_eq!((status(1), status(1).nodes_within_target), (status(999), Some(1)));
+    assert_eq!([at(999), at(1000)].map(|made| made.lagging_since), [None, Some(t(0))], "metrics alone have it");
     assert!(at(1).wake.is_some_and(|wake| wake <= t(1000)), "the number changes then");
     assert_eq!(status(1000).nodes_within_target, Some(0));
 }

@@ -1,10 +1,14 @@
 //! Tables of what a drain records of the pods that keep it from its end.
 
-use models::shadow::{DrainStatus, DrainedPod, ReturnedOwner};
+use jiff::Timestamp;
+use models::condition::true_condition;
+use models::shadow::{BLOCKED, DrainStatus, DrainedPod, ReturnedOwner};
 
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::{Plan, plan};
+use crate::policy::Policy;
+use crate::view::{ClusterView, PodFacts};
 
 #[test]
 fn plan_wakes_for_retry_of_refused_eviction() {
@@ -53,6 +57,48 @@ fn blocker_stays_listed_briefly_after_accepted_eviction_unless_another_blocks() 
     node.blocked.insert("p-a".to_owned(), answer(None, 11, true));
     node.blocked.insert("p-c".to_owned(), answer(Some("shop/web"), 0, false));
     assert_eq!(named(&plan(&view, &policy, t(12))), ["shop/p-c"]);
+}
+
+/// Has turns until nothing is to be written. Returns the time since which the drain of node `a` is blocked.
+fn blocked_since(view: &mut ClusterView, policy: &Policy, second: i64) -> Option<Timestamp> {
+    for _ in 0..5 {
+        let made = plan(view, policy, t(second));
+        let Some(action) = made.actions.get("a") else { break };
+        written(view, action);
+    }
+    true_condition(&shadow(view).status.conditions, BLOCKED).map(|blocked| blocked.last_transition_time)
+}
+
+#[test]
+fn drain_is_blocked_since_fewest_pods_were_left() {
+    let old = |from: usize, to: usize| (from..to).map(|number| pod(&format!("{number:02}"), false));
+    // Each of another owner, so that none is one that has come back.
+    let new = |name: &str| PodFacts {
+        tolerates_cordon: true,
+        controller_uid: Some(format!("job-{name}")),
+        ..pod(name, false)
+    };
+    let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), old(0, 12).collect());
+    let refused = |pod: PodFacts| (pod.uid, answer(Some("shop/web"), 0, false));
+    view.nodes.get_mut("a").unwrap().blocked = old(0, 12).map(refused).collect();
+    for (sentence, second, (from, to), arrived, since) in [
+        ("all are refused, of which eight are named", 5, (0, 12), None, 5),
+        ("one that is not named has left", 125, (0, 11), None, 125),
+        ("none has left since", 150, (0, 11), None, 125),
+        ("another leaves soon after it", 160, (0, 10), None, 125),
+        ("which is written after a minute", 190, (0, 10), None, 190),
+        ("one that is named leaves", 200, (1, 10), None, 200),
+        ("a new one comes", 400, (1, 10), Some("new-1"), 200),
+        ("and leaves", 500, (1, 10), None, 200),
+        ("and the next one comes", 600, (1, 10), Some("new-2"), 200),
+        ("and leaves", 700, (1, 10), None, 200),
+        ("one of before leaves", 800, (2, 10), None, 800),
+        ("while a new one comes, another leaves", 900, (3, 10), Some("new-3"), 800),
+        ("fewer are left than ever", 950, (3, 10), None, 950),
+    ] {
+        view.nodes.get_mut("a").unwrap().pods = Some(old(from, to).chain(arrived.map(new)).collect());
+        assert_eq!(blocked_since(&mut view, &policy, second), Some(t(since)), "{sentence}, at {second}");
+    }
 }
 
 #[test]
