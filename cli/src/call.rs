@@ -15,6 +15,7 @@ use kube::core::{DeserializeGuard, ObjectList};
 use models::limits;
 
 use crate::page::warn;
+use crate::shell::for_cluster;
 
 /// Time limit of one call.
 const LIMIT: Duration = limits::WRITE;
@@ -81,8 +82,9 @@ pub(crate) fn failure(right: &str, error: kube::Error) -> anyhow::Error {
             anyhow!(Refusal { code: status.code, message: status.message }).context(format!("cannot {right}"))
         }
         error @ kube::Error::SerdeError(_) => {
-            let next = "this version of the plugin cannot read the answer (kubectl brupop doctor)";
-            anyhow!(error).context(format!("cannot {right}: {next}"))
+            let doctor = for_cluster("kubectl brupop doctor");
+            anyhow!(error)
+                .context(format!("cannot {right}: this version of the plugin cannot read the answer ({doctor})"))
         }
         error => anyhow!(error).context(format!("cannot {right}")),
     }

@@ -9,6 +9,8 @@ use anyhow::{Context as _, ensure};
 use clap::Args;
 use kube::config::{AuthInfo, Config, KubeConfigOptions, Kubeconfig, KubeconfigError};
 
+use crate::shell::Given;
+
 /// Heading of these options in `--help`.
 const HEADING: &str = "Options of kubectl";
 
@@ -51,6 +53,18 @@ fn proxy_url(kubeconfig: &Kubeconfig, context: Option<&String>) -> Option<String
 }
 
 impl ConnectOptions {
+    /// Returns the options that are given.
+    pub(crate) fn given(&self) -> Vec<Given> {
+        let file = self.kubeconfig.as_ref().map(|path| path.display().to_string());
+        let single = [
+            ("--kubeconfig", "--kubeconfig", file),
+            ("--context", "--kube-context", self.context.clone()),
+            ("--as", "--kube-as-user", self.user.clone()),
+        ];
+        let groups = self.groups.iter().map(|group| ("--as-group", "--kube-as-group", Some(group.clone())));
+        single.into_iter().chain(groups).filter_map(|(kubectl, helm, value)| Some((kubectl, helm, value?))).collect()
+    }
+
     /// Returns the server and the user: those of the kubeconfig, or, as kubectl does, those of a pod that has none.
     pub(crate) async fn config(&self) -> anyhow::Result<Config> {
         let mut config = match self.of_pod() {
@@ -121,6 +135,27 @@ mod tests {
             let made = client(config).map(drop);
             assert!(made.is_ok(), "{url}: {made:?}");
         }
+    }
+
+    #[test]
+    fn options_that_are_given_are_those_of_the_commands_to_copy() {
+        assert_eq!(ConnectOptions::default().given(), []);
+        let options = ConnectOptions {
+            kubeconfig: Some(PathBuf::from("/a/config")),
+            context: Some("prod".to_owned()),
+            user: Some("ann".to_owned()),
+            groups: vec!["g".to_owned(), "h".to_owned()],
+        };
+        let names: Vec<String> =
+            options.given().iter().map(|(kubectl, helm, value)| format!("{kubectl} {helm} {value}")).collect();
+        let expected = [
+            "--kubeconfig --kubeconfig /a/config",
+            "--context --kube-context prod",
+            "--as --kube-as-user ann",
+            "--as-group --kube-as-group g",
+            "--as-group --kube-as-group h",
+        ];
+        assert_eq!(names, expected);
     }
 
     #[test]

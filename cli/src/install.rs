@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep};
 use crate::call::{call, code, get, if_there};
 use crate::page::{print_line, progress};
 use crate::preflight::{KUBECTL, preflight};
+use crate::shell::for_cluster;
 use crate::uninstall::{api, check_namespace};
 
 /// Time until the API server serves a definition that it has accepted.
@@ -34,6 +35,9 @@ const AGENTS: Duration = Duration::from_secs(30);
 
 /// The reason of the condition of a Deployment that Kubernetes gives up.
 const GIVEN_UP: &str = "ProgressDeadlineExceeded";
+
+/// The command that finds out why the operator does not run.
+const DOCTOR: &str = "kubectl brupop doctor";
 
 /// Options of `install`.
 #[derive(Debug, Args)]
@@ -107,8 +111,9 @@ async fn established(client: &Client, object: &Value) -> anyhow::Result<()> {
         }
         if Instant::now() >= deadline {
             bail!(
-                "the API server does not serve {name} after {} s: kubectl describe crd {name}",
-                ESTABLISHED.as_secs()
+                "the API server does not serve {name} after {} s: {}",
+                ESTABLISHED.as_secs(),
+                for_cluster(&format!("kubectl describe crd {name}"))
             );
         }
         sleep(PAUSE).await;
@@ -199,7 +204,8 @@ async fn not_running(client: &Client, before: &Before, early: bool) -> anyhow::R
             Rollout::Complete => {}
             Rollout::Failed(reason) if !early && before.is_given_up_since(*generation, found.as_ref()) => {
                 bail!(
-                    "everything is applied, and does not run: Deployment {name}: {reason}. kubectl brupop doctor finds out why"
+                    "everything is applied, and does not run: Deployment {name}: {reason}. {} finds out why",
+                    for_cluster(DOCTOR)
                 );
             }
             Rollout::Waits(reason) | Rollout::Failed(reason) => waiting.push(format!("Deployment {name}: {reason}")),
@@ -245,9 +251,10 @@ async fn running(client: &Client, options: &InstallOptions, before: &Before) -> 
         }
         if began.elapsed() >= limit {
             bail!(
-                "everything is applied, and does not run after {}: {}. kubectl brupop doctor finds out why",
+                "everything is applied, and does not run after {}: {}. {} finds out why",
                 options.timeout,
-                waiting.join("; ")
+                waiting.join("; "),
+                for_cluster(DOCTOR)
             );
         }
         if shown.elapsed() > Duration::from_secs(5) {
@@ -295,19 +302,20 @@ pub(crate) async fn install(client: Client, namespace: &str, options: &InstallOp
         print_line(format_args!("{id} applied"));
     }
     running(&client, options, &before).await?;
+    let status = for_cluster("kubectl brupop status");
     match agents(&client).await.context("everything is applied")? {
         (_, Some(behind)) => print_line(format_args!(
-            "The operator is installed, and its agents do not run everywhere yet ({behind}): kubectl brupop status"
+            "The operator is installed, and its agents do not run everywhere yet ({behind}): {status}"
         )),
         (0, None) => print_line(format_args!(
-            "The operator is installed. No node is under it yet: kubectl label node NODE {}={}",
-            names::INTERFACE_LABEL,
-            names::INTERFACE_VERSION
+            "The operator is installed. No node is under it yet: {}",
+            for_cluster(&format!("kubectl label node NODE {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION))
         )),
-        (nodes, None) => print_line(format_args!("The operator is installed, on {nodes} nodes: kubectl brupop status")),
+        (nodes, None) => print_line(format_args!("The operator is installed, on {nodes} nodes: {status}")),
     }
     if disabled(&client).await? {
-        print_line(format_args!("No update starts before updates are enabled: kubectl brupop resume"));
+        let resume = for_cluster("kubectl brupop resume");
+        print_line(format_args!("No update starts before updates are enabled: {resume}"));
     }
     Ok(())
 }

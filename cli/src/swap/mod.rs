@@ -30,6 +30,7 @@ use crate::helm::Releases;
 use crate::page::{confirm, print_line};
 use crate::preflight::outdated;
 use crate::rights;
+use crate::shell::for_cluster;
 
 /// Polling interval.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -109,8 +110,10 @@ pub(crate) async fn check_ended(client: &Client) -> anyhow::Result<()> {
     if is_under_way(client).await? {
         bail!(
             "a takeover from the earlier operator is under way, and its record would be deleted with the namespace {}: first \
-             finish it (kubectl brupop takeover swap), or put the earlier operator back (kubectl brupop takeover undo)",
-            models::names::SYSTEM_NAMESPACE
+             finish it ({}), or put the earlier operator back ({})",
+            models::names::SYSTEM_NAMESPACE,
+            for_cluster("kubectl brupop takeover swap"),
+            for_cluster("kubectl brupop takeover undo")
         );
     }
     Ok(())
@@ -243,10 +246,11 @@ async fn wait(waiting: &Waiting, waits: &mut Option<Waited>, options: &Options) 
     }
     if waits.as_ref().is_some_and(|waited| now - waited.since >= options.timeout.0) {
         bail!(
-            "after {} this is still so: {}. {} What the earlier operator left on nodes so far: kubectl brupop takeover preflight",
+            "after {} this is still so: {}. {} What the earlier operator left on nodes so far: {}",
             options.timeout,
             waiting.sentence(options),
-            waiting.advice()
+            waiting.advice(),
+            for_cluster("kubectl brupop takeover preflight")
         );
     }
     tokio::time::sleep(PERIOD).await;

@@ -3,9 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
+use models::names::{COMPONENT_LABEL, CONTROLLER};
 use tokio::time::Instant;
 
 use crate::page::progress;
+use crate::shell::for_cluster;
 
 /// Interval of reading.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -61,11 +63,9 @@ pub(crate) async fn all<T>(
         if begun.elapsed() >= timeout {
             let late = |next: String| {
                 anyhow::Error::new(Unacknowledged(format!(
-                    "it was written, and after {} s it still waits: {next}. See {status}, and that the controller \
-                     runs (kubectl get pods -A -l {}={})",
+                    "it was written, and after {} s it still waits: {next}. See {status}, and that the controller runs ({})",
                     timeout.as_secs(),
-                    models::names::COMPONENT_LABEL,
-                    models::names::CONTROLLER,
+                    for_cluster(&format!("kubectl get pods -A -l {COMPONENT_LABEL}={CONTROLLER}")),
                 )))
             };
             failed.extend(left.into_iter().map(|(item, next)| (item, late(next))));
