@@ -1,6 +1,6 @@
 //! `kubectl brupop approve`: the canary step that waits for a user.
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use clap::Args;
 use jiff::Timestamp;
 use kube::Client;
@@ -86,6 +86,12 @@ impl NextStep<'_> {
         let request =
             if self.is_unproven() { StepRequest::ApproveUnproven(number) } else { StepRequest::Approve(number) };
         command(operator, &request.arguments(self.number, ""))
+    }
+
+    /// Returns true if a user has nothing to do for the step to pass, now or later.
+    fn is_settled(&self) -> bool {
+        let approved = self.rollout.approved || !self.step.manual;
+        approved && self.ledger.failed == 0 && !self.is_unproven()
     }
 
     fn title(&self) -> String {
@@ -324,6 +330,41 @@ fn named(steps: &[&NextStep<'_>], nonce: &str) -> (Vec<NamedStep>, Vec<String>) 
     (named, left)
 }
 
+/// Returns the reason why nothing is approved where no step waits for it.
+///
+/// # Errors
+/// The step that was named has not passed, or a user has something else to do first.
+fn nothing_waits(
+    operator: &BottlerocketUpdateOperator,
+    wanted: Wanted,
+    steps: &[NextStep<'_>],
+    others: impl Fn() -> String,
+) -> anyhow::Result<Decision> {
+    let status = status(operator);
+    let all = policy(operator).canary.len();
+    let has_passed =
+        |rollout: &ActiveRollout| wanted.number != Some(0) && passed(rollout) >= wanted.number.unwrap_or(all);
+    let mut own = status.active_rollouts.iter().filter(|rollout| wanted.is_of(rollout));
+    let left = steps.iter().filter(|step| wanted.is_of(step.rollout) && !has_passed(step.rollout));
+    let left: Vec<&NextStep<'_>> = left.collect();
+    let is_named = wanted.number.is_some() || wanted.rollout.is_some();
+    if is_named && left.is_empty() && own.any(has_passed) {
+        let what = wanted.number.map_or_else(|| "every canary step".to_owned(), |step| format!("canary step {step}"));
+        return Ok(Decision::Nothing(format!("{what} is passed already")));
+    }
+    if let Some(number) = wanted.rollout.filter(|_| left.is_empty()) {
+        bail!("rollout {number} is at no canary step; nothing was written{}", others());
+    }
+    let mut reasons: Vec<String> = left.iter().map(|step| step.reason(operator)).collect();
+    reasons.dedup();
+    let reasons = if reasons.is_empty() { "no rollout is at a canary step".to_owned() } else { reasons.join(", and ") };
+    let reason = format!("no canary step waits for approval: {reasons}");
+    let is_done = |step: &&NextStep<'_>| step.is_settled() && wanted.number.is_none_or(|number| number == step.number);
+    let done = if left.is_empty() { !is_named } else { left.iter().all(is_done) };
+    ensure!(done, "{reason}; nothing was written");
+    Ok(Decision::Nothing(reason))
+}
+
 /// Returns the approval, if any, with what is written: the names of the steps, and what makes it a new value.
 fn decide(
     operator: &BottlerocketUpdateOperator,
@@ -348,15 +389,7 @@ fn decide(
     }
     let waiting = wanted.of(&steps, shown(&status));
     let Some(next) = waiting.first() else {
-        let own = steps.iter().filter(|step| wanted.is_of(step.rollout));
-        let mut reasons: Vec<String> = own.map(|step| step.reason(operator)).collect();
-        reasons.dedup();
-        let reason = match wanted.rollout {
-            _ if !reasons.is_empty() => format!("no canary step waits for approval: {}", reasons.join(", and ")),
-            Some(number) => format!("rollout {number} is at no canary step{}", others()),
-            None => "no canary step waits for approval: no rollout is at a canary step".to_owned(),
-        };
-        return Ok((None, Decision::Nothing(reason)));
+        return Ok((None, nothing_waits(operator, wanted, &steps, others)?));
     };
     let (version, number) = (&next.rollout.version, next.number);
     // One approval is for the same step of each variant and architecture of a version.
@@ -518,6 +551,11 @@ mod tests {
         decide(&with(rollouts), wanted(number, unproven), "nonce").unwrap()
     }
 
+    /// Returns the error of an approval that finds no step.
+    fn refused(rollouts: &[Value], number: Option<usize>, unproven: bool) -> String {
+        decide(&with(rollouts), wanted(number, unproven), "nonce").unwrap_err().to_string()
+    }
+
     fn approved(rollouts: &[Value], wanted: Option<usize>, name: &str) -> (String, usize) {
         let (approval, decision) = decided(rollouts, wanted, false);
         let expected = json!({"metadata": {"annotations": {APPROVE_STEP_ANNOTATION: format!("{name}@nonce")}}});
@@ -638,9 +676,8 @@ mod tests {
         let waits =
             ". These wait: canary step 2 of 1.20.5 for aws-k8s-1.37 x86_64: kubectl brupop approve 2 --rollout 8";
         // It is still in the status, and no more.
-        let (_, decision) = decide(&with(&[ended, now.clone()]), wanted, "nonce").unwrap();
-        let expected = format!("rollout 7 is at no canary step{waits}");
-        assert_eq!(nothing(decision), expected);
+        let error = decide(&with(&[ended, now.clone()]), wanted, "nonce").unwrap_err().to_string();
+        assert_eq!(error, format!("rollout 7 is at no canary step; nothing was written{waits}"));
         let error = decide(&with(&[now]), wanted, "nonce").unwrap_err().to_string();
         assert!(error.starts_with("rollout 7 is not under way") && error.ends_with(waits), "{error}");
     }
@@ -795,7 +832,7 @@ mod tests {
     #[test]
     fn nodes_without_proof_are_shown_and_accepted_on_request_alone() {
         let mut unproven = unproven(&json!([{"node": "n1", "proof": "Unproven", "reason": "HookTimedOut"}]));
-        let text = nothing(decided(std::slice::from_ref(&unproven), None, false).1);
+        let text = refused(std::slice::from_ref(&unproven), None, false);
         assert!(
             text.contains(
                 "is not proven by n1 (HookTimedOut); to accept that: kubectl brupop approve 1 --rollout 7 --unproven"
@@ -810,7 +847,7 @@ mod tests {
         // Not accepted by it: a failure.
         let nodes = json!([{"node": "n1", "proof": "Failed", "reason": "BootFellBack"}]);
         unproven["ledger"] = json!({"base": 6, "due": 1, "failed": 1, "nodes": nodes});
-        let text = nothing(decided(&[unproven], None, true).1);
+        let text = refused(&[unproven], None, true);
         let failed = "has failed on n1 (BootFellBack); to try again: kubectl brupop resume --failures 1.20.5";
         assert!(text.contains(failed), "{text}");
     }
@@ -819,8 +856,9 @@ mod tests {
     fn commands_are_for_the_operator_of_the_namespace() {
         let mut operator = with(&[unproven(&json!([]))]);
         operator.metadata.namespace = Some("ops".to_owned());
-        let text = nothing(decide(&operator, wanted(None, false), "nonce").unwrap().1);
-        assert!(text.ends_with("to accept that: kubectl brupop approve 1 --rollout 7 --unproven -n ops"), "{text}");
+        let text = decide(&operator, wanted(None, false), "nonce").unwrap_err().to_string();
+        let command = "to accept that: kubectl brupop approve 1 --rollout 7 --unproven -n ops; nothing was written";
+        assert!(text.ends_with(command), "{text}");
     }
 
     #[test]
@@ -841,7 +879,7 @@ mod tests {
             (proof("failed", 2, json!([node("Failed")])), "has failed on n1 (HookTimedOut) and 1 more; to try again"),
             (proof("failed", 2, json!([node("Unproven")])), "has failed on 2 node(s); to try again"),
         ] {
-            let text = nothing(decided(&[rollout], None, false).1);
+            let text = refused(&[rollout], None, false);
             assert!(text.contains(part), "{part}: {text}");
         }
         // Those that are accepted already are not accepted again.
@@ -861,7 +899,6 @@ mod tests {
         for (rollouts, part) in [
             (vec![], "no rollout is at a canary step"),
             (vec![rollout("1.20.5", 3, false, false)], "no rollout is at a canary step"),
-            (vec![rollout("1.20.5", 0, false, false)], "the nodes of canary step 1 of 1.20.5 are not updated"),
             (vec![rollout("1.20.5", 1, true, true)], "canary step 2 of 1.20.5 is approved already"),
             (vec![rollout("1.20.5", 2, true, false)], "canary step 3 of 1.20.5 needs no approval"),
         ] {
@@ -869,8 +906,45 @@ mod tests {
             let reason = nothing(decision);
             assert!(step.is_none() && reason.contains(part), "{part}: {reason}");
         }
+        let begun = [rollout("1.20.5", 0, false, false)];
+        let error = refused(&begun, None, false);
+        assert!(error.contains("the nodes of canary step 1 of 1.20.5 are not updated"), "{error}");
         let error = decide(&operator(&json!({}), &json!({})), wanted(None, false), "nonce").unwrap_err().to_string();
         assert!(error.contains("no canary steps"), "{error}");
+    }
+
+    /// A pipeline goes on where nothing had to be done, and fails where a user has to do something.
+    #[test]
+    fn approval_that_finds_no_step_succeeds_only_if_the_named_one_is_passed_or_approved() {
+        let (begun, approved) = (|| rollout("1.20.5", 1, false, false), || rollout("1.20.5", 1, true, true));
+        let mut ended = rollout("1.20.5", 1, true, false);
+        ended["record"]["ended"] = json!("2026-01-01T02:00:00Z");
+        let other = || of_kind(rollout("1.20.5", 1, false, false), "aarch64", 8);
+        for (sentence, rollouts, number, record, expected) in [
+            ("it is passed, and the next one is not updated yet", vec![begun()], Some(1), Some(7), true),
+            ("the same without the record", vec![begun()], Some(1), None, true),
+            ("it is passed in each of several kinds", vec![begun(), other()], Some(1), None, true),
+            ("its record has ended", vec![ended.clone()], Some(1), Some(7), true),
+            ("all are passed", vec![rollout("1.20.5", 3, false, false)], None, Some(7), true),
+            ("it is approved, and soaks", vec![approved()], Some(2), Some(7), true),
+            ("it is not updated yet", vec![begun()], Some(2), Some(7), false),
+            ("one before it is approved", vec![approved()], Some(3), Some(7), false),
+            ("it is approved for one of two kinds", vec![approved(), other()], Some(2), None, false),
+            ("its record has ended before it", vec![ended], Some(2), Some(7), false),
+            ("there is no such step", vec![rollout("1.20.5", 3, false, false)], Some(4), Some(7), false),
+            ("none has the number 0", vec![begun()], Some(0), None, false),
+            ("there is no rollout", vec![], Some(1), None, false),
+        ] {
+            let wanted = Wanted { rollout: record, ..wanted(number, false) };
+            match decide(&with(&rollouts), wanted, "nonce") {
+                Ok((approval, decision)) => {
+                    assert!(expected && approval.is_none(), "{sentence}: {}", nothing(decision));
+                }
+                Err(error) => {
+                    assert!(!expected && error.to_string().contains("nothing was written"), "{sentence}: {error}")
+                }
+            }
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use clap::Args;
 use kube::Client;
 use kube::api::ListParams;
@@ -133,10 +133,10 @@ fn decide_lift(operator: &BottlerocketUpdateOperator, version: &str) -> anyhow::
         } else {
             format!("its entries are '{}'", entries.join("', '"))
         };
-        return Ok(Decision::Nothing(format!(
-            "{version} is no entry of spec.version.exclude ({others}){}",
-            failures(operator, wanted.as_ref())
-        )));
+        let failures = failures(operator, wanted.as_ref());
+        let reason = format!("{version} is no entry of spec.version.exclude ({others}){failures}");
+        ensure!(failures.is_empty(), "{reason}; nothing was written");
+        return Ok(Decision::Nothing(reason));
     };
     let entry = entries.remove(at);
     Ok(write(&entries, format!("{entry} not excluded any more")))
@@ -310,7 +310,9 @@ mod tests {
             assert!(text.contains("resume --failures 1.20.5"), "{version}: {text}");
         }
         assert_eq!(lifted(&operator, "1.19"), "1.19 is not excluded any more");
-        assert!(nothing(decide_lift(&operator, "1.20.5").unwrap()).contains("resume --failures 1.20.5"));
+        let error = decide_lift(&operator, "1.20.5").unwrap_err().to_string();
+        assert!(error.ends_with("kubectl brupop resume --failures 1.20.5; nothing was written"), "{error}");
+        assert!(nothing(decide_lift(&operator, "1.19").unwrap()).contains("no entry"));
     }
 
     #[test]

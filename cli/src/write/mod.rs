@@ -11,6 +11,8 @@ use clap::{Args, ValueEnum};
 use models::duration::Duration;
 use serde_json::Value;
 
+use crate::page::progress;
+
 pub(crate) use object::{Object, Outcome, annotated_by, reverted};
 pub(crate) use wait::{State, Unacknowledged, all};
 
@@ -97,6 +99,14 @@ impl WriteOptions {
     /// Returns the time to wait; `None`: the command does not wait.
     pub(crate) fn timeout(&self) -> Option<std::time::Duration> {
         self.wait.then_some(self.timeout.0)
+    }
+
+    /// Prints the reason for which nothing was written for one object. Beside its name, it is on the standard error.
+    pub(crate) fn print_nothing(&self, id: &str, reason: impl fmt::Display) {
+        if self.output.is_some() {
+            progress(&reason);
+        }
+        self.print(id, reason);
     }
 
     /// Prints the outcome for one object: the sentence, or the object's name.
