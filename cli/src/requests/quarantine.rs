@@ -8,14 +8,17 @@ use kube::Client;
 use kube::api::ListParams;
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorSpec};
-use models::shadow::BottlerocketShadow;
+use models::shadow::{BottlerocketShadow, Mode};
 use planner::policy::{Exclusion, NodeKind, Policy, Target};
 use serde_json::json;
 
+use super::attempt::{is_permitted, progress};
+use super::nodes::node_of;
 use super::operator::{carry_out, new_errors, not_in_force, policy, status};
 use super::texts::{command, some};
 use crate::call::list_in;
 use crate::failures::unresolved;
+use crate::page::print_line;
 use crate::write::{Decision, State, WriteOptions};
 
 /// Options of `quarantine`.
@@ -172,7 +175,7 @@ fn added(operator: &BottlerocketUpdateOperator, version: &str, shadows: &[Bottle
     };
     let of_kind = wanted.as_ref().is_some_and(|of| of.kind.is_some());
     let no_node = if of_kind { "no node of that variant and architecture" } else { "no node" };
-    let running: Vec<String> = shadows.iter().filter(excluded).map(super::nodes::node_of).collect();
+    let running: Vec<String> = shadows.iter().filter(excluded).map(node_of).collect();
     let running = match running.len() {
         0 => String::new(),
         count => format!(
@@ -189,6 +192,22 @@ fn added(operator: &BottlerocketUpdateOperator, version: &str, shadows: &[Bottle
         _ => String::new(),
     };
     format!("{version} is excluded: {no_node} takes it{running}{pinned}{}", not_in_force(&status(operator)))
+}
+
+/// Returns what a dry run shows: each node that runs a version of the entry, or that is taken out of service for one.
+fn preview(entry: &str, shadows: &[BottlerocketShadow]) -> Vec<String> {
+    let Some(wanted) = meaning(entry) else { return Vec::new() };
+    let of_node = |shadow: &BottlerocketShadow| {
+        let (node, NodeKind { variant, arch }) = (node_of(shadow), kind_of(shadow).unwrap_or_default());
+        let runs = shadow.status.as_ref().and_then(|status| status.agent.current_version.as_ref());
+        let runs = runs.filter(|version| wanted.covers(&variant, &arch, version));
+        let attempt = progress(shadow).filter(|attempt| attempt.disruptive && attempt.mode() == Mode::Update);
+        let attempt = attempt.filter(|attempt| wanted.covers(&variant, &arch, &attempt.version));
+        let what = if is_permitted(shadow) { "goes on, since its reboot is permitted" } else { "ends" };
+        let stays = runs.map(|version| format!("stays on {version}: {node}"));
+        [stays, attempt.map(|attempt| format!("its update to {} {what}: {node}", attempt.version))]
+    };
+    shadows.iter().flat_map(of_node).flatten().collect()
 }
 
 /// Returns what came of `quarantine --lift`.
@@ -208,20 +227,29 @@ pub(super) async fn quarantine(client: &Client, namespace: &str, options: &Optio
     if meaning(version).is_some_and(|entry| entry.kind.is_some()) {
         check_kind(version, &all().await?)?;
     }
-    let decide = |operator: &BottlerocketUpdateOperator| decide_add(operator, version);
+    let is_changed = std::cell::Cell::new(false);
+    let decide = |operator: &BottlerocketUpdateOperator| {
+        let decision = decide_add(operator, version)?;
+        is_changed.set(matches!(decision, Decision::Write(_)));
+        Ok(decision)
+    };
     let done = async |_: &_, now: &_| {
         // Which nodes run it is only added.
         let shadows = all().await.unwrap_or_default();
         Ok(State::Done(added(now, version, &shadows)))
     };
-    carry_out(client, namespace, &options.write, decide, done).await
+    carry_out(client, namespace, &options.write, decide, done).await?;
+    if is_changed.get() && options.write.is_preview() {
+        preview(version, &all().await.unwrap_or_default()).iter().for_each(print_line);
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::Value;
 
-    use super::super::attempt::testing::shadow;
+    use super::super::attempt::testing::{at, shadow};
     use super::super::operator::testing::{nothing, operator, patch};
     use super::*;
 
@@ -277,6 +305,32 @@ mod tests {
         assert!(error.contains("such as aws-k8s-1.37/x86_64") && error.contains("nothing was written"), "{error}");
         let text = added(&with(&[&entry]), &entry, &shadows);
         assert!(text.contains("no node of that variant and architecture takes it; 1 node(s) run it"), "{text}");
+    }
+
+    #[test]
+    fn dry_run_names_the_nodes_that_stay_and_those_whose_update_ends() {
+        let node = |runs: &str, progress: &Value| {
+            shadow(&json!({"currentVersion": runs, "variant": "v", "arch": "a", "progress": progress}))
+        };
+        let mut permitted = at("Rebooting");
+        permitted["permitIssued"] = json!(true);
+        for (sentence, entry, runs, progress, expected) in [
+            ("idle on another version", "1.20.5", "1.20.1", Value::Null, None),
+            ("runs it", "1.20", "1.20.5", Value::Null, Some("stays on 1.20.5: a")),
+            ("of another kind", "1.20.5 on w/a", "1.20.5", Value::Null, None),
+            ("is drained for it", "1.20.5", "1.20.1", at("Draining"), Some("its update to 1.20.5 ends: a")),
+            (
+                "reboots into it",
+                "1.20.5",
+                "1.20.1",
+                permitted,
+                Some("its update to 1.20.5 goes on, since its reboot is permitted: a"),
+            ),
+            ("has only downloaded it", "1.20.5", "1.20.1", at("Staged"), None),
+        ] {
+            let shown = preview(entry, &[node(runs, &progress)]);
+            assert_eq!(shown.first().map(String::as_str), expected, "{sentence}");
+        }
     }
 
     #[test]

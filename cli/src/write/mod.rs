@@ -96,6 +96,11 @@ impl WriteOptions {
         self.dry.dry_run
     }
 
+    /// Returns true if nothing is written, and what would come of it is shown.
+    pub(crate) fn is_preview(&self) -> bool {
+        self.dry_run() != DryRun::None && self.output.is_none()
+    }
+
     /// Returns the time to wait; `None`: the command does not wait.
     pub(crate) fn timeout(&self) -> Option<std::time::Duration> {
         self.wait.then_some(self.timeout.0)

@@ -112,6 +112,8 @@ pub(super) async fn earlier_version_is_pinned(w: &mut Walk<'_>) -> Result<()> {
     })
     .await?;
     let down = "2 node(s) move to an earlier version: node-1 (1.20.5 to 1.20.1), node-2 (1.20.5 to 1.20.1)";
+    let preview = ["2 node(s) move to an earlier version", "moves to an earlier version: node-2 (1.20.5 to 1.20.1)"];
+    w.ok("pin 1.20.1 --dry-run", &preview).await?;
     w.ok("pin 1.20.1", &[down, "the target is 1.20.1: 2 node(s) move"]).await?;
     until_step_waits(w, &BETWEEN).await?;
     let named = w.ok("approve -o name", &[]).await?;
