@@ -15,7 +15,7 @@ use models::operator::BottlerocketUpdateOperator;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::call::{call, code, get, if_there};
+use crate::call::{call, code, get, if_there, or_waiting};
 use crate::page::{print_line, progress};
 use crate::preflight::{KUBECTL, preflight};
 use crate::shell::for_cluster;
@@ -104,8 +104,10 @@ async fn established(client: &Client, object: &Value) -> anyhow::Result<()> {
     let (api, _, name) = api(client, object)?;
     let deadline = Instant::now() + ESTABLISHED;
     loop {
-        let found = call(&format!("get customresourcedefinition {name}"), api.get(&name)).await?;
-        let conditions = found.data["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let found = call(&format!("get customresourcedefinition {name}"), api.get(&name)).await;
+        let found = or_waiting(found.map(Some), |_| None)?;
+        let conditions = found.and_then(|found| found.data["status"]["conditions"].as_array().cloned());
+        let conditions = conditions.unwrap_or_default();
         if conditions.iter().any(|condition| condition["type"] == "Established" && condition["status"] == "True") {
             return Ok(());
         }
@@ -243,9 +245,12 @@ async fn running(client: &Client, options: &InstallOptions, before: &Before) -> 
     let (began, limit) = (Instant::now(), options.timeout.0);
     let (mut shown, mut others_run) = (began, None);
     while !limit.is_zero() {
-        let mut waiting = not_running(client, before, began.elapsed() < EARLY).await?;
+        let unknown = |error: &anyhow::Error| format!("the state is not known ({error:#})");
+        let waiting = not_running(client, before, began.elapsed() < EARLY).await;
+        let mut waiting = or_waiting(waiting, |error| vec![unknown(error)])?;
         others_run = if waiting.is_empty() { others_run.or_else(|| Some(began.elapsed())) } else { None };
-        waiting.extend(agents(client).await?.1);
+        let behind = agents(client).await.map(|(_, behind)| behind);
+        waiting.extend(or_waiting(behind, |error| Some(unknown(error)))?);
         if waiting.is_empty() || others_run.is_some_and(|since| began.elapsed() >= agents_until(since, limit)) {
             break;
         }

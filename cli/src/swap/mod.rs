@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use self::facts::{Memory, gather, is_under_way};
 pub(crate) use self::facts::{record, shadow_resource};
 use self::steps::{Facts, Next, Phase, Step, Waiting};
-use crate::call::{self, code};
+use crate::call::{self, code, is_transient};
 use crate::clock::span;
 use crate::helm::Releases;
 use crate::page::{confirm, print_line};
@@ -150,21 +150,7 @@ async fn run(
             print_line(format_args!("you need these rights too, before anything is changed: {}", missing.join(", ")));
         }
         let facts = gather(client, &mut memory, options.settle.signed(), true).await?;
-        if let Err(reason) = &facts.earlier {
-            print_line(format_args!(
-                "the steps for the earlier operator's shadows are missing here: they can be read only once the conversion is \
-                 None ({reason})"
-            ));
-        }
-        for next in preview::all(facts, next) {
-            match next {
-                Next::Act(step) => print_line(format_args!("would {}", step.planned())),
-                Next::Wait(waiting) => print_line(format_args!("would wait: {}", waiting.sentence(options))),
-                Next::Blocked(reason) => bail!("{reason}"),
-                Next::Done => print_line("nothing was changed"),
-            }
-        }
-        return Ok(None);
+        return show(facts, options, next).map(|()| None);
     }
     if !options.yes {
         confirm("this changes the cluster: use --yes, or --dry-run to see what would be done", question)?;
@@ -172,9 +158,18 @@ async fn run(
     // Number of times that each step was tried, and the last refusal.
     let (mut tries, mut refusal) = (BTreeMap::<String, usize>::new(), None);
     let mut taken = 0;
-    let mut waits: Option<Waited> = None;
+    let (mut waits, mut silent): (Option<Waited>, Option<Waited>) = (None, None);
     loop {
-        let facts = gather(client, &mut memory, options.settle.signed(), false).await?;
+        let facts = match gather(client, &mut memory, options.settle.signed(), false).await {
+            Err(error) if is_transient(&error) => {
+                // Nothing was observed meanwhile.
+                memory = Memory::default();
+                wait(&Waiting::Answer(format!("{error:#}")), &mut silent, options).await?;
+                continue;
+            }
+            facts => facts?,
+        };
+        silent = None;
         match next(&facts) {
             Next::Done => return Ok(Some(taken)),
             Next::Blocked(reason) => bail!("{reason}"),
@@ -209,6 +204,25 @@ async fn run(
             }
         }
     }
+}
+
+/// Prints the steps of a dry run.
+fn show(facts: Facts, options: &Options, next: impl Fn(&Facts) -> Next) -> anyhow::Result<()> {
+    if let Err(reason) = &facts.earlier {
+        print_line(format_args!(
+            "the steps for the earlier operator's shadows are missing here: they can be read only once the conversion is \
+             None ({reason})"
+        ));
+    }
+    for next in preview::all(facts, next) {
+        match next {
+            Next::Act(step) => print_line(format_args!("would {}", step.planned())),
+            Next::Wait(waiting) => print_line(format_args!("would wait: {}", waiting.sentence(options))),
+            Next::Blocked(reason) => bail!("{reason}"),
+            Next::Done => print_line("nothing was changed"),
+        }
+    }
+    Ok(())
 }
 
 /// A wait for one kind of thing.
@@ -261,6 +275,7 @@ impl Waiting {
     /// The fact that is waited for.
     fn sentence(&self, options: &Options) -> String {
         match self {
+            Self::Answer(error) => format!("the API server has not answered: {error}"),
             Self::Pods(pods) => format!("pods of the earlier operator are left: {}", first(pods)),
             Self::Nodes(nodes) => format!(
                 "the earlier operator asked hosts to reboot; each has to come back, or to be Ready in one boot for {} (--settle): {}",
@@ -297,7 +312,7 @@ impl Waiting {
                 "If a policy of another tool refuses it, let that tool leave out bottlerocketshadows. Then run the command again: it \
                  goes on from there."
             }
-            Self::Shadows(_) | Self::ReadOnly(None) | Self::Served | Self::Recheck | Self::Stored => {
+            Self::Answer(_) | Self::Shadows(_) | Self::ReadOnly(None) | Self::Served | Self::Recheck | Self::Stored => {
                 "See whether all API servers are in order, then run the command again: it goes on from there."
             }
         }

@@ -177,6 +177,8 @@ pub(super) enum Step {
 /// Something that has to happen by itself.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Waiting {
+    /// The reason why the API server has not answered.
+    Answer(String),
     Pods(Vec<String>),
     Nodes(Vec<String>),
     /// The reason why the earlier operator's shadows cannot be read.
