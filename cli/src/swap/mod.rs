@@ -119,13 +119,8 @@ pub(crate) async fn check_ended(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes all steps and returns their number; `None` after a dry run.
-async fn run(
-    client: &Client,
-    options: &Options,
-    question: &str,
-    next: impl Fn(&Facts) -> Next,
-) -> anyhow::Result<Option<usize>> {
+/// Checks what has to be so before anything is changed, and returns the rights that are missing: a dry run needs none of these.
+async fn check(client: &Client, options: &Options) -> anyhow::Result<Vec<String>> {
     if options.settle.0 >= options.timeout.0 {
         bail!(
             "--timeout ({}) has to be longer than --settle ({}); nothing was changed",
@@ -144,6 +139,17 @@ async fn run(
             missing.join(", ")
         );
     }
+    Ok(missing)
+}
+
+/// Takes all steps and returns their number; `None` after a dry run.
+async fn run(
+    client: &Client,
+    options: &Options,
+    question: &str,
+    next: impl Fn(&Facts) -> Next,
+) -> anyhow::Result<Option<usize>> {
+    let missing = check(client, options).await?;
     let mut memory = Memory::default();
     if options.dry_run {
         if !missing.is_empty() {
