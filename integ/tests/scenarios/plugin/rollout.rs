@@ -184,7 +184,8 @@ pub(super) async fn node_that_is_held_during_its_drain_stays_cordoned(w: &mut Wa
     let line = format!("hold {free} {held} --for 2h");
     w.fails(&line, &["2 of 2 nodes failed", &by, "held until the hold is removed (mine)"]).await?;
     w.until("both wait", |world| world.waiting("Held") == 2).await?;
-    w.fails(&format!("retry {free}"), &["it is not in back-off", "It waits for another reason"]).await?;
+    let (line, parts) = (format!("retry {free}"), ["it is not in back-off", "It waits for another reason"]);
+    poll("its shadow has the reason", async || Ok(w.fails(&line, &parts).await.ok())).await?;
 
     unblock(w).await?;
     let ended = format!("{free}: not held any more; it is updated when its turn comes");
