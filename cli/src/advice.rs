@@ -6,24 +6,23 @@ use models::names;
 
 use crate::cluster::Cluster;
 use crate::failures::{has_others, list, unresolved};
+use crate::shell::for_cluster;
 
 /// Returns a command of this plugin for the operator of a namespace.
 pub(crate) fn command(namespace: &str, arguments: &str) -> String {
-    if namespace == names::SYSTEM_NAMESPACE {
-        format!("kubectl brupop {arguments}")
-    } else {
-        format!("kubectl brupop {arguments} -n {namespace}")
-    }
+    let option = if namespace == names::SYSTEM_NAMESPACE { String::new() } else { format!(" -n {namespace}") };
+    for_cluster(&format!("kubectl brupop {arguments}{option}"))
 }
 
 /// Returns a command that shows the logs of all replicas of a component: which of them leads, or was asked, is not known.
 pub(crate) fn logs_of(namespace: &str, component: &str) -> String {
-    format!("kubectl logs -n {namespace} -l {}={component} --prefix --tail=200", names::COMPONENT_LABEL)
+    let label = names::COMPONENT_LABEL;
+    for_cluster(&format!("kubectl logs -n {namespace} -l {label}={component} --prefix --tail=200"))
 }
 
 /// Returns the command that lists the pods of a component of the operator.
 pub(crate) fn pods(namespace: &str, component: &str) -> String {
-    format!("kubectl get pods -n {namespace} -l {}={component}", names::COMPONENT_LABEL)
+    for_cluster(&format!("kubectl get pods -n {namespace} -l {}={component}", names::COMPONENT_LABEL))
 }
 
 impl Cluster {
@@ -39,6 +38,11 @@ impl Cluster {
 
     /// Returns what a user can do about the wait of a node, as commands; none where there is nothing to do but to wait.
     pub(crate) fn commands(&self, node: &str, wait: &Wait) -> Vec<String> {
+        self.listed(node, wait).iter().map(|command| for_cluster(command)).collect()
+    }
+
+    /// Returns the same commands without the options that choose the cluster, where they are of kubectl alone.
+    fn listed(&self, node: &str, wait: &Wait) -> Vec<String> {
         let namespace = &self.namespace;
         let plugin = |arguments: &str| vec![self.command(arguments)];
         let describe = |kind: &str, object: &str| match object.split_once('/') {

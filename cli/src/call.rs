@@ -16,6 +16,7 @@ use kube::core::{DeserializeGuard, ObjectList};
 use models::limits;
 
 use crate::page::warn;
+use crate::shell::for_cluster;
 
 /// Time limit of one call.
 const LIMIT: Duration = limits::WRITE;
@@ -41,14 +42,31 @@ const fn grant(code: u16) -> &'static str {
 #[error("no answer within {} s; run the command again: it goes on from there", LIMIT.as_secs())]
 struct NoAnswer;
 
-/// Adds the URL of the API server to an error for the reason that it cannot be reached.
-pub(crate) fn name_server(error: anyhow::Error, server: &impl fmt::Display) -> anyhow::Error {
-    let of_connection = |cause: &(dyn std::error::Error + 'static)| {
+/// Returns true if the API server was not reached, or did not answer in time.
+fn is_unanswered(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
         let kube = cause.downcast_ref::<kube::Error>();
         cause.is::<NoAnswer>()
             || kube.is_some_and(|e| matches!(e, kube::Error::Service(_) | kube::Error::HyperError(_)))
-    };
-    if !error.chain().any(of_connection) {
+    })
+}
+
+/// Returns true if the same call may succeed later: there was no answer, or the API server had an error of its own or too many requests.
+pub(crate) fn is_transient(error: &anyhow::Error) -> bool {
+    is_unanswered(error) || code(error).is_some_and(|code| code == 429 || code >= 500)
+}
+
+/// Returns what was read in a wait: of a call that may succeed later, what `instead` makes of its error.
+pub(crate) fn or_waiting<T>(answer: anyhow::Result<T>, instead: impl FnOnce(&anyhow::Error) -> T) -> anyhow::Result<T> {
+    match answer {
+        Err(error) if is_transient(&error) => Ok(instead(&error)),
+        answer => answer,
+    }
+}
+
+/// Adds the URL of the API server to an error for the reason that it cannot be reached.
+pub(crate) fn name_server(error: anyhow::Error, server: &impl fmt::Display) -> anyhow::Error {
+    if !is_unanswered(&error) {
         return error;
     }
     error.context(format!("the API server {server} cannot be reached: check the kubeconfig and --context"))
@@ -71,8 +89,9 @@ pub(crate) fn failure(right: &str, error: kube::Error) -> anyhow::Error {
             anyhow!(Refusal { code: status.code, message: status.message }).context(format!("{what} {right}"))
         }
         error @ kube::Error::SerdeError(_) => {
-            let next = "this version of the plugin cannot read the answer (kubectl brupop doctor)";
-            anyhow!(error).context(format!("cannot {right}: {next}"))
+            let doctor = for_cluster("kubectl brupop doctor");
+            anyhow!(error)
+                .context(format!("cannot {right}: this version of the plugin cannot read the answer ({doctor})"))
         }
         error => anyhow!(error).context(format!("cannot {right}")),
     }
@@ -200,6 +219,31 @@ pub(crate) async fn list_guarded<K: Listed>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn call_is_made_again_in_a_wait_unless_its_answer_stays_the_same() {
+        let answer = |code: u16| {
+            let status = kube::core::Status::failure("no", "Reason").with_code(code).boxed();
+            failure("get nodes", kube::Error::Api(status))
+        };
+        let client = kube::Client::try_from(kube::Config::new("https://127.0.0.1:1".parse().unwrap())).unwrap();
+        let unreadable = serde_json::from_str::<u8>("x").unwrap_err();
+        for (sentence, error, expected) in [
+            ("not reached", call("get /version", client.apiserver_version()).await.unwrap_err(), true),
+            ("no answer in time", anyhow!(NoAnswer).context("cannot get nodes"), true),
+            ("an error of the server", answer(500).context("in a wait"), true),
+            ("its load balancer", answer(502), true),
+            ("too many requests", answer(429), true),
+            ("no valid user", answer(401), false),
+            ("not allowed", answer(403), false),
+            ("gone", answer(404), false),
+            ("invalid", answer(422), false),
+            ("unreadable", failure("get nodes", kube::Error::SerdeError(unreadable)), false),
+            ("of the plugin", anyhow!("its shadow is gone"), false),
+        ] {
+            assert_eq!(is_transient(&error), expected, "{sentence}: {error:#}");
+        }
+    }
 
     #[tokio::test]
     async fn error_of_unreachable_server_has_its_url() {

@@ -20,6 +20,7 @@ use self::finding::{Finding, NAMED, Severity};
 use self::findings::findings;
 use crate::advice::some;
 use crate::page::{Page, Style};
+use crate::shell::for_cluster;
 use crate::terminal::{self, Format};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -72,7 +73,10 @@ pub(crate) async fn diagnose(client: &Client, namespace: &str) -> anyhow::Result
 
 impl Diagnosis {
     fn of(facts: &Facts) -> Self {
-        let findings = findings(facts);
+        let mut findings = findings(facts);
+        for command in findings.iter_mut().flat_map(|finding| &mut finding.next) {
+            *command = for_cluster(command);
+        }
         let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
         Self {
             time: facts.read_at,

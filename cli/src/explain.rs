@@ -14,6 +14,7 @@ use models::names;
 use crate::cluster::Cluster;
 use crate::near::near;
 use crate::page::Page;
+use crate::shell::for_cluster;
 use crate::terminal::Format;
 
 #[derive(Debug, Args)]
@@ -52,7 +53,7 @@ fn unknown(cluster: &Cluster, name: &str) -> String {
     let all = cluster.nodes.iter().flatten().map(|(name, _)| name.as_str());
     let all: BTreeSet<&str> = all.chain(cluster.shadows.keys().map(String::as_str)).collect();
     match near(name, all.into_iter()).join(" or ").as_str() {
-        "" => format!("there is no node {name}: kubectl get nodes"),
+        "" => format!("there is no node {name}: {}", for_cluster("kubectl get nodes")),
         near => format!("there is no node {name}; did you mean {near}?"),
     }
 }

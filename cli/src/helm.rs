@@ -10,6 +10,7 @@ use models::names;
 
 use crate::call::call;
 use crate::marks::Tool;
+use crate::shell::{for_cluster, word};
 
 /// Returns the release that an object names, and the namespace of that release.
 pub(crate) fn release_of(meta: &ObjectMeta) -> Option<(String, String)> {
@@ -26,10 +27,10 @@ pub(crate) fn upgrade_of(meta: &ObjectMeta) -> Option<String> {
         Tool::Flux { kind: "helmrelease", name, namespace } => Some((name, namespace)),
         Tool::Flux { .. } | Tool::Helm { .. } | Tool::ArgoCd { .. } => None,
     });
-    Some(match kept {
+    Some(for_cluster(&match kept {
         Some((name, namespace)) => format!("kubectl edit helmrelease {} -n {}", word(&name), word(&namespace)),
         None => format!("helm upgrade {} CHART -n {}", word(&release), word(&namespace)),
-    })
+    }))
 }
 
 /// The record of a release in one namespace.
@@ -153,10 +154,11 @@ impl Releases {
     pub(crate) fn forget(&self, name: &str) -> Vec<String> {
         let delete = |release: &Release| {
             let (name, namespace) = (word(name), word(&release.namespace));
-            let delete = format!("kubectl delete secret -n {namespace} -l owner=helm,name={name}");
+            let delete = for_cluster(&format!("kubectl delete secret -n {namespace} -l owner=helm,name={name}"));
             if release.elsewhere {
                 let definition = names::SHADOW_DEFINITION;
-                format!("helm get manifest {name} -n {namespace} | grep -q 'name: {definition}' && {delete}")
+                let manifest = for_cluster(&format!("helm get manifest {name} -n {namespace}"));
+                format!("{manifest} | grep -q 'name: {definition}' && {delete}")
             } else {
                 delete
             }
@@ -170,16 +172,17 @@ impl Releases {
     pub(crate) fn left(&self, tools: &[Tool]) -> Vec<String> {
         let kept = tools.iter().filter_map(|tool| match tool {
             Tool::Flux { kind: "helmrelease", name, namespace } => Some(format!(
-                "The objects were those of the HelmRelease {name} of Flux: remove it from its source, and then: kubectl delete helmrelease {} -n \
-                 {}. If it is suspended, Helm keeps its record of the release",
-                word(name),
-                word(namespace)
+                "The objects were those of the HelmRelease {name} of Flux: remove it from its source, and then: {}. If it is suspended, Helm \
+                 keeps its record of the release",
+                for_cluster(&format!("kubectl delete helmrelease {} -n {}", word(name), word(namespace)))
             )),
             Tool::Helm { release: Some(name), namespace } if self.named_unread && self.of(name).next().is_none() => {
                 let (name, namespace) = (word(name), word(namespace));
                 Some(format!(
-                    "The records of the Helm release {name} could not be read. If Helm has it still (helm list -n {namespace}), and it has no \
-                     other parts than the operator: helm uninstall {name} -n {namespace}"
+                    "The records of the Helm release {name} could not be read. If Helm has it still ({}), and it has no other parts than the \
+                     operator: {}",
+                    for_cluster(&format!("helm list -n {namespace}")),
+                    for_cluster(&format!("helm uninstall {name} -n {namespace}"))
                 ))
             }
             Tool::Flux { .. } | Tool::Helm { .. } | Tool::ArgoCd { .. } => None,
@@ -188,8 +191,8 @@ impl Releases {
         let sentence = |release: &Release| {
             let (name, namespace) = (word(&release.name), word(&release.namespace));
             format!(
-                "Helm has a record of the release {name} still. If it has no other parts than the operator: helm uninstall \
-                 {name} -n {namespace}"
+                "Helm has a record of the release {name} still. If it has no other parts than the operator: {}",
+                for_cluster(&format!("helm uninstall {name} -n {namespace}"))
             )
         };
         kept.chain(named.map(sentence)).collect()
@@ -197,31 +200,23 @@ impl Releases {
 
     /// Returns the command that uninstalls a release, unless Helm has no record of it: Helm knows it only in the namespace of its record.
     pub(crate) fn uninstall(&self, name: &str) -> Option<String> {
-        self.may_have(name).then(|| match self.of(name).find(|release| !release.elsewhere) {
+        let command = || match self.of(name).find(|release| !release.elsewhere) {
             Some(release) => format!("helm uninstall {} -n {}", word(name), word(&release.namespace)),
             None => format!("helm uninstall {} -n NAMESPACE   # that of its record: {}", word(name), find(name)),
-        })
+        };
+        self.may_have(name).then(|| for_cluster(&command()))
     }
 }
 
 /// Returns the command that shows the records of a release.
 pub(crate) fn find(name: &str) -> String {
-    format!("kubectl get secret -A -l owner=helm,name={}", word(name))
-}
-
-/// Returns a word for a shell: an annotation may hold any text.
-pub(crate) fn word(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/');
-    if !text.is_empty() && text.chars().all(is_plain) {
-        text.to_owned()
-    } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
-    }
+    for_cluster(&format!("kubectl get secret -A -l owner=helm,name={}", word(name)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shell::testing::with_context;
 
     #[test]
     fn commands_name_the_namespace_of_the_record_and_without_one_show_where_it_is() {
@@ -297,6 +292,22 @@ mod tests {
             assert_eq!(releases.uninstall("r").as_deref(), uninstall, "{sentence}");
         }
         assert_eq!(find("x; rm"), "kubectl get secret -A -l owner=helm,name='x; rm'");
+    }
+
+    #[test]
+    fn commands_are_for_the_chosen_context() {
+        let release =
+            |elsewhere| Release { name: "r".to_owned(), namespace: "x".to_owned(), secrets: vec![], elsewhere };
+        let releases = |elsewhere| Releases { found: vec![release(elsewhere)], ..Releases::default() };
+        let (forget, uninstall) = with_context("c", || (releases(true).forget("r"), releases(true).uninstall("r")));
+        let expected = "helm get manifest r -n x --kube-context c | grep -q 'name: bottlerocketshadows.brupop.bottlerocket.aws' && \
+                        kubectl delete secret -n x -l owner=helm,name=r --context c";
+        assert_eq!(forget, [expected]);
+        let expected = "helm uninstall r -n NAMESPACE --kube-context c   # that of its record: kubectl get secret -A -l owner=helm,name=r \
+                        --context c";
+        assert_eq!(uninstall.as_deref(), Some(expected));
+        let uninstall = with_context("c", || releases(false).uninstall("r"));
+        assert_eq!(uninstall.as_deref(), Some("helm uninstall r -n x --kube-context c"));
     }
 
     #[test]

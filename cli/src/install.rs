@@ -15,9 +15,10 @@ use models::operator::BottlerocketUpdateOperator;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::call::{call, code, get, if_there};
+use crate::call::{call, code, get, if_there, or_waiting};
 use crate::page::{print_line, progress};
 use crate::preflight::{KUBECTL, preflight};
+use crate::shell::for_cluster;
 use crate::uninstall::{api, check_namespace};
 
 /// Time until the API server serves a definition that it has accepted.
@@ -34,6 +35,9 @@ const AGENTS: Duration = Duration::from_secs(30);
 
 /// The reason of the condition of a Deployment that Kubernetes gives up.
 const GIVEN_UP: &str = "ProgressDeadlineExceeded";
+
+/// The command that finds out why the operator does not run.
+const DOCTOR: &str = "kubectl brupop doctor";
 
 #[derive(Debug, Args)]
 pub(crate) struct InstallOptions {
@@ -99,15 +103,18 @@ async fn established(client: &Client, object: &Value) -> anyhow::Result<()> {
     let (api, _, name) = api(client, object)?;
     let deadline = Instant::now() + ESTABLISHED;
     loop {
-        let found = call(&format!("get customresourcedefinition {name}"), api.get(&name)).await?;
-        let conditions = found.data["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let found = call(&format!("get customresourcedefinition {name}"), api.get(&name)).await;
+        let found = or_waiting(found.map(Some), |_| None)?;
+        let conditions = found.and_then(|found| found.data["status"]["conditions"].as_array().cloned());
+        let conditions = conditions.unwrap_or_default();
         if conditions.iter().any(|condition| condition["type"] == "Established" && condition["status"] == "True") {
             return Ok(());
         }
         if Instant::now() >= deadline {
             bail!(
-                "the API server does not serve {name} after {} s: kubectl describe crd {name}",
-                ESTABLISHED.as_secs()
+                "the API server does not serve {name} after {} s: {}",
+                ESTABLISHED.as_secs(),
+                for_cluster(&format!("kubectl describe crd {name}"))
             );
         }
         sleep(PAUSE).await;
@@ -198,7 +205,8 @@ async fn not_running(client: &Client, before: &Before, early: bool) -> anyhow::R
             Rollout::Complete => {}
             Rollout::Failed(reason) if !early && before.is_given_up_since(*generation, found.as_ref()) => {
                 bail!(
-                    "everything is applied, and does not run: Deployment {name}: {reason}. kubectl brupop doctor finds out why"
+                    "everything is applied, and does not run: Deployment {name}: {reason}. {} finds out why",
+                    for_cluster(DOCTOR)
                 );
             }
             Rollout::Waits(reason) | Rollout::Failed(reason) => waiting.push(format!("Deployment {name}: {reason}")),
@@ -236,17 +244,21 @@ async fn running(client: &Client, options: &InstallOptions, before: &Before) -> 
     let (began, limit) = (Instant::now(), options.timeout.0);
     let (mut shown, mut others_run) = (began, None);
     while !limit.is_zero() {
-        let mut waiting = not_running(client, before, began.elapsed() < EARLY).await?;
+        let unknown = |error: &anyhow::Error| format!("the state is not known ({error:#})");
+        let waiting = not_running(client, before, began.elapsed() < EARLY).await;
+        let mut waiting = or_waiting(waiting, |error| vec![unknown(error)])?;
         others_run = if waiting.is_empty() { others_run.or_else(|| Some(began.elapsed())) } else { None };
-        waiting.extend(agents(client).await?.1);
+        let behind = agents(client).await.map(|(_, behind)| behind);
+        waiting.extend(or_waiting(behind, |error| Some(unknown(error)))?);
         if waiting.is_empty() || others_run.is_some_and(|since| began.elapsed() >= agents_until(since, limit)) {
             break;
         }
         if began.elapsed() >= limit {
             bail!(
-                "everything is applied, and does not run after {}: {}. kubectl brupop doctor finds out why",
+                "everything is applied, and does not run after {}: {}. {} finds out why",
                 options.timeout,
-                waiting.join("; ")
+                waiting.join("; "),
+                for_cluster(DOCTOR)
             );
         }
         if shown.elapsed() > Duration::from_secs(5) {
@@ -294,19 +306,20 @@ pub(crate) async fn install(client: Client, namespace: &str, options: &InstallOp
         print_line(format_args!("{id} applied"));
     }
     running(&client, options, &before).await?;
+    let status = for_cluster("kubectl brupop status");
     match agents(&client).await.context("everything is applied")? {
         (_, Some(behind)) => print_line(format_args!(
-            "The operator is installed, and its agents do not run everywhere yet ({behind}): kubectl brupop status"
+            "The operator is installed, and its agents do not run everywhere yet ({behind}): {status}"
         )),
         (0, None) => print_line(format_args!(
-            "The operator is installed. No node is under it yet: kubectl label node NODE {}={}",
-            names::INTERFACE_LABEL,
-            names::INTERFACE_VERSION
+            "The operator is installed. No node is under it yet: {}",
+            for_cluster(&format!("kubectl label node NODE {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION))
         )),
-        (nodes, None) => print_line(format_args!("The operator is installed, on {nodes} nodes: kubectl brupop status")),
+        (nodes, None) => print_line(format_args!("The operator is installed, on {nodes} nodes: {status}")),
     }
     if disabled(&client).await? {
-        print_line(format_args!("No update starts before updates are enabled: kubectl brupop resume"));
+        let resume = for_cluster("kubectl brupop resume");
+        print_line(format_args!("No update starts before updates are enabled: {resume}"));
     }
     Ok(())
 }

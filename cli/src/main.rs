@@ -27,6 +27,7 @@ mod plan;
 mod preflight;
 mod requests;
 mod rights;
+mod shell;
 mod simulate;
 mod status;
 mod swap;
@@ -139,6 +140,7 @@ async fn complete(words: &[String]) -> anyhow::Result<()> {
 
 async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let colour = terminal::colour(arguments.color);
+    shell::keep(arguments.connect.given());
     match &arguments.command {
         Command::History(options) if options.is_offline() => {
             history::history(None, &arguments.namespace, options, colour).await?;

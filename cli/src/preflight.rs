@@ -11,8 +11,9 @@ use kube::api::{Api, Patch, PatchParams};
 use models::names;
 
 use crate::call::{call, if_there};
-use crate::helm::{release_of, upgrade_of, word};
+use crate::helm::{release_of, upgrade_of};
 use crate::page::print_line;
+use crate::shell::{for_cluster, word};
 use crate::uninstall::{check_namespace, is_marked};
 
 /// Minor version of Kubernetes 1 from which tokens name their node.
@@ -37,7 +38,9 @@ fn left_to_helm<'a>(objects: &str, found: impl IntoIterator<Item = &'a ObjectMet
     let (release, namespace) = (word(&release), word(&namespace));
     Some(format!(
         "the operator is of the Helm release {release} in the namespace {namespace}: {upgrade} (docs/install.md, \"Upgrade\"). If Helm has \
-         forgotten the release (helm list -n {namespace}): kubectl annotate {objects} meta.helm.sh/release-name-"
+         forgotten the release ({}): {}",
+        for_cluster(&format!("helm list -n {namespace}")),
+        for_cluster(&format!("kubectl annotate {objects} meta.helm.sh/release-name-"))
     ))
 }
 
@@ -69,9 +72,9 @@ pub(crate) async fn preflight(client: Client, namespace: &str) -> anyhow::Result
             let versions: Vec<&str> = found.spec.versions.iter().map(|version| version.name.as_str()).collect();
             problems.push(format!(
                 "the definition {name} (versions {}) is another operator's, probably the earlier bottlerocket-update-operator's: \
-                 first move it and its shadows to this operator with kubectl brupop takeover swap (docs/install.md, \"Over \
-                 the earlier operator\")",
-                versions.join(", ")
+                 first move it and its shadows to this operator with {} (docs/install.md, \"Over the earlier operator\")",
+                versions.join(", "),
+                for_cluster("kubectl brupop takeover swap")
             ));
             continue;
         }

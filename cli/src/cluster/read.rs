@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 
 use super::{AgentPod, Cluster, OwnPods, Part, Unread, serves};
 use crate::call::{code, get, if_there, list_each, list_guarded};
+use crate::shell::for_cluster;
 
 /// Number of lists of pods at a time.
 const AT_ONCE: usize = 8;
@@ -41,10 +42,11 @@ impl Cluster {
         let mut cluster = Self { namespace: namespace.to_owned(), ..Self::default() };
         cluster.read_operator(client).await?;
         if let Some(error) = &cluster.unreadable.operator {
+            let name = names::OPERATOR_NAME;
             bail!(
                 "this version of the plugin cannot read bruo {name} ({error}); a controller of this version cannot either, and decides \
-                 nothing until the field is corrected: kubectl edit bruo {name} -n {namespace}, with --subresource=status for one of status",
-                name = names::OPERATOR_NAME
+                 nothing until the field is corrected: {}, with --subresource=status for one of status",
+                for_cluster(&format!("kubectl edit bruo {name} -n {namespace}"))
             );
         }
         cluster.read_shadows(client).await?;

@@ -12,6 +12,7 @@ use super::*;
 use crate::cluster::testing::{braked, cluster, condition, fleet, idle, node, now, operator, shadow, step_used_up};
 use crate::cluster::{AgentPod, Cluster};
 use crate::fixtures::snapshot;
+use crate::shell::testing::{with_context, without_context};
 
 const OPERATOR: &str = "bottlerocketupdateoperator/brupop-system/default";
 
@@ -51,6 +52,15 @@ fn healthy() -> Facts {
         read_at: now(),
         ..Facts::default()
     }
+}
+
+#[test]
+fn next_steps_are_for_the_chosen_context() {
+    let facts = Facts { cluster: Some(fleet()), ..healthy() };
+    let diagnosis = with_context("c", || Diagnosis::of(&facts));
+    let next: Vec<String> = diagnosis.findings.into_iter().flat_map(|finding| finding.next).collect();
+    assert!(next.iter().any(|command| command.starts_with("kubectl ")), "{next:?}");
+    assert_eq!(without_context(&next.join("\n")), None);
 }
 
 const SHADOWS: &str = "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws";

@@ -6,6 +6,7 @@ use crate::cluster::testing::{
     braked, cluster, condition, fleet, idle, node, now, one, operator, shadow, with_expression,
 };
 use crate::fixtures::snapshot;
+use crate::shell::testing::{with_context, without_context};
 
 fn text(explanation: &Explanation) -> String {
     text::render(explanation, None, false).to_string()
@@ -24,6 +25,17 @@ fn explanation_of_a_waiting_a_draining_and_a_failed_node_fits_the_terminal() {
             snapshot(&format!("explain-{name}-{width}{colour}.txt"), &text);
         }
     }
+}
+
+#[test]
+fn commands_are_for_the_chosen_context() {
+    let fleet = fleet();
+    for name in ["blocked", "failed", "held", "silent", "waiting-1"] {
+        let explanation = with_context("c", || explain(&fleet, name, now()));
+        assert_eq!(without_context(&explanation.commands.join("\n")), None, "{name}");
+    }
+    let expected = "kubectl brupop unhold held --context c";
+    assert_eq!(with_context("c", || explain(&fleet, "held", now())).commands, [expected]);
 }
 
 #[test]

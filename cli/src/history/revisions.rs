@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use super::read::Source;
 use crate::call::{get, list_in};
 use crate::page::{Page, print_line, warn};
+use crate::shell::for_cluster;
 use crate::write::{Decision, DryRunOption, Object, Outcome};
 
 /// Field manager of what `undo` writes: it owns the fields that it has changed until another client applies them.
@@ -162,7 +163,8 @@ fn accepted(resource: &BottlerocketUpdateOperator, after: anyhow::Result<Policy>
     );
     warn(format_args!(
         "this plugin finds the policy invalid also with the fields of that revision: {cause:#}. The controller has not rejected it; \
-         kubectl brupop status shows whether it does"
+         {} shows whether it does",
+        for_cluster("kubectl brupop status")
     ));
     Ok(None)
 }
@@ -232,8 +234,10 @@ fn version_before(moved: &[Moved], kinds: &BTreeSet<NodeKind>, exclude: &[Exclus
 
 pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions) -> anyhow::Result<()> {
     let revisions = Revisions::read(client, namespace).await?;
-    let undo = back(&revisions.history(), revisions.present().as_ref(), options.to_revision)
-        .with_context(|| format!("nothing was written; kubectl brupop history -n {namespace} lists the revisions"))?;
+    let undo = back(&revisions.history(), revisions.present().as_ref(), options.to_revision).with_context(|| {
+        let history = for_cluster(&format!("kubectl brupop history -n {namespace}"));
+        format!("nothing was written; {history} lists the revisions")
+    })?;
     let Undo::Write { number, patch, keeps_versions } = &undo else {
         print_line(&undo);
         return Ok(());
@@ -271,7 +275,8 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
         }
         if let Some(version) = version_before(&moved, &kinds, &policy.exclude) {
             print_line(format_args!(
-                "most nodes ran {version} before; to move them back to it: kubectl brupop pin {version} -n {namespace}"
+                "most nodes ran {version} before; to move them back to it: {}",
+                for_cluster(&format!("kubectl brupop pin {version} -n {namespace}"))
             ));
         }
     }

@@ -1,6 +1,6 @@
 //! `kubectl brupop approve`: the canary step that waits for a user.
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use clap::Args;
 use jiff::Timestamp;
 use kube::Client;
@@ -84,6 +84,12 @@ impl NextStep<'_> {
         let request =
             if self.is_unproven() { StepRequest::ApproveUnproven(number) } else { StepRequest::Approve(number) };
         command(operator, &request.arguments(self.number, ""))
+    }
+
+    /// Returns true if a user has nothing to do for the step to pass, now or later.
+    fn is_settled(&self) -> bool {
+        let approved = self.rollout.approved || !self.step.manual;
+        approved && self.ledger.failed == 0 && !self.is_unproven()
     }
 
     fn title(&self) -> String {
@@ -322,6 +328,41 @@ fn named(steps: &[&NextStep<'_>], nonce: &str) -> (Vec<NamedStep>, Vec<String>) 
     (named, left)
 }
 
+/// Returns the reason why nothing is approved where no step waits for it.
+///
+/// # Errors
+/// The step that was named has not passed, or a user has something else to do first.
+fn nothing_waits(
+    operator: &BottlerocketUpdateOperator,
+    wanted: Wanted,
+    steps: &[NextStep<'_>],
+    others: impl Fn() -> String,
+) -> anyhow::Result<Decision> {
+    let status = status(operator);
+    let all = policy(operator).canary.len();
+    let has_passed =
+        |rollout: &ActiveRollout| wanted.number != Some(0) && passed(rollout) >= wanted.number.unwrap_or(all);
+    let mut own = status.active_rollouts.iter().filter(|rollout| wanted.is_of(rollout));
+    let left = steps.iter().filter(|step| wanted.is_of(step.rollout) && !has_passed(step.rollout));
+    let left: Vec<&NextStep<'_>> = left.collect();
+    let is_named = wanted.number.is_some() || wanted.rollout.is_some();
+    if is_named && left.is_empty() && own.any(has_passed) {
+        let what = wanted.number.map_or_else(|| "every canary step".to_owned(), |step| format!("canary step {step}"));
+        return Ok(Decision::Nothing(format!("{what} is passed already")));
+    }
+    if let Some(number) = wanted.rollout.filter(|_| left.is_empty()) {
+        bail!("rollout {number} is at no canary step; nothing was written{}", others());
+    }
+    let mut reasons: Vec<String> = left.iter().map(|step| step.reason(operator)).collect();
+    reasons.dedup();
+    let reasons = if reasons.is_empty() { "no rollout is at a canary step".to_owned() } else { reasons.join(", and ") };
+    let reason = format!("no canary step waits for approval: {reasons}");
+    let is_done = |step: &&NextStep<'_>| step.is_settled() && wanted.number.is_none_or(|number| number == step.number);
+    let done = if left.is_empty() { !is_named } else { left.iter().all(is_done) };
+    ensure!(done, "{reason}; nothing was written");
+    Ok(Decision::Nothing(reason))
+}
+
 /// Returns the approval, if any, with what is written: the names of the steps, and what makes it a new value.
 fn decide(
     operator: &BottlerocketUpdateOperator,
@@ -346,15 +387,7 @@ fn decide(
     }
     let waiting = wanted.of(&steps, shown(&status));
     let Some(next) = waiting.first() else {
-        let own = steps.iter().filter(|step| wanted.is_of(step.rollout));
-        let mut reasons: Vec<String> = own.map(|step| step.reason(operator)).collect();
-        reasons.dedup();
-        let reason = match wanted.rollout {
-            _ if !reasons.is_empty() => format!("no canary step waits for approval: {}", reasons.join(", and ")),
-            Some(number) => format!("rollout {number} is at no canary step{}", others()),
-            None => "no canary step waits for approval: no rollout is at a canary step".to_owned(),
-        };
-        return Ok((None, Decision::Nothing(reason)));
+        return Ok((None, nothing_waits(operator, wanted, &steps, others)?));
     };
     let (version, number) = (&next.rollout.version, next.number);
     // One approval is for the same step of each variant and architecture of a version.

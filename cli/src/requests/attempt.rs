@@ -68,8 +68,8 @@ fn decide_retry(
     shadow: &BottlerocketShadow,
     nonce: &str,
     now: Timestamp,
-) -> Decision {
-    let write = |what| Decision::annotate(RETRY_ANNOTATION, nonce, what);
+) -> anyhow::Result<Decision> {
+    let write = |what| Ok(Decision::annotate(RETRY_ANNOTATION, nonce, what));
     let conditions = shadow.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     if find_condition(conditions, HOST_REACHABLE).is_some_and(|c| c.reason == HOST_ARMED_BY_OTHER) {
         return write("asked to disarm what another client armed on its host");
@@ -83,12 +83,14 @@ fn decide_retry(
     if is_braked(operator, shadow) {
         return write("asked to end the pause of its braked rollout");
     }
-    let why = true_condition(conditions, BLOCKED)
-        .map_or_else(String::new, |blocked| format!("; it waits for another reason: {}", blocked.message));
     if progress(shadow).is_some_and(|progress| progress.mode().is_verification()) {
-        return Decision::Nothing("it is being verified again already".to_owned());
+        return Ok(Decision::Nothing("it is being verified again already".to_owned()));
     }
-    Decision::Nothing(format!("it is not in back-off, so that there is nothing to retry{why}"))
+    let reason = "it is not in back-off, so that there is nothing to retry";
+    if let Some(blocked) = true_condition(conditions, BLOCKED) {
+        bail!("{reason}; nothing was written. It waits for another reason: {}", blocked.message);
+    }
+    Ok(Decision::Nothing(reason.to_owned()))
 }
 
 /// Returns what came of `retry`.
@@ -176,13 +178,13 @@ async fn request(
     client: &Client,
     namespace: &str,
     options: &NodesOptions,
-    decide: impl Fn(&BottlerocketShadow) -> Decision,
+    decide: impl Fn(&BottlerocketShadow) -> anyhow::Result<Decision>,
     check: impl AsyncFn(&BottlerocketShadow, &BottlerocketShadow) -> anyhow::Result<State>,
 ) -> anyhow::Result<()> {
     let mut outcomes = Vec::new();
     for (name, shadow) in find_managed(client, namespace, &options.nodes).await? {
         let object = Object::shadow(client, namespace, &name);
-        let outcome = object.write(shadow, options.write.dry_run(), |shadow| Ok(decide(shadow))).await;
+        let outcome = object.write(shadow, options.write.dry_run(), &decide).await;
         outcomes.push(NodeOutcome { name, object, outcome });
     }
     let read = async |name: &str, written: &BottlerocketShadow| {
@@ -212,7 +214,7 @@ pub(super) async fn release(client: &Client, namespace: &str, options: &NodesOpt
         let node = node.as_ref().and_then(NodeFacts::project).map(|node| node.at(Timestamp::now()));
         Ok(released(shadow, &nonce, attempt, node.as_ref()))
     };
-    request(client, namespace, options, |shadow| decide_release(shadow, &nonce), check).await
+    request(client, namespace, options, |shadow| Ok(decide_release(shadow, &nonce)), check).await
 }
 
 #[cfg(test)]
@@ -261,12 +263,13 @@ mod tests {
             shadow(&json!({"record": {"failures": 1, "notBefore": until.to_string()}}))
         };
         let expected = json!({"metadata": {"annotations": {RETRY_ANNOTATION: "nonce"}}});
-        assert_eq!(patch(decide_retry(None, &not_before(60), "nonce", now)), expected);
-        assert!(nothing(decide_retry(None, &not_before(-60), "nonce", now)).contains("not in back-off"));
+        assert_eq!(patch(decide_retry(None, &not_before(60), "nonce", now).unwrap()), expected);
+        assert!(nothing(decide_retry(None, &not_before(-60), "nonce", now).unwrap()).contains("not in back-off"));
         let armed = shadow(&json!({"conditions": [condition(HOST_REACHABLE, HOST_ARMED_BY_OTHER, "")]}));
-        assert_eq!(patch(decide_retry(None, &armed, "nonce", now)), expected);
+        assert_eq!(patch(decide_retry(None, &armed, "nonce", now).unwrap()), expected);
         let held = shadow(&json!({"conditions": [condition(BLOCKED, "Held", "the node is held")]}));
-        assert!(nothing(decide_retry(None, &held, "nonce", now)).contains("another reason: the node is held"));
+        let error = decide_retry(None, &held, "nonce", now).unwrap_err().to_string();
+        assert!(error.ends_with("nothing was written. It waits for another reason: the node is held"), "{error}");
     }
 
     #[test]
@@ -284,7 +287,7 @@ mod tests {
         let node =
             |runs: &str, arch: &str| shadow(&json!({"currentVersion": runs, "variant": "aws-k8s-1.37", "arch": arch}));
         let until = Some("2026-01-01T06:00:00Z");
-        let decide = |until, runs, arch| decide_retry(Some(&braked(until)), &node(runs, arch), "nonce", now);
+        let decide = |until, runs, arch| decide_retry(Some(&braked(until)), &node(runs, arch), "nonce", now).unwrap();
         let expected = json!({"metadata": {"annotations": {RETRY_ANNOTATION: "nonce"}}});
         assert_eq!(patch(decide(until, "1.20.4", "x86_64")), expected);
         for (until, runs, arch) in
@@ -313,7 +316,7 @@ mod tests {
         };
         let idle = |runs| with(runs, Value::Null, "earlier");
         let unproven = rollout("a", "Unproven");
-        let decide = |operator: &_, shadow: &_| decide_retry(Some(operator), shadow, "nonce", now);
+        let decide = |operator: &_, shadow: &_| decide_retry(Some(operator), shadow, "nonce", now).unwrap();
         let expected = json!({"metadata": {"annotations": {RETRY_ANNOTATION: "nonce"}}});
         assert_eq!(patch(decide(&unproven, &idle("1.20.5"))), expected);
         for (operator, runs) in
@@ -321,7 +324,7 @@ mod tests {
         {
             assert!(nothing(decide(operator, &idle(runs))).contains("nothing to retry"));
         }
-        assert!(nothing(decide_retry(None, &idle("1.20.5"), "nonce", now)).contains("nothing to retry"));
+        assert!(nothing(decide_retry(None, &idle("1.20.5"), "nonce", now).unwrap()).contains("nothing to retry"));
         let mut verified = at("Verifying");
         verified["verification"] = json!(true);
         let verified = with("1.20.5", verified, "nonce");

@@ -133,7 +133,7 @@ pub(super) async fn report<K>(
     let (mut written, mut failed) = (Vec::new(), Vec::new());
     for NodeOutcome { name, object, outcome } in outcomes {
         match outcome {
-            Ok(Outcome::Nothing(reason)) => options.print(&object.id, format_args!("{name}: {reason}")),
+            Ok(Outcome::Nothing(reason)) => options.print_nothing(&object.id, format_args!("{name}: {reason}")),
             Ok(Outcome::Written(_, after)) if options.timeout().is_some() => written.push((name, object, after)),
             Ok(outcome) => options.print(&object.id, outcome.sentence(&object.id, options.dry_run())),
             Err(error) => failed.push((name, error)),

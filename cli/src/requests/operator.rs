@@ -20,6 +20,10 @@ pub(super) async fn carry_out(
 ) -> anyhow::Result<()> {
     let object = Object::operator(client, namespace);
     let outcome = object.write(object.existing().await?, options.dry_run(), decide).await?;
+    if let Outcome::Nothing(reason) = outcome {
+        options.print_nothing(&object.id, reason);
+        return Ok(());
+    }
     let sentence = outcome.sentence(&object.id, options.dry_run());
     let (Outcome::Written(change, after), Some(timeout)) = (outcome, options.timeout()) else {
         options.print(&object.id, sentence);

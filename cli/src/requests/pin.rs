@@ -20,7 +20,7 @@ use super::operator::{carry_out, new_errors, not_in_force, policy, status};
 use super::texts::some;
 use crate::call::{list_in, nodes};
 use crate::cluster::Cluster;
-use crate::page::warn;
+use crate::page::{print_line, warn};
 use crate::write::{Decision, State, WriteOptions};
 
 #[derive(Debug, Args)]
@@ -123,6 +123,13 @@ impl Moves {
             .collect();
         if parts.is_empty() { "no node is under the operator".to_owned() } else { parts.join(", ") }
     }
+
+    /// Returns what a dry run shows: the numbers, and each node that moves.
+    fn preview(&self) -> Vec<String> {
+        let up = self.up.iter().map(|node| format!("updates: {node}"));
+        let down = self.down.iter().map(|node| format!("moves to an earlier version: {node}"));
+        std::iter::once(self.summary()).chain(up).chain(down).collect()
+    }
 }
 
 fn with_target(operator: &BottlerocketUpdateOperator, version: &str) -> BottlerocketUpdateOperator {
@@ -169,12 +176,15 @@ pub(super) async fn pin(client: &Client, namespace: &str, options: &Options) -> 
     let nodes = nodes(client).await?;
     let shadows: Vec<BottlerocketShadow> = list_in(client, namespace, ListParams::default()).await?;
     let now = Timestamp::now();
-    let warned = std::cell::Cell::new(false);
+    let planned = std::cell::RefCell::new(None);
     let decide = |operator: &BottlerocketUpdateOperator| {
         let decision = decide(operator, version)?;
-        if matches!(decision, Decision::Write(_)) && !warned.replace(true) {
+        if matches!(decision, Decision::Write(_)) {
             let moves = moves(&with_target(operator, version), &nodes, &shadows, now);
-            moves.warnings(version).iter().for_each(warn);
+            let warnings = moves.warnings(version);
+            if planned.replace(Some(moves)).is_none() {
+                warnings.iter().for_each(warn);
+            }
         }
         Ok(decision)
     };
@@ -189,7 +199,11 @@ pub(super) async fn pin(client: &Client, namespace: &str, options: &Options) -> 
             not_in_force(&status(operator))
         )))
     };
-    carry_out(client, namespace, &options.write, decide, done).await
+    carry_out(client, namespace, &options.write, decide, done).await?;
+    if let Some(moves) = planned.take().filter(|_| options.write.is_preview()) {
+        moves.preview().iter().for_each(print_line);
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -291,11 +305,23 @@ mod tests {
         assert_eq!(excluded, Moves { up, stay: names(&["a", "c", "d"]), ..Moves::default() });
         assert_eq!(excluded.warnings("1.20"), Vec::<String>::new());
         assert_eq!(excluded.summary(), "1 node(s) update, 3 node(s) stay as they are");
+        let preview = ["1 node(s) update, 3 node(s) stay as they are", "updates: b (1.20.1 to 1.20.4)"];
+        assert_eq!(excluded.preview(), preview);
         // A node that runs no version of the range waits, for the reason that it is refused one.
         let outside = moves_to(&json!({"version": {"target": ">=1.20.5, <1.21", "exclude": ["1.20.5"]}}));
         let rule = Wait::Excluded { version: "1.20.5".parse().unwrap(), rule: "1.20.5".to_owned() }.to_string();
         let refused = BTreeMap::from([(rule, names(&["b", "c"]))]);
         assert_eq!(outside, Moves { stay: names(&["a"]), not_offered: names(&["d"]), refused, ..Moves::default() });
+    }
+
+    #[test]
+    fn dry_run_names_each_node_that_moves() {
+        let many = |what: &str| (0..20).map(|n| format!("{what}-{n} (1.20.1 to 1.20.4)")).collect::<Vec<_>>();
+        let preview = Moves { up: many("up"), down: many("down"), ..Moves::default() }.preview();
+        let is_shown = |line: &str| preview.iter().any(|shown| shown == line);
+        assert_eq!(preview.len(), 41, "{preview:#?}");
+        assert!(is_shown("updates: up-19 (1.20.1 to 1.20.4)"), "{preview:#?}");
+        assert!(is_shown("moves to an earlier version: down-19 (1.20.1 to 1.20.4)"), "{preview:#?}");
     }
 
     #[test]
@@ -307,6 +333,6 @@ mod tests {
         assert!(warnings.contains("excluded by the entry '1.20.5' of spec.version.exclude"), "{warnings}");
         let latest = moves_to(&json!({"version": {"target": "latest"}}));
         assert!(latest.down.is_empty(), "{latest:?}");
-        assert_eq!(Moves::default().summary(), "no node is under the operator");
+        assert_eq!(Moves::default().preview(), ["no node is under the operator"]);
     }
 }

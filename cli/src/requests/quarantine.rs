@@ -2,20 +2,23 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use clap::Args;
 use kube::Client;
 use kube::api::ListParams;
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorSpec};
-use models::shadow::BottlerocketShadow;
+use models::shadow::{BottlerocketShadow, Mode};
 use planner::policy::{Exclusion, NodeKind, Policy, Target};
 use serde_json::json;
 
+use super::attempt::{is_permitted, progress};
+use super::nodes::node_of;
 use super::operator::{carry_out, new_errors, not_in_force, policy, status};
 use super::texts::{command, some};
 use crate::call::list_in;
 use crate::failures::unresolved;
+use crate::page::print_line;
 use crate::write::{Decision, State, WriteOptions};
 
 #[derive(Debug, Args)]
@@ -126,10 +129,10 @@ fn decide_lift(operator: &BottlerocketUpdateOperator, version: &str) -> anyhow::
         } else {
             format!("its entries are '{}'", entries.join("', '"))
         };
-        return Ok(Decision::Nothing(format!(
-            "{version} is no entry of spec.version.exclude ({others}){}",
-            failures(operator, wanted.as_ref())
-        )));
+        let failures = failures(operator, wanted.as_ref());
+        let reason = format!("{version} is no entry of spec.version.exclude ({others}){failures}");
+        ensure!(failures.is_empty(), "{reason}; nothing was written");
+        return Ok(Decision::Nothing(reason));
     };
     let entry = entries.remove(at);
     Ok(write(&entries, format!("{entry} not excluded any more")))
@@ -165,7 +168,7 @@ fn added(operator: &BottlerocketUpdateOperator, version: &str, shadows: &[Bottle
     };
     let of_kind = wanted.as_ref().is_some_and(|of| of.kind.is_some());
     let no_node = if of_kind { "no node of that variant and architecture" } else { "no node" };
-    let running: Vec<String> = shadows.iter().filter(excluded).map(super::nodes::node_of).collect();
+    let running: Vec<String> = shadows.iter().filter(excluded).map(node_of).collect();
     let running = match running.len() {
         0 => String::new(),
         count => format!(
@@ -182,6 +185,22 @@ fn added(operator: &BottlerocketUpdateOperator, version: &str, shadows: &[Bottle
         _ => String::new(),
     };
     format!("{version} is excluded: {no_node} takes it{running}{pinned}{}", not_in_force(&status(operator)))
+}
+
+/// Returns what a dry run shows: each node that runs a version of the entry, or that is taken out of service for one.
+fn preview(entry: &str, shadows: &[BottlerocketShadow]) -> Vec<String> {
+    let Some(wanted) = meaning(entry) else { return Vec::new() };
+    let of_node = |shadow: &BottlerocketShadow| {
+        let (node, NodeKind { variant, arch }) = (node_of(shadow), kind_of(shadow).unwrap_or_default());
+        let runs = shadow.status.as_ref().and_then(|status| status.agent.current_version.as_ref());
+        let runs = runs.filter(|version| wanted.covers(&variant, &arch, version));
+        let attempt = progress(shadow).filter(|attempt| attempt.disruptive && attempt.mode() == Mode::Update);
+        let attempt = attempt.filter(|attempt| wanted.covers(&variant, &arch, &attempt.version));
+        let what = if is_permitted(shadow) { "goes on, since its reboot is permitted" } else { "ends" };
+        let stays = runs.map(|version| format!("stays on {version}: {node}"));
+        [stays, attempt.map(|attempt| format!("its update to {} {what}: {node}", attempt.version))]
+    };
+    shadows.iter().flat_map(of_node).flatten().collect()
 }
 
 /// Returns what came of `quarantine --lift`.
@@ -201,20 +220,29 @@ pub(super) async fn quarantine(client: &Client, namespace: &str, options: &Optio
     if meaning(version).is_some_and(|entry| entry.kind.is_some()) {
         check_kind(version, &all().await?)?;
     }
-    let decide = |operator: &BottlerocketUpdateOperator| decide_add(operator, version);
+    let is_changed = std::cell::Cell::new(false);
+    let decide = |operator: &BottlerocketUpdateOperator| {
+        let decision = decide_add(operator, version)?;
+        is_changed.set(matches!(decision, Decision::Write(_)));
+        Ok(decision)
+    };
     let done = async |_: &_, now: &_| {
         // Which nodes run it is only added.
         let shadows = all().await.unwrap_or_default();
         Ok(State::Done(added(now, version, &shadows)))
     };
-    carry_out(client, namespace, &options.write, decide, done).await
+    carry_out(client, namespace, &options.write, decide, done).await?;
+    if is_changed.get() && options.write.is_preview() {
+        preview(version, &all().await.unwrap_or_default()).iter().for_each(print_line);
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::Value;
 
-    use super::super::attempt::testing::shadow;
+    use super::super::attempt::testing::{at, shadow};
     use super::super::operator::testing::{nothing, operator, patch};
     use super::*;
 
@@ -273,6 +301,32 @@ mod tests {
     }
 
     #[test]
+    fn dry_run_names_the_nodes_that_stay_and_those_whose_update_ends() {
+        let node = |runs: &str, progress: &Value| {
+            shadow(&json!({"currentVersion": runs, "variant": "v", "arch": "a", "progress": progress}))
+        };
+        let mut permitted = at("Rebooting");
+        permitted["permitIssued"] = json!(true);
+        for (sentence, entry, runs, progress, expected) in [
+            ("idle on another version", "1.20.5", "1.20.1", Value::Null, None),
+            ("runs it", "1.20", "1.20.5", Value::Null, Some("stays on 1.20.5: a")),
+            ("of another kind", "1.20.5 on w/a", "1.20.5", Value::Null, None),
+            ("is drained for it", "1.20.5", "1.20.1", at("Draining"), Some("its update to 1.20.5 ends: a")),
+            (
+                "reboots into it",
+                "1.20.5",
+                "1.20.1",
+                permitted,
+                Some("its update to 1.20.5 goes on, since its reboot is permitted: a"),
+            ),
+            ("has only downloaded it", "1.20.5", "1.20.1", at("Staged"), None),
+        ] {
+            let shown = preview(entry, &[node(runs, &progress)]);
+            assert_eq!(shown.first().map(String::as_str), expected, "{sentence}");
+        }
+    }
+
+    #[test]
     fn version_that_policy_does_not_understand_is_refused_with_the_cause() {
         for version in ["latest", "newest", "", "1.20.5.1"] {
             let error = decide_add(&with(&[]), version).unwrap_err().to_string();
@@ -303,7 +357,9 @@ mod tests {
             assert!(text.contains("resume --failures 1.20.5"), "{version}: {text}");
         }
         assert_eq!(lifted(&operator, "1.19"), "1.19 is not excluded any more");
-        assert!(nothing(decide_lift(&operator, "1.20.5").unwrap()).contains("resume --failures 1.20.5"));
+        let error = decide_lift(&operator, "1.20.5").unwrap_err().to_string();
+        assert!(error.ends_with("kubectl brupop resume --failures 1.20.5; nothing was written"), "{error}");
+        assert!(nothing(decide_lift(&operator, "1.19").unwrap()).contains("no entry"));
     }
 
     #[test]

@@ -5,10 +5,12 @@ use serde_json::json;
 
 use super::*;
 use crate::cluster::testing::{
-    cluster, condition, current, fleet, idle, last, node, now, one, operator, progress, shadow, with_expression,
+    braked, cluster, condition, current, fleet, idle, last, node, now, one, operator, progress, shadow, step_used_up,
+    with_expression,
 };
 use crate::cluster::{Part, Unread};
 use crate::fixtures::snapshot;
+use crate::shell::testing::with_context;
 
 fn shown(cluster: &Cluster, width: Option<usize>) -> String {
     render(&report(cluster, now()), Look { width, ..Look::default() }).to_string()
@@ -22,6 +24,21 @@ fn claim_that_uncordons_is_not_shown_as_a_cordon() {
         (protection, "it is in service, and protected from autoscalers"),
     ] {
         assert_eq!(next_action(&Action::Claim { fields, note: None }), expected);
+    }
+}
+
+#[test]
+fn commands_of_status_are_for_the_chosen_context() {
+    let label = format!("kubectl label node NAME {}={} --context c", names::INTERFACE_LABEL, names::INTERFACE_VERSION);
+    let disabled = operator(&json!({"enabled": false}), &json!({}));
+    for (cluster, command) in [
+        (cluster(None, vec![], vec![]), label.as_str()),
+        (one(disabled, shadow("a", idle())), "kubectl brupop resume --context c"),
+        (braked("Unproven"), "kubectl brupop resume --failures 1.20.5 --context c"),
+        (step_used_up(false), "kubectl brupop approve 1 --rollout 3 --unproven --context c"),
+    ] {
+        let text = with_context("c", || shown(&cluster, None));
+        assert!(text.contains(command), "{command}: {text}");
     }
 }
 

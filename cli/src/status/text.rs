@@ -10,6 +10,7 @@ use super::shape::{IDLE, NodeReport, Report, Rollout, Window};
 use crate::advice::some;
 use crate::clock::{moment, span};
 use crate::page::{Cell, Page, Style};
+use crate::shell::for_cluster;
 
 /// Number of nodes up to which all are listed, and of those that are listed of more.
 const LISTED: usize = 50;
@@ -30,7 +31,8 @@ pub(crate) fn render(report: &Report, look: Look) -> Page {
     head(&mut page, report, look);
     if report.nodes.is_empty() {
         let label = format!("{}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION);
-        let text = format!("none is under the operator. Label Bottlerocket nodes: kubectl label node NAME {label}");
+        let labelling = for_cluster(&format!("kubectl label node NAME {label}"));
+        let text = format!("none is under the operator. Label Bottlerocket nodes: {labelling}");
         page.field("Nodes:", Style::Warn, &text, look.width);
         return page;
     }

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::record::Record;
 use crate::helm::{Releases, find};
 use crate::marks::{NodeState, Tool};
+use crate::shell::for_cluster;
 
 /// Lists the earlier operator's objects in a namespace.
 const LABELLED: &str = "kubectl get serviceaccounts,services,secrets -l app.kubernetes.io/part-of=brupop";
@@ -25,19 +26,20 @@ pub(super) fn lines(
     lines.extend(releases.unread.iter().map(|sentence| format!("not known: {sentence}")));
     let helm = helm(record, releases);
     let needed_by = if helm.is_some() {
-        "keep them until Helm has forgotten the release, which kubectl brupop takeover preflight shows by them"
+        let preflight = for_cluster("kubectl brupop takeover preflight");
+        format!("keep them until Helm has forgotten the release, which {preflight} shows by them")
     } else {
-        "nothing needs them any more"
+        "nothing needs them any more".to_owned()
     };
     lines.extend(helm);
     lines.extend(git_ops(record));
     lines.extend(rest(record, releases));
-    lines.push(
+    lines.push(format!(
         "next: install this operator by the commands of docs/install.md, section \"Install\": crds.yaml, then brupop.yaml. \
-         No node is updated until you enable it: the policy that is installed has enabled: false (docs/policy.md; kubectl \
-         brupop takeover settings proposes one with the settings of the earlier operator)"
-            .to_owned(),
-    );
+         No node is updated until you enable it: the policy that is installed has enabled: false (docs/policy.md; {} proposes one \
+         with the settings of the earlier operator)",
+        for_cluster("kubectl brupop takeover settings")
+    ));
     if !record.is_empty() {
         lines.push(format!(
             "what the earlier operator had is recorded in the ConfigMaps {}/{}*; {needed_by}",
@@ -51,13 +53,13 @@ pub(super) fn lines(
 /// Returns the command that lets this operator disarm the hosts of these nodes.
 pub(super) fn disarm(nodes: &[String]) -> String {
     let shadows: Vec<String> = nodes.iter().map(|node| names::shadow_name(node)).collect();
-    format!(
+    for_cluster(&format!(
         "kubectl annotate bottlerocketshadows.v3.{} {} -n {} --overwrite {}=\"$(date +%s)\"",
         names::GROUP,
         shadows.join(" "),
         names::SYSTEM_NAMESPACE,
         names::RETRY_ANNOTATION
-    )
+    ))
 }
 
 fn left_on_nodes(shadows: &BTreeMap<String, EarlierShadow>, nodes: &[Node]) -> Vec<String> {
@@ -66,13 +68,13 @@ fn left_on_nodes(shadows: &BTreeMap<String, EarlierShadow>, nodes: &[Node]) -> V
         let (name, shadow) = (&node.name, shadows.get(&node.name));
         if let Some(owners) = node.cordon.as_ref().filter(|_| shadow.is_some()) {
             let by = if owners.are_earlier() { "probably by the earlier operator" } else { "by another client" };
-            lines.push(format!("left: {name} is cordoned, {by}; if it may be used: kubectl uncordon {name}"));
+            let uncordon = for_cluster(&format!("kubectl uncordon {name}"));
+            lines.push(format!("left: {name} is cordoned, {by}; if it may be used: {uncordon}"));
         }
         if node.balancer.is_some() {
             lines.push(format!(
-                "left: {name} is out of external load balancers, probably by the earlier operator; to put it back: kubectl \
-                 label node {name} {}-",
-                names::BALANCER_LABEL
+                "left: {name} is out of external load balancers, probably by the earlier operator; to put it back: {}",
+                for_cluster(&format!("kubectl label node {name} {}-", names::BALANCER_LABEL))
             ));
         }
         if shadow.is_some_and(EarlierShadow::may_be_armed) {
@@ -85,12 +87,13 @@ fn left_on_nodes(shadows: &BTreeMap<String, EarlierShadow>, nodes: &[Node]) -> V
         if !node.old_annotations.is_empty() {
             let removals: Vec<String> = node.old_annotations.iter().map(|mark| format!("{mark}-")).collect();
             lines.push(format!(
-                "left: {name} has marks of a release 0.1, which nothing needs: kubectl annotate node {name} {}",
-                removals.join(" ")
+                "left: {name} has marks of a release 0.1, which nothing needs: {}",
+                for_cluster(&format!("kubectl annotate node {name} {}", removals.join(" ")))
             ));
         }
         if let Some(label) = &node.old_label {
-            lines.push(format!("left: {name} has a label of a release 0.1: kubectl label node {name} {label}-"));
+            let remove = for_cluster(&format!("kubectl label node {name} {label}-"));
+            lines.push(format!("left: {name} has a label of a release 0.1: {remove}"));
         }
     }
     lines
@@ -126,9 +129,11 @@ fn rest(record: &Record, releases: &Releases) -> Option<String> {
     let release = workloads().find_map(release).filter(|release| Some(release) != definition.as_ref());
     // Other programs may be in any other namespace.
     let with_namespace = if namespace == earlier::NAMESPACE {
-        format!("; if nothing else is in it: kubectl delete namespace {namespace}")
+        let delete = for_cluster(&format!("kubectl delete namespace {namespace}"));
+        format!("; if nothing else is in it: {delete}")
     } else {
-        format!("; then look for its remaining objects in {namespace}: {LABELLED} -n {namespace}")
+        let list = for_cluster(&format!("{LABELLED} -n {namespace}"));
+        format!("; then look for its remaining objects in {namespace}: {list}")
     };
     if let Some(command) = release.as_ref().and_then(|(name, _)| releases.uninstall(name)) {
         return Some(format!("then remove the rest of the earlier operator: {command}{with_namespace}"));
@@ -136,10 +141,10 @@ fn rest(record: &Record, releases: &Releases) -> Option<String> {
     let forgotten =
         release.map_or_else(String::new, |(name, _)| format!(", as Helm has no record of its release {name}"));
     Some(format!(
-        "then remove the rest of the earlier operator{forgotten}: its ClusterRoles and ClusterRoleBindings (kubectl get \
-         clusterroles,clusterrolebindings -l app.kubernetes.io/part-of=brupop) and its PriorityClass, which has no label \
-         (kubectl delete priorityclass {} --ignore-not-found){with_namespace}",
-        earlier::PRIORITY_CLASS
+        "then remove the rest of the earlier operator{forgotten}: its ClusterRoles and ClusterRoleBindings ({}) and its PriorityClass, \
+         which has no label ({}){with_namespace}",
+        for_cluster("kubectl get clusterroles,clusterrolebindings -l app.kubernetes.io/part-of=brupop"),
+        for_cluster(&format!("kubectl delete priorityclass {} --ignore-not-found", earlier::PRIORITY_CLASS))
     ))
 }
 

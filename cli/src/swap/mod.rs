@@ -24,12 +24,13 @@ use tokio::time::Instant;
 use self::facts::{Memory, gather, is_under_way};
 pub(crate) use self::facts::{record, shadow_resource};
 use self::steps::{Facts, Next, Phase, Step, Waiting};
-use crate::call::{self, code};
+use crate::call::{self, code, is_transient};
 use crate::clock::span;
 use crate::helm::Releases;
 use crate::page::{confirm, print_line};
 use crate::preflight::outdated;
 use crate::rights;
+use crate::shell::for_cluster;
 
 /// Polling interval.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -108,20 +109,17 @@ pub(crate) async fn check_ended(client: &Client) -> anyhow::Result<()> {
     if is_under_way(client).await? {
         bail!(
             "a takeover from the earlier operator is under way, and its record would be deleted with the namespace {}: first \
-             finish it (kubectl brupop takeover swap), or put the earlier operator back (kubectl brupop takeover undo)",
-            models::names::SYSTEM_NAMESPACE
+             finish it ({}), or put the earlier operator back ({})",
+            models::names::SYSTEM_NAMESPACE,
+            for_cluster("kubectl brupop takeover swap"),
+            for_cluster("kubectl brupop takeover undo")
         );
     }
     Ok(())
 }
 
-/// Takes all steps and returns their number; `None` after a dry run.
-async fn run(
-    client: &Client,
-    options: &Options,
-    question: &str,
-    next: impl Fn(&Facts) -> Next,
-) -> anyhow::Result<Option<usize>> {
+/// Checks what has to be so before anything is changed, and returns the rights that are missing: a dry run needs none of these.
+async fn check(client: &Client, options: &Options) -> anyhow::Result<Vec<String>> {
     if options.settle.0 >= options.timeout.0 {
         bail!(
             "--timeout ({}) has to be longer than --settle ({}); nothing was changed",
@@ -140,27 +138,24 @@ async fn run(
             missing.join(", ")
         );
     }
+    Ok(missing)
+}
+
+/// Takes all steps and returns their number; `None` after a dry run.
+async fn run(
+    client: &Client,
+    options: &Options,
+    question: &str,
+    next: impl Fn(&Facts) -> Next,
+) -> anyhow::Result<Option<usize>> {
+    let missing = check(client, options).await?;
     let mut memory = Memory::default();
     if options.dry_run {
         if !missing.is_empty() {
             print_line(format_args!("you need these rights too, before anything is changed: {}", missing.join(", ")));
         }
         let facts = gather(client, &mut memory, options.settle.signed(), true).await?;
-        if let Err(reason) = &facts.earlier {
-            print_line(format_args!(
-                "the steps for the earlier operator's shadows are missing here: they can be read only once the conversion is \
-                 None ({reason})"
-            ));
-        }
-        for next in preview::all(facts, next) {
-            match next {
-                Next::Act(step) => print_line(format_args!("would {}", step.planned())),
-                Next::Wait(waiting) => print_line(format_args!("would wait: {}", waiting.sentence(options))),
-                Next::Blocked(reason) => bail!("{reason}"),
-                Next::Done => print_line("nothing was changed"),
-            }
-        }
-        return Ok(None);
+        return show(facts, options, next).map(|()| None);
     }
     if !options.yes {
         confirm("this changes the cluster: use --yes, or --dry-run to see what would be done", question)?;
@@ -168,9 +163,18 @@ async fn run(
     // Number of times that each step was tried, and the last refusal.
     let (mut tries, mut refusal) = (BTreeMap::<String, usize>::new(), None);
     let mut taken = 0;
-    let mut waits: Option<Waited> = None;
+    let (mut waits, mut silent): (Option<Waited>, Option<Waited>) = (None, None);
     loop {
-        let facts = gather(client, &mut memory, options.settle.signed(), false).await?;
+        let facts = match gather(client, &mut memory, options.settle.signed(), false).await {
+            Err(error) if is_transient(&error) => {
+                // Nothing was observed meanwhile.
+                memory = Memory::default();
+                wait(&Waiting::Answer(format!("{error:#}")), &mut silent, options).await?;
+                continue;
+            }
+            facts => facts?,
+        };
+        silent = None;
         match next(&facts) {
             Next::Done => return Ok(Some(taken)),
             Next::Blocked(reason) => bail!("{reason}"),
@@ -205,6 +209,25 @@ async fn run(
             }
         }
     }
+}
+
+/// Prints the steps of a dry run.
+fn show(facts: Facts, options: &Options, next: impl Fn(&Facts) -> Next) -> anyhow::Result<()> {
+    if let Err(reason) = &facts.earlier {
+        print_line(format_args!(
+            "the steps for the earlier operator's shadows are missing here: they can be read only once the conversion is \
+             None ({reason})"
+        ));
+    }
+    for next in preview::all(facts, next) {
+        match next {
+            Next::Act(step) => print_line(format_args!("would {}", step.planned())),
+            Next::Wait(waiting) => print_line(format_args!("would wait: {}", waiting.sentence(options))),
+            Next::Blocked(reason) => bail!("{reason}"),
+            Next::Done => print_line("nothing was changed"),
+        }
+    }
+    Ok(())
 }
 
 /// A wait for one kind of thing.
@@ -242,10 +265,11 @@ async fn wait(waiting: &Waiting, waits: &mut Option<Waited>, options: &Options) 
     }
     if waits.as_ref().is_some_and(|waited| now - waited.since >= options.timeout.0) {
         bail!(
-            "after {} this is still so: {}. {} What the earlier operator left on nodes so far: kubectl brupop takeover preflight",
+            "after {} this is still so: {}. {} What the earlier operator left on nodes so far: {}",
             options.timeout,
             waiting.sentence(options),
-            waiting.advice()
+            waiting.advice(),
+            for_cluster("kubectl brupop takeover preflight")
         );
     }
     tokio::time::sleep(PERIOD).await;
@@ -256,6 +280,7 @@ impl Waiting {
     /// The fact that is waited for.
     fn sentence(&self, options: &Options) -> String {
         match self {
+            Self::Answer(error) => format!("the API server has not answered: {error}"),
             Self::Pods(pods) => format!("pods of the earlier operator are left: {}", first(pods)),
             Self::Nodes(nodes) => format!(
                 "the earlier operator asked hosts to reboot; each has to come back, or to be Ready in one boot for {} (--settle): {}",
@@ -292,7 +317,7 @@ impl Waiting {
                 "If a policy of another tool refuses it, let that tool leave out bottlerocketshadows. Then run the command again: it \
                  goes on from there."
             }
-            Self::Shadows(_) | Self::ReadOnly(None) | Self::Served | Self::Recheck | Self::Stored => {
+            Self::Answer(_) | Self::Shadows(_) | Self::ReadOnly(None) | Self::Served | Self::Recheck | Self::Stored => {
                 "See whether all API servers are in order, then run the command again: it goes on from there."
             }
         }

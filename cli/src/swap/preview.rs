@@ -100,7 +100,7 @@ pub(super) fn assume(facts: &mut Facts, next: &Next) {
             Waiting::Nodes(_) => facts.unsettled.clear(),
             Waiting::Shadows(_) => facts.earlier = Ok(Vec::new()),
             Waiting::ReadOnly(_) => facts.read_only.enforced = true,
-            Waiting::Served => {}
+            Waiting::Served | Waiting::Answer(_) => {}
             Waiting::Recheck | Waiting::Stored => facts.rechecked = true,
         },
         Next::Blocked(_) | Next::Done => {}

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use super::record::{self, Record};
 use crate::marks::Tool;
+use crate::shell::for_cluster;
 
 /// An object in the cluster: the part of it that is kept, and what a write is guarded by.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -176,6 +177,8 @@ pub(super) enum Step {
 /// Something that has to happen by itself.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Waiting {
+    /// The reason why the API server has not answered.
+    Answer(String),
     Pods(Vec<String>),
     Nodes(Vec<String>),
     /// The reason why the earlier operator's shadows cannot be read.
@@ -267,12 +270,13 @@ pub(super) fn unknown(facts: &Facts) -> Option<String> {
 /// Returns the reason why nothing is done beside this operator's controller: it would make shadows, and migrate those of
 /// the earlier one, at the same time.
 pub(super) fn installed(facts: &Facts) -> Option<String> {
+    let delete = |namespace: &str| for_cluster(&format!("kubectl delete deployments,daemonsets --all -n {namespace}"));
     (facts.installed && matches!(facts.phase(), Phase::Earlier | Phase::Both | Phase::Returning)).then(|| {
         format!(
-            "this operator is installed, and would write shadows at the same time: delete its workloads first (kubectl delete \
-             deployments,daemonsets --all -n {} and -n {}), wait until their pods are gone, then run this command again",
-            names::SYSTEM_NAMESPACE,
-            names::AGENT_NAMESPACE
+            "this operator is installed, and would write shadows at the same time: delete its workloads first ({} and {}), wait \
+             until their pods are gone, then run this command again",
+            delete(names::SYSTEM_NAMESPACE),
+            delete(names::AGENT_NAMESPACE)
         )
     })
 }
@@ -286,7 +290,8 @@ fn obstacle(facts: &Facts) -> Option<String> {
     if let Some(tool) = definition.deletable_by() {
         return Some(format!(
             "{tool} applies the definition of the shadows and may delete it, with every shadow of this operator, once its \
-             source has changed: do what kubectl brupop takeover preflight shows for {tool}, then run this command again"
+             source has changed: do what {} shows for {tool}, then run this command again",
+            for_cluster("kubectl brupop takeover preflight")
         ));
     }
     let shadows = facts.earlier.iter().flatten();

@@ -22,6 +22,7 @@ use super::steps::{
     Facts, Next, Phase, Step, Waiting, installed, is_api_server, is_in_own_namespace, node_of_kept, open, stop,
     unknown, unreadable,
 };
+use crate::shell::for_cluster;
 
 /// Returns the reason why `undo` does nothing once the earlier versions are dropped.
 fn too_late(facts: &Facts) -> String {
@@ -39,8 +40,9 @@ fn too_late(facts: &Facts) -> String {
     };
     format!(
         "the definition has v3 alone, so that the takeover is complete. To go back: {first}save the ConfigMaps \
-         brupop-takeover-* in brupop-system, remove this operator with its definition (kubectl brupop uninstall), and install \
-         the earlier one again by its own means: it makes its shadows itself"
+         brupop-takeover-* in brupop-system, remove this operator with its definition ({}), and install the earlier one again by \
+         its own means: it makes its shadows itself",
+        for_cluster("kubectl brupop uninstall")
     )
 }
 
@@ -99,11 +101,10 @@ pub(super) fn next(facts: &Facts) -> Next {
 /// Stores v2 again, or v1 where it was stored before, and then restores the definition.
 fn from_v3(facts: &Facts) -> Next {
     let Some(kept) = facts.record.of_kind("CustomResourceDefinition").next() else {
-        return Next::Blocked(
-            "the definition of the earlier operator is not recorded, so it cannot be restored: finish the takeover (kubectl \
-             brupop takeover swap)"
-                .to_owned(),
-        );
+        return Next::Blocked(format!(
+            "the definition of the earlier operator is not recorded, so it cannot be restored: finish the takeover ({})",
+            for_cluster("kubectl brupop takeover swap")
+        ));
     };
     // Shadows are read only once nothing of the earlier operator runs.
     if let Some(stop) = stop(facts) {

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::advice::some;
+use crate::shell::for_cluster;
 
 /// Longest list of names in a sentence.
 pub(super) const NAMED: usize = 10;
@@ -46,7 +47,7 @@ impl Finding {
     }
 
     pub(super) fn run(mut self, commands: impl IntoIterator<Item = String>) -> Self {
-        self.run.extend(commands);
+        self.run.extend(commands.into_iter().map(|command| for_cluster(&command)));
         self
     }
 }

@@ -12,6 +12,7 @@ use models::names::{self, SHADOW_DEFINITION as DEFINITION};
 use super::facts::{Conversion, Definition, Facts, Shadow};
 use super::finding::{Finding, NAMED, list};
 use crate::marks::{NodeState, Owners};
+use crate::shell::for_cluster;
 
 /// Returns the release of the earlier operator, as far as its objects distinguish them.
 pub(super) fn generation(facts: &Facts) -> Option<&'static str> {
@@ -272,8 +273,9 @@ fn nodes(facts: &Facts, found: &mut Vec<Finding>) {
     found.extend(with_commands(&marked, finding, |node| {
         let name = &node.name;
         let annotations = node.old_annotations.iter().map(|name| format!("{name}-")).collect::<Vec<_>>().join(" ");
-        let annotate = (!annotations.is_empty()).then(|| format!("kubectl annotate node {name} {annotations}"));
-        let label = node.old_label.as_ref().map(|label| format!("kubectl label node {name} {label}-"));
+        let annotate =
+            (!annotations.is_empty()).then(|| for_cluster(&format!("kubectl annotate node {name} {annotations}")));
+        let label = node.old_label.as_ref().map(|label| for_cluster(&format!("kubectl label node {name} {label}-")));
         annotate.into_iter().chain(label).collect::<Vec<_>>().join(" && ")
     }));
     let other_value = |node: &&NodeState| node.interface.is_some() && !node.is_labelled();

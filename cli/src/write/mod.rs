@@ -11,6 +11,8 @@ use clap::{Args, ValueEnum};
 use models::duration::Duration;
 use serde_json::{Value, json};
 
+use crate::page::progress;
+
 pub(crate) use object::{Object, Outcome, annotated_by, reverted};
 pub(crate) use wait::{State, Unacknowledged, all};
 
@@ -93,9 +95,22 @@ impl WriteOptions {
         self.dry.dry_run
     }
 
+    /// Returns true if nothing is written, and what would come of it is shown.
+    pub(crate) fn is_preview(&self) -> bool {
+        self.dry_run() != DryRun::None && self.output.is_none()
+    }
+
     /// Returns the time to wait; `None`: the command does not wait.
     pub(crate) fn timeout(&self) -> Option<std::time::Duration> {
         self.wait.then_some(self.timeout.0)
+    }
+
+    /// Prints the reason for which nothing was written for one object. Beside its name, it is on the standard error.
+    pub(crate) fn print_nothing(&self, id: &str, reason: impl fmt::Display) {
+        if self.output.is_some() {
+            progress(&reason);
+        }
+        self.print(id, reason);
     }
 
     /// Prints the outcome for one object: the sentence, or the object's name.

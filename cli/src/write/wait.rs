@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use models::names::{COMPONENT_LABEL, CONTROLLER};
 use tokio::time::Instant;
 
+use crate::call::or_waiting;
 use crate::page::progress;
+use crate::shell::for_cluster;
 
 /// Interval of reading.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -30,8 +33,8 @@ pub(crate) enum State {
 #[error("{0}")]
 pub(crate) struct Unacknowledged(pub(crate) String);
 
-/// Waits for each of these until `check` says that it is done, and passes what came of it to `done`. Returns the errors. `status` is
-/// the command to type where something is not done in time.
+/// Waits for each of these until `check` says that it is done, and passes what came of it to `done`. Returns the errors. A check that the API
+/// server does not answer is repeated. `status` is the command to type where something is not done in time.
 pub(crate) async fn all<T>(
     timeout: Duration,
     status: &str,
@@ -43,7 +46,9 @@ pub(crate) async fn all<T>(
     loop {
         let mut left = Vec::new();
         for item in waiting {
-            match check(&item).await {
+            let unanswered =
+                |error: &anyhow::Error| State::Pending(format!("for an answer of the API server ({error:#})"));
+            match or_waiting(check(&item).await, unanswered) {
                 Ok(State::Done(sentence)) => done(&item, sentence),
                 Ok(State::Pending(next)) => left.push((item, next)),
                 Ok(State::Failed(reason)) => failed.push((item, anyhow::Error::msg(reason))),
@@ -53,11 +58,9 @@ pub(crate) async fn all<T>(
         if begun.elapsed() >= timeout {
             let late = |next: String| {
                 anyhow::Error::new(Unacknowledged(format!(
-                    "it was written, and after {} s it still waits: {next}. See {status}, and that the controller \
-                     runs (kubectl get pods -A -l {}={})",
+                    "it was written, and after {} s it still waits: {next}. See {status}, and that the controller runs ({})",
                     timeout.as_secs(),
-                    models::names::COMPONENT_LABEL,
-                    models::names::CONTROLLER,
+                    for_cluster(&format!("kubectl get pods -A -l {COMPONENT_LABEL}={CONTROLLER}")),
                 )))
             };
             failed.extend(left.into_iter().map(|(item, next)| (item, late(next))));
@@ -81,6 +84,7 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
+    use crate::call::failure;
 
     #[tokio::test(start_paused = true)]
     async fn each_is_waited_for_until_it_is_done_or_the_time_is_over() {
@@ -104,5 +108,30 @@ mod tests {
         assert_eq!(late, [(98, false), (99, true), (30, true)]);
         let part = format!("still waits: the operator. See {status}, and");
         assert!(failed[2].1.to_string().contains(&part), "{}", failed[2].1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn check_without_an_answer_is_repeated_until_the_time_is_over() {
+        let answer = |code: u16| {
+            let status = kube::core::Status::failure("no", "Reason").with_code(code).boxed();
+            Err(failure("get nodes", kube::Error::Api(status)))
+        };
+        let tries = RefCell::new(0);
+        let check = async |item: &&str| match *item {
+            "lost twice" if tries.replace_with(|tries| *tries + 1) >= 2 => Ok(State::Done("ok".to_owned())),
+            "lost twice" | "never" => answer(500),
+            _ => answer(403),
+        };
+        let done = RefCell::new(Vec::new());
+        let waiting = vec!["lost twice", "refused", "never"];
+        let failed = all(Duration::from_secs(10), "status", waiting, check, |item, _| {
+            done.borrow_mut().push(*item);
+        })
+        .await;
+        assert_eq!(done.into_inner(), ["lost twice"]);
+        let failed: Vec<_> = failed.iter().map(|(item, error)| (*item, format!("{error:#}"))).collect();
+        assert!(failed[0].0 == "refused" && failed[0].1.contains("the right to get nodes"), "{failed:?}");
+        let part = "still waits: for an answer of the API server (cannot get nodes: the API server answers 500";
+        assert!(failed[1].0 == "never" && failed[1].1.contains(part), "{failed:?}");
     }
 }

@@ -44,6 +44,11 @@ fn decided(rollouts: &[Value], number: Option<usize>, unproven: bool) -> (Option
     decide(&with(rollouts), wanted(number, unproven), "nonce").unwrap()
 }
 
+/// Returns the error of an approval that finds no step.
+fn refused(rollouts: &[Value], number: Option<usize>, unproven: bool) -> String {
+    decide(&with(rollouts), wanted(number, unproven), "nonce").unwrap_err().to_string()
+}
+
 fn approved(rollouts: &[Value], wanted: Option<usize>, name: &str) -> (String, usize) {
     let (approval, decision) = decided(rollouts, wanted, false);
     let expected = json!({"metadata": {"annotations": {APPROVE_STEP_ANNOTATION: format!("{name}@nonce")}}});
@@ -160,9 +165,8 @@ fn number_of_an_ended_record_names_the_one_that_its_rollout_goes_on_in() {
     let wanted = Wanted { rollout: Some(7), ..wanted(Some(2), false) };
     let waits = ". These wait: canary step 2 of 1.20.5 for aws-k8s-1.37 x86_64: kubectl brupop approve 2 --rollout 8";
     // It is still in the status, and no more.
-    let (_, decision) = decide(&with(&[ended, now.clone()]), wanted, "nonce").unwrap();
-    let expected = format!("rollout 7 is at no canary step{waits}");
-    assert_eq!(nothing(decision), expected);
+    let error = decide(&with(&[ended, now.clone()]), wanted, "nonce").unwrap_err().to_string();
+    assert_eq!(error, format!("rollout 7 is at no canary step; nothing was written{waits}"));
     let error = decide(&with(&[now]), wanted, "nonce").unwrap_err().to_string();
     assert!(error.starts_with("rollout 7 is not under way") && error.ends_with(waits), "{error}");
 }
@@ -314,7 +318,7 @@ fn approval_takes_the_place_of_no_other_that_the_operator_has_not_taken() {
 #[test]
 fn nodes_without_proof_are_shown_and_accepted_on_request_alone() {
     let mut unproven = unproven(&json!([{"node": "n1", "proof": "Unproven", "reason": "HookTimedOut"}]));
-    let text = nothing(decided(std::slice::from_ref(&unproven), None, false).1);
+    let text = refused(std::slice::from_ref(&unproven), None, false);
     assert!(
         text.contains(
             "is not proven by n1 (HookTimedOut); to accept that: kubectl brupop approve 1 --rollout 7 --unproven"
@@ -329,7 +333,7 @@ fn nodes_without_proof_are_shown_and_accepted_on_request_alone() {
     // Not accepted by it: a failure.
     let nodes = json!([{"node": "n1", "proof": "Failed", "reason": "BootFellBack"}]);
     unproven["ledger"] = json!({"base": 6, "due": 1, "failed": 1, "nodes": nodes});
-    let text = nothing(decided(&[unproven], None, true).1);
+    let text = refused(&[unproven], None, true);
     let failed = "has failed on n1 (BootFellBack); to try again: kubectl brupop resume --failures 1.20.5";
     assert!(text.contains(failed), "{text}");
 }
@@ -338,8 +342,9 @@ fn nodes_without_proof_are_shown_and_accepted_on_request_alone() {
 fn commands_are_for_the_operator_of_the_namespace() {
     let mut operator = with(&[unproven(&json!([]))]);
     operator.metadata.namespace = Some("ops".to_owned());
-    let text = nothing(decide(&operator, wanted(None, false), "nonce").unwrap().1);
-    assert!(text.ends_with("to accept that: kubectl brupop approve 1 --rollout 7 --unproven -n ops"), "{text}");
+    let text = decide(&operator, wanted(None, false), "nonce").unwrap_err().to_string();
+    let command = "to accept that: kubectl brupop approve 1 --rollout 7 --unproven -n ops; nothing was written";
+    assert!(text.ends_with(command), "{text}");
 }
 
 #[test]
@@ -357,7 +362,7 @@ fn nodes_that_the_ledger_does_not_name_are_counted() {
         (proof("failed", 2, json!([node("Failed")])), "has failed on n1 (HookTimedOut) and 1 more; to try again"),
         (proof("failed", 2, json!([node("Unproven")])), "has failed on 2 node(s); to try again"),
     ] {
-        let text = nothing(decided(&[rollout], None, false).1);
+        let text = refused(&[rollout], None, false);
         assert!(text.contains(part), "{part}: {text}");
     }
     // Those that are accepted already are not accepted again.
@@ -377,7 +382,6 @@ fn step_that_does_not_wait_is_not_approved() {
     for (rollouts, part) in [
         (vec![], "no rollout is at a canary step"),
         (vec![rollout("1.20.5", 3, false, false)], "no rollout is at a canary step"),
-        (vec![rollout("1.20.5", 0, false, false)], "the nodes of canary step 1 of 1.20.5 are not updated"),
         (vec![rollout("1.20.5", 1, true, true)], "canary step 2 of 1.20.5 is approved already"),
         (vec![rollout("1.20.5", 2, true, false)], "canary step 3 of 1.20.5 needs no approval"),
     ] {
@@ -385,8 +389,45 @@ fn step_that_does_not_wait_is_not_approved() {
         let reason = nothing(decision);
         assert!(step.is_none() && reason.contains(part), "{part}: {reason}");
     }
+    let begun = [rollout("1.20.5", 0, false, false)];
+    let error = refused(&begun, None, false);
+    assert!(error.contains("the nodes of canary step 1 of 1.20.5 are not updated"), "{error}");
     let error = decide(&operator(&json!({}), &json!({})), wanted(None, false), "nonce").unwrap_err().to_string();
     assert!(error.contains("no canary steps"), "{error}");
+}
+
+/// A pipeline goes on where nothing had to be done, and fails where a user has to do something.
+#[test]
+fn approval_that_finds_no_step_succeeds_only_if_the_named_one_is_passed_or_approved() {
+    let (begun, approved) = (|| rollout("1.20.5", 1, false, false), || rollout("1.20.5", 1, true, true));
+    let mut ended = rollout("1.20.5", 1, true, false);
+    ended["record"]["ended"] = json!("2026-01-01T02:00:00Z");
+    let other = || of_kind(rollout("1.20.5", 1, false, false), "aarch64", 8);
+    for (sentence, rollouts, number, record, expected) in [
+        ("it is passed, and the next one is not updated yet", vec![begun()], Some(1), Some(7), true),
+        ("the same without the record", vec![begun()], Some(1), None, true),
+        ("it is passed in each of several kinds", vec![begun(), other()], Some(1), None, true),
+        ("its record has ended", vec![ended.clone()], Some(1), Some(7), true),
+        ("all are passed", vec![rollout("1.20.5", 3, false, false)], None, Some(7), true),
+        ("it is approved, and soaks", vec![approved()], Some(2), Some(7), true),
+        ("it is not updated yet", vec![begun()], Some(2), Some(7), false),
+        ("one before it is approved", vec![approved()], Some(3), Some(7), false),
+        ("it is approved for one of two kinds", vec![approved(), other()], Some(2), None, false),
+        ("its record has ended before it", vec![ended], Some(2), Some(7), false),
+        ("there is no such step", vec![rollout("1.20.5", 3, false, false)], Some(4), Some(7), false),
+        ("none has the number 0", vec![begun()], Some(0), None, false),
+        ("there is no rollout", vec![], Some(1), None, false),
+    ] {
+        let wanted = Wanted { rollout: record, ..wanted(number, false) };
+        match decide(&with(&rollouts), wanted, "nonce") {
+            Ok((approval, decision)) => {
+                assert!(expected && approval.is_none(), "{sentence}: {}", nothing(decision));
+            }
+            Err(error) => {
+                assert!(!expected && error.to_string().contains("nothing was written"), "{sentence}: {error}")
+            }
+        }
+    }
 }
 
 #[test]

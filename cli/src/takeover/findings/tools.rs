@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use models::names::SHADOW_DEFINITION as DEFINITION;
 
-use crate::helm::{Releases, word};
+use crate::helm::Releases;
 use crate::marks::Tool;
+use crate::shell::{for_cluster, word};
 use crate::takeover::facts::Facts;
 use crate::takeover::finding::{Finding, Severity};
 
@@ -69,8 +70,9 @@ fn helm_definition(releases: &Releases, release: Option<&str>, namespace: &str, 
         return Finding::first(
             "HelmOwnsDefinition",
             format!(
-                "Helm manages the definition {DEFINITION}, which does not name its release: find the release with helm \
-                 list -A, and do not uninstall it. That would delete the definition, and every shadow of this operator with it"
+                "Helm manages the definition {DEFINITION}, which does not name its release: find the release with {}, and do \
+                 not uninstall it. That would delete the definition, and every shadow of this operator with it",
+                for_cluster("helm list -A")
             ),
         );
     };
@@ -97,9 +99,10 @@ fn helm_workloads(releases: &Releases, release: Option<&str>, namespace: &str) -
     let command = release.and_then(|name| releases.uninstall(name));
     let release = release.unwrap_or("RELEASE");
     let after = if command.is_some() {
-        "and uninstall it after the takeover"
+        "and uninstall it after the takeover".to_owned()
     } else {
-        "and uninstall it after the takeover if helm list -A shows it, or delete its objects"
+        let list = for_cluster("helm list -A");
+        format!("and uninstall it after the takeover if {list} shows it, or delete its objects")
     };
     Finding::note(
         "HelmOwnsWorkloads",

@@ -53,7 +53,9 @@ pub(super) async fn spread_pods(w: &Walk<'_>) -> Result<()> {
 
 pub(super) async fn nothing_runs_on_the_nodes(w: &mut Walk<'_>) -> Result<()> {
     w.rehearse("drill", &["drill node-1", "drill node-1 --evict", "drill node-9"]).await?;
-    w.rehearse("nothing-to-do", &["approve", "retry node-1", "release node-1"]).await
+    w.rehearse("nothing-to-do", &["approve", "retry node-1", "release node-1"]).await?;
+    let reason = "node-1: it is not in back-off";
+    w.ok("retry node-1 -o name", &["bottlerocketshadow.brupop.bottlerocket.aws/brs-node-1", reason]).await.map(drop)
 }
 
 pub(super) async fn refusing_budget_is_named_and_no_pod_is_moved(w: &mut Walk<'_>) -> Result<()> {

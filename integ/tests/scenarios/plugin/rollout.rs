@@ -112,6 +112,8 @@ pub(super) async fn earlier_version_is_pinned(w: &mut Walk<'_>) -> Result<()> {
     })
     .await?;
     let down = "2 node(s) move to an earlier version: node-1 (1.20.5 to 1.20.1), node-2 (1.20.5 to 1.20.1)";
+    let preview = ["2 node(s) move to an earlier version", "moves to an earlier version: node-2 (1.20.5 to 1.20.1)"];
+    w.ok("pin 1.20.1 --dry-run", &preview).await?;
     w.ok("pin 1.20.1", &[down, "the target is 1.20.1: 2 node(s) move"]).await?;
     until_step_waits(w, &BETWEEN).await?;
     let named = w.ok("approve -o name", &[]).await?;
@@ -182,7 +184,8 @@ pub(super) async fn node_that_is_held_during_its_drain_stays_cordoned(w: &mut Wa
     let line = format!("hold {free} {held} --for 2h");
     w.fails(&line, &["2 of 2 nodes failed", &by, "held until the hold is removed (mine)"]).await?;
     w.until("both wait", |world| world.waiting("Held") == 2).await?;
-    w.ok(&format!("retry {free}"), &["it is not in back-off"]).await?;
+    let (line, parts) = (format!("retry {free}"), ["it is not in back-off", "It waits for another reason"]);
+    poll("its shadow has the reason", async || Ok(w.fails(&line, &parts).await.ok())).await?;
 
     unblock(w).await?;
     let ended = format!("{free}: not held any more; it is updated when its turn comes");

@@ -1,0 +1,125 @@
+//! Commands for users to copy. Each reaches the cluster that this command line has chosen, as the same user.
+
+use std::cell::RefCell;
+use std::fmt::Write as _;
+
+/// The options of this command line that choose the cluster and the user, each with a space before it.
+#[derive(Debug, Default)]
+struct Chosen {
+    kubectl: String,
+    helm: String,
+}
+
+thread_local! {
+    // All commands run on one thread, and each unit test has its own.
+    static CHOSEN: RefCell<Chosen> = const { RefCell::new(Chosen { kubectl: String::new(), helm: String::new() }) };
+}
+
+/// An option as kubectl and Helm name it, with its value.
+pub(crate) type Given = (&'static str, &'static str, String);
+
+/// Keeps the options for the commands that are printed.
+pub(crate) fn keep(options: impl IntoIterator<Item = Given>) {
+    let mut chosen = Chosen::default();
+    for (kubectl, helm, value) in options {
+        let value = word(&value);
+        let _ = write!(chosen.kubectl, " {kubectl} {value}");
+        let _ = write!(chosen.helm, " {helm} {value}");
+    }
+    CHOSEN.set(chosen);
+}
+
+/// Returns a command with the options that choose the cluster and the user, before its comment. One that has them already, or is of a program that does not
+/// know them, stays as it is.
+pub(crate) fn for_cluster(command: &str) -> String {
+    let end = command.find("  #").map_or(command.len(), |at| command[..at].trim_end().len());
+    let (typed, comment) = command.split_at(end);
+    CHOSEN.with_borrow(|chosen| {
+        let options = match typed.split(' ').next() {
+            Some("kubectl" | "flux") => chosen.kubectl.as_str(),
+            Some("helm") => chosen.helm.as_str(),
+            _ => "",
+        };
+        let options = if typed.contains(options) { "" } else { options };
+        format!("{typed}{options}{comment}")
+    })
+}
+
+/// Returns a word for a shell, which may be any text.
+pub(crate) fn word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/');
+    if !text.is_empty() && text.chars().all(is_plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+
+    /// Runs a part of a test as if `--context` had been given.
+    pub(crate) fn with_context<T>(context: &str, run: impl FnOnce() -> T) -> T {
+        keep([("--context", "--kube-context", context.to_owned())]);
+        let result = run();
+        keep([]);
+        result
+    }
+
+    /// Returns the first line with a command that would go to the current context.
+    pub(crate) fn without_context(text: &str) -> Option<&str> {
+        text.lines().find(|line| line.contains("kubectl ") && !line.contains(" --context "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copied_command_reaches_the_chosen_cluster_as_the_same_user() {
+        let (context, file) = ("--context", "--kubeconfig");
+        let of_context = || vec![(context, "--kube-context", "prod-eu".to_owned())];
+        let of_file = || vec![(file, file, "a file".to_owned())];
+        let of_user = || vec![("--as", "--kube-as-user", "me".to_owned()), (context, "--kube-context", "c".to_owned())];
+        for (sentence, options, command, expected) in [
+            ("no option", vec![], "kubectl uncordon a", "kubectl uncordon a"),
+            ("of kubectl", of_context(), "kubectl uncordon a", "kubectl uncordon a --context prod-eu"),
+            (
+                "of the plugin",
+                of_context(),
+                "kubectl brupop retry a -n ops",
+                "kubectl brupop retry a -n ops --context prod-eu",
+            ),
+            (
+                "with a comment",
+                of_file(),
+                "kubectl delete node a  # gone",
+                "kubectl delete node a --kubeconfig 'a file'  # gone",
+            ),
+            ("of several options", of_user(), "kubectl get nodes", "kubectl get nodes --as me --context c"),
+            ("of Helm", of_user(), "helm list -A", "helm list -A --kube-as-user me --kube-context c"),
+            ("of Flux", of_context(), "flux suspend kustomization a", "flux suspend kustomization a --context prod-eu"),
+            (
+                "whose comment is a command too",
+                of_file(),
+                "helm uninstall r -n NAMESPACE   # find it: kubectl get secret -A --kubeconfig 'a file'",
+                "helm uninstall r -n NAMESPACE --kubeconfig 'a file'   # find it: kubectl get secret -A --kubeconfig 'a file'",
+            ),
+            ("of another program", of_context(), "timedatectl status", "timedatectl status"),
+        ] {
+            keep(options);
+            assert_eq!(for_cluster(command), expected, "{sentence}");
+            assert_eq!(for_cluster(expected), expected, "{sentence}: only once");
+        }
+        keep([]);
+    }
+
+    #[test]
+    fn word_for_a_shell_is_quoted_where_it_has_to_be() {
+        for (text, expected) in [("prod-eu", "prod-eu"), ("me@prod", "'me@prod'"), ("it's", r"'it'\''s'"), ("", "''")] {
+            assert_eq!(word(text), expected);
+        }
+    }
+}
