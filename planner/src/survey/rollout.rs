@@ -525,6 +525,12 @@ pub(crate) fn due(policy: &Policy, (base, nodes): (usize, usize), passed: i64) -
     Some(StepPlaces { step, share, due })
 }
 
+/// Returns whether a step is due again among so many nodes after the last one was passed among as many as the ledger has.
+pub(crate) fn has_outgrown(policy: &Policy, ledger: &RolloutLedger, base: usize) -> bool {
+    let is_due = |base| due(policy, (base, base), ledger.passed).is_some();
+    ledger.due == 0 && is_due(base) && !is_due(usize::try_from(ledger.base).unwrap_or(0))
+}
+
 /// Returns the first few nodes that have failed, or whose places are neither proven nor accepted, each with the end of its attempt.
 fn without_proof(ledger: &RolloutLedger, failed: bool) -> Vec<String> {
     let named = ledger.nodes.iter().filter(|node| (node.proof == Proof::Failed) == failed && !node.accepted);
@@ -612,8 +618,9 @@ fn step_on(
         let passed = policy.canary.iter().zip(&steps).filter(beyond).map(|(_, places)| *places).max();
         ledger.passed = ledger.passed.max(passed.unwrap_or(0));
         ledger.keep_passed();
-    } else if ledger.due == 0 && ledger.passed > 0 {
-        // After the last step, what is proven opens none again, however many nodes join.
+    } else if has_outgrown(policy, ledger, rollout.base) {
+        // What is proven opens no step again: the first one above the places that are used is due. A policy without steps, or with fewer of
+        // them, passes none: they may be back in a moment.
         ledger.passed = ledger.passed.max(ledger.good());
     }
     let number = active.number();

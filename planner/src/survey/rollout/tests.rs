@@ -143,6 +143,36 @@ fn canary_step_is_not_passed_while_a_proven_node_is_not_ready() {
     assert_eq!(followed(&view, &policy, 800).active[0].steps_passed, 1);
 }
 
+/// One place is passed, and the three of the next step are used up and proven, when policy has other steps for a moment.
+#[test]
+fn steps_that_policy_lacks_for_a_moment_are_not_passed() {
+    let steps = [step("1", 0, false), step("3", 600, true)];
+    let (none, first, second): (&[CanaryStep], &[CanaryStep], &[CanaryStep]) = (&[], &steps[..1], &steps[1..]);
+    for (sentence, meanwhile) in [
+        ("no steps for two turns", vec![none, none]),
+        ("no steps for one turn", vec![none]),
+        ("the first one alone", vec![first, first]),
+        ("the first one alone, then none", vec![first, none]),
+        ("none, then the second one alone", vec![none, second]),
+    ] {
+        let mut view = fleet(4, 3, 0);
+        let ledger = RolloutLedger { base: 4, passed: 1, due: 3, share: 3, proven: 3, ..RolloutLedger::default() };
+        let recorded = ActiveRollout { steps_passed: 1, step_done: Some(t(0)), ledger: Some(ledger), ..numbered(7) };
+        view.operator.as_mut().unwrap().status.active_rollouts = vec![recorded];
+        for (now, steps) in (10..).zip(meanwhile.iter().copied().chain([&steps[..]])) {
+            let rollouts = followed(&view, &policy(steps), now);
+            view.operator.as_mut().unwrap().status.active_rollouts = rollouts.active;
+        }
+        let restored = policy(&steps);
+        let soaking = followed(&view, &restored, 100);
+        assert!(one(&soaking).wait.as_ref().is_some_and(|wait| wait.ends_at().is_some()), "{sentence}: it soaks");
+        view.operator.as_mut().unwrap().status.active_rollouts = soaking.active;
+        let soaked = followed(&view, &restored, 1000);
+        let wait = Wait::CanaryStep { step: 2, until: None, approval: Some("7/3".into()), nodes: vec![] };
+        assert_eq!((one(&soaked).wait.as_ref(), one(&soaked).left), (Some(&wait), Some(0)), "{sentence}");
+    }
+}
+
 #[test]
 fn step_that_is_due_again_is_not_approved_any_more() {
     let policy = policy(&[step("1", 0, true), step("2", 0, true)]);
