@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use jiff::Timestamp;
-use models::operator::{ActiveRollout, LedgerNode, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
+use models::operator::{ActiveRollout, LedgerNode, NOT_READY, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
 use models::reason::{End, FailureClass, FailureReason, Proof};
 use models::shadow::{AttemptResult, UPDATED};
 
@@ -203,9 +203,13 @@ fn followed(
     for named in &stored.nodes {
         let node = view.nodes.get(&named.node).filter(|node| !held.contains(node.facts.uid.as_str()));
         let now = |node| place(node, rollout).or_else(|| is_freed(node, rollout).then_some(Proof::Free));
-        if let Some(node) = node
-            && let Some(proof) = now(node).filter(|proof| *proof != named.proof)
-        {
+        let Some((node, proof)) = node.and_then(|node| Some((node, now(node)?))) else { continue };
+        if named.reason == NOT_READY && proof == Proof::Proven {
+            // Its record is of the time before. A user who holds it has decided about it.
+            if node.facts.ready || node.facts.held() {
+                ledger.recover(&named.node);
+            }
+        } else if proof != named.proof {
             ledger.move_node(Some(named.proof), (&named.node, proof, &reason_of(node)));
         }
     }
