@@ -103,6 +103,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
             add(Some(name), check_disruption(view, plan, node, action));
             add(Some(name), check_permit(view, node, action));
             add(Some(name), check_continued(view, node, action));
+            add(Some(name), check_proof(node, action));
             let early = check_release(node, action);
             if early.is_some() {
                 early_releases.insert(name.clone());
@@ -441,6 +442,17 @@ fn check_continued(view: &ClusterView, node: &NodeView, action: &Action) -> Opti
         return None;
     }
     broken("S12", format!("attempt {} goes on in {:?}, which no slot of the node records", next.attempt, next.step))
+}
+
+/// S12 again: no node proves a version while a user holds it with the operator's cordon.
+fn check_proof(node: &NodeView, action: &Action) -> Option<Broken> {
+    let Action::Status { status, .. } = action else { return None };
+    let proof = status.report.record.as_ref()?.proof.as_ref().filter(|proof| proof.proof == Proof::Proven)?;
+    let is_new = node.record().and_then(|record| record.proof.as_ref()) != Some(proof);
+    if is_new && node.facts.held() && node.facts.claims.has(ClaimField::Cordon) {
+        return broken("S12", format!("{} is proven although no workload can come to the node", proof.version));
+    }
+    None
 }
 
 /// S9: no node is released in the boot in which its reboot was permitted while it is not Ready: its host may be shutting down.

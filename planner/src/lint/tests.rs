@@ -375,6 +375,23 @@ fn validator_issues_no_permit_before_its_slot_records_it() {
 }
 
 #[test]
+fn validator_proves_no_version_on_a_held_node_with_the_operators_cordon() {
+    for (sentence, held, cordoned, broken) in
+        [("held and cordoned", true, true, true), ("held", true, false, false), ("cordoned", false, true, false)]
+    {
+        let mut verified = at("a", Step::Verifying, 0, HostState::Idle);
+        verified.facts.claims = if cordoned { ClaimFields::CORDON } else { ClaimFields::default() };
+        verified.facts.hold = held.then(crate::hold::Hold::default);
+        let (view, policy) = cluster(vec![verified], &["a"]);
+        let mut status = models::shadow::ControllerStatus::default();
+        status.report.record = Some(crate::fixtures::updated());
+        let mut plan = acts("a", Action::Status { status: Box::new(status), note: None });
+        let found = lint(&view, &policy, &mut plan).iter().any(|finding| finding.property == "S12");
+        assert_eq!(found, broken, "{sentence}");
+    }
+}
+
+#[test]
 fn validator_treats_reassigned_retracted_slot_as_new() {
     for (retracted, property) in [(false, None), (true, Some("S1"))] {
         let (mut view, policy) = world(json!({}), false);
