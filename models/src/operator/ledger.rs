@@ -14,7 +14,8 @@ use crate::reason::Proof;
 use crate::schema::{StatusWord, VersionText};
 use crate::time::after;
 
-/// The most nodes that a ledger names. Only those can prove the version later: with more at a time, others wait for a name.
+/// The most nodes that a ledger names. Only those can prove the version later: with more at a time, others wait for a name. Those that are
+/// gone give way.
 pub const LEDGER_NODES: usize = 64;
 
 /// The end that a ledger names for a node that had proven the version and was not Ready any more.
@@ -224,15 +225,21 @@ impl RolloutLedger {
         (self.row, self.tried, self.braked_until) = (row, tried, braked_until);
     }
 
-    /// Names a node that is counted without a proof, where a name is free, and one of those that are counted has none.
-    pub fn name_unproven(&mut self, node: &str, reason: &str) {
+    /// Names a node that is counted without a proof, where one of those that are counted has no name, and a name is free or that of a node
+    /// that is gone. The count of that one stays.
+    pub fn name_unproven(&mut self, node: &str, reason: &str, is_gone: impl Fn(&str) -> bool) {
         let named = || self.nodes.iter().filter(|named| named.proof != Proof::Failed);
         let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        if self.nodes.len() >= LEDGER_NODES || count(named().count()) >= self.unproven {
+        if count(named().count()) >= self.unproven {
             return;
         }
         // A user accepts all that there are.
         let accepted = self.accepted > count(named().filter(|named| named.accepted).count());
+        if self.nodes.len() >= LEDGER_NODES {
+            let gone = self.nodes.iter().enumerate().filter(|(_, named)| named.is_unproven() && is_gone(&named.node));
+            let Some((gone, _)) = gone.min_by_key(|(_, named)| named.accepted) else { return };
+            self.nodes.remove(gone);
+        }
         let (node, reason) = (node.to_owned(), reason.to_owned());
         self.nodes.push(LedgerNode { node, proof: Proof::Unproven, reason, accepted, before_proof: false });
     }

@@ -213,15 +213,19 @@ fn followed(
             ledger.move_node(Some(named.proof), (&named.node, proof, &reason_of(node)));
         }
     }
-    // A node that gets a proof is found by its name: those that have none get the names that are free.
+    // A node that gets a proof is found by its name: those that have none get the names that are free, or of nodes that are gone.
     let is_unnamed = |node: &&NodeView| {
         let unproven = matches!(place(node, rollout), Some(Proof::Unproven | Proof::Unknown));
         unproven && !held.contains(node.facts.uid.as_str()) && !ledger.nodes.iter().any(|n| n.node == node.facts.name)
     };
     let mut unnamed: Vec<&NodeView> = view.nodes.values().filter(is_unnamed).collect();
     unnamed.sort_by_key(|node| node.shadow.as_ref().is_none_or(|shadow| shadow.pending_retry().is_none()));
+    let is_gone = |name: &str| {
+        let is_waited_for = || view.recorded_slots().any(|slot| slot.node == name);
+        !view.nodes.contains_key(name) && !view.unreadable.hide(name) && !is_waited_for()
+    };
     for node in unnamed {
-        ledger.name_unproven(&node.facts.name, &reason_of(node));
+        ledger.name_unproven(&node.facts.name, &reason_of(node), is_gone);
     }
     ledger
 }
