@@ -28,6 +28,7 @@ const SHARE: usize = 20;
 /// The proven nodes of a rollout that are not Ready.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Fallen {
+    /// Those that have not been Ready for a minute.
     pub(crate) nodes: Vec<String>,
     /// Those whose proof does not count any more.
     pub(crate) lost: Vec<String>,
