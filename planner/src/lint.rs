@@ -13,8 +13,8 @@ use models::operator::{AtDeadline, CordonedNodes, GuardedPods, MarkedPods, Slot}
 use models::shadow::{HostPolicy, HostState, Mode, Place, Progress, Step};
 use models::time::after;
 
-use self::permits::{check_continued, check_drill, check_permit, check_reboot, check_stopped};
-use self::slots::{check_alone, check_groups, check_places, check_slots, check_unwell, new_slots};
+use self::permits::{check_continued, check_drill, check_permit, check_proof, check_reboot, check_stopped};
+use self::slots::{check_alone, check_groups, check_passed, check_places, check_slots, check_unwell, new_slots};
 use crate::claims::ClaimField;
 use crate::decision::{Action, Evictions};
 use crate::drain;
@@ -73,6 +73,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     for broken in check_places(view, policy, plan, &new_slots) {
         add(None, Some(broken));
     }
+    add(None, check_passed(view, policy, plan));
     for broken in check_alone(view, policy, plan, &new_slots) {
         add(None, Some(broken));
     }
@@ -102,6 +103,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
             add(Some(name), check_disruption(view, plan, node, action));
             add(Some(name), check_permit(view, node, action));
             add(Some(name), check_continued(view, node, action));
+            add(Some(name), check_proof(node, action));
             let early = check_release(node, action);
             if early.is_some() {
                 early_releases.insert(name.clone());

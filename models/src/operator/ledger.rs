@@ -14,8 +14,12 @@ use crate::reason::Proof;
 use crate::schema::{StatusWord, VersionText};
 use crate::time::after;
 
-/// The most nodes that a ledger names. Only those can prove the version later: with more at a time, others wait for a name.
+/// The most nodes that a ledger names. Only those can prove the version later: with more at a time, others wait for a name. Those that are
+/// gone give way.
 pub const LEDGER_NODES: usize = 64;
+
+/// The end that a ledger names for a node that had proven the version and was not Ready any more.
+pub const NOT_READY: &str = "NotReady";
 
 /// The length to which the name of a machine is cut.
 pub const PROVIDER_ID_LENGTH: usize = 512;
@@ -46,7 +50,7 @@ pub struct RolloutLedger {
     /// Number of nodes that were updated and have stayed healthy for their soak.
     #[serde(default)]
     pub proven: i64,
-    /// Number of nodes that run, or may run, the version and have not proven it.
+    /// Number of nodes that run, or may run, the version and have not proven it, or were not Ready any more during a canary step.
     #[serde(default)]
     pub unproven: i64,
     /// Number of these that a user has accepted.
@@ -206,15 +210,36 @@ impl RolloutLedger {
         }
     }
 
-    /// Names a node that is counted without a proof, where a name is free, and one of those that are counted has none.
-    pub fn name_unproven(&mut self, node: &str, reason: &str) {
+    /// Counts a proven node that is not Ready any more as one without a proof, where a name is free: by its name it is found again, and named
+    /// once it is gone.
+    pub fn fall(&mut self, node: &str) {
+        if self.proven > 0 && self.nodes.len() < LEDGER_NODES && !self.nodes.iter().any(|named| named.node == node) {
+            self.move_node(Some(Proof::Proven), (node, Proof::Unproven, NOT_READY));
+        }
+    }
+
+    /// Counts such a node as proven again. That is no new proof: the brake stays as it is.
+    pub fn recover(&mut self, node: &str) {
+        let (row, tried, braked_until) = (self.row.clone(), self.tried, self.braked_until);
+        self.move_node(Some(Proof::Unproven), (node, Proof::Proven, ""));
+        (self.row, self.tried, self.braked_until) = (row, tried, braked_until);
+    }
+
+    /// Names a node that is counted without a proof, where one of those that are counted has no name, and a name is free or that of a node
+    /// that is gone. The count of that one stays.
+    pub fn name_unproven(&mut self, node: &str, reason: &str, is_gone: impl Fn(&str) -> bool) {
         let named = || self.nodes.iter().filter(|named| named.proof != Proof::Failed);
         let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        if self.nodes.len() >= LEDGER_NODES || count(named().count()) >= self.unproven {
+        if count(named().count()) >= self.unproven {
             return;
         }
         // A user accepts all that there are.
         let accepted = self.accepted > count(named().filter(|named| named.accepted).count());
+        if self.nodes.len() >= LEDGER_NODES {
+            let gone = self.nodes.iter().enumerate().filter(|(_, named)| named.is_unproven() && is_gone(&named.node));
+            let Some((gone, _)) = gone.min_by_key(|(_, named)| named.accepted) else { return };
+            self.nodes.remove(gone);
+        }
         let (node, reason) = (node.to_owned(), reason.to_owned());
         self.nodes.push(LedgerNode { node, proof: Proof::Unproven, reason, accepted, before_proof: false });
     }
@@ -307,4 +332,33 @@ pub struct SlotUpdate {
     /// empty where it was not Ready, absent where none was removing it.
     #[schemars(length(max = 64))]
     pub removed_in: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proven_node_that_falls_and_recovers_ends_no_row() {
+        let start = || {
+            let mut ledger = RolloutLedger { proven: 2, ..RolloutLedger::default() };
+            ledger.move_node(None, ("b", Proof::Unproven, "HookTimedOut"));
+            ledger.add_to_row(("b", Proof::Unproven, "HookTimedOut"), Timestamp::UNIX_EPOCH, 1, Timestamp::UNIX_EPOCH);
+            ledger
+        };
+        let mut ledger = start();
+        for _ in 0..2 {
+            ledger.fall("a");
+            assert_eq!((ledger.proven, ledger.unproven, ledger.nodes.len()), (1, 2, 2), "once");
+        }
+        assert_eq!(ledger.nodes[1].to_string(), "a (NotReady)");
+        ledger.accept();
+        assert_eq!(ledger.good(), 3);
+        ledger.fall("a");
+        assert_eq!(ledger.good(), 3, "a user has accepted it");
+        let mut ledger = start();
+        ledger.fall("a");
+        ledger.recover("a");
+        assert_eq!(ledger, start());
+    }
 }

@@ -2,9 +2,11 @@
 //! policy (S13).
 
 use models::operator::Slot;
+use models::reason::Proof;
 use models::shadow::{BottlerocketShadowSpec, HostState, Mode, Place, Step};
 
 use super::{Broken, broken};
+use crate::claims::ClaimField;
 use crate::decision::Action;
 use crate::phase::Phase;
 use crate::policy::Policy;
@@ -44,6 +46,17 @@ pub(super) fn check_continued(view: &ClusterView, node: &NodeView, action: &Acti
         return None;
     }
     broken("S12", format!("attempt {} goes on in {:?}, which no slot of the node records", next.attempt, next.step))
+}
+
+/// S12 again: no node proves a version while a user holds it with the operator's cordon.
+pub(super) fn check_proof(node: &NodeView, action: &Action) -> Option<Broken> {
+    let Action::Status { status, .. } = action else { return None };
+    let proof = status.report.record.as_ref()?.proof.as_ref().filter(|proof| proof.proof == Proof::Proven)?;
+    let is_new = node.record().and_then(|record| record.proof.as_ref()) != Some(proof);
+    if is_new && node.facts.held() && node.facts.claims.has(ClaimField::Cordon) {
+        return broken("S12", format!("{} is proven although no workload can come to the node", proof.version));
+    }
+    None
 }
 
 /// S13: without a usable policy no attempt goes on towards its reboot, and to a version that the policy excludes none is permitted,

@@ -9,7 +9,7 @@ use semver::Version;
 
 use super::{Broken, broken};
 use crate::plan::Plan;
-use crate::policy::Policy;
+use crate::policy::{CanaryStep, Policy};
 use crate::survey::key::{is_member, key_of};
 use crate::survey::unwell::Unwell;
 use crate::survey::urgency::Urgency;
@@ -183,6 +183,32 @@ fn beyond_places(
         format!("{} is given a slot for {}: {used} of {due} places", node.facts.name, rollout.version)
     };
     if used > due { taken.iter().map(|node| ("S12", text(node))).collect() } else { Vec::new() }
+}
+
+/// S12 again: a canary step is passed only if policy has it, after the soak that is recorded and with the approval that it needs, or where more
+/// nodes have joined after the last one.
+pub(super) fn check_passed(view: &ClusterView, policy: &Policy, plan: &Plan) -> Option<Broken> {
+    let operator = view.operator.as_ref()?;
+    let is_open = |rollout: &&ActiveRollout| rollout.ended.is_none();
+    plan.status.iter().flat_map(|status| &status.active_rollouts).filter(is_open).find_map(|rollout| {
+        let mut recorded = operator.status.active_rollouts.iter().filter(is_open);
+        let recorded = recorded.find(|recorded| key_of(recorded) == key_of(rollout))?;
+        let (before, after) = (recorded.ledger.as_ref()?, rollout.ledger.as_ref()?);
+        let base = usize::try_from(after.base).unwrap_or(0);
+        if after.passed <= before.passed || rollout::has_outgrown(policy, before, base) {
+            return None;
+        }
+        let due = rollout::due(policy, (base, base), before.passed);
+        let step = due.and_then(|due| policy.canary.get(due.step));
+        let has_soaked = recorded.step_done.is_some() || rollout.urgent_until.is_some();
+        let is_approved = recorded.approved || operator.approve_step.is_some();
+        let may_pass = |step: &CanaryStep| (step.soak.is_zero() || has_soaked) && (!step.manual || is_approved);
+        if step.is_some_and(may_pass) {
+            return None;
+        }
+        let text = "places count as passed, and no step of the policy is passed with them";
+        broken("S12", format!("{} {text}: {}", after.passed, rollout.version))
+    })
 }
 
 /// S13: while a rollout is braked, no node is given a slot, but one alone after a pause, and none where a node runs the version without

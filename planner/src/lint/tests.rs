@@ -300,6 +300,45 @@ fn validator_gives_no_slot_beyond_the_places_of_a_step() {
     }
 }
 
+/// One place of four is passed; the plan passes three.
+#[test]
+fn validator_passes_no_canary_step_without_its_soak_and_its_approval() {
+    type Change = fn(&mut ActiveRollout);
+    let steps = |second: serde_json::Value| json!([{"nodes": 1}, second]);
+    let (soak, manual) = (json!({"nodes": 3, "soak": "1h"}), json!({"nodes": 3, "soak": "1h", "approval": "Manual"}));
+    let soaked: Change = |recorded| recorded.step_done = Some(t(0));
+    let approved: Change = |recorded| (recorded.step_done, recorded.approved) = (Some(t(0)), true);
+    let unchanged: Change = |_| {};
+    let cases: [(&str, serde_json::Value, Change, i64, bool); 8] = [
+        ("policy has no steps", json!([]), soaked, 4, true),
+        ("policy has no step above the place", json!([{"nodes": 1}]), soaked, 4, true),
+        ("a step without a soak", steps(json!({"nodes": 3})), unchanged, 4, false),
+        ("its soak is not recorded", steps(soak.clone()), unchanged, 4, true),
+        ("its soak is recorded", steps(soak), soaked, 4, false),
+        ("it is not approved", steps(manual.clone()), soaked, 4, true),
+        ("it is approved", steps(manual), approved, 4, false),
+        ("more nodes have joined after the last one", json!([{"nodes": "10%", "soak": "1h"}]), unchanged, 40, false),
+    ];
+    for (sentence, steps, change, base, broken) in cases {
+        let (mut view, _) = cluster(vec![node("a")], &[]);
+        let policy = crate::fixtures::with_policy(&mut view, json!({"strategy": {"canary": steps}}));
+        let of = |base, passed| {
+            let ledger = models::operator::RolloutLedger { base, passed, proven: 3, ..Default::default() };
+            ActiveRollout { ledger: Some(ledger), ..crate::fixtures::rollout(NEW) }
+        };
+        let mut recorded = of(4, 1);
+        change(&mut recorded);
+        view.operator.as_mut().unwrap().status.active_rollouts = vec![recorded.clone()];
+        let mut status = view.operator.as_ref().unwrap().status.clone();
+        status.active_rollouts = vec![of(base, 3)];
+        let mut plan = Plan { status: Some(status), ..Plan::default() };
+        let found = lint(&view, &policy, &mut plan).iter().any(|finding| finding.property == "S12");
+        assert_eq!(found, broken, "{sentence}");
+        let left = plan.status.unwrap().active_rollouts;
+        assert_eq!(left == [recorded], broken, "{sentence}: what is recorded stays");
+    }
+}
+
 /// The rollout began with 300 nodes, of which two have proven the version. A third is given a slot.
 #[test]
 fn validator_counts_places_among_the_nodes_that_are_left() {
@@ -334,6 +373,23 @@ fn validator_issues_no_permit_before_its_slot_records_it() {
         let mut plan = acts("a", Action::Permit { nonce: "n".into(), rules, pods_stay: false });
         let findings = lint(&view, &policy, &mut plan);
         assert_eq!(findings.first().map(|finding| finding.property), expected, "{findings:?}");
+    }
+}
+
+#[test]
+fn validator_proves_no_version_on_a_held_node_with_the_operators_cordon() {
+    for (sentence, held, cordoned, broken) in
+        [("held and cordoned", true, true, true), ("held", true, false, false), ("cordoned", false, true, false)]
+    {
+        let mut verified = at("a", Step::Verifying, 0, HostState::Idle);
+        verified.facts.claims = if cordoned { ClaimFields::CORDON } else { ClaimFields::default() };
+        verified.facts.hold = held.then(crate::hold::Hold::default);
+        let (view, policy) = cluster(vec![verified], &["a"]);
+        let mut status = models::shadow::ControllerStatus::default();
+        status.report.record = Some(crate::fixtures::updated());
+        let mut plan = acts("a", Action::Status { status: Box::new(status), note: None });
+        let found = lint(&view, &policy, &mut plan).iter().any(|finding| finding.property == "S12");
+        assert_eq!(found, broken, "{sentence}");
     }
 }
 

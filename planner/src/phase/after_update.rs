@@ -12,6 +12,7 @@ use super::health::{LASTING, began};
 use super::hooks::{still_awaited, unanswered};
 use super::row::{Attempt, Outcome, Turn, act, stay};
 use super::verification::{after_drill, interrupted};
+use super::verifying::held_cordoned;
 use crate::decision::Action;
 use crate::wait::Wait;
 
@@ -44,7 +45,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         return turn;
     }
     if as_verified {
-        return Turn::of(Outcome::Pass(unanswered(ctx)));
+        return held_cordoned(ctx).unwrap_or_else(|| Turn::of(Outcome::Pass(unanswered(ctx))));
     }
     // One reboot is nothing, and its pods may start slowly.
     let may_come_back = ctx.progress.interrupted.is_some_and(|boot| ctx.now < after(boot, ctx.policy.returning));

@@ -8,7 +8,7 @@ use super::claim::{protect, return_to_service};
 use super::desired::withdraw;
 use super::health::{blame_first, check_health, was_verified};
 use super::hooks::{AFTER_UPDATE, awaited};
-use super::row::{Attempt, Outcome, Turn, act};
+use super::row::{Attempt, Outcome, Turn, act, fail};
 use super::verification::{after_drill, interrupted};
 use crate::decision::Action;
 use crate::gates;
@@ -54,9 +54,18 @@ fn finish(ctx: &Attempt<'_>) -> Turn {
     if ctx.needs_release() {
         return act(Action::Release);
     }
+    if let Some(ended) = held_cordoned(ctx) {
+        return ended;
+    }
     if awaited(ctx.policy, AFTER_UPDATE).next().is_some() {
         let again = Progress { soak_restarted: was_verified(ctx), ..ctx.progress.clone() };
         return ctx.next_with(Step::AfterUpdate, again, |_| {});
     }
     Turn::of(Outcome::Pass(None))
+}
+
+/// Returns the end of an update whose node a user holds with the operator's cordon: it has been verified without workloads.
+pub(super) fn held_cordoned(ctx: &Attempt<'_>) -> Option<Turn> {
+    let message = "the node is held with its cordon, so that no workload has shown that it is well on the version";
+    ctx.is_held_cordoned().then(|| fail(FailureReason::Held, message))
 }

@@ -1,19 +1,15 @@
 //! The nodes that the operator labels automatically.
 
-use models::names::INTERFACE_LABEL;
-
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeFacts};
 
-/// Returns the nodes that get the label: those that run Bottlerocket and have none. Another value keeps a node out.
+/// Returns the nodes that get the label.
 pub(super) fn labels(view: &ClusterView, policy: &Policy) -> Vec<NodeFacts> {
     if !policy.label_nodes {
         return Vec::new();
     }
     let all = view.nodes.values().map(|node| &node.facts).chain(view.unmanaged.values());
-    all.filter(|node| node.bottlerocket() && !node.labels.contains_key(INTERFACE_LABEL) && !node.deleting)
-        .cloned()
-        .collect()
+    all.filter(|node| node.lacks_label()).cloned().collect()
 }
 
 #[cfg(test)]
@@ -21,7 +17,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use models::names::INTERFACE_VERSION;
+    use models::names::{INTERFACE_LABEL, INTERFACE_VERSION};
 
     use super::*;
     use crate::claims::ClaimFields;

@@ -8,7 +8,7 @@ use models::time::after;
 
 use super::ledger::{forget_gone, inferred, is_of, runs};
 use crate::policy::Policy;
-use crate::view::{ClusterView, NodeView};
+use crate::view::{ClusterView, NodeFacts, NodeView};
 use crate::wait::gone;
 
 /// Returns until when a slot is kept although nothing shows what its attempt has become, if it is: its Node is gone, or was registered
@@ -17,7 +17,7 @@ pub(crate) fn kept_until(view: &ClusterView, policy: &Policy, slot: &Slot) -> Op
     let update = slot.update.as_ref().filter(|_| !is_unreadable(view, slot))?;
     let permitting = update.permitting_since?;
     // What an autoscaler was removing does not come back, and what came back without the operator's label is not under it any more.
-    let is_over = || update.removed_in.is_some() || is_back_unmanaged(view, slot, update);
+    let is_over = || update.removed_in.is_some() || is_back_unmanaged(view, policy, slot, update);
     let lost = own(view, slot).map_or_else(|| !is_over(), |node| is_lost(node, update));
     lost.then(|| after(after(permitting, policy.reboot), policy.returning))
 }
@@ -28,9 +28,11 @@ fn is_unreadable(view: &ClusterView, slot: &Slot) -> bool {
     has_node && view.unreadable.hide(&slot.node)
 }
 
-/// Returns whether the machine of a slot is registered again without the operator's label, in another boot.
-fn is_back_unmanaged(view: &ClusterView, slot: &Slot, update: &SlotUpdate) -> bool {
-    let back = view.unmanaged.get(&slot.node).filter(|facts| facts.boot_id != update.boot_id);
+/// Returns whether the machine of a slot is registered again without the operator's label, in another boot, and is not about to get it:
+/// a kubelet cannot set it, and the operator, or another controller, may do so once the Node exists.
+fn is_back_unmanaged(view: &ClusterView, policy: &Policy, slot: &Slot, update: &SlotUpdate) -> bool {
+    let stays = |facts: &&NodeFacts| !facts.joining && !(policy.label_nodes && facts.lacks_label());
+    let back = view.unmanaged.get(&slot.node).filter(|facts| facts.boot_id != update.boot_id).filter(stays);
     back.is_some_and(|facts| update.provider_id.is_none() || facts.provider_id == update.provider_id)
 }
 

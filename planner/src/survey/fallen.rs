@@ -1,5 +1,6 @@
-//! Nodes that have proven a version and are not Ready any more. One of them keeps a canary step from being passed. More of them than of the
-//! nodes without the version count against the budgets for a day: the next ones may end like them.
+//! Nodes that have proven a version and are not Ready any more. One of them keeps a canary step from being passed. The proof of a step counts no
+//! more after three minutes, also where a repair then replaces the node. More of them than of the nodes without the version count
+//! against the budgets for a day: the next ones may end like them.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,22 +14,24 @@ use super::key::is_member;
 use super::ledger;
 use super::unavailable::{FALLEN_FOR, comes_or_goes};
 use crate::view::{ClusterView, NodeView};
-use crate::wait::not_ready;
 
 /// Time for which a node has to be not Ready to count.
 const LASTING: Duration = Duration::from_secs(60);
 
-/// The number of nodes that a reason names.
-const NAMED: usize = 3;
+/// Time after which the proof of such a node does not count any more. A machine that is shut down without a taint, as an autoscaler may have it,
+/// is gone before.
+const LOST: Duration = Duration::from_secs(3 * 60);
 
-/// One in so many proven nodes, at least two, show that something is wrong.
+/// One in so many proven nodes shows that something is wrong.
 const SHARE: usize = 20;
 
 /// The proven nodes of a rollout that are not Ready.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Fallen {
-    /// The first few.
-    pub(crate) named: Vec<String>,
+    /// Those that have not been Ready for a minute.
+    pub(crate) nodes: Vec<String>,
+    /// Those whose proof does not count any more.
+    pub(crate) lost: Vec<String>,
     /// The time at which another one counts, if it is not Ready until then.
     pub(crate) wake: Option<Timestamp>,
 }
@@ -43,17 +46,42 @@ fn is_proven(node: &NodeView, rollout: &ActiveRollout) -> bool {
     is_kept(node) && ledger::place(node, rollout) == Some(Proof::Proven) && ledger::runs(node, rollout)
 }
 
-/// Returns the proven nodes of a rollout that have not been Ready for a minute.
+/// Returns the proven nodes of a rollout that have not been Ready for a minute, and those that have not been for long enough to be lost.
 pub(crate) fn of(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) -> Fallen {
     let mut fallen = Fallen::default();
     for node in view.nodes.values().filter(|node| !node.facts.ready && is_proven(node, rollout)) {
-        match node.facts.not_ready_since.map(|since| after(since, LASTING)).filter(|at| *at > now) {
-            Some(at) => fallen.wake = fallen.wake.into_iter().chain([at]).min(),
-            None if fallen.named.len() < NAMED => fallen.named.push(not_ready(&node.facts.name)),
-            None => {}
+        let name = &node.facts.name;
+        let at = |span: Duration| node.facts.not_ready_since.map(|since| after(since, span));
+        fallen.wake = [fallen.wake, at(LASTING), at(LOST)].into_iter().flatten().filter(|at| *at > now).min();
+        if at(LASTING).is_none_or(|at| at <= now) {
+            fallen.nodes.push(name.clone());
+        }
+        if at(LOST).is_some_and(|at| at <= now) {
+            fallen.lost.push(name.clone());
         }
     }
+    if !stand_out(view, rollout, fallen.lost.len()) {
+        fallen.lost.clear();
+    }
     fallen
+}
+
+/// Returns whether so many proven nodes of a rollout that are not Ready say something about its version: they are one in twenty, and of its
+/// nodes without the version less than half that share is not Ready.
+fn stand_out(view: &ClusterView, rollout: &ActiveRollout, fallen: usize) -> bool {
+    if fallen == 0 {
+        return false;
+    }
+    let (mut proven, mut others, mut ill) = (0, 0, 0);
+    for node in view.nodes.values().filter(|node| is_kept(node)) {
+        if is_proven(node, rollout) {
+            proven += 1;
+        } else if is_member(node, rollout) && !ledger::runs(node, rollout) {
+            others += 1;
+            ill += usize::from(!node.facts.ready);
+        }
+    }
+    fallen * SHARE >= proven && fallen * others > 2 * ill * proven
 }
 
 /// Returns the proven nodes of all running rollouts that have become not Ready in the last day, where they are at least two of a rollout and one in
@@ -66,19 +94,7 @@ pub(crate) fn suspects(view: &ClusterView, now: Timestamp) -> BTreeSet<&str> {
     let rollouts = view.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
     for rollout in rollouts.filter(|rollout| rollout.ended.is_none()) {
         let fallen: Vec<&NodeView> = down.iter().copied().filter(|node| is_proven(node, rollout)).collect();
-        if fallen.len() < 2 {
-            continue;
-        }
-        let (mut proven, mut others, mut ill) = (0, 0, 0);
-        for node in view.nodes.values().filter(|node| is_kept(node)) {
-            if is_proven(node, rollout) {
-                proven += 1;
-            } else if is_member(node, rollout) && !ledger::runs(node, rollout) {
-                others += 1;
-                ill += usize::from(!node.facts.ready);
-            }
-        }
-        if fallen.len() * SHARE >= proven && fallen.len() * others > 2 * ill * proven {
+        if fallen.len() >= 2 && stand_out(view, rollout, fallen.len()) {
             suspects.extend(fallen.iter().map(|node| node.facts.name.as_str()));
         }
     }
@@ -143,9 +159,27 @@ mod tests {
     #[test]
     fn proven_node_has_fallen_once_it_is_not_ready_for_a_minute() {
         let (mut view, rollout) = cluster_of((2, 1), (1, 1));
-        assert_eq!(of(&view, &rollout, t(159)), Fallen { named: vec![], wake: Some(t(160)) });
-        assert_eq!(of(&view, &rollout, t(160)), Fallen { named: vec!["new-0 (not Ready)".into()], wake: None });
+        let (nodes, wake) = (vec!["new-0".to_owned()], Some(t(280)));
+        assert_eq!(of(&view, &rollout, t(159)), Fallen { wake: Some(t(160)), ..Fallen::default() });
+        assert_eq!(of(&view, &rollout, t(160)), Fallen { nodes, wake, lost: vec![] });
         view.nodes.get_mut("new-0").unwrap().facts.hold = Some(crate::hold::Hold::default());
         assert_eq!(of(&view, &rollout, t(160)), Fallen::default(), "it is held");
+    }
+
+    #[test]
+    fn proof_of_a_fallen_node_counts_for_three_minutes_where_others_are_well() {
+        for (sentence, new, old, lost) in [
+            ("the only one, after three minutes", (1, 1), (9, 0), 1),
+            ("one in twenty", (20, 1), (9, 0), 1),
+            ("fewer", (21, 1), (9, 0), 0),
+            ("as many of the others are not Ready", (10, 10), (10, 10), 0),
+        ] {
+            let (mut view, rollout) = cluster_of(new, old);
+            assert_eq!([279, 280].map(|at| of(&view, &rollout, t(at)).lost.len()), [0, lost], "{sentence}");
+            let fallen = view.nodes.get_mut("new-0").unwrap();
+            fallen.facts.not_ready_since = None;
+            let left = of(&view, &rollout, t(280)).lost;
+            assert!(!left.contains(&"new-0".to_owned()), "{sentence}: since when is not known");
+        }
     }
 }

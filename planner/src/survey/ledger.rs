@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use jiff::Timestamp;
-use models::operator::{ActiveRollout, LedgerNode, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
+use models::operator::{ActiveRollout, LedgerNode, NOT_READY, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
 use models::reason::{End, FailureClass, FailureReason, Proof};
 use models::shadow::{AttemptResult, UPDATED};
 
@@ -203,21 +203,29 @@ fn followed(
     for named in &stored.nodes {
         let node = view.nodes.get(&named.node).filter(|node| !held.contains(node.facts.uid.as_str()));
         let now = |node| place(node, rollout).or_else(|| is_freed(node, rollout).then_some(Proof::Free));
-        if let Some(node) = node
-            && let Some(proof) = now(node).filter(|proof| *proof != named.proof)
-        {
+        let Some((node, proof)) = node.and_then(|node| Some((node, now(node)?))) else { continue };
+        if named.reason == NOT_READY && proof == Proof::Proven {
+            // Its record is of the time before. A user who holds it has decided about it.
+            if node.facts.ready || node.facts.held() {
+                ledger.recover(&named.node);
+            }
+        } else if proof != named.proof {
             ledger.move_node(Some(named.proof), (&named.node, proof, &reason_of(node)));
         }
     }
-    // A node that gets a proof is found by its name: those that have none get the names that are free.
+    // A node that gets a proof is found by its name: those that have none get the names that are free, or of nodes that are gone.
     let is_unnamed = |node: &&NodeView| {
         let unproven = matches!(place(node, rollout), Some(Proof::Unproven | Proof::Unknown));
         unproven && !held.contains(node.facts.uid.as_str()) && !ledger.nodes.iter().any(|n| n.node == node.facts.name)
     };
     let mut unnamed: Vec<&NodeView> = view.nodes.values().filter(is_unnamed).collect();
     unnamed.sort_by_key(|node| node.shadow.as_ref().is_none_or(|shadow| shadow.pending_retry().is_none()));
+    let is_gone = |name: &str| {
+        let is_waited_for = || view.recorded_slots().any(|slot| slot.node == name);
+        !view.nodes.contains_key(name) && !view.unreadable.hide(name) && !is_waited_for()
+    };
     for node in unnamed {
-        ledger.name_unproven(&node.facts.name, &reason_of(node));
+        ledger.name_unproven(&node.facts.name, &reason_of(node), is_gone);
     }
     ledger
 }

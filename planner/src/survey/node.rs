@@ -140,10 +140,15 @@ impl<'a> NodeContext<'a> {
     /// managedFields, fields that the record names and no client owns. A held node stays as it is while these cordon it; in service,
     /// it keeps nothing.
     pub(crate) fn needs_release(&self) -> bool {
+        let left = self.facts().unowned.and(recorded(&self.shadow.status));
+        !self.is_held_cordoned() && (self.facts().claimed() || !left.is_empty())
+    }
+
+    /// Returns whether a user holds the node with the operator's cordon.
+    pub(crate) fn is_held_cordoned(&self) -> bool {
         let facts = self.facts();
         let left = facts.unowned.and(recorded(&self.shadow.status));
-        let cordons = facts.claims.has(ClaimField::Cordon) || left.has(ClaimField::Cordon);
-        !(facts.held() && cordons) && (facts.claimed() || !left.is_empty())
+        facts.held() && (facts.claims.has(ClaimField::Cordon) || left.has(ClaimField::Cordon))
     }
 
     /// Returns the condition `HostReachable`, if the agent has reported.

@@ -253,7 +253,13 @@ pub(crate) fn follow<'a>(
         let (rollout, on_their_way) = counted((view, policy), &active, &ledger, is_wanted, now);
         let without_workloads = without_workloads(view, &active);
         let fallen = fallen::of(view, &active, now);
-        let named = Named { on_their_way, without_workloads, fallen: fallen.named };
+        if ledger.due > 0 && active.urgent_until.is_none() {
+            // A repair may be about to replace the node, and with it what the soak of the step was for.
+            for node in &fallen.lost {
+                ledger.fall(node);
+            }
+        }
+        let named = Named { on_their_way, without_workloads, fallen: fallen.nodes };
         let (mut rollout, wake) = step_on(policy, &mut active, &mut ledger, &approval, (rollout, named), now);
         let is_asked = |node: &NodeView| node.shadow.as_ref().is_some_and(|shadow| shadow.pending_retry().is_some());
         let is_retried = view.nodes.values().any(|node| {
@@ -525,10 +531,22 @@ pub(crate) fn due(policy: &Policy, (base, nodes): (usize, usize), passed: i64) -
     Some(StepPlaces { step, share, due })
 }
 
+/// Returns whether a step is due again among so many nodes after the last one was passed among as many as the ledger has.
+pub(crate) fn has_outgrown(policy: &Policy, ledger: &RolloutLedger, base: usize) -> bool {
+    let is_due = |base| due(policy, (base, base), ledger.passed).is_some();
+    ledger.due == 0 && is_due(base) && !is_due(usize::try_from(ledger.base).unwrap_or(0))
+}
+
 /// Returns the first few nodes that have failed, or whose places are neither proven nor accepted, each with the end of its attempt.
 fn without_proof(ledger: &RolloutLedger, failed: bool) -> Vec<String> {
     let named = ledger.nodes.iter().filter(|node| (node.proof == Proof::Failed) == failed && !node.accepted);
     named.take(NAMED).map(ToString::to_string).collect()
+}
+
+/// Returns the first few of the nodes that are not Ready which no user has accepted.
+fn not_accepted(ledger: &RolloutLedger, fallen: &[String]) -> Vec<String> {
+    let is_accepted = |name: &&String| ledger.nodes.iter().any(|node| node.node == **name && node.accepted);
+    fallen.iter().filter(|name| !is_accepted(name)).take(NAMED).map(|name| not_ready(name)).collect()
 }
 
 /// Returns the first few nodes that have proven the version of a rollout without any pods of workloads.
@@ -612,8 +630,9 @@ fn step_on(
         let passed = policy.canary.iter().zip(&steps).filter(beyond).map(|(_, places)| *places).max();
         ledger.passed = ledger.passed.max(passed.unwrap_or(0));
         ledger.keep_passed();
-    } else if ledger.due == 0 && ledger.passed > 0 {
-        // After the last step, what is proven opens none again, however many nodes join.
+    } else if has_outgrown(policy, ledger, rollout.base) {
+        // What is proven opens no step again: the first one above the places that are used is due. A policy without steps, or with fewer of
+        // them, passes none: they may be back in a moment.
         ledger.passed = ledger.passed.max(ledger.good());
     }
     let number = active.number();
@@ -663,8 +682,9 @@ fn step_on(
             return (rollout, None);
         }
         // A user has decided otherwise where one approves the step, or has the version taken urgently.
-        if !step.manual && active.urgent_until.is_none() && !named.fallen.is_empty() {
-            (rollout.left, rollout.wait) = (Some(0), waits(None, None, named.fallen));
+        let fallen = not_accepted(ledger, &named.fallen);
+        if !step.manual && active.urgent_until.is_none() && !fallen.is_empty() {
+            (rollout.left, rollout.wait) = (Some(0), waits(None, None, fallen));
             return (rollout, None);
         }
         pass(policy, passed, &mut rollout, ledger);

@@ -157,6 +157,11 @@ impl NodeFacts {
         self.os_image.starts_with("Bottlerocket OS")
     }
 
+    /// Returns whether the operator labels it where policy lets it: it runs Bottlerocket and has no label. Another value keeps it out.
+    pub(crate) fn lacks_label(&self) -> bool {
+        self.bottlerocket() && !self.labels.contains_key(names::INTERFACE_LABEL) && !self.deleting
+    }
+
     /// Returns the variant in the name of the operating system, e.g. `aws-k8s-1.37` of `Bottlerocket OS 1.20.5 (aws-k8s-1.37)`.
     pub fn variant(&self) -> Option<&str> {
         let (_, rest) = self.os_image.rsplit_once('(')?;

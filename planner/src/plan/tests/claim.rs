@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use models::condition::true_condition;
-use models::shadow::{BLOCKED, HostState, Step};
+use models::reason::Proof;
+use models::shadow::{BLOCKED, HostState, Step, UPDATED};
 
+use super::health::{SOAKED, Watch, verifying};
 use crate::claims::ClaimFields;
 use crate::decision::Action;
 use crate::fixtures::*;
@@ -172,6 +174,34 @@ fn held_node_stays_cordoned_after_reboot() {
         assert_eq!(claims(&view), None, "{step:?}");
         view.nodes.get_mut("a").unwrap().facts.hold = None;
         assert_eq!(claims(&view), Some(false), "{step:?}: what protects it from autoscalers stays");
+    }
+}
+
+/// A user holds the node after its permit.
+#[test]
+fn held_node_proves_its_version_in_service_alone() {
+    let (held, updated) = (("Held", Proof::Unproven), (UPDATED, Proof::Proven));
+    for (sentence, step, claims, (reason, proof)) in [
+        ("with the operator's cordon", Step::Verifying, ClaimFields::CORDON, held),
+        ("in service", Step::Verifying, ClaimFields::default(), updated),
+        ("with the operator's cordon, and its hooks have answered", Step::AfterUpdate, ClaimFields::CORDON, held),
+        ("in service, and its hooks have answered", Step::AfterUpdate, ClaimFields::default(), updated),
+    ] {
+        let mut node = verifying(vec![]);
+        (node.facts.claims, node.facts.unschedulable) = (claims, !claims.is_empty());
+        node.facts.hold = Some(Hold::default());
+        let shadow = node.shadow.as_mut().unwrap();
+        shadow.status.controller.progress.as_mut().unwrap().step = step;
+        if step == Step::AfterUpdate {
+            (shadow.spec.state, shadow.status.agent.state) = (HostState::Idle, Some(HostState::Idle));
+        }
+        let mut watch = Watch::of(node);
+        watch.at(SOAKED);
+        let record = watch.record();
+        let found = (record.last.map(|last| last.reason), record.proof.map(|place| place.proof));
+        assert_eq!(found, (Some(reason.to_owned()), Some(proof)), "{sentence}");
+        assert!(watch.view.nodes["a"].progress().is_none(), "{sentence}: its attempt has ended");
+        assert_eq!((record.failures, record.version_failures), (0, vec![]), "{sentence}: it is no failure");
     }
 }
 

@@ -144,6 +144,31 @@ fn node_that_is_registered_again_goes_on_and_proves_its_version() {
     assert_eq!(slots(&view), ["uid-b"], "the next one goes");
 }
 
+/// The kubelet registers it without the operator's label.
+#[test]
+fn machine_that_is_about_to_get_its_label_keeps_its_slot() {
+    for (sentence, label_nodes, joining, keeps) in [
+        ("the operator labels it", true, false, true),
+        ("it was never Ready, and another controller may label it", false, true, true),
+        ("it was Ready without the label", false, false, false),
+    ] {
+        let (mut view, policy) = gone(json!({"labelNodes": label_nodes}));
+        let mut back = again().facts;
+        (back.labelled, back.ready, back.joining) = (false, !joining, joining);
+        view.unmanaged.insert("a".into(), back);
+        let made = turn(&mut view, &policy, 70);
+        assert_eq!(slots(&view).contains(&"uid-a"), keeps, "{sentence}");
+        assert_eq!(counts(&view), if keeps { (0, 0, 0, 0) } else { (0, 1, 0, 1) }, "{sentence}");
+        assert_eq!(made.labels.iter().any(|facts| facts.name == "a"), label_nodes, "{sentence}");
+        if keeps {
+            view.unmanaged.remove("a");
+            returns(&mut view, reported);
+            turn(&mut view, &policy, 71);
+            assert_eq!(slots(&view), ["uid-again"], "{sentence}: it goes on as the same node");
+        }
+    }
+}
+
 /// Longer away than the machine is waited for.
 #[test]
 fn node_that_is_registered_again_late_is_verified_by_itself() {

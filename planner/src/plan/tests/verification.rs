@@ -621,6 +621,39 @@ fn each_of_many_places_is_proven_although_the_ledger_names_only_some() {
     assert!(planned(&asked, &policy, DUE).actions.contains_key("n79"), "one that a user asks for is named first");
 }
 
+/// The ledger names 64 nodes, which an autoscaler has removed since, and `z0` has used up a place without a proof.
+#[test]
+fn node_is_verified_although_nodes_that_are_gone_have_all_names() {
+    for (sentence, accepted, hidden, begins) in [
+        ("gone", 0, false, true),
+        ("gone, and accepted by a user", 64, false, true),
+        ("they cannot be read", 0, true, false),
+    ] {
+        let names: Vec<String> = (10..74).map(|number| format!("n{number}")).collect();
+        let all: Vec<&str> = names.iter().map(String::as_str).chain(["z0"]).collect();
+        let (mut view, policy) = rollout_of(&all, canary());
+        let ledger = view.operator.as_mut().unwrap().status.active_rollouts[0].ledger.as_mut().unwrap();
+        ledger.accepted = accepted;
+        ledger.nodes.iter_mut().for_each(|named| named.accepted = accepted > 0);
+        for name in names {
+            view.nodes.remove(&name);
+            if hidden {
+                view.unreadable.nodes.insert(name, "a field".into());
+            }
+        }
+        let made = planned(&view, &policy, DUE);
+        assert_eq!(made.actions.contains_key("z0"), begins, "{sentence}");
+        view.operator.as_mut().unwrap().status = made.status.unwrap();
+        let record = view.nodes.get_mut("z0").unwrap().shadow.as_mut().unwrap().status.controller.record.as_mut();
+        record.unwrap().proof.as_mut().unwrap().proof = Proof::Proven;
+        let made = planned(&view, &policy, DUE + 1);
+        let expected = if begins { (1, 64, 0) } else { (0, 65, 0) };
+        assert_eq!(counts(&made), expected, "{sentence}: the others are counted");
+        let rollouts = made.status.unwrap().active_rollouts;
+        assert_eq!(rollouts[0].ledger.as_ref().unwrap().accepted, accepted, "{sentence}");
+    }
+}
+
 #[test]
 fn verification_that_shows_nothing_leaves_a_failed_place_failed() {
     let (mut view, policy) = late();

@@ -143,6 +143,108 @@ fn canary_step_is_not_passed_while_a_proven_node_is_not_ready() {
     assert_eq!(followed(&view, &policy, 800).active[0].steps_passed, 1);
 }
 
+/// The canary soaks for an hour from 100 s on, and is not Ready since 200 s.
+#[test]
+fn canary_that_was_not_ready_before_it_was_replaced_passes_no_step() {
+    type Change = fn(&mut NodeView);
+    let policy = policy(&[step("1", 3600, false)]);
+    let ready: Change = |node| (node.facts.ready, node.facts.not_ready_since) = (true, None);
+    let replaced: Change = |node| {
+        *node = crate::fixtures::node("n00");
+        node.facts.uid = "uid-other".into();
+    };
+    let leaves: Change = |node| node.facts.removed_by = Some("karpenter.sh/disrupted".into());
+    let unlabelled: Change = |node| node.facts.labelled = false;
+    let held: Change = |node| node.facts.hold = Some(crate::hold::Hold::default());
+    let cases: [(&str, i64, Option<Change>, bool); 9] = [
+        ("not Ready for three minutes, and gone", 380, None, false),
+        ("the same, and its removal begins", 380, Some(leaves), false),
+        ("the same, and another one has its name", 380, Some(replaced), false),
+        ("the same, and it loses its label", 380, Some(unlabelled), false),
+        ("the same, and it is Ready again", 380, Some(ready), true),
+        ("the same, and a user holds it", 380, Some(held), true),
+        ("not Ready for a minute, and gone", 260, None, true),
+        ("the same, and its removal begins", 260, Some(leaves), true),
+        ("gone while it is Ready", 199, None, true),
+    ];
+    for (sentence, seen, change, passes) in cases {
+        let mut view = fleet(4, 1, 0);
+        let follow = |view: &mut ClusterView, second: i64| {
+            let rollouts = followed(view, &policy, second);
+            view.operator.as_mut().unwrap().status.active_rollouts.clone_from(&rollouts.active);
+            rollouts
+        };
+        view.nodes.get_mut("n00").unwrap().facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        follow(&mut view, 100);
+        if seen >= 200 {
+            let facts = &mut view.nodes.get_mut("n00").unwrap().facts;
+            (facts.ready, facts.not_ready_since) = (false, Some(t(200)));
+        }
+        follow(&mut view, seen);
+        match change {
+            Some(change) => change(view.nodes.get_mut("n00").unwrap()),
+            None => drop(view.nodes.remove("n00")),
+        }
+        follow(&mut view, 400);
+        let soaked = follow(&mut view, 8000);
+        assert_eq!(soaked.active[0].steps_passed, i64::from(passes), "{sentence}: {:?}", one(&soaked).wait);
+        if passes {
+            continue;
+        }
+        let (approval, nodes) = ("7/1/unproven".to_owned(), vec!["n00 (NotReady)".to_owned()]);
+        assert_eq!(one(&soaked).wait, Some(Wait::StepUnproven { step: 1, approval, nodes }), "{sentence}");
+        view.operator.as_mut().unwrap().approve_step = Some("7/1/unproven@yes".into());
+        follow(&mut view, 8001);
+        assert_eq!(follow(&mut view, 12_000).active[0].steps_passed, 1, "{sentence}: a user has accepted it");
+    }
+}
+
+/// Its place is accepted while it is still there.
+#[test]
+fn node_that_is_not_ready_holds_no_step_once_a_user_has_accepted_it() {
+    let policy = policy(&[step("1", 0, false)]);
+    let mut view = fleet(4, 1, 0);
+    let facts = &mut view.nodes.get_mut("n00").unwrap().facts;
+    facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    (facts.ready, facts.not_ready_since) = (false, Some(t(0)));
+    for (second, approval, passed) in [(100, None, 0), (200, None, 0), (300, Some("7/1/unproven@yes"), 1)] {
+        view.operator.as_mut().unwrap().approve_step = approval.map(str::to_owned);
+        let rollouts = followed(&view, &policy, second);
+        assert_eq!(rollouts.active[0].steps_passed, passed, "{second}: {:?}", one(&rollouts).wait);
+        view.operator.as_mut().unwrap().status.active_rollouts = rollouts.active;
+    }
+}
+
+/// One place is passed, and the three of the next step are used up and proven, when policy has other steps for a moment.
+#[test]
+fn steps_that_policy_lacks_for_a_moment_are_not_passed() {
+    let steps = [step("1", 0, false), step("3", 600, true)];
+    let (none, first, second): (&[CanaryStep], &[CanaryStep], &[CanaryStep]) = (&[], &steps[..1], &steps[1..]);
+    for (sentence, meanwhile) in [
+        ("no steps for two turns", vec![none, none]),
+        ("no steps for one turn", vec![none]),
+        ("the first one alone", vec![first, first]),
+        ("the first one alone, then none", vec![first, none]),
+        ("none, then the second one alone", vec![none, second]),
+    ] {
+        let mut view = fleet(4, 3, 0);
+        let ledger = RolloutLedger { base: 4, passed: 1, due: 3, share: 3, proven: 3, ..RolloutLedger::default() };
+        let recorded = ActiveRollout { steps_passed: 1, step_done: Some(t(0)), ledger: Some(ledger), ..numbered(7) };
+        view.operator.as_mut().unwrap().status.active_rollouts = vec![recorded];
+        for (now, steps) in (10..).zip(meanwhile.iter().copied().chain([&steps[..]])) {
+            let rollouts = followed(&view, &policy(steps), now);
+            view.operator.as_mut().unwrap().status.active_rollouts = rollouts.active;
+        }
+        let restored = policy(&steps);
+        let soaking = followed(&view, &restored, 100);
+        assert!(one(&soaking).wait.as_ref().is_some_and(|wait| wait.ends_at().is_some()), "{sentence}: it soaks");
+        view.operator.as_mut().unwrap().status.active_rollouts = soaking.active;
+        let soaked = followed(&view, &restored, 1000);
+        let wait = Wait::CanaryStep { step: 2, until: None, approval: Some("7/3".into()), nodes: vec![] };
+        assert_eq!((one(&soaked).wait.as_ref(), one(&soaked).left), (Some(&wait), Some(0)), "{sentence}");
+    }
+}
+
 #[test]
 fn step_that_is_due_again_is_not_approved_any_more() {
     let policy = policy(&[step("1", 0, true), step("2", 0, true)]);
