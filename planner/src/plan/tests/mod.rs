@@ -12,6 +12,7 @@ mod drain;
 mod drill;
 mod earlier;
 mod expression;
+mod first_eviction;
 mod follow;
 mod forced_drain;
 mod guarded;
