@@ -13,7 +13,7 @@ use models::time::after;
 use super::blockers::{BLOCKED_AFTER, denied_since, name_blockers};
 use super::claim::{claim_due, ended_during_drain};
 use super::drained::{
-    asked_until, deadline, fail_for_returning_pod, first_few, pods_gone, record_accepted, record_new,
+    asked_until, deadline, defer_arrivals, fail_for_returning_pod, first_few, pods_gone, record_accepted, record_new,
     refusing_budgets, remaining_listed, returning_pod, still_guarded, with_drain_ended,
 };
 use super::dry_run;
@@ -98,12 +98,17 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
             return stay(wait).waking_at(deadline);
         }
     }
+    let left = sorted.left().count();
+    let next = defer_arrivals(ctx, &mut sorted).unwrap_or(deadline).min(deadline);
+    if sorted.empty() {
+        return stay(Wait::Draining { left }).waking_at(next);
+    }
     if let Some(action) = record_new(ctx, &sorted).or_else(|| record_accepted(ctx, &sorted)) {
         return act(action).waking_at(deadline);
     }
     // Where policy deletes at the deadline what is left, the others are not kept for longer.
     let first = ctx.drain_status().map(|drain| drain.asked_first.as_slice()).filter(|_| !given_up).unwrap_or_default();
-    let turn = evict(ctx, &sorted, first).waking_at(deadline);
+    let turn = evict(ctx, &sorted, first).waking_at(next);
     match asked_until.filter(|until| *until > ctx.now) {
         Some(until) => turn.waking_at(until),
         None => turn,
@@ -138,8 +143,12 @@ fn has_evicted_none(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> bool {
     pods_gone(ctx) == 0 && ctx.node.in_flight.is_empty() && !accepted && !leaves
 }
 
-/// Ends the attempt of a node whose guarded pods have stayed: no pod was evicted but those asked first.
+/// Ends the attempt of a node whose guarded pods have stayed: no pod was evicted but those asked first, unless they came once the node
+/// was drained.
 fn guarded_pods_stayed(ctx: &Attempt<'_>, sorted: Option<&Sorted<'_>>) -> Turn {
+    if ctx.progress.rollout.as_ref().is_some_and(|place| place.drain_ended.is_some()) {
+        return drain_timed_out(ctx, true, sorted);
+    }
     let pods: Vec<_> = sorted.into_iter().flat_map(|sorted| still_guarded(ctx, sorted)).collect();
     let budgets: Vec<_> = refusing_budgets(ctx).into_iter().map(|refusing| refusing.budget).collect();
     let message = format!(

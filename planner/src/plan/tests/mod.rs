@@ -1,5 +1,6 @@
 //! Whole plans: what is done about the nodes of a small cluster, and why the others wait.
 
+mod arrival;
 mod attempt;
 mod blocker;
 mod brake;
