@@ -74,9 +74,9 @@ pub struct Pair<'a> {
     pub shadow: Option<&'a ShadowFacts>,
 }
 
-/// Returns the decisions about a node, from its state before a write and after it. `claims_made` is the number of earlier claims of it in
-/// this attempt, as far as this leader knows.
-pub fn of_node(before: Pair<'_>, after: Pair<'_>, claims_made: u32) -> Vec<Line> {
+/// Returns the decisions about a node, from its state before a write and after it. `claimed_before` is true if this leader has
+/// claimed it in this attempt before.
+pub fn of_node(before: Pair<'_>, after: Pair<'_>, claimed_before: bool) -> Vec<Line> {
     let mut lines = Vec::new();
     let name = &after.facts.name;
     let report = |pair: Pair<'_>| pair.shadow.map(|s| s.status.controller.clone()).unwrap_or_default();
@@ -87,7 +87,7 @@ pub fn of_node(before: Pair<'_>, after: Pair<'_>, claims_made: u32) -> Vec<Line>
     let drains = is.progress.as_ref().filter(|progress| progress.step == Step::Draining && claims(progress.mode()));
     let begins = was.progress.as_ref().is_none_or(|progress| progress.step != Step::Draining);
     // A user who uncordons a node takes the cordon from all of its owners, so that it is claimed again.
-    let again = claims_made > 0 || was.drain.as_ref().is_some_and(has_evicted);
+    let again = claimed_before || was.drain.as_ref().is_some_and(has_evicted);
     if drains.is_none() || !begins || out(before.facts) || again {
         lines.extend(of_report(name, &was, &is));
     }

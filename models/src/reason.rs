@@ -316,7 +316,7 @@ ends! {
     /// The drain took longer than policy allows.
     DrainTimedOut {
         event: UpdateFailed, class: Node,
-        advice: "See the pods that the message names, and the [budgets that block](how-to/blocking-budgets.md) them.",
+        advice: "See the pods that the message names, and the [budget that blocks](how-to/blocking-budgets.md) them or the answer of the API server, as a webhook's.",
     }
     /// Pods that were asked first and alone stayed, as their PodDisruptionBudget guards them. No pod was evicted but those asked first.
     GuardedPodsStayed {

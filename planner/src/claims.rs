@@ -129,6 +129,31 @@ impl FromIterator<ClaimField> for ClaimFields {
     }
 }
 
+/// The claims of a node in one attempt, as far as one leader has made them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClaimsMade {
+    /// Fields of the last one; empty before the first.
+    pub fields: ClaimFields,
+    /// Number of claims before which another client had removed the cordon.
+    pub uncordoned: u32,
+    /// Number of claims before which another client, or an admission webhook, had removed another field.
+    pub stripped: u32,
+}
+
+impl ClaimsMade {
+    /// Returns these with one more claim, of a node on which `in_effect` was left of the last one.
+    #[must_use]
+    pub fn and(self, in_effect: ClaimFields, fields: ClaimFields) -> Self {
+        let removed = self.fields.and(fields).without(in_effect);
+        let others = !removed.without(ClaimFields::CORDON).is_empty();
+        Self {
+            fields,
+            uncordoned: self.uncordoned.saturating_add(u32::from(removed.has(ClaimField::Cordon))),
+            stripped: self.stripped.saturating_add(u32::from(others)),
+        }
+    }
+}
+
 /// Returns whether `entry` holds the fields that the controller's applies to the main resource own.
 fn is_ours(entry: &ManagedFieldsEntry) -> bool {
     entry.manager.as_deref() == Some(names::CONTROLLER_MANAGER)
@@ -140,6 +165,11 @@ fn is_ours(entry: &ManagedFieldsEntry) -> bool {
 pub fn owned(meta: &ObjectMeta) -> ClaimFields {
     let entries = || meta.managed_fields.iter().flatten().filter(|entry| is_ours(entry));
     ClaimField::ALL.into_iter().filter(|field| entries().any(|entry| field.in_entry(entry))).collect()
+}
+
+/// The fields that the operator owns and that are not set: an admission webhook that removes one from each write leaves its owner.
+pub fn unset(meta: &ObjectMeta, unschedulable: bool) -> ClaimFields {
+    owned(meta).iter().filter(|field| field.found(meta, unschedulable).is_none()).collect()
 }
 
 /// The time at which the claim was made, or last changed, by the API server's clock; whole seconds.
@@ -272,6 +302,34 @@ mod tests {
         let label = json!({"f:metadata": {"f:labels": {(format!("f:{BALANCER_LABEL}")): {}}}});
         let only = meta(json!({"managedFields": [entry(names::CONTROLLER_MANAGER, "Apply", "", &label)]}));
         assert_eq!(owned(&only), fields(&[ClaimField::Balancer]));
+    }
+
+    #[test]
+    fn owned_field_that_a_webhook_has_removed_is_not_set() {
+        let owned = json!([entry(names::CONTROLLER_MANAGER, "Apply", "", &all_fields())]);
+        let annotations = json!({SCALE_DOWN_ANNOTATION: "true", DO_NOT_DISRUPT_ANNOTATION: "true"});
+        let meta = meta(json!({"managedFields": owned, "annotations": annotations}));
+        assert_eq!(unset(&meta, true), fields(&[ClaimField::Balancer]));
+        assert_eq!(unset(&meta, false), fields(&[ClaimField::Cordon, ClaimField::Balancer]));
+        assert_eq!(unset(&ObjectMeta::default(), false), ClaimFields::default(), "nothing is owned");
+    }
+
+    #[test]
+    fn claims_are_counted_by_what_others_had_removed() {
+        let all = fields(&ClaimField::ALL);
+        let usual = ClaimFields::USUAL;
+        for (sentence, before, in_effect, claimed, expected) in [
+            ("the first one", ClaimFields::default(), ClaimFields::default(), usual, (0, 0)),
+            ("with the label, after the hooks", usual, usual, all, (0, 0)),
+            ("policy has come to protect the node", ClaimFields::CORDON, ClaimFields::CORDON, usual, (0, 0)),
+            ("back in service, protected", all, all, usual.without(ClaimFields::CORDON), (0, 0)),
+            ("a user has uncordoned the node", all, all.without(ClaimFields::CORDON), all, (1, 0)),
+            ("the label was removed", all, usual, all, (0, 1)),
+            ("all were removed", all, ClaimFields::default(), all, (1, 1)),
+        ] {
+            let made = ClaimsMade { fields: before, ..ClaimsMade::default() }.and(in_effect, claimed);
+            assert_eq!((made.fields, (made.uncordoned, made.stripped)), (claimed, expected), "{sentence}");
+        }
     }
 
     #[test]

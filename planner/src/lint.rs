@@ -251,16 +251,28 @@ fn check_hooks(policy: &Policy, node: &NodeView, action: &Action) -> Option<Brok
     None
 }
 
-/// S13: no drain begins while a budget is known to keep a pod on the node: one whose pods cannot be counted, or are broken, or one that
-/// guards the pod where policy waits for that. Pods that policy deletes at the deadline are no reason: static ones and those of a drill are not.
+/// Returns whether an action lets the drain of a node begin, or what is awaited before its first eviction.
+fn begins_drain(node: &NodeView, action: &Action) -> bool {
+    let Some(step) = node.step() else { return false };
+    // One that waits before its drain says which budget keeps it there.
+    let goes_on = |next: Step| match step {
+        Step::BeforeDrain | Step::LeavingLoadBalancer => step != next,
+        step => step.place() == Place::Waiting,
+    };
+    action.next_step().is_some_and(|next| next.place() == Place::Leaving && goes_on(next))
+}
+
+/// S13: no drain begins on a node that is not Ready, or while a budget is known to keep a pod there: one whose pods cannot be counted, or are
+/// broken, or one that guards the pod where policy waits for that. Pods that policy deletes at the deadline are no reason: static ones and
+/// those of a drill are not.
 fn check_blockers(view: &ClusterView, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
-    let next = action.next_step()?;
-    let drain = &policy.for_node(&node.facts).drain;
-    // One that awaits its hooks says which budget keeps it there.
-    let begins = |step: Step| step != next && (step.place() == Place::Waiting || step == Step::BeforeDrain);
-    if !node.step().is_some_and(begins) || next.place() != Place::Leaving {
+    if !begins_drain(node, action) {
         return None;
     }
+    if !node.facts.ready {
+        return broken("S13", "its drain begins although it is not Ready");
+    }
+    let drain = &policy.for_node(&node.facts).drain;
     let known = node.pods.as_deref().unwrap_or_default();
     let goes = drain::sort(known, drain.rules, None).evictable;
     if drain.marked_pods == MarkedPods::Wait

@@ -19,6 +19,7 @@ use models::backoff::Delays;
 
 use self::applier::PERMIT_LIMIT;
 use crate::decisions::{self, Line, Pair};
+use planner::claims::ClaimsMade;
 use planner::plan::Action;
 use planner::view::{ClusterView, NodeView, OwnerHealth};
 
@@ -29,7 +30,8 @@ pub use revision::Pace;
 /// The results of an action besides the objects that it wrote, which went into the caches.
 #[derive(Debug, Default)]
 pub struct Learned {
-    pub claimed: bool,
+    /// The claims of the node in its attempt, with the one that was made.
+    pub claimed: Option<ClaimsMade>,
     /// Health of the pods of an owner (uid) on other nodes.
     pub owner: Option<(String, OwnerHealth)>,
     /// The node's own Lease as read: its time of renewal, if there is one, and the time of the read.
@@ -59,10 +61,10 @@ impl Applier {
         let Some(shadow) = self.shadows.get(&before.facts.name).filter(|shadow| Some(&shadow.uid) == uid) else {
             return;
         };
-        let claims_made = before.claims_made;
+        let claimed_before = !before.claims_made.fields.is_empty();
         let before = Pair { facts: &before.facts, shadow: before.shadow.as_deref() };
         let after = Pair { facts: &facts, shadow: Some(&shadow) };
-        decisions::of_node(before, after, claims_made).into_iter().for_each(Line::log);
+        decisions::of_node(before, after, claimed_before).into_iter().for_each(Line::log);
     }
 
     fn rejected(&self, node: &str, error: &ApplyError) {
@@ -91,7 +93,7 @@ impl Applier {
             Action::Spec { spec } => self.write_spec(shadow()?, &spec).await?,
             Action::Claim { fields, note } => {
                 self.claim(&node.facts, fields).await?;
-                learned.claimed = true;
+                learned.claimed = Some(node.claims_made.and(node.facts.claims_in_effect(), fields));
                 if let Some(note) = note {
                     self.recorder.send(event::node(&node.facts), note, self.leadership.now());
                 }

@@ -125,14 +125,14 @@ fn claims_and_permits_log_one_line_each() {
         let of = |(claims, unschedulable, nonce)| (facts(claims, unschedulable), shadow(nonce));
         let (before, after) = (of(before), of(after));
         let pair = |(facts, shadow): &(NodeFacts, ShadowFacts)| {
-            of_node(Pair { facts: &before.0, shadow: Some(&before.1) }, Pair { facts, shadow: Some(shadow) }, 0)
+            of_node(Pair { facts: &before.0, shadow: Some(&before.1) }, Pair { facts, shadow: Some(shadow) }, false)
         };
         assert_eq!(texts(&pair(&after)), expected, "{sentence}");
     }
     let (mut before, after) = (shadow(None), facts(none, false));
     before.status.controller.progress.as_mut().unwrap().drill = Some(models::shadow::Drill::default());
     let of = |facts| Pair { facts, shadow: Some(&before) };
-    let lines = of_node(of(&facts(cordon, true)), of(&after), 1);
+    let lines = of_node(of(&facts(cordon, true)), of(&after), true);
     assert_eq!(texts(&lines), [(false, "node released")], "no host reboots in a drill");
 }
 
@@ -149,7 +149,7 @@ fn drain_starts_once_its_node_is_claimed() {
         claims: if claimed { ClaimFields::CORDON } else { ClaimFields::default() },
         ..NodeFacts::default()
     };
-    let with = |claims_made: u32, before: (bool, ControllerReport), after: (bool, ControllerReport)| {
+    let with = |claimed_before: bool, before: (bool, ControllerReport), after: (bool, ControllerReport)| {
         let [before, after] = [before, after].map(|(claimed, report)| {
             let mut shadow = ShadowFacts::default();
             shadow.status.controller = report;
@@ -158,11 +158,11 @@ fn drain_starts_once_its_node_is_claimed() {
         let lines = of_node(
             Pair { facts: &before.0, shadow: Some(&before.1) },
             Pair { facts: &after.0, shadow: Some(&after.1) },
-            claims_made,
+            claimed_before,
         );
         texts(&lines).into_iter().map(|(_, text)| text).collect::<Vec<_>>()
     };
-    let of = |before, after| with(0, before, after);
+    let of = |before, after| with(false, before, after);
     let drains = || at(Step::Draining);
     assert_eq!(of((false, at(Step::Staging)), (false, drains())), [""; 0]);
     assert_eq!(of((false, drains()), (true, drains())), ["node claimed", "drain started"]);
@@ -186,7 +186,7 @@ fn drain_starts_once_its_node_is_claimed() {
 
     // A user has uncordoned the node during its drain.
     let again = ["node claimed again: it was uncordoned by others"];
-    assert_eq!(with(1, (false, listed()), (true, listed())), again);
+    assert_eq!(with(true, (false, listed()), (true, listed())), again);
     for (sentence, begun) in [
         ("a pod has left", DrainStatus { removed: 1, ..DrainStatus::default() }),
         ("an eviction", DrainStatus { asked_first: vec![asked(Some(Timestamp::MAX))], ..DrainStatus::default() }),
@@ -197,9 +197,9 @@ fn drain_starts_once_its_node_is_claimed() {
         assert_eq!(of((false, begun.clone()), (true, begun)), again, "{sentence}, of an earlier leader");
     }
     let before = || at(Step::BeforeDrain);
-    assert_eq!(with(1, (false, before()), (true, before())), again, "uncordoned before its drain");
-    assert_eq!(with(1, (false, before()), (false, drains())), ["drain started"], "which goes on without its cordon");
-    assert_eq!(with(1, (false, drains()), (true, drains())), again);
+    assert_eq!(with(true, (false, before()), (true, before())), again, "uncordoned before its drain");
+    assert_eq!(with(true, (false, before()), (false, drains())), ["drain started"], "which goes on without its cordon");
+    assert_eq!(with(true, (false, drains()), (true, drains())), again);
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn request_to_hooks_is_logged_when_set_and_when_withdrawn() {
         (None, None, vec![]),
     ] {
         let (before, after) = (facts(before), facts(after));
-        let lines = of_node(Pair { facts: &before, shadow: None }, Pair { facts: &after, shadow: None }, 0);
+        let lines = of_node(Pair { facts: &before, shadow: None }, Pair { facts: &after, shadow: None }, false);
         assert_eq!(texts(&lines), expected);
     }
 }

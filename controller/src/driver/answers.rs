@@ -97,7 +97,7 @@ impl Driver {
                 let memory = self.memory.entry(node).or_default();
                 let ended = memory.failing.as_ref().is_some_and(|it| it.writes_status == memory.writes_status);
                 memory.failing.take_if(|_| ended);
-                memory.claims = memory.claims.saturating_add(u32::from(learned.claimed));
+                memory.claims = learned.claimed.unwrap_or(memory.claims);
                 memory.owners.extend(learned.owner);
                 if let Some((renewed, now)) = learned.lease {
                     memory.lease = Some(LeaseObservations::add(memory.lease, renewed, now));

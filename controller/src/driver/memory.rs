@@ -6,6 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use models::backoff::Backoff;
 use models::shadow::Step;
+use planner::claims::ClaimsMade;
 use planner::view::{Blocked, Failing, InFlight, LeaseObservations, OwnerHealth, PodFacts, Refused};
 use planner::wait::WaitReason;
 use tokio::task::{AbortHandle, JoinHandle};
@@ -46,8 +47,8 @@ pub(super) struct NodeMemory {
     pub(super) refused: Option<RefusedCheck>,
     pub(super) lease: Option<LeaseObservations>,
     pub(super) owners: BTreeMap<String, OwnerHealth>,
-    /// Number of claims of the node in this attempt.
-    pub(super) claims: u32,
+    /// The claims of the node in this attempt.
+    pub(super) claims: ClaimsMade,
     pub(super) agent_missing: Option<Timestamp>,
     pub(super) silence_written: Option<(WaitReason, Timestamp)>,
     /// True if the last action was a write of the controller status.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use models::resource_version::newer;
 use models::shadow::{Place, Step};
+use planner::claims::ClaimsMade;
 use planner::view::{
     Blocked, BudgetFacts, ClusterView, Failing, NodeView, PodFacts, Refused, ReportedFacts, UnreadableFacts,
     WebApiOutage,
@@ -53,7 +54,7 @@ impl NodeMemory {
             self.blocked.clear();
             self.lease = None;
             self.owners.clear();
-            self.claims = 0;
+            self.claims = ClaimsMade::default();
         }
         if node.step().map(Step::place) != Some(Place::Waiting) {
             self.refused = None;

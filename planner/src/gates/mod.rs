@@ -108,7 +108,7 @@ const GATES: &[Gate] = &[
     gate(Disrupt, "HostUsable", HOST_USABLE, host::is_usable),
     gate(Disrupt, "HostNotBusy", HOST_NOT_BUSY, host::is_not_busy),
     gate(Disrupt, "NoPressure", "the node reports no shortage", node::has_no_pressure),
-    gate(Disrupt, "WindowOpen", "a window is open, or it is urgent; no blackout", fleet::window_is_open)
+    gate(Disrupt, WINDOW_OPEN, "a window is open, or it is urgent; no blackout", fleet::window_is_open)
         .unless(fleet::urgency),
     gate(Disrupt, "FewUnhealthyNodes", "no more nodes are not Ready than policy allows", node::few_unhealthy_nodes),
     gate(Begin, "NotInBackOff", "the back-off after the last failed attempt is over", node::is_not_in_back_off)
@@ -124,6 +124,7 @@ const GATES: &[Gate] = &[
     drain_gate("ExpressionsQuiet", "the expressions of policy return nothing", expressions::gate),
 ];
 
+const WINDOW_OPEN: &str = "WindowOpen";
 const AGENT_READY: &str = "a pod of the agent on the node is Ready";
 const HOST_USABLE: &str = "the agent can use the update API of its host";
 const HOST_NOT_BUSY: &str = "no command of the host runs for too long";
@@ -244,6 +245,11 @@ pub(crate) fn before_drain(ctx: &NodeContext<'_>) -> Option<Obstacle> {
 /// budgets and expressions. The switch is not among it: an attempt that has begun is finished.
 pub(crate) fn after_hooks(ctx: &NodeContext<'_>) -> Option<Obstacle> {
     first_obstacle(&[Disrupt, Drain], ctx)
+}
+
+/// Checks the same again where nothing is awaited any more before the first eviction. A drain that has begun in a window goes on after it.
+pub(crate) fn before_eviction(ctx: &NodeContext<'_>) -> Option<Obstacle> {
+    of(&[Disrupt, Drain], ctx.mode()).filter(|gate| gate.name != WINDOW_OPEN).find_map(|gate| gate.obstacle(ctx))
 }
 
 #[cfg(test)]

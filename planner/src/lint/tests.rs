@@ -909,13 +909,20 @@ fn validator_drops_a_drain_that_a_known_budget_blocks() {
     for (sentence, budget, step, forced, expected) in [
         ("a pod of it is broken", budget(), Step::Staged, false, Some("S13")),
         ("after its hooks have answered", budget(), Step::BeforeDrain, false, Some("S13")),
-        ("during the drain, the API server answers", budget(), Step::LeavingLoadBalancer, false, None),
+        ("after it has left its load balancers", budget(), Step::LeavingLoadBalancer, false, Some("S13")),
+        ("during the drain, the API server answers", budget(), Step::Draining, false, None),
         ("policy deletes what stays", budget(), Step::Staged, true, None),
         ("its pods are healthy", counted(), Step::Staged, false, None),
         ("its pods cannot be counted", uncounted(), Step::Staged, false, Some("S13")),
     ] {
         let findings = begins(node_with(pod("a", false), step), budget, forced);
         assert_eq!(findings.first().map(|finding| finding.property), expected, "{sentence}: {findings:?}");
+    }
+    for step in [Step::Staged, Step::BeforeDrain, Step::LeavingLoadBalancer] {
+        let mut view = node_with(pod("a", false), step);
+        view.nodes.get_mut("a").unwrap().facts.ready = false;
+        let findings = begins(view, counted(), false);
+        assert_eq!(findings.first().map(|finding| finding.property), Some("S13"), "not Ready, {step:?}: {findings:?}");
     }
 }
 

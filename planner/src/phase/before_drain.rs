@@ -6,11 +6,10 @@ use models::time::after;
 
 use super::claim::{claim_due, ended_before_eviction};
 use super::hooks::{BEFORE_DRAIN, awaited, deadline, still_awaited, unanswered};
-use super::row::{Attempt, Outcome, Turn, fail, stay};
-use super::start::begin_drain;
-use crate::gates::{self, Obstacle};
+use super::row::{Attempt, Turn, fail};
+use super::start::{begin_drain, first_of_drain, kept_back};
+use crate::gates;
 use crate::hooks;
-use crate::wait::Wait;
 
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(turn) = ended_before_eviction(ctx) {
@@ -33,17 +32,6 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
 
 fn checked_again(ctx: &Attempt<'_>) -> Turn {
     let until = after(deadline(ctx).unwrap_or(ctx.progress.since), ctx.group().drain.timeout);
-    match gates::after_hooks(ctx) {
-        None => begin_drain(ctx).noting(unanswered(ctx)),
-        Some(Obstacle::Unknown(wait)) if ctx.now < until => {
-            let queries = gates::queries(&ctx.group().before.expressions, &ctx.facts().name);
-            stay(wait).querying(queries).waking_at(until)
-        }
-        // Another node's drain may have moved pods of the budget, whose replacements are about to be Ready; a host may not answer for some
-        // seconds.
-        Some(Obstacle::Refused(
-            wait @ (Wait::BudgetUnhealthy { .. } | Wait::HostNotUsable { .. } | Wait::HostBusy { .. }),
-        )) if ctx.now < until => stay(wait).waking_at(until),
-        Some(Obstacle::Unknown(refused) | Obstacle::Refused(refused)) => Turn::of(Outcome::Refuse(refused)),
-    }
+    kept_back(ctx, gates::after_hooks(ctx), until)
+        .unwrap_or_else(|| begin_drain(ctx, first_of_drain(ctx)).noting(unanswered(ctx)))
 }

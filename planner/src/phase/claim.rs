@@ -11,7 +11,7 @@ use crate::gates;
 use crate::policy::Policy;
 use crate::wait::Wait;
 
-/// The number of times that a claim that a client removed during the update is repeated.
+/// The number of times that a claim that a client removed during the update is repeated: the cordon, and the other fields.
 const RECLAIMS: u32 = 3;
 
 /// Returns the fields to claim on a node.
@@ -43,39 +43,70 @@ pub(super) fn return_to_service(ctx: &Attempt<'_>) -> Option<Action> {
 /// Returns the write that protects a node from autoscalers whose update goes on under another Node object: what was claimed went with the
 /// first one. It is not cordoned again.
 pub(super) fn protect(ctx: &Attempt<'_>) -> Option<Action> {
-    if !ctx.policy.protect_from_autoscalers || ctx.node.claims_made > RECLAIMS {
+    if !ctx.policy.protect_from_autoscalers || ctx.node.claims_made.stripped >= RECLAIMS {
         return None;
     }
     let facts = ctx.facts();
     let fields: ClaimFields = [ClaimField::ScaleDown, ClaimField::DoNotDisrupt].into_iter().collect();
     let fields = fields.without(facts.set_otherwise).without(facts.set_by_others);
-    (!fields.without(facts.claims).is_empty()).then_some(Action::Claim { fields, note: None })
+    let missing = fields.without(facts.claims_in_effect());
+    (!missing.is_empty()).then(|| Action::Claim { fields, note: not_kept(ctx, missing) })
+}
+
+/// Returns the Event about fields that another client or an admission webhook has removed, with the last claim of them.
+fn not_kept(ctx: &Attempt<'_>, missing: ClaimFields) -> Option<Note> {
+    let made = ctx.node.claims_made;
+    let removed = missing.and(made.fields).without(ClaimFields::CORDON);
+    if removed.is_empty() || made.stripped + 1 < RECLAIMS {
+        return None;
+    }
+    let names: Vec<_> = removed.iter().map(ClaimField::name).collect();
+    let then = if removed.has(ClaimField::Balancer) {
+        "load balancers may send connections to the node while it is drained"
+    } else {
+        "an autoscaler may remove the node"
+    };
+    let message = format!(
+        "another client or an admission webhook has removed {} from the node again and again; set for the last time, \
+         and without it {then}",
+        names.join(", ")
+    );
+    Some(Note { warning: true, reason: "ClaimNotKept", message })
+}
+
+/// Returns whether load balancers may still send connections to a node that has to leave them: it is not labelled.
+pub(super) fn stays_in_balancers(ctx: &Attempt<'_>) -> bool {
+    let facts = ctx.facts();
+    let labelled = [facts.claims_in_effect(), facts.set_otherwise, facts.set_by_others];
+    ctx.policy.leave_load_balancer.is_some() && !labelled.iter().any(|fields| fields.has(ClaimField::Balancer))
 }
 
 /// Returns the claim that is due, if the node does not have it.
 pub(super) fn claim_due(ctx: &Attempt<'_>) -> Option<Turn> {
-    let facts = ctx.facts();
+    let (facts, made) = (ctx.facts(), ctx.node.claims_made);
     let fields = fields_to_claim(ctx.phase.claims, ctx.policy).without(facts.set_otherwise);
-    if fields.without(facts.claims).is_empty() && facts.unschedulable {
-        return None;
-    }
-    let made = ctx.node.claims_made;
-    let cordoned = facts.unschedulable && facts.claims.has(ClaimField::Cordon);
-    if made > RECLAIMS && cordoned {
-        // A client removes the rest again and again: it is not worth an update.
-        return None;
-    }
-    if made > RECLAIMS && ctx.shadow.spec.permit.is_none() {
-        let message = format!("another client uncordoned the node {made} times; hold it to keep it out of updates");
+    let missing = fields.without(facts.claims_in_effect());
+    let removed = missing.and(made.fields);
+    let uncordoned = removed.has(ClaimField::Cordon);
+    let times = made.uncordoned.saturating_add(1);
+    if uncordoned && times > RECLAIMS && ctx.shadow.spec.permit.is_none() {
+        let message = format!("another client uncordoned the node {times} times; hold it to keep it out of updates");
         return Some(fail(FailureReason::Uncordoned, message));
     }
-    let note = (made > 0 && !facts.unschedulable).then(|| Note {
-        warning: true,
-        reason: "Uncordoned",
-        message: format!(
-            "another client uncordoned a node whose update is under way; cordoned again ({made} of {RECLAIMS})"
-        ),
-    });
+    // A client removes the others again and again: it is not worth an update.
+    let given_up = if made.stripped < RECLAIMS { ClaimFields::default() } else { removed.without(ClaimFields::CORDON) };
+    if missing.without(given_up).is_empty() {
+        return None;
+    }
+    let note = not_kept(ctx, missing.without(given_up));
+    let note = if uncordoned && !facts.unschedulable {
+        let message = format!(
+            "another client uncordoned a node whose update is under way; cordoned again ({times} of {RECLAIMS})"
+        );
+        Some(Note { warning: true, reason: "Uncordoned", message }.with(note))
+    } else {
+        note
+    };
     Some(act(Action::Claim { fields, note }))
 }
 

@@ -1,6 +1,7 @@
 //! The pods of a drain, as several phases see them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use models::operator::AtDeadline;
@@ -33,9 +34,12 @@ const EVICTED_OWNERS: usize = 256;
 /// The number of owners of pods that return without tolerating the cordon that a shadow lists.
 const RETURNED_OWNERS: usize = 256;
 
-/// The number of times that new pods of one owner that do not tolerate the cordon are evicted. The scheduler may have
-/// placed some before it observed the cordon; those that come after that bypass it.
+/// The number of times that new pods of one owner that do not tolerate the cordon are evicted, although they were created after it. The
+/// scheduler may have placed some before it observed the cordon; those that come after that bypass it.
 const RETURNS: i64 = 2;
+
+/// Time after a cordon in which pods may still be placed on the node by a scheduler that has not observed it.
+const OBSERVED: Duration = Duration::from_secs(5);
 
 /// Returns the first few of these names of pods, and the number of the others.
 pub(super) fn first_few(names: &[String]) -> String {
@@ -155,9 +159,26 @@ pub(super) fn record_accepted(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Opt
     Some(Action::Status { status: Box::new(status), note: None })
 }
 
+/// Returns whether a pod was created after the cordon as it is now. Any other one was chosen for the node before, and may be bound long after
+/// that: its volumes come first; or another client had uncordoned the node meanwhile.
+pub(super) fn is_later_than_cordon(ctx: &NodeContext<'_>, pod: &PodFacts) -> bool {
+    // Both times are cut to whole seconds.
+    pod.created.zip(ctx.facts().claimed_since).is_none_or(|(created, cordoned)| created > cordoned)
+}
+
+/// Takes the pods that came after the drain began from those to evict while more may come. Returns the time at which that is over.
+pub(super) fn defer_arrivals(ctx: &NodeContext<'_>, sorted: &mut Sorted<'_>) -> Option<Timestamp> {
+    let observed = after(ctx.facts().claimed_since?, OBSERVED);
+    let recorded = ctx.drain_status().filter(|_| ctx.now < observed)?;
+    let is_first = |pod: &PodFacts| recorded.asked_first.iter().any(|first| first.uid == pod.uid);
+    let all = sorted.evictable.len();
+    sorted.evictable.retain(|pod| listed(pod, recorded) || is_first(pod));
+    (sorted.evictable.len() < all).then_some(observed)
+}
+
 /// Records, before a pod is evicted, that it came after the drain began, and its owner if it tolerates the cordon:
 /// only from then on is such a pod of this owner one that has come back. For pods that do not tolerate it, and that
-/// the scheduler may have placed before it observed the cordon, the number of times per owner is counted.
+/// were created after it, the number of times per owner is counted.
 pub(super) fn record_new(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Option<Action> {
     let recorded = ctx.drain_status()?;
     let new: Vec<_> = unlisted(&sorted.evictable, recorded).collect();
@@ -176,7 +197,8 @@ pub(super) fn record_new(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Option<A
     let mut pods = drain.pods.to_vec();
     pods.extend(new.iter().map(|pod| DrainedPod { moved, ..drained_pod(ctx, pod) }));
     drain.pods = bounded(pods).into();
-    let returned = new.iter().filter(|pod| !pod.tolerates_cordon).filter_map(|pod| pod.controller_uid.clone());
+    let returned = new.iter().filter(|pod| !pod.tolerates_cordon && is_later_than_cordon(ctx, pod));
+    let returned = returned.filter_map(|pod| pod.controller_uid.clone());
     for uid in owners(returned, RETURNED_OWNERS) {
         if let Some(owner) = drain.returned_owners.iter_mut().find(|owner| owner.uid == uid) {
             owner.times += 1;
@@ -193,7 +215,10 @@ pub(super) fn returning_pod<'b>(ctx: &NodeContext<'_>, sorted: &Sorted<'b>) -> O
     let drain = ctx.drain_status()?;
     let too_often =
         |uid: &String| drain.returned_owners.iter().any(|owner| owner.uid == *uid && owner.times >= RETURNS);
-    let owned = |pod: &&PodFacts| !pod.tolerates_cordon && pod.controller_uid.as_ref().is_some_and(too_often);
+    let owned = |pod: &&PodFacts| {
+        let returns = !pod.tolerates_cordon && is_later_than_cordon(ctx, pod);
+        returns && pod.controller_uid.as_ref().is_some_and(too_often)
+    };
     sorted.evictable.iter().copied().filter(owned).find(|pod| !listed(pod, drain))
 }
 

@@ -50,7 +50,11 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     }
     if ctx.now >= deadline {
         let named = left.iter().take(NAMED).map(|pod| pod.title()).collect::<Vec<_>>().join(", ");
-        return timed_out(&format!("the API server has not answered for {} pod(s): {named}", left.len()));
+        // A pod that is to be asked about once more has an answer.
+        let last = left.iter().find_map(|pod| Some((pod, &ctx.node.blocked.get(&pod.uid)?.message)));
+        let last =
+            last.map_or_else(String::new, |(pod, message)| format!("; the last answer for {}: {message}", pod.title()));
+        return timed_out(&format!("the API server has not answered for {} pod(s): {named}{last}", left.len()));
     }
     let retry = |pod: &PodFacts| ctx.node.blocked.get(&pod.uid).map(|answer| answer.retry_at.min(asks_until(answer)));
     let due = left.iter().filter(|pod| !ctx.node.in_flight.contains_key(&pod.uid));

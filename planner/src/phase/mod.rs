@@ -130,9 +130,9 @@ pub const PHASES: &[Phase] = &[
         hooks: None,
         holds: |_| "the node has left external load balancers",
         awaits: |_| "the node leaves its load balancers",
-        late: drain_late,
+        late: |_| "the step LeavingLoadBalancer is given up, and the attempt fails",
         log: |mode| if mode.is_drill() { "leaving load balancers in a drill" } else { "leaving load balancers" },
-        deadline: |ctx| Some(drained::deadline(ctx)),
+        deadline: |ctx| Some(leaving_load_balancer::deadline(ctx)),
         decide: leaving_load_balancer::decide,
     },
     Phase {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::reason::FailureReason;
-use models::shadow::{DrainStatus, PodMove};
+use models::shadow::{Blocker, DrainStatus, PodMove};
 
 use super::blockers::name_blockers;
 use super::drained::{fail_for_returning_pod, record_new, returning_pod};
@@ -17,6 +17,7 @@ use models::time::after;
 use crate::decision::{Action, Eviction, Evictions, Note};
 use crate::gates;
 use crate::view::{Blocked, PodFacts};
+use crate::wait::Wait;
 
 /// The time that the deletion of what is left may take, beyond the pods' grace periods, before the drain fails.
 const FORCE_LIMIT: Duration = Duration::from_secs(5 * 60);
@@ -57,7 +58,7 @@ pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline:
     let graceful = sorted.left().filter_map(|pod| pod.ends_by).max();
     let limit = after(graceful.unwrap_or(forced).max(forced).max(deadline), FORCE_LIMIT);
     if ctx.now >= limit {
-        let message = format!("still on the node although deleted: {}", names.join(", "));
+        let message = format!("still on the node although deleted: {}{}", names.join(", "), kept_by(ctx, sorted));
         return fail(FailureReason::DrainTimedOut, message);
     }
     let sent = |pod: &PodFacts| ctx.node.in_flight.get(&pod.uid).is_some_and(|sent| sent.deletes);
@@ -79,6 +80,14 @@ pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline:
     wakes.fold(decision.evicting(evictions), Turn::waking_at)
 }
 
+/// Returns what keeps the first of the pods that are left and that the shadow names, as the end of a message; empty where it names none of them.
+fn kept_by(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> String {
+    let named = ctx.drain_status().map(|drain| drain.blockers.as_slice()).unwrap_or_default();
+    let is_left = |blocker: &&Blocker| sorted.left().any(|pod| pod.is_titled(&blocker.pod));
+    let Some(Blocker { pod, budget, message, .. }) = named.iter().find(is_left).cloned() else { return String::new() };
+    format!("; {}", Wait::DrainBlocked { pod, budget, message, left: sorted.left().count() })
+}
+
 pub(super) fn drain_timed_out(ctx: &Attempt<'_>, cordoned: bool, sorted: Option<&Sorted<'_>>) -> Turn {
     let left: Vec<_> = sorted.iter().flat_map(|s| s.left()).take(3).map(PodFacts::title).collect();
     let (reason, message) = match (cordoned, sorted) {
@@ -91,9 +100,10 @@ pub(super) fn drain_timed_out(ctx: &Attempt<'_>, cordoned: bool, sorted: Option<
             let trouble = gates::host_trouble(ctx);
             (FailureReason::AgentSilent, format!("the agent has not confirmed the desired state{trouble}"))
         }
-        (true, Some(_)) => {
+        (true, Some(sorted)) => {
             let silent = if ctx.facts().ready { "" } else { ", which is not Ready" };
-            (FailureReason::DrainTimedOut, format!("still on the node{silent}: {}", left.join(", ")))
+            let kept = kept_by(ctx, sorted);
+            (FailureReason::DrainTimedOut, format!("still on the node{silent}: {}{kept}", left.join(", ")))
         }
     };
     fail(reason, message)

@@ -8,6 +8,7 @@ use models::shadow::{CORDONED, DRAINED, DrainStatus, HostState, Mode, Progress, 
 use super::boot::{after_reboot, limit_of};
 use super::claim::{claim_due, return_to_service};
 use super::desired::desired_state;
+use super::drained::{is_later_than_cordon, to_ask_first};
 use super::end::{ended_before_permit, ended_by_host};
 use super::permits::{permit_request, rehearsal_request};
 use super::row::{Attempt, Outcome, Turn, act, fail, stay};
@@ -146,12 +147,15 @@ fn answer(ctx: &Attempt<'_>, nonce: &str) -> Turn {
     let come = sorted.left().find(|pod| !pod.terminating || mode.is_drill());
     if let Some(pod) = come.filter(|_| !mode.is_dry()) {
         let drain = ctx.drain_status().cloned().unwrap_or_default();
-        if mode == Mode::Update && ctx.shadow.spec.permit.is_none() && !drain.restarted {
+        let later = is_later_than_cordon(ctx, pod);
+        if mode == Mode::Update && ctx.shadow.spec.permit.is_none() && !(later && drain.restarted) {
             // The scheduler had not observed the cordon yet, or the pod tolerates it. No permit is issued, so there
-            // is time to drain it too, once.
+            // is time to drain it too: once, and for each that was chosen for the node before its cordon.
+            let restarted = drain.restarted || later;
+            let drain = DrainStatus { restarted, forced_since: None, asked_first: to_ask_first(ctx, &sorted), ..drain };
             return ctx.next(Step::Draining, |status| {
                 ctx.set_condition(status, DRAINED, false, "Draining", "a pod was placed here during the cordon");
-                status.report.drain = Some(DrainStatus { restarted: true, ..drain });
+                status.report.drain = Some(drain);
             });
         }
         return fail(FailureReason::PodsReturn, format!("{} came to the drained node", pod.title()));

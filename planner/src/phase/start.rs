@@ -1,11 +1,14 @@
-//! The start of the disruption: the pods to evict are recorded, then the node is claimed.
+//! The start of the disruption: the pods to evict are recorded, then the node is claimed. Whatever is awaited before the first eviction, the
+//! gates are checked again after it.
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use models::operator::Expression;
 use models::shadow::{CORDONED, DRAINED, DrainStatus, Mode, Progress, RolloutPlace, Step};
 use models::time::after;
 
+use super::claim::stays_in_balancers;
 use super::drained::{LISTED_PODS, drained_pod, first_few, owners, to_ask_first};
 use super::hooks::{self, BEFORE_DRAIN};
 use super::result::bounded;
@@ -23,8 +26,12 @@ const FIRST_ANSWERS: Duration = Duration::from_secs(60);
 /// The number of owners of unhealthy pods that a shadow lists.
 const UNHEALTHY_OWNERS: usize = 256;
 
+/// Message of the condition `Drained` while pods are evicted from a node whose label was removed by others.
+const IN_BALANCERS: &str = "pods are being evicted, and load balancers may still send connections to the node: another client \
+                            or an admission webhook has removed node.kubernetes.io/exclude-from-external-load-balancers";
+
 /// The step after the hooks.
-fn first_of_drain(ctx: &Attempt<'_>) -> Step {
+pub(super) fn first_of_drain(ctx: &Attempt<'_>) -> Step {
     if ctx.policy.leave_load_balancer.is_some() { Step::LeavingLoadBalancer } else { Step::Draining }
 }
 
@@ -33,12 +40,30 @@ const fn draining(mode: Mode) -> (&'static str, &'static str) {
     if mode.is_dry() { ("Rehearsing", "no pod is evicted") } else { ("Draining", "pods are being evicted") }
 }
 
-/// Goes on to the drain of a node whose hooks have answered.
-pub(super) fn begin_drain(ctx: &Attempt<'_>) -> Turn {
-    ctx.next(first_of_drain(ctx), |status| {
-        let (reason, message) = draining(ctx.mode());
+/// Returns the turn of a claimed node that its gates keep from its first eviction, now that they were checked again. What may end by
+/// itself is waited for until this time; by anything else the node returns to service.
+pub(super) fn kept_back(ctx: &Attempt<'_>, obstacle: Option<Obstacle>, until: Timestamp) -> Option<Turn> {
+    let wait = match obstacle? {
+        Obstacle::Unknown(wait) if ctx.now < until => wait,
+        // Another node's drain may have moved pods of the budget, whose replacements are about to be Ready; a host may not answer for some
+        // seconds.
+        Obstacle::Refused(
+            wait @ (Wait::BudgetUnhealthy { .. } | Wait::HostNotUsable { .. } | Wait::HostBusy { .. }),
+        ) if ctx.now < until => wait,
+        Obstacle::Unknown(refused) | Obstacle::Refused(refused) => return Some(Turn::of(Outcome::Refuse(refused))),
+    };
+    Some(stay(wait).querying(gates::queries(&ctx.group().before.expressions, &ctx.facts().name)).waking_at(until))
+}
+
+/// Goes on to the drain of a claimed node, or to the wait before it.
+pub(super) fn begin_drain(ctx: &Attempt<'_>, step: Step) -> Turn {
+    ctx.next(step, |status| {
+        let (reason, mut message) = draining(ctx.mode());
+        if step == Step::Draining && stays_in_balancers(ctx) && !ctx.mode().is_dry() {
+            message = IN_BALANCERS;
+        }
         ctx.set_condition(status, DRAINED, false, reason, message);
-        // Budgets may have changed since the hooks were asked.
+        // Budgets may have changed since the node was claimed.
         if let (Some(drain), Some(sorted)) = (&mut status.report.drain, ctx.sorted_pods()) {
             drain.asked_first = to_ask_first(ctx, &sorted);
         }

@@ -114,6 +114,7 @@ impl<'a> Pods<'a> {
             node: node.to_owned(),
             ready: pod.ready,
             pending: shared.pending && !pod.ready,
+            created: if pod.placed > 0 { Some(self.time(pod.placed)) } else { shared.created },
             started: if pod.placed > 0 { Some(self.time(pod.placed)) } else { shared.started },
             terminating: pod.ends > 0,
             ends_by: (pod.ends > 0).then(|| self.time(pod.ends)),

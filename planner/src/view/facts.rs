@@ -172,6 +172,7 @@ impl Projection for NodeFacts {
             hold: annotation(&node.metadata, names::HOLD_ANNOTATION).and_then(|value| Hold::parse(value).ok()),
             misunderstood: misunderstood(Place::Node, &node.metadata),
             claims: claims::owned(&node.metadata),
+            unset: claims::unset(&node.metadata, unschedulable),
             claimed_since: claims::since(&node.metadata),
             set_by_others: claims::set_by_others(&node.metadata, unschedulable),
             set_otherwise: claims::set_otherwise(&node.metadata),
@@ -370,6 +371,7 @@ impl PodFacts {
             name: text(meta.name.as_ref()),
             uid: text(meta.uid.as_ref()),
             resource_version: text(meta.resource_version.as_ref()),
+            created: meta.creation_timestamp.as_ref().map(|time| time.0),
             node: spec.and_then(|s| s.node_name.clone()).unwrap_or_default(),
             ip: pod.status.as_ref().and_then(|s| s.pod_ip.clone()),
             top_owner: owner.filter(|owner| !may_have_owner(owner)).map(|o| format!("{}/{}", o.kind, o.name)),
@@ -522,8 +524,10 @@ mod tests {
             {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}},
             {"name": "cache", "emptyDir": {}},
         ]);
-        let pod = json!({"metadata": {"name": "db-0"}, "spec": {"containers": [], "volumes": volumes}});
+        let meta = json!({"name": "db-0", "creationTimestamp": "2026-01-01T00:00:00Z"});
+        let pod = json!({"metadata": meta, "spec": {"containers": [], "volumes": volumes}});
         let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
+        assert_eq!(facts.created, Some("2026-01-01T00:00:00Z".parse().unwrap()));
         assert_eq!(facts.volume_claims, ["data-db-0", "db-0-scratch"]);
     }
 

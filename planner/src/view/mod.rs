@@ -27,7 +27,7 @@ use models::shadow::{
 };
 
 use crate::annotations::Misunderstood;
-use crate::claims::{ClaimField, ClaimFields};
+use crate::claims::{ClaimField, ClaimFields, ClaimsMade};
 use crate::hold::Hold;
 use crate::wait::{UnfinishedEviction, Wait, WaitReason};
 
@@ -83,6 +83,8 @@ pub struct NodeFacts {
     pub misunderstood: Vec<Misunderstood>,
     /// The claims of the operator by field ownership, perhaps shared with others.
     pub claims: ClaimFields,
+    /// Those of them that are not set.
+    pub unset: ClaimFields,
     /// Time at which they were claimed, or last changed, by the API server's clock.
     pub claimed_since: Option<Timestamp>,
     /// Fields of the same set that others have set.
@@ -108,6 +110,12 @@ impl NodeFacts {
     /// Returns whether the operator claims anything of it.
     pub fn claimed(&self) -> bool {
         !self.claims.is_empty()
+    }
+
+    /// Returns the claims of the operator that are in effect.
+    pub fn claims_in_effect(&self) -> ClaimFields {
+        let uncordoned = if self.unschedulable { ClaimFields::default() } else { ClaimFields::CORDON };
+        self.claims.without(self.unset).without(uncordoned)
     }
 
     /// Returns whether a user holds it.
@@ -364,9 +372,8 @@ pub struct NodeView {
     pub lease: Option<LeaseObservations>,
     /// Health of the pods of owners (uid) on other nodes; read only where a pod fails on this one after its update.
     pub owners: BTreeMap<String, OwnerHealth>,
-    /// Number of claims of the node in this attempt, as far as this leader knows: more than one means that another
-    /// client has removed the claim.
-    pub claims_made: u32,
+    /// Claims of the node in this attempt that this leader has made.
+    pub claims_made: ClaimsMade,
     /// Time since which no pod of the agent on it has been Ready, as observed by this process; `None` while one is.
     pub agent_missing: Option<Timestamp>,
     /// The last silence of its agent that this leader wrote down, and when; `None` once the agent is connected again.
@@ -377,6 +384,11 @@ pub struct NodeView {
 }
 
 impl NodeView {
+    /// Returns whether it was not claimed in the attempt under way, as far as this leader knows.
+    pub fn awaits_first_claim(&self) -> bool {
+        !self.facts.claimed() && self.claims_made.fields.is_empty()
+    }
+
     /// Returns the attempt under way.
     pub fn progress(&self) -> Option<&Progress> {
         self.shadow.as_ref()?.status.controller.progress.as_ref()

@@ -27,6 +27,8 @@ pub struct PodFacts {
     pub name: String,
     pub uid: String,
     pub resource_version: String,
+    /// Time at which it was created, by the API server's clock.
+    pub created: Option<Timestamp>,
     /// The node that it is bound to.
     pub node: String,
     /// The address, once it has one.

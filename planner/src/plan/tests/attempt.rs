@@ -4,7 +4,7 @@ use models::shadow::{
     ArmedPhase, ControllerReport, DrainStatus, HOST_REACHABLE, HostPolicy, HostState, OfferedUpdates, Permit, Step,
 };
 
-use crate::claims::{ClaimField, ClaimFields};
+use crate::claims::{ClaimField, ClaimFields, ClaimsMade};
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::{Plan, plan};
@@ -375,7 +375,8 @@ fn repeated_loss_of_claim_ends_attempt_only_without_own_cordon() {
     ] {
         let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
         let node = view.nodes.get_mut("a").unwrap();
-        (node.claims_made, node.facts.unschedulable, node.facts.claims) = (4, unschedulable, claims);
+        node.claims_made = ClaimsMade { fields: ClaimFields::USUAL, uncordoned: 3, stripped: 3 };
+        (node.facts.unschedulable, node.facts.claims) = (unschedulable, claims);
         let made = plan(&view, &policy, t(1));
         let last = status_of(&made).and_then(|report| report.record.as_ref()?.last.as_ref());
         assert_eq!(last.map(|last| last.reason.as_str()), ends.then_some("Uncordoned"), "{sentence}: {made:?}");

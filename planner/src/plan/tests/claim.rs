@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use models::condition::true_condition;
+use models::condition::{find_condition, true_condition};
 use models::reason::Proof;
-use models::shadow::{BLOCKED, HostState, Step, UPDATED};
+use models::shadow::{BLOCKED, DRAINED, HostState, Step, UPDATED};
 
 use super::health::{SOAKED, Watch, verifying};
-use crate::claims::ClaimFields;
+use crate::claims::{ClaimField, ClaimFields, ClaimsMade};
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::plan::{ShadowChange, plan};
 use crate::policy::Policy;
-use crate::view::{Failing, NodeView};
+use crate::view::{ClusterView, Failing, NodeView};
 
 /// The shadow is deleted right after its permit (the docs tell users to delete shadows): the new one has no permit.
 #[test]
@@ -82,7 +82,10 @@ fn node_uncordoned_during_drain_is_recordoned_with_event_up_to_limit() {
     let cordon: ClaimFields = [crate::claims::ClaimField::Cordon].into_iter().collect();
     node.facts.claims = node.facts.claims.without(cordon);
     for (made, noted, ended) in [(0, false, false), (1, true, false), (3, true, false), (4, false, true)] {
-        view.nodes.get_mut("a").unwrap().claims_made = made;
+        // Whatever became of the other fields.
+        let fields = if made == 0 { ClaimFields::default() } else { ClaimFields::USUAL };
+        view.nodes.get_mut("a").unwrap().claims_made =
+            ClaimsMade { fields, uncordoned: u32::saturating_sub(made, 1), stripped: 3 };
         match plan(&view, &policy, t(1)).actions.remove("a").unwrap() {
             Action::Claim { fields, note } => {
                 assert!(!ended && fields == ClaimFields::USUAL && note.is_some() == noted, "{made}: {note:?}");
@@ -223,15 +226,94 @@ fn recorded_claim_without_field_manager_is_released() {
     }
 }
 
-/// A label reconciler removes the fields that are claimed beside the cordon.
-#[test]
-fn repeatedly_removed_claim_fields_do_not_block_drain() {
-    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+/// Carries out the claim that is due, and counts it. Returns the reason and the text of its Event.
+fn claimed(view: &mut ClusterView, policy: &Policy) -> Option<(&'static str, String)> {
+    let Some(Action::Claim { fields, note }) = plan(view, policy, t(1)).actions.remove("a") else { panic!() };
     let node = view.nodes.get_mut("a").unwrap();
-    (node.facts.claims, node.claims_made) = (ClaimFields::CORDON, 3);
-    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Claim { note: None, .. })));
-    view.nodes.get_mut("a").unwrap().claims_made = 4;
-    assert!(plan(&view, &policy, t(1)).evictions.get("a").is_some_and(|e| !e.delete));
+    node.claims_made = node.claims_made.and(node.facts.claims_in_effect(), fields);
+    (node.facts.claims, node.facts.unschedulable) = (fields, true);
+    note.map(|note| (note.reason, note.message))
+}
+
+/// A label reconciler removes the fields that are claimed beside the cordon, or an admission webhook does it in each write, which leaves
+/// the operator their owner.
+#[test]
+fn repeatedly_removed_claim_fields_do_not_block_drain_and_are_named_once() {
+    for webhook in [false, true] {
+        let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+        let node = view.nodes.get_mut("a").unwrap();
+        node.claims_made = ClaimsMade { fields: ClaimFields::USUAL, ..ClaimsMade::default() };
+        let strip = |view: &mut ClusterView| {
+            let facts = &mut view.nodes.get_mut("a").unwrap().facts;
+            let others = ClaimFields::USUAL.without(ClaimFields::CORDON);
+            if webhook {
+                facts.unset = others;
+            } else {
+                facts.claims = facts.claims.without(others);
+            }
+        };
+        for noted in [false, false, true] {
+            strip(&mut view);
+            let note = claimed(&mut view, &policy);
+            assert_eq!(note.as_ref().map(|note| note.0), noted.then_some("ClaimNotKept"), "{webhook}");
+            let names =
+                |text: &str| text.contains("karpenter.sh/do-not-disrupt") && text.contains("may remove the node");
+            assert!(note.is_none_or(|(_, text)| names(&text)), "{webhook}");
+        }
+        strip(&mut view);
+        assert!(plan(&view, &policy, t(1)).evictions.get("a").is_some_and(|e| !e.delete), "{webhook}");
+        // None of that counts as an uncordon.
+        view.nodes.get_mut("a").unwrap().facts.unschedulable = false;
+        let (reason, text) = claimed(&mut view, &policy).unwrap();
+        assert!(reason == "Uncordoned" && text.contains("cordoned again (1 of 3)"), "{reason}: {text}");
+    }
+}
+
+/// The node is claimed twice by the operator itself: for the hooks, and with the label.
+#[test]
+fn node_is_recordoned_three_times_where_it_was_claimed_for_its_hooks_first() {
+    let hooks =
+        serde_json::json!({"loadBalancer": {"leaveBeforeDrain": "1h"}, "hooks": [{"name": "ceph", "before": {}}]});
+    let mut node = at("a", Step::BeforeDrain, 0, HostState::StagedUpdate);
+    (node.facts.claims, node.facts.unschedulable) = (ClaimFields::default(), false);
+    let (mut view, _) = cluster(vec![node], &["a"]);
+    let policy = with_policy(&mut view, hooks);
+    assert_eq!(claimed(&mut view, &policy), None);
+    shadow(&mut view).status.controller.progress.as_mut().unwrap().step = Step::LeavingLoadBalancer;
+    assert_eq!(claimed(&mut view, &policy), None, "with the label");
+    for times in 1..=3 {
+        view.nodes.get_mut("a").unwrap().facts.unschedulable = false;
+        let (reason, text) = claimed(&mut view, &policy).unwrap();
+        assert!(reason == "Uncordoned" && text.contains(&format!("cordoned again ({times} of 3)")), "{reason}: {text}");
+    }
+    view.nodes.get_mut("a").unwrap().facts.unschedulable = false;
+    let made = plan(&view, &policy, t(1));
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
+    let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
+    assert!(last.reason == "Uncordoned" && last.message.contains("4 times"), "{last:?}");
+}
+
+#[test]
+fn drain_of_node_whose_load_balancer_label_is_not_kept_says_so() {
+    let label: ClaimFields = [ClaimField::Balancer].into_iter().collect();
+    for (sentence, set_otherwise, stripped, named) in [
+        ("it is labelled", ClaimFields::default(), false, false),
+        ("the label was removed", ClaimFields::default(), true, true),
+        ("a user has excluded the node", label, true, false),
+    ] {
+        let mut node = at("a", Step::LeavingLoadBalancer, 0, HostState::StagedUpdate);
+        let all: ClaimFields = ClaimField::ALL.into_iter().collect();
+        node.facts.claims = if stripped { ClaimFields::USUAL } else { all };
+        node.facts.set_otherwise = set_otherwise;
+        node.claims_made = ClaimsMade { fields: all, uncordoned: 0, stripped: 3 };
+        let (mut view, _) = cluster(vec![node], &["a"]);
+        let policy = with_policy(&mut view, serde_json::json!({"loadBalancer": {"leaveBeforeDrain": "30s"}}));
+        let made = plan(&view, &policy, t(30));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
+        let drained = find_condition(&status.conditions, DRAINED).unwrap();
+        let says = drained.message.contains("exclude-from-external-load-balancers");
+        assert_eq!(says, named, "{sentence}: {}", drained.message);
+    }
 }
 
 /// An autoscaler that finds a node empty, as after its drain, would remove it before it has proven anything.

@@ -553,6 +553,31 @@ fn eviction_that_deleted_no_pod_is_named_instead_of_the_pods_that_its_pdb_counts
     assert!(!status.report.drain.unwrap().blockers[0].message.contains(text), "the two minutes are over");
 }
 
+/// The condition and its Event are gone when a user looks for the cause.
+#[test]
+fn end_of_drain_at_its_deadline_names_what_kept_the_pods() {
+    for (sentence, budget, message, named) in [
+        ("a budget", Some("shop/web"), "not now", "the PodDisruptionBudget shop/web allows no disruption of shop/p-a"),
+        ("a webhook", None, "failed calling webhook", "shop/p-a does not leave the node: failed calling webhook"),
+    ] {
+        let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![pod("a", false)]);
+        let last = Blocked { message: message.into(), ..answer(budget, 1, false) };
+        view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), last)].into();
+        let named_at = plan(&view, &policy, t(10)).actions.remove("a").unwrap();
+        written(&mut view, &named_at);
+        // Another leader has no answer yet.
+        view.nodes.get_mut("a").unwrap().blocked.clear();
+        let made = plan(&view, &policy, t(3600));
+        assert_eq!(outcome(&made), "DrainTimedOut", "{sentence}");
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!() };
+        let message = &status.report.record.as_ref().unwrap().last.as_ref().unwrap().message;
+        assert!(
+            message.starts_with("still on the node: shop/p-a; ") && message.contains(named),
+            "{sentence}: {message}"
+        );
+    }
+}
+
 /// A budget lets one pod go after the other.
 #[test]
 fn recently_accepted_eviction_causes_no_status_write() {

@@ -1,5 +1,8 @@
 //! The deletion of the pods that are left at the deadline of a drain.
 
+use models::condition::find_condition;
+use models::shadow::{ArmedPhase, BLOCKED, DrainStatus, HostState, PodMove, RolloutPlace, Step};
+
 use super::drain::names;
 use crate::decision::{Action, Evictions};
 use crate::fixtures::*;
@@ -109,5 +112,72 @@ fn forced_deletion_does_not_wait_for_eviction_in_flight() {
         view.nodes.get_mut("a").unwrap().in_flight = in_flight;
         let made = plan(&view, &policy, t(61)).evictions;
         assert_eq!(made.values().filter(|e| e.delete).count(), sent, "{made:?}");
+    }
+}
+
+/// A pod came to the node once the first drain had deleted what was left.
+#[test]
+fn drain_that_begins_again_after_a_forced_one_evicts_and_has_its_own_deadline() {
+    let mut node = at("a", Step::Rebooting, 100, HostState::RebootedIntoUpdate);
+    node.pods = Some(vec![pod("a", false)]);
+    let shadow = node.shadow.as_mut().unwrap();
+    shadow.status.agent.armed = Some(armed(ArmedPhase::Arming));
+    shadow.status.controller.drain = Some(DrainStatus { forced_since: Some(t(60)), ..DrainStatus::default() });
+    let (mut view, _) = cluster(vec![node], &["a"]);
+    let policy = with_policy(&mut view, serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}}));
+    // Another pod, which its budget guards now.
+    view.budgets = vec![crate::view::BudgetFacts {
+        namespace: "shop".into(),
+        name: "web".into(),
+        healthy: 1,
+        desired: 1,
+        expected: 1,
+        selector: Some(kube::core::Selector::from_iter([kube::core::Expression::DoesNotExist("other".into())])),
+        ..crate::view::BudgetFacts::default()
+    }];
+    view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap()[0].ready = true;
+    for second in [110, 110] {
+        let action = plan(&view, &policy, t(second)).actions.remove("a").unwrap();
+        written(&mut view, &action);
+    }
+    let drain = view.nodes["a"].shadow.as_ref().unwrap().status.controller.drain.clone().unwrap();
+    assert_eq!((drain.forced_since, drain.pods[0].moved), (None, None), "the pod is evicted");
+    assert_eq!(drain.asked_first.len(), 1, "it is asked first");
+    assert!(plan(&view, &policy, t(110)).evictions.get("a").is_some_and(|evictions| !evictions.delete));
+    // A refusal is named, as in the first drain.
+    view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), answer(Some("shop/web"), 110, false))].into();
+    let named = plan(&view, &policy, t(115)).actions.remove("a").unwrap();
+    let Action::Status { status, note: Some(note) } = &named else { panic!("{named:?}") };
+    assert_eq!(
+        (find_condition(&status.conditions, BLOCKED).unwrap().reason.as_str(), note.reason),
+        ("DrainBlocked", "DrainBlocked")
+    );
+    written(&mut view, &named);
+    let forced = plan(&view, &policy, t(170)).actions.remove("a").unwrap();
+    let Action::Status { status, note: Some(note) } = &forced else { panic!("{forced:?}") };
+    assert!(note.reason == "DrainForced" && note.message.contains("shop/p-a"), "{note:?}");
+    assert_eq!(status.report.drain.as_ref().unwrap().pods[0].moved, Some(PodMove::Forced));
+}
+
+/// A budget keeps a pod that came once the node was drained: other pods have moved for nothing.
+#[test]
+fn guarded_pod_that_stays_in_a_drain_that_has_begun_again_is_a_failure() {
+    for (drained_before, expected) in [(false, "GuardedPodsStayed"), (true, "DrainTimedOut")] {
+        let (mut view, policy) = draining(serde_json::json!({}), vec![PodFacts { ready: true, ..pod("a", false) }]);
+        view.budgets = vec![crate::view::BudgetFacts {
+            namespace: "shop".into(),
+            name: "web".into(),
+            healthy: 1,
+            desired: 1,
+            expected: 1,
+            selector: Some(kube::core::Selector::from_iter([kube::core::Expression::DoesNotExist("other".into())])),
+            ..crate::view::BudgetFacts::default()
+        }];
+        let report = &mut shadow(&mut view).status.controller;
+        let first = models::shadow::FirstPod { uid: "p-a".into(), accepted: None, for_grace: false };
+        report.drain.as_mut().unwrap().asked_first = vec![first];
+        report.progress.as_mut().unwrap().rollout =
+            Some(RolloutPlace { drain_ended: drained_before.then(|| t(0)), ..RolloutPlace::default() });
+        assert_eq!(outcome(&plan(&view, &policy, t(600))), expected);
     }
 }

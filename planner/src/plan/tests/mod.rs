@@ -1,5 +1,6 @@
 //! Whole plans: what is done about the nodes of a small cluster, and why the others wait.
 
+mod arrival;
 mod attempt;
 mod blocker;
 mod brake;
@@ -12,6 +13,7 @@ mod drain;
 mod drill;
 mod earlier;
 mod expression;
+mod first_eviction;
 mod follow;
 mod forced_drain;
 mod guarded;

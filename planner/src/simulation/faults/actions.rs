@@ -194,6 +194,7 @@ impl World {
                     let silent = self.policy.hooks.iter().filter_map(|hook| hook.before).all(|wait| wait.continues);
                     assert!(silent, "seed {seed}: {name} is drained, and its hooks were not asked");
                 }
+                assert_ready(seed, &node.facts, before.filter(|_| starts));
                 let out = status.report.progress.as_ref().is_some_and(|p| p.disruptive);
                 let drains = out && before.map(Step::place) == Some(Place::Waiting);
                 assert!(!(drains && host.person_cordoned && skips), "seed {seed}: {name} is a user's, and drained");
@@ -205,6 +206,13 @@ impl World {
         }
         write::write(node, action, host.person_cordoned);
     }
+}
+
+/// Asserts that a node is Ready whose drain begins after this step.
+fn assert_ready(seed: u64, facts: &NodeFacts, before: Option<Step>) {
+    let waited =
+        |step: Step| step.place() == Place::Waiting || matches!(step, Step::BeforeDrain | Step::LeavingLoadBalancer);
+    assert!(!before.is_some_and(waited) || facts.ready, "seed {seed}: {} is drained, and not Ready", facts.name);
 }
 
 /// A refusal by the API server, without a budget.

@@ -12,6 +12,7 @@ use semver::Version;
 use super::digest::{Digest, Digester};
 use super::judge::Broken;
 use super::write::Write;
+use crate::claims::{ClaimFields, ClaimsMade};
 use crate::simulation::host::Host;
 use crate::view::{InFlight, LeaseObservations, NodeFacts, OperatorFacts, PodFacts, ShadowFacts, Standing};
 
@@ -40,12 +41,15 @@ impl<T: Digestible> Object<T> {
     }
 }
 
+fn bits(fields: ClaimFields) -> Vec<u8> {
+    fields.iter().map(|field| field as u8).collect()
+}
+
 impl Digestible for NodeFacts {
     fn digest(&self, digester: &mut Digester) {
         let Self { uid, ready, boot_id, os_image, unschedulable, hook_request, hook_answers, labelled, .. } = self;
         digester.add((uid, ready, boot_id, os_image, unschedulable, hook_request, hook_answers, labelled));
         digester.add(self.hold.is_some());
-        let bits = |fields: crate::claims::ClaimFields| fields.iter().map(|field| field as u8).collect::<Vec<_>>();
         digester.add((bits(self.claims), bits(self.set_by_others), bits(self.set_otherwise)));
         digester.time(self.not_ready_since);
         digester.time(self.claimed_since);
@@ -173,7 +177,7 @@ pub(super) struct Truth {
 pub(super) struct Memory {
     pub(super) in_flight: BTreeMap<String, InFlight>,
     pub(super) lease: Option<LeaseObservations>,
-    pub(super) claims_made: u32,
+    pub(super) claims_made: ClaimsMade,
     /// The state in which a wait for its host begins, and the time since which it was observed.
     pub(super) standing: Option<(Standing, Timestamp)>,
 }
@@ -346,7 +350,8 @@ impl Controller {
                 (lease.renewed.map(ago), lease.alive_after.map(ago), ago(lease.observed_at))
             };
             lease.as_ref().map(of_lease).hash(hasher);
-            claims_made.min(&2).hash(hasher);
+            let ClaimsMade { fields, uncordoned, stripped } = claims_made;
+            (bits(*fields), uncordoned.min(&2), stripped.min(&2)).hash(hasher);
             standing.as_ref().map(|(_, since)| (now.as_second() - since.as_second()).min(24 * 3600)).hash(hasher);
         }
         let retracting = self.retracting.as_ref().filter(|(base, _)| *base == self.operator.version);

@@ -8,6 +8,7 @@ use models::shadow::Step;
 use super::state::{Controller, Kind, Memory, State, Truth};
 use super::write::{What, Write, permit};
 use super::{Bounds, NAMES, World};
+use crate::claims::ClaimsMade;
 use crate::decision::{Action, Evictions};
 use crate::lint::{Finding, lint};
 use crate::plan::{Plan, can_wait, not_begun, plan, retracted};
@@ -226,7 +227,9 @@ impl Controller {
             }
             What::Action(action) => {
                 let memory = &mut self.memory[write.node];
-                memory.claims_made += u32::from(matches!(action, Action::Claim { .. }));
+                if let (Action::Claim { fields, .. }, Some(seen)) = (action, &self.seen[write.node].node) {
+                    memory.claims_made = memory.claims_made.and(seen.value.claims_in_effect(), *fields);
+                }
                 if Plan::ends_drain(action) {
                     memory.in_flight.clear();
                 }
@@ -244,7 +247,7 @@ impl Memory {
         }
         if node.progress().is_none() {
             self.lease = None;
-            self.claims_made = 0;
+            self.claims_made = ClaimsMade::default();
         }
     }
 }

@@ -1,0 +1,114 @@
+//! Pods that come to a node during its drain.
+
+use models::shadow::{ArmedPhase, DrainStatus, HostState, ReturnedOwner, Step};
+use serde_json::json;
+
+use super::drain::names;
+use crate::decision::Action;
+use crate::fixtures::*;
+use crate::plan::{Plan, plan};
+use crate::policy::Policy;
+use crate::view::{ClusterView, PodFacts};
+
+/// A pod of one owner, created at this second.
+fn created(name: &str, at: i64) -> PodFacts {
+    PodFacts { name: name.into(), uid: name.into(), created: Some(t(at)), ..pod("a", false) }
+}
+
+fn pods(view: &mut ClusterView) -> &mut Vec<PodFacts> {
+    view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap()
+}
+
+/// Node `a` in its drain, cordoned at 100 s, with one pod that it lists.
+fn drained() -> (ClusterView, Policy) {
+    let (mut view, policy) = draining(json!({}), vec![created("first", 1)]);
+    view.nodes.get_mut("a").unwrap().facts.claimed_since = Some(t(100));
+    (view, policy)
+}
+
+/// Plans, and writes what is to be recorded about node `a`, until nothing is, or the attempt has ended.
+fn settle(view: &mut ClusterView, policy: &Policy, now: i64) -> Plan {
+    for _ in 0..5 {
+        let made = plan(view, policy, t(now));
+        match made.actions.get("a") {
+            Some(action) if outcome(&made) == "step Draining" => written(view, action),
+            _ => return made,
+        }
+    }
+    panic!("written again and again");
+}
+
+fn evicted(made: &Plan) -> Vec<&str> {
+    made.evictions.get("a").map(|evictions| names(&evictions.pods)).unwrap_or_default()
+}
+
+/// The scheduler has chosen the node for all of them before the cordon, and binds them one by one, as their volumes come.
+#[test]
+fn pods_that_were_created_before_the_cordon_are_evicted_however_many_times_they_come() {
+    let (mut view, policy) = drained();
+    for (number, second) in (0..5).zip([110, 120, 130, 400, 700]) {
+        let name = format!("late-{number}");
+        *pods(&mut view) = vec![created(&name, 100 - number)];
+        assert_eq!(evicted(&settle(&mut view, &policy, second)), [name]);
+    }
+    assert_eq!(view.nodes["a"].shadow.as_ref().unwrap().status.controller.drain.as_ref().unwrap().returned_owners, []);
+}
+
+#[test]
+fn pods_that_were_created_after_the_cordon_end_the_attempt_when_they_come_a_third_time() {
+    let (mut view, policy) = drained();
+    for (name, at, expected) in [("one", 106, "Draining"), ("two", 107, "Draining"), ("three", 108, "PodsReturn")] {
+        *pods(&mut view) = vec![created(name, at)];
+        assert_eq!(outcome(&settle(&mut view, &policy, at)), expected, "{name}");
+    }
+}
+
+/// Replacements of evicted pods come in the moment in which another client has uncordoned the node.
+#[test]
+fn pods_that_come_while_the_node_is_uncordoned_count_nothing() {
+    let (mut view, policy) = drained();
+    for (name, at) in [("one", 200), ("two", 300), ("three", 400)] {
+        *pods(&mut view) = vec![created(name, at)];
+        view.nodes.get_mut("a").unwrap().facts.claimed_since = Some(t(at + 1));
+        assert_eq!(evicted(&settle(&mut view, &policy, at + 10)), [name]);
+    }
+}
+
+/// A scheduler that has not observed the cordon places one pod after the other.
+#[test]
+fn pods_that_come_right_after_the_cordon_are_evicted_together() {
+    let (mut view, policy) = drained();
+    pods(&mut view).push(created("second", 101));
+    let made = settle(&mut view, &policy, 101);
+    assert_eq!((evicted(&made), made.wake), (vec!["first"], Some(t(105))));
+    pods(&mut view).retain(|pod| pod.name != "first");
+    pods(&mut view).push(created("third", 103));
+    let made = settle(&mut view, &policy, 104);
+    assert_eq!((evicted(&made), outcome(&made).as_str(), made.wake), (vec![], "Draining", Some(t(105))));
+    assert_eq!(evicted(&settle(&mut view, &policy, 105)), ["second", "third"]);
+    let drain = view.nodes["a"].shadow.as_ref().unwrap().status.controller.drain.clone().unwrap();
+    assert_eq!(drain.returned_owners, [ReturnedOwner { uid: "rs".into(), times: 1 }]);
+}
+
+#[test]
+fn only_a_pod_that_was_created_after_the_cordon_ends_a_drain_that_has_begun_again() {
+    for (sentence, created_at, restarted, expected) in [
+        ("before the cordon", 100, false, (Some(Step::Draining), false)),
+        ("before it, and not the first one", 100, true, (Some(Step::Draining), true)),
+        ("after the cordon", 101, false, (Some(Step::Draining), true)),
+        ("after it, and not the first one", 101, true, (Some(Step::Releasing), true)),
+    ] {
+        let mut node = at("a", Step::Rebooting, 200, HostState::RebootedIntoUpdate);
+        node.facts.claimed_since = Some(t(100));
+        node.pods = Some(vec![created("late", created_at)]);
+        let shadow = node.shadow.as_mut().unwrap();
+        shadow.status.agent.armed = Some(armed(ArmedPhase::Arming));
+        shadow.status.controller.drain = Some(DrainStatus { restarted, ..DrainStatus::default() });
+        let (view, policy) = cluster(vec![node], &["a"]);
+        let made = plan(&view, &policy, t(210));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
+        let step = status.report.progress.as_ref().map(|progress| progress.step);
+        let restarted = status.report.drain.as_ref().is_some_and(|drain| drain.restarted);
+        assert_eq!((step, restarted), expected, "created {sentence}");
+    }
+}

@@ -1,0 +1,127 @@
+//! The checks that are made again before the first eviction on a node, whatever was awaited since the last ones.
+
+use models::condition::find_condition;
+use models::shadow::{BLOCKED, DrainStatus, FirstPod, HostState, Step};
+use serde_json::{Value, json};
+
+use crate::claims::ClaimFields;
+use crate::decision::Action;
+use crate::fixtures::*;
+use crate::plan::plan;
+use crate::policy::Policy;
+use crate::view::{Answer, BudgetFacts, ClusterView, PodFacts};
+
+type Change = fn(&mut ClusterView, &mut Value);
+
+/// Node `a` with one pod, out of its load balancers for 5 minutes from 0 s, once something has changed.
+fn leaving(change: Change) -> (ClusterView, Policy) {
+    let mut node = at("a", Step::LeavingLoadBalancer, 0, HostState::StagedUpdate);
+    node.facts.claims = crate::claims::ClaimField::ALL.into_iter().collect();
+    node.pods = Some(vec![PodFacts { ready: true, ..pod("a", false) }]);
+    node.shadow.as_mut().unwrap().status.controller.drain = Some(DrainStatus::default());
+    let (mut view, _) = cluster(vec![node], &["a"]);
+    let mut spec = json!({"loadBalancer": {"leaveBeforeDrain": "5m"}});
+    change(&mut view, &mut spec);
+    let policy = with_policy(&mut view, spec);
+    assert!(policy.errors.is_empty(), "{:?}", policy.errors);
+    (view, policy)
+}
+
+/// A budget over all pods, of which so many are healthy, and that lets none go.
+fn budget(healthy: i32) -> BudgetFacts {
+    let every = kube::core::Expression::DoesNotExist("other".into());
+    BudgetFacts {
+        namespace: "shop".into(),
+        name: "web".into(),
+        healthy,
+        desired: 3,
+        expected: 3,
+        selector: Some(kube::core::Selector::from_iter([every])),
+        ..BudgetFacts::default()
+    }
+}
+
+fn a(view: &mut ClusterView) -> &mut crate::view::NodeView {
+    view.nodes.get_mut("a").unwrap()
+}
+
+#[test]
+fn gates_are_checked_again_after_the_wait_for_load_balancers() {
+    let cases: [(&str, Change, &str); 7] = [
+        ("nothing has changed", |_, _| {}, "step Draining"),
+        ("updates are switched off", |_, spec| spec["enabled"] = json!(false), "step Draining"),
+        (
+            "the window has closed in which it began",
+            |_, spec| spec["schedule"] = json!({"windows": [{"cron": "0 12 * * *", "duration": "1h"}]}),
+            "step Draining",
+        ),
+        ("the node is not Ready", |view, _| a(view).facts.ready = false, "GateRefused"),
+        ("it is short of disk", |view, _| a(view).facts.pressure = Some("DiskPressure".into()), "GateRefused"),
+        ("its agent is gone", |view, _| a(view).agent_missing = Some(t(-60)), "GateRefused"),
+        ("a pod may not be evicted", |view, _| a(view).pods = Some(vec![pod("a", true)]), "GateRefused"),
+    ];
+    for (sentence, change, expected) in cases {
+        let (view, policy) = leaving(change);
+        assert_eq!(outcome(&plan(&view, &policy, t(299))), "LeavingLoadBalancer", "{sentence}");
+        let made = plan(&view, &policy, t(300));
+        assert_eq!(outcome(&made), expected, "{sentence}");
+        assert!(made.evictions.is_empty(), "{sentence}");
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made.clone()), [], "{sentence}");
+    }
+}
+
+#[test]
+fn broken_pods_of_a_budget_are_waited_for_once_the_node_has_left_its_load_balancers() {
+    let (mut view, policy) = leaving(|view, _| view.budgets = vec![budget(2)]);
+    let waits = plan(&view, &policy, t(300)).actions.remove("a").unwrap();
+    let Action::Status { status, .. } = &waits else { panic!("{waits:?}") };
+    assert_eq!(find_condition(&status.conditions, BLOCKED).unwrap().reason, "BudgetUnhealthy");
+    written(&mut view, &waits);
+    assert_eq!(outcome(&plan(&view, &policy, t(300 + 1799))), "BudgetUnhealthy");
+    assert_eq!(outcome(&plan(&view, &policy, t(300 + 1800))), "GateRefused", "not for ever");
+    // Its pods are well, and it guards this one: the pod is asked first and alone.
+    view.budgets = vec![budget(3)];
+    let made = plan(&view, &policy, t(400));
+    assert_eq!(outcome(&made), "step Draining");
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
+    let first = FirstPod { uid: "p-a".into(), accepted: None, for_grace: false };
+    assert_eq!(status.report.drain.as_ref().unwrap().asked_first, [first]);
+}
+
+#[test]
+fn expressions_are_queried_while_the_node_leaves_its_load_balancers_and_have_to_return_nothing() {
+    let (mut view, policy) = leaving(|_, spec| {
+        spec["prometheus"] = json!({"url": "http://prometheus:9090"});
+        spec["health"] = json!({"before": {"expressions": [{"name": "errors", "query": "errors > 0"}]}});
+    });
+    assert!(plan(&view, &policy, t(10)).expressions.contains("errors > 0"));
+    let made = plan(&view, &policy, t(300));
+    assert!(made.expressions.contains("errors > 0"));
+    assert_eq!(outcome(&made), "ExpressionsPending");
+    assert_eq!(outcome(&plan(&view, &policy, t(300 + 1800))), "GateRefused", "it does not wait for a result for ever");
+    for (answer, expected) in [
+        (Answer::Quiet { since: t(2), asked: t(299) }, "step Draining"),
+        (Answer::Firing { series: "{} 1".into(), since: t(60) }, "GateRefused"),
+        (Answer::Failed { message: "no answer".into() }, "GateRefused"),
+    ] {
+        view.expressions.insert("errors > 0".into(), answer.clone());
+        assert_eq!(outcome(&plan(&view, &policy, t(300))), expected, "{answer:?}");
+    }
+}
+
+/// A webhook has denied the claim, or there was no controller.
+#[test]
+fn gates_are_checked_again_before_a_first_claim_that_is_late() {
+    for (sentence, claims, ready, at_second, expected) in [
+        ("it is claimed at once", ClaimFields::default(), false, 29, "Claim"),
+        ("it was not claimed for long", ClaimFields::default(), true, 30, "Claim"),
+        ("and is not Ready", ClaimFields::default(), false, 30, "GateRefused"),
+        ("it was uncordoned in its drain", ClaimFields::USUAL, false, 30, "Claim"),
+    ] {
+        let (mut view, policy) = draining(json!({}), vec![pod("a", false)]);
+        (a(&mut view).facts.claims, a(&mut view).facts.unschedulable) = (claims, false);
+        a(&mut view).facts.ready = ready;
+        let found = outcome(&plan(&view, &policy, t(at_second)));
+        assert!(found.starts_with(expected), "{sentence}: {found}");
+    }
+}
