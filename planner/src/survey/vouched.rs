@@ -1,4 +1,4 @@
-//! Rollouts that more than one agent's word is behind: that word alone changes nothing beyond its own node.
+//! Rollouts that more than one agent's word stands for: one agent's word changes nothing beyond its own node.
 
 use models::operator::ActiveRollout;
 use semver::Version;
