@@ -80,8 +80,14 @@ impl Server {
         if let Some(process) = self.process.describe() {
             request = request.header(PROCESS_HEADER, process.to_string());
         }
+        let bundle = self.client.borrow().as_ref().map(|(bundle, _)| bundle.clone());
         let response = in_time(ANSWER, send(request, &[StatusCode::OK])).await?;
-        Ok(Lines { response, buffer: Buffer::default() })
+        Ok(Lines { response, buffer: Buffer::default(), bundle })
+    }
+
+    /// Returns whether the authorities that are trusted now are others than when a stream was opened.
+    pub(crate) fn trusts_others_than(&self, lines: &Lines) -> bool {
+        self.client().is_ok() && self.client.borrow().as_ref().map(|(bundle, _)| bundle) != lines.bundle.as_ref()
     }
 
     /// Writes the agent status, if the shadow still has this etag.
@@ -209,6 +215,8 @@ pub(crate) fn problem_text(status: StatusCode, body: &[u8]) -> String {
 pub(crate) struct Lines {
     response: Response,
     buffer: Buffer,
+    /// The CA bundle of the client that opened the stream.
+    bundle: Option<Vec<u8>>,
 }
 
 impl Lines {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use models::backoff::{Backoff, Delays, full_jitter};
+use models::limits;
 use models::wire::WatchLine;
 use rand::random;
 use tokio::time::{Instant, sleep, timeout};
@@ -15,6 +16,10 @@ use crate::views::Views;
 
 /// Silence after which the connection counts as dead: three missed heartbeats, which the server sends about every 15 s.
 const SILENCE: Duration = Duration::from_secs(45);
+
+/// Age from which the agent leaves a stream. The web API ends it earlier; one that does not may be another server, which has a key that
+/// was stolen.
+const TOO_OLD: Duration = limits::STREAM.saturating_add(Duration::from_mins(2));
 
 /// Delay before reconnecting after a successful stream, as an upper limit.
 const RECONNECT: Duration = Duration::from_millis(100);
@@ -77,12 +82,16 @@ async fn follow_once(
 ) -> anyhow::Result<()> {
     let newest = views.newest();
     let mut lines = server.watch(newest.as_ref().map(|view| view.metadata.resource_version.as_str())).await?;
-    *opened = Some(Instant::now());
+    let began = *opened.insert(Instant::now());
     views.opened();
     tracing::info!("following the shadow");
     loop {
         let line = timeout(SILENCE, lines.next()).await.map_err(|_| anyhow!("the stream fell silent"))??;
         let Some(line) = line else { return Ok(()) };
+        // TLS checks a server when a connection begins. Deletion of the authority's Secret revokes it for open streams too.
+        if began.elapsed() >= TOO_OLD || server.trusts_others_than(&lines) {
+            return Ok(());
+        }
         alive.heard();
         match serde_json::from_slice::<WatchLine>(&line) {
             Ok(WatchLine::Shadow { object }) => {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use models::duration::Duration;
 use models::log::LogFormat;
-use models::names;
+use models::{limits, names};
 
 /// The web API between the agents and the cluster: each agent reads its own node's shadow and reports into its status.
 ///
@@ -68,7 +68,7 @@ pub struct Config {
 
 /// Maximum configurable age of a stream: a token lives this long by default, and an older stream would not have
 /// presented a newer one.
-const STREAM_AGE_LIMIT: Duration = Duration::from_mins(10);
+const STREAM_AGE_LIMIT: Duration = Duration(limits::STREAM);
 
 fn parse_stream_age(text: &str) -> Result<Duration, String> {
     let age: Duration = text.parse().map_err(|e: models::duration::ParseDurationError| e.to_string())?;

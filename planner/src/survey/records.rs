@@ -16,8 +16,8 @@ use crate::policy::Policy;
 use crate::revisions::is_in_force;
 use crate::survey::key::Key;
 use crate::survey::key::{borrowed, is_member, key, key_of};
-use crate::survey::vouched::{is_acted_on, is_vouched};
-use crate::view::ClusterView;
+use crate::survey::vouched::{is_acted_on, is_lacked, is_vouched};
+use crate::view::{ClusterView, NodeView};
 
 /// The number of records that begin within [`PERIOD`]. Ten kinds of nodes that get two releases in this time have as many. Versions that
 /// hosts name, or that change all the time, fill the history no faster.
@@ -82,10 +82,10 @@ fn end(
         return Some(RolloutPhase::Superseded);
     }
     let members = view.nodes.values().filter(|node| node.facts.labelled && is_member(node, rollout));
-    let running: Vec<_> = members.map(|node| node.shadow.as_ref()?.status.agent.current_version.as_ref()).collect();
-    if running.iter().all(|running| running.is_some_and(|running| *running >= rollout.version)) {
+    let running: Vec<_> = members.map(NodeView::running).collect();
+    if running.iter().all(|running| running.as_ref().is_some_and(|running| *running >= rollout.version)) {
         // Without a node that runs it, they had it behind them, as before a downgrade, or are gone.
-        let any = running.contains(&Some(&rollout.version));
+        let any = running.iter().flatten().any(|running| *running == rollout.version);
         return Some(if any { RolloutPhase::Completed } else { RolloutPhase::Stopped });
     }
     // While the revisions are not known, no change of the policy is.
@@ -123,9 +123,9 @@ pub(crate) struct Numbers {
     pub(crate) wake: Option<Timestamp>,
 }
 
-/// Gives each rollout with nodes to update (`wanted`) a record that runs, and ends those of the others that are over. Beyond
-/// [`MOST_BEGUN`], rollouts for which nothing was done to a node wait for theirs. A record that is replaced before the history has its end
-/// stays in an ended entry of its own.
+/// Gives each rollout with nodes to update (`wanted`, and [lacked](is_lacked)) a record that runs, and ends those of the others that are over.
+/// Beyond [`MOST_BEGUN`], rollouts for which nothing was done to a node wait for theirs. A record that is replaced before the history has its
+/// end stays in an ended entry of its own.
 pub(crate) fn keep(
     view: &ClusterView,
     policy: &Policy,
@@ -142,7 +142,7 @@ pub(crate) fn keep(
         let runs = rollout.record.as_ref().is_some_and(|record| record.ended.is_none());
         let own = key_of(rollout);
         let unrecorded = rollout.record.is_none() && begun_as(view, &own, -1).is_some();
-        if (rollout.ended.is_none() && wanted.contains(&own)) || unrecorded {
+        if (rollout.ended.is_none() && wanted.contains(&own) && is_lacked(view, rollout)) || unrecorded {
             let full = rollout.record.as_ref().is_some_and(|record| view.history.full.contains(&record.number));
             if (runs && !full) || (rollout.record.is_none() && !is_vouched(view, rollout)) {
                 continue;

@@ -496,8 +496,7 @@ pub(crate) fn of_unknown_kind(view: &ClusterView, rollout: &ActiveRollout) -> us
 
 /// Returns whether a node runs an earlier version.
 pub(crate) fn is_behind(node: &NodeView, version: &Version) -> bool {
-    let reported = || node.shadow.as_ref()?.status.agent.current_version.clone();
-    reported().or_else(|| node.facts.os_version()).is_some_and(|running| running < *version)
+    node.running().is_some_and(|running| running < *version)
 }
 
 /// Returns the places of each canary step, with those of the steps before it: shares are of all nodes that the rollout has to

@@ -60,8 +60,8 @@ impl Urgency {
 
     /// Returns whether an update of this node to this version is urgent.
     pub(crate) fn applies(&self, node: &NodeView, version: &Version) -> bool {
-        let runs = node.shadow.as_ref().and_then(|shadow| shadow.status.agent.current_version.as_ref());
-        self.includes(version) && self.in_force().is_some_and(|record| runs.is_some_and(|runs| *runs < record.from))
+        self.includes(version)
+            && self.in_force().is_some_and(|record| node.running().is_some_and(|runs| runs < record.from))
     }
 }
 

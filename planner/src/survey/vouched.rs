@@ -4,7 +4,7 @@ use models::operator::ActiveRollout;
 use semver::Version;
 
 use super::key::{is_member, kind};
-use super::ledger::is_of;
+use super::ledger::{is_of, runs};
 use crate::view::{ClusterView, NodeView};
 
 /// The number of nodes that have to be offered a version for it to be known: the report of one host may be wrong.
@@ -41,6 +41,18 @@ pub(super) fn is_acted_on(view: &ClusterView, rollout: &ActiveRollout) -> bool {
         || members.any(|node| is_out_for(node, &rollout.version) || was_out_for(node, &rollout.version))
 }
 
+/// Returns whether something was done to a node for a rollout, or a node lacks its version by more than the word of its agent: the Node
+/// does not contradict what that reports.
+pub(super) fn is_lacked(view: &ClusterView, rollout: &ActiveRollout) -> bool {
+    let lacks = |node: &NodeView| {
+        let reported = node.shadow.as_ref().and_then(|shadow| shadow.status.agent.current_version.clone());
+        let agrees = is_of_its_kind(node) && (reported.is_none() || reported == node.running());
+        let goes = node.past_staging() && node.update().is_some_and(|progress| progress.version == rollout.version);
+        goes || (node.facts.labelled && agrees && !runs(node, rollout))
+    };
+    is_acted_on(view, rollout) || view.nodes.values().any(|node| is_member(node, rollout) && lacks(node))
+}
+
 /// Returns whether the Node of an agent agrees with the kind that the agent reports, as far as it says.
 pub(super) fn is_of_its_kind(node: &NodeView) -> bool {
     let (variant, arch) = kind(node);
@@ -65,4 +77,54 @@ fn names(node: &NodeView, version: &Version) -> bool {
         updates.chosen_version.as_ref() == Some(version) || updates.available_versions.contains(version)
     });
     offers || agent.current_version.as_ref() == Some(version)
+}
+
+#[cfg(test)]
+mod tests {
+    use models::history::RolloutPhase::{self, Completed, Running};
+    use models::operator::RolloutRecord;
+    use models::shadow::OfferedUpdates;
+
+    use super::*;
+    use crate::fixtures::{NEW, OLD, cluster, node, recorded, rollout, t};
+    use crate::plan::plan;
+
+    /// A node whose Node and agent name these versions.
+    fn running(name: &str, (by_node, by_agent): (&Version, &Version)) -> NodeView {
+        let mut node = node(name);
+        node.facts.os_image = format!("Bottlerocket OS {by_node} (aws-k8s-1.37)");
+        let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+        agent.current_version = Some(by_agent.clone());
+        let chosen_version = (*by_agent != NEW).then_some(NEW);
+        agent.updates = Some(OfferedUpdates { chosen_version, ..OfferedUpdates::default() });
+        node
+    }
+
+    #[test]
+    fn agent_that_contradicts_its_node_neither_begins_a_record_nor_keeps_one_open_nor_ends_it() {
+        type Case<'a> = (&'a str, RolloutPhase, (&'a Version, &'a Version), &'a str, (i64, RolloutPhase));
+        let (variant, other) = ("aws-k8s-1.37", "aws-k8s-1.38");
+        let cases: [Case<'_>; 6] = [
+            ("it runs an earlier version", Completed, (&OLD, &OLD), variant, (2, Running)),
+            ("it reports an earlier version", Completed, (&NEW, &OLD), variant, (1, Completed)),
+            ("it reports the kind of others", Completed, (&OLD, &OLD), other, (1, Completed)),
+            ("it runs an earlier version", Running, (&OLD, &OLD), variant, (1, Running)),
+            ("it reports an earlier version", Running, (&NEW, &OLD), variant, (1, Completed)),
+            ("it reports the version", Running, (&OLD, &NEW), variant, (1, Running)),
+        ];
+        for (sentence, phase, versions, of_node, expected) in cases {
+            let mut last = running("c", versions);
+            last.facts.os_image = last.facts.os_image.replace(variant, of_node);
+            let (mut view, policy) = cluster(vec![running("a", (&NEW, &NEW)), running("b", (&NEW, &NEW)), last], &[]);
+            view.history.highest = Some(1);
+            let ended = (phase == Completed).then(|| t(1));
+            let record = RolloutRecord { phase, ended, ..recorded(1) };
+            let status = &mut view.operator.as_mut().unwrap().status;
+            status.active_rollouts = vec![ActiveRollout { record: Some(record), ..rollout(NEW) }];
+            let status = plan(&view, &policy, t(2)).status.unwrap();
+            let records = status.active_rollouts.iter().filter_map(|rollout| rollout.record.as_ref());
+            let newest = records.max_by_key(|record| record.number).map(|record| (record.number, record.phase));
+            assert_eq!(newest, Some(expected), "{sentence}, after {phase:?}");
+        }
+    }
 }

@@ -389,6 +389,12 @@ impl NodeView {
         !self.facts.claimed() && self.claims_made.fields.is_empty()
     }
 
+    /// Returns the version that the node runs: that of its Node, or, where it names none, the one that its agent reports.
+    pub fn running(&self) -> Option<semver::Version> {
+        let reported = || self.shadow.as_ref()?.status.agent.current_version.clone();
+        self.facts.os_version().or_else(reported)
+    }
+
     /// Returns the attempt under way.
     pub fn progress(&self) -> Option<&Progress> {
         self.shadow.as_ref()?.status.controller.progress.as_ref()

@@ -204,6 +204,37 @@ fn agent_receives_desired_state_within_a_second_while_web_api_replicas_move() {
 }
 
 #[test]
+fn stream_is_left_that_outlives_its_time_or_the_authorities_it_began_with() {
+    simulate(async |_| {
+        let bench = Bench::without_agent().await;
+        bench.web.create();
+        let agent = InProcessAgent::start(&bench);
+        let streams = || bench.web.tokens_of("GET").len();
+        let trust = |bundle: &str| std::fs::write(bench.path("trust/ca.crt"), bundle).unwrap();
+        assert!(pass_until(MINUTE, || streams() == 1).await, "it follows");
+        pass(10 * MINUTE).await;
+        assert_eq!(streams(), 1, "the web API would have ended it by now");
+        pass(3 * MINUTE).await;
+        assert_eq!(streams(), 2, "a server that ends no stream is left");
+        trust("no certificate");
+        pass(MINUTE).await;
+        assert_eq!(streams(), 2, "a bundle that cannot be used replaces none");
+        trust(&format!("# another one\n{}", bench.web.ca));
+        pass(MINUTE).await;
+        assert_eq!(streams(), 3, "the authorities were replaced");
+        trust(&rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap().cert.pem());
+        pass(MINUTE).await;
+        assert_eq!(streams(), 3, "a server with a certificate of the withdrawn authority is not followed");
+        bench.web.change_spec(|_| {});
+        pass(MINUTE).await;
+        assert_ne!(bench.web.view().status.report.observed_generation, Some(2), "nor is its desired state");
+        trust(&bench.web.ca);
+        assert!(pass_until(MINUTE, || streams() == 4).await, "it follows again");
+        agent.end().await.unwrap();
+    });
+}
+
+#[test]
 fn report_is_stored_behind_admission_webhook_that_hangs() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;

@@ -164,20 +164,21 @@ async fn without_the_hook_a_reboot_ends_in_a_termination() -> anyhow::Result<()>
     Ok(())
 }
 
-/// The actions of a statement of the documented IAM policy.
-fn documented(statement: usize) -> anyhow::Result<BTreeSet<String>> {
+/// The actions of these statements of the documented IAM policy.
+fn documented(statements: &[usize]) -> anyhow::Result<BTreeSet<String>> {
     let page = include_str!("../../../../docs/aws.md");
     let block = page.split("```json\n").nth(1).and_then(|rest| rest.split("```").next()).context("no policy")?;
     let policy: Value = serde_json::from_str(block)?;
-    let actions: Vec<String> = serde_json::from_value(policy["Statement"][statement]["Action"].clone())?;
-    Ok(actions.iter().map(|action| action.trim_start_matches("autoscaling:").to_owned()).collect())
+    let actions = statements.iter().map(|at| serde_json::from_value(policy["Statement"][*at]["Action"].clone()));
+    let actions: Vec<Vec<String>> = actions.collect::<Result<_, _>>()?;
+    Ok(actions.iter().flatten().map(|action| action.trim_start_matches("autoscaling:").to_owned()).collect())
 }
 
-/// A rollout over two nodes of a group and one without, which needs this statement of the policy and the first, and these
+/// A rollout over two nodes of a group and one without, which needs these statements of the policy and these
 /// credentials, for which it makes this call.
 async fn rolls_out(
     with: &str,
-    statement: usize,
+    statements: &[usize],
     expected: &[&str],
     (credentials, source): (Credentials, &str),
 ) -> anyhow::Result<()> {
@@ -197,7 +198,7 @@ async fn rolls_out(
             // The calls about a process and about the health may be repeated, and are where the answer is seen late.
             assert!(times == 2 || with == SUSPEND && times > 2, "{action}: {calls:?}");
         }
-        let mut needed: BTreeSet<String> = documented(0)?.union(&documented(statement)?).cloned().collect();
+        let mut needed = documented(statements)?;
         needed.insert(source.to_owned());
         assert_eq!(calls.into_iter().collect::<BTreeSet<_>>(), needed);
         until_event(ctx, EVENTS_OF_NODES, "AutoScalingPrepared", &["is in no Auto Scaling group"]).await?;
@@ -210,14 +211,14 @@ async fn rolls_out(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rollout_in_standby_terminates_nothing() -> anyhow::Result<()> {
-    rolls_out(STANDBY, 1, &["EnterStandby", "ExitStandby"], (Credentials::WebIdentity, WEB_IDENTITY)).await
+    rolls_out(STANDBY, &[0, 1], &["EnterStandby", "ExitStandby"], (Credentials::WebIdentity, WEB_IDENTITY)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rollout_with_suspended_process_terminates_nothing() -> anyhow::Result<()> {
     // The reboot marks the instance unhealthy, and it would be replaced as soon as the process is resumed.
     let expected = ["SuspendProcesses", "SetInstanceHealth", "ResumeProcesses"];
-    rolls_out(SUSPEND, 2, &expected, (Credentials::PodIdentity, CREDENTIALS)).await
+    rolls_out(SUSPEND, &[0, 2, 3], &expected, (Credentials::PodIdentity, CREDENTIALS)).await
 }
 
 /// The program is killed while a call is carried out, on the way in and on the way out.

@@ -72,6 +72,7 @@ impl Cluster {
 /// A node that was updated at this second.
 fn finished(name: &str, second: i64) -> NodeView {
     let mut node = node(name);
+    node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
     let status = &mut node.shadow.as_mut().unwrap().status;
     status.agent.current_version = Some(NEW);
     status.agent.updates.as_mut().unwrap().chosen_version = None;

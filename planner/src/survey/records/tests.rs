@@ -70,6 +70,7 @@ impl Fleet {
     fn run(&mut self, version: &Version) {
         for node in self.view.nodes.values_mut() {
             offer(node, None);
+            node.facts.os_image = format!("Bottlerocket OS {version} (aws-k8s-1.37)");
             node.shadow.as_mut().unwrap().status.agent.current_version = Some(version.clone());
         }
     }
@@ -484,9 +485,10 @@ fn variants_have_numbers_of_their_own() {
     let mut fleet = Fleet::of(vec![node("a"), other]);
     assert_eq!(fleet.settle(), [(NEW, 1, Running), (NEW, 2, Running)]);
     // One of them ends alone.
-    let shadow = fleet.view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap();
-    shadow.status.agent.current_version = Some(NEW);
-    offer(fleet.view.nodes.get_mut("b").unwrap(), None);
+    let b = fleet.view.nodes.get_mut("b").unwrap();
+    b.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.38)");
+    b.shadow.as_mut().unwrap().status.agent.current_version = Some(NEW);
+    offer(b, None);
     let phases = |fleet: &Fleet| {
         let rollouts = &fleet.view.operator.as_ref().unwrap().status.active_rollouts;
         let mut phases: Vec<_> =
