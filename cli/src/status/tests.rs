@@ -5,7 +5,8 @@ use serde_json::json;
 
 use super::*;
 use crate::cluster::testing::{
-    cluster, condition, current, fleet, idle, last, node, now, one, operator, progress, shadow, with_expression,
+    braked, cluster, condition, current, fleet, idle, last, node, now, one, operator, progress, shadow, step_used_up,
+    with_expression,
 };
 use crate::cluster::{Part, Unread};
 use crate::fixtures::snapshot;
@@ -190,6 +191,28 @@ fn status_shows_the_kind_of_each_of_several_steps_that_wait() {
              --rollout {number}\n"
         );
         assert!(text.contains(&line), "{text}");
+    }
+}
+
+#[test]
+fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
+    let known = json!({"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64", "firstSeen": "2026-01-01T00:00:00Z",
+        "failed": ["a"], "quarantined": {"reason": "BootFellBack", "nodes": ["a"], "since": "2026-01-01T00:00:00Z"}});
+    let policy = operator(&json!({}), &json!({"observedGeneration": 1, "versions": [known]}));
+    let frozen = one(policy, shadow("a", idle()));
+    let again = "kubectl brupop resume --failures 1.20.5";
+    let skip = format!("is resumed. To skip 1.20.5, first: kubectl brupop quarantine 1.20.5. To try again: {again}\n");
+    let removed = format!(". Once the cause is removed, to try again: {again}\n");
+    let verify = "To have them verified again at once: kubectl brupop retry NODE. To accept them as they are: \
+                  kubectl brupop approve 1 --rollout 3 --unproven\n";
+    for (sentence, cluster, expected) in [
+        ("frozen", frozen, skip.as_str()),
+        ("braked", braked("Unproven"), &removed),
+        ("failed", step_used_up(true), &removed),
+        ("not proven", step_used_up(false), verify),
+    ] {
+        let text = shown(&cluster, None);
+        assert!(text.contains(expected), "{sentence}: {text}");
     }
 }
 
