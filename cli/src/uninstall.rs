@@ -28,6 +28,7 @@ use tokio::time::Instant;
 use self::objects::{GONE, PERIOD, delete, find, made, remove};
 pub(crate) use self::objects::{api, is_marked};
 use self::remaining::{Left, Surroundings, not_taken_back, unfinished};
+use crate::advice::logs_of;
 use crate::call::{call, get, if_there, list_guarded};
 use crate::helm::Releases;
 use crate::marks::Tool;
@@ -227,9 +228,8 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
                 (
                     format!("after {} there is still something under way", options.timeout),
                     format!(
-                        "Run it again to wait longer, see the log of the controller (kubectl -n {} logs deploy/{}), or use --abandon.",
-                        names::SYSTEM_NAMESPACE,
-                        names::CONTROLLER
+                        "Run it again to wait longer, see the logs of the controller ({}), or use --abandon.",
+                        logs_of(names::SYSTEM_NAMESPACE, names::CONTROLLER)
                     ),
                 )
             };
