@@ -41,7 +41,7 @@ impl Cluster {
     pub(crate) fn commands(&self, node: &str, wait: &Wait) -> Vec<String> {
         let namespace = &self.namespace;
         let plugin = |arguments: &str| vec![self.command(arguments)];
-        // What goes on without evidence says so, and comes after what does not.
+        // A command that goes on without evidence says so, and comes after those that do not.
         let noted = |arguments: &str, note: &str| format!("{}  # {note}", self.command(arguments));
         let resume = |note: &str| noted(&format!("resume --failures {}", self.to_resume()), note);
         let describe = |kind: &str, object: &str| match object.split_once('/') {
