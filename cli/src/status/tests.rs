@@ -207,8 +207,8 @@ fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
                   kubectl brupop approve 1 --rollout 3 --unproven\n";
     for (sentence, cluster, expected) in [
         ("frozen", frozen, skip.as_str()),
-        ("braked", braked("Unproven"), &removed),
-        ("failed", step_used_up(true), &removed),
+        ("braked", braked("Unproven"), removed.as_str()),
+        ("failed", step_used_up(true), removed.as_str()),
         ("not proven", step_used_up(false), verify),
     ] {
         let text = shown(&cluster, None);
