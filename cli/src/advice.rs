@@ -45,6 +45,9 @@ impl Cluster {
     fn listed(&self, node: &str, wait: &Wait) -> Vec<String> {
         let namespace = &self.namespace;
         let plugin = |arguments: &str| vec![self.command(arguments)];
+        // A command that goes on without evidence says so, and comes after those that do not.
+        let noted = |arguments: &str, note: &str| format!("{}  # {note}", self.command(arguments));
+        let resume = |note: &str| noted(&format!("resume --failures {}", self.to_resume()), note);
         let describe = |kind: &str, object: &str| match object.split_once('/') {
             Some((namespace, name)) => format!("kubectl describe {kind} {name} -n {namespace}"),
             None => format!("kubectl describe {kind} {object}"),
@@ -57,9 +60,10 @@ impl Cluster {
                 let status = self.operator.as_ref().map(|operator| &operator.status);
                 let failed = status.map(unresolved).unwrap_or_default();
                 let freezing = list(failed.iter().filter(|(_, failed)| failed.frozen).map(|(version, _)| version));
-                let others = (!freezing.is_empty() && status.is_some_and(has_others))
-                    .then(|| format!("resume --others {freezing}"));
-                let again = format!("resume --failures {}", self.to_resume());
+                let others = (!freezing.is_empty() && status.is_some_and(has_others)).then(|| {
+                    let note = "goes on without the nodes of the kind that failed";
+                    noted(&format!("resume --others {freezing}"), note)
+                });
                 // Where others go on with it, it is excluded for the kind of this node alone.
                 let agent = self.shadows.get(node).map(|shadow| &shadow.status.agent);
                 let kind =
@@ -67,11 +71,14 @@ impl Cluster {
                 let held = failed.get(version).map(|failed| &failed.held_for);
                 let held = kind.filter(|kind| held.is_some_and(|held| held.contains(kind)));
                 let kind = held.map_or_else(String::new, |kind| format!(" --kind {kind}"));
-                let arguments = [Some(again), others, Some(format!("quarantine {version}{kind}"))];
-                arguments.into_iter().flatten().map(|arguments| self.command(&arguments)).collect()
+                let skip = noted(&format!("quarantine {version}{kind}"), "to skip the version: first this");
+                [Some(skip), Some(resume("tries a version again that is not skipped")), others]
+                    .into_iter()
+                    .flatten()
+                    .collect()
             }
             Wait::Held { .. } => plugin(&format!("unhold {node}")),
-            Wait::Cordoned => vec![format!("kubectl uncordon {node}")],
+            Wait::Cordoned => vec![format!("kubectl uncordon {node}  # once it is known who cordoned it, and why")],
             Wait::NotLabelled => {
                 vec![format!("kubectl label node {node} {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION)]
             }
@@ -106,7 +113,8 @@ impl Cluster {
             | Wait::HostBusy { .. }
             | Wait::RefreshFails { .. } => self.agent_commands(node),
             Wait::WebApiNotReady => vec![pods(namespace, names::APISERVER)],
-            Wait::HostArmedByOther | Wait::BackOff { .. } => plugin(&format!("retry {node}")),
+            Wait::HostArmedByOther => vec![noted(&format!("retry {node}"), "disarms the image of the other client")],
+            Wait::BackOff { .. } => vec![noted(&format!("retry {node}"), "once the cause is removed")],
             Wait::DrainRefused { pod, .. }
             | Wait::PodsNotReady { pod, .. }
             | Wait::PodsTerminating { pod, .. }
@@ -124,18 +132,24 @@ impl Cluster {
             | Wait::BudgetSyncFailed { budget, .. } => vec![describe("pdb", budget)],
             Wait::MarkedPods { pod, .. } => vec![describe("pod", pod)],
             Wait::MultipleBudgets { budgets, .. } => budgets.iter().map(|budget| describe("pdb", budget)).collect(),
-            Wait::CanaryStep { approval: Some(_), .. } | Wait::StepUnproven { .. } | Wait::StepFailed { .. } => {
-                let of = |(step, request): (usize, StepRequest)| plugin(&request.arguments(step, &self.to_resume()));
+            Wait::CanaryStep { approval: Some(_), .. } | Wait::StepUnproven { .. } => {
+                let of = |(step, request): (usize, StepRequest)| match (request, request.arguments(step, "")) {
+                    (StepRequest::ApproveUnproven(_), arguments) => {
+                        vec![self.verify_again(), noted(&arguments, "accepts the nodes without a proof as they are")]
+                    }
+                    (_, arguments) => plugin(&arguments),
+                };
                 wait.step().map_or_else(Vec::new, of)
             }
-            Wait::Braked { until: None, trial: None, .. } => vec![
-                format!("{}  # of a node that runs the version without a proof", self.command("retry NODE")),
-                self.command(&format!("resume --failures {}", self.to_resume())),
-            ],
-            Wait::Braked { .. } => plugin(&format!("resume --failures {}", self.to_resume())),
+            Wait::StepFailed { .. } => vec![resume("once the cause is removed, or the version excluded")],
+            Wait::Braked { until: None, trial: None, .. } => {
+                vec![self.verify_again(), resume("once the cause is removed")]
+            }
+            Wait::Braked { .. } => vec![resume("once the cause is removed")],
             Wait::PolicyInvalid => vec![format!("kubectl edit bruo {} -n {namespace}", names::OPERATOR_NAME)],
             Wait::AttemptsExhausted => {
-                vec![format!("kubectl delete brs {} -n {namespace}", names::shadow_name(node))]
+                let shadow = names::shadow_name(node);
+                vec![format!("kubectl delete brs {shadow} -n {namespace}  # its attempts begin at 0 again")]
             }
             Wait::CanaryStep { approval: None, nodes, .. } | Wait::ClusterUnwell { nodes, .. } => {
                 self.describe_node(nodes)
@@ -169,6 +183,10 @@ impl Cluster {
             | Wait::HandingOver
             | Wait::Acting => Vec::new(),
         }
+    }
+
+    fn verify_again(&self) -> String {
+        format!("{}  # of a node that runs the version without a proof", self.command("retry NODE"))
     }
 
     /// Returns the same for a reason that only the controller knows, as it has recorded it.
@@ -227,14 +245,56 @@ mod tests {
         let logs = "kubectl logs -n brupop-system -l app.kubernetes.io/component=brupop-controller --prefix --tail=200";
         assert_eq!(cluster.commands("a", &Wait::NoShadow), [logs]);
         assert_eq!(cluster.recorded_commands("ActionFails"), [logs]);
+        // brupop-aws has one replica.
         let of_one = |line: &&str| {
-            let one = ["deployment/brupop-controller", "deployment/brupop-apiserver"];
-            line.contains("kubectl logs") && one.iter().any(|one| line.contains(one))
+            let one = ["deployment/brupop-controller", "deployment/brupop-apiserver", "logs deploy/"];
+            line.contains(" logs") && one.iter().any(|one| line.contains(one))
         };
-        for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/runbook")).unwrap() {
-            let path = entry.unwrap().path();
-            let page = std::fs::read_to_string(&path).unwrap();
-            assert_eq!(page.lines().find(of_one), None, "{}", path.display());
+        for folder in ["docs/runbook", "cli/src", "cli/src/doctor", "cli/src/swap", "cli/src/uninstall"] {
+            let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+            let paths = std::fs::read_dir(format!("{root}/{folder}")).unwrap().map(|entry| entry.unwrap().path());
+            // The names that are looked for are in this file.
+            for path in paths.filter(|path| path.is_file() && !path.ends_with("advice.rs")) {
+                let page = std::fs::read_to_string(&path).unwrap();
+                assert_eq!(page.lines().find(of_one), None, "{}", path.display());
+            }
+        }
+    }
+
+    #[test]
+    fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
+        let known = json!({"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64", "firstSeen": "2026-01-01T00:00:00Z",
+            "failed": ["b"], "quarantined": {"reason": "BootFellBack", "nodes": ["b"], "since": "2026-01-01T00:00:00Z"}});
+        let operator = operator(&json!({}), &json!({"versions": [known]}));
+        let cluster = cluster(Some(operator), vec![], vec![node("a", &json!({}))]);
+        let version: semver::Version = "1.20.5".parse().unwrap();
+        let (approval, nodes) = ("7/1".to_owned(), vec!["b".to_owned()]);
+        let braked = |until| Wait::Braked { count: 3, nodes: vec![], until, trial: None };
+        for (wait, expected) in [
+            (
+                Wait::Frozen { version: version.clone() },
+                ["brupop quarantine 1.20.5", "brupop resume --failures 1.20.5"],
+            ),
+            (Wait::Quarantined { version }, ["brupop quarantine 1.20.5", "brupop resume --failures 1.20.5"]),
+            (
+                Wait::StepUnproven { step: 1, approval, nodes: nodes.clone() },
+                ["brupop retry NODE", "brupop approve 1 --rollout 7 --unproven"],
+            ),
+            (braked(None), ["brupop retry NODE", "brupop resume --failures 1.20.5"]),
+            (braked(Some(now())), ["brupop resume --failures 1.20.5", ""]),
+            (Wait::StepFailed { step: 1, nodes }, ["brupop resume --failures 1.20.5", ""]),
+            (Wait::BackOff { until: now(), reason: "x".to_owned() }, ["brupop retry a", ""]),
+            (Wait::HostArmedByOther, ["brupop retry a", ""]),
+            (Wait::Cordoned, ["uncordon a", ""]),
+            (Wait::AttemptsExhausted, ["delete brs brs-a -n brupop-system", ""]),
+        ] {
+            let commands = cluster.commands("a", &wait);
+            let expected: Vec<&str> = expected.into_iter().filter(|command| !command.is_empty()).collect();
+            assert_eq!(commands.len(), expected.len(), "{wait:?}: {commands:?}");
+            for (command, expected) in commands.iter().zip(expected) {
+                let (before, note) = command.split_once("  # ").unwrap_or_default();
+                assert!(before == format!("kubectl {expected}") && !note.is_empty(), "{wait:?}: {commands:?}");
+            }
         }
     }
 

@@ -28,6 +28,7 @@ use tokio::time::Instant;
 use self::objects::{GONE, PERIOD, delete, find, made, remove};
 pub(crate) use self::objects::{api, is_marked};
 use self::remaining::{Left, Surroundings, not_taken_back, unfinished};
+use crate::advice::logs_of;
 use crate::call::{call, get, if_there, list_guarded};
 use crate::helm::Releases;
 use crate::marks::Tool;
@@ -71,9 +72,29 @@ pub(crate) fn check_namespace(namespace: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Returns an error where the operator is installed in another namespace: its roles, admission policies and agents have the same names there. The
+/// account to which the controller's role is bound shows it, also where there is no operator's resource.
+async fn check_elsewhere(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
+    let is_binding =
+        |object: &&Value| object["kind"] == "ClusterRoleBinding" && object["metadata"]["name"] == names::CONTROLLER;
+    for object in objects.iter().filter(is_binding) {
+        let (api, resource, name) = api(client, object)?;
+        let found = if_there(call(&format!("get {resource}"), api.get(&name)).await)?;
+        let Some(found) = found.filter(|found| is_marked(&found.metadata)) else { continue };
+        let namespace = found.data["subjects"][0]["namespace"].as_str().unwrap_or(names::SYSTEM_NAMESPACE);
+        ensure!(
+            namespace == names::SYSTEM_NAMESPACE,
+            "the operator is installed in the namespace {namespace}, and its roles, admission policies and agents would be deleted: uninstall it \
+             with the tool that has installed it, such as helm (docs/install.md). If nothing is left of it there: kubectl delete {resource} {name}"
+        );
+    }
+    Ok(())
+}
+
 pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
     check_namespace(namespace)?;
     let objects = deploy::everything()?;
+    check_elsewhere(&client, &objects).await?;
     if options.dry_run {
         return show(&client, &objects).await;
     }
@@ -227,9 +248,8 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
                 (
                     format!("after {} there is still something under way", options.timeout),
                     format!(
-                        "Run it again to wait longer, see the log of the controller (kubectl -n {} logs deploy/{}), or use --abandon.",
-                        names::SYSTEM_NAMESPACE,
-                        names::CONTROLLER
+                        "Run it again to wait longer, see the logs of the controller ({}), or use --abandon.",
+                        logs_of(names::SYSTEM_NAMESPACE, names::CONTROLLER)
                     ),
                 )
             };
@@ -383,6 +403,37 @@ mod tests {
         let error = remove_containers(&server.client(), &[namespace]).await.unwrap_err().to_string();
         assert!(error.starts_with("Namespace brupop-agents is deleted and not gone"), "{error}");
         assert_eq!(server.paths(), [stays]);
+    }
+
+    #[tokio::test]
+    async fn operator_that_is_installed_in_another_namespace_stays() {
+        let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/brupop-controller";
+        let own = json!({names::APPLICATION_LABEL: names::APPLICATION});
+        for (sentence, found, refused) in [
+            ("none is installed", None, false),
+            ("in the namespace of the manifests", Some((&own, names::SYSTEM_NAMESPACE)), false),
+            ("in another one", Some((&own, "platform")), true),
+            ("another operator with an account of this name", Some((&json!({}), "platform")), false),
+        ] {
+            let server = testing::Server::default();
+            if let Some((labels, namespace)) = found {
+                let subject = json!({"kind": "ServiceAccount", "name": names::CONTROLLER, "namespace": namespace});
+                let meta = json!({"name": names::CONTROLLER, "uid": "1", "labels": labels});
+                let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+                    "metadata": meta, "subjects": [subject]});
+                server.add(path, binding);
+            }
+            let client = server.client();
+            let checked = check_elsewhere(&client, &deploy::everything().unwrap()).await;
+            assert_eq!(checked.is_err(), refused, "{sentence}: {checked:?}");
+            let timeout = models::duration::Duration::ZERO;
+            for dry_run in [true, false].into_iter().filter(|_| refused) {
+                let options = Options { yes: true, dry_run, timeout, abandon: true };
+                let error = uninstall(client.clone(), names::SYSTEM_NAMESPACE, &options).await.unwrap_err().to_string();
+                assert!(error.starts_with("the operator is installed in the namespace platform, "), "{error}");
+                assert_eq!(server.paths(), [path]);
+            }
+        }
     }
 
     #[test]

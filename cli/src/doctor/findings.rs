@@ -37,7 +37,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
             aws::check(hook, cluster, &mut found);
         }
     }
-    objects::leave_to_helm(&facts.objects, &mut found);
+    objects::next_steps(&facts.objects, &mut found);
     found.sort_by_key(|finding| finding.severity);
     found
 }

@@ -14,7 +14,7 @@ use planner::view::{NodeFacts, ShadowFacts};
 use planner::wait::{Wait, WaitReason};
 
 use super::finding::{Finding, Severity};
-use super::objects::APPLY;
+use super::objects::APPLY_POLICY;
 use crate::advice::logs_of;
 use crate::cluster::Cluster;
 use crate::status::{Report, report};
@@ -44,12 +44,11 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
     }
     if cluster.operator.is_none() && cluster.unreadable.operator.is_none() {
         let message = "it does not exist, so that no update starts";
-        let next = APPLY.to_owned();
         // Shadows exist from the first label on. With an attempt, there was a policy: it has been deleted.
         let mut reports = cluster.shadows.values().map(|shadow| &shadow.status.controller);
         let deleted = reports.any(|report| report.record.is_some() || report.progress.is_some());
         let severity = if deleted { Severity::Error } else { Severity::Warning };
-        found.push(Finding::new(severity, "NoOperatorResource", message).of(object()).next([next]));
+        found.push(Finding::new(severity, "NoOperatorResource", message).of(object()).next([APPLY_POLICY.to_owned()]));
     }
     for error in &report.policy.errors {
         let message = format!("{}: {}", error.field, error.message);

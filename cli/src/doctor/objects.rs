@@ -4,26 +4,30 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use models::names;
 use semver::Version;
 use serde_json::Value;
 
 use super::facts::Installed;
 use super::finding::{Finding, NAMED, Severity};
-use crate::advice::some;
-use crate::helm::upgrade_of;
+use crate::advice::{command, some};
+use crate::helm::{upgrade_of, word};
 use crate::install::{Rollout, agents_of, rollout};
+use crate::marks::Tool;
 use crate::uninstall::is_marked;
 
-/// The command that installs what is missing.
-pub(super) const APPLY: &str =
-    "kubectl apply --server-side -f brupop.yaml  # of the operator's version: docs/install.md";
+/// The place of the command that installs what is missing, which [`next_steps`] names.
+const INSTALL: &str = "install";
 
-/// The same for the definitions.
-const APPLY_DEFINITIONS: &str =
-    "kubectl apply --server-side -f crds.yaml  # of the operator's version: docs/install.md";
+/// The same for the definitions, which may be of another release.
+const INSTALL_DEFINITIONS: &str = "install the definitions";
 
-/// The same for the right that `drain.atDeadline: Force` needs.
+/// The command that creates the policy.
+pub(super) const APPLY_POLICY: &str =
+    "kubectl apply --server-side -f POLICY.yaml  # yours; one that starts nothing: docs/runbook/waiting.md";
+
+/// The command that grants the right that `drain.atDeadline: Force` needs.
 const APPLY_FORCE: &str = "kubectl apply --server-side -f force.yaml  # or the chart's rbac.forceDrain: docs/policy.md";
 
 /// A number that is the year of a date, and the major version of no release.
@@ -57,24 +61,60 @@ pub(super) fn check(objects: &[Installed], found: &mut Vec<Finding>) {
     images(objects, found);
 }
 
-/// Leaves the next steps to Helm where the objects are of a release. With equal values an apply is no conflict, and makes `kubectl` an owner beside
-/// Helm: each later `helm upgrade` is refused then.
-pub(super) fn leave_to_helm(objects: &[Installed], found: &mut [Finding]) {
-    for (command, definitions) in [(APPLY, false), (APPLY_DEFINITIONS, true)] {
-        let upgrade = objects.iter().find_map(|object| {
+/// Names the commands that install what is missing: those of the tool that keeps the objects, if there is one. With equal values an apply beside
+/// Helm is no conflict, and makes `kubectl` an owner too: each later `helm upgrade` is refused then.
+pub(super) fn next_steps(objects: &[Installed], found: &mut [Finding]) {
+    for (step, definitions) in [(INSTALL, false), (APPLY_POLICY, false), (INSTALL_DEFINITIONS, true)] {
+        let kept = objects.iter().find_map(|object| {
             let meta = serde_json::from_value(object.found.as_ref()?["metadata"].clone()).unwrap_or_default();
             // After a takeover, the definition of the shadows may name a release of the earlier operator.
             let is_known = is_marked(&meta) && text(&object.wanted, "/metadata/name") != names::SHADOW_DEFINITION;
             let is_definition = text(&object.wanted, "/kind") == "CustomResourceDefinition";
-            upgrade_of(&meta).filter(|_| is_known && is_definition == definitions)
+            change_of(&meta).filter(|_| is_known && is_definition == definitions)
         });
-        let Some(upgrade) = upgrade else { continue };
-        for next in found.iter_mut().flat_map(|finding| &mut finding.next) {
-            if next == command {
-                *next = format!("{upgrade}  # docs/install.md, Upgrade");
-            }
+        let command = kept.unwrap_or_else(|| if step == APPLY_POLICY { step.to_owned() } else { install(objects) });
+        for next in found.iter_mut().flat_map(|finding| &mut finding.next).filter(|next| next.as_str() == step) {
+            next.clone_from(&command);
         }
     }
+}
+
+/// Returns the command with which the tool that keeps an object changes it, if there is one.
+fn change_of(meta: &ObjectMeta) -> Option<String> {
+    const SOURCE: &str = "# once its source has what is missing: docs/how-to/gitops.md";
+    let of_source = |tool: Tool| match tool {
+        Tool::ArgoCd { application } => Some(format!("argocd app sync {}  {SOURCE}", word(&application))),
+        Tool::Flux { kind, name, namespace } => {
+            Some(format!("flux reconcile {kind} {} -n {} --with-source  {SOURCE}", word(&name), word(&namespace)))
+        }
+        Tool::Helm { .. } => None,
+    };
+    let upgrade = upgrade_of(meta).map(|upgrade| format!("{upgrade}  # docs/install.md, Upgrade"));
+    upgrade.or_else(|| Tool::all_of(meta).into_iter().find_map(of_source))
+}
+
+/// Returns the command of this plugin that installs what is missing, with the images that run: from their registry, and with their tag unless that
+/// is of another version, whose programs need not fit what is installed. It leaves a policy that exists as it is.
+fn install(objects: &[Installed]) -> String {
+    let image = objects.iter().find_map(|object| {
+        let image = text(object.found.as_ref()?, "/spec/template/spec/containers/0/image");
+        let (registry, name) = image.rsplit_once('/').unwrap_or(("", image));
+        name.starts_with(text(&object.wanted, "/metadata/name")).then_some((registry, tag(image)))
+    });
+    let Some((registry, tag)) = image else {
+        return command(names::SYSTEM_NAMESPACE, "install --registry REGISTRY --tag TAG  # docs/install.md, Upgrade");
+    };
+    let own = deploy::Options::default().tag;
+    let is_own = |tag: &str| version(tag).is_none_or(|of| version(&own) == Some(of));
+    let registry = if registry.is_empty() { String::new() } else { format!(" --registry {}", word(registry)) };
+    let remark = if tag.is_none_or(is_own) {
+        "leaves the policy as it is. With other options than these: docs/install.md, Upgrade".to_owned()
+    } else {
+        format!("changes the operator to the version of this plugin, {own}: docs/install.md, Upgrade")
+    };
+    let tag =
+        tag.filter(|tag| is_own(tag) && *tag != own).map_or_else(String::new, |tag| format!(" --tag {}", word(tag)));
+    format!("{}  # {remark}", command(names::SYSTEM_NAMESPACE, &format!("install{registry}{tag}")))
 }
 
 fn not_there(wanted: &Value) -> Option<Finding> {
@@ -105,7 +145,7 @@ fn not_there(wanted: &Value) -> Option<Finding> {
         }
         _ => (Severity::Error, "it is missing"),
     };
-    let next = if text(wanted, "/kind") == "CustomResourceDefinition" { APPLY_DEFINITIONS } else { APPLY };
+    let next = if text(wanted, "/kind") == "CustomResourceDefinition" { INSTALL_DEFINITIONS } else { INSTALL };
     Some(Finding::new(severity, "Missing", what).of(id(wanted)).next([next.to_owned()]))
 }
 
@@ -116,7 +156,7 @@ fn differences(wanted: &Value, found: &Value) -> Vec<Finding> {
     // A policy is a user's, and a namespace may be: Helm makes that of a release without a label.
     if !is_marked(&meta) && !matches!(kind, "BottlerocketUpdateOperator" | "Namespace") {
         let message = "it lacks the label of this operator's installation: another operator may have installed it";
-        let next = if kind == "CustomResourceDefinition" { "kubectl brupop takeover preflight" } else { APPLY };
+        let next = if kind == "CustomResourceDefinition" { "kubectl brupop takeover preflight" } else { INSTALL };
         return vec![of(Finding::warning("AnotherInstallation", message).next([next.to_owned()]))];
     }
     let mut findings = Vec::new();
@@ -148,7 +188,7 @@ fn definition(wanted: &Value, found: &Value) -> Vec<Finding> {
         let number = text(&version, "/name").to_owned();
         let Some(same) = there.iter().find(|other| other["name"] == version["name"] && other["served"] == true) else {
             let message = format!("it does not serve the version {number}");
-            findings.push(Finding::error("VersionMissing", message).next([APPLY_DEFINITIONS.to_owned()]));
+            findings.push(Finding::error("VersionMissing", message).next([INSTALL_DEFINITIONS.to_owned()]));
             continue;
         };
         if let Some(path) = first_difference(&version["schema"], &same["schema"], "") {
@@ -156,7 +196,7 @@ fn definition(wanted: &Value, found: &Value) -> Vec<Finding> {
                 "its schema in {number} is not that of this plugin's version ({}): {path}. One of both is older",
                 env!("CARGO_PKG_VERSION")
             );
-            findings.push(Finding::warning("SchemaDiffers", message).next([APPLY_DEFINITIONS.to_owned()]));
+            findings.push(Finding::warning("SchemaDiffers", message).next([INSTALL_DEFINITIONS.to_owned()]));
         }
     }
     let stored = found.pointer("/status/storedVersions").and_then(Value::as_array);
@@ -225,7 +265,7 @@ fn rules(wanted: &Value, found: &Value) -> Option<Finding> {
     let named = some(missing.iter().map(String::as_str), 4);
     (!missing.is_empty()).then(|| {
         Finding::error("RightsMissing", format!("it lacks rights that this version needs: {named}"))
-            .next([APPLY.to_owned()])
+            .next([INSTALL.to_owned()])
     })
 }
 
@@ -242,7 +282,7 @@ fn binding(wanted: &Value, found: &Value) -> Option<Finding> {
         text(wanted, "/roleRef/name") == text(found, "/roleRef/name") && subjects(wanted).is_subset(&subjects(found));
     (!same).then(|| {
         let message = "it does not bind the account of the operator to its role";
-        Finding::error("RightsMissing", message).next([APPLY.to_owned()])
+        Finding::error("RightsMissing", message).next([INSTALL.to_owned()])
     })
 }
 
@@ -271,10 +311,12 @@ fn workload(wanted: &Value, found: &Value) -> Option<Finding> {
         (0, ..) if kind == "daemonset" => {
             Some(Finding::warning("NoPods", "no node has the label that selects it for updates, so that it has no pod"))
         }
-        (0, ..) => Some(
-            Finding::error("ScaledToZero", "it has no replica")
-                .next([format!("kubectl scale {kind} {name} -n {namespace} --replicas=2")]),
-        ),
+        (0, ..) => {
+            Some(Finding::error("ScaledToZero", "it has no replica").next([format!(
+                "kubectl scale {kind} {name} -n {namespace} --replicas={}",
+                wanted["spec"]["replicas"]
+            )]))
+        }
         (_, 0, _) => Some(Finding::error("NotReady", format!("none of its {desired} pods is Ready")).next(next())),
         (.., Rollout::Failed(reason)) => {
             Some(Finding::error("RolloutFailed", format!("Kubernetes has given up its rollout: {reason}")).next(next()))
@@ -323,12 +365,12 @@ fn images(objects: &[Installed], found: &mut Vec<Finding>) {
             "its parts run images of different versions: {}. An update of it has not ended, or only a part of it was applied",
             some(tags.into_values(), NAMED)
         );
-        found.push(Finding::warning("MixedVersions", message).next([APPLY.to_owned()]));
+        found.push(Finding::warning("MixedVersions", message).next([INSTALL.to_owned()]));
     } else if let Some((_, other)) = tags.into_iter().find(|(of, _)| is_other(*of)) {
         let message = format!(
             "its parts whose version is known run images of {other}, and this plugin is of {own}: their workloads of this version are not \
              applied, or the plugin is of another version"
         );
-        found.push(Finding::warning("VersionDiffers", message).next([APPLY.to_owned()]));
+        found.push(Finding::warning("VersionDiffers", message).next([INSTALL.to_owned()]));
     }
 }

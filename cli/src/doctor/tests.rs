@@ -462,7 +462,10 @@ fn next_steps_for_objects_of_a_release_are_those_of_helm() {
             json!({}),
             helm("brupop"),
             json!({}),
-            ["kubectl apply --server-side -f crds.yaml", "helm upgrade brupop CHART -n brupop-system"],
+            [
+                "kubectl brupop install --registry 'r.example:5000/b'  # changes the operator",
+                "helm upgrade brupop CHART -n brupop-system",
+            ],
         ),
         ("of Flux", helm("brupop"), helm("brupop"), flux, ["kubectl edit helmrelease x -n flux-system"; 2]),
     ] {
@@ -480,6 +483,71 @@ fn next_steps_for_objects_of_a_release_are_those_of_helm() {
             let found = findings.iter().find(|finding| finding.reason == reason).unwrap();
             assert!(found.next[0].starts_with(expected[step]), "{sentence}: {found:?}");
         }
+    }
+}
+
+#[test]
+fn missing_rights_are_installed_with_the_images_that_run_or_by_the_tool_that_keeps_the_objects() {
+    let own = deploy::Options::default().tag;
+    let argo = json!({"annotations": {"argocd.argoproj.io/tracking-id": "app:apps/Deployment:n/x"}});
+    let flux =
+        json!({"labels": {"kustomize.toolkit.fluxcd.io/name": "x", "kustomize.toolkit.fluxcd.io/namespace": "gitops"}});
+    for (sentence, image, marks, expected) in [
+        (
+            "this version",
+            format!("r.example/b/NAME:{own}"),
+            json!({}),
+            "kubectl brupop install --registry r.example/b  #",
+        ),
+        ("no registry", format!("NAME:{own}"), json!({}), "kubectl brupop install  #"),
+        (
+            "a tag of the user's own",
+            "r.example/b/NAME:stable".to_owned(),
+            json!({}),
+            "kubectl brupop install --registry r.example/b --tag stable  #",
+        ),
+        (
+            "a digest",
+            "r.example/b/NAME@sha256:0".to_owned(),
+            json!({}),
+            "kubectl brupop install --registry r.example/b  # leaves the policy as it is",
+        ),
+        (
+            "an earlier version",
+            "r.example/b/NAME:v0.0.9".to_owned(),
+            json!({}),
+            "kubectl brupop install --registry r.example/b  # changes the operator to the version of this plugin",
+        ),
+        (
+            "names of the user's own",
+            format!("r.example/my-NAME:{own}"),
+            json!({}),
+            "kubectl brupop install --registry REGISTRY --tag TAG",
+        ),
+        ("Argo CD", format!("NAME:{own}"), argo, "argocd app sync app  #"),
+        ("a Kustomization", format!("NAME:{own}"), flux, "flux reconcile kustomization x -n gitops --with-source  #"),
+    ] {
+        let mut facts = healthy();
+        for object in &mut facts.objects {
+            let name = object.wanted["metadata"]["name"].as_str().unwrap();
+            let found = object.found.as_mut().unwrap();
+            if let Some(container) = found.pointer_mut("/spec/template/spec/containers/0") {
+                container["image"] = image.replace("NAME", name).into();
+            }
+            for (part, values) in marks.as_object().unwrap() {
+                for (key, value) in values.as_object().unwrap() {
+                    found["metadata"][part][key] = value.clone();
+                }
+            }
+        }
+        found(&mut facts, "ClusterRole", names::CONTROLLER)["rules"] = json!([]);
+        fleet_of(&mut facts).operator = None;
+        let findings = Diagnosis::of(&facts).findings;
+        let next = |reason: &str| findings.iter().find(|finding| finding.reason == reason).unwrap().next[0].clone();
+        assert!(next("RightsMissing").starts_with(expected), "{sentence}: {}", next("RightsMissing"));
+        // A policy is the user's, and none of the installation.
+        let policy = if marks == json!({}) { "kubectl apply --server-side -f POLICY.yaml" } else { expected };
+        assert!(next("NoOperatorResource").starts_with(policy), "{sentence}: {}", next("NoOperatorResource"));
     }
 }
 

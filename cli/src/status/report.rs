@@ -19,13 +19,13 @@ use planner::plan::{
 };
 use planner::policy::{Policy, WindowState};
 use planner::view::ShadowFacts;
-use planner::wait::{BEFORE_RESUME, Wait, WaitReason, alone};
+use planner::wait::{BEFORE_RESUME, StepRequest, Wait, WaitReason, alone};
 
 use super::freshness;
 use super::shape::*;
 use crate::advice::pods;
 use crate::cluster::Cluster;
-use crate::failures::without_command;
+use crate::failures::{unresolved, without_command};
 
 /// The word for a node of which it is not known whether it waits.
 pub(crate) const NOT_KNOWN: &str = "NotKnown";
@@ -156,7 +156,17 @@ fn approvals(cluster: &Cluster, plan: &Plan, rollouts: &[RolloutState]) -> Vec<R
         let command = cluster.command(&request.arguments(step, &to_resume(plan)));
         let ActiveRollout { version, variant, arch, .. } = rollout;
         let kind = if has_several { format!(" for {variant} {arch}") } else { String::new() };
-        let message = format!("canary step {step} of the rollout of {version}{kind} {}", canary(wait));
+        let before = match request {
+            StepRequest::Approve(_) => String::new(),
+            StepRequest::ApproveUnproven(_) => {
+                format!(
+                    ". To have them verified again at once: {}. To accept them as they are",
+                    cluster.command("retry NODE")
+                )
+            }
+            StepRequest::Resume => AGAIN.to_owned(),
+        };
+        let message = format!("canary step {step} of the rollout of {version}{kind} {}{before}", canary(wait));
         Some(Request { reason: wait.as_str(), message, command })
     };
     awaited.into_iter().filter_map(request).collect()
@@ -166,6 +176,9 @@ fn approvals(cluster: &Cluster, plan: &Plan, rollouts: &[RolloutState]) -> Vec<R
 fn to_resume(plan: &Plan) -> String {
     plan.quarantine.to_resume(plan.status.as_ref().map_or(&[], |status| &status.active_rollouts))
 }
+
+/// The words before a command that tries a version again although nothing shows that it is good.
+const AGAIN: &str = ". Once the cause is removed, to try again";
 
 /// Returns the request of an operator of which a condition says that it is stopped, or nodes are held, until a user resumes it.
 fn stopped(
@@ -180,11 +193,18 @@ fn stopped(
     let condition = find(planned.or(recorded)?)?;
     let message = without_command(&condition.message);
     let message = message.split(BEFORE_RESUME.trim_end_matches([':', ' '])).next().unwrap_or_default();
+    let failed = cluster.operator.as_ref().map(|operator| unresolved(&operator.status)).unwrap_or_default();
+    let frozen = failed.iter().find(|(_, failed)| failed.frozen && reason == FROZEN).map(|(version, _)| version);
+    let skip = frozen.map_or_else(String::new, |version| {
+        format!(". To skip {version}, first: {}", cluster.command(&format!("quarantine {version}")))
+    });
+    let again = if reason == BRAKED { AGAIN } else { ". To try again" };
     let command = match to_resume(plan).as_str() {
         "" => "resume".to_owned(),
         versions => format!("resume --failures {versions}"),
     };
-    Some(Request { reason, message: cluster.filled(message, ""), command: cluster.command(&command) })
+    let message = format!("{}{skip}{again}", cluster.filled(message, ""));
+    Some(Request { reason, message, command: cluster.command(&command) })
 }
 
 fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {

@@ -211,6 +211,28 @@ fn status_shows_the_kind_of_each_of_several_steps_that_wait() {
 }
 
 #[test]
+fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
+    let known = json!({"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64", "firstSeen": "2026-01-01T00:00:00Z",
+        "failed": ["a"], "quarantined": {"reason": "BootFellBack", "nodes": ["a"], "since": "2026-01-01T00:00:00Z"}});
+    let policy = operator(&json!({}), &json!({"observedGeneration": 1, "versions": [known]}));
+    let frozen = one(policy, shadow("a", idle()));
+    let again = "kubectl brupop resume --failures 1.20.5";
+    let skip = format!("is resumed. To skip 1.20.5, first: kubectl brupop quarantine 1.20.5. To try again: {again}\n");
+    let removed = format!(". Once the cause is removed, to try again: {again}\n");
+    let verify = "To have them verified again at once: kubectl brupop retry NODE. To accept them as they are: \
+                  kubectl brupop approve 1 --rollout 3 --unproven\n";
+    for (sentence, cluster, expected) in [
+        ("frozen", frozen, skip.as_str()),
+        ("braked", braked("Unproven"), removed.as_str()),
+        ("failed", step_used_up(true), removed.as_str()),
+        ("not proven", step_used_up(false), verify),
+    ] {
+        let text = shown(&cluster, None);
+        assert!(text.contains(expected), "{sentence}: {text}");
+    }
+}
+
+#[test]
 fn status_output_contains_no_reported_control_characters() {
     const HOSTILE: &str = "\u{1b}[2J\r\nok\u{202e}";
     let hostile = json!({

@@ -165,7 +165,7 @@ pub(super) async fn remove(client: &Client, objects: &[Value]) -> anyhow::Result
             if found.uid != uid {
                 print_line(format_args!("{id} exists again, and stays: another client has created it since"));
                 // Some of these are written by others, such as cert-manager. All else is the operator itself.
-                if !made().iter().any(|made| deploy::yaml::id(made) == id) {
+                if !MADE.iter().any(|(_, kind, namespace, name)| id == format!("{kind} {namespace}/{name}")) {
                     again.push(id);
                 }
                 break;
