@@ -29,10 +29,11 @@ use self::objects::{GONE, PERIOD, delete, find, made, remove};
 pub(crate) use self::objects::{api, is_marked};
 use self::remaining::{Left, Surroundings, not_taken_back, unfinished};
 use crate::advice::logs_of;
-use crate::call::{call, get, if_there, list_guarded};
+use crate::call::{call, get, if_there, is_transient, list_guarded};
 use crate::helm::Releases;
 use crate::marks::Tool;
 use crate::page::{confirm, print_line};
+use crate::shell::for_cluster;
 
 /// Kinds removed first, so that nothing is created again.
 const WORKLOADS: [&str; 2] = ["DaemonSet", "Deployment"];
@@ -85,7 +86,8 @@ async fn check_elsewhere(client: &Client, objects: &[Value]) -> anyhow::Result<(
         ensure!(
             namespace == names::SYSTEM_NAMESPACE,
             "the operator is installed in the namespace {namespace}, and its roles, admission policies and agents would be deleted: uninstall it \
-             with the tool that has installed it, such as helm (docs/install.md). If nothing is left of it there: kubectl delete {resource} {name}"
+             with the tool that has installed it, such as helm (docs/install.md). If nothing is left of it there: {}",
+            for_cluster(&format!("kubectl delete {resource} {name}"))
         );
     }
     Ok(())
@@ -204,27 +206,19 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
     let deadline = Instant::now() + options.timeout.0;
     let (mut shown, mut before) = (Vec::new(), None);
     loop {
-        let nodes = call("list nodes", nodes.list(&ListParams::default())).await?;
-        let now = Timestamp::now();
-        let nodes: Vec<NodeFacts> = nodes.iter().filter_map(NodeFacts::project).map(|node| node.at(now)).collect();
-        let right = format!("list bottlerocketshadows in {}", names::SYSTEM_NAMESPACE);
-        let (mut readable, mut left) = (Vec::new(), Vec::new());
-        let listed = list_guarded(&shadows, ListParams::default(), &right, |shadow| match shadow {
-            Ok(shadow) => readable.push(shadow),
-            Err(InvalidObject { metadata, error }) => {
-                left.push(Left::unreadable(&metadata.name.unwrap_or_default(), &error));
+        let read = async {
+            let left = unreleased(client, &nodes, &shadows).await?;
+            let around = if left.is_empty() { None } else { Some(Surroundings::read(client).await?) };
+            anyhow::Ok((left, around))
+        };
+        let (left, around) = match read.await {
+            Err(error) if is_transient(&error) && Instant::now() < deadline => {
+                tokio::time::sleep(PERIOD).await;
+                continue;
             }
-        });
-        if_there(listed.await)?;
-        // Without shadows no attempt is known, and the remaining claims are released here.
-        if !readable.is_empty() {
-            left.extend(unfinished(&nodes, &readable));
-        }
-        left.extend(not_taken_back(&aws_record(client, names::SYSTEM_NAMESPACE).await?));
-        if left.is_empty() {
-            return Ok(());
-        }
-        let around = Surroundings::read(client).await?;
+            read => read?,
+        };
+        let Some(around) = around else { return Ok(()) };
         let stuck = around.is_still_stuck(before.as_ref(), &left);
         let sentences: Vec<String> =
             left.iter().map(|left| left.sentence.clone()).chain(around.remarks(&left)).collect();
@@ -263,6 +257,32 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
     }
 }
 
+/// Returns what the controller and the hook for AWS have not released yet.
+async fn unreleased(
+    client: &Client,
+    nodes: &Api<Node>,
+    shadows: &Api<BottlerocketShadow>,
+) -> anyhow::Result<Vec<Left>> {
+    let nodes = call("list nodes", nodes.list(&ListParams::default())).await?;
+    let now = Timestamp::now();
+    let nodes: Vec<NodeFacts> = nodes.iter().filter_map(NodeFacts::project).map(|node| node.at(now)).collect();
+    let right = format!("list bottlerocketshadows in {}", names::SYSTEM_NAMESPACE);
+    let (mut readable, mut left) = (Vec::new(), Vec::new());
+    let listed = list_guarded(shadows, ListParams::default(), &right, |shadow| match shadow {
+        Ok(shadow) => readable.push(shadow),
+        Err(InvalidObject { metadata, error }) => {
+            left.push(Left::unreadable(&metadata.name.unwrap_or_default(), &error));
+        }
+    });
+    if_there(listed.await)?;
+    // Without shadows no attempt is known, and the remaining claims are released here.
+    if !readable.is_empty() {
+        left.extend(unfinished(&nodes, &readable));
+    }
+    left.extend(not_taken_back(&aws_record(client, names::SYSTEM_NAMESPACE).await?));
+    Ok(left)
+}
+
 /// Reads the record of the hook for AWS, by instance; it is empty if there is none.
 pub(crate) async fn aws_record(client: &Client, namespace: &str) -> anyhow::Result<BTreeMap<String, String>> {
     let map: Option<ConfigMap> = get(client, namespace, names::AWS).await?;
@@ -296,7 +316,8 @@ async fn sweep(client: &Client) -> anyhow::Result<()> {
             if manager == names::CONTROLLER_MANAGER && hold.is_some() && *unschedulable {
                 kept["spec"] = json!({"unschedulable": true});
                 print_line(format_args!(
-                    "{name} is held and stays cordoned; once it may be used again: kubectl uncordon {name}"
+                    "{name} is held and stays cordoned; once it may be used again: {}",
+                    for_cluster(&format!("kubectl uncordon {name}"))
                 ));
             }
             call("patch nodes", nodes.patch(name, &PatchParams::apply(manager), &Patch::Apply(kept)))

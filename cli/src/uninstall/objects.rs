@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::call::{call, if_there, list_metadata};
 use crate::page::print_line;
+use crate::shell::for_cluster;
 
 /// Polling interval.
 pub(super) const PERIOD: Duration = Duration::from_secs(1);
@@ -91,7 +92,9 @@ pub(super) async fn find(client: &Client, object: &Value) -> anyhow::Result<Opti
     let Some(meta) = get(&api, &resource, &name).await? else { return Ok(None) };
     if !is_marked(&meta) && !MADE.iter().any(|(_, kind, ..)| object["kind"] == *kind) {
         let next = match object["kind"].as_str() {
-            Some("Namespace") => format!(". If nothing else needs it: kubectl delete namespace {name}"),
+            Some("Namespace") => {
+                format!(". If nothing else needs it: {}", for_cluster(&format!("kubectl delete namespace {name}")))
+            }
             _ => String::new(),
         };
         print_line(format_args!(
@@ -108,9 +111,10 @@ pub(super) async fn find(client: &Client, object: &Value) -> anyhow::Result<Opti
         if let Some(first) = others.first() {
             print_line(format_args!(
                 "{id} stays: deleting it would delete {} of its objects outside of {}, such as {first}. Once they are not \
-                 needed any more: kubectl delete crd {name}",
+                 needed any more: {}",
                 others.len(),
-                names::SYSTEM_NAMESPACE
+                names::SYSTEM_NAMESPACE,
+                for_cluster(&format!("kubectl delete crd {name}"))
             ));
             return Ok(None);
         }

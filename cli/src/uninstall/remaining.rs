@@ -12,6 +12,7 @@ use models::{earlier, names};
 use planner::view::{EarlierPod, NodeFacts, Projection as _};
 
 use crate::call::{call, get, if_there};
+use crate::shell::for_cluster;
 
 /// A part of the operator that ends something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,7 +190,8 @@ impl Surroundings {
                     "no {name} runs that could end this: the {workload} {namespace}/{name} does not exist or has no pods"
                 )),
                 Workload::NotReady if needed => remarks.push(format!(
-                    "no pod of the {workload} {namespace}/{name} is Ready: kubectl -n {namespace} get pods"
+                    "no pod of the {workload} {namespace}/{name} is Ready: {}",
+                    for_cluster(&format!("kubectl -n {namespace} get pods"))
                 )),
                 Workload::Absent | Workload::NotReady | Workload::Ready => {}
             }
