@@ -12,9 +12,10 @@ use serde_json::Value;
 use super::facts::Installed;
 use super::finding::{Finding, NAMED, Severity};
 use crate::advice::{command, some};
-use crate::helm::{upgrade_of, word};
+use crate::helm::upgrade_of;
 use crate::install::{Rollout, agents_of, rollout};
 use crate::marks::Tool;
+use crate::shell::word;
 use crate::uninstall::is_marked;
 
 /// The place of the command that installs what is missing, which [`next_steps`] names.

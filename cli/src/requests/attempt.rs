@@ -1,7 +1,7 @@
 //! `kubectl brupop retry` and `release`: the requests about the attempts of nodes, which the operator acknowledges in the
 //! record of the node's shadow.
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use jiff::Timestamp;
 use kube::Client;
 use models::condition::{find_condition, true_condition};

@@ -191,7 +191,7 @@ fn added(operator: &BottlerocketUpdateOperator, version: &str, shadows: &[Bottle
 fn preview(entry: &str, shadows: &[BottlerocketShadow]) -> Vec<String> {
     let Some(wanted) = meaning(entry) else { return Vec::new() };
     let of_node = |shadow: &BottlerocketShadow| {
-        let (node, NodeKind { variant, arch }) = (node_of(shadow), kind_of(shadow).unwrap_or_default());
+        let (node, NodeKind { variant, arch }) = (node_of(shadow), NodeKind::of_node(shadow).unwrap_or_default());
         let runs = shadow.status.as_ref().and_then(|status| status.agent.current_version.as_ref());
         let runs = runs.filter(|version| wanted.covers(&variant, &arch, version));
         let attempt = progress(shadow).filter(|attempt| attempt.disruptive && attempt.mode() == Mode::Update);
