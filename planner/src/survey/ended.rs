@@ -8,7 +8,7 @@ use models::time::after;
 
 use super::ledger::{forget_gone, inferred, is_of, runs};
 use crate::policy::Policy;
-use crate::view::{ClusterView, NodeFacts, NodeView};
+use crate::view::{ClusterView, NodeView};
 use crate::wait::gone;
 
 /// Returns until when a slot is kept although nothing shows what its attempt has become, if it is: its Node is gone, or was registered
@@ -31,9 +31,10 @@ fn is_unreadable(view: &ClusterView, slot: &Slot) -> bool {
 /// Returns whether the machine of a slot is registered again without the operator's label, in another boot, and is not about to get it:
 /// a kubelet cannot set it, and the operator, or another controller, may do so once the Node exists.
 fn is_back_unmanaged(view: &ClusterView, policy: &Policy, slot: &Slot, update: &SlotUpdate) -> bool {
-    let stays = |facts: &&NodeFacts| !facts.joining && !(policy.label_nodes && facts.lacks_label());
-    let back = view.unmanaged.get(&slot.node).filter(|facts| facts.boot_id != update.boot_id).filter(stays);
-    back.is_some_and(|facts| update.provider_id.is_none() || facts.provider_id == update.provider_id)
+    let Some(facts) = view.unmanaged.get(&slot.node) else { return false };
+    let is_same = update.provider_id.is_none() || facts.provider_id == update.provider_id;
+    let may_get_label = facts.joining || policy.label_nodes && facts.lacks_label();
+    is_same && facts.boot_id != update.boot_id && !may_get_label
 }
 
 /// Returns whether a node with the slot of an attempt has no record of it: it is in another boot, or may be on its way to one. A kubelet
