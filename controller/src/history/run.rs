@@ -111,7 +111,7 @@ impl Historian {
     pub fn new(applier: Applier, caches: Caches, history: History, reading: Reading) -> Self {
         let (objects, keys) = (Objects::of(&applier, &caches), Keys::of(&applier, &caches));
         Self {
-            reading: reading.of(&caches.history).of(&keys.secret).of(&keys.published),
+            reading: reading.of(&caches.history),
             keys,
             applier,
             caches,
