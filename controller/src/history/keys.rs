@@ -45,7 +45,8 @@ fn unusable(error: MaterialError) -> ApplyError {
 
 impl Keys {
     pub(super) fn of(applier: &Applier, caches: &Caches) -> Self {
-        let (secret, published) = (Cache::new(caches.changed.clone()), Cache::new(caches.changed.clone()));
+        let changed = || caches.changed.clone();
+        let (secret, published) = (Cache::rarely_retried(changed()), Cache::rarely_retried(changed()));
         Self {
             client: applier.client.clone(),
             namespace: applier.namespace.clone(),
@@ -53,7 +54,7 @@ impl Keys {
             reading: Reading::default().of(&secret).of(&published),
             secret,
             published,
-            changed: caches.changed.clone(),
+            changed: changed(),
         }
     }
 
@@ -103,8 +104,9 @@ impl Keys {
                 self.secret.written(&made);
                 Ok(key)
             }
-            // An earlier try of this leader, or another one, has made it: the watch is about to show it.
+            // An earlier try of this leader, or another one, has made it. A Role of an earlier version does not permit the watch.
             Err(kube::Error::Api(status)) if status.code == 409 => {
+                self.secret.read_again();
                 Err(ApplyError::Changed("the Secret of the history's key"))
             }
             Err(error) => Err(ApplyError::api("history_key")(error)),
@@ -131,7 +133,11 @@ impl Keys {
         });
         let params = PatchParams::apply(names::CONTROLLER_MANAGER).force();
         let applied = maps.patch(names::HISTORY_KEYS, &params, &Patch::Apply(body)).await;
-        self.published.written(&applied.map_err(ApplyError::api("history_keys"))?);
+        let applied = applied.map_err(ApplyError::api("history_keys"));
+        if applied.as_ref().is_err_and(|error| error.code() == Some(409)) {
+            self.published.read_again();
+        }
+        self.published.written(&applied?);
         Ok(())
     }
 }
@@ -200,5 +206,45 @@ mod tests {
             let expected = "Secret brupop-history-key or the ConfigMap brupop-history-keys cannot be listed";
             assert!(error.contains(expected), "{unread}: {error}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn conflicts_are_resolved_where_the_watch_is_not_permitted() {
+        let made = PermitKey::make().unwrap();
+        let data = json!({KEY: ByteString(made.pem().as_bytes().to_vec())});
+        let (mut secrets, mut maps) = (0_u8, 0_u8);
+        // Another leader makes the Secret, and another client changes the ConfigMap, after the first list.
+        let keys = keys(move |verb, resource, sent| match (verb, resource) {
+            ("list", "secrets") => {
+                secrets += 1;
+                let secret =
+                    json!({"metadata": {"name": names::HISTORY_KEY_SECRET, "resourceVersion": "1"}, "data": data});
+                list("SecretList", if secrets == 1 { &[] } else { std::slice::from_ref(&secret) })
+            }
+            ("list", _) => {
+                maps += 1;
+                let meta = json!({"name": names::HISTORY_KEYS, "resourceVersion": maps.to_string()});
+                list("ConfigMapList", &[json!({"metadata": meta, "data": {"earlier": "{}"}})])
+            }
+            ("patch", _) if sent["metadata"]["resourceVersion"] == "2" => {
+                let meta = json!({"name": names::HISTORY_KEYS, "resourceVersion": "3"});
+                (200, json!({"metadata": meta, "data": sent["data"]}))
+            }
+            ("create" | "patch", _) => refused(409),
+            _ => refused(403),
+        });
+        let _watches = keys.watch();
+        let mut tries = 0;
+        let key = loop {
+            match keys.signing(None).await {
+                Ok(key) => break key,
+                Err(error) => assert!(tries < 10, "{error}"),
+            }
+            tries += 1;
+            tokio::time::sleep(Duration::from_mins(1)).await;
+        };
+        assert_eq!(key.id(), made.id());
+        let published = keys.published.get(names::HISTORY_KEYS).and_then(|map| map.0.data).unwrap();
+        assert!(published.contains_key("earlier") && published.contains_key(made.id()), "{published:?}");
     }
 }

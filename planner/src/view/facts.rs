@@ -476,7 +476,6 @@ impl Projection for BudgetFacts {
 }
 
 impl Projection for ServiceFacts {
-    const DECISIVE: bool = false;
     type Object = Service;
 
     fn key(&self) -> String {
