@@ -134,7 +134,7 @@ bench-fleet: own-architecture tools control-plane build ## Measure a fleet of ag
 fuzz: tools ## Feed random bytes to every parser of external input, FUZZ_SECONDS (20) each
 	@$(UNCHECKED) fuzz/run.sh
 
-mutants: tools tools-mutants ## Change the planner's rules one by one and list the changes that no test notices; hours for all (ARGS="--re src/lint.rs")
+mutants: tools tools-mutants ## Change the planner's rules one by one and list the changes that no test notices; hours for all (ARGS="--re src/lint")
 	$(UNCHECKED) -u CARGO_TARGET_DIR $(CARGO) mutants --no-shuffle --output "$(TARGET)" $(ARGS)
 
 ##### What is built

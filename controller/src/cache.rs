@@ -34,11 +34,13 @@ pub struct Cache<P> {
     state: Arc<Mutex<State<P>>>,
     changed: Arc<watch::Sender<u64>>,
     asked: Arc<watch::Sender<u64>>,
+    longest_pause: Duration,
 }
 
 impl<P> Clone for Cache<P> {
     fn clone(&self) -> Self {
-        Self { state: self.state.clone(), changed: self.changed.clone(), asked: self.asked.clone() }
+        let (changed, asked) = (self.changed.clone(), self.asked.clone());
+        Self { state: self.state.clone(), changed, asked, longest_pause: self.longest_pause }
     }
 }
 
@@ -47,7 +49,13 @@ impl<P: Projection> Cache<P> {
     pub fn new(changed: Arc<watch::Sender<u64>>) -> Self {
         let known = Known::new(P::resource_version);
         let state = State { known, unreadable: BTreeMap::new(), listing: BTreeMap::new(), listed: 0 };
-        Self { state: Arc::new(Mutex::new(state)), changed, asked: Arc::new(watch::channel(0).0) }
+        let (state, asked) = (Arc::new(Mutex::new(state)), Arc::new(watch::channel(0).0));
+        Self { state, changed, asked, longest_pause: watches::LONGEST_PAUSE }
+    }
+
+    /// Returns the same for objects that no decision depends on: a watch of them that fails is retried less often.
+    pub fn rarely_retried(changed: Arc<watch::Sender<u64>>) -> Self {
+        Self { longest_pause: LONGEST_PAUSE, ..Self::new(changed) }
     }
 
     /// Requests a list that begins from now on, and returns its number for [`Cache::has_read`].
@@ -140,7 +148,7 @@ where
 
 impl<P: Projection> Sink<P::Object> for Cache<P> {
     fn longest_pause(&self) -> Duration {
-        if P::DECISIVE { watches::LONGEST_PAUSE } else { LONGEST_PAUSE }
+        self.longest_pause
     }
 
     fn take(&self, read: u64, event: Event<DeserializeGuard<P::Object>>) {

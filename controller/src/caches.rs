@@ -41,9 +41,9 @@ impl Default for Caches {
             budgets: Cache::new(changed.clone()),
             revisions: Cache::new(changed.clone()),
             history: Cache::new(changed.clone()),
-            services: Cache::new(changed.clone()),
-            csi_nodes: Cache::new(changed.clone()),
-            daemon_sets: Cache::new(changed.clone()),
+            services: Cache::rarely_retried(changed.clone()),
+            csi_nodes: Cache::rarely_retried(changed.clone()),
+            daemon_sets: Cache::rarely_retried(changed.clone()),
             changed,
         }
     }

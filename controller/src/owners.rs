@@ -12,7 +12,7 @@ use std::time::Duration;
 use k8s_openapi::api::apps::v1::{DaemonSet, ReplicaSet};
 use k8s_openapi::api::batch::v1::Job;
 use kube::Client;
-use kube::api::{Api, ListParams};
+use kube::api::Api;
 use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -184,15 +184,8 @@ impl Owners {
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &key.1, &key.0.resource());
         let (known, changed) = (self.known.clone(), Arc::clone(&self.changed));
         tokio::spawn(async move {
-            let found = match key.0 {
-                // As a list of one, which the right to watch them permits.
-                Kind::DaemonSet => {
-                    let only = ListParams::default().fields(&format!("metadata.name={}", key.2));
-                    api.list_metadata(&only).await.map(|found| found.items.into_iter().next())
-                }
-                Kind::ReplicaSet | Kind::Job => api.get_metadata_opt(&key.2).await,
-            };
-            let answer = match found {
+            // By get, which a ClusterRole permits that is older than the watch of all DaemonSets.
+            let answer = match api.get_metadata_opt(&key.2).await {
                 Ok(Some(found)) if found.metadata.uid.as_ref() == Some(&key.3) => Answer::Found(controller(&found)),
                 Ok(_) => Answer::Missing,
                 Err(error) => {
@@ -271,17 +264,6 @@ mod tests {
         request.uri().path().to_owned()
     }
 
-    /// Answers the read of a DaemonSet, which is a list of one.
-    async fn list(server: &mut Server, status: u16, uid: &str) {
-        let (request, send) = server.next_request().await.unwrap();
-        assert_eq!(request.uri().path(), "/apis/apps/v1/namespaces/logs/daemonsets");
-        assert!(request.uri().query().is_some_and(|query| query.contains("metadata.name%3Dlog")), "{}", request.uri());
-        let body = json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": {},
-            "items": [{"metadata": {"name": "log", "uid": uid}}]});
-        let found = Response::builder().status(status).body(Body::from(body.to_string().into_bytes())).unwrap();
-        send.send_response(if status == 200 { found } else { response(status, None) });
-    }
-
     /// Answers the read of the one owner of a pod, and returns its path and the pod's top owner.
     async fn read(controller: &str, status: u16, owner: Option<(&str, &str)>) -> (String, Option<String>) {
         let (owners, mut answers, mut server) = owners();
@@ -303,7 +285,8 @@ mod tests {
         sets.mark(&mut pods);
         assert!(pods.iter().all(|pod| pod.daemon_set_is == DaemonSetIs::Unknown), "nothing is known yet");
         for status in [200, 200, 403] {
-            list(&mut server, status, "now").await;
+            let path = answer(&mut server, status, None).await;
+            assert_eq!(path, "/apis/apps/v1/namespaces/logs/daemonsets/log", "and nothing is asked twice");
         }
         while pods[..3].iter().any(|pod| pod.daemon_set_is == DaemonSetIs::Unknown) {
             answers.changed().await.unwrap();
@@ -316,11 +299,11 @@ mod tests {
 
     #[tokio::test]
     async fn daemon_set_is_read_only_where_the_watch_does_not_show_it() {
-        for (sentence, shown, read) in [
-            ("the one of the pod", Some("now"), None),
-            ("an earlier one of that name", Some("before"), Some("now")),
-            ("none so far", None, Some("now")),
-            ("none, and there is none", None, Some("later")),
+        for (sentence, shown, read, expected) in [
+            ("the one of the pod", Some("now"), None, DaemonSetIs::There),
+            ("an earlier one of that name", Some("before"), Some(200), DaemonSetIs::There),
+            ("none so far, or the watch is not permitted", None, Some(200), DaemonSetIs::There),
+            ("none, and there is none", None, Some(404), DaemonSetIs::Gone),
         ] {
             let (owners, mut answers, mut server) = owners();
             if let Some(uid) = shown {
@@ -331,13 +314,14 @@ mod tests {
             answers.mark_unchanged();
             let mut pods = [pod("now")];
             owners.mark(&mut pods);
-            if let Some(uid) = read {
+            if let Some(status) = read {
                 assert_eq!(pods[0].daemon_set_is, DaemonSetIs::Unknown, "{sentence}");
-                list(&mut server, 200, uid).await;
+                // A list would need the right that the watch needs.
+                let path = answer(&mut server, status, None).await;
+                assert_eq!(path, "/apis/apps/v1/namespaces/logs/daemonsets/log", "{sentence}");
                 answers.changed().await.unwrap();
                 owners.mark(&mut pods);
             }
-            let expected = if read == Some("later") { DaemonSetIs::Gone } else { DaemonSetIs::There };
             assert_eq!(pods[0].daemon_set_is, expected, "{sentence}");
         }
     }

@@ -225,7 +225,7 @@ fn controller_in_cluster() -> Vec<Rule> {
             "Pods on a node that is to be drained; standby replicas of the controller; readiness of the web API and the agents; \
              pods of the earlier operator, beside which nothing is done.",
         ),
-        rule("apps", "daemonsets", "list watch").why(
+        rule("apps", "daemonsets", "get list watch").why(
             "The DaemonSet that a pod names: an orphaned pod of one would not be created again. Those that want a node have a pod on it \
              again after its update.",
         ),
@@ -400,6 +400,17 @@ mod tests {
             if secrets && rule.verbs != ["create"] {
                 assert!(rule.resource_names.is_some_and(|names| !names.is_empty()));
             }
+        }
+    }
+
+    /// A return to an earlier version replaces the workloads alone, and an upgrade the roles first.
+    #[test]
+    fn rights_without_which_an_earlier_version_drains_no_node_are_kept() {
+        for (verb, resource) in [("get", "daemonsets"), ("create", "pods/eviction"), ("list", "pods")] {
+            let permits = |rule: &PolicyRule| {
+                rule.verbs.iter().any(|v| v == verb) && rule.resources.iter().flatten().any(|r| r == resource)
+            };
+            assert!(rules().iter().any(permits), "{verb} {resource}");
         }
     }
 

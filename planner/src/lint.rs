@@ -3,6 +3,7 @@
 //! Actions that break one are dropped, together with everything that would start something new; a release is dropped only where
 //! its host may be shutting down. A finding is a bug of the planner: it is logged and counted, and the fleet stays as it is.
 
+mod breach;
 mod permits;
 mod slots;
 
@@ -13,6 +14,7 @@ use models::operator::{AtDeadline, CordonedNodes, GuardedPods, MarkedPods, Slot}
 use models::shadow::{HostPolicy, HostState, Mode, Place, Progress, Step};
 use models::time::after;
 
+use self::breach::{Broken, broken};
 use self::permits::{check_continued, check_drill, check_permit, check_proof, check_reboot, check_stopped};
 use self::slots::{check_alone, check_groups, check_passed, check_places, check_slots, check_unwell, new_slots};
 use crate::claims::ClaimField;
@@ -38,13 +40,6 @@ pub struct Finding {
     pub node: Option<String>,
     /// The description of the problem.
     pub text: String,
-}
-
-/// A broken property, and the description of the problem.
-type Broken = (&'static str, String);
-
-fn broken(property: &'static str, text: impl Into<String>) -> Option<Broken> {
-    Some((property, text.into()))
 }
 
 /// Checks a plan and removes what breaks a property.

@@ -2,6 +2,8 @@
 //! so its public part stays published while a record names it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
@@ -10,10 +12,12 @@ use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use models::names;
 use serde_json::json;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use crate::apply::{Applier, ApplyError};
-use crate::cache::Cache;
+use crate::cache::{Cache, Reading};
 use crate::caches::Caches;
 use crate::leader::Leadership;
 use crate::tls::{Complete, MaterialError, PermitKey};
@@ -21,13 +25,18 @@ use crate::tls::{Complete, MaterialError, PermitKey};
 /// The field of the Secret.
 const KEY: &str = "key.pem";
 
+/// Time for the first lists of both before their absence is an error: only the end of a record needs them.
+const LIST_LIMIT: Duration = Duration::from_secs(10);
+
 /// The Secret with the key, and the ConfigMap with the public ones.
 pub(super) struct Keys {
     client: Client,
     namespace: String,
     leadership: Leadership,
-    pub(super) secret: Cache<Complete<Secret>>,
-    pub(super) published: Cache<Complete<ConfigMap>>,
+    secret: Cache<Complete<Secret>>,
+    published: Cache<Complete<ConfigMap>>,
+    reading: Reading,
+    changed: Arc<watch::Sender<u64>>,
 }
 
 fn unusable(error: MaterialError) -> ApplyError {
@@ -36,12 +45,16 @@ fn unusable(error: MaterialError) -> ApplyError {
 
 impl Keys {
     pub(super) fn of(applier: &Applier, caches: &Caches) -> Self {
+        let changed = || caches.changed.clone();
+        let (secret, published) = (Cache::rarely_retried(changed()), Cache::rarely_retried(changed()));
         Self {
             client: applier.client.clone(),
             namespace: applier.namespace.clone(),
             leadership: applier.leadership.clone(),
-            secret: Cache::new(caches.changed.clone()),
-            published: Cache::new(caches.changed.clone()),
+            reading: Reading::default().of(&secret).of(&published),
+            secret,
+            published,
+            changed: changed(),
         }
     }
 
@@ -59,6 +72,13 @@ impl Keys {
     /// Returns the key, which is made where there is none, with its public part published. Those that no record names
     /// (`named`) are withdrawn; `None`: it is not known which are named.
     pub(super) async fn signing(&self, named: Option<&BTreeSet<String>>) -> Result<PermitKey, ApplyError> {
+        if timeout(LIST_LIMIT, self.reading.wait(self.changed.subscribe())).await.is_err() {
+            let (secret, map) = (names::HISTORY_KEY_SECRET, names::HISTORY_KEYS);
+            let why = format!(
+                "the Secret {secret} or the ConfigMap {map} cannot be listed; the controller's log has the reason"
+            );
+            return Err(ApplyError::Signing(why.into()));
+        }
         let key = self.key().await?;
         self.publish(&key, named).await?;
         Ok(key)
@@ -84,8 +104,9 @@ impl Keys {
                 self.secret.written(&made);
                 Ok(key)
             }
-            // An earlier try of this leader, or another one, has made it: the watch is about to show it.
+            // An earlier try of this leader, or another one, has made it. A Role of an earlier version does not permit the watch.
             Err(kube::Error::Api(status)) if status.code == 409 => {
+                self.secret.read_again();
                 Err(ApplyError::Changed("the Secret of the history's key"))
             }
             Err(error) => Err(ApplyError::api("history_key")(error)),
@@ -112,7 +133,118 @@ impl Keys {
         });
         let params = PatchParams::apply(names::CONTROLLER_MANAGER).force();
         let applied = maps.patch(names::HISTORY_KEYS, &params, &Patch::Apply(body)).await;
-        self.published.written(&applied.map_err(ApplyError::api("history_keys"))?);
+        let applied = applied.map_err(ApplyError::api("history_keys"));
+        if applied.as_ref().is_err_and(|error| error.code() == Some(409)) {
+            self.published.read_again();
+        }
+        self.published.written(&applied?);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Method, Request, Response};
+    use kube::client::Body;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::metrics::Metrics;
+    use crate::tls::Signer;
+
+    /// Returns the keys on an API server that answers with this: of a verb, a resource and a body.
+    fn keys(mut answer: impl FnMut(&str, &str, &Value) -> (u16, Value) + Send + 'static) -> Keys {
+        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        tokio::spawn(async move {
+            while let Some((request, reply)) = server.next_request().await {
+                let (parts, body) = request.into_parts();
+                let sent = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap_or_default();
+                let verb = match parts.method {
+                    Method::GET if parts.uri.query().unwrap_or_default().contains("watch=") => "watch",
+                    Method::GET => "list",
+                    Method::POST => "create",
+                    _ => "patch",
+                };
+                let resource = parts.uri.path().split('/').nth(5).unwrap();
+                let (code, body) = answer(verb, resource, &sent);
+                let body = Body::from(body.to_string().into_bytes());
+                reply.send_response(Response::builder().status(code).body(body).unwrap());
+            }
+        });
+        let caches = Caches::default();
+        let applier = Applier::new(
+            Client::new(service, "default"),
+            "brupop-system".into(),
+            "me".into(),
+            Leadership::forever(),
+            Signer::default(),
+            Metrics::new().unwrap(),
+            caches.clone(),
+        );
+        Keys::of(&applier, &caches)
+    }
+
+    fn list(kind: &str, items: &[Value]) -> (u16, Value) {
+        (200, json!({"kind": kind, "apiVersion": "v1", "metadata": {"resourceVersion": "9"}, "items": items}))
+    }
+
+    fn refused(code: u16) -> (u16, Value) {
+        (code, json!({"kind": "Status", "status": "Failure", "code": code, "reason": "Any", "message": "no"}))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn objects_that_cannot_be_listed_are_named_and_nothing_is_written() {
+        for unread in ["secrets", "configmaps"] {
+            let keys = keys(move |verb, resource, _| match (verb, resource) {
+                ("list", _) if resource == unread => refused(500),
+                ("list", "secrets") => list("SecretList", &[]),
+                ("list", _) => list("ConfigMapList", &[]),
+                _ => refused(403),
+            });
+            let _watches = keys.watch();
+            let error = keys.signing(None).await.err().unwrap().text();
+            let expected = "Secret brupop-history-key or the ConfigMap brupop-history-keys cannot be listed";
+            assert!(error.contains(expected), "{unread}: {error}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn conflicts_are_resolved_where_the_watch_is_not_permitted() {
+        let made = PermitKey::make().unwrap();
+        let data = json!({KEY: ByteString(made.pem().as_bytes().to_vec())});
+        let (mut secrets, mut maps) = (0_u8, 0_u8);
+        // Another leader makes the Secret, and another client changes the ConfigMap, after the first list.
+        let keys = keys(move |verb, resource, sent| match (verb, resource) {
+            ("list", "secrets") => {
+                secrets += 1;
+                let secret =
+                    json!({"metadata": {"name": names::HISTORY_KEY_SECRET, "resourceVersion": "1"}, "data": data});
+                list("SecretList", if secrets == 1 { &[] } else { std::slice::from_ref(&secret) })
+            }
+            ("list", _) => {
+                maps += 1;
+                let meta = json!({"name": names::HISTORY_KEYS, "resourceVersion": maps.to_string()});
+                list("ConfigMapList", &[json!({"metadata": meta, "data": {"earlier": "{}"}})])
+            }
+            ("patch", _) if sent["metadata"]["resourceVersion"] == "2" => {
+                let meta = json!({"name": names::HISTORY_KEYS, "resourceVersion": "3"});
+                (200, json!({"metadata": meta, "data": sent["data"]}))
+            }
+            ("create" | "patch", _) => refused(409),
+            _ => refused(403),
+        });
+        let _watches = keys.watch();
+        let mut tries = 0;
+        let key = loop {
+            match keys.signing(None).await {
+                Ok(key) => break key,
+                Err(error) => assert!(tries < 10, "{error}"),
+            }
+            tries += 1;
+            tokio::time::sleep(Duration::from_mins(1)).await;
+        };
+        assert_eq!(key.id(), made.id());
+        let published = keys.published.get(names::HISTORY_KEYS).and_then(|map| map.0.data).unwrap();
+        assert!(published.contains_key("earlier") && published.contains_key(made.id()), "{published:?}");
     }
 }

@@ -120,7 +120,10 @@ impl Objects {
         let object = DynamicObject { types, metadata, data: json!({"spec": spec}) };
         let params = PostParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PostParams::default() };
         match self.whole().create(&params, &object).await {
-            Ok(created) => Ok(self.take(created)),
+            Ok(created) => match self.take(created) {
+                Found { object: Err(error), .. } => Err(ApplyError::api(what)(kube::Error::SerdeError(error))),
+                found => Ok(found),
+            },
             // The name follows from what it is: an earlier try, or another leader, was faster.
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 let found = self.read(&object.name_any()).await?;
@@ -218,22 +221,70 @@ fn open(found: &Found) -> Result<OpenPage, ApplyError> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use http::{Request, Response};
+    use kube::client::Body;
+    use tokio::sync::watch;
+
     use super::*;
 
-    #[test]
-    fn spec_that_the_end_of_a_record_signs_has_the_fields_of_another_version() {
+    /// The spec of a record with a field of another version.
+    fn spec() -> Value {
         let rollout = json!({
             "number": 7, "operator": {"namespace": "n", "name": "default", "uid": "u"}, "revision": {}, "variant": "v", "arch": "a",
             "version": "1.21.0", "begun": "2026-01-01T00:00:00Z", "policy": "", "later": true,
         });
-        let spec = json!({"record": "rollout-7-x", "rollout": rollout});
-        for (phase, expected) in [("Running", &spec), ("Completed", &Value::Null)] {
-            let object = json!({
-                "metadata": {"name": "rollout-7-x", "uid": "r", "resourceVersion": "1"}, "spec": spec,
-                "status": {"phase": phase},
-            });
-            let found = found(serde_json::from_value(object).unwrap());
+        json!({"record": "rollout-7-x", "rollout": rollout})
+    }
+
+    fn record(spec: &Value, phase: &str) -> Value {
+        json!({
+            "apiVersion": BottlerocketRolloutHistory::api_version(&()), "kind": BottlerocketRolloutHistory::kind(&()),
+            "metadata": {"name": "rollout-7-x", "uid": "r", "resourceVersion": "1"}, "spec": spec,
+            "status": {"phase": phase},
+        })
+    }
+
+    /// Returns the objects of an API server that answers each call with this.
+    fn objects(answer: Value) -> Objects {
+        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        tokio::spawn(async move {
+            while let Some((_, reply)) = server.next_request().await {
+                reply.send_response(Response::new(Body::from(answer.to_string().into_bytes())));
+            }
+        });
+        Objects {
+            client: Client::new(service, "default"),
+            namespace: "n".to_owned(),
+            leadership: Leadership::forever(),
+            known: Cache::new(Arc::new(watch::channel(0).0)),
+        }
+    }
+
+    #[test]
+    fn spec_that_the_end_of_a_record_signs_has_the_fields_of_another_version() {
+        for (phase, expected) in [("Running", &spec()), ("Completed", &Value::Null)] {
+            let found = found(serde_json::from_value(record(&spec(), phase)).unwrap());
             assert_eq!(found.record().map(|record| record.spec).as_ref(), Some(expected), "{phase}");
         }
+    }
+
+    #[tokio::test]
+    async fn record_that_is_created_or_written_has_the_spec_that_the_api_server_stored() {
+        let stored = spec();
+        let objects = objects(record(&stored, "Running"));
+        let rollout = serde_json::from_value(stored["rollout"].clone()).unwrap();
+        let begun = objects.begin("rollout-7-x", rollout).await.unwrap();
+        assert_eq!(begun.spec, stored);
+        assert_eq!(objects.update(&begun, &begun.status).await.unwrap().spec, stored);
+    }
+
+    #[tokio::test]
+    async fn created_record_that_cannot_be_read_is_a_failure_and_no_conflict() {
+        let (rollout, mut changed) = (serde_json::from_value(spec()["rollout"].clone()).unwrap(), spec());
+        changed["rollout"]["number"] = "seven".into();
+        let error = objects(record(&changed, "Running")).begin("rollout-7-x", rollout).await.err().unwrap();
+        assert!(matches!(error, ApplyError::Api { what: "history_record", .. }), "{error}");
     }
 }

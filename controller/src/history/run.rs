@@ -111,7 +111,7 @@ impl Historian {
     pub fn new(applier: Applier, caches: Caches, history: History, reading: Reading) -> Self {
         let (objects, keys) = (Objects::of(&applier, &caches), Keys::of(&applier, &caches));
         Self {
-            reading: reading.of(&caches.history).of(&keys.secret).of(&keys.published),
+            reading: reading.of(&caches.history),
             keys,
             applier,
             caches,
@@ -136,11 +136,10 @@ impl Historian {
                            controller, is missing. Updates go on; their results wait on the shadows";
             self.tell(HistoryFacts { state: Some((false, UNREADABLE, message.to_owned())), ..HistoryFacts::default() });
         }
-        // The key is made now, as a part of the installation and not of its first rollout. The end of a rollout makes one that is
-        // missing, or shows why it cannot.
+        // The key is made now, as a part of the installation and not of its first rollout.
         if let Err(error) = self.keys.signing(None).await {
             let error = &error as &dyn std::error::Error;
-            tracing::debug!(error, "the key of the history cannot be made yet");
+            tracing::info!(error, "the key of the history is not ready; it is tried again when a rollout ends");
         }
         let mut changes = changed.subscribe();
         let mut backoff = Backoff::default();

@@ -208,6 +208,25 @@ async fn public_keys_are_kept_for_records_and_broken_key_is_reported_and_kept() 
     control_plane.stop().await
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn rollout_is_recorded_while_the_key_cannot_be_read() -> anyhow::Result<()> {
+    let control_plane = control_plane().await?;
+    let mut fleet = Fleet::new(&control_plane.client(), "unread").await?;
+    let answer = fleet.leaders.hold_secrets();
+    let leader = fleet.lead(usize::MAX).await?;
+    rollout(&fleet, 1).await?;
+    until("what is missing is reported", async || {
+        let state = leader.history.facts().state;
+        Ok(state.is_some_and(|(recorded, _, message)| !recorded && message.contains(HISTORY_KEY_SECRET)))
+    })
+    .await?;
+    ensure!(!fleet.has_ended(1).await?, "it is not signed");
+    answer.send_replace(true);
+    fleet.until_ended(1).await?;
+    fleet.completed(1).await?;
+    control_plane.stop().await
+}
+
 fn ended(at: Timestamp) -> BottlerocketRolloutHistoryStatus {
     BottlerocketRolloutHistoryStatus { phase: RolloutPhase::Completed, ended: Some(at), ..Default::default() }
 }

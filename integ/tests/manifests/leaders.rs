@@ -27,6 +27,8 @@ pub(super) struct Leaders {
     started: usize,
     /// Turns true when the last write of each leader arrives. `None`: at once.
     arrival: Option<watch::Receiver<bool>>,
+    /// Turns true when reads of Secrets are answered. `None`: at once.
+    secrets: Option<watch::Receiver<bool>>,
 }
 
 /// The lead of one of them. It ends when it is dropped.
@@ -48,6 +50,7 @@ impl Leaders {
             writes: Arc::default(),
             started: 0,
             arrival: None,
+            secrets: None,
         }
     }
 
@@ -58,12 +61,20 @@ impl Leaders {
         arrive
     }
 
+    /// Holds the reads of Secrets of each further leader back until this turns true.
+    pub(super) fn hold_secrets(&mut self) -> watch::Sender<bool> {
+        let (answer, secrets) = watch::channel(false);
+        self.secrets = Some(secrets);
+        answer
+    }
+
     /// Starts the next leader. After so many writes it gets no answer any more, not even that of the last one.
     pub(super) async fn lead(&mut self, writes: usize) -> anyhow::Result<Lead> {
         self.started += 1;
         let (kill, killed) = watch::channel(false);
         let until = self.written().len().saturating_add(writes);
-        let client = observed(self.client.clone(), self.writes.clone(), until, kill, self.arrival.clone());
+        let holds = (self.arrival.clone(), self.secrets.clone());
+        let client = observed(self.client.clone(), self.writes.clone(), until, kill, holds);
         // The end of a lease is not what is tested: each leader has one of its own.
         let leases = Api::namespaced(self.client.clone(), &self.namespace);
         let (release, stop) = watch::channel(None);
@@ -90,14 +101,18 @@ fn observed(
     writes: Arc<Mutex<Vec<Write>>>,
     until: usize,
     kill: watch::Sender<bool>,
-    arrival: Option<watch::Receiver<bool>>,
+    (arrival, secrets): (Option<watch::Receiver<bool>>, Option<watch::Receiver<bool>>),
 ) -> Client {
     let kill = Arc::new(kill);
     let service = tower::service_fn(move |request: hyper::Request<kube::client::Body>| {
         let (client, writes, kill, arrival) = (client.clone(), writes.clone(), kill.clone(), arrival.clone());
+        let secrets = secrets.clone().filter(|_| request.uri().path().ends_with("/secrets"));
         async move {
             let dry_run = request.uri().query().is_some_and(|query| query.contains("dryRun"));
             if request.method() == hyper::Method::GET || dry_run {
+                if let Some(mut secrets) = secrets {
+                    let _answered = secrets.wait_for(|answered| *answered).await.is_ok();
+                }
                 return client.send(request).await;
             }
             let number = writes.lock().map_or(usize::MAX, |mut writes| {

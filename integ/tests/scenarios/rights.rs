@@ -137,7 +137,13 @@ async fn every_permission_is_used_and_every_write_is_guarded() -> anyhow::Result
         // It is not installed here; `aws::` has its rights.
         installed.retain(|object| object["metadata"]["name"] != AWS);
         let findings = rights::findings(&rights::granted(&installed)?, &audit);
-        let mut wrong: Vec<String> = findings.iter().map(ToString::to_string).collect();
+        // Used where the watch of DaemonSets is behind or not permitted, and by the version before.
+        let spare = |finding: &rights::Finding| {
+            matches!(finding, rights::Finding::Unused(right)
+                if (right.verb.as_str(), right.resource.as_str()) == ("get", "daemonsets"))
+        };
+        let mut wrong: Vec<String> =
+            findings.iter().filter(|finding| !spare(finding)).map(ToString::to_string).collect();
         wrong.extend(rights::writes::unlisted(&audit));
         anyhow::ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
         Ok(())

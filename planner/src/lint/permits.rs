@@ -5,7 +5,7 @@ use models::operator::Slot;
 use models::reason::Proof;
 use models::shadow::{BottlerocketShadowSpec, HostState, Mode, Place, Step};
 
-use super::{Broken, broken};
+use super::breach::{Broken, broken};
 use crate::claims::ClaimField;
 use crate::decision::Action;
 use crate::phase::Phase;

@@ -7,7 +7,7 @@ use models::operator::{ActiveRollout, Slot, SlotUpdate};
 use models::reason::Proof;
 use semver::Version;
 
-use super::{Broken, broken};
+use super::breach::{Broken, broken};
 use crate::plan::Plan;
 use crate::policy::{CanaryStep, Policy};
 use crate::survey::key::{is_member, key_of};

@@ -482,7 +482,6 @@ impl Projection for BudgetFacts {
 }
 
 impl Projection for ServiceFacts {
-    const DECISIVE: bool = false;
     type Object = Service;
 
     fn key(&self) -> String {

@@ -65,7 +65,6 @@ fn holds(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
 }
 
 impl Projection for CsiNodeFacts {
-    const DECISIVE: bool = false;
     type Object = CSINode;
 
     fn key(&self) -> String {
@@ -90,7 +89,6 @@ impl Projection for CsiNodeFacts {
 }
 
 impl Projection for DaemonSetFacts {
-    const DECISIVE: bool = false;
     type Object = DaemonSet;
 
     fn key(&self) -> String {

@@ -6,8 +6,6 @@ use serde::de::DeserializeOwned;
 
 /// The facts about an object of one kind.
 pub trait Projection: Clone + PartialEq + Send + Sync + 'static {
-    /// False for objects that no decision depends on: a watch of them that fails is retried less often.
-    const DECISIVE: bool = true;
     /// The kind of the source object.
     type Object: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + Sync + 'static;
     /// Returns the key: the name, with the namespace before it where the kind has one.

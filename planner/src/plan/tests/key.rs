@@ -84,12 +84,17 @@ fn settings_signed_by_replaced_key_are_signed_again() {
 #[test]
 fn settings_are_withdrawn_from_node_without_its_label() {
     let (host, jws, kid) = settings_of_a();
-    for (labelled, expected) in [(true, false), (false, true)] {
+    let pinned = HostPolicy { ignore_waves: None, version_lock: Some(NEW.to_string()), ..host.clone() };
+    let waves = ("waves", serde_json::json!({"version": {"ignoreWaves": true}}), &host);
+    let pin = ("a pin", serde_json::json!({"version": {"target": NEW.to_string()}}), &pinned);
+    for ((setting, spec, host), labelled, expected) in
+        [(&waves, true, false), (&waves, false, true), (&pin, true, false), (&pin, false, true)]
+    {
         let mut node = node("a");
         node.facts.labelled = labelled;
-        node.shadow.as_mut().unwrap().spec.host = Some(HostPolicy { signature: Some(jws.clone()), ..host.clone() });
+        node.shadow.as_mut().unwrap().spec.host = Some(HostPolicy { signature: Some(jws.clone()), ..(*host).clone() });
         let (mut view, _) = cluster(vec![node], &[]);
-        let policy = with_policy(&mut view, serde_json::json!({"version": {"ignoreWaves": true}}));
+        let policy = with_policy(&mut view, spec.clone());
         (view.signing.signing_key, view.signing.newest_key) = (Some(kid.clone()), Some(kid.clone()));
         view.signing.signing_keys = [kid.clone()].into();
         let made = plan(&view, &policy, t(1));
@@ -97,7 +102,7 @@ fn settings_are_withdrawn_from_node_without_its_label() {
             Some(Action::Spec { spec }) => spec.host.as_ref().is_some_and(|host| !host.asks_settings()),
             _ => false,
         };
-        assert_eq!(withdrawn, expected, "labelled: {labelled}");
+        assert_eq!(withdrawn, expected, "{setting}, labelled: {labelled}");
         assert!(made.shadows.is_empty(), "a shadow that asks for settings stays");
     }
 }
