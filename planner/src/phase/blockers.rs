@@ -212,7 +212,9 @@ fn blockers_changed(ctx: &NodeContext<'_>, wanted: Vec<Blocker>, wait: &Wait, le
     }
     let mut status = ctx.controller_status();
     let drain = status.report.drain.get_or_insert_default();
-    (drain.blockers, drain.removed) = (wanted, gone.max(removed));
+    // Where none was named, the block begins now, with what is left: pods that came before are no arrivals to it.
+    let fewest = if named.is_empty() { gone } else { gone.max(removed) };
+    (drain.blockers, drain.removed) = (wanted, fewest);
     let reason = wait.as_str();
     let known = find_condition(&status.conditions, BLOCKED).is_some_and(|c| c.reason == reason);
     if goes_on || !wait.blocks() {

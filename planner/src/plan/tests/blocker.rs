@@ -102,6 +102,24 @@ fn drain_is_blocked_since_fewest_pods_were_left() {
 }
 
 #[test]
+fn block_begins_with_the_pods_that_are_left_then() {
+    let late = || PodFacts { tolerates_cordon: true, controller_uid: Some("job-late".into()), ..pod("late", false) };
+    let (mut view, policy) =
+        draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![pod("a", false), pod("b", false)]);
+    let refused = ["p-a", "p-b"].map(|uid| (uid.to_owned(), answer(Some("shop/web"), 0, false)));
+    view.nodes.get_mut("a").unwrap().blocked = refused.into();
+    for (sentence, second, pods, since) in [
+        ("another comes before one is named", 1, vec![pod("a", false), pod("b", false), late()], None),
+        ("those of before are named", 5, vec![pod("a", false), pod("b", false), late()], Some(5)),
+        ("one of them leaves", 100, vec![pod("b", false), late()], Some(100)),
+        ("the other leaves as well, and is named no more", 200, vec![late()], None),
+    ] {
+        view.nodes.get_mut("a").unwrap().pods = Some(pods);
+        assert_eq!(blocked_since(&mut view, &policy, second), since.map(t), "{sentence}, at {second}");
+    }
+}
+
+#[test]
 fn pod_that_is_waited_for_no_more_is_not_left_whenever_its_object_is_deleted() {
     let there = |name: &str| pod(name, false);
     let ended = |name: &str| PodFacts { finished: true, ..there(name) };
