@@ -48,8 +48,8 @@ pub(super) const FLEET: [Entry; 33] = [
     (
         "lagging_since_timestamp_seconds",
         &[],
-        "Like behind_since_timestamp_seconds, of nodes that have themselves been behind, since their creation, for three days, or for the target if \
-         that is shorter",
+        "Like behind_since_timestamp_seconds, of nodes that have themselves been behind, since their creation, for the target, or for a week \
+         without one",
     ),
     ("freshness_target_seconds", &[], "Time by spec.freshness.target for which a node may be behind"),
     ("nodes_within_freshness_target", &[], "Nodes that are not behind, or not for longer than spec.freshness.target"),

@@ -310,11 +310,16 @@ fn waiting_since_metric_goes_on_after_a_pause_that_hides_the_reason() {
         ("another reason follows the window", "ExpressionFails WindowClosed Held ExpressionFails", 30),
         ("the reason after it is another one", "Held WindowClosed ExpressionFails", 20),
         ("a pause has its own time", "WindowClosed Disabled WindowClosed", 20),
+        ("the pods of a blocked drain are read again", "DrainBlocked:9 ReadingPods DrainBlocked:9", 10),
+        ("one has left meanwhile", "DrainBlocked:9 ReadingPods DrainBlocked:8", 20),
+        ("a new one has come, and leaves", "DrainBlocked:8 ReadingPods DrainBlocked:9 DrainBlocked:8", 10),
     ] {
         let metrics = leading();
         let mut last = "";
-        for (reason, now) in reasons.split_whitespace().zip((0..).step_by(10)) {
-            metrics.observe(&snapshot(now, [node("a", None, "1.20.0", Waits::For(reason))]));
+        for (wait, now) in reasons.split_whitespace().zip((0..).step_by(10)) {
+            let (reason, left) = wait.split_once(':').unwrap_or((wait, "0"));
+            let waiting = node("a", None, "1.20.0", Waits::For(reason));
+            metrics.observe(&snapshot(now, [NodeState { left: left.parse().unwrap(), ..waiting }]));
             last = reason;
         }
         let exported = value(&metrics, &format!("waiting_since_timestamp_seconds{{reason=\"{last}\"}}"));

@@ -26,8 +26,9 @@ pub(super) struct Waiting {
     pub(super) since: Timestamp,
     /// The fewest pods that have been left of its drain. Others may come for as long as it lasts, so a number that falls shows nothing.
     fewest_left: usize,
-    /// The reason before one of [`PAUSES`], and the time for which the node had waited for it: that of the pause does not count.
-    paused: Option<(&'static str, Duration)>,
+    /// The reason before one of [`PAUSES`], the time for which the node had waited for it (that of the pause does not count), and the fewest pods that were
+    /// left then.
+    paused: Option<(&'static str, Duration, usize)>,
 }
 
 impl Waiting {
@@ -38,15 +39,16 @@ impl Waiting {
 
     /// Returns the wait of a node for a reason, after an earlier one in the same step.
     pub(super) fn after(earlier: Option<Self>, reason: &'static str, node: &NodeState<'_>, now: Timestamp) -> Self {
-        let (step, fewest_left) = (node.step, node.left);
+        let (step, left) = (node.step, node.left);
         let paused = earlier.and_then(|old| match PAUSES.contains(&old.reason) {
             true => old.paused,
-            false => Some((old.reason, between(old.since, now))),
+            false => Some((old.reason, between(old.since, now), old.fewest_left)),
         });
         if PAUSES.contains(&reason) {
-            return Self { reason, step, since: now, fewest_left, paused };
+            return Self { reason, step, since: now, fewest_left: left, paused };
         }
-        let waited = paused.filter(|(before, _)| *before == reason).map_or(Duration::ZERO, |(_, waited)| waited);
+        let before = paused.filter(|(before, _, fewest)| *before == reason && left >= *fewest);
+        let (waited, fewest_left) = before.map_or((Duration::ZERO, left), |(_, waited, fewest)| (waited, fewest));
         Self { reason, step, since: now.checked_sub(waited).unwrap_or(now), fewest_left, paused: None }
     }
 }

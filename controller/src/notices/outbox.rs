@@ -52,8 +52,10 @@ struct Outbox {
     sending: Option<String>,
     backoff: Backoff,
     next: Instant,
-    /// A reason of the condition, and its message.
-    problem: Option<(&'static str, String)>,
+    /// The problem of its settings, as last checked.
+    unusable: Option<String>,
+    /// The last failure, until it takes a notice.
+    failing: Option<String>,
 }
 
 /// The state of all receivers.
@@ -71,8 +73,8 @@ fn notices_for<'a>(name: &'a str, recorded: &'a [Notice]) -> impl Iterator<Item 
     recorded.iter().filter(move |notice| notice.receivers.iter().any(|receiver| receiver == name))
 }
 
-/// Returns the problem of a receiver in the message of a condition.
-fn recorded_problem<'a>(message: &'a str, name: &str) -> Option<&'a str> {
+/// Returns the failure of a receiver in the message of a condition.
+fn recorded_failure<'a>(message: &'a str, name: &str) -> Option<&'a str> {
     message.split(NEXT).find_map(|problem| problem.strip_prefix(name)?.strip_prefix(": "))
 }
 
@@ -104,7 +106,8 @@ impl Outboxes {
                 backoff: Backoff::default(),
                 next: now,
                 // Of an earlier leader, or of the receiver as it was before: its first success ends it.
-                problem: recorded_problem(failing, name).map(|problem| (FAILING, problem.to_owned())),
+                failing: recorded_failure(failing, name).map(str::to_owned),
+                unusable: None,
             });
             let is_done = |notice: &&Notice| self.done.contains(&(name.clone(), notice.id.clone()));
             let pending: Vec<Notice> = notices_for(name, recorded).filter(|notice| !is_done(notice)).cloned().collect();
@@ -146,20 +149,23 @@ impl Outboxes {
         };
         outbox.sending = None;
         outbox.next = now + SPACING;
+        outbox.unusable = None;
         let ended = match outcome {
             Outcome::Sent => {
-                outbox.problem = None;
+                outbox.failing = None;
                 Ended::Sent
             }
             Outcome::Refused { message } => {
-                outbox.problem = Some((FAILING, message));
+                outbox.failing = Some(message);
                 Ended::GivenUp
             }
             Outcome::Retry { message, after, unusable } => {
                 let pause = equal_jitter(outbox.backoff.next_delay(PAUSES), random);
                 outbox.next = now + pause.max(after.unwrap_or_default().min(LONGEST_RETRY_AFTER)).max(SPACING);
-                if unusable || outbox.backoff.failures() >= UNREACHABLE_AFTER {
-                    outbox.problem = Some((if unusable { UNUSABLE } else { FAILING }, message));
+                if unusable {
+                    outbox.unusable = Some(message);
+                } else if outbox.backoff.failures() >= UNREACHABLE_AFTER {
+                    outbox.failing = Some(message);
                 }
                 if outbox.backoff.failures() < ATTEMPTS { Ended::Again } else { Ended::GivenUp }
             }
@@ -186,26 +192,34 @@ impl Outboxes {
     }
 
     pub(super) fn is_new_problem(&self, name: &str, problem: &str) -> bool {
-        let known = self.all.get(name).and_then(|outbox| outbox.problem.as_ref());
-        known.is_none_or(|(_, message)| message != problem)
+        self.all.get(name).is_none_or(|outbox| outbox.unusable.as_deref() != Some(problem))
     }
 
     /// Takes in the result of a check of a receiver's settings. Returns whether the state has changed.
     pub(super) fn checked(&mut self, name: &str, problem: Option<String>) -> bool {
         let before = self.facts().state;
         let Some(outbox) = self.all.get_mut(name) else { return false };
-        let failing = outbox.problem.take().filter(|(reason, _)| *reason == FAILING);
-        outbox.problem = problem.map(|problem| (UNUSABLE, problem)).or(failing);
+        outbox.unusable = problem;
         before != self.facts().state
     }
 
     /// Returns the facts for plans.
     pub(super) fn facts(&self) -> NoticeFacts {
-        let problems = self.all.iter().filter_map(|(name, outbox)| Some((name, outbox.problem.as_ref()?)));
-        let texts: Vec<String> = problems.clone().map(|(name, (_, message))| format!("{name}: {message}")).collect();
-        // The Secret is checked by each leader, and the answers are not: the condition alone keeps that a receiver fails.
-        let reason = problems.map(|(_, (reason, _))| *reason).min_by_key(|reason| *reason != FAILING);
-        let state = (reason.is_none(), reason.unwrap_or(SENT), cut(&texts.join(NEXT), 2000));
+        let failing =
+            self.all.iter().filter_map(|(name, outbox)| Some(format!("{name}: {}", outbox.failing.as_ref()?)));
+        // Each leader checks the Secret by itself, so only what fails is written in the form that is read from the condition again.
+        let unusable = self.all.iter().filter_map(|(name, outbox)| {
+            let problem = outbox.unusable.as_ref()?;
+            Some(format!("{name} cannot be used: {problem}"))
+        });
+        let (failing, unusable): (Vec<String>, Vec<String>) = (failing.collect(), unusable.collect());
+        let reason = match (failing.first(), unusable.first()) {
+            (Some(_), _) => FAILING,
+            (None, Some(_)) => UNUSABLE,
+            (None, None) => SENT,
+        };
+        let texts = [failing, unusable].concat();
+        let state = (texts.is_empty(), reason, cut(&texts.join(NEXT), 2000));
         NoticeFacts { done: self.done.clone(), state: (!self.all.is_empty()).then_some(state) }
     }
 }

@@ -283,7 +283,7 @@ async fn problem_of_secret_is_found_before_first_notice_and_ends_when_corrected(
     assert_eq!(reason, "ReceiverUnusable");
     assert_eq!(
         message,
-        "a: the Secret brupop-notices in brupop-system has no key a: add it; it arrives within two minutes"
+        "a cannot be used: the Secret brupop-notices in brupop-system has no key a: add it; it arrives within two minutes"
     );
     std::fs::write(sending.folder.path().join("a"), &server.url).unwrap();
     sending.want(&[receiver("a", NoticeFormat::CloudEvents)], &[]);
@@ -370,6 +370,20 @@ fn corrected_secret_ends_its_problem_and_no_other() {
     outboxes.due(Instant::now());
     outboxes.record("a", "1", Outcome::Refused { message: "404".into() }, Instant::now(), 0.0);
     assert_eq!((outboxes.checked("a", None), reason(&outboxes)), (false, "ReceiverFails"));
+
+    // The Secret is deleted and created again, as a check sees it, or an attempt to send: the receiver has taken nothing meanwhile.
+    assert_eq!((outboxes.checked("a", Some("no key".into())), reason(&outboxes)), (true, "ReceiverFails"));
+    assert_eq!((outboxes.checked("a", None), reason(&outboxes)), (true, "ReceiverFails"));
+    outboxes.want(&[receiver("a", NoticeFormat::Slack)], &[notice("2", &["a"])], "", Instant::now());
+    outboxes.due(Instant::now() + PATIENCE);
+    let no_key = Outcome::Retry { message: "no key".into(), after: None, unusable: true };
+    outboxes.record("a", "2", no_key, Instant::now(), 0.0);
+    let both = (false, "ReceiverFails", "a: 404; and a cannot be used: no key".to_owned());
+    assert_eq!(outboxes.facts().state, Some(both));
+    assert_eq!((outboxes.checked("a", None), reason(&outboxes)), (true, "ReceiverFails"));
+    outboxes.due(Instant::now() + PATIENCE);
+    outboxes.record("a", "2", Outcome::Sent, Instant::now(), 0.0);
+    assert_eq!(reason(&outboxes), "AsExpected");
 }
 
 #[test]
@@ -387,13 +401,13 @@ fn receiver_that_failed_under_an_earlier_leader_fails_until_it_takes_a_notice() 
     first.checked("c", Some("no key".into()));
     send(&mut first, "a", refused("it refuses with 404: check the webhook; it is gone"));
     send(&mut first, "b", refused("it refuses with 410"));
-    let message = "a: it refuses with 404: check the webhook; it is gone; and b: it refuses with 410; and c: no key";
-    assert_eq!(state(&first), (false, "ReceiverFails", message.to_owned()));
+    let failing = "a: it refuses with 404: check the webhook; it is gone; and b: it refuses with 410";
+    let (_, reason, message) = state(&first);
+    assert_eq!((reason, &message), ("ReceiverFails", &format!("{failing}; and c cannot be used: no key")));
 
     // The next leader has sent nothing yet. The key has been added in the meantime, which it finds by itself.
     let mut next = Outboxes::default();
-    let failing = "a: it refuses with 404: check the webhook; it is gone; and b: it refuses with 410";
-    next.want(&all, &[notice("1", &["b"])], failing, now);
+    next.want(&all, &[notice("1", &["b"])], &message, now);
     for name in ["a", "b", "c"] {
         next.checked(name, None);
     }

@@ -49,7 +49,7 @@ async fn notices_of_frozen_rollout_survive_killed_leader_and_hanging_receiver(
     cluster.reported().await?;
     let problem = cluster.until_operator(NOTICES_SENT, ConditionStatus::False).await?;
     assert_eq!(problem.reason, "ReceiverUnusable");
-    assert!(problem.message.contains("forgotten: the Secret brupop-notices"), "{}", problem.message);
+    assert!(problem.message.contains("forgotten cannot be used: the Secret brupop-notices"), "{}", problem.message);
 
     cluster.fleet.script("node-1", |behaviour| behaviour.boot = Boot::FallsBack);
     cluster.fleet.release(NEW);

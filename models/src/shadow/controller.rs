@@ -213,7 +213,7 @@ pub struct DrainStatus {
     #[cfg_attr(feature = "crd", schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic")))]
     pub pods: Arc<[DrainedPod]>,
     /// Number of these pods that have left: counted while a budget blocks the drain, and when it ends. Until then, pods that came after it
-    /// began count as if they had left.
+    /// began count as if they had left, and so do those that have ended and are still listed by the API server.
     #[serde(default)]
     pub removed: i64,
     /// Pods that are asked before all others, and alone: those that their PodDisruptionBudget guarded when the drain began.

@@ -7,7 +7,6 @@ use models::condition::{find_condition, true_condition};
 use models::plain::cut;
 use models::shadow::{BLOCKED, Blocker};
 
-use super::drained::pods_gone;
 use super::row::{Turn, act, stay};
 use super::status::unblock;
 use crate::drain::{DENIAL_RETRIED, Sorted};
@@ -189,7 +188,7 @@ pub(super) fn name_blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Turn
         }
         None => Wait::Draining { left },
     };
-    let turn = match blockers_changed(ctx, blockers, &wait) {
+    let turn = match blockers_changed(ctx, blockers, &wait, left) {
         Some(action) => act(action),
         None => stay(wait),
     };
@@ -198,10 +197,12 @@ pub(super) fn name_blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Turn
 
 /// Writes which pods block the drain when that has changed, and the `Blocked` condition and its Event with it. A drain that goes on is blocked since
 /// fewer pods were left than ever before: others may come for as long as it lasts.
-fn blockers_changed(ctx: &NodeContext<'_>, wanted: Vec<Blocker>, wait: &Wait) -> Option<Action> {
+fn blockers_changed(ctx: &NodeContext<'_>, wanted: Vec<Blocker>, wait: &Wait, left: usize) -> Option<Action> {
     let stored = ctx.drain_status();
     let (named, removed) = stored.map_or((&[][..], 0), |drain| (drain.blockers.as_slice(), drain.removed));
-    let gone = pods_gone(ctx);
+    // One that has ended is waited for no more, whenever its object is deleted.
+    let listed = stored.map_or(0, |drain| drain.pods.len());
+    let gone = i64::try_from(listed.saturating_sub(left)).unwrap_or(i64::MAX);
     let goes_on = gone > removed;
     let since = true_condition(&ctx.shadow.status.conditions, BLOCKED).map(|blocked| blocked.last_transition_time);
     // A pod that leaves is worth a write only once in a while: the number of those that have left is written with the blockers.
@@ -211,7 +212,9 @@ fn blockers_changed(ctx: &NodeContext<'_>, wanted: Vec<Blocker>, wait: &Wait) ->
     }
     let mut status = ctx.controller_status();
     let drain = status.report.drain.get_or_insert_default();
-    (drain.blockers, drain.removed) = (wanted, gone.max(removed));
+    // Where none was named, the block begins now, with what is left: pods that came before are no arrivals to it.
+    let fewest = if named.is_empty() { gone } else { gone.max(removed) };
+    (drain.blockers, drain.removed) = (wanted, fewest);
     let reason = wait.as_str();
     let known = find_condition(&status.conditions, BLOCKED).is_some_and(|c| c.reason == reason);
     if goes_on || !wait.blocks() {

@@ -16,9 +16,9 @@ use crate::policy::Policy;
 use crate::survey::versions::{self, Kinds};
 use crate::view::ClusterView;
 
-/// The time for which a node itself has been behind before it lags, or the target if that is shorter: one that was launched from an old image is updated
-/// by then.
-const LAGS_AFTER: Duration = Duration::from_secs(3 * 24 * 3600);
+/// The time for which a node itself has been behind before it lags, where there is no target: one that was launched from an old image waits for the
+/// window of the next week.
+const LAGS_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// A node that runs an earlier version than it could.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +71,7 @@ pub(super) fn of<'a>(
             counted.entry(key).or_default().push(version);
         }
     }
-    let lags_after = policy.freshness_target.map_or(LAGS_AFTER, |target| target.min(LAGS_AFTER));
+    let lags_after = policy.freshness_target.unwrap_or(LAGS_AFTER);
     let mut fleet = FleetFreshness { within: policy.freshness_target.map(|_| 0), ..FleetFreshness::default() };
     for (name, node) in view.nodes.iter().filter(|(_, node)| node.facts.labelled) {
         fleet.total += 1;

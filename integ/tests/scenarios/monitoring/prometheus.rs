@@ -19,7 +19,8 @@ use crate::interfere::poll;
 use crate::support::ScenarioContext;
 
 /// Times of the alerts that a test cannot wait for, and those that it waits for instead.
-const SHORTENED: [(&str, &str); 4] = [("> 50 or", "> 1 or"), ("> 900", "> 3"), ("> 7200", "> 3"), ("[10m]", "[1m]")];
+const SHORTENED: [(&str, &str); 5] =
+    [("> 50 or", "> 1 or"), ("> 900", "> 3"), ("> 7200", "> 3"), ("[10m]", "[1m]"), ("[5m]", "[5s]")];
 
 /// The file with the discovered pods.
 const TARGETS: &str = "targets.json";

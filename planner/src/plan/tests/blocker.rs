@@ -102,6 +102,45 @@ fn drain_is_blocked_since_fewest_pods_were_left() {
 }
 
 #[test]
+fn block_begins_with_the_pods_that_are_left_then() {
+    let late = || PodFacts { tolerates_cordon: true, controller_uid: Some("job-late".into()), ..pod("late", false) };
+    let (mut view, policy) =
+        draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![pod("a", false), pod("b", false)]);
+    let refused = ["p-a", "p-b"].map(|uid| (uid.to_owned(), answer(Some("shop/web"), 0, false)));
+    view.nodes.get_mut("a").unwrap().blocked = refused.into();
+    for (sentence, second, pods, since) in [
+        ("another comes before one is named", 1, vec![pod("a", false), pod("b", false), late()], None),
+        ("those of before are named", 5, vec![pod("a", false), pod("b", false), late()], Some(5)),
+        ("one of them leaves", 100, vec![pod("b", false), late()], Some(100)),
+        ("the other leaves as well, and is named no more", 200, vec![late()], None),
+    ] {
+        view.nodes.get_mut("a").unwrap().pods = Some(pods);
+        assert_eq!(blocked_since(&mut view, &policy, second), since.map(t), "{sentence}, at {second}");
+    }
+}
+
+#[test]
+fn pod_that_is_waited_for_no_more_is_not_left_whenever_its_object_is_deleted() {
+    let there = |name: &str| pod(name, false);
+    let ended = |name: &str| PodFacts { finished: true, ..there(name) };
+    let stuck = |name: &str| PodFacts { terminating: true, ends_by: Some(t(650)), ..there(name) };
+    let spec = serde_json::json!({"drain": {"timeout": "1h", "skipTerminatingAfter": "30s"}});
+    let (mut view, policy) = draining(spec, vec![there("a"), there("b"), there("c"), stuck("d")]);
+    let refused = ["p-a", "p-b", "p-c"].map(|uid| (uid.to_owned(), answer(Some("shop/web"), 0, false)));
+    view.nodes.get_mut("a").unwrap().blocked = refused.into();
+    for (sentence, second, pods, since) in [
+        ("all but one are refused", 5, vec![there("a"), there("b"), there("c"), stuck("d")], 5),
+        ("one has ended by itself", 500, vec![ended("a"), there("b"), there("c"), stuck("d")], 500),
+        ("its object is deleted", 600, vec![there("b"), there("c"), stuck("d")], 500),
+        ("policy waits no longer for one that is being deleted", 680, vec![there("b"), there("c"), stuck("d")], 680),
+        ("its object goes", 800, vec![there("b"), there("c")], 680),
+    ] {
+        view.nodes.get_mut("a").unwrap().pods = Some(pods);
+        assert_eq!(blocked_since(&mut view, &policy, second), Some(t(since)), "{sentence}, at {second}");
+    }
+}
+
+#[test]
 fn drain_status_limits_listed_pods_and_owners() {
     let most = crate::plan::LISTED_PODS;
     for (listed, expected) in [(most - 1, Some(most)), (most, None)] {
