@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use models::operator::{BottlerocketUpdateOperatorSpec, KnownVersion, Quarantined};
+use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, KnownVersion, Quarantined};
 use models::reason::FailureReason;
 use models::shadow::{
     AppliedSettings, Armed, ArmedPhase, BottlerocketShadowSpec, DrainStatus, DrainedPod, Drill, Progress,
