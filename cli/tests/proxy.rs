@@ -52,7 +52,7 @@ clusters:
         for name in ["HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"] {
             command.env_remove(name);
         }
-        command.env(variable, value).args(["status", "--kubeconfig", &path]).stdin(Stdio::null());
+        command.env(variable, value).args(["status", "--kubeconfig", path.as_str()]).stdin(Stdio::null());
         let output = command.output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(1) && text.contains(error), "{sentence}: {output:?}");
