@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::Client;
 use kube::api::{Api, ListParams, Request};
+use kube::client::AuthError;
 use kube::core::error_boundary::InvalidObject;
 use kube::core::{DeserializeGuard, ObjectList};
 use models::limits;
@@ -44,10 +45,11 @@ struct NoAnswer;
 
 /// Returns true if the API server was not reached, or did not answer in time.
 fn is_unanswered(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
-        let kube = cause.downcast_ref::<kube::Error>();
-        cause.is::<NoAnswer>()
-            || kube.is_some_and(|e| matches!(e, kube::Error::Service(_) | kube::Error::HyperError(_)))
+    error.chain().any(|cause| match cause.downcast_ref() {
+        // Where the credential plugin has failed, another try would ask the user, or the identity provider, once more.
+        Some(kube::Error::Service(inner)) => !inner.is::<AuthError>(),
+        Some(kube::Error::HyperError(_)) => true,
+        _ => cause.is::<NoAnswer>(),
     })
 }
 
@@ -228,6 +230,7 @@ mod tests {
         };
         let client = kube::Client::try_from(kube::Config::new("https://127.0.0.1:1".parse().unwrap())).unwrap();
         let unreadable = serde_json::from_str::<u8>("x").unwrap_err();
+        let login = kube::Error::Service(Box::new(AuthError::ExecPluginFailed));
         for (sentence, error, expected) in [
             ("not reached", call("get /version", client.apiserver_version()).await.unwrap_err(), true),
             ("no answer in time", anyhow!(NoAnswer).context("cannot get nodes"), true),
@@ -235,6 +238,7 @@ mod tests {
             ("its load balancer", answer(502), true),
             ("too many requests", answer(429), true),
             ("no valid user", answer(401), false),
+            ("no credentials from their plugin", failure("get nodes", login), false),
             ("not allowed", answer(403), false),
             ("gone", answer(404), false),
             ("invalid", answer(422), false),
@@ -257,5 +261,7 @@ mod tests {
         let status = kube::core::Status::failure("no", "Forbidden").with_code(403).boxed();
         let refused = name_server(failure("list nodes", kube::Error::Api(status)), &url);
         assert_eq!(refused.to_string(), "you need the right to list nodes");
+        let login = kube::Error::Service(Box::new(AuthError::ExecPluginFailed));
+        assert_eq!(name_server(failure("list nodes", login), &url).to_string(), "cannot list nodes");
     }
 }

@@ -103,8 +103,12 @@ async fn established(client: &Client, object: &Value) -> anyhow::Result<()> {
     let (api, _, name) = api(client, object)?;
     let deadline = Instant::now() + ESTABLISHED;
     loop {
+        let mut unanswered = String::new();
         let found = call(&format!("get customresourcedefinition {name}"), api.get(&name)).await;
-        let found = or_waiting(found.map(Some), |_| None)?;
+        let found = or_waiting(found.map(Some), |error| {
+            unanswered = format!(" ({error:#})");
+            None
+        })?;
         let conditions = found.and_then(|found| found.data["status"]["conditions"].as_array().cloned());
         let conditions = conditions.unwrap_or_default();
         if conditions.iter().any(|condition| condition["type"] == "Established" && condition["status"] == "True") {
@@ -112,7 +116,7 @@ async fn established(client: &Client, object: &Value) -> anyhow::Result<()> {
         }
         if Instant::now() >= deadline {
             bail!(
-                "the API server does not serve {name} after {} s: {}",
+                "the API server is not known to serve {name} after {} s{unanswered}: {}",
                 ESTABLISHED.as_secs(),
                 for_cluster(&format!("kubectl describe crd {name}"))
             );
@@ -255,7 +259,7 @@ async fn running(client: &Client, options: &InstallOptions, before: &Before) -> 
         }
         if began.elapsed() >= limit {
             bail!(
-                "everything is applied, and does not run after {}: {}. {} finds out why",
+                "everything is applied, and after {} this is still so: {}. {} finds out why",
                 options.timeout,
                 waiting.join("; "),
                 for_cluster(DOCTOR)
@@ -307,19 +311,26 @@ pub(crate) async fn install(client: Client, namespace: &str, options: &InstallOp
     }
     running(&client, options, &before).await?;
     let status = for_cluster("kubectl brupop status");
-    match agents(&client).await.context("everything is applied")? {
-        (_, Some(behind)) => print_line(format_args!(
+    match or_waiting(agents(&client).await.map(Some), |_| None).context("everything is applied")? {
+        None => print_line(format_args!(
+            "The operator is installed. Whether its agents run is not known, since the API server has not answered: {status}"
+        )),
+        Some((_, Some(behind))) => print_line(format_args!(
             "The operator is installed, and its agents do not run everywhere yet ({behind}): {status}"
         )),
-        (0, None) => print_line(format_args!(
+        Some((0, None)) => print_line(format_args!(
             "The operator is installed. No node is under it yet: {}",
             for_cluster(&format!("kubectl label node NODE {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION))
         )),
-        (nodes, None) => print_line(format_args!("The operator is installed, on {nodes} nodes: {status}")),
+        Some((nodes, None)) => print_line(format_args!("The operator is installed, on {nodes} nodes: {status}")),
     }
-    if disabled(&client).await? {
-        let resume = for_cluster("kubectl brupop resume");
-        print_line(format_args!("No update starts before updates are enabled: {resume}"));
+    match or_waiting(disabled(&client).await.map(Some), |_| None).context("everything is applied")? {
+        None => print_line(format_args!("Whether updates are enabled is not known: {status}")),
+        Some(true) => {
+            let resume = for_cluster("kubectl brupop resume");
+            print_line(format_args!("No update starts before updates are enabled: {resume}"));
+        }
+        Some(false) => {}
     }
     Ok(())
 }

@@ -75,7 +75,39 @@ pub(crate) mod testing {
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
+
     use super::*;
+
+    /// Returns the files in a folder and in those in it.
+    fn files(folder: &Path) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+    }
+
+    #[test]
+    fn command_in_a_sentence_is_for_the_chosen_cluster() {
+        // One that needs no cluster, one on a page that is read elsewhere, and one that the controller has written.
+        let others =
+            ["kubectl brupop plan --from-dump", "kubectl brupop history --verify", "split(\": kubectl annotate\")"];
+        let is_program = |word: &str| matches!(word, "kubectl" | "helm" | "flux");
+        let is_bare = |words: &&[&str]| {
+            let in_sentence = words[0].ends_with(':') && is_program(words[1]);
+            let in_brackets = words[1].strip_prefix('(').is_some_and(is_program);
+            let text = words.join(" ");
+            (in_sentence || in_brackets) && !others.iter().any(|other| text.contains(other))
+        };
+        for path in files(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))) {
+            if path.extension().is_none_or(|end| end != "rs") || path.file_stem().is_some_and(|stem| stem == "tests") {
+                continue;
+            }
+            let source = std::fs::read_to_string(&path).unwrap();
+            let code = source.split("mod tests {").next().unwrap_or_default();
+            let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+            let words: Vec<&str> = lines.flat_map(str::split_whitespace).filter(|word| *word != "\\").collect();
+            assert_eq!(words.windows(5).find(is_bare), None, "{}: no shell::for_cluster", path.display());
+        }
+    }
 
     #[test]
     fn copied_command_reaches_the_chosen_cluster_as_the_same_user() {

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use crate::files::{read_text, write_text};
 use crate::forecast::{self, LATE, html, report, summary::Summary};
 use crate::page::Page;
+use crate::shell::for_cluster;
 use crate::terminal::Format;
 
 #[derive(Debug, Args)]
@@ -75,7 +76,7 @@ fn unknown_field(input: &Value, read: &Value, path: &str) -> Option<String> {
 pub(crate) fn parse_policy(value: &Value) -> anyhow::Result<BottlerocketUpdateOperatorSpec> {
     let spec: BottlerocketUpdateOperatorSpec = serde_json::from_value(value.clone())?;
     if let Some(field) = unknown_field(value, &serde_json::to_value(&spec)?, "spec") {
-        bail!("unknown field {field}: kubectl explain bruo.spec lists the fields");
+        bail!("unknown field {field}: {} lists the fields", for_cluster("kubectl explain bruo.spec"));
     }
     Ok(spec)
 }

@@ -149,8 +149,9 @@ async fn remove_containers(client: &Client, containers: &[Value]) -> anyhow::Res
 /// Returns the question before anything is done. Secrets that users have created go too.
 fn question() -> String {
     format!(
-        "This ends all updates, releases every node and removes the operator with its records, the history of rollouts (kubectl brupop \
-         history --export FILE keeps it) and its Secrets, also those that you have created: {}, {} and a provided {}. Continue? [y/N]",
+        "This ends all updates, releases every node and removes the operator with its records, the history of rollouts ({} keeps it) and its \
+         Secrets, also those that you have created: {}, {} and a provided {}. Continue? [y/N]",
+        for_cluster("kubectl brupop history --export FILE"),
         names::NOTICES_SECRET,
         names::PROMETHEUS_SECRET,
         names::SERVING_SECRET

@@ -2,11 +2,12 @@
 
 use std::net::IpAddr;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use http::Uri;
 use ipnet::IpNet;
 
-/// Returns the proxy for a server. One of the kubeconfig holds for every server, one of the environment for those that NO_PROXY does not exempt.
+/// Returns the proxy for a server. One of the kubeconfig holds for every server, one of the environment for those with TLS that NO_PROXY does
+/// not exempt: others would need a proxy that takes requests, and not connections.
 pub(super) fn proxy(
     server: &Uri,
     of_kubeconfig: Option<&str>,
@@ -16,13 +17,21 @@ pub(super) fn proxy(
         let names = [name.to_owned(), name.to_lowercase()];
         names.iter().find_map(|name| variable(name).filter(|value| !value.is_empty()))
     };
-    let name = if server.scheme_str() == Some("http") { "HTTP_PROXY" } else { "HTTPS_PROXY" };
-    let of_environment = || set(name).filter(|_| !is_exempt(server, &set("NO_PROXY").unwrap_or_default()));
+    let has_tls = server.scheme_str() != Some("http");
+    let of_environment =
+        || set("HTTPS_PROXY").filter(|_| has_tls && !is_exempt(server, &set("NO_PROXY").unwrap_or_default()));
     let Some(proxy) = of_kubeconfig.map(str::to_owned).or_else(of_environment) else { return Ok(None) };
     let url = if proxy.contains("://") { proxy } else { format!("http://{proxy}") };
-    let source = if of_kubeconfig.is_some() { "the proxy-url of the kubeconfig" } else { name };
+    // Names are resolved by the proxy in any case.
+    let url = url.replacen("socks5h://", "socks5://", 1);
+    let source = if of_kubeconfig.is_some() { "the proxy-url of the kubeconfig" } else { "HTTPS_PROXY" };
     // The URL may have a password, so it is not shown.
-    Ok(Some(url.parse::<Uri>().with_context(|| format!("{source} is no URL of a proxy"))?))
+    let url = url.parse::<Uri>().with_context(|| format!("{source} is no URL of a proxy"))?;
+    ensure!(
+        matches!(url.scheme_str(), Some("http" | "https" | "socks5")),
+        "{source} is no proxy for HTTP or SOCKS 5: its URL has to begin with http://, https:// or socks5://"
+    );
+    Ok(Some(url))
 }
 
 /// Returns true if NO_PROXY exempts a server. The local host is exempt in any case.
@@ -32,7 +41,7 @@ fn is_exempt(server: &Uri, no_proxy: &str) -> bool {
     if host == "localhost" || address.is_some_and(|address| address.is_loopback()) {
         return true;
     }
-    let port = server.port_u16().unwrap_or(if server.scheme_str() == Some("http") { 80 } else { 443 });
+    let port = server.port_u16().unwrap_or(443);
     no_proxy.split(',').any(|entry| covers(&entry.trim().to_lowercase(), &host, address, port))
 }
 
@@ -47,7 +56,7 @@ fn covers(entry: &str, host: &str, address: Option<IpAddr>, port: u16) -> bool {
     }
     let (name, of_port) = match entry.rsplit_once(':') {
         // An IPv6 address has colons without a port.
-        Some((name, of_port)) if entry.parse::<IpAddr>().is_err() => (name, of_port),
+        Some((name, of_port)) if entry.parse::<IpAddr>().is_err() && !entry.ends_with(']') => (name, of_port),
         _ => (entry, ""),
     };
     if !of_port.is_empty() && of_port.parse::<u16>() != Ok(port) {
@@ -95,8 +104,14 @@ mod tests {
             ("the local host", "https://127.0.0.1:6443", None, vec![https], None),
             ("by its name", "https://localhost:6443", None, vec![https], None),
             ("by IPv6", "https://[::1]:6443", None, vec![https], None),
-            ("a server without TLS", "http://api:8080", None, vec![https], None),
-            ("has a variable of its own", "http://api:8080", None, vec![("HTTP_PROXY", "http://proxy:3128")], used),
+            ("a server without TLS", "http://api:8080", None, vec![https, ("HTTP_PROXY", "http://proxy:3128")], None),
+            (
+                "one that resolves names",
+                EKS,
+                Some("socks5h://localhost:1080"),
+                vec![],
+                Some("socks5://localhost:1080/"),
+            ),
         ] {
             assert_eq!(chosen(server, of_kubeconfig, &environment).as_deref(), expected, "{sentence}");
         }
@@ -130,6 +145,8 @@ mod tests {
             ("10.0.0.0/8", EKS, false),
             ("fd00::/8", "https://[fd00::7]:6443", true),
             ("fd00::7", "https://[fd00::7]:6443", true),
+            ("[fd00::7]", "https://[fd00::7]:6443", true),
+            ("[fd00::8]", "https://[fd00::7]:6443", false),
             ("[fd00::7]:6443", "https://[fd00::7]:6443", true),
             ("[fd00::7]:443", "https://[fd00::7]:6443", false),
             (".", EKS, false),
@@ -140,9 +157,11 @@ mod tests {
     }
 
     #[test]
-    fn proxy_that_is_no_url_is_refused_without_its_password() {
-        let error = proxy(&EKS.parse().unwrap(), Some("http://me:pass word@proxy"), |_| None).unwrap_err();
-        let text = format!("{error:#}");
-        assert!(text.contains("proxy-url of the kubeconfig") && !text.contains("pass"), "{text}");
+    fn proxy_that_cannot_be_used_is_refused_without_its_password() {
+        for url in ["http://me:pass word@proxy", "socks4://me:pass@proxy:1080", "ftp://me:pass@proxy"] {
+            let error = proxy(&EKS.parse().unwrap(), Some(url), |_| None).unwrap_err();
+            let text = format!("{error:#}");
+            assert!(text.contains("proxy-url of the kubeconfig") && !text.contains("pass"), "{text}");
+        }
     }
 }

@@ -11,6 +11,7 @@ use models::shadow::{
     BLOCKED, BottlerocketShadow, HOST_ARMED_BY_OTHER, HOST_REACHABLE, HostState, Mode, Progress, Record, Step,
 };
 use planner::view::{NodeFacts, Projection as _, ShadowFacts};
+use planner::wait::{WaitReason, WaitsFor};
 
 use super::nodes::{NodeOutcome, NodesOptions, find_managed, node_of, report};
 use super::texts::{command, nonce};
@@ -87,10 +88,14 @@ fn decide_retry(
         return Ok(Decision::Nothing("it is being verified again already".to_owned()));
     }
     let reason = "it is not in back-off, so that there is nothing to retry";
-    if let Some(blocked) = true_condition(conditions, BLOCKED) {
+    // The condition may still name a back-off that is over.
+    let blocked = true_condition(conditions, BLOCKED).filter(|blocked| blocked.reason != WaitReason::BackOff.as_str());
+    let Some(blocked) = blocked else { return Ok(Decision::Nothing(reason.to_owned())) };
+    let party = blocked.reason.parse::<WaitReason>().map(|reason| reason.explanation().0);
+    if progress(shadow).is_none() && party == Ok(WaitsFor::User) {
         bail!("{reason}; nothing was written. It waits for another reason: {}", blocked.message);
     }
-    Ok(Decision::Nothing(reason.to_owned()))
+    Ok(Decision::Nothing(format!("{reason}; it waits for another reason: {}", blocked.message)))
 }
 
 /// Returns what came of `retry`.
@@ -267,9 +272,37 @@ mod tests {
         assert!(nothing(decide_retry(None, &not_before(-60), "nonce", now).unwrap()).contains("not in back-off"));
         let armed = shadow(&json!({"conditions": [condition(HOST_REACHABLE, HOST_ARMED_BY_OTHER, "")]}));
         assert_eq!(patch(decide_retry(None, &armed, "nonce", now).unwrap()), expected);
-        let held = shadow(&json!({"conditions": [condition(BLOCKED, "Held", "the node is held")]}));
-        let error = decide_retry(None, &held, "nonce", now).unwrap_err().to_string();
-        assert!(error.ends_with("nothing was written. It waits for another reason: the node is held"), "{error}");
+    }
+
+    #[test]
+    fn retry_that_ends_no_wait_fails_where_a_user_has_to_end_it() {
+        let (none, drains) = (Value::Null, at("Draining"));
+        let (for_user, by_itself) = (Some(true), Some(false));
+        for (sentence, reason, progress, expected) in [
+            ("held", "Held", &none, for_user),
+            ("cordoned by a user", "Cordoned", &none, for_user),
+            ("its attempts are used up", "AttemptsExhausted", &none, for_user),
+            ("held, and its update has not ended yet", "Held", &drains, by_itself),
+            ("its update has begun", "DrainBlocked", &drains, by_itself),
+            ("a hook has yet to answer", "AwaitingHook", &drains, by_itself),
+            ("pods have yet to end", "PodsTerminating", &none, by_itself),
+            ("the host is busy", "HostBusy", &none, by_itself),
+            ("a reason of a later version", "NoSuchReason", &none, by_itself),
+            ("its back-off is just over", "BackOff", &none, None),
+        ] {
+            let node = shadow(&json!({"conditions": [condition(BLOCKED, reason, "MESSAGE")], "progress": progress}));
+            let text = match decide_retry(None, &node, "nonce", Timestamp::now()) {
+                Ok(decision) => nothing(decision),
+                Err(error) => error.to_string(),
+            };
+            let start = "it is not in back-off, so that there is nothing to retry";
+            let expected = match expected {
+                Some(true) => format!("{start}; nothing was written. It waits for another reason: MESSAGE"),
+                Some(false) => format!("{start}; it waits for another reason: MESSAGE"),
+                None => start.to_owned(),
+            };
+            assert_eq!(text, expected, "{sentence}");
+        }
     }
 
     #[test]

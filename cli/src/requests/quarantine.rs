@@ -8,7 +8,7 @@ use kube::Client;
 use kube::api::ListParams;
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorSpec};
-use models::shadow::{BottlerocketShadow, Mode};
+use models::shadow::{BottlerocketShadow, Mode, Place};
 use planner::policy::{Exclusion, NodeKind, Policy, Target};
 use serde_json::json;
 
@@ -187,6 +187,9 @@ fn added(operator: &BottlerocketUpdateOperator, version: &str, shadows: &[Bottle
     format!("{version} is excluded: {no_node} takes it{running}{pinned}{}", not_in_force(&status(operator)))
 }
 
+/// The line of a dry run where it names no node.
+const NO_NODE: &str = "no node runs it, or is out of service for an update to it";
+
 /// Returns what a dry run shows: each node that runs a version of the entry, or that is taken out of service for one.
 fn preview(entry: &str, shadows: &[BottlerocketShadow]) -> Vec<String> {
     let Some(wanted) = meaning(entry) else { return Vec::new() };
@@ -195,12 +198,15 @@ fn preview(entry: &str, shadows: &[BottlerocketShadow]) -> Vec<String> {
         let runs = shadow.status.as_ref().and_then(|status| status.agent.current_version.as_ref());
         let runs = runs.filter(|version| wanted.covers(&variant, &arch, version));
         let attempt = progress(shadow).filter(|attempt| attempt.disruptive && attempt.mode() == Mode::Update);
+        // After its reboot, an update goes on whatever policy says of its version.
+        let attempt = attempt.filter(|attempt| attempt.step.place() <= Place::Away);
         let attempt = attempt.filter(|attempt| wanted.covers(&variant, &arch, &attempt.version));
         let what = if is_permitted(shadow) { "goes on, since its reboot is permitted" } else { "ends" };
         let stays = runs.map(|version| format!("stays on {version}: {node}"));
         [stays, attempt.map(|attempt| format!("its update to {} {what}: {node}", attempt.version))]
     };
-    shadows.iter().flat_map(of_node).flatten().collect()
+    let lines: Vec<String> = shadows.iter().flat_map(of_node).flatten().collect();
+    if lines.is_empty() { vec![NO_NODE.to_owned()] } else { lines }
 }
 
 /// Returns what came of `quarantine --lift`.
@@ -233,7 +239,7 @@ pub(super) async fn quarantine(client: &Client, namespace: &str, options: &Optio
     };
     carry_out(client, namespace, &options.write, decide, done).await?;
     if is_changed.get() && options.write.is_preview() {
-        preview(version, &all().await.unwrap_or_default()).iter().for_each(print_line);
+        preview(version, &all().await?).iter().for_each(print_line);
     }
     Ok(())
 }
@@ -305,25 +311,32 @@ mod tests {
         let node = |runs: &str, progress: &Value| {
             shadow(&json!({"currentVersion": runs, "variant": "v", "arch": "a", "progress": progress}))
         };
-        let mut permitted = at("Rebooting");
-        permitted["permitIssued"] = json!(true);
+        let permitted = |step: &str| {
+            let mut progress = at(step);
+            progress["permitIssued"] = json!(true);
+            progress
+        };
+        let (no_node, stays) = ([NO_NODE], ["stays on 1.20.5: a"]);
         for (sentence, entry, runs, progress, expected) in [
-            ("idle on another version", "1.20.5", "1.20.1", Value::Null, None),
-            ("runs it", "1.20", "1.20.5", Value::Null, Some("stays on 1.20.5: a")),
-            ("of another kind", "1.20.5 on w/a", "1.20.5", Value::Null, None),
-            ("is drained for it", "1.20.5", "1.20.1", at("Draining"), Some("its update to 1.20.5 ends: a")),
+            ("idle on another version", "1.20.5", "1.20.1", Value::Null, no_node),
+            ("runs it", "1.20", "1.20.5", Value::Null, stays),
+            ("of another kind", "1.20.5 on w/a", "1.20.5", Value::Null, no_node),
+            ("has only downloaded it", "1.20.5", "1.20.1", at("Staged"), no_node),
+            ("is drained for it", "1.20.5", "1.20.1", at("Draining"), ["its update to 1.20.5 ends: a"]),
             (
                 "reboots into it",
                 "1.20.5",
                 "1.20.1",
-                permitted,
-                Some("its update to 1.20.5 goes on, since its reboot is permitted: a"),
+                permitted("Rebooting"),
+                ["its update to 1.20.5 goes on, since its reboot is permitted: a"],
             ),
-            ("has only downloaded it", "1.20.5", "1.20.1", at("Staged"), None),
+            ("is verified after its reboot", "1.20.5", "1.20.5", permitted("Verifying"), stays),
+            ("is back in service", "1.20.5", "1.20.5", at("AfterUpdate"), stays),
+            ("is released on its earlier version", "1.20.5", "1.20.1", at("Releasing"), no_node),
         ] {
-            let shown = preview(entry, &[node(runs, &progress)]);
-            assert_eq!(shown.first().map(String::as_str), expected, "{sentence}");
+            assert_eq!(preview(entry, &[node(runs, &progress)]), expected, "{sentence}");
         }
+        assert_eq!(preview("1.20.5", &[]), no_node);
     }
 
     #[test]

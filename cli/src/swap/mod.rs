@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use self::facts::{Memory, gather, is_under_way};
 pub(crate) use self::facts::{record, shadow_resource};
 use self::steps::{Facts, Next, Phase, Step, Waiting};
-use crate::call::{self, code, is_transient};
+use crate::call::{self, code, is_transient, or_waiting};
 use crate::clock::span;
 use crate::helm::Releases;
 use crate::page::{confirm, print_line};
@@ -63,6 +63,15 @@ pub(crate) async fn swap(client: &Client, options: &Options) -> anyhow::Result<(
     if run(client, options, question, steps::next).await?.is_none() {
         return Ok(());
     }
+    or_waiting(show_ending(client, options).await, |error| {
+        print_line(format_args!(
+            "every step is taken; which ones are left to you is not known ({error:#}): run the command again"
+        ));
+    })
+}
+
+/// Prints what the steps have led to, and those that are left to the user.
+async fn show_ending(client: &Client, options: &Options) -> anyhow::Result<()> {
     let facts = gather(client, &mut Memory::default(), options.settle.signed(), false).await?;
     if facts.phase() == Phase::Absent {
         print_line(if facts.record.is_empty() {
@@ -88,7 +97,11 @@ pub(crate) async fn undo(client: &Client, options: &Options) -> anyhow::Result<(
         None => {}
         Some(0) => print_line("nothing was changed: there is no record of an earlier operator"),
         Some(_) => {
-            let nodes = call::nodes(client).await?;
+            let nodes = or_waiting(call::nodes(client).await, |error| {
+                let list = for_cluster("kubectl get nodes");
+                print_line(format_args!("which nodes are cordoned is not known ({error:#}): {list}"));
+                Vec::new()
+            })?;
             let cordoned =
                 nodes.iter().filter(|node| node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true)));
             let cordoned: Vec<String> = cordoned.filter_map(|node| node.metadata.name.clone()).collect();

@@ -424,7 +424,7 @@ fn approval_that_finds_no_step_succeeds_only_if_the_named_one_is_passed_or_appro
                 assert!(expected && approval.is_none(), "{sentence}: {}", nothing(decision));
             }
             Err(error) => {
-                assert!(!expected && error.to_string().contains("nothing was written"), "{sentence}: {error}")
+                assert!(!expected && error.to_string().contains("nothing was written"), "{sentence}: {error}");
             }
         }
     }
