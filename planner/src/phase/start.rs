@@ -17,6 +17,7 @@ use super::usable;
 use crate::claims::ClaimField;
 use crate::decision::Note;
 use crate::gates::{self, Obstacle};
+use crate::rules::Refusal;
 use crate::view::{OWNER_WAIT, PodFacts};
 use crate::wait::Wait;
 
@@ -45,10 +46,16 @@ const fn draining(mode: Mode) -> (&'static str, &'static str) {
 pub(super) fn kept_back(ctx: &Attempt<'_>, obstacle: Option<Obstacle>, until: Timestamp) -> Option<Turn> {
     let wait = match obstacle? {
         Obstacle::Unknown(wait) if ctx.now < until => wait,
-        // Another node's drain may have moved pods of the budget, whose replacements are about to be Ready; a host may not answer for some
-        // seconds.
+        // Another node's drain may have moved pods of the budget, whose replacements are about to be Ready; a host, Prometheus or the API
+        // server may not answer for some seconds, as where they run on a node that is drained too.
         Obstacle::Refused(
-            wait @ (Wait::BudgetUnhealthy { .. } | Wait::HostNotUsable { .. } | Wait::HostBusy { .. }),
+            wait @ (Wait::BudgetUnhealthy { .. }
+            | Wait::HostNotUsable { .. }
+            | Wait::HostBusy { .. }
+            | Wait::AgentNotReady
+            | Wait::ExpressionFails { .. }
+            | Wait::PodsNotReady { .. }
+            | Wait::DrainRefused { why: Refusal::Unread, .. }),
         ) if ctx.now < until => wait,
         Obstacle::Unknown(refused) | Obstacle::Refused(refused) => return Some(Turn::of(Outcome::Refuse(refused))),
     };

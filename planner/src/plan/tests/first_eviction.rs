@@ -9,7 +9,7 @@ use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::plan;
 use crate::policy::Policy;
-use crate::view::{Answer, BudgetFacts, ClusterView, PodFacts};
+use crate::view::{Answer, BudgetFacts, ClusterView, DaemonSetIs, PodFacts};
 
 type Change = fn(&mut ClusterView, &mut Value);
 
@@ -47,7 +47,7 @@ fn a(view: &mut ClusterView) -> &mut crate::view::NodeView {
 
 #[test]
 fn gates_are_checked_again_after_the_wait_for_load_balancers() {
-    let cases: [(&str, Change, &str); 7] = [
+    let cases: [(&str, Change, &str); 6] = [
         ("nothing has changed", |_, _| {}, "step Draining"),
         ("updates are switched off", |_, spec| spec["enabled"] = json!(false), "step Draining"),
         (
@@ -57,7 +57,6 @@ fn gates_are_checked_again_after_the_wait_for_load_balancers() {
         ),
         ("the node is not Ready", |view, _| a(view).facts.ready = false, "GateRefused"),
         ("it is short of disk", |view, _| a(view).facts.pressure = Some("DiskPressure".into()), "GateRefused"),
-        ("its agent is gone", |view, _| a(view).agent_missing = Some(t(-60)), "GateRefused"),
         ("a pod may not be evicted", |view, _| a(view).pods = Some(vec![pod("a", true)]), "GateRefused"),
     ];
     for (sentence, change, expected) in cases {
@@ -67,6 +66,30 @@ fn gates_are_checked_again_after_the_wait_for_load_balancers() {
         assert_eq!(outcome(&made), expected, "{sentence}");
         assert!(made.evictions.is_empty(), "{sentence}");
         assert_eq!(crate::lint::lint(&view, &policy, &mut made.clone()), [], "{sentence}");
+    }
+}
+
+/// An agent is replaced, a pod restarts, the API server does not answer.
+#[test]
+fn what_may_end_by_itself_is_waited_for_once_the_node_has_left_its_load_balancers() {
+    let cases: [(&str, Change); 3] = [
+        ("AgentNotReady", |view, _| a(view).agent_missing = Some(t(-60))),
+        ("PodsNotReady", |view, spec| {
+            a(view).pods = Some(vec![pod("a", false)]);
+            spec["health"] = json!({"before": {"podsReady": true}});
+        }),
+        ("DrainRefused", |view, _| {
+            let daemon_set_is = DaemonSetIs::Unreadable;
+            let unread = PodFacts { daemon_set: Some("log".into()), daemon_set_is, ready: true, ..pod("a", false) };
+            a(view).pods = Some(vec![unread]);
+        }),
+    ];
+    for (waits, change) in cases {
+        let (mut view, policy) = leaving(change);
+        let action = plan(&view, &policy, t(300)).actions.remove("a").unwrap();
+        written(&mut view, &action);
+        assert_eq!(outcome(&plan(&view, &policy, t(600))), waits);
+        assert_eq!(outcome(&plan(&view, &policy, t(300 + 1800))), "GateRefused", "{waits}: not for ever");
     }
 }
 
@@ -102,11 +125,16 @@ fn expressions_are_queried_while_the_node_leaves_its_load_balancers_and_have_to_
     for (answer, expected) in [
         (Answer::Quiet { since: t(2), asked: t(299) }, "step Draining"),
         (Answer::Firing { series: "{} 1".into(), since: t(60) }, "GateRefused"),
-        (Answer::Failed { message: "no answer".into() }, "GateRefused"),
+        (Answer::Failed { message: "no answer".into() }, "step LeavingLoadBalancer"),
     ] {
         view.expressions.insert("errors > 0".into(), answer.clone());
         assert_eq!(outcome(&plan(&view, &policy, t(300))), expected, "{answer:?}");
     }
+    // Prometheus does not answer: the last of these.
+    let waits = plan(&view, &policy, t(300)).actions.remove("a").unwrap();
+    written(&mut view, &waits);
+    assert_eq!(outcome(&plan(&view, &policy, t(600))), "ExpressionFails");
+    assert_eq!(outcome(&plan(&view, &policy, t(300 + 1800))), "GateRefused");
 }
 
 /// A webhook has denied the claim, or there was no controller.
