@@ -384,11 +384,6 @@ pub struct NodeView {
 }
 
 impl NodeView {
-    /// Returns whether it was not claimed in the attempt under way, as far as this leader knows.
-    pub fn awaits_first_claim(&self) -> bool {
-        !self.facts.claimed() && self.claims_made.fields.is_empty()
-    }
-
     /// Returns the version that the node runs: that of its Node, or, where it names none, the one that its agent reports.
     pub fn running(&self) -> Option<semver::Version> {
         let reported = || self.shadow.as_ref()?.status.agent.current_version.clone();

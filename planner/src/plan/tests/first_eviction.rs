@@ -4,7 +4,6 @@ use models::condition::find_condition;
 use models::shadow::{BLOCKED, DrainStatus, FirstPod, HostState, Step};
 use serde_json::{Value, json};
 
-use crate::claims::ClaimFields;
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::plan;
@@ -135,21 +134,4 @@ fn expressions_are_queried_while_the_node_leaves_its_load_balancers_and_have_to_
     written(&mut view, &waits);
     assert_eq!(outcome(&plan(&view, &policy, t(600))), "ExpressionFails");
     assert_eq!(outcome(&plan(&view, &policy, t(300 + 1800))), "GateRefused");
-}
-
-/// A webhook has denied the claim, or there was no controller.
-#[test]
-fn gates_are_checked_again_before_a_first_claim_that_is_late() {
-    for (sentence, claims, ready, at_second, expected) in [
-        ("it is claimed at once", ClaimFields::default(), false, 29, "Claim"),
-        ("it was not claimed for long", ClaimFields::default(), true, 30, "Claim"),
-        ("and is not Ready", ClaimFields::default(), false, 30, "GateRefused"),
-        ("it was uncordoned in its drain", ClaimFields::USUAL, false, 30, "Claim"),
-    ] {
-        let (mut view, policy) = draining(json!({}), vec![pod("a", false)]);
-        (a(&mut view).facts.claims, a(&mut view).facts.unschedulable) = (claims, false);
-        a(&mut view).facts.ready = ready;
-        let found = outcome(&plan(&view, &policy, t(at_second)));
-        assert!(found.starts_with(expected), "{sentence}: {found}");
-    }
 }
