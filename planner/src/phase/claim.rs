@@ -74,13 +74,6 @@ fn not_kept(ctx: &Attempt<'_>, missing: ClaimFields) -> Option<Note> {
     Some(Note { warning: true, reason: "ClaimNotKept", message })
 }
 
-/// Returns whether load balancers may still send connections to a node that has to leave them: it is not labelled.
-pub(super) fn stays_in_balancers(ctx: &Attempt<'_>) -> bool {
-    let facts = ctx.facts();
-    let labelled = [facts.claims_in_effect(), facts.set_otherwise, facts.set_by_others];
-    ctx.policy.leave_load_balancer.is_some() && !labelled.iter().any(|fields| fields.has(ClaimField::Balancer))
-}
-
 /// Returns the claim that is due, if the node does not have it.
 pub(super) fn claim_due(ctx: &Attempt<'_>) -> Option<Turn> {
     let (facts, made) = (ctx.facts(), ctx.node.claims_made);

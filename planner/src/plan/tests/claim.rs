@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use models::condition::{find_condition, true_condition};
+use models::condition::true_condition;
 use models::reason::Proof;
-use models::shadow::{BLOCKED, DRAINED, HostState, Step, UPDATED};
+use models::shadow::{BLOCKED, HostState, Step, UPDATED};
 
 use super::health::{SOAKED, Watch, verifying};
-use crate::claims::{ClaimField, ClaimFields, ClaimsMade};
+use crate::claims::{ClaimFields, ClaimsMade};
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::hold::Hold;
@@ -291,29 +291,6 @@ fn node_is_recordoned_three_times_where_it_was_claimed_for_its_hooks_first() {
     let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
     let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
     assert!(last.reason == "Uncordoned" && last.message.contains("4 times"), "{last:?}");
-}
-
-#[test]
-fn drain_of_node_whose_load_balancer_label_is_not_kept_says_so() {
-    let label: ClaimFields = [ClaimField::Balancer].into_iter().collect();
-    for (sentence, set_otherwise, stripped, named) in [
-        ("it is labelled", ClaimFields::default(), false, false),
-        ("the label was removed", ClaimFields::default(), true, true),
-        ("a user has excluded the node", label, true, false),
-    ] {
-        let mut node = at("a", Step::LeavingLoadBalancer, 0, HostState::StagedUpdate);
-        let all: ClaimFields = ClaimField::ALL.into_iter().collect();
-        node.facts.claims = if stripped { ClaimFields::USUAL } else { all };
-        node.facts.set_otherwise = set_otherwise;
-        node.claims_made = ClaimsMade { fields: all, uncordoned: 0, stripped: 3 };
-        let (mut view, _) = cluster(vec![node], &["a"]);
-        let policy = with_policy(&mut view, serde_json::json!({"loadBalancer": {"leaveBeforeDrain": "30s"}}));
-        let made = plan(&view, &policy, t(30));
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
-        let drained = find_condition(&status.conditions, DRAINED).unwrap();
-        let says = drained.message.contains("exclude-from-external-load-balancers");
-        assert_eq!(says, named, "{sentence}: {}", drained.message);
-    }
 }
 
 /// An autoscaler that finds a node empty, as after its drain, would remove it before it has proven anything.
