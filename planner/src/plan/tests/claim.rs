@@ -235,38 +235,24 @@ fn claimed(view: &mut ClusterView, policy: &Policy) -> Option<(&'static str, Str
     note.map(|note| (note.reason, note.message))
 }
 
-/// A label reconciler removes the fields that are claimed beside the cordon, or an admission webhook does it in each write, which leaves
-/// the operator their owner.
+/// A label reconciler removes the fields that are claimed beside the cordon.
 #[test]
 fn repeatedly_removed_claim_fields_do_not_block_drain_and_are_named_once() {
-    for webhook in [false, true] {
-        let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
-        let node = view.nodes.get_mut("a").unwrap();
-        node.claims_made = ClaimsMade { fields: ClaimFields::USUAL, ..ClaimsMade::default() };
-        let strip = |view: &mut ClusterView| {
-            let facts = &mut view.nodes.get_mut("a").unwrap().facts;
-            let others = ClaimFields::USUAL.without(ClaimFields::CORDON);
-            if webhook {
-                facts.unset = others;
-            } else {
-                facts.claims = facts.claims.without(others);
-            }
-        };
-        for noted in [false, false, true] {
-            strip(&mut view);
-            let note = claimed(&mut view, &policy);
-            assert_eq!(note.as_ref().map(|note| note.0), noted.then_some("ClaimNotKept"), "{webhook}");
-            let names =
-                |text: &str| text.contains("karpenter.sh/do-not-disrupt") && text.contains("may remove the node");
-            assert!(note.is_none_or(|(_, text)| names(&text)), "{webhook}");
-        }
-        strip(&mut view);
-        assert!(plan(&view, &policy, t(1)).evictions.get("a").is_some_and(|e| !e.delete), "{webhook}");
-        // None of that counts as an uncordon.
-        view.nodes.get_mut("a").unwrap().facts.unschedulable = false;
-        let (reason, text) = claimed(&mut view, &policy).unwrap();
-        assert!(reason == "Uncordoned" && text.contains("cordoned again (1 of 3)"), "{reason}: {text}");
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+    view.nodes.get_mut("a").unwrap().claims_made = ClaimsMade { fields: ClaimFields::USUAL, ..ClaimsMade::default() };
+    for noted in [false, false, true] {
+        view.nodes.get_mut("a").unwrap().facts.claims = ClaimFields::CORDON;
+        let note = claimed(&mut view, &policy);
+        assert_eq!(note.as_ref().map(|note| note.0), noted.then_some("ClaimNotKept"));
+        let names = |text: &str| text.contains("karpenter.sh/do-not-disrupt") && text.contains("may remove the node");
+        assert!(note.is_none_or(|(_, text)| names(&text)));
     }
+    view.nodes.get_mut("a").unwrap().facts.claims = ClaimFields::CORDON;
+    assert!(plan(&view, &policy, t(1)).evictions.get("a").is_some_and(|e| !e.delete));
+    // None of that counts as an uncordon.
+    view.nodes.get_mut("a").unwrap().facts.unschedulable = false;
+    let (reason, text) = claimed(&mut view, &policy).unwrap();
+    assert!(reason == "Uncordoned" && text.contains("cordoned again (1 of 3)"), "{reason}: {text}");
 }
 
 /// The node is claimed twice by the operator itself: for the hooks, and with the label.
