@@ -167,7 +167,7 @@ pub struct ReturnedOwner {
     /// UID of the owner.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub uid: String,
-    /// Number of times that new pods of it were found on the node that were created after its cordon.
+    /// Number of times that new pods of it were found on the node that were created more than two seconds after its cordon.
     pub times: i64,
 }
 

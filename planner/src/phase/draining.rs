@@ -12,8 +12,8 @@ use models::time::after;
 use super::blockers::{BLOCKED_AFTER, denied_since, name_blockers};
 use super::claim::{claim_due, ended_during_drain};
 use super::drained::{
-    asked_until, deadline, defer_arrivals, fail_for_returning_pod, first_few, pods_gone, record_accepted, record_new,
-    refusing_budgets, remaining_listed, returning_pod, still_guarded, with_drain_ended,
+    asked_until, deadline, fail_for_returning_pod, first_few, pods_gone, record_accepted, record_new, refusing_budgets,
+    remaining_listed, returning_pod, still_guarded, with_drain_ended,
 };
 use super::dry_run;
 use super::overdue::{delete_remaining, drain_timed_out};
@@ -93,17 +93,12 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
             return stay(wait).waking_at(deadline);
         }
     }
-    let left = sorted.left().count();
-    let next = defer_arrivals(ctx, &mut sorted).unwrap_or(deadline).min(deadline);
-    if sorted.empty() {
-        return stay(Wait::Draining { left }).waking_at(next);
-    }
     if let Some(action) = record_new(ctx, &sorted).or_else(|| record_accepted(ctx, &sorted)) {
         return act(action).waking_at(deadline);
     }
     // Where policy deletes at the deadline what is left, the others are not kept for longer.
     let first = ctx.drain_status().map(|drain| drain.asked_first.as_slice()).filter(|_| !given_up).unwrap_or_default();
-    let turn = evict(ctx, &sorted, first).waking_at(next);
+    let turn = evict(ctx, &sorted, first).waking_at(deadline);
     match asked_until.filter(|until| *until > ctx.now) {
         Some(until) => turn.waking_at(until),
         None => turn,
