@@ -75,16 +75,18 @@ fn pods_that_come_while_the_node_is_uncordoned_count_nothing() {
 }
 
 #[test]
-fn only_a_pod_that_was_created_after_the_cordon_ends_a_drain_that_has_begun_again() {
-    for (sentence, created_at, restarted, expected) in [
-        ("before the cordon", 100, false, (Some(Step::Draining), false)),
-        ("before it, and not the first one", 100, true, (Some(Step::Draining), true)),
-        ("before it was observed, and not the first one", 102, true, (Some(Step::Draining), true)),
-        ("after the cordon", 103, false, (Some(Step::Draining), true)),
-        ("after it, and not the first one", 103, true, (Some(Step::Releasing), true)),
+fn only_a_pod_that_was_created_after_the_cordon_or_comes_long_after_it_ends_a_drain_that_has_begun_again() {
+    for (sentence, created_at, cordoned_at, restarted, expected) in [
+        ("before the cordon", 100, 100, false, (Some(Step::Draining), false)),
+        ("before it, and not the first one", 100, 100, true, (Some(Step::Draining), true)),
+        ("before it was observed, and not the first one", 102, 100, true, (Some(Step::Draining), true)),
+        ("after the cordon", 103, 100, false, (Some(Step::Draining), true)),
+        ("after it, and not the first one", 103, 100, true, (Some(Step::Releasing), true)),
+        ("before a cordon of long ago", -1590, -1590, false, (Some(Step::Draining), true)),
+        ("before it, and not the first one", -1590, -1590, true, (Some(Step::Releasing), true)),
     ] {
         let mut node = at("a", Step::Rebooting, 200, HostState::RebootedIntoUpdate);
-        node.facts.claimed_since = Some(t(100));
+        node.facts.claimed_since = Some(t(cordoned_at));
         node.pods = Some(vec![created("late", created_at)]);
         let shadow = node.shadow.as_mut().unwrap();
         shadow.status.agent.armed = Some(armed(ArmedPhase::Arming));
