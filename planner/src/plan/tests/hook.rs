@@ -355,7 +355,7 @@ fn expressions_are_queried_after_the_wait_for_hooks_and_have_to_return_nothing()
     for (answer, expected) in [
         (Answer::Quiet { since: t(2), asked: t(2) }, "step Draining"),
         (Answer::Firing { series: "{} 1".into(), since: t(2) }, "GateRefused"),
-        (Answer::Failed { message: "no answer".into() }, "step BeforeDrain"),
+        (Answer::Failed { message: "no answer".into() }, "ExpressionFails"),
     ] {
         view.expressions.insert("errors > 0".into(), answer.clone());
         assert_eq!(outcome(&plan(&view, &policy, t(4))), expected, "{answer:?}");
