@@ -353,7 +353,7 @@ ends! {
     GateRefused {
         event: UpdateFailed, class: Node,
         advice: "See the [reason to wait](waiting.md) in the message: the node is tried again when it is over, after its back-off. \
-            A hook must not cause what keeps its node from the drain.",
+            Neither a hook nor the node's leaving of its load balancers may cause what keeps it from the drain.",
     }
     /// Many nodes fell ill at once, nodes included that were not being updated, or another node of the control plane was out of service,
     /// before the reboot was permitted.

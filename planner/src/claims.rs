@@ -136,7 +136,7 @@ pub struct ClaimsMade {
     pub fields: ClaimFields,
     /// Number of claims before which another client had removed the cordon.
     pub uncordoned: u32,
-    /// Number of claims before which another client, or an admission webhook, had removed another field.
+    /// Number of claims before which another client had removed another field.
     pub stripped: u32,
 }
 
@@ -165,11 +165,6 @@ fn is_ours(entry: &ManagedFieldsEntry) -> bool {
 pub fn owned(meta: &ObjectMeta) -> ClaimFields {
     let entries = || meta.managed_fields.iter().flatten().filter(|entry| is_ours(entry));
     ClaimField::ALL.into_iter().filter(|field| entries().any(|entry| field.in_entry(entry))).collect()
-}
-
-/// The fields that the operator owns and that are not set: an admission webhook that removes one from each write leaves its owner.
-pub fn unset(meta: &ObjectMeta, unschedulable: bool) -> ClaimFields {
-    owned(meta).iter().filter(|field| field.found(meta, unschedulable).is_none()).collect()
 }
 
 /// The time at which the claim was made, or last changed, by the API server's clock; whole seconds.
@@ -302,16 +297,6 @@ mod tests {
         let label = json!({"f:metadata": {"f:labels": {(format!("f:{BALANCER_LABEL}")): {}}}});
         let only = meta(json!({"managedFields": [entry(names::CONTROLLER_MANAGER, "Apply", "", &label)]}));
         assert_eq!(owned(&only), fields(&[ClaimField::Balancer]));
-    }
-
-    #[test]
-    fn owned_field_that_a_webhook_has_removed_is_not_set() {
-        let owned = json!([entry(names::CONTROLLER_MANAGER, "Apply", "", &all_fields())]);
-        let annotations = json!({SCALE_DOWN_ANNOTATION: "true", DO_NOT_DISRUPT_ANNOTATION: "true"});
-        let meta = meta(json!({"managedFields": owned, "annotations": annotations}));
-        assert_eq!(unset(&meta, true), fields(&[ClaimField::Balancer]));
-        assert_eq!(unset(&meta, false), fields(&[ClaimField::Cordon, ClaimField::Balancer]));
-        assert_eq!(unset(&ObjectMeta::default(), false), ClaimFields::default(), "nothing is owned");
     }
 
     #[test]

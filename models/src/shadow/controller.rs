@@ -167,7 +167,7 @@ pub struct ReturnedOwner {
     /// UID of the owner.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub uid: String,
-    /// Number of times that new pods of it were found on the node that were created after its cordon.
+    /// Number of times that new pods of it were found on the node that were created more than two seconds after its cordon.
     pub times: i64,
 }
 
@@ -243,7 +243,8 @@ pub struct DrainStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
     pub unhealthy_before: Vec<String>,
-    /// True once the drain was restarted for a pod that was created after the cordon of the node.
+    /// True once the drain was restarted for a pod that was created more than two seconds after the cordon of the node, or that was found there
+    /// later than `drain.timeout` after it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub restarted: bool,
     /// Time from which pods are deleted past their PodDisruptionBudgets, as `drain.atDeadline: Force` requires.

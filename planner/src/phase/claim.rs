@@ -49,11 +49,11 @@ pub(super) fn protect(ctx: &Attempt<'_>) -> Option<Action> {
     let facts = ctx.facts();
     let fields: ClaimFields = [ClaimField::ScaleDown, ClaimField::DoNotDisrupt].into_iter().collect();
     let fields = fields.without(facts.set_otherwise).without(facts.set_by_others);
-    let missing = fields.without(facts.claims_in_effect());
+    let missing = fields.without(facts.claims);
     (!missing.is_empty()).then(|| Action::Claim { fields, note: not_kept(ctx, missing) })
 }
 
-/// Returns the Event about fields that another client or an admission webhook has removed, with the last claim of them.
+/// Returns the Event about fields that another client has removed, with the last claim of them.
 fn not_kept(ctx: &Attempt<'_>, missing: ClaimFields) -> Option<Note> {
     let made = ctx.node.claims_made;
     let removed = missing.and(made.fields).without(ClaimFields::CORDON);
@@ -67,18 +67,10 @@ fn not_kept(ctx: &Attempt<'_>, missing: ClaimFields) -> Option<Note> {
         "an autoscaler may remove the node"
     };
     let message = format!(
-        "another client or an admission webhook has removed {} from the node again and again; set for the last time, \
-         and without it {then}",
+        "another client has removed {} from the node again and again; set for the last time, and without it {then}",
         names.join(", ")
     );
     Some(Note { warning: true, reason: "ClaimNotKept", message })
-}
-
-/// Returns whether load balancers may still send connections to a node that has to leave them: it is not labelled.
-pub(super) fn stays_in_balancers(ctx: &Attempt<'_>) -> bool {
-    let facts = ctx.facts();
-    let labelled = [facts.claims_in_effect(), facts.set_otherwise, facts.set_by_others];
-    ctx.policy.leave_load_balancer.is_some() && !labelled.iter().any(|fields| fields.has(ClaimField::Balancer))
 }
 
 /// Returns the claim that is due, if the node does not have it.

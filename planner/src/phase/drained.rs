@@ -38,8 +38,8 @@ const RETURNED_OWNERS: usize = 256;
 /// scheduler may have placed some before it observed the cordon; those that come after that bypass it.
 const RETURNS: i64 = 2;
 
-/// Time after a cordon in which pods may still be placed on the node by a scheduler that has not observed it.
-const OBSERVED: Duration = Duration::from_secs(5);
+/// Time after a cordon in which a scheduler that has not observed it may still choose the node for a new pod.
+const OBSERVED: Duration = Duration::from_secs(2);
 
 /// Returns the first few of these names of pods, and the number of the others.
 pub(super) fn first_few(names: &[String]) -> String {
@@ -159,21 +159,11 @@ pub(super) fn record_accepted(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Opt
     Some(Action::Status { status: Box::new(status), note: None })
 }
 
-/// Returns whether a pod was created after the cordon as it is now. Any other one was chosen for the node before, and may be bound long after
-/// that: its volumes come first; or another client had uncordoned the node meanwhile.
+/// Returns whether a pod was created once the cordon, as it is now, was observed. For any other one the scheduler may have chosen the node
+/// before, and may bind it long after that: its volumes come first; or another client had uncordoned the node meanwhile.
 pub(super) fn is_later_than_cordon(ctx: &NodeContext<'_>, pod: &PodFacts) -> bool {
     // Both times are cut to whole seconds.
-    pod.created.zip(ctx.facts().claimed_since).is_none_or(|(created, cordoned)| created > cordoned)
-}
-
-/// Takes the pods that came after the drain began from those to evict while more may come. Returns the time at which that is over.
-pub(super) fn defer_arrivals(ctx: &NodeContext<'_>, sorted: &mut Sorted<'_>) -> Option<Timestamp> {
-    let observed = after(ctx.facts().claimed_since?, OBSERVED);
-    let recorded = ctx.drain_status().filter(|_| ctx.now < observed)?;
-    let is_first = |pod: &PodFacts| recorded.asked_first.iter().any(|first| first.uid == pod.uid);
-    let all = sorted.evictable.len();
-    sorted.evictable.retain(|pod| listed(pod, recorded) || is_first(pod));
-    (sorted.evictable.len() < all).then_some(observed)
+    pod.created.zip(ctx.facts().claimed_since).is_none_or(|(created, cordoned)| created > after(cordoned, OBSERVED))
 }
 
 /// Records, before a pod is evicted, that it came after the drain began, and its owner if it tolerates the cordon:

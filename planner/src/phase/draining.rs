@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use models::operator::AtDeadline;
@@ -13,24 +12,20 @@ use models::time::after;
 use super::blockers::{BLOCKED_AFTER, denied_since, name_blockers};
 use super::claim::{claim_due, ended_during_drain};
 use super::drained::{
-    asked_until, deadline, defer_arrivals, fail_for_returning_pod, first_few, pods_gone, record_accepted, record_new,
-    refusing_budgets, remaining_listed, returning_pod, still_guarded, with_drain_ended,
+    asked_until, deadline, fail_for_returning_pod, first_few, pods_gone, record_accepted, record_new, refusing_budgets,
+    remaining_listed, returning_pod, still_guarded, with_drain_ended,
 };
 use super::dry_run;
 use super::overdue::{delete_remaining, drain_timed_out};
 use super::permits::{permit_request, rehearsal_request};
 use super::result::mark_moved;
 use super::row::{Attempt, Outcome, Turn, act, fail, stay};
-use super::start::kept_back;
 use crate::decision::{Eviction, Evictions, Note};
 use crate::drain::{DENIAL_RETRIED, ENDED, Sorted, denied_for_good, listed, unlisted};
 use crate::gates;
 use crate::survey::NodeContext;
 use crate::view::PodFacts;
 use crate::wait::Wait;
-
-/// The time for which the checks of the write that begins a drain hold for its claim.
-const CHECKS_HOLD: Duration = Duration::from_secs(30);
 
 /// Names the first pods, and counts the others.
 fn named(pods: &[&PodFacts]) -> String {
@@ -39,7 +34,7 @@ fn named(pods: &[&PodFacts]) -> String {
 
 /// Continues the drain of a node that is out of service.
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
-    if let Some(turn) = ended_during_drain(ctx).or_else(|| kept_from_first_claim(ctx)) {
+    if let Some(turn) = ended_during_drain(ctx) {
         return turn;
     }
     if ctx.mode().is_dry() {
@@ -98,29 +93,16 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
             return stay(wait).waking_at(deadline);
         }
     }
-    let left = sorted.left().count();
-    let next = defer_arrivals(ctx, &mut sorted).unwrap_or(deadline).min(deadline);
-    if sorted.empty() {
-        return stay(Wait::Draining { left }).waking_at(next);
-    }
     if let Some(action) = record_new(ctx, &sorted).or_else(|| record_accepted(ctx, &sorted)) {
         return act(action).waking_at(deadline);
     }
     // Where policy deletes at the deadline what is left, the others are not kept for longer.
     let first = ctx.drain_status().map(|drain| drain.asked_first.as_slice()).filter(|_| !given_up).unwrap_or_default();
-    let turn = evict(ctx, &sorted, first).waking_at(next);
+    let turn = evict(ctx, &sorted, first).waking_at(deadline);
     match asked_until.filter(|until| *until > ctx.now) {
         Some(until) => turn.waking_at(until),
         None => turn,
     }
-}
-
-/// Returns the turn of a node that its gates keep from its first claim, which may have been denied for long, or the controller was away.
-fn kept_from_first_claim(ctx: &Attempt<'_>) -> Option<Turn> {
-    if !ctx.node.awaits_first_claim() || ctx.now < after(ctx.progress.since, CHECKS_HOLD) {
-        return None;
-    }
-    kept_back(ctx, gates::before_eviction(ctx), deadline(ctx))
 }
 
 /// Takes the marked pods that came after the drain began, before the scheduler observed the cordon, from those to evict, where policy

@@ -4,6 +4,7 @@
 use jiff::Timestamp;
 use models::reason::FailureReason;
 use models::shadow::{CORDONED, DRAINED, DrainStatus, HostState, Mode, Progress, Step};
+use models::time::after;
 
 use super::boot::{after_reboot, limit_of};
 use super::claim::{claim_due, return_to_service};
@@ -147,11 +148,12 @@ fn answer(ctx: &Attempt<'_>, nonce: &str) -> Turn {
     let come = sorted.left().find(|pod| !pod.terminating || mode.is_drill());
     if let Some(pod) = come.filter(|_| !mode.is_dry()) {
         let drain = ctx.drain_status().cloned().unwrap_or_default();
-        let later = is_later_than_cordon(ctx, pod);
-        if mode == Mode::Update && ctx.shadow.spec.permit.is_none() && !(later && drain.restarted) {
+        let overdue = |cordoned| ctx.now >= after(cordoned, ctx.group().drain.timeout);
+        let late = is_later_than_cordon(ctx, pod) || ctx.facts().claimed_since.is_some_and(overdue);
+        if ctx.shadow.spec.permit.is_none() && !(late && drain.restarted) {
             // The scheduler had not observed the cordon yet, or the pod tolerates it. No permit is issued, so there
-            // is time to drain it too: once, and for each that was chosen for the node before its cordon.
-            let restarted = drain.restarted || later;
+            // is time to drain it too: once, and, for as long as a drain may take, for each that was chosen for the node before its cordon.
+            let restarted = drain.restarted || late;
             let drain = DrainStatus { restarted, forced_since: None, asked_first: to_ask_first(ctx, &sorted), ..drain };
             return ctx.next(Step::Draining, |status| {
                 ctx.set_condition(status, DRAINED, false, "Draining", "a pod was placed here during the cordon");

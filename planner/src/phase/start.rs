@@ -8,7 +8,6 @@ use models::operator::Expression;
 use models::shadow::{CORDONED, DRAINED, DrainStatus, Mode, Progress, RolloutPlace, Step};
 use models::time::after;
 
-use super::claim::stays_in_balancers;
 use super::drained::{LISTED_PODS, drained_pod, first_few, owners, to_ask_first};
 use super::hooks::{self, BEFORE_DRAIN};
 use super::result::bounded;
@@ -17,6 +16,7 @@ use super::usable;
 use crate::claims::ClaimField;
 use crate::decision::Note;
 use crate::gates::{self, Obstacle};
+use crate::rules::Refusal;
 use crate::view::{OWNER_WAIT, PodFacts};
 use crate::wait::Wait;
 
@@ -25,10 +25,6 @@ const FIRST_ANSWERS: Duration = Duration::from_secs(60);
 
 /// The number of owners of unhealthy pods that a shadow lists.
 const UNHEALTHY_OWNERS: usize = 256;
-
-/// Message of the condition `Drained` while pods are evicted from a node whose label was removed by others.
-const IN_BALANCERS: &str = "pods are being evicted, and load balancers may still send connections to the node: another client \
-                            or an admission webhook has removed node.kubernetes.io/exclude-from-external-load-balancers";
 
 /// The step after the hooks.
 pub(super) fn first_of_drain(ctx: &Attempt<'_>) -> Step {
@@ -45,10 +41,16 @@ const fn draining(mode: Mode) -> (&'static str, &'static str) {
 pub(super) fn kept_back(ctx: &Attempt<'_>, obstacle: Option<Obstacle>, until: Timestamp) -> Option<Turn> {
     let wait = match obstacle? {
         Obstacle::Unknown(wait) if ctx.now < until => wait,
-        // Another node's drain may have moved pods of the budget, whose replacements are about to be Ready; a host may not answer for some
-        // seconds.
+        // Another node's drain may have moved pods of the budget, whose replacements are about to be Ready; a host, Prometheus or the API
+        // server may not answer for some seconds, as where they run on a node that is drained too.
         Obstacle::Refused(
-            wait @ (Wait::BudgetUnhealthy { .. } | Wait::HostNotUsable { .. } | Wait::HostBusy { .. }),
+            wait @ (Wait::BudgetUnhealthy { .. }
+            | Wait::HostNotUsable { .. }
+            | Wait::HostBusy { .. }
+            | Wait::AgentNotReady
+            | Wait::ExpressionFails { .. }
+            | Wait::PodsNotReady { .. }
+            | Wait::DrainRefused { why: Refusal::Unread, .. }),
         ) if ctx.now < until => wait,
         Obstacle::Unknown(refused) | Obstacle::Refused(refused) => return Some(Turn::of(Outcome::Refuse(refused))),
     };
@@ -58,10 +60,7 @@ pub(super) fn kept_back(ctx: &Attempt<'_>, obstacle: Option<Obstacle>, until: Ti
 /// Goes on to the drain of a claimed node, or to the wait before it.
 pub(super) fn begin_drain(ctx: &Attempt<'_>, step: Step) -> Turn {
     ctx.next(step, |status| {
-        let (reason, mut message) = draining(ctx.mode());
-        if step == Step::Draining && stays_in_balancers(ctx) && !ctx.mode().is_dry() {
-            message = IN_BALANCERS;
-        }
+        let (reason, message) = draining(ctx.mode());
         ctx.set_condition(status, DRAINED, false, reason, message);
         // Budgets may have changed since the node was claimed.
         if let (Some(drain), Some(sorted)) = (&mut status.report.drain, ctx.sorted_pods()) {

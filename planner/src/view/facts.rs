@@ -172,7 +172,6 @@ impl Projection for NodeFacts {
             hold: annotation(&node.metadata, names::HOLD_ANNOTATION).and_then(|value| Hold::parse(value).ok()),
             misunderstood: misunderstood(Place::Node, &node.metadata),
             claims: claims::owned(&node.metadata),
-            unset: claims::unset(&node.metadata, unschedulable),
             claimed_since: claims::since(&node.metadata),
             set_by_others: claims::set_by_others(&node.metadata, unschedulable),
             set_otherwise: claims::set_otherwise(&node.metadata),

@@ -83,8 +83,6 @@ pub struct NodeFacts {
     pub misunderstood: Vec<Misunderstood>,
     /// The claims of the operator by field ownership, perhaps shared with others.
     pub claims: ClaimFields,
-    /// Those of them that are not set.
-    pub unset: ClaimFields,
     /// Time at which they were claimed, or last changed, by the API server's clock.
     pub claimed_since: Option<Timestamp>,
     /// Fields of the same set that others have set.
@@ -115,7 +113,7 @@ impl NodeFacts {
     /// Returns the claims of the operator that are in effect.
     pub fn claims_in_effect(&self) -> ClaimFields {
         let uncordoned = if self.unschedulable { ClaimFields::default() } else { ClaimFields::CORDON };
-        self.claims.without(self.unset).without(uncordoned)
+        self.claims.without(uncordoned)
     }
 
     /// Returns whether a user holds it.
@@ -384,11 +382,6 @@ pub struct NodeView {
 }
 
 impl NodeView {
-    /// Returns whether it was not claimed in the attempt under way, as far as this leader knows.
-    pub fn awaits_first_claim(&self) -> bool {
-        !self.facts.claimed() && self.claims_made.fields.is_empty()
-    }
-
     /// Returns the version that the node runs: that of its Node, or, where it names none, the one that its agent reports.
     pub fn running(&self) -> Option<semver::Version> {
         let reported = || self.shadow.as_ref()?.status.agent.current_version.clone();

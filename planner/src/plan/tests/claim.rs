@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use models::condition::{find_condition, true_condition};
+use models::condition::true_condition;
 use models::reason::Proof;
-use models::shadow::{BLOCKED, DRAINED, HostState, Step, UPDATED};
+use models::shadow::{BLOCKED, HostState, Step, UPDATED};
 
 use super::health::{SOAKED, Watch, verifying};
-use crate::claims::{ClaimField, ClaimFields, ClaimsMade};
+use crate::claims::{ClaimFields, ClaimsMade};
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::hold::Hold;
@@ -235,38 +235,24 @@ fn claimed(view: &mut ClusterView, policy: &Policy) -> Option<(&'static str, Str
     note.map(|note| (note.reason, note.message))
 }
 
-/// A label reconciler removes the fields that are claimed beside the cordon, or an admission webhook does it in each write, which leaves
-/// the operator their owner.
+/// A label reconciler removes the fields that are claimed beside the cordon.
 #[test]
 fn repeatedly_removed_claim_fields_do_not_block_drain_and_are_named_once() {
-    for webhook in [false, true] {
-        let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
-        let node = view.nodes.get_mut("a").unwrap();
-        node.claims_made = ClaimsMade { fields: ClaimFields::USUAL, ..ClaimsMade::default() };
-        let strip = |view: &mut ClusterView| {
-            let facts = &mut view.nodes.get_mut("a").unwrap().facts;
-            let others = ClaimFields::USUAL.without(ClaimFields::CORDON);
-            if webhook {
-                facts.unset = others;
-            } else {
-                facts.claims = facts.claims.without(others);
-            }
-        };
-        for noted in [false, false, true] {
-            strip(&mut view);
-            let note = claimed(&mut view, &policy);
-            assert_eq!(note.as_ref().map(|note| note.0), noted.then_some("ClaimNotKept"), "{webhook}");
-            let names =
-                |text: &str| text.contains("karpenter.sh/do-not-disrupt") && text.contains("may remove the node");
-            assert!(note.is_none_or(|(_, text)| names(&text)), "{webhook}");
-        }
-        strip(&mut view);
-        assert!(plan(&view, &policy, t(1)).evictions.get("a").is_some_and(|e| !e.delete), "{webhook}");
-        // None of that counts as an uncordon.
-        view.nodes.get_mut("a").unwrap().facts.unschedulable = false;
-        let (reason, text) = claimed(&mut view, &policy).unwrap();
-        assert!(reason == "Uncordoned" && text.contains("cordoned again (1 of 3)"), "{reason}: {text}");
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+    view.nodes.get_mut("a").unwrap().claims_made = ClaimsMade { fields: ClaimFields::USUAL, ..ClaimsMade::default() };
+    for noted in [false, false, true] {
+        view.nodes.get_mut("a").unwrap().facts.claims = ClaimFields::CORDON;
+        let note = claimed(&mut view, &policy);
+        assert_eq!(note.as_ref().map(|note| note.0), noted.then_some("ClaimNotKept"));
+        let names = |text: &str| text.contains("karpenter.sh/do-not-disrupt") && text.contains("may remove the node");
+        assert!(note.is_none_or(|(_, text)| names(&text)));
     }
+    view.nodes.get_mut("a").unwrap().facts.claims = ClaimFields::CORDON;
+    assert!(plan(&view, &policy, t(1)).evictions.get("a").is_some_and(|e| !e.delete));
+    // None of that counts as an uncordon.
+    view.nodes.get_mut("a").unwrap().facts.unschedulable = false;
+    let (reason, text) = claimed(&mut view, &policy).unwrap();
+    assert!(reason == "Uncordoned" && text.contains("cordoned again (1 of 3)"), "{reason}: {text}");
 }
 
 /// The node is claimed twice by the operator itself: for the hooks, and with the label.
@@ -291,29 +277,6 @@ fn node_is_recordoned_three_times_where_it_was_claimed_for_its_hooks_first() {
     let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
     let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
     assert!(last.reason == "Uncordoned" && last.message.contains("4 times"), "{last:?}");
-}
-
-#[test]
-fn drain_of_node_whose_load_balancer_label_is_not_kept_says_so() {
-    let label: ClaimFields = [ClaimField::Balancer].into_iter().collect();
-    for (sentence, set_otherwise, stripped, named) in [
-        ("it is labelled", ClaimFields::default(), false, false),
-        ("the label was removed", ClaimFields::default(), true, true),
-        ("a user has excluded the node", label, true, false),
-    ] {
-        let mut node = at("a", Step::LeavingLoadBalancer, 0, HostState::StagedUpdate);
-        let all: ClaimFields = ClaimField::ALL.into_iter().collect();
-        node.facts.claims = if stripped { ClaimFields::USUAL } else { all };
-        node.facts.set_otherwise = set_otherwise;
-        node.claims_made = ClaimsMade { fields: all, uncordoned: 0, stripped: 3 };
-        let (mut view, _) = cluster(vec![node], &["a"]);
-        let policy = with_policy(&mut view, serde_json::json!({"loadBalancer": {"leaveBeforeDrain": "30s"}}));
-        let made = plan(&view, &policy, t(30));
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
-        let drained = find_condition(&status.conditions, DRAINED).unwrap();
-        let says = drained.message.contains("exclude-from-external-load-balancers");
-        assert_eq!(says, named, "{sentence}: {}", drained.message);
-    }
 }
 
 /// An autoscaler that finds a node empty, as after its drain, would remove it before it has proven anything.

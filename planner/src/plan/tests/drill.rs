@@ -286,6 +286,24 @@ fn drill_with_evictions_drains_node_and_deletes_no_pod_past_its_budget() {
     blocked.assert_nothing_armed_or_charged();
 }
 
+/// The scheduler had chosen the node for it before it observed the cordon.
+#[test]
+fn pod_that_comes_to_the_drained_node_of_a_drill_is_evicted_too_but_no_second_one() {
+    for (come, expected) in [(1, "Passed"), (2, "PodsReturn")] {
+        let mut bench = Bench::new(&["a"], "1 evict");
+        for number in 0..come {
+            bench.until(Step::Draining);
+            bench.until(Step::Rebooting);
+            let name = format!("late-{number}");
+            let late = PodFacts { name: name.clone(), uid: name, ready: true, ..pod("a", false) };
+            bench.view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap().push(late);
+        }
+        let found = bench.end();
+        assert_eq!(found.result, expected, "{found:?}");
+        bench.assert_nothing_armed_or_charged();
+    }
+}
+
 #[test]
 fn node_is_protected_from_autoscalers_until_the_soak_of_its_drill_is_over() {
     for request in ["1", "1 evict"] {

@@ -4,12 +4,11 @@ use models::condition::find_condition;
 use models::shadow::{BLOCKED, DrainStatus, FirstPod, HostState, Step};
 use serde_json::{Value, json};
 
-use crate::claims::ClaimFields;
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::plan;
 use crate::policy::Policy;
-use crate::view::{Answer, BudgetFacts, ClusterView, PodFacts};
+use crate::view::{Answer, BudgetFacts, ClusterView, DaemonSetIs, PodFacts};
 
 type Change = fn(&mut ClusterView, &mut Value);
 
@@ -47,7 +46,7 @@ fn a(view: &mut ClusterView) -> &mut crate::view::NodeView {
 
 #[test]
 fn gates_are_checked_again_after_the_wait_for_load_balancers() {
-    let cases: [(&str, Change, &str); 7] = [
+    let cases: [(&str, Change, &str); 6] = [
         ("nothing has changed", |_, _| {}, "step Draining"),
         ("updates are switched off", |_, spec| spec["enabled"] = json!(false), "step Draining"),
         (
@@ -57,7 +56,6 @@ fn gates_are_checked_again_after_the_wait_for_load_balancers() {
         ),
         ("the node is not Ready", |view, _| a(view).facts.ready = false, "GateRefused"),
         ("it is short of disk", |view, _| a(view).facts.pressure = Some("DiskPressure".into()), "GateRefused"),
-        ("its agent is gone", |view, _| a(view).agent_missing = Some(t(-60)), "GateRefused"),
         ("a pod may not be evicted", |view, _| a(view).pods = Some(vec![pod("a", true)]), "GateRefused"),
     ];
     for (sentence, change, expected) in cases {
@@ -67,6 +65,30 @@ fn gates_are_checked_again_after_the_wait_for_load_balancers() {
         assert_eq!(outcome(&made), expected, "{sentence}");
         assert!(made.evictions.is_empty(), "{sentence}");
         assert_eq!(crate::lint::lint(&view, &policy, &mut made.clone()), [], "{sentence}");
+    }
+}
+
+/// An agent is replaced, a pod restarts, the API server does not answer.
+#[test]
+fn what_may_end_by_itself_is_waited_for_once_the_node_has_left_its_load_balancers() {
+    let cases: [(&str, Change); 3] = [
+        ("AgentNotReady", |view, _| a(view).agent_missing = Some(t(-60))),
+        ("PodsNotReady", |view, spec| {
+            a(view).pods = Some(vec![pod("a", false)]);
+            spec["health"] = json!({"before": {"podsReady": true}});
+        }),
+        ("DrainRefused", |view, _| {
+            let daemon_set_is = DaemonSetIs::Unreadable;
+            let unread = PodFacts { daemon_set: Some("log".into()), daemon_set_is, ready: true, ..pod("a", false) };
+            a(view).pods = Some(vec![unread]);
+        }),
+    ];
+    for (waits, change) in cases {
+        let (mut view, policy) = leaving(change);
+        let action = plan(&view, &policy, t(300)).actions.remove("a").unwrap();
+        written(&mut view, &action);
+        assert_eq!(outcome(&plan(&view, &policy, t(600))), waits);
+        assert_eq!(outcome(&plan(&view, &policy, t(300 + 1800))), "GateRefused", "{waits}: not for ever");
     }
 }
 
@@ -102,26 +124,14 @@ fn expressions_are_queried_while_the_node_leaves_its_load_balancers_and_have_to_
     for (answer, expected) in [
         (Answer::Quiet { since: t(2), asked: t(299) }, "step Draining"),
         (Answer::Firing { series: "{} 1".into(), since: t(60) }, "GateRefused"),
-        (Answer::Failed { message: "no answer".into() }, "GateRefused"),
+        (Answer::Failed { message: "no answer".into() }, "ExpressionFails"),
     ] {
         view.expressions.insert("errors > 0".into(), answer.clone());
         assert_eq!(outcome(&plan(&view, &policy, t(300))), expected, "{answer:?}");
     }
-}
-
-/// A webhook has denied the claim, or there was no controller.
-#[test]
-fn gates_are_checked_again_before_a_first_claim_that_is_late() {
-    for (sentence, claims, ready, at_second, expected) in [
-        ("it is claimed at once", ClaimFields::default(), false, 29, "Claim"),
-        ("it was not claimed for long", ClaimFields::default(), true, 30, "Claim"),
-        ("and is not Ready", ClaimFields::default(), false, 30, "GateRefused"),
-        ("it was uncordoned in its drain", ClaimFields::USUAL, false, 30, "Claim"),
-    ] {
-        let (mut view, policy) = draining(json!({}), vec![pod("a", false)]);
-        (a(&mut view).facts.claims, a(&mut view).facts.unschedulable) = (claims, false);
-        a(&mut view).facts.ready = ready;
-        let found = outcome(&plan(&view, &policy, t(at_second)));
-        assert!(found.starts_with(expected), "{sentence}: {found}");
-    }
+    assert_eq!(
+        outcome(&plan(&view, &policy, t(300 + 1800))),
+        "GateRefused",
+        "nor for a Prometheus that does not answer"
+    );
 }
