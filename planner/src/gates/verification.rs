@@ -10,6 +10,7 @@ use semver::Version;
 use super::{fleet, host, node};
 use crate::survey::NodeContext;
 use crate::survey::key::is_member;
+use crate::survey::ledger;
 use crate::wait::Wait;
 
 /// The time from the end of an attempt to the next verification, and between two of them.
@@ -50,7 +51,9 @@ pub(crate) fn unproven<'a>(ctx: &NodeContext<'a>) -> Option<Unproven<'a>> {
     let of = |rollout: &'a ActiveRollout| {
         let named = rollout.ledger.as_ref().filter(|_| rollout.ended.is_none())?.nodes.iter().find(is_open)?;
         let runs = is_member(ctx.node, rollout) && ctx.runs(&rollout.version);
-        runs.then_some(Unproven { version: &rollout.version, reason: &named.reason })
+        // One that had fallen has its proof, which counts again once it is back in service.
+        let has_proof = || named.has_fallen() && ledger::place(ctx.node, rollout) == Some(Proof::Proven);
+        (runs && !has_proof()).then_some(Unproven { version: &rollout.version, reason: &named.reason })
     };
     ctx.survey.rollouts.active.iter().find_map(of)
 }

@@ -46,6 +46,11 @@ fn is_proven(node: &NodeView, rollout: &ActiveRollout) -> bool {
     is_kept(node) && ledger::place(node, rollout) == Some(Proof::Proven) && ledger::runs(node, rollout)
 }
 
+/// Returns whether a node that was not Ready is in service again with the version that it has proven.
+pub(super) fn is_back(node: &NodeView, rollout: &ActiveRollout) -> bool {
+    node.facts.ready && !node.facts.cordoned_by_others() && is_proven(node, rollout)
+}
+
 /// Returns the proven nodes of a rollout that have not been Ready for a minute, and those that have not been for long enough to be lost.
 pub(crate) fn of(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) -> Fallen {
     let mut fallen = Fallen::default();

@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 
 use jiff::Timestamp;
-use models::operator::{ActiveRollout, LedgerNode, NOT_READY, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
+use models::operator::{ActiveRollout, LedgerNode, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
 use models::reason::{End, FailureClass, FailureReason, Proof};
 use models::shadow::{AttemptResult, UPDATED};
 
+use super::fallen;
 use super::key::is_member;
 use crate::view::{ClusterView, NodeView};
 
@@ -204,9 +205,9 @@ fn followed(
         let node = view.nodes.get(&named.node).filter(|node| !held.contains(node.facts.uid.as_str()));
         let now = |node| place(node, rollout).or_else(|| is_freed(node, rollout).then_some(Proof::Free));
         let Some((node, proof)) = node.and_then(|node| Some((node, now(node)?))) else { continue };
-        if named.reason == NOT_READY && proof == Proof::Proven {
-            // Its record is of the time before. A user who holds it has decided about it.
-            if node.facts.ready || node.facts.held() {
+        if named.has_fallen() && proof == Proof::Proven {
+            // Its record is of the time before.
+            if fallen::is_back(node, rollout) {
                 ledger.recover(&named.node);
             }
         } else if proof != named.proof {

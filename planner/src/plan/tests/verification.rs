@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use models::operator::{ActiveRollout, LedgerNode, RolloutLedger};
+use models::operator::{ActiveRollout, LedgerNode, NOT_READY, RolloutLedger};
 use models::reason::{FailureClass, FailureReason, Proof};
 use models::shadow::{Drill, HostState, NodeBefore, NodeProof, Progress, Record, Rehearsal, Step, UPDATED};
 use serde_json::json;
@@ -136,6 +136,20 @@ fn node_without_proof_is_verified_again_an_hour_after_its_last_attempt() {
     let progress = view.nodes["a"].progress().unwrap();
     assert_eq!((progress.step, progress.attempt, &progress.version), (Step::Verifying, 2, &NEW));
     assert!(planned(&view, &policy, DUE).pods.contains("a"), "its pods are watched");
+}
+
+/// It is Ready again, and a user has cordoned it.
+#[test]
+fn node_that_had_fallen_is_not_verified_while_it_has_its_proof() {
+    let (mut view, policy) = rollout_of(&["a"], canary());
+    let ledger = view.operator.as_mut().unwrap().status.active_rollouts[0].ledger.as_mut().unwrap();
+    ledger.nodes[0].reason = NOT_READY.into();
+    a(&mut view).facts.unschedulable = true;
+    for (proof, verified) in [(Proof::Proven, false), (Proof::Unproven, true)] {
+        shadow(&mut view).status.controller.record.as_mut().unwrap().proof.as_mut().unwrap().proof = proof;
+        turn(&mut view, &policy, DUE);
+        assert_eq!(is_verified(&view), verified, "{proof:?}");
+    }
 }
 
 #[test]

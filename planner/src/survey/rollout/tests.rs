@@ -6,7 +6,7 @@ use models::operator::CountOrPercent;
 use models::shadow::{NodeProof, Record};
 
 use super::*;
-use crate::fixtures::{NEW, cluster, node, progress, recorded, rollout, slot, t, updated};
+use crate::fixtures::{NEW, OLD, cluster, node, progress, recorded, rollout, slot, t, updated};
 use crate::policy::CanaryStep;
 
 /// `done` nodes updated, `moving` under way, of `total`.
@@ -155,14 +155,27 @@ fn canary_that_was_not_ready_before_it_was_replaced_passes_no_step() {
     };
     let leaves: Change = |node| node.facts.removed_by = Some("karpenter.sh/disrupted".into());
     let unlabelled: Change = |node| node.facts.labelled = false;
-    let held: Change = |node| node.facts.hold = Some(crate::hold::Hold::default());
-    let cases: [(&str, i64, Option<Change>, bool); 9] = [
+    let held: Change = |node| {
+        (node.facts.ready, node.facts.not_ready_since) = (true, None);
+        node.facts.hold = Some(crate::hold::Hold::default());
+    };
+    let cordoned: Change = |node| {
+        (node.facts.ready, node.facts.not_ready_since) = (true, None);
+        node.facts.unschedulable = true;
+    };
+    let taken_back: Change = |node| {
+        (node.facts.ready, node.facts.not_ready_since) = (true, None);
+        node.facts.os_image = format!("Bottlerocket OS {OLD} (aws-k8s-1.37)");
+    };
+    let cases: [(&str, i64, Option<Change>, bool); 11] = [
         ("not Ready for three minutes, and gone", 380, None, false),
         ("the same, and its removal begins", 380, Some(leaves), false),
         ("the same, and another one has its name", 380, Some(replaced), false),
         ("the same, and it loses its label", 380, Some(unlabelled), false),
         ("the same, and it is Ready again", 380, Some(ready), true),
-        ("the same, and a user holds it", 380, Some(held), true),
+        ("the same, and it is Ready again and held", 380, Some(held), false),
+        ("the same, and it is Ready again and cordoned", 380, Some(cordoned), false),
+        ("the same, and it is Ready again on the old version", 380, Some(taken_back), false),
         ("not Ready for a minute, and gone", 260, None, true),
         ("the same, and its removal begins", 260, Some(leaves), true),
         ("gone while it is Ready", 199, None, true),
