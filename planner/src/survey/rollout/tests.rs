@@ -212,6 +212,31 @@ fn canary_that_was_not_ready_before_it_was_replaced_passes_no_step() {
     }
 }
 
+/// It is approved in its soak of ten minutes, and its node is not Ready since 200 s.
+#[test]
+fn approval_stays_while_a_node_that_was_not_ready_may_be_back() {
+    let policy = policy(&[step("1", 600, true)]);
+    let mut view = fleet(4, 1, 0);
+    view.nodes.get_mut("n00").unwrap().facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    view.operator.as_mut().unwrap().approve_step = Some("7/1@early".into());
+    for (second, ready, approved, passed) in [
+        (100, true, true, 0),
+        (380, false, true, 0),
+        (1000, false, true, 0),
+        (1100, true, true, 0),
+        (1699, true, true, 0),
+        (1700, true, false, 1),
+    ] {
+        let facts = &mut view.nodes.get_mut("n00").unwrap().facts;
+        (facts.ready, facts.not_ready_since) = (ready, Some(t(200)).filter(|_| !ready));
+        let rollouts = followed(&view, &policy, second);
+        let active = &rollouts.active[0];
+        assert_eq!((active.approved, active.steps_passed), (approved, passed), "{second}: {:?}", one(&rollouts).wait);
+        let operator = view.operator.as_mut().unwrap();
+        (operator.status.active_rollouts, operator.approve_step) = (rollouts.active, None);
+    }
+}
+
 /// Its place is accepted while it is still there.
 #[test]
 fn node_that_is_not_ready_holds_no_step_once_a_user_has_accepted_it() {
