@@ -212,6 +212,30 @@ fn canary_that_was_not_ready_before_it_was_replaced_passes_no_step() {
     }
 }
 
+/// It was not Ready for three minutes before the version became urgent, and may be gone since.
+#[test]
+fn urgent_version_waits_for_no_node_that_was_not_ready() {
+    for gone in [false, true] {
+        let mut policy = policy(&[step("1", 3600, false)]);
+        let mut view = fleet(4, 1, 0);
+        let facts = &mut view.nodes.get_mut("n00").unwrap().facts;
+        facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        (facts.ready, facts.not_ready_since) = (false, Some(t(200)));
+        for second in [100, 380] {
+            let rollouts = followed(&view, &policy, second);
+            let waits = matches!(one(&rollouts).wait, Some(Wait::StepUnproven { .. }));
+            assert_eq!(waits, second == 380, "{second}: {:?}", one(&rollouts).wait);
+            view.operator.as_mut().unwrap().status.active_rollouts = rollouts.active;
+        }
+        if gone {
+            view.nodes.remove("n00");
+        }
+        policy.urgent = Some(crate::policy::Urgent { from: NEW, reason: "CVE-2026-1234".into(), until: t(10_000) });
+        let urgent = followed(&view, &policy, 400);
+        assert_eq!(urgent.active[0].steps_passed, 1, "gone: {gone}: {:?}", one(&urgent).wait);
+    }
+}
+
 /// It is approved in its soak of ten minutes, and its node is not Ready since 200 s.
 #[test]
 fn approval_stays_while_a_node_that_was_not_ready_may_be_back() {
