@@ -58,13 +58,13 @@ pub(crate) fn unproven<'a>(ctx: &NodeContext<'a>) -> Option<Unproven<'a>> {
     ctx.survey.rollouts.active.iter().find_map(of)
 }
 
-/// Returns the time from which such a node is verified again by itself: at once if it came back after its attempt.
+/// Returns the time from which such a node is verified again by itself: at once if it came back after its attempt, or was held.
 pub(crate) fn due(ctx: &NodeContext<'_>) -> Timestamp {
     let last = ctx.shadow.status.controller.record.as_ref().and_then(|record| record.last.as_ref());
-    let late = |last: &&AttemptResult| End::of(&last.reason).is_some_and(End::is_of_absence);
+    let at_once = |last: &&AttemptResult| End::of(&last.reason).is_some_and(End::is_verified_at_once);
     match last {
         None => ctx.now,
-        Some(last) if late(&last) => last.ended,
+        Some(last) if at_once(&last) => last.ended,
         Some(last) => last.ended.checked_add(INTERVAL).unwrap_or(Timestamp::MAX),
     }
 }

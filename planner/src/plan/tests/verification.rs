@@ -138,6 +138,19 @@ fn node_without_proof_is_verified_again_an_hour_after_its_last_attempt() {
     assert!(planned(&view, &policy, DUE).pods.contains("a"), "its pods are watched");
 }
 
+#[test]
+fn node_whose_update_ended_by_a_hold_is_verified_once_the_hold_is_removed() {
+    let (mut view, policy) = rollout_of(&["a"], canary());
+    let record = shadow(&mut view).status.controller.record.as_mut().unwrap();
+    record.last.as_mut().unwrap().reason = FailureReason::Held.as_str().into();
+    for (second, hold) in [(60, Some(Hold::default())), (61, None)] {
+        let held = hold.is_some();
+        a(&mut view).facts.hold = hold;
+        turn(&mut view, &policy, second);
+        assert_eq!(is_verified(&view), !held, "held: {held}");
+    }
+}
+
 /// It is Ready again, and a user has cordoned it.
 #[test]
 fn node_that_had_fallen_is_not_verified_while_it_has_its_proof() {
