@@ -155,7 +155,8 @@ impl End {
         !matches!(self.class, Nothing)
     }
 
-    /// Returns whether a node that runs the version is verified again as soon as it can be: it was not back from its reboot in time, or a user held it.
+    /// Returns whether a node that runs the version is verified again as soon as it can be: it was not back from its reboot in time, or a user
+    /// held it.
     pub const fn is_verified_at_once(&self) -> bool {
         use FailureReason::{Held, NotReadyAfterBoot, RebootTimedOut};
         matches!(self.failure, Some(Held | NotReadyAfterBoot | RebootTimedOut))

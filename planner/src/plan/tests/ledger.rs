@@ -235,7 +235,7 @@ fn slot_that_is_taken_away_is_counted_in_the_same_write() {
     }
 }
 
-/// Its machine was taken back to the old version and is updated again, or another one has its name.
+/// The machine was taken back to the old version and is updated again, or another one has the name.
 #[test]
 fn update_of_a_node_that_had_fallen_takes_the_place_that_is_counted_under_its_name() {
     for had in [Some(Proof::Proven), None] {

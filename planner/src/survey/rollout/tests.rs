@@ -212,7 +212,7 @@ fn canary_that_was_not_ready_before_it_was_replaced_passes_no_step() {
     }
 }
 
-/// It was not Ready for three minutes before the version became urgent, and may be gone since.
+/// The canary was not Ready for three minutes before the version became urgent, and may be gone since.
 #[test]
 fn urgent_version_waits_for_no_node_that_was_not_ready() {
     for gone in [false, true] {
@@ -236,7 +236,7 @@ fn urgent_version_waits_for_no_node_that_was_not_ready() {
     }
 }
 
-/// It is approved in its soak of ten minutes, and its node is not Ready since 200 s.
+/// The step is approved in its soak of ten minutes, and its node is not Ready from 200 s on.
 #[test]
 fn approval_stays_while_a_node_that_was_not_ready_may_be_back() {
     let policy = policy(&[step("1", 600, true)]);
@@ -261,7 +261,7 @@ fn approval_stays_while_a_node_that_was_not_ready_may_be_back() {
     }
 }
 
-/// Its place is accepted while it is still there.
+/// A user accepts its place while it is still there.
 #[test]
 fn node_that_is_not_ready_holds_no_step_once_a_user_has_accepted_it() {
     let policy = policy(&[step("1", 0, false)]);
