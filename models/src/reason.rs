@@ -155,9 +155,11 @@ impl End {
         !matches!(self.class, Nothing)
     }
 
-    /// Returns whether the node was not back from its reboot in time: it may come back later.
-    pub const fn is_of_absence(&self) -> bool {
-        matches!(self.failure, Some(FailureReason::RebootTimedOut | FailureReason::NotReadyAfterBoot))
+    /// Returns whether a node that runs the version is verified again as soon as it can be: it was not back from its reboot in time, or a user
+    /// held it.
+    pub const fn is_verified_at_once(&self) -> bool {
+        use FailureReason::{Held, NotReadyAfterBoot, RebootTimedOut};
+        matches!(self.failure, Some(Held | NotReadyAfterBoot | RebootTimedOut))
     }
 
     /// Returns whether only drills end so.

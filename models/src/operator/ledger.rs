@@ -280,6 +280,11 @@ impl LedgerNode {
     pub fn is_unproven(&self) -> bool {
         matches!(self.proof, Proof::Unproven | Proof::Unknown)
     }
+
+    /// Returns whether the node had proven the version and was not Ready any more.
+    pub fn has_fallen(&self) -> bool {
+        self.reason == NOT_READY
+    }
 }
 
 impl fmt::Display for LedgerNode {

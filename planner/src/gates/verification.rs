@@ -10,6 +10,7 @@ use semver::Version;
 use super::{fleet, host, node};
 use crate::survey::NodeContext;
 use crate::survey::key::is_member;
+use crate::survey::ledger;
 use crate::wait::Wait;
 
 /// The time from the end of an attempt to the next verification, and between two of them.
@@ -50,18 +51,20 @@ pub(crate) fn unproven<'a>(ctx: &NodeContext<'a>) -> Option<Unproven<'a>> {
     let of = |rollout: &'a ActiveRollout| {
         let named = rollout.ledger.as_ref().filter(|_| rollout.ended.is_none())?.nodes.iter().find(is_open)?;
         let runs = is_member(ctx.node, rollout) && ctx.runs(&rollout.version);
-        runs.then_some(Unproven { version: &rollout.version, reason: &named.reason })
+        // One that had fallen has its proof, which counts again once it is back in service.
+        let has_proof = || named.has_fallen() && ledger::place(ctx.node, rollout) == Some(Proof::Proven);
+        (runs && !has_proof()).then_some(Unproven { version: &rollout.version, reason: &named.reason })
     };
     ctx.survey.rollouts.active.iter().find_map(of)
 }
 
-/// Returns the time from which such a node is verified again by itself: at once if it came back after its attempt.
+/// Returns the time from which such a node is verified again by itself: at once if it came back after its attempt, or was held.
 pub(crate) fn due(ctx: &NodeContext<'_>) -> Timestamp {
     let last = ctx.shadow.status.controller.record.as_ref().and_then(|record| record.last.as_ref());
-    let late = |last: &&AttemptResult| End::of(&last.reason).is_some_and(End::is_of_absence);
+    let at_once = |last: &&AttemptResult| End::of(&last.reason).is_some_and(End::is_verified_at_once);
     match last {
         None => ctx.now,
-        Some(last) if late(&last) => last.ended,
+        Some(last) if at_once(&last) => last.ended,
         Some(last) => last.ended.checked_add(INTERVAL).unwrap_or(Timestamp::MAX),
     }
 }

@@ -185,8 +185,8 @@ fn beyond_places(
     if used > due { taken.iter().map(|node| ("S12", text(node))).collect() } else { Vec::new() }
 }
 
-/// S12 again: a canary step is passed only if policy has it, after the soak that is recorded and with the approval that it needs, or where more
-/// nodes have joined after the last one.
+/// S12 again: a canary step is passed only if policy has it, its soak has begun and the approval that it needs is there, or where more nodes have
+/// joined after the last one. Of several steps that are passed at once, the first one is checked.
 pub(super) fn check_passed(view: &ClusterView, policy: &Policy, plan: &Plan) -> Option<Broken> {
     let operator = view.operator.as_ref()?;
     let is_open = |rollout: &&ActiveRollout| rollout.ended.is_none();
@@ -201,7 +201,9 @@ pub(super) fn check_passed(view: &ClusterView, policy: &Policy, plan: &Plan) -> 
         let due = rollout::due(policy, (base, base), before.passed);
         let step = due.and_then(|due| policy.canary.get(due.step));
         let has_soaked = recorded.step_done.is_some() || rollout.urgent_until.is_some();
-        let is_approved = recorded.approved || operator.approve_step.is_some();
+        let taken = operator.status.requests.as_ref().and_then(|requests| requests.approve_step.as_ref());
+        let is_pending = operator.approve_step.is_some() && operator.approve_step.as_ref() != taken;
+        let is_approved = recorded.approved || is_pending;
         let may_pass = |step: &CanaryStep| (step.soak.is_zero() || has_soaked) && (!step.manual || is_approved);
         if step.is_some_and(may_pass) {
             return None;

@@ -328,8 +328,12 @@ fn validator_passes_no_canary_step_without_its_soak_and_its_approval() {
         };
         let mut recorded = of(4, 1);
         change(&mut recorded);
-        view.operator.as_mut().unwrap().status.active_rollouts = vec![recorded.clone()];
-        let mut status = view.operator.as_ref().unwrap().status.clone();
+        let operator = view.operator.as_mut().unwrap();
+        operator.status.active_rollouts = vec![recorded.clone()];
+        // An approval that is acknowledged stays on the resource.
+        operator.approve_step = Some("7/1@earlier".into());
+        operator.status.requests.get_or_insert_default().approve_step.clone_from(&operator.approve_step);
+        let mut status = operator.status.clone();
         status.active_rollouts = vec![of(base, 3)];
         let mut plan = Plan { status: Some(status), ..Plan::default() };
         let found = lint(&view, &policy, &mut plan).iter().any(|finding| finding.property == "S12");

@@ -108,7 +108,10 @@ pub(super) fn count(
     let (proof, reason) = ended(view, slot, update, rollout);
     // A node that has a place keeps it until another takes its place.
     if proof != Proof::Free {
-        ledger.move_node(update.had, (&slot.node, proof, &reason));
+        // One that had fallen is counted without a proof, whatever its record said when it got its slot, or which machine has its name now.
+        let has_fallen = ledger.nodes.iter().any(|named| named.node == slot.node && named.has_fallen());
+        let had = if has_fallen { Some(Proof::Unproven) } else { update.had };
+        ledger.move_node(had, (&slot.node, proof, &reason));
     }
     forget_gone(view, rollout, ledger);
     if End::of(&reason).is_none_or(|end| end.brakes(proof)) {

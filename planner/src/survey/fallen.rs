@@ -13,13 +13,13 @@ use models::time::after;
 use super::key::is_member;
 use super::ledger;
 use super::unavailable::{FALLEN_FOR, comes_or_goes};
-use crate::view::{ClusterView, NodeView};
+use crate::view::{ClusterView, NodeFacts, NodeView};
 
 /// Time for which a node has to be not Ready to count.
 const LASTING: Duration = Duration::from_secs(60);
 
-/// Time after which the proof of such a node does not count any more. A machine that is shut down without a taint, as an autoscaler may have it,
-/// is gone before.
+/// Time after which the proof of such a node does not count any more. A machine that is shut down without a taint or a cordon, as an autoscaler may
+/// have it, is gone before.
 const LOST: Duration = Duration::from_secs(3 * 60);
 
 /// One in so many proven nodes shows that something is wrong.
@@ -46,6 +46,18 @@ fn is_proven(node: &NodeView, rollout: &ActiveRollout) -> bool {
     is_kept(node) && ledger::place(node, rollout) == Some(Proof::Proven) && ledger::runs(node, rollout)
 }
 
+/// Returns whether a node that was not Ready is in service again with the version that it has proven.
+pub(super) fn is_back(node: &NodeView, rollout: &ActiveRollout) -> bool {
+    node.facts.ready && !node.facts.cordoned_by_others() && is_proven(node, rollout)
+}
+
+/// Returns whether a node was cordoned before it went down, as by a drain: then it says nothing about its version. A repair acts after it has gone
+/// down.
+fn was_taken_out(facts: &NodeFacts) -> bool {
+    let cordoned = facts.cordoned_since.filter(|_| facts.cordoned_by_others());
+    cordoned.zip(facts.not_ready_since).is_some_and(|(cordoned, down)| cordoned <= down)
+}
+
 /// Returns the proven nodes of a rollout that have not been Ready for a minute, and those that have not been for long enough to be lost.
 pub(crate) fn of(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) -> Fallen {
     let mut fallen = Fallen::default();
@@ -56,7 +68,7 @@ pub(crate) fn of(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) ->
         if at(LASTING).is_none_or(|at| at <= now) {
             fallen.nodes.push(name.clone());
         }
-        if at(LOST).is_some_and(|at| at <= now) {
+        if at(LOST).is_some_and(|at| at <= now) && !was_taken_out(&node.facts) {
             fallen.lost.push(name.clone());
         }
     }
@@ -180,6 +192,27 @@ mod tests {
             fallen.facts.not_ready_since = None;
             let left = of(&view, &rollout, t(280)).lost;
             assert!(!left.contains(&"new-0".to_owned()), "{sentence}: since when is not known");
+        }
+    }
+
+    #[test]
+    fn proof_of_a_node_that_was_cordoned_before_it_went_down_counts() {
+        for (sentence, unschedulable, cordoned, lost) in [
+            ("a minute before", true, Some(t(40)), 0),
+            ("at that time", true, Some(t(100)), 0),
+            ("by a repair, after it", true, Some(t(101)), 1),
+            ("at a time that is not known", true, None, 1),
+            ("it is not", false, None, 1),
+        ] {
+            let (mut view, rollout) = cluster_of((1, 1), (9, 0));
+            let facts = &mut view.nodes.get_mut("new-0").unwrap().facts;
+            (facts.unschedulable, facts.cordoned_since) = (unschedulable, cordoned);
+            let found = of(&view, &rollout, t(280));
+            assert_eq!(
+                (found.lost.len(), found.nodes.len()),
+                (lost, 1),
+                "{sentence}: it holds the step while it is there"
+            );
         }
     }
 }

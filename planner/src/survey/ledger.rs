@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 
 use jiff::Timestamp;
-use models::operator::{ActiveRollout, LedgerNode, NOT_READY, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
+use models::operator::{ActiveRollout, LedgerNode, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
 use models::reason::{End, FailureClass, FailureReason, Proof};
 use models::shadow::{AttemptResult, UPDATED};
 
+use super::fallen;
 use super::key::is_member;
 use crate::view::{ClusterView, NodeView};
 
@@ -203,13 +204,13 @@ fn followed(
     for named in &stored.nodes {
         let node = view.nodes.get(&named.node).filter(|node| !held.contains(node.facts.uid.as_str()));
         let now = |node| place(node, rollout).or_else(|| is_freed(node, rollout).then_some(Proof::Free));
-        let Some((node, proof)) = node.and_then(|node| Some((node, now(node)?))) else { continue };
-        if named.reason == NOT_READY && proof == Proof::Proven {
-            // Its record is of the time before. A user who holds it has decided about it.
-            if node.facts.ready || node.facts.held() {
+        let found = node.and_then(|node| Some((node, now(node)?)));
+        if named.has_fallen() && found.is_none_or(|(_, proof)| proof == Proof::Proven) {
+            // Its record, where it has one, is of the time before. An urgent version is not held by it.
+            if rollout.urgent_until.is_some() || found.is_some_and(|(node, _)| fallen::is_back(node, rollout)) {
                 ledger.recover(&named.node);
             }
-        } else if proof != named.proof {
+        } else if let Some((node, proof)) = found.filter(|(_, proof)| *proof != named.proof) {
             ledger.move_node(Some(named.proof), (&named.node, proof, &reason_of(node)));
         }
     }

@@ -656,7 +656,9 @@ fn step_on(
             active.approved_step = i64::try_from(own).ok();
         }
         if ledger.good() < places {
-            (active.step_done, active.approved) = (None, false);
+            // An approval stays for the places that its user has seen: a node that was not Ready for a time may be back in a moment.
+            active.step_done = None;
+            active.approved &= full && ledger.nodes.iter().any(|node| node.has_fallen() && !node.accepted);
             rollout.wait = if full && ledger.failed > 0 {
                 Some(Wait::StepFailed { step: own, nodes: without_proof(ledger, true) })
             } else if full && ledger.open() > 0 {

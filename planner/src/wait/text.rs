@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use models::names::{APPROVE_STEP_ANNOTATION, HOLD_ANNOTATION, RESUME_ANNOTATION};
+use models::operator::NOT_READY as FALLEN;
 use semver::Version;
 
 use super::unfinished::UnfinishedEviction;
@@ -127,11 +128,18 @@ fn named(nodes: &[String]) -> String {
 }
 
 pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
+    let fallen = format!("({FALLEN})");
+    let count = nodes.iter().filter(|node| node.ends_with(&fallen)).count();
+    let verified = "Each is verified again every hour, and at once by kubectl brupop retry NODE";
+    let back = "counts again once it is in service on the version";
+    let again = match count {
+        0 => verified.to_owned(),
+        count if count == nodes.len() => format!("Each {back}"),
+        _ => format!("{verified}; one with the end {FALLEN} {back}"),
+    };
+    let (nodes, approve) = (named(nodes), approve(approval));
     format!(
-        "is not passed: its places are used up by nodes that have not proven the version{}. Each is verified again every hour, and \
-         at once by kubectl brupop retry NODE. To accept them: {}",
-        named(nodes),
-        approve(approval)
+        "is not passed: its places are used up by nodes that have not proven the version{nodes}. {again}. To accept them: {approve}"
     )
 }
 
@@ -195,4 +203,24 @@ pub(super) fn canary(until: Option<Timestamp>, approval: Option<&str>, nodes: &[
         return format!("is not passed; it waits for {}", nodes.join(", "));
     }
     format!("is not passed{}", at("its soak ends at", until))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn step_without_a_proof_says_what_makes_its_nodes_count() {
+        let (verified, back) = ("verified again every hour", "counts again once it is in service");
+        for (nodes, expected) in [
+            (vec![], [true, false]),
+            (vec!["a (HookTimedOut)"], [true, false]),
+            (vec!["a (NotReady)"], [false, true]),
+            (vec!["a (HookTimedOut)", "b (NotReady)"], [true, true]),
+        ] {
+            let nodes: Vec<String> = nodes.into_iter().map(str::to_owned).collect();
+            let text = unproven("7/1/unproven", &nodes);
+            assert_eq!([verified, back].map(|words| text.contains(words)), expected, "{text}");
+        }
+    }
 }

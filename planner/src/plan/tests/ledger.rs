@@ -1,6 +1,6 @@
 //! The ledger of a rollout: which ends use up a place, what passes a step, and what survives of it.
 
-use models::operator::{ActiveRollout, LedgerNode, RolloutLedger, RolloutRecord, Slot};
+use models::operator::{ActiveRollout, LedgerNode, NOT_READY, RolloutLedger, RolloutRecord, Slot};
 use models::reason::{FailureReason, Proof};
 use models::shadow::{ArmedPhase, HostState, NodeProof, Permit, Step};
 use serde_json::json;
@@ -232,6 +232,25 @@ fn slot_that_is_taken_away_is_counted_in_the_same_write() {
         let mut next = view.clone();
         next.operator.as_mut().unwrap().status = made.status.unwrap();
         assert_eq!(counts(&plan(&next, &policy, t(61))), expected, "{sentence}: once");
+    }
+}
+
+/// The machine was taken back to the old version and is updated again, or another one has the name.
+#[test]
+fn update_of_a_node_that_had_fallen_takes_the_place_that_is_counted_under_its_name() {
+    for had in [Some(Proof::Proven), None] {
+        let verifying = at("a", Step::Verifying, 0, HostState::RebootedIntoUpdate);
+        let (mut view, _) = cluster(vec![verifying, staged("b")], &["a"]);
+        let nodes = vec![entry("a", Proof::Unproven, NOT_READY)];
+        recorded_with(
+            &mut view,
+            Some(RolloutLedger { base: 2, due: 1, unproven: 1, nodes, ..RolloutLedger::default() }),
+        );
+        let policy = canary(&mut view, &json!([{"nodes": 1}]));
+        view.operator.as_mut().unwrap().status.slots[0].update.as_mut().unwrap().had = had;
+        view.nodes.insert("a".into(), with_place("a", Proof::Proven, 7));
+        let made = plan(&view, &policy, t(60));
+        assert_eq!((counts(&made), ledger(&made).nodes.len()), ((1, 0, 0), 0), "{had:?}");
     }
 }
 

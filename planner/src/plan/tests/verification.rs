@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use models::operator::{ActiveRollout, LedgerNode, RolloutLedger};
+use models::operator::{ActiveRollout, LedgerNode, NOT_READY, RolloutLedger};
 use models::reason::{FailureClass, FailureReason, Proof};
 use models::shadow::{Drill, HostState, NodeBefore, NodeProof, Progress, Record, Rehearsal, Step, UPDATED};
 use serde_json::json;
@@ -136,6 +136,33 @@ fn node_without_proof_is_verified_again_an_hour_after_its_last_attempt() {
     let progress = view.nodes["a"].progress().unwrap();
     assert_eq!((progress.step, progress.attempt, &progress.version), (Step::Verifying, 2, &NEW));
     assert!(planned(&view, &policy, DUE).pods.contains("a"), "its pods are watched");
+}
+
+#[test]
+fn node_whose_update_ended_by_a_hold_is_verified_once_the_hold_is_removed() {
+    let (mut view, policy) = rollout_of(&["a"], canary());
+    let record = shadow(&mut view).status.controller.record.as_mut().unwrap();
+    record.last.as_mut().unwrap().reason = FailureReason::Held.as_str().into();
+    for (second, hold) in [(60, Some(Hold::default())), (61, None)] {
+        let held = hold.is_some();
+        a(&mut view).facts.hold = hold;
+        turn(&mut view, &policy, second);
+        assert_eq!(is_verified(&view), !held, "held: {held}");
+    }
+}
+
+/// It is Ready again, and a user has cordoned it.
+#[test]
+fn node_that_had_fallen_is_not_verified_while_it_has_its_proof() {
+    let (mut view, policy) = rollout_of(&["a"], canary());
+    let ledger = view.operator.as_mut().unwrap().status.active_rollouts[0].ledger.as_mut().unwrap();
+    ledger.nodes[0].reason = NOT_READY.into();
+    a(&mut view).facts.unschedulable = true;
+    for (proof, verified) in [(Proof::Proven, false), (Proof::Unproven, true)] {
+        shadow(&mut view).status.controller.record.as_mut().unwrap().proof.as_mut().unwrap().proof = proof;
+        turn(&mut view, &policy, DUE);
+        assert_eq!(is_verified(&view), verified, "{proof:?}");
+    }
 }
 
 #[test]
@@ -318,11 +345,12 @@ fn verification_that_ends_without_a_proof_leaves_the_place_and_is_repeated() {
         assert_eq!(record(&after).proof.as_ref().unwrap().reason, expected, "{sentence}");
         assert_eq!(record(&after).failures, 1, "{sentence}: nothing more counts against the node");
         assert_eq!(counts(&plan(&after, &policy, t(DUE + 2))), (0, 1, 0), "{sentence}");
-        // What has ended it is over.
+        // What has ended it is over. One that was held is verified at once.
+        let due = if reason == FailureReason::Held { DUE + 1 } else { DUE + 3601 };
         let mut again = view;
         shadow(&mut again).status.controller = after.nodes["a"].shadow.as_ref().unwrap().status.controller.clone();
         let verified = |second| outcome(&plan(&again, &policy, t(second))) == "step Verifying";
-        assert!(!verified(DUE + 3600) && verified(DUE + 3601), "{sentence}");
+        assert!(!verified(due - 1) && verified(due), "{sentence}");
     }
 }
 

@@ -6,7 +6,7 @@ use models::operator::CountOrPercent;
 use models::shadow::{NodeProof, Record};
 
 use super::*;
-use crate::fixtures::{NEW, cluster, node, progress, recorded, rollout, slot, t, updated};
+use crate::fixtures::{NEW, OLD, cluster, node, progress, recorded, rollout, slot, t, updated};
 use crate::policy::CanaryStep;
 
 /// `done` nodes updated, `moving` under way, of `total`.
@@ -155,14 +155,27 @@ fn canary_that_was_not_ready_before_it_was_replaced_passes_no_step() {
     };
     let leaves: Change = |node| node.facts.removed_by = Some("karpenter.sh/disrupted".into());
     let unlabelled: Change = |node| node.facts.labelled = false;
-    let held: Change = |node| node.facts.hold = Some(crate::hold::Hold::default());
-    let cases: [(&str, i64, Option<Change>, bool); 9] = [
+    let held: Change = |node| {
+        (node.facts.ready, node.facts.not_ready_since) = (true, None);
+        node.facts.hold = Some(crate::hold::Hold::default());
+    };
+    let cordoned: Change = |node| {
+        (node.facts.ready, node.facts.not_ready_since) = (true, None);
+        node.facts.unschedulable = true;
+    };
+    let taken_back: Change = |node| {
+        (node.facts.ready, node.facts.not_ready_since) = (true, None);
+        node.facts.os_image = format!("Bottlerocket OS {OLD} (aws-k8s-1.37)");
+    };
+    let cases: [(&str, i64, Option<Change>, bool); 11] = [
         ("not Ready for three minutes, and gone", 380, None, false),
         ("the same, and its removal begins", 380, Some(leaves), false),
         ("the same, and another one has its name", 380, Some(replaced), false),
         ("the same, and it loses its label", 380, Some(unlabelled), false),
         ("the same, and it is Ready again", 380, Some(ready), true),
-        ("the same, and a user holds it", 380, Some(held), true),
+        ("the same, and it is Ready again and held", 380, Some(held), false),
+        ("the same, and it is Ready again and cordoned", 380, Some(cordoned), false),
+        ("the same, and it is Ready again on the old version", 380, Some(taken_back), false),
         ("not Ready for a minute, and gone", 260, None, true),
         ("the same, and its removal begins", 260, Some(leaves), true),
         ("gone while it is Ready", 199, None, true),
@@ -196,6 +209,55 @@ fn canary_that_was_not_ready_before_it_was_replaced_passes_no_step() {
         view.operator.as_mut().unwrap().approve_step = Some("7/1/unproven@yes".into());
         follow(&mut view, 8001);
         assert_eq!(follow(&mut view, 12_000).active[0].steps_passed, 1, "{sentence}: a user has accepted it");
+    }
+}
+
+/// The canary was not Ready for three minutes before the version became urgent, and may be gone since.
+#[test]
+fn urgent_version_waits_for_no_node_that_was_not_ready() {
+    for gone in [false, true] {
+        let mut policy = policy(&[step("1", 3600, false)]);
+        let mut view = fleet(4, 1, 0);
+        let facts = &mut view.nodes.get_mut("n00").unwrap().facts;
+        facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        (facts.ready, facts.not_ready_since) = (false, Some(t(200)));
+        for second in [100, 380] {
+            let rollouts = followed(&view, &policy, second);
+            let waits = matches!(one(&rollouts).wait, Some(Wait::StepUnproven { .. }));
+            assert_eq!(waits, second == 380, "{second}: {:?}", one(&rollouts).wait);
+            view.operator.as_mut().unwrap().status.active_rollouts = rollouts.active;
+        }
+        if gone {
+            view.nodes.remove("n00");
+        }
+        policy.urgent = Some(crate::policy::Urgent { from: NEW, reason: "CVE-2026-1234".into(), until: t(10_000) });
+        let urgent = followed(&view, &policy, 400);
+        assert_eq!(urgent.active[0].steps_passed, 1, "gone: {gone}: {:?}", one(&urgent).wait);
+    }
+}
+
+/// The step is approved in its soak of ten minutes, and its node is not Ready from 200 s on.
+#[test]
+fn approval_stays_while_a_node_that_was_not_ready_may_be_back() {
+    let policy = policy(&[step("1", 600, true)]);
+    let mut view = fleet(4, 1, 0);
+    view.nodes.get_mut("n00").unwrap().facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    view.operator.as_mut().unwrap().approve_step = Some("7/1@early".into());
+    for (second, ready, approved, passed) in [
+        (100, true, true, 0),
+        (380, false, true, 0),
+        (1000, false, true, 0),
+        (1100, true, true, 0),
+        (1699, true, true, 0),
+        (1700, true, false, 1),
+    ] {
+        let facts = &mut view.nodes.get_mut("n00").unwrap().facts;
+        (facts.ready, facts.not_ready_since) = (ready, Some(t(200)).filter(|_| !ready));
+        let rollouts = followed(&view, &policy, second);
+        let active = &rollouts.active[0];
+        assert_eq!((active.approved, active.steps_passed), (approved, passed), "{second}: {:?}", one(&rollouts).wait);
+        let operator = view.operator.as_mut().unwrap();
+        (operator.status.active_rollouts, operator.approve_step) = (rollouts.active, None);
     }
 }
 
