@@ -199,7 +199,7 @@ fn canary_that_was_not_ready_before_it_was_replaced_passes_no_step() {
     }
 }
 
-/// Its place is accepted while it is still there.
+/// The place of a node is accepted while it is still there.
 #[test]
 fn node_that_is_not_ready_holds_no_step_once_a_user_has_accepted_it() {
     let policy = policy(&[step("1", 0, false)]);
