@@ -14,7 +14,7 @@ use crate::call::{call, if_there};
 use crate::helm::{release_of, upgrade_of};
 use crate::page::print_line;
 use crate::shell::{for_cluster, word};
-use crate::uninstall::{check_namespace, is_marked};
+use crate::uninstall::{check_elsewhere, check_namespace, is_marked};
 
 /// Minor version of Kubernetes 1 from which tokens name their node.
 const MINOR: u32 = 32;
@@ -93,6 +93,7 @@ pub(crate) async fn preflight(client: Client, namespace: &str) -> anyhow::Result
     let definitions: Vec<&str> = of_releases.iter().map(|(name, _)| name.as_str()).collect();
     let definitions = format!("customresourcedefinitions {}", definitions.join(" "));
     problems.extend(left_to_helm(&definitions, of_releases.iter().map(|(_, meta)| meta)));
+    problems.extend(check_elsewhere(&client, &deploy::everything()?).await.err().map(|error| format!("{error:#}")));
     problems.extend(deployments_left_to_helm(client).await?);
     if !problems.is_empty() {
         bail!("the operator cannot be installed, and nothing was changed:\n  {}", problems.join("\n  "));

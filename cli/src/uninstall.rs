@@ -75,7 +75,7 @@ pub(crate) fn check_namespace(namespace: &str) -> anyhow::Result<()> {
 
 /// Returns an error where the operator is installed in another namespace: its roles, admission policies and agents have the same names there. The
 /// account to which the controller's role is bound shows it, also where there is no operator's resource.
-async fn check_elsewhere(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
+pub(crate) async fn check_elsewhere(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
     let is_binding =
         |object: &&Value| object["kind"] == "ClusterRoleBinding" && object["metadata"]["name"] == names::CONTROLLER;
     for object in objects.iter().filter(is_binding) {
@@ -85,8 +85,8 @@ async fn check_elsewhere(client: &Client, objects: &[Value]) -> anyhow::Result<(
         let namespace = found.data["subjects"][0]["namespace"].as_str().unwrap_or(names::SYSTEM_NAMESPACE);
         ensure!(
             namespace == names::SYSTEM_NAMESPACE,
-            "the operator is installed in the namespace {namespace}, and its roles, admission policies and agents would be deleted: uninstall it \
-             with the tool that has installed it, such as helm (docs/install.md). If nothing is left of it there: {}",
+            "the operator is installed in the namespace {namespace}, and its roles, admission policies and agents have the same names here: change or \
+             uninstall it with the tool that has installed it, such as helm (docs/install.md). If nothing is left of it there: {}",
             for_cluster(&format!("kubectl delete {resource} {name}"))
         );
     }
@@ -438,6 +438,7 @@ mod tests {
             ("another operator with an account of this name", Some((&json!({}), "platform")), false),
         ] {
             let server = testing::Server::default();
+            server.add("/version", json!({"major": "1", "minor": "40", "gitVersion": "v1.40.0"}));
             if let Some((labels, namespace)) = found {
                 let subject = json!({"kind": "ServiceAccount", "name": names::CONTROLLER, "namespace": namespace});
                 let meta = json!({"name": names::CONTROLLER, "uid": "1", "labels": labels});
@@ -453,8 +454,14 @@ mod tests {
                 let options = Options { yes: true, dry_run, timeout, abandon: true };
                 let error = uninstall(client.clone(), names::SYSTEM_NAMESPACE, &options).await.unwrap_err().to_string();
                 assert!(error.starts_with("the operator is installed in the namespace platform, "), "{error}");
-                assert_eq!(server.paths(), [path]);
+                assert_eq!(server.paths(), [path, "/version"]);
             }
+            let installs = crate::preflight::preflight(client, names::SYSTEM_NAMESPACE).await.unwrap_err().to_string();
+            assert_eq!(
+                installs.contains("\n  the operator is installed in the namespace platform, "),
+                refused,
+                "{installs}"
+            );
         }
     }
 

@@ -8,6 +8,7 @@ use models::names;
 use serde_json::Value;
 
 use super::finding::Finding;
+use super::objects::APPLY_AWS;
 use crate::call::get;
 use crate::cluster::Cluster;
 use crate::uninstall::aws_record;
@@ -33,9 +34,7 @@ pub(super) fn check(hook: &Hook, cluster: &Cluster, found: &mut Vec<Finding>) {
     let awaited = cluster.policy().hooks.iter().any(|hook| hook.name == names::AWS_HOOK);
     if awaited && hook.ready.is_none() {
         let message = "the policy awaits it before each drain, and it is not installed: no node is updated";
-        let next =
-            "kubectl apply --server-side -f aws.yaml  # with your image in it, or the chart's aws.enabled: docs/aws.md";
-        found.push(Finding::error("AwsHookMissing", message).of(deployment()).next([next.to_owned()]));
+        found.push(Finding::error("AwsHookMissing", message).of(deployment()).next([APPLY_AWS.to_owned()]));
     }
     if (awaited || !hook.record.is_empty()) && hook.ready == Some(0) {
         let waiting = if awaited { "no node is updated, and " } else { "" };

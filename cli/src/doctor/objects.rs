@@ -18,11 +18,15 @@ use crate::marks::Tool;
 use crate::shell::word;
 use crate::uninstall::is_marked;
 
-/// The place of the command that installs what is missing, which [`next_steps`] names.
-const INSTALL: &str = "install";
+// Next steps. Each is what is known of every installation; [`next_steps`] has more of this one.
 
-/// The same for the definitions, which may be of another release.
-const INSTALL_DEFINITIONS: &str = "install the definitions";
+/// The step for what is missing of an installation, other than a definition or what is optional. No command fits images and options that are not known.
+const APPLY_AGAIN: &str =
+    "# apply its manifests again, with your images and options and without the policy: docs/install.md, Upgrade";
+
+/// The step for a definition.
+const APPLY_DEFINITIONS: &str =
+    "kubectl apply --server-side -f crds.yaml  # of the operator's version: docs/install.md, Upgrade";
 
 /// The command that creates the policy.
 pub(super) const APPLY_POLICY: &str =
@@ -30,6 +34,10 @@ pub(super) const APPLY_POLICY: &str =
 
 /// The command that grants the right that `drain.atDeadline: Force` needs.
 const APPLY_FORCE: &str = "kubectl apply --server-side -f force.yaml  # or the chart's rbac.forceDrain: docs/policy.md";
+
+/// The command that installs the hook for EC2 Auto Scaling groups.
+pub(super) const APPLY_AWS: &str =
+    "kubectl apply --server-side -f aws.yaml  # with your image in it, or the chart's aws.enabled: docs/aws.md";
 
 /// A number that is the year of a date, and the major version of no release.
 const YEAR: u64 = 1000;
@@ -62,26 +70,51 @@ pub(super) fn check(objects: &[Installed], found: &mut Vec<Finding>) {
     images(objects, found);
 }
 
-/// Names the commands that install what is missing: those of the tool that keeps the objects, if there is one. With equal values an apply beside
-/// Helm is no conflict, and makes `kubectl` an owner too: each later `helm upgrade` is refused then.
+/// Replaces the steps for what is missing by those of this installation.
 pub(super) fn next_steps(objects: &[Installed], found: &mut [Finding]) {
-    for (step, definitions) in [(INSTALL, false), (APPLY_POLICY, false), (INSTALL_DEFINITIONS, true)] {
-        let kept = objects.iter().find_map(|object| {
-            let meta = serde_json::from_value(object.found.as_ref()?["metadata"].clone()).unwrap_or_default();
-            // After a takeover, the definition of the shadows may name a release of the earlier operator.
-            let is_known = is_marked(&meta) && text(&object.wanted, "/metadata/name") != names::SHADOW_DEFINITION;
-            let is_definition = text(&object.wanted, "/kind") == "CustomResourceDefinition";
-            change_of(&meta).filter(|_| is_known && is_definition == definitions)
-        });
-        let command = kept.unwrap_or_else(|| if step == APPLY_POLICY { step.to_owned() } else { install(objects) });
+    for step in [APPLY_AGAIN, APPLY_DEFINITIONS, APPLY_POLICY, APPLY_FORCE, APPLY_AWS] {
+        let command = next_step(step, objects);
         for next in found.iter_mut().flat_map(|finding| &mut finding.next).filter(|next| next.as_str() == step) {
             next.clone_from(&command);
         }
     }
 }
 
-/// Returns the command with which the tool that keeps an object changes it, if there is one.
-fn change_of(meta: &ObjectMeta) -> Option<String> {
+/// Returns a step as it is for an installation. The first case that fits decides:
+///
+/// 1. The operator is newer than this plugin, which knows only what an earlier version needs, and has only that to install.
+/// 2. A tool keeps the objects. With equal values an apply beside Helm is no conflict, and makes `kubectl` an owner too: each later `helm upgrade` is
+///    refused then.
+/// 3. This plugin can install all but the policy and what is optional with the images that run. It refuses where Helm has the definitions.
+/// 4. The step stays as it is.
+fn next_step(step: &str, objects: &[Installed]) -> String {
+    let own = deploy::Options::default().tag;
+    let of_this_version = matches!(step, APPLY_AGAIN | APPLY_DEFINITIONS);
+    let newest = images_of(objects).filter_map(|(_, image)| tag(image)).max_by_key(|tag| version(tag));
+    if let Some(newest) = newest.filter(|newest| of_this_version && version(newest) > version(&own)) {
+        let doctor = command(names::SYSTEM_NAMESPACE, "doctor");
+        return format!("{doctor}  # with the plugin of the operator's version, {newest}: this one is of {own}");
+    }
+    let remark = match step {
+        APPLY_FORCE => "with the value rbac.forceDrain: docs/policy.md",
+        APPLY_AWS => "with the value aws.enabled: docs/aws.md",
+        _ => "docs/install.md, Upgrade",
+    };
+    let kept = |definitions: bool| {
+        objects.iter().find_map(|object| {
+            let meta = serde_json::from_value(object.found.as_ref()?["metadata"].clone()).unwrap_or_default();
+            // After a takeover, the definition of the shadows may name a release of the earlier operator.
+            let is_known = is_marked(&meta) && text(&object.wanted, "/metadata/name") != names::SHADOW_DEFINITION;
+            let is_definition = text(&object.wanted, "/kind") == "CustomResourceDefinition";
+            change_of(&meta, remark).filter(|_| is_known && is_definition == definitions)
+        })
+    };
+    let install = || install(objects).filter(|_| step == APPLY_AGAIN && kept(true).is_none());
+    kept(step == APPLY_DEFINITIONS).or_else(install).unwrap_or_else(|| step.to_owned())
+}
+
+/// Returns the command with which the tool that keeps an object changes it, if there is one; of Helm, with a remark.
+fn change_of(meta: &ObjectMeta, remark: &str) -> Option<String> {
     const SOURCE: &str = "# once its source has what is missing: docs/how-to/gitops.md";
     let of_source = |tool: Tool| match tool {
         Tool::ArgoCd { application } => Some(format!("argocd app sync {}  {SOURCE}", word(&application))),
@@ -90,32 +123,49 @@ fn change_of(meta: &ObjectMeta) -> Option<String> {
         }
         Tool::Helm { .. } => None,
     };
-    let upgrade = upgrade_of(meta).map(|upgrade| format!("{upgrade}  # docs/install.md, Upgrade"));
+    let upgrade = upgrade_of(meta).map(|upgrade| format!("{upgrade}  # {remark}"));
     upgrade.or_else(|| Tool::all_of(meta).into_iter().find_map(of_source))
 }
 
-/// Returns the command of this plugin that installs what is missing, with the images that run: from their registry, and with their tag unless that
-/// is of another version, whose programs need not fit what is installed. It leaves a policy that exists as it is.
-fn install(objects: &[Installed]) -> String {
-    let image = objects.iter().find_map(|object| {
-        let image = text(object.found.as_ref()?, "/spec/template/spec/containers/0/image");
-        let (registry, name) = image.rsplit_once('/').unwrap_or(("", image));
-        name.starts_with(text(&object.wanted, "/metadata/name")).then_some((registry, tag(image)))
-    });
-    let Some((registry, tag)) = image else {
-        return command(names::SYSTEM_NAMESPACE, "install --registry REGISTRY --tag TAG  # docs/install.md, Upgrade");
-    };
+/// Returns the command of this plugin that installs what is missing with the images that run, but for that of the hook for AWS, which it does not
+/// install. There is none where it would change more than the version of images: names, registries and digests of the user's own, tags that
+/// name no version, and tags of several architectures. It leaves a policy that exists as it is.
+fn install(objects: &[Installed]) -> Option<String> {
     let own = deploy::Options::default().tag;
-    let is_own = |tag: &str| version(tag).is_none_or(|of| version(&own) == Some(of));
-    let registry = if registry.is_empty() { String::new() } else { format!(" --registry {}", word(registry)) };
-    let remark = if tag.is_none_or(is_own) {
-        "leaves the policy as it is. With other options than these: docs/install.md, Upgrade".to_owned()
+    let parts = images_of(objects).filter(|(workload, _)| *workload != names::AWS);
+    let images = parts.map(|(workload, image)| {
+        let (registry, name) = image.rsplit_once('/').unwrap_or(("", image));
+        let tag = name.strip_prefix(workload)?.strip_prefix(':')?;
+        (!tag.contains('@')).then_some((registry, tag))
+    });
+    let images = images.collect::<Option<BTreeSet<_>>>()?;
+    let (registry, first) = *images.first()?;
+    let is_release =
+        |tag: &str| version(tag).is_some_and(|[major, minor, patch]| tag == format!("v{major}.{minor}.{patch}"));
+    let (tag, remark) = if images.len() == 1 && version(first).is_some_and(|of| version(&own) == Some(of)) {
+        (first, "leaves the policy as it is. With other options than these: docs/install.md, Upgrade".to_owned())
+    } else if images.iter().all(|(of, tag)| *of == registry && is_release(tag)) {
+        let remark = format!("changes the operator to the version of this plugin, {own}: docs/install.md, Upgrade");
+        (own.as_str(), remark)
     } else {
-        format!("changes the operator to the version of this plugin, {own}: docs/install.md, Upgrade")
+        return None;
     };
-    let tag =
-        tag.filter(|tag| is_own(tag) && *tag != own).map_or_else(String::new, |tag| format!(" --tag {}", word(tag)));
-    format!("{}  # {remark}", command(names::SYSTEM_NAMESPACE, &format!("install{registry}{tag}")))
+    let registry = if registry.is_empty() { String::new() } else { format!(" --registry {}", word(registry)) };
+    let tag = if tag == own { String::new() } else { format!(" --tag {}", word(tag)) };
+    Some(format!("{}  # {remark}", command(names::SYSTEM_NAMESPACE, &format!("install{registry}{tag}"))))
+}
+
+/// Returns the step for an object that differs, or is missing.
+fn step_of(wanted: &Value) -> &'static str {
+    if text(wanted, "/kind") == "CustomResourceDefinition" {
+        APPLY_DEFINITIONS
+    } else if text(wanted, "/metadata/name") == names::AWS {
+        APPLY_AWS
+    } else if deploy::force().iter().any(|object| id(object) == id(wanted)) {
+        APPLY_FORCE
+    } else {
+        APPLY_AGAIN
+    }
 }
 
 fn not_there(wanted: &Value) -> Option<Finding> {
@@ -124,9 +174,10 @@ fn not_there(wanted: &Value) -> Option<Finding> {
     if labels.any(|(label, _)| label.starts_with("rbac.authorization.k8s.io/aggregate-to-")) {
         return None;
     }
-    if deploy::force().iter().any(|object| id(object) == id(wanted)) {
+    let next = step_of(wanted);
+    if next == APPLY_FORCE {
         let message = "it is missing: the controller has no right to delete pods, which the policy's drain.atDeadline: Force requires";
-        return Some(Finding::error("Missing", message).of(id(wanted)).next([APPLY_FORCE.to_owned()]));
+        return Some(Finding::error("Missing", message).of(id(wanted)).next([next.to_owned()]));
     }
     let (severity, what) = match text(wanted, "/kind") {
         // Its absence is a state of the fleet.
@@ -146,7 +197,6 @@ fn not_there(wanted: &Value) -> Option<Finding> {
         }
         _ => (Severity::Error, "it is missing"),
     };
-    let next = if text(wanted, "/kind") == "CustomResourceDefinition" { INSTALL_DEFINITIONS } else { INSTALL };
     Some(Finding::new(severity, "Missing", what).of(id(wanted)).next([next.to_owned()]))
 }
 
@@ -157,7 +207,8 @@ fn differences(wanted: &Value, found: &Value) -> Vec<Finding> {
     // A policy is a user's, and a namespace may be: Helm makes that of a release without a label.
     if !is_marked(&meta) && !matches!(kind, "BottlerocketUpdateOperator" | "Namespace") {
         let message = "it lacks the label of this operator's installation: another operator may have installed it";
-        let next = if kind == "CustomResourceDefinition" { "kubectl brupop takeover preflight" } else { INSTALL };
+        let next =
+            if kind == "CustomResourceDefinition" { "kubectl brupop takeover preflight" } else { step_of(wanted) };
         return vec![of(Finding::warning("AnotherInstallation", message).next([next.to_owned()]))];
     }
     let mut findings = Vec::new();
@@ -189,7 +240,7 @@ fn definition(wanted: &Value, found: &Value) -> Vec<Finding> {
         let number = text(&version, "/name").to_owned();
         let Some(same) = there.iter().find(|other| other["name"] == version["name"] && other["served"] == true) else {
             let message = format!("it does not serve the version {number}");
-            findings.push(Finding::error("VersionMissing", message).next([INSTALL_DEFINITIONS.to_owned()]));
+            findings.push(Finding::error("VersionMissing", message).next([APPLY_DEFINITIONS.to_owned()]));
             continue;
         };
         if let Some(path) = first_difference(&version["schema"], &same["schema"], "") {
@@ -197,7 +248,7 @@ fn definition(wanted: &Value, found: &Value) -> Vec<Finding> {
                 "its schema in {number} is not that of this plugin's version ({}): {path}. One of both is older",
                 env!("CARGO_PKG_VERSION")
             );
-            findings.push(Finding::warning("SchemaDiffers", message).next([INSTALL_DEFINITIONS.to_owned()]));
+            findings.push(Finding::warning("SchemaDiffers", message).next([APPLY_DEFINITIONS.to_owned()]));
         }
     }
     let stored = found.pointer("/status/storedVersions").and_then(Value::as_array);
@@ -266,7 +317,7 @@ fn rules(wanted: &Value, found: &Value) -> Option<Finding> {
     let named = some(missing.iter().map(String::as_str), 4);
     (!missing.is_empty()).then(|| {
         Finding::error("RightsMissing", format!("it lacks rights that this version needs: {named}"))
-            .next([INSTALL.to_owned()])
+            .next([step_of(wanted).to_owned()])
     })
 }
 
@@ -283,7 +334,7 @@ fn binding(wanted: &Value, found: &Value) -> Option<Finding> {
         text(wanted, "/roleRef/name") == text(found, "/roleRef/name") && subjects(wanted).is_subset(&subjects(found));
     (!same).then(|| {
         let message = "it does not bind the account of the operator to its role";
-        Finding::error("RightsMissing", message).next([INSTALL.to_owned()])
+        Finding::error("RightsMissing", message).next([step_of(wanted).to_owned()])
     })
 }
 
@@ -348,30 +399,42 @@ fn version(tag: &str) -> Option<[u64; 3]> {
     (version.major < YEAR).then_some([version.major, version.minor, version.patch])
 }
 
+/// Returns the images that run, each with the name of its workload. Containers that a user has added are left out.
+fn images_of(objects: &[Installed]) -> impl Iterator<Item = (&str, &str)> {
+    objects.iter().filter_map(|object| {
+        let containers = object.found.as_ref()?.pointer("/spec/template/spec/containers")?.as_array()?;
+        let own = text(&object.wanted, "/spec/template/spec/containers/0/name");
+        let container = containers.iter().find(|container| text(container, "/name") == own)?;
+        Some((text(&object.wanted, "/metadata/name"), text(container, "/image")))
+    })
+}
+
 /// Compares the images of the workloads with one another, and with those of this version.
 fn images(objects: &[Installed], found: &mut Vec<Finding>) {
     // By version; tags without one by themselves.
-    let mut tags = BTreeMap::new();
-    for there in objects.iter().filter_map(|object| object.found.as_ref()) {
-        let containers = there.pointer("/spec/template/spec/containers").and_then(Value::as_array);
-        tags.extend(containers.into_iter().flatten().filter_map(|container| {
-            let tag = tag(container["image"].as_str()?)?;
-            Some((version(tag).ok_or(tag), tag))
-        }));
+    let (mut tags, mut parts) = (BTreeMap::new(), BTreeSet::new());
+    for (workload, tag) in images_of(objects).filter_map(|(workload, image)| Some((workload, tag(image)?))) {
+        let of = version(tag).ok_or(tag);
+        tags.insert(of, tag);
+        if workload != names::AWS {
+            parts.insert(of);
+        }
     }
     let own = deploy::Options::default().tag;
-    let is_other = |of: Result<[u64; 3], &str>| of.is_ok_and(|other| version(&own).is_some_and(|own| own != other));
+    let is_other = |of: &Result<[u64; 3], &str>| of.is_ok_and(|other| version(&own).is_some_and(|own| own != other));
+    // The hook for AWS is installed by itself.
+    let next = if parts.len() > 1 || parts.iter().any(is_other) { APPLY_AGAIN } else { APPLY_AWS };
     if tags.len() > 1 {
         let message = format!(
             "its parts run images of different versions: {}. An update of it has not ended, or only a part of it was applied",
             some(tags.into_values(), NAMED)
         );
-        found.push(Finding::warning("MixedVersions", message).next([INSTALL.to_owned()]));
-    } else if let Some((_, other)) = tags.into_iter().find(|(of, _)| is_other(*of)) {
+        found.push(Finding::warning("MixedVersions", message).next([next.to_owned()]));
+    } else if let Some((_, other)) = tags.into_iter().find(|(of, _)| is_other(of)) {
         let message = format!(
             "its parts whose version is known run images of {other}, and this plugin is of {own}: their workloads of this version are not \
              applied, or the plugin is of another version"
         );
-        found.push(Finding::warning("VersionDiffers", message).next([INSTALL.to_owned()]));
+        found.push(Finding::warning("VersionDiffers", message).next([next.to_owned()]));
     }
 }

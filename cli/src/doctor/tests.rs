@@ -462,10 +462,14 @@ fn next_steps_for_objects_of_a_release_are_those_of_helm() {
             json!({}),
             helm("brupop"),
             json!({}),
-            [
-                "kubectl brupop install --registry 'r.example:5000/b'  # changes the operator",
-                "helm upgrade brupop CHART -n brupop-system",
-            ],
+            ["kubectl apply --server-side -f crds.yaml  # of", "helm upgrade brupop CHART -n brupop-system"],
+        ),
+        (
+            "the rest of kubectl",
+            helm("brupop-crds"),
+            json!({}),
+            json!({}),
+            ["helm upgrade brupop-crds CHART -n brupop-system", "# apply its manifests again"],
         ),
         ("of Flux", helm("brupop"), helm("brupop"), flux, ["kubectl edit helmrelease x -n flux-system"; 2]),
     ] {
@@ -479,75 +483,209 @@ fn next_steps_for_objects_of_a_release_are_those_of_helm() {
             meta["labels"].as_object_mut().unwrap().extend(labels.as_object().unwrap().clone());
         }
         let findings = Diagnosis::of(&facts).findings;
-        for (reason, step) in [("VersionMissing", 0), ("VersionDiffers", 1), ("NoOperatorResource", 1)] {
+        let [definitions, others] = expected;
+        let policy = if rest == json!({}) { "kubectl apply --server-side -f POLICY.yaml" } else { others };
+        for (reason, step) in
+            [("VersionMissing", definitions), ("VersionDiffers", others), ("NoOperatorResource", policy)]
+        {
             let found = findings.iter().find(|finding| finding.reason == reason).unwrap();
-            assert!(found.next[0].starts_with(expected[step]), "{sentence}: {found:?}");
+            assert!(found.next[0].starts_with(step), "{sentence}: {found:?}");
         }
     }
 }
 
+/// Gives each workload an image, in which `NAME` is that of the workload.
+fn run(facts: &mut Facts, image: &str) {
+    for object in &mut facts.objects {
+        let name = object.wanted["metadata"]["name"].as_str().unwrap();
+        let container = object.found.as_mut().and_then(|found| found.pointer_mut("/spec/template/spec/containers/0"));
+        if let Some(container) = container {
+            container["image"] = image.replace("NAME", name).into();
+        }
+    }
+}
+
+/// Returns the first step of the first finding with a reason.
+fn step(facts: &Facts, reason: &str) -> String {
+    let diagnosis = Diagnosis::of(facts);
+    let found = diagnosis.findings.iter().find(|finding| finding.reason == reason);
+    found.unwrap_or_else(|| panic!("{reason}: {}", diagnosis.page(None, false))).next[0].clone()
+}
+
 #[test]
-fn missing_rights_are_installed_with_the_images_that_run_or_by_the_tool_that_keeps_the_objects() {
+fn missing_rights_are_installed_by_the_plugin_only_with_the_images_that_run() {
     let own = deploy::Options::default().tag;
-    let argo = json!({"annotations": {"argocd.argoproj.io/tracking-id": "app:apps/Deployment:n/x"}});
-    let flux =
-        json!({"labels": {"kustomize.toolkit.fluxcd.io/name": "x", "kustomize.toolkit.fluxcd.io/namespace": "gitops"}});
-    for (sentence, image, marks, expected) in [
+    let again = "# apply its manifests again, with your images and options and without the policy: docs/install.md";
+    for (sentence, image, of_controller, expected) in [
         (
             "this version",
             format!("r.example/b/NAME:{own}"),
-            json!({}),
-            "kubectl brupop install --registry r.example/b  #",
+            None,
+            "kubectl brupop install --registry r.example/b  # leaves",
         ),
-        ("no registry", format!("NAME:{own}"), json!({}), "kubectl brupop install  #"),
+        ("no registry", format!("NAME:{own}"), None, "kubectl brupop install  # leaves the policy as it is"),
         (
-            "a tag of the user's own",
-            "r.example/b/NAME:stable".to_owned(),
-            json!({}),
-            "kubectl brupop install --registry r.example/b --tag stable  #",
-        ),
-        (
-            "a digest",
-            "r.example/b/NAME@sha256:0".to_owned(),
-            json!({}),
-            "kubectl brupop install --registry r.example/b  # leaves the policy as it is",
+            "one architecture",
+            format!("NAME:{own}-arm64"),
+            None,
+            &*format!("kubectl brupop install --tag {own}-arm64  # leaves"),
         ),
         (
             "an earlier version",
             "r.example/b/NAME:v0.0.9".to_owned(),
-            json!({}),
+            None,
             "kubectl brupop install --registry r.example/b  # changes the operator to the version of this plugin",
         ),
         (
-            "names of the user's own",
-            format!("r.example/my-NAME:{own}"),
-            json!({}),
-            "kubectl brupop install --registry REGISTRY --tag TAG",
+            "an update that has not ended",
+            "NAME:v0.0.9".to_owned(),
+            Some(format!("NAME:{own}")),
+            "kubectl brupop install  # changes the operator",
         ),
-        ("Argo CD", format!("NAME:{own}"), argo, "argocd app sync app  #"),
-        ("a Kustomization", format!("NAME:{own}"), flux, "flux reconcile kustomization x -n gitops --with-source  #"),
+        ("an earlier version for one architecture", "NAME:v0.0.9-arm64".to_owned(), None, again),
+        ("several architectures", format!("NAME:{own}-arm64"), Some(format!("NAME:{own}-amd64")), again),
+        ("several registries", format!("NAME:{own}"), Some(format!("r.example/NAME:{own}")), again),
+        ("no tag", "NAME".to_owned(), None, again),
+        ("a tag of the user's own", "NAME:stable".to_owned(), None, again),
+        ("a digest", "NAME@sha256:0".to_owned(), None, again),
+        ("a tag and a digest, as of a release", format!("NAME:{own}@sha256:0"), None, again),
+        ("names of the user's own", format!("my-NAME:{own}"), None, again),
+        ("names that begin as those of this project", format!("NAME-hardened:{own}"), None, again),
+        (
+            "a later version",
+            "NAME:v9.0.0".to_owned(),
+            None,
+            "kubectl brupop doctor  # with the plugin of the operator's version, v9.0.0",
+        ),
+        (
+            "one part of a later version",
+            "NAME:v9.0.0".to_owned(),
+            Some(format!("NAME:{own}")),
+            "kubectl brupop doctor  # with",
+        ),
+        (
+            "one part of a later version, beside digests",
+            "NAME@sha256:0".to_owned(),
+            Some("NAME:v9.0.0@sha256:0".to_owned()),
+            "kubectl brupop doctor  # with",
+        ),
+    ] {
+        let mut facts = healthy();
+        run(&mut facts, &image);
+        if let Some(image) = of_controller {
+            let pod = &mut found(&mut facts, "Deployment", names::CONTROLLER)["spec"]["template"]["spec"];
+            pod["containers"][0]["image"] = image.replace("NAME", names::CONTROLLER).into();
+        }
+        found(&mut facts, "ClusterRole", names::CONTROLLER)["rules"] = json!([]);
+        shadows(&mut facts)["spec"]["versions"][0]["served"] = json!(false);
+        fleet_of(&mut facts).operator = None;
+        let rights = step(&facts, "RightsMissing");
+        assert!(rights.starts_with(expected), "{sentence}: {rights}");
+        // Definitions have no images, and a policy is the user's.
+        let is_later = rights.starts_with("kubectl brupop doctor");
+        let definitions = if is_later { rights } else { "kubectl apply --server-side -f crds.yaml  # of".to_owned() };
+        assert!(step(&facts, "VersionMissing").starts_with(&definitions), "{sentence}");
+        assert!(
+            step(&facts, "NoOperatorResource").starts_with("kubectl apply --server-side -f POLICY.yaml"),
+            "{sentence}"
+        );
+    }
+}
+
+#[test]
+fn missing_rights_are_installed_by_the_tool_that_keeps_the_objects() {
+    let argo = json!({"annotations": {"argocd.argoproj.io/tracking-id": "app:apps/Deployment:n/x"}});
+    let flux =
+        json!({"labels": {"kustomize.toolkit.fluxcd.io/name": "x", "kustomize.toolkit.fluxcd.io/namespace": "gitops"}});
+    for (sentence, marks, of_definitions, expected) in [
+        ("Argo CD", &argo, true, "argocd app sync app  #"),
+        ("a Kustomization", &flux, true, "flux reconcile kustomization x -n gitops --with-source  #"),
+        ("Argo CD, with definitions of kubectl", &argo, false, "argocd app sync app  #"),
     ] {
         let mut facts = healthy();
         for object in &mut facts.objects {
-            let name = object.wanted["metadata"]["name"].as_str().unwrap();
+            let is_definition = object.wanted["kind"] == "CustomResourceDefinition";
             let found = object.found.as_mut().unwrap();
-            if let Some(container) = found.pointer_mut("/spec/template/spec/containers/0") {
-                container["image"] = image.replace("NAME", name).into();
-            }
-            for (part, values) in marks.as_object().unwrap() {
+            for (part, values) in marks.as_object().unwrap().iter().filter(|_| of_definitions || !is_definition) {
                 for (key, value) in values.as_object().unwrap() {
                     found["metadata"][part][key] = value.clone();
                 }
             }
         }
         found(&mut facts, "ClusterRole", names::CONTROLLER)["rules"] = json!([]);
+        shadows(&mut facts)["spec"]["versions"][0]["served"] = json!(false);
         fleet_of(&mut facts).operator = None;
-        let findings = Diagnosis::of(&facts).findings;
-        let next = |reason: &str| findings.iter().find(|finding| finding.reason == reason).unwrap().next[0].clone();
-        assert!(next("RightsMissing").starts_with(expected), "{sentence}: {}", next("RightsMissing"));
-        // A policy is the user's, and none of the installation.
-        let policy = if marks == json!({}) { "kubectl apply --server-side -f POLICY.yaml" } else { expected };
-        assert!(next("NoOperatorResource").starts_with(policy), "{sentence}: {}", next("NoOperatorResource"));
+        for reason in ["RightsMissing", "NoOperatorResource"] {
+            assert!(step(&facts, reason).starts_with(expected), "{sentence}: {}", step(&facts, reason));
+        }
+        let definitions = if of_definitions { expected } else { "kubectl apply --server-side -f crds.yaml  # of" };
+        let found = step(&facts, "VersionMissing");
+        assert!(found.starts_with(definitions), "{sentence}: {found}");
+    }
+}
+
+#[test]
+fn optional_objects_are_installed_by_their_own_manifests_or_values() {
+    type Break<'a> = &'a dyn Fn(&mut Facts);
+    let release = json!({"meta.helm.sh/release-name": "brupop", "meta.helm.sh/release-namespace": "ops"});
+    let with_hook = |facts: &mut Facts| {
+        facts.aws = Some(Hook { ready: Some(1), record: BTreeMap::new() });
+        facts.objects.extend(facts.optional_objects().unwrap().into_iter().map(installed));
+    };
+    let cases: [(&str, &str, Break<'_>, &str, &str); 4] = [
+        (
+            "a right of the hook for AWS",
+            "RightsMissing",
+            &|facts| {
+                with_hook(facts);
+                found(facts, "ClusterRole", names::AWS)["rules"] = json!([]);
+            },
+            "aws.yaml",
+            "aws.enabled",
+        ),
+        (
+            "the version of that hook alone",
+            "MixedVersions",
+            &|facts| {
+                with_hook(facts);
+                retag(facts, Some(names::AWS), ":v0.0.9");
+            },
+            "aws.yaml",
+            "aws.enabled",
+        ),
+        (
+            "that hook",
+            "AwsHookMissing",
+            &|facts| {
+                await_aws(facts);
+                facts.aws = Some(Hook::default());
+            },
+            "aws.yaml",
+            "aws.enabled",
+        ),
+        (
+            "a rule of the right to delete pods",
+            "RightsMissing",
+            &|facts| {
+                facts.objects.extend(deploy::force().into_iter().map(installed));
+                found(facts, "ClusterRole", "brupop-controller-force")["rules"] = json!([]);
+            },
+            "force.yaml",
+            "rbac.forceDrain",
+        ),
+    ];
+    for (sentence, reason, broken, file, value) in cases {
+        let mut facts = healthy();
+        broken(&mut facts);
+        let with_kubectl = step(&facts, reason);
+        assert!(
+            with_kubectl.starts_with(&format!("kubectl apply --server-side -f {file}  #")),
+            "{sentence}: {with_kubectl}"
+        );
+        found(&mut facts, "ClusterRole", names::CONTROLLER)["metadata"]["annotations"] = release.clone();
+        let with_helm = step(&facts, reason);
+        let expected = format!("helm upgrade brupop CHART -n ops  # with the value {value}: ");
+        assert!(with_helm.starts_with(&expected), "{sentence}: {with_helm}");
     }
 }
 

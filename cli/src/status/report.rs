@@ -1,6 +1,7 @@
 //! The state of the fleet, derived from the cluster by the controller's own rules.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, false_condition, find_condition, true_condition};
@@ -194,10 +195,11 @@ fn stopped(
     let message = without_command(&condition.message);
     let message = message.split(BEFORE_RESUME.trim_end_matches([':', ' '])).next().unwrap_or_default();
     let failed = cluster.operator.as_ref().map(|operator| unresolved(&operator.status)).unwrap_or_default();
-    let frozen = failed.iter().find(|(_, failed)| failed.frozen && reason == FROZEN).map(|(version, _)| version);
-    let skip = frozen.map_or_else(String::new, |version| {
-        format!(". To skip {version}, first: {}", cluster.command(&format!("quarantine {version}")))
-    });
+    let mut skip = String::new();
+    for (version, _) in failed.iter().filter(|(_, failed)| failed.frozen && reason == FROZEN) {
+        let quarantine = cluster.command(&format!("quarantine {version}"));
+        let _ = write!(skip, ". To skip {version}, first: {quarantine}");
+    }
     let again = if reason == BRAKED { AGAIN } else { ". To try again" };
     let command = match to_resume(plan).as_str() {
         "" => "resume".to_owned(),

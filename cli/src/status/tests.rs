@@ -212,17 +212,26 @@ fn status_shows_the_kind_of_each_of_several_steps_that_wait() {
 
 #[test]
 fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
-    let known = json!({"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64", "firstSeen": "2026-01-01T00:00:00Z",
-        "failed": ["a"], "quarantined": {"reason": "BootFellBack", "nodes": ["a"], "since": "2026-01-01T00:00:00Z"}});
-    let policy = operator(&json!({}), &json!({"observedGeneration": 1, "versions": [known]}));
-    let frozen = one(policy, shadow("a", idle()));
+    let known = |version: &str| {
+        json!({"version": version, "variant": "aws-k8s-1.37", "arch": "x86_64", "firstSeen": "2026-01-01T00:00:00Z",
+            "failed": ["a"], "quarantined": {"reason": "BootFellBack", "nodes": ["a"], "since": "2026-01-01T00:00:00Z"}})
+    };
+    let frozen = |versions: &[&str]| {
+        let versions: Vec<_> = versions.iter().copied().map(known).collect();
+        one(operator(&json!({}), &json!({"observedGeneration": 1, "versions": versions})), shadow("a", idle()))
+    };
     let again = "kubectl brupop resume --failures 1.20.5";
-    let skip = format!("is resumed. To skip 1.20.5, first: kubectl brupop quarantine 1.20.5. To try again: {again}\n");
+    let skip = "To skip 1.20.5, first: kubectl brupop quarantine 1.20.5. To";
+    let first = format!("is resumed. {skip} try again: {again}\n");
+    let each = format!(
+        "is resumed. {skip} skip 1.20.6, first: kubectl brupop quarantine 1.20.6. To try again: {again},1.20.6\n"
+    );
     let removed = format!(". Once the cause is removed, to try again: {again}\n");
     let verify = "To have them verified again at once: kubectl brupop retry NODE. To accept them as they are: \
                   kubectl brupop approve 1 --rollout 3 --unproven\n";
     for (sentence, cluster, expected) in [
-        ("frozen", frozen, skip.as_str()),
+        ("frozen", frozen(&["1.20.5"]), first.as_str()),
+        ("frozen by two versions", frozen(&["1.20.5", "1.20.6"]), each.as_str()),
         ("braked", braked("Unproven"), removed.as_str()),
         ("failed", step_used_up(true), removed.as_str()),
         ("not proven", step_used_up(false), verify),

@@ -98,6 +98,8 @@ async fn pods(client: &Client) -> anyhow::Result<Vec<Pod>> {
     for selector in earlier::pod_selectors() {
         let pods: Vec<Pod> = list_everywhere(client, ListParams::default().labels(&selector)).await?;
         let theirs = pods.into_iter().filter(|pod| earlier::is_pod_of(pod.labels()));
+        // Nothing else of them is needed, and they are kept until the end.
+        let theirs = theirs.map(|pod| Pod { metadata: pod.metadata, ..Pod::default() });
         found.extend(theirs.filter_map(|pod| Some((pod.uid()?, pod))));
     }
     Ok(found.into_values().collect())

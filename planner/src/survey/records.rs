@@ -16,6 +16,7 @@ use crate::policy::Policy;
 use crate::revisions::is_in_force;
 use crate::survey::key::Key;
 use crate::survey::key::{borrowed, is_member, key, key_of};
+use crate::survey::rollout::Targets;
 use crate::survey::vouched::{is_acted_on, is_lacked, is_vouched};
 use crate::view::{ClusterView, NodeView};
 
@@ -124,13 +125,13 @@ pub(crate) struct Numbers {
 }
 
 /// Gives each rollout with nodes to update (`wanted`, and [lacked](is_lacked)) a record that runs, and ends those of the others that are over.
-/// Beyond [`MOST_BEGUN`], rollouts for which nothing was done to a node wait for theirs. A record that is replaced before the history has its
-/// end stays in an ended entry of its own.
+/// `targets` are the nodes with that version as their target. Beyond [`MOST_BEGUN`], rollouts for which nothing was done to a node wait for
+/// theirs. A record that is replaced before the history has its end stays in an ended entry of its own.
 pub(crate) fn keep(
     view: &ClusterView,
     policy: &Policy,
     rollouts: &mut Vec<ActiveRollout>,
-    wanted: &BTreeSet<Key>,
+    (wanted, targets): (&BTreeSet<Key>, &Targets<'_>),
     now: Timestamp,
 ) -> Numbers {
     let Some(mut count) = highest(view) else { return Numbers::default() };
@@ -142,7 +143,7 @@ pub(crate) fn keep(
         let runs = rollout.record.as_ref().is_some_and(|record| record.ended.is_none());
         let own = key_of(rollout);
         let unrecorded = rollout.record.is_none() && begun_as(view, &own, -1).is_some();
-        if (rollout.ended.is_none() && wanted.contains(&own) && is_lacked(view, rollout)) || unrecorded {
+        if (rollout.ended.is_none() && wanted.contains(&own) && is_lacked(view, rollout, targets)) || unrecorded {
             let full = rollout.record.as_ref().is_some_and(|record| view.history.full.contains(&record.number));
             if (runs && !full) || (rollout.record.is_none() && !is_vouched(view, rollout)) {
                 continue;

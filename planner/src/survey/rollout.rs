@@ -32,6 +32,9 @@ const MOST: usize = 64;
 /// The number of nodes that the reason of a canary step names.
 const NAMED: usize = 3;
 
+/// The nodes that have a target version and have not begun, each by its uid, with that version.
+pub(super) type Targets<'a> = HashSet<(&'a str, &'a Version)>;
+
 /// All rollouts: each target version is tried on its own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Rollouts {
@@ -208,8 +211,7 @@ pub(crate) fn follow<'a>(
     let mut keys: BTreeSet<KeyRef<'_>> = BTreeSet::new();
     let mut last = None;
     let wanted: Vec<(&NodeView, &Version)> = wanted.collect();
-    let targets: HashSet<(&str, &Version)> =
-        wanted.iter().map(|(node, version)| (node.facts.uid.as_str(), *version)).collect();
+    let targets: Targets<'_> = wanted.iter().map(|(node, version)| (node.facts.uid.as_str(), *version)).collect();
     for key in wanted.into_iter().chain(under_way).map(|(node, version)| key(node, version)) {
         // Most have the key of the one before.
         if last.replace(key) != Some(key) {
@@ -310,7 +312,7 @@ pub(crate) fn follow<'a>(
     });
     let over: Vec<ActiveRollout> = over.collect();
     rollouts.active.extend(over);
-    let numbers = records::keep(view, policy, &mut rollouts.active, &keys, now);
+    let numbers = records::keep(view, policy, &mut rollouts.active, (&keys, &targets), now);
     rollouts.count = numbers.highest;
     rollouts.wake = [rollouts.wake, numbers.wake].into_iter().flatten().min();
     // One whose record runs is kept until the record has its end.

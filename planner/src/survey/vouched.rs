@@ -5,6 +5,7 @@ use semver::Version;
 
 use super::key::{is_member, kind};
 use super::ledger::{is_of, runs};
+use super::rollout::{Targets, is_behind};
 use crate::view::{ClusterView, NodeView};
 
 /// The number of nodes that have to be offered a version for it to be known: the report of one host may be wrong.
@@ -42,13 +43,15 @@ pub(super) fn is_acted_on(view: &ClusterView, rollout: &ActiveRollout) -> bool {
 }
 
 /// Returns whether something was done to a node for a rollout, or a node lacks its version by more than the word of its agent: the Node
-/// does not contradict what that reports.
-pub(super) fn is_lacked(view: &ClusterView, rollout: &ActiveRollout) -> bool {
+/// does not contradict what that reports. A node that runs a later version lacks it only where it is a target of the rollout, or on its way.
+pub(super) fn is_lacked(view: &ClusterView, rollout: &ActiveRollout, targets: &Targets<'_>) -> bool {
     let lacks = |node: &NodeView| {
         let reported = node.shadow.as_ref().and_then(|shadow| shadow.status.agent.current_version.clone());
         let agrees = is_of_its_kind(node) && (reported.is_none() || reported == node.running());
-        let goes = node.past_staging() && node.update().is_some_and(|progress| progress.version == rollout.version);
-        goes || (node.facts.labelled && agrees && !runs(node, rollout))
+        let is_on_its_way = node.update().is_some_and(|progress| progress.version == rollout.version);
+        let is_wanted = || is_on_its_way || targets.contains(&(node.facts.uid.as_str(), &rollout.version));
+        let is_lacking = || !runs(node, rollout) && (is_behind(node, &rollout.version) || is_wanted());
+        (is_on_its_way && node.past_staging()) || (node.facts.labelled && agrees && is_lacking())
     };
     is_acted_on(view, rollout) || view.nodes.values().any(|node| is_member(node, rollout) && lacks(node))
 }
@@ -112,10 +115,16 @@ mod tests {
             ("it reports an earlier version", Running, (&NEW, &OLD), variant, (1, Completed)),
             ("it reports the version", Running, (&OLD, &NEW), variant, (1, Running)),
         ];
-        for (sentence, phase, versions, of_node, expected) in cases {
+        // A node of a later version needs no update to this one.
+        let later = Version::new(1, 20, 6);
+        for (beside, (sentence, phase, versions, of_node, expected)) in
+            [false, true].into_iter().flat_map(|beside| cases.map(|case| (beside, case)))
+        {
             let mut last = running("c", versions);
             last.facts.os_image = last.facts.os_image.replace(variant, of_node);
-            let (mut view, policy) = cluster(vec![running("a", (&NEW, &NEW)), running("b", (&NEW, &NEW)), last], &[]);
+            let mut nodes = vec![running("a", (&NEW, &NEW)), running("b", (&NEW, &NEW)), last];
+            nodes.extend(beside.then(|| running("d", (&later, &later))));
+            let (mut view, policy) = cluster(nodes, &[]);
             view.history.highest = Some(1);
             let ended = (phase == Completed).then(|| t(1));
             let record = RolloutRecord { phase, ended, ..recorded(1) };
@@ -124,7 +133,7 @@ mod tests {
             let status = plan(&view, &policy, t(2)).status.unwrap();
             let records = status.active_rollouts.iter().filter_map(|rollout| rollout.record.as_ref());
             let newest = records.max_by_key(|record| record.number).map(|record| (record.number, record.phase));
-            assert_eq!(newest, Some(expected), "{sentence}, after {phase:?}");
+            assert_eq!(newest, Some(expected), "{sentence}, after {phase:?}, beside a later version: {beside}");
         }
     }
 }

@@ -454,6 +454,11 @@ fn downgrade_that_no_node_ran_ends_as_stopped() {
     fleet.offer(&NEW);
     fleet.policy = with_policy(&mut fleet.view, serde_json::json!({"version": {"target": NEW.to_string()}}));
     assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
+    // The image is on its way, and the node no target any more.
+    for under_way in [Some(progress(Step::Staging, 0)), None] {
+        fleet.view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status.controller.progress = under_way;
+        assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
+    }
     fleet.policy = with_policy(&mut fleet.view, serde_json::json!({}));
     fleet.run(&NEWER);
     assert_eq!(fleet.settle(), [(NEW, 1, Stopped)]);
