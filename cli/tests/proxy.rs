@@ -6,9 +6,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
 /// Returns the address of a server that sends its name at each connection, and closes it.
-fn server(name: &'static str, reached: Sender<&'static str>) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
+fn server(name: &'static str, reached: Sender<&'static str>) -> std::io::Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
     thread::spawn(move || {
         for connection in listener.incoming() {
             // The test may be over.
@@ -16,13 +16,13 @@ fn server(name: &'static str, reached: Sender<&'static str>) -> SocketAddr {
             drop(connection);
         }
     });
-    address
+    Ok(address)
 }
 
 #[test]
 fn proxy_of_the_environment_is_put_aside_for_a_server_that_is_exempt() {
     let (sender, reached) = channel();
-    let [api, proxy] = ["API server", "proxy"].map(|name| server(name, sender.clone()));
+    let [api, proxy] = ["API server", "proxy"].map(|name| server(name, sender.clone()).unwrap());
     let proxy = format!("http://{proxy}");
     let path = format!("{}/proxy-kubeconfig", env!("CARGO_TARGET_TMPDIR"));
     let (none, of_kubeconfig) = (String::new(), format!("proxy-url: '{proxy}'"));
