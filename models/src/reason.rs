@@ -357,11 +357,11 @@ ends! {
         advice: "See the [reason to wait](waiting.md) in the message: the node is tried again when it is over, after its back-off. \
             Neither a hook nor the node's leaving of its load balancers may cause what keeps it from the drain.",
     }
-    /// Many nodes fell ill at once, nodes included that were not being updated, or another node of the control plane was out of service,
-    /// before the reboot was permitted.
+    /// Many nodes fell ill at once, nodes included that were not being updated, more nodes were not Ready than `health.before.maxUnhealthyNodes`
+    /// allows, or another node of the control plane was out of service, before the reboot was permitted.
     ClusterUnwell {
         event: UpdateWithdrawn, class: Nothing,
-        advice: "Find out why the nodes that the message names are not well. The node is updated once they are.",
+        advice: "Find out why the nodes that the message names, or `kubectl get nodes` shows, are not well. The node is updated once they are.",
     }
     /// The rollout was braked before the node was drained, while its hooks were awaited.
     RolloutBraked {

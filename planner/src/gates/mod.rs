@@ -244,12 +244,25 @@ pub(crate) fn before_drain(ctx: &NodeContext<'_>) -> Option<Obstacle> {
 /// Checks again, after the wait for hooks, what may have changed since the node got its slot: the node, the schedule, its pods,
 /// budgets and expressions. The switch is not among it: an attempt that has begun is finished.
 pub(crate) fn after_hooks(ctx: &NodeContext<'_>) -> Option<Obstacle> {
-    first_obstacle(&[Disrupt, Drain], ctx)
+    gravest(of(&[Disrupt, Drain], ctx.mode()), ctx)
 }
 
 /// Checks the same again where nothing is awaited any more before the first eviction. A drain that has begun in a window goes on after it.
 pub(crate) fn before_eviction(ctx: &NodeContext<'_>) -> Option<Obstacle> {
-    of(&[Disrupt, Drain], ctx.mode()).filter(|gate| gate.name != WINDOW_OPEN).find_map(|gate| gate.obstacle(ctx))
+    gravest(of(&[Disrupt, Drain], ctx.mode()).filter(|gate| gate.name != WINDOW_OPEN), ctx)
+}
+
+/// Returns the first obstacle that does not end by itself, or else the first one: a node is not kept out of service for what may end where
+/// something else refuses it in any case.
+fn gravest<'a>(gates: impl Iterator<Item = &'a Gate>, ctx: &NodeContext<'_>) -> Option<Obstacle> {
+    let mut first = None;
+    for obstacle in gates.filter_map(|gate| gate.obstacle(ctx)) {
+        if !obstacle.may_end() {
+            return Some(obstacle);
+        }
+        first.get_or_insert(obstacle);
+    }
+    first
 }
 
 #[cfg(test)]

@@ -97,7 +97,9 @@ pub(super) fn refused(ctx: &Attempt<'_>, wait: &Wait) -> Action {
         Wait::Blackout { .. } => FailureReason::BlackoutBegan,
         // Not a second time in a row: its hooks may be longer than the windows. Others go first, and as many as brake a rollout stop it.
         Wait::WindowClosed { .. } if !has_missed_window(ctx) => FailureReason::WindowEnded,
-        Wait::ClusterUnwell { .. } | Wait::ControlPlaneBusy { .. } => FailureReason::ClusterUnwell,
+        Wait::ClusterUnwell { .. } | Wait::ControlPlaneBusy { .. } | Wait::UnhealthyNodes { .. } => {
+            FailureReason::ClusterUnwell
+        }
         Wait::Braked { .. } => FailureReason::RolloutBraked,
         _ => FailureReason::GateRefused,
     };

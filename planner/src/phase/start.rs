@@ -16,7 +16,6 @@ use super::usable;
 use crate::claims::ClaimField;
 use crate::decision::Note;
 use crate::gates::{self, Obstacle};
-use crate::rules::Refusal;
 use crate::view::{OWNER_WAIT, PodFacts};
 use crate::wait::Wait;
 
@@ -39,21 +38,14 @@ const fn draining(mode: Mode) -> (&'static str, &'static str) {
 /// Returns the turn of a claimed node that its gates keep from its first eviction, now that they were checked again. What may end by
 /// itself is waited for until this time; by anything else the node returns to service.
 pub(super) fn kept_back(ctx: &Attempt<'_>, obstacle: Option<Obstacle>, until: Timestamp) -> Option<Turn> {
-    let wait = match obstacle? {
-        Obstacle::Unknown(wait) if ctx.now < until => wait,
-        // Another node's drain may have moved pods of the budget, whose replacements are about to be Ready; a host, Prometheus or the API
-        // server may not answer for some seconds, as where they run on a node that is drained too.
-        Obstacle::Refused(
-            wait @ (Wait::BudgetUnhealthy { .. }
-            | Wait::HostNotUsable { .. }
-            | Wait::HostBusy { .. }
-            | Wait::AgentNotReady
-            | Wait::ExpressionFails { .. }
-            | Wait::PodsNotReady { .. }
-            | Wait::DrainRefused { why: Refusal::Unread, .. }),
-        ) if ctx.now < until => wait,
-        Obstacle::Unknown(refused) | Obstacle::Refused(refused) => return Some(Turn::of(Outcome::Refuse(refused))),
-    };
+    let obstacle = obstacle?;
+    // What an update would wait for is the result of a drill.
+    let ends_drill = ctx.mode().is_drill() && matches!(obstacle, Obstacle::Refused(_));
+    let waits = obstacle.may_end() && ctx.now < until && !ends_drill;
+    let wait = obstacle.into_wait();
+    if !waits {
+        return Some(Turn::of(Outcome::Refuse(wait)));
+    }
     Some(stay(wait).querying(gates::queries(&ctx.group().before.expressions, &ctx.facts().name)).waking_at(until))
 }
 

@@ -210,7 +210,7 @@ fn followed(
             if rollout.urgent_until.is_some() || found.is_some_and(|(node, _)| fallen::is_back(node, rollout)) {
                 ledger.recover(&named.node);
             }
-        } else if let Some((node, proof)) = found.filter(|(_, proof)| *proof != named.proof) {
+        } else if let Some((node, proof)) = found.filter(|(_, proof)| *proof != named.proof || named.has_fallen()) {
             ledger.move_node(Some(named.proof), (&named.node, proof, &reason_of(node)));
         }
     }

@@ -46,7 +46,7 @@ fn a(view: &mut ClusterView) -> &mut crate::view::NodeView {
 
 #[test]
 fn gates_are_checked_again_after_the_wait_for_load_balancers() {
-    let cases: [(&str, Change, &str); 6] = [
+    let cases: [(&str, Change, &str); 7] = [
         ("nothing has changed", |_, _| {}, "step Draining"),
         ("updates are switched off", |_, spec| spec["enabled"] = json!(false), "step Draining"),
         (
@@ -56,6 +56,19 @@ fn gates_are_checked_again_after_the_wait_for_load_balancers() {
         ),
         ("the node is not Ready", |view, _| a(view).facts.ready = false, "GateRefused"),
         ("it is short of disk", |view, _| a(view).facts.pressure = Some("DiskPressure".into()), "GateRefused"),
+        (
+            "more nodes are not Ready than policy allows, and the agent may be back",
+            |view, spec| {
+                a(view).agent_missing = Some(t(-60));
+                for name in ["b", "c"] {
+                    let mut down = node(name);
+                    down.facts.ready = false;
+                    view.nodes.insert(name.into(), down);
+                }
+                spec["health"] = json!({"before": {"maxUnhealthyNodes": 1}});
+            },
+            "ClusterUnwell",
+        ),
         ("a pod may not be evicted", |view, _| a(view).pods = Some(vec![pod("a", true)]), "GateRefused"),
     ];
     for (sentence, change, expected) in cases {
