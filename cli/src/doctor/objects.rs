@@ -26,7 +26,7 @@ const APPLY_AGAIN: &str =
 
 /// The step for a definition.
 const APPLY_DEFINITIONS: &str =
-    "kubectl apply --server-side -f crds.yaml  # of the operator's version: docs/install.md, Upgrade";
+    "kubectl apply --server-side -f crds.yaml  # of the newest version that was installed: docs/install.md, Upgrade";
 
 /// The command that creates the policy.
 pub(super) const APPLY_POLICY: &str =

@@ -228,7 +228,11 @@ pub(crate) fn follow<'a>(
             keys.insert((update.variant.clone(), update.arch.clone(), update.version.clone()));
         }
     }
-    let later: BTreeSet<KeyRef<'_>> = later.map(|(node, version)| key(node, version)).collect();
+    let later: Vec<(&NodeView, &Version)> = later.collect();
+    // A host that has yet to take its lock, or whose wave has not come, lacks the version like a target.
+    let mut lacking = targets.clone();
+    lacking.extend(later.iter().map(|(node, version)| (node.facts.uid.as_str(), *version)));
+    let later: BTreeSet<KeyRef<'_>> = later.into_iter().map(|(node, version)| key(node, version)).collect();
     keys.extend(going_on(view, &operator.status.active_rollouts, policy, &later, now));
     let pending = operator.approve_step.is_some()
         && !super::requests::is_new(operator)
@@ -312,7 +316,7 @@ pub(crate) fn follow<'a>(
     });
     let over: Vec<ActiveRollout> = over.collect();
     rollouts.active.extend(over);
-    let numbers = records::keep(view, policy, &mut rollouts.active, (&keys, &targets), now);
+    let numbers = records::keep(view, policy, &mut rollouts.active, (&keys, &lacking), now);
     rollouts.count = numbers.highest;
     rollouts.wake = [rollouts.wake, numbers.wake].into_iter().flatten().min();
     // One whose record runs is kept until the record has its end.

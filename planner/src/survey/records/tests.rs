@@ -464,6 +464,27 @@ fn downgrade_that_no_node_ran_ends_as_stopped() {
     assert_eq!(fleet.settle(), [(NEW, 1, Stopped)]);
 }
 
+/// The canary step is full, and waits for its approval.
+#[test]
+fn record_of_a_downgrade_goes_on_while_other_hosts_have_yet_to_take_their_lock() {
+    let mut fleet = Fleet::of(vec![node("a"), node("b")]);
+    fleet.run(&NEWER);
+    fleet.offer(&NEW);
+    let spec = serde_json::json!({
+        "version": {"target": NEW.to_string()},
+        "strategy": {"canary": [{"nodes": 1, "soak": "0s", "approval": "Manual"}]},
+    });
+    fleet.policy = with_policy(&mut fleet.view, spec);
+    assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
+    for (name, version, offered) in [("a", &NEW, None), ("b", &NEWER, Some(NEWER))] {
+        let node = fleet.view.nodes.get_mut(name).unwrap();
+        offer(node, offered);
+        node.facts.os_image = format!("Bottlerocket OS {version} (aws-k8s-1.37)");
+        node.shadow.as_mut().unwrap().status.agent.current_version = Some(version.clone());
+    }
+    assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
+}
+
 #[test]
 fn rollout_ends_when_last_node_has_ended_its_attempt_or_is_gone() {
     let mut fleet = Fleet::of(vec![node("a"), node("b")]);
