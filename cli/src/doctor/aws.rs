@@ -8,10 +8,13 @@ use models::names;
 use serde_json::Value;
 
 use super::finding::Finding;
-use super::objects::APPLY_AWS;
 use crate::call::get;
 use crate::cluster::Cluster;
 use crate::uninstall::aws_record;
+
+/// The command that installs the hook for EC2 Auto Scaling groups.
+pub(super) const APPLY_AWS: &str =
+    "kubectl apply --server-side -f aws.yaml  # with your image in it, or the chart's aws.enabled: docs/aws.md";
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Hook {

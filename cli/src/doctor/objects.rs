@@ -9,6 +9,7 @@ use models::names;
 use semver::Version;
 use serde_json::Value;
 
+use super::aws::APPLY_AWS;
 use super::facts::Installed;
 use super::finding::{Finding, NAMED, Severity};
 use crate::advice::{command, some};
@@ -34,10 +35,6 @@ pub(super) const APPLY_POLICY: &str =
 
 /// The command that grants the right that `drain.atDeadline: Force` needs.
 const APPLY_FORCE: &str = "kubectl apply --server-side -f force.yaml  # or the chart's rbac.forceDrain: docs/policy.md";
-
-/// The command that installs the hook for EC2 Auto Scaling groups.
-pub(super) const APPLY_AWS: &str =
-    "kubectl apply --server-side -f aws.yaml  # with your image in it, or the chart's aws.enabled: docs/aws.md";
 
 /// A number that is the year of a date, and the major version of no release.
 const YEAR: u64 = 1000;

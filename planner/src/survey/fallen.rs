@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::operator::ActiveRollout;
-use models::reason::Proof;
 use models::time::after;
 
 use super::key::is_member;
-use super::ledger;
-use super::unavailable::{FALLEN_FOR, comes_or_goes};
+use super::ledger::{self, is_kept, is_proven};
+use super::unavailable::FALLEN_FOR;
 use crate::view::{ClusterView, NodeFacts, NodeView};
 
 /// Time for which a node has to be not Ready to count.
@@ -34,21 +33,6 @@ pub(crate) struct Fallen {
     pub(crate) lost: Vec<String>,
     /// The time at which another one counts, if it is not Ready until then.
     pub(crate) wake: Option<Timestamp>,
-}
-
-/// Returns whether a node is managed, in service, and neither held nor being removed.
-fn is_kept(node: &NodeView) -> bool {
-    node.facts.labelled && !node.facts.held() && !node.disrupted() && !comes_or_goes(node)
-}
-
-/// Returns whether a node has proven the version of a rollout and runs it.
-fn is_proven(node: &NodeView, rollout: &ActiveRollout) -> bool {
-    is_kept(node) && ledger::place(node, rollout) == Some(Proof::Proven) && ledger::runs(node, rollout)
-}
-
-/// Returns whether a node that was not Ready is in service again with the version that it has proven.
-pub(super) fn is_back(node: &NodeView, rollout: &ActiveRollout) -> bool {
-    node.facts.ready && !node.facts.cordoned_by_others() && is_proven(node, rollout)
 }
 
 /// Returns whether a node was cordoned before it went down, as by a drain: then it says nothing about its version. A repair acts after it has gone
@@ -115,6 +99,7 @@ pub(crate) fn suspects(view: &ClusterView, now: Timestamp) -> BTreeSet<&str> {
 
 #[cfg(test)]
 mod tests {
+    use models::reason::Proof;
     use models::shadow::{NodeProof, Record};
 
     use super::*;

@@ -7,8 +7,8 @@ use models::operator::{ActiveRollout, LedgerNode, RolloutLedger, RolloutRecord, 
 use models::reason::{End, FailureClass, FailureReason, Proof};
 use models::shadow::{AttemptResult, UPDATED};
 
-use super::fallen;
 use super::key::is_member;
+use super::unavailable::comes_or_goes;
 use crate::view::{ClusterView, NodeView};
 
 /// Returns whether the update of a slot is part of a rollout.
@@ -59,6 +59,21 @@ pub(super) fn inferred(node: &NodeView, rollout: &ActiveRollout) -> Option<Proof
 pub(crate) fn runs(node: &NodeView, rollout: &ActiveRollout) -> bool {
     let reported = || node.shadow.as_ref()?.status.agent.current_version.clone();
     node.facts.os_version().or_else(reported).is_some_and(|running| running == rollout.version)
+}
+
+/// Returns whether a node is managed, in service, and neither held nor being removed.
+pub(super) fn is_kept(node: &NodeView) -> bool {
+    node.facts.labelled && !node.facts.held() && !node.disrupted() && !comes_or_goes(node)
+}
+
+/// Returns whether a node has proven the version of a rollout and runs it.
+pub(super) fn is_proven(node: &NodeView, rollout: &ActiveRollout) -> bool {
+    is_kept(node) && place(node, rollout) == Some(Proof::Proven) && runs(node, rollout)
+}
+
+/// Returns whether a node that was not Ready is in service again with the version that it has proven.
+fn is_back(node: &NodeView, rollout: &ActiveRollout) -> bool {
+    node.facts.ready && !node.facts.cordoned_by_others() && is_proven(node, rollout)
 }
 
 /// Returns whether a node runs the version of a rollout, or may come back with it.
@@ -207,7 +222,7 @@ fn followed(
         let found = node.and_then(|node| Some((node, now(node)?)));
         if named.has_fallen() && found.is_none_or(|(_, proof)| proof == Proof::Proven) {
             // Its record, where it has one, is of the time before. An urgent version is not held by it.
-            if rollout.urgent_until.is_some() || found.is_some_and(|(node, _)| fallen::is_back(node, rollout)) {
+            if rollout.urgent_until.is_some() || found.is_some_and(|(node, _)| is_back(node, rollout)) {
                 ledger.recover(&named.node);
             }
         } else if let Some((node, proof)) = found.filter(|(_, proof)| *proof != named.proof || named.has_fallen()) {

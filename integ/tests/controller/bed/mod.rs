@@ -32,6 +32,7 @@ use models::names::{
 };
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::{BottlerocketShadow, Step};
+use models::time::after;
 use semver::Version;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -289,13 +290,14 @@ impl ScriptedCluster {
         }
     }
 
-    /// Lets time pass; kubelets that are up have renewed their Leases at its end.
+    /// Lets time pass; kubelets that are up have renewed their Leases at its end. They are written before: the controller may read one as soon
+    /// as the time has passed.
     pub(crate) async fn pass(&self, span: Duration) -> anyhow::Result<()> {
-        self.time.pass(span);
         let world = self.now()?;
         for node in world.nodes.values().filter(|node| node.ready) {
-            self.renew_lease(&node.name).await?;
+            renew_lease(&self.client, &node.name, after(self.time.now(), span)).await?;
         }
+        self.time.pass(span);
         Ok(())
     }
 

@@ -482,6 +482,9 @@ fn record_of_a_downgrade_goes_on_while_other_hosts_have_yet_to_take_their_lock()
         node.facts.os_image = format!("Bottlerocket OS {version} (aws-k8s-1.37)");
         node.shadow.as_mut().unwrap().status.agent.current_version = Some(version.clone());
     }
+    let mut record = updated();
+    record.proof.as_mut().unwrap().rollout = 1;
+    shadow(&mut fleet.view).status.controller.record = Some(record);
     assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
 }
 
