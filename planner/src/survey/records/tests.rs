@@ -5,7 +5,9 @@ use models::shadow::{HostState, OfferedUpdates, RolloutPlace, Step};
 use semver::Version;
 
 use super::*;
-use crate::fixtures::{NEW, OLD, at, cluster, node, progress, record_history, rollout, t, with_policy};
+use crate::fixtures::{
+    NEW, OLD, at, cluster, node, progress, record_history, rollout, shadow, t, updated, with_policy,
+};
 use crate::plan::plan;
 use crate::view::NodeView;
 
