@@ -159,7 +159,7 @@ fn beyond_places(
     };
     let lacks = |node: &NodeView| node.facts.labelled && !ledger::runs(node, rollout);
     let goes = |node: &NodeView| node.update().is_some_and(|progress| progress.version == rollout.version);
-    let least = of(&|node| lacks(node) && rollout::is_behind(node, &rollout.version));
+    let least = of(&|node| lacks(node) && node.is_behind(&rollout.version));
     let (base, most) = of(&|node| lacks(node) || goes(node));
     let most = (base, most.saturating_add(rollout::of_unknown_kind(view, rollout)));
     let before = view.operator.iter().flat_map(|operator| &operator.status.active_rollouts);

@@ -1,5 +1,7 @@
 //! The keys of rollouts.
 
+use std::collections::HashSet;
+
 use models::operator::{ActiveRollout, KnownVersion};
 use semver::Version;
 
@@ -7,6 +9,9 @@ use crate::view::NodeView;
 
 /// A version for one kind of host: variant, architecture, version.
 pub(crate) type Key = (String, String, Version);
+
+/// Nodes that are to have a version and have not begun, each by its uid, with that version.
+pub(super) type Targets<'a> = HashSet<(&'a str, &'a Version)>;
 
 pub(crate) fn of_known(known: &KnownVersion) -> Key {
     (known.variant.clone(), known.arch.clone(), known.version.clone())

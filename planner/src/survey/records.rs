@@ -14,9 +14,7 @@ use models::time::after;
 
 use crate::policy::Policy;
 use crate::revisions::is_in_force;
-use crate::survey::key::Key;
-use crate::survey::key::{borrowed, is_member, key, key_of};
-use crate::survey::rollout::Targets;
+use crate::survey::key::{Key, Targets, borrowed, is_member, key, key_of};
 use crate::survey::vouched::{is_acted_on, is_lacked, is_vouched};
 use crate::view::{ClusterView, NodeView};
 

@@ -11,13 +11,12 @@ use semver::Version;
 use super::brake::{self, Brake, Busy};
 use super::ended;
 use super::fallen;
-use super::key::{KeyRef, borrowed, is_member, key, key_of, may_be_member};
+use super::key::{Key, KeyRef, Targets, borrowed, is_member, key, key_of, may_be_member};
 use super::ledger::{self, Memory};
 use super::quarantine::Quarantine;
 use super::urgency::Urgency;
 use super::want;
 use crate::policy::{CanaryStep, Policy};
-use crate::survey::key::Key;
 use crate::survey::records;
 use crate::view::{ClusterView, NodeView};
 use crate::wait::{Wait, not_ready};
@@ -31,9 +30,6 @@ const MOST: usize = 64;
 
 /// The number of nodes that the reason of a canary step names.
 const NAMED: usize = 3;
-
-/// The nodes that have a target version and have not begun, each by its uid, with that version.
-pub(super) type Targets<'a> = HashSet<(&'a str, &'a Version)>;
 
 /// All rollouts: each target version is tried on its own.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -390,7 +386,7 @@ fn may_want(node: &NodeView, policy: &Policy, rollout: &ActiveRollout, now: Time
         return false;
     };
     let host = want::Host { policy, known: &[], agent: &shadow.status.agent, now };
-    let idle = node.progress().is_none() && is_behind(node, &rollout.version);
+    let idle = node.progress().is_none() && node.is_behind(&rollout.version);
     idle && host.is_unknown() && host.ruled_out(&rollout.version).is_none()
 }
 
@@ -456,7 +452,7 @@ fn counted(
         rollout.finished += usize::from(node.facts.labelled && done(node, active));
         let progress = node.update().filter(|progress| progress.version == active.version);
         let runs = ledger::runs(node, active);
-        let lacks = !runs && (is_behind(node, &active.version) || is_wanted(node));
+        let lacks = !runs && (node.is_behind(&active.version) || is_wanted(node));
         // A failure that an earlier version of the operator recorded has no place on its node.
         let named = || ledger.nodes.iter().any(|named| named.node == node.facts.name && named.proof != Proof::Free);
         let counted = place.is_some() || named();
@@ -498,11 +494,6 @@ pub(crate) fn of_unknown_kind(view: &ClusterView, rollout: &ActiveRollout) -> us
     let may_be_left =
         |node: &&NodeView| node.facts.labelled && may_be_member(node, rollout) && !ledger::runs(node, rollout);
     view.unreadable.nodes.len() + view.nodes.values().filter(may_be_left).count()
-}
-
-/// Returns whether a node runs an earlier version.
-pub(crate) fn is_behind(node: &NodeView, version: &Version) -> bool {
-    node.running().is_some_and(|running| running < *version)
 }
 
 /// Returns the places of each canary step, with those of the steps before it: shares are of all nodes that the rollout has to

@@ -3,9 +3,8 @@
 use models::operator::ActiveRollout;
 use semver::Version;
 
-use super::key::{is_member, kind};
+use super::key::{Targets, is_member, kind};
 use super::ledger::{is_of, runs};
-use super::rollout::{Targets, is_behind};
 use crate::view::{ClusterView, NodeView};
 
 /// The number of nodes that have to be offered a version for it to be known: the report of one host may be wrong.
@@ -50,7 +49,7 @@ pub(super) fn is_lacked(view: &ClusterView, rollout: &ActiveRollout, targets: &T
         let agrees = is_of_its_kind(node) && (reported.is_none() || reported == node.running());
         let is_on_its_way = node.update().is_some_and(|progress| progress.version == rollout.version);
         let is_wanted = || is_on_its_way || targets.contains(&(node.facts.uid.as_str(), &rollout.version));
-        let is_lacking = || !runs(node, rollout) && (is_behind(node, &rollout.version) || is_wanted());
+        let is_lacking = || !runs(node, rollout) && (node.is_behind(&rollout.version) || is_wanted());
         (is_on_its_way && node.past_staging()) || (node.facts.labelled && agrees && is_lacking())
     };
     is_acted_on(view, rollout) || view.nodes.values().any(|node| is_member(node, rollout) && lacks(node))

@@ -388,6 +388,11 @@ impl NodeView {
         self.facts.os_version().or_else(reported)
     }
 
+    /// Returns whether it runs a version before this one.
+    pub(crate) fn is_behind(&self, version: &semver::Version) -> bool {
+        self.running().is_some_and(|running| running < *version)
+    }
+
     /// Returns the attempt under way.
     pub fn progress(&self) -> Option<&Progress> {
         self.shadow.as_ref()?.status.controller.progress.as_ref()

@@ -478,9 +478,10 @@ fn record_of_a_downgrade_goes_on_while_other_hosts_have_yet_to_take_their_lock()
     });
     fleet.policy = with_policy(&mut fleet.view, spec);
     assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
-    for (name, version, offered) in [("a", &NEW, None), ("b", &NEWER, Some(NEWER))] {
+    for (name, version, available) in [("a", &NEW, vec![]), ("b", &NEWER, vec![NEW])] {
         let node = fleet.view.nodes.get_mut(name).unwrap();
-        offer(node, offered);
+        let updates = OfferedUpdates { available_versions: available, ..OfferedUpdates::default() };
+        node.shadow.as_mut().unwrap().status.agent.updates = Some(updates);
         node.facts.os_image = format!("Bottlerocket OS {version} (aws-k8s-1.37)");
         node.shadow.as_mut().unwrap().status.agent.current_version = Some(version.clone());
     }
