@@ -1,6 +1,6 @@
 //! Canary steps: the number of nodes that may get a version before it has proven itself.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jiff::Timestamp;
 use models::operator::{ActiveRollout, CountOrPercent, LedgerNode, RolloutLedger, RolloutRecord};
