@@ -5,9 +5,7 @@ use models::shadow::{HostState, OfferedUpdates, RolloutPlace, Step};
 use semver::Version;
 
 use super::*;
-use crate::fixtures::{
-    NEW, OLD, at, cluster, node, progress, record_history, rollout, shadow, t, updated, with_policy,
-};
+use crate::fixtures::{NEW, OLD, at, cluster, node, progress, record_history, rollout, t, updated, with_policy};
 use crate::plan::plan;
 use crate::view::NodeView;
 
@@ -478,16 +476,17 @@ fn record_of_a_downgrade_goes_on_while_other_hosts_have_yet_to_take_their_lock()
     });
     fleet.policy = with_policy(&mut fleet.view, spec);
     assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
-    for (name, version, available) in [("a", &NEW, vec![]), ("b", &NEWER, vec![NEW])] {
-        let node = fleet.view.nodes.get_mut(name).unwrap();
-        let updates = OfferedUpdates { available_versions: available, ..OfferedUpdates::default() };
-        node.shadow.as_mut().unwrap().status.agent.updates = Some(updates);
-        node.facts.os_image = format!("Bottlerocket OS {version} (aws-k8s-1.37)");
-        node.shadow.as_mut().unwrap().status.agent.current_version = Some(version.clone());
-    }
+    let a = fleet.view.nodes.get_mut("a").unwrap();
+    offer(a, None);
+    a.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    let status = &mut a.shadow.as_mut().unwrap().status;
+    status.agent.current_version = Some(NEW);
     let mut record = updated();
     record.proof.as_mut().unwrap().rollout = 1;
-    shadow(&mut fleet.view).status.controller.record = Some(record);
+    status.controller.record = Some(record);
+    assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
+    let updates = OfferedUpdates { available_versions: vec![NEW], ..OfferedUpdates::default() };
+    fleet.view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap().status.agent.updates = Some(updates);
     assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
 }
 
