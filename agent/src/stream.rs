@@ -17,8 +17,8 @@ use crate::views::Views;
 /// Silence after which the connection counts as dead: three missed heartbeats, which the server sends about every 15 s.
 const SILENCE: Duration = Duration::from_secs(45);
 
-/// Age from which the agent leaves a stream. The web API ends it earlier; one that does not may be another server, which has a key that
-/// was stolen.
+/// Age from which the agent leaves a stream. The web API ends it earlier; a server that does not may be one with a
+/// stolen key.
 const TOO_OLD: Duration = limits::STREAM.saturating_add(Duration::from_mins(2));
 
 /// Delay before reconnecting after a successful stream, as an upper limit.
@@ -88,7 +88,8 @@ async fn follow_once(
     loop {
         let line = timeout(SILENCE, lines.next()).await.map_err(|_| anyhow!("the stream fell silent"))??;
         let Some(line) = line else { return Ok(()) };
-        // TLS checks a server when a connection begins. Deletion of the authority's Secret revokes it for open streams too.
+        // TLS authenticates a server only when a connection begins. By this check, deletion of the authority's Secret
+        // revokes it for open streams too.
         if began.elapsed() >= TOO_OLD || server.trusts_others_than(&lines) {
             return Ok(());
         }

@@ -58,7 +58,8 @@ pub(crate) fn is_transient(error: &anyhow::Error) -> bool {
     is_unanswered(error) || code(error).is_some_and(|code| code == 429 || code >= 500)
 }
 
-/// Returns what was read in a wait: of a call that may succeed later, what `instead` makes of its error.
+/// Returns what was read in a wait. If the call failed and may succeed later, returns what `instead` makes of its
+/// error.
 pub(crate) fn or_waiting<T>(answer: anyhow::Result<T>, instead: impl FnOnce(&anyhow::Error) -> T) -> anyhow::Result<T> {
     match answer {
         Err(error) if is_transient(&error) => Ok(instead(&error)),

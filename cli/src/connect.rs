@@ -34,7 +34,7 @@ pub(crate) fn client(config: Config) -> anyhow::Result<kube::Client> {
     kube::Client::try_from(config).context("the Kubernetes client cannot be set up")
 }
 
-/// Returns true if there is no kubeconfig, and not only none that can be read.
+/// Returns true if there is no kubeconfig. One that exists and cannot be read counts as one.
 fn is_missing(error: &KubeconfigError) -> bool {
     match error {
         KubeconfigError::FindPath => true,

@@ -15,7 +15,7 @@ const COPIES: [&str; 2] = ["kubectl.kubernetes.io/last-applied-configuration", "
 /// Fields whose values are left out wherever they are: of Secrets, which are not read, and of ConfigMaps.
 const CONTENTS: [&str; 3] = ["stringData", "binaryData", "data"];
 
-/// Returns any object without what does not belong into a bundle.
+/// Returns any object without what does not belong in a bundle.
 pub(super) fn trim(mut object: Value) -> Value {
     if let Some(meta) = object["metadata"].as_object_mut() {
         meta.remove("managedFields");

@@ -6,8 +6,8 @@ use anyhow::{Context as _, ensure};
 use http::Uri;
 use ipnet::IpNet;
 
-/// Returns the proxy for a server. One of the kubeconfig holds for every server, one of the environment for those with TLS that NO_PROXY does
-/// not exempt: others would need a proxy that takes requests, and not connections.
+/// Returns the proxy for a server. A proxy of the kubeconfig is used for every server. One of the environment is used
+/// for servers with TLS that NO_PROXY does not exempt: without TLS, the proxy would get requests, and not connections.
 pub(super) fn proxy(
     server: &Uri,
     of_kubeconfig: Option<&str>,

@@ -21,7 +21,8 @@ use crate::uninstall::is_marked;
 
 // Next steps. Each is what is known of every installation; [`next_steps`] has more of this one.
 
-/// The step for what is missing of an installation, other than a definition or what is optional. No command fits images and options that are not known.
+/// The step for what is missing of an installation, except a definition and what is optional. It has no command: images
+/// and options are not known.
 const APPLY_AGAIN: &str =
     "# apply its manifests again, with your images and options and without the policy: docs/install.md, Upgrade";
 
@@ -77,12 +78,13 @@ pub(super) fn next_steps(objects: &[Installed], found: &mut [Finding]) {
     }
 }
 
-/// Returns a step as it is for an installation. The first case that fits decides:
+/// Returns the form that a step has for this installation. The first case that fits decides:
 ///
-/// 1. The operator is newer than this plugin, which knows only what an earlier version needs, and has only that to install.
-/// 2. A tool keeps the objects. With equal values an apply beside Helm is no conflict, and makes `kubectl` an owner too: each later `helm upgrade` is
-///    refused then.
-/// 3. This plugin can install all but the policy and what is optional with the images that run. It refuses where Helm has the definitions.
+/// 1. The operator is newer than this plugin, which knows and installs only what an earlier version needs.
+/// 2. A tool keeps the objects. An apply beside Helm with equal values is no conflict, and makes `kubectl` an owner
+///    too: each later `helm upgrade` is refused then.
+/// 3. This plugin can install all but the policy and what is optional, with the images that run. It refuses where Helm
+///    has the definitions.
 /// 4. The step stays as it is.
 fn next_step(step: &str, objects: &[Installed]) -> String {
     let own = deploy::Options::default().tag;
@@ -124,9 +126,9 @@ fn change_of(meta: &ObjectMeta, remark: &str) -> Option<String> {
     upgrade.or_else(|| Tool::all_of(meta).into_iter().find_map(of_source))
 }
 
-/// Returns the command of this plugin that installs what is missing with the images that run, but for that of the hook for AWS, which it does not
-/// install. There is none where it would change more than the version of images: names, registries and digests of the user's own, tags that
-/// name no version, and tags of several architectures. It leaves a policy that exists as it is.
+/// Returns the command of this plugin that installs what is missing with the images that run; the hook for AWS is not
+/// among it. There is none where it would change more than the version of images: names, registries and digests of the
+/// user's own, tags that name no version, and tags of several architectures. It leaves a policy that exists as it is.
 fn install(objects: &[Installed]) -> Option<String> {
     let own = deploy::Options::default().tag;
     let parts = images_of(objects).filter(|(workload, _)| *workload != names::AWS);

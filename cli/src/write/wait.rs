@@ -33,8 +33,9 @@ pub(crate) enum State {
 #[error("{0}")]
 pub(crate) struct Unacknowledged(pub(crate) String);
 
-/// Waits for each of these until `check` says that it is done, and passes what came of it to `done`. Returns the errors. A check that the API
-/// server does not answer is repeated. `status` is the command to type where something is not done in time.
+/// Waits for each of these until `check` reports that it is done, and passes its result to `done`. Returns the errors.
+/// A check that the API server does not answer is repeated. `status` is the command to type where something is not done
+/// in time.
 pub(crate) async fn all<T>(
     timeout: Duration,
     status: &str,

@@ -41,8 +41,9 @@ pub(super) fn is_acted_on(view: &ClusterView, rollout: &ActiveRollout) -> bool {
         || members.any(|node| is_out_for(node, &rollout.version) || was_out_for(node, &rollout.version))
 }
 
-/// Returns whether something was done to a node for a rollout, or a node lacks its version by more than the word of its agent: the Node
-/// does not contradict what that reports. A node that runs a later version lacks it only where it is to have it, as `targets` say, or is on its way.
+/// Returns whether something was done to a node for a rollout, or a node lacks its version by more than the report of
+/// its agent: its Node does not contradict that. A node that runs a later version lacks it only where it is to have it,
+/// as `targets` say, or is on its way.
 pub(super) fn is_lacked(view: &ClusterView, rollout: &ActiveRollout, targets: &Targets<'_>) -> bool {
     let lacks = |node: &NodeView| {
         let reported = node.shadow.as_ref().and_then(|shadow| shadow.status.agent.current_version.clone());

@@ -63,7 +63,7 @@ fn pods_that_were_created_after_the_cordon_end_the_attempt_when_they_come_a_thir
     }
 }
 
-/// Replacements of evicted pods come in the moment in which another client has uncordoned the node.
+/// Replacements of evicted pods come while another client has uncordoned the node.
 #[test]
 fn pods_that_come_while_the_node_is_uncordoned_count_nothing() {
     let (mut view, policy) = drained();
