@@ -49,7 +49,7 @@ pub(super) async fn run_command(turn: &mut Turn<'_>, command: Command) -> Outcom
             turn.boot.memory.requested_refresh = requested_before;
             turn.boot.outage.end();
         }
-        Outcome::Interrupted | Outcome::StillRuns | Outcome::Host(_) => {}
+        Outcome::Interrupted | Outcome::StillRuns | Outcome::Host(_) | Outcome::Unread(_) => {}
     }
     outcome
 }
@@ -65,6 +65,9 @@ fn log(command: Command, outcome: &Outcome) {
         Outcome::Interrupted => tracing::info!(command, "host command not followed: the desired state has changed"),
         Outcome::StillRuns => tracing::warn!(command, "host command still runs, and is not followed any more"),
         Outcome::Host(error) => tracing::warn!(command, error = chain(error), "host command got no answer"),
+        Outcome::Unread(error) => {
+            tracing::warn!(command, error = chain(error), "end of the host command could not be read")
+        }
         Outcome::Busy => tracing::debug!(command, "host command not started: another one runs"),
     }
 }
@@ -79,8 +82,8 @@ pub(super) fn failure(boot: &mut BootState, outcome: Outcome) -> Result<String, 
         Outcome::Interrupted | Outcome::StillRuns => Err(Next::Again.into()),
         // A host that answers everything but its commands is retried with growing delays, and not for ever. If the
         // command was carried out after all, the status will show it.
-        Outcome::Host(error) if error.may_have_arrived() => Ok(error.to_string()),
-        Outcome::Host(error) => Err(error.into()),
+        Outcome::Host(error) | Outcome::Unread(error) if error.may_have_arrived() => Ok(error.to_string()),
+        Outcome::Host(error) | Outcome::Unread(error) => Err(error.into()),
     }
 }
 

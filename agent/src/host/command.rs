@@ -35,8 +35,10 @@ pub(crate) enum Outcome {
     Interrupted,
     /// The command has been running for long. It continues, and later turns wait for its end.
     StillRuns,
-    /// The host did not answer.
+    /// The host did not answer the request.
     Host(HostError),
+    /// The host accepted the command, and did not say how it ended.
+    Unread(HostError),
 }
 
 /// Starts `command` and follows it to its end. `before` is the time of the last recorded command that the caller saw;
@@ -89,7 +91,7 @@ pub(crate) async fn carry_out(
             Err(error) => {
                 let wait = failures.next_delay(FAILED_READ);
                 if failures.failures() >= READ_FAILURES {
-                    return Outcome::Host(error);
+                    return Outcome::Unread(error);
                 }
                 wait
             }

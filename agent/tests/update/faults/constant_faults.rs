@@ -352,6 +352,31 @@ fn late_activation_of_withdrawn_attempt_is_disarmed() {
     });
 }
 
+/// The host accepts the activation, arms its disk, and is gone for a minute without a record of it.
+#[test]
+fn activation_whose_end_cannot_be_read_is_disarmed_once_its_attempt_is_withdrawn() {
+    simulate(async |_| {
+        let bench = Bench::stopped(|options| options.timings.api_restart = MINUTE).await;
+        bench.web.create();
+        let agent = InProcessAgent::start(&bench);
+        let view = until_permit_requested(&bench).await;
+        bench.host.script(Fault::command(Command::Activate, Worker::LosesRecord));
+        bench.host.script(Fault::request("POST", "/actions/activate", Transport::RestartAfter));
+        bench.issue_permit(&bench.claims(&view));
+        pass(Duration::from_secs(20)).await;
+        let disk = bench.host.snapshot().disk;
+        assert_ne!(disk.next(), Some(disk.active), "the disk is armed");
+        bench.withdraw();
+        let view = || bench.web.view();
+        let idle = || view().status.report.observed_generation == Some(view().metadata.generation);
+        assert!(pass_until(10 * MINUTE, idle).await, "{:#?}", view());
+        let disk = bench.host.snapshot().disk;
+        assert_eq!((disk.next(), view().status.report.armed), (Some(disk.active), None));
+        assert_eq!(reboots(&bench.host.log()), 0);
+        agent.end().await.unwrap();
+    });
+}
+
 #[test]
 fn host_whose_shadow_is_deleted_during_its_activation_is_not_rebooted() {
     simulate(async |_| {

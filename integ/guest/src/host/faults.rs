@@ -99,6 +99,14 @@ pub enum Transport {
     Garbage,
     /// Nothing is done; the response is this status with this body.
     Status(u16, String),
+    /// The request is carried out; the response is this status with this body.
+    StatusAfter(u16, String),
+    /// Nothing is done and nothing answered: the connection stays open until the client closes it.
+    HeldBefore,
+    /// The request is carried out and not answered: the connection stays open until the client closes it.
+    HeldAfter,
+    /// The request is carried out and answered; then the API server is killed and restarts, unless the machine reboots.
+    RestartAfter,
 }
 
 impl Fault {

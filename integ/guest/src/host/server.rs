@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use jiff::Timestamp;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
@@ -141,7 +142,7 @@ async fn exchange(stream: &mut UnixStream, core: &Arc<Core>, incoming: Incoming)
         tokio::time::sleep(delay).await;
     }
     let (mut response, then) = match &fault {
-        Some(Transport::LostBefore) => (None, Then::Nothing),
+        Some(Transport::LostBefore | Transport::HeldBefore) => (None, Then::Nothing),
         Some(Transport::Status(status, body)) => (Some(Response::error(*status, body.as_str())), Then::Nothing),
         _ => {
             let (response, then) = api::answer(core, &request);
@@ -149,8 +150,9 @@ async fn exchange(stream: &mut UnixStream, core: &Arc<Core>, incoming: Incoming)
             (Some(kept.map_or_else(|error| Response::error(500, error), |()| response)), then)
         }
     };
-    match fault {
-        Some(Transport::LostAfter) => response = None,
+    match &fault {
+        Some(Transport::LostAfter | Transport::HeldAfter) => response = None,
+        Some(Transport::StatusAfter(status, body)) => response = Some(Response::error(*status, body.as_str())),
         Some(Transport::Garbage) => {
             response = Some(Response {
                 status: 200,
@@ -165,7 +167,7 @@ async fn exchange(stream: &mut UnixStream, core: &Arc<Core>, incoming: Incoming)
     }
     let mut reply = response.as_ref().map(|response| encode(response, keep_alive, http_1_1));
     let mut status = response.as_ref().map(|response| response.status);
-    if let (Some(Transport::CutReply), Some(reply)) = (fault, &mut reply) {
+    if let (Some(Transport::CutReply), Some(reply)) = (&fault, &mut reply) {
         // Within the status line when there is no body: the caller learns nothing either way.
         let body = response.as_ref().map_or(0, |response| response.body.len());
         reply.truncate(if body > 1 { reply.len() - body / 2 } else { 10 });
@@ -196,8 +198,16 @@ async fn exchange(stream: &mut UnixStream, core: &Arc<Core>, incoming: Incoming)
         }
         // After the response, so that an instant machine does not always lose it.
         let _ = core.orders.send(Order::Reboot(ShutdownBy::Api));
+    } else if fault == Some(Transport::RestartAfter) {
+        let (done, _) = oneshot::channel();
+        let _ = core.orders.send(Order::RestartApi(Stop::Killed, done));
     }
     drop(turn);
+    if matches!(fault, Some(Transport::HeldBefore | Transport::HeldAfter)) {
+        // Only the end of the connection is awaited.
+        let _ = stream.read_u8().await;
+        return false;
+    }
     written && status.is_some() && keep_alive
 }
 

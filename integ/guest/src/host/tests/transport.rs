@@ -104,6 +104,28 @@ async fn transport_faults_occur_as_often_as_scripted() {
 }
 
 #[tokio::test]
+async fn request_may_be_held_without_an_answer_or_carried_out_and_answered_otherwise() {
+    let bench = bench().await;
+    let refresh = |transport| bench.host.script(Fault::request("POST", "/actions/refresh", transport));
+    let is_held = || async {
+        let socket = bench.host.socket();
+        let call = client::call(&socket, "POST", Command::Refresh.path(), None);
+        tokio::time::timeout(Duration::from_millis(100), call).await.is_err()
+    };
+    refresh(Transport::HeldBefore);
+    assert!(is_held().await);
+    assert_eq!(bench.call("GET", "/updates/status", None).await.status, 404);
+    refresh(Transport::HeldAfter);
+    assert!(is_held().await);
+    let before = bench.status().await;
+    assert_eq!(before["update_state"], "Available");
+    refresh(Transport::StatusAfter(500, "no".to_owned()));
+    let reply = bench.call("POST", Command::Refresh.path(), None).await;
+    assert_eq!((reply.status, reply.body.as_str()), (500, "no"));
+    assert_ne!(bench.status().await["most_recent_command"], before["most_recent_command"]);
+}
+
+#[tokio::test]
 async fn lost_reply_fault_may_drop_request_or_execute_it() {
     let bench = bench().await;
     bench.host.script(Fault::request("POST", "/actions/refresh", Transport::LostBefore));
