@@ -99,7 +99,7 @@ async fn eviction_is_retried_while_webhook_is_unreachable(case: Case) -> anyhow:
 async fn hanging_evictions_do_not_delay_other_pods_or_hold(case: Case) -> anyhow::Result<()> {
     // One after the other they would take longer than any timeout here.
     const PODS: usize = 12;
-    case.deployment("web", PODS, json!({})).await?;
+    case.deployment_on_node("web", PODS, json!({})).await?;
     case.deployment("zoo", 1, json!({})).await?;
     let webhook_server = Webhook::hanging().await?;
     let name = format!("hangs-in-{}", case.namespace);
