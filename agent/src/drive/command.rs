@@ -66,7 +66,7 @@ fn log(command: Command, outcome: &Outcome) {
         Outcome::StillRuns => tracing::warn!(command, "host command still runs, and is not followed any more"),
         Outcome::Host(error) => tracing::warn!(command, error = chain(error), "host command got no answer"),
         Outcome::Unread(error) => {
-            tracing::warn!(command, error = chain(error), "end of the host command could not be read")
+            tracing::warn!(command, error = chain(error), "end of the host command could not be read");
         }
         Outcome::Busy => tracing::debug!(command, "host command not started: another one runs"),
     }
