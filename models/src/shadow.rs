@@ -58,7 +58,8 @@ pub const UNSUPPORTED_STATE: &str = FailureReason::UnsupportedState.as_str();
 pub const CORDONED: &str = "Cordoned";
 /// `Drained`: every pod to evict has left (controller).
 pub const DRAINED: &str = "Drained";
-/// `Blocked`: a reason of the node's own keeps it from its next step (controller). Of a drain, since fewer pods are left than ever before.
+/// `Blocked`: a reason of the node's own keeps it from its next step (controller). In a drain, the transition time
+/// moves when fewer pods are left than ever before.
 pub const BLOCKED: &str = "Blocked";
 /// `Healthy`: the node is healthy after its update (controller).
 pub const HEALTHY: &str = "Healthy";

@@ -14,8 +14,8 @@ use crate::reason::Proof;
 use crate::schema::{StatusWord, VersionText};
 use crate::time::after;
 
-/// The most nodes that a ledger names. Only those can prove the version later: with more at a time, others wait for a name. Those that are
-/// gone give way.
+/// The most nodes that a ledger names. Only named nodes can prove the version later; further nodes wait for a name. Names of nodes that are gone
+/// are reused first.
 pub const LEDGER_NODES: usize = 64;
 
 /// The end that a ledger names for a node that had proven the version and was not Ready any more.
@@ -50,7 +50,8 @@ pub struct RolloutLedger {
     /// Number of nodes that were updated and have stayed healthy for their soak.
     #[serde(default)]
     pub proven: i64,
-    /// Number of nodes that run, or may run, the version and have not proven it, or were not Ready any more during a canary step.
+    /// Number of nodes that run, or may run, the version and have not proven it, or that had proven it and were no longer Ready during a
+    /// canary step.
     #[serde(default)]
     pub unproven: i64,
     /// Number of these that a user has accepted.
@@ -225,8 +226,8 @@ impl RolloutLedger {
         (self.row, self.tried, self.braked_until) = (row, tried, braked_until);
     }
 
-    /// Names a node that is counted without a proof, where one of those that are counted has no name, and a name is free or that of a node
-    /// that is gone. The count of that one stays.
+    /// Names a node that is counted without a proof, if one of those counted has no name yet. It takes a free name, or that of a node that is
+    /// gone, whose count stays.
     pub fn name_unproven(&mut self, node: &str, reason: &str, is_gone: impl Fn(&str) -> bool) {
         let named = || self.nodes.iter().filter(|named| named.proof != Proof::Failed);
         let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);

@@ -167,7 +167,7 @@ pub struct ReturnedOwner {
     /// UID of the owner.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub uid: String,
-    /// Number of times that new pods of it were found on the node that were created more than two seconds after its cordon.
+    /// Number of times that new pods of this owner, created more than two seconds after the cordon, were found on the node.
     pub times: i64,
 }
 
@@ -212,8 +212,8 @@ pub struct DrainStatus {
     #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic")))]
     pub pods: Arc<[DrainedPod]>,
-    /// Number of these pods that have left: counted while a budget blocks the drain, and when it ends. Until then, pods that came after it
-    /// began count as if they had left, and so do those that have ended and are still listed by the API server.
+    /// Number of these pods that have left. It is written while a budget blocks the drain, and when the drain ends. While the drain goes on, it also
+    /// counts pods that came after the drain began, and pods that have ended but are still listed by the API server.
     #[serde(default)]
     pub removed: i64,
     /// Pods that are asked before all others, and alone: those that their PodDisruptionBudget guarded when the drain began.
@@ -243,8 +243,8 @@ pub struct DrainStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
     pub unhealthy_before: Vec<String>,
-    /// True once the drain was restarted for a pod that was created more than two seconds after the cordon of the node, or that was found there
-    /// later than `drain.timeout` after it.
+    /// True once the drain was restarted for a pod that was created more than two seconds after the cordon, or found later than `drain.timeout`
+    /// after it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub restarted: bool,
     /// Time from which pods are deleted past their PodDisruptionBudgets, as `drain.atDeadline: Force` requires.
