@@ -181,7 +181,7 @@ pub(super) fn record_new(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Option<A
     let mut status = ctx.controller_status();
     let drain = status.report.drain.get_or_insert_default();
     drain.evicted_owners = evicted;
-    // When they leave, the drain is no further than before they came.
+    // The drain is no further once they leave than before they came.
     drain.removed = drain.removed.saturating_add(i64::try_from(new.len()).unwrap_or(i64::MAX));
     let moved = drain.forced_since.map(|_| PodMove::Forced);
     let mut pods = drain.pods.to_vec();

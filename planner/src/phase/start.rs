@@ -39,7 +39,7 @@ const fn draining(mode: Mode) -> (&'static str, &'static str) {
 /// itself is waited for until this time; by anything else the node returns to service.
 pub(super) fn kept_back(ctx: &Attempt<'_>, obstacle: Option<Obstacle>, until: Timestamp) -> Option<Turn> {
     let obstacle = obstacle?;
-    // What an update would wait for is the result of a drill.
+    // A drill ends with what an update would wait for.
     let ends_drill = ctx.mode().is_drill() && matches!(obstacle, Obstacle::Refused(_));
     let waits = obstacle.may_end() && ctx.now < until && !ends_drill;
     let wait = obstacle.into_wait();

@@ -221,7 +221,7 @@ fn followed(
         let now = |node| place(node, rollout).or_else(|| is_freed(node, rollout).then_some(Proof::Free));
         let found = node.and_then(|node| Some((node, now(node)?)));
         if named.has_fallen() && found.is_none_or(|(_, proof)| proof == Proof::Proven) {
-            // Its record, where it has one, is of the time before. An urgent version is not held by it.
+            // The record of the node, where it has one, is of the time before. An urgent version is not held by it.
             if rollout.urgent_until.is_some() || found.is_some_and(|(node, _)| is_back(node, rollout)) {
                 ledger.recover(&named.node);
             }

@@ -627,7 +627,7 @@ fn step_on(
         ledger.passed = ledger.passed.max(passed.unwrap_or(0));
         ledger.keep_passed();
     } else if has_outgrown(policy, ledger, rollout.base) {
-        // What is proven opens no step again: the first one above the places that are used is due. A policy without steps, or with fewer of
+        // Proven places open no step again: the first one above the places that are used is due. A policy without steps, or with fewer of
         // them, passes none: they may be back in a moment.
         ledger.passed = ledger.passed.max(ledger.good());
     }

@@ -114,7 +114,7 @@ fn broken_pods_of_a_budget_are_waited_for_once_the_node_has_left_its_load_balanc
     written(&mut view, &waits);
     assert_eq!(outcome(&plan(&view, &policy, t(300 + 1799))), "BudgetUnhealthy");
     assert_eq!(outcome(&plan(&view, &policy, t(300 + 1800))), "GateRefused", "not for ever");
-    // Its pods are well, and it guards this one: the pod is asked first and alone.
+    // The pods of the budget are well, and it guards this one, which is asked first and alone.
     view.budgets = vec![budget(3)];
     let made = plan(&view, &policy, t(400));
     assert_eq!(outcome(&made), "step Draining");

@@ -345,7 +345,7 @@ fn verification_that_ends_without_a_proof_leaves_the_place_and_is_repeated() {
         assert_eq!(record(&after).proof.as_ref().unwrap().reason, expected, "{sentence}");
         assert_eq!(record(&after).failures, 1, "{sentence}: nothing more counts against the node");
         assert_eq!(counts(&plan(&after, &policy, t(DUE + 2))), (0, 1, 0), "{sentence}");
-        // What has ended it is over. One that was held is verified at once.
+        // The cause of its end is over. A node that was held is verified at once.
         let due = if reason == FailureReason::Held { DUE + 1 } else { DUE + 3601 };
         let mut again = view;
         shadow(&mut again).status.controller = after.nodes["a"].shadow.as_ref().unwrap().status.controller.clone();
