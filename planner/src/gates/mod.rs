@@ -35,6 +35,8 @@ pub(crate) struct Gate {
     check: GateCheck,
     /// Returns whether it concerns an attempt of this kind.
     of: fn(Mode) -> bool,
+    /// True if it still concerns a node that was claimed in time, right before its first eviction.
+    lasts: bool,
     /// Returns the exception by which a node passes, if it does by one.
     pub(crate) exception: fn(&NodeContext<'_>) -> Option<String>,
 }
@@ -69,11 +71,19 @@ const fn gate(
     holds: &'static str,
     check: fn(&NodeContext<'_>) -> Option<Wait>,
 ) -> Gate {
-    Gate { stage, name, holds, check: GateCheck::Known(check), of: |_| true, exception: |_| None }
+    Gate { stage, name, holds, check: GateCheck::Known(check), of: |_| true, lasts: true, exception: |_| None }
 }
 
 const fn drain_gate(name: &'static str, holds: &'static str, check: fn(&NodeContext<'_>) -> Option<Obstacle>) -> Gate {
-    Gate { stage: Drain, name, holds, check: GateCheck::FoundOut(check), of: |_| true, exception: |_| None }
+    Gate {
+        stage: Drain,
+        name,
+        holds,
+        check: GateCheck::FoundOut(check),
+        of: |_| true,
+        lasts: true,
+        exception: |_| None,
+    }
 }
 
 /// Updates: the request for a drill is newer than a back-off, and brings no node to a version.
@@ -108,8 +118,9 @@ const GATES: &[Gate] = &[
     gate(Disrupt, "HostUsable", HOST_USABLE, host::is_usable),
     gate(Disrupt, "HostNotBusy", HOST_NOT_BUSY, host::is_not_busy),
     gate(Disrupt, "NoPressure", "the node reports no shortage", node::has_no_pressure),
-    gate(Disrupt, WINDOW_OPEN, "a window is open, or it is urgent; no blackout", fleet::window_is_open)
-        .unless(fleet::urgency),
+    gate(Disrupt, "WindowOpen", "a window is open, or it is urgent; no blackout", fleet::window_is_open)
+        .unless(fleet::urgency)
+        .of_beginnings(),
     gate(Disrupt, "FewUnhealthyNodes", "no more nodes are not Ready than policy allows", node::few_unhealthy_nodes),
     gate(Begin, "NotInBackOff", "the back-off after the last failed attempt is over", node::is_not_in_back_off)
         .only(UPDATES),
@@ -124,7 +135,6 @@ const GATES: &[Gate] = &[
     drain_gate("ExpressionsQuiet", "the expressions of policy return nothing", expressions::gate),
 ];
 
-const WINDOW_OPEN: &str = "WindowOpen";
 const AGENT_READY: &str = "a pod of the agent on the node is Ready";
 const HOST_USABLE: &str = "the agent can use the update API of its host";
 const HOST_NOT_BUSY: &str = "no command of the host runs for too long";
@@ -142,6 +152,10 @@ fn first_obstacle(stages: &[GateStage], ctx: &NodeContext<'_>) -> Option<Obstacl
 impl Gate {
     const fn only(self, of: fn(Mode) -> bool) -> Self {
         Self { of, ..self }
+    }
+
+    const fn of_beginnings(self) -> Self {
+        Self { lasts: false, ..self }
     }
 
     const fn unless(self, exception: fn(&NodeContext<'_>) -> Option<String>) -> Self {
@@ -249,7 +263,7 @@ pub(crate) fn after_hooks(ctx: &NodeContext<'_>) -> Option<Obstacle> {
 
 /// Checks the same again where nothing is awaited any more before the first eviction. A drain that has begun in a window goes on after it.
 pub(crate) fn before_eviction(ctx: &NodeContext<'_>) -> Option<Obstacle> {
-    gravest(of(&[Disrupt, Drain], ctx.mode()).filter(|gate| gate.name != WINDOW_OPEN), ctx)
+    gravest(of(&[Disrupt, Drain], ctx.mode()).filter(|gate| gate.lasts), ctx)
 }
 
 /// Returns the first obstacle that does not end by itself, or else the first one: a node is not kept out of service for what may end where
