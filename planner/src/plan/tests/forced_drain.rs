@@ -115,6 +115,19 @@ fn forced_deletion_does_not_wait_for_eviction_in_flight() {
     }
 }
 
+/// A budget over all pods, which lets none go.
+fn guarding() -> crate::view::BudgetFacts {
+    crate::view::BudgetFacts {
+        namespace: "shop".into(),
+        name: "web".into(),
+        healthy: 1,
+        desired: 1,
+        expected: 1,
+        selector: Some(kube::core::Selector::from_iter([kube::core::Expression::DoesNotExist("other".into())])),
+        ..crate::view::BudgetFacts::default()
+    }
+}
+
 /// A pod came to the node once the first drain had deleted what was left.
 #[test]
 fn drain_that_begins_again_after_a_forced_one_evicts_and_has_its_own_deadline() {
@@ -126,15 +139,7 @@ fn drain_that_begins_again_after_a_forced_one_evicts_and_has_its_own_deadline() 
     let (mut view, _) = cluster(vec![node], &["a"]);
     let policy = with_policy(&mut view, serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}}));
     // Another pod, which its budget guards now.
-    view.budgets = vec![crate::view::BudgetFacts {
-        namespace: "shop".into(),
-        name: "web".into(),
-        healthy: 1,
-        desired: 1,
-        expected: 1,
-        selector: Some(kube::core::Selector::from_iter([kube::core::Expression::DoesNotExist("other".into())])),
-        ..crate::view::BudgetFacts::default()
-    }];
+    view.budgets = vec![guarding()];
     view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap()[0].ready = true;
     for second in [110, 110] {
         let action = plan(&view, &policy, t(second)).actions.remove("a").unwrap();
@@ -164,15 +169,7 @@ fn drain_that_begins_again_after_a_forced_one_evicts_and_has_its_own_deadline() 
 fn guarded_pod_that_stays_in_a_drain_that_has_begun_again_is_a_failure() {
     for (drained_before, expected) in [(false, "GuardedPodsStayed"), (true, "DrainTimedOut")] {
         let (mut view, policy) = draining(serde_json::json!({}), vec![PodFacts { ready: true, ..pod("a", false) }]);
-        view.budgets = vec![crate::view::BudgetFacts {
-            namespace: "shop".into(),
-            name: "web".into(),
-            healthy: 1,
-            desired: 1,
-            expected: 1,
-            selector: Some(kube::core::Selector::from_iter([kube::core::Expression::DoesNotExist("other".into())])),
-            ..crate::view::BudgetFacts::default()
-        }];
+        view.budgets = vec![guarding()];
         let report = &mut shadow(&mut view).status.controller;
         let first = models::shadow::FirstPod { uid: "p-a".into(), accepted: None, for_grace: false };
         report.drain.as_mut().unwrap().asked_first = vec![first];
