@@ -1,0 +1,41 @@
+//! The versions of the images that run, by their tags.
+
+use semver::Version;
+use serde_json::Value;
+
+/// A number that is the year of a date, and the major version of no release.
+const YEAR: u64 = 1000;
+
+/// Returns the tag of the images of this plugin's version.
+pub(crate) fn own_tag() -> String {
+    deploy::Options::default().tag
+}
+
+/// Returns the tag of an image. One that is named by its digest alone has none, and its version is not known.
+pub(crate) fn tag(image: &str) -> Option<&str> {
+    let name = image.rsplit('/').next().unwrap_or_default();
+    let (name, digest) = name.split_once('@').map_or((name, None), |(name, digest)| (name, Some(digest)));
+    match name.split_once(':') {
+        Some((_, tag)) => Some(tag),
+        None => digest.is_none().then_some("latest"),
+    }
+}
+
+/// Returns the version that a tag names, without its suffix, such as that of an architecture. Tags of one's own name none, nor does a date.
+pub(crate) fn version(tag: &str) -> Option<[u64; 3]> {
+    let version = Version::parse(tag.strip_prefix('v')?).ok()?;
+    (version.major < YEAR).then_some([version.major, version.minor, version.patch])
+}
+
+/// Returns the image that a workload runs, given the workload of this version. Containers that a user has added are left out.
+pub(crate) fn image_of<'a>(wanted: &Value, found: &'a Value) -> Option<&'a str> {
+    let own = wanted.pointer("/spec/template/spec/containers/0/name")?;
+    let containers = found.pointer("/spec/template/spec/containers")?.as_array()?;
+    containers.iter().find(|container| container["name"] == *own)?["image"].as_str()
+}
+
+/// Returns the newest tag of these images, if it names a later version than that of this plugin.
+pub(crate) fn newer<'a>(images: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let newest = images.filter_map(tag).max_by_key(|tag| version(tag))?;
+    (version(newest) > version(&own_tag())).then_some(newest)
+}
