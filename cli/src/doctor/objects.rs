@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use models::names;
+use models::schema::UNDECLARED;
 use serde_json::Value;
 
 use super::aws::APPLY_AWS;
@@ -240,7 +241,8 @@ fn definition(wanted: &Value, found: &Value) -> Vec<Finding> {
         };
         if let Some(path) = first_difference(&version["schema"], &same["schema"], "") {
             let message = format!(
-                "its schema in {number} is not that of this plugin's version ({}): {path}. One of both is older",
+                "its schema in {number} is not that of this plugin's version ({}): {path}. One of both is older; where that is the definition, \
+                 the API server refuses writes of the operator ({UNDECLARED})",
                 env!("CARGO_PKG_VERSION")
             );
             findings.push(Finding::warning("SchemaDiffers", message).next([APPLY_DEFINITIONS.to_owned()]));
