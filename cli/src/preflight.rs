@@ -166,6 +166,7 @@ pub(crate) mod tests {
             ("this version", format!(":{own}"), false),
             ("this version for one architecture", format!(":{own}-arm64"), false),
             ("an earlier version", ":v0.0.9".to_owned(), false),
+            ("a candidate of this version", format!(":{own}-rc.1"), false),
             ("a later version", ":v9.0.0".to_owned(), true),
             ("a later version, as a release names it", ":v9.0.0@sha256:0".to_owned(), true),
             ("a digest", "@sha256:0".to_owned(), false),
@@ -185,10 +186,11 @@ pub(crate) mod tests {
     #[test]
     fn tag_of_another_version_than_the_plugin_is_refused() {
         let own = own_tag();
-        let own_architecture = format!("{own}-arm64");
+        let [own_architecture, candidate] = ["arm64", "rc.1"].map(|suffix| format!("{own}-{suffix}"));
         for (tag, refused) in [
             (own.as_str(), false),
             (own_architecture.as_str(), false),
+            (candidate.as_str(), true),
             ("v0.0.9", true),
             ("v9.0.0", true),
             ("v9", false),

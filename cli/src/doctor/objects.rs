@@ -137,7 +137,7 @@ fn install(objects: &[Installed]) -> Option<String> {
     let images = images.collect::<Option<BTreeSet<_>>>()?;
     let (registry, first) = *images.first()?;
     let is_release =
-        |tag: &str| version(tag).is_some_and(|[major, minor, patch]| tag == format!("v{major}.{minor}.{patch}"));
+        |tag: &str| version(tag).is_some_and(|[major, minor, patch, _]| tag == format!("v{major}.{minor}.{patch}"));
     let (tag, remark) = if images.len() == 1 && version(first).is_some_and(|of| version(&own) == Some(of)) {
         (first, "leaves the policy as it is. With other options than these: docs/install.md, Upgrade".to_owned())
     } else if images.iter().all(|(of, tag)| *of == registry && is_release(tag)) {
@@ -400,7 +400,7 @@ fn images(objects: &[Installed], found: &mut Vec<Finding>) {
         }
     }
     let own = own_tag();
-    let is_other = |of: &Result<[u64; 3], &str>| of.is_ok_and(|other| version(&own).is_some_and(|own| own != other));
+    let is_other = |of: &Result<[u64; 4], &str>| of.is_ok_and(|other| version(&own).is_some_and(|own| own != other));
     // The hook for AWS is installed by itself.
     let next = if parts.len() > 1 || parts.iter().any(is_other) { APPLY_AGAIN } else { APPLY_AWS };
     if tags.len() > 1 {
