@@ -12,6 +12,7 @@ use kube::core::{DeserializeGuard, Request, Status};
 use kube::{Client, Resource};
 use models::limits;
 use models::names::AGENT_MANAGER;
+use models::schema::UNDECLARED;
 use models::shadow::BottlerocketShadow;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
@@ -76,6 +77,11 @@ impl CallError {
             // The API server timed out during the call.
             Self::Answered(status) => status.code == 504,
         }
+    }
+
+    /// Returns true if the API server does not accept what was written, also where its definition lacks a field.
+    pub(crate) fn is_invalid(&self) -> bool {
+        self.answered().is_some_and(|status| matches!(status.code, 400 | 422) || status.message.contains(UNDECLARED))
     }
 
     /// Returns true if the object had changed since it was read.

@@ -120,7 +120,7 @@ pub(crate) async fn write_status(
             Err(error) => {
                 return Err(match error.code() {
                     Some(404) => WriteError::Access(AccessError::NoShadow),
-                    Some(400 | 422) => WriteError::Invalid(error),
+                    _ if error.is_invalid() => WriteError::Invalid(error),
                     _ if error.outcome_is_unknown() => WriteError::Unknown(error),
                     _ => WriteError::Call(error),
                 });
@@ -343,6 +343,15 @@ mod tests {
         let store = store(vec![idle()]);
         let refusing = fake(|_| failure(422, "Invalid"));
         assert!(matches!(write(&refusing, &store, &idle_etag(), &staged()).await, Err(WriteError::Invalid(_))));
+        let (code, mut answer) = failure(500, "");
+        answer["message"] = json!(
+            "failed to create typed patch object (brupop-system/brs-a; brupop.bottlerocket.aws/v3, Kind=BottlerocketShadow): \
+             .status.x: field not declared in schema"
+        );
+        let older = fake(move |_| (code, answer.clone()));
+        assert!(matches!(write(&older, &store, &idle_etag(), &staged()).await, Err(WriteError::Invalid(_))));
+        let failing = fake(|_| failure(500, "InternalError"));
+        assert!(matches!(write(&failing, &store, &idle_etag(), &staged()).await, Err(WriteError::Call(_))));
         let broken = fake(|_| failure(503, "ServiceUnavailable"));
         assert!(matches!(write(&broken, &store, &idle_etag(), &staged()).await, Err(WriteError::Call(_))));
         assert_eq!(broken.requests().len(), 1, "the agent tries again, not this server");

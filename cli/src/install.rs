@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::call::{call, code, get, if_there, or_waiting};
 use crate::page::{print_line, progress};
-use crate::preflight::{KUBECTL, preflight};
+use crate::preflight::{KUBECTL, check_tag, preflight};
 use crate::shell::for_cluster;
 use crate::uninstall::{api, check_namespace};
 
@@ -45,7 +45,7 @@ pub(crate) struct InstallOptions {
     /// that have the images.
     #[arg(long)]
     registry: Option<String>,
-    /// Tag of all images. Default: the version of this plugin.
+    /// Tag of all images. Default: the version of this plugin. One of another version is refused.
     #[arg(long)]
     tag: Option<String>,
     /// Install with a policy that enables updates (`spec.enabled: true`); by default none starts. A policy that exists stays
@@ -282,6 +282,7 @@ async fn disabled(client: &Client) -> anyhow::Result<bool> {
 
 pub(crate) async fn install(client: Client, namespace: &str, options: &InstallOptions) -> anyhow::Result<()> {
     check_namespace(namespace)?;
+    options.tag.as_deref().map_or(Ok(()), check_tag)?;
     let objects = objects(options)?;
     let deployed = deployments(&client).await?;
     preflight(client.clone(), namespace).await?;
@@ -338,6 +339,7 @@ pub(crate) async fn install(client: Client, namespace: &str, options: &InstallOp
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::preflight::tests::cluster_with;
 
     fn options() -> InstallOptions {
         let timeout = models::duration::Duration::from_secs(0);
@@ -421,6 +423,20 @@ mod tests {
             let set = json!({"metadata": {"generation": 2}, "spec": spec, "status": status});
             let set: DaemonSet = serde_json::from_value(set).unwrap();
             assert_eq!(agents_of(&set), (3, expected.map(str::to_owned)), "{sentence}");
+        }
+    }
+
+    #[tokio::test]
+    async fn nothing_is_applied_where_operator_or_tag_is_of_another_version() {
+        for (image, tag, refusal) in [
+            ("brupop-controller:v9.0.0", None, "the operator cannot be installed, and nothing was changed:"),
+            ("brupop-controller", Some("v9.0.0"), "--tag v9.0.0 is of another version"),
+            ("brupop-controller", Some("dev"), "cannot apply Namespace"),
+        ] {
+            let options = InstallOptions { tag: tag.map(str::to_owned), ..options() };
+            let client = cluster_with(image).client();
+            let error = install(client, names::SYSTEM_NAMESPACE, &options).await.unwrap_err().to_string();
+            assert!(error.starts_with(refusal), "{image}, {tag:?}: {error}");
         }
     }
 

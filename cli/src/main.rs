@@ -19,6 +19,7 @@ mod fixtures;
 mod forecast;
 mod helm;
 mod history;
+mod images;
 mod install;
 mod marks;
 mod near;

@@ -1,20 +1,20 @@
 //! `kubectl brupop preflight`: reports what prevents an installation, and changes nothing.
 
 use anyhow::{Context as _, bail};
-use deploy::Component;
-use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::version::Info;
 use kube::Client;
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use models::names;
+use serde_json::Value;
 
 use crate::call::{call, if_there};
 use crate::helm::{release_of, upgrade_of};
+use crate::images::{image_of, newer, own_tag, version};
 use crate::page::print_line;
 use crate::shell::{for_cluster, word};
-use crate::uninstall::{check_elsewhere, check_namespace, is_marked};
+use crate::uninstall::{api, check_elsewhere, check_namespace, is_marked};
 
 /// Minor version of Kubernetes 1 from which tokens name their node.
 const MINOR: u32 = 32;
@@ -22,6 +22,9 @@ const MINOR: u32 = 32;
 /// The field manager of `kubectl apply --server-side`, with which the manifests are applied. The manifests own what is
 /// written under it.
 pub(crate) const KUBECTL: &str = "kubectl";
+
+/// The Deployments that every installation has.
+const DEPLOYMENTS: [&str; 2] = [names::CONTROLLER, names::APISERVER];
 
 /// Returns the reason why a version of Kubernetes is too old, if it is.
 pub(crate) fn outdated(version: &Info) -> Option<String> {
@@ -44,17 +47,42 @@ fn left_to_helm<'a>(objects: &str, found: impl IntoIterator<Item = &'a ObjectMet
     ))
 }
 
-/// The same for the Deployments that every installation has.
-async fn deployments_left_to_helm(client: Client) -> anyhow::Result<Option<String>> {
-    let deployments: Api<Deployment> = Api::namespaced(client, names::SYSTEM_NAMESPACE);
-    let right = format!("get deployments in {}", names::SYSTEM_NAMESPACE);
-    let components = [Component::Controller.name(), Component::Apiserver.name()];
-    let mut found = Vec::new();
-    for name in components {
-        found.extend(if_there(call(&right, deployments.get_metadata(name)).await)?);
+/// Reads the Deployments that every installation has, each after that of this version.
+async fn deployments<'a>(client: &Client, objects: &'a [Value]) -> anyhow::Result<Vec<(&'a Value, DynamicObject)>> {
+    let is_one = |object: &&Value| {
+        object["kind"] == "Deployment" && DEPLOYMENTS.iter().any(|name| object["metadata"]["name"] == *name)
+    };
+    let mut deployments = Vec::new();
+    for wanted in objects.iter().filter(is_one) {
+        let (api, resource, name) = api(client, wanted)?;
+        let found = if_there(call(&format!("get {resource}"), api.get(&name)).await)?;
+        deployments.extend(found.map(|found| (wanted, found)));
     }
-    let objects = format!("deployments {} -n {}", components.join(" "), names::SYSTEM_NAMESPACE);
-    Ok(left_to_helm(&objects, found.iter().map(|found| &found.metadata)))
+    Ok(deployments)
+}
+
+/// Returns the reason why this plugin installs nothing over the operator, if that is of a later version: an apply would remove from definitions, roles and
+/// admission policies what the programs that run need.
+fn older_than(deployments: &[(&Value, DynamicObject)]) -> Option<String> {
+    let newest = newer(deployments.iter().filter_map(|(wanted, found)| image_of(wanted, &found.data)))?;
+    let own = own_tag();
+    Some(format!(
+        "the operator is of {newest} and this plugin of {own}, whose definitions, roles and admission policies lack what {newest} needs: \
+         run the command with the plugin of {newest}. To return to {own}: docs/upgrade.md, \"Go back\""
+    ))
+}
+
+/// Returns an error for a tag of another version than that of this plugin, whose definitions, roles and arguments the images would get. A tag that names no
+/// version is not compared.
+pub(crate) fn check_tag(tag: &str) -> anyhow::Result<()> {
+    let own = own_tag();
+    if version(tag).is_some_and(|other| version(&own) != Some(other)) {
+        bail!(
+            "--tag {tag} is of another version than this plugin, {own}, which installs the definitions, roles and arguments of its own: run the \
+             command with the plugin of {tag}. To return to an earlier version: docs/upgrade.md, \"Go back\""
+        );
+    }
+    Ok(())
 }
 
 /// Checks the cluster.
@@ -93,8 +121,12 @@ pub(crate) async fn preflight(client: Client, namespace: &str) -> anyhow::Result
     let definitions: Vec<&str> = of_releases.iter().map(|(name, _)| name.as_str()).collect();
     let definitions = format!("customresourcedefinitions {}", definitions.join(" "));
     problems.extend(left_to_helm(&definitions, of_releases.iter().map(|(_, meta)| meta)));
-    problems.extend(check_elsewhere(&client, &deploy::everything()?).await.err().map(|error| format!("{error:#}")));
-    problems.extend(deployments_left_to_helm(client).await?);
+    let everything = deploy::everything()?;
+    problems.extend(check_elsewhere(&client, &everything).await.err().map(|error| format!("{error:#}")));
+    let deployments = deployments(&client, &everything).await?;
+    let named = format!("deployments {} -n {}", DEPLOYMENTS.join(" "), names::SYSTEM_NAMESPACE);
+    problems.extend(left_to_helm(&named, deployments.iter().map(|(_, found)| &found.metadata)));
+    problems.extend(older_than(&deployments));
     if !problems.is_empty() {
         bail!("the operator cannot be installed, and nothing was changed:\n  {}", problems.join("\n  "));
     }
@@ -103,10 +135,72 @@ pub(crate) async fn preflight(client: Client, namespace: &str) -> anyhow::Result
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::uninstall::testing::Server;
+
+    /// A cluster with the definitions of this version, and with the controller, whose pods have a container of a user's too.
+    pub(crate) fn cluster_with(image: &str) -> Server {
+        let server = Server::default();
+        server.add("/version", json!({"major": "1", "minor": "40", "gitVersion": "v1.40.0"}));
+        for mut object in deploy::everything().unwrap() {
+            let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+            if object["kind"] == "CustomResourceDefinition" {
+                server.add(&format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"), object);
+            } else if object["kind"] == "Deployment" && name == names::CONTROLLER {
+                let containers = &mut object["spec"]["template"]["spec"]["containers"];
+                containers[0]["image"] = image.into();
+                containers.as_array_mut().unwrap().push(json!({"name": "proxy", "image": "proxy:v99.0.0"}));
+                server.add(&format!("/apis/apps/v1/namespaces/brupop-system/deployments/{name}"), object);
+            }
+        }
+        server
+    }
+
+    #[tokio::test]
+    async fn operator_that_is_newer_than_the_plugin_is_not_installed_over() {
+        let own = own_tag();
+        for (sentence, tag, refused) in [
+            ("this version", format!(":{own}"), false),
+            ("this version for one architecture", format!(":{own}-arm64"), false),
+            ("an earlier version", ":v0.0.9".to_owned(), false),
+            ("a candidate of this version", format!(":{own}-rc.1"), false),
+            ("a later version", ":v9.0.0".to_owned(), true),
+            ("a later version, as a release names it", ":v9.0.0@sha256:0".to_owned(), true),
+            ("a digest", "@sha256:0".to_owned(), false),
+            ("a tag of the user's own", ":stable".to_owned(), false),
+            ("a date", ":v2026.1.1".to_owned(), false),
+        ] {
+            let client = cluster_with(&format!("registry.example:5000/brupop/brupop-controller{tag}")).client();
+            let checked = preflight(client, names::SYSTEM_NAMESPACE).await;
+            assert_eq!(checked.is_err(), refused, "{sentence}: {checked:?}");
+            if let Err(error) = checked {
+                let error = error.to_string();
+                assert!(error.contains("with the plugin of v9.0.0"), "{sentence}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn tag_of_another_version_than_the_plugin_is_refused() {
+        let own = own_tag();
+        let [own_architecture, candidate] = ["arm64", "rc.1"].map(|suffix| format!("{own}-{suffix}"));
+        for (tag, refused) in [
+            (own.as_str(), false),
+            (own_architecture.as_str(), false),
+            (candidate.as_str(), true),
+            ("v0.0.9", true),
+            ("v9.0.0", true),
+            ("v9", false),
+            ("dev", false),
+            ("next", false),
+            ("v2026.1.1", false),
+        ] {
+            assert_eq!(check_tag(tag).is_err(), refused, "{tag}");
+        }
+    }
 
     #[test]
     fn objects_of_a_helm_release_are_left_to_helm() {

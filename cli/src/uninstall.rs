@@ -6,7 +6,7 @@
 mod objects;
 mod remaining;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -21,6 +21,9 @@ const REVISIONS: i32 = 3;
 /// While it stays it uses up its budget, and so blocks the drain of the node of the other replica.
 const SILENT: i64 = 30;
 
+/// Name of the taint that Kubernetes gives a cordoned node, without its prefix.
+const UNSCHEDULABLE: &str = "unschedulable";
+
 /// Returns a workload of this kind without replicas and strategy.
 pub(crate) fn workload(kind: &str, namespace: &str, component: Component, pod: &Value) -> Value {
     json!({
@@ -49,7 +52,7 @@ pub(crate) fn deployment(namespace: &str, component: Component, replicas: u16, c
         "nodeSelector": {"kubernetes.io/os": "linux"},
         // Cordoned nodes, since these pods uncordon them; unresponsive ones for a short time only.
         "tolerations": [
-            tolerates("unschedulable", "NoSchedule", None),
+            tolerates(UNSCHEDULABLE, "NoSchedule", None),
             tolerates("not-ready", "NoExecute", Some(SILENT)),
             tolerates("unreachable", "NoExecute", Some(SILENT)),
         ],
@@ -127,8 +130,19 @@ pub(crate) fn restricted_pod() -> Value {
     })
 }
 
-fn tolerates(taint: &str, effect: &str, seconds: Option<i64>) -> Value {
-    let mut toleration = json!({"key": format!("node.kubernetes.io/{taint}"), "operator": "Exists", "effect": effect});
+/// Returns the tolerations of a pod in two parts: that of a cordon, which users cannot replace, and the others. Where all nodes that may run the pods are
+/// cordoned, they would be Pending without it, and these pods uncordon nodes.
+pub(crate) fn tolerations(pod: &Value) -> (Vec<Value>, Vec<Value>) {
+    let all = pod["tolerations"].as_array().cloned().unwrap_or_default();
+    all.into_iter().partition(|toleration| toleration["key"] == taint(UNSCHEDULABLE))
+}
+
+fn taint(name: &str) -> String {
+    format!("node.kubernetes.io/{name}")
+}
+
+fn tolerates(name: &str, effect: &str, seconds: Option<i64>) -> Value {
+    let mut toleration = json!({"key": taint(name), "operator": "Exists", "effect": effect});
     if let Some(seconds) = seconds {
         toleration["tolerationSeconds"] = seconds.into();
     }

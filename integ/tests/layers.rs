@@ -42,7 +42,7 @@ const CRATES: [(&str, &str); 10] = [
     ("deploy/images", "process commit digest reference program component toolchain crates licenses sbom layer layout"),
     (
         "cli",
-        "clock files near page terminal shell connect call write timeline history cluster failures advice forecast simulate plan completion rights marks helm status \
+        "clock files near page terminal shell connect call write timeline history cluster failures advice forecast simulate plan completion rights marks images helm status \
          explain watch uninstall preflight install doctor bundle swap takeover requests",
     ),
     ("watches", "known"),

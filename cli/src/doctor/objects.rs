@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use models::names;
-use semver::Version;
+use models::schema::UNDECLARED;
 use serde_json::Value;
 
 use super::aws::APPLY_AWS;
@@ -14,6 +14,7 @@ use super::facts::Installed;
 use super::finding::{Finding, NAMED, Severity};
 use crate::advice::{command, some};
 use crate::helm::upgrade_of;
+use crate::images::{image_of, newer, own_tag, tag, version};
 use crate::install::{Rollout, agents_of, rollout};
 use crate::marks::Tool;
 use crate::shell::word;
@@ -36,9 +37,6 @@ pub(super) const APPLY_POLICY: &str =
 
 /// The command that grants the right that `drain.atDeadline: Force` needs.
 const APPLY_FORCE: &str = "kubectl apply --server-side -f force.yaml  # or the chart's rbac.forceDrain: docs/policy.md";
-
-/// A number that is the year of a date, and the major version of no release.
-const YEAR: u64 = 1000;
 
 fn text<'a>(object: &'a Value, path: &str) -> &'a str {
     object.pointer(path).and_then(Value::as_str).unwrap_or_default()
@@ -87,11 +85,10 @@ pub(super) fn next_steps(objects: &[Installed], found: &mut [Finding]) {
 ///    has the definitions.
 /// 4. The step stays as it is.
 fn next_step(step: &str, objects: &[Installed]) -> String {
-    let own = deploy::Options::default().tag;
     let of_this_version = matches!(step, APPLY_AGAIN | APPLY_DEFINITIONS);
-    let newest = images_of(objects).filter_map(|(_, image)| tag(image)).max_by_key(|tag| version(tag));
-    if let Some(newest) = newest.filter(|newest| of_this_version && version(newest) > version(&own)) {
+    if let Some(newest) = newer(images_of(objects).map(|(_, image)| image)).filter(|_| of_this_version) {
         let doctor = command(names::SYSTEM_NAMESPACE, "doctor");
+        let own = own_tag();
         return format!("{doctor}  # with the plugin of the operator's version, {newest}: this one is of {own}");
     }
     let remark = match step {
@@ -130,7 +127,7 @@ fn change_of(meta: &ObjectMeta, remark: &str) -> Option<String> {
 /// among it. There is none where it would change more than the version of images: names, registries and digests of the
 /// user's own, tags that name no version, and tags of several architectures. It leaves a policy that exists as it is.
 fn install(objects: &[Installed]) -> Option<String> {
-    let own = deploy::Options::default().tag;
+    let own = own_tag();
     let parts = images_of(objects).filter(|(workload, _)| *workload != names::AWS);
     let images = parts.map(|(workload, image)| {
         let (registry, name) = image.rsplit_once('/').unwrap_or(("", image));
@@ -140,7 +137,7 @@ fn install(objects: &[Installed]) -> Option<String> {
     let images = images.collect::<Option<BTreeSet<_>>>()?;
     let (registry, first) = *images.first()?;
     let is_release =
-        |tag: &str| version(tag).is_some_and(|[major, minor, patch]| tag == format!("v{major}.{minor}.{patch}"));
+        |tag: &str| version(tag).is_some_and(|[major, minor, patch, _]| tag == format!("v{major}.{minor}.{patch}"));
     let (tag, remark) = if images.len() == 1 && version(first).is_some_and(|of| version(&own) == Some(of)) {
         (first, "leaves the policy as it is. With other options than these: docs/install.md, Upgrade".to_owned())
     } else if images.iter().all(|(of, tag)| *of == registry && is_release(tag)) {
@@ -244,7 +241,8 @@ fn definition(wanted: &Value, found: &Value) -> Vec<Finding> {
         };
         if let Some(path) = first_difference(&version["schema"], &same["schema"], "") {
             let message = format!(
-                "its schema in {number} is not that of this plugin's version ({}): {path}. One of both is older",
+                "its schema in {number} is not that of this plugin's version ({}): {path}. One of both is older; where that is the definition, \
+                 the API server refuses writes of the operator ({UNDECLARED})",
                 env!("CARGO_PKG_VERSION")
             );
             findings.push(Finding::warning("SchemaDiffers", message).next([APPLY_DEFINITIONS.to_owned()]));
@@ -382,29 +380,11 @@ fn workload(wanted: &Value, found: &Value) -> Option<Finding> {
     }
 }
 
-/// Returns the tag of an image. One that is named by its digest alone has none, and its version is not known.
-fn tag(image: &str) -> Option<&str> {
-    let name = image.rsplit('/').next().unwrap_or_default();
-    let (name, digest) = name.split_once('@').map_or((name, None), |(name, digest)| (name, Some(digest)));
-    match name.split_once(':') {
-        Some((_, tag)) => Some(tag),
-        None => digest.is_none().then_some("latest"),
-    }
-}
-
-/// Returns the version that a tag names, without its suffix, such as that of an architecture. Tags of one's own name none, nor does a date.
-fn version(tag: &str) -> Option<[u64; 3]> {
-    let version = Version::parse(tag.strip_prefix('v')?).ok()?;
-    (version.major < YEAR).then_some([version.major, version.minor, version.patch])
-}
-
-/// Returns the images that run, each with the name of its workload. Containers that a user has added are left out.
+/// Returns the images that run, each with the name of its workload.
 fn images_of(objects: &[Installed]) -> impl Iterator<Item = (&str, &str)> {
     objects.iter().filter_map(|object| {
-        let containers = object.found.as_ref()?.pointer("/spec/template/spec/containers")?.as_array()?;
-        let own = text(&object.wanted, "/spec/template/spec/containers/0/name");
-        let container = containers.iter().find(|container| text(container, "/name") == own)?;
-        Some((text(&object.wanted, "/metadata/name"), text(container, "/image")))
+        let image = image_of(&object.wanted, object.found.as_ref()?)?;
+        Some((text(&object.wanted, "/metadata/name"), image))
     })
 }
 
@@ -419,8 +399,8 @@ fn images(objects: &[Installed], found: &mut Vec<Finding>) {
             parts.insert(of);
         }
     }
-    let own = deploy::Options::default().tag;
-    let is_other = |of: &Result<[u64; 3], &str>| of.is_ok_and(|other| version(&own).is_some_and(|own| own != other));
+    let own = own_tag();
+    let is_other = |of: &Result<[u64; 4], &str>| of.is_ok_and(|other| version(&own).is_some_and(|own| own != other));
     // The hook for AWS is installed by itself.
     let next = if parts.len() > 1 || parts.iter().any(is_other) { APPLY_AGAIN } else { APPLY_AWS };
     if tags.len() > 1 {

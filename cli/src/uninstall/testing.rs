@@ -14,18 +14,18 @@ pub(super) const AGAIN: &str = "again";
 
 /// Objects by path. One with finalizers stays when it is deleted.
 #[derive(Clone, Default)]
-pub(super) struct Server(Arc<Mutex<BTreeMap<String, Value>>>);
+pub(crate) struct Server(Arc<Mutex<BTreeMap<String, Value>>>);
 
 impl Server {
-    pub(super) fn add(&self, path: &str, object: Value) {
+    pub(crate) fn add(&self, path: &str, object: Value) {
         self.0.lock().unwrap().insert(path.to_owned(), object);
     }
 
-    pub(super) fn paths(&self) -> Vec<String> {
+    pub(crate) fn paths(&self) -> Vec<String> {
         self.0.lock().unwrap().keys().cloned().collect()
     }
 
-    pub(super) fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         let server = self.clone();
         let service = tower::service_fn(move |request: Request<Body>| {
             let found = server.answer(request.method(), request.uri().path());

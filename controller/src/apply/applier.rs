@@ -6,6 +6,7 @@ use kube::api::{Api, ListParams};
 use kube::core::DeserializeGuard;
 use models::backoff::{Backoff, Delays};
 use models::names;
+use models::schema::UNDECLARED;
 use models::shadow::BottlerocketShadow;
 
 use super::event::Recorder;
@@ -65,7 +66,7 @@ impl ApplyError {
     }
 
     /// Returns whether the operation may have been carried out all the same: there was no answer, or it came from a
-    /// server that had given up on it.
+    /// server that had given up on it. One that refuses a field is an answer, whatever its code.
     pub fn is_unknown(&self) -> bool {
         match self {
             Self::Api { source, .. } => is_unknown(source),
@@ -184,7 +185,31 @@ impl Applier {
 
 fn is_unknown(error: &kube::Error) -> bool {
     match error {
-        kube::Error::Api(status) => status.code >= 500,
+        kube::Error::Api(status) => status.code >= 500 && !status.message.contains(UNDECLARED),
         _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    #[test]
+    fn call_may_have_been_carried_out_unless_its_object_was_refused() {
+        for (message, code, expected) in [
+            ("the object has been modified", 409, false),
+            (
+                "failed to create typed patch object (n/a; g/v, Kind=K): .status.x: field not declared in schema",
+                500,
+                false,
+            ),
+            ("failed calling webhook \"w\": context deadline exceeded", 500, true),
+            ("etcdserver: request timed out", 504, true),
+        ] {
+            let answer = kube::Error::Api(Status::failure(message, "").with_code(code).boxed());
+            assert_eq!(ApplyError::api("a write")(answer).is_unknown(), expected, "{message}");
+        }
     }
 }

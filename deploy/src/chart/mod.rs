@@ -149,6 +149,22 @@ mod tests {
         ("aws", "--log-filter --log-format --namespace"),
     ];
 
+    #[test]
+    fn pods_that_uncordon_nodes_run_on_cordoned_ones_whatever_tolerations_users_set() {
+        let files = files().unwrap();
+        for component in ["controller", "apiserver", "aws"] {
+            let name = format!("deploy/chart/templates/{component}.yaml");
+            let (_, text) = files.iter().find(|(path, _)| *path == name).unwrap();
+            let expected = format!(
+                "\n      tolerations:\n      - effect: NoSchedule\n        key: node.kubernetes.io/unschedulable\n        operator: Exists\n\
+                 \x20     {{{{- range .Values.{component}.tolerations }}}}\n"
+            );
+            assert!(text.contains(&expected), "{component}: {text}");
+        }
+        let defaults = values::yaml(&values::of_operator().unwrap()).unwrap();
+        assert!(!defaults.contains("unschedulable"), "twice by default: {defaults}");
+    }
+
     /// The templates have the arguments of the manifests, and those of values.
     #[test]
     fn workloads_have_only_arguments_that_programs_of_an_earlier_version_know() {

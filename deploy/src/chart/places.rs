@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::network;
 use crate::options::Component;
+use crate::pod::tolerations;
 
 /// The content of a place, as a template.
 #[derive(Debug)]
@@ -123,12 +124,14 @@ fn workload(workload: &mut Value, fills: &mut Fills) -> anyhow::Result<()> {
     let pod = at(template, "/spec")?;
     pod["imagePullSecrets"] = fills.field(".Values.imagePullSecrets");
     pod["priorityClassName"] = fills.text(&of("priorityClassName"));
-    pod["tolerations"] = fills.field(&of("tolerations"));
     pod["affinity"] = fills.field(&of("affinity"));
     if component == Component::Agent {
         // The label stays: without it the agent would start on every node.
         fills.entries(at(pod, "/nodeSelector")?, &of("nodeSelector"))?;
+        pod["tolerations"] = fills.field(&of("tolerations"));
     } else {
+        let (kept, _) = tolerations(pod);
+        pod["tolerations"] = appended(&kept.into(), &of("tolerations"), fills);
         for field in ["nodeSelector", "topologySpreadConstraints"] {
             pod[field] = fills.field(&of(field));
         }

@@ -85,6 +85,7 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
     let zone = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}});
     let spread =
         json!([{"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}]);
+    let cordoned = json!({"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"});
     let kube_system = json!({"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}});
     let dns = json!([{"namespaceSelector": kube_system, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}]);
     let of = |object: &'static str, place: &'static str, is: Value| (object, place, is);
@@ -142,7 +143,7 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
             vec![
                 of(CONTROLLER, "/spec/replicas", json!(3)),
                 of(CONTROLLER, "/spec/template/spec/priorityClassName", Value::Null),
-                of(CONTROLLER, "/spec/template/spec/tolerations", Value::Null),
+                of(CONTROLLER, "/spec/template/spec/tolerations", json!([cordoned])),
                 of(CONTROLLER, "/spec/template/spec/nodeSelector", json!({"kubernetes.io/os": "linux", "pool": "a"})),
                 of(CONTROLLER, "/spec/template/spec/affinity/nodeAffinity", zone["nodeAffinity"].clone()),
                 of(CONTROLLER, "/spec/template/spec/topologySpreadConstraints", spread.clone()),
@@ -174,7 +175,7 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
         (
             json!({
                 "apiserver": {
-                    "replicas": 4, "priorityClassName": "own", "tolerations": [], "nodeSelector": {"pool": "a"}, "affinity": zone,
+                    "replicas": 4, "priorityClassName": "own", "tolerations": [{"key": "x"}], "nodeSelector": {"pool": "a"}, "affinity": zone,
                     "topologySpreadConstraints": spread, "resources": {"limits": {"memory": "1Gi"}}, "podLabels": {"b": "c"},
                     "podAnnotations": {"own": "2"}, "logLevel": "debug", "extraArgs": ["--x"],
                 },
@@ -183,7 +184,7 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
             vec![
                 of(APISERVER, "/spec/replicas", json!(4)),
                 of(APISERVER, "/spec/template/spec/priorityClassName", json!("own")),
-                of(APISERVER, "/spec/template/spec/tolerations", Value::Null),
+                of(APISERVER, "/spec/template/spec/tolerations", json!([cordoned, {"key": "x"}])),
                 of(APISERVER, "/spec/template/spec/nodeSelector", json!({"kubernetes.io/os": "linux", "pool": "a"})),
                 of(APISERVER, "/spec/template/spec/affinity/nodeAffinity", zone["nodeAffinity"].clone()),
                 of(APISERVER, "/spec/template/spec/topologySpreadConstraints", spread.clone()),

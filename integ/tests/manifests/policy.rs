@@ -8,6 +8,7 @@ use kube::{Api, Client};
 use models::duration::Duration;
 use models::names::{GROUP, SYSTEM_NAMESPACE};
 use models::operator::{BOUNDS, BottlerocketUpdateOperator, Bound};
+use models::schema::UNDECLARED;
 use semver::VersionReq;
 use serde_json::{Value, json};
 
@@ -68,7 +69,7 @@ fn specs() -> Vec<(Value, Option<&'static str>)> {
         (json!({"autoscaling": {"aws": {"mode": "SuspendReplaceUnhealthy"}}}), ACCEPTED),
         (json!({"autoscaling": {"aws": {"mode": "Detach"}}}), ENUMERATION),
         (json!({"autoscaling": {"aws": {}}}), Some("spec.autoscaling.aws.mode: Required value")),
-        (json!({"maxUnavalable": 1}), Some("field not declared in schema")),
+        (json!({"maxUnavalable": 1}), Some(UNDECLARED)),
     ];
     specs.extend(shares());
     specs.extend(versions());
@@ -429,6 +430,9 @@ pub(super) async fn schema_rejects_invalid_policies(client: Client) -> anyhow::R
         wrong.extend(expect(&spec.to_string(), apply("default", &spec).await, refusal).err().map(|e| format!("{e:#}")));
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    // The runbook, the web API and the controller know this refusal, whose code is that of a broken server.
+    let refused = apply("default", &json!({"maxUnavalable": 1})).await;
+    ensure!(matches!(&refused, Err(kube::Error::Api(status)) if status.code == 500), "{refused:?}");
     Ok(())
 }
 

@@ -20,9 +20,9 @@ async fn shorten_times(ctx: &ScenarioContext) -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn quick_start_updates_a_node_by_the_commands_of_its_page() -> anyhow::Result<()> {
-    // The registry and the tag of the page.
-    let (registry, tag) = (Some("registry.example/brupop".to_owned()), "v0.1.0".to_owned());
-    let deploy = deploy::Options { registry, tag, ..deploy::Options::default() };
+    // The registry of the page; the tag is that of the plugin's version.
+    let registry = Some("registry.example/brupop".to_owned());
+    let deploy = deploy::Options { registry, ..deploy::Options::default() };
     let options = TestClusterOptions { labelled: false, deploy, ..nodes(1) };
     let ending = run(options, async |ctx| {
         ctx.release();

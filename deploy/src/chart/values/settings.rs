@@ -11,6 +11,7 @@ use super::shape::{boolean, integer, list_of, map, one_of, pattern, resources, s
 use crate::installation::everything;
 use crate::monitoring::{self, DASHBOARD_LABEL};
 use crate::options::Component;
+use crate::pod::tolerations;
 use crate::{crds, network, policy};
 
 /// A label of DNS.
@@ -200,7 +201,7 @@ fn of_component(component: Component) -> anyhow::Result<Vec<Setting>> {
     settings.extend([
         setting(&path("resources"), pod["containers"][0]["resources"].clone(), resources(), "Requests and limits. A limit of CPU would slow updates down."),
         setting(&path("priorityClassName"), pod["priorityClassName"].clone(), text(), "Priority class."),
-        setting(&path("tolerations"), pod["tolerations"].clone(), list_of(map()), if agent { "Tolerations. By default all: a node with a taint is updated too." } else { "Tolerations. By default cordoned nodes, on which an update has to be able to end, and unresponsive ones for a short time." }),
+        setting(&path("tolerations"), tolerations(pod).1.into(), list_of(map()), if agent { "Tolerations. By default all: a node with a taint is updated too." } else { "Tolerations beside that of cordoned nodes, on which an update has to be able to end. By default unresponsive nodes for a short time." }),
         setting(&path("nodeSelector"), if agent { json!({}) } else { pod["nodeSelector"].clone() }, texts(), if agent { "Labels of nodes that get an agent, beside the operator's own." } else { "Labels of the nodes that these pods run on." }),
         setting(&path("affinity"), if agent { json!({}) } else { pod["affinity"].clone() }, map(), if agent { "Affinity. A labelled node that it excludes has no agent and is not updated." } else { "Affinity. By default the pods are spread over nodes where that is possible." }),
     ]);

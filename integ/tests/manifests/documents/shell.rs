@@ -34,8 +34,8 @@ const PLACEHOLDERS: [(&str, &str); 13] = [
 ];
 
 /// Programs that are real, and change nothing outside of the folder of their block.
-const TOOLS: [&str; 12] =
-    ["base64", "bash", "cat", "chmod", "cp", "date", "mkdir", "mktemp", "sed", "sort", "tr", "true"];
+const TOOLS: [&str; 13] =
+    ["awk", "base64", "bash", "cat", "chmod", "cp", "date", "mkdir", "mktemp", "sed", "sort", "tr", "true"];
 
 /// Programs with a stand-in that tries the command.
 const TRIED: [&str; 6] = ["kubectl", "kubectl-brupop", "helm", "make", "cargo", "grep"];
