@@ -18,11 +18,16 @@ use super::row::{Attempt, Outcome, Turn, fail};
 use super::status::unblock;
 use crate::decision::{Action, Note};
 use crate::gates;
+use crate::survey::key::kind_by_node;
 use crate::survey::want;
 use crate::wait::Wait;
 
 /// The number of failures against versions that a shadow keeps.
 const VERSION_FAILURES: usize = 8;
+
+/// The longest variant and architecture that a record has. The kubelet may write longer ones into its Node.
+const VARIANT_LENGTH: usize = 64;
+const ARCH_LENGTH: usize = 32;
 
 /// The number of pods that a record names.
 const NAMED: usize = 4;
@@ -226,7 +231,7 @@ fn stopped_by_policy(ctx: &Attempt<'_>) -> Option<Turn> {
 
 /// Returns the end of an attempt that its agent, or the host, cannot go on with.
 pub(super) fn ended_by_host(ctx: &Attempt<'_>) -> Option<Turn> {
-    if let Some((reason, message)) = ctx.agent_failure(ctx.progress.attempt) {
+    if let Some((reason, message)) = ctx.agent_failure(ctx.progress) {
         return Some(fail(reason, message));
     }
     let asked = ctx.shadow.spec.state == HostState::RehearsedUpdate && ctx.shadow.spec.attempt == ctx.progress.attempt;
@@ -238,10 +243,8 @@ pub(super) fn ended_by_host(ctx: &Attempt<'_>) -> Option<Turn> {
 
 /// Returns the consequence of the permit of an update that ends now.
 fn permitted(ctx: &Attempt<'_>) -> Permitted {
-    let spec = &ctx.shadow.spec;
     let booted = matches!(ctx.progress.step.place(), Place::Booted | Place::Back);
-    let issued = ctx.progress.permit_issued || (spec.permit.is_some() && spec.state != HostState::RehearsedUpdate);
-    if !issued && !booted {
+    if !ctx.permit_issued(ctx.progress) && !booted {
         Permitted::Nothing
     } else if ctx.runs_target(ctx.progress) {
         Permitted::Version
@@ -281,12 +284,13 @@ fn record_proof(ctx: &Attempt<'_>, record: &mut Record, end: &End) {
     });
 }
 
+/// Charges a failure to the version, for the kind of host that the Node names: it concerns other nodes.
 fn record_version_failure(ctx: &Attempt<'_>, record: &mut Record, reason: FailureReason) {
-    let agent = &ctx.shadow.status.agent;
+    let (variant, arch) = kind_by_node(ctx.node);
     let failure = VersionFailure {
         version: ctx.progress.version.clone(),
-        variant: agent.variant.clone().unwrap_or_default(),
-        arch: agent.arch.clone().unwrap_or_default(),
+        variant: cut(variant, VARIANT_LENGTH),
+        arch: cut(arch, ARCH_LENGTH),
         reason,
         time: ctx.now,
         resolved_by: None,
