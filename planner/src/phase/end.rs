@@ -5,7 +5,7 @@ use models::operator::ActiveRollout;
 use models::plain::cut;
 use models::reason::{End, FailureClass, FailureReason, Permitted, Proof};
 use models::shadow::{
-    AttemptResult, ControllerStatus, HEALTHY, HOST_REACHABLE, HostState, Mode, NodeProof, Place, Record,
+    AttemptResult, ControllerStatus, HEALTHY, HOST_REACHABLE, HostState, Mode, NodeProof, Place, Record, Step,
     UNSUPPORTED_STATE, UPDATED, VersionFailure,
 };
 use models::time::after;
@@ -55,8 +55,10 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     if fails {
         record.failures = record.failures.saturating_add(1);
     }
-    // Trouble of the cluster may be that it has no room for the pods: no failure, but the next drain would bring it back.
-    if fails || reason == FailureReason::ClusterUnwell {
+    // Trouble of the cluster may be that it has no room for the pods: no failure, but the next drain would bring it back. Nor are pods evicted
+    // again and again where a host offers the version now and then, or its agent says so.
+    let begun = matches!(progress.step, Step::Draining | Step::Rebooting);
+    if fails || reason == FailureReason::ClusterUnwell || (reason == FailureReason::Superseded && begun) {
         record.not_before = Some(after(ctx.now, ctx.policy.back_off_after(record.failures.max(1))));
     }
     if end.class == FailureClass::Version {
@@ -221,7 +223,7 @@ fn stopped_by_policy(ctx: &Attempt<'_>) -> Option<Turn> {
         return None;
     }
     let version = &ctx.progress.version;
-    if let Some(message) = ctx.host().ruled_out(version) {
+    if let Some(message) = ctx.host().ruled_out(version, ctx.node.running().as_ref()) {
         return Some(fail(FailureReason::PolicyChanged, message));
     }
     // A newer release is no reason to throw a drain away. A drill boots nothing.

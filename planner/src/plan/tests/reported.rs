@@ -1,7 +1,8 @@
 //! Ends of attempts that agents report: what a single agent reports concerns its own node.
 
 use models::reason::{ENDS, FailureReason};
-use models::shadow::{Failure, HostState, Permit, Place, Record, Step};
+use models::shadow::{Failure, HostState, OfferedUpdates, Permit, Place, Record, Step};
+use semver::Version;
 
 use crate::decision::Action;
 use crate::fixtures::*;
@@ -94,4 +95,26 @@ fn version_is_charged_for_the_kind_that_its_node_names_and_not_for_the_one_that_
         let kinds: Vec<_> = failures.iter().map(|f| (f.variant.as_str(), f.arch.as_str())).collect();
         assert_eq!(kinds, [expected], "{sentence}");
     }
+}
+
+#[test]
+fn node_whose_drain_ends_because_its_version_is_no_longer_offered_backs_off() {
+    for (step, backs_off) in
+        [(Step::Staged, false), (Step::BeforeDrain, false), (Step::Draining, true), (Step::Rebooting, true)]
+    {
+        let mut node = at_step(step);
+        node.shadow.as_mut().unwrap().status.agent.updates = Some(OfferedUpdates::default());
+        let made = plan_at(node, 5);
+        let record = record_of(&made).unwrap();
+        assert_eq!(record.last.as_ref().unwrap().reason, "Superseded", "{step:?}");
+        assert_eq!((record.failures, record.not_before), (0, backs_off.then(|| t(605))), "{step:?}");
+    }
+}
+
+#[test]
+fn drain_goes_on_where_an_agent_reports_a_later_version_than_its_node_names() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+    shadow(&mut view).status.agent.current_version = Some(Version::new(1, 21, 0));
+    let made = plan(&view, &policy, t(1));
+    assert!(made.evictions.contains_key("a"), "{:?} {:?}", made.actions, made.waits);
 }
