@@ -78,6 +78,7 @@ mod tests {
         let named = texts.iter().flat_map(|text| text.split("FailureReason::").skip(1));
         let named = named.map(|rest| rest.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default());
         let named: BTreeSet<&str> = named.filter(|word| !word.is_empty()).collect();
-        assert_eq!(named, ENDS.iter().filter(|end| end.by_agent).map(|end| end.reason).collect());
+        let reported: BTreeSet<&str> = ENDS.iter().filter(|end| end.by_agent).map(|end| end.reason).collect();
+        assert_eq!(named, reported);
     }
 }
