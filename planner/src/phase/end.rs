@@ -5,7 +5,7 @@ use models::operator::ActiveRollout;
 use models::plain::cut;
 use models::reason::{End, FailureClass, FailureReason, Permitted, Proof};
 use models::shadow::{
-    AttemptResult, ControllerStatus, HEALTHY, HOST_REACHABLE, HostState, Mode, NodeProof, Place, Record, Step,
+    AttemptResult, ControllerStatus, HEALTHY, HOST_REACHABLE, HostState, Mode, NodeProof, Place, Record,
     UNSUPPORTED_STATE, UPDATED, VersionFailure,
 };
 use models::time::after;
@@ -55,10 +55,10 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     if fails {
         record.failures = record.failures.saturating_add(1);
     }
-    // Trouble of the cluster may be that it has no room for the pods: no failure, but the next drain would bring it back. Nor are pods evicted
-    // again and again where a host offers the version now and then, or its agent says so.
-    let begun = matches!(progress.step, Step::Draining | Step::Rebooting);
-    if fails || reason == FailureReason::ClusterUnwell || (reason == FailureReason::Superseded && begun) {
+    // Trouble of the cluster may be that it has no room for the pods: no failure, but the next drain would bring it back. Nor is a node taken
+    // out of service again and again where its host offers the version now and then, or its agent says so.
+    let superseded = reason == FailureReason::Superseded && progress.step.place() != Place::Waiting;
+    if fails || reason == FailureReason::ClusterUnwell || superseded {
         record.not_before = Some(after(ctx.now, ctx.policy.back_off_after(record.failures.max(1))));
     }
     if end.class == FailureClass::Version {

@@ -98,10 +98,14 @@ fn version_is_charged_for_the_kind_that_its_node_names_and_not_for_the_one_that_
 }
 
 #[test]
-fn node_whose_drain_ends_because_its_version_is_no_longer_offered_backs_off() {
-    for (step, backs_off) in
-        [(Step::Staged, false), (Step::BeforeDrain, false), (Step::Draining, true), (Step::Rebooting, true)]
-    {
+fn node_that_returns_to_service_because_its_version_is_no_longer_offered_backs_off() {
+    for (step, backs_off) in [
+        (Step::Staged, false),
+        (Step::BeforeDrain, true),
+        (Step::LeavingLoadBalancer, true),
+        (Step::Draining, true),
+        (Step::Rebooting, true),
+    ] {
         let mut node = at_step(step);
         node.shadow.as_mut().unwrap().status.agent.updates = Some(OfferedUpdates::default());
         let made = plan_at(node, 5);
