@@ -103,6 +103,8 @@ pub const SAFE_TO_EVICT_ANNOTATION: &str = "cluster-autoscaler.kubernetes.io/saf
 pub const PRIORITY_LABEL: &str = "brupop.bottlerocket.aws/priority";
 /// Label on a Node of the control plane (Kubernetes' own).
 pub const CONTROL_PLANE_LABEL: &str = "node-role.kubernetes.io/control-plane";
+/// Annotation on a mirror pod, which a kubelet creates for a static pod of its node (Kubernetes' own).
+pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// Taint of a cordoned Node, which the control plane adds with its time (Kubernetes' own).
 pub const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
 /// Taints of Nodes that others are removing: those of the cluster autoscaler and of Karpenter, and that of a machine which a user

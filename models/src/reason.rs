@@ -113,6 +113,8 @@ pub struct End {
     pub event: EndEvent,
     /// Object that it is counted against. A drill counts against nothing.
     pub class: FailureClass,
+    /// True if it is for an agent to report. Any other word of an agent is read as `Unknown`, which counts against the node.
+    pub by_agent: bool,
     /// Advice to a user, in Markdown, with links relative to `docs`; empty if there is nothing to do.
     pub advice: &'static str,
 }
@@ -173,13 +175,14 @@ impl End {
     }
 }
 
-/// Any end of a newer version of the operator.
+/// Any end of a newer version of the operator, and any that an agent reports and that is not for an agent to report.
 const UNKNOWN: End = End {
     reason: "Unknown",
     failure: Some(FailureReason::Unknown),
-    text: "The reason is one of a newer version of the operator.",
+    text: "The reason is one of a newer version of the operator, or not one for an agent to report.",
     event: UpdateFailed,
     class: Node,
+    by_agent: false,
     advice: "",
 };
 
@@ -234,12 +237,12 @@ macro_rules! ends {
 
 ends! {
     /// The node runs the version and is healthy.
-    UPDATED: "Updated" { event: Updated, class: Nothing, advice: "" }
+    UPDATED: "Updated" { event: Updated, class: Nothing, by_agent: false, advice: "" }
     /// Nothing in the drill would have kept an update from the node.
-    DRILL_PASSED: "Passed" { event: DrillPassed, class: Nothing, advice: "" }
+    DRILL_PASSED: "Passed" { event: DrillPassed, class: Nothing, by_agent: false, advice: "" }
     /// The drill went through, and evictions were refused.
     EVICTIONS_REFUSED: "EvictionsRefused" {
-        event: DrillFailed, class: Nothing,
+        event: DrillFailed, class: Nothing, by_agent: false,
         advice: "See the [budgets that block](how-to/blocking-budgets.md) the pods that the message names.",
     }
 
@@ -247,226 +250,226 @@ ends! {
 
     /// The host could not refresh its list of updates.
     RefreshFailed {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: true,
         advice: "Check the network between the host and its update repository; see the agent's log.",
     }
     /// The host does not offer the target version.
     VersionNotOffered {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: true,
         advice: "Check that the update repository of the host has the version; see the agent's log.",
     }
     /// The host failed to download or write the image.
     PrepareFailed {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: true,
         advice: "Check the network between the host and its update repository, and the space on its disk; see the agent's log.",
     }
     /// The host wrote another version than the target, or wrote nothing.
     WrongImageStaged {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: true,
         advice: "Check the update repository of the host, and for another client of the host's API; see the agent's log.",
     }
     /// The host failed to arm the image.
     ActivateFailed {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: true,
         advice: "See the host's own message, and the agent's log.",
     }
     /// The host failed to disarm the image.
     DeactivateFailed {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: true,
         advice: "See the host's own message, and the agent's log.",
     }
     /// The host refused to reboot.
     RebootRefused {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: true,
         advice: "See the host's own message, and the agent's log.",
     }
     /// The desired state is the reboot, but nothing, or another image, is staged.
     NotStaged {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: true,
         advice: "Check for another client of the host's API; see the agent's log.",
     }
     /// Another client armed an image on the host.
     HostArmedByOther {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: true,
         advice: "Reboot the host, or disarm it, or let the operator disarm it: [retry](policy.md#requests).",
     }
     /// Another client of the host's API disarmed the image after the agent had armed it.
     DisarmedByOther {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: true,
         advice: "Find the other client, and stop it.",
     }
     /// The host booted the armed image and fell back to the old one.
     BootFellBack {
-        event: UpdateFailed, class: Version,
+        event: UpdateFailed, class: Version, by_agent: true,
         advice: "See the host's console. Once the cause is known, [quarantine the version or try it again](runbook/BrupopRolloutFrozen.md).",
     }
     /// The host was rebooted during the attempt, and not by the operator.
     RebootedByOther {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: true,
         advice: "Find out what rebooted the host: a user, another controller, or a crash (see its console).",
     }
     /// The host came back with neither the old nor the wanted version.
     BootedOtherVersion {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: true,
         advice: "Find the other client that updates the host, and stop it.",
     }
     /// Staging took longer than policy allows.
     StageTimedOut {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: false,
         advice: "Check the network between the host and its update repository, or raise `spec.deadlines.stage`; see the agent's log.",
     }
     /// The drain took longer than policy allows.
     DrainTimedOut {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: false,
         advice: "See the pods that the message names, and the [budget that blocks](how-to/blocking-budgets.md) them or the answer of the API server, as a webhook's.",
     }
     /// Pods that were asked first and alone stayed, as their PodDisruptionBudget guards them. No pod was evicted but those asked first.
     GuardedPodsStayed {
-        event: UpdateWithdrawn, class: Nothing,
+        event: UpdateWithdrawn, class: Nothing, by_agent: false,
         advice: "The budget is asked again after a back-off, and other nodes go first. See the pods and the \
             [budgets that block](how-to/blocking-budgets.md) them: whatever runs the pods has to move them.",
     }
     /// A pod may not be evicted and policy requires to leave it alone.
     DrainRefused {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: false,
         advice: "Delete or move the pod that the message names, or change `spec.drain.barePods` or `.emptyDir`.",
     }
     /// Pods came back to the cordoned node.
     PodsReturn {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: false,
         advice: "Remove `nodeName` from the pod template of the owner that the message names.",
     }
     /// Another client uncordoned the node during its drain, again and again.
     Uncordoned {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: false,
         advice: "Find the client that uncordons the node. To keep the node as it is, [hold](plugin.md#hold-and-unhold) it.",
     }
     /// A hook did not answer in time.
     HookTimedOut {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: false,
         advice: "See the log of the [hook](hooks.md) that the message names, and its answer on the Node.",
     }
     /// A hook refused.
     HookRefused {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: false,
         advice: "See the log of the [hook](hooks.md) that the message names, and its answer on the Node.",
     }
     /// A check that the node had passed before its cordon no longer lets it be drained, or rebooted.
     GateRefused {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: false,
         advice: "See the [reason to wait](waiting.md) in the message: the node is tried again when it is over, after its back-off. \
             Neither a hook nor the node's leaving of its load balancers may cause what keeps it from the drain.",
     }
     /// Many nodes fell ill at once, nodes included that were not being updated, more nodes were not Ready than `health.before.maxUnhealthyNodes`
     /// allows, or another node of the control plane was out of service, before the reboot was permitted.
     ClusterUnwell {
-        event: UpdateWithdrawn, class: Nothing,
+        event: UpdateWithdrawn, class: Nothing, by_agent: false,
         advice: "Find out why the nodes that the message names, or `kubectl get nodes` shows, are not well. The node is updated once they are.",
     }
     /// The rollout was braked before the node was drained, while its hooks were awaited.
     RolloutBraked {
-        event: UpdateWithdrawn, class: Nothing,
+        event: UpdateWithdrawn, class: Nothing, by_agent: false,
         advice: "See why the nodes that the message names have ended: they have [braked](runbook/BrupopRolloutBraked.md) the rollout.",
     }
     /// The window closed before the node was drained, while its hooks were awaited.
     WindowEnded {
-        event: UpdateWithdrawn, class: Nothing,
+        event: UpdateWithdrawn, class: Nothing, by_agent: false,
         advice: "The node is updated in the next [window](policy.md#when), with the image that it has. Where the last attempt for the version ended so or as `GateRefused`, it is `GateRefused`.",
     }
     /// The agent did not answer in time.
     AgentSilent {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: false,
         advice: "See the agent's pod on the node, its log, and [that of the web API](runbook/waiting.md#noreport), which has the reports \
             that could not be stored.",
     }
     /// The node did not reboot in time.
     RebootTimedOut {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: false,
         advice: "See the host's console, and the agent's log.",
     }
     /// The node came back on the new version but did not become Ready in time.
     NotReadyAfterBoot {
-        event: UpdateFailed, class: Version,
+        event: UpdateFailed, class: Version, by_agent: false,
         advice: "See the conditions of the Node, and the host's console. Once the cause is known, \
             [quarantine the version or try it again](runbook/BrupopRolloutFrozen.md).",
     }
     /// The node did not stay healthy for the soak.
     SoakFailed {
-        event: UpdateFailed, class: Version,
+        event: UpdateFailed, class: Version, by_agent: false,
         advice: "See the pods and conditions that the message names. Once the cause is known, \
             [quarantine the version or try it again](runbook/BrupopRolloutFrozen.md).",
     }
     /// The health of the node after its update could not be determined in time, or was not good, and nothing shows that the version is to
     /// blame.
     HealthUnknown {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: false,
         advice: "See what the message names: other nodes that are ill too, a pod, Prometheus, or the API server. The node is verified again \
             every hour.",
     }
     /// The node was Ready on the version, and was not as before its drain in time: devices, CSI drivers or pods of DaemonSets were
     /// missing, a taint was new, or its agent could not use its host or had not reported.
     NodeNotUsable {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: false,
         advice: "Find out why what the message names is not back, such as a device plugin, or a start-up taint that nothing removes. The node is \
             verified again every hour, and proves the version once it is. If it is meant to be so, \
             [approve](policy.md#requests) the step with `--unproven`.",
     }
     /// Updates were disabled, or the operator's resource is gone or has no policy that can be applied.
     Disabled {
-        event: UpdateWithdrawn, class: Nothing,
+        event: UpdateWithdrawn, class: Nothing, by_agent: false,
         advice: "To update, set `spec.enabled` to true. A node that runs the version already is verified once there is a policy.",
     }
     /// The host runs the wanted version already, put there by another client.
-    UpdatedByOther { event: UpdateWithdrawn, class: Nothing, advice: "" }
+    UpdatedByOther { event: UpdateWithdrawn, class: Nothing, by_agent: false, advice: "" }
     /// The record of the attempt was lost; the desired state is withdrawn to be safe.
     ProgressLost {
-        event: UpdateWithdrawn, class: Nothing,
+        event: UpdateWithdrawn, class: Nothing, by_agent: false,
         advice: "If it happens again, find the client that writes to the status of the shadow.",
     }
     /// A client holds the node.
     Held {
-        event: UpdateWithdrawn, class: Nothing,
+        event: UpdateWithdrawn, class: Nothing, by_agent: false,
         advice: "To update the node, [unhold](plugin.md#hold-and-unhold) it.",
     }
     /// A user requested the end of the attempt.
     ReleaseRequested {
-        event: UpdateWithdrawn, class: Nothing,
+        event: UpdateWithdrawn, class: Nothing, by_agent: false,
         advice: "The node is updated after others. To keep it as it is, [hold](plugin.md#hold-and-unhold) it.",
     }
     /// The policy names another version now.
-    PolicyChanged { event: UpdateWithdrawn, class: Nothing, advice: "" }
+    PolicyChanged { event: UpdateWithdrawn, class: Nothing, by_agent: false, advice: "" }
     /// A blackout began before the reboot was permitted.
     BlackoutBegan {
-        event: UpdateWithdrawn, class: Nothing,
+        event: UpdateWithdrawn, class: Nothing, by_agent: false,
         advice: "The node is updated after the [blackout](policy.md#when), with the image that it has.",
     }
     /// Before the reboot was permitted, the host stopped offering the version; or before the drain, policy chose a newer one.
-    Superseded { event: UpdateWithdrawn, class: Nothing, advice: "" }
+    Superseded { event: UpdateWithdrawn, class: Nothing, by_agent: false, advice: "" }
     /// The host's version lock was set by another client, and does not let the wanted version in.
     LockedByOther {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: true,
         advice: "Set `settings.updates.version-lock` to `latest` on the host.",
     }
     /// The host refused a change of its settings.
     SettingsFailed {
-        event: UpdateFailed, class: Node,
+        event: UpdateFailed, class: Node, by_agent: true,
         advice: "See the host's own message, and the agent's log.",
     }
     /// The node is being deleted, or an autoscaler or a user is removing it.
-    NodeDeleted { event: UpdateWithdrawn, class: Nothing, advice: "" }
+    NodeDeleted { event: UpdateWithdrawn, class: Nothing, by_agent: false, advice: "" }
     /// The version has been quarantined.
     Quarantined {
-        event: UpdateWithdrawn, class: Nothing,
+        event: UpdateWithdrawn, class: Nothing, by_agent: false,
         advice: "Find the cause on the nodes that failed, then [resume](runbook/BrupopRolloutFrozen.md).",
     }
     /// The node no longer carries the label that places it under the operator.
     LabelRemoved {
-        event: UpdateWithdrawn, class: Nothing,
+        event: UpdateWithdrawn, class: Nothing, by_agent: false,
         advice: "To update the node, set the label `bottlerocket.aws/updater-interface-version=2.0.0` again.",
     }
     /// The agent, or the web API, is of an earlier version that does not know drills.
     UnsupportedState {
-        event: DrillFailed, class: Nothing,
+        event: DrillFailed, class: Nothing, by_agent: false,
         advice: "[Update](upgrade.md) the agent and the web API, then request the drill again.",
     }
 }
@@ -513,6 +516,14 @@ mod tests {
             assert!(!end.is_of_drills() || end.class == Nothing, "{end:?}");
         }
         assert_eq!(EndEvent::of_update("EatenByMoths"), UpdateFailed);
+    }
+
+    #[test]
+    fn agent_reports_no_end_that_counts_against_nothing_and_of_those_against_the_version_a_boot_alone() {
+        let of_agents = || ENDS.iter().filter(|end| end.by_agent);
+        assert!(of_agents().all(|end| end.failure.is_some() && end.event == UpdateFailed && end.backs_off()));
+        let of_version: Vec<_> = of_agents().filter(|end| end.class == Version).map(|end| end.reason).collect();
+        assert_eq!(of_version, ["BootFellBack"]);
     }
 
     #[test]

@@ -292,11 +292,13 @@ pub(crate) fn shadow(view: &mut ClusterView) -> &mut ShadowFacts {
     view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap()
 }
 
-/// Node `a` after its reboot, whose agent reports that the attempt failed.
+/// Node `a` after its reboot by a permit, whose agent reports that the attempt failed.
 pub(crate) fn failed(reason: FailureReason) -> NodeView {
     let mut node = at("a", Step::Returning, 0, HostState::RebootedIntoUpdate);
     node.facts.boot_id = "b2".into();
-    node.shadow.as_mut().unwrap().status.agent.failure =
+    let shadow = node.shadow.as_mut().unwrap();
+    shadow.spec.permit = Some(models::shadow::Permit { nonce: "n".into(), jws: "j".into() });
+    shadow.status.agent.failure =
         Some(Failure { attempt: 1, step: HostState::RebootedIntoUpdate, reason, message: String::new(), time: t(1) });
     node
 }

@@ -50,3 +50,35 @@ pub(super) fn explain(reason: FailureReason, desired: &DesiredState, facts: &Fac
         other => other.end().text.to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::PathBuf;
+
+    use models::reason::ENDS;
+
+    /// A controller reads any other word of an agent as `Unknown`.
+    #[test]
+    fn agent_names_each_reason_that_is_for_an_agent_to_report_and_no_other() {
+        let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+        let mut files = vec![root.join("../models/src/agent_step.rs")];
+        let mut folders = vec![root.join("src")];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else {
+                    files.push(path);
+                }
+            }
+        }
+        let texts: Vec<String> = files.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect();
+        let named = texts.iter().flat_map(|text| text.split("FailureReason::").skip(1));
+        let named = named.map(|rest| rest.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default());
+        let named: BTreeSet<&str> = named.filter(|word| !word.is_empty()).collect();
+        let reported: BTreeSet<&str> = ENDS.iter().filter(|end| end.by_agent).map(|end| end.reason).collect();
+        assert_eq!(named, reported);
+    }
+}

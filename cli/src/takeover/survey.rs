@@ -11,6 +11,7 @@ use kube::api::{Api, DynamicObject, ListParams};
 use kube::{Client, ResourceExt as _};
 use models::earlier;
 use models::names::{self, SHADOW_DEFINITION as DEFINITION};
+use planner::view::{EarlierPod, Projection as _};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -93,11 +94,12 @@ fn read_as<K: k8s_openapi::serde::de::DeserializeOwned>(object: &Value) -> anyho
         .with_context(|| format!("{} is recorded by takeover swap, but unreadable", deploy::yaml::id(object)))
 }
 
+/// Reads the earlier operator's pods that the takeover waits for.
 async fn pods(client: &Client) -> anyhow::Result<Vec<Pod>> {
     let mut found = BTreeMap::new();
     for selector in earlier::pod_selectors() {
         let pods: Vec<Pod> = list_everywhere(client, ListParams::default().labels(&selector)).await?;
-        let theirs = pods.into_iter().filter(|pod| earlier::is_pod_of(pod.labels()));
+        let theirs = pods.into_iter().filter(|pod| EarlierPod::project(pod).is_some());
         // Nothing else of them is needed, and they are kept until the end.
         let theirs = theirs.map(|pod| Pod { metadata: pod.metadata, ..Pod::default() });
         found.extend(theirs.filter_map(|pod| Some((pod.uid()?, pod))));

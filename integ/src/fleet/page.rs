@@ -16,7 +16,9 @@ Each section is one run of `make bench-fleet`: the operator's programs, its mani
 for workloads, budgets and nodes are real. Each node has an agent (all of them are tasks of one process, with TLS and with tokens that
 are bound to their pods) and a simulated Bottlerocket host. `make bench-fleet` builds all of them as they ship; a section says where its run had
 other builds. Kubelets are played by one task for each node: pods of workloads run no process, no Lease
-is renewed, and no Event of a kubelet is written. Where a run does not measure something, its table has no figure for it.
+is renewed, and no Event of a kubelet is written. Where a run does not measure something, its table has no figure for it. The window of the
+idle fleet begins soon after the agents' streams are opened: it does not count the TokenReviews with which they are
+[opened again](web-api.md#what-it-costs) from five minutes on.
 
 ";
 

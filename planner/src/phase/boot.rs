@@ -39,7 +39,7 @@ pub(super) fn after_reboot(ctx: &Attempt<'_>) -> Turn {
         return fail(FailureReason::RebootedByOther, message);
     }
     // Not the target version: the agent knows how far it had come.
-    if let Some((reason, message)) = ctx.agent_failure(ctx.progress.attempt) {
+    if let Some((reason, message)) = ctx.agent_failure(ctx.progress) {
         return fail(reason, message);
     }
     if ctx.shadow.spec.state == HostState::StagedUpdate && !is_activated(ctx) {
@@ -88,8 +88,9 @@ pub(super) fn is_desired(ctx: &Attempt<'_>) -> bool {
     ctx.shadow.spec.attempt == ctx.progress.attempt
 }
 
-/// Returns whether the agent has reported the image of this attempt as armed.
-pub(super) fn is_activated(ctx: &Attempt<'_>) -> bool {
+/// Returns whether the agent has reported the image of this attempt as armed, by a permit that it had.
+fn is_activated(ctx: &Attempt<'_>) -> bool {
     let armed = ctx.shadow.status.agent.armed.as_ref();
-    armed.is_some_and(|a| a.attempt == ctx.progress.attempt && a.phase == ArmedPhase::Activated)
+    let armed = armed.is_some_and(|a| a.attempt == ctx.progress.attempt && a.phase == ArmedPhase::Activated);
+    armed && ctx.permit_issued(ctx.progress)
 }

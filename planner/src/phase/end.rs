@@ -18,11 +18,16 @@ use super::row::{Attempt, Outcome, Turn, fail};
 use super::status::unblock;
 use crate::decision::{Action, Note};
 use crate::gates;
+use crate::survey::key::kind_by_node;
 use crate::survey::want;
 use crate::wait::Wait;
 
 /// The number of failures against versions that a shadow keeps.
 const VERSION_FAILURES: usize = 8;
+
+/// The longest variant and architecture that a record has. The kubelet may write longer ones into its Node.
+const VARIANT_LENGTH: usize = 64;
+const ARCH_LENGTH: usize = 32;
 
 /// The number of pods that a record names.
 const NAMED: usize = 4;
@@ -50,8 +55,10 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     if fails {
         record.failures = record.failures.saturating_add(1);
     }
-    // Trouble of the cluster may be that it has no room for the pods: no failure, but the next drain would bring it back.
-    if fails || reason == FailureReason::ClusterUnwell {
+    // Trouble of the cluster may be that it has no room for the pods: no failure, but the next drain would bring it back. Nor is a node taken
+    // out of service again and again where its host offers the version now and then, or its agent says so.
+    let superseded = reason == FailureReason::Superseded && progress.step.place() != Place::Waiting;
+    if fails || reason == FailureReason::ClusterUnwell || superseded {
         record.not_before = Some(after(ctx.now, ctx.policy.back_off_after(record.failures.max(1))));
     }
     if end.class == FailureClass::Version {
@@ -216,7 +223,7 @@ fn stopped_by_policy(ctx: &Attempt<'_>) -> Option<Turn> {
         return None;
     }
     let version = &ctx.progress.version;
-    if let Some(message) = ctx.host().ruled_out(version) {
+    if let Some(message) = ctx.host().ruled_out(version, ctx.node.running().as_ref()) {
         return Some(fail(FailureReason::PolicyChanged, message));
     }
     // A newer release is no reason to throw a drain away. A drill boots nothing.
@@ -226,7 +233,7 @@ fn stopped_by_policy(ctx: &Attempt<'_>) -> Option<Turn> {
 
 /// Returns the end of an attempt that its agent, or the host, cannot go on with.
 pub(super) fn ended_by_host(ctx: &Attempt<'_>) -> Option<Turn> {
-    if let Some((reason, message)) = ctx.agent_failure(ctx.progress.attempt) {
+    if let Some((reason, message)) = ctx.agent_failure(ctx.progress) {
         return Some(fail(reason, message));
     }
     let asked = ctx.shadow.spec.state == HostState::RehearsedUpdate && ctx.shadow.spec.attempt == ctx.progress.attempt;
@@ -238,10 +245,8 @@ pub(super) fn ended_by_host(ctx: &Attempt<'_>) -> Option<Turn> {
 
 /// Returns the consequence of the permit of an update that ends now.
 fn permitted(ctx: &Attempt<'_>) -> Permitted {
-    let spec = &ctx.shadow.spec;
     let booted = matches!(ctx.progress.step.place(), Place::Booted | Place::Back);
-    let issued = ctx.progress.permit_issued || (spec.permit.is_some() && spec.state != HostState::RehearsedUpdate);
-    if !issued && !booted {
+    if !ctx.permit_issued(ctx.progress) && !booted {
         Permitted::Nothing
     } else if ctx.runs_target(ctx.progress) {
         Permitted::Version
@@ -281,12 +286,13 @@ fn record_proof(ctx: &Attempt<'_>, record: &mut Record, end: &End) {
     });
 }
 
+/// Charges a failure to the version, for the kind of host that the Node names: it concerns other nodes.
 fn record_version_failure(ctx: &Attempt<'_>, record: &mut Record, reason: FailureReason) {
-    let agent = &ctx.shadow.status.agent;
+    let (variant, arch) = kind_by_node(ctx.node);
     let failure = VersionFailure {
         version: ctx.progress.version.clone(),
-        variant: agent.variant.clone().unwrap_or_default(),
-        arch: agent.arch.clone().unwrap_or_default(),
+        variant: cut(variant, VARIANT_LENGTH),
+        arch: cut(arch, ARCH_LENGTH),
         reason,
         time: ctx.now,
         resolved_by: None,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use models::plain::cut;
 use models::shadow::{
-    ControllerStatus, DrainedPod, HostState, MOST_RESULTS, Place, PodMove, Progress, RECORDED_BUDGETS,
-    RECORDED_RUNNING, RECORDED_SERVICES, RolloutPlace, RolloutResult, Step,
+    ControllerStatus, DrainedPod, MOST_RESULTS, Place, PodMove, Progress, RECORDED_BUDGETS, RECORDED_RUNNING,
+    RECORDED_SERVICES, RolloutPlace, RolloutResult, Step,
 };
 
 use super::requests::acknowledge_release;
@@ -128,8 +128,6 @@ pub(super) fn release(ctx: &Attempt<'_>, status: &mut ControllerStatus) {
 /// Returns whether the host may still act on a permit of this attempt. One is valid in the boot that its desired state names:
 /// in another one there is nothing left to wait for. By a rehearsal permit no host reboots.
 pub(super) fn may_reboot(ctx: &Attempt<'_>) -> bool {
-    let spec = &ctx.shadow.spec;
-    let spent = spec.boot_id.as_ref().is_some_and(|boot| *boot != ctx.facts().boot_id);
-    let issued = spec.permit.is_some() && spec.state != HostState::RehearsedUpdate;
-    !spent && (ctx.progress.permit_issued || issued)
+    let spent = ctx.shadow.spec.boot_id.as_ref().is_some_and(|boot| *boot != ctx.facts().boot_id);
+    !spent && ctx.permit_issued(ctx.progress)
 }

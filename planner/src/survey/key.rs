@@ -27,6 +27,12 @@ pub(crate) fn kind(node: &NodeView) -> (&str, &str) {
     (variant.unwrap_or_default(), agent.and_then(|agent| agent.arch.as_deref()).unwrap_or_default())
 }
 
+/// Returns the same as its Node names it, and as its agent reports it where the Node does not.
+pub(crate) fn kind_by_node(node: &NodeView) -> (&str, &str) {
+    let (variant, arch) = kind(node);
+    (node.facts.variant().unwrap_or(variant), node.facts.arch().unwrap_or(arch))
+}
+
 /// Returns whether a node is of the variant and architecture of a rollout.
 pub(crate) fn is_member(node: &NodeView, rollout: &ActiveRollout) -> bool {
     kind(node) == (rollout.variant.as_str(), rollout.arch.as_str())

@@ -111,9 +111,28 @@ impl<'a> NodeContext<'a> {
         self.shadow.status.controller.drain.as_ref()
     }
 
-    pub(crate) fn agent_failure(&self, attempt: i64) -> Option<(FailureReason, &'a str)> {
-        let failure = self.shadow.status.agent.failure.as_ref().filter(|f| f.attempt == attempt)?;
-        Some((failure.reason, failure.message.as_str()))
+    /// Returns the end of an attempt that its agent reports. A boot that fell back is one once the Node is in another boot after a permit:
+    /// until then the report is not judged, since it may come before that of the kubelet. Any other word that is not for an agent to
+    /// report counts against the node.
+    pub(crate) fn agent_failure(&self, progress: &Progress) -> Option<(FailureReason, String)> {
+        let failure = self.shadow.status.agent.failure.as_ref().filter(|f| f.attempt == progress.attempt)?;
+        let (reason, message) = (failure.reason, &failure.message);
+        let fell_back = reason == FailureReason::BootFellBack;
+        let permitted = self.permit_issued(progress);
+        if fell_back && permitted && self.facts().boot_id == progress.boot_id {
+            return None;
+        }
+        let accepted = reason.end().by_agent && (permitted || !fell_back);
+        if accepted || reason == FailureReason::Unknown {
+            return Some((reason, message.clone()));
+        }
+        Some((FailureReason::Unknown, format!("the agent reports {reason}, which is not accepted from it: {message}")))
+    }
+
+    /// Returns whether a permit to reboot was issued in an attempt. That of a rehearsal is none.
+    pub(crate) fn permit_issued(&self, progress: &Progress) -> bool {
+        let spec = &self.shadow.spec;
+        progress.permit_issued || (spec.permit.is_some() && spec.state != HostState::RehearsedUpdate)
     }
 
     /// Returns whether the agent has reported in the node's current boot.

@@ -387,7 +387,7 @@ fn may_want(node: &NodeView, policy: &Policy, rollout: &ActiveRollout, now: Time
     };
     let host = want::Host { policy, known: &[], agent: &shadow.status.agent, now };
     let idle = node.progress().is_none() && node.is_behind(&rollout.version);
-    idle && host.is_unknown() && host.ruled_out(&rollout.version).is_none()
+    idle && host.is_unknown() && host.ruled_out(&rollout.version, node.running().as_ref()).is_none()
 }
 
 /// Follows the brake of a rollout in its ledger, and returns it, or what lets the first node go alone. `is_retried` says that a user

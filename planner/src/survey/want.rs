@@ -65,13 +65,14 @@ impl<'a> Host<'a> {
 
     /// Returns why policy no longer allows the version of an attempt that has disrupted nothing, for its record, if it does not.
     pub(crate) fn no_longer(&self, version: &Version) -> Option<String> {
-        self.ruled_out(version).or_else(|| Some(self.too_young(version)?.to_string()))
+        let current = self.agent.current_version.as_ref();
+        self.ruled_out(version, current).or_else(|| Some(self.too_young(version)?.to_string()))
     }
 
-    /// Returns why a user has ruled the version of an attempt out, for its record, if that is so.
-    pub(crate) fn ruled_out(&self, version: &Version) -> Option<String> {
+    /// Returns why a user has ruled the version of an attempt out on a host that runs `current`, for its record, if that is so.
+    pub(crate) fn ruled_out(&self, version: &Version, current: Option<&Version>) -> Option<String> {
         let target = &self.policy.target;
-        let down = self.agent.current_version.as_ref().is_some_and(|current| version < current);
+        let down = current.is_some_and(|current| version < current);
         if !target.allows(version) || (down && !target.pins()) {
             return Some(format!("{version} is not a version that spec.version.target '{target}' leads to"));
         }

@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use models::earlier::is_pod_of;
+use models::names::MIRROR_ANNOTATION;
 
 use super::Projection;
 use super::projection::key;
@@ -30,11 +31,13 @@ impl Projection for EarlierPod {
         false
     }
 
-    /// One that is terminating still acts on its host.
+    /// One that is terminating still acts on its host. A mirror pod is none: the earlier operator has no static pods, and each kubelet creates
+    /// those of its node with any labels.
     fn project(pod: &Pod) -> Option<Self> {
         let (meta, phase) = (&pod.metadata, pod.status.as_ref().and_then(|status| status.phase.as_deref()));
         let ended = matches!(phase, Some("Succeeded" | "Failed"));
-        let runs = !ended && meta.labels.as_ref().is_some_and(is_pod_of);
+        let mirror = meta.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR_ANNOTATION));
+        let runs = !ended && !mirror && meta.labels.as_ref().is_some_and(is_pod_of);
         runs.then(|| Self {
             namespace: meta.namespace.clone().unwrap_or_default(),
             name: meta.name.clone().unwrap_or_default(),
@@ -70,5 +73,16 @@ mod tests {
         }
         assert!(!runs(&json!({"app.kubernetes.io/component": "brupop-agent"}), &json!({"phase": "Running"}), false));
         assert!(!runs(&Value::Null, &json!({"phase": "Running"}), false));
+    }
+
+    #[test]
+    fn mirror_pod_is_none_of_the_earlier_operator_whatever_its_labels_are() {
+        let is_one = |annotations: &Value| {
+            let labels = json!({"update-operator": "agent"});
+            let pod = json!({"metadata": {"name": "a", "labels": labels, "annotations": annotations}});
+            EarlierPod::project(&serde_json::from_value(pod).unwrap()).is_some()
+        };
+        assert!(is_one(&json!({"example.com/team": "shop"})));
+        assert!(!is_one(&json!({"kubernetes.io/config.mirror": "hash"})));
     }
 }

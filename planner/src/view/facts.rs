@@ -389,7 +389,7 @@ impl PodFacts {
             volume_claims: volumes().filter_map(|volume| claim(meta, volume)).collect(),
             tolerates_cordon: spec.iter().flat_map(|s| s.tolerations.iter().flatten()).any(tolerates_cordon),
             critical: spec.and_then(|s| s.priority).is_some_and(|priority| priority >= CRITICAL),
-            mirror: annotation(meta, "kubernetes.io/config.mirror").is_some(),
+            mirror: annotation(meta, names::MIRROR_ANNOTATION).is_some(),
             daemon_set: owner.filter(|o| o.kind == "DaemonSet" && o.api_version == "apps/v1").map(|o| o.name.clone()),
             daemon_set_is: DaemonSetIs::Unknown,
             controller: owner.map(|o| format!("{} {}", o.kind, o.name)),

@@ -119,7 +119,8 @@ fn counts(survey: &Survey<'_>, plan: &Plan) -> Counts {
 /// node that is not quarantined, or it is not known whether there is one, and no user holds the node.
 fn has_failed(survey: &Survey<'_>, node: &SurveyedNode<'_>) -> bool {
     let last = node.record().filter(|record| record.failures > 0).and_then(|record| record.last.as_ref());
-    let end = last.and_then(|last| End::of(&last.reason));
+    let of_node = |end: &End| end.class == FailureClass::Node;
+    let counts = last.is_some_and(|last| End::of(&last.reason).is_none_or(of_node));
     let agent = node.shadow.as_ref().map(|shadow| &shadow.status.agent);
     let kind = agent.map_or((None, None), |agent| (agent.variant.as_deref(), agent.arch.as_deref()));
     let wanted = match node.wanted() {
@@ -127,7 +128,7 @@ fn has_failed(survey: &Survey<'_>, node: &SurveyedNode<'_>) -> bool {
         Err(Wait::Pinning { version }) => !survey.quarantine.holds(kind.0, kind.1, &version),
         Err(wait) => matches!(wait, Wait::RefreshFails { .. }),
     };
-    end.is_some_and(|end| end.class == FailureClass::Node) && wanted && !node.facts.held()
+    counts && wanted && !node.facts.held()
 }
 
 /// The reason of a node's `Blocked` condition, if it has one.

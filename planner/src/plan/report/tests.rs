@@ -100,6 +100,18 @@ fn node_whose_version_is_quarantined_or_no_longer_wanted_does_not_count_as_faile
     assert_eq!(count(pinned, false), 0, "policy pins the version that runs");
 }
 
+#[test]
+fn node_whose_attempt_ended_for_an_unknown_reason_counts_as_failed() {
+    for (reason, expected) in [("EatenByMoths", 1), ("Unknown", 1), ("ReleaseRequested", 0)] {
+        let mut node = node("a");
+        let record = node.shadow.as_mut().unwrap().status.controller.record.get_or_insert_default();
+        (record.failures, record.last) = (1, Some(result(reason)));
+        let (view, policy) = cluster(vec![node], &[]);
+        let made = crate::plan::plan(&view, &policy, t(1));
+        assert_eq!(counts(&Survey::of(&view, &policy, t(1)), &made).failed, expected, "{reason}");
+    }
+}
+
 /// The result of an attempt to the new version.
 fn result(reason: &str) -> models::shadow::AttemptResult {
     models::shadow::AttemptResult {

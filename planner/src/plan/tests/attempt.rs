@@ -341,23 +341,25 @@ fn releasing_step_starts_at_time_of_failure() {
 }
 
 #[test]
-fn boot_into_old_version_is_fall_back_only_if_armed_in_this_attempt() {
-    let back = |request: Option<models::shadow::Armed>| {
+fn boot_into_old_version_is_fall_back_only_if_armed_in_this_attempt_by_a_permit() {
+    let back = |permitted: bool, request: Option<models::shadow::Armed>| {
         let mut node = at("a", Step::Returning, 0, HostState::RebootedIntoUpdate);
         node.facts.boot_id = "b2".into();
         // Its agent has been silent since the boot.
         shadow(&mut node).status.agent.armed = request;
+        shadow(&mut node).spec.permit = permitted.then(|| Permit { nonce: "n".into(), jws: "j".into() });
         let made = plan_at(node, 24 * 3600);
         status_of(&made).unwrap().record.as_ref().unwrap().last.as_ref().unwrap().reason.clone()
     };
     let of_another = models::shadow::Armed { attempt: 2, ..armed(ArmedPhase::Activated) };
-    for (sentence, request, expected) in [
-        ("armed", Some(armed(ArmedPhase::Activated)), "BootFellBack"),
-        ("about to be armed", Some(armed(ArmedPhase::Arming)), "RebootedByOther"),
-        ("armed in another attempt", Some(of_another), "RebootedByOther"),
-        ("not armed", None, "RebootedByOther"),
+    for (sentence, permitted, request, expected) in [
+        ("armed", true, Some(armed(ArmedPhase::Activated)), "BootFellBack"),
+        ("armed without a permit", false, Some(armed(ArmedPhase::Activated)), "RebootedByOther"),
+        ("about to be armed", true, Some(armed(ArmedPhase::Arming)), "RebootedByOther"),
+        ("armed in another attempt", true, Some(of_another), "RebootedByOther"),
+        ("not armed", true, None, "RebootedByOther"),
     ] {
-        assert_eq!(back(request), expected, "{sentence}");
+        assert_eq!(back(permitted, request), expected, "{sentence}");
     }
 }
 

@@ -26,6 +26,7 @@ mod overdue;
 mod permit;
 mod registered_again;
 mod release;
+mod reported;
 mod request;
 mod result;
 mod share;

@@ -342,12 +342,20 @@ fn reboot_before_desired_reboot_ends_attempt_at_once() {
         ("the reboot is not desired yet", |view| shadow(view).spec.state = HostState::StagedUpdate, "RebootedByOther"),
         ("the agent has something to report", |_| {}, "step Returning"),
         (
-            "the image was armed, and is staged again",
+            "the image was armed by a permit, and is staged again",
+            |view| {
+                (shadow(view).spec.state, shadow(view).spec.permit) = (HostState::StagedUpdate, permit("n"));
+                shadow(view).status.agent.armed = Some(armed(ArmedPhase::Activated));
+            },
+            "step Returning",
+        ),
+        (
+            "the agent reports it as armed, and no permit was issued",
             |view| {
                 shadow(view).spec.state = HostState::StagedUpdate;
                 shadow(view).status.agent.armed = Some(armed(ArmedPhase::Activated));
             },
-            "step Returning",
+            "RebootedByOther",
         ),
     ];
     for (sentence, change, expected) in cases {
