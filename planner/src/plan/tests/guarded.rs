@@ -140,6 +140,27 @@ fn node_is_released_when_guarded_pods_stay_and_only_their_budget_backs_off() {
 }
 
 #[test]
+fn back_off_of_a_budget_grows_although_no_pod_is_watched_between_two_attempts() {
+    let (begun, policy) = drain_of(json!({}), vec![pod_of("db", "db-0")], vec![guard("db", 1)]);
+    let mut back_offs = Vec::new();
+    for times in 1..=3 {
+        let mut view = begun.clone();
+        view.operator.as_mut().unwrap().status.budget_back_offs = back_offs;
+        shadow(&mut view).status.controller.progress.as_mut().unwrap().since = t(10_000 * times);
+        settle(&mut view, &policy, 10_000 * times + 600);
+        assert_eq!(record(&view).last.as_ref().unwrap().reason, "GuardedPodsStayed");
+        view.nodes.get_mut("a").unwrap().pods = None;
+        let mut budgets = std::mem::take(&mut view.budgets);
+        let shown = view.budgets_in_back_off();
+        budgets.retain(|budget| shown.contains(&(budget.namespace.as_str(), budget.name.as_str())));
+        view.budgets = budgets;
+        settle(&mut view, &policy, 10_000 * times + 601);
+        back_offs = view.operator.as_ref().unwrap().status.budget_back_offs.clone();
+        assert_eq!(back_offs.iter().map(|back_off| back_off.times).collect::<Vec<_>>(), [times]);
+    }
+}
+
+#[test]
 fn back_off_of_a_budget_is_over_once_a_pod_that_was_asked_has_left() {
     let (mut view, policy) = drain_of(json!({}), vec![pod_of("db", "db-0")], vec![guard("db", 1)]);
     let (budget, revision) = ("shop/db".to_owned(), "db/1".to_owned());
