@@ -10,7 +10,7 @@ use models::shadow::{
     DrainedPod, FirstPod, PodMove, Progress, RECORDED_BUDGETS, RECORDED_SERVICES, RefusingBudget, ReturnedOwner,
     RolloutPlace,
 };
-use models::time::after;
+use models::time::{after, signed};
 
 use super::result::bounded;
 use super::row::{Attempt, Turn, fail};
@@ -136,10 +136,22 @@ pub(super) fn asked_until(ctx: &Attempt<'_>) -> Option<Timestamp> {
     Some(ctx.deadline(accepted.unwrap_or(ctx.progress.since), ctx.group().drain.guarded_timeout))
 }
 
+/// Returns whether policy has what is left at the deadline deleted. A drill goes past no budget: nothing is urgent in it.
+pub(super) fn forces(ctx: &Attempt<'_>) -> bool {
+    ctx.group().drain.at_deadline == AtDeadline::Force && !ctx.mode().is_drill()
+}
+
+/// Returns when the order of the evictions ends where policy has what is left deleted: each pod is asked to leave, within its budgets, before
+/// any is deleted past them.
+pub(super) fn ordered_until(ctx: &Attempt<'_>) -> Option<Timestamp> {
+    let drain = &ctx.group().drain;
+    let rest = drain.guarded_timeout.min(drain.timeout / 2);
+    forces(ctx).then(|| after(deadline(ctx), -signed(rest)))
+}
+
 /// Returns when the drain ends in any case, for users: pods that are given up before are a reason, unless policy deletes what is left.
 pub(super) fn ends_by(ctx: &Attempt<'_>) -> Timestamp {
-    let forces = ctx.group().drain.at_deadline == AtDeadline::Force && !ctx.mode().is_drill();
-    let asked_until = asked_until(ctx).filter(|_| !forces);
+    let asked_until = asked_until(ctx).filter(|_| !forces(ctx));
     asked_until.map_or_else(|| deadline(ctx), |until| until.min(deadline(ctx)))
 }
 

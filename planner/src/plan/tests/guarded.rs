@@ -16,7 +16,7 @@ use crate::view::{BudgetFacts, ClusterView, PodFacts};
 use crate::wait::Wait;
 
 /// A budget over the pods with this name as their label, which has so many and lets none go.
-fn guard(name: &str, pods: i32) -> BudgetFacts {
+pub(super) fn guard(name: &str, pods: i32) -> BudgetFacts {
     BudgetFacts {
         namespace: "shop".into(),
         name: name.into(),
@@ -29,7 +29,7 @@ fn guard(name: &str, pods: i32) -> BudgetFacts {
     }
 }
 
-fn pod_of(app: &str, name: &str) -> PodFacts {
+pub(super) fn pod_of(app: &str, name: &str) -> PodFacts {
     PodFacts {
         labels: Arc::new([("app".to_owned(), app.to_owned())].into()),
         name: name.into(),
@@ -52,12 +52,12 @@ fn leaves(view: &mut ClusterView, name: &str) {
     pods(view).retain(|pod| pod.name != name);
 }
 
-fn asked(made: &Plan) -> Vec<&str> {
+pub(super) fn asked(made: &Plan) -> Vec<&str> {
     made.evictions.get("a").map(|evictions| names(&evictions.pods)).unwrap_or_default()
 }
 
 /// Node `a` at the beginning of its drain, at 0 s, with these pods under these budgets.
-fn drain_of(spec: Value, on_node: Vec<PodFacts>, budgets: Vec<BudgetFacts>) -> (ClusterView, Policy) {
+pub(super) fn drain_of(spec: Value, on_node: Vec<PodFacts>, budgets: Vec<BudgetFacts>) -> (ClusterView, Policy) {
     let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
     staged.pods = Some(on_node);
     let (mut view, _) = cluster(vec![staged], &["a"]);
@@ -71,7 +71,7 @@ fn drain_of(spec: Value, on_node: Vec<PodFacts>, budgets: Vec<BudgetFacts>) -> (
 }
 
 /// Plans, and carries out what is written about node `a`, until nothing is. Returns the last plan.
-fn settle(view: &mut ClusterView, policy: &Policy, now: i64) -> Plan {
+pub(super) fn settle(view: &mut ClusterView, policy: &Policy, now: i64) -> Plan {
     for _ in 0..10 {
         let made = plan(view, policy, t(now));
         view.operator.as_mut().unwrap().status = made.status.clone().unwrap();
