@@ -88,8 +88,20 @@ fn kept_by(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> String {
     format!("; {}", Wait::DrainBlocked { pod, budget, message, left: sorted.left().count() })
 }
 
+/// Returns the first few of the pods that are left: before others those that were asked to leave, and are being deleted or were refused.
+fn first_left(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Vec<String> {
+    let named = ctx.drain_status().map(|drain| drain.blockers.as_slice()).unwrap_or_default();
+    let was_asked = |pod: &PodFacts| {
+        let is_refused = ctx.node.blocked.contains_key(&pod.uid);
+        pod.terminating || is_refused || named.iter().any(|blocker| pod.is_titled(&blocker.pod))
+    };
+    let mut left: Vec<&PodFacts> = sorted.left().collect();
+    left.sort_by_key(|pod| !was_asked(pod));
+    left.into_iter().take(3).map(PodFacts::title).collect()
+}
+
 pub(super) fn drain_timed_out(ctx: &Attempt<'_>, cordoned: bool, sorted: Option<&Sorted<'_>>) -> Turn {
-    let left: Vec<_> = sorted.iter().flat_map(|s| s.left()).take(3).map(PodFacts::title).collect();
+    let left = sorted.map(|sorted| first_left(ctx, sorted)).unwrap_or_default();
     let (reason, message) = match (cordoned, sorted) {
         (false, _) => (FailureReason::DrainTimedOut, "the node could not be cordoned".to_owned()),
         (true, None) => (FailureReason::DrainTimedOut, "the pods on the node could not be read".to_owned()),

@@ -403,6 +403,31 @@ fn pod_whose_grace_period_outlasts_the_drain_is_named_and_asked_first_and_alone(
     );
 }
 
+#[test]
+fn pod_that_takes_long_to_end_is_named_while_others_wait_for_it_and_first_at_the_deadline() {
+    let others = (0..3).map(|number| pod_of("api", &format!("api-{number}")));
+    let on_node = others.chain([PodFacts { grace: Some(7200), ..pod_of("db", "db-0") }]).collect();
+    let (mut view, policy) = drain_of(json!({}), on_node, vec![]);
+    assert_eq!(asked(&settle(&mut view, &policy, 1)), ["db-0"]);
+    let leaving = pods(&mut view).iter_mut().find(|pod| pod.name == "db-0").unwrap();
+    (leaving.terminating, leaving.ends_by) = (true, Some(t(7201)));
+    let made = settle(&mut view, &policy, 2);
+    assert_eq!(made.waits["a"].as_str(), "Draining", "many end at once");
+    assert!(made.wake.is_some_and(|wake| wake <= t(32)), "{:?}", made.wake);
+    let made = settle(&mut view, &policy, 32);
+    let text = made.waits["a"].to_string();
+    let until = format!("shop/db-0 does not leave the node: it is being deleted and has until {} to end", t(7201));
+    assert_eq!(text, format!("{until}; 4 pod(s) left"));
+    // Nothing waits for it any more.
+    let mut alone = view.clone();
+    pods(&mut alone).retain(|pod| pod.name == "db-0");
+    assert_eq!(settle(&mut alone, &policy, 33).waits["a"].as_str(), "Draining");
+    settle(&mut view, &policy, 1800);
+    let message = &record(&view).last.as_ref().unwrap().message;
+    let expected = format!("still on the node: shop/db-0, shop/api-0, shop/api-1; {until}; 4 pod(s) left");
+    assert_eq!(*message, expected);
+}
+
 /// Another node is drained meanwhile, and the replacement of a pod is not Ready yet.
 #[test]
 fn budget_whose_pods_are_replaced_while_hooks_answer_ends_no_attempt() {
