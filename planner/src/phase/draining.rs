@@ -75,13 +75,14 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         }
         return end_drain(ctx, &sorted);
     }
-    if let Some(refused) = gates::refusal(&sorted) {
-        return fail(FailureReason::DrainRefused, refused.to_string());
-    }
     if let Some(pod) = returning_pod(ctx, &sorted) {
         return fail_for_returning_pod(pod);
     }
-    if let Some(wait) = marked_arrivals(ctx, &mut sorted) {
+    let kept = kept_arrivals(ctx, &mut sorted);
+    if let Some(refused) = gates::refusal(&sorted.refused) {
+        return fail(FailureReason::DrainRefused, refused.to_string());
+    }
+    if let Some(wait) = kept {
         if has_evicted_none(ctx, &sorted) {
             return Turn::of(Outcome::Refuse(wait));
         }
@@ -100,13 +101,18 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     changes.fold(evict(ctx, &sorted, in_order.then_some(first)).waking_at(deadline), Turn::waking_at)
 }
 
-/// Takes the marked pods that came after the drain began, before the scheduler observed the cordon, from those to evict, where policy
-/// waits for marked pods. Returns them as a reason to wait.
-fn marked_arrivals(ctx: &Attempt<'_>, sorted: &mut Sorted<'_>) -> Option<Wait> {
+/// Takes the pods that came after the drain began and that policy keeps on the node from those that are left: refused ones, and marked ones
+/// where policy waits for these. Returns them as a reason to wait.
+fn kept_arrivals(ctx: &Attempt<'_>, sorted: &mut Sorted<'_>) -> Option<Wait> {
     let recorded = ctx.drain_status()?;
-    let wait = gates::marked(ctx, unlisted(&sorted.evictable, recorded))?;
-    sorted.evictable.retain(|pod| !pod.marked || listed(pod, recorded));
-    Some(wait)
+    let refused = std::mem::take(&mut sorted.refused).into_iter();
+    let (before, came): (Vec<_>, Vec<_>) = refused.partition(|(pod, _)| listed(pod, recorded));
+    sorted.refused = before;
+    let marked = gates::marked(ctx, unlisted(&sorted.evictable, recorded));
+    if marked.is_some() {
+        sorted.evictable.retain(|pod| !pod.marked || listed(pod, recorded));
+    }
+    gates::refusal(&came).or(marked)
 }
 
 /// Returns whether no pod has left, and none is about to.

@@ -30,7 +30,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         let wait = || stay(Wait::ReadingPods).waking_at(deadline);
         return if late { timed_out("the pods on the node could not be read") } else { wait() };
     };
-    if let Some(refused) = gates::refusal(&sorted) {
+    if let Some(refused) = gates::refusal(&sorted.refused) {
         return Turn::of(Outcome::Refuse(refused));
     }
     // Pods that came after the node was chosen are listed before they are asked about, as in a drain.

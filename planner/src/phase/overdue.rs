@@ -80,11 +80,14 @@ pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline:
     wakes.fold(decision.evicting(evictions), Turn::waking_at)
 }
 
-/// Returns what keeps the first of the pods that are left and that the shadow names, as the end of a message; empty where it names none of them.
+/// Returns what keeps the first of the pods that are left and that the shadow names, or that policy refuses to evict, as the end of a message;
+/// empty where there is none.
 fn kept_by(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> String {
     let named = ctx.drain_status().map(|drain| drain.blockers.as_slice()).unwrap_or_default();
     let is_left = |blocker: &&Blocker| sorted.left().any(|pod| pod.is_titled(&blocker.pod));
-    let Some(Blocker { pod, budget, message, .. }) = named.iter().find(is_left).cloned() else { return String::new() };
+    let Some(Blocker { pod, budget, message, .. }) = named.iter().find(is_left).cloned() else {
+        return gates::refusal(&sorted.refused).map_or_else(String::new, |refused| format!("; {refused}"));
+    };
     format!("; {}", Wait::DrainBlocked { pod, budget, message, left: sorted.left().count() })
 }
 

@@ -140,6 +140,13 @@ fn timed_out_drain_reports_cause() {
             "still on the node, which is not Ready: shop/p-a",
         ),
         (
+            "a pod that would be lost has come",
+            |view| view.nodes.get_mut("a").unwrap().pods = Some(vec![pod("late", true)]),
+            FailureReason::DrainTimedOut,
+            "still on the node: shop/p-late; shop/p-late has no controller and would be lost by a drain (1 pod(s) like \
+             that); delete or move it, or set spec.drain.barePods to Evict",
+        ),
+        (
             "it could not be cordoned",
             |view| view.nodes.get_mut("a").unwrap().facts.unschedulable = false,
             FailureReason::DrainTimedOut,
