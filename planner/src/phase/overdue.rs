@@ -8,9 +8,11 @@ use models::reason::FailureReason;
 use models::shadow::{Blocker, DrainStatus, PodMove};
 
 use super::blockers::name_blockers;
+use super::claim::not_claimed;
 use super::drained::{fail_for_returning_pod, record_new, returning_pod};
 use super::result::mark_moved;
 use super::row::{Attempt, Turn, act, fail};
+use crate::claims::ClaimField;
 use crate::drain::{Sorted, denied_for_good};
 use models::time::after;
 
@@ -103,19 +105,23 @@ fn first_left(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Vec<String> {
     left.into_iter().take(3).map(PodFacts::title).collect()
 }
 
-pub(super) fn drain_timed_out(ctx: &Attempt<'_>, cordoned: bool, sorted: Option<&Sorted<'_>>) -> Turn {
+/// Returns the end of a drain at its deadline. What is claimed beside the cordon keeps no pod on the node.
+pub(super) fn drain_timed_out(ctx: &Attempt<'_>, claimed: bool, sorted: Option<&Sorted<'_>>) -> Turn {
+    let cordoned = ctx.facts().claims_in_effect().has(ClaimField::Cordon);
+    if !claimed && (!cordoned || sorted.is_some_and(Sorted::empty)) {
+        return not_claimed(ctx);
+    }
     let left = sorted.map(|sorted| first_left(ctx, sorted)).unwrap_or_default();
-    let (reason, message) = match (cordoned, sorted) {
-        (false, _) => (FailureReason::DrainTimedOut, "the node could not be cordoned".to_owned()),
-        (true, None) => (FailureReason::DrainTimedOut, "the pods on the node could not be read".to_owned()),
-        (true, Some(_)) if left.is_empty() && ctx.caught_up() => {
+    let (reason, message) = match sorted {
+        None => (FailureReason::DrainTimedOut, "the pods on the node could not be read".to_owned()),
+        Some(_) if left.is_empty() && ctx.caught_up() => {
             (FailureReason::NotStaged, "the staged image is gone".to_owned())
         }
-        (true, Some(_)) if left.is_empty() => {
+        Some(_) if left.is_empty() => {
             let trouble = gates::host_trouble(ctx);
             (FailureReason::AgentSilent, format!("the agent has not confirmed the desired state{trouble}"))
         }
-        (true, Some(sorted)) => {
+        Some(sorted) => {
             let silent = if ctx.facts().ready { "" } else { ", which is not Ready" };
             let kept = kept_by(ctx, sorted);
             (FailureReason::DrainTimedOut, format!("still on the node{silent}: {}{kept}", left.join(", ")))
