@@ -361,10 +361,13 @@ ends! {
             Neither a hook nor the node's leaving of its load balancers may cause what keeps it from the drain.",
     }
     /// Many nodes fell ill at once, nodes included that were not being updated, more nodes were not Ready than `health.before.maxUnhealthyNodes`
-    /// allows, or another node of the control plane was out of service, before the reboot was permitted.
+    /// allows, an expression of `health.before` that is the same for all nodes returned something, or one had no result, or another node of the
+    /// control plane was out of service, before the reboot was permitted.
     ClusterUnwell {
         event: UpdateWithdrawn, class: Nothing,
-        advice: "Find out why the nodes that the message names, or `kubectl get nodes` shows, are not well. The node is updated once they are.",
+        advice: "Find out why the nodes that the message names, or `kubectl get nodes` shows, are not well, or see the \
+            [expression](expressions.md) that it names. The node is updated once that is over. Where the last attempt for the version ended so \
+            or as `GateRefused`, the end for an expression is `GateRefused`.",
     }
     /// The rollout was braked before the node was drained, while its hooks were awaited.
     RolloutBraked {
