@@ -75,14 +75,17 @@ fn not_kept(ctx: &Attempt<'_>, missing: ClaimFields) -> Option<Note> {
 
 /// Returns the end of a drain whose node was not claimed in time.
 pub(super) fn not_claimed(ctx: &Attempt<'_>) -> Turn {
+    fail(FailureReason::DrainTimedOut, unclaimed(ctx))
+}
+
+/// Returns the fields that the step claims and the node lacks, as part of a message.
+pub(super) fn unclaimed(ctx: &Attempt<'_>) -> String {
     let missing = to_claim(ctx).without(ctx.facts().claims_in_effect());
-    let message = if missing.has(ClaimField::Cordon) {
-        "the node could not be cordoned".to_owned()
-    } else {
-        let names: Vec<_> = missing.iter().map(ClaimField::name).collect();
-        format!("{} could not be set on the node: see the controller's log", names.join(", "))
-    };
-    fail(FailureReason::DrainTimedOut, message)
+    if missing.has(ClaimField::Cordon) {
+        return "the node could not be cordoned".to_owned();
+    }
+    let names: Vec<_> = missing.iter().map(ClaimField::name).collect();
+    format!("{} could not be set on the node: see the controller's log", names.join(", "))
 }
 
 /// Returns the fields that the step claims, without those that another client has set otherwise.

@@ -8,7 +8,7 @@ use models::reason::FailureReason;
 use models::shadow::{Blocker, DrainStatus, PodMove};
 
 use super::blockers::name_blockers;
-use super::claim::not_claimed;
+use super::claim::{not_claimed, unclaimed};
 use super::drained::{fail_for_returning_pod, record_new, returning_pod};
 use super::result::mark_moved;
 use super::row::{Attempt, Turn, act, fail};
@@ -105,7 +105,7 @@ fn first_left(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Vec<String> {
     left.into_iter().take(3).map(PodFacts::title).collect()
 }
 
-/// Returns the end of a drain at its deadline. What is claimed beside the cordon keeps no pod on the node.
+/// Returns the end of a drain at its deadline. While a claim is due, no pod is evicted: the message has what is not claimed, too.
 pub(super) fn drain_timed_out(ctx: &Attempt<'_>, claimed: bool, sorted: Option<&Sorted<'_>>) -> Turn {
     let cordoned = ctx.facts().claims_in_effect().has(ClaimField::Cordon);
     if !claimed && (!cordoned || sorted.is_some_and(Sorted::empty)) {
@@ -124,7 +124,8 @@ pub(super) fn drain_timed_out(ctx: &Attempt<'_>, claimed: bool, sorted: Option<&
         Some(sorted) => {
             let silent = if ctx.facts().ready { "" } else { ", which is not Ready" };
             let kept = kept_by(ctx, sorted);
-            (FailureReason::DrainTimedOut, format!("still on the node{silent}: {}{kept}", left.join(", ")))
+            let lacks = if claimed { String::new() } else { format!("; {}", unclaimed(ctx)) };
+            (FailureReason::DrainTimedOut, format!("still on the node{silent}: {}{kept}{lacks}", left.join(", ")))
         }
     };
     fail(reason, message)

@@ -157,7 +157,8 @@ fn timed_out_drain_reports_cause() {
             "an annotation could not be set, and pods are left",
             |view| view.nodes.get_mut("a").unwrap().facts.claims = ClaimFields::CORDON,
             FailureReason::DrainTimedOut,
-            "still on the node: shop/p-a",
+            "still on the node: shop/p-a; cluster-autoscaler.kubernetes.io/scale-down-disabled, karpenter.sh/do-not-disrupt \
+             could not be set on the node: see the controller's log",
         ),
         (
             "an annotation could not be set, and no pod is left",
