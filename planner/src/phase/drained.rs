@@ -38,6 +38,10 @@ const RETURNED_OWNERS: usize = 256;
 /// scheduler may have placed some before it observed the cordon; those that come after that bypass it.
 const RETURNS: i64 = 2;
 
+/// The time for which each pod is asked within its budgets before any is deleted past them, if policy gives guarded pods less, and half of the
+/// drain's time is not shorter.
+const ASKED_FOR: Duration = Duration::from_secs(60);
+
 /// Time after a cordon in which a scheduler that has not observed it may still choose the node for a new pod.
 const OBSERVED: Duration = Duration::from_secs(2);
 
@@ -145,7 +149,7 @@ pub(super) fn forces(ctx: &Attempt<'_>) -> bool {
 /// any is deleted past them.
 pub(super) fn ordered_until(ctx: &Attempt<'_>) -> Option<Timestamp> {
     let drain = &ctx.group().drain;
-    let rest = drain.guarded_timeout.min(drain.timeout / 2);
+    let rest = drain.guarded_timeout.max(ASKED_FOR).min(drain.timeout / 2);
     forces(ctx).then(|| after(deadline(ctx), -signed(rest)))
 }
 

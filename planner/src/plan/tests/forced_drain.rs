@@ -183,12 +183,13 @@ fn guarded_pod_that_stays_in_a_drain_that_has_begun_again_is_a_failure() {
 #[test]
 fn each_pod_is_asked_within_its_budget_before_a_forced_drain_deletes_any() {
     let db = || pod_of("db", "db-0");
-    let hour = PodFacts { grace: Some(3600), ..db() };
+    let hour = || PodFacts { grace: Some(3600), ..db() };
     let dns = || PodFacts { critical: true, ..pod_of("dns", "dns-0") };
     for (sentence, guarded_timeout, first, budgets, last, until) in [
         ("a guarded pod stays, and critical ones are last", "10m", db(), vec![guard("db", 1)], dns(), 1200),
         ("it is asked for as long as the drain may take", "30m", db(), vec![guard("db", 1)], dns(), 900),
-        ("a pod takes an hour to end", "10m", hour, vec![], pod_of("web", "web-0"), 1200),
+        ("a pod takes an hour to end", "10m", hour(), vec![], pod_of("web", "web-0"), 1200),
+        ("guarded pods get a second", "1s", hour(), vec![], pod_of("web", "web-0"), 1740),
     ] {
         let spec = serde_json::json!({"drain": {"atDeadline": "Force", "guardedTimeout": guarded_timeout}});
         let lets_one_go = BudgetFacts { allowed: 1, desired: 1, ..guard(&last.labels["app"], 2) };
