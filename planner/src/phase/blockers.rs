@@ -145,7 +145,11 @@ fn same(a: &Blocker, b: &Blocker) -> bool {
 fn waited_for<'a>(ctx: &NodeContext<'a>, sorted: &Sorted<'_>) -> BTreeMap<&'a str, Timestamp> {
     let first = ctx.drain_status().map(|drain| drain.asked_first.as_slice()).unwrap_or_default();
     let first: BTreeMap<&str, _> = first.iter().map(|first| (first.uid.as_str(), first.accepted)).collect();
-    let others_wait = sorted.evictable.iter().any(|pod| !first.contains_key(pod.uid.as_str()));
+    // Once the order of the evictions is over, the others are asked beside them.
+    let asked = |uid: &str| {
+        first.contains_key(uid) || ctx.node.blocked.contains_key(uid) || ctx.node.in_flight.contains_key(uid)
+    };
+    let others_wait = sorted.evictable.iter().any(|pod| !asked(&pod.uid));
     first.into_iter().filter(|_| others_wait).filter_map(|(uid, accepted)| Some((uid, accepted?))).collect()
 }
 
