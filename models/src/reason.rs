@@ -329,15 +329,18 @@ ends! {
         advice: "The budget is asked again after a back-off, and other nodes go first. See the pods and the \
             [budgets that block](how-to/blocking-budgets.md) them: whatever runs the pods has to move them.",
     }
-    /// A pod may not be evicted and policy requires to leave it alone.
+    /// A pod may not be evicted: the API server denies it, as a webhook or a missing right does, or policy has come to refuse it.
     DrainRefused {
         event: UpdateFailed, class: Node, by_agent: false,
-        advice: "Delete or move the pod that the message names, or change `spec.drain.barePods` or `.emptyDir`.",
+        advice: "See the answer of the API server in the message: an admission webhook, or the controller has no right to create `pods/eviction`. \
+            Where policy refuses the pod, delete or move it, or change `spec.drain.barePods` or `.emptyDir`.",
     }
     /// Pods came back to the cordoned node.
     PodsReturn {
         event: UpdateFailed, class: Node, by_agent: false,
-        advice: "Remove `nodeName` from the pod template of the owner that the message names.",
+        advice: "Remove `nodeName`, or a toleration of the cordon, from the pod template of the owner that the message names. A pod without an \
+            owner comes from a user, as by `kubectl debug node/NAME`. Where the template has neither, the scheduler had chosen the node before \
+            its cordon, and nothing is to be done.",
     }
     /// Another client uncordoned the node during its drain, again and again.
     Uncordoned {
@@ -361,10 +364,13 @@ ends! {
             Neither a hook nor the node's leaving of its load balancers may cause what keeps it from the drain.",
     }
     /// Many nodes fell ill at once, nodes included that were not being updated, more nodes were not Ready than `health.before.maxUnhealthyNodes`
-    /// allows, or another node of the control plane was out of service, before the reboot was permitted.
+    /// allows, an expression of `health.before` that is the same for all nodes returned something, or one had no result, or another node of the
+    /// control plane was out of service, before the reboot was permitted.
     ClusterUnwell {
         event: UpdateWithdrawn, class: Nothing, by_agent: false,
-        advice: "Find out why the nodes that the message names, or `kubectl get nodes` shows, are not well. The node is updated once they are.",
+        advice: "Find out why the nodes that the message names, or `kubectl get nodes` shows, are not well, or see the \
+            [expression](expressions.md) that it names. The node is updated once that is over. Where the last attempt for the version ended so \
+            or as `GateRefused`, the end for an expression is `GateRefused`.",
     }
     /// The rollout was braked before the node was drained, while its hooks were awaited.
     RolloutBraked {

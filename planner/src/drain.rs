@@ -125,15 +125,15 @@ impl<'a> Sorted<'a> {
     }
 
     /// The pods that may be evicted now: before all others those of `first`, alone until they have left; critical pods leave after all
-    /// others.
-    pub fn first_to_go(&self, first: &[FirstPod]) -> impl Iterator<Item = &'a PodFacts> {
-        let first: HashSet<&str> = first.iter().map(|first| first.uid.as_str()).collect();
-        let alone = self.left().any(|pod| first.contains(pod.uid.as_str()));
-        let ordinary = self.left().any(|pod| !pod.critical);
+    /// others. Where `first` is `None`, there is no order any more.
+    pub fn first_to_go(&self, first: Option<&[FirstPod]>) -> impl Iterator<Item = &'a PodFacts> {
+        let asked: HashSet<&str> = first.into_iter().flatten().map(|first| first.uid.as_str()).collect();
+        let alone = self.left().any(|pod| asked.contains(pod.uid.as_str()));
+        let ordinary = first.is_some() && self.left().any(|pod| !pod.critical);
         self.evictable
             .iter()
             .copied()
-            .filter(move |pod| if alone { first.contains(pod.uid.as_str()) } else { !(ordinary && pod.critical) })
+            .filter(move |pod| if alone { asked.contains(pod.uid.as_str()) } else { !(ordinary && pod.critical) })
     }
 
     /// Returns whether no pod is left that has to leave.
@@ -295,10 +295,11 @@ mod tests {
             let sorted = sort(&pods, Rules::default(), None);
             let first = [FirstPod { uid: "uid-db".into(), accepted: None, for_grace: false }];
             assert_eq!(
-                sorted.first_to_go(&first).map(|pod| pod.name.as_str()).collect::<Vec<_>>(),
+                sorted.first_to_go(Some(&first)).map(|pod| pod.name.as_str()).collect::<Vec<_>>(),
                 expected,
                 "{sentence}"
             );
+            assert!(sorted.first_to_go(None).eq(sorted.evictable.iter().copied()), "{sentence}: without an order");
         }
     }
 

@@ -177,7 +177,12 @@ impl Driver {
         let namespaces: BTreeSet<&str> =
             view.nodes.values().flat_map(|n| n.pods.iter().flatten()).map(|pod| pod.namespace.as_str()).collect();
         view.expressions = self.expressions.answers(now);
-        view.budgets = self.budgets.select(|budget| namespaces.contains(budget.namespace.as_str()));
+        let in_back_off = view.budgets_in_back_off();
+        let budgets = self.budgets.select(|budget| {
+            let title = (budget.namespace.as_str(), budget.name.as_str());
+            namespaces.contains(title.0) || in_back_off.contains(&title)
+        });
+        view.budgets = budgets;
         view.services = self.services.select(|service| namespaces.contains(service.namespace.as_str()));
         view
     }

@@ -410,6 +410,32 @@ async fn observed_duration_of_release_follows_monotonic_clock() {
     }
 }
 
+#[tokio::test]
+async fn back_off_of_a_pdb_goes_on_while_no_pod_is_watched_and_ends_when_the_pdb_is_deleted() {
+    let (mut driver, _) = driver();
+    let now = Clock::default().now();
+    let back_off =
+        serde_json::json!({"budget": "shop/web", "revision": "pdb-1/2", "times": 2, "last": now, "until": now});
+    take(
+        &driver.applier.operator,
+        serde_json::json!({"metadata": {"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": "7"},
+            "spec": {}, "status": {"budgetBackOffs": [back_off]}}),
+    );
+    let budget = |version: &str| {
+        serde_json::json!({"metadata": {"namespace": "shop", "name": "web", "uid": "pdb-1", "generation": 2,
+            "resourceVersion": version}})
+    };
+    let planned = |driver: &mut Driver| {
+        let view = driver.view(now);
+        let plan = planner::plan::plan(&view, &Policy::in_force(view.operator.as_ref()), now);
+        plan.status.unwrap().budget_back_offs.len()
+    };
+    take(&driver.budgets, budget("7"));
+    assert_eq!(planned(&mut driver), 1);
+    driver.budgets.take(0, Event::Delete(DeserializeGuard(Ok(serde_json::from_value(budget("8")).unwrap()))));
+    assert_eq!(planned(&mut driver), 0);
+}
+
 /// An action failed, then the shadow was removed (its node has lost the label, or was created again without it).
 #[tokio::test]
 async fn pause_of_removed_node_causes_no_busy_wakeups() {

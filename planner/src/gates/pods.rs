@@ -42,7 +42,7 @@ pub(crate) fn daemon_sets_exist(ctx: &NodeContext<'_>) -> Option<Obstacle> {
 pub(crate) fn may_be_evicted(ctx: &NodeContext<'_>) -> Option<Obstacle> {
     // Sorted only where one is named.
     let refused = with_fate(ctx, |fate| matches!(fate, Fate::Refused(_))).next().is_some();
-    if refused { refusal(&sorted(ctx)).map(Obstacle::Refused) } else { None }
+    if refused { refusal(&sorted(ctx).refused).map(Obstacle::Refused) } else { None }
 }
 
 /// Returns whether policy has a pod that does not leave deleted at the deadline. A drill deletes none; one that evicts none waits for none.
@@ -145,10 +145,10 @@ pub(crate) fn are_ready(ctx: &NodeContext<'_>) -> Option<Obstacle> {
     if ctx.group().before.pods_ready { not_ready(pods(ctx)).map(Obstacle::Refused) } else { None }
 }
 
-/// Returns why these pods prevent any drain of a node.
-pub(crate) fn refusal(sorted: &Sorted<'_>) -> Option<Wait> {
-    let (first, why) = sorted.refused.first()?;
-    Some(Wait::DrainRefused { why: *why, pod: first.title(), count: sorted.refused.len() })
+/// Returns why these refused pods prevent any drain of a node.
+pub(crate) fn refusal(refused: &[(&PodFacts, Refusal)]) -> Option<Wait> {
+    let (first, why) = refused.first()?;
+    Some(Wait::DrainRefused { why: *why, pod: first.title(), count: refused.len() })
 }
 
 /// Returns the obstacle while it is not known that the DaemonSets of its pods exist. Checked before any change.

@@ -1,12 +1,11 @@
 //! The wait of a claimed node for its hooks. Its drain begins if it still passes the gates that it had passed before they were
 //! asked; otherwise it returns to service.
 
-use models::reason::FailureReason;
 use models::time::after;
 
-use super::claim::{claim_due, ended_before_eviction};
+use super::claim::{claim_due, ended_before_eviction, not_claimed};
 use super::hooks::{BEFORE_DRAIN, awaited, deadline, still_awaited, unanswered};
-use super::row::{Attempt, Turn, fail};
+use super::row::{Attempt, Turn};
 use super::start::{begin_drain, first_of_drain, kept_back};
 use crate::gates;
 use crate::hooks;
@@ -24,7 +23,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         // The hooks are asked once the node is claimed. Where policy goes on without their answers, the drain claims it further.
         let fails = awaited(ctx.policy, BEFORE_DRAIN).any(|(_, wait)| !wait.continues);
         if fails && ctx.facts().hook_request != hooks::request(ctx.progress) {
-            return fail(FailureReason::DrainTimedOut, "the node could not be cordoned");
+            return not_claimed(ctx);
         }
     }
     still_awaited(ctx).unwrap_or_else(|| checked_again(ctx))

@@ -1,5 +1,6 @@
 //! The pods that keep a drain from its end, as the shadow and the `Blocked` condition name them.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -24,7 +25,8 @@ const BLOCKERS: usize = 8;
 /// budget that allows it after a moment blocks nothing.
 pub(super) const BLOCKED_AFTER: Duration = Duration::from_secs(5);
 
-/// The time that a pod whose eviction was accepted may stay beyond its grace period before it is named as well.
+/// The time that a pod whose eviction was accepted may stay beyond its grace period before it is named as well. One for whose end others wait
+/// is named so long after its eviction was accepted.
 const NAMED_AFTER: Duration = Duration::from_secs(30);
 
 /// The time for which a drain past its deadline waits for a pod that it has deleted before the pod is named, however long its grace period is.
@@ -139,21 +141,39 @@ fn same(a: &Blocker, b: &Blocker) -> bool {
     (&a.pod, &a.budget, a.denied_since, unfinished(a)) == (&b.pod, &b.budget, b.denied_since, unfinished(b))
 }
 
+/// Returns the pods (uid) for whose end others wait, each with the time at which its eviction was accepted: those that are asked first and alone.
+fn waited_for<'a>(ctx: &NodeContext<'a>, sorted: &Sorted<'_>) -> BTreeMap<&'a str, Timestamp> {
+    let first = ctx.drain_status().map(|drain| drain.asked_first.as_slice()).unwrap_or_default();
+    let first: BTreeMap<&str, _> = first.iter().map(|first| (first.uid.as_str(), first.accepted)).collect();
+    // Once the order of the evictions is over, the others are asked beside them.
+    let asked = |uid: &str| {
+        first.contains_key(uid) || ctx.node.blocked.contains_key(uid) || ctx.node.in_flight.contains_key(uid)
+    };
+    let others_wait = sorted.evictable.iter().any(|pod| !asked(&pod.uid));
+    first.into_iter().filter(|_| others_wait).filter_map(|(uid, accepted)| Some((uid, accepted?))).collect()
+}
+
 /// The pods that do not leave, as the shadow names them, and the time at which that changes without another event.
 /// A pod that is held back for a moment only, or was until a moment ago, changes nothing.
 fn blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Vec<Blocker>, Option<Timestamp>) {
     let stored = ctx.drain_status().map(|d| d.blockers.as_slice()).unwrap_or_default();
-    let forced = forced_since(ctx);
+    let (forced, waited_for) = (forced_since(ctx), waited_for(ctx, sorted));
     let leaving = sorted.leaving.iter().filter_map(|pod| {
         let by = pod.ends_by?;
         let late = after(by, NAMED_AFTER);
+        // It is named within its grace period where it holds more up than itself.
+        let (since, named_at) = match (forced, waited_for.get(pod.uid.as_str())) {
+            (Some(forced), _) => (forced, after(forced, NAMED_AFTER_DEADLINE)),
+            (None, Some(accepted)) => (*accepted, after(*accepted, NAMED_AFTER)),
+            (None, None) => (by, late),
+        };
         Some(Staying {
             pod,
             budget: None,
             message: None,
-            since: forced.filter(|_| by > ctx.now).unwrap_or(by),
+            since: if by > ctx.now { since } else { by },
             denied_since: None,
-            named_at: forced.map_or(late, |forced| after(forced, NAMED_AFTER_DEADLINE).min(late)),
+            named_at: named_at.min(late),
             eviction: None,
         })
     });

@@ -73,10 +73,30 @@ fn not_kept(ctx: &Attempt<'_>, missing: ClaimFields) -> Option<Note> {
     Some(Note { warning: true, reason: "ClaimNotKept", message })
 }
 
+/// Returns the end of a drain whose node was not claimed in time.
+pub(super) fn not_claimed(ctx: &Attempt<'_>) -> Turn {
+    fail(FailureReason::DrainTimedOut, unclaimed(ctx))
+}
+
+/// Returns the fields that the step claims and the node lacks, as part of a message.
+pub(super) fn unclaimed(ctx: &Attempt<'_>) -> String {
+    let missing = to_claim(ctx).without(ctx.facts().claims_in_effect());
+    if missing.has(ClaimField::Cordon) {
+        return "the node could not be cordoned".to_owned();
+    }
+    let names: Vec<_> = missing.iter().map(ClaimField::name).collect();
+    format!("{} could not be set on the node: see the controller's log", names.join(", "))
+}
+
+/// Returns the fields that the step claims, without those that another client has set otherwise.
+fn to_claim(ctx: &Attempt<'_>) -> ClaimFields {
+    fields_to_claim(ctx.phase.claims, ctx.policy).without(ctx.facts().set_otherwise)
+}
+
 /// Returns the claim that is due, if the node does not have it.
 pub(super) fn claim_due(ctx: &Attempt<'_>) -> Option<Turn> {
     let (facts, made) = (ctx.facts(), ctx.node.claims_made);
-    let fields = fields_to_claim(ctx.phase.claims, ctx.policy).without(facts.set_otherwise);
+    let fields = to_claim(ctx);
     let missing = fields.without(facts.claims_in_effect());
     let removed = missing.and(made.fields);
     let uncordoned = removed.has(ClaimField::Cordon);

@@ -10,7 +10,7 @@ use models::shadow::{
     DrainedPod, FirstPod, PodMove, Progress, RECORDED_BUDGETS, RECORDED_SERVICES, RefusingBudget, ReturnedOwner,
     RolloutPlace,
 };
-use models::time::after;
+use models::time::{after, signed};
 
 use super::result::bounded;
 use super::row::{Attempt, Turn, fail};
@@ -37,6 +37,10 @@ const RETURNED_OWNERS: usize = 256;
 /// The number of times that new pods of one owner that do not tolerate the cordon are evicted, although they were created after it. The
 /// scheduler may have placed some before it observed the cordon; those that come after that bypass it.
 const RETURNS: i64 = 2;
+
+/// The time for which each pod is asked within its budgets before any is deleted past them, if policy gives guarded pods less, and half of the
+/// drain's time is not shorter.
+const ASKED_FOR: Duration = Duration::from_secs(60);
 
 /// Time after a cordon in which a scheduler that has not observed it may still choose the node for a new pod.
 const OBSERVED: Duration = Duration::from_secs(2);
@@ -136,10 +140,22 @@ pub(super) fn asked_until(ctx: &Attempt<'_>) -> Option<Timestamp> {
     Some(ctx.deadline(accepted.unwrap_or(ctx.progress.since), ctx.group().drain.guarded_timeout))
 }
 
+/// Returns whether policy has what is left at the deadline deleted. A drill goes past no budget: nothing is urgent in it.
+pub(super) fn forces(ctx: &Attempt<'_>) -> bool {
+    ctx.group().drain.at_deadline == AtDeadline::Force && !ctx.mode().is_drill()
+}
+
+/// Returns when the order of the evictions ends where policy has what is left deleted: each pod is asked to leave, within its budgets, before
+/// any is deleted past them.
+pub(super) fn ordered_until(ctx: &Attempt<'_>) -> Option<Timestamp> {
+    let drain = &ctx.group().drain;
+    let rest = drain.guarded_timeout.max(ASKED_FOR).min(drain.timeout / 2);
+    forces(ctx).then(|| after(deadline(ctx), -signed(rest)))
+}
+
 /// Returns when the drain ends in any case, for users: pods that are given up before are a reason, unless policy deletes what is left.
 pub(super) fn ends_by(ctx: &Attempt<'_>) -> Timestamp {
-    let forces = ctx.group().drain.at_deadline == AtDeadline::Force && !ctx.mode().is_drill();
-    let asked_until = asked_until(ctx).filter(|_| !forces);
+    let asked_until = asked_until(ctx).filter(|_| !forces(ctx));
     asked_until.map_or_else(|| deadline(ctx), |until| until.min(deadline(ctx)))
 }
 

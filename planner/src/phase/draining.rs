@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use models::operator::AtDeadline;
 use models::reason::FailureReason;
 use models::shadow::{ArmedPhase, DRAINED, FirstPod, HostState, PodMove, Step};
 use models::time::after;
@@ -12,8 +11,8 @@ use models::time::after;
 use super::blockers::{BLOCKED_AFTER, denied_since, name_blockers};
 use super::claim::{claim_due, ended_during_drain};
 use super::drained::{
-    asked_until, deadline, fail_for_returning_pod, first_few, pods_gone, record_accepted, record_new, refusing_budgets,
-    remaining_listed, returning_pod, still_guarded, with_drain_ended,
+    asked_until, deadline, fail_for_returning_pod, first_few, forces, ordered_until, pods_gone, record_accepted,
+    record_new, refusing_budgets, remaining_listed, returning_pod, still_guarded, with_drain_ended,
 };
 use super::dry_run;
 use super::overdue::{delete_remaining, drain_timed_out};
@@ -50,15 +49,12 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     }
     let asked_until = asked_until(ctx);
     let given_up = asked_until.is_some_and(|until| ctx.now >= until.min(deadline));
-    if given_up && (policy.at_deadline == AtDeadline::Release || ctx.mode().is_drill()) {
+    if given_up && !forces(ctx) {
         return guarded_pods_stayed(ctx, sorted.as_ref());
     }
     if ctx.now >= deadline && !drained {
         // A kubelet that is silent ends no pod: without its object a second one would run beside it.
-        let forced =
-            claim.is_none() && policy.at_deadline == AtDeadline::Force && ctx.policy.present && ctx.facts().ready;
-        // A drill goes past no budget: nothing is urgent in it.
-        let forced = forced && !ctx.mode().is_drill();
+        let forced = forces(ctx) && claim.is_none() && ctx.policy.present && ctx.facts().ready;
         let refused = sorted.as_ref().is_some_and(|s| !s.refused.is_empty());
         return match &sorted {
             Some(sorted) if forced && !refused && !sorted.empty() => delete_remaining(ctx, sorted, deadline),
@@ -79,13 +75,14 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         }
         return end_drain(ctx, &sorted);
     }
-    if let Some(refused) = gates::refusal(&sorted) {
-        return fail(FailureReason::DrainRefused, refused.to_string());
-    }
     if let Some(pod) = returning_pod(ctx, &sorted) {
         return fail_for_returning_pod(pod);
     }
-    if let Some(wait) = marked_arrivals(ctx, &mut sorted) {
+    let kept = kept_arrivals(ctx, &mut sorted);
+    if let Some(refused) = gates::refusal(&sorted.refused) {
+        return fail(FailureReason::DrainRefused, refused.to_string());
+    }
+    if let Some(wait) = kept {
         if has_evicted_none(ctx, &sorted) {
             return Turn::of(Outcome::Refuse(wait));
         }
@@ -98,20 +95,24 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     }
     // Where policy deletes at the deadline what is left, the others are not kept for longer.
     let first = ctx.drain_status().map(|drain| drain.asked_first.as_slice()).filter(|_| !given_up).unwrap_or_default();
-    let turn = evict(ctx, &sorted, first).waking_at(deadline);
-    match asked_until.filter(|until| *until > ctx.now) {
-        Some(until) => turn.waking_at(until),
-        None => turn,
-    }
+    let ordered_until = ordered_until(ctx);
+    let in_order = ordered_until.is_none_or(|until| ctx.now < until);
+    let changes = [asked_until, ordered_until].into_iter().flatten().filter(|until| *until > ctx.now);
+    changes.fold(evict(ctx, &sorted, in_order.then_some(first)).waking_at(deadline), Turn::waking_at)
 }
 
-/// Takes the marked pods that came after the drain began, before the scheduler observed the cordon, from those to evict, where policy
-/// waits for marked pods. Returns them as a reason to wait.
-fn marked_arrivals(ctx: &Attempt<'_>, sorted: &mut Sorted<'_>) -> Option<Wait> {
+/// Takes the pods that came after the drain began and that policy keeps on the node from those that are left: refused ones, and marked ones
+/// where policy waits for these. Returns them as a reason to wait.
+fn kept_arrivals(ctx: &Attempt<'_>, sorted: &mut Sorted<'_>) -> Option<Wait> {
     let recorded = ctx.drain_status()?;
-    let wait = gates::marked(ctx, unlisted(&sorted.evictable, recorded))?;
-    sorted.evictable.retain(|pod| !pod.marked || listed(pod, recorded));
-    Some(wait)
+    let refused = std::mem::take(&mut sorted.refused).into_iter();
+    let (before, came): (Vec<_>, Vec<_>) = refused.partition(|(pod, _)| listed(pod, recorded));
+    sorted.refused = before;
+    let marked = gates::marked(ctx, unlisted(&sorted.evictable, recorded));
+    if marked.is_some() {
+        sorted.evictable.retain(|pod| !pod.marked || listed(pod, recorded));
+    }
+    gates::refusal(&came).or(marked)
 }
 
 /// Returns whether no pod has left, and none is about to.
@@ -155,7 +156,7 @@ fn final_denial(ctx: &NodeContext<'_>, sorted: &Sorted<'_>, deadline: Timestamp)
 }
 
 /// Evicts the pods that are due, and names those that do not leave.
-fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>, first: &[FirstPod]) -> Turn {
+fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>, first: Option<&[FirstPod]>) -> Turn {
     let policy = &ctx.group().drain;
     let blocked = |uid: &str| ctx.node.blocked.get(uid);
     let waits_for_answer = |pod: &PodFacts| ctx.node.in_flight.contains_key(&pod.uid);

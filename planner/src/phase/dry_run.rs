@@ -5,7 +5,7 @@ use models::reason::FailureReason;
 use models::shadow::{Blocker, DRAINED, Drill, MOST_REFUSED, Progress, Step};
 use models::time::after;
 
-use super::claim::claim_due;
+use super::claim::{claim_due, not_claimed};
 use super::drained::{deadline, record_new, with_drain_ended};
 use super::row::{Attempt, Outcome, Turn, act, fail, stay};
 use crate::decision::{Eviction, Evictions};
@@ -22,15 +22,14 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     let deadline = deadline(ctx);
     let timed_out = |message: &str| fail(FailureReason::DrainTimedOut, message);
     if let Some(claim) = claim_due(ctx) {
-        let late = ctx.now >= deadline;
-        return if late { timed_out("the node could not be cordoned") } else { claim.waking_at(deadline) };
+        return if ctx.now >= deadline { not_claimed(ctx) } else { claim.waking_at(deadline) };
     }
     let Some(sorted) = ctx.sorted_pods() else {
         let late = ctx.now >= deadline;
         let wait = || stay(Wait::ReadingPods).waking_at(deadline);
         return if late { timed_out("the pods on the node could not be read") } else { wait() };
     };
-    if let Some(refused) = gates::refusal(&sorted) {
+    if let Some(refused) = gates::refusal(&sorted.refused) {
         return Turn::of(Outcome::Refuse(refused));
     }
     // Pods that came after the node was chosen are listed before they are asked about, as in a drain.

@@ -88,10 +88,10 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     Action::Status { status: Box::new(status), note: Some(note) }
 }
 
-/// Returns whether the last attempt for the version did not come to its drain either: its window ended, or a check refused it.
-fn has_missed_window(ctx: &Attempt<'_>) -> bool {
+/// Returns whether the last attempt for the version did not come to its drain either: it ended for this reason, or a check refused it.
+fn has_ended_so(ctx: &Attempt<'_>, reason: FailureReason) -> bool {
     let last = ctx.node.record().and_then(|record| record.last.as_ref());
-    let refused = [FailureReason::WindowEnded, FailureReason::GateRefused].map(FailureReason::as_str);
+    let refused = [reason, FailureReason::GateRefused].map(FailureReason::as_str);
     last.is_some_and(|last| last.version == ctx.progress.version && refused.contains(&last.reason.as_str()))
 }
 
@@ -102,8 +102,14 @@ pub(super) fn refused(ctx: &Attempt<'_>, wait: &Wait) -> Action {
     }
     let reason = match wait {
         Wait::Blackout { .. } => FailureReason::BlackoutBegan,
-        // Not a second time in a row: its hooks may be longer than the windows. Others go first, and as many as brake a rollout stop it.
-        Wait::WindowClosed { .. } if !has_missed_window(ctx) => FailureReason::WindowEnded,
+        // Neither of these a second time in a row: its hooks may be longer than the windows, or cause what an expression shows. Others go first,
+        // and as many as brake a rollout stop it.
+        Wait::WindowClosed { .. } if !has_ended_so(ctx, FailureReason::WindowEnded) => FailureReason::WindowEnded,
+        Wait::ExpressionFires { shared: true, .. } | Wait::ExpressionFails { .. }
+            if !has_ended_so(ctx, FailureReason::ClusterUnwell) =>
+        {
+            FailureReason::ClusterUnwell
+        }
         Wait::ClusterUnwell { .. } | Wait::ControlPlaneBusy { .. } | Wait::UnhealthyNodes { .. } => {
             FailureReason::ClusterUnwell
         }

@@ -2,12 +2,11 @@
 //! notice it, so that the gates are checked again after it.
 
 use jiff::Timestamp;
-use models::reason::FailureReason;
 use models::shadow::Step;
 use models::time::after;
 
-use super::claim::{claim_due, ended_before_eviction};
-use super::row::{Attempt, Turn, fail, stay};
+use super::claim::{claim_due, ended_before_eviction, not_claimed};
+use super::row::{Attempt, Turn, stay};
 use super::start::{begin_drain, kept_back};
 use crate::gates;
 use crate::wait::Wait;
@@ -31,7 +30,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     let deadline = deadline(ctx);
     if let Some(claim) = claim_due(ctx) {
         if ctx.now >= deadline {
-            return fail(FailureReason::DrainTimedOut, "the node could not be cordoned");
+            return not_claimed(ctx);
         }
         return claim.waking_at(deadline);
     }

@@ -8,9 +8,11 @@ use models::reason::FailureReason;
 use models::shadow::{Blocker, DrainStatus, PodMove};
 
 use super::blockers::name_blockers;
+use super::claim::{not_claimed, unclaimed};
 use super::drained::{fail_for_returning_pod, record_new, returning_pod};
 use super::result::mark_moved;
 use super::row::{Attempt, Turn, act, fail};
+use crate::claims::ClaimField;
 use crate::drain::{Sorted, denied_for_good};
 use models::time::after;
 
@@ -80,30 +82,50 @@ pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline:
     wakes.fold(decision.evicting(evictions), Turn::waking_at)
 }
 
-/// Returns what keeps the first of the pods that are left and that the shadow names, as the end of a message; empty where it names none of them.
+/// Returns what keeps the first of the pods that are left and that the shadow names, or that policy refuses to evict, as the end of a message;
+/// empty where there is none.
 fn kept_by(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> String {
     let named = ctx.drain_status().map(|drain| drain.blockers.as_slice()).unwrap_or_default();
     let is_left = |blocker: &&Blocker| sorted.left().any(|pod| pod.is_titled(&blocker.pod));
-    let Some(Blocker { pod, budget, message, .. }) = named.iter().find(is_left).cloned() else { return String::new() };
+    let Some(Blocker { pod, budget, message, .. }) = named.iter().find(is_left).cloned() else {
+        return gates::refusal(&sorted.refused).map_or_else(String::new, |refused| format!("; {refused}"));
+    };
     format!("; {}", Wait::DrainBlocked { pod, budget, message, left: sorted.left().count() })
 }
 
-pub(super) fn drain_timed_out(ctx: &Attempt<'_>, cordoned: bool, sorted: Option<&Sorted<'_>>) -> Turn {
-    let left: Vec<_> = sorted.iter().flat_map(|s| s.left()).take(3).map(PodFacts::title).collect();
-    let (reason, message) = match (cordoned, sorted) {
-        (false, _) => (FailureReason::DrainTimedOut, "the node could not be cordoned".to_owned()),
-        (true, None) => (FailureReason::DrainTimedOut, "the pods on the node could not be read".to_owned()),
-        (true, Some(_)) if left.is_empty() && ctx.caught_up() => {
+/// Returns the first few of the pods that are left: before others those that were asked to leave, and are being deleted or were refused.
+fn first_left(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Vec<String> {
+    let named = ctx.drain_status().map(|drain| drain.blockers.as_slice()).unwrap_or_default();
+    let was_asked = |pod: &PodFacts| {
+        let is_refused = ctx.node.blocked.contains_key(&pod.uid);
+        pod.terminating || is_refused || named.iter().any(|blocker| pod.is_titled(&blocker.pod))
+    };
+    let mut left: Vec<&PodFacts> = sorted.left().collect();
+    left.sort_by_key(|pod| !was_asked(pod));
+    left.into_iter().take(3).map(PodFacts::title).collect()
+}
+
+/// Returns the end of a drain at its deadline. While a claim is due, no pod is evicted: the message has what is not claimed, too.
+pub(super) fn drain_timed_out(ctx: &Attempt<'_>, claimed: bool, sorted: Option<&Sorted<'_>>) -> Turn {
+    let cordoned = ctx.facts().claims_in_effect().has(ClaimField::Cordon);
+    if !claimed && (!cordoned || sorted.is_some_and(Sorted::empty)) {
+        return not_claimed(ctx);
+    }
+    let left = sorted.map(|sorted| first_left(ctx, sorted)).unwrap_or_default();
+    let (reason, message) = match sorted {
+        None => (FailureReason::DrainTimedOut, "the pods on the node could not be read".to_owned()),
+        Some(_) if left.is_empty() && ctx.caught_up() => {
             (FailureReason::NotStaged, "the staged image is gone".to_owned())
         }
-        (true, Some(_)) if left.is_empty() => {
+        Some(_) if left.is_empty() => {
             let trouble = gates::host_trouble(ctx);
             (FailureReason::AgentSilent, format!("the agent has not confirmed the desired state{trouble}"))
         }
-        (true, Some(sorted)) => {
+        Some(sorted) => {
             let silent = if ctx.facts().ready { "" } else { ", which is not Ready" };
             let kept = kept_by(ctx, sorted);
-            (FailureReason::DrainTimedOut, format!("still on the node{silent}: {}{kept}", left.join(", ")))
+            let lacks = if claimed { String::new() } else { format!("; {}", unclaimed(ctx)) };
+            (FailureReason::DrainTimedOut, format!("still on the node{silent}: {}{kept}{lacks}", left.join(", ")))
         }
     };
     fail(reason, message)

@@ -160,7 +160,9 @@ fn answer(ctx: &Attempt<'_>, nonce: &str) -> Turn {
                 status.report.drain = Some(drain);
             });
         }
-        return fail(FailureReason::PodsReturn, format!("{} came to the drained node", pod.title()));
+        let owner = pod.controller.as_ref();
+        let owner = owner.map_or_else(|| ", which has no owner,".to_owned(), |owner| format!(" of {owner}"));
+        return fail(FailureReason::PodsReturn, format!("{}{owner} came to the drained node", pod.title()));
     }
     if !mode.is_drill() && !sorted.leaving.is_empty() {
         return stay(Wait::Draining { left: sorted.leaving.len() });

@@ -548,7 +548,8 @@ pub struct ClusterView {
     /// Nodes (uid) whose slot is removed by a write that may still arrive, of this leader or of the previous one.
     /// Nothing is begun with such a slot: it may be another's already.
     pub retracted: BTreeSet<String>,
-    /// The budgets in the namespaces of the watched pods.
+    /// The budgets in the namespaces of the watched pods, and those that [`ClusterView::budgets_in_back_off`] names. One of these that is
+    /// missing was deleted.
     pub budgets: Vec<BudgetFacts>,
     /// The CSI drivers of all nodes, by node; `None` until they are known, or where they may not be read.
     pub csi_nodes: Option<BTreeMap<String, CsiNodeFacts>>,
@@ -636,6 +637,14 @@ impl ClusterView {
             pods.any(|pod| pod.terminating && (&pod.namespace, pod.name.as_str()) == (&budget.namespace, name))
         };
         budget.unfinished_eviction(is_leaving, now)
+    }
+
+    /// Returns the budgets (namespace and name) that are in back-off, or that the last attempt of a node asked in vain.
+    pub fn budgets_in_back_off(&self) -> BTreeSet<(&str, &str)> {
+        let recorded = self.operator.iter().flat_map(|operator| &operator.status.budget_back_offs);
+        let refusing = self.nodes.values().filter_map(NodeView::record).flat_map(|record| &record.refusing_budgets);
+        let titles = recorded.map(|back_off| &back_off.budget).chain(refusing.map(|refusing| &refusing.budget));
+        titles.filter_map(|title| title.split_once('/')).collect()
     }
 
     /// Inserts a node, as it is now, and the shadow that is named after it.

@@ -9,7 +9,7 @@ use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
-use crate::view::{NodeView, ShadowFacts};
+use crate::view::{NodeView, PodFacts, ShadowFacts};
 use crate::wait::Wait;
 
 fn shadow(node: &mut NodeView) -> &mut ShadowFacts {
@@ -316,20 +316,26 @@ fn drain_records_preexisting_fields_of_other_field_managers() {
 
 #[test]
 fn pod_arriving_after_drain_resumes_it_once() {
-    let asking = |restarted: bool| {
+    let asking = |restarted: bool, owner: Option<&str>| {
         let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
-        node.pods = Some(vec![pod("a", false)]);
+        node.pods = Some(vec![PodFacts { controller: owner.map(str::to_owned), ..pod("a", false) }]);
         let shadow = shadow(&mut node);
         shadow.status.agent.armed = Some(armed(ArmedPhase::Arming));
         shadow.status.controller.drain = Some(DrainStatus { restarted, ..DrainStatus::default() });
         plan_at(node, 1)
     };
-    let first = asking(false);
+    let first = asking(false, None);
     assert_eq!(step_of(&first), Some(Step::Draining));
     assert!(status_of(&first).unwrap().drain.as_ref().unwrap().restarted, "recorded, so that it is once");
-    let second = asking(true);
-    assert_eq!(step_of(&second), Some(Step::Releasing));
-    assert_eq!(status_of(&second).unwrap().record.as_ref().unwrap().last.as_ref().unwrap().reason, "PodsReturn");
+    for (owner, message) in [
+        (None, "shop/p-a, which has no owner, came to the drained node"),
+        (Some("ReplicaSet web-1"), "shop/p-a of ReplicaSet web-1 came to the drained node"),
+    ] {
+        let second = asking(true, owner);
+        assert_eq!(step_of(&second), Some(Step::Releasing));
+        let last = status_of(&second).unwrap().record.as_ref().unwrap().last.as_ref().unwrap();
+        assert_eq!((last.reason.as_str(), last.message.as_str()), ("PodsReturn", message));
+    }
 }
 
 #[test]

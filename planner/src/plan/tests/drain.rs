@@ -11,7 +11,7 @@ use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
-use crate::view::{Blocked, BudgetFacts, ClusterView, InFlight, PodFacts};
+use crate::view::{Blocked, BudgetFacts, ClusterView, DaemonSetIs, InFlight, PodFacts};
 use crate::wait::Wait;
 
 /// A drained node with a silent agent is given up at the deadline, and no wake time is in the past.
@@ -66,15 +66,24 @@ pub(super) fn names(pods: &[super::Eviction]) -> Vec<&str> {
     pods.iter().map(|pod| pod.name.as_str()).collect()
 }
 
-/// The scheduler may place a runner between the check and the cordon.
+/// The scheduler may place a runner between the check and the cordon, and `kubectl debug` places a pod past it.
 #[test]
-fn marked_pod_that_comes_before_the_cordon_is_not_evicted_where_policy_waits() {
-    let runner = || PodFacts { marked: true, ..pod("runner", false) };
-    for (sentence, spec, gone, expected) in [
-        ("policy waits", serde_json::json!({"markedPods": "Wait"}), false, "GateRefused"),
-        ("another pod has left already", serde_json::json!({"markedPods": "Wait"}), true, "MarkedPods"),
-        ("policy evicts", serde_json::json!({"markedPods": "Evict"}), false, "evicts p-runner"),
+fn pod_that_policy_keeps_and_that_comes_during_a_drain_ends_it_only_while_no_pod_has_left() {
+    let came = || pod("runner", false);
+    let marked = || PodFacts { marked: true, ..came() };
+    let with_data = || PodFacts { empty_dir: true, ..came() };
+    let orphan = || PodFacts { daemon_set: Some("log".into()), daemon_set_is: DaemonSetIs::Gone, ..came() };
+    for (runner, spec, gone, expected) in [
+        (marked(), serde_json::json!({"markedPods": "Wait"}), false, "ends with GateRefused"),
+        (marked(), serde_json::json!({"markedPods": "Wait"}), true, "waits for MarkedPods"),
+        (marked(), serde_json::json!({"markedPods": "Evict"}), false, "evicts p-runner"),
+        (pod("runner", true), serde_json::json!({}), false, "ends with GateRefused"),
+        (pod("runner", true), serde_json::json!({}), true, "waits for DrainRefused"),
+        (pod("runner", true), serde_json::json!({"barePods": "Evict"}), true, "evicts p-runner"),
+        (with_data(), serde_json::json!({"emptyDir": "Refuse"}), true, "waits for DrainRefused"),
+        (orphan(), serde_json::json!({}), true, "waits for DrainRefused"),
     ] {
+        let sentence = format!("{spec}, {runner:?}");
         let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
         staged.pods = Some(vec![pod("web", false)]);
         let (mut view, _) = cluster(vec![staged], &["a"]);
@@ -83,7 +92,7 @@ fn marked_pod_that_comes_before_the_cordon_is_not_evicted_where_policy_waits() {
         written(&mut view, &started);
         let node = view.nodes.get_mut("a").unwrap();
         (node.facts.claims, node.facts.unschedulable) = (ClaimFields::USUAL, true);
-        node.pods = Some(if gone { vec![runner()] } else { vec![pod("web", false), runner()] });
+        node.pods = Some(if gone { vec![runner] } else { vec![pod("web", false), runner] });
         let mut made = plan(&view, &policy, t(1));
         while let Some(action @ Action::Status { status, .. }) = made.actions.get("a")
             && status.report.record.as_ref().is_none_or(|record| record.last.is_none())
@@ -97,9 +106,9 @@ fn marked_pod_that_comes_before_the_cordon_is_not_evicted_where_policy_waits() {
         };
         let evicted = made.evictions.get("a").map(|evictions| names(&evictions.pods)).unwrap_or_default();
         let found = match ended {
-            Some(last) => last.reason,
+            Some(last) => format!("ends with {}", last.reason),
             None if evicted.contains(&"p-runner") => "evicts p-runner".to_owned(),
-            None => made.waits["a"].as_str().to_owned(),
+            None => format!("waits for {}", made.waits["a"].as_str()),
         };
         assert_eq!(found, expected, "{sentence}");
     }

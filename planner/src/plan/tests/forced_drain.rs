@@ -4,11 +4,12 @@ use models::condition::find_condition;
 use models::shadow::{ArmedPhase, BLOCKED, DrainStatus, HostState, PodMove, RolloutPlace, Step};
 
 use super::drain::names;
+use super::guarded::{asked, drain_of, guard, pod_of, settle};
 use crate::decision::{Action, Evictions};
 use crate::fixtures::*;
 use crate::plan::plan;
 use crate::policy::Policy;
-use crate::view::{InFlight, PodFacts};
+use crate::view::{BudgetFacts, InFlight, PodFacts};
 
 /// Past the deadline, with `Force`.
 #[test]
@@ -116,15 +117,15 @@ fn forced_deletion_does_not_wait_for_eviction_in_flight() {
 }
 
 /// A budget over all pods, which lets none go.
-fn guarding() -> crate::view::BudgetFacts {
-    crate::view::BudgetFacts {
+fn guarding() -> BudgetFacts {
+    BudgetFacts {
         namespace: "shop".into(),
         name: "web".into(),
         healthy: 1,
         desired: 1,
         expected: 1,
         selector: Some(kube::core::Selector::from_iter([kube::core::Expression::DoesNotExist("other".into())])),
-        ..crate::view::BudgetFacts::default()
+        ..BudgetFacts::default()
     }
 }
 
@@ -176,5 +177,34 @@ fn guarded_pod_that_stays_in_a_drain_that_has_begun_again_is_a_failure() {
         report.progress.as_mut().unwrap().rollout =
             Some(RolloutPlace { drain_ended: drained_before.then(|| t(0)), ..RolloutPlace::default() });
         assert_eq!(outcome(&plan(&view, &policy, t(600))), expected);
+    }
+}
+
+#[test]
+fn each_pod_is_asked_within_its_budget_before_a_forced_drain_deletes_any() {
+    let db = || pod_of("db", "db-0");
+    let hour = || PodFacts { grace: Some(3600), ..db() };
+    let dns = || PodFacts { critical: true, ..pod_of("dns", "dns-0") };
+    for (sentence, guarded_timeout, first, budgets, last, until) in [
+        ("a guarded pod stays, and critical ones are last", "10m", db(), vec![guard("db", 1)], dns(), 1200),
+        ("it is asked for as long as the drain may take", "30m", db(), vec![guard("db", 1)], dns(), 900),
+        ("a pod takes an hour to end", "10m", hour(), vec![], pod_of("web", "web-0"), 1200),
+        ("guarded pods get a second", "1s", hour(), vec![], pod_of("web", "web-0"), 1740),
+    ] {
+        let spec = serde_json::json!({"drain": {"atDeadline": "Force", "guardedTimeout": guarded_timeout}});
+        let lets_one_go = BudgetFacts { allowed: 1, desired: 1, ..guard(&last.labels["app"], 2) };
+        let name = last.name.clone();
+        let budgets = budgets.into_iter().chain([lets_one_go]).collect();
+        let (mut view, policy) = drain_of(spec, vec![first, last], budgets);
+        assert_eq!(asked(&settle(&mut view, &policy, 1)), ["db-0"], "{sentence}");
+        let on_node = view.nodes.get_mut("a").unwrap().pods.iter_mut().flatten();
+        for pod in on_node.filter(|pod| pod.grace.is_some()) {
+            (pod.terminating, pod.ends_by) = (true, Some(t(3601)));
+        }
+        let made = settle(&mut view, &policy, until - 1);
+        let wakes = made.wake.is_some_and(|wake| wake <= t(until));
+        assert!(!asked(&made).contains(&name.as_str()) && wakes, "{sentence}: {made:?}");
+        let made = settle(&mut view, &policy, until);
+        assert!(asked(&made).contains(&name.as_str()) && !made.evictions["a"].delete, "{sentence}: {made:?}");
     }
 }

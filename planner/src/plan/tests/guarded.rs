@@ -16,7 +16,7 @@ use crate::view::{BudgetFacts, ClusterView, PodFacts};
 use crate::wait::Wait;
 
 /// A budget over the pods with this name as their label, which has so many and lets none go.
-fn guard(name: &str, pods: i32) -> BudgetFacts {
+pub(super) fn guard(name: &str, pods: i32) -> BudgetFacts {
     BudgetFacts {
         namespace: "shop".into(),
         name: name.into(),
@@ -29,7 +29,7 @@ fn guard(name: &str, pods: i32) -> BudgetFacts {
     }
 }
 
-fn pod_of(app: &str, name: &str) -> PodFacts {
+pub(super) fn pod_of(app: &str, name: &str) -> PodFacts {
     PodFacts {
         labels: Arc::new([("app".to_owned(), app.to_owned())].into()),
         name: name.into(),
@@ -52,12 +52,12 @@ fn leaves(view: &mut ClusterView, name: &str) {
     pods(view).retain(|pod| pod.name != name);
 }
 
-fn asked(made: &Plan) -> Vec<&str> {
+pub(super) fn asked(made: &Plan) -> Vec<&str> {
     made.evictions.get("a").map(|evictions| names(&evictions.pods)).unwrap_or_default()
 }
 
 /// Node `a` at the beginning of its drain, at 0 s, with these pods under these budgets.
-fn drain_of(spec: Value, on_node: Vec<PodFacts>, budgets: Vec<BudgetFacts>) -> (ClusterView, Policy) {
+pub(super) fn drain_of(spec: Value, on_node: Vec<PodFacts>, budgets: Vec<BudgetFacts>) -> (ClusterView, Policy) {
     let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
     staged.pods = Some(on_node);
     let (mut view, _) = cluster(vec![staged], &["a"]);
@@ -71,7 +71,7 @@ fn drain_of(spec: Value, on_node: Vec<PodFacts>, budgets: Vec<BudgetFacts>) -> (
 }
 
 /// Plans, and carries out what is written about node `a`, until nothing is. Returns the last plan.
-fn settle(view: &mut ClusterView, policy: &Policy, now: i64) -> Plan {
+pub(super) fn settle(view: &mut ClusterView, policy: &Policy, now: i64) -> Plan {
     for _ in 0..10 {
         let made = plan(view, policy, t(now));
         view.operator.as_mut().unwrap().status = made.status.clone().unwrap();
@@ -137,6 +137,27 @@ fn node_is_released_when_guarded_pods_stay_and_only_their_budget_backs_off() {
     assert_eq!(plan(&view, &policy, t(601)).status.unwrap().budget_back_offs, [back_off(1, 600, 4200)]);
     view.budgets[0].revision = "db/2".into();
     assert_eq!(plan(&view, &policy, t(601)).status.unwrap().budget_back_offs, [], "the budget has changed");
+}
+
+#[test]
+fn back_off_of_a_budget_grows_although_no_pod_is_watched_between_two_attempts() {
+    let (begun, policy) = drain_of(json!({}), vec![pod_of("db", "db-0")], vec![guard("db", 1)]);
+    let mut back_offs = Vec::new();
+    for times in 1..=3 {
+        let mut view = begun.clone();
+        view.operator.as_mut().unwrap().status.budget_back_offs = back_offs;
+        shadow(&mut view).status.controller.progress.as_mut().unwrap().since = t(10_000 * times);
+        settle(&mut view, &policy, 10_000 * times + 600);
+        assert_eq!(record(&view).last.as_ref().unwrap().reason, "GuardedPodsStayed");
+        view.nodes.get_mut("a").unwrap().pods = None;
+        let mut budgets = std::mem::take(&mut view.budgets);
+        let shown = view.budgets_in_back_off();
+        budgets.retain(|budget| shown.contains(&(budget.namespace.as_str(), budget.name.as_str())));
+        view.budgets = budgets;
+        settle(&mut view, &policy, 10_000 * times + 601);
+        back_offs = view.operator.as_ref().unwrap().status.budget_back_offs.clone();
+        assert_eq!(back_offs.iter().map(|back_off| back_off.times).collect::<Vec<_>>(), [times]);
+    }
 }
 
 #[test]
@@ -380,6 +401,31 @@ fn pod_whose_grace_period_outlasts_the_drain_is_named_and_asked_first_and_alone(
         note.reason == "UpdateStarted" && note.message.contains("shop/db-0 (a grace period of 604800s)"),
         "{note:?}"
     );
+}
+
+#[test]
+fn pod_that_takes_long_to_end_is_named_while_others_wait_for_it_and_first_at_the_deadline() {
+    let others = (0..3).map(|number| pod_of("api", &format!("api-{number}")));
+    let on_node = others.chain([PodFacts { grace: Some(7200), ..pod_of("db", "db-0") }]).collect();
+    let (mut view, policy) = drain_of(json!({}), on_node, vec![]);
+    assert_eq!(asked(&settle(&mut view, &policy, 1)), ["db-0"]);
+    let leaving = pods(&mut view).iter_mut().find(|pod| pod.name == "db-0").unwrap();
+    (leaving.terminating, leaving.ends_by) = (true, Some(t(7201)));
+    let made = settle(&mut view, &policy, 2);
+    assert_eq!(made.waits["a"].as_str(), "Draining", "many end at once");
+    assert!(made.wake.is_some_and(|wake| wake <= t(32)), "{:?}", made.wake);
+    let made = settle(&mut view, &policy, 32);
+    let text = made.waits["a"].to_string();
+    let until = format!("shop/db-0 does not leave the node: it is being deleted and has until {} to end", t(7201));
+    assert_eq!(text, format!("{until}; 4 pod(s) left"));
+    // Nothing waits for it any more.
+    let mut alone = view.clone();
+    pods(&mut alone).retain(|pod| pod.name == "db-0");
+    assert_eq!(settle(&mut alone, &policy, 33).waits["a"].as_str(), "Draining");
+    settle(&mut view, &policy, 1800);
+    let message = &record(&view).last.as_ref().unwrap().message;
+    let expected = format!("still on the node: shop/db-0, shop/api-0, shop/api-1; {until}; 4 pod(s) left");
+    assert_eq!(*message, expected);
 }
 
 /// Another node is drained meanwhile, and the replacement of a pod is not Ready yet.

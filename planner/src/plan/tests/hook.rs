@@ -254,21 +254,40 @@ fn change_of_policy_begins_the_time_of_hooks_again() {
     }
 }
 
-/// A hook that takes longer than each window lets no node come to its drain.
+/// A change of the cluster and of its policy.
+type Change = fn(&mut ClusterView, &mut serde_json::Value);
+
+fn close_window(_: &mut ClusterView, spec: &mut serde_json::Value) {
+    spec["schedule"] = json!({"windows": [{"cron": "0 12 * * *", "duration": "1h"}]});
+}
+
+/// Has an expression of `health.before` return something for node `a`.
+fn fire(view: &mut ClusterView, spec: &mut serde_json::Value, query: &str) {
+    spec["prometheus"] = json!({"url": "http://prometheus:9090"});
+    spec["health"] = json!({"before": {"expressions": [{"name": "errors", "query": query}]}});
+    view.expressions.insert(query.replace("$node", "a"), Answer::Firing { series: "{} 1".into(), since: t(2) });
+}
+
+/// A hook that takes longer than each window, or causes what an expression shows, lets no node come to its drain.
 #[test]
-fn second_window_in_a_row_that_closes_while_hooks_are_awaited_is_a_failure() {
-    for (before, expected, failures) in [
-        (None, "WindowEnded", 0),
-        (Some("BlackoutBegan"), "WindowEnded", 0),
-        (Some("WindowEnded"), "GateRefused", 1),
-        (Some("GateRefused"), "GateRefused", 1),
-    ] {
+fn second_end_in_a_row_by_a_window_or_by_an_expression_of_the_fleet_is_a_failure() {
+    let fire: Change = |view, spec| fire(view, spec, "errors > 0");
+    let cases: [(Option<&str>, Change, &str, i64); 7] = [
+        (None, close_window, "WindowEnded", 0),
+        (Some("BlackoutBegan"), close_window, "WindowEnded", 0),
+        (Some("WindowEnded"), close_window, "GateRefused", 1),
+        (Some("GateRefused"), close_window, "GateRefused", 1),
+        (None, fire, "ClusterUnwell", 0),
+        (Some("ClusterUnwell"), fire, "GateRefused", 1),
+        (Some("GateRefused"), fire, "GateRefused", 1),
+    ];
+    for (before, change, expected, failures) in cases {
         let (mut view, _) = in_step(Step::BeforeDrain, both());
         let last =
             before.map(|reason| models::shadow::AttemptResult { reason: reason.into(), ..updated().last.unwrap() });
         shadow(&mut view).status.controller.record.get_or_insert_default().last = last;
         let mut spec = both();
-        spec["schedule"] = json!({"windows": [{"cron": "0 12 * * *", "duration": "1h"}]});
+        change(&mut view, &mut spec);
         let policy = with_policy(&mut view, spec);
         let made = plan(&view, &policy, t(1));
         let request = ask(&mut view, &made);
@@ -284,16 +303,13 @@ fn second_window_in_a_row_that_closes_while_hooks_are_awaited_is_a_failure() {
 /// The window has closed, an expression fires, a budget has become impossible.
 #[test]
 fn gates_are_checked_again_after_the_wait_for_hooks() {
-    type Change = fn(&mut ClusterView, &mut serde_json::Value);
-    let cases: [(&str, Change, &str); 4] = [
+    let cases: [(&str, Change, &str); 6] = [
         ("nothing has changed", |_, _| {}, "step Draining"),
         ("updates are switched off", |_, spec| spec["enabled"] = json!(false), "step Draining"),
-        (
-            "window",
-            |_, spec| spec["schedule"] = json!({"windows": [{"cron": "0 12 * * *", "duration": "1h"}]}),
-            "WindowClosed",
-        ),
-        ("node", |view, _| a(view).facts.ready = false, "NodeNotReady"),
+        ("window", close_window, "WindowEnded"),
+        ("node", |view, _| a(view).facts.ready = false, "GateRefused"),
+        ("expression of the node", |view, spec| fire(view, spec, "errors{node=\"$node\"} > 0"), "GateRefused"),
+        ("expression of the fleet", |view, spec| fire(view, spec, "errors > 0"), "ClusterUnwell"),
     ];
     for (sentence, change, expected) in cases {
         let (mut view, _) = in_step(Step::BeforeDrain, both());
@@ -308,16 +324,16 @@ fn gates_are_checked_again_after_the_wait_for_hooks() {
         answers(&mut view, "ceph", &request);
         answers(&mut view, "mute", &request);
         let made = plan(&view, &policy, t(3));
+        assert_eq!(outcome(&made), expected, "{sentence}");
         if expected == "step Draining" {
-            assert_eq!(outcome(&made), expected, "{sentence}");
             continue;
         }
         // A window that closes is no failure; by any other refusal the node backs off, and others go first.
-        let closed = expected == "WindowClosed";
-        assert_eq!(outcome(&made), if closed { "WindowEnded" } else { "GateRefused" }, "{sentence}");
+        let backs_off = expected != "WindowEnded";
+        let failures = i64::from(expected == "GateRefused");
         let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
         let record = status.report.record.as_ref().unwrap();
-        assert_eq!((record.failures, record.not_before.is_none()), (i64::from(!closed), closed), "{sentence}");
+        assert_eq!((record.failures, record.not_before.is_some()), (failures, backs_off), "{sentence}");
         assert!(made.evictions.is_empty());
     }
 }
@@ -354,14 +370,14 @@ fn expressions_are_queried_after_the_wait_for_hooks_and_have_to_return_nothing()
     assert_eq!(outcome(&made), "ExpressionsPending");
     for (answer, expected) in [
         (Answer::Quiet { since: t(2), asked: t(2) }, "step Draining"),
-        (Answer::Firing { series: "{} 1".into(), since: t(2) }, "GateRefused"),
+        (Answer::Firing { series: "{} 1".into(), since: t(2) }, "ClusterUnwell"),
         (Answer::Failed { message: "no answer".into() }, "ExpressionFails"),
     ] {
         view.expressions.insert("errors > 0".into(), answer.clone());
         assert_eq!(outcome(&plan(&view, &policy, t(4))), expected, "{answer:?}");
     }
     // A cordoned node does not wait for a result for ever.
-    assert_eq!(outcome(&plan(&view, &policy, t(120 + 1800))), "GateRefused");
+    assert_eq!(outcome(&plan(&view, &policy, t(120 + 1800))), "ClusterUnwell");
     view.expressions.clear();
     assert_eq!(outcome(&plan(&view, &policy, t(120 + 1800))), "GateRefused");
 }

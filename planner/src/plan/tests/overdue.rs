@@ -3,6 +3,7 @@
 use models::reason::FailureReason;
 use models::shadow::HostState;
 
+use crate::claims::ClaimFields;
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::{Plan, plan};
@@ -140,10 +141,34 @@ fn timed_out_drain_reports_cause() {
             "still on the node, which is not Ready: shop/p-a",
         ),
         (
+            "a pod that would be lost has come",
+            |view| view.nodes.get_mut("a").unwrap().pods = Some(vec![pod("late", true)]),
+            FailureReason::DrainTimedOut,
+            "still on the node: shop/p-late; shop/p-late has no controller and would be lost by a drain (1 pod(s) like \
+             that); delete or move it, or set spec.drain.barePods to Evict",
+        ),
+        (
             "it could not be cordoned",
             |view| view.nodes.get_mut("a").unwrap().facts.unschedulable = false,
             FailureReason::DrainTimedOut,
             "the node could not be cordoned",
+        ),
+        (
+            "an annotation could not be set, and pods are left",
+            |view| view.nodes.get_mut("a").unwrap().facts.claims = ClaimFields::CORDON,
+            FailureReason::DrainTimedOut,
+            "still on the node: shop/p-a; cluster-autoscaler.kubernetes.io/scale-down-disabled, karpenter.sh/do-not-disrupt \
+             could not be set on the node: see the controller's log",
+        ),
+        (
+            "an annotation could not be set, and no pod is left",
+            |view| {
+                let node = view.nodes.get_mut("a").unwrap();
+                (node.facts.claims, node.pods) = (ClaimFields::CORDON, Some(vec![]));
+            },
+            FailureReason::DrainTimedOut,
+            "cluster-autoscaler.kubernetes.io/scale-down-disabled, karpenter.sh/do-not-disrupt could not be set on the \
+             node: see the controller's log",
         ),
         (
             "its pods could not be read",

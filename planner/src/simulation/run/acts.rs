@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use models::shadow::UPDATED;
+use models::shadow::{FirstPod, UPDATED};
 
 use super::event::Event;
 use super::state::{CHECK_AGAIN, Draw, Run};
@@ -137,10 +137,13 @@ impl Run<'_> {
             let drain = node.shadow.as_ref().and_then(|shadow| shadow.status.controller.drain.as_ref());
             let due = |uid: &&str| node.blocked.get(*uid).is_none_or(|blocked| blocked.retry_at <= self.now);
             let sorted = drain::sort(pods, rules, drain);
-            // Those that are asked first go alone, unless policy keeps the others no longer.
-            let first = drain.map(|drain| drain.asked_first.as_slice()).unwrap_or_default();
-            let alone = evictions.pods.iter().all(|pod| first.iter().any(|first| first.uid == pod.uid));
-            sorted.first_to_go(if alone { first } else { &[] }).map(|pod| pod.uid.as_str()).filter(due).collect()
+            // Those that are asked first go alone, and critical ones last, unless policy keeps the others no longer.
+            let orders: [Option<&[FirstPod]>; 2] = [drain.map(|drain| drain.asked_first.as_slice()), Some(&[])];
+            let in_order = orders.into_iter().flatten().find(|first| {
+                let may_go: BTreeSet<&str> = sorted.first_to_go(Some(*first)).map(|pod| pod.uid.as_str()).collect();
+                evictions.pods.iter().all(|pod| may_go.contains(pod.uid.as_str()))
+            });
+            sorted.first_to_go(in_order).map(|pod| pod.uid.as_str()).filter(due).collect()
         };
         let places: Vec<usize> = (0..pods.len()).filter(|place| due.contains(pods[*place].uid.as_str())).collect();
         let index = self.index[name];
