@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use models::reason::FailureReason;
 
 use super::row::{Attempt, Turn, fail};
+use crate::survey::fallen::was_taken_out;
 use crate::survey::unwell::{Comparison, LONGEST, compared_since};
+use crate::view::NodeFacts;
 
 /// Ends the attempt of a node that is not well at the end of its time: for `reason`, which counts against the version, unless other nodes
 /// show that it is no evidence.
@@ -18,8 +20,16 @@ pub(super) fn blame(ctx: &Attempt<'_>, reason: FailureReason, message: &str) -> 
     }
 }
 
+/// Returns whether a user or an autoscaler takes the node away, or has begun to before it went down.
+fn is_taken_out(facts: &NodeFacts) -> bool {
+    facts.held() || facts.deleting || facts.removed_by.is_some() || was_taken_out(facts)
+}
+
 /// Returns why it is no evidence against the version that the node is not well.
 fn excuse(ctx: &Attempt<'_>) -> Option<String> {
+    if is_taken_out(ctx.facts()) {
+        return Some("a user or an autoscaler has taken the node out of service".to_owned());
+    }
     let since = compared_since(ctx.progress);
     if ctx.survey.unwell.stopped(since) >= LONGEST {
         return Some("many other nodes have been ill for 24 hours since its drain began".to_owned());
