@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use models::shadow::{DaemonSetBefore, MOST_COMPARED, MOST_DIGITS, MOST_FACTS, NodeBefore};
 use models::time::after;
 
+use super::comparison::{alike, are_most};
 use super::row::{Attempt, begun};
 use crate::gates;
 use crate::survey::NodeContext;
@@ -110,10 +111,7 @@ pub(super) fn missing(ctx: &Attempt<'_>) -> Vec<String> {
     let agent = lacks_agent(ctx);
     let before = ctx.node.record().and_then(|record| record.before.as_ref());
     let Some(before) = before.filter(|_| !ctx.mode().is_drill()) else { return agent.into_iter().collect() };
-    let alike: Vec<&NodeFacts> = comparison_nodes(ctx.view)
-        .filter(|facts| before.compared_with.contains(&facts.name))
-        .filter(|facts| facts.os_version().as_ref() != Some(&ctx.progress.version))
-        .collect();
+    let alike = alike(ctx, before);
     let facts = ctx.facts();
     let resources = before.allocatable.iter().filter_map(|(name, had)| {
         // This node has lost no more of it than they have.
@@ -164,11 +162,9 @@ fn is_without_pod(ctx: &NodeContext<'_>, set: &DaemonSetBefore) -> bool {
     !runs && known.is_some_and(|known| known.wants(&ctx.facts().name, &ctx.facts().labels))
 }
 
-/// Returns whether it is the cluster's doing: of the nodes that were like this one, at least two and at least half have changed in the same
-/// way, or all that there are.
+/// Returns whether it is the cluster's doing: most of the nodes that were like this one have changed in the same way.
 fn is_lost_elsewhere(alike: &[&NodeFacts], lost: impl Fn(&NodeFacts) -> bool) -> bool {
-    let count = alike.iter().filter(|facts| lost(facts)).count();
-    count > 0 && (count == alike.len() || (count >= 2 && count * 2 >= alike.len()))
+    are_most(alike.iter().filter(|facts| lost(facts)).count(), alike.len())
 }
 
 fn is_device(resource: &str) -> bool {
