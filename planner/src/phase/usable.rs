@@ -63,6 +63,7 @@ pub(super) fn facts(ctx: &NodeContext<'_>) -> NodeBefore {
         taints: own.taints.iter().take(MOST_FACTS).cloned().collect(),
         csi_drivers: csi_drivers(ctx.view, own).iter().take(MOST_FACTS).cloned().collect(),
         daemon_sets: daemon_sets(ctx.node.pods.as_deref().unwrap_or_default()),
+        static_pods: static_pods(ctx.node.pods.as_deref().unwrap_or_default()),
         quiet_expressions: gates::own_quiet(&ctx.group().after.expressions, &own.name, &ctx.view.expressions),
         compared_with: alike,
     }
@@ -133,7 +134,12 @@ pub(super) fn missing(ctx: &Attempt<'_>) -> Vec<String> {
     let has_no_pod = |set: &&DaemonSetBefore| ctx.group().after.pods_ready && is_without_pod(ctx, set);
     let sets = before.daemon_sets.iter().filter(has_no_pod);
     let sets = sets.map(|set| format!("the DaemonSet {} has no Ready pod", set.name));
-    agent.into_iter().chain(resources).chain(taints).chain(drivers).chain(sets).collect()
+    // The pods of other nodes are not known.
+    let pods = ctx.node.pods.as_ref().filter(|_| ctx.group().after.pods_ready);
+    let is_away =
+        |name: &&String| pods.is_some_and(|pods| !pods.iter().any(|pod| pod.is_titled(name) && !pod.terminating));
+    let static_pods = before.static_pods.iter().filter(is_away).map(|name| format!("the static pod {name} is missing"));
+    agent.into_iter().chain(resources).chain(taints).chain(drivers).chain(sets).chain(static_pods).collect()
 }
 
 fn csi_drivers<'a>(view: &'a ClusterView, node: &NodeFacts) -> &'a [String] {
@@ -150,6 +156,13 @@ fn daemon_sets(pods: &[PodFacts]) -> Vec<DaemonSetBefore> {
     });
     let sets: BTreeMap<String, String> = sets.collect();
     sets.into_iter().take(MOST_FACTS).map(|(name, uid)| DaemonSetBefore { name, uid }).collect()
+}
+
+/// Returns the names of the Ready static pods among these. A kubelet starts them again with its host, and deletes the mirror pod of one whose
+/// manifest is gone.
+fn static_pods(pods: &[PodFacts]) -> Vec<String> {
+    let ready = pods.iter().filter(|pod| pod.mirror && pod.ready && !pod.terminating && !pod.runs_to_completion);
+    ready.map(PodFacts::title).take(MOST_FACTS).collect()
 }
 
 /// Returns whether a DaemonSet that still wants the node has no pod there that is more than about to start. Pods that are not healthy are
