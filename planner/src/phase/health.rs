@@ -17,6 +17,7 @@ use super::usable;
 use crate::decision::Action;
 use crate::gates::{self, Firing};
 use crate::survey::NodeContext;
+use crate::survey::unwell::LONGEST;
 use crate::view::{NodeFacts, OwnerHealth, PodFacts, STARTING};
 use crate::wait::Wait;
 
@@ -241,7 +242,9 @@ fn lasts(ctx: &Attempt<'_>, began: Option<Timestamp>) -> bool {
 /// Ends the attempt of a node for which expressions return something at its deadline: against the version where one of them is evidence
 /// against it, and otherwise without a proof. Before one counts, it is queried for other nodes.
 fn expressions_fire(ctx: &Attempt<'_>, interruption: &Wait, deadline: Timestamp) -> Turn {
-    let limit = after(deadline, LASTING);
+    // The clock stops while the agent cannot report: the deadline may be long over by the time that it goes on.
+    let goes_on = ctx.view.web_api_outage.map(|outage| after(outage.ended, LASTING).min(after(begun(ctx), LONGEST)));
+    let limit = after(goes_on.map_or(deadline, |at| at.max(deadline)), LASTING);
     let (mut excuses, mut queries) = (Vec::new(), Vec::new());
     for fires in firing(ctx) {
         let returned = format!("the expression {} returned {}", fires.name, fires.series);

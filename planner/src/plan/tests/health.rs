@@ -15,7 +15,7 @@ use crate::decision::{Action, Note};
 use crate::fixtures::*;
 use crate::plan::plan;
 use crate::policy::Policy;
-use crate::view::{Answer, ClusterView, Compared, LeaseObservations, NodeView, OwnerHealth, PodFacts};
+use crate::view::{Answer, ClusterView, Compared, LeaseObservations, NodeView, OwnerHealth, PodFacts, WebApiOutage};
 use crate::wait::Wait;
 
 /// The end of the soak and the deadline of the default policy, for a node whose verification began at second 0.
@@ -873,6 +873,17 @@ fn expression_is_queried_for_three_other_nodes_right_before_it_counts_against_th
     assert_eq!(watch.at(DEADLINE + 59).unwrap().as_str(), "ExpressionFires");
     watch.at(DEADLINE + 60);
     assert_eq!(watch.result(), is_unproven(), "Prometheus does not answer");
+    // Its clock had stopped until long after the deadline.
+    let mut watch = silent();
+    watch.view.web_api_outage = Some(WebApiOutage { began: t(SOAKED), ended: t(DEADLINE + 600) });
+    assert_eq!(watch.at(DEADLINE + 660).unwrap().as_str(), "ExpressionFires");
+    let mut unanswered = Watch::of(watch.view.nodes["a"].clone());
+    (unanswered.view, unanswered.policy) = (watch.view.clone(), watch.policy.clone());
+    unanswered.at(DEADLINE + 720);
+    assert_eq!(unanswered.result(), is_unproven());
+    answered(&mut watch, DEADLINE + 661);
+    watch.at(DEADLINE + 661);
+    assert_eq!(watch.result(), is_blamed());
     // It has ended meanwhile.
     let mut watch = silent();
     watch.view.expressions.insert(query("a"), Answer::Quiet { since: t(DEADLINE + 1), asked: Timestamp::MAX });
