@@ -136,9 +136,10 @@ pub(super) fn missing(ctx: &Attempt<'_>) -> Vec<String> {
     let sets = sets.map(|set| format!("the DaemonSet {} has no Ready pod", set.name));
     // The pods of other nodes are not known.
     let pods = ctx.node.pods.as_ref().filter(|_| ctx.group().after.pods_ready);
-    let is_away =
-        |name: &&String| pods.is_some_and(|pods| !pods.iter().any(|pod| pod.is_titled(name) && !pod.terminating));
-    let static_pods = before.static_pods.iter().filter(is_away).map(|name| format!("the static pod {name} is missing"));
+    let runs = |pod: &PodFacts, name: &str| pod.is_titled(name) && !pod.terminating && !pod.is_done();
+    let is_away = |name: &&String| pods.is_some_and(|pods| !pods.iter().any(|pod| runs(pod, name)));
+    let static_pods = before.static_pods.iter().filter(is_away);
+    let static_pods = static_pods.map(|name| format!("the static pod {name} is not running"));
     agent.into_iter().chain(resources).chain(taints).chain(drivers).chain(sets).chain(static_pods).collect()
 }
 

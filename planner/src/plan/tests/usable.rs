@@ -668,8 +668,15 @@ fn static_pod_that_is_not_back_after_the_boot_is_named_and_proves_nothing() {
         let record = shadow(&mut watch.view).status.controller.record.as_mut().unwrap();
         &mut record.before.as_mut().unwrap().static_pods
     }
-    let cases: [(&str, Change, bool); 6] = [
+    let cases: [(&str, Change, bool); 7] = [
         ("it is back", |watch| watch.pods().push(static_pod("proxy-a")), false),
+        (
+            "it was evicted, or ended with the boot before",
+            |watch| {
+                watch.pods().push(PodFacts { ready: false, finished: true, failed: true, ..static_pod("proxy-a") });
+            },
+            true,
+        ),
         ("another one is", |watch| watch.pods().push(static_pod("dns-a")), true),
         ("none is", |_| {}, true),
         (
@@ -688,7 +695,7 @@ fn static_pod_that_is_not_back_after_the_boot_is_named_and_proves_nothing() {
         watch.at(DEADLINE);
         assert_eq!(watch.result(), if missing { is_not_usable() } else { is_updated() }, "{sentence}");
         if missing {
-            assert!(watch.message().contains("the static pod shop/proxy-a is missing"), "{}", watch.message());
+            assert!(watch.message().contains("the static pod shop/proxy-a is not running"), "{}", watch.message());
         }
     }
 }
