@@ -28,15 +28,26 @@ pub(super) fn blame(ctx: &Attempt<'_>, reason: FailureReason, message: &str) -> 
     }
 }
 
-/// Returns whether a user or an autoscaler takes the node away, or has begun to before it went down.
-fn is_taken_out(facts: &NodeFacts) -> bool {
-    facts.held() || facts.deleting || facts.removed_by.is_some() || was_taken_out(facts)
+/// Returns how a user or an autoscaler takes the node away, if one does. Users hold nodes that are ill, and repairs cordon them: these say
+/// nothing.
+fn taken_away(ctx: &Attempt<'_>) -> Option<String> {
+    let facts = ctx.facts();
+    let ill_since = facts.ill_since().or(ctx.progress.interrupted).unwrap_or(ctx.now);
+    if facts.deleting {
+        Some("the node is being deleted".to_owned())
+    } else if let Some(taint) = &facts.removed_by {
+        Some(format!("an autoscaler or a user is removing the node (taint {taint})"))
+    } else if facts.held() && facts.held_since.is_some_and(|held| held <= ill_since) {
+        Some("a user had held the node before".to_owned())
+    } else {
+        was_taken_out(facts).then(|| "another client had cordoned the node before".to_owned())
+    }
 }
 
 /// Returns why it is no evidence against the version that the node is not well.
 fn excuse(ctx: &Attempt<'_>) -> Option<String> {
-    if is_taken_out(ctx.facts()) {
-        return Some("a user or an autoscaler has taken the node out of service".to_owned());
+    if let Some(excuse) = taken_away(ctx) {
+        return Some(excuse);
     }
     let since = compared_since(ctx.progress);
     if ctx.survey.unwell.stopped(since) >= LONGEST {

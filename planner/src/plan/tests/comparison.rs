@@ -185,11 +185,16 @@ fn node_that_a_user_or_an_autoscaler_takes_away_is_no_evidence_against_its_versi
     fn cordoned(facts: &mut NodeFacts, since: i64) {
         (facts.unschedulable, facts.cordoned_since) = (true, Some(t(since)));
     }
-    let cases: [(&str, Change, bool); 6] = [
+    fn held(facts: &mut NodeFacts, since: i64) {
+        (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(since)));
+    }
+    let cases: [(&str, Change, bool); 8] = [
         ("it goes down by itself", |_| {}, true),
         ("a repair cordons it after that", |facts| cordoned(facts, 21), true),
         ("a user has cordoned it before", |facts| cordoned(facts, 19), false),
-        ("a user holds it", |facts| facts.hold = Some(Hold::default()), false),
+        ("a user holds it after that", |facts| held(facts, 21), true),
+        ("a user has held it before", |facts| held(facts, 20), false),
+        ("its hold has ended", |facts| facts.held_since = Some(t(19)), true),
         ("an autoscaler removes it", |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()), false),
         ("it is being deleted", |facts| facts.deleting = true, false),
     ];

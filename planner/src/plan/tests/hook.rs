@@ -527,7 +527,7 @@ fn node_that_falls_ill_soon_after_its_soak_counts_against_the_version_whatever_i
 fn node_that_is_taken_away_while_its_hooks_are_awaited_counts_against_no_version() {
     type Change = fn(&mut NodeFacts);
     let cases: [(&str, Change); 2] = [
-        ("a user holds it", |facts| facts.hold = Some(Hold::default())),
+        ("a user has held it", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(100)))),
         ("an autoscaler removes it", |facts| facts.removed_by = Some("karpenter.sh/disrupted".into())),
     ];
     for (sentence, change) in cases {
