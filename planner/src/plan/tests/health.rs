@@ -873,7 +873,7 @@ fn expression_is_queried_for_three_other_nodes_right_before_it_counts_against_th
     assert_eq!(watch.at(DEADLINE + 59).unwrap().as_str(), "ExpressionFires");
     watch.at(DEADLINE + 60);
     assert_eq!(watch.result(), is_unproven(), "Prometheus does not answer");
-    // Its clock had stopped until long after the deadline.
+    // The clock of the verification had stopped until long after the deadline.
     let mut watch = silent();
     watch.view.web_api_outage = Some(WebApiOutage { began: t(SOAKED), ended: t(DEADLINE + 600) });
     assert_eq!(watch.at(DEADLINE + 660).unwrap().as_str(), "ExpressionFires");
