@@ -412,8 +412,8 @@ ends! {
         advice: "See what the message names: other nodes that are ill too, a pod, Prometheus, or the API server. The node is verified again \
             every hour.",
     }
-    /// The node was Ready on the version, and was not as before its drain in time: devices, CSI drivers or pods of DaemonSets were
-    /// missing, a taint was new, or its agent could not use its host or had not reported.
+    /// The node was Ready on the version, and was not as before its drain in time: devices, CSI drivers, pods of DaemonSets or static pods
+    /// were missing, a taint was new, or its agent could not use its host or had not reported.
     NodeNotUsable {
         event: UpdateFailed, class: Node, by_agent: false,
         advice: "Find out why what the message names is not back, such as a device plugin, or a start-up taint that nothing removes. The node is \

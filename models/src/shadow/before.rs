@@ -59,6 +59,13 @@ pub struct NodeBefore {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = MOST_FACTS), extend("x-kubernetes-list-type" = "atomic")))]
     pub daemon_sets: Vec<DaemonSetBefore>,
+    /// Static pods of its kubelet that were Ready, each as `namespace/name`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "crd",
+        schemars(length(max = MOST_FACTS), inner(length(max = 317)), extend("x-kubernetes-list-type" = "atomic"))
+    )]
+    pub static_pods: Vec<String>,
     /// Names of the expressions of `health.after` with `$node` that returned nothing. Only these count against the version.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
@@ -66,7 +73,7 @@ pub struct NodeBefore {
         schemars(length(max = 16), inner(length(max = 63)), extend("x-kubernetes-list-type" = "atomic"))
     )]
     pub quiet_expressions: Vec<String>,
-    /// First few nodes that were not being updated, had no less of these resources, the same CSI drivers, and no other taints. What they have lost as well is not missing.
+    /// First few nodes that were not being updated, had no less of these resources, the same CSI drivers, and no other taints. What they have lost as well is not missing, and an expression that returns something for them too counts against no version.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
         feature = "crd",

@@ -81,6 +81,8 @@ pub(crate) fn quiet(
 /// An expression that returns something.
 pub(crate) struct Firing<'a> {
     pub(crate) name: &'a str,
+    /// The query as policy has it, with its variable.
+    query: &'a str,
     /// The first series.
     pub(crate) series: &'a str,
     /// Time since which it has.
@@ -93,6 +95,11 @@ impl Firing<'_> {
     pub(crate) fn wait(&self) -> Wait {
         Wait::ExpressionFires { name: self.name.to_owned(), series: self.series.to_owned(), shared: self.shared }
     }
+
+    /// Returns its query for another node.
+    pub(crate) fn query_for(&self, node: &str) -> Option<String> {
+        for_node(self.query, node).ok()
+    }
 }
 
 /// Returns those of the expressions that return something.
@@ -104,7 +111,8 @@ pub(crate) fn firing<'a>(
     let of = |expression: &'a Expression| {
         let query = for_node(&expression.query, node).ok()?;
         let Answer::Firing { series, since } = answers.get(&query)? else { return None };
-        Some(Firing { name: &expression.name, series, since: *since, shared: query == expression.query })
+        let shared = query == expression.query;
+        Some(Firing { name: &expression.name, query: &expression.query, series, since: *since, shared })
     };
     expressions.iter().filter_map(of).collect()
 }

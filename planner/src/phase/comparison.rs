@@ -1,11 +1,21 @@
 //! The comparison of a node that is not well after its update with nodes that were not updated.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use jiff::Timestamp;
 use models::reason::FailureReason;
+use models::shadow::{AttemptResult, NodeBefore};
+use models::time::after;
 
 use super::row::{Attempt, Turn, fail};
-use crate::survey::unwell::{Comparison, LONGEST, compared_since};
+use crate::gates::Firing;
+use crate::survey::fallen::was_taken_out;
+use crate::survey::unavailable::comes_or_goes;
+use crate::survey::unwell::{Comparison, LONGEST, compared_since, comparison_nodes};
+use crate::view::{Answer, Compared, NodeFacts, NodeView};
+
+/// The number of other nodes for which an expression is queried before it counts against a version.
+const QUERIED: usize = 3;
 
 /// Ends the attempt of a node that is not well at the end of its time: for `reason`, which counts against the version, unless other nodes
 /// show that it is no evidence.
@@ -18,8 +28,27 @@ pub(super) fn blame(ctx: &Attempt<'_>, reason: FailureReason, message: &str) -> 
     }
 }
 
+/// Returns how a user or an autoscaler takes the node away, if one does. Users hold nodes that are ill, and repairs cordon them: these say
+/// nothing.
+fn taken_away(ctx: &Attempt<'_>) -> Option<String> {
+    let facts = ctx.facts();
+    let ill_since = facts.ill_since().or(ctx.progress.interrupted).unwrap_or(ctx.now);
+    if facts.deleting {
+        Some("the node is being deleted".to_owned())
+    } else if let Some(taint) = &facts.removed_by {
+        Some(format!("an autoscaler or a user is removing the node (taint {taint})"))
+    } else if facts.held() && facts.held_since.is_some_and(|held| held <= ill_since) {
+        Some("a user had held the node before".to_owned())
+    } else {
+        was_taken_out(facts).then(|| "another client had cordoned the node before".to_owned())
+    }
+}
+
 /// Returns why it is no evidence against the version that the node is not well.
 fn excuse(ctx: &Attempt<'_>) -> Option<String> {
+    if let Some(excuse) = taken_away(ctx) {
+        return Some(excuse);
+    }
     let since = compared_since(ctx.progress);
     if ctx.survey.unwell.stopped(since) >= LONGEST {
         return Some("many other nodes have been ill for 24 hours since its drain began".to_owned());
@@ -45,4 +74,76 @@ fn excused_by(found: &Comparison<'_>, which: &str) -> String {
     let first = found.ill.first().map(|facts| facts.name.as_str()).unwrap_or_default();
     let (compared, ill) = (found.len(), found.ill.len());
     format!("{ill} of {compared} {which} have fallen ill since its drain began, {first} first")
+}
+
+/// Returns the nodes that were like this one before its drain, and are in service without the version, those first that its record names first.
+pub(super) fn alike<'a>(ctx: &Attempt<'a>, before: &NodeBefore) -> Vec<&'a NodeFacts> {
+    let place = |facts: &NodeFacts| before.compared_with.iter().position(|name| *name == facts.name);
+    let mut alike: Vec<&NodeFacts> = comparison_nodes(ctx.view)
+        .filter(|facts| place(facts).is_some() && facts.os_version().as_ref() != Some(&ctx.progress.version))
+        .collect();
+    alike.sort_by_key(|facts| place(facts));
+    alike
+}
+
+/// Returns whether so many of these nodes show that it is the cluster's doing: at least two and at least half of them, or all that there are.
+pub(super) const fn are_most(count: usize, all: usize) -> bool {
+    count > 0 && (count == all || (count >= 2 && count * 2 >= all))
+}
+
+/// Returns why it is no evidence against the version that an expression returns something for the node, if it is none: for most of a few nodes like
+/// it, it does so too or has no answer, or there is none. The answers have to be from the first of these times on; until the second one, the queries
+/// are returned.
+pub(super) fn excuse_expression(
+    ctx: &Attempt<'_>,
+    fires: &Firing<'_>,
+    (since, limit): (Timestamp, Timestamp),
+) -> Result<Option<&'static str>, Vec<String>> {
+    let before = ctx.node.record().and_then(|record| record.before.as_ref());
+    let alike = before.map(|before| alike(ctx, before)).unwrap_or_default();
+    let queries: Vec<String> = alike.iter().take(QUERIED).filter_map(|facts| fires.query_for(&facts.name)).collect();
+    let (mut quiet, mut firing) = (0, 0);
+    for answer in queries.iter().filter_map(|query| ctx.view.expressions.get(query)) {
+        match answer {
+            Answer::Quiet { asked, .. } if *asked >= since => quiet += 1,
+            Answer::Firing { .. } => firing += 1,
+            Answer::Quiet { .. } | Answer::Failed { .. } => {}
+        }
+    }
+    if quiet + firing < queries.len() && ctx.now < limit {
+        return Err(queries);
+    }
+    Ok(if queries.is_empty() {
+        Some("and there is no node like it without the version to compare it with")
+    } else if are_most(queries.len() - quiet, queries.len()) {
+        Some("and does so for nodes without the version too, or has no answer for them")
+    } else {
+        None
+    })
+}
+
+/// The nodes on which an owner's other pods are evidence about the version: those in service, of any kind. A pod on an updated
+/// one has had enough time when it has had as much again as an update waits for pods.
+pub(super) fn nodes_to_compare(ctx: &Attempt<'_>) -> BTreeMap<String, Compared> {
+    let others = ctx.view.nodes.values().filter(|node| node.facts.name != ctx.facts().name);
+    let in_service = others.filter(|node| node.facts.ready && !node.disrupted() && !comes_or_goes(node));
+    let runs = |facts: &NodeFacts| facts.os_version().as_ref() == Some(&ctx.progress.version);
+    let class = |node: &NodeView| {
+        if !runs(&node.facts) {
+            return Compared::NotUpdated;
+        }
+        let last = node.record().and_then(|record| record.last.as_ref());
+        // A node that is verified again was updated before that.
+        let since = |last: &AttemptResult| if last.from.is_none() { last.started } else { last.ended };
+        let by = last
+            .filter(|last| last.version == ctx.progress.version)
+            .map(|last| after(since(last), ctx.group().after.timeout));
+        if by.is_some_and(|by| by <= ctx.now) { Compared::Updated } else { Compared::JustUpdated }
+    };
+    let unmanaged =
+        ctx.view.unmanaged.values().filter(|facts| facts.ready && !facts.deleting && facts.removed_by.is_none());
+    let unmanaged =
+        unmanaged.map(|facts| (facts, if runs(facts) { Compared::JustUpdated } else { Compared::NotUpdated }));
+    let all = in_service.map(|node| (&node.facts, class(node))).chain(unmanaged);
+    all.map(|(facts, class)| (facts.name.clone(), class)).collect()
 }

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::reason::FailureReason;
-use models::shadow::{AttemptResult, Mode, Progress, Step};
+use models::shadow::{Mode, Progress, Step};
 use models::time::{after, between};
 
-use super::comparison::blame;
+use super::comparison::{blame, excuse_expression, nodes_to_compare};
 use super::hooks::request_of;
 use super::lease::sign_of_life;
 use super::row::{Attempt, Turn, act, begun, fail, stay};
@@ -17,8 +17,8 @@ use super::usable;
 use crate::decision::Action;
 use crate::gates::{self, Firing};
 use crate::survey::NodeContext;
-use crate::survey::unavailable::comes_or_goes;
-use crate::view::{Compared, NodeFacts, NodeView, OwnerHealth, PodFacts, STARTING};
+use crate::survey::unwell::LONGEST;
+use crate::view::{NodeFacts, OwnerHealth, PodFacts, STARTING};
 use crate::wait::Wait;
 
 /// The number of pods that a message names.
@@ -201,7 +201,7 @@ fn interrupted(ctx: &Attempt<'_>, interruption: Wait, deadline: Timestamp) -> Tu
                 Err(read) => act(read),
             };
         }
-        Wait::ExpressionFires { .. } => return expressions_fire(ctx),
+        Wait::ExpressionFires { .. } => return expressions_fire(ctx, &interruption, deadline),
         other => other.to_string(),
     };
     if ctx.mode().is_verification() || was_verified(ctx) {
@@ -240,29 +240,47 @@ fn lasts(ctx: &Attempt<'_>, began: Option<Timestamp>) -> bool {
 }
 
 /// Ends the attempt of a node for which expressions return something at its deadline: against the version where one of them is evidence
-/// against it, and otherwise without a proof.
-fn expressions_fire(ctx: &Attempt<'_>) -> Turn {
-    let firing = firing(ctx);
-    let of = |fires: &Firing<'_>| format!("the expression {} returned {}", fires.name, fires.series);
-    if let Some(fires) = firing.iter().find(|fires| no_evidence(ctx, fires).is_none()) {
-        return blame(ctx, FailureReason::SoakFailed, &format!("{} on {}", of(fires), ctx.progress.version));
+/// against it, and otherwise without a proof. Before one counts, it is queried for other nodes.
+fn expressions_fire(ctx: &Attempt<'_>, interruption: &Wait, deadline: Timestamp) -> Turn {
+    // The clock stops while the agent cannot report: the deadline may be long over by the time that it goes on.
+    let goes_on = ctx.view.web_api_outage.map(|outage| after(outage.ended, LASTING).min(after(begun(ctx), LONGEST)));
+    let limit = after(goes_on.map_or(deadline, |at| at.max(deadline)), LASTING);
+    let (mut excuses, mut queries) = (Vec::new(), Vec::new());
+    for fires in firing(ctx) {
+        let returned = format!("the expression {} returned {}", fires.name, fires.series);
+        match no_evidence(ctx, &fires, (deadline, limit)) {
+            Ok(None) => {
+                let message = format!("{returned} on {}", ctx.progress.version);
+                return blame(ctx, FailureReason::SoakFailed, &message);
+            }
+            Ok(Some(excuse)) => excuses.push(format!("{returned}, {excuse}")),
+            Err(of_others) => queries.extend(of_others),
+        }
     }
-    let all = firing.iter().map(|fires| format!("{}, {}", of(fires), no_evidence(ctx, fires).unwrap_or_default()));
-    fail(FailureReason::HealthUnknown, all.collect::<Vec<_>>().join("; "))
+    if queries.is_empty() {
+        return fail(FailureReason::HealthUnknown, excuses.join("; "));
+    }
+    stay(interruption.clone()).querying(queries).asking_since(deadline).waking_at(limit)
 }
 
-/// Returns why an expression that returns something is no evidence against the version, if it is none.
-fn no_evidence(ctx: &Attempt<'_>, fires: &Firing<'_>) -> Option<&'static str> {
+/// Returns why an expression that returns something is no evidence against the version, if it is none; or the queries for other nodes that this
+/// depends on, and whose answers are waited for between these times.
+fn no_evidence(
+    ctx: &Attempt<'_>,
+    fires: &Firing<'_>,
+    answered: (Timestamp, Timestamp),
+) -> Result<Option<&'static str>, Vec<String>> {
     let before = ctx.node.record().and_then(|record| record.before.as_ref());
     let was_quiet = || before.is_some_and(|before| before.quiet_expressions.iter().any(|name| name == fires.name));
-    match ctx.mode() {
+    Ok(match ctx.mode() {
         _ if fires.shared => Some("and is the same for all nodes"),
         Mode::Drill { .. } => None,
         Mode::Verification => Some(OTHER_CAUSES),
         Mode::Update if was_verified(ctx) => Some(OTHER_CAUSES),
         Mode::Update if !was_quiet() => Some("and is not known to have returned nothing before the drain"),
-        Mode::Update => (!lasts(ctx, Some(fires.since))).then_some(INSTANT),
-    }
+        Mode::Update if !lasts(ctx, Some(fires.since)) => Some(INSTANT),
+        Mode::Update => return excuse_expression(ctx, fires, answered),
+    })
 }
 
 /// Returns the uid of the owner whose other pods a pod is compared with.
@@ -390,32 +408,6 @@ fn was_unhealthy(ctx: &Attempt<'_>, owner: &String) -> bool {
         version == Some(&ctx.progress.version) && record.unhealthy_before.contains(owner)
     });
     before_update || was_unhealthy_before_drill(ctx, owner)
-}
-
-/// The nodes on which an owner's other pods are evidence about the version: those in service, of any kind. A pod on an updated
-/// one has had enough time when it has had as much again as an update waits for pods.
-fn nodes_to_compare(ctx: &Attempt<'_>) -> BTreeMap<String, Compared> {
-    let others = ctx.view.nodes.values().filter(|node| node.facts.name != ctx.facts().name);
-    let in_service = others.filter(|node| node.facts.ready && !node.disrupted() && !comes_or_goes(node));
-    let runs = |facts: &NodeFacts| facts.os_version().as_ref() == Some(&ctx.progress.version);
-    let class = |node: &NodeView| {
-        if !runs(&node.facts) {
-            return Compared::NotUpdated;
-        }
-        let last = node.record().and_then(|record| record.last.as_ref());
-        // A node that is verified again was updated before that.
-        let since = |last: &AttemptResult| if last.from.is_none() { last.started } else { last.ended };
-        let by = last
-            .filter(|last| last.version == ctx.progress.version)
-            .map(|last| after(since(last), ctx.group().after.timeout));
-        if by.is_some_and(|by| by <= ctx.now) { Compared::Updated } else { Compared::JustUpdated }
-    };
-    let unmanaged =
-        ctx.view.unmanaged.values().filter(|facts| facts.ready && !facts.deleting && facts.removed_by.is_none());
-    let unmanaged =
-        unmanaged.map(|facts| (facts, if runs(facts) { Compared::JustUpdated } else { Compared::NotUpdated }));
-    let all = in_service.map(|node| (&node.facts, class(node))).chain(unmanaged);
-    all.map(|(facts, class)| (facts.name.clone(), class)).collect()
 }
 
 /// Waits for what is not known, and ends the wait after the deadline: it is no evidence against the version.

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use models::shadow::{DaemonSetBefore, MOST_COMPARED, MOST_DIGITS, MOST_FACTS, NodeBefore};
 use models::time::after;
 
+use super::comparison::{alike, are_most};
 use super::row::{Attempt, begun};
 use crate::gates;
 use crate::survey::NodeContext;
@@ -62,6 +63,7 @@ pub(super) fn facts(ctx: &NodeContext<'_>) -> NodeBefore {
         taints: own.taints.iter().take(MOST_FACTS).cloned().collect(),
         csi_drivers: csi_drivers(ctx.view, own).iter().take(MOST_FACTS).cloned().collect(),
         daemon_sets: daemon_sets(ctx.node.pods.as_deref().unwrap_or_default()),
+        static_pods: static_pods(ctx.node.pods.as_deref().unwrap_or_default()),
         quiet_expressions: gates::own_quiet(&ctx.group().after.expressions, &own.name, &ctx.view.expressions),
         compared_with: alike,
     }
@@ -110,10 +112,7 @@ pub(super) fn missing(ctx: &Attempt<'_>) -> Vec<String> {
     let agent = lacks_agent(ctx);
     let before = ctx.node.record().and_then(|record| record.before.as_ref());
     let Some(before) = before.filter(|_| !ctx.mode().is_drill()) else { return agent.into_iter().collect() };
-    let alike: Vec<&NodeFacts> = comparison_nodes(ctx.view)
-        .filter(|facts| before.compared_with.contains(&facts.name))
-        .filter(|facts| facts.os_version().as_ref() != Some(&ctx.progress.version))
-        .collect();
+    let alike = alike(ctx, before);
     let facts = ctx.facts();
     let resources = before.allocatable.iter().filter_map(|(name, had)| {
         // This node has lost no more of it than they have.
@@ -135,7 +134,13 @@ pub(super) fn missing(ctx: &Attempt<'_>) -> Vec<String> {
     let has_no_pod = |set: &&DaemonSetBefore| ctx.group().after.pods_ready && is_without_pod(ctx, set);
     let sets = before.daemon_sets.iter().filter(has_no_pod);
     let sets = sets.map(|set| format!("the DaemonSet {} has no Ready pod", set.name));
-    agent.into_iter().chain(resources).chain(taints).chain(drivers).chain(sets).collect()
+    // The pods of other nodes are not known.
+    let pods = ctx.node.pods.as_ref().filter(|_| ctx.group().after.pods_ready);
+    let runs = |pod: &PodFacts, name: &str| pod.is_titled(name) && !pod.terminating && !pod.is_done();
+    let is_away = |name: &&String| pods.is_some_and(|pods| !pods.iter().any(|pod| runs(pod, name)));
+    let static_pods = before.static_pods.iter().filter(is_away);
+    let static_pods = static_pods.map(|name| format!("the static pod {name} is not running"));
+    agent.into_iter().chain(resources).chain(taints).chain(drivers).chain(sets).chain(static_pods).collect()
 }
 
 fn csi_drivers<'a>(view: &'a ClusterView, node: &NodeFacts) -> &'a [String] {
@@ -154,6 +159,13 @@ fn daemon_sets(pods: &[PodFacts]) -> Vec<DaemonSetBefore> {
     sets.into_iter().take(MOST_FACTS).map(|(name, uid)| DaemonSetBefore { name, uid }).collect()
 }
 
+/// Returns the names of the Ready static pods among these. A kubelet starts them again with its host, and deletes the mirror pod of one whose
+/// manifest is gone.
+fn static_pods(pods: &[PodFacts]) -> Vec<String> {
+    let ready = pods.iter().filter(|pod| pod.mirror && pod.ready && !pod.terminating && !pod.runs_to_completion);
+    ready.map(PodFacts::title).take(MOST_FACTS).collect()
+}
+
 /// Returns whether a DaemonSet that still wants the node has no pod there that is more than about to start. Pods that are not healthy are
 /// judged as such. Without the pods, or the DaemonSets, nothing is known.
 fn is_without_pod(ctx: &NodeContext<'_>, set: &DaemonSetBefore) -> bool {
@@ -164,11 +176,9 @@ fn is_without_pod(ctx: &NodeContext<'_>, set: &DaemonSetBefore) -> bool {
     !runs && known.is_some_and(|known| known.wants(&ctx.facts().name, &ctx.facts().labels))
 }
 
-/// Returns whether it is the cluster's doing: of the nodes that were like this one, at least two and at least half have changed in the same
-/// way, or all that there are.
+/// Returns whether it is the cluster's doing: most of the nodes that were like this one have changed in the same way.
 fn is_lost_elsewhere(alike: &[&NodeFacts], lost: impl Fn(&NodeFacts) -> bool) -> bool {
-    let count = alike.iter().filter(|facts| lost(facts)).count();
-    count > 0 && (count == alike.len() || (count >= 2 && count * 2 >= alike.len()))
+    are_most(alike.iter().filter(|facts| lost(facts)).count(), alike.len())
 }
 
 fn is_device(resource: &str) -> bool {

@@ -82,9 +82,15 @@ pub fn no_estimate(view: &ClusterView, now: Timestamp) -> EstimateFacts {
 pub fn estimate(mut view: ClusterView, policy: &Policy, updates: &[UpdateDurations], now: Timestamp) -> EstimateFacts {
     let mut estimates = no_estimate(&view, now);
     let Some(operator) = view.operator.clone() else { return estimates };
-    view.nodes.values_mut().for_each(|node| node.pods = None);
-    // Without pods, none of a DaemonSet can be missing.
+    // Without pods, none of a DaemonSet or of a kubelet can be missing.
     view.daemon_sets = None;
+    for node in view.nodes.values_mut() {
+        node.pods = None;
+        let record = node.shadow.as_mut().and_then(|shadow| shadow.status.controller.record.as_mut());
+        if let Some(before) = record.and_then(|record| record.before.as_mut()) {
+            before.static_pods.clear();
+        }
+    }
     let mut scenario = live(view, policy.clone(), updates, now);
     scenario.times.shutdown = if are_enough(updates) { observed(updates, |update| update.drain) } else { DRAIN };
     let courses: Vec<_> = (0..COURSES).map(|seed| simulate(&scenario, seed)).collect();

@@ -37,7 +37,7 @@ pub(crate) struct Fallen {
 
 /// Returns whether a node was cordoned before it went down, as by a drain: then it says nothing about its version. A repair acts after it has gone
 /// down.
-fn was_taken_out(facts: &NodeFacts) -> bool {
+pub(crate) fn was_taken_out(facts: &NodeFacts) -> bool {
     let cordoned = facts.cordoned_since.filter(|_| facts.cordoned_by_others());
     cordoned.zip(facts.not_ready_since).is_some_and(|(cordoned, down)| cordoned <= down)
 }

@@ -170,6 +170,7 @@ impl Projection for NodeFacts {
             os_image: info.map(|i| i.os_image.clone()).unwrap_or_default(),
             unschedulable,
             hold: annotation(&node.metadata, names::HOLD_ANNOTATION).and_then(|value| Hold::parse(value).ok()),
+            held_since: super::managers::annotated(&node.metadata, names::HOLD_ANNOTATION),
             misunderstood: misunderstood(Place::Node, &node.metadata),
             claims: claims::owned(&node.metadata),
             claimed_since: claims::since(&node.metadata),
@@ -686,6 +687,15 @@ mod tests {
             ("no taint yet: the write of the cordon", json!({"unschedulable": true}), managed, at(minute)),
         ] {
             assert_eq!(facts(ready("True", created), spec, managed).cordoned_since, since, "{sentence}");
+        }
+        let annotation = json!({"f:metadata": {"f:annotations": {(format!("f:{}", names::HOLD_ANNOTATION)): {}}}});
+        for (sentence, fields, since) in [
+            ("the write of the hold", annotation, at(later)),
+            ("another write", json!({"f:metadata": {"f:annotations": {"f:other": {}}}}), None),
+        ] {
+            let managed =
+                json!([{"manager": "kubectl-brupop", "operation": "Update", "time": later, "fieldsV1": fields}]);
+            assert_eq!(facts(ready("True", created), json!({}), managed).held_since, since, "{sentence}");
         }
         for (taint, removed) in [
             ("ToBeDeletedByClusterAutoscaler", true),

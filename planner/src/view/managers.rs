@@ -72,6 +72,15 @@ pub(super) fn spec_changed(meta: &ObjectMeta) -> Option<Timestamp> {
     of_spec.filter_map(|entry| entry.time.as_ref().map(|time| time.0)).max()
 }
 
+/// Returns the time of the last write by a field manager that owns this annotation.
+pub(super) fn annotated(meta: &ObjectMeta, name: &str) -> Option<Timestamp> {
+    let entries = meta.managed_fields.iter().flatten().filter(|entry| {
+        let owned = entry.fields_v1.as_ref().and_then(|fields| fields.0.get("f:metadata")?.get("f:annotations"));
+        owned.is_some_and(|owned| owned.get(format!("f:{name}")).is_some())
+    });
+    entries.filter_map(|entry| entry.time.as_ref().map(|time| time.0)).max()
+}
+
 /// Returns the first such field in `spec` or `status`.
 pub(super) fn shared_field(meta: &ObjectMeta) -> Option<SharedField> {
     let entries = meta.managed_fields.iter().flatten();

@@ -79,6 +79,8 @@ pub struct NodeFacts {
     pub unschedulable: bool,
     /// The hold that a user has set. In a view, one whose time is over is none.
     pub hold: Option<Hold>,
+    /// Time of the last write of the annotation of its hold.
+    pub held_since: Option<Timestamp>,
     /// Annotations that are meant as requests and are not understood as they are written.
     pub misunderstood: Vec<Misunderstood>,
     /// The claims of the operator by field ownership, perhaps shared with others.

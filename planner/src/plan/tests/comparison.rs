@@ -8,8 +8,9 @@ use super::health::{
 };
 use crate::decision::Action;
 use crate::fixtures::*;
+use crate::hold::Hold;
 use crate::plan::plan;
-use crate::view::{ClusterView, NodeView, OwnerHealth, PodFacts};
+use crate::view::{ClusterView, NodeFacts, NodeView, OwnerHealth, PodFacts};
 use crate::wait::Wait;
 
 const DAY: i64 = 24 * 60 * 60;
@@ -21,7 +22,7 @@ fn beside(others: &[&str]) -> Watch {
     watch
 }
 
-fn facts<'a>(view: &'a mut ClusterView, name: &str) -> &'a mut crate::view::NodeFacts {
+fn facts<'a>(view: &'a mut ClusterView, name: &str) -> &'a mut NodeFacts {
     &mut view.nodes.get_mut(name).unwrap().facts
 }
 
@@ -174,6 +175,36 @@ fn node_that_alone_is_ill_until_the_deadline_counts_against_its_version() {
         assert_eq!(watch.result().0, None, "{sentence}");
         watch.at(DEADLINE);
         assert_eq!(watch.result(), if blamed { is_blamed() } else { is_unproven() }, "{sentence}");
+    }
+}
+
+/// An autoscaler ends the machine a minute before it deletes the Node; a user powers it off for a repair.
+#[test]
+fn node_that_a_user_or_an_autoscaler_takes_away_is_no_evidence_against_its_version() {
+    type Change = fn(&mut NodeFacts);
+    fn cordoned(facts: &mut NodeFacts, since: i64) {
+        (facts.unschedulable, facts.cordoned_since) = (true, Some(t(since)));
+    }
+    fn held(facts: &mut NodeFacts, since: i64) {
+        (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(since)));
+    }
+    let cases: [(&str, Change, bool); 8] = [
+        ("it goes down by itself", |_| {}, true),
+        ("a repair cordons it after that", |facts| cordoned(facts, 21), true),
+        ("a user has cordoned it before", |facts| cordoned(facts, 19), false),
+        ("a user holds it after that", |facts| held(facts, 21), true),
+        ("a user has held it before", |facts| held(facts, 20), false),
+        ("its hold has ended", |facts| facts.held_since = Some(t(19)), true),
+        ("an autoscaler removes it", |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()), false),
+        ("it is being deleted", |facts| facts.deleting = true, false),
+    ];
+    for (sentence, change, blamed) in cases {
+        let mut watch = beside(&ALL[1..]);
+        not_ready(&mut watch.view, &["a"], 20);
+        change(facts(&mut watch.view, "a"));
+        watch.at(20);
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), if blamed { is_blamed() } else { is_unproven() }, "{sentence}: {}", watch.message());
     }
 }
 

@@ -15,7 +15,7 @@ use crate::decision::{Action, Note};
 use crate::fixtures::*;
 use crate::plan::plan;
 use crate::policy::Policy;
-use crate::view::{Answer, ClusterView, Compared, LeaseObservations, NodeView, OwnerHealth, PodFacts};
+use crate::view::{Answer, ClusterView, Compared, LeaseObservations, NodeView, OwnerHealth, PodFacts, WebApiOutage};
 use crate::wait::Wait;
 
 /// The end of the soak and the deadline of the default policy, for a node whose verification began at second 0.
@@ -765,10 +765,24 @@ fn with_expressions(expressions: &[(&str, &str, Answer)]) -> Watch {
 /// Records the expressions that returned nothing before the drain.
 fn were_quiet(watch: &mut Watch, names: &[&str]) {
     let quiet_expressions = names.iter().map(|name| (*name).to_owned()).collect();
-    let before = NodeBefore { quiet_expressions, ..NodeBefore::default() };
+    let compared_with = ["e", "d", "c", "b"].map(str::to_owned).into();
+    let before = NodeBefore { quiet_expressions, compared_with, ..NodeBefore::default() };
     let record = Record { before: Some(before), ..Record::default() };
     shadow(&mut watch.view).status.controller.record = Some(record);
 }
+
+const OF_A_NODE: &str = "errors{node=\"$node\"} > 1";
+
+/// Adds nodes that were like this one before its drain, with the answers to the expression of a node.
+fn others_return(watch: &mut Watch, answers: &[(&str, Answer)]) {
+    for (name, answer) in answers {
+        watch.view.nodes.insert((*name).to_owned(), node(name));
+        watch.view.expressions.insert(OF_A_NODE.replace("$node", name), answer.clone());
+    }
+}
+
+/// An empty result, however late it is compared.
+const QUIET: Answer = Answer::Quiet { since: Timestamp::UNIX_EPOCH, asked: Timestamp::MAX };
 
 #[test]
 fn expression_counts_against_the_version_only_if_it_is_the_nodes_own_was_quiet_before_and_lasts() {
@@ -786,6 +800,7 @@ fn expression_counts_against_the_version_only_if_it_is_the_nodes_own_was_quiet_b
         ("it has fired, and another one is first", vec![of_all(late), own(0)], &["own"], is_blamed()),
     ] {
         let mut watch = with_expressions(&expressions);
+        others_return(&mut watch, &[("b", QUIET), ("c", QUIET)]);
         were_quiet(&mut watch, quiet);
         assert_eq!(watch.at(SOAKED).unwrap().as_str(), "ExpressionFires", "{sentence}");
         watch.at(DEADLINE);
@@ -804,6 +819,77 @@ fn expression_counts_against_the_version_only_if_it_is_the_nodes_own_was_quiet_b
     let failed = || ("fails", "down{node=\"$node\"}", Answer::Failed { message: "no answer".into() });
     let mut watch = with_expressions(&[failed(), own(0)]);
     assert_eq!(watch.at(SOAKED).unwrap().as_str(), "ExpressionFires", "whatever else has no answer");
+}
+
+/// So it is where an exporter is rolled out on all nodes and fails, or a registry is down.
+#[test]
+fn expression_that_returns_something_for_nodes_without_the_version_too_counts_against_none() {
+    let fires = || Answer::Firing { series: "{} 7".into(), since: t(0) };
+    for (sentence, others, expected) in [
+        ("for both others", vec![("b", fires()), ("c", fires())], is_unproven()),
+        ("for one of two", vec![("b", fires()), ("c", QUIET)], is_blamed()),
+        ("for none of two", vec![("b", QUIET), ("c", QUIET)], is_blamed()),
+        ("for two of three", vec![("b", fires()), ("c", QUIET), ("d", fires())], is_unproven()),
+        ("for one of three", vec![("b", QUIET), ("c", QUIET), ("d", fires())], is_blamed()),
+        ("for the only one", vec![("b", fires())], is_unproven()),
+        ("for one that was not like it", vec![("b", QUIET), ("z", fires())], is_blamed()),
+        ("there is no other node", vec![], is_unproven()),
+    ] {
+        let mut watch = with_expressions(&[("own", OF_A_NODE, fires())]);
+        others_return(&mut watch, &others);
+        watch.at(SOAKED);
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), expected, "{sentence}: {}", watch.message());
+        assert!(watch.message().contains("the expression own returned {} 7"), "{sentence}: {}", watch.message());
+    }
+}
+
+#[test]
+fn expression_is_queried_for_three_other_nodes_right_before_it_counts_against_the_version() {
+    let query = |node: &str| OF_A_NODE.replace("$node", node);
+    let fires = || Answer::Firing { series: "{} 7".into(), since: t(0) };
+    let silent = || {
+        let mut watch = with_expressions(&[("own", OF_A_NODE, fires())]);
+        watch.view.nodes.extend(["b", "c", "d", "e"].map(|name| (name.to_owned(), node(name))));
+        watch.at(SOAKED);
+        assert_eq!(plan(&watch.view, &watch.policy, t(DEADLINE - 1)).expressions, [query("a")].into());
+        assert_eq!(watch.at(DEADLINE).unwrap().as_str(), "ExpressionFires");
+        let made = plan(&watch.view, &watch.policy, t(DEADLINE));
+        let asked = ["a", "c", "d", "e"].map(|node| (query(node), t(DEADLINE)));
+        assert_eq!(made.asked_again, asked.into(), "those that its record names first");
+        watch
+    };
+    let answered = |watch: &mut Watch, asked: i64| {
+        let quiet = Answer::Quiet { since: t(-600), asked: t(asked) };
+        watch.view.expressions.extend(["c", "d", "e"].map(|node| (query(node), quiet.clone())));
+    };
+    let mut watch = silent();
+    answered(&mut watch, DEADLINE - 1);
+    assert_eq!(watch.at(DEADLINE + 1).unwrap().as_str(), "ExpressionFires", "an answer of before shows nothing");
+    answered(&mut watch, DEADLINE);
+    watch.at(DEADLINE + 2);
+    assert_eq!(watch.result(), is_blamed());
+    let mut watch = silent();
+    assert_eq!(watch.at(DEADLINE + 59).unwrap().as_str(), "ExpressionFires");
+    watch.at(DEADLINE + 60);
+    assert_eq!(watch.result(), is_unproven(), "Prometheus does not answer");
+    // The clock of the verification had stopped until long after the deadline.
+    let mut watch = silent();
+    watch.view.web_api_outage = Some(WebApiOutage { began: t(SOAKED), ended: t(DEADLINE + 600) });
+    assert_eq!(watch.at(DEADLINE + 660).unwrap().as_str(), "ExpressionFires");
+    let mut unanswered = Watch::of(watch.view.nodes["a"].clone());
+    (unanswered.view, unanswered.policy) = (watch.view.clone(), watch.policy.clone());
+    unanswered.at(DEADLINE + 720);
+    assert_eq!(unanswered.result(), is_unproven());
+    answered(&mut watch, DEADLINE + 661);
+    watch.at(DEADLINE + 661);
+    assert_eq!(watch.result(), is_blamed());
+    // It has ended meanwhile.
+    let mut watch = silent();
+    watch.view.expressions.insert(query("a"), Answer::Quiet { since: t(DEADLINE + 1), asked: Timestamp::MAX });
+    watch.at(DEADLINE + 1);
+    watch.at(DEADLINE + 1 + SOAKED);
+    assert_eq!(watch.result(), is_updated());
 }
 
 /// Prometheus does not answer for a while, or another leader has no answer yet, which knows no earlier ones.
@@ -825,13 +911,12 @@ fn expression_without_an_answer_does_not_end_an_interruption() {
         let progress = watch.view.nodes["a"].progress().unwrap();
         assert_eq!(progress.interrupted, Some(t(10)), "{sentence}");
         watch.view.expressions = with(&fires(since));
+        others_return(&mut watch, &[("b", QUIET)]);
         watch.at(answered);
         watch.at(DEADLINE);
         assert_eq!(watch.result(), expected, "{sentence}: {}", watch.message());
     }
 }
-
-const OF_A_NODE: &str = "errors{node=\"$node\"} > 1";
 
 #[test]
 fn answer_from_before_the_end_of_the_soak_proves_nothing() {
@@ -900,6 +985,7 @@ fn expression_must_be_quiet_for_soak_and_fails_version_at_deadline() {
     assert_eq!(of_the_fleet.result(), (Some("HealthUnknown".into()), false), "it is no evidence against the version");
 
     let mut firing = watch(Answer::Firing { series: "{} 7".into(), since: t(0) });
+    others_return(&mut firing, &[("b", QUIET)]);
     for second in [SOAKED, DEADLINE - 1] {
         assert_eq!(firing.at(second).unwrap().as_str(), "ExpressionFires");
     }

@@ -230,7 +230,8 @@ fn nothing_is_missing_where_the_facts_are_lost_or_were_never_recorded() {
 fn drain_begins_with_the_facts_of_its_node_in_the_same_write() {
     let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
     let starts = PodFacts { ready: false, daemon_set: Some("new".into()), ..driver("new") };
-    staged.pods = Some(vec![healthy(), driver("driver-1"), starts]);
+    let stopped = PodFacts { ready: false, ..static_pod("dns-a") };
+    staged.pods = Some(vec![healthy(), driver("driver-1"), starts, static_pod("proxy-a"), stopped]);
     let others = ["b", "c", "d", "e", "f", "g", "h"].map(node);
     let (mut view, policy) = cluster([vec![staged], others.into()].concat(), &["a"]);
     for name in ["a", "b", "c", "d", "e", "f", "g", "h"] {
@@ -260,6 +261,13 @@ fn drain_begins_with_the_facts_of_its_node_in_the_same_write() {
     );
     let driver = DaemonSetBefore { name: "shop/driver".into(), uid: "driver".into() };
     assert_eq!((before.csi_drivers, before.daemon_sets), (vec!["ebs.csi.aws.com".into()], vec![driver]));
+    assert_eq!(before.static_pods, ["shop/proxy-a"]);
+}
+
+/// The mirror of a Ready static pod of the kubelet of node `a`.
+fn static_pod(name: &str) -> PodFacts {
+    let controller_uid = Some("uid-a".into());
+    PodFacts { name: name.into(), uid: name.into(), mirror: true, controller_uid, ..healthy() }
 }
 
 /// A pod of a DaemonSet.
@@ -649,5 +657,45 @@ fn report_is_waited_for_a_minute_after_the_soak_also_past_the_timeout() {
         shadow(&mut watch.view).status.agent.boot_id = reports.then(|| "b1".into());
         watch.at(SOAKED + 60);
         assert_eq!(watch.result(), if reports { is_updated() } else { is_not_usable() }, "{sentence}");
+    }
+}
+
+/// A kubelet deletes the mirror of a static pod whose manifest it does not find.
+#[test]
+fn static_pod_that_is_not_back_after_the_boot_is_named_and_proves_nothing() {
+    type Change = fn(&mut Watch);
+    fn recorded(watch: &mut Watch) -> &mut Vec<String> {
+        let record = shadow(&mut watch.view).status.controller.record.as_mut().unwrap();
+        &mut record.before.as_mut().unwrap().static_pods
+    }
+    let cases: [(&str, Change, bool); 7] = [
+        ("it is back", |watch| watch.pods().push(static_pod("proxy-a")), false),
+        (
+            "it was evicted, or ended with the boot before",
+            |watch| {
+                watch.pods().push(PodFacts { ready: false, finished: true, failed: true, ..static_pod("proxy-a") });
+            },
+            true,
+        ),
+        ("another one is", |watch| watch.pods().push(static_pod("dns-a")), true),
+        ("none is", |_| {}, true),
+        (
+            "its mirror is being deleted",
+            |watch| watch.pods().push(PodFacts { terminating: true, ..static_pod("proxy-a") }),
+            true,
+        ),
+        ("no pods are asked for", |watch| watch.policy.all.after.pods_ready = false, false),
+        ("an earlier version of the operator has recorded none", |watch| recorded(watch).clear(), false),
+    ];
+    for (sentence, change, missing) in cases {
+        let mut watch = back(GPUS, &["b", "c"]);
+        recorded(&mut watch).push("shop/proxy-a".into());
+        change(&mut watch);
+        watch.at(SOAKED);
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), if missing { is_not_usable() } else { is_updated() }, "{sentence}");
+        if missing {
+            assert!(watch.message().contains("the static pod shop/proxy-a is not running"), "{}", watch.message());
+        }
     }
 }

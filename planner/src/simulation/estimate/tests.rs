@@ -65,11 +65,12 @@ fn nodes_of_another_kind_and_nodes_without_the_version_do_not_count() {
 }
 
 #[test]
-fn daemon_sets_of_a_node_that_is_being_updated_are_not_missing_in_an_estimate_without_pods() {
+fn pods_that_belong_to_a_node_being_updated_are_not_missing_in_an_estimate_without_pods() {
     let mut all = nodes(3);
     let mut out = at("node-0", Step::Draining, 0, HostState::StagedUpdate);
     let set = DaemonSetBefore { name: "shop/driver".into(), uid: "driver".into() };
-    let before = NodeBefore { daemon_sets: vec![set], ..NodeBefore::default() };
+    let static_pods = vec!["kube-system/proxy-node-0".into()];
+    let before = NodeBefore { daemon_sets: vec![set], static_pods, ..NodeBefore::default() };
     let record = Record { before: Some(before), ..Record::default() };
     out.shadow.as_mut().unwrap().status.controller.record = Some(record);
     all[0] = out;
