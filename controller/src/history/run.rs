@@ -442,7 +442,7 @@ mod tests {
     use crate::metrics::Metrics;
 
     #[tokio::test(start_paused = true)]
-    async fn first_call_that_hangs_ends_its_pass_and_is_shown_and_refused_calls_keep_no_other_one_back() {
+    async fn pass_ends_at_a_call_that_hangs_and_goes_on_after_one_that_is_refused() {
         for (sentence, answers, expected) in [("no answer", false, 1), ("each is refused", true, 20)] {
             let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
             let calls = Arc::new(AtomicUsize::new(0));
