@@ -58,7 +58,11 @@ impl Refusals {
         self.targets.len() >= SEVERAL
     }
 
-    fn count(&mut self, target: Target, error: &ApplyError, now: Instant) {
+    /// Counts a refusal. A target that had failed before may be refused by itself, and begins no pause of the others.
+    fn count(&mut self, target: Target, is_first: bool, error: &ApplyError, now: Instant) {
+        if !is_first && !self.are_several() {
+            return;
+        }
         self.targets.insert(target);
         // Those that were under way beside the first one lengthen no pause.
         if self.are_several() && self.paused_until.is_none_or(|until| until <= now) {
@@ -134,9 +138,10 @@ impl WriteStates {
         let write = self.states.entry(target.clone()).or_default();
         write.under_way = false;
         write.paused_until = Some(now + write.backoff.next_delay(pauses(error)));
-        let priority = write.priority;
-        if priority != Priority::Urgent && error.is_refusal() {
-            self.refusals.entry((discriminant(&target), priority)).or_default().count(target, error, now);
+        if write.priority != Priority::Urgent && error.is_refusal() {
+            let is_first = write.backoff.failures() == 1;
+            let kind = (discriminant(&target), write.priority);
+            self.refusals.entry(kind).or_default().count(target, is_first, error, now);
         }
     }
 
@@ -163,6 +168,11 @@ impl WriteStates {
     /// Forgets what is neither under way nor of these targets.
     pub(super) fn retain(&mut self, wanted: impl Fn(&Target) -> bool) {
         self.states.retain(|target, write| write.under_way || wanted(target));
+        let states = &self.states;
+        self.refusals.retain(|_, refusals| {
+            refusals.targets.retain(|target| states.contains_key(target));
+            !refusals.targets.is_empty()
+        });
     }
 
     pub(super) fn is_paused(&self, target: &Target) -> bool {
@@ -287,6 +297,29 @@ mod tests {
             assert_eq!(writes.room(Target::Node, Priority::Status, LIMIT), LIMIT, "{sentence}");
             assert_eq!(writes.room(Target::Label, Priority::Status, LIMIT), LIMIT, "{sentence}");
         }
+    }
+
+    #[test]
+    fn nodes_that_are_refused_by_themselves_or_are_gone_do_not_hold_back_the_others() {
+        let now = Instant::now();
+        let refuse = |writes: &mut WriteStates| {
+            for (node, _) in nodes(SEVERAL) {
+                writes.begin(Target::Shadow(node.clone()), Priority::Status);
+                writes.end(Target::Shadow(node), Some(&ApplyError::NoKey), now);
+            }
+        };
+        let room = |writes: &WriteStates| writes.room(Target::Shadow, Priority::Status, LIMIT);
+        let mut writes = WriteStates::default();
+        refuse(&mut writes);
+        assert_eq!(room(&writes), 0);
+        writes.begin(Target::Shadow("another".into()), Priority::Status);
+        writes.end(Target::Shadow("another".into()), None, now);
+        refuse(&mut writes);
+        assert_eq!(room(&writes), LIMIT, "refused again while that of another one was accepted");
+        let mut writes = WriteStates::default();
+        refuse(&mut writes);
+        let others = nodes(SEVERAL * 2).split_off(SEVERAL);
+        assert_eq!(writes.begin_some(Target::Shadow, others, LIMIT).len(), SEVERAL, "those are not wanted any more");
     }
 
     #[test]

@@ -289,7 +289,7 @@ impl Historian {
                     self.applier.metrics.rejected(error.what(), error.code());
                     failure = failure.or_else(|| Some(error.text()));
                     if error.is_unknown() && began.elapsed() >= PASS_LIMIT {
-                        // What is left is planned again.
+                        // The other calls are planned again.
                         break;
                     }
                 }
