@@ -22,7 +22,8 @@ pub(crate) fn all(options: &Options) -> [Value; 2] {
     ];
     args.extend(options.cluster_domain.iter().map(|domain| format!("--cluster-domain={domain}")));
     args.extend(options.controller_args.iter().cloned());
-    let mut container = pod::container("controller", COMPONENT, options, args, ["50m", "64Mi", "256Mi"]);
+    // For 5,000 nodes. A leader that is killed for its memory is followed by one that needs as much.
+    let mut container = pod::container("controller", COMPONENT, options, args, ["50m", "64Mi", "512Mi"]);
     container["env"] = json!([
         pod::field("POD_NAME", "metadata.name"),
         pod::field("NODE_NAME", "spec.nodeName"),
@@ -42,4 +43,34 @@ pub(crate) fn all(options: &Options) -> [Value; 2] {
         {"name": "prometheus-credentials", "secret": {"secretName": PROMETHEUS_SECRET, "optional": true}},
     ]);
     [budget::one_at_a_time(COMPONENT), deployment]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The page has a section for each size of cluster that was measured, with the memory of a controller in MiB.
+    #[test]
+    fn controller_holds_5000_nodes_by_a_line_through_the_measured_sizes_and_half_as_much_again() {
+        let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/scale.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let [_, deployment] = all(&Options::default());
+        let limit = &deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"];
+        let limit: f64 = limit.as_str().and_then(|limit| limit.strip_suffix("Mi")).unwrap().parse().unwrap();
+        for row in
+            ["idle: resident memory of a controller, the larger one", "| resident memory of a controller, at most"]
+        {
+            let measured = page.split("\n## ").skip(1).filter_map(|section| {
+                let (nodes, _) = section.split_once(" nodes with ")?;
+                let (_, cells) = section.split_once(row)?;
+                let seen = cells.split('|').nth(2)?.trim().strip_suffix(" MiB")?;
+                Some((nodes.parse::<f64>().unwrap(), seen.parse::<f64>().unwrap()))
+            });
+            let mut measured: Vec<_> = measured.collect();
+            measured.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let [(few, low), .., (many, high)] = measured[..] else { panic!("docs/scale.md has no two sizes: {row}") };
+            let needed = low + (high - low) / (many - few) * (5_000.0 - few);
+            assert!(limit >= 1.5 * needed, "{row}: {limit} MiB for {needed} MiB");
+        }
+    }
 }

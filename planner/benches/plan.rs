@@ -7,16 +7,19 @@ use std::sync::Arc;
 
 use divan::{Bencher, black_box};
 use jiff::Timestamp;
-use models::operator::{BottlerocketUpdateOperatorSpec, Slot};
+use kube::core::{Expression, Selector};
+use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, RolloutLedger, Slot};
 use models::shadow::{AttemptResult, HostPolicy, HostState, OfferedUpdates, Progress, Record, Step};
 use planner::claims::ClaimField;
 use planner::plan::plan;
 use planner::policy::Policy;
-use planner::view::{ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
+use planner::view::{BudgetFacts, ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
 use semver::Version;
 
 const OLD: Version = Version::new(1, 20, 0);
 const NEW: Version = Version::new(1, 20, 5);
+const VARIANT: &str = "aws-k8s-1.37";
+const ARCH: &str = "x86_64";
 
 fn main() {
     divan::main();
@@ -42,8 +45,9 @@ fn policy() -> BottlerocketUpdateOperatorSpec {
     serde_json::from_value(spec).unwrap()
 }
 
-/// Of a hundred nodes ten are updated, one is drained with thirty pods on it, twenty are staged, and the rest is idle.
-fn node(number: usize) -> NodeView {
+/// Of a hundred nodes `drained` are drained with thirty pods on each, the rest of the first eleven are updated, twenty are staged, and the others
+/// are idle.
+fn node(number: usize, drained: usize) -> NodeView {
     let name = format!("node-{number}");
     let labels = [
         (models::names::ZONE_LABEL, ["a", "b", "c"][number % 3]),
@@ -56,7 +60,7 @@ fn node(number: usize) -> NodeView {
         labelled: true,
         ready: true,
         boot_id: "boot".into(),
-        os_image: format!("Bottlerocket OS {OLD} (aws-k8s-1.37)"),
+        os_image: format!("Bottlerocket OS {OLD} ({VARIANT})"),
         labels: Arc::new(labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into()),
         ..NodeFacts::default()
     };
@@ -74,8 +78,8 @@ fn node(number: usize) -> NodeView {
     agent.observed_generation = Some(1);
     agent.boot_id = Some("boot".into());
     agent.current_version = Some(OLD);
-    agent.variant = Some("aws-k8s-1.37".into());
-    agent.arch = Some("x86_64".into());
+    agent.variant = Some(VARIANT.into());
+    agent.arch = Some(ARCH.into());
     agent.updates = Some(OfferedUpdates {
         chosen_version: Some(NEW),
         available_versions: vec![OLD, Version::new(1, 20, 3), NEW],
@@ -83,7 +87,8 @@ fn node(number: usize) -> NodeView {
     });
     let mut pods = None;
     let step = match number % 100 {
-        1..=10 => {
+        first if first < drained => Some(Step::Draining),
+        0..=10 => {
             agent.current_version = Some(NEW);
             agent.updates = Some(OfferedUpdates { chosen_version: None, ..OfferedUpdates::default() });
             let last = AttemptResult {
@@ -99,7 +104,6 @@ fn node(number: usize) -> NodeView {
             None
         }
         11..=30 => Some(Step::Staged),
-        0 => Some(Step::Draining),
         _ => None,
     };
     if let Some(step) = step {
@@ -145,9 +149,10 @@ fn some_pod(node: &str, number: usize) -> PodFacts {
     }
 }
 
-fn fleet(size: usize) -> (ClusterView, Policy) {
-    let nodes: BTreeMap<String, NodeView> = (0..size).map(node).map(|node| (node.facts.name.clone(), node)).collect();
-    let mut operator = OperatorFacts { uid: "op".into(), spec: policy(), ..OperatorFacts::default() };
+fn fleet(size: usize, drained: usize, spec: BottlerocketUpdateOperatorSpec) -> (ClusterView, Policy) {
+    let nodes = (0..size).map(|number| node(number, drained)).map(|node| (node.facts.name.clone(), node));
+    let nodes: BTreeMap<String, NodeView> = nodes.collect();
+    let mut operator = OperatorFacts { uid: "op".into(), spec, ..OperatorFacts::default() };
     let out = nodes.values().filter(|node| node.facts.claimed());
     operator.status.slots = out
         .map(|node| Slot { uid: node.facts.uid.clone(), node: node.facts.name.clone(), since: at(-60), update: None })
@@ -158,15 +163,63 @@ fn fleet(size: usize) -> (ClusterView, Policy) {
     (view, policy)
 }
 
+/// A fleet with a tenth of the nodes at a time, half of the slots free, thirty pods on each node that has or wants one, and 2,000
+/// PodDisruptionBudgets in 200 namespaces.
+fn crowded(size: usize) -> (ClusterView, Policy) {
+    const NAMESPACES: usize = 200;
+    let spec = serde_json::json!({"maxUnavailable": "10%"});
+    let (mut view, policy) = fleet(size, 5, serde_json::from_value(spec).unwrap());
+    // Otherwise the first node of the rollout would go alone.
+    let ledger = RolloutLedger { proven: 1, ..RolloutLedger::default() };
+    let rollout = ActiveRollout::new(NEW, VARIANT.into(), ARCH.into(), at(-7200));
+    if let Some(operator) = &mut view.operator {
+        operator.status.active_rollouts = vec![ActiveRollout { ledger: Some(ledger), ..rollout }];
+    }
+    let busy = view.nodes.values_mut().filter(|node| node.progress().is_some());
+    for (index, node) in busy.enumerate() {
+        let pods = (0..30).map(|number| PodFacts {
+            namespace: format!("shop-{}", (index + number) % NAMESPACES),
+            labels: Arc::new([("app".to_owned(), format!("web-{}", number % 10))].into()),
+            ..some_pod(&node.facts.name, number)
+        });
+        node.pods = Some(pods.collect());
+    }
+    let budget = |number: usize| {
+        let name = format!("web-{}", number / NAMESPACES);
+        let selector = Selector::from_iter([Expression::Equal("app".into(), name.clone())]);
+        BudgetFacts {
+            namespace: format!("shop-{}", number % NAMESPACES),
+            name,
+            allowed: 10_000,
+            healthy: 20_000,
+            desired: 10_000,
+            expected: 20_000,
+            selector: Some(selector),
+            ..BudgetFacts::default()
+        }
+    };
+    view.budgets = (0..2_000).map(budget).collect();
+    (view, policy)
+}
+
 /// The first plan after a change: which versions there are and how far the rollout has come is worked out again.
 #[divan::bench(args = [100, 5_000, 100_000])]
 fn nodes(bencher: Bencher<'_, '_>, size: usize) {
-    let (mut view, policy) = fleet(size);
+    let (mut view, policy) = fleet(size, 1, policy());
     // Later plans find the versions and the rollout that the first one records. By then the version is old enough.
     let first = plan(&view, &policy, at(-3600)).status;
     if let (Some(operator), Some(status)) = (&mut view.operator, first) {
         operator.status = status;
     }
+    let made = plan(&view, &policy, at(1));
+    assert_eq!(made.waits.len() + made.actions.len(), size, "each node acts or waits");
+    bencher.bench_local(|| plan(black_box(&view), black_box(&policy), at(1)));
+}
+
+/// A plan that checks the pods of hundreds of nodes beside hundreds of others that are drained.
+#[divan::bench(args = [5_000])]
+fn crowded_nodes(bencher: Bencher<'_, '_>, size: usize) {
+    let (view, policy) = crowded(size);
     let made = plan(&view, &policy, at(1));
     assert_eq!(made.waits.len() + made.actions.len(), size, "each node acts or waits");
     bencher.bench_local(|| plan(black_box(&view), black_box(&policy), at(1)));

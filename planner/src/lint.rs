@@ -24,6 +24,7 @@ use crate::hooks::{self, HookAnswer};
 use crate::phase::Phase;
 use crate::plan::{LISTED_PODS, Plan, ShadowChange};
 use crate::policy::Policy;
+use crate::survey::budgets::Budgets;
 use crate::survey::key::kind;
 use crate::survey::quarantine::Quarantine;
 use crate::view::{BudgetFacts, ClusterView, NodeFacts, NodeView, PodFacts};
@@ -84,6 +85,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     if !policy.errors.is_empty() && !new_slots.is_empty() {
         add(None, broken("S13", "a slot is given under an invalid policy"));
     }
+    let budgets = Budgets::of(view);
     let mut early_releases = BTreeSet::new();
     for (name, action) in &plan.actions {
         if let Some(node) = view.nodes.get(name) {
@@ -93,7 +95,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
             add(Some(name), check_drill(node, action));
             add(Some(name), check_verification(policy, node, action));
             add(Some(name), check_hooks(policy, node, action));
-            add(Some(name), check_blockers(view, policy, node, action));
+            add(Some(name), check_blockers(&budgets, policy, node, action));
             add(Some(name), check_reboot(node, action));
             add(Some(name), check_disruption(view, plan, node, action));
             add(Some(name), check_permit(view, node, action));
@@ -260,7 +262,7 @@ fn begins_drain(node: &NodeView, action: &Action) -> bool {
 /// S13: no drain begins on a node that is not Ready, or while a budget is known to keep a pod there: one whose pods cannot be counted, or are
 /// broken, or one that guards the pod where policy waits for that. Pods that policy deletes at the deadline are no reason: static ones and
 /// those of a drill are not.
-fn check_blockers(view: &ClusterView, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
+fn check_blockers(budgets: &Budgets<'_>, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
     if !begins_drain(node, action) {
         return None;
     }
@@ -285,7 +287,7 @@ fn check_blockers(view: &ClusterView, policy: &Policy, node: &NodeView, action: 
             let keeps = broken || (waits && budget.guards(pod));
             keeps && budget.selects(pod) && !budget.lets_go(pod)
         };
-        let budget = view.budgets.iter().find(keeps)?;
+        let budget = budgets.beside(pod).find(keeps)?;
         broken("S13", format!("its drain begins although {} keeps {}", budget.title(), pod.title()))
     })
 }

@@ -83,6 +83,11 @@ impl ApplyError {
             && !matches!(self.code(), Some(404 | 409 | 429))
     }
 
+    /// Returns whether something refused the operation, and may refuse every one of its kind.
+    pub(crate) fn is_refusal(&self) -> bool {
+        self.is_lasting() || self.code() == Some(429)
+    }
+
     /// Returns the error with its causes.
     pub(crate) fn text(&self) -> String {
         if let Self::Api { what, source } = self

@@ -42,11 +42,8 @@ impl Applier {
     /// Carries out one action about one node. After a call with an unknown result the node is read again.
     pub async fn act(&self, node: &NodeView, action: Action) -> Result<Learned, ApplyError> {
         let result = self.carry_out(node, action).await;
-        if let Err(error) = &result {
-            self.rejected(&node.facts.name, error);
-            if error.is_unknown() {
-                self.read_node(&node.facts.name).await;
-            }
+        if result.as_ref().is_err_and(ApplyError::is_unknown) {
+            self.read_node(&node.facts.name).await;
         }
         self.log_decisions(node);
         result
@@ -65,16 +62,6 @@ impl Applier {
         let before = Pair { facts: &before.facts, shadow: before.shadow.as_deref() };
         let after = Pair { facts: &facts, shadow: Some(&shadow) };
         decisions::of_node(before, after, claimed_before).into_iter().for_each(Line::log);
-    }
-
-    fn rejected(&self, node: &str, error: &ApplyError) {
-        self.metrics.rejected(error.what(), error.code());
-        if error.code() == Some(409) {
-            // Another client wrote in between: nothing is wrong, and the decision is made again.
-            tracing::debug!(node, error = error as &dyn std::error::Error, "decided on an old state");
-        } else {
-            tracing::warn!(node, error = error as &dyn std::error::Error, "action failed");
-        }
     }
 
     async fn carry_out(&self, node: &NodeView, action: Action) -> Result<Learned, ApplyError> {

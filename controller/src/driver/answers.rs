@@ -89,11 +89,39 @@ impl Driver {
         memory.blocked.insert(evicted.uid, answer);
     }
 
-    /// Records the end of a write and what was learned from it. The failure of a node's action is in the log already.
+    /// Counts and logs the failure of a write.
+    fn report_failure(&mut self, target: &Target, error: &ApplyError, now: Instant) {
+        self.applier.metrics.rejected(error.what(), error.code());
+        let (node, text) = match target {
+            Target::Node(node) => (Some(node), "action failed"),
+            Target::Shadow(node) => (Some(node), "a shadow could not be created or deleted"),
+            Target::Label(node) => (Some(node), "a node could not be labelled"),
+            Target::Revision(node) => (Some(node), "a shadow could not be labelled with its revision"),
+            Target::Silence(node) => (Some(node), "the silence of an agent could not be written"),
+            Target::History => (None, "the revisions of the policy could not be written"),
+            Target::Operator => (None, "the operator's status could not be written"),
+        };
+        // Another client wrote in between: nothing is wrong, and the decision is made again. None else creates or deletes shadows.
+        let is_conflict = error.code() == Some(409) && !matches!(target, Target::Shadow(_));
+        let is_news = !is_conflict && self.writes.is_news(target, error, now);
+        let error = error as &dyn std::error::Error;
+        if is_news {
+            tracing::warn!(node, error, "{text}");
+        } else {
+            tracing::debug!(node, error, "{text}");
+        }
+    }
+
+    /// Records the end of a write and what was learned from it.
     pub(super) fn record_write(&mut self, target: Target, result: Result<Learned, ApplyError>) {
-        self.writes.end(target.clone(), result.as_ref().err(), Instant::now());
-        match (target, result) {
-            (Target::Node(node), Ok(learned)) => {
+        let now = Instant::now();
+        self.writes.end(target.clone(), result.as_ref().err(), now);
+        if let Err(error) = &result {
+            self.report_failure(&target, error, now);
+        }
+        let Target::Node(node) = target else { return };
+        match result {
+            Ok(learned) => {
                 let memory = self.memory.entry(node).or_default();
                 let ended = memory.failing.as_ref().is_some_and(|it| it.writes_status == memory.writes_status);
                 memory.failing.take_if(|_| ended);
@@ -103,7 +131,7 @@ impl Driver {
                     memory.lease = Some(LeaseObservations::add(memory.lease, renewed, now));
                 }
             }
-            (Target::Node(node), Err(error)) if error.is_lasting() => {
+            Err(error) if error.is_lasting() => {
                 let now = self.applier.leadership.now();
                 let step = self
                     .applier
@@ -112,29 +140,7 @@ impl Driver {
                     .and_then(|shadow| Some(shadow.status.controller.progress.as_ref()?.step));
                 self.memory.entry(node).or_default().failed(step, error.text(), now);
             }
-            (Target::Node(_), Err(_)) | (_, Ok(_)) => {}
-            (target, Err(error)) => {
-                self.applier.metrics.rejected(error.what(), error.code());
-                let conflict = error.code() == Some(409);
-                let error = &error as &dyn std::error::Error;
-                match target {
-                    Target::Shadow(node) => tracing::warn!(node, error, "a shadow could not be created or deleted"),
-                    Target::Label(node) if !conflict => tracing::warn!(node, error, "a node could not be labelled"),
-                    Target::History if !conflict => {
-                        tracing::warn!(error, "the revisions of the policy could not be written");
-                    }
-                    Target::Revision(node) if !conflict => {
-                        tracing::warn!(node, error, "a shadow could not be labelled with its revision");
-                    }
-                    Target::Silence(node) if !conflict => {
-                        tracing::warn!(node, error, "the silence of an agent could not be written");
-                    }
-                    Target::Operator if !conflict => {
-                        tracing::warn!(error, "the operator's status could not be written");
-                    }
-                    _ => {}
-                }
-            }
+            Err(_) => {}
         }
     }
 }

@@ -66,13 +66,14 @@ impl Driver {
                 memory.failing = None;
             }
         }
-        let under_way = self.writes.under_way(Target::Node);
         let relabelled = std::mem::take(&mut plan.relabelled).into_iter();
         let (carried, alone): (BTreeMap<_, _>, _) = relabelled.partition(|(name, _)| plan.actions.contains_key(name));
         plan.relabelled = alone;
-        for (node, action, priority) in writes::begin(std::mem::take(&mut plan.actions), view, under_way) {
+        let failures = |name: &str| self.writes.failures(&Target::Node(name.to_owned()));
+        let room = |priority: Priority| self.writes.room(Target::Node, priority, writes::AT_A_TIME);
+        for (node, action, priority) in writes::begin(std::mem::take(&mut plan.actions), view, failures, room) {
             let name = &node.facts.name;
-            self.writes.begin(Target::Node(name.clone()), priority == Priority::Urgent);
+            self.writes.begin(Target::Node(name.clone()), priority);
             let memory = self.memory.entry(name.clone()).or_default();
             memory.writes_status = matches!(action, planner::plan::Action::Status { .. });
             if Plan::ends_drain(&action) {
@@ -137,7 +138,7 @@ impl Driver {
             return Some(due);
         }
         self.operator_changed = Changed::default();
-        self.writes.begin(Target::Operator, true);
+        self.writes.begin(Target::Operator, Priority::Urgent);
         let taken = planner::plan::retracted(&operator.status.slots, &status.slots);
         self.retracting = Some(Retracting::with(self.retracting.take(), &operator.resource_version, taken));
         self.operator_written = Some(now);
@@ -184,7 +185,7 @@ impl Driver {
         {
             return Some(at);
         }
-        self.writes.begin(Target::History, false);
+        self.writes.begin(Target::History, Priority::Status);
         let applier = self.applier.clone();
         self.write(Target::History, async move { applier.write_history(&uid, actions).await });
         None

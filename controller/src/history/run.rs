@@ -16,7 +16,7 @@ use planner::history::{
 use planner::signature::signed_by;
 use planner::view::{HistoryFacts, HistoryObject, OperatorFacts, RecordFacts};
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::History;
 use super::keys::Keys;
@@ -36,6 +36,10 @@ const PERIOD: Duration = Duration::from_secs(60);
 /// Pause after a call that failed, at first and at most.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Time of a pass from which on a call without a result ends it, as behind a webhook that hangs: each of hundreds would take its whole
+/// time, and users would see the failure after the last one.
+const PASS_LIMIT: Duration = Duration::from_secs(5);
 
 /// Time for the first list of the objects before their absence is reported.
 const LIST_LIMIT: Duration = Duration::from_secs(60);
@@ -272,6 +276,7 @@ impl Historian {
     /// Carries out the calls, and tells plans the result.
     async fn carry_out(&mut self, plan: HistoryPlan) -> Passed {
         let (mut failure, mut outdated) = (None, false);
+        let began = Instant::now();
         for action in plan.actions {
             match self.act(action).await {
                 Ok(()) => {}
@@ -283,6 +288,10 @@ impl Historian {
                 Err(error) => {
                     self.applier.metrics.rejected(error.what(), error.code());
                     failure = failure.or_else(|| Some(error.text()));
+                    if error.is_unknown() && began.elapsed() >= PASS_LIMIT {
+                        // The other calls are planned again.
+                        break;
+                    }
                 }
             }
         }
@@ -421,9 +430,51 @@ impl Historian {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::{Request, Response};
+    use kube::client::Body;
     use models::history::RecordedRollout;
 
     use super::*;
+    use crate::calls::Calls;
+    use crate::leader::Leadership;
+    use crate::metrics::Metrics;
+
+    #[tokio::test(start_paused = true)]
+    async fn pass_ends_at_a_call_that_hangs_and_goes_on_after_one_that_is_refused() {
+        for (sentence, answers, expected) in [("no answer", false, 1), ("each is refused", true, 20)] {
+            let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+            let calls = Arc::new(AtomicUsize::new(0));
+            let counted = calls.clone();
+            tokio::spawn(async move {
+                let mut unanswered = Vec::new();
+                while let Some((_, reply)) = server.next_request().await {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                    if !answers {
+                        unanswered.push(reply);
+                        continue;
+                    }
+                    let status = serde_json::json!({"kind": "Status", "code": 500, "reason": "InternalError"});
+                    let body = Body::from(status.to_string().into_bytes());
+                    reply.send_response(Response::builder().status(500).body(body).unwrap());
+                }
+            });
+            let (caches, history, metrics) = (Caches::default(), History::default(), Metrics::new().unwrap());
+            let client = kube::Client::new(service, "default");
+            let client = crate::client::limited(client, Calls::default(), metrics.clone());
+            let (namespace, identity) = ("brupop-system".to_owned(), "me".to_owned());
+            let (leadership, signer) = (Leadership::forever(), crate::tls::Signer::default());
+            let applier = Applier::new(client, namespace, identity, leadership, signer, metrics, caches.clone());
+            let mut historian = Historian::new(applier, caches, history.clone(), Reading::default());
+            let delete = |number: usize| HistoryAction::Delete { name: format!("page-{number}"), uid: "u".into() };
+            let plan = HistoryPlan { actions: (0..20).map(delete).collect(), ..HistoryPlan::default() };
+            assert_eq!(historian.carry_out(plan).await, Passed::Failed, "{sentence}");
+            assert_eq!(calls.load(Ordering::Relaxed), expected, "{sentence}");
+            let state = history.facts().state.unwrap();
+            assert_eq!((state.0, state.1), (false, REFUSED), "{sentence}: {}", state.2);
+        }
+    }
 
     #[test]
     fn writes_that_wait_for_an_unreadable_shadow_are_reported_and_new_records_are_not_held_back() {

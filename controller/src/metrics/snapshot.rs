@@ -105,7 +105,7 @@ impl<'a> Snapshot<'a> {
             nodes: view.nodes.iter().map(|(name, node)| node_state(name, node, plan)).collect(),
             counts: plan.status.as_ref().and_then(|status| status.counts.clone()),
             slots_in_use: view.operator.as_ref().map_or(0, |operator| operator.status.slots.len()),
-            slots_limit: policy.max_unavailable.of(labelled).filter(|_| policy.present),
+            slots_limit: policy.present.then(|| policy.slots_among(labelled)),
             braked: conditions().is_some_and(|conditions| true_condition(conditions, BRAKED).is_some()),
             cluster_unwell: plan.status.iter().flat_map(|status| &status.unwell).any(|span| span.until.is_none()),
             budget_stays: budget_stays.max().unwrap_or(0),

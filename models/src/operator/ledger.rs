@@ -343,6 +343,24 @@ pub struct SlotUpdate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::operator::{MAX_SLOTS, Slot};
+
+    #[test]
+    fn all_slots_that_may_be_given_fit_into_one_object() {
+        let (uid, time) = ("01234567-0123-0123-0123-012345678901", "2026-01-01T00:00:00.123456789Z");
+        let slot = serde_json::json!({
+            "uid": uid, "node": "ip-10-100-100-100.us-gov-west-1.compute.internal", "since": time,
+            "update": {
+                "version": "1.100.100", "variant": "aws-k8s-1.37-nvidia-fips", "arch": "x86_64", "attempt": 1000,
+                "bootId": uid, "providerID": "aws:///us-gov-west-1a/i-0123456789abcdef0", "had": "Unproven",
+                "permittingSince": time, "zone": "us-gov-west-1a", "group": "g".repeat(63), "controlPlane": true,
+                "removedIn": uid,
+            },
+        });
+        let slot: Slot = serde_json::from_value(slot).unwrap();
+        let bytes = serde_json::to_vec(&vec![slot; MAX_SLOTS]).unwrap().len();
+        assert!(bytes < 1024 * 1024, "{bytes} bytes");
+    }
 
     #[test]
     fn proven_node_that_falls_and_recovers_ends_no_row() {

@@ -96,7 +96,7 @@ pub struct BottlerocketUpdateOperatorSpec {
     /// Versions that nodes update to.
     pub version: Option<VersionPolicy>,
     /// Maximum number of nodes that may be out of service because of updates, as a count or a percentage; a node counts
-    /// until it has passed the checks after its update. Default 1.
+    /// until it has passed the checks after its update. More than 1,000 are read as 1,000. Default 1.
     pub max_unavailable: Option<CountOrPercent>,
     /// Time for which a node that is out of service without the operator (cordoned by a user, or not Ready) counts against
     /// `maxUnavailable`, that of its group, and its zone. Default 1h.
@@ -182,6 +182,10 @@ pub struct Counts {
     /// Nodes whose last attempt failed for a reason that counts against the node, and whose update is still wanted.
     pub failed: i64,
 }
+
+/// Number of nodes that may be out of service at a time, whatever `maxUnavailable` says: all slots are written as one object, of which etcd
+/// takes 1.5 MiB. A slot has 0.6 KiB with names as clouds give them, and 1.4 KiB at most.
+pub const MAX_SLOTS: usize = 1_000;
 
 /// A node that is, or is about to be, taken out of service by the operator.
 #[serde_with::skip_serializing_none]

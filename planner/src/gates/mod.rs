@@ -11,6 +11,7 @@ mod fleet;
 mod host;
 mod node;
 mod obstacle;
+mod on_their_way;
 mod pods;
 pub(crate) mod verification;
 
@@ -23,7 +24,8 @@ pub(crate) use expressions::{
     Firing, firing, gate as expression, objection, own_pending, own_queries, own_quiet, queries, quiet,
 };
 pub(crate) use obstacle::Obstacle;
-pub(crate) use pods::{busy_budget, guarded, long_graces, marked, refusal, static_budget};
+pub(crate) use on_their_way::{OnTheirWay, busy_budget};
+pub(crate) use pods::{guarded, long_graces, marked, refusal, static_budget};
 
 /// One check.
 pub(crate) struct Gate {

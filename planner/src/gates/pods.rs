@@ -30,7 +30,7 @@ fn sorted<'a>(ctx: &NodeContext<'a>) -> Sorted<'a> {
 }
 
 /// Returns the pods that a drain would treat like this.
-fn with_fate<'a>(ctx: &NodeContext<'a>, is_such: fn(Fate) -> bool) -> impl Iterator<Item = &'a PodFacts> {
+pub(super) fn with_fate<'a>(ctx: &NodeContext<'a>, is_such: fn(Fate) -> bool) -> impl Iterator<Item = &'a PodFacts> {
     let rules = ctx.group().drain.rules;
     pods(ctx).iter().filter(move |pod| is_such(drain::fate(pod, rules, None)))
 }
@@ -72,7 +72,7 @@ pub(crate) fn static_budget(ctx: &NodeContext<'_>) -> Option<Wait> {
 
 /// Returns the first pod of the node that a budget guards: nodes without one come first.
 pub(crate) fn guarded(ctx: &NodeContext<'_>) -> Option<Wait> {
-    let guards = |pod: &PodFacts| ctx.view.budgets.iter().find(|budget| budget.guards(pod));
+    let guards = |pod: &PodFacts| ctx.survey.budgets.beside(pod).find(|budget| budget.guards(pod));
     let guarded = |pod: &'_ PodFacts| guards(pod).map(|budget| (pod.title(), budget.title()));
     let (pod, budget) = with_fate(ctx, |fate| fate == Fate::Goes).filter_map(guarded).min()?;
     Some(Wait::GuardedPods { pod, budget })
@@ -89,27 +89,6 @@ pub(crate) fn long_graces(ctx: &NodeContext<'_>) -> Vec<String> {
     let mut pods: Vec<String> = with_fate(ctx, |fate| fate == Fate::Goes).filter_map(text).collect();
     pods.sort_unstable();
     pods
-}
-
-/// Returns how many of these pods a budget has to let go one by one.
-fn counted_by<'a>(budget: &BudgetFacts, pods: impl Iterator<Item = &'a PodFacts>) -> usize {
-    let counts = |pod: &&PodFacts| !pod.pending && (pod.ready || !budget.lets_unhealthy_go) && budget.selects(pod);
-    pods.filter(counts).count()
-}
-
-/// Returns a budget of the node that allows less than nodes on their way need: at most one of them waits for it, and no further one.
-pub(crate) fn busy_budget(ctx: &NodeContext<'_>, on_their_way: &[NodeContext<'_>]) -> Option<Wait> {
-    let goes = |ctx| with_fate(ctx, |fate| fate == Fate::Goes);
-    let known = ctx.view.budgets.iter().filter(|budget| !budget.stale);
-    let mut busy = known.filter_map(|budget| {
-        let pod = goes(ctx).find(|pod| counted_by(budget, std::iter::once(*pod)) > 0)?;
-        let needs = on_their_way.iter().map(|other| (other, counted_by(budget, goes(other))));
-        let needs: Vec<_> = needs.filter(|(_, needed)| *needed > 0).collect();
-        let needed: usize = needs.iter().map(|(_, needed)| needed).sum();
-        let (first, _) = needs.first().filter(|_| i32::try_from(needed).unwrap_or(i32::MAX) > budget.allowed.max(0))?;
-        Some(Wait::BudgetBusy { pod: pod.title(), budget: budget.title(), node: first.facts().name.clone() })
-    });
-    busy.next()
 }
 
 /// Returns pods that were deleted and do not end: the drain would wait for them until its deadline, unless policy leaves them to
@@ -170,7 +149,7 @@ fn budget_refusal<'a>(ctx: &NodeContext<'_>, evictable: impl Iterator<Item = &'a
     let back_offs = &ctx.survey.budget_back_offs;
     let waits = ctx.group().drain.guarded_pods == GuardedPods::Wait;
     evictable.filter(|pod| !pod.pending).find_map(|pod| {
-        let guarding: Vec<_> = ctx.view.budgets.iter().filter(|budget| budget.selects(pod)).collect();
+        let guarding: Vec<_> = ctx.survey.budgets.over(pod).collect();
         if guarding.len() > 1 {
             let budgets: BTreeSet<_> = guarding.into_iter().map(BudgetFacts::title).collect();
             return Some(Wait::MultipleBudgets { pod: pod.title(), budgets: budgets.into_iter().collect() });

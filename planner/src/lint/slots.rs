@@ -41,7 +41,7 @@ fn goes_on(view: &ClusterView, slots: &[Slot], slot: &Slot) -> bool {
 pub(super) fn check_slots(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Broken> {
     let slots = plan.slots.as_ref()?;
     let total = view.nodes.values().filter(|n| n.facts.labelled).count();
-    let budget = policy.max_unavailable.of(total).unwrap_or(1);
+    let budget = policy.slots_among(total);
     let text = || format!("{} slots, {} of them new, over a budget of {budget}", slots.len(), new.len());
     (!new.is_empty() && slots.len() > budget).then(|| ("S1", text()))
 }

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, KnownVersion, Quarantined};
+use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, KnownVersion, MAX_SLOTS, Quarantined};
 use models::reason::FailureReason;
 use models::shadow::{
     AppliedSettings, Armed, ArmedPhase, BottlerocketShadowSpec, DrainStatus, DrainedPod, Drill, Progress,
@@ -216,6 +216,23 @@ fn validator_rejects_only_plans_that_violate_safety_properties() {
                 assert!(linted.slots.is_none() && left == 0, "{sentence}: {linted:?}");
             }
         }
+    }
+}
+
+#[test]
+fn validator_rejects_a_slot_beyond_those_that_one_object_holds() {
+    let (view, policy) = world(json!({"maxUnavailable": 10_000}), false);
+    for (others, property) in [(MAX_SLOTS - 2, None), (MAX_SLOTS - 1, Some("S1"))] {
+        let mut plan = slots(&["b", "a"]);
+        let gone = (0..others).map(|number| Slot {
+            uid: format!("gone-{number}"),
+            node: "gone".into(),
+            since: t(0),
+            update: None,
+        });
+        plan.slots.as_mut().unwrap().extend(gone);
+        let findings = lint(&view, &policy, &mut plan);
+        assert_eq!(findings.first().map(|f| f.property), property, "{others} others: {findings:?}");
     }
 }
 

@@ -115,7 +115,7 @@ fn not_evicted<'a>(ctx: &NodeContext<'a>, pod: &'a PodFacts) -> Option<Staying<'
         }
         (Some(b), before) => {
             let since = before.map_or(b.since, |before| before.since.min(b.since));
-            let budget = ctx.view.budgets.iter().find(|budget| Some(budget.title()) == b.budget);
+            let budget = b.budget.as_deref().and_then(|title| ctx.survey.budgets.titled(title));
             let eviction = budget.and_then(|budget| ctx.view.unfinished_eviction(budget, ctx.now));
             let staying = staying(b.budget.as_ref(), &b.message, since, after(since, BLOCKED_AFTER));
             Some(Staying { eviction, ..staying })

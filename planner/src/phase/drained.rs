@@ -17,7 +17,7 @@ use super::row::{Attempt, Turn, fail};
 use crate::decision::Action;
 use crate::drain::{Sorted, listed, unlisted};
 use crate::survey::NodeContext;
-use crate::view::{BudgetFacts, PodFacts};
+use crate::view::PodFacts;
 
 /// The number of pods of a drain that a shadow lists.
 pub const LISTED_PODS: usize = 1024;
@@ -56,7 +56,7 @@ pub(super) fn first_few(names: &[String]) -> String {
 
 /// Returns a pod as a shadow lists it, with what is known of it only before its eviction.
 pub(super) fn drained_pod(ctx: &NodeContext<'_>, pod: &PodFacts) -> DrainedPod {
-    let budgets = ctx.view.budgets.iter().filter(|budget| budget.selects(pod)).map(|budget| budget.name.clone());
+    let budgets = ctx.survey.budgets.over(pod).map(|budget| budget.name.clone());
     let services = ctx.view.services.iter().filter(|service| service.selects(pod)).map(|service| service.name.clone());
     DrainedPod {
         namespace: pod.namespace.clone(),
@@ -94,7 +94,7 @@ pub(super) fn deadline(ctx: &Attempt<'_>) -> Timestamp {
 /// Returns the pods to ask first and alone: those that a budget guards, and those that may take longer to end than the drain may take.
 pub(super) fn to_ask_first(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Vec<FirstPod> {
     let drain = &ctx.group().drain;
-    let guarded = |pod: &PodFacts| ctx.view.budgets.iter().any(|budget| budget.guards(pod));
+    let guarded = |pod: &PodFacts| ctx.survey.budgets.beside(pod).any(|budget| budget.guards(pod));
     let asked = sorted.evictable.iter().filter(|pod| drain.long_grace(pod).is_some() || guarded(pod));
     let outlasts = |pod: &&&PodFacts| pod.ends_by.is_some_and(|by| by > after(ctx.now, drain.timeout));
     let first = asked.chain(sorted.leaving.iter().filter(outlasts)).take(LISTED_PODS);
@@ -122,8 +122,8 @@ pub(super) fn refusing_budgets(ctx: &NodeContext<'_>) -> Vec<RefusingBudget> {
     let Some(sorted) = ctx.sorted_pods() else { return Vec::new() };
     let mut refusing = BTreeMap::new();
     for pod in still_guarded(ctx, &sorted) {
-        let keeps = |budget: &&BudgetFacts| !budget.lets_go(pod) && budget.selects(pod);
-        refusing.extend(ctx.view.budgets.iter().filter(keeps).map(|budget| (budget.title(), &budget.revision)));
+        let keeps = ctx.survey.budgets.over(pod).filter(|budget| !budget.lets_go(pod));
+        refusing.extend(keeps.map(|budget| (budget.title(), &budget.revision)));
     }
     let refusing = refusing.into_iter().take(REFUSING_BUDGETS);
     refusing.map(|(budget, revision)| RefusingBudget { budget, revision: revision.clone() }).collect()

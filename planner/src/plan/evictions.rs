@@ -9,7 +9,8 @@ use jiff::{SignedDuration, Timestamp};
 use models::time::after;
 
 use crate::decision::{Eviction, Evictions};
-use crate::view::{BudgetFacts, ClusterView, InFlight, NodeView, PodFacts};
+use crate::survey::budgets::Budgets;
+use crate::view::{ClusterView, InFlight, NodeView, PodFacts};
 
 /// The number of concurrent requests about the pods of one node.
 const AT_A_TIME: usize = 16;
@@ -23,9 +24,8 @@ fn counts_until(sent: &InFlight) -> Timestamp {
 }
 
 /// The budgets that count a pod, by namespace and name.
-fn budgets_of<'a>(budgets: &'a [BudgetFacts], pod: &PodFacts) -> Vec<(&'a str, &'a str)> {
-    let of_the_pod = budgets.iter().filter(|budget| budget.selects(pod));
-    of_the_pod.map(|budget| (budget.namespace.as_str(), budget.name.as_str())).collect()
+fn budgets_of<'a>(budgets: &Budgets<'a>, pod: &PodFacts) -> Vec<(&'a str, &'a str)> {
+    budgets.over(pod).map(|budget| (budget.namespace.as_str(), budget.name.as_str())).collect()
 }
 
 fn pod_of<'a>(node: &'a NodeView, uid: &str) -> Option<&'a PodFacts> {
@@ -36,6 +36,7 @@ fn pod_of<'a>(node: &'a NodeView, uid: &str) -> Option<&'a PodFacts> {
 /// them is answered.
 pub(super) fn hold_back(
     view: &ClusterView,
+    budgets: &Budgets<'_>,
     evictions: &mut BTreeMap<String, Evictions>,
     now: Timestamp,
 ) -> Option<Timestamp> {
@@ -46,31 +47,31 @@ pub(super) fn hold_back(
     let mut taken = BTreeSet::new();
     for node in view.nodes.values() {
         for (uid, _) in node.in_flight.iter().filter(|(_, sent)| counts(sent) && !sent.deletes) {
-            taken.extend(pod_of(node, uid).into_iter().flat_map(|pod| budgets_of(&view.budgets, pod)));
+            taken.extend(pod_of(node, uid).into_iter().flat_map(|pod| budgets_of(budgets, pod)));
         }
     }
     let mut held_back = false;
     // One that was approved already, by a leader that was killed in the middle of it, is what its budget waits for: it goes first.
     let is_approved = |node: &str, eviction: &Eviction| {
         let pod = view.nodes.get(node).and_then(|node| pod_of(node, &eviction.uid));
-        pod.is_some_and(|pod| view.budgets.iter().any(|budget| budget.has_approved(pod)))
+        pod.is_some_and(|pod| budgets.beside(pod).any(|budget| budget.has_approved(pod)))
     };
     for (name, wanted) in evictions.iter_mut() {
-        wanted.pods.sort_by_key(|eviction| !is_approved(name, eviction));
+        wanted.pods.sort_by_cached_key(|eviction| !is_approved(name, eviction));
     }
     let mut by_turn: Vec<_> = evictions.iter_mut().collect();
-    by_turn.sort_by_key(|(name, wanted)| !wanted.pods.first().is_some_and(|first| is_approved(name, first)));
+    by_turn.sort_by_cached_key(|(name, wanted)| !wanted.pods.first().is_some_and(|first| is_approved(name, first)));
     for (name, wanted) in by_turn {
         let Some(node) = view.nodes.get(name) else { continue };
         let mut room = AT_A_TIME.saturating_sub(node.in_flight.values().filter(counts).count());
         let before = wanted.pods.len();
         wanted.pods.retain(|eviction| {
             let pod = pod_of(node, &eviction.uid).filter(|_| !wanted.delete);
-            let budgets = pod.map(|pod| budgets_of(&view.budgets, pod)).unwrap_or_default();
-            let goes = room > 0 && !budgets.iter().any(|budget| taken.contains(budget));
+            let of_the_pod = pod.map(|pod| budgets_of(budgets, pod)).unwrap_or_default();
+            let goes = room > 0 && !of_the_pod.iter().any(|budget| taken.contains(budget));
             if goes {
                 room -= 1;
-                taken.extend(budgets);
+                taken.extend(of_the_pod);
             }
             goes
         });
@@ -90,6 +91,7 @@ mod tests {
 
     use super::*;
     use crate::fixtures::{cluster, node, pod, t};
+    use crate::view::BudgetFacts;
 
     /// A node `a` with pods `0`, `1`, … of which the first `guarded` are counted by one budget.
     fn fleet(pods: usize, guarded: usize, in_flight: &[(usize, i64)]) -> (ClusterView, BTreeMap<String, Evictions>) {
@@ -132,7 +134,7 @@ mod tests {
             ("what hangs delays nothing", 3, 0, &[(0, 0)], vec!["p-1", "p-2"], false),
         ] {
             let (view, mut evictions) = fleet(pods, guarded, in_flight);
-            let wake = hold_back(&view, &mut evictions, t(10));
+            let wake = hold_back(&view, &Budgets::of(&view), &mut evictions, t(10));
             let names: Vec<_> = evictions.values().flat_map(|e| &e.pods).map(|pod| pod.name.as_str()).collect();
             assert_eq!(names, goes, "{sentence}");
             assert_eq!(wake, wakes.then(|| t(11)), "{sentence}");
@@ -148,7 +150,7 @@ mod tests {
         let others = evictions["a"].clone();
         evictions.insert("0".into(), Evictions { pods: others.pods[..2].to_vec(), ..others });
         view.budgets[0].approved = [("p-2".to_owned(), t(0))].into();
-        hold_back(&view, &mut evictions, t(10));
+        hold_back(&view, &Budgets::of(&view), &mut evictions, t(10));
         let asked: Vec<_> =
             evictions.iter().flat_map(|(node, e)| e.pods.iter().map(move |pod| (&**node, &*pod.uid))).collect();
         assert_eq!(asked, [("a", "p-2")]);
@@ -157,7 +159,7 @@ mod tests {
     #[test]
     fn recent_evictions_per_node_are_limited() {
         let (view, mut evictions) = fleet(40, 0, &[(0, 10), (1, 0)]);
-        assert_eq!(hold_back(&view, &mut evictions, t(10)), Some(t(11)));
+        assert_eq!(hold_back(&view, &Budgets::of(&view), &mut evictions, t(10)), Some(t(11)));
         assert_eq!(evictions["a"].pods.len(), AT_A_TIME - 1);
     }
 
@@ -165,7 +167,7 @@ mod tests {
     fn deletion_is_not_delayed_by_pdb() {
         let (view, mut evictions) = fleet(3, 3, &[(0, 10)]);
         evictions.get_mut("a").unwrap().delete = true;
-        assert_eq!(hold_back(&view, &mut evictions, t(10)), None);
+        assert_eq!(hold_back(&view, &Budgets::of(&view), &mut evictions, t(10)), None);
         assert_eq!(evictions["a"].pods.len(), 2);
     }
 }

@@ -60,7 +60,7 @@ impl<'a> Planner<'a> {
         self.plan.shadows = shadows::changes(self.view, self.survey);
         self.plan.labels = labels::labels(self.view, self.policy);
         let mut requests = self.collect();
-        let held_back_until = evictions::hold_back(self.view, &mut self.plan.evictions, self.now);
+        let held_back_until = evictions::hold_back(self.view, &self.survey.budgets, &mut self.plan.evictions, self.now);
         self.wake(held_back_until);
         let freezes = self.freeze(&requests);
         order::rank(self.view, self.survey, &mut requests.wanting, |node| node);

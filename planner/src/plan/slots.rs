@@ -78,7 +78,7 @@ impl<'a> Budget<'a> {
     pub(super) fn of(view: &'a ClusterView, survey: &Survey<'a>, slots: &[Slot]) -> Self {
         let policy = survey.policy;
         let held: HashSet<&str> = slots.iter().map(|slot| slot.uid.as_str()).collect();
-        let limit = policy.max_unavailable.of(survey.total).unwrap_or(1);
+        let limit = policy.slots_among(survey.total);
         let mut all = Counted::default();
         let mut groups = vec![Counted::default(); policy.groups.len()];
         let mut zones = policy.one_zone_at_a_time.then(BTreeMap::new);

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use models::operator::{
-    AtDeadline, CordonedNodes, CountOrPercent, Deadlines, Expression, GuardedPods, MarkedPods, NodeSelector,
+    AtDeadline, CordonedNodes, CountOrPercent, Deadlines, Expression, GuardedPods, MAX_SLOTS, MarkedPods, NodeSelector,
     NoticeReceiver, OutOfBounds,
 };
 use models::permit::SHUTDOWN_LIMIT;
@@ -211,7 +211,7 @@ pub struct Policy {
     pub freshness_target: Option<Duration>,
     /// Interval of an idle host's refreshes.
     pub refresh_interval: models::duration::Duration,
-    /// Maximum number of nodes out of service because of the operator.
+    /// Maximum number of nodes out of service because of the operator, as policy has it: see [`Policy::slots_among`].
     pub max_unavailable: CountOrPercent,
     /// Time for which a node that is out of service without the operator counts against the budgets.
     pub ignore_unavailable_after: Duration,
@@ -322,6 +322,11 @@ impl Policy {
     /// Returns whether a resource says when an update is good. The defaults alone do not.
     pub fn is_usable(&self) -> bool {
         self.present && !self.unusable
+    }
+
+    /// Returns the number of nodes that may be out of service at a time, of `total` under the operator.
+    pub fn slots_among(&self, total: usize) -> usize {
+        self.max_unavailable.of(total).unwrap_or(1).min(MAX_SLOTS)
     }
 
     /// Returns the index of a node's group, if it is in one.

@@ -1,8 +1,8 @@
-//! The back-off of PodDisruptionBudgets whose pods stayed when they were asked first and alone.
+//! The PodDisruptionBudgets of a view, and the back-off of those whose pods stayed when they were asked first and alone.
 //!
 //! The end of an attempt names them on the node's shadow; the operator's status counts them, and keeps them when the node goes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use jiff::{SignedDuration, Timestamp};
 use models::operator::BudgetBackOff;
@@ -11,7 +11,36 @@ use models::shadow::{DrainedPod, FirstPod, RefusingBudget};
 use models::time::after;
 
 use crate::policy::BACK_OFF_LIMIT;
-use crate::view::{BudgetFacts, ClusterView};
+use crate::view::{BudgetFacts, ClusterView, PodFacts};
+
+/// The budgets by namespace: of the thousands of a large cluster, a pod is compared with those of its own namespace alone.
+pub(crate) struct Budgets<'a>(HashMap<&'a str, Vec<&'a BudgetFacts>>);
+
+impl<'a> Budgets<'a> {
+    pub(crate) fn of(view: &'a ClusterView) -> Self {
+        let mut by_namespace: HashMap<&str, Vec<&BudgetFacts>> = HashMap::new();
+        for budget in &view.budgets {
+            by_namespace.entry(budget.namespace.as_str()).or_default().push(budget);
+        }
+        Self(by_namespace)
+    }
+
+    /// Returns the budgets in the namespace of a pod.
+    pub(crate) fn beside(&self, pod: &PodFacts) -> impl Iterator<Item = &'a BudgetFacts> {
+        self.0.get(pod.namespace.as_str()).into_iter().flatten().copied()
+    }
+
+    /// Returns the budgets that select a pod.
+    pub(crate) fn over(&self, pod: &PodFacts) -> impl Iterator<Item = &'a BudgetFacts> {
+        self.beside(pod).filter(move |budget| budget.selects(pod))
+    }
+
+    /// Returns the budget with this name for users.
+    pub(crate) fn titled(&self, title: &str) -> Option<&'a BudgetFacts> {
+        let (namespace, name) = title.split_once('/')?;
+        self.0.get(namespace)?.iter().copied().find(|budget| budget.name == name)
+    }
+}
 
 /// The back-off after the first time.
 const FIRST: SignedDuration = SignedDuration::from_hours(1);
@@ -43,7 +72,7 @@ fn has_moved(view: &ClusterView, back_off: &BudgetBackOff) -> bool {
 
 /// Returns the back-offs as the ends of attempts leave them: those of budgets that have been changed or deleted since, or that have let a
 /// pod go, and those that ended a day ago, are over.
-pub(crate) fn back_offs(view: &ClusterView, now: Timestamp) -> Vec<BudgetBackOff> {
+pub(crate) fn back_offs(view: &ClusterView, budgets: &Budgets<'_>, now: Timestamp) -> Vec<BudgetBackOff> {
     let recorded = view.operator.iter().flat_map(|operator| &operator.status.budget_back_offs);
     let mut known: Vec<BudgetBackOff> = recorded.cloned().collect();
     let ends = view.nodes.values().filter_map(|node| {
@@ -74,7 +103,7 @@ pub(crate) fn back_offs(view: &ClusterView, now: Timestamp) -> Vec<BudgetBackOff
         }
     }
     let stands = |back_off: &BudgetBackOff| {
-        view.budgets.iter().any(|budget| budget.title() == back_off.budget && budget.revision == back_off.revision)
+        budgets.titled(&back_off.budget).is_some_and(|budget| budget.revision == back_off.revision)
     };
     known.retain(|back_off| {
         after(back_off.until, BACK_OFF_LIMIT) > now && stands(back_off) && !has_moved(view, back_off)

@@ -9,7 +9,7 @@ use models::shadow::Step;
 use semver::Version;
 
 use super::agents::is_missing;
-use super::budgets;
+use super::budgets::{self, Budgets};
 use super::fallen;
 use super::rollout::{self, Rollouts};
 use super::unavailable::{self, Unavailable};
@@ -68,6 +68,8 @@ pub(crate) struct Survey<'a> {
     pub(crate) quarantine: Quarantine,
     pub(crate) known: Vec<KnownVersion>,
     pub(crate) rollouts: Rollouts,
+    /// The PodDisruptionBudgets.
+    pub(crate) budgets: Budgets<'a>,
     /// The budgets whose pods stayed when they were asked.
     pub(crate) budget_back_offs: Vec<BudgetBackOff>,
     /// The urgency of a version.
@@ -143,6 +145,7 @@ impl<'a> Survey<'a> {
         let groups = labelled().map(|node| node.group).collect();
         let pause = Pause::of(view.operator.as_ref(), &view.earlier_pods, view.earlier_seen, policy.shutdown, now);
         let urgency = Urgency::of(view, policy, now);
+        let by_namespace = Budgets::of(view);
         Self {
             policy,
             nodes,
@@ -150,7 +153,8 @@ impl<'a> Survey<'a> {
             quarantine,
             known,
             rollouts,
-            budget_back_offs: budgets::back_offs(view, now),
+            budget_back_offs: budgets::back_offs(view, &by_namespace, now),
+            budgets: by_namespace,
             urgency,
             unwell: Unwell::of(view, now),
             windows,

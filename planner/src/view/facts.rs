@@ -131,9 +131,10 @@ impl Projection for NodeFacts {
         &self.resource_version
     }
 
-    /// A heartbeat moves the resourceVersion and nothing else.
+    /// A heartbeat moves the resourceVersion and nothing else. Volumes come and go all the time, and only a drain waits for them.
     fn matters(&self, old: &Self) -> bool {
-        Self { resource_version: old.resource_version.clone(), ..self.clone() } != *old
+        let volumes = if self.claimed() { self.volumes } else { old.volumes };
+        Self { resource_version: old.resource_version.clone(), volumes, ..self.clone() } != *old
     }
 
     fn project(node: &Node) -> Option<Self> {
@@ -635,6 +636,20 @@ mod tests {
         });
         let facts = ShadowFacts::project(&serde_json::from_value(shadow).unwrap()).unwrap();
         assert_eq!(facts.revision.as_deref(), Some("default-1"));
+    }
+
+    #[test]
+    fn volumes_of_a_node_matter_while_the_operator_claims_it() {
+        let node = || NodeFacts { resource_version: "5".into(), volumes: 1, ..NodeFacts::default() };
+        let claimed = || NodeFacts { claims: claims::ClaimFields::CORDON, ..node() };
+        for (sentence, old, new, expected) in [
+            ("a heartbeat", claimed(), NodeFacts { resource_version: "6".into(), ..claimed() }, false),
+            ("a volume is attached", node(), NodeFacts { volumes: 2, ..node() }, false),
+            ("a volume is detached in a drain", claimed(), NodeFacts { volumes: 0, ..claimed() }, true),
+            ("the node is cordoned meanwhile", node(), NodeFacts { unschedulable: true, volumes: 2, ..node() }, true),
+        ] {
+            assert_eq!(new.matters(&old), expected, "{sentence}");
+        }
     }
 
     #[test]

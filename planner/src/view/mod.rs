@@ -35,6 +35,8 @@ pub use earlier::EarlierPod;
 pub use history::{HistoryFacts, HistoryObject, RecordFacts};
 pub use managers::{RequestManagers, SharedField};
 pub use on_node::{CsiNodeFacts, DaemonSetFacts};
+#[cfg(test)]
+pub(crate) use pods::COMPARED;
 pub use pods::{BudgetFacts, Compared, DaemonSetIs, OWNER_WAIT, OwnerHealth, PodFacts, STARTING, ServiceFacts};
 pub use projection::Projection;
 pub use revision::RevisionFacts;

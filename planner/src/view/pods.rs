@@ -244,10 +244,18 @@ impl PodFacts {
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    /// The number of times that a budget was compared with a pod, for tests.
+    pub(crate) static COMPARED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 impl BudgetFacts {
     /// Returns whether its selector matches this pod.
     pub fn selects(&self, pod: &PodFacts) -> bool {
         use kube::core::SelectorExt as _;
+        #[cfg(test)]
+        COMPARED.set(COMPARED.get() + 1);
         pod.namespace == self.namespace && self.selector.as_ref().is_some_and(|selector| selector.matches(&pod.labels))
     }
 

@@ -7,6 +7,7 @@ use models::operator::Slot;
 
 use super::checked::Checked;
 use super::planner::Planner;
+use crate::gates::OnTheirWay;
 use crate::phase;
 use crate::plan::slots::{self, Budget};
 use crate::survey::key::{KeyRef, key};
@@ -27,6 +28,8 @@ pub(super) struct Assignment<'a> {
     pub(super) any_free: bool,
     /// The number of slots given in each rollout, nodes that are being checked included.
     given: BTreeMap<KeyRef<'a>, usize>,
+    /// The nodes with a slot whose pods have not left yet, once one is checked beside them.
+    pub(super) on_their_way: OnTheirWay<'a>,
     /// True if a node is being checked.
     pub(super) checking: bool,
     /// The staged nodes that wait because one of their rollout goes alone, or none.
@@ -40,7 +43,8 @@ fn rollout_of<'a>(node: &SurveyedNode<'a>) -> Option<KeyRef<'a>> {
 impl<'a> Assignment<'a> {
     pub(super) fn of(slots: Vec<Slot>, budget: Budget<'a>) -> Self {
         let (given, held_back) = (BTreeMap::new(), Vec::new());
-        Self { slots, any_free: budget.free() > 0, budget, given, checking: false, held_back }
+        let on_their_way = OnTheirWay::default();
+        Self { slots, any_free: budget.free() > 0, budget, given, on_their_way, checking: false, held_back }
     }
 
     /// Returns the number of slots given in the rollout of this node.
@@ -66,6 +70,10 @@ impl<'a> Planner<'a> {
         let used_up = assignment.budget.used_up.clone();
         let busy = assignment.slots.first().map(|slot| ended::holder(self.view, self.policy, slot));
         let mut places = self.places(wanting, &assignment.budget);
+        if places.any() {
+            let nodes = assignment.slots.iter().filter_map(|slot| self.on_its_way(slot));
+            nodes.for_each(|ctx| assignment.on_their_way.add(&ctx));
+        }
         let mut ready = Vec::new();
         for (position, node) in wanting.iter().copied().enumerate() {
             if self.held.contains_key(node.facts.uid.as_str()) {
@@ -122,7 +130,11 @@ impl<'a> Planner<'a> {
             Checked::Passed if !self.is_its_turn(node, assignment) => Wait::HandingOver,
             Checked::Passed => {
                 assignment.take(node);
-                assignment.slots.push(slots::new(self.survey, node, self.now));
+                let slot = slots::new(self.survey, node, self.now);
+                if let Some(ctx) = self.on_its_way(&slot) {
+                    assignment.on_their_way.add(&ctx);
+                }
+                assignment.slots.push(slot);
                 Wait::Queued { position: 0, behind: None }
             }
         }

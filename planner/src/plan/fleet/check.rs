@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use models::operator::Slot;
 use models::shadow::Place;
 
 use super::assign::Assignment;
@@ -30,6 +31,13 @@ pub(super) struct Places {
     spare: usize,
 }
 
+impl Places {
+    /// Returns whether any node is checked.
+    pub(super) fn any(&self) -> bool {
+        self.total > 0
+    }
+}
+
 impl<'a> Planner<'a> {
     /// Returns whether a node was refused recently, so that it need not be checked again. The results of expressions
     /// are known without a check.
@@ -39,12 +47,10 @@ impl<'a> Planner<'a> {
             || self.context(node).and_then(|ctx| gates::expression(&ctx)).is_some()
     }
 
-    /// Returns the other nodes with a slot whose pods have not left yet.
-    fn on_their_way(&self, node: &SurveyedNode<'a>, assignment: &Assignment<'a>) -> Vec<NodeContext<'a>> {
-        let others = assignment.slots.iter().filter(|slot| slot.uid != node.facts.uid);
-        let others = others.filter_map(|slot| self.survey.find(&slot.node));
+    /// Returns the node of a slot if its pods have not left yet.
+    pub(super) fn on_its_way(&self, slot: &Slot) -> Option<NodeContext<'a>> {
         let leaves = |node: &&SurveyedNode<'a>| node.step.is_some_and(|step| step.place() <= Place::Leaving);
-        others.filter(leaves).filter_map(|node| self.context(node)).collect()
+        self.context(self.survey.find(&slot.node).filter(leaves)?)
     }
 
     /// Returns whether the rollout of a node has no room for it: its canary step is full, or it is braked.
@@ -113,7 +119,7 @@ impl<'a> Planner<'a> {
         let after_others = others > 0 && others >= room && node.update().is_some();
         let gives_way = |ctx: &NodeContext<'_>| gates::guarded(ctx).filter(|_| after_others);
         let obstacle = self.context(node).and_then(|ctx| {
-            let busy = || gates::busy_budget(&ctx, &self.on_their_way(node, assignment));
+            let busy = || gates::busy_budget(&ctx, &assignment.on_their_way);
             let in_turn = || gives_way(&ctx).or_else(busy).map(Obstacle::Refused);
             gates::before_drain(&ctx).or_else(in_turn)
         });

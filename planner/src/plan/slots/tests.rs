@@ -1,7 +1,7 @@
 use crate::claims::ClaimFields;
 use std::sync::Arc;
 
-use models::operator::CountOrPercent;
+use models::operator::{CountOrPercent, MAX_SLOTS};
 use models::shadow::Step;
 
 use super::*;
@@ -28,6 +28,17 @@ fn used_up_budget_names_an_unavailable_node() {
         let policy = Policy { present: true, max_unavailable: CountOrPercent::Count(limit), ..Policy::default() };
         let survey = Survey::of(&view, &policy, t(0));
         assert_eq!(Budget::of(&view, &survey, &[]).used_up.as_ref(), used_up.as_ref(), "{limit}");
+    }
+}
+
+#[test]
+fn no_more_slots_are_given_than_one_object_holds() {
+    let nodes = (0..=MAX_SLOTS).map(|number| node(&format!("n{number}")));
+    let (view, _) = cluster(nodes.collect(), &[]);
+    for limit in [CountOrPercent::Percent("100%".into()), CountOrPercent::Count(10_000)] {
+        let policy = Policy { present: true, max_unavailable: limit.clone(), ..Policy::default() };
+        let survey = Survey::of(&view, &policy, t(0));
+        assert_eq!(Budget::of(&view, &survey, &[]).free(), MAX_SLOTS, "{limit:?}");
     }
 }
 

@@ -1,0 +1,53 @@
+//! The PodDisruptionBudgets that nodes on their way use: one plan hands out no more than they allow.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::pods::with_fate;
+use crate::drain::Fate;
+use crate::survey::NodeContext;
+use crate::view::{BudgetFacts, NodeFacts, PodFacts};
+use crate::wait::Wait;
+
+/// The namespace and the name of a budget.
+type BudgetName<'a> = (&'a str, &'a str);
+
+/// Returns the pods of the node that a drain would evict and that a budget has to let go one by one, each with the budget.
+fn counted<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = (BudgetName<'a>, &'a BudgetFacts, &'a PodFacts)> {
+    let survey = ctx.survey;
+    with_fate(ctx, |fate| fate == Fate::Goes).filter(|pod| !pod.pending).flat_map(move |pod| {
+        let counts = move |budget: &&BudgetFacts| !budget.stale && (pod.ready || !budget.lets_unhealthy_go);
+        let counting = survey.budgets.over(pod).filter(counts);
+        counting.map(move |budget| ((budget.namespace.as_str(), budget.name.as_str()), budget, pod))
+    })
+}
+
+/// The nodes on their way whose pods have not left yet, and the number of pods of each, by the budget that has to let them go.
+#[derive(Default)]
+pub(crate) struct OnTheirWay<'a>(HashMap<BudgetName<'a>, Vec<(&'a NodeFacts, usize)>>);
+
+impl<'a> OnTheirWay<'a> {
+    pub(crate) fn add(&mut self, ctx: &NodeContext<'a>) {
+        let mut needed: BTreeMap<BudgetName<'_>, usize> = BTreeMap::new();
+        for (name, ..) in counted(ctx) {
+            *needed.entry(name).or_default() += 1;
+        }
+        for (name, needed) in needed {
+            self.0.entry(name).or_default().push((ctx.facts(), needed));
+        }
+    }
+}
+
+/// Returns a budget of the node that allows less than nodes on their way need: at most one of them waits for it, and no further one.
+pub(crate) fn busy_budget(ctx: &NodeContext<'_>, on_their_way: &OnTheirWay<'_>) -> Option<Wait> {
+    let mut own = BTreeMap::new();
+    for (name, budget, pod) in counted(ctx) {
+        own.entry(name).or_insert((budget, pod));
+    }
+    own.into_iter().find_map(|(name, (budget, pod))| {
+        let others = on_their_way.0.get(&name)?.iter().filter(|(node, _)| node.uid != ctx.facts().uid);
+        let (first, _) = others.clone().next()?;
+        let needed: usize = others.map(|(_, needed)| needed).sum();
+        let is_busy = i32::try_from(needed).unwrap_or(i32::MAX) > budget.allowed.max(0);
+        is_busy.then(|| Wait::BudgetBusy { pod: pod.title(), budget: budget.title(), node: first.name.clone() })
+    })
+}
