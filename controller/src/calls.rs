@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method, Request};
 use models::limits;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Time beyond its deadline after which a call under way makes the process count as stuck.
@@ -132,17 +133,13 @@ pub struct UnderWay {
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.calls.lock().under_way.remove(&self.number);
+        self.calls.0.lock().under_way.remove(&self.number);
     }
 }
 
 impl Calls {
-    fn lock(&self) -> MutexGuard<'_, CallState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn begin(&self, kind: Kind) -> UnderWay {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.number += 1;
         let number = state.number;
         state.under_way.insert(number, (kind, Instant::now()));
@@ -151,7 +148,7 @@ impl Calls {
 
     /// Records a turn of the leader, and whether it has made a plan: without its caches it has turns, and makes none.
     pub fn turned(&self, at: Instant, planned: bool) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.turn = Some(at);
         if planned {
             state.plan = Some(at);
@@ -160,13 +157,13 @@ impl Calls {
 
     /// Records that this process no longer leads.
     pub fn stopped(&self) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         (state.turn, state.plan) = (None, None);
     }
 
     /// Returns the age of the calls under way.
     pub fn ages(&self, now: Instant) -> Ages {
-        let state = self.lock();
+        let state = self.0.lock();
         let mut calls = BTreeMap::new();
         for (kind, began) in state.under_way.values() {
             let age: &mut Duration = calls.entry(*kind).or_default();

@@ -15,14 +15,14 @@ mod values;
 mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
-
-use models::time::between;
 
 use jiff::{SignedDuration, Timestamp};
 use models::reason::{ENDS, End, FailureReason};
 use models::shadow::{ControllerStatus, Mode, Progress, Step};
+use models::time::between;
+use parking_lot::Mutex;
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Registry};
 use semver::Version;
 
@@ -216,14 +216,10 @@ impl Metrics {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Observations> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns all series in Prometheus' text format.
     pub fn text(&self) -> String {
         let families = {
-            let _alone = self.lock();
+            let _alone = self.memory.lock();
             self.registry.gather()
         };
         let mut out = String::new();
@@ -235,7 +231,7 @@ impl Metrics {
 
     /// Takes in the leadership of this process. A replica that does not lead exports nothing about the fleet.
     pub fn lead(&self, leads: bool) {
-        let mut memory = self.lock();
+        let mut memory = self.memory.lock();
         memory.leading = leads;
         self.leader.with_label_values(&ALONE).set(flag(leads));
         if !leads {
@@ -254,7 +250,7 @@ impl Metrics {
 
     /// Takes in the lead of the API server's clock.
     pub fn clock_offset(&self, ahead: SignedDuration) {
-        let memory = self.lock();
+        let memory = self.memory.lock();
         if memory.leading {
             self.clock_offset.with_label_values(&ALONE).set(ahead.as_secs_f64());
         }
@@ -262,7 +258,7 @@ impl Metrics {
 
     /// Takes in the state of keys and certificates.
     pub fn tls(&self, snapshot: &TlsSnapshot) {
-        let memory = self.lock();
+        let memory = self.memory.lock();
         if !memory.leading {
             return;
         }
@@ -281,7 +277,7 @@ impl Metrics {
 
     /// Takes in the state of the migration of stored shadows, and the number that is left if it is known.
     pub fn migration(&self, state: &'static str, left: Option<usize>) {
-        let memory = self.lock();
+        let memory = self.memory.lock();
         if !memory.leading {
             return;
         }
@@ -294,7 +290,7 @@ impl Metrics {
 
     /// Takes in the state of the fleet and of its plan.
     pub fn observe(&self, snapshot: &Snapshot<'_>) {
-        let mut memory = self.lock();
+        let mut memory = self.memory.lock();
         if !memory.leading {
             return;
         }
@@ -411,7 +407,7 @@ impl Metrics {
         if step(was) != step(is) {
             self.transitions.with_label_values(&[step_label(step(was)), step_label(step(is))]).inc();
             if let (None, Some(begun)) = (was, is) {
-                self.expect_results(&mut self.lock(), begun.from.as_ref(), &begun.version);
+                self.expect_results(&mut self.memory.lock(), begun.from.as_ref(), &begun.version);
             }
             if let Some(was) = was {
                 // A verification whose soak was restarted counts once.
@@ -428,7 +424,7 @@ impl Metrics {
         if ended != last(before.record.as_ref())
             && let Some(ended) = ended
         {
-            let (from, to) = self.lock().label_move(ended.from.as_ref(), &ended.version);
+            let (from, to) = self.memory.lock().label_move(ended.from.as_ref(), &ended.version);
             self.updates.with_label_values(&[from.as_str(), to.as_str(), result(&ended.reason)]).inc();
         }
     }
@@ -450,7 +446,7 @@ impl Metrics {
 
     /// Takes in the age of the calls under way.
     pub fn ages(&self, ages: &Ages) {
-        let _alone = self.lock();
+        let _alone = self.memory.lock();
         for kind in Kind::ALL {
             let age = ages.calls.get(&kind).map_or(0.0, Duration::as_secs_f64);
             self.call_age.with_label_values(&[kind.as_str()]).set(age);
@@ -480,7 +476,7 @@ impl Metrics {
 
     /// Takes in so many results about notices to a receiver.
     pub fn notices(&self, receiver: &str, result: NoticeResult, count: u64) {
-        let receiver = self.lock().receivers.admit(&receiver.to_owned(), Clone::clone);
+        let receiver = self.memory.lock().receivers.admit(&receiver.to_owned(), Clone::clone);
         self.notices.with_label_values(&[receiver.as_str(), result.into()]).inc_by(count);
     }
 

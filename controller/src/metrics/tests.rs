@@ -339,7 +339,7 @@ fn waiting_since_metric_reports_oldest_wait_of_existing_nodes() {
     assert_eq!(since(), t(0).as_second());
     metrics.observe(&snapshot(9, [held("b")]));
     assert_eq!(since(), t(5).as_second());
-    assert_eq!(metrics.lock().waits.len(), 1);
+    assert_eq!(metrics.memory.lock().waits.len(), 1);
 }
 
 #[test]

@@ -40,7 +40,7 @@ impl SimulatedCluster {
         let published = Arc::new(Mutex::new(json!({"keys": [issuer.jwk()]})));
         let keys = Arc::clone(&published);
         let fake = fake(move |request| match request.path.as_str() {
-            "/openid/v1/jwks" => match keys.lock().unwrap().clone() {
+            "/openid/v1/jwks" => match keys.lock().clone() {
                 Value::Null => failure(403, "Forbidden"),
                 keys => (200, keys),
             },
@@ -64,7 +64,7 @@ impl SimulatedCluster {
     }
 
     fn publish(&self, keys: Value) {
-        *self.published.lock().unwrap() = keys;
+        *self.published.lock() = keys;
     }
 
     fn asked(&self, path: &str) -> Vec<Seen> {
