@@ -16,7 +16,7 @@ use models::shadow::{BottlerocketShadow, Step};
 use planner::view::{DaemonSetIs, EarlierPod, PodFacts, Projection, ShadowFacts};
 use tokio::task::JoinSet;
 
-use super::{AgentPod, Cluster, OwnPods, Part, Unread, serves};
+use super::{AgentPod, Cluster, OwnPods, Part, Unread};
 use crate::call::{code, get, if_there, list_each, list_guarded};
 use crate::shell::for_cluster;
 
@@ -275,7 +275,7 @@ impl AgentPod {
         let deleted = facts.ends_by.map(|end| end.checked_sub(grace).unwrap_or(end));
         Self {
             since: deleted.or_else(|| Some(ready?.last_transition_time.as_ref()?.0)),
-            serves: serves(&facts),
+            serves: facts.serves(),
             name: facts.name,
             node: facts.node,
             trouble: facts.trouble,
