@@ -8,6 +8,7 @@ use std::time::Duration;
 use http::{Method, Request};
 use models::limits;
 use parking_lot::Mutex;
+use strum::{IntoStaticStr, VariantArray};
 use tokio::time::Instant;
 
 /// Time beyond its deadline after which a call under way makes the process count as stuck.
@@ -21,7 +22,8 @@ const TURN_LIMIT: Duration = Duration::from_secs(120);
 pub const TURN_PERIOD: Duration = Duration::from_secs(30);
 
 /// A kind of call, which determines its deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "lowercase")]
 pub enum Kind {
     /// A read or write of a Lease.
     Lease,
@@ -33,8 +35,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 5] = [Self::Lease, Self::Read, Self::Write, Self::Eviction, Self::Watch];
-
     pub fn of<B>(request: &Request<B>) -> Self {
         let path = request.uri().path();
         let query = request.uri().query().unwrap_or_default();
@@ -51,14 +51,8 @@ impl Kind {
         }
     }
 
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Lease => "lease",
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Eviction => "eviction",
-            Self::Watch => "watch",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 
     /// Returns the deadline for the complete answer.

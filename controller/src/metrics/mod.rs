@@ -25,6 +25,7 @@ use models::time::between;
 use parking_lot::Mutex;
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Registry};
 use semver::Version;
+use strum::{IntoStaticStr, VariantArray};
 
 use crate::calls::{Ages, Kind};
 use bounded::Bounded;
@@ -201,7 +202,7 @@ impl Metrics {
         for property in planner::lint::PROPERTIES {
             self.findings.with_label_values(&[property]);
         }
-        for kind in Kind::ALL {
+        for &kind in Kind::VARIANTS {
             self.no_answer.with_label_values(&[kind.as_str()]);
         }
         for result in ANSWERS {
@@ -447,7 +448,7 @@ impl Metrics {
     /// Takes in the age of the calls under way.
     pub fn ages(&self, ages: &Ages) {
         let _alone = self.memory.lock();
-        for kind in Kind::ALL {
+        for &kind in Kind::VARIANTS {
             let age = ages.calls.get(&kind).map_or(0.0, Duration::as_secs_f64);
             self.call_age.with_label_values(&[kind.as_str()]).set(age);
         }
@@ -469,7 +470,7 @@ impl Metrics {
 
     /// Takes in a receiver of notices, whose counters begin at zero.
     pub fn expect_notices(&self, receiver: &str) {
-        for result in [NoticeResult::Sent, NoticeResult::Failed, NoticeResult::Dropped] {
+        for &result in NoticeResult::VARIANTS {
             self.notices(receiver, result, 0);
         }
     }
@@ -487,21 +488,11 @@ impl Metrics {
 }
 
 /// The result of an attempt to send a notice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 pub enum NoticeResult {
     Sent,
     Failed,
     Dropped,
-}
-
-impl From<NoticeResult> for &'static str {
-    fn from(result: NoticeResult) -> Self {
-        match result {
-            NoticeResult::Sent => "Sent",
-            NoticeResult::Failed => "Failed",
-            NoticeResult::Dropped => "Dropped",
-        }
-    }
 }
 
 /// Returns the kind of an answer to an expression.
