@@ -36,7 +36,6 @@ use values::{ALONE, flag, float, seconds};
 use waiting::Waiting;
 
 pub use process::about_process;
-pub use signals::Signals;
 pub use snapshot::{NodeState, Snapshot, TlsSnapshot, Waits};
 
 /// The step of a node without an attempt.
@@ -295,54 +294,11 @@ impl Metrics {
         if !memory.leading {
             return;
         }
-        let Snapshot {
-            now,
-            nodes,
-            counts,
-            slots_in_use,
-            slots_limit,
-            frozen,
-            braked,
-            cluster_unwell,
-            budget_stays,
-            quarantined_versions,
-            policy_degraded,
-            window_open,
-            earlier_pods,
-            unreadable,
-            freshness,
-            lagging_since,
-            freshness_target,
-            estimated_completion,
-            signals,
-        } = snapshot;
+        let Snapshot { now, nodes, samples } = snapshot;
         self.fleet.reset();
-        if let Some(counts) = counts {
-            self.fleet.add_counts(counts);
-        }
-        if let Some(freshness) = freshness {
-            self.fleet.add_freshness(freshness, *freshness_target, counts.as_ref());
-        }
-        signals.add_to(&self.fleet);
-        for (kind, number) in unreadable {
-            self.fleet.add("unreadable_objects", &[kind], float(*number));
-        }
-        for (name, value) in [
-            ("slots_in_use", Some(float(*slots_in_use))),
-            ("slots_limit", slots_limit.map(float)),
-            ("frozen", Some(flag(*frozen))),
-            ("braked", Some(flag(*braked))),
-            ("cluster_unwell", Some(flag(*cluster_unwell))),
-            ("budget_stays", Some(float(*budget_stays))),
-            ("quarantined_versions", Some(float(*quarantined_versions))),
-            ("policy_degraded", Some(flag(*policy_degraded))),
-            ("window_open", Some(flag(*window_open))),
-            ("lagging_since_timestamp_seconds", lagging_since.map(seconds)),
-            ("estimated_completion_timestamp_seconds", estimated_completion.map(seconds)),
-            ("earlier_operator_pods", Some(float(*earlier_pods))),
-        ] {
+        for (name, label, value) in samples {
             if let Some(value) = value {
-                self.fleet.add(name, &ALONE, value);
+                self.fleet.add(name, label.as_slice(), *value);
             }
         }
         self.count_nodes(&mut memory, nodes);
