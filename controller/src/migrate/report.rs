@@ -135,7 +135,7 @@ impl Block {
             Self::EarlierPods(pods) => format!(
                 "pods of the earlier operator exist: {}. Delete its Deployments and its DaemonSet, and not its \
                  definition",
-                some(pods)
+                some_by(pods, NAMED, "; ", "; and ")
             ),
             Self::ReadOnlyPolicy => format!(
                 "the API server does not refuse writes at the earlier operator's versions by the ValidatingAdmissionPolicy \
