@@ -1,9 +1,10 @@
 //! The agents' own state, as each says it when it opens its stream. Agents serve no port, so their process metrics are here.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use models::wire::AgentProcess;
+use parking_lot::Mutex;
 use prometheus::{IntGauge, IntGaugeVec};
 
 /// Number of versions with a series of their own: two during an upgrade, and some that were forgotten.
@@ -40,7 +41,7 @@ impl Agents {
 
     /// Adds the agent of a stream; `None`: it has said nothing readable about itself.
     pub(crate) fn enter(&self, process: Option<AgentProcess>) -> Presence {
-        let mut connected = self.lock();
+        let mut connected = self.connected.lock();
         connected.next += 1;
         let number = connected.next;
         connected.streams.insert(number, process);
@@ -49,7 +50,7 @@ impl Agents {
 
     /// Sets the gauges. Called for each scrape, so that opening a stream costs nothing.
     pub(crate) fn measure(&self) {
-        let connected = self.lock();
+        let connected = self.connected.lock();
         let mut versions: BTreeMap<String, i64> = BTreeMap::new();
         for process in connected.streams.values() {
             let version = process.as_ref().map_or_else(|| "unknown".to_owned(), |process| process.version.to_string());
@@ -66,10 +67,6 @@ impl Agents {
         self.resident.set(known().map(|process| whole(process.resident)).max().unwrap_or_default());
         self.started.set(known().map(|process| whole(process.started)).max().unwrap_or_default());
     }
-
-    fn lock(&self) -> MutexGuard<'_, Connected> {
-        self.connected.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 fn whole(value: u64) -> i64 {
@@ -78,7 +75,7 @@ fn whole(value: u64) -> i64 {
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        self.agents.lock().streams.remove(&self.number);
+        self.agents.connected.lock().streams.remove(&self.number);
     }
 }
 

@@ -7,14 +7,15 @@ use std::collections::HashMap;
 use std::future::pending;
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use actix_http::error::DispatchError;
 use actix_service::{ServiceFactory, apply_fn_factory};
 use actix_tls::accept::TlsError;
 use actix_web::rt::net::TcpStream;
+use parking_lot::Mutex;
 use prometheus::IntCounter;
 use tokio::time::{Instant, sleep};
 
@@ -119,7 +120,7 @@ impl Connections {
     }
 
     fn enter(self: &Arc<Self>, source: Source) -> Option<Counted> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         let count = open.entry(source).or_default();
         if self.most.is_some_and(|most| *count >= most) {
             self.refused.inc();
@@ -147,7 +148,7 @@ async fn bounded<E>(ends: impl Future<Output = Result<(), E>>, limit: Duration) 
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        let mut open = self.connections.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.connections.open.lock();
         if let Some(count) = open.get_mut(&self.source) {
             *count -= 1;
             if *count == 0 {
@@ -177,7 +178,7 @@ mod tests {
         drop(first);
         assert!(connections.enter(source("10.0.0.1")).is_some(), "one has ended");
         drop(second);
-        assert!(connections.open.lock().unwrap().is_empty());
+        assert!(connections.open.lock().is_empty());
 
         let unlimited = Connections::new(sources, 0, Duration::MAX, (counter(), counter()));
         let many: Vec<_> = (0..100).map(|_| unlimited.enter(source("10.0.0.1"))).collect();

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Maximum number of separate keys. When so many are busy, further ones share one limit.
@@ -39,14 +39,14 @@ impl<K: Hash + Eq> Limiter<K> {
 
     /// Takes one, also if none is left.
     pub(crate) fn charge(&self, key: K, now: Instant) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let whole_at = self.allowance.charged(state.get(&key), now);
         state.put(key, whole_at, now);
     }
 
     /// Releases one that was taken.
     pub(crate) fn refund(&self, key: K, now: Instant) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(whole_at) = state.get(&key).and_then(|at| at.checked_sub(self.allowance.every)) {
             state.put(key, whole_at, now);
         }
@@ -58,15 +58,11 @@ impl<K: Hash + Eq> Limiter<K> {
     ///
     /// Returns the time after which one is left.
     pub(crate) fn take(&self, key: K, now: Instant) -> Result<(), Duration> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let before = state.get(&key);
         self.allowance.check(before, now)?;
         state.put(key, self.allowance.charged(before, now), now);
         Ok(())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<K>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -185,7 +181,7 @@ mod tests {
         assert!(limiter.take(KEYS + 2, t).is_err(), "they share");
         assert_eq!(limiter.take(0, t), Ok(()), "this one came before");
         assert_eq!(limiter.take(KEYS + 3, t + seconds(2)), Ok(()), "those that are whole again make room");
-        assert!(limiter.lock().whole_at.len() < 3);
+        assert!(limiter.state.lock().whole_at.len() < 3);
     }
 
     #[test]

@@ -4,12 +4,13 @@
 //! from here survives a lost watch.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use kube::ResourceExt as _;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{Config, Event};
 use models::shadow::BottlerocketShadow;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use watches::{Known, Sink};
 
@@ -53,24 +54,24 @@ impl Store {
 
     /// Returns true if the first list has arrived.
     pub(crate) fn synced(&self) -> bool {
-        self.lock().known.synced()
+        self.inner.lock().known.synced()
     }
 
     /// Returns the known state of a shadow.
     pub(crate) fn get(&self, name: &str) -> Seen {
-        seen(&self.lock().known, name)
+        seen(&self.inner.lock().known, name)
     }
 
     /// Returns the known state of a shadow, and its changes.
     pub(crate) fn subscribe(&self, name: &str) -> watch::Receiver<Seen> {
-        let Inner { known, channels } = &mut *self.lock();
+        let Inner { known, channels } = &mut *self.inner.lock();
         channels.entry(name.to_owned()).or_insert_with(|| watch::Sender::new(seen(known, name))).subscribe()
     }
 
     /// Stores the API server's answer to a call of this server, so that no stream of this replica shows anything older
     /// afterwards. Only the watch decides that a shadow exists or not: an answer can arrive after the deletion.
     pub(crate) fn learn(&self, shadow: &Arc<Shadow>) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if matches!(seen(&inner.known, &shadow.name), Seen::Present(known) if known.uid() == shadow.uid()) {
             let item = (shadow.resource_version().to_owned(), Seen::Present(Arc::clone(shadow)));
             inner.known.answer(&shadow.name, item, PartialEq::ne);
@@ -80,7 +81,7 @@ impl Store {
 
     /// Stores an event of the watch.
     pub(crate) fn observe(&self, event: Event<Object>) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         match event {
             Event::Apply(object) => {
                 let (name, item) = self.read(object);
@@ -118,10 +119,6 @@ impl Store {
         self.metrics.unreadable_shadows.inc();
         tracing::warn!(shadow = name, error, "a shadow cannot be read; its agent gets no updates of it until it can");
         (name, (version, Seen::Unreadable))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Watches the cluster for ever.
@@ -287,9 +284,9 @@ pub(crate) mod tests {
         let store = store(vec![stored("u", 5, 1, json!({}))]);
         let watching = store.subscribe("brs-b");
         store.observe(Event::Delete(at(8, "Idle")));
-        assert_eq!(store.lock().channels.keys().collect::<Vec<_>>(), ["brs-b"]);
+        assert_eq!(store.inner.lock().channels.keys().collect::<Vec<_>>(), ["brs-b"]);
         drop(watching);
         store.observe(Event::Delete(at(9, "Idle")));
-        assert!(store.lock().channels.is_empty() && store.lock().known.items().is_empty());
+        assert!(store.inner.lock().channels.is_empty() && store.inner.lock().known.items().is_empty());
     }
 }

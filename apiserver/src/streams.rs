@@ -2,8 +2,9 @@
 //! so a third stream ends the oldest. That bounds the memory that a node's streams take.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use prometheus::IntGauge;
 use tokio::sync::oneshot;
 
@@ -44,7 +45,7 @@ impl Streams {
     /// Takes a place for another stream of a node.
     pub(crate) fn enter(self: &Arc<Self>, node: &str) -> Place {
         let (displace, displaced) = oneshot::channel();
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         open.next += 1;
         let number = open.next;
         let of_node = open.by_node.entry(node.to_owned()).or_default();
@@ -56,16 +57,12 @@ impl Streams {
         self.gauge.inc();
         Place { streams: Arc::clone(self), node: node.to_owned(), number, displaced }
     }
-
-    fn lock(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         self.streams.gauge.dec();
-        let mut open = self.streams.lock();
+        let mut open = self.streams.open.lock();
         if let Some(of_node) = open.by_node.get_mut(&self.node) {
             of_node.retain(|(number, _)| *number != self.number);
             if of_node.is_empty() {
@@ -92,6 +89,6 @@ mod tests {
         assert_eq!(streams.count(), 4, "it counts until it has ended");
         all.clear();
         assert_eq!(streams.count(), 0);
-        assert!(streams.lock().by_node.is_empty());
+        assert!(streams.open.lock().by_node.is_empty());
     }
 }

@@ -8,11 +8,12 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use jiff::Timestamp;
+use parking_lot::RwLock;
 use rustls::ServerConfig;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject as _;
@@ -50,12 +51,12 @@ pub(crate) struct CertificateSlot(RwLock<Option<(Arc<CertifiedKey>, Validity)>>)
 impl CertificateSlot {
     /// Returns the certificate and key for the next handshake.
     pub(crate) fn current(&self) -> Option<Arc<CertifiedKey>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(pair, _)| pair.clone())
+        self.0.read().as_ref().map(|(pair, _)| pair.clone())
     }
 
     /// Checks that clients accept it now; otherwise returns the reason.
     pub(crate) fn serves(&self, now: Timestamp) -> Result<(), &'static str> {
-        match *self.0.read().unwrap_or_else(PoisonError::into_inner) {
+        match *self.0.read() {
             None => Err("there is no certificate yet"),
             Some((_, Validity { from, .. })) if now < from => Err("the certificate is not valid yet"),
             Some((_, Validity { until, .. })) if until <= now => Err("the certificate has expired"),
@@ -64,7 +65,7 @@ impl CertificateSlot {
     }
 
     pub(crate) fn set(&self, pair: CertifiedKey, validity: Validity) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some((Arc::new(pair), validity));
+        *self.0.write() = Some((Arc::new(pair), validity));
     }
 }
 

@@ -1,7 +1,7 @@
 //! The Nodes and the operator's resource, as watches show them, and the writes to the Nodes.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
@@ -13,6 +13,7 @@ use kube::{Client, Resource, ResourceExt as _};
 use models::limits;
 use models::names::{AWS, OPERATOR_NAME};
 use models::operator::BottlerocketUpdateOperator;
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
@@ -39,13 +40,9 @@ impl<K: Resource<DynamicType = ()> + Sync, T: Clone + Send> Cache<K, T> {
         Self { known: Mutex::new(Known::new(|(version, _)| version)), read, differs, changed: changed.clone() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known<(String, T)>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The objects by name; `None` before the first list is complete.
     fn items(&self) -> Option<BTreeMap<String, T>> {
-        let known = self.lock();
+        let known = self.known.lock();
         known.synced().then(|| known.items().iter().map(|(name, (_, item))| (name.clone(), item.clone())).collect())
     }
 
@@ -57,7 +54,7 @@ impl<K: Resource<DynamicType = ()> + Sync, T: Clone + Send> Cache<K, T> {
     /// Takes in the answer to an own write.
     fn written(&self, object: &K) {
         if let Some((name, item)) = self.item(object) {
-            self.lock().answer(&name, item, |_, _| true);
+            self.known.lock().answer(&name, item, |_, _| true);
         }
     }
 }
@@ -68,7 +65,7 @@ where
     T: Clone + Send,
 {
     fn take(&self, _: u64, event: Event<DeserializeGuard<K>>) {
-        let mut known = self.lock();
+        let mut known = self.known.lock();
         let item = |guard: DeserializeGuard<K>| match guard.0 {
             Ok(object) => self.item(&object),
             Err(error) => {

@@ -8,6 +8,8 @@ use crate::cluster::Cluster;
 use crate::failures::{has_others, list, unresolved};
 use crate::shell::for_cluster;
 
+pub(crate) use models::plain::some;
+
 /// Returns a command of this plugin for the operator of a namespace.
 pub(crate) fn command(namespace: &str, arguments: &str) -> String {
     let option = if namespace == names::SYSTEM_NAMESPACE { String::new() } else { format!(" -n {namespace}") };
@@ -218,16 +220,6 @@ impl Cluster {
                 format!("kubectl describe daemonset {} -n {}", names::AGENT, names::AGENT_NAMESPACE),
             ],
         }
-    }
-}
-
-/// Returns names for a sentence: the first few, and the number of the others.
-pub(crate) fn some<'a>(names: impl IntoIterator<Item = &'a str>, shown: usize) -> String {
-    let names: Vec<&str> = names.into_iter().collect();
-    let first = names.iter().take(shown).copied().collect::<Vec<_>>().join(", ");
-    match names.len().saturating_sub(shown) {
-        0 => first,
-        more => format!("{first} and {more} more"),
     }
 }
 

@@ -118,6 +118,17 @@ pub(crate) fn if_there<T>(answer: anyhow::Result<T>) -> anyhow::Result<Option<T>
     }
 }
 
+/// Returns the answer to a request; `None` if the caller may not make it: then the missing right is noted.
+pub(crate) fn allowed<T>(answer: anyhow::Result<T>, note: impl FnOnce(String)) -> anyhow::Result<Option<T>> {
+    match answer {
+        Err(error) if code(&error) == Some(403) => {
+            note(error.to_string());
+            Ok(None)
+        }
+        answer => answer.map(Some),
+    }
+}
+
 /// Reads an object in a namespace; `None` if it, or its kind, does not exist.
 pub(crate) async fn get<K: Namespaced>(client: &Client, namespace: &str, name: &str) -> anyhow::Result<Option<K>> {
     let api: Api<K> = Api::namespaced(client.clone(), namespace);

@@ -262,7 +262,7 @@ impl Cluster {
 
     fn standby(&self, own_node: Option<&str>) -> Standby {
         let (Some(own), Some(nodes)) = (&self.own, &self.nodes) else { return Standby::None };
-        let controllers = own.pods.iter().filter(|(_, pod)| is_of(pod, names::CONTROLLER));
+        let controllers = own.pods.iter().filter(|(_, pod)| pod.is_of(names::CONTROLLER));
         let controllers = controllers.map(|(name, pod)| (name.clone(), pod.clone())).collect();
         standby(own.leader.as_deref().unwrap_or_default(), own_node, &controllers, nodes)
     }
@@ -316,15 +316,6 @@ pub(crate) fn settled(
 impl OwnPods {
     /// Returns whether a pod of a component is Ready.
     pub(crate) fn has_ready(&self, component: &str) -> bool {
-        self.pods.values().any(|pod| is_of(pod, component) && serves(pod))
+        self.pods.values().any(|pod| pod.is_of(component) && pod.serves())
     }
-}
-
-/// Returns whether a pod is Ready and stays.
-fn serves(pod: &PodFacts) -> bool {
-    pod.ready && !pod.terminating && !pod.finished
-}
-
-fn is_of(pod: &PodFacts, component: &str) -> bool {
-    pod.labels.get(names::COMPONENT_LABEL).is_some_and(|label| label == component)
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Resource as _;
@@ -11,6 +11,7 @@ use kube::api::Api;
 use kube::core::error_boundary::InvalidObject;
 use kube::core::{DeserializeGuard, ObjectMeta, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
+use parking_lot::Mutex;
 use planner::view::Projection;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
@@ -67,16 +68,12 @@ impl<P: Projection> Cache<P> {
     /// Returns whether a list that began after this call of [`Cache::read_again`] is complete. Lists are consistent
     /// reads, so the contents from then on are at least as new as anything that was written before that call.
     pub fn has_read(&self, number: u64) -> bool {
-        self.lock().listed >= number
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<P>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().listed >= number
     }
 
     /// Makes a change, and notifies of it if it is relevant.
     fn change(&self, make: impl FnOnce(&mut State<P>) -> bool) {
-        let relevant = make(&mut self.lock());
+        let relevant = make(&mut self.state.lock());
         if relevant {
             self.changed.send_modify(|n| *n = n.wrapping_add(1));
         }
@@ -84,33 +81,33 @@ impl<P: Projection> Cache<P> {
 
     /// Returns whether the first list is complete.
     pub fn synced(&self) -> bool {
-        self.lock().known.synced()
+        self.state.lock().known.synced()
     }
 
     /// Returns all items.
     pub fn items(&self) -> BTreeMap<String, P> {
-        self.lock().known.items().clone()
+        self.state.lock().known.items().clone()
     }
 
     /// Returns the reasons why objects cannot be read, by key. None of them is among the items, whatever was known before: a new
     /// leader knows no more.
     pub fn unreadable(&self) -> BTreeMap<String, String> {
-        self.lock().unreadable.clone()
+        self.state.lock().unreadable.clone()
     }
 
     /// Returns the result of `look` on all items, without a copy of them.
     pub fn read<T>(&self, look: impl FnOnce(&BTreeMap<String, P>) -> T) -> T {
-        look(self.lock().known.items())
+        look(self.state.lock().known.items())
     }
 
     /// Returns the items that `wanted` selects.
     pub fn select(&self, wanted: impl Fn(&P) -> bool) -> Vec<P> {
-        self.lock().known.items().values().filter(|item| wanted(item)).cloned().collect()
+        self.state.lock().known.items().values().filter(|item| wanted(item)).cloned().collect()
     }
 
     /// Returns one item.
     pub fn get(&self, key: &str) -> Option<P> {
-        self.lock().known.items().get(key).cloned()
+        self.state.lock().known.items().get(key).cloned()
     }
 
     /// Takes in an object that an own write returned.

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method, Request};
 use models::limits;
+use parking_lot::Mutex;
+use strum::{IntoStaticStr, VariantArray};
 use tokio::time::Instant;
 
 /// Time beyond its deadline after which a call under way makes the process count as stuck.
@@ -20,7 +22,8 @@ const TURN_LIMIT: Duration = Duration::from_secs(120);
 pub const TURN_PERIOD: Duration = Duration::from_secs(30);
 
 /// A kind of call, which determines its deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "lowercase")]
 pub enum Kind {
     /// A read or write of a Lease.
     Lease,
@@ -32,8 +35,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 5] = [Self::Lease, Self::Read, Self::Write, Self::Eviction, Self::Watch];
-
     pub fn of<B>(request: &Request<B>) -> Self {
         let path = request.uri().path();
         let query = request.uri().query().unwrap_or_default();
@@ -50,14 +51,8 @@ impl Kind {
         }
     }
 
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Lease => "lease",
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Eviction => "eviction",
-            Self::Watch => "watch",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 
     /// Returns the deadline for the complete answer.
@@ -132,17 +127,13 @@ pub struct UnderWay {
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.calls.lock().under_way.remove(&self.number);
+        self.calls.0.lock().under_way.remove(&self.number);
     }
 }
 
 impl Calls {
-    fn lock(&self) -> MutexGuard<'_, CallState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn begin(&self, kind: Kind) -> UnderWay {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.number += 1;
         let number = state.number;
         state.under_way.insert(number, (kind, Instant::now()));
@@ -151,7 +142,7 @@ impl Calls {
 
     /// Records a turn of the leader, and whether it has made a plan: without its caches it has turns, and makes none.
     pub fn turned(&self, at: Instant, planned: bool) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.turn = Some(at);
         if planned {
             state.plan = Some(at);
@@ -160,13 +151,13 @@ impl Calls {
 
     /// Records that this process no longer leads.
     pub fn stopped(&self) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         (state.turn, state.plan) = (None, None);
     }
 
     /// Returns the age of the calls under way.
     pub fn ages(&self, now: Instant) -> Ages {
-        let state = self.lock();
+        let state = self.0.lock();
         let mut calls = BTreeMap::new();
         for (kind, began) in state.under_way.values() {
             let age: &mut Duration = calls.entry(*kind).or_default();

@@ -4,12 +4,13 @@
 //! server's: local time, corrected by the `Date` header of the answers to the requests for the Lease. In between, time
 //! runs by the monotonic clock, so that a step of the local clock affects no deadline.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use jiff::{SignedDuration, Timestamp};
 use models::time::{after, between};
+use parking_lot::Mutex;
 
 /// Precision of a `Date` header, which has whole seconds, cut off.
 const RESOLUTION: SignedDuration = SignedDuration::from_secs(1);
@@ -66,10 +67,6 @@ impl Clock {
         Self { source: Arc::new(source), state: Arc::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Reads the local clock, which may be wrong.
     pub fn read(&self) -> Reading {
         self.source.read()
@@ -98,7 +95,7 @@ impl Clock {
 
     /// Returns the corrected time at the moment of a reading.
     fn at(&self, reading: Reading) -> Timestamp {
-        let State { offset, heard, .. } = *self.lock();
+        let State { offset, heard, .. } = *self.state.lock();
         let local = match heard {
             Some(heard) => after(heard.local, since(heard.at, reading.at)),
             None => reading.local,
@@ -110,14 +107,14 @@ impl Clock {
     /// Returns the delay of the local clock behind the API server's; negative where it is ahead. Zero while no
     /// difference is known.
     pub fn offset(&self) -> SignedDuration {
-        self.lock().offset
+        self.state.lock().offset
     }
 
     /// Takes in a server's answer with the time `date`, to a request sent at an earlier moment.
     pub fn hear(&self, sent: Instant, received: Reading, date: Timestamp) {
         // As a clock that showed the time of the receipt would have shown, in case it was set in between.
         let before = after(received.local, -since(sent, received.at));
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let previous = state.offset;
         state.offset = next_offset(before, received.local, date, previous);
         state.heard = Some(received);

@@ -1,8 +1,9 @@
 //! Estimates of when rollouts are completed (`planner::simulation::estimate`), made beside the leader's turns.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use planner::policy::Policy;
 use planner::simulation::{estimate, no_estimate};
 use planner::view::{ClusterView, EstimateFacts};
@@ -23,10 +24,6 @@ pub struct Estimates {
     changed: Arc<watch::Sender<u64>>,
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Estimates {
     /// Returns estimates that go by the history's pages, and have not been made yet. `changed` is sent when they were.
     pub fn new(pages: Pages, changed: Arc<watch::Sender<u64>>) -> Self {
@@ -35,12 +32,12 @@ impl Estimates {
 
     /// Returns the last estimates.
     pub fn facts(&self) -> Option<EstimateFacts> {
-        lock(&self.state).facts.clone()
+        self.state.lock().facts.clone()
     }
 
     /// Begins to make new ones, unless some are being made. Nothing waits for them.
     pub fn make(&self, view: &ClusterView, policy: &Policy, now: Timestamp) {
-        if std::mem::replace(&mut lock(&self.state).under_way, true) {
+        if std::mem::replace(&mut self.state.lock().under_way, true) {
             return;
         }
         let (view, policy, nothing) = (view.clone(), policy.clone(), no_estimate(view, now));
@@ -58,7 +55,7 @@ impl Estimates {
                     None
                 }
             };
-            *lock(&state) = State { facts: Some(facts.unwrap_or(nothing)), under_way: false };
+            *state.lock() = State { facts: Some(facts.unwrap_or(nothing)), under_way: false };
             changed.send_modify(|n| *n = n.wrapping_add(1));
         });
     }

@@ -29,6 +29,7 @@ pub mod leader;
 pub mod metrics;
 pub mod migrate;
 pub mod notices;
+mod outgoing;
 pub mod owners;
 mod replica;
 pub mod surroundings;

@@ -6,7 +6,7 @@
 //! shows is not read.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::{DaemonSet, ReplicaSet};
@@ -14,6 +14,7 @@ use k8s_openapi::api::batch::v1::Job;
 use kube::Client;
 use kube::api::Api;
 use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -90,23 +91,7 @@ pub struct Owners {
     client: Client,
     daemon_sets: Cache<DaemonSetFacts>,
     changed: Arc<watch::Sender<u64>>,
-    known: Known,
-}
-
-#[derive(Clone, Default)]
-struct Known(Arc<Mutex<HashMap<OwnerKey, Owner>>>);
-
-impl Known {
-    fn lock(&self) -> MutexGuard<'_, HashMap<OwnerKey, Owner>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Records an answer, unless no pod names the owner any more.
-    fn answered(&self, key: &OwnerKey, answer: Answer) {
-        if let Some(owner) = self.lock().get_mut(key) {
-            owner.answer = answer;
-        }
-    }
+    known: Arc<Mutex<HashMap<OwnerKey, Owner>>>,
 }
 
 /// Returns the owner of a pod that has to be read: its DaemonSet, or what is between it and its top owner.
@@ -129,7 +114,7 @@ fn controller(object: &PartialObjectMeta<DynamicObject>) -> Option<String> {
 impl Owners {
     /// Creates an empty cache. `changed` is notified of each answer.
     pub fn new(client: Client, daemon_sets: Cache<DaemonSetFacts>, changed: Arc<watch::Sender<u64>>) -> Self {
-        Self { client, daemon_sets, changed, known: Known::default() }
+        Self { client, daemon_sets, changed, known: Arc::default() }
     }
 
     /// Marks each pod with what is known of its owner, and reads the owners that are not known.
@@ -195,7 +180,10 @@ impl Owners {
                 }
             };
             let failed = matches!(answer, Answer::Failed);
-            known.answered(&key, answer);
+            // Not recorded if no pod names the owner any more.
+            if let Some(owner) = known.lock().get_mut(&key) {
+                owner.answer = answer;
+            }
             changed.send_modify(|n| *n = n.wrapping_add(1));
             if failed {
                 tokio::time::sleep(key.0.retry()).await;

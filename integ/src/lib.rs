@@ -9,6 +9,7 @@ pub mod demo;
 pub mod durations;
 pub mod fleet;
 pub mod kubelet;
+pub mod named_cases;
 pub mod node_recording;
 pub mod oracle;
 pub mod pages;

@@ -20,7 +20,7 @@ const CRATES: [(&str, &str); 10] = [
     ),
     (
         "controller",
-        "clock config cache caches earlier calls decisions eviction writes metrics client http owners \
+        "clock config cache caches earlier calls decisions eviction writes metrics client http outgoing owners \
          expressions leader surroundings notices tls migrate apply history estimates definitions driver replica",
     ),
     (

@@ -175,7 +175,7 @@ pub struct HistoryRow {
 }
 
 /// Kind of an entry of a record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr)]
 pub enum EntryKind {
     /// The rollout began.
     Begun,
@@ -216,26 +216,8 @@ pub enum EntryKind {
 
 impl EntryKind {
     /// The word.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Begun => "Begun",
-            Self::StepPassed => "StepPassed",
-            Self::StepDueAgain => "StepDueAgain",
-            Self::Approved => "Approved",
-            Self::Paused => "Paused",
-            Self::Resumed => "Resumed",
-            Self::Frozen => "Frozen",
-            Self::Braked => "Braked",
-            Self::Quarantined => "Quarantined",
-            Self::WindowOpened => "WindowOpened",
-            Self::WindowClosed => "WindowClosed",
-            Self::Urgent => "Urgent",
-            Self::UrgencyEnded => "UrgencyEnded",
-            Self::Superseded => "Superseded",
-            Self::Completed => "Completed",
-            Self::Stopped => "Stopped",
-            Self::Unknown => "Unknown",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 

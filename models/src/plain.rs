@@ -1,5 +1,5 @@
 //! Texts from other parties, made safe to show: the output of a host, an agent or a server ends up in objects, in logs and on the terminals of
-//! users, and there it must be read and not obeyed.
+//! users, and there it must be read and not obeyed. Lists of names are cut here, too.
 
 /// The character, or what is shown in its place: a space for the end of a line and a tabulator, a replacement character for
 /// whatever else would move a cursor or change the order in which text is read, and for what hides in a text. One for one, so that a text
@@ -34,6 +34,21 @@ pub fn plain(text: &str) -> String {
 pub fn cut(text: &str, longest: usize) -> String {
     let end = text.char_indices().nth(longest).map_or(text.len(), |(end, _)| end);
     plain(&text[..end])
+}
+
+/// The first so many names, and the number of the others: `a, b and 3 more`.
+pub fn some(names: impl IntoIterator<Item = impl AsRef<str>>, shown: usize) -> String {
+    some_by(names, shown, ", ", " and ")
+}
+
+/// The same with other texts between two names and before the number.
+pub fn some_by(names: impl IntoIterator<Item = impl AsRef<str>>, shown: usize, between: &str, last: &str) -> String {
+    let mut names = names.into_iter();
+    let first: Vec<String> = names.by_ref().take(shown).map(|name| name.as_ref().to_owned()).collect();
+    match names.count() {
+        0 => first.join(between),
+        more => format!("{}{last}{more} more", first.join(between)),
+    }
 }
 
 #[cfg(test)]

@@ -8,11 +8,12 @@
 //! TokenReview. Requests with the same token at the same time share one.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use models::time::between;
+use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::{Instant, timeout};
 
@@ -157,7 +158,7 @@ impl Reviewer {
 
     /// Returns the cached result for a token, unless a review of it is in progress.
     fn recall(&self, lane: &Lane, token: &Token) -> Option<Result<Arc<Bearer>, Refusal>> {
-        let slot = Arc::clone(lane.slots().get(&token.digest())?);
+        let slot = Arc::clone(lane.slots.lock().get(&token.digest())?);
         let slot = slot.try_lock().ok()?;
         self.counts(slot.as_ref(), token)
     }
@@ -197,12 +198,8 @@ impl Lane {
         Self { permits: Semaphore::new(permits), slots: Mutex::default() }
     }
 
-    fn slots(&self) -> MutexGuard<'_, HashMap<TokenDigest, Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn slot(&self, digest: TokenDigest) -> Slot {
-        let mut slots = self.slots();
+        let mut slots = self.slots.lock();
         if let Some(slot) = slots.get(&digest) {
             return Arc::clone(slot);
         }

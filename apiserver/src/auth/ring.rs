@@ -1,11 +1,12 @@
 //! This server's copy of the cluster's public keys: read when a token needs them, and read again when one does not
 //! match.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use jiff::Timestamp;
+use parking_lot::RwLock;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{Instant, timeout};
 
@@ -64,7 +65,7 @@ impl KeyRing {
     }
 
     fn current(&self) -> Option<Arc<ClusterKeys>> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current.read().clone()
     }
 
     /// Reads the keys, unless another request has since `before`, or it was tried a moment ago.
@@ -86,7 +87,7 @@ impl KeyRing {
         match read {
             Ok(keys) => {
                 metrics.key_fetches.inc(FetchResult::Read);
-                *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(keys));
+                *self.current.write() = Some(Arc::new(keys));
             }
             Err(error) => {
                 metrics.key_fetches.inc(FetchResult::Error);

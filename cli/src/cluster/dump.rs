@@ -17,7 +17,7 @@ use planner::view::{BudgetFacts, DaemonSetIs, EarlierPod, PodFacts, Projection a
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{AgentPod, Cluster, OwnPods, is_of};
+use super::{AgentPod, Cluster, OwnPods};
 use crate::call::{get, if_there, list_each, list_everywhere, list_in, nodes};
 
 /// Form of a dump that this version writes and reads.
@@ -144,12 +144,11 @@ impl Dump {
             cluster.earlier_pods.extend(EarlierPod::project(&pod).map(|pod| pod.key()));
             // The controller reads each DaemonSet. Its findings are in its `Blocked` condition.
             let facts = PodFacts { daemon_set_is: DaemonSetIs::There, ..PodFacts::of(&pod) };
-            if facts.namespace == self.namespace
-                && [names::CONTROLLER, names::APISERVER].iter().any(|c| is_of(&facts, c))
+            if facts.namespace == self.namespace && [names::CONTROLLER, names::APISERVER].iter().any(|c| facts.is_of(c))
             {
                 own.pods.insert(facts.name.clone(), facts.clone());
             }
-            if facts.namespace == names::AGENT_NAMESPACE && is_of(&facts, names::AGENT) {
+            if facts.namespace == names::AGENT_NAMESPACE && facts.is_of(names::AGENT) {
                 cluster.agents.get_or_insert_default().push(AgentPod::of(&pod));
             }
             if !facts.node.is_empty() {

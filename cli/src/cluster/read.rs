@@ -16,8 +16,8 @@ use models::shadow::{BottlerocketShadow, Step};
 use planner::view::{DaemonSetIs, EarlierPod, PodFacts, Projection, ShadowFacts};
 use tokio::task::JoinSet;
 
-use super::{AgentPod, Cluster, OwnPods, Part, Unread, serves};
-use crate::call::{code, get, if_there, list_each, list_guarded};
+use super::{AgentPod, Cluster, OwnPods, Part, Unread};
+use crate::call::{allowed, get, if_there, list_each, list_guarded};
 use crate::shell::for_cluster;
 
 /// Number of lists of pods at a time.
@@ -170,17 +170,11 @@ impl Cluster {
 
     /// Returns what was read; notes the missing right and returns `None` if the caller may not read it.
     fn optional<T>(&mut self, part: Part, answer: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
-        match answer {
-            Ok(answer) => {
-                self.unread.retain(|unread| unread.part != part);
-                Ok(Some(answer))
-            }
-            Err(error) if code(&error) == Some(403) => {
-                self.note_unread(part, error.to_string());
-                Ok(None)
-            }
-            Err(error) => Err(error),
+        let read = allowed(answer, |right| self.note_unread(part, right))?;
+        if read.is_some() {
+            self.unread.retain(|unread| unread.part != part);
         }
+        Ok(read)
     }
 }
 
@@ -275,7 +269,7 @@ impl AgentPod {
         let deleted = facts.ends_by.map(|end| end.checked_sub(grace).unwrap_or(end));
         Self {
             since: deleted.or_else(|| Some(ready?.last_transition_time.as_ref()?.0)),
-            serves: serves(&facts),
+            serves: facts.serves(),
             name: facts.name,
             node: facts.node,
             trouble: facts.trouble,

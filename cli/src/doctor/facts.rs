@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::aws;
 use super::certificate::{self, Certificate};
-use crate::call::{call, code, get, if_there, list_everywhere, list_in, node_leases};
+use crate::call::{allowed, call, get, if_there, list_everywhere, list_in, node_leases};
 use crate::cluster::{Cluster, Part, PodsOf, Unread};
 use crate::page::progress;
 
@@ -65,14 +65,7 @@ pub(super) struct Facts {
 impl Facts {
     /// Returns what was read; notes what may not be.
     fn optional<T>(&mut self, answer: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
-        match answer {
-            Ok(answer) => Ok(Some(answer)),
-            Err(error) if code(&error) == Some(403) => {
-                self.note(error.to_string());
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
+        allowed(answer, |right| self.note(right))
     }
 
     /// Notes a missing right, once.

@@ -19,6 +19,7 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::Args;
 use kube::Client;
+use models::plain::some_by;
 use tokio::time::Instant;
 
 use self::facts::{Memory, gather, is_under_way};
@@ -338,10 +339,7 @@ impl Waiting {
 }
 
 fn first(all: &[String]) -> String {
-    const SHOWN: usize = 5;
-    let more = all.len().saturating_sub(SHOWN);
-    let shown = all.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join("; ");
-    if more > 0 { format!("{shown}; and {more} more") } else { shown }
+    some_by(all, 5, "; ", "; and ")
 }
 
 #[cfg(test)]

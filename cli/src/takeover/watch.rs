@@ -153,8 +153,8 @@ fn as_ours(shadow: &Shadow, node: &NodeFacts, policy: &Policy, now: Timestamp) -
     agent.observed_generation = Some(1);
     agent.boot_id = Some(node.boot_id.clone());
     agent.current_version = node.os_version().or_else(|| version(&shadow.state.current_version));
-    agent.variant = variant(&node.os_image);
-    agent.arch = node.labels.get("kubernetes.io/arch").map(|arch| arch_of_host(arch).to_owned());
+    agent.variant = node.variant().map(str::to_owned);
+    agent.arch = node.arch().map(str::to_owned);
     let offered = version(&shadow.offered).filter(|offered| Some(offered) != agent.current_version.as_ref());
     agent.updates = Some(OfferedUpdates {
         available_versions: offered.iter().cloned().collect(),
@@ -163,21 +163,6 @@ fn as_ours(shadow: &Shadow, node: &NodeFacts, policy: &Policy, now: Timestamp) -
         refresh_failure: None,
     });
     ours
-}
-
-/// Returns the variant in the name of the operating system, e.g. `aws-k8s-1.37`.
-fn variant(os_image: &str) -> Option<String> {
-    let (_, rest) = os_image.split_once('(')?;
-    rest.split_once(')').map(|(variant, _)| variant.to_owned())
-}
-
-/// Returns the host's own name of an architecture.
-fn arch_of_host(arch: &str) -> &str {
-    match arch {
-        "amd64" => "x86_64",
-        "arm64" => "aarch64",
-        other => other,
-    }
 }
 
 /// Makes the shadow that of a host which has the image of the attempt that would begin.

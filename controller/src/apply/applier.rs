@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kube::api::{Api, ListParams};
+use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
 use kube::core::DeserializeGuard;
 use models::backoff::{Backoff, Delays};
 use models::names;
@@ -185,6 +185,30 @@ impl Applier {
     pub(super) fn sign(&self, claims: &impl serde::Serialize) -> Result<String, ApplyError> {
         let signed = self.signer.sign(claims).ok_or(ApplyError::NoKey)?;
         signed.map_err(|source| ApplyError::Signing(Box::new(source)))
+    }
+}
+
+/// Returns the parameters of a creation, with the field manager.
+pub(crate) fn create_params() -> PostParams {
+    PostParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PostParams::default() }
+}
+
+/// Deletes this very object; returns false if it was gone.
+pub(crate) async fn delete_this<K>(
+    api: &Api<K>,
+    name: &str,
+    uid: &str,
+    params: DeleteParams,
+    what: &'static str,
+) -> Result<bool, ApplyError>
+where
+    K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+{
+    let params = params.preconditions(Preconditions { uid: Some(uid.to_owned()), resource_version: None });
+    match api.delete(name, &params).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+        Err(error) => Err(ApplyError::api(what)(error)),
     }
 }
 

@@ -2,7 +2,7 @@
 //! local clock's time, and only the first of two notes with the same reason.)
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
 use models::plain::plain;
 use models::{limits, names};
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -180,13 +181,13 @@ impl Recorder {
 
     /// Returns the Event that this one would repeat. Entries that are too old are removed.
     fn before(&self, key: &EventKey, now: Timestamp) -> Option<PublishedEvent> {
-        let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut published = self.published.lock();
         published.retain(|_, event| now.duration_since(event.last) < SERIES);
         published.get(key).cloned()
     }
 
     fn remember(&self, key: EventKey, event: PublishedEvent) {
-        self.published.lock().unwrap_or_else(PoisonError::into_inner).insert(key, event);
+        self.published.lock().insert(key, event);
     }
 }
 

@@ -24,6 +24,7 @@ use planner::plan::Action;
 use planner::view::{ClusterView, NodeView, OwnerHealth};
 
 pub use applier::{Applier, ApplyError};
+pub(crate) use applier::{create_params, delete_this};
 pub use pods::{Evicted, Removal};
 pub use revision::Pace;
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use models::backoff::{Backoff, Delays};
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
@@ -12,7 +12,7 @@ use planner::view::{NodeView, RevisionFacts};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{Applier, ApplyError};
+use super::{Applier, ApplyError, create_params, delete_this};
 
 /// Time between two renumberings, at first and at most: another client may undo them.
 const PAUSES: Delays = (Duration::from_secs(1), Duration::from_secs(600));
@@ -118,9 +118,7 @@ impl Applier {
             // Part of the operator's status.
             RevisionAction::RaiseCollisionCount(_) => Ok(false),
             RevisionAction::Create(revision) => {
-                let manager = Some(names::CONTROLLER_MANAGER.to_owned());
-                let params = PostParams { field_manager: manager, ..PostParams::default() };
-                let created = self.revision_api().create(&params, revision).await;
+                let created = self.revision_api().create(&create_params(), revision).await;
                 self.revisions.written(&created.map_err(ApplyError::api("policy_revision"))?);
                 Ok(true)
             }
@@ -134,13 +132,7 @@ impl Applier {
                 released => released.map(|()| true),
             },
             RevisionAction::Delete { name, uid } => {
-                let preconditions = Some(Preconditions { uid: Some(uid.clone()), resource_version: None });
-                let params = DeleteParams { preconditions, ..DeleteParams::default() };
-                match self.revision_api().delete(name, &params).await {
-                    Ok(_) => Ok(true),
-                    Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
-                    Err(error) => Err(ApplyError::api("policy_revision")(error)),
-                }
+                delete_this(&self.revision_api(), name, uid, DeleteParams::default(), "policy_revision").await
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use models::condition::Condition;
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus};
@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::event::OPERATOR_API;
 use super::exact::Part;
-use super::{Applier, ApplyError};
+use super::{Applier, ApplyError, create_params, delete_this};
 use planner::history::RowId;
 use planner::view::{OperatorFacts, ShadowFacts};
 
@@ -144,24 +144,16 @@ impl Applier {
     pub async fn create_shadow(&self, node: &str, node_uid: &str, host: HostPolicy) -> Result<(), ApplyError> {
         self.leadership.check()?;
         let shadow = BottlerocketShadow::of_node(&self.namespace, node, node_uid, Some(host));
-        let params = PostParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PostParams::default() };
-        let written = self.shadow_api().create(&params, &shadow).await.map_err(ApplyError::api("shadow_create"))?;
-        self.shadows.written(&written);
+        let written = self.shadow_api().create(&create_params(), &shadow).await;
+        self.shadows.written(&written.map_err(ApplyError::api("shadow_create"))?);
         Ok(())
     }
 
     /// Deletes this very shadow.
     pub async fn delete_shadow(&self, node: &str, uid: &str) -> Result<(), ApplyError> {
         self.leadership.check()?;
-        let params = DeleteParams {
-            preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
-            ..DeleteParams::default()
-        };
-        match self.shadow_api().delete(&names::shadow_name(node), &params).await {
-            Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-            Err(error) => Err(ApplyError::api("shadow_delete")(error)),
-        }
+        let (api, name) = (self.shadow_api(), names::shadow_name(node));
+        delete_this(&api, &name, uid, DeleteParams::default(), "shadow_delete").await.map(|_| ())
     }
 }
 

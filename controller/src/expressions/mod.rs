@@ -17,11 +17,12 @@ pub(crate) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -82,7 +83,7 @@ impl Expressions {
         asked_again: &BTreeMap<String, Timestamp>,
         prometheus: Option<&Prometheus>,
     ) {
-        let news = self.shared.lock().want(wanted, asked_again, prometheus, Instant::now());
+        let news = self.shared.ledger.lock().want(wanted, asked_again, prometheus, Instant::now());
         if news {
             self.shared.wake();
         }
@@ -91,7 +92,7 @@ impl Expressions {
 
     /// Returns the answers by query. Queries without an answer are left out.
     pub fn answers(&self, now: Timestamp) -> BTreeMap<String, Answer> {
-        self.shared.lock().answers(now)
+        self.shared.ledger.lock().answers(now)
     }
 }
 
@@ -102,10 +103,6 @@ impl Drop for Expressions {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn wake(&self) {
         self.changed.send_modify(|n| *n = n.wrapping_add(1));
     }
@@ -117,7 +114,7 @@ impl Shared {
             Answer::Failed { message } => tracing::debug!(query, detail = message, "an expression has no answer"),
         }
         self.metrics.expression(&answer);
-        let news = self.lock().record(query, edition, sent, answer);
+        let news = self.ledger.lock().record(query, edition, sent, answer);
         if news {
             self.wake();
         }
@@ -150,7 +147,7 @@ async fn run(shared: Arc<Shared>) {
     let mut sent_under = 0;
     loop {
         let (edition, settings, due) = {
-            let mut ledger = shared.lock();
+            let mut ledger = shared.ledger.lock();
             let (edition, settings) = ledger.settings();
             let settings = settings.cloned();
             if edition != sent_under {

@@ -5,10 +5,11 @@ use std::path::Path;
 
 use jiff::Timestamp;
 use reqwest::header::{CONTENT_TYPE, LOCATION};
-use reqwest::{Certificate, Client, Response, Url, redirect};
+use reqwest::{Client, Response, Url};
 
 use super::answer::{self, Unreadable, cut};
 use super::credentials::Secret;
+use crate::outgoing;
 use planner::policy::Prometheus;
 use planner::view::Answer;
 
@@ -24,28 +25,15 @@ const SHOWN_LENGTH: usize = 200;
 /// Returns a client for this address. Certificates are verified with the authorities of `ca_file` alone, or without one
 /// with those of the system.
 pub(super) async fn client(settings: &Prometheus, ca_file: Option<&Path>) -> Result<Client, String> {
-    let builder = Client::builder()
-        .redirect(redirect::Policy::none())
-        // Queries go to the address in the policy, whatever the environment sets.
-        .no_proxy()
-        .referer(false)
-        .user_agent(concat!("brupop-controller/", env!("CARGO_PKG_VERSION")));
-    let builder = match ca_file {
-        Some(path) => {
-            let file = format!("the file of --prometheus-ca-file, {},", path.display());
-            let pem = tokio::fs::read(path).await.map_err(|source| format!("{file} cannot be read: {source}"))?;
-            let certificates = Certificate::from_pem_bundle(&pem).unwrap_or_default();
-            if certificates.is_empty() {
-                return Err(format!("{file} holds no certificate in PEM"));
-            }
-            builder.tls_certs_only(certificates)
-        }
-        // Without authorities of its own, a client with TLS cannot be made in an image that holds none.
-        None if !settings.url.starts_with("https:") => builder.tls_certs_only([]),
-        None => builder,
-    };
+    let mut authorities = None;
+    if let Some(path) = ca_file {
+        let file = format!("the file of --prometheus-ca-file, {},", path.display());
+        let pem = tokio::fs::read(path).await.map_err(|source| format!("{file} cannot be read: {source}"))?;
+        let found = outgoing::certificates(&pem).ok_or_else(|| format!("{file} holds no certificate in PEM"))?;
+        authorities = Some(found);
+    }
     // No authorities are trusted, or none that can be read.
-    builder.build().map_err(|error| {
+    outgoing::client(settings.url.starts_with("https:"), authorities).map_err(|error| {
         format!(
             "no authority to check the certificate of Prometheus with ({}): the controller's image holds none, so mount a \
              file with the CA and name it in --prometheus-ca-file",

@@ -8,7 +8,7 @@ use std::time::Duration;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::Client;
-use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{Api, ObjectMeta, Patch, PatchParams};
 use kube::runtime::watcher;
 use models::names;
 use serde_json::json;
@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::apply::{Applier, ApplyError};
+use crate::apply::{Applier, ApplyError, create_params};
 use crate::cache::{Cache, Reading};
 use crate::caches::Caches;
 use crate::leader::Leadership;
@@ -97,9 +97,8 @@ impl Keys {
             type_: Some("Opaque".to_owned()),
             ..Secret::default()
         };
-        let params = PostParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PostParams::default() };
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
-        match secrets.create(&params, &secret).await {
+        match secrets.create(&create_params(), &secret).await {
             Ok(made) => {
                 self.secret.written(&made);
                 Ok(key)

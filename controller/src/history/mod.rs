@@ -7,8 +7,9 @@ mod pages;
 mod results;
 mod run;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use planner::view::HistoryFacts;
 
 pub use pages::Pages;
@@ -21,12 +22,12 @@ pub struct History(Arc<Mutex<HistoryFacts>>);
 impl History {
     /// Returns the facts.
     pub fn facts(&self) -> HistoryFacts {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 
     /// Takes in the facts; returns whether they are new.
     fn set(&self, facts: HistoryFacts) -> bool {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         let news = *known != facts;
         *known = facts;
         news

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, Patch, PatchParams};
 use kube::core::{ApiResource, DynamicObject, PartialObjectMeta, PartialObjectMetaExt as _, TypeMeta};
 use kube::{Client, Resource as _, ResourceExt as _};
 use models::history::{
@@ -16,7 +16,7 @@ use planner::history::{OpenPage, row_id, summary};
 use planner::view::{HistoryObject, RecordFacts};
 use serde_json::{Value, json};
 
-use crate::apply::{Applier, ApplyError};
+use crate::apply::{Applier, ApplyError, create_params, delete_this};
 use crate::cache::Cache;
 use crate::caches::Caches;
 use crate::leader::Leadership;
@@ -118,8 +118,7 @@ impl Objects {
         self.leadership.check()?;
         let types = Some(TypeMeta::resource::<BottlerocketRolloutHistory>());
         let object = DynamicObject { types, metadata, data: json!({"spec": spec}) };
-        let params = PostParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PostParams::default() };
-        match self.whole().create(&params, &object).await {
+        match self.whole().create(&create_params(), &object).await {
             Ok(created) => match self.take(created) {
                 Found { object: Err(error), .. } => Err(ApplyError::api(what)(kube::Error::SerdeError(error))),
                 found => Ok(found),
@@ -193,15 +192,7 @@ impl Objects {
     /// Deletes this very object.
     pub(super) async fn delete(&self, name: &str, uid: &str) -> Result<(), ApplyError> {
         self.leadership.check()?;
-        let params = DeleteParams {
-            preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
-            ..DeleteParams::background()
-        };
-        match self.api().delete(name, &params).await {
-            Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-            Err(error) => Err(ApplyError::api("history_delete")(error)),
-        }
+        delete_this(&self.api(), name, uid, DeleteParams::background(), "history_delete").await.map(|_| ())
     }
 }
 

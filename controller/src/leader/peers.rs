@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use models::names::{APISERVER, COMPONENT_LABEL, CONTROLLER};
+use models::names::{APISERVER, CONTROLLER};
 
 use crate::cache::Cache;
 use planner::standby::standby;
@@ -20,11 +20,6 @@ pub struct Peers {
     pub agents: Cache<PodFacts>,
 }
 
-/// Returns whether a pod serves and is not terminating.
-fn serves(pod: &PodFacts) -> bool {
-    pod.ready && !pod.terminating && !pod.finished
-}
-
 impl Peers {
     /// Returns the result of [`standby`]; none before the first list.
     pub fn standby(&self, own_node: Option<&str>, nodes: &BTreeMap<String, NodeFacts>) -> Standby {
@@ -32,25 +27,21 @@ impl Peers {
             return Standby::None;
         }
         let mut pods = self.pods.items();
-        pods.retain(|_, pod| is_of(pod, CONTROLLER));
+        pods.retain(|_, pod| pod.is_of(CONTROLLER));
         standby(&self.identity, own_node, &pods, nodes)
     }
 
     /// Returns whether a pod of the web API is Ready; `None` before the first list.
     pub fn is_web_api_ready(&self) -> Option<bool> {
-        let ready = |pod: &PodFacts| is_of(pod, APISERVER) && serves(pod);
+        let ready = |pod: &PodFacts| pod.is_of(APISERVER) && pod.serves();
         self.pods.synced().then(|| self.pods.read(|pods| pods.values().any(ready)))
     }
 
     /// Returns the nodes on which a pod of the agent is Ready; `None` before the first list.
     pub fn nodes_with_agent(&self) -> Option<BTreeSet<String>> {
         let nodes = |pods: &BTreeMap<String, PodFacts>| {
-            pods.values().filter(|pod| serves(pod)).map(|pod| pod.node.clone()).collect()
+            pods.values().filter(|pod| pod.serves()).map(|pod| pod.node.clone()).collect()
         };
         self.agents.synced().then(|| self.agents.read(nodes))
     }
-}
-
-fn is_of(pod: &PodFacts, component: &str) -> bool {
-    pod.labels.get(COMPONENT_LABEL).is_some_and(|label| label == component)
 }

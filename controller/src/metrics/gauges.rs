@@ -1,16 +1,16 @@
 //! The gauges that the leader alone exports.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use models::operator::{Counts, Freshness};
 use prometheus::GaugeVec;
 
 use super::family::{Labels, Register};
-use super::values::{ALONE, float, seconds};
 
 /// Name, labels and help of a gauge.
 type Entry = (&'static str, Labels, &'static str);
+
+/// Name of a gauge, the value of its label, if it has one, and its own value, while it has one.
+pub(super) type Sample = (&'static str, Option<&'static str>, Option<f64>);
 
 /// Gauges about the fleet.
 pub(super) const FLEET: [Entry; 33] = [
@@ -126,39 +126,6 @@ impl Gauges {
         self.0.values().for_each(GaugeVec::reset);
     }
 
-    /// Adds the counts of the operator's status.
-    pub(super) fn add_counts(&self, counts: &Counts) {
-        let Counts { total, current, updating, staged, blocked, failed } = counts;
-        for (state, count) in [
-            ("total", total),
-            ("current", current),
-            ("updating", updating),
-            ("staged", staged),
-            ("blocked", blocked),
-            ("failed", failed),
-        ] {
-            self.add("nodes_by_state", &[state], whole(*count));
-        }
-    }
-
-    /// Adds the freshness of the fleet. It has times and no ages: the time that passes between two plans changes none.
-    pub(super) fn add_freshness(&self, freshness: &Freshness, target: Option<Duration>, counts: Option<&Counts>) {
-        let Freshness { nodes_within_target, nodes_behind, oldest_since, .. } = freshness;
-        let within = nodes_within_target.map(whole);
-        let total = counts.map(|counts| whole(counts.total)).filter(|total| *total > 0.0);
-        for (name, value) in [
-            ("nodes_behind", Some(whole(*nodes_behind))),
-            ("behind_since_timestamp_seconds", oldest_since.map(seconds)),
-            ("freshness_target_seconds", target.map(|target| target.as_secs_f64())),
-            ("nodes_within_freshness_target", within),
-            ("freshness_ratio", within.zip(total).map(|(within, total)| within / total)),
-        ] {
-            if let Some(value) = value {
-                self.add(name, &ALONE, value);
-            }
-        }
-    }
-
     /// Adds to one of them, all of which begin at 0. A name that is not in the table fails the tests, and is left out
     /// otherwise.
     pub(super) fn add(&self, name: &str, labels: &[&str], value: f64) {
@@ -167,9 +134,4 @@ impl Gauges {
             gauge.with_label_values(labels).add(value);
         }
     }
-}
-
-/// A count of the operator's status, which is never negative.
-fn whole(count: i64) -> f64 {
-    float(usize::try_from(count).unwrap_or_default())
 }

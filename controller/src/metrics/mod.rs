@@ -15,16 +15,17 @@ mod values;
 mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
-
-use models::time::between;
 
 use jiff::{SignedDuration, Timestamp};
 use models::reason::{ENDS, End, FailureReason};
 use models::shadow::{ControllerStatus, Mode, Progress, Step};
+use models::time::between;
+use parking_lot::Mutex;
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Registry};
 use semver::Version;
+use strum::{IntoStaticStr, VariantArray};
 
 use crate::calls::{Ages, Kind};
 use bounded::Bounded;
@@ -35,7 +36,6 @@ use values::{ALONE, flag, float, seconds};
 use waiting::Waiting;
 
 pub use process::about_process;
-pub use signals::Signals;
 pub use snapshot::{NodeState, Snapshot, TlsSnapshot, Waits};
 
 /// The step of a node without an attempt.
@@ -201,7 +201,7 @@ impl Metrics {
         for property in planner::lint::PROPERTIES {
             self.findings.with_label_values(&[property]);
         }
-        for kind in Kind::ALL {
+        for &kind in Kind::VARIANTS {
             self.no_answer.with_label_values(&[kind.as_str()]);
         }
         for result in ANSWERS {
@@ -216,14 +216,10 @@ impl Metrics {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Observations> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns all series in Prometheus' text format.
     pub fn text(&self) -> String {
         let families = {
-            let _alone = self.lock();
+            let _alone = self.memory.lock();
             self.registry.gather()
         };
         let mut out = String::new();
@@ -235,7 +231,7 @@ impl Metrics {
 
     /// Takes in the leadership of this process. A replica that does not lead exports nothing about the fleet.
     pub fn lead(&self, leads: bool) {
-        let mut memory = self.lock();
+        let mut memory = self.memory.lock();
         memory.leading = leads;
         self.leader.with_label_values(&ALONE).set(flag(leads));
         if !leads {
@@ -254,7 +250,7 @@ impl Metrics {
 
     /// Takes in the lead of the API server's clock.
     pub fn clock_offset(&self, ahead: SignedDuration) {
-        let memory = self.lock();
+        let memory = self.memory.lock();
         if memory.leading {
             self.clock_offset.with_label_values(&ALONE).set(ahead.as_secs_f64());
         }
@@ -262,7 +258,7 @@ impl Metrics {
 
     /// Takes in the state of keys and certificates.
     pub fn tls(&self, snapshot: &TlsSnapshot) {
-        let memory = self.lock();
+        let memory = self.memory.lock();
         if !memory.leading {
             return;
         }
@@ -281,7 +277,7 @@ impl Metrics {
 
     /// Takes in the state of the migration of stored shadows, and the number that is left if it is known.
     pub fn migration(&self, state: &'static str, left: Option<usize>) {
-        let memory = self.lock();
+        let memory = self.memory.lock();
         if !memory.leading {
             return;
         }
@@ -294,58 +290,15 @@ impl Metrics {
 
     /// Takes in the state of the fleet and of its plan.
     pub fn observe(&self, snapshot: &Snapshot<'_>) {
-        let mut memory = self.lock();
+        let mut memory = self.memory.lock();
         if !memory.leading {
             return;
         }
-        let Snapshot {
-            now,
-            nodes,
-            counts,
-            slots_in_use,
-            slots_limit,
-            frozen,
-            braked,
-            cluster_unwell,
-            budget_stays,
-            quarantined_versions,
-            policy_degraded,
-            window_open,
-            earlier_pods,
-            unreadable,
-            freshness,
-            lagging_since,
-            freshness_target,
-            estimated_completion,
-            signals,
-        } = snapshot;
+        let Snapshot { now, nodes, samples } = snapshot;
         self.fleet.reset();
-        if let Some(counts) = counts {
-            self.fleet.add_counts(counts);
-        }
-        if let Some(freshness) = freshness {
-            self.fleet.add_freshness(freshness, *freshness_target, counts.as_ref());
-        }
-        signals.add_to(&self.fleet);
-        for (kind, number) in unreadable {
-            self.fleet.add("unreadable_objects", &[kind], float(*number));
-        }
-        for (name, value) in [
-            ("slots_in_use", Some(float(*slots_in_use))),
-            ("slots_limit", slots_limit.map(float)),
-            ("frozen", Some(flag(*frozen))),
-            ("braked", Some(flag(*braked))),
-            ("cluster_unwell", Some(flag(*cluster_unwell))),
-            ("budget_stays", Some(float(*budget_stays))),
-            ("quarantined_versions", Some(float(*quarantined_versions))),
-            ("policy_degraded", Some(flag(*policy_degraded))),
-            ("window_open", Some(flag(*window_open))),
-            ("lagging_since_timestamp_seconds", lagging_since.map(seconds)),
-            ("estimated_completion_timestamp_seconds", estimated_completion.map(seconds)),
-            ("earlier_operator_pods", Some(float(*earlier_pods))),
-        ] {
+        for (name, label, value) in samples {
             if let Some(value) = value {
-                self.fleet.add(name, &ALONE, value);
+                self.fleet.add(name, label.as_slice(), *value);
             }
         }
         self.count_nodes(&mut memory, nodes);
@@ -411,7 +364,7 @@ impl Metrics {
         if step(was) != step(is) {
             self.transitions.with_label_values(&[step_label(step(was)), step_label(step(is))]).inc();
             if let (None, Some(begun)) = (was, is) {
-                self.expect_results(&mut self.lock(), begun.from.as_ref(), &begun.version);
+                self.expect_results(&mut self.memory.lock(), begun.from.as_ref(), &begun.version);
             }
             if let Some(was) = was {
                 // A verification whose soak was restarted counts once.
@@ -428,7 +381,7 @@ impl Metrics {
         if ended != last(before.record.as_ref())
             && let Some(ended) = ended
         {
-            let (from, to) = self.lock().label_move(ended.from.as_ref(), &ended.version);
+            let (from, to) = self.memory.lock().label_move(ended.from.as_ref(), &ended.version);
             self.updates.with_label_values(&[from.as_str(), to.as_str(), result(&ended.reason)]).inc();
         }
     }
@@ -450,8 +403,8 @@ impl Metrics {
 
     /// Takes in the age of the calls under way.
     pub fn ages(&self, ages: &Ages) {
-        let _alone = self.lock();
-        for kind in Kind::ALL {
+        let _alone = self.memory.lock();
+        for &kind in Kind::VARIANTS {
             let age = ages.calls.get(&kind).map_or(0.0, Duration::as_secs_f64);
             self.call_age.with_label_values(&[kind.as_str()]).set(age);
         }
@@ -473,14 +426,14 @@ impl Metrics {
 
     /// Takes in a receiver of notices, whose counters begin at zero.
     pub fn expect_notices(&self, receiver: &str) {
-        for result in [NoticeResult::Sent, NoticeResult::Failed, NoticeResult::Dropped] {
+        for &result in NoticeResult::VARIANTS {
             self.notices(receiver, result, 0);
         }
     }
 
     /// Takes in so many results about notices to a receiver.
     pub fn notices(&self, receiver: &str, result: NoticeResult, count: u64) {
-        let receiver = self.lock().receivers.admit(&receiver.to_owned(), Clone::clone);
+        let receiver = self.memory.lock().receivers.admit(&receiver.to_owned(), Clone::clone);
         self.notices.with_label_values(&[receiver.as_str(), result.into()]).inc_by(count);
     }
 
@@ -491,21 +444,11 @@ impl Metrics {
 }
 
 /// The result of an attempt to send a notice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 pub enum NoticeResult {
     Sent,
     Failed,
     Dropped,
-}
-
-impl From<NoticeResult> for &'static str {
-    fn from(result: NoticeResult) -> Self {
-        match result {
-            NoticeResult::Sent => "Sent",
-            NoticeResult::Failed => "Failed",
-            NoticeResult::Dropped => "Dropped",
-        }
-    }
 }
 
 /// Returns the kind of an answer to an expression.

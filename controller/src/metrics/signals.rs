@@ -11,8 +11,8 @@ use planner::plan::{AgentState, Plan, agent_state};
 use planner::policy::Policy;
 use planner::view::{ClusterView, NodeView};
 
-use super::gauges::Gauges;
-use super::values::{ALONE, flag, float, seconds};
+use super::gauges::Sample;
+use super::values::{flag, float, seconds};
 
 /// States of agents, as in `agents`.
 const AGENTS: [&str; 4] = ["Connected", "Connecting", "Silent", "NodeNotReady"];
@@ -37,112 +37,54 @@ const REASONS: [&str; 16] = [
     "WebApiNotReady",
 ];
 
-/// The values of these gauges at one moment.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Signals {
-    agents: BTreeMap<&'static str, usize>,
-    /// By whether the agent has reported before.
-    silent_since: BTreeMap<&'static str, Timestamp>,
-    hosts: BTreeMap<&'static str, usize>,
-    web_api_missing: Option<Timestamp>,
-    enabled: Option<bool>,
-    next_window: Option<Timestamp>,
-    awaiting_approval: bool,
-    history_failing: bool,
-    notices_failing: bool,
-    versions_behind: Option<usize>,
-}
-
-impl Signals {
-    pub(super) fn of(view: &ClusterView, plan: &Plan, policy: &Policy, now: Timestamp) -> Self {
-        let conditions = plan.status.as_ref().map_or(&[][..], |status| &status.conditions);
-        let mut signals = Self {
-            agents: AGENTS.into_iter().map(|state| (state, 0)).collect(),
-            web_api_missing: view.web_api_missing,
-            enabled: policy.present.then_some(policy.enabled),
-            next_window: plan.status.as_ref().and_then(|status| status.next_window),
-            awaiting_approval: !plan.approvals.is_empty(),
-            history_failing: false_condition(conditions, HISTORY_RECORDED).is_some(),
-            notices_failing: false_condition(conditions, NOTICES_SENT).is_some(),
-            ..Self::default()
+/// Returns these gauges.
+pub(super) fn samples(view: &ClusterView, plan: &Plan, policy: &Policy, now: Timestamp) -> Vec<Sample> {
+    let conditions = plan.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let mut agents: BTreeMap<&'static str, usize> = AGENTS.into_iter().map(|state| (state, 0)).collect();
+    // By whether the agent has reported before.
+    let mut silent_since: BTreeMap<&'static str, Timestamp> = BTreeMap::new();
+    let mut hosts: BTreeMap<&'static str, usize> = BTreeMap::new();
+    let mut most_behind: Option<usize> = None;
+    for node in view.nodes.values().filter(|node| node.facts.labelled) {
+        let agent = node.shadow.as_ref().map(|shadow| &shadow.status.agent);
+        let state = match agent_state(view, node, now) {
+            AgentState::Connected => "Connected",
+            AgentState::Connecting => "Connecting",
+            AgentState::NodeNotReady => "NodeNotReady",
+            AgentState::Silent { since, .. } => {
+                let reported = agent.is_some_and(|agent| agent.current_version.is_some());
+                let oldest = silent_since.entry(if reported { "true" } else { "false" }).or_insert(since);
+                *oldest = since.min(*oldest);
+                "Silent"
+            }
         };
-        for node in view.nodes.values().filter(|node| node.facts.labelled) {
-            let agent = node.shadow.as_ref().map(|shadow| &shadow.status.agent);
-            let state = match agent_state(view, node, now) {
-                AgentState::Connected => "Connected",
-                AgentState::Connecting => "Connecting",
-                AgentState::NodeNotReady => "NodeNotReady",
-                AgentState::Silent { since, .. } => {
-                    let reported = agent.is_some_and(|agent| agent.current_version.is_some());
-                    let oldest = signals.silent_since.entry(if reported { "true" } else { "false" }).or_insert(since);
-                    *oldest = since.min(*oldest);
-                    "Silent"
-                }
-            };
-            *signals.agents.entry(state).or_default() += 1;
-            // The last report of a node that is down says nothing about its host now.
-            if node.facts.ready {
-                *signals.hosts.entry(host_reason(node)).or_default() += 1;
-            }
-            signals.versions_behind = signals.versions_behind.max(agent.and_then(versions_behind));
+        *agents.entry(state).or_default() += 1;
+        // The last report of a node that is down says nothing about its host now.
+        if node.facts.ready {
+            *hosts.entry(host_reason(node)).or_default() += 1;
         }
-        signals
+        most_behind = most_behind.max(agent.and_then(versions_behind));
     }
-
-    /// Returns signals of which each has a value.
-    #[cfg(test)]
-    pub(super) fn full() -> Self {
-        Self {
-            agents: [("Silent", 1)].into(),
-            silent_since: [("true", Timestamp::UNIX_EPOCH)].into(),
-            hosts: [("Answered", 1)].into(),
-            web_api_missing: Some(Timestamp::UNIX_EPOCH),
-            enabled: Some(true),
-            next_window: Some(Timestamp::UNIX_EPOCH),
-            awaiting_approval: true,
-            history_failing: true,
-            notices_failing: true,
-            versions_behind: Some(1),
-        }
-    }
-
-    pub(super) fn add_to(&self, gauges: &Gauges) {
-        let Self {
-            agents,
-            silent_since,
-            hosts,
-            web_api_missing,
-            enabled,
-            next_window,
-            awaiting_approval,
-            history_failing,
-            notices_failing,
-            versions_behind,
-        } = self;
-        for (state, count) in agents {
-            gauges.add("agents", &[state], float(*count));
-        }
-        for (reason, count) in hosts {
-            gauges.add("hosts", &[reason], float(*count));
-        }
-        for (reported, since) in silent_since {
-            gauges.add("agent_silent_since_timestamp_seconds", &[reported], seconds(*since));
-        }
-        for (name, value) in [
-            ("web_api_ready", Some(flag(web_api_missing.is_none()))),
-            ("web_api_silent_since_timestamp_seconds", web_api_missing.map(seconds)),
-            ("enabled", enabled.map(flag)),
-            ("next_window_timestamp_seconds", next_window.map(seconds)),
-            ("awaiting_approval", Some(flag(*awaiting_approval))),
-            ("history_failing", Some(flag(*history_failing))),
-            ("notices_failing", Some(flag(*notices_failing))),
-            ("versions_behind", versions_behind.map(float)),
-        ] {
-            if let Some(value) = value {
-                gauges.add(name, &ALONE, value);
-            }
-        }
-    }
+    let next_window = plan.status.as_ref().and_then(|status| status.next_window);
+    let alone = [
+        ("web_api_ready", Some(flag(view.web_api_missing.is_none()))),
+        ("web_api_silent_since_timestamp_seconds", view.web_api_missing.map(seconds)),
+        ("enabled", policy.present.then(|| flag(policy.enabled))),
+        ("next_window_timestamp_seconds", next_window.map(seconds)),
+        ("awaiting_approval", Some(flag(!plan.approvals.is_empty()))),
+        ("history_failing", Some(flag(false_condition(conditions, HISTORY_RECORDED).is_some()))),
+        ("notices_failing", Some(flag(false_condition(conditions, NOTICES_SENT).is_some()))),
+        ("versions_behind", most_behind.map(float)),
+    ];
+    let mut samples: Vec<Sample> = alone.into_iter().map(|(name, value)| (name, None, value)).collect();
+    samples.extend(agents.into_iter().map(|(state, count)| ("agents", Some(state), Some(float(count)))));
+    samples.extend(hosts.into_iter().map(|(reason, count)| ("hosts", Some(reason), Some(float(count)))));
+    samples.extend(
+        silent_since
+            .into_iter()
+            .map(|(reported, since)| ("agent_silent_since_timestamp_seconds", Some(reported), Some(seconds(since)))),
+    );
+    samples
 }
 
 /// Returns the reason of a node's `HostReachable` as a fixed word.
@@ -198,8 +140,8 @@ mod tests {
         }
         let metrics = leading();
         let observe = |view: &ClusterView, now| {
-            let signals = Signals::of(view, &Plan::default(), &Policy::default(), t(now));
-            metrics.observe(&Snapshot { signals, ..snapshot(now, []) });
+            let samples = samples(view, &Plan::default(), &Policy::default(), t(now));
+            metrics.observe(&Snapshot { samples, ..snapshot(now, []) });
         };
         observe(&view, 100);
         let silent = || value(&metrics, r#"agents{state="Silent"}"#);
@@ -249,8 +191,8 @@ mod tests {
                 ..BottlerocketUpdateOperatorStatus::default()
             });
             let plan = Plan { status, ..Plan::default() };
-            let signals = Signals::of(&ClusterView::default(), &plan, &Policy::default(), t(0));
-            metrics.observe(&Snapshot { signals, ..snapshot(0, []) });
+            let samples = samples(&ClusterView::default(), &plan, &Policy::default(), t(0));
+            metrics.observe(&Snapshot { samples, ..snapshot(0, []) });
             ["history_failing", "notices_failing"].map(|name| value(&metrics, name).unwrap() > 0.0)
         };
         for (sentence, conditions, expected) in [

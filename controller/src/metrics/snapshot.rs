@@ -1,15 +1,16 @@
 //! The data for the gauges: the few facts of a view and its plan that they need.
 
 use std::borrow::Cow;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use models::condition::true_condition;
-use models::operator::{BRAKED, Counts, Freshness};
+use models::operator::{BRAKED, Counts};
 use models::shadow::Step;
 use semver::Version;
 
-use super::signals::Signals;
+use super::gauges::Sample;
+use super::signals;
+use super::values::{flag, float, seconds};
 use planner::plan::Plan;
 use planner::policy::Policy;
 use planner::view::{ClusterView, NodeView};
@@ -58,74 +59,86 @@ pub struct Snapshot<'a> {
     pub now: Timestamp,
     /// The nodes under the operator, and those that still have a claim or other state of the operator.
     pub nodes: Vec<NodeState<'a>>,
-    /// The counts of the operator's status; `None` without the operator's resource.
-    pub counts: Option<Counts>,
-    pub slots_in_use: usize,
-    /// Number of slots; `None` without the operator's resource.
-    pub slots_limit: Option<usize>,
-    /// True if failures have stopped the rollout.
-    pub frozen: bool,
-    /// True while a rollout is braked.
-    pub braked: bool,
-    /// True while many nodes have fallen ill at once, and no update starts.
-    pub cluster_unwell: bool,
-    /// Greatest number of times in a row that guarded pods of one PodDisruptionBudget stayed when they were asked.
-    pub budget_stays: usize,
-    /// Number of quarantined versions, per variant and architecture.
-    pub quarantined_versions: usize,
-    /// True if the policy cannot be applied as written.
-    pub policy_degraded: bool,
-    /// True if the schedule of all nodes is open.
-    pub window_open: bool,
-    /// Number of pods of the earlier operator.
-    pub earlier_pods: usize,
-    /// Numbers of the objects that cannot be read, by kind.
-    pub unreadable: [(&'static str, usize); 3],
-    /// The freshness of the fleet; `None` without the operator's resource.
-    pub freshness: Option<Freshness>,
-    /// The earliest time at which a version was first seen that a node lacks which has itself been behind for a while.
-    pub lagging_since: Option<Timestamp>,
-    /// Maximum time for which a node may be behind, if policy has one.
-    pub freshness_target: Option<Duration>,
-    /// The time at which the last running rollout is expected to be completed.
-    pub estimated_completion: Option<Timestamp>,
-    pub signals: Signals,
+    /// The gauges about the fleet as a whole.
+    pub samples: Vec<Sample>,
 }
 
 impl<'a> Snapshot<'a> {
     /// Returns the facts. `policy_degraded` is true if `policy` is not the one in the resource.
     pub fn of(view: &'a ClusterView, plan: &Plan, policy: &Policy, policy_degraded: bool, now: Timestamp) -> Self {
-        let conditions = || plan.status.as_ref().map(|status| &status.conditions);
-        let rollouts = plan.status.iter().flat_map(|status| &status.active_rollouts);
-        let back_offs = plan.status.iter().flat_map(|status| &status.budget_back_offs);
-        let budget_stays = back_offs.filter_map(|back_off| usize::try_from(back_off.times).ok());
-        let labelled = view.nodes.values().filter(|node| node.facts.labelled).count();
-        Self {
-            now,
-            nodes: view.nodes.iter().map(|(name, node)| node_state(name, node, plan)).collect(),
-            counts: plan.status.as_ref().and_then(|status| status.counts.clone()),
-            slots_in_use: view.operator.as_ref().map_or(0, |operator| operator.status.slots.len()),
-            slots_limit: policy.present.then(|| policy.slots_among(labelled)),
-            braked: conditions().is_some_and(|conditions| true_condition(conditions, BRAKED).is_some()),
-            cluster_unwell: plan.status.iter().flat_map(|status| &status.unwell).any(|span| span.until.is_none()),
-            budget_stays: budget_stays.max().unwrap_or(0),
-            frozen: plan.quarantine.frozen_by().is_some(),
-            quarantined_versions: plan.quarantine.len(),
-            policy_degraded,
-            window_open: plan.window_open,
-            earlier_pods: view.earlier_pods.len(),
-            unreadable: [
-                ("BottlerocketUpdateOperator", usize::from(view.unreadable.operator.is_some())),
-                ("Node", view.unreadable.nodes.len()),
-                ("BottlerocketShadow", view.unreadable.shadows.len()),
-            ],
-            freshness: plan.status.as_ref().and_then(|status| status.freshness.clone()),
-            lagging_since: plan.lagging_since,
-            freshness_target: policy.freshness_target,
-            estimated_completion: rollouts.filter_map(|rollout| Some(rollout.estimated_completion?.at)).max(),
-            signals: Signals::of(view, plan, policy, now),
-        }
+        let nodes = view.nodes.iter().map(|(name, node)| node_state(name, node, plan)).collect();
+        Self { now, nodes, samples: samples(view, plan, policy, policy_degraded, now) }
     }
+}
+
+/// Returns the gauges about the fleet as a whole. Those of its freshness are times and no ages: the time that passes between two plans
+/// changes none.
+pub(super) fn samples(
+    view: &ClusterView,
+    plan: &Plan,
+    policy: &Policy,
+    policy_degraded: bool,
+    now: Timestamp,
+) -> Vec<Sample> {
+    let status = plan.status.as_ref();
+    let slots_in_use = view.operator.as_ref().map_or(0, |operator| operator.status.slots.len());
+    let labelled = view.nodes.values().filter(|node| node.facts.labelled).count();
+    let slots_limit = policy.present.then(|| policy.slots_among(labelled));
+    let braked = status.is_some_and(|status| true_condition(&status.conditions, BRAKED).is_some());
+    let back_offs = plan.status.iter().flat_map(|status| &status.budget_back_offs);
+    let budget_stays = back_offs.filter_map(|back_off| usize::try_from(back_off.times).ok()).max();
+    let is_unwell = plan.status.iter().flat_map(|status| &status.unwell).any(|span| span.until.is_none());
+    let rollouts = plan.status.iter().flat_map(|status| &status.active_rollouts);
+    let completion = rollouts.filter_map(|rollout| Some(rollout.estimated_completion?.at)).max();
+    let counts = status.and_then(|status| status.counts.as_ref());
+    let total = counts.map(|counts| whole(counts.total)).filter(|total| *total > 0.0);
+    let freshness = status.and_then(|status| status.freshness.as_ref());
+    let within = freshness.and_then(|freshness| freshness.nodes_within_target).map(whole);
+    let target = freshness.and(policy.freshness_target);
+    let alone = [
+        ("slots_in_use", Some(float(slots_in_use))),
+        ("slots_limit", slots_limit.map(float)),
+        ("frozen", Some(flag(plan.quarantine.frozen_by().is_some()))),
+        ("braked", Some(flag(braked))),
+        ("cluster_unwell", Some(flag(is_unwell))),
+        ("budget_stays", Some(float(budget_stays.unwrap_or(0)))),
+        ("quarantined_versions", Some(float(plan.quarantine.len()))),
+        ("policy_degraded", Some(flag(policy_degraded))),
+        ("window_open", Some(flag(plan.window_open))),
+        ("nodes_behind", freshness.map(|freshness| whole(freshness.nodes_behind))),
+        ("behind_since_timestamp_seconds", freshness.and_then(|freshness| freshness.oldest_since).map(seconds)),
+        ("lagging_since_timestamp_seconds", plan.lagging_since.map(seconds)),
+        ("freshness_target_seconds", target.map(|target| target.as_secs_f64())),
+        ("nodes_within_freshness_target", within),
+        ("freshness_ratio", within.zip(total).map(|(within, total)| within / total)),
+        ("estimated_completion_timestamp_seconds", completion.map(seconds)),
+        ("earlier_operator_pods", Some(float(view.earlier_pods.len()))),
+    ];
+    let unreadable = [
+        ("BottlerocketUpdateOperator", usize::from(view.unreadable.operator.is_some())),
+        ("Node", view.unreadable.nodes.len()),
+        ("BottlerocketShadow", view.unreadable.shadows.len()),
+    ];
+    let mut samples: Vec<Sample> = alone.into_iter().map(|(name, value)| (name, None, value)).collect();
+    samples.extend(unreadable.map(|(kind, count)| ("unreadable_objects", Some(kind), Some(float(count)))));
+    if let Some(Counts { total, current, updating, staged, blocked, failed }) = counts {
+        let states = [
+            ("total", total),
+            ("current", current),
+            ("updating", updating),
+            ("staged", staged),
+            ("blocked", blocked),
+            ("failed", failed),
+        ];
+        samples.extend(states.map(|(state, count)| ("nodes_by_state", Some(state), Some(whole(*count)))));
+    }
+    samples.extend(signals::samples(view, plan, policy, now));
+    samples
+}
+
+/// A count of the operator's status, which is never negative.
+fn whole(count: i64) -> f64 {
+    float(usize::try_from(count).unwrap_or_default())
 }
 
 fn node_state<'a>(name: &'a str, node: &'a NodeView, plan: &Plan) -> NodeState<'a> {

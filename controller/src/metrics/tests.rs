@@ -3,10 +3,15 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use models::operator::Freshness;
+use models::operator::{BottlerocketUpdateOperatorStatus, Counts, Freshness};
 use models::shadow::{AttemptResult, ControllerReport, Record, UPDATED};
+use planner::plan::Plan;
+use planner::policy::Policy;
+use planner::view::ClusterView;
 
 use super::bounded::LIMIT;
+use super::gauges::Sample;
+use super::snapshot::samples;
 use super::*;
 
 pub(super) fn t(second: i64) -> Timestamp {
@@ -64,43 +69,32 @@ fn node<'a>(name: &'a str, step: Option<Step>, runs: &str, waits: Waits) -> Node
     NodeState { name, step, version: Some(Cow::Owned(version(runs))), attempt: None, waits, left: 0 }
 }
 
+/// Returns the gauges of a fleet without nodes, of which the operator's status counts two.
+fn fleet(freshness: Option<Freshness>, freshness_target: Option<Duration>) -> Vec<Sample> {
+    let counts = Some(Counts { total: 2, blocked: 1, ..Counts::default() });
+    let status = BottlerocketUpdateOperatorStatus { counts, freshness, ..BottlerocketUpdateOperatorStatus::default() };
+    let plan = Plan { status: Some(status), window_open: true, ..Plan::default() };
+    samples(&ClusterView::default(), &plan, &Policy { freshness_target, ..Policy::default() }, false, t(0))
+}
+
 pub(super) fn snapshot<'a>(now: i64, nodes: impl IntoIterator<Item = NodeState<'a>>) -> Snapshot<'a> {
-    Snapshot {
-        now: t(now),
-        nodes: nodes.into_iter().collect(),
-        counts: Some(models::operator::Counts { total: 2, blocked: 1, ..models::operator::Counts::default() }),
-        slots_in_use: 1,
-        slots_limit: Some(2),
-        frozen: false,
-        braked: false,
-        cluster_unwell: false,
-        budget_stays: 0,
-        quarantined_versions: 0,
-        policy_degraded: false,
-        window_open: true,
-        earlier_pods: 0,
-        unreadable: [("BottlerocketUpdateOperator", 0), ("Node", 0), ("BottlerocketShadow", 0)],
-        freshness: None,
-        lagging_since: None,
-        freshness_target: None,
-        estimated_completion: None,
-        signals: Signals::default(),
-    }
+    Snapshot { now: t(now), nodes: nodes.into_iter().collect(), samples: fleet(None, None) }
 }
 
 #[test]
 fn freshness_exports_times_counts_and_share() {
     let metrics = leading();
-    let fleet = |freshness, freshness_target| Snapshot { freshness, freshness_target, ..snapshot(0, []) };
-    metrics.observe(&fleet(None, None));
+    let observe =
+        |freshness, target| metrics.observe(&Snapshot { samples: fleet(freshness, target), ..snapshot(0, []) });
+    observe(None, None);
     assert_eq!(value(&metrics, "nodes_behind"), None, "there is no resource");
     let mut freshness = Freshness { nodes_behind: 1, oldest_since: Some(t(7)), ..Freshness::default() };
-    metrics.observe(&fleet(Some(freshness.clone()), None));
+    observe(Some(freshness.clone()), None);
     let ratio = |metrics: &Metrics| value(metrics, "freshness_ratio");
     assert_eq!((value(&metrics, "nodes_behind"), ratio(&metrics)), (Some(1.0), None), "without a target");
     assert_eq!(value(&metrics, "behind_since_timestamp_seconds"), Some(seconds(t(7))));
     freshness.nodes_within_target = Some(1);
-    metrics.observe(&fleet(Some(freshness), Some(Duration::from_secs(60))));
+    observe(Some(freshness), Some(Duration::from_secs(60)));
     assert_eq!(value(&metrics, "nodes_within_freshness_target"), Some(1.0));
     assert_eq!((value(&metrics, "freshness_target_seconds"), ratio(&metrics)), (Some(60.0), Some(0.5)));
 }
@@ -339,7 +333,7 @@ fn waiting_since_metric_reports_oldest_wait_of_existing_nodes() {
     assert_eq!(since(), t(0).as_second());
     metrics.observe(&snapshot(9, [held("b")]));
     assert_eq!(since(), t(5).as_second());
-    assert_eq!(metrics.lock().waits.len(), 1);
+    assert_eq!(metrics.memory.lock().waits.len(), 1);
 }
 
 #[test]
@@ -421,9 +415,8 @@ fn failed_drain_is_not_counted_in_drain_duration() {
 fn fleet_metrics_are_derived_from_view_and_plan() {
     use models::reason::FailureReason;
     use models::shadow::VersionFailure;
-    use planner::plan::{Plan, Quarantine};
-    use planner::policy::Policy;
-    use planner::view::{ClusterView, NodeFacts, NodeView, OperatorFacts};
+    use planner::plan::Quarantine;
+    use planner::view::{NodeFacts, NodeView, OperatorFacts};
     use planner::wait::Wait;
 
     let failure = |variant: &str| VersionFailure {
@@ -487,20 +480,14 @@ fn full() -> Metrics {
     let metrics = leading();
     metrics.tls(&certificates());
     metrics.migration("Migrating", Some(7));
-    let freshness = Freshness { nodes_within_target: Some(1), oldest_since: Some(t(0)), ..Freshness::default() };
-    let target = Some(Duration::from_secs(60));
-    let fleet = snapshot(0, [node("a", None, "1.20.0", Waits::For("Held"))]);
-    let estimated_completion = Some(t(900));
-    let signals = Signals::full();
-    metrics.observe(&Snapshot {
-        freshness: Some(freshness),
-        lagging_since: Some(t(0)),
-        freshness_target: target,
-        estimated_completion,
-        signals,
-        ..fleet
-    });
-    assert_eq!(value(&metrics, "estimated_completion_timestamp_seconds"), Some(seconds(t(900))));
+    let mut fleet = snapshot(0, [node("a", None, "1.20.0", Waits::For("Held"))]);
+    for (.., value) in &mut fleet.samples {
+        value.get_or_insert(1.0);
+    }
+    // They need nodes.
+    fleet.samples.push(("hosts", Some("Answered"), Some(1.0)));
+    fleet.samples.push(("agent_silent_since_timestamp_seconds", Some("true"), Some(1.0)));
+    metrics.observe(&fleet);
     metrics.clock_offset(SignedDuration::from_millis(-20));
     one_update(&metrics);
     metrics.served("bottlerocketshadows", true);

@@ -10,8 +10,9 @@ pub mod report;
 pub mod rewrite;
 mod run;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use planner::view::MigrationFacts;
 
 pub use run::Migrator;
@@ -23,12 +24,12 @@ pub struct Progress(Arc<Mutex<MigrationFacts>>);
 impl Progress {
     /// Returns the facts.
     pub fn facts(&self) -> MigrationFacts {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 
     /// Changes the facts; returns whether they are new.
     fn change(&self, change: impl FnOnce(&mut MigrationFacts)) -> bool {
-        let mut facts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut facts = self.0.lock();
         let before = facts.clone();
         change(&mut facts);
         *facts != before

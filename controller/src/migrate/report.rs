@@ -5,7 +5,7 @@ use std::time::Duration;
 use models::backoff::Backoff;
 use models::earlier::READ_ONLY_POLICY;
 use models::names::{MIGRATE_STORAGE_ANNOTATION, SHADOW_DEFINITION as DEFINITION};
-use models::plain::cut;
+use models::plain::{cut, some_by};
 
 use super::plan::{Block, Refusal};
 use super::rewrite::VERSION;
@@ -135,19 +135,15 @@ impl Block {
             Self::EarlierPods(pods) => format!(
                 "pods of the earlier operator exist: {}. Delete its Deployments and its DaemonSet, and not its \
                  definition",
-                some(pods)
+                some_by(pods, NAMED, "; ", "; and ")
             ),
             Self::ReadOnlyPolicy => format!(
                 "the API server does not refuse writes at the earlier operator's versions by the ValidatingAdmissionPolicy \
                  {READ_ONLY_POLICY}, and they would lose data: apply it and its binding"
             ),
             Self::Refused(refused) => {
-                let named: Vec<_> = refused.iter().map(Refusal::to_string).collect();
-                format!(
-                    "{} shadows cannot be migrated, so status.storedVersions is not pruned: {}",
-                    refused.len(),
-                    some(&named)
-                )
+                let named = some_by(refused.iter().map(Refusal::to_string), NAMED, "; ", "; and ");
+                format!("{} shadows cannot be migrated, so status.storedVersions is not pruned: {named}", refused.len())
             }
             Self::Request(found) => format!(
                 "spec.storageMigration is Manual, and {found} shadows are known to be not migrated: kubectl annotate bruo default \
@@ -160,15 +156,6 @@ impl Block {
 impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {}", self.object, cut(&self.message, 160))
-    }
-}
-
-/// Returns the first few names.
-fn some(names: &[String]) -> String {
-    let shown = names.iter().take(NAMED).cloned().collect::<Vec<_>>().join("; ");
-    match names.len().saturating_sub(NAMED) {
-        0 => shown,
-        more => format!("{shown}; and {more} more"),
     }
 }
 

@@ -15,13 +15,14 @@ mod send;
 mod tests;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use models::condition::false_condition;
 use models::operator::{BottlerocketUpdateOperatorStatus, NOTICES_SENT, Notice, NoticeReceiver};
+use parking_lot::Mutex;
 use planner::policy;
 use planner::view::NoticeFacts;
 use tokio::sync::{Notify, watch};
@@ -80,7 +81,7 @@ impl Notices {
         let failing = status.and_then(|status| false_condition(&status.conditions, NOTICES_SENT));
         let failing =
             failing.filter(|condition| condition.reason == FAILING).map_or("", |condition| &condition.message);
-        let (is_new, dropped) = self.shared.lock().want(receivers, recorded, failing, Instant::now());
+        let (is_new, dropped) = self.shared.outboxes.lock().want(receivers, recorded, failing, Instant::now());
         for (receiver, count) in dropped {
             tracing::warn!(
                 receiver,
@@ -96,7 +97,7 @@ impl Notices {
 
     /// Returns what was sent or given up, and the state of the receivers.
     pub fn facts(&self) -> NoticeFacts {
-        self.shared.lock().facts()
+        self.shared.outboxes.lock().facts()
     }
 }
 
@@ -107,10 +108,6 @@ impl Drop for Notices {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Outboxes> {
-        self.outboxes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn secret(&self) -> Secret<'_> {
         Secret { folder: self.options.secret.as_deref(), namespace: &self.options.namespace }
     }
@@ -124,7 +121,7 @@ impl Shared {
             1,
         );
         let why = outcome.message().map(str::to_owned).unwrap_or_default();
-        match self.lock().record(receiver, id, outcome, Instant::now(), rand::random()) {
+        match self.outboxes.lock().record(receiver, id, outcome, Instant::now(), rand::random()) {
             Ended::Sent => tracing::info!(receiver, event, id, "notice sent"),
             Ended::Again => tracing::debug!(receiver, event, id, reason = why, "notice not sent yet"),
             Ended::GivenUp => {
@@ -137,15 +134,15 @@ impl Shared {
 
     /// Checks what the Secret has for each receiver.
     async fn check(&self) {
-        let receivers: Vec<NoticeReceiver> = self.lock().receivers().cloned().collect();
+        let receivers: Vec<NoticeReceiver> = self.outboxes.lock().receivers().cloned().collect();
         for receiver in receivers {
             let found = self.secret().target(&receiver).await.err();
             if let Some(problem) = &found
-                && self.lock().is_new_problem(&receiver.name, problem)
+                && self.outboxes.lock().is_new_problem(&receiver.name, problem)
             {
                 tracing::warn!(receiver = receiver.name, reason = problem, "receiver of notices not usable");
             }
-            if self.lock().checked(&receiver.name, found) {
+            if self.outboxes.lock().checked(&receiver.name, found) {
                 self.changed.send_modify(|n| *n = n.wrapping_add(1));
             }
         }
@@ -156,12 +153,12 @@ async fn run(shared: Arc<Shared>) {
     let mut under_way = FuturesUnordered::new();
     let mut check_at = Instant::now();
     loop {
-        if check_at <= Instant::now() || shared.lock().take_unchecked() {
+        if check_at <= Instant::now() || shared.outboxes.lock().take_unchecked() {
             shared.check().await;
             check_at = Instant::now() + CHECK_PERIOD;
         }
-        let has_receivers = !shared.lock().is_empty();
-        let (due, next) = shared.lock().due(Instant::now());
+        let has_receivers = !shared.outboxes.lock().is_empty();
+        let (due, next) = shared.outboxes.lock().due(Instant::now());
         for (receiver, notice) in due {
             under_way.push(one(shared.clone(), receiver, notice));
         }

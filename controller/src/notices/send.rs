@@ -10,11 +10,12 @@ use models::names::NOTICES_SECRET;
 use models::operator::{Notice, NoticeFormat, NoticeReceiver};
 use models::time::between;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
-use reqwest::{Certificate, Client, StatusCode, Url, redirect};
+use reqwest::{Client, StatusCode, Url};
 
 use super::format;
 use crate::clock::Clock;
 use crate::expressions::root_cause;
+use crate::outgoing;
 
 /// Time limit of a request.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -117,26 +118,11 @@ impl Secret<'_> {
 
 /// Returns a client. Certificates are verified with these authorities alone, or without any with those of the system.
 fn client(tls: bool, authorities: Option<&[u8]>) -> Result<Client, String> {
-    let builder = Client::builder()
-        .redirect(redirect::Policy::none())
-        .no_proxy()
-        .referer(false)
-        .user_agent(concat!("brupop-controller/", env!("CARGO_PKG_VERSION")));
-    let builder = match authorities {
-        // Without authorities of its own, a client with TLS cannot be made in an image that holds none.
-        _ if !tls => builder.tls_certs_only([]),
-        None => builder,
-        Some(pem) => {
-            let certificates = Certificate::from_pem_bundle(pem).unwrap_or_default();
-            if certificates.is_empty() {
-                return Err(format!(
-                    "key {CA_KEY} of the Secret {NOTICES_SECRET} holds no certificate in PEM: correct it"
-                ));
-            }
-            builder.tls_certs_only(certificates)
-        }
-    };
-    builder.build().map_err(|error| {
+    let found = authorities.filter(|_| tls).map(outgoing::certificates);
+    if found.as_ref().is_some_and(Option::is_none) {
+        return Err(format!("key {CA_KEY} of the Secret {NOTICES_SECRET} holds no certificate in PEM: correct it"));
+    }
+    outgoing::client(tls, found.flatten()).map_err(|error| {
         format!(
             "no authority to check the receiver's certificate with ({}): add those of the receiver, in PEM, to the Secret \
              {NOTICES_SECRET} as {CA_KEY}",

@@ -164,7 +164,7 @@ impl Write {
 }
 
 /// The phase of a rotation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, strum::IntoStaticStr)]
 pub(super) enum Phase {
     #[default]
     Steady,
@@ -174,17 +174,6 @@ pub(super) enum Phase {
     Switching,
     /// The new one is in use; the old one is still published.
     Retiring,
-}
-
-impl Phase {
-    pub(super) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Steady => "Steady",
-            Self::Publishing => "Publishing",
-            Self::Switching => "Switching",
-            Self::Retiring => "Retiring",
-        }
-    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

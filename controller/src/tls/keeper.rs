@@ -417,8 +417,8 @@ impl Keeper {
         self.metrics.tls(&TlsSnapshot {
             authority: safe.newest.as_ref().map(|issuing| issuing.certificate().until),
             serving: leaf.as_ref().map(|leaf| leaf.until),
-            certificates: plan.certificates.as_str(),
-            signing_key: plan.signing.as_str(),
+            certificates: plan.certificates.into(),
+            signing_key: plan.signing.into(),
             problem: problem.is_some(),
         });
         if news {

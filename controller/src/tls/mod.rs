@@ -18,8 +18,9 @@ mod provided;
 mod simulation;
 mod store;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::Serialize;
 
 pub(crate) use material::PermitKey;
@@ -78,33 +79,29 @@ struct SignerState {
 }
 
 impl Signer {
-    fn lock(&self) -> MutexGuard<'_, SignerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Signs, if there is a key.
     pub fn sign(&self, claims: &impl Serialize) -> Option<Result<String, MaterialError>> {
-        self.lock().key.as_ref().map(|key| key.sign(claims))
+        self.state.lock().key.as_ref().map(|key| key.sign(claims))
     }
 
     /// Returns the keys that sign, for plans.
     pub fn keys(&self) -> SigningKeys {
-        self.lock().keys.clone()
+        self.state.lock().keys.clone()
     }
 
     /// Returns the facts for the operator's status.
     pub fn facts(&self) -> TlsFacts {
-        self.lock().facts.clone()
+        self.state.lock().facts.clone()
     }
 
     /// Sets the key that signs from now on.
     fn sign_with(&self, key: Option<PermitKey>) {
-        self.lock().key = key;
+        self.state.lock().key = key;
     }
 
     /// Takes in the facts, and the keys if they could be read; returns whether they are new.
     fn set_facts(&self, keys: Option<SigningKeys>, facts: TlsFacts) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let keys = keys.unwrap_or_else(|| state.keys.clone());
         let news = state.facts != facts || state.keys != keys;
         (state.keys, state.facts) = (keys, facts);
@@ -122,6 +119,6 @@ impl Signer {
 
     /// Returns the claims of something signed.
     pub(crate) fn read<T: serde::de::DeserializeOwned + Clone>(&self, jws: &str) -> T {
-        self.lock().key.as_ref().unwrap().read(jws).unwrap()
+        self.state.lock().key.as_ref().unwrap().read(jws).unwrap()
     }
 }

@@ -19,11 +19,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use integ::durations::Stopwatch;
-use integ::oracle::Expectations;
-use libtest_mimic::{Arguments, Failed, Trial};
-use tokio::runtime::Runtime;
-use tokio::sync::OnceCell;
+use integ::named_cases;
+use libtest_mimic::Arguments;
 
 use fleet::{Case, Fleet};
 
@@ -43,25 +40,11 @@ macro_rules! cases {
 }
 pub(crate) use cases;
 
-/// The fleet, started when the first case needs it.
-struct CaseRunner {
-    runtime: Runtime,
-    fleet: OnceCell<Arc<Fleet>>,
-    nodes: usize,
-}
-
-impl CaseRunner {
-    fn run_case(&self, name: &str, scenario: Scenario) -> Result<(), Failed> {
-        let result = self.runtime.block_on(async {
-            let _stopwatch = Stopwatch::start(name);
-            let fleet = self.fleet.get_or_try_init(|| async { Fleet::start(self.nodes).await.map(Arc::new) }).await?;
-            let case = Case::new(fleet.clone(), name).await?;
-            let again = case.clone();
-            scenario(case).await?;
-            again.ensure_released().await
-        });
-        result.map_err(|error| Failed::from(format!("{error:#}")))
-    }
+async fn run_case(fleet: Arc<Fleet>, name: String, scenario: Scenario) -> anyhow::Result<()> {
+    let case = Case::new(fleet, &name).await?;
+    let again = case.clone();
+    scenario(case).await?;
+    again.ensure_released().await
 }
 
 fn main() -> ExitCode {
@@ -77,45 +60,7 @@ fn main() -> ExitCode {
         ("endings", endings::cases()),
         ("filters", filters::cases()),
     ];
-    let all: Vec<(String, Scenario)> = modules
-        .into_iter()
-        .flat_map(|(module, cases)| {
-            cases.into_iter().map(move |(name, scenario)| (format!("{module}::{name}"), scenario))
-        })
-        .collect();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("no runtime: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
     // A case may need a second node.
-    let runner = Arc::new(CaseRunner { runtime, fleet: OnceCell::new(), nodes: all.len() + fleet::SECOND_NODES });
-    let trials = all
-        .into_iter()
-        .map(|(name, scenario)| {
-            let runner = runner.clone();
-            Trial::test(name.clone(), move || runner.run_case(&name, scenario))
-        })
-        .collect();
-    let conclusion = libtest_mimic::run(&arguments, trials);
-    let Some(runner) = Arc::into_inner(runner) else {
-        eprintln!("a case is still running");
-        return ExitCode::FAILURE;
-    };
-    let CaseRunner { runtime, fleet, .. } = runner;
-    let judged = runtime.block_on(async {
-        let Some(fleet) = fleet.into_inner() else { return Ok(()) };
-        let fleet = Arc::into_inner(fleet).ok_or_else(|| anyhow::anyhow!("a case still holds the fleet"))?;
-        fleet.judge(&Expectations::default()).await
-    });
-    match judged {
-        Ok(()) if !conclusion.has_failed() => ExitCode::SUCCESS,
-        Ok(()) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("the oracle, over the history of all cases: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    let nodes = modules.iter().map(|(_, cases)| cases.len()).sum::<usize>() + fleet::SECOND_NODES;
+    named_cases::run(&arguments, modules, move || Fleet::start(nodes), run_case, Fleet::judge)
 }

@@ -64,7 +64,7 @@ pub enum NoticeFormat {
 }
 
 /// Event that a notice is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::IntoStaticStr)]
 pub enum NoticeEvent {
     /// A rollout began.
     RolloutStarted,
@@ -86,17 +86,8 @@ pub enum NoticeEvent {
 
 impl NoticeEvent {
     /// The word.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::RolloutStarted => "RolloutStarted",
-            Self::StepPassed => "StepPassed",
-            Self::AwaitingApproval => "AwaitingApproval",
-            Self::Frozen => "Frozen",
-            Self::Braked => "Braked",
-            Self::ClusterUnwell => "ClusterUnwell",
-            Self::NodesBlocked => "NodesBlocked",
-            Self::RolloutEnded => "RolloutEnded",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 

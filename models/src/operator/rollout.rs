@@ -21,7 +21,7 @@ pub struct RecordedRevision {
 }
 
 /// Phase of a rollout.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, strum::IntoStaticStr)]
 pub enum RolloutPhase {
     /// Nodes are still to be updated.
     #[default]
@@ -39,14 +39,8 @@ pub enum RolloutPhase {
 
 impl RolloutPhase {
     /// The word.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Running => "Running",
-            Self::Completed => "Completed",
-            Self::Superseded => "Superseded",
-            Self::Stopped => "Stopped",
-            Self::Unknown => "Unknown",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 

@@ -23,6 +23,9 @@ use crate::wait::Wait;
 pub(crate) use expressions::{
     Firing, firing, gate as expression, objection, own_pending, own_queries, own_quiet, queries, quiet,
 };
+pub(crate) use fleet::{blackout, cluster_is_well as cluster_unwell};
+pub(crate) use host::{has_reported as no_report, is_usable as host_not_usable};
+pub(crate) use node::{is_not_held as held, is_ready as not_ready};
 pub(crate) use obstacle::Obstacle;
 pub(crate) use on_their_way::{OnTheirWay, busy_budget};
 pub(crate) use pods::{guarded, long_graces, marked, refusal, static_budget};
@@ -205,30 +208,10 @@ pub(crate) fn start(ctx: &NodeContext<'_>) -> Option<Wait> {
     of_staged(ctx).find_map(|gate| gate.wait(ctx))
 }
 
-/// Returns the wait of a node that is not Ready.
-pub(crate) fn not_ready(ctx: &NodeContext<'_>) -> Option<Wait> {
-    node::is_ready(ctx)
-}
-
-/// Returns the wait for the first report of a node's agent in its boot.
-pub(crate) fn no_report(ctx: &NodeContext<'_>) -> Option<Wait> {
-    host::has_reported(ctx)
-}
-
-/// Returns the wait for a host that its agent can use.
-pub(crate) fn host_not_usable(ctx: &NodeContext<'_>) -> Option<Wait> {
-    host::is_usable(ctx)
-}
-
 /// Returns what keeps the agent from its host now, as the end of a message; empty where nothing does.
 pub(crate) fn host_trouble(ctx: &NodeContext<'_>) -> String {
     let wait = host::is_usable(ctx).or_else(|| host::is_not_busy(ctx));
     wait.map_or_else(String::new, |wait| format!("; {wait}"))
-}
-
-/// Returns the wait for trouble of the cluster, which also stops what has begun.
-pub(crate) fn cluster_unwell(ctx: &NodeContext<'_>) -> Option<Wait> {
-    fleet::cluster_is_well(ctx)
 }
 
 /// Returns the brake of a node's rollout, unless the node is the one that is tried: it also stops what has not evicted a pod.
@@ -240,16 +223,6 @@ pub(crate) fn braked(ctx: &NodeContext<'_>) -> Option<Wait> {
 pub(crate) fn control_plane_busy(ctx: &NodeContext<'_>) -> Option<Wait> {
     let other = control_plane::in_the_way(ctx.view, ctx.facts())?;
     Some(Wait::ControlPlaneBusy { node: other.to_owned() })
-}
-
-/// Returns the wait of a held node.
-pub(crate) fn held(ctx: &NodeContext<'_>) -> Option<Wait> {
-    node::is_not_held(ctx)
-}
-
-/// Returns the blackout of a node, which also stops what has begun.
-pub(crate) fn blackout(ctx: &NodeContext<'_>) -> Option<Wait> {
-    fleet::blackout(ctx)
 }
 
 /// Checks the pods, budgets and expressions of a node that may be taken out of service.

@@ -47,11 +47,7 @@ const OBSERVED: Duration = Duration::from_secs(2);
 
 /// Returns the first few of these names of pods, and the number of the others.
 pub(super) fn first_few(names: &[String]) -> String {
-    let more = match names.len().saturating_sub(NAMED_PODS) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    format!("{}{more}", names.iter().take(NAMED_PODS).map(String::as_str).collect::<Vec<_>>().join(", "))
+    models::plain::some(names, NAMED_PODS)
 }
 
 /// Returns a pod as a shadow lists it, with what is known of it only before its eviction.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
+use models::names;
 use models::time::after;
 
 use crate::wait::UnfinishedEviction;
@@ -171,6 +172,16 @@ pub(super) fn startup(pod: &Pod) -> std::time::Duration {
 const CRASH_LOOP_PAUSE: jiff::SignedDuration = jiff::SignedDuration::from_hours(1);
 
 impl PodFacts {
+    /// Returns whether it is a pod of this component of the operator.
+    pub fn is_of(&self, component: &str) -> bool {
+        self.labels.get(names::COMPONENT_LABEL).is_some_and(|label| label == component)
+    }
+
+    /// Returns whether it is Ready and stays.
+    pub fn serves(&self) -> bool {
+        self.ready && !self.terminating && !self.finished
+    }
+
     /// Returns whether it is not Ready, or Ready at this moment between two crashes.
     pub fn is_unhealthy(&self, now: Timestamp) -> bool {
         let recent = self.restarted_at.is_some_and(|at| now.duration_since(at) < CRASH_LOOP_PAUSE);

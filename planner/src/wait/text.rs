@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 use models::names::{APPROVE_STEP_ANNOTATION, HOLD_ANNOTATION, RESUME_ANNOTATION};
 use models::operator::NOT_READY as FALLEN;
+use models::plain::some_by;
 use semver::Version;
 
 use super::unfinished::UnfinishedEviction;
@@ -155,12 +156,8 @@ pub(super) fn step_failed(nodes: &[String]) -> String {
 const NAMED: usize = 4;
 
 pub(super) fn not_usable(missing: &[String]) -> String {
-    let more = match missing.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(", and {more} more"),
-    };
-    let first: Vec<&str> = missing.iter().take(NAMED).map(String::as_str).collect();
-    format!("the node is Ready, and not as usable as before its drain: {}{more}", first.join(", "))
+    let missing = some_by(missing, NAMED, ", ", ", and ");
+    format!("the node is Ready, and not as usable as before its drain: {missing}")
 }
 
 /// The words between the reason of a brake and the command that releases it.

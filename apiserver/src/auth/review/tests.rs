@@ -40,7 +40,7 @@ impl SimulatedCluster {
         let published = Arc::new(Mutex::new(json!({"keys": [issuer.jwk()]})));
         let keys = Arc::clone(&published);
         let fake = fake(move |request| match request.path.as_str() {
-            "/openid/v1/jwks" => match keys.lock().unwrap().clone() {
+            "/openid/v1/jwks" => match keys.lock().clone() {
                 Value::Null => failure(403, "Forbidden"),
                 keys => (200, keys),
             },
@@ -64,7 +64,7 @@ impl SimulatedCluster {
     }
 
     fn publish(&self, keys: Value) {
-        *self.published.lock().unwrap() = keys;
+        *self.published.lock() = keys;
     }
 
     fn asked(&self, path: &str) -> Vec<Seen> {
@@ -126,7 +126,7 @@ async fn invalid_tokens_are_neither_reviewed_nor_cached() {
     }
     assert_eq!(cluster.reviews(), 0);
     assert_eq!(cluster.fetches(), 1, "unauthenticated clients do not make the server ask for keys");
-    assert!(cluster.reviewer.signed.slots().is_empty() && cluster.reviewer.unchecked.slots().is_empty());
+    assert!(cluster.reviewer.signed.slots.lock().is_empty() && cluster.reviewer.unchecked.slots.lock().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -206,7 +206,7 @@ async fn unverified_tokens_use_separate_concurrency_limit_and_cache() {
     let cluster = SimulatedCluster::new(good);
     cluster.publish(Value::Null);
     cluster.judge(&of("a".into())).await.unwrap();
-    assert_eq!((cluster.reviewer.signed.slots().len(), cluster.reviewer.unchecked.slots().len()), (0, 1));
+    assert_eq!((cluster.reviewer.signed.slots.lock().len(), cluster.reviewer.unchecked.slots.lock().len()), (0, 1));
     let permits = cluster.reviewer.unchecked.permits.acquire_many(8).await.unwrap();
     assert!(matches!(cluster.judge(&of("b".into())).await, Err(ReviewError::Busy)));
     let signed = Evidence::Signed { node: None };
@@ -228,17 +228,17 @@ async fn token_cache_is_bounded_and_further_tokens_are_not_cached() {
         let (verdict, until) = (Err(Refusal::NotAuthenticated), Instant::now() + INVALID_FOR);
         *slot.try_lock().unwrap() = Some(Remembered { verdict, until });
     }
-    assert_eq!(lane.slots().len(), 10_000);
+    assert_eq!(lane.slots.lock().len(), 10_000);
     for reviews in [2, 3] {
         cluster.judge(&late).await.unwrap();
-        assert_eq!((cluster.reviews(), lane.slots().len()), (reviews, 10_000));
+        assert_eq!((cluster.reviews(), lane.slots.lock().len()), (reviews, 10_000));
     }
     assert!(cluster.reviewer.remembered(&early).is_some(), "nothing that counts makes room");
 
     tokio::time::advance(INVALID_FOR + Duration::from_millis(1)).await;
     cluster.judge(&late).await.unwrap();
     assert!(cluster.reviewer.remembered(&late).is_some() && cluster.reviewer.remembered(&early).is_some());
-    assert_eq!(lane.slots().len(), 3, "a token under review stays too");
+    assert_eq!(lane.slots.lock().len(), 3, "a token under review stays too");
     assert!(Arc::ptr_eq(&lane.slot(of("under review".into()).digest()), &under_review));
     drop(asking);
 }

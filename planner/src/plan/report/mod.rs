@@ -185,12 +185,8 @@ pub(super) fn window(survey: &Survey<'_>) -> ConditionParts {
 fn versions_of<'a>(spent: impl IntoIterator<Item = (&'a Key, &'a Cause)>) -> String {
     let version = |((variant, arch, version), cause): (&Key, &Cause)| {
         // The commands behind them are not to be cut.
-        let named = cause.nodes.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
-        let more = match cause.nodes.len().saturating_sub(NAMED) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
-        let nodes = if named.is_empty() { String::new() } else { format!(" on {named}{more}") };
+        let named = models::plain::some(&cause.nodes, NAMED);
+        let nodes = if named.is_empty() { String::new() } else { format!(" on {named}") };
         let reason = cause.reason.map_or_else(String::new, |reason| format!(" ({reason}{nodes})"));
         format!("{version} for {variant} {arch}{reason}")
     };

@@ -5,6 +5,7 @@ use models::reason::Proof;
 use models::shadow::{HostState, Step};
 use serde_json::json;
 
+use super::verification::carry_out;
 use crate::claims::{ClaimField, ClaimFields};
 use crate::decision::{Action, Note};
 use crate::fixtures::*;
@@ -75,25 +76,13 @@ fn turn(view: &mut ClusterView, policy: &Policy, second: i64) -> Plan {
 
 /// Carries out what is due about node `a` at this second. Returns the Events, and why it waits.
 fn act(view: &mut ClusterView, policy: &Policy, second: i64) -> (Vec<Note>, Option<Wait>) {
-    let mut notes = Vec::new();
-    for _ in 0..20 {
-        let mut made = turn(view, policy, second);
-        match made.actions.remove("a") {
-            None => return (notes, made.waits.remove("a")),
-            Some(Action::Hook { request }) => a(view).facts.hook_request = request,
-            Some(Action::ReadLease) => a(view).lease = renewed_after(second),
-            Some(action @ Action::Status { .. }) => {
-                written(view, &action);
-                let Action::Status { note, .. } = action else { continue };
-                notes.extend(note);
-            }
-            // It is protected from autoscalers until it has proven the version, and not cordoned again.
-            Some(Action::Claim { fields, .. }) if !fields.has(ClaimField::Cordon) => a(view).facts.claims = fields,
-            Some(Action::Release) => a(view).facts.claims = ClaimFields::default(),
-            Some(other) => panic!("nothing is done to the node or its host: {other:?}"),
-        }
-    }
-    panic!("it does not end");
+    let planned = |view: &mut ClusterView| turn(view, policy, second);
+    carry_out(view, second, planned, |a, action| match action {
+        // It is protected from autoscalers until it has proven the version, and not cordoned again.
+        Action::Claim { fields, .. } if !fields.has(ClaimField::Cordon) => a.facts.claims = fields,
+        Action::Release => a.facts.claims = ClaimFields::default(),
+        other => panic!("nothing is done to the node or its host: {other:?}"),
+    })
 }
 
 fn slots(view: &ClusterView) -> Vec<&str> {

@@ -97,11 +97,16 @@ fn planned(view: &ClusterView, policy: &Policy, second: i64) -> Plan {
     made
 }
 
-/// Carries out what is due about node `a` at this second. Returns the Events, and why it waits.
-fn turn(view: &mut ClusterView, policy: &Policy, second: i64) -> (Vec<Note>, Option<Wait>) {
+/// Carries out what is due about node `a` at this second, `other` what no verification does. Returns the Events, and why it waits.
+pub(super) fn carry_out(
+    view: &mut ClusterView,
+    second: i64,
+    planned: impl Fn(&mut ClusterView) -> Plan,
+    other: impl Fn(&mut NodeView, Action),
+) -> (Vec<Note>, Option<Wait>) {
     let mut notes = Vec::new();
     for _ in 0..20 {
-        let mut made = planned(view, policy, second);
+        let mut made = planned(view);
         match made.actions.remove("a") {
             None => return (notes, made.waits.remove("a")),
             Some(Action::Hook { request }) => a(view).facts.hook_request = request,
@@ -111,10 +116,14 @@ fn turn(view: &mut ClusterView, policy: &Policy, second: i64) -> (Vec<Note>, Opt
                 let Action::Status { note, .. } = action else { continue };
                 notes.extend(note);
             }
-            Some(other) => panic!("nothing is done to the node or its host: {other:?}"),
+            Some(action) => other(a(view), action),
         }
     }
     panic!("it does not end");
+}
+
+fn turn(view: &mut ClusterView, policy: &Policy, second: i64) -> (Vec<Note>, Option<Wait>) {
+    carry_out(view, second, |view| planned(view, policy, second), |_, other| panic!("no verification does {other:?}"))
 }
 
 fn is_verified(view: &ClusterView) -> bool {
