@@ -426,15 +426,6 @@ pub enum StepRequest {
 }
 
 impl StepRequest {
-    /// Returns the request for the rollout with this number.
-    pub(crate) fn of_rollout(self, number: i64) -> Self {
-        match self {
-            Self::Approve(_) => Self::Approve(number),
-            Self::ApproveUnproven(_) => Self::ApproveUnproven(number),
-            Self::Resume => Self::Resume,
-        }
-    }
-
     /// Returns the arguments of the plugin, for this step; `failed` are the versions whose failures are to be resolved, all of them.
     pub fn arguments(self, step: usize, failed: &str) -> String {
         let rollout = |number| if number == 0 { String::new() } else { format!(" --rollout {number}") };
