@@ -16,7 +16,7 @@ use planner::wait::{Wait, WaitReason};
 use super::finding::{Finding, Severity};
 use super::objects::APPLY_POLICY;
 use crate::advice::logs_of;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, NO_LEADER};
 use crate::status::{Report, report};
 
 /// Number of pods of the same finding that it names.
@@ -69,7 +69,8 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
         let finding = Finding::warning(request.reason, request.message.clone());
         found.push(finding.of(object()).next([request.command.clone()]));
     }
-    for problem in &report.problems {
+    // Its Lease has a finding of its own.
+    for problem in report.problems.iter().filter(|problem| problem.reason != NO_LEADER) {
         let next = format!("kubectl describe bruo {} -n {}", names::OPERATOR_NAME, cluster.namespace);
         let finding = match problem.warning {
             Some(reason) => Finding::warning(reason, problem.message.clone()),

@@ -3,12 +3,13 @@ use planner::claims::{ClaimField, ClaimFields};
 use planner::plan::Action;
 use serde_json::json;
 
+use super::report::next_action;
 use super::*;
 use crate::cluster::testing::{
-    braked, cluster, condition, current, fleet, idle, last, node, now, one, operator, progress, shadow, step_used_up,
-    with_expression,
+    braked, cluster, condition, current, fleet, idle, last, lease, node, now, one, operator, own, progress, shadow,
+    step_used_up, with_expression,
 };
-use crate::cluster::{Part, Unread};
+use crate::cluster::{ControllerLease, Part, Unread};
 use crate::fixtures::snapshot;
 use crate::shell::testing::with_context;
 
@@ -156,6 +157,46 @@ fn status_shows_result_of_firing_fleet_expression() {
     let text = shown(&cluster, None);
     let row = text.lines().find(|line| line.trim_start().starts_with("a ")).unwrap();
     assert!(row.contains("ExpressionFires: the expression errors returned job=\"web\""), "{text}");
+}
+
+#[test]
+fn status_says_that_no_controller_leads_and_no_step_is_under_way() {
+    let (ready, missing) = ([(names::CONTROLLER, true), (names::APISERVER, true)], [(names::APISERVER, true)]);
+    for (sentence, pods, lease, expected) in [
+        ("it leads", &ready[..], Some(lease(5)), None),
+        ("none renews the Lease", &ready[..], Some(lease(3600)), Some("NoLeader")),
+        ("none has taken it", &ready[..], Some(ControllerLease::default()), Some("NoLeader")),
+        ("it may not be read", &ready[..], None, None),
+        ("no pod is Ready", &missing[..], Some(lease(3600)), Some("ControllerNotReady")),
+    ] {
+        let mut cluster = one(operator(&json!({}), &json!({"observedGeneration": 1})), shadow("a", idle()));
+        (cluster.own, cluster.lease) = (Some(own(pods)), lease);
+        let report = report(&cluster, now());
+        let problems: Vec<&str> = report.problems.iter().map(|problem| problem.reason.as_str()).collect();
+        assert_eq!(problems, expected.into_iter().collect::<Vec<_>>(), "{sentence}");
+        let message = report.nodes[0].message.as_ref().unwrap();
+        assert_eq!(message.ends_with(" once a controller leads"), expected.is_some(), "{sentence}: {message}");
+    }
+}
+
+#[test]
+fn condition_is_a_problem_where_the_plugin_cannot_see_for_itself() {
+    let degraded = |reason: &str| operator(&json!({}), &json!({"conditions": [condition("Degraded", reason, "m")]}));
+    let web_api = |ready| Some(own(&[(names::CONTROLLER, true), (names::APISERVER, ready)]));
+    let pods = "no pod of the web API is Ready, so that no agent can report: kubectl get pods -n brupop-system -l \
+                app.kubernetes.io/component=brupop-apiserver";
+    for (sentence, reason, own, expected) in [
+        ("pods may not be read", "WebApiNotReady", None, Some("m")),
+        ("its pods are Ready again", "WebApiNotReady", web_api(true), None),
+        ("its pods are not Ready", "WebApiNotReady", web_api(false), Some(pods)),
+        ("the controller alone rejects the policy", "InvalidPolicy", None, Some("m")),
+    ] {
+        let mut cluster = one(degraded(reason), shadow("a", idle()));
+        cluster.own = own;
+        let problems = report(&cluster, now()).problems;
+        let found: Vec<(&str, &str)> = problems.iter().map(|p| (p.reason.as_str(), p.message.as_str())).collect();
+        assert_eq!(found, expected.map(|message| (reason, message)).into_iter().collect::<Vec<_>>(), "{sentence}");
+    }
 }
 
 /// A cluster with a canary step that waits for approval on each of these architectures.
