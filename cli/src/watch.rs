@@ -240,15 +240,16 @@ impl Output {
     fn say(&mut self, said: Option<String>) -> io::Result<()> {
         let Some(said) = said else { return Ok(()) };
         match &mut self.screen {
-            Some(screen) => screen.note(format_args!("{:.0} {said}", Timestamp::now())),
+            Some(screen) => screen.note(format_args!("{:.0} {said}", Timestamp::now()), terminal::width()),
             None => write_line(format_args!("{:.0} {said}", Timestamp::now())),
         }
     }
 
     fn show(&mut self, report: &Report) -> io::Result<()> {
         if let Some(screen) = &mut self.screen {
-            let look = Look { width: Some(terminal::width()), ..self.look };
-            return screen.draw(&render(report, look), terminal::height());
+            let width = terminal::width();
+            let look = Look { width: Some(width), ..self.look };
+            return screen.draw(&render(report, look), width, terminal::height());
         }
         for line in changes(report, &mut self.printed) {
             write_line(format_args!("{:.0} {line}", report.time))?;

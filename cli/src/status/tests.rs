@@ -44,6 +44,30 @@ fn commands_of_status_are_for_the_chosen_context() {
 }
 
 #[test]
+fn command_of_status_is_a_line_of_its_own_in_a_narrow_terminal() {
+    let label = format!("label node NAME {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION);
+    let pods = |component: &str| format!("get pods -n brupop-system -l {}={component}", names::COMPONENT_LABEL);
+    let (controller, web_api) = (pods(names::CONTROLLER), pods(names::APISERVER));
+    let disabled = operator(&json!({"enabled": false}), &json!({}));
+    let mut stopped = one(operator(&json!({}), &json!({})), shadow("a", idle()));
+    stopped.own = Some(own(&[]));
+    let unproven = ["brupop retry NODE", "brupop approve 1 --rollout 3 --unproven"];
+    for (cluster, commands) in [
+        (cluster(None, vec![], vec![]), &[label.as_str()][..]),
+        (one(disabled, shadow("a", idle())), &["brupop resume"][..]),
+        (braked("Unproven"), &["brupop resume --failures 1.20.5"][..]),
+        (step_used_up(false), &unproven[..]),
+        (stopped, &[controller.as_str(), web_api.as_str()][..]),
+    ] {
+        let text = with_context("prod-eu", || shown(&cluster, Some(80)));
+        for command in commands {
+            let command = format!("kubectl {command} --context prod-eu");
+            assert!(text.lines().any(|line| line.trim() == command), "{command}: {text}");
+        }
+    }
+}
+
+#[test]
 fn status_of_empty_cluster_shows_next_steps() {
     let text = shown(&cluster(None, vec![], vec![]), None);
     assert!(text.contains("Create it to start updates"), "{text}");
