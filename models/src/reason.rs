@@ -361,7 +361,8 @@ ends! {
     /// allows, or another node of the control plane was out of service, before the reboot was permitted.
     ClusterUnwell {
         event: UpdateWithdrawn, class: Nothing,
-        advice: "Find out why the nodes that the message names, or `kubectl get nodes` shows, are not well. The node is updated once they are.",
+        advice: "Find out why nodes are not well: those that the message names, or the ones that are not Ready in `kubectl get nodes`. \
+            The node is updated once they are.",
     }
     /// The rollout was braked before the node was drained, while its hooks were awaited.
     RolloutBraked {
