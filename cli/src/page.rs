@@ -120,6 +120,21 @@ impl Page {
         self.indented(label, indent, style, text, width);
     }
 
+    /// Adds a field for each of these sentences up to a number, and one with the number of the others.
+    pub(crate) fn fields(
+        &mut self,
+        label: &str,
+        style: Style,
+        sentences: &[String],
+        most: usize,
+        width: Option<usize>,
+    ) {
+        sentences.iter().take(most).for_each(|sentence| self.field(label, style, sentence, width));
+        if let more @ 1.. = sentences.len().saturating_sub(most) {
+            self.field("", Style::Plain, &format!("and {more} more (-o json has them)"), width);
+        }
+    }
+
     /// Adds a text without a label, wrapped at words.
     pub(crate) fn paragraph(&mut self, text: &str, width: Option<usize>) {
         self.indented("", 0, Style::Plain, text, width);

@@ -24,7 +24,7 @@ use self::follow::{Follow, watches};
 use crate::call::call;
 use crate::cluster::{Cluster, Components};
 use crate::page::{Screen, progress, write_line};
-use crate::status::{IDLE, Look, NOT_KNOWN, NodeReport, Report, render, report};
+use crate::status::{IDLE, Look, NOT_KNOWN, NOT_READ, NodeReport, Report, render, report};
 use crate::terminal;
 
 /// Pause before watches that have failed begin again.
@@ -316,7 +316,9 @@ fn fleet_lines(report: &Report) -> Vec<(String, String)> {
         [("Rejected", &rejected), ("Request", &report.misplaced_requests), ("Not read", &report.not_read)]
     {
         if !sentences.is_empty() {
-            line(about, sentences.join("; "));
+            let more = sentences.len().saturating_sub(NOT_READ);
+            let more = if more == 0 { String::new() } else { format!("; and {more} more") };
+            line(about, sentences.iter().take(NOT_READ).map(String::as_str).collect::<Vec<_>>().join("; ") + &more);
         }
     }
     lines

@@ -713,6 +713,24 @@ fn request_that_is_not_understood_is_one_warning() {
 }
 
 #[test]
+fn mistake_of_many_nodes_is_one_finding() {
+    let mut facts = healthy();
+    let cluster = fleet_of(&mut facts);
+    for number in 0..100 {
+        let name = format!("n{number:02}");
+        let metadata = serde_json::from_value(json!({"name": format!("brs-{name}")})).unwrap();
+        cluster.add_node(&serde_json::from_value(node(&name, &json!({names::APPROVE_STEP_ANNOTATION: "1"}))).unwrap());
+        cluster.add_unreadable_shadow(&InvalidObject { error: "no spec".to_owned(), metadata });
+    }
+    let diagnosis = Diagnosis::of(&facts);
+    for (reason, first) in [("UnknownRequest", "node/n00"), ("ObjectUnreadable", "brs/brs-n00")] {
+        let found: Vec<_> = diagnosis.findings.iter().filter(|finding| finding.reason == reason).collect();
+        let [found] = found.as_slice() else { panic!("{reason}: {found:?}") };
+        assert_eq!((found.objects.len(), found.objects[0].as_str()), (100, first), "{reason}");
+    }
+}
+
+#[test]
 fn agent_of_a_node_is_missed_once_it_has_had_time_to_start() {
     let before = |seconds: i64| now() - jiff::SignedDuration::from_secs(seconds);
     let agent = |since: i64| {

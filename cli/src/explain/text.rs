@@ -6,6 +6,7 @@ use models::reason::EndEvent;
 use super::report::{Attempt, Explanation, Host, NodeState};
 use crate::clock::moment;
 use crate::page::{Cell, Page, Style};
+use crate::status::NOT_READ;
 
 pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bool) -> Page {
     let (mut page, now) = (Page::new(colour), explanation.time);
@@ -72,9 +73,7 @@ pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bo
     for (index, command) in explanation.commands.iter().enumerate() {
         page.field(if index == 0 { "To do:" } else { "" }, Style::Strong, command, None);
     }
-    for sentence in &explanation.not_read {
-        page.field("Not read:", Style::Warn, sentence, width);
-    }
+    page.fields("Not read:", Style::Warn, &explanation.not_read, NOT_READ, width);
     if !explanation.checks.is_empty() {
         page.line("");
         let rows = explanation.checks.iter().map(|check| {

@@ -410,6 +410,26 @@ fn status_of_many_nodes_lists_those_with_something_to_see() {
 }
 
 #[test]
+fn mistake_of_many_nodes_takes_few_lines() {
+    let misplaced = json!({names::APPROVE_STEP_ANNOTATION: "1"});
+    let nodes = (0..100).map(|number| node(&format!("n{number}"), &misplaced)).collect();
+    let mut cluster = cluster(Some(operator(&json!({}), &json!({"observedGeneration": 1}))), vec![], nodes);
+    for part in [Part::Pods, Part::Budgets, Part::AgentPods, Part::Lease] {
+        cluster.note_unread(part, format!("{part:?} are missing"));
+    }
+    for number in 100..200 {
+        cluster.unreadable.nodes.insert(format!("n{number}"), "no uid".to_owned());
+    }
+    let report = report(&cluster, now());
+    assert_eq!((report.misplaced_requests.len(), report.not_read.len()), (100, 104), "-o json has all");
+    let text = render(&report, Look::default()).to_string();
+    let count = |label: &str| text.lines().filter(|line| line.starts_with(label)).count();
+    assert_eq!((count("Request:"), count("Not read:")), (3, 12), "{text}");
+    assert!(text.contains("           and 97 more (-o json has them)\n"), "{text}");
+    assert!(text.contains("Lease are missing") && text.contains("and 92 more (-o json has them)\n"), "{text}");
+}
+
+#[test]
 fn status_without_the_right_to_read_nodes_shows_what_the_controller_has_recorded() {
     let mut fleet = fleet();
     fleet.nodes = None;
