@@ -262,7 +262,7 @@ fn parts(text: &str) -> Vec<(Vec<&str>, bool)> {
     let mut words = text.split_whitespace().peekable();
     while let Some(word) = words.next() {
         let begins = !is_command && word == "kubectl" && words.peek().is_some_and(|next| VERBS.contains(next));
-        // What is in brackets is about the command.
+        // A word in brackets is about the command.
         if begins || (is_command && !is_quoted && word.starts_with('(')) {
             (is_command, is_quoted) = (begins, false);
             parts.push((Vec::new(), begins));

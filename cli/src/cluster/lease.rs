@@ -16,7 +16,7 @@ pub(crate) struct ControllerLease {
     pub(crate) holder: Option<String>,
     /// Time at which the leader last renewed it, by the leader's clock; `None` if it does not exist.
     pub(crate) renewed: Option<Timestamp>,
-    /// Time at which it was read, by the local clock. What is done with it later makes it no older.
+    /// Time at which it was read, by the local clock: in a `watch`, which reads it once a minute, it grows no older in between.
     pub(crate) read: Timestamp,
 }
 

@@ -37,7 +37,7 @@ pub(crate) enum PodsOf {
     All,
 }
 
-/// What came of reading the pods of the earlier operator and of this one, and the Lease of its controller.
+/// The answers about the pods of the earlier operator and of this one, and about the Lease of its controller.
 pub(crate) struct Components {
     earlier: anyhow::Result<Vec<String>>,
     own: anyhow::Result<OwnPods>,
@@ -113,7 +113,7 @@ impl Cluster {
         })
     }
 
-    /// Takes in what came of reading the components.
+    /// Takes in the answers about the components.
     pub(crate) fn add_components(&mut self, read: Components) -> anyhow::Result<()> {
         self.earlier_pods = self.optional(Part::EarlierPods, read.earlier)?.unwrap_or_default();
         self.own = self.optional(Part::OwnPods, read.own)?;

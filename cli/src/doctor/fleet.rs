@@ -99,7 +99,7 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
         let finding = Finding::warning(request.reason, request.message.clone());
         found.push(finding.of(object()).next([request.command.clone()]));
     }
-    // Its Lease has a finding of its own.
+    // The Lease has a finding of its own.
     for problem in report.problems.iter().filter(|problem| problem.reason != NO_LEADER) {
         let next = format!("kubectl describe bruo {} -n {}", names::OPERATOR_NAME, cluster.namespace);
         let finding = match problem.warning {

@@ -228,7 +228,7 @@ fn problems(cluster: &Cluster, policy: &Policy, paused: bool) -> Vec<Problem> {
     }
     let Some(operator) = &cluster.operator else { return problems };
     let conditions = &operator.status.conditions;
-    // What the plugin finds by itself: the errors of a policy are listed one by one, and pods are read now.
+    // The plugin finds these by itself: the errors of a policy are listed one by one, and pods are read now.
     let found = |condition: &&Condition| {
         let is_policy = condition.reason == INVALID_POLICY && !policy.errors.is_empty();
         is_policy || (condition.reason == web_api && cluster.own.is_some())

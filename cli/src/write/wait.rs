@@ -15,7 +15,7 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// Time after which the progress is shown.
 const SHOWN_AFTER: Duration = Duration::from_secs(1);
 
-/// What is waited for before anything is known.
+/// The text of a wait before anything is known.
 const ANSWER: &str = "for an answer of the API server";
 
 /// The error if what came of a write cannot be read.
