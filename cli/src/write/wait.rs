@@ -37,8 +37,8 @@ pub(crate) enum State {
 pub(crate) struct Unacknowledged(pub(crate) String);
 
 /// Waits for each of these until `check` reports that it is done, and passes its result to `done`. Returns the errors.
-/// A check that the API server does not answer is repeated. All checks together take no longer than the time to wait, but for
-/// the last ones, which have one more interval. `status` is the command to type where something is not done in time.
+/// A check that the API server does not answer is repeated. Once one hangs, all of them end with the time to wait; those that are
+/// answered are each made once, however many there are. `status` is the command to type where something is not done in time.
 pub(crate) async fn all<T>(
     timeout: Duration,
     status: &str,
@@ -49,10 +49,12 @@ pub(crate) async fn all<T>(
     let (begun, mut shown, mut failed) = (Instant::now(), Vec::new(), Vec::new());
     let mut waiting: Vec<(T, String)> = waiting.into_iter().map(|item| (item, ANSWER.to_owned())).collect();
     loop {
-        let (round, mut left) = (Instant::now(), Vec::new());
+        let (mut left, mut hangs) = (Vec::new(), false);
         for (item, before) in waiting {
-            let rest = timeout.saturating_sub(begun.elapsed()).max(PERIOD.saturating_sub(round.elapsed()));
-            let answer = within(rest, check(&item)).await.unwrap_or(Ok(State::Pending(before)));
+            let rest = timeout.saturating_sub(begun.elapsed());
+            let answer = within(if hangs { rest } else { rest.max(PERIOD) }, check(&item)).await;
+            hangs |= answer.is_err();
+            let answer = answer.unwrap_or(Ok(State::Pending(before)));
             match or_waiting(answer, |error| State::Pending(format!("{ANSWER} ({error:#})"))) {
                 Ok(State::Done(sentence)) => done(&item, sentence),
                 Ok(State::Pending(next)) => left.push((item, next)),
@@ -129,6 +131,16 @@ mod tests {
             let expected = format!("after 10 s it still waits: {next}. See status");
             assert!(error.is::<Unacknowledged>() && error.to_string().contains(&expected), "{item}: {error}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_of_many_is_checked_also_where_that_takes_longer_than_the_time_to_wait() {
+        let check = async |_: &u8| {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            anyhow::Ok(State::Done(String::new()))
+        };
+        let failed = all(Duration::from_secs(1), "status", vec![0_u8; 100], check, |_, _| {}).await;
+        assert!(failed.is_empty(), "{failed:?}");
     }
 
     #[tokio::test(start_paused = true)]
