@@ -5,6 +5,7 @@
 //! missing in the view, and named in [`Cluster::unread`].
 
 pub(crate) mod dump;
+mod lease;
 mod read;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -27,10 +28,14 @@ use planner::view::{
     Projection as _, ShadowFacts, Standby, UnreadableFacts,
 };
 
-pub(crate) use read::{PodsOf, pods_of};
+pub(crate) use lease::{ControllerLease, STALE};
+pub(crate) use read::{Components, PodsOf, pods_of};
 
 /// Time for which everything is taken to have been as it is, where no object has the time.
 const LONG: SignedDuration = SignedDuration::from_hours(1);
+
+/// The word for the lack of a controller that renews its Lease.
+pub(crate) const NO_LEADER: &str = "NoLeader";
 
 /// Number of plans in a row, each after the writes of the one before it.
 const ROUNDS: usize = 3;
@@ -43,8 +48,10 @@ pub(crate) enum Part {
     Nodes,
     /// The pods of the earlier operator, in any namespace.
     EarlierPods,
-    /// The pods of controller and web API, and the Lease of the controller.
+    /// The pods of controller and web API.
     OwnPods,
+    /// The Lease of the controller.
+    Lease,
     AgentPods,
     /// The pods on the nodes.
     Pods,
@@ -69,6 +76,7 @@ impl Unread {
             Part::Nodes => "so that the reasons are those that the controller has recorded",
             Part::EarlierPods => "so that pods of the earlier operator are not seen",
             Part::OwnPods => "so that the operator's own pods are not seen",
+            Part::Lease => "so that it is not seen whether a controller leads",
             Part::AgentPods => "so that missing agents are not seen",
             Part::Pods => "so that it is not seen which pods prevent a drain",
             Part::Budgets => "so that it is not seen which PodDisruptionBudgets prevent a drain",
@@ -83,8 +91,6 @@ impl Unread {
 pub(crate) struct OwnPods {
     /// The pods of controller and web API, by name.
     pub(crate) pods: BTreeMap<String, PodFacts>,
-    /// The pod of the controller that has the Lease.
-    pub(crate) leader: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,6 +119,8 @@ pub(crate) struct Cluster {
     pub(crate) earlier_pods: Vec<String>,
     /// The operator's own pods; `None` if they could not be read.
     pub(crate) own: Option<OwnPods>,
+    /// `None` if it could not be read.
+    pub(crate) lease: Option<ControllerLease>,
     /// The agents' pods; `None` if they could not be read.
     pub(crate) agents: Option<Vec<AgentPod>>,
     /// The pods of those nodes whose pods were read.
@@ -213,7 +221,8 @@ impl Cluster {
     pub(crate) fn view(&self, now: Timestamp) -> ClusterView {
         let before = now.saturating_sub(LONG).unwrap_or(now);
         let mut shadows = self.shadows.clone();
-        let leader = self.own.as_ref().and_then(|own| own.pods.get(own.leader.as_ref()?));
+        let holder = self.lease.as_ref().and_then(|lease| lease.holder.as_ref());
+        let leader = self.own.as_ref().and_then(|own| own.pods.get(holder?));
         let own_node = leader.map(|pod| pod.node.clone());
         let mut view = ClusterView {
             operator: self.operator.clone(),
@@ -261,10 +270,20 @@ impl Cluster {
     }
 
     fn standby(&self, own_node: Option<&str>) -> Standby {
-        let (Some(own), Some(nodes)) = (&self.own, &self.nodes) else { return Standby::None };
+        let (Some(own), Some(lease), Some(nodes)) = (&self.own, &self.lease, &self.nodes) else { return Standby::None };
         let controllers = own.pods.iter().filter(|(_, pod)| pod.is_of(names::CONTROLLER));
         let controllers = controllers.map(|(name, pod)| (name.clone(), pod.clone())).collect();
-        standby(own.leader.as_deref().unwrap_or_default(), own_node, &controllers, nodes)
+        standby(lease.holder.as_deref().unwrap_or_default(), own_node, &controllers, nodes)
+    }
+
+    /// Returns why no controller leads, in a word and as a sentence without a full stop; `None` if one does, and where neither its pods nor its
+    /// Lease could be read.
+    pub(crate) fn no_leader(&self) -> Option<(&'static str, String)> {
+        if self.own.as_ref().is_some_and(|own| !own.has_ready(names::CONTROLLER)) {
+            let message = "no pod of the controller is Ready, so that nothing is done";
+            return Some(("ControllerNotReady", message.to_owned()));
+        }
+        Some((NO_LEADER, self.lease.as_ref()?.trouble()?))
     }
 
     /// Returns the agent's pod of each node: the one that is Ready, where there are several.

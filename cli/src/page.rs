@@ -1,6 +1,8 @@
 //! All output of the program. It is made plain first, since much of it was written by other clients, who may target the
 //! terminal and not its reader. Nothing is printed by the macros of the standard library: they panic where the output is closed.
 
+mod screen;
+
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -8,6 +10,8 @@ use anyhow::Context as _;
 use comfy_table::{Table, presets};
 use models::plain::{plain, shown};
 use serde_json::Value;
+
+pub(crate) use screen::Screen;
 
 /// Emphasis of a text on a terminal with colours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,10 +113,26 @@ impl Page {
         text.lines().for_each(|line| self.line(line));
     }
 
-    /// Adds a text with a label before it. It is wrapped at words, and its further lines are indented like the first.
+    /// Adds a text with a label before it. It is wrapped at words and before and after commands, and its further lines are indented like
+    /// the first.
     pub(crate) fn field(&mut self, label: &str, style: Style, text: &str, width: Option<usize>) {
         let indent = LABEL.max(label.chars().count() + 1);
         self.indented(label, indent, style, text, width);
+    }
+
+    /// Adds a field for each of these sentences up to a number, and one with the number of the others.
+    pub(crate) fn fields(
+        &mut self,
+        label: &str,
+        style: Style,
+        sentences: &[String],
+        most: usize,
+        width: Option<usize>,
+    ) {
+        sentences.iter().take(most).for_each(|sentence| self.field(label, style, sentence, width));
+        if let more @ 1.. = sentences.len().saturating_sub(most) {
+            self.field("", Style::Plain, &format!("and {more} more (-o json has them)"), width);
+        }
     }
 
     /// Adds a text without a label, wrapped at words.
@@ -122,8 +142,12 @@ impl Page {
 
     /// Adds a text that begins at this column, after its label.
     pub(crate) fn indented(&mut self, label: &str, indent: usize, style: Style, text: &str, width: Option<usize>) {
-        let room = width.map_or(usize::MAX, |width| width.saturating_sub(indent).max(NARROWEST));
-        for (index, line) in wrap(&plain(text), room).into_iter().enumerate() {
+        let text = plain(text);
+        let lines = match width {
+            Some(width) => wrap(&text, width.saturating_sub(indent).max(NARROWEST)),
+            None => vec![text.split_whitespace().collect::<Vec<_>>().join(" ")],
+        };
+        for (index, line) in lines.into_iter().enumerate() {
             let label = if index == 0 { label } else { "" };
             self.styled_line(&format!("{label:indent$}{line}"), &[(0..label.chars().count(), style)]);
         }
@@ -226,10 +250,55 @@ const LABEL: usize = 11;
 /// Least number of columns for the text of a field, however narrow the terminal is.
 const NARROWEST: usize = 20;
 
-/// Breaks a line at spaces. A word that is too long for a line is broken too.
+/// The words after `kubectl` by which a command in a text is known: `kubectl` is also the name of a field manager.
+const VERBS: [&str; 12] = [
+    "annotate", "apply", "brupop", "delete", "describe", "edit", "explain", "get", "label", "logs", "scale", "uncordon",
+];
+
+/// Returns the words of a text in parts: each is a command (`true`), or a text between commands. The punctuation after a command is left
+/// out.
+fn parts(text: &str) -> Vec<(Vec<&str>, bool)> {
+    let (mut parts, mut is_command, mut is_quoted) = (vec![(Vec::new(), false)], false, false);
+    let mut words = text.split_whitespace().peekable();
+    while let Some(word) = words.next() {
+        let begins = !is_command && word == "kubectl" && words.peek().is_some_and(|next| VERBS.contains(next));
+        // A word in brackets is about the command.
+        if begins || (is_command && !is_quoted && word.starts_with('(')) {
+            (is_command, is_quoted) = (begins, false);
+            parts.push((Vec::new(), begins));
+        }
+        is_quoted ^= is_command && word.matches('\'').count() % 2 == 1;
+        let bare = if is_command && !is_quoted { word.trim_end_matches(['.', ',', ';', ':']) } else { word };
+        if let Some((words, _)) = parts.last_mut() {
+            words.push(bare);
+        }
+        if bare.len() < word.len() {
+            is_command = false;
+            parts.push((Vec::new(), false));
+        }
+    }
+    parts.retain(|(words, _)| !words.is_empty());
+    parts
+}
+
+/// Breaks a line at spaces. A word that is too long for a line is broken too. A command is a line of its own, and whole, so that it can be
+/// copied.
 fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (words, is_command) in parts(text) {
+        if is_command {
+            lines.push(words.join(" "));
+        } else {
+            lines.extend(filled(&words, width));
+        }
+    }
+    if lines.is_empty() { vec![String::new()] } else { lines }
+}
+
+/// Returns lines of these words.
+fn filled(words: &[&str], width: usize) -> Vec<String> {
     let (mut lines, mut length) = (vec![String::new()], 0);
-    for word in text.split_whitespace() {
+    for word in words {
         let mut letters: Vec<char> = word.chars().collect();
         if length > 0 && length + 1 + letters.len() > width {
             lines.push(String::new());
@@ -251,46 +320,6 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
         }
     }
     lines
-}
-
-/// A part of the terminal that is drawn again and again.
-#[derive(Debug, Default)]
-pub(crate) struct Screen {
-    /// Number of lines of the last drawing.
-    lines: usize,
-    /// The last note, which stays below the drawing.
-    note: Option<String>,
-}
-
-impl Screen {
-    /// Sets the note below the drawing, and shows it.
-    pub(crate) fn note(&mut self, text: impl fmt::Display) -> io::Result<()> {
-        let text = plain(&text.to_string());
-        write_line(&text)?;
-        self.lines += 1;
-        self.note = Some(text);
-        Ok(())
-    }
-
-    /// Draws a page over the one before. What does not fit into `height` is left out.
-    pub(crate) fn draw(&mut self, page: &Page, height: Option<usize>) -> io::Result<()> {
-        let mut lines: Vec<&str> = page.text.lines().chain(self.note.as_deref()).collect();
-        let room = height.map_or(usize::MAX, |height| height.saturating_sub(1).max(1));
-        let more = format!("… and {} more lines", lines.len().saturating_sub(room.saturating_sub(1)));
-        if lines.len() > room {
-            lines.truncate(room - 1);
-            lines.push(&more);
-        }
-        let mut out = io::stdout().lock();
-        if self.lines > 0 {
-            write!(out, "\u{1b}[{}A\u{1b}[J", self.lines)?;
-        }
-        for line in &lines {
-            writeln!(out, "{line}")?;
-        }
-        self.lines = lines.len();
-        out.flush()
-    }
 }
 
 /// Prints a line of progress; a failure to print is ignored.
@@ -377,6 +406,28 @@ mod tests {
         let mut whole = Page::default();
         whole.field("A:", Style::Plain, "one two", None);
         assert_eq!(whole.to_string(), "A:         one two\n");
+    }
+
+    #[test]
+    fn command_in_a_field_is_a_line_of_its_own_and_whole() {
+        let text = "1.20.5 failed. To skip it, first: kubectl brupop quarantine 1.20.5 --kubeconfig 'a, b'. To try again: kubectl \
+                    brupop resume (docs), or the field manager kubectl owns it";
+        let mut page = Page::default();
+        page.field("Frozen:", Style::Bad, text, Some(31));
+        let lines = [
+            "1.20.5 failed. To",
+            "skip it, first:",
+            "kubectl brupop quarantine 1.20.5 --kubeconfig 'a, b'",
+            "To try again:",
+            "kubectl brupop resume",
+            "(docs), or the field",
+            "manager kubectl owns",
+            "it",
+        ];
+        assert_eq!(page.to_string(), format!("Frozen:    {}\n", lines.join("\n           ")));
+        let mut whole = Page::default();
+        whole.field("Frozen:", Style::Bad, text, None);
+        assert_eq!(whole.to_string(), format!("Frozen:    {text}\n"));
     }
 
     #[test]

@@ -272,9 +272,8 @@ pub(crate) async fn plan(
         comparison = Some(std::mem::replace(&mut chosen, other));
     }
     let mut findings = chosen.findings(options.by);
-    if cluster.own.as_ref().is_none_or(|own| own.leader.is_none() || own.pods.is_empty()) {
-        let doctor = cluster.command("doctor");
-        findings.push(format!("no controller leads: nothing happens until one does ({doctor})"));
+    if let Some((_, message)) = cluster.no_leader() {
+        findings.push(format!("{message} until one leads: {}", cluster.command("doctor")));
     }
     let code = if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(LATE) };
     if let (Some(path), Some(course)) = (&options.html, chosen.courses.get(chosen.median)) {

@@ -15,9 +15,9 @@ use crate::cluster::Cluster;
 use crate::page::Page;
 use crate::terminal::{self, Format};
 
-pub(crate) use report::{NOT_KNOWN, next_action, not_known, report};
-pub(crate) use shape::{IDLE, LastResult, NodeReport, Report, SilentAgent};
-pub(crate) use text::{Look, render};
+pub(crate) use report::{NOT_KNOWN, due, no_leader, not_known, report};
+pub(crate) use shape::{IDLE, LastResult, NodeReport, Problem, Report, SilentAgent};
+pub(crate) use text::{Look, NOT_READ, render};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Output {

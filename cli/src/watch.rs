@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
@@ -21,9 +22,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
 use self::follow::{Follow, watches};
 use crate::call::call;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Components};
 use crate::page::{Screen, progress, write_line};
-use crate::status::{IDLE, Look, NOT_KNOWN, NodeReport, Report, render, report};
+use crate::status::{IDLE, Look, NOT_KNOWN, NOT_READ, NodeReport, Report, render, report};
 use crate::terminal;
 
 /// Pause before watches that have failed begin again.
@@ -94,19 +95,32 @@ impl End {
 }
 
 pub(crate) async fn watch(client: &Client, namespace: &str, options: &Options, colour: bool) -> anyhow::Result<End> {
-    let stopped = if options.until.is_some() { End::Interrupted } else { End::Stopped };
     if options.until.is_some() {
         // Without the nodes, it is not known which of them are to be updated.
         let nodes: Api<Node> = Api::all(client.clone());
         call("list nodes", nodes.list_metadata(&ListParams::default().limit(1))).await?;
     }
-    let mut cluster = Cluster::read(client, namespace).await?;
+    let cluster = Cluster::read(client, namespace).await?;
+    run(client, cluster, options, Output::new(options.all, colour), tokio::signal::ctrl_c()).await
+}
+
+/// Shows a cluster as it changes, until the state, the time or the interrupt that ends the command.
+async fn run(
+    client: &Client,
+    mut cluster: Cluster,
+    options: &Options,
+    mut output: Output,
+    interrupt: impl Future<Output = io::Result<()>>,
+) -> anyhow::Result<End> {
+    let stopped = if options.until.is_some() { End::Interrupted } else { End::Stopped };
+    let namespace = cluster.namespace.clone();
     let (mut watches, mut follow) = (watches(client, &cluster), Follow::new(options.until.is_some()));
-    let mut output = Output::new(options.all, colour);
     let mut frames = interval_at(Instant::now(), FRAME);
     frames.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut components = interval_at(Instant::now() + COMPONENTS, COMPONENTS);
-    let interrupt = tokio::signal::ctrl_c();
+    components.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // At most one, and beside the rest: without a network, it lasts for the time limits of its calls.
+    let mut reading = FuturesUnordered::new();
     tokio::pin!(interrupt);
     let late = sleep(options.timeout.map_or(Duration::MAX, |timeout| timeout.0));
     tokio::pin!(late);
@@ -136,9 +150,13 @@ pub(crate) async fn watch(client: &Client, namespace: &str, options: &Options, c
             }
             () = sleep(PAUSE), if changed => changed = false,
             _ = frames.tick() => {}
-            _ = components.tick() => {
+            _ = components.tick(), if reading.is_empty() => {
+                reading.push(Components::read(client, &namespace));
+                continue;
+            }
+            Some(read) = reading.next() => {
                 // As they were, while they cannot be read.
-                let _ = cluster.read_components(client).await;
+                let _ = cluster.add_components(read);
             }
         }
         if follow.is_lost() {
@@ -222,15 +240,16 @@ impl Output {
     fn say(&mut self, said: Option<String>) -> io::Result<()> {
         let Some(said) = said else { return Ok(()) };
         match &mut self.screen {
-            Some(screen) => screen.note(format_args!("{:.0} {said}", Timestamp::now())),
+            Some(screen) => screen.note(format_args!("{:.0} {said}", Timestamp::now()), terminal::width()),
             None => write_line(format_args!("{:.0} {said}", Timestamp::now())),
         }
     }
 
     fn show(&mut self, report: &Report) -> io::Result<()> {
         if let Some(screen) = &mut self.screen {
-            let look = Look { width: Some(terminal::width()), ..self.look };
-            return screen.draw(&render(report, look), terminal::height());
+            let width = terminal::width();
+            let look = Look { width: Some(width), ..self.look };
+            return screen.draw(&render(report, look), width, terminal::height());
         }
         for line in changes(report, &mut self.printed) {
             write_line(format_args!("{:.0} {line}", report.time))?;
@@ -297,7 +316,9 @@ fn fleet_lines(report: &Report) -> Vec<(String, String)> {
         [("Rejected", &rejected), ("Request", &report.misplaced_requests), ("Not read", &report.not_read)]
     {
         if !sentences.is_empty() {
-            line(about, sentences.join("; "));
+            let more = sentences.len().saturating_sub(NOT_READ);
+            let more = if more == 0 { String::new() } else { format!("; and {more} more") };
+            line(about, sentences.iter().take(NOT_READ).map(String::as_str).collect::<Vec<_>>().join("; ") + &more);
         }
     }
     lines

@@ -50,7 +50,7 @@ fn problem<K: Resource<DynamicType = ()>>(group: Option<&ApiGroup>) -> Option<St
     let name = format!("{plural}.{}", names::GROUP);
     Some(if served.is_empty() {
         format!(
-            "the API server does not serve {name}: install the definitions (kubectl apply --server-side -f crds.yaml)"
+            "the API server does not serve {name}: install the definitions: kubectl apply --server-side -f crds.yaml"
         )
     } else {
         format!(

@@ -368,9 +368,9 @@ ends! {
     /// control plane was out of service, before the reboot was permitted.
     ClusterUnwell {
         event: UpdateWithdrawn, class: Nothing, by_agent: false,
-        advice: "Find out why the nodes that the message names, or `kubectl get nodes` shows, are not well, or see the \
-            [expression](expressions.md) that it names. The node is updated once that is over. Where the last attempt for the version ended so \
-            or as `GateRefused`, the end for an expression is `GateRefused`.",
+        advice: "Find out why nodes are not well: those that the message names, or the ones that are not Ready in `kubectl get nodes`. \
+            Where it names an expression, see [that](expressions.md). The node is updated once that is over. Where the last attempt for the \
+            version ended so or as `GateRefused`, the end for an expression is `GateRefused`.",
     }
     /// The rollout was braked before the node was drained, while its hooks were awaited.
     RolloutBraked {

@@ -17,6 +17,7 @@ use planner::view::{BudgetFacts, DaemonSetIs, EarlierPod, PodFacts, Projection a
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::lease::ControllerLease;
 use super::{AgentPod, Cluster, OwnPods};
 use crate::call::{get, if_there, list_each, list_everywhere, list_in, nodes};
 
@@ -156,8 +157,7 @@ impl Dump {
             }
         }
         cluster.earlier_pods.sort();
-        let lease: Option<Lease> = self.lease.as_ref().map(typed).transpose()?;
-        own.leader = lease.and_then(|lease| lease.spec?.holder_identity).filter(|holder| !holder.is_empty());
+        cluster.lease = Some(ControllerLease::of(self.lease.as_ref().map(typed).transpose()?, self.time));
         cluster.own = Some(own);
         for budget in &self.budgets {
             cluster.budgets.extend(BudgetFacts::project(&typed(budget)?));

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, bail};
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -16,6 +16,7 @@ use models::shadow::{BottlerocketShadow, Step};
 use planner::view::{DaemonSetIs, EarlierPod, PodFacts, Projection, ShadowFacts};
 use tokio::task::JoinSet;
 
+use super::lease::ControllerLease;
 use super::{AgentPod, Cluster, OwnPods, Part, Unread};
 use crate::call::{allowed, get, if_there, list_each, list_guarded};
 use crate::shell::for_cluster;
@@ -36,6 +37,26 @@ pub(crate) enum PodsOf {
     All,
 }
 
+/// The answers about the pods of the earlier operator and of this one, and about the Lease of its controller.
+pub(crate) struct Components {
+    earlier: anyhow::Result<Vec<String>>,
+    own: anyhow::Result<OwnPods>,
+    lease: anyhow::Result<ControllerLease>,
+    agents: anyhow::Result<Vec<AgentPod>>,
+}
+
+impl Components {
+    pub(crate) async fn read(client: &Client, namespace: &str) -> Self {
+        let (earlier, own, lease, agents) = tokio::join!(
+            earlier_pods(client),
+            own_pods(client, namespace),
+            controller_lease(client, namespace),
+            agent_pods(client)
+        );
+        Self { earlier, own, lease, agents }
+    }
+}
+
 impl Cluster {
     /// Reads everything but the pods on the nodes and the budgets.
     pub(crate) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Self> {
@@ -51,7 +72,7 @@ impl Cluster {
         }
         cluster.read_shadows(client).await?;
         cluster.read_nodes(client).await?;
-        cluster.read_components(client).await?;
+        cluster.add_components(Components::read(client, namespace).await)?;
         Ok(cluster)
     }
 
@@ -63,7 +84,7 @@ impl Cluster {
         let shadows = cluster.read_shadows(client).await;
         cluster.optional(Part::Shadows, shadows)?;
         cluster.read_nodes(client).await?;
-        cluster.read_components(client).await?;
+        cluster.add_components(Components::read(client, namespace).await)?;
         Ok(cluster)
     }
 
@@ -92,13 +113,12 @@ impl Cluster {
         })
     }
 
-    /// Reads the pods of the earlier operator and of this one.
-    pub(crate) async fn read_components(&mut self, client: &Client) -> anyhow::Result<()> {
-        let (earlier, own, agents) =
-            tokio::join!(earlier_pods(client), own_pods(client, &self.namespace), agent_pods(client));
-        self.earlier_pods = self.optional(Part::EarlierPods, earlier)?.unwrap_or_default();
-        self.own = self.optional(Part::OwnPods, own)?;
-        self.agents = self.optional(Part::AgentPods, agents)?;
+    /// Takes in the answers about the components.
+    pub(crate) fn add_components(&mut self, read: Components) -> anyhow::Result<()> {
+        self.earlier_pods = self.optional(Part::EarlierPods, read.earlier)?.unwrap_or_default();
+        self.own = self.optional(Part::OwnPods, read.own)?;
+        self.lease = self.optional(Part::Lease, read.lease)?;
+        self.agents = self.optional(Part::AgentPods, read.agents)?;
         Ok(())
     }
 
@@ -111,7 +131,7 @@ impl Cluster {
     ) -> anyhow::Result<Self> {
         let mut cluster = Self::read(client, namespace).await?;
         let mut nodes: BTreeSet<String> =
-            cluster.plan(jiff::Timestamp::now()).1.pods.into_iter().take(NODES_WITH_PODS).collect();
+            cluster.plan(Timestamp::now()).1.pods.into_iter().take(NODES_WITH_PODS).collect();
         nodes.extend(others(&cluster));
         if !nodes.is_empty() {
             cluster.read_pods(client, PodsOf::Nodes(nodes)).await?;
@@ -245,9 +265,12 @@ async fn own_pods(client: &Client, namespace: &str) -> anyhow::Result<OwnPods> {
     let selector = format!("{} in ({}, {})", names::COMPONENT_LABEL, names::CONTROLLER, names::APISERVER);
     let (params, right) = (ListParams::default().labels(&selector), format!("list pods in {namespace}"));
     let pods: Vec<PodFacts> = facts(Api::namespaced(client.clone(), namespace), params, &right).await?;
+    Ok(OwnPods { pods: pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect() })
+}
+
+async fn controller_lease(client: &Client, namespace: &str) -> anyhow::Result<ControllerLease> {
     let lease: Option<Lease> = get(client, namespace, names::CONTROLLER).await?;
-    let leader = lease.and_then(|lease| lease.spec?.holder_identity).filter(|holder| !holder.is_empty());
-    Ok(OwnPods { pods: pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect(), leader })
+    Ok(ControllerLease::of(lease, Timestamp::now()))
 }
 
 async fn agent_pods(client: &Client) -> anyhow::Result<Vec<AgentPod>> {
@@ -274,5 +297,26 @@ impl AgentPod {
             node: facts.node,
             trouble: facts.trouble,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::failure;
+    use crate::cluster::testing::cluster;
+
+    #[test]
+    fn pods_are_known_without_the_right_to_the_lease() {
+        let status = kube::core::Status::failure("no", "Forbidden").with_code(403).boxed();
+        let refused = failure("get leases in brupop-system", kube::Error::Api(status));
+        let read =
+            Components { earlier: Ok(vec![]), own: Ok(OwnPods::default()), lease: Err(refused), agents: Ok(vec![]) };
+        let mut cluster = cluster(None, vec![], vec![]);
+        cluster.add_components(read).unwrap();
+        assert!(cluster.own.is_some() && cluster.agents.is_some() && cluster.lease.is_none());
+        let sentence =
+            "you need the right to get leases in brupop-system, so that it is not seen whether a controller leads";
+        assert_eq!(cluster.not_read(), [sentence]);
     }
 }

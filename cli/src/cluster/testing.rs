@@ -107,6 +107,23 @@ pub(crate) fn operator(spec: &Value, status: &Value) -> Value {
     })
 }
 
+/// The operator's own pods: one of each of these components, Ready or not.
+pub(crate) fn own(components: &[(&str, bool)]) -> OwnPods {
+    let pod = |(component, ready): &(&str, bool)| PodFacts {
+        name: (*component).to_owned(),
+        ready: *ready,
+        labels: std::sync::Arc::new(BTreeMap::from([(names::COMPONENT_LABEL.to_owned(), (*component).to_owned())])),
+        ..PodFacts::default()
+    };
+    OwnPods { pods: components.iter().map(pod).map(|pod| (pod.name.clone(), pod)).collect() }
+}
+
+/// The Lease of the controller, which was renewed so many seconds before it was read.
+pub(crate) fn lease(age: i64) -> ControllerLease {
+    let renewed = Some(now() - SignedDuration::from_secs(age));
+    ControllerLease { holder: Some(names::CONTROLLER.to_owned()), renewed, read: now() }
+}
+
 /// A cluster of the node `a`.
 pub(crate) fn one(operator: Value, shadow: Value) -> Cluster {
     cluster(Some(operator), vec![shadow], vec![node("a", &json!({}))])

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::aws;
 use super::certificate::{self, Certificate};
 use crate::call::{allowed, call, get, if_there, list_everywhere, list_in, node_leases};
-use crate::cluster::{Cluster, Part, PodsOf, Unread};
+use crate::cluster::{Cluster, ControllerLease, Part, PodsOf, Unread};
 use crate::page::progress;
 
 /// Time after which the progress is shown.
@@ -53,8 +53,8 @@ pub(super) struct Facts {
     pub(super) endpoints: Option<usize>,
     /// The certificates that agents trust, `None` for a block that is none; absent if they could not be read.
     pub(super) trust: Option<Vec<Option<Certificate>>>,
-    /// Time at which the leader last renewed its Lease, by its own clock.
-    pub(super) leader_renewed: Option<Timestamp>,
+    /// The Lease of the controller; `None` if it could not be read.
+    pub(super) lease: Option<ControllerLease>,
     /// Time at which the kubelet of each node last renewed its Lease, by the node's own clock.
     pub(super) node_renewed: BTreeMap<String, Timestamp>,
     /// The time of these readings, by the local clock.
@@ -117,6 +117,7 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
             facts.read_at = Timestamp::now();
             return Ok(facts);
         }
+        facts.lease.clone_from(&cluster.lease);
         facts.cluster = Some(cluster).filter(|_| seen);
     }
     let hook = aws::read(client, namespace).await;
@@ -133,8 +134,6 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
         let text = map.and_then(|map| map.data?.remove(names::TRUST_CA_KEY)).unwrap_or_default();
         certificate::read(&text)
     });
-    let lease = get::<Lease>(client, namespace, names::CONTROLLER).await;
-    facts.leader_renewed = facts.optional(lease)?.flatten().as_ref().and_then(renewed);
     let leases = node_leases(client).await;
     // The lists take time, and the last reading is compared with the clock.
     facts.read_at = Timestamp::now();

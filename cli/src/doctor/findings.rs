@@ -1,6 +1,5 @@
 //! Findings: what is wrong with an installation, and what to do next. Pure functions of the facts.
 
-use jiff::Timestamp;
 use models::names;
 use models::time::between;
 
@@ -9,16 +8,13 @@ use super::finding::{Finding, NAMED, Severity};
 use super::{aws, fleet, objects};
 use crate::advice::{logs_of, pods, some};
 use crate::clock::{moment, span};
+use crate::cluster::{ControllerLease, NO_LEADER, STALE};
 
 /// Time before the end of a certificate at which it is reported: its successor should have been published by then.
 const EXPIRES_SOON: std::time::Duration = std::time::Duration::from_secs(7 * 86_400);
 
 /// Offset of a clock that is reported.
 const OFFSET: std::time::Duration = std::time::Duration::from_secs(5);
-
-/// Time without a renewal after which a Lease of a kubelet or of the leader is reported: they renew every 10 s and every
-/// few seconds.
-const STALE: std::time::Duration = std::time::Duration::from_secs(40);
 
 /// Returns all findings, the most important first.
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
@@ -128,19 +124,18 @@ fn clocks(facts: &Facts, found: &mut Vec<Finding>) {
         let next = nodes.first().map(|name| format!("kubectl describe node {name}"));
         found.push(Finding::warning("NodeClock", message).of_nodes(nodes).next(next));
     }
-    if let Some(at) = facts.leader_renewed {
-        leader(&facts.namespace, at, now, found);
+    if let Some(lease) = &facts.lease {
+        leader(&facts.namespace, lease, found);
     }
 }
 
-fn leader(namespace: &str, renewed: Timestamp, now: Timestamp, found: &mut Vec<Finding>) {
+fn leader(namespace: &str, lease: &ControllerLease, found: &mut Vec<Finding>) {
     let object = || format!("lease/{namespace}/{}", names::CONTROLLER);
-    if between(renewed, now) >= STALE {
-        let message = format!("no controller has renewed its Lease since {}: nothing is done", moment(renewed, now));
-        found.push(Finding::error("NoLeader", message).of(object()).next([pods(namespace, names::CONTROLLER)]));
-    } else if between(now, renewed) >= OFFSET {
-        let message =
-            format!("the clock of the controller is ahead of that of this computer by {}", span(between(now, renewed)));
+    let ahead = lease.renewed.map(|renewed| between(lease.read, renewed)).unwrap_or_default();
+    if let Some(message) = lease.trouble() {
+        found.push(Finding::error(NO_LEADER, message).of(object()).next([pods(namespace, names::CONTROLLER)]));
+    } else if ahead >= OFFSET {
+        let message = format!("the clock of the controller is ahead of that of this computer by {}", span(ahead));
         found.push(Finding::warning("ControllerClock", message).of(object()));
     }
 }

@@ -16,7 +16,7 @@ use planner::wait::{Wait, WaitReason};
 use super::finding::{Finding, Severity};
 use super::objects::APPLY_POLICY;
 use crate::advice::logs_of;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, NO_LEADER};
 use crate::status::{Report, report};
 
 /// Number of pods of the same finding that it names.
@@ -24,7 +24,9 @@ const NAMED: usize = 3;
 
 pub(super) fn check(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>) {
     let report = report(cluster, now);
+    unreadable(cluster, found);
     operator(cluster, &report, found);
+    misplaced(cluster, found);
     nodes(cluster, found);
     groups(cluster, found);
     agents(cluster, &report, found);
@@ -33,15 +35,43 @@ pub(super) fn check(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>)
     long_graces(cluster, now, found);
 }
 
+/// Objects that this version cannot read. Those of one kind with the same fault are one finding.
+fn unreadable(cluster: &Cluster, found: &mut Vec<Finding>) {
+    let mut faults: BTreeMap<(String, &str), Vec<String>> = BTreeMap::new();
+    for (object, error) in cluster.unreadable.objects() {
+        let kind = object.split(' ').next().unwrap_or_default().to_owned();
+        faults.entry((kind, error)).or_default().push(object);
+    }
+    for ((_, error), objects) in faults {
+        let message = format!("this version of the plugin cannot read it, as the controller may not: {error}");
+        let edit = objects.first().map(|first| format!("kubectl edit {first} -n {}", cluster.namespace));
+        let next = edit.into_iter().flat_map(|edit| {
+            [format!("{edit} --subresource=status  # a field of status"), format!("{edit}  # another field")]
+        });
+        found.push(of_objects(Finding::error("ObjectUnreadable", message), objects).next(next));
+    }
+}
+
+/// Annotations without effect. A mistake that many objects have is one finding.
+fn misplaced(cluster: &Cluster, found: &mut Vec<Finding>) {
+    let mut mistakes: BTreeMap<&String, Vec<String>> = BTreeMap::new();
+    for (object, sentences) in &cluster.misplaced {
+        for sentence in sentences {
+            mistakes.entry(sentence).or_default().push(object.clone());
+        }
+    }
+    let finding = |(sentence, objects): (&String, _)| of_objects(Finding::warning(UNKNOWN_REQUEST, sentence), objects);
+    found.extend(mistakes.into_iter().map(finding));
+}
+
+/// Adds objects to a finding, each as kubectl names it.
+fn of_objects(finding: Finding, objects: Vec<String>) -> Finding {
+    objects.into_iter().fold(finding, |finding, object| finding.of(object.replacen(' ', "/", 1)))
+}
+
 fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
     let object = || format!("bottlerocketupdateoperator/{}/{}", cluster.namespace, names::OPERATOR_NAME);
     let edit = || format!("kubectl edit bruo {} -n {}", names::OPERATOR_NAME, cluster.namespace);
-    for (object, error) in cluster.unreadable.objects() {
-        let message = format!("this version of the plugin cannot read it, as the controller may not: {error}");
-        let edit = format!("kubectl edit {object} -n {}", cluster.namespace);
-        let next = [format!("{edit} --subresource=status  # a field of status"), format!("{edit}  # another field")];
-        found.push(Finding::error("ObjectUnreadable", message).of(object.replace(' ', "/")).next(next));
-    }
     if cluster.operator.is_none() && cluster.unreadable.operator.is_none() {
         let message = "it does not exist, so that no update starts";
         // Shadows exist from the first label on. With an attempt, there was a policy: it has been deleted.
@@ -69,18 +99,14 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
         let finding = Finding::warning(request.reason, request.message.clone());
         found.push(finding.of(object()).next([request.command.clone()]));
     }
-    for problem in &report.problems {
+    // The Lease has a finding of its own.
+    for problem in report.problems.iter().filter(|problem| problem.reason != NO_LEADER) {
         let next = format!("kubectl describe bruo {} -n {}", names::OPERATOR_NAME, cluster.namespace);
         let finding = match problem.warning {
             Some(reason) => Finding::warning(reason, problem.message.clone()),
             None => Finding::error("OperatorDegraded", format!("{}: {}", problem.reason, problem.message)),
         };
         found.push(finding.of(object()).next([next]));
-    }
-    for (object, sentences) in &cluster.misplaced {
-        for sentence in sentences {
-            found.push(Finding::warning(UNKNOWN_REQUEST, sentence.clone()).of(object.replacen(' ', "/", 1)));
-        }
     }
 }
 

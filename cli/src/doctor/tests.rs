@@ -9,8 +9,10 @@ use super::aws::Hook;
 use super::certificate::Certificate;
 use super::facts::{Installed, required_by};
 use super::*;
-use crate::cluster::testing::{braked, cluster, condition, fleet, idle, node, now, operator, shadow, step_used_up};
-use crate::cluster::{AgentPod, Cluster};
+use crate::cluster::testing::{
+    braked, cluster, condition, fleet, idle, lease, node, now, operator, own, shadow, step_used_up,
+};
+use crate::cluster::{AgentPod, Cluster, ControllerLease};
 use crate::fixtures::snapshot;
 use crate::shell::testing::{with_context, without_context};
 
@@ -47,7 +49,7 @@ fn healthy() -> Facts {
         cluster: Some(cluster(Some(operator), vec![shadow("a", done)], vec![node("a", &json!({}))])),
         endpoints: Some(3),
         trust: Some(vec![Some(authority)]),
-        leader_renewed: Some(now()),
+        lease: Some(lease(0)),
         node_renewed: BTreeMap::from([("a".to_owned(), now())]),
         read_at: now(),
         ..Facts::default()
@@ -185,7 +187,7 @@ fn working_installation_has_no_errors_and_no_warnings() {
 fn each_defect_is_found_with_its_object_and_a_next_step() {
     use Severity::{Error, Note, Warning};
     type Break<'a> = &'a dyn Fn(&mut Facts);
-    let cases: [(&str, Severity, &str, Break<'_>); 52] = [
+    let cases: [(&str, Severity, &str, Break<'_>); 53] = [
         ("KubernetesTooOld", Error, "", &|f| f.outdated = Some("Kubernetes 1.32 or later is needed".to_owned())),
         ("Missing", Error, SHADOWS, &|f| {
             *object(f, "CustomResourceDefinition", names::SHADOW_DEFINITION) = None;
@@ -242,9 +244,8 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         ("AuthorityExpires", Warning, "configmap/brupop-agents/brupop-trust", &|f| {
             f.trust.as_mut().unwrap()[0].as_mut().unwrap().until = "2026-01-02T00:00:00Z".parse().unwrap();
         }),
-        ("NoLeader", Error, "lease/brupop-system/brupop-controller", &|f| {
-            f.leader_renewed = Some("2026-01-01T00:00:00Z".parse().unwrap());
-        }),
+        ("NoLeader", Error, "lease/brupop-system/brupop-controller", &|f| f.lease = Some(lease(600))),
+        ("NoLeader", Error, "lease/brupop-system/brupop-controller", &|f| f.lease = Some(ControllerLease::default())),
         ("NodeClock", Warning, "node/a", &|f| {
             f.node_renewed.insert("a".to_owned(), "2026-01-01T00:11:00Z".parse().unwrap());
         }),
@@ -712,6 +713,24 @@ fn request_that_is_not_understood_is_one_warning() {
 }
 
 #[test]
+fn mistake_of_many_nodes_is_one_finding() {
+    let mut facts = healthy();
+    let cluster = fleet_of(&mut facts);
+    for number in 0..100 {
+        let name = format!("n{number:02}");
+        let metadata = serde_json::from_value(json!({"name": format!("brs-{name}")})).unwrap();
+        cluster.add_node(&serde_json::from_value(node(&name, &json!({names::APPROVE_STEP_ANNOTATION: "1"}))).unwrap());
+        cluster.add_unreadable_shadow(&InvalidObject { error: "no spec".to_owned(), metadata });
+    }
+    let diagnosis = Diagnosis::of(&facts);
+    for (reason, first) in [("UnknownRequest", "node/n00"), ("ObjectUnreadable", "brs/brs-n00")] {
+        let found: Vec<_> = diagnosis.findings.iter().filter(|finding| finding.reason == reason).collect();
+        let [found] = found.as_slice() else { panic!("{reason}: {found:?}") };
+        assert_eq!((found.objects.len(), found.objects[0].as_str()), (100, first), "{reason}");
+    }
+}
+
+#[test]
 fn agent_of_a_node_is_missed_once_it_has_had_time_to_start() {
     let before = |seconds: i64| now() - jiff::SignedDuration::from_secs(seconds);
     let agent = |since: i64| {
@@ -779,9 +798,8 @@ fn command_that_lets_a_stopped_rollout_go_on_is_shown() {
 
 #[test]
 fn findings_are_about_the_namespace_of_the_operator() {
-    let stale = Some("2026-01-01T00:00:00Z".parse().unwrap());
-    let trust = Some(vec![]);
-    let facts = Facts { namespace: "ops".to_owned(), endpoints: Some(0), trust, leader_renewed: stale, ..healthy() };
+    let (stale, trust) = (Some(lease(600)), Some(vec![]));
+    let facts = Facts { namespace: "ops".to_owned(), endpoints: Some(0), trust, lease: stale, ..healthy() };
     let diagnosis = Diagnosis::of(&facts);
     for reason in ["NoLeader", "NoAuthority", "NoEndpoints"] {
         let found = diagnosis.findings.iter().find(|finding| finding.reason == reason).unwrap();
@@ -790,6 +808,21 @@ fn findings_are_about_the_namespace_of_the_operator() {
     }
     let found = diagnosis.findings.iter().find(|finding| finding.reason == "NoLeader").unwrap();
     assert_eq!(found.objects, ["lease/ops/brupop-controller"]);
+}
+
+#[test]
+fn ready_pods_of_which_none_leads_are_one_error() {
+    for (sentence, found_lease) in
+        [("none renews the Lease", lease(600)), ("there is none", ControllerLease::default())]
+    {
+        let mut facts = Facts { lease: Some(found_lease.clone()), ..healthy() };
+        let cluster = fleet_of(&mut facts);
+        cluster.own = Some(own(&[(names::CONTROLLER, true), (names::APISERVER, true)]));
+        cluster.lease = Some(found_lease);
+        let diagnosis = Diagnosis::of(&facts);
+        let errors = diagnosis.findings.iter().filter(|finding| finding.severity == Severity::Error);
+        assert_eq!(errors.map(|finding| finding.reason).collect::<Vec<_>>(), ["NoLeader"], "{sentence}");
+    }
 }
 
 #[test]
@@ -809,7 +842,7 @@ fn one_clock_that_differs_from_all_others_is_that_of_this_computer() {
 fn cluster_without_the_operator_gets_one_finding() {
     let mut facts = healthy();
     facts.objects.iter_mut().for_each(|object| object.found = None);
-    (facts.cluster, facts.trust, facts.endpoints, facts.leader_renewed) = (None, None, None, None);
+    (facts.cluster, facts.trust, facts.endpoints, facts.lease) = (None, None, None, None);
     let reasons: Vec<_> = Diagnosis::of(&facts).findings.iter().map(|finding| finding.reason).collect();
     assert_eq!(reasons, ["NotInstalled"]);
 }

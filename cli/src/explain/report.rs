@@ -14,7 +14,7 @@ use semver::Version;
 use serde::Serialize;
 
 use crate::cluster::Cluster;
-use crate::status::{LastResult, next_action, not_known};
+use crate::status::{LastResult, Problem, due, no_leader, not_known};
 
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
@@ -32,6 +32,9 @@ pub(crate) struct Explanation {
     pub(crate) failures: i64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) misplaced_requests: Vec<String>,
+    /// The problems of the operator for which nothing is done, whatever the node waits for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) problems: Vec<Problem>,
     pub(crate) waits: Option<Waits>,
     pub(crate) recorded: Option<Waits>,
     /// The checks of the planner, in its order.
@@ -210,10 +213,11 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
     let last = record.and_then(|record| record.last.clone());
     let advice = last.as_ref().and_then(|last| End::of(&last.reason)).map(|end| without_links(end.advice));
     let group = facts.and_then(|facts| policy.group_of(facts)).map(|index| policy.groups[index].name.clone());
-    let mut next: Vec<Next> = action.map(|action| Next { at: None, what: next_action(action) }).into_iter().collect();
+    let mut next: Vec<Next> = action.map(|action| Next { at: None, what: due(cluster, action) }).into_iter().collect();
     let end = first.and_then(Wait::end).filter(|(at, _)| *at > now);
     next.extend(end.map(|(at, what)| Next { at: Some(at), what: what.to_owned() }));
-    next.extend(deadline.map(|at| Next { at: Some(at), what: given_up(&view, name) }));
+    // One that has passed is no change to come, but the action that is due.
+    next.extend(deadline.filter(|at| *at > now).map(|at| Next { at: Some(at), what: given_up(&view, name) }));
     let end = waits.as_ref().and_then(|waits| waits.ends_with.clone());
     next.extend(end.filter(|_| next.is_empty()).map(|end| Next { at: None, what: format!("what ends it: {end}") }));
     next.sort_by_key(|next| (next.at.is_none(), next.at));
@@ -236,6 +240,7 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
         advice: advice.filter(|advice| !advice.is_empty()),
         failures: record.map_or(0, |record| record.failures),
         misplaced_requests: cluster.misplaced_requests_of(name),
+        problems: no_leader(cluster).into_iter().collect(),
         recorded: recorded.filter(|recorded| waits.as_ref().is_none_or(|waits| waits.reason != recorded.reason)),
         waits,
         commands,

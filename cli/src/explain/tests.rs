@@ -3,7 +3,7 @@ use serde_json::json;
 use super::report::{Explanation, Next, explain};
 use super::*;
 use crate::cluster::testing::{
-    braked, cluster, condition, fleet, idle, node, now, one, operator, shadow, with_expression,
+    braked, cluster, condition, fleet, idle, lease, node, now, one, operator, own, progress, shadow, with_expression,
 };
 use crate::fixtures::snapshot;
 use crate::shell::testing::{with_context, without_context};
@@ -120,6 +120,29 @@ fn next_change_has_its_time() {
     assert!(text.contains("Next:      2026-01-01T02:00:00Z (in 1h 50m): the next window opens"), "{text}");
     let text = self::text(&explain(&fleet(), "blocked", now()));
     assert!(text.contains("2026-01-01T00:30:00Z (in 20m): the drain ends"), "{text}");
+}
+
+#[test]
+fn step_that_is_due_waits_for_a_controller_where_none_leads() {
+    let mut late = idle();
+    late["progress"] = progress("Staging", 1);
+    late["progress"]["since"] = json!("2025-12-25T00:00:00Z");
+    let pods = [(names::CONTROLLER, true), (names::APISERVER, true)];
+    for (sentence, status, age, problem, party) in [
+        ("it leads", idle(), 5, None, "nothing"),
+        ("no node is begun", idle(), 3600, Some("NoLeader"), "a controller that leads"),
+        ("a step is late", late, 3600, Some("NoLeader"), "a controller that leads"),
+    ] {
+        let mut cluster = one(operator(&json!({}), &json!({"observedGeneration": 1})), shadow("a", status));
+        (cluster.own, cluster.lease) = (Some(own(&pods)), Some(lease(age)));
+        let explanation = explain(&cluster, "a", now());
+        assert_eq!(explanation.problems.first().map(|problem| problem.reason.as_str()), problem, "{sentence}");
+        let is_past = |next: &Next| next.at.is_some_and(|at| at <= now());
+        assert!(!explanation.next.iter().any(is_past), "{sentence}: {explanation:#?}");
+        let text = text(&explanation);
+        assert!(text.contains(&format!("Waits:     for {party}: its next step is due\n")), "{sentence}: {text}");
+        assert_eq!(text.contains("once a controller leads\n"), problem.is_some(), "{sentence}: {text}");
+    }
 }
 
 #[test]

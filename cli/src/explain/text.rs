@@ -6,6 +6,7 @@ use models::reason::EndEvent;
 use super::report::{Attempt, Explanation, Host, NodeState};
 use crate::clock::moment;
 use crate::page::{Cell, Page, Style};
+use crate::status::NOT_READ;
 
 pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bool) -> Page {
     let (mut page, now) = (Page::new(colour), explanation.time);
@@ -55,17 +56,11 @@ pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bo
     for sentence in &explanation.misplaced_requests {
         field("Request:", Style::Warn, sentence);
     }
-    match &explanation.waits {
-        Some(waits) => {
-            let party = waits.waits_for.as_ref().map_or_else(String::new, |party| format!(" (waits for {party})"));
-            field("Waits:", Style::Warn, &format!("{}{party}: {}", waits.reason, waits.message));
-        }
-        None if explanation.checks.is_empty() => {
-            field("Waits:", Style::Plain, "for nothing: its Node is gone, and the controller deletes its shadow");
-        }
-        None if explanation.next.is_empty() => field("Waits:", Style::Good, "for nothing: it is up to date"),
-        None => field("Waits:", Style::Busy, "for nothing: its next step is due"),
+    for problem in &explanation.problems {
+        field("Problem:", Style::Bad, &format!("{}: {}", problem.reason, problem.message));
     }
+    let (style, text) = waits_text(explanation);
+    field("Waits:", style, &text);
     if let Some(recorded) = &explanation.recorded {
         let text = format!("the controller has recorded {}: {}", recorded.reason, recorded.message);
         field("Recorded:", Style::Warn, &text);
@@ -78,9 +73,7 @@ pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bo
     for (index, command) in explanation.commands.iter().enumerate() {
         page.field(if index == 0 { "To do:" } else { "" }, Style::Strong, command, None);
     }
-    for sentence in &explanation.not_read {
-        page.field("Not read:", Style::Warn, sentence, width);
-    }
+    page.fields("Not read:", Style::Warn, &explanation.not_read, NOT_READ, width);
     if !explanation.checks.is_empty() {
         page.line("");
         let rows = explanation.checks.iter().map(|check| {
@@ -102,6 +95,22 @@ pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bo
         page.cut_note(cut, width);
     }
     page
+}
+
+fn waits_text(explanation: &Explanation) -> (Style, String) {
+    let (style, text) = match &explanation.waits {
+        Some(waits) => {
+            let party = waits.waits_for.as_ref().map_or_else(String::new, |party| format!(" (waits for {party})"));
+            return (Style::Warn, format!("{}{party}: {}", waits.reason, waits.message));
+        }
+        None if explanation.checks.is_empty() => {
+            (Style::Plain, "for nothing: its Node is gone, and the controller deletes its shadow")
+        }
+        None if explanation.next.is_empty() => (Style::Good, "for nothing: it is up to date"),
+        None if !explanation.problems.is_empty() => (Style::Warn, "for a controller that leads: its next step is due"),
+        None => (Style::Busy, "for nothing: its next step is due"),
+    };
+    (style, text.to_owned())
 }
 
 fn node_text(node: &NodeState) -> String {

@@ -84,8 +84,11 @@ fn pending(shadow: &BottlerocketShadow, request: &str) -> String {
     let conditions = shadow.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let blocked = true_condition(conditions, BLOCKED).map(|blocked| format!(": {}", blocked.message));
     let Some(progress) = progress(shadow) else {
-        let what = "for the controller to begin the drill, which it does while fewer than maxUnavailable others wait for their slots";
-        return what.to_owned();
+        return format!(
+            "for the controller to begin the drill, which it does while fewer than maxUnavailable others wait for their slots; \
+             whether one leads: {}",
+            command(shadow, "status")
+        );
     };
     if progress.drill.as_ref().is_none_or(|drill| drill.request != request) {
         return format!("its attempt under way ends first ({})", progress.step.as_str());

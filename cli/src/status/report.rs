@@ -57,7 +57,7 @@ pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
             find_condition(conditions, FROZEN).filter(|condition| condition.reason == CONTAINED)
         }),
         braked: stopped(cluster, &plan, BRAKED, |conditions| true_condition(conditions, BRAKED)),
-        problems: problems(cluster, paused.is_some()),
+        problems: problems(cluster, &policy, paused.is_some()),
         silent_agents: silent_agents(cluster, now),
         misplaced_requests: misplaced(cluster),
         not_read: cluster.not_read(),
@@ -209,30 +209,29 @@ fn stopped(
     Some(Request { reason, message, command: cluster.command(&command) })
 }
 
-fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {
-    let mut problems = Vec::new();
+/// Returns the problem for which nothing is done at all: no controller leads.
+pub(crate) fn no_leader(cluster: &Cluster) -> Option<Problem> {
+    let (reason, what) = cluster.no_leader()?;
+    let message = format!("{what}: {}", pods(&cluster.namespace, names::CONTROLLER));
+    Some(Problem { reason: reason.to_owned(), message, warning: None })
+}
+
+fn problems(cluster: &Cluster, policy: &Policy, paused: bool) -> Vec<Problem> {
+    let mut problems: Vec<Problem> = no_leader(cluster).into_iter().collect();
     let mut add = |reason: &str, message: String, warning: Option<&'static str>| {
         problems.push(Problem { reason: reason.to_owned(), message, warning });
     };
-    if let Some(own) = &cluster.own {
-        for (component, reason, what) in [
-            (names::CONTROLLER, "ControllerNotReady", "no pod of the controller is Ready, so that nothing is done"),
-            (
-                names::APISERVER,
-                WaitReason::WebApiNotReady.as_str(),
-                "no pod of the web API is Ready, so that no agent can report",
-            ),
-        ] {
-            if !own.has_ready(component) {
-                add(reason, format!("{what}: {}", pods(&cluster.namespace, component)), None);
-            }
-        }
+    let web_api = WaitReason::WebApiNotReady.as_str();
+    if cluster.own.as_ref().is_some_and(|own| !own.has_ready(names::APISERVER)) {
+        let pods = pods(&cluster.namespace, names::APISERVER);
+        add(web_api, format!("no pod of the web API is Ready, so that no agent can report: {pods}"), None);
     }
     let Some(operator) = &cluster.operator else { return problems };
     let conditions = &operator.status.conditions;
-    // The errors of an invalid policy are listed by themselves.
-    let known = |condition: &&Condition| {
-        condition.reason != INVALID_POLICY && condition.reason != WaitReason::WebApiNotReady.as_str()
+    // The plugin finds these by itself: the errors of a policy are listed one by one, and pods are read now.
+    let found = |condition: &&Condition| {
+        let is_policy = condition.reason == INVALID_POLICY && !policy.errors.is_empty();
+        is_policy || (condition.reason == web_api && cluster.own.is_some())
     };
     let pauses = |condition: &&Condition| paused && condition.reason == WaitReason::EarlierOperatorRunning.as_str();
     let holding = [DEGRADED, ALL_BLOCKED].into_iter().filter_map(|type_| true_condition(conditions, type_));
@@ -241,7 +240,7 @@ fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {
     let is_listed = |condition: &&Condition| {
         condition.reason == UNKNOWN_REQUEST && cluster.misplaced.contains_key(&format!("bruo {}", names::OPERATOR_NAME))
     };
-    let holding = holding.filter(known).filter(|condition| !pauses(condition) && !is_listed(condition));
+    let holding = holding.filter(|condition| !(found(condition) || pauses(condition) || is_listed(condition)));
     for condition in holding.chain(failing) {
         add(&condition.reason, cluster.filled(&condition.message, ""), warning(condition));
     }
@@ -318,7 +317,7 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
     let last = status.and_then(|status| status.controller.record.as_ref()?.last.clone());
     let wait = plan.waits.get(name);
     let paused = wait.is_some_and(Wait::pauses);
-    let acts = || plan.actions.get(name).map(|action| (Wait::Acting.as_str().to_owned(), next_action(action)));
+    let acts = || plan.actions.get(name).map(|action| (Wait::Acting.as_str().to_owned(), due(cluster, action)));
     let waits = waits_for(cluster, name, shadow, wait).or_else(acts);
     let (reason, message) = waits.or_else(|| not_known(cluster, name)).unzip();
     let deadline = deadline.filter(|_| !paused);
@@ -396,8 +395,14 @@ fn end_of(reason: &str, message: &str, wait: Option<&Wait>) -> Option<Timestamp>
     message.split_whitespace().filter(|_| timed).find_map(time)
 }
 
-/// Returns the next action of the controller, as a sentence.
-pub(crate) fn next_action(action: &Action) -> String {
+/// Returns the next action of the controller, as a sentence, which says where none is there to take it.
+pub(crate) fn due(cluster: &Cluster, action: &Action) -> String {
+    let once = if cluster.no_leader().is_some() { " once a controller leads" } else { "" };
+    format!("{}{once}", next_action(action))
+}
+
+/// Returns an action of the controller as a sentence.
+pub(super) fn next_action(action: &Action) -> String {
     match (action, action.next_step()) {
         _ if action.begins_disruption() && action.mode().is_dry() => "the dry run of its drain begins".to_owned(),
         (_, Some(Step::Staging)) if action.mode().is_drill() => "its drill begins".to_owned(),

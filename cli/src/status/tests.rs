@@ -3,12 +3,13 @@ use planner::claims::{ClaimField, ClaimFields};
 use planner::plan::Action;
 use serde_json::json;
 
+use super::report::next_action;
 use super::*;
 use crate::cluster::testing::{
-    braked, cluster, condition, current, fleet, idle, last, node, now, one, operator, progress, shadow, step_used_up,
-    with_expression,
+    braked, cluster, condition, current, fleet, idle, last, lease, node, now, one, operator, own, progress, shadow,
+    step_used_up, with_expression,
 };
-use crate::cluster::{Part, Unread};
+use crate::cluster::{ControllerLease, Part, Unread};
 use crate::fixtures::snapshot;
 use crate::shell::testing::with_context;
 
@@ -39,6 +40,30 @@ fn commands_of_status_are_for_the_chosen_context() {
     ] {
         let text = with_context("c", || shown(&cluster, None));
         assert!(text.contains(command), "{command}: {text}");
+    }
+}
+
+#[test]
+fn command_of_status_is_a_line_of_its_own_in_a_narrow_terminal() {
+    let label = format!("label node NAME {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION);
+    let pods = |component: &str| format!("get pods -n brupop-system -l {}={component}", names::COMPONENT_LABEL);
+    let (controller, web_api) = (pods(names::CONTROLLER), pods(names::APISERVER));
+    let disabled = operator(&json!({"enabled": false}), &json!({}));
+    let mut stopped = one(operator(&json!({}), &json!({})), shadow("a", idle()));
+    stopped.own = Some(own(&[]));
+    let unproven = ["brupop retry NODE", "brupop approve 1 --rollout 3 --unproven"];
+    for (cluster, commands) in [
+        (cluster(None, vec![], vec![]), &[label.as_str()][..]),
+        (one(disabled, shadow("a", idle())), &["brupop resume"][..]),
+        (braked("Unproven"), &["brupop resume --failures 1.20.5"][..]),
+        (step_used_up(false), &unproven[..]),
+        (stopped, &[controller.as_str(), web_api.as_str()][..]),
+    ] {
+        let text = with_context("prod-eu", || shown(&cluster, Some(80)));
+        for command in commands {
+            let command = format!("kubectl {command} --context prod-eu");
+            assert!(text.lines().any(|line| line.trim() == command), "{command}: {text}");
+        }
     }
 }
 
@@ -156,6 +181,46 @@ fn status_shows_result_of_firing_fleet_expression() {
     let text = shown(&cluster, None);
     let row = text.lines().find(|line| line.trim_start().starts_with("a ")).unwrap();
     assert!(row.contains("ExpressionFires: the expression errors returned job=\"web\""), "{text}");
+}
+
+#[test]
+fn status_says_that_no_controller_leads_and_no_step_is_under_way() {
+    let (ready, missing) = ([(names::CONTROLLER, true), (names::APISERVER, true)], [(names::APISERVER, true)]);
+    for (sentence, pods, lease, expected) in [
+        ("it leads", &ready[..], Some(lease(5)), None),
+        ("none renews the Lease", &ready[..], Some(lease(3600)), Some("NoLeader")),
+        ("none has taken it", &ready[..], Some(ControllerLease::default()), Some("NoLeader")),
+        ("it may not be read", &ready[..], None, None),
+        ("no pod is Ready", &missing[..], Some(lease(3600)), Some("ControllerNotReady")),
+    ] {
+        let mut cluster = one(operator(&json!({}), &json!({"observedGeneration": 1})), shadow("a", idle()));
+        (cluster.own, cluster.lease) = (Some(own(pods)), lease);
+        let report = report(&cluster, now());
+        let problems: Vec<&str> = report.problems.iter().map(|problem| problem.reason.as_str()).collect();
+        assert_eq!(problems, expected.into_iter().collect::<Vec<_>>(), "{sentence}");
+        let message = report.nodes[0].message.as_ref().unwrap();
+        assert_eq!(message.ends_with(" once a controller leads"), expected.is_some(), "{sentence}: {message}");
+    }
+}
+
+#[test]
+fn condition_is_a_problem_where_the_plugin_cannot_see_for_itself() {
+    let degraded = |reason: &str| operator(&json!({}), &json!({"conditions": [condition("Degraded", reason, "m")]}));
+    let web_api = |ready| Some(own(&[(names::CONTROLLER, true), (names::APISERVER, ready)]));
+    let pods = "no pod of the web API is Ready, so that no agent can report: kubectl get pods -n brupop-system -l \
+                app.kubernetes.io/component=brupop-apiserver";
+    for (sentence, reason, own, expected) in [
+        ("pods may not be read", "WebApiNotReady", None, Some("m")),
+        ("its pods are Ready again", "WebApiNotReady", web_api(true), None),
+        ("its pods are not Ready", "WebApiNotReady", web_api(false), Some(pods)),
+        ("the controller alone rejects the policy", "InvalidPolicy", None, Some("m")),
+    ] {
+        let mut cluster = one(degraded(reason), shadow("a", idle()));
+        cluster.own = own;
+        let problems = report(&cluster, now()).problems;
+        let found: Vec<(&str, &str)> = problems.iter().map(|p| (p.reason.as_str(), p.message.as_str())).collect();
+        assert_eq!(found, expected.map(|message| (reason, message)).into_iter().collect::<Vec<_>>(), "{sentence}");
+    }
 }
 
 /// A cluster with a canary step that waits for approval on each of these architectures.
@@ -342,6 +407,26 @@ fn status_of_many_nodes_lists_those_with_something_to_see() {
     assert!(text.contains("199 of 200 nodes are not listed (199 of them are up to date): --all lists them."), "{text}");
     let all = render(&report(&cluster, now()), Look { all: true, ..Look::default() }).to_string();
     assert!(all.contains(" n000 ") && !all.contains("not listed"), "{all}");
+}
+
+#[test]
+fn mistake_of_many_nodes_takes_few_lines() {
+    let misplaced = json!({names::APPROVE_STEP_ANNOTATION: "1"});
+    let nodes = (0..100).map(|number| node(&format!("n{number}"), &misplaced)).collect();
+    let mut cluster = cluster(Some(operator(&json!({}), &json!({"observedGeneration": 1}))), vec![], nodes);
+    for part in [Part::Pods, Part::Budgets, Part::AgentPods, Part::Lease] {
+        cluster.note_unread(part, format!("{part:?} are missing"));
+    }
+    for number in 100..200 {
+        cluster.unreadable.nodes.insert(format!("n{number}"), "no uid".to_owned());
+    }
+    let report = report(&cluster, now());
+    assert_eq!((report.misplaced_requests.len(), report.not_read.len()), (100, 104), "-o json has all");
+    let text = render(&report, Look::default()).to_string();
+    let count = |label: &str| text.lines().filter(|line| line.starts_with(label)).count();
+    assert_eq!((count("Request:"), count("Not read:")), (3, 12), "{text}");
+    assert!(text.contains("           and 97 more (-o json has them)\n"), "{text}");
+    assert!(text.contains("Lease are missing") && text.contains("and 92 more (-o json has them)\n"), "{text}");
 }
 
 #[test]

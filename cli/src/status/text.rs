@@ -18,6 +18,9 @@ const LISTED: usize = 50;
 /// Number of nodes that a line names.
 const NAMED: usize = 3;
 
+/// Number of sentences about what was not read: each right that is missing, which come first, and objects.
+pub(crate) const NOT_READ: usize = 12;
+
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Look {
     /// Maximum width of a line; `None`: every text in full.
@@ -143,12 +146,8 @@ fn head(page: &mut Page, report: &Report, look: Look) {
     if let Some(more) = report.silent_agents.len().checked_sub(NAMED).filter(|more| *more > 0) {
         field("", Style::Plain, &format!("and the agents of {more} more nodes (-o json has them)"));
     }
-    for sentence in &report.misplaced_requests {
-        field("Request:", Style::Warn, sentence);
-    }
-    for sentence in &report.not_read {
-        field("Not read:", Style::Warn, sentence);
-    }
+    page.fields("Request:", Style::Warn, &report.misplaced_requests, NAMED, look.width);
+    page.fields("Not read:", Style::Warn, &report.not_read, NOT_READ, look.width);
 }
 
 fn window_text(window: &Window, now: Timestamp) -> (Style, String) {

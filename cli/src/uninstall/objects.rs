@@ -12,7 +12,7 @@ use models::names::{self, AGENT_NAMESPACE, SYSTEM_NAMESPACE};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::call::{call, if_there, list_metadata};
+use crate::call::{call, if_there, is_transient, list_metadata};
 use crate::page::print_line;
 use crate::shell::for_cluster;
 
@@ -165,7 +165,15 @@ pub(super) async fn remove(client: &Client, objects: &[Value]) -> anyhow::Result
     let deadline = Instant::now() + GONE;
     let mut again = Vec::new();
     for Found { api, name, uid, id, resource } in going {
-        while let Some(found) = get(&api, &resource, &name).await? {
+        loop {
+            let found = match get(&api, &resource, &name).await {
+                Err(error) if is_transient(&error) && Instant::now() < deadline => {
+                    tokio::time::sleep(PERIOD).await;
+                    continue;
+                }
+                found => found?,
+            };
+            let Some(found) = found else { break };
             if found.uid != uid {
                 print_line(format_args!("{id} exists again, and stays: another client has created it since"));
                 // Some of these are written by others, such as cert-manager. All else is the operator itself.
@@ -195,7 +203,7 @@ pub(super) async fn remove(client: &Client, objects: &[Value]) -> anyhow::Result
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{AGAIN, Server};
+    use super::super::testing::{AGAIN, AWAY, Server};
     use super::*;
 
     /// As cert-manager makes the Secret of its Certificate.
@@ -207,6 +215,16 @@ mod tests {
         server.add(path, json!({"apiVersion": "v1", "kind": "Secret", "metadata": meta}));
         remove(&server.client(), &made()).await.unwrap();
         assert_eq!(server.paths(), [path]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn removal_goes_on_after_an_answer_that_the_api_server_is_away() {
+        let path = "/api/v1/namespaces/brupop-system/secrets/brupop-apiserver-tls";
+        let server = Server::default();
+        let meta = json!({"name": names::SERVING_SECRET, "uid": "1", "annotations": {AWAY: ""}});
+        server.add(path, json!({"apiVersion": "v1", "kind": "Secret", "metadata": meta}));
+        remove(&server.client(), &made()).await.unwrap();
+        assert_eq!(server.paths(), Vec::<String>::new());
     }
 
     /// As Argo CD or Flux makes all that is deleted.

@@ -12,9 +12,17 @@ use serde_json::{Value, json};
 /// Annotation of an object that another client makes again once it is deleted.
 pub(super) const AGAIN: &str = "again";
 
+/// Annotation of an object whose first reading after its deletion fails, as where the API server restarts.
+pub(super) const AWAY: &str = "away";
+
 /// Objects by path. One with finalizers stays when it is deleted.
 #[derive(Clone, Default)]
 pub(crate) struct Server(Arc<Mutex<BTreeMap<String, Value>>>);
+
+/// The answer of an API server to a request that fails.
+fn failure(code: u16, reason: &str) -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "message": "", "code": code})
+}
 
 impl Server {
     pub(crate) fn add(&self, path: &str, object: Value) {
@@ -28,10 +36,10 @@ impl Server {
     pub(crate) fn client(&self) -> Client {
         let server = self.clone();
         let service = tower::service_fn(move |request: Request<Body>| {
-            let found = server.answer(request.method(), request.uri().path());
-            let missing = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "message": "", "code": 404});
-            let code = if found.is_some() { 200 } else { 404 };
-            let body = Body::from(found.unwrap_or(missing).to_string().into_bytes());
+            let answer = server.answer(request.method(), request.uri().path());
+            let answer = answer.unwrap_or_else(|| failure(404, "NotFound"));
+            let code = answer["code"].as_u64().map_or(200, |code| u16::try_from(code).unwrap());
+            let body = Body::from(answer.to_string().into_bytes());
             let response = Response::builder().status(code).body(body).unwrap();
             async move { Ok::<_, Infallible>(response) }
         });
@@ -42,10 +50,14 @@ impl Server {
         let mut objects = self.0.lock().unwrap();
         let object = objects.get_mut(path)?;
         let answer = object.clone();
-        if *method == Method::DELETE {
+        if answer["kind"] == "Status" {
+            objects.remove(path);
+        } else if *method == Method::DELETE {
             let meta = &mut object["metadata"];
             if meta["annotations"][AGAIN].is_string() {
                 meta["uid"] = json!("again");
+            } else if meta["annotations"][AWAY].is_string() {
+                *object = failure(503, "ServiceUnavailable");
             } else if meta["finalizers"].is_null() {
                 objects.remove(path);
             }

@@ -1,3 +1,8 @@
+use std::convert::Infallible;
+use std::future::pending;
+
+use http::{Request, Response};
+use kube::client::Body;
 use kube::runtime::watcher::{self, Event};
 use serde_json::{Value, json};
 
@@ -59,6 +64,29 @@ fn watch_ends_when_its_output_has_no_reader() {
     let failed = |kind: io::ErrorKind| has_reader(Err(kind.into()));
     assert!(has_reader(Ok(())).unwrap() && !failed(io::ErrorKind::BrokenPipe).unwrap());
     assert!(failed(io::ErrorKind::StorageFull).is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn interrupt_and_timeout_end_a_watch_at_once_while_the_api_server_does_not_answer() {
+    let silent = tower::service_fn(|_: Request<Body>| pending::<Result<Response<Body>, Infallible>>());
+    let client = Client::new(silent, "default");
+    // The operator's own pods have been read since a second then.
+    let at = COMPONENTS + Duration::from_secs(1);
+    for (sentence, until, timeout, interrupted, expected) in [
+        ("interrupted", None, None, at, End::Stopped),
+        ("interrupted before the rollout has ended", Some(Until::Completed), None, at, End::Interrupted),
+        ("the time is over", Some(Until::Completed), Some(models::duration::Duration(at)), 2 * at, End::Late),
+    ] {
+        let options = Options { until, timeout, all: false };
+        let output = Output { look: Look::default(), screen: None, printed: BTreeMap::new() };
+        let interrupt = async {
+            sleep(interrupted).await;
+            Ok(())
+        };
+        let begun = Instant::now();
+        let end = run(&client, cluster(None, vec![], vec![]), &options, output, interrupt).await.unwrap();
+        assert_eq!((end, begun.elapsed().as_secs()), (expected, at.as_secs()), "{sentence}");
+    }
 }
 
 /// A host whose update to 1.20.5 has failed.

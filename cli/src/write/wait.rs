@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use models::names::{COMPONENT_LABEL, CONTROLLER};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout as within};
 
 use crate::call::or_waiting;
 use crate::page::progress;
@@ -14,6 +14,9 @@ const PERIOD: Duration = Duration::from_millis(500);
 
 /// Time after which the progress is shown.
 const SHOWN_AFTER: Duration = Duration::from_secs(1);
+
+/// The text of a wait before anything is known.
+const ANSWER: &str = "for an answer of the API server";
 
 /// The error if what came of a write cannot be read.
 const UNKNOWN: &str = "it was written, and what came of it is not known";
@@ -34,22 +37,25 @@ pub(crate) enum State {
 pub(crate) struct Unacknowledged(pub(crate) String);
 
 /// Waits for each of these until `check` reports that it is done, and passes its result to `done`. Returns the errors.
-/// A check that the API server does not answer is repeated. `status` is the command to type where something is not done
-/// in time.
+/// A check that the API server does not answer is repeated. Once one hangs, all of them end with the time to wait; those that are
+/// answered are each made once, however many there are. `status` is the command to type where something is not done in time.
 pub(crate) async fn all<T>(
     timeout: Duration,
     status: &str,
-    mut waiting: Vec<T>,
+    waiting: Vec<T>,
     check: impl AsyncFn(&T) -> anyhow::Result<State>,
     done: impl Fn(&T, String),
 ) -> Vec<(T, anyhow::Error)> {
     let (begun, mut shown, mut failed) = (Instant::now(), Vec::new(), Vec::new());
+    let mut waiting: Vec<(T, String)> = waiting.into_iter().map(|item| (item, ANSWER.to_owned())).collect();
     loop {
-        let mut left = Vec::new();
-        for item in waiting {
-            let unanswered =
-                |error: &anyhow::Error| State::Pending(format!("for an answer of the API server ({error:#})"));
-            match or_waiting(check(&item).await, unanswered) {
+        let (mut left, mut hangs) = (Vec::new(), false);
+        for (item, before) in waiting {
+            let rest = timeout.saturating_sub(begun.elapsed());
+            let answer = within(if hangs { rest } else { rest.max(PERIOD) }, check(&item)).await;
+            hangs |= answer.is_err();
+            let answer = answer.unwrap_or(Ok(State::Pending(before)));
+            match or_waiting(answer, |error| State::Pending(format!("{ANSWER} ({error:#})"))) {
                 Ok(State::Done(sentence)) => done(&item, sentence),
                 Ok(State::Pending(next)) => left.push((item, next)),
                 Ok(State::Failed(reason)) => failed.push((item, anyhow::Error::msg(reason))),
@@ -75,7 +81,7 @@ pub(crate) async fn all<T>(
             now.iter().filter(|next| !shown.contains(*next)).for_each(|next| progress(format_args!("waiting: {next}")));
             shown = now;
         }
-        waiting = left.into_iter().map(|(item, _)| item).collect();
+        waiting = left;
         tokio::time::sleep(PERIOD.min(timeout)).await;
     }
 }
@@ -109,6 +115,32 @@ mod tests {
         assert_eq!(late, [(98, false), (99, true), (30, true)]);
         let part = format!("still waits: the operator. See {status}, and");
         assert!(failed[2].1.to_string().contains(&part), "{}", failed[2].1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn checks_that_hang_take_no_longer_than_the_time_to_wait() {
+        let begun = Instant::now();
+        let check = async |item: &u8| match item {
+            0 => Ok(State::Pending("the operator".to_owned())),
+            _ => std::future::pending::<anyhow::Result<State>>().await,
+        };
+        let failed = all(Duration::from_secs(10), "status", vec![0, 1, 2, 3, 4, 5], check, |_, _| {}).await;
+        assert_eq!(begun.elapsed().as_secs(), 10);
+        for (item, error) in failed {
+            let next = if item == 0 { "the operator" } else { ANSWER };
+            let expected = format!("after 10 s it still waits: {next}. See status");
+            assert!(error.is::<Unacknowledged>() && error.to_string().contains(&expected), "{item}: {error}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_of_many_is_checked_also_where_that_takes_longer_than_the_time_to_wait() {
+        let check = async |_: &u8| {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            anyhow::Ok(State::Done(String::new()))
+        };
+        let failed = all(Duration::from_secs(1), "status", vec![0_u8; 100], check, |_, _| {}).await;
+        assert!(failed.is_empty(), "{failed:?}");
     }
 
     #[tokio::test(start_paused = true)]

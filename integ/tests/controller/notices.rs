@@ -71,7 +71,7 @@ async fn notices_of_frozen_rollout_survive_killed_leader_and_hanging_receiver(
     let frozen = good.until("Frozen", 1).await?;
     good.until("RolloutStarted", 1).await?;
     assert_eq!(frozen[0]["data"]["nodes"], json!(["node-1"]));
-    assert_eq!(frozen[0]["data"]["command"], "kubectl brupop resume --failures 1.20.5");
+    assert_eq!(frozen[0]["data"]["command"], "kubectl brupop status");
     let cause = frozen[0]["data"]["cause"].as_str().unwrap_or_default();
     assert!(cause.contains("BootFellBack on node-1") && !cause.contains("kubectl"), "{cause}");
 

@@ -13,29 +13,14 @@ use crate::view::{Failing, NodeView};
 use crate::wait::Wait;
 use crate::wait::WaitReason;
 
-/// Keeps the `Blocked` condition true to the reason, in a write of its own only where no other write is due.
+/// Keeps the `Blocked` condition true to the reason and its facts, in a write of its own only where no other write is due.
 pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) -> Decision {
     let Verdict::Wait(wait) = &decision.verdict else { return decision };
     let stored = true_condition(&ctx.shadow.status.conditions, BLOCKED);
     let wanted = ctx.node.is_blocked_by(wait).then(|| wait.as_str());
     let now = stored.map(|c| c.reason.as_str());
-    // The finding of a check names a pod or a series, and another one may be the first by now; of the hooks, one may have answered, of
-    // what was missing, some may be back, and a host may fail in another way.
-    let reason = wait.reason();
-    let named = matches!(
-        reason,
-        WaitReason::AwaitingHook
-            | WaitReason::Settling
-            | WaitReason::NodeNotUsable
-            | WaitReason::NodePressure
-            | WaitReason::HostNotUsable
-            | WaitReason::HostBusy
-            | WaitReason::RefreshFails
-            | WaitReason::ActionFails
-            | WaitReason::ControlPlaneBusy
-    );
-    let finding = wanted.is_some() && (reason.is_check_finding() || named);
-    let same_text = !finding || stored.is_some_and(|c| wait.is_recorded(&c.message));
+    // The facts of a reason change: a hold has another end, or another pod is the first by now.
+    let same_text = wanted.is_none() || stored.is_some_and(|c| wait.is_recorded(&c.message));
     if wanted == now && same_text {
         return decision;
     }

@@ -26,7 +26,7 @@ use crate::survey::brake::Brake;
 use crate::survey::key::{is_member, key_of};
 use crate::survey::quarantine::Cause;
 use crate::view::{ClusterView, NodeView, ReportedFacts};
-use crate::wait::{BEFORE_RESUME, Wait};
+use crate::wait::{BEFORE_RESUME, StepRequest, Wait};
 
 /// The number of blocked nodes whose causes a notice names.
 const CAUSES: usize = 3;
@@ -107,6 +107,10 @@ fn facts<'a>(uid: &str, status: &'a BottlerocketUpdateOperatorStatus) -> BTreeMa
 /// The highest number of a canary step that there is.
 const MOST_STEPS: i64 = 16;
 
+/// The command that shows the cause of what has stopped, and all ways to go on. One that tries a version again, or accepts it, without
+/// evidence is not the first to type, and a notice has no other.
+const STATUS: &str = "kubectl brupop status";
+
 /// The event of a notice that a user requests, which every receiver gets.
 pub const TEST_NOTICE: &str = "Test";
 
@@ -149,7 +153,6 @@ impl Source<'_> {
 
     /// Returns the notice of an event that follows from the status.
     fn of_fact(&self, id: &str, fact: &Fact<'_>) -> Notice {
-        const STATUS: &str = "kubectl brupop status";
         match fact {
             Fact::Started(rollout) => {
                 // A rollout begins in the history when nodes are to be updated, also while nothing may start.
@@ -206,18 +209,12 @@ impl Source<'_> {
         let cause =
             Cause { reason: quarantined.map(|quarantined| quarantined.reason), nodes: nodes.clone(), contained: false };
         let failed = report::failed_too_often([(&crate::survey::key::of_known(known), &cause)]);
-        let command = format!("kubectl brupop resume --failures {}", self.to_resume());
         let since = quarantined.map_or(self.now, |quarantined| quarantined.since);
         let subject = match nodes.first() {
             Some(node) => format!("node/{node}"),
             None => "nodes".to_owned(),
         };
-        Notice { nodes, ..notice(id, NoticeEvent::Frozen.as_str(), since, &subject, &failed, &command) }
-    }
-
-    /// Returns the versions whose failures a user has to name to resolve them.
-    fn to_resume(&self) -> String {
-        self.survey.quarantine.to_resume(&self.status.active_rollouts)
+        Notice { nodes, ..notice(id, NoticeEvent::Frozen.as_str(), since, &subject, &failed, STATUS) }
     }
 
     /// Returns the requests of users that are awaited, by the ids of their notices.
@@ -235,11 +232,10 @@ impl Source<'_> {
                 let id = format!("{}/{}/braked/{number}/{tried}", self.uid, part(rollout));
                 let text = brake.wait.to_string();
                 let cause = format!("{}: {}", named(rollout), text.split(BEFORE_RESUME).next().unwrap_or_default());
-                let command = format!("kubectl brupop resume --failures {}", self.to_resume());
                 let event = NoticeEvent::Braked.as_str();
                 return Some((
                     id.clone(),
-                    Notice { nodes, ..notice(&id, event, self.now, &subject(rollout), &cause, &command) },
+                    Notice { nodes, ..notice(&id, event, self.now, &subject(rollout), &cause, STATUS) },
                 ));
             }
             let wait = state.wait.as_ref()?;
@@ -258,9 +254,14 @@ impl Source<'_> {
             let waits = text.split(": kubectl annotate").next().unwrap_or_default();
             let waits = waits.split(". To ").next().unwrap_or_default();
             let cause = format!("{}: {waits}", named(rollout));
-            // Another record may begin in this plan, after the reason was found.
-            let request = request.of_rollout(rollout.number());
-            let command = format!("kubectl brupop {}", request.arguments(step, &self.to_resume()));
+            let command = match request {
+                StepRequest::Approve(_) => {
+                    // Another record may begin in this plan, after the reason was found.
+                    let request = StepRequest::Approve(rollout.number());
+                    format!("kubectl brupop {}", request.arguments(step, ""))
+                }
+                StepRequest::ApproveUnproven(_) | StepRequest::Resume => STATUS.to_owned(),
+            };
             let event = NoticeEvent::AwaitingApproval.as_str();
             Some((id.clone(), Notice { nodes, ..notice(&id, event, self.now, &subject(rollout), &cause, &command) }))
         });

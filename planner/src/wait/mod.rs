@@ -426,15 +426,6 @@ pub enum StepRequest {
 }
 
 impl StepRequest {
-    /// Returns the request for the rollout with this number.
-    pub(crate) fn of_rollout(self, number: i64) -> Self {
-        match self {
-            Self::Approve(_) => Self::Approve(number),
-            Self::ApproveUnproven(_) => Self::ApproveUnproven(number),
-            Self::Resume => Self::Resume,
-        }
-    }
-
     /// Returns the arguments of the plugin, for this step; `failed` are the versions whose failures are to be resolved, all of them.
     pub fn arguments(self, step: usize, failed: &str) -> String {
         let rollout = |number| if number == 0 { String::new() } else { format!(" --rollout {number}") };
@@ -484,8 +475,8 @@ impl Wait {
         self.reason().blocks() && !shared
     }
 
-    /// Returns whether a recorded message is the same, except for the value of an expression, and for what changes with each
-    /// restart of a pod that settles.
+    /// Returns whether a recorded message of the same reason is as good as a new one: it is the same, except for the value of an
+    /// expression, and for what changes with each restart of a pod that settles.
     pub fn is_recorded(&self, message: &str) -> bool {
         let text = self.to_string();
         match self {
@@ -495,6 +486,8 @@ impl Wait {
             Self::Settling { pod, .. } => message.contains(&format!(", {pod} first (")),
             // The rest of it may differ each time.
             Self::ActionFails { since, .. } => message.contains(&format!("{since:.0}")),
+            // Each pod that leaves changes the text: `phase/blockers.rs` writes it again with the pods, or once a minute.
+            Self::DrainBlocked { .. } => true,
             _ => message == text,
         }
     }

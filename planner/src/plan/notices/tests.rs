@@ -1,11 +1,12 @@
 //! The events that notices are about, in turns of leaders over one cluster.
 
-use models::operator::{NoticeFormat, NoticeReceiver, Quarantined};
-use models::reason::FailureReason;
+use models::operator::{LedgerNode, NoticeFormat, NoticeReceiver, Quarantined, RolloutLedger};
+use models::reason::{FailureReason, Proof};
 use models::shadow::HostState;
+use serde_json::json;
 
 use super::*;
-use crate::fixtures::{NEW, condition, failure, node, rollout, t, updated};
+use crate::fixtures::{NEW, condition, failure, node, rollout, t, updated, with_policy};
 use crate::plan::{plan, plan_reporting};
 use crate::policy::{CanaryStep, Policy};
 use crate::view::{NodeView, NoticeFacts};
@@ -176,7 +177,7 @@ fn rollout_that_goes_on_in_another_record_has_no_notice_of_an_end() {
 }
 
 #[test]
-fn freeze_names_nodes_reason_and_resume_command_and_second_freeze_is_another_event() {
+fn freeze_names_nodes_and_reason_and_second_freeze_is_another_event() {
     let mut cluster = Cluster::of(vec![node("a"), node("b")]);
     cluster.turn(t(0));
     let mut record = models::shadow::Record { version_failures: vec![failure(NEW)], ..Default::default() };
@@ -185,7 +186,7 @@ fn freeze_names_nodes_reason_and_resume_command_and_second_freeze_is_another_eve
     assert_eq!(events(&frozen), ["Frozen"]);
     let cause = "failed too often: 1.20.5 for aws-k8s-1.37 x86_64 (BootFellBack on a). No update starts until the rollout is resumed";
     assert_eq!((frozen[0].cause.as_str(), frozen[0].subject.as_str()), (cause, "node/a"));
-    assert_eq!(frozen[0].command, "kubectl brupop resume --failures 1.20.5");
+    assert_eq!(frozen[0].command, "kubectl brupop status");
     assert_eq!((frozen[0].nodes.join(" "), frozen[0].time), ("a".into(), t(10)));
     assert_eq!(cluster.turn(t(20)), []);
 
@@ -201,6 +202,35 @@ fn freeze_names_nodes_reason_and_resume_command_and_second_freeze_is_another_eve
     let again = cluster.turn(t(40));
     assert_eq!(events(&again), ["Frozen"]);
     assert_ne!(again[0].id, frozen[0].id);
+}
+
+#[test]
+fn notice_of_a_rollout_that_has_stopped_has_the_command_that_shows_all_ways_to_go_on() {
+    let gone = |proof, reason: &str| {
+        vec![LedgerNode { node: "gone".into(), proof, reason: reason.into(), accepted: false, before_proof: false }]
+    };
+    let step = RolloutLedger { base: 2, due: 1, ..RolloutLedger::default() };
+    let failed = RolloutLedger { failed: 1, nodes: gone(Proof::Failed, "BootFellBack"), ..step.clone() };
+    let unproven = RolloutLedger { unproven: 1, nodes: gone(Proof::Unproven, "HookTimedOut"), ..step };
+    let row = gone(Proof::Unproven, "RebootTimedOut");
+    let braked = RolloutLedger { base: 2, row, braked_until: Some(t(3600)), ..RolloutLedger::default() };
+    let canary = json!({"strategy": {"canary": [{"nodes": 1}]}});
+    for (sentence, spec, ledger, event, cause) in [
+        ("a node has failed in its step", canary.clone(), failed, "AwaitingApproval", "have failed on the version"),
+        ("one has not proven it", canary, unproven, "AwaitingApproval", "have not proven the version"),
+        ("braked", json!({"failurePolicy": {"maxConsecutiveFailures": 1}}), braked, "Braked", "braked"),
+    ] {
+        let mut cluster = Cluster::of(vec![node("b")]);
+        let notices = cluster.policy.notices.take();
+        cluster.policy = Policy { notices, ..with_policy(&mut cluster.view, spec) };
+        cluster.turn(t(0));
+        cluster.turn(t(10));
+        cluster.view.operator.as_mut().unwrap().status.active_rollouts[0].ledger = Some(ledger);
+        let found = cluster.turn(t(20));
+        let found = found.iter().find(|notice| notice.event == event).unwrap_or_else(|| panic!("{sentence}"));
+        assert!(found.cause.contains(cause), "{sentence}: {}", found.cause);
+        assert_eq!(found.command, "kubectl brupop status", "{sentence}");
+    }
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Tables of one-shot requests: each is carried out once, and acknowledged where the user expects it.
 
+use models::condition::true_condition;
 use models::names;
 use models::operator::FROZEN;
-use models::shadow::{HostState, MOST_MISUNDERSTOOD, Record, Step, VersionFailure};
+use models::shadow::{BLOCKED, HostState, MOST_MISUNDERSTOOD, Record, Step, VersionFailure};
 
 use serde_json::json;
 
@@ -35,7 +36,7 @@ fn resume_is_acknowledged_when_all_failures_are_resolved() {
         let status = made.status.unwrap();
         let resume = status.requests.clone().and_then(|requests| requests.resume);
         assert_eq!(resume, done.then(|| "monday".to_owned()), "{sentence}");
-        let frozen = models::condition::true_condition(&status.conditions, FROZEN).is_some();
+        let frozen = true_condition(&status.conditions, FROZEN).is_some();
         assert_eq!(frozen, !done, "{sentence}");
     }
 }
@@ -142,6 +143,26 @@ fn hold_ends_at_its_time_for_which_the_planner_wakes() {
             let made = plan(&view, &policy, t(now));
             assert_eq!((made.waits["a"].clone(), made.wake), expected, "{sentence}");
         }
+    }
+}
+
+#[test]
+fn changed_hold_is_recorded_once_with_its_new_end_and_reason() {
+    let (mut view, policy) = cluster(vec![node("a")], &[]);
+    for (sentence, until, reason) in [
+        ("the first hold", Some(60), "audit"),
+        ("another end", Some(120), "audit"),
+        ("another reason", Some(120), "disk swap"),
+        ("no end", None, "disk swap"),
+    ] {
+        let hold = Hold { until: until.map(t), reason: Some(reason.into()) };
+        let wait = Wait::Held { until: hold.until, reason: hold.reason.clone() };
+        view.nodes.get_mut("a").unwrap().facts.hold = Some(hold);
+        let action = plan(&view, &policy, t(1)).actions.remove("a").unwrap_or_else(|| panic!("{sentence}"));
+        written(&mut view, &action);
+        let blocked = true_condition(&shadow(&mut view).status.conditions, BLOCKED).unwrap();
+        assert_eq!(blocked.message, wait.to_string(), "{sentence}");
+        assert_eq!(plan(&view, &policy, t(2)).actions.get("a"), None, "{sentence}: once");
     }
 }
 
