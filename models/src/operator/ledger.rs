@@ -50,8 +50,7 @@ pub struct RolloutLedger {
     /// Number of nodes that were updated and have stayed healthy for their soak.
     #[serde(default)]
     pub proven: i64,
-    /// Number of nodes that run, or may run, the version and have not proven it, or that had proven it and were no longer Ready during a
-    /// canary step.
+    /// Number of nodes that run, or may run, the version and have not proven it, or that had proven it and were no longer Ready.
     #[serde(default)]
     pub unproven: i64,
     /// Number of these that a user has accepted.
@@ -64,8 +63,9 @@ pub struct RolloutLedger {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = LEDGER_NODES), extend("x-kubernetes-list-type" = "atomic"))]
     pub nodes: Vec<LedgerNode>,
-    /// Nodes whose updates have ended without a proof since the last proven one, each once, and nodes from before that proof which still
-    /// run the version without one. `spec.failurePolicy.maxConsecutiveFailures` says how many brake the rollout.
+    /// Nodes whose updates have ended without a proof since the last proven one, each once, nodes from before that proof which run, or may
+    /// run, the version without one, and nodes that had proven it and were no longer Ready. `spec.failurePolicy.maxConsecutiveFailures`
+    /// says how many brake the rollout.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_FAILURES), extend("x-kubernetes-list-type" = "atomic"))]
     pub row: Vec<LedgerNode>,
@@ -95,6 +95,12 @@ impl RolloutLedger {
     /// Returns the number of places that count as proven for a canary step.
     pub fn good(&self) -> i64 {
         self.proven.saturating_add(self.accepted)
+    }
+
+    /// Returns the same for a version that may be urgent: then nodes that had proven it and were no longer Ready hold no step.
+    pub fn good_for(&self, is_urgent: bool) -> i64 {
+        let fallen = self.nodes.iter().filter(|node| is_urgent && node.has_fallen() && !node.accepted).count();
+        self.good().saturating_add(i64::try_from(fallen).unwrap_or(i64::MAX))
     }
 
     /// Returns the number of places that are neither proven nor accepted by a user, and whose nodes have not failed.
@@ -212,16 +218,23 @@ impl RolloutLedger {
     }
 
     /// Counts a proven node that is not Ready any more as one without a proof, where a name is free: by its name it is found again, and named
-    /// once it is gone.
+    /// once it is gone. It has a part in a brake by nodes without a proof, and is no end after the last proof.
     pub fn fall(&mut self, node: &str) {
-        if self.proven > 0 && self.nodes.len() < LEDGER_NODES && !self.nodes.iter().any(|named| named.node == node) {
-            self.move_node(Some(Proof::Proven), (node, Proof::Unproven, NOT_READY));
+        if self.proven <= 0 || self.nodes.len() >= LEDGER_NODES || self.nodes.iter().any(|named| named.node == node) {
+            return;
+        }
+        self.move_node(Some(Proof::Proven), (node, Proof::Unproven, NOT_READY));
+        self.row.retain(|end| end.node != node);
+        if self.row.len() < MAX_FAILURES as usize {
+            let (node, reason) = (node.to_owned(), NOT_READY.to_owned());
+            self.row.push(LedgerNode { node, proof: Proof::Unproven, reason, accepted: false, before_proof: true });
         }
     }
 
-    /// Counts such a node as proven again. That is no new proof: the brake stays as it is.
+    /// Counts such a node as proven again. That is no new proof: the brake stays as the ends of others make it.
     pub fn recover(&mut self, node: &str) {
-        let (row, tried, braked_until) = (self.row.clone(), self.tried, self.braked_until);
+        let (mut row, tried, braked_until) = (self.row.clone(), self.tried, self.braked_until);
+        row.retain(|end| end.node != node);
         self.move_node(Some(Proof::Unproven), (node, Proof::Proven, ""));
         (self.row, self.tried, self.braked_until) = (row, tried, braked_until);
     }
@@ -271,7 +284,7 @@ pub struct LedgerNode {
     /// True if a user has accepted it without a proof.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub accepted: bool,
-    /// True, for an entry of `row`, if another node has proven the version since.
+    /// True, for an entry of `row`, if another node has proven the version since, or the node itself had proven it before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub before_proof: bool,
 }
@@ -358,6 +371,7 @@ mod tests {
             assert_eq!((ledger.proven, ledger.unproven, ledger.nodes.len()), (1, 2, 2), "once");
         }
         assert_eq!(ledger.nodes[1].to_string(), "a (NotReady)");
+        assert_eq!(ledger.row.iter().map(|end| end.node.as_str()).collect::<Vec<_>>(), ["b", "a"], "once");
         ledger.accept();
         assert_eq!(ledger.good(), 3);
         ledger.fall("a");

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use models::operator::{ActiveRollout, Slot, SlotUpdate};
+use models::operator::{ActiveRollout, RolloutLedger, Slot, SlotUpdate};
 use models::reason::Proof;
 use semver::Version;
 
@@ -142,7 +142,7 @@ fn beyond_places(
     let places: HashMap<&str, Proof> = places.collect();
     let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
     let proven = places.values().filter(|proof| **proof == Proof::Proven).count();
-    let good = count(proven).max(recorded.proven).saturating_add(recorded.accepted);
+    let good = count(proven).saturating_add(recorded.accepted).max(recorded.good_for(rollout.urgent_until.is_some()));
     let uses_place = |slot: &&Slot| {
         let of_rollout =
             slot.update.as_ref().is_some_and(|update| update.had.is_none() && ledger::is_of(update, rollout));
@@ -224,9 +224,11 @@ pub(super) fn check_alone(view: &ClusterView, policy: &Policy, plan: &Plan, new:
         let of_rollout = |slot: &&Slot| slot.update.as_ref().is_some_and(|update| ledger::is_of(update, rollout));
         let slots: Vec<&Slot> = plan.slots.iter().flatten().filter(of_rollout).collect();
         let given = slots.iter().find(|slot| new.iter().any(|node| node.facts.uid == slot.uid))?;
-        let (limit, now, of) = (brake::limit(policy, total(rollout)), given.since, (view, policy));
+        let (recorded, now, of) = (rollout.ledger.as_ref()?, given.since, (view, policy));
+        let limit = |ledger: &RolloutLedger| brake::limit(policy, brake::nodes(view, ledger, total(rollout)));
         // Attempts that have ended count, also where their slots are to be taken away yet.
-        let mut ledger = ended::foreseen(of, slots.iter().copied(), (rollout, rollout.ledger.as_ref()?), limit, now);
+        let mut ledger = ended::foreseen(of, slots.iter().copied(), (rollout, recorded), limit(recorded), now);
+        let limit = limit(&ledger);
         ledger.brake(limit, now);
         let braked = ledger.braked_until;
         let goes = |slot: &&&Slot| !slot.update.as_ref().is_some_and(|update| ended::has_ended(of, slot, update, now));
