@@ -1,6 +1,7 @@
 //! Nodes that have proven a version and are not Ready any more. One of them keeps a canary step from being passed. Their proofs count no
 //! more after three minutes, also where a repair then replaces the nodes: that holds a step, and brakes the rollout. More of them than of the
-//! nodes without the version count against the budgets for a day: the next ones may end like them.
+//! nodes without the version count against the budgets for a day: the next ones may end like them. A step soaks again after nodes that are
+//! back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -24,6 +25,9 @@ const LOST: Duration = Duration::from_secs(3 * 60);
 
 /// One in so many proven nodes shows that something is wrong.
 const SHARE: usize = 20;
+
+/// Time within which nodes are Ready again that were not for one cause, as after an outage of the control plane.
+const AT_ONCE: Duration = Duration::from_secs(60 * 60);
 
 /// The proven nodes of a rollout that are not Ready.
 #[derive(Debug, Default, PartialEq)]
@@ -101,6 +105,26 @@ fn evidence<'a>(
         nodes.clear();
     }
     nodes
+}
+
+/// Returns the time from which the last proven node has been Ready again that was not in the soak of a canary step, as in a reboot that no
+/// leader saw, where those of one hour say something about the version. The clock of a kubelet may be ahead.
+pub(crate) fn ready_again(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) -> Option<Timestamp> {
+    let begun = rollout.step_done.filter(|_| rollout.urgent_until.is_none())?;
+    let back_at = |facts: &NodeFacts| facts.ready_since.filter(|at| facts.ready && *at > begun && *at <= now);
+    let proven = view.nodes.values().filter(|node| back_at(&node.facts).is_some() && is_proven(node, rollout));
+    let mut back: Vec<&NodeView> = proven.collect();
+    let last = back.iter().filter_map(|node| back_at(&node.facts)).max()?;
+    let is_recent = |at: Timestamp| after(at, AT_ONCE) >= last;
+    back.retain(|node| back_at(&node.facts).is_some_and(is_recent));
+    let is_back = |facts: &NodeFacts| {
+        // One that has joined meanwhile was not Ready before either.
+        let has_joined = facts.created.is_some_and(is_recent);
+        let was_down = is_down(facts, begun)? || back_at(facts).is_some_and(is_recent);
+        (!has_joined).then_some(was_down)
+    };
+    let is_evidence = !evidence(view, rollout, back, is_back).is_empty();
+    is_evidence.then_some(last)
 }
 
 /// Returns the proven nodes of all running rollouts that have become not Ready in the last day, where they are at least two of a rollout and one in
@@ -214,6 +238,26 @@ mod tests {
             let lost = if excused { 0 } else { 3 };
             assert_eq!(of(&view, &rollout, t(280)).lost.len(), lost, "{sentence}");
             assert_eq!(suspects(&view, t(280)).len(), lost, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn proven_nodes_that_are_ready_again_count_as_those_that_are_not_ready() {
+        for (sentence, new, old, counts) in [
+            ("the only one", (1, 1), (9, 0), true),
+            ("one in twenty", (20, 1), (9, 0), true),
+            ("fewer", (21, 1), (9, 0), false),
+            ("as many of the others", (10, 10), (10, 10), false),
+            ("half as large a share of the others", (10, 4), (5, 1), false),
+        ] {
+            let (mut view, mut rollout) = cluster_of(new, old);
+            for node in view.nodes.values_mut().filter(|node| !node.facts.ready) {
+                (node.facts.ready, node.facts.ready_since) = (true, Some(t(160)));
+            }
+            rollout.step_done = Some(t(50));
+            assert_eq!(ready_again(&view, &rollout, t(200)), counts.then(|| t(160)), "{sentence}");
+            rollout.urgent_until = Some(t(1000));
+            assert_eq!(ready_again(&view, &rollout, t(200)), None, "{sentence}: it is urgent");
         }
     }
 

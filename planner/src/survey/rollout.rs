@@ -257,7 +257,8 @@ pub(crate) fn follow<'a>(
         let fallen = fallen::of(view, &active, now);
         // A repair may be about to replace them, and with them what they show about the version.
         fallen.lost.iter().for_each(|node| ledger.fall(node));
-        let named = Named { on_their_way, without_workloads, fallen: fallen.nodes };
+        let ready_again = fallen::ready_again(view, &active, now);
+        let named = Named { on_their_way, without_workloads, fallen: fallen.nodes, ready_again };
         let (mut rollout, wake) = step_on(policy, &mut active, &mut ledger, &approval, (rollout, named), now);
         let is_asked = |node: &NodeView| node.shadow.as_ref().is_some_and(|shadow| shadow.pending_retry().is_some());
         let is_retried = view.nodes.values().any(|node| {
@@ -552,11 +553,12 @@ fn without_workloads(view: &ClusterView, active: &ActiveRollout) -> Vec<String> 
     nodes.take(NAMED).map(|node| node.facts.name.clone()).collect()
 }
 
-/// Nodes that the reason of a canary step may name.
+/// Nodes that the reason of a canary step may name, and the time from which those in its soak have been Ready again.
 struct Named {
     on_their_way: Vec<String>,
     without_workloads: Vec<String>,
     fallen: Vec<String>,
+    ready_again: Option<Timestamp>,
 }
 
 /// Returns the index of the step due, whose places the ledger has then; `None` after the last one.
@@ -668,7 +670,8 @@ fn step_on(
         if step.manual && given.is_some() {
             (active.approved, active.approved_step) = (true, i64::try_from(own).ok());
         }
-        let since = *active.step_done.get_or_insert(now);
+        let since = active.step_done.map_or(now, |since| named.ready_again.map_or(since, |again| again.max(since)));
+        active.step_done = Some(since);
         let until = if active.urgent_until.is_some() { since } else { after(since, step.soak) };
         if now < until {
             (rollout.left, rollout.wait) = (Some(0), waits(Some(until), None, Vec::new()));

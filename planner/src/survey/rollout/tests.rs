@@ -308,6 +308,54 @@ fn proven_nodes_that_were_not_ready_brake_the_rollout_also_once_they_are_replace
     }
 }
 
+/// The canary soaks for two hours from 100 s on, in which it may not have been Ready for a minute, unseen by any leader.
+#[test]
+fn soak_of_a_step_begins_again_with_a_node_that_is_ready_again() {
+    type Change = fn(&mut ClusterView);
+    fn all_since(view: &mut ClusterView, second: i64) {
+        view.nodes.values_mut().for_each(|node| node.facts.ready_since = Some(t(second)));
+    }
+    let before: Change = |view| all_since(view, 50);
+    let early: Change = |view| all_since(view, 150);
+    let all: Change = |view| all_since(view, 3990);
+    let down: Change = |view| view.nodes.values_mut().skip(1).for_each(|node| falls(&mut node.facts));
+    let joined: Change = |view| {
+        all_since(view, 3990);
+        view.nodes.values_mut().for_each(|node| node.facts.created = Some(t(3900)));
+        change_each(view, &["n09"], |facts| (facts.created, facts.ready_since) = (None, None));
+    };
+    let again: Change = |view| change_each(view, &["n00"], |facts| facts.ready_since = Some(t(4000)));
+    let ahead: Change = |view| change_each(view, &["n00"], |facts| facts.ready_since = Some(t(100_000)));
+    let nothing: Change = |_| {};
+    for (sentence, others, canary, soaked) in [
+        ("since when it is Ready is not known", nothing, nothing, 7300),
+        ("Ready since before the soak", before, nothing, 7300),
+        ("Ready again in the soak", before, again, 11_200),
+        ("so are the others, as after an outage", all, again, 7300),
+        ("the others are not Ready yet", down, again, 7300),
+        ("so were the others more than an hour before", early, again, 11_200),
+        ("most of the others have joined since", joined, again, 11_200),
+        ("by a clock that is ahead", before, ahead, 7300),
+    ] {
+        let policy = policy(&[step("1", 7200, false)]);
+        let mut view = fleet(10, 1, 0);
+        let run = |facts: &mut NodeFacts| facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        change_each(&mut view, &["n00"], run);
+        let follow = |view: &mut ClusterView, second: i64| {
+            let active = followed(view, &policy, second).active;
+            let stored = &mut view.operator.as_mut().unwrap().status.active_rollouts;
+            let before = std::mem::replace(stored, active);
+            (stored[0].steps_passed, stored[0].step_done == before[0].step_done)
+        };
+        follow(&mut view, 100);
+        others(&mut view);
+        canary(&mut view);
+        follow(&mut view, 4100);
+        assert_eq!(follow(&mut view, soaked - 1), (0, true), "{sentence}: it soaks, and its begin stays");
+        assert_eq!(follow(&mut view, soaked).0, 1, "{sentence}");
+    }
+}
+
 /// The canary was not Ready for three minutes before the version became urgent, and may be gone since.
 #[test]
 fn urgent_version_waits_for_no_node_that_was_not_ready() {
