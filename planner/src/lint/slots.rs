@@ -232,7 +232,8 @@ pub(super) fn check_alone(view: &ClusterView, policy: &Policy, plan: &Plan, new:
         let slots: Vec<&Slot> = plan.slots.iter().flatten().filter(of_rollout).collect();
         let given = slots.iter().find(|slot| new.iter().any(|node| node.facts.uid == slot.uid))?;
         let (recorded, now, of) = (rollout.ledger.as_ref()?, given.since, (view, policy));
-        let limit = |ledger: &RolloutLedger| brake::limit(policy, brake::nodes(view, ledger, total(rollout)));
+        let of_kind = (total(rollout), usize::try_from(recorded.base).unwrap_or(0));
+        let limit = |ledger: &RolloutLedger| brake::limit(policy, brake::nodes(view, ledger, of_kind));
         // Attempts that have ended count, also where their slots are to be taken away yet.
         let mut ledger = ended::foreseen(of, slots.iter().copied(), (rollout, recorded), limit(recorded), now);
         let limit = limit(&ledger);

@@ -396,7 +396,8 @@ fn brake_of(
     now: Timestamp,
 ) -> Option<Brake> {
     brake::end_pause(ledger, brake::window_opens(view, policy, active, now), is_retried, now);
-    let limit = |ledger: &RolloutLedger| brake::limit(policy, brake::nodes(view, ledger, rollout.total));
+    let limit =
+        |ledger: &RolloutLedger| brake::limit(policy, brake::nodes(view, ledger, (rollout.total, rollout.base)));
     ledger::forget_resolved(view, active, ledger);
     let recorded = limit(ledger);
     ledger.brake(recorded, now);

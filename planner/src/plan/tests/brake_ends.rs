@@ -569,6 +569,25 @@ fn last_node_of_a_kind_waits_for_a_resume_where_the_other_one_was_lost() {
     }
 }
 
+/// One node has ended without a proof, and is gone.
+#[test]
+fn nodes_that_are_gone_brake_a_small_kind_as_if_they_were_there() {
+    use crate::survey::brake::{limit, nodes};
+    for (sentence, base, before_proof, left, expected) in [
+        ("the only one, and another has replaced it", 1, false, 1, usize::MAX),
+        ("one of two", 2, false, 1, 1),
+        ("one of three", 3, true, 2, 2),
+        ("one of three, without a proof since", 3, false, 2, 1),
+        ("one of three, and another has replaced it", 3, true, 3, 2),
+        ("one of ten, of which three are left", 10, true, 3, 3),
+    ] {
+        let (view, _) = cluster(Vec::new(), &[]);
+        let end = LedgerNode { before_proof, ..entry("a", Proof::Unproven, "HealthUnknown") };
+        let ledger = RolloutLedger { row: vec![end], ..RolloutLedger::default() };
+        assert_eq!(limit(&Policy::default(), nodes(&view, &ledger, (left, base))), expected, "{sentence}");
+    }
+}
+
 /// The third of the nodes that run the version without a proof.
 fn c(view: &mut ClusterView) -> &mut NodeView {
     view.nodes.get_mut("c").unwrap()
