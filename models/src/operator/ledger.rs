@@ -186,7 +186,13 @@ impl RolloutLedger {
     /// Returns whether as many nodes as `limit`, and a share of all that were taken, run the version without a proof.
     fn is_braked_by_unproven(&self, limit: usize) -> bool {
         let unproven = self.row.iter().filter(|end| end.is_unproven()).count();
-        unproven >= limit && self.open().saturating_mul(UNPROVEN_SHARE) >= self.used()
+        unproven >= limit && (self.open().saturating_mul(UNPROVEN_SHARE) >= self.used() || self.has_many_fallen())
+    }
+
+    /// Returns whether nodes that were no longer Ready have at least half of all names, and no name is free: more of them may not be counted.
+    fn has_many_fallen(&self) -> bool {
+        let fallen = self.row.iter().filter(|end| end.has_fallen()).count();
+        self.nodes.len() >= LEDGER_NODES && fallen * 2 >= LEDGER_NODES
     }
 
     /// Returns whether an end of the row has a part in a brake: one from before a proof only where the nodes without a proof brake the
@@ -380,5 +386,16 @@ mod tests {
         ledger.fall("a");
         ledger.recover("a");
         assert_eq!(ledger, start());
+    }
+
+    /// They are one in twenty of the proven nodes, and have more names than a ledger keeps.
+    #[test]
+    fn large_rollout_is_braked_once_its_names_are_used_up_by_nodes_that_fall() {
+        for (fallen, limit, braked) in [(63, 3, false), (64, 3, true), (200, 3, true), (200, usize::MAX, false)] {
+            let mut ledger = RolloutLedger { proven: 4_000, ..RolloutLedger::default() };
+            (0..fallen).for_each(|number| ledger.fall(&format!("n{number}")));
+            ledger.brake(limit, Timestamp::UNIX_EPOCH);
+            assert_eq!(ledger.braked_until.is_some(), braked, "{fallen} of 4000, {limit}");
+        }
     }
 }
