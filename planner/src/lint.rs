@@ -69,7 +69,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     for broken in check_places(view, policy, plan, &new_slots) {
         add(None, Some(broken));
     }
-    add(None, check_passed(view, policy, plan));
+    add(None, check_passed(view, policy, plan, &new_slots));
     for broken in check_alone(view, policy, plan, &new_slots) {
         add(None, Some(broken));
     }

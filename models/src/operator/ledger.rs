@@ -50,8 +50,7 @@ pub struct RolloutLedger {
     /// Number of nodes that were updated and have stayed healthy for their soak.
     #[serde(default)]
     pub proven: i64,
-    /// Number of nodes that run, or may run, the version and have not proven it, or that had proven it and were no longer Ready during a
-    /// canary step.
+    /// Number of nodes that run, or may run, the version and have not proven it, or that had proven it and were no longer Ready.
     #[serde(default)]
     pub unproven: i64,
     /// Number of these that a user has accepted.
@@ -64,8 +63,9 @@ pub struct RolloutLedger {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = LEDGER_NODES), extend("x-kubernetes-list-type" = "atomic"))]
     pub nodes: Vec<LedgerNode>,
-    /// Nodes whose updates have ended without a proof since the last proven one, each once, and nodes from before that proof which still
-    /// run the version without one. `spec.failurePolicy.maxConsecutiveFailures` says how many brake the rollout.
+    /// Nodes whose updates have ended without a proof since the last proven one, each once, nodes from before that proof which run, or may
+    /// run, the version without one, and nodes that had proven it and were no longer Ready. `spec.failurePolicy.maxConsecutiveFailures`
+    /// says how many brake the rollout.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_FAILURES), extend("x-kubernetes-list-type" = "atomic"))]
     pub row: Vec<LedgerNode>,
@@ -95,6 +95,12 @@ impl RolloutLedger {
     /// Returns the number of places that count as proven for a canary step.
     pub fn good(&self) -> i64 {
         self.proven.saturating_add(self.accepted)
+    }
+
+    /// Returns the same for a version that may be urgent: then nodes that had proven it and were no longer Ready hold no step.
+    pub fn good_for(&self, is_urgent: bool) -> i64 {
+        let fallen = self.nodes.iter().filter(|node| is_urgent && node.has_fallen() && !node.accepted).count();
+        self.good().saturating_add(i64::try_from(fallen).unwrap_or(i64::MAX))
     }
 
     /// Returns the number of places that are neither proven nor accepted by a user, and whose nodes have not failed.
@@ -180,7 +186,13 @@ impl RolloutLedger {
     /// Returns whether as many nodes as `limit`, and a share of all that were taken, run the version without a proof.
     fn is_braked_by_unproven(&self, limit: usize) -> bool {
         let unproven = self.row.iter().filter(|end| end.is_unproven()).count();
-        unproven >= limit && self.open().saturating_mul(UNPROVEN_SHARE) >= self.used()
+        unproven >= limit && (self.open().saturating_mul(UNPROVEN_SHARE) >= self.used() || self.has_many_fallen())
+    }
+
+    /// Returns whether nodes that were no longer Ready have at least half of all names, and no name is free: more of them may not be counted.
+    fn has_many_fallen(&self) -> bool {
+        let fallen = self.row.iter().filter(|end| end.has_fallen()).count();
+        self.nodes.len() >= LEDGER_NODES && fallen * 2 >= LEDGER_NODES
     }
 
     /// Returns whether an end of the row has a part in a brake: one from before a proof only where the nodes without a proof brake the
@@ -212,16 +224,23 @@ impl RolloutLedger {
     }
 
     /// Counts a proven node that is not Ready any more as one without a proof, where a name is free: by its name it is found again, and named
-    /// once it is gone.
+    /// once it is gone. It has a part in a brake by nodes without a proof, and is no end after the last proof.
     pub fn fall(&mut self, node: &str) {
-        if self.proven > 0 && self.nodes.len() < LEDGER_NODES && !self.nodes.iter().any(|named| named.node == node) {
-            self.move_node(Some(Proof::Proven), (node, Proof::Unproven, NOT_READY));
+        if self.proven <= 0 || self.nodes.len() >= LEDGER_NODES || self.nodes.iter().any(|named| named.node == node) {
+            return;
+        }
+        self.move_node(Some(Proof::Proven), (node, Proof::Unproven, NOT_READY));
+        self.row.retain(|end| end.node != node);
+        if self.row.len() < MAX_FAILURES as usize {
+            let (node, reason) = (node.to_owned(), NOT_READY.to_owned());
+            self.row.push(LedgerNode { node, proof: Proof::Unproven, reason, accepted: false, before_proof: true });
         }
     }
 
-    /// Counts such a node as proven again. That is no new proof: the brake stays as it is.
+    /// Counts such a node as proven again. That is no new proof: the brake stays as the ends of others make it.
     pub fn recover(&mut self, node: &str) {
-        let (row, tried, braked_until) = (self.row.clone(), self.tried, self.braked_until);
+        let (mut row, tried, braked_until) = (self.row.clone(), self.tried, self.braked_until);
+        row.retain(|end| end.node != node);
         self.move_node(Some(Proof::Unproven), (node, Proof::Proven, ""));
         (self.row, self.tried, self.braked_until) = (row, tried, braked_until);
     }
@@ -271,7 +290,7 @@ pub struct LedgerNode {
     /// True if a user has accepted it without a proof.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub accepted: bool,
-    /// True, for an entry of `row`, if another node has proven the version since.
+    /// True, for an entry of `row`, if another node has proven the version since, or the node itself had proven it before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub before_proof: bool,
 }
@@ -376,6 +395,7 @@ mod tests {
             assert_eq!((ledger.proven, ledger.unproven, ledger.nodes.len()), (1, 2, 2), "once");
         }
         assert_eq!(ledger.nodes[1].to_string(), "a (NotReady)");
+        assert_eq!(ledger.row.iter().map(|end| end.node.as_str()).collect::<Vec<_>>(), ["b", "a"], "once");
         ledger.accept();
         assert_eq!(ledger.good(), 3);
         ledger.fall("a");
@@ -384,5 +404,16 @@ mod tests {
         ledger.fall("a");
         ledger.recover("a");
         assert_eq!(ledger, start());
+    }
+
+    /// They are one in twenty of the proven nodes, and have more names than a ledger keeps.
+    #[test]
+    fn large_rollout_is_braked_once_its_names_are_used_up_by_nodes_that_fall() {
+        for (fallen, limit, braked) in [(63, 3, false), (64, 3, true), (200, 3, true), (200, usize::MAX, false)] {
+            let mut ledger = RolloutLedger { proven: 4_000, ..RolloutLedger::default() };
+            (0..fallen).for_each(|number| ledger.fall(&format!("n{number}")));
+            ledger.brake(limit, Timestamp::UNIX_EPOCH);
+            assert_eq!(ledger.braked_until.is_some(), braked, "{fallen} of 4000, {limit}");
+        }
     }
 }

@@ -3,8 +3,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use models::operator::{ActiveRollout, Slot, SlotUpdate};
+use models::operator::{ActiveRollout, RolloutLedger, Slot, SlotUpdate};
 use models::reason::Proof;
+use models::time::between;
 use semver::Version;
 
 use super::breach::{Broken, broken};
@@ -142,7 +143,7 @@ fn beyond_places(
     let places: HashMap<&str, Proof> = places.collect();
     let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
     let proven = places.values().filter(|proof| **proof == Proof::Proven).count();
-    let good = count(proven).max(recorded.proven).saturating_add(recorded.accepted);
+    let good = count(proven).saturating_add(recorded.accepted).max(recorded.good_for(rollout.urgent_until.is_some()));
     let uses_place = |slot: &&Slot| {
         let of_rollout =
             slot.update.as_ref().is_some_and(|update| update.had.is_none() && ledger::is_of(update, rollout));
@@ -186,9 +187,12 @@ fn beyond_places(
 }
 
 /// S12 again: a canary step is passed only if policy has it, its soak has begun and the approval that it needs is there, or where more nodes have
-/// joined after the last one. Of several steps that are passed at once, the first one is checked.
-pub(super) fn check_passed(view: &ClusterView, policy: &Policy, plan: &Plan) -> Option<Broken> {
+/// joined after the last one. The soak is over where the same plan gives slots, which have its time. Of several steps that are passed at
+/// once, the first one is checked.
+pub(super) fn check_passed(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Broken> {
     let operator = view.operator.as_ref()?;
+    let is_new = |slot: &&Slot| new.iter().any(|node| node.facts.uid == slot.uid);
+    let now = plan.slots.iter().flatten().find(is_new).map(|slot| slot.since);
     let is_open = |rollout: &&ActiveRollout| rollout.ended.is_none();
     plan.status.iter().flat_map(|status| &status.active_rollouts).filter(is_open).find_map(|rollout| {
         let mut recorded = operator.status.active_rollouts.iter().filter(is_open);
@@ -200,11 +204,14 @@ pub(super) fn check_passed(view: &ClusterView, policy: &Policy, plan: &Plan) -> 
         }
         let due = rollout::due(policy, (base, base), before.passed);
         let step = due.and_then(|due| policy.canary.get(due.step));
-        let has_soaked = recorded.step_done.is_some() || rollout.urgent_until.is_some();
+        let has_soaked = |step: &CanaryStep| {
+            let is_over = |begun| now.is_none_or(|now| between(begun, now) >= step.soak);
+            rollout.urgent_until.is_some() || recorded.step_done.is_some_and(is_over)
+        };
         let taken = operator.status.requests.as_ref().and_then(|requests| requests.approve_step.as_ref());
         let is_pending = operator.approve_step.is_some() && operator.approve_step.as_ref() != taken;
         let is_approved = recorded.approved || is_pending;
-        let may_pass = |step: &CanaryStep| (step.soak.is_zero() || has_soaked) && (!step.manual || is_approved);
+        let may_pass = |step: &CanaryStep| (step.soak.is_zero() || has_soaked(step)) && (!step.manual || is_approved);
         if step.is_some_and(may_pass) {
             return None;
         }
@@ -224,9 +231,12 @@ pub(super) fn check_alone(view: &ClusterView, policy: &Policy, plan: &Plan, new:
         let of_rollout = |slot: &&Slot| slot.update.as_ref().is_some_and(|update| ledger::is_of(update, rollout));
         let slots: Vec<&Slot> = plan.slots.iter().flatten().filter(of_rollout).collect();
         let given = slots.iter().find(|slot| new.iter().any(|node| node.facts.uid == slot.uid))?;
-        let (limit, now, of) = (brake::limit(policy, total(rollout)), given.since, (view, policy));
+        let (recorded, now, of) = (rollout.ledger.as_ref()?, given.since, (view, policy));
+        let of_kind = (total(rollout), usize::try_from(recorded.base).unwrap_or(0));
+        let limit = |ledger: &RolloutLedger| brake::limit(policy, brake::nodes(view, ledger, of_kind));
         // Attempts that have ended count, also where their slots are to be taken away yet.
-        let mut ledger = ended::foreseen(of, slots.iter().copied(), (rollout, rollout.ledger.as_ref()?), limit, now);
+        let mut ledger = ended::foreseen(of, slots.iter().copied(), (rollout, recorded), limit(recorded), now);
+        let limit = limit(&ledger);
         ledger.brake(limit, now);
         let braked = ledger.braked_until;
         let goes = |slot: &&&Slot| !slot.update.as_ref().is_some_and(|update| ended::has_ended(of, slot, update, now));

@@ -360,6 +360,29 @@ fn validator_passes_no_canary_step_without_its_soak_and_its_approval() {
     }
 }
 
+/// The plan that passes a step of three gives the next slot. The soak of an hour began at 0 s.
+#[test]
+fn validator_gives_no_slot_by_a_step_that_still_soaks() {
+    for (second, urgent_until, broken) in [(3599, None, true), (3600, None, false), (60, Some(t(9000)), false)] {
+        let (mut view, _) = cluster(vec![node("a")], &[]);
+        let canary = json!([{"nodes": 1}, {"nodes": 3, "soak": "1h"}]);
+        let policy = crate::fixtures::with_policy(&mut view, json!({"strategy": {"canary": canary}}));
+        let of = |passed| {
+            let ledger = models::operator::RolloutLedger { base: 4, passed, proven: 3, ..Default::default() };
+            let rollout = crate::fixtures::rollout(NEW);
+            ActiveRollout { ledger: Some(ledger), step_done: Some(t(0)), urgent_until, ..rollout }
+        };
+        let operator = view.operator.as_mut().unwrap();
+        operator.status.active_rollouts = vec![of(1)];
+        let mut status = operator.status.clone();
+        status.active_rollouts = vec![of(3)];
+        let slots = vec![Slot { since: t(second), ..slot_of_update("a") }];
+        let mut plan = Plan { slots: Some(slots), status: Some(status), ..Plan::default() };
+        let found = lint(&view, &policy, &mut plan).iter().any(|finding| finding.property == "S12");
+        assert_eq!(found, broken, "{second}");
+    }
+}
+
 /// The rollout began with 300 nodes, of which two have proven the version. A third is given a slot.
 #[test]
 fn validator_counts_places_among_the_nodes_that_are_left() {

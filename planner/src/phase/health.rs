@@ -12,7 +12,7 @@ use models::time::{after, between};
 use super::comparison::{blame, excuse_expression, nodes_to_compare};
 use super::hooks::request_of;
 use super::lease::sign_of_life;
-use super::row::{Attempt, Turn, act, begun, fail, stay};
+use super::row::{Attempt, Turn, act, begun, fail, soaked, stay};
 use super::usable;
 use crate::decision::Action;
 use crate::gates::{self, Firing};
@@ -73,7 +73,7 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     let Some(unhealthy) = unhealthy else {
         return looking(unknown_until(ctx, deadline, Wait::ReadingPods));
     };
-    let until = after(ctx.progress.since, after_policy.soak);
+    let until = soaked(ctx);
     if ctx.now < until {
         // A pod that is starting interrupts the soak once it takes too long.
         let starts = unhealthy.iter().filter_map(|unhealthy| unhealthy.pod.starts_by());

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use models::condition::ConditionStatus;
 use models::reason::FailureReason;
 use models::shadow::{ControllerStatus, HEALTHY, Mode, Place, Progress, Step};
+use models::time::after;
 
 use crate::decision::{Action, Decision, Note};
 use crate::policy::{Hook, HookWait};
@@ -143,6 +144,13 @@ pub(crate) type Turn = Decision<Outcome>;
 /// Returns when the verification of a node has begun: a second boot in it begins none.
 pub(super) fn begun(ctx: &Attempt<'_>) -> Timestamp {
     ctx.progress.verifying_since.unwrap_or(ctx.progress.since)
+}
+
+/// Returns when the soak of a node that stays well is over. It begins again once the node is Ready again, also where no leader has seen that it
+/// was not. The clock of a kubelet may be ahead.
+pub(super) fn soaked(ctx: &Attempt<'_>) -> Timestamp {
+    let (since, ready_since) = (ctx.progress.since, ctx.facts().ready_since.filter(|since| *since <= ctx.now));
+    after(ready_since.map_or(since, |ready_since| ready_since.max(since)), ctx.group().after.soak)
 }
 
 pub(super) fn stay(wait: Wait) -> Turn {

@@ -9,7 +9,7 @@ use models::shadow::{DaemonSetBefore, MOST_COMPARED, MOST_DIGITS, MOST_FACTS, No
 use models::time::after;
 
 use super::comparison::{alike, are_most};
-use super::row::{Attempt, begun};
+use super::row::{Attempt, begun, soaked};
 use crate::gates;
 use crate::survey::NodeContext;
 use crate::survey::unwell::{LONGEST, comparison_nodes};
@@ -90,8 +90,7 @@ pub(super) fn awaits_web_api(ctx: &Attempt<'_>) -> bool {
 
 /// Returns whether the agent may not have had the time for its report. A soak may be short, and may have begun late, with a second boot.
 pub(super) fn awaits_report(ctx: &Attempt<'_>) -> bool {
-    let soaked = after(ctx.progress.since, ctx.group().after.soak);
-    awaits_web_api(ctx) || (is_unreported(ctx) && is_recent(ctx, soaked))
+    awaits_web_api(ctx) || (is_unreported(ctx) && is_recent(ctx, soaked(ctx)))
 }
 
 /// Returns what keeps the agent from taking the node to another version, as a clause. One that has reported in this boot and is not heard

@@ -43,6 +43,16 @@ pub(crate) fn limit(policy: &Policy, total: usize) -> usize {
     }
 }
 
+/// Returns the number of nodes among which so many ends brake a rollout. The last one is not alone while others of the row are gone, or not under
+/// the operator any more: to delete them lifts no brake. Where more are left, those from before a proof count as if they were there: to delete them
+/// brakes nothing either. Others may have replaced them: together they are no more than the rollout has had to update.
+pub(crate) fn nodes(view: &ClusterView, ledger: &RolloutLedger, (total, base): (usize, usize)) -> usize {
+    let is_there = |end: &LedgerNode| view.nodes.get(&end.node).is_some_and(|node| node.facts.labelled);
+    let counts = |end: &&LedgerNode| (total <= 1 || end.before_proof) && !is_there(end);
+    let gone = ledger.row.iter().filter(counts).count();
+    total.saturating_add(gone).min(base).max(total)
+}
+
 /// Returns whether a window of the nodes of a rollout has opened since the operator's status was last written.
 pub(crate) fn window_opens(view: &ClusterView, policy: &Policy, rollout: &ActiveRollout, now: Timestamp) -> bool {
     let next = view.operator.as_ref().and_then(|operator| operator.status.next_window).filter(|next| *next <= now);

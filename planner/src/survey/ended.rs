@@ -6,7 +6,7 @@ use models::reason::{End, Proof};
 use models::shadow::AttemptResult;
 use models::time::after;
 
-use super::ledger::{forget_gone, inferred, is_of, runs};
+use super::ledger::{forget_resolved, inferred, is_of, runs};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
 use crate::wait::gone;
@@ -113,7 +113,7 @@ pub(super) fn count(
         let had = if has_fallen { Some(Proof::Unproven) } else { update.had };
         ledger.move_node(had, (&slot.node, proof, &reason));
     }
-    forget_gone(view, rollout, ledger);
+    forget_resolved(view, rollout, ledger);
     if End::of(&reason).is_none_or(|end| end.brakes(proof)) {
         ledger.add_to_row((&slot.node, proof, &reason), slot.since, limit, now);
     }

@@ -1,8 +1,9 @@
-//! Nodes that have proven a version and are not Ready any more. One of them keeps a canary step from being passed. The proof of a step counts no
-//! more after three minutes, also where a repair then replaces the node. More of them than of the nodes without the version count
-//! against the budgets for a day: the next ones may end like them.
+//! Nodes that have proven a version and are not Ready any more. One of them keeps a canary step from being passed. Their proofs count no
+//! more after three minutes, also where a repair then replaces the nodes: that holds a step, and brakes the rollout. More of them than of the
+//! nodes without the version count against the budgets for a day: the next ones may end like them. A step soaks again after nodes that are
+//! back.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -12,6 +13,7 @@ use models::time::after;
 use super::key::is_member;
 use super::ledger::{self, is_kept, is_proven};
 use super::unavailable::FALLEN_FOR;
+use super::unwell::comparison_nodes;
 use crate::view::{ClusterView, NodeFacts, NodeView};
 
 /// Time for which a node has to be not Ready to count.
@@ -23,6 +25,9 @@ const LOST: Duration = Duration::from_secs(3 * 60);
 
 /// One in so many proven nodes shows that something is wrong.
 const SHARE: usize = 20;
+
+/// Time within which nodes are Ready again that were not for one cause, as after an outage of the control plane.
+const AT_ONCE: Duration = Duration::from_secs(60 * 60);
 
 /// The proven nodes of a rollout that are not Ready.
 #[derive(Debug, Default, PartialEq)]
@@ -44,7 +49,7 @@ pub(crate) fn was_taken_out(facts: &NodeFacts) -> bool {
 
 /// Returns the proven nodes of a rollout that have not been Ready for a minute, and those that have not been for long enough to be lost.
 pub(crate) fn of(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) -> Fallen {
-    let mut fallen = Fallen::default();
+    let (mut fallen, mut lost) = (Fallen::default(), Vec::new());
     for node in view.nodes.values().filter(|node| !node.facts.ready && is_proven(node, rollout)) {
         let name = &node.facts.name;
         let at = |span: Duration| node.facts.not_ready_since.map(|since| after(since, span));
@@ -53,44 +58,87 @@ pub(crate) fn of(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) ->
             fallen.nodes.push(name.clone());
         }
         if at(LOST).is_some_and(|at| at <= now) && !was_taken_out(&node.facts) {
-            fallen.lost.push(name.clone());
+            lost.push(node);
         }
     }
-    if !stand_out(view, rollout, fallen.lost.len()) {
-        fallen.lost.clear();
-    }
+    let lost = evidence(view, rollout, lost, |facts| is_down(facts, rollout.started));
+    fallen.lost = lost.into_iter().map(|node| node.facts.name.clone()).collect();
     fallen
 }
 
-/// Returns whether so many proven nodes of a rollout that are not Ready say something about its version: they are one in twenty, and of its
-/// nodes without the version less than half that share is not Ready.
-fn stand_out(view: &ClusterView, rollout: &ActiveRollout, fallen: usize) -> bool {
-    if fallen == 0 {
-        return false;
+/// Returns whether a node is not Ready; `None` where it has not been since before this time: it says nothing.
+fn is_down(facts: &NodeFacts, since: Timestamp) -> Option<bool> {
+    let was_down = !facts.ready && facts.not_ready_since.is_some_and(|at| at < since);
+    (!was_down).then_some(!facts.ready)
+}
+
+/// Returns those of the proven nodes to which something has happened that say something about the version of a rollout; none unless they are
+/// one in twenty, and it has happened to less than half that share of the nodes without the version. Zones are left out in which it has happened
+/// to at least two, and at least half, of the nodes without the version, of any kind.
+fn evidence<'a>(
+    view: &ClusterView,
+    rollout: &ActiveRollout,
+    mut nodes: Vec<&'a NodeView>,
+    has_happened: impl Fn(&NodeFacts) -> Option<bool>,
+) -> Vec<&'a NodeView> {
+    if nodes.is_empty() {
+        return nodes;
     }
+    let mut zones: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    for facts in comparison_nodes(view).filter(|facts| facts.os_version().as_ref() != Some(&rollout.version)) {
+        let (all, ill) = zones.entry(facts.zone()).or_default();
+        *all += usize::from(has_happened(facts).is_some());
+        *ill += usize::from(has_happened(facts) == Some(true));
+    }
+    let has_failed = |zone: &str| zones.get(zone).is_some_and(|(all, ill)| *ill >= 2 && *ill * 2 >= *all);
+    nodes.retain(|node| !has_failed(node.facts.zone()));
     let (mut proven, mut others, mut ill) = (0, 0, 0);
-    for node in view.nodes.values().filter(|node| is_kept(node)) {
+    for node in view.nodes.values().filter(|node| is_kept(node) && !has_failed(node.facts.zone())) {
         if is_proven(node, rollout) {
             proven += 1;
         } else if is_member(node, rollout) && !ledger::runs(node, rollout) {
-            others += 1;
-            ill += usize::from(!node.facts.ready);
+            others += usize::from(has_happened(&node.facts).is_some());
+            ill += usize::from(has_happened(&node.facts) == Some(true));
         }
     }
-    fallen * SHARE >= proven && fallen * others > 2 * ill * proven
+    if nodes.len() * SHARE < proven || nodes.len() * others <= 2 * ill * proven {
+        nodes.clear();
+    }
+    nodes
+}
+
+/// Returns the time from which the last proven node has been Ready again that was not in the soak of a canary step, as in a reboot that no
+/// leader saw, where those of one hour say something about the version. The clock of a kubelet may be ahead.
+pub(crate) fn ready_again(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) -> Option<Timestamp> {
+    let begun = rollout.step_done.filter(|_| rollout.urgent_until.is_none())?;
+    let back_at = |facts: &NodeFacts| facts.ready_since.filter(|at| facts.ready && *at > begun && *at <= now);
+    let proven = view.nodes.values().filter(|node| back_at(&node.facts).is_some() && is_proven(node, rollout));
+    let mut back: Vec<&NodeView> = proven.collect();
+    let last = back.iter().filter_map(|node| back_at(&node.facts)).max()?;
+    let is_recent = |at: Timestamp| after(at, AT_ONCE) >= last;
+    back.retain(|node| back_at(&node.facts).is_some_and(is_recent));
+    let is_back = |facts: &NodeFacts| {
+        // One that has joined meanwhile was not Ready before either.
+        let has_joined = facts.created.is_some_and(is_recent);
+        let was_down = is_down(facts, begun)? || back_at(facts).is_some_and(is_recent);
+        (!has_joined).then_some(was_down)
+    };
+    let is_evidence = !evidence(view, rollout, back, is_back).is_empty();
+    is_evidence.then_some(last)
 }
 
 /// Returns the proven nodes of all running rollouts that have become not Ready in the last day, where they are at least two of a rollout and one in
 /// twenty, and of its nodes without the version less than half that share is not Ready.
 pub(crate) fn suspects(view: &ClusterView, now: Timestamp) -> BTreeSet<&str> {
     let fell = |at: Timestamp| after(at, FALLEN_FOR) > now;
-    let is_down = |node: &&NodeView| !node.facts.ready && node.facts.not_ready_since.is_some_and(fell);
-    let down: Vec<&NodeView> = view.nodes.values().filter(is_down).collect();
+    let has_fallen = |node: &&NodeView| !node.facts.ready && node.facts.not_ready_since.is_some_and(fell);
+    let down: Vec<&NodeView> = view.nodes.values().filter(has_fallen).collect();
     let mut suspects = BTreeSet::new();
     let rollouts = view.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
     for rollout in rollouts.filter(|rollout| rollout.ended.is_none()) {
         let fallen: Vec<&NodeView> = down.iter().copied().filter(|node| is_proven(node, rollout)).collect();
-        if fallen.len() >= 2 && stand_out(view, rollout, fallen.len()) {
+        let fallen = evidence(view, rollout, fallen, |facts| is_down(facts, rollout.started));
+        if fallen.len() >= 2 {
             suspects.extend(fallen.iter().map(|node| node.facts.name.as_str()));
         }
     }
@@ -177,6 +225,39 @@ mod tests {
             fallen.facts.not_ready_since = None;
             let left = of(&view, &rollout, t(280)).lost;
             assert!(!left.contains(&"new-0".to_owned()), "{sentence}: since when is not known");
+        }
+    }
+
+    #[test]
+    fn others_that_were_not_ready_before_the_rollout_excuse_no_proven_node() {
+        for (sentence, since, excused) in [("since before it", t(-1), false), ("since it began", t(0), true)] {
+            let (mut view, rollout) = cluster_of((3, 3), (10, 5));
+            for number in 0..5 {
+                view.nodes.get_mut(&format!("old-{number}")).unwrap().facts.not_ready_since = Some(since);
+            }
+            let lost = if excused { 0 } else { 3 };
+            assert_eq!(of(&view, &rollout, t(280)).lost.len(), lost, "{sentence}");
+            assert_eq!(suspects(&view, t(280)).len(), lost, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn proven_nodes_that_are_ready_again_count_as_those_that_are_not_ready() {
+        for (sentence, new, old, counts) in [
+            ("the only one", (1, 1), (9, 0), true),
+            ("one in twenty", (20, 1), (9, 0), true),
+            ("fewer", (21, 1), (9, 0), false),
+            ("as many of the others", (10, 10), (10, 10), false),
+            ("half as large a share of the others", (10, 4), (5, 1), false),
+        ] {
+            let (mut view, mut rollout) = cluster_of(new, old);
+            for node in view.nodes.values_mut().filter(|node| !node.facts.ready) {
+                (node.facts.ready, node.facts.ready_since) = (true, Some(t(160)));
+            }
+            rollout.step_done = Some(t(50));
+            assert_eq!(ready_again(&view, &rollout, t(200)), counts.then(|| t(160)), "{sentence}");
+            rollout.urgent_until = Some(t(1000));
+            assert_eq!(ready_again(&view, &rollout, t(200)), None, "{sentence}: it is urgent");
         }
     }
 

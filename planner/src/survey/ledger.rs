@@ -81,15 +81,16 @@ pub(crate) fn may_run(node: &NodeView, rollout: &ActiveRollout) -> bool {
     runs(node, rollout) || node.may_still_reboot()
 }
 
-/// Drops ends from before a proof whose nodes do not run the version any more, have proven it, or cannot: they are gone, held or not under
-/// the operator.
-pub(crate) fn forget_gone(view: &ClusterView, rollout: &ActiveRollout, ledger: &mut RolloutLedger) {
-    let stays = |end: &LedgerNode| {
-        let node = view.nodes.get(&end.node).filter(|node| node.facts.labelled && !node.facts.held());
-        let may_prove = |node: &NodeView| may_run(node, rollout) && place(node, rollout) != Some(Proof::Proven);
-        view.unreadable.hide(&end.node) || node.is_some_and(may_prove)
+/// Drops ends from before a proof whose nodes show that they have proven the version or run another one. A node that is gone, held or not
+/// under the operator shows neither: the end is what is known of it.
+pub(crate) fn forget_resolved(view: &ClusterView, rollout: &ActiveRollout, ledger: &mut RolloutLedger) {
+    let has_proof = |end: &LedgerNode| {
+        let node = view.nodes.get(&end.node);
+        // The record of one that had fallen is of the time before.
+        let counts = |node: &NodeView| !end.has_fallen() || is_back(node, rollout);
+        node.is_some_and(|node| place(node, rollout) == Some(Proof::Proven) && counts(node))
     };
-    ledger.row.retain(|end| !end.before_proof || stays(end));
+    ledger.row.retain(|end| !end.before_proof || (may_run_unproven(view, rollout, end) && !has_proof(end)));
 }
 
 /// Returns whether an end in the row of a brake lets no node be tried: its node may run the version without a proof.
@@ -108,7 +109,11 @@ fn may_run_unproven(view: &ClusterView, rollout: &ActiveRollout, end: &LedgerNod
     let fell_back = || {
         FailureReason::BootFellBack.as_str() == end.reason || FailureReason::BootedOtherVersion.as_str() == end.reason
     };
-    let may_run = match (view.nodes.get(&end.node), view.unmanaged.get(&end.node)) {
+    // Its Node had the result of its attempt: one without any result is that of another machine under its name.
+    let had_result = end.reason != FailureReason::NodeDeleted.as_str();
+    let is_other = |node: &NodeView| had_result && node.record().is_none_or(|record| record.last.is_none());
+    let node = view.nodes.get(&end.node).filter(|node| !is_other(node));
+    let may_run = match (node, view.unmanaged.get(&end.node)) {
         (Some(node), _) => may_run(node, rollout),
         (None, Some(facts)) => facts.os_version().as_ref() == Some(&rollout.version),
         (None, None) => !fell_back(),
@@ -221,8 +226,8 @@ fn followed(
         let now = |node| place(node, rollout).or_else(|| is_freed(node, rollout).then_some(Proof::Free));
         let found = node.and_then(|node| Some((node, now(node)?)));
         if named.has_fallen() && found.is_none_or(|(_, proof)| proof == Proof::Proven) {
-            // The record of the node, where it has one, is of the time before. An urgent version is not held by it.
-            if rollout.urgent_until.is_some() || found.is_some_and(|(node, _)| is_back(node, rollout)) {
+            // The record of the node, where it has one, is of the time before.
+            if found.is_some_and(|(node, _)| is_back(node, rollout)) {
                 ledger.recover(&named.node);
             }
         } else if let Some((node, proof)) = found.filter(|(_, proof)| *proof != named.proof || named.has_fallen()) {

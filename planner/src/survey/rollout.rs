@@ -255,13 +255,10 @@ pub(crate) fn follow<'a>(
         let (rollout, on_their_way) = counted((view, policy), &active, &ledger, is_wanted, now);
         let without_workloads = without_workloads(view, &active);
         let fallen = fallen::of(view, &active, now);
-        if ledger.due > 0 && active.urgent_until.is_none() {
-            // A repair may be about to replace the node, and with it what the soak of the step was for.
-            for node in &fallen.lost {
-                ledger.fall(node);
-            }
-        }
-        let named = Named { on_their_way, without_workloads, fallen: fallen.nodes };
+        // A repair may be about to replace them, and with them what they show about the version.
+        fallen.lost.iter().for_each(|node| ledger.fall(node));
+        let ready_again = fallen::ready_again(view, &active, now);
+        let named = Named { on_their_way, without_workloads, fallen: fallen.nodes, ready_again };
         let (mut rollout, wake) = step_on(policy, &mut active, &mut ledger, &approval, (rollout, named), now);
         let is_asked = |node: &NodeView| node.shadow.as_ref().is_some_and(|shadow| shadow.pending_retry().is_some());
         let is_retried = view.nodes.values().any(|node| {
@@ -399,10 +396,14 @@ fn brake_of(
     now: Timestamp,
 ) -> Option<Brake> {
     brake::end_pause(ledger, brake::window_opens(view, policy, active, now), is_retried, now);
-    let limit = brake::limit(policy, rollout.total);
-    ledger::forget_gone(view, active, ledger);
-    ledger.brake(limit, now);
-    let settled = ended::foreseen((view, policy), view.recorded_slots(), (active, ledger), limit, now);
+    let limit =
+        |ledger: &RolloutLedger| brake::limit(policy, brake::nodes(view, ledger, (rollout.total, rollout.base)));
+    ledger::forget_resolved(view, active, ledger);
+    let recorded = limit(ledger);
+    ledger.brake(recorded, now);
+    let mut settled = ended::foreseen((view, policy), view.recorded_slots(), (active, ledger), recorded, now);
+    let limit = limit(&settled);
+    settled.brake(limit, now);
     let runs = |end: &LedgerNode| ledger::stops_trials((view, active), &settled, end, limit);
     brake::of(&settled, &rollout.busy, runs, now).or_else(|| brake::first(&settled, &rollout.busy))
 }
@@ -553,11 +554,12 @@ fn without_workloads(view: &ClusterView, active: &ActiveRollout) -> Vec<String> 
     nodes.take(NAMED).map(|node| node.facts.name.clone()).collect()
 }
 
-/// Nodes that the reason of a canary step may name.
+/// Nodes that the reason of a canary step may name, and the time from which those in its soak have been Ready again.
 struct Named {
     on_their_way: Vec<String>,
     without_workloads: Vec<String>,
     fallen: Vec<String>,
+    ready_again: Option<Timestamp>,
 }
 
 /// Returns the index of the step due, whose places the ledger has then; `None` after the last one.
@@ -652,7 +654,7 @@ fn step_on(
             ledger.accept();
             active.approved_step = i64::try_from(own).ok();
         }
-        if ledger.good() < places {
+        if ledger.good_for(active.urgent_until.is_some()) < places {
             // An approval stays for the places that its user has seen: a node that was not Ready for a time may be back in a moment.
             active.step_done = None;
             active.approved &= full && ledger.nodes.iter().any(|node| node.has_fallen() && !node.accepted);
@@ -669,7 +671,8 @@ fn step_on(
         if step.manual && given.is_some() {
             (active.approved, active.approved_step) = (true, i64::try_from(own).ok());
         }
-        let since = *active.step_done.get_or_insert(now);
+        let since = active.step_done.map_or(now, |since| named.ready_again.map_or(since, |again| again.max(since)));
+        active.step_done = Some(since);
         let until = if active.urgent_until.is_some() { since } else { after(since, step.soak) };
         if now < until {
             (rollout.left, rollout.wait) = (Some(0), waits(Some(until), None, Vec::new()));

@@ -76,13 +76,13 @@ fn tolerates_cordon(toleration: &Toleration) -> bool {
     key && matches!(toleration.effect.as_deref(), None | Some("" | "NoSchedule"))
 }
 
-/// Returns the time since which a node has not been Ready, as far as it is known; `None` while it is Ready.
-fn not_ready(node: &Node) -> Option<Option<Timestamp>> {
+/// Returns the time since which a node has been Ready, or else has not been, as far as it is known.
+fn readiness(node: &Node) -> Result<Option<Timestamp>, Option<Timestamp>> {
     let ready = node.status.iter().flat_map(|s| s.conditions.iter().flatten()).find(|c| c.type_ == "Ready");
+    let since = ready.and_then(|condition| Some(condition.last_transition_time.as_ref()?.0));
     match ready {
-        Some(condition) if condition.status == "True" => None,
-        Some(condition) => Some(condition.last_transition_time.as_ref().map(|time| time.0)),
-        None => Some(None),
+        Some(condition) if condition.status == "True" => Ok(since),
+        _ => Err(since),
     }
 }
 
@@ -145,7 +145,8 @@ impl Projection for NodeFacts {
         let pressure = holding.find(|c| PRESSURE.contains(&c.type_.as_str()));
         let label = node.metadata.labels.as_ref().and_then(|l| l.get(names::INTERFACE_LABEL));
         let unschedulable = node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
-        let not_ready = not_ready(node);
+        let ready = readiness(node);
+        let not_ready = ready.err();
         let taints = || node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
         let removed_by = taints().map(|taint| &taint.key).find(|key| names::REMOVAL_TAINTS.contains(&key.as_str()));
         let cordon = taints().find(|taint| taint.key == names::UNSCHEDULABLE_TAINT);
@@ -159,7 +160,8 @@ impl Projection for NodeFacts {
             labels: Arc::new(node.metadata.labels.clone().unwrap_or_default()),
             pressure: pressure.map(|c| c.type_.clone()),
             pressure_since: pressure.and_then(|c| Some(c.last_transition_time.as_ref()?.0)),
-            ready: not_ready.is_none(),
+            ready: ready.is_ok(),
+            ready_since: ready.ok().flatten(),
             not_ready_since: not_ready.flatten(),
             joining: not_ready.is_some_and(|since| joining(node, since)),
             cordoned_since: cordoned_since
@@ -664,7 +666,7 @@ mod tests {
     }
 
     #[test]
-    fn node_shows_since_when_it_is_out_of_service() {
+    fn node_shows_since_when_it_is_in_or_out_of_service() {
         let (created, minute, later) = ("2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z", "2026-01-01T00:02:00Z");
         let facts = |ready: serde_json::Value, spec: serde_json::Value, managed: serde_json::Value| {
             let node = serde_json::from_value::<Node>(json!({
@@ -676,15 +678,16 @@ mod tests {
         let ready =
             |status: &str, since: &str| json!([{"type": "Ready", "status": status, "lastTransitionTime": since}]);
         let at = |time: &str| Some(time.parse::<Timestamp>().unwrap());
-        for (sentence, conditions, not_ready_since, joining) in [
-            ("Ready", ready("True", later), None, false),
-            ("not Ready any more", ready("False", later), at(later), false),
-            ("its kubelet is silent", ready("Unknown", later), at(later), false),
-            ("it was never Ready", ready("False", minute), at(minute), true),
-            ("its kubelet has not reported yet", json!([]), None, true),
+        for (sentence, conditions, ready_since, not_ready_since, joining) in [
+            ("Ready", ready("True", later), at(later), None, false),
+            ("not Ready any more", ready("False", later), None, at(later), false),
+            ("its kubelet is silent", ready("Unknown", later), None, at(later), false),
+            ("it was never Ready", ready("False", minute), None, at(minute), true),
+            ("its kubelet has not reported yet", json!([]), None, None, true),
         ] {
             let facts = facts(conditions, json!({}), json!([]));
             assert_eq!((facts.not_ready_since, facts.joining), (not_ready_since, joining), "{sentence}");
+            assert_eq!((facts.ready, facts.ready_since), (sentence == "Ready", ready_since), "{sentence}");
             assert_eq!(facts.created, at(created), "{sentence}");
         }
         let taint = json!([{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "timeAdded": later}]);

@@ -64,6 +64,8 @@ pub struct NodeFacts {
     pub pressure_since: Option<Timestamp>,
     /// True if its kubelet reports it Ready.
     pub ready: bool,
+    /// Time since which it has been Ready, while it is; `None` also where the API server does not show it.
+    pub ready_since: Option<Timestamp>,
     /// Time since which it has not been Ready, while it is not.
     pub not_ready_since: Option<Timestamp>,
     /// True if it is not Ready, and has not been since it was created.

@@ -128,15 +128,21 @@ fn named(nodes: &[String]) -> String {
     nodes.iter().map(|node| format!(", {node}")).collect()
 }
 
+/// The end of a sentence about a node that had proven the version, and was not Ready any more.
+const BACK: &str = "counts again once it is in service on the version";
+
+/// Returns the number of such nodes among those that a reason names.
+fn fallen(nodes: &[String]) -> usize {
+    let end = format!("({FALLEN})");
+    nodes.iter().filter(|node| node.ends_with(&end)).count()
+}
+
 pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
-    let fallen = format!("({FALLEN})");
-    let count = nodes.iter().filter(|node| node.ends_with(&fallen)).count();
     let verified = "Each is verified again every hour, and at once by kubectl brupop retry NODE";
-    let back = "counts again once it is in service on the version";
-    let again = match count {
+    let again = match fallen(nodes) {
         0 => verified.to_owned(),
-        count if count == nodes.len() => format!("Each {back}"),
-        _ => format!("{verified}; one with the end {FALLEN} {back}"),
+        count if count == nodes.len() => format!("Each {BACK}"),
+        _ => format!("{verified}; one with the end {FALLEN} {BACK}"),
     };
     let (nodes, approve) = (named(nodes), approve(approval));
     format!(
@@ -173,8 +179,9 @@ pub(super) fn braked(count: usize, nodes: &[String], until: Option<Timestamp>, t
                 .to_owned()
         }
     };
+    let back = if fallen(nodes) > 0 { format!("; one with the end {FALLEN} {BACK}") } else { String::new() };
     format!(
-        "the rollout is braked: {count} update(s) have ended without a proof{}; {next}{BEFORE_RESUME}kubectl annotate bruo default -n <namespace> --overwrite {RESUME_ANNOTATION}=<any new value>",
+        "the rollout is braked: {count} update(s) have ended without a proof{}{back}; {next}{BEFORE_RESUME}kubectl annotate bruo default -n <namespace> --overwrite {RESUME_ANNOTATION}=<any new value>",
         named(nodes)
     )
 }
@@ -207,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn step_without_a_proof_says_what_makes_its_nodes_count() {
+    fn reasons_say_what_makes_nodes_without_a_proof_count() {
         let (verified, back) = ("verified again every hour", "counts again once it is in service");
         for (nodes, expected) in [
             (vec![], [true, false]),
@@ -218,6 +225,8 @@ mod tests {
             let nodes: Vec<String> = nodes.into_iter().map(str::to_owned).collect();
             let text = unproven("7/1/unproven", &nodes);
             assert_eq!([verified, back].map(|words| text.contains(words)), expected, "{text}");
+            let text = braked(nodes.len(), &nodes, None, None);
+            assert_eq!(text.contains(back), expected[1], "{text}");
         }
     }
 }

@@ -1,12 +1,12 @@
 //! The brake and the first node where it is hard: machines that die, writes that are under way, several ends at once, changes of policy.
 
 use models::condition::true_condition;
-use models::operator::{ActiveRollout, BRAKED, LedgerNode, RolloutLedger};
+use models::operator::{ActiveRollout, BRAKED, LedgerNode, NOT_READY, RolloutLedger};
 use models::reason::Proof;
 use models::shadow::{AttemptResult, HostState, NodeProof, Record, Step};
 use serde_json::json;
 
-use super::ledger::{entry, ledger, recorded_with, slots_of, staged, with_place};
+use super::ledger::{entry, ledger, recorded_with, runs, slots_of, staged, with_place};
 use crate::fixtures::*;
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
@@ -499,15 +499,32 @@ fn one_node_without_a_proof_from_before_one_stops_no_trial() {
     }
 }
 
-/// Others have proven the version since: only nodes that run it, and can still prove it, count.
+/// Others have proven the version since.
 #[test]
-fn nodes_without_a_proof_from_before_one_brake_only_while_they_may_prove_the_version() {
+fn nodes_without_a_proof_from_before_one_brake_until_one_of_them_proves_the_version_or_runs_another() {
     type Change = fn(&mut ClusterView);
-    let cases: [(&str, Change, bool); 5] = [
+    let cases: [(&str, Change, bool); 11] = [
         ("all three run it", |_| {}, true),
-        ("one is gone", |view| drop(view.nodes.remove("c")), false),
-        ("one is held", |view| view.nodes.get_mut("c").unwrap().facts.hold = Some(crate::hold::Hold::default()), false),
-        ("one has proven it", |view| drop(view.nodes.insert("c".into(), with_place("c", Proof::Proven, 7))), false),
+        ("one is gone", |view| drop(view.nodes.remove("c")), true),
+        ("one is held", |view| c(view).facts.hold = Some(crate::hold::Hold::default()), true),
+        ("one has lost its label", |view| c(view).facts.labelled = false, true),
+        (
+            "one has lost its label and its shadow",
+            |view| {
+                let left = view.nodes.remove("c").unwrap().facts;
+                view.unmanaged.insert("c".into(), crate::view::NodeFacts { labelled: false, ..left });
+            },
+            true,
+        ),
+        ("another machine has the name of one", |view| *c(view) = node("c"), true),
+        ("one has proven it", |view| *c(view) = with_place("c", Proof::Proven, 7), false),
+        ("one has proven it and is held", |view| *c(view) = held(with_place("c", Proof::Proven, 7)), false),
+        ("one runs the old version", |view| *c(view) = runs(with_place("c", Proof::Unproven, 7), false), false),
+        (
+            "one runs the old version and is held",
+            |view| *c(view) = held(runs(with_place("c", Proof::Unproven, 7), false)),
+            false,
+        ),
         (
             "one cannot be read",
             |view| {
@@ -530,4 +547,53 @@ fn nodes_without_a_proof_from_before_one_brake_only_while_they_may_prove_the_ver
         let made = plan(&view, &policy, t(60));
         assert_eq!(ledger(&made).braked_until.is_some(), braked, "{sentence}: {:?}", ledger(&made));
     }
+}
+
+/// One of two nodes had proven the version, was not Ready any more, and is gone.
+#[test]
+fn last_node_of_a_kind_waits_for_a_resume_where_the_other_one_was_lost() {
+    for (is_lost, given) in [(false, vec!["b"]), (true, vec![])] {
+        let (mut view, _) = cluster(vec![staged("b")], &[]);
+        let fallen = LedgerNode { before_proof: true, ..entry("a", Proof::Unproven, NOT_READY) };
+        let lost = RolloutLedger { unproven: 1, nodes: vec![fallen.clone()], row: vec![fallen], ..Default::default() };
+        let proven = RolloutLedger { proven: 1, ..RolloutLedger::default() };
+        let ledger = if is_lost { lost } else { proven };
+        recorded_with(&mut view, Some(RolloutLedger { base: 2, ..ledger }));
+        let policy = with_policy(&mut view, json!({}));
+        let mut made = plan(&view, &policy, t(60));
+        assert_eq!(slots_of(&made), given, "{:?}", made.waits);
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
+        view.operator.as_mut().unwrap().resume = Some("now".into());
+        view.operator.as_mut().unwrap().status = plan(&view, &policy, t(61)).status.unwrap();
+        assert!(plan(&view, &policy, t(62)).status.unwrap().slots.iter().any(|slot| slot.node == "b"), "{is_lost}");
+    }
+}
+
+/// One node has ended without a proof, and is gone.
+#[test]
+fn nodes_that_are_gone_brake_a_small_kind_as_if_they_were_there() {
+    use crate::survey::brake::{limit, nodes};
+    for (sentence, base, before_proof, left, expected) in [
+        ("the only one, and another has replaced it", 1, false, 1, usize::MAX),
+        ("one of two", 2, false, 1, 1),
+        ("one of three", 3, true, 2, 2),
+        ("one of three, without a proof since", 3, false, 2, 1),
+        ("one of three, and another has replaced it", 3, true, 3, 2),
+        ("one of ten, of which three are left", 10, true, 3, 3),
+    ] {
+        let (view, _) = cluster(Vec::new(), &[]);
+        let end = LedgerNode { before_proof, ..entry("a", Proof::Unproven, "HealthUnknown") };
+        let ledger = RolloutLedger { row: vec![end], ..RolloutLedger::default() };
+        assert_eq!(limit(&Policy::default(), nodes(&view, &ledger, (left, base))), expected, "{sentence}");
+    }
+}
+
+/// The third of the nodes that run the version without a proof.
+fn c(view: &mut ClusterView) -> &mut NodeView {
+    view.nodes.get_mut("c").unwrap()
+}
+
+fn held(mut node: NodeView) -> NodeView {
+    node.facts.hold = Some(crate::hold::Hold::default());
+    node
 }

@@ -158,6 +158,24 @@ fn update_ends_after_soak_when_all_pods_are_healthy() {
     assert_eq!(find_condition(&status.conditions, HEALTHY).unwrap().reason, "Soaked");
 }
 
+/// In the same boot, while no controller led.
+#[test]
+fn soak_begins_again_with_a_node_that_is_ready_again_also_where_no_leader_saw_that_it_was_not() {
+    for (sentence, ready_since, soaked) in [
+        ("Ready since before its verification", Some(t(-5)), SOAKED),
+        ("it was not Ready meanwhile", Some(t(50)), 50 + SOAKED),
+        ("the clock of its kubelet is ahead", Some(t(5000)), SOAKED),
+        ("since when it is Ready is not known", None, SOAKED),
+    ] {
+        let mut watch = Watch::of(verifying(vec![healthy()]));
+        watch.view.nodes.get_mut("a").unwrap().facts.ready_since = ready_since;
+        watch.at(soaked - 1);
+        assert_eq!(watch.result(), (None, false), "{sentence}");
+        watch.at(soaked);
+        assert_eq!(watch.result(), is_updated(), "{sentence}");
+    }
+}
+
 /// `Ready` stays True for most of a minute.
 #[test]
 fn node_whose_lease_is_not_renewed_after_its_soak_is_not_proven() {

@@ -71,6 +71,7 @@ impl World {
         host.next_boot_fails &= !armed;
         if host.shuts_pods_down(self.now) {
             (node.facts.ready, node.facts.not_ready_since) = (true, None);
+            node.facts.ready_since = Some(self.now);
         }
         (host.going_down, host.restarted, host.lingers, host.graceful) = (None, false, false, false);
     }
@@ -148,6 +149,7 @@ impl World {
             }
             7 if !host.shuts_pods_down(now) => {
                 node.facts.ready = !node.facts.ready;
+                node.facts.ready_since = node.facts.ready.then_some(now);
                 node.facts.not_ready_since = (!node.facts.ready).then_some(now);
             }
             8 if !node.facts.unschedulable => {

@@ -251,6 +251,7 @@ impl<'a> Cluster<'a> {
             let up = self.run.states[index].up;
             if let Some(node) = self.run.node_mut(index).filter(|node| node.facts.ready != connected && up) {
                 node.facts.ready = connected;
+                node.facts.ready_since = connected.then_some(now);
                 node.facts.not_ready_since = (!connected).then_some(now);
                 let schedulable = connected && !node.facts.unschedulable;
                 self.run.states[index].schedulable = schedulable;

@@ -134,6 +134,7 @@ impl Run<'_> {
         }
         node.facts.allocatable = if has_devices { member.node.facts.allocatable.clone() } else { Arc::default() };
         node.facts.ready = ready;
+        node.facts.ready_since = ready.then_some(self.now);
         node.facts.not_ready_since = node.facts.not_ready_since.filter(|_| !ready);
         (state.up, state.schedulable) = (ready, ready && !node.facts.unschedulable);
         self.touched.insert(index);

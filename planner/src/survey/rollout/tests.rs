@@ -8,6 +8,7 @@ use models::shadow::{NodeProof, Record};
 use super::*;
 use crate::fixtures::{NEW, OLD, cluster, node, progress, recorded, rollout, slot, t, updated};
 use crate::policy::CanaryStep;
+use crate::view::NodeFacts;
 
 /// `done` nodes updated, `moving` under way, of `total`.
 fn fleet(total: usize, done: usize, moving: usize) -> ClusterView {
@@ -209,6 +210,149 @@ fn canary_that_was_not_ready_before_it_was_replaced_passes_no_step() {
         view.operator.as_mut().unwrap().approve_step = Some("7/1/unproven@yes".into());
         follow(&mut view, 8001);
         assert_eq!(follow(&mut view, 12_000).active[0].steps_passed, 1, "{sentence}: a user has accepted it");
+    }
+}
+
+/// The first three of the nodes that have proven the version.
+const FALLEN: [&str; 3] = ["n00", "n01", "n02"];
+
+fn change_each(view: &mut ClusterView, names: &[&str], change: impl Fn(&mut NodeFacts)) {
+    names.iter().for_each(|name| change(&mut view.nodes.get_mut(*name).unwrap().facts));
+}
+
+fn falls(facts: &mut NodeFacts) {
+    (facts.ready, facts.not_ready_since) = (false, Some(t(200)));
+}
+
+fn gets_ready(facts: &mut NodeFacts) {
+    (facts.ready, facts.not_ready_since) = (true, None);
+}
+
+fn is_removed(facts: &mut NodeFacts) {
+    facts.removed_by = Some("ToBeDeletedByClusterAutoscaler".into());
+}
+
+fn is_in_zone(facts: &mut NodeFacts) {
+    facts.labels = std::sync::Arc::new([(models::names::ZONE_LABEL.to_owned(), "a".to_owned())].into());
+}
+
+/// Four of ten nodes have proven the version. Three of them are not Ready since 200 s, and no canary step is due.
+#[test]
+fn proven_nodes_that_were_not_ready_brake_the_rollout_also_once_they_are_replaced() {
+    type Change = fn(&mut ClusterView);
+    let nothing: Change = |_| {};
+    let gone: Change = |view| view.nodes.retain(|name, _| !FALLEN.contains(&name.as_str()));
+    let ready: Change = |view| change_each(view, &FALLEN, gets_ready);
+    let removed: Change = |view| change_each(view, &FALLEN, is_removed);
+    let held: Change = |view| change_each(view, &FALLEN, |facts| facts.hold = Some(crate::hold::Hold::default()));
+    let unlabelled: Change = |view| change_each(view, &FALLEN, |facts| facts.labelled = false);
+    let cordoned: Change = |view| {
+        let cordon = |facts: &mut NodeFacts| (facts.unschedulable, facts.cordoned_since) = (true, Some(t(190)));
+        change_each(view, &FALLEN, cordon);
+    };
+    let replaced: Change = |view| view.nodes.extend(FALLEN.map(|name| (name.to_owned(), node(name))));
+    let taken_back: Change = |view| {
+        change_each(view, &FALLEN, gets_ready);
+        change_each(view, &FALLEN, |facts| facts.os_image = format!("Bottlerocket OS {OLD} (aws-k8s-1.37)"));
+    };
+    let two: Change = |view| change_each(view, &["n02"], gets_ready);
+    let outage: Change = |view| change_each(view, &["n07", "n08", "n09"], falls);
+    let zone: Change = |view| {
+        change_each(view, &["n08", "n09"], falls);
+        change_each(view, &["n00", "n01", "n02", "n08", "n09"], is_in_zone);
+    };
+    let other_zone: Change = |view| {
+        change_each(view, &["n08", "n09"], falls);
+        change_each(view, &FALLEN, is_in_zone);
+    };
+    let cases: [(&str, Change, i64, Change, bool); 16] = [
+        ("for three minutes", nothing, 380, nothing, true),
+        ("and gone", nothing, 380, gone, true),
+        ("and other machines have their names", nothing, 380, replaced, true),
+        ("and their removal begins", nothing, 380, removed, true),
+        ("and they are held", nothing, 380, held, true),
+        ("and they lose their labels", nothing, 380, unlabelled, true),
+        ("and they are Ready again", nothing, 380, ready, false),
+        ("and they are Ready again on the old version", nothing, 380, taken_back, false),
+        ("two of them", two, 380, gone, false),
+        ("for a minute, and gone, as spot instances", nothing, 260, gone, false),
+        ("gone while they were Ready", ready, 380, gone, false),
+        ("cordoned before", cordoned, 380, gone, false),
+        ("an autoscaler was removing them", removed, 380, gone, false),
+        ("like half of the others, as in an outage", outage, 380, gone, false),
+        ("like the others of their zone", zone, 380, gone, false),
+        ("like some of another zone", other_zone, 380, gone, true),
+    ];
+    for (sentence, before, seen, change, braked) in cases {
+        for urgent in [false, true] {
+            let mut policy = policy(&[]);
+            let until = t(100_000);
+            policy.urgent = urgent.then(|| crate::policy::Urgent { from: NEW, reason: "CVE-2026-1234".into(), until });
+            let mut view = fleet(10, 4, 0);
+            let run = |facts: &mut NodeFacts| facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+            change_each(&mut view, &["n00", "n01", "n02", "n03"], run);
+            let follow = |view: &mut ClusterView, second: i64| {
+                let rollouts = followed(view, &policy, second);
+                view.operator.as_mut().unwrap().status.active_rollouts = rollouts.active;
+            };
+            follow(&mut view, 100);
+            change_each(&mut view, &FALLEN, falls);
+            before(&mut view);
+            follow(&mut view, seen);
+            change(&mut view);
+            follow(&mut view, 400);
+            follow(&mut view, 8000);
+            let rollout = &view.operator.as_ref().unwrap().status.active_rollouts[0];
+            assert_eq!(rollout.is_braked(), braked, "{sentence}, urgent: {urgent}: {:?}", rollout.ledger);
+        }
+    }
+}
+
+/// The canary soaks for two hours from 100 s on, in which it may not have been Ready for a minute, unseen by any leader.
+#[test]
+fn soak_of_a_step_begins_again_with_a_node_that_is_ready_again() {
+    type Change = fn(&mut ClusterView);
+    fn all_since(view: &mut ClusterView, second: i64) {
+        view.nodes.values_mut().for_each(|node| node.facts.ready_since = Some(t(second)));
+    }
+    let before: Change = |view| all_since(view, 50);
+    let early: Change = |view| all_since(view, 150);
+    let all: Change = |view| all_since(view, 3990);
+    let down: Change = |view| view.nodes.values_mut().skip(1).for_each(|node| falls(&mut node.facts));
+    let joined: Change = |view| {
+        all_since(view, 3990);
+        view.nodes.values_mut().for_each(|node| node.facts.created = Some(t(3900)));
+        change_each(view, &["n09"], |facts| (facts.created, facts.ready_since) = (None, None));
+    };
+    let again: Change = |view| change_each(view, &["n00"], |facts| facts.ready_since = Some(t(4000)));
+    let ahead: Change = |view| change_each(view, &["n00"], |facts| facts.ready_since = Some(t(100_000)));
+    let nothing: Change = |_| {};
+    for (sentence, others, canary, soaked) in [
+        ("since when it is Ready is not known", nothing, nothing, 7300),
+        ("Ready since before the soak", before, nothing, 7300),
+        ("Ready again in the soak", before, again, 11_200),
+        ("so are the others, as after an outage", all, again, 7300),
+        ("the others are not Ready yet", down, again, 7300),
+        ("so were the others more than an hour before", early, again, 11_200),
+        ("most of the others have joined since", joined, again, 11_200),
+        ("by a clock that is ahead", before, ahead, 7300),
+    ] {
+        let policy = policy(&[step("1", 7200, false)]);
+        let mut view = fleet(10, 1, 0);
+        let run = |facts: &mut NodeFacts| facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        change_each(&mut view, &["n00"], run);
+        let follow = |view: &mut ClusterView, second: i64| {
+            let active = followed(view, &policy, second).active;
+            let stored = &mut view.operator.as_mut().unwrap().status.active_rollouts;
+            let before = std::mem::replace(stored, active);
+            (stored[0].steps_passed, stored[0].step_done == before[0].step_done)
+        };
+        follow(&mut view, 100);
+        others(&mut view);
+        canary(&mut view);
+        follow(&mut view, 4100);
+        assert_eq!(follow(&mut view, soaked - 1), (0, true), "{sentence}: it soaks, and its begin stays");
+        assert_eq!(follow(&mut view, soaked).0, 1, "{sentence}");
     }
 }
 
