@@ -279,11 +279,13 @@ impl Cluster {
     /// Returns why no controller leads, in a word and as a sentence without a full stop; `None` if one does, and where neither its pods nor its
     /// Lease could be read.
     pub(crate) fn no_leader(&self) -> Option<(&'static str, String)> {
-        if self.own.as_ref().is_some_and(|own| !own.has_ready(names::CONTROLLER)) {
+        let trouble = self.lease.as_ref().map(ControllerLease::trouble);
+        // A pod whose kubelet is away is not Ready, and may lead all the same.
+        if trouble != Some(None) && self.own.as_ref().is_some_and(|own| !own.has_ready(names::CONTROLLER)) {
             let message = "no pod of the controller is Ready, so that nothing is done";
             return Some(("ControllerNotReady", message.to_owned()));
         }
-        Some((NO_LEADER, self.lease.as_ref()?.trouble()?))
+        Some((NO_LEADER, trouble??))
     }
 
     /// Returns the agent's pod of each node: the one that is Ready, where there are several.

@@ -192,6 +192,7 @@ fn status_says_that_no_controller_leads_and_no_step_is_under_way() {
         ("none has taken it", &ready[..], Some(ControllerLease::default()), Some("NoLeader")),
         ("it may not be read", &ready[..], None, None),
         ("no pod is Ready", &missing[..], Some(lease(3600)), Some("ControllerNotReady")),
+        ("its pod, which leads, is not Ready, as its kubelet is away", &missing[..], Some(lease(5)), None),
     ] {
         let mut cluster = one(operator(&json!({}), &json!({"observedGeneration": 1})), shadow("a", idle()));
         (cluster.own, cluster.lease) = (Some(own(pods)), lease);

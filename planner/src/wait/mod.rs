@@ -125,8 +125,8 @@ pub enum Wait {
     /// A command has been running on the host for long, as its agent reports it.
     #[error("the host is busy: {message}")]
     HostBusy { message: String },
-    /// The last attempt failed, for this reason; the next one is not due.
-    #[error("the last attempt failed ({reason}); the next one is due at {until:.0}")]
+    /// The last attempt ended for this reason, which backs off; the next one is not due.
+    #[error("the last attempt ended ({reason}); the next one is due at {until:.0}")]
     BackOff { until: Timestamp, reason: String },
     /// Other nodes come first.
     #[error("{}", text::queued(*.position, .behind.as_deref()))]
