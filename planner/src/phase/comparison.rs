@@ -9,9 +9,8 @@ use models::time::after;
 
 use super::row::{Attempt, Turn, fail};
 use crate::gates::Firing;
-use crate::survey::fallen::was_taken_out;
 use crate::survey::unavailable::comes_or_goes;
-use crate::survey::unwell::{Comparison, LONGEST, compared_since, comparison_nodes};
+use crate::survey::unwell::{Comparison, LONGEST, compared_since, comparison_nodes, was_held, was_taken_out};
 use crate::view::{Answer, Compared, NodeFacts, NodeView};
 
 /// The number of other nodes for which an expression is queried before it counts against a version.
@@ -37,7 +36,7 @@ fn taken_away(ctx: &Attempt<'_>) -> Option<String> {
         Some("the node is being deleted".to_owned())
     } else if let Some(taint) = &facts.removed_by {
         Some(format!("an autoscaler or a user is removing the node (taint {taint})"))
-    } else if facts.held() && facts.held_since.is_some_and(|held| held <= ill_since) {
+    } else if was_held(facts, ill_since) {
         Some("a user had held the node before".to_owned())
     } else {
         was_taken_out(facts).then(|| "another client had cordoned the node before".to_owned())

@@ -13,7 +13,7 @@ use models::time::after;
 use super::key::is_member;
 use super::ledger::{self, is_kept, is_proven};
 use super::unavailable::FALLEN_FOR;
-use super::unwell::comparison_nodes;
+use super::unwell::{comparison_nodes, was_taken_out};
 use crate::view::{ClusterView, NodeFacts, NodeView};
 
 /// Time for which a node has to be not Ready to count.
@@ -38,13 +38,6 @@ pub(crate) struct Fallen {
     pub(crate) lost: Vec<String>,
     /// The time at which another one counts, if it is not Ready until then.
     pub(crate) wake: Option<Timestamp>,
-}
-
-/// Returns whether a node was cordoned before it went down, as by a drain: then it says nothing about its version. A repair acts after it has gone
-/// down.
-pub(crate) fn was_taken_out(facts: &NodeFacts) -> bool {
-    let cordoned = facts.cordoned_since.filter(|_| facts.cordoned_by_others());
-    cordoned.zip(facts.not_ready_since).is_some_and(|(cordoned, down)| cordoned <= down)
 }
 
 /// Returns the proven nodes of a rollout that have not been Ready for a minute, and those that have not been for long enough to be lost.

@@ -2,8 +2,8 @@
 //! version: clocks of attempts stop, and nothing new starts.
 //!
 //! Nodes are compared since the drain of the judged node began. The comparison nodes are those that are not being updated, joining or
-//! being removed, and that were well then. Nodes that run the judged version excuse nothing, and those that were ill before say
-//! nothing.
+//! being removed, and that were well then. Nodes that run the judged version excuse nothing, and those that were ill before, or that a user
+//! or a drain has taken down, say nothing.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -95,16 +95,34 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// Returns the nodes of any kind that are not being updated, joining or being removed.
+/// Returns whether a node was cordoned before it went down, as by a drain: then it says nothing about its version. A repair acts after it has gone
+/// down.
+pub(crate) fn was_taken_out(facts: &NodeFacts) -> bool {
+    let cordoned = facts.cordoned_since.filter(|_| facts.cordoned_by_others());
+    cordoned.zip(facts.not_ready_since).is_some_and(|(cordoned, down)| cordoned <= down)
+}
+
+/// Returns whether a user who holds a node held it before this time.
+pub(crate) fn was_held(facts: &NodeFacts, ill_since: Timestamp) -> bool {
+    facts.held() && facts.held_since.is_some_and(|held| held <= ill_since)
+}
+
+/// Returns whether a node is not Ready since a user or a drain took it down: a user who powers a node off holds it first.
+fn was_taken_down(facts: &NodeFacts) -> bool {
+    !facts.ready && (was_taken_out(facts) || facts.not_ready_since.is_some_and(|down| was_held(facts, down)))
+}
+
+/// Returns the nodes of any kind that are not being updated, joining, being removed or taken down.
 pub(crate) fn comparison_nodes(view: &ClusterView) -> impl Iterator<Item = &NodeFacts> {
-    let stays = |facts: &&NodeFacts| !facts.deleting && facts.removed_by.is_none() && !facts.joining;
+    let stays =
+        |facts: &&NodeFacts| !facts.deleting && facts.removed_by.is_none() && !facts.joining && !was_taken_down(facts);
     let managed = view.nodes.values().filter(|node| is_in_service(node)).map(|node| &node.facts);
     managed.chain(view.unmanaged.values().filter(stays))
 }
 
-/// Returns whether a node is neither being updated, nor joins or is removed.
+/// Returns whether a node is neither being updated, nor joins or is removed, nor was taken down.
 fn is_in_service(node: &NodeView) -> bool {
-    !node.disrupted() && !node.past_staging() && !comes_or_goes(node)
+    !node.disrupted() && !node.past_staging() && !comes_or_goes(node) && !was_taken_down(&node.facts)
 }
 
 fn runs_any(facts: &NodeFacts, versions: &BTreeSet<&Version>) -> bool {

@@ -352,6 +352,34 @@ fn ill_nodes_of_before_hold_nothing() {
     assert_eq!(made.status.unwrap().unwell, []);
 }
 
+/// A user holds nodes and powers them off, as for a repair.
+#[test]
+fn nodes_that_users_take_down_are_no_trouble_of_the_cluster() {
+    type Change = fn(&mut NodeFacts);
+    let cases: [(&str, Change, bool); 5] = [
+        ("they go down by themselves", |_| {}, true),
+        ("held before", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(10))), false),
+        ("held after that", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(30))), true),
+        ("cordoned before", |facts| (facts.unschedulable, facts.cordoned_since) = (true, Some(t(10))), false),
+        ("cordoned after that", |facts| (facts.unschedulable, facts.cordoned_since) = (true, Some(t(30))), true),
+    ];
+    for (sentence, change, is_trouble) in cases {
+        let (mut view, policy) = unwell(draining());
+        for number in 0..10 {
+            let mut other = node(&format!("o{number}"));
+            (other.facts.ready, other.facts.not_ready_since) = (false, Some(t(20)));
+            view.nodes.insert(other.facts.name.clone(), other);
+        }
+        for node in view.nodes.values_mut().filter(|node| !node.facts.ready) {
+            change(&mut node.facts);
+        }
+        let made = plan(&view, &policy, t(60));
+        let waits = made.waits.get("e").map(Wait::as_str) == Some("ClusterUnwell");
+        let spans = made.status.unwrap().unwell.len();
+        assert_eq!((waits, spans), (is_trouble, usize::from(is_trouble)), "{sentence}: {:?}", made.waits.get("e"));
+    }
+}
+
 #[test]
 fn rollout_that_takes_nodes_off_the_version_of_the_ill_ones_is_not_held() {
     type Change = fn(&mut ClusterView);

@@ -236,6 +236,12 @@ fn is_in_zone(facts: &mut NodeFacts) {
     facts.labels = std::sync::Arc::new([(models::names::ZONE_LABEL.to_owned(), "a".to_owned())].into());
 }
 
+/// Two nodes without the version fall, which are all others of the zone.
+fn zone_down(view: &mut ClusterView) {
+    change_each(view, &["n08", "n09"], falls);
+    change_each(view, &["n00", "n01", "n02", "n08", "n09"], is_in_zone);
+}
+
 /// Four of ten nodes have proven the version. Three of them are not Ready since 200 s, and no canary step is due.
 #[test]
 fn proven_nodes_that_were_not_ready_brake_the_rollout_also_once_they_are_replaced() {
@@ -257,15 +263,18 @@ fn proven_nodes_that_were_not_ready_brake_the_rollout_also_once_they_are_replace
     };
     let two: Change = |view| change_each(view, &["n02"], gets_ready);
     let outage: Change = |view| change_each(view, &["n07", "n08", "n09"], falls);
-    let zone: Change = |view| {
-        change_each(view, &["n08", "n09"], falls);
-        change_each(view, &["n00", "n01", "n02", "n08", "n09"], is_in_zone);
+    let zone_off: Change = |view| {
+        zone_down(view);
+        let hold = |facts: &mut NodeFacts| {
+            (facts.hold, facts.held_since) = (Some(crate::hold::Hold::default()), Some(t(190)));
+        };
+        change_each(view, &["n08", "n09"], hold);
     };
     let other_zone: Change = |view| {
         change_each(view, &["n08", "n09"], falls);
         change_each(view, &FALLEN, is_in_zone);
     };
-    let cases: [(&str, Change, i64, Change, bool); 16] = [
+    let cases: [(&str, Change, i64, Change, bool); 17] = [
         ("for three minutes", nothing, 380, nothing, true),
         ("and gone", nothing, 380, gone, true),
         ("and other machines have their names", nothing, 380, replaced, true),
@@ -280,7 +289,8 @@ fn proven_nodes_that_were_not_ready_brake_the_rollout_also_once_they_are_replace
         ("cordoned before", cordoned, 380, gone, false),
         ("an autoscaler was removing them", removed, 380, gone, false),
         ("like half of the others, as in an outage", outage, 380, gone, false),
-        ("like the others of their zone", zone, 380, gone, false),
+        ("like the others of their zone", zone_down, 380, gone, false),
+        ("and the others of their zone are held and off", zone_off, 380, gone, true),
         ("like some of another zone", other_zone, 380, gone, true),
     ];
     for (sentence, before, seen, change, braked) in cases {
