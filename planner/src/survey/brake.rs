@@ -43,13 +43,12 @@ pub(crate) fn limit(policy: &Policy, total: usize) -> usize {
     }
 }
 
-/// Returns the number of nodes among which so many ends brake a rollout. The last one is not alone while others of the row are gone, or not under
-/// the operator any more: to delete them lifts no brake. Where more are left, those from before a proof count as if they were there: to delete them
-/// brakes nothing either. Others may have replaced them: together they are no more than the rollout has had to update.
+/// Returns the number of nodes among which so many ends brake a rollout. Nodes of the row that are gone, or not under the operator any more, count
+/// as if they were there: to delete them lifts no brake from the last one left, and brakes nothing either. Others may have replaced them: together
+/// they are no more than the rollout has had to update.
 pub(crate) fn nodes(view: &ClusterView, ledger: &RolloutLedger, (total, base): (usize, usize)) -> usize {
-    let is_there = |end: &LedgerNode| view.nodes.get(&end.node).is_some_and(|node| node.facts.labelled);
-    let counts = |end: &&LedgerNode| (total <= 1 || end.before_proof) && !is_there(end);
-    let gone = ledger.row.iter().filter(counts).count();
+    let is_there = |end: &&LedgerNode| view.nodes.get(&end.node).is_some_and(|node| node.facts.labelled);
+    let gone = ledger.row.iter().filter(|end| !is_there(end)).count();
     total.saturating_add(gone).min(base).max(total)
 }
 

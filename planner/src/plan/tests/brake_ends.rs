@@ -549,6 +549,19 @@ fn nodes_without_a_proof_from_before_one_brake_until_one_of_them_proves_the_vers
     }
 }
 
+/// One of three nodes has proven the version, and a user deletes the second one while it is verified.
+#[test]
+fn node_that_is_deleted_in_its_verification_holds_no_third_one() {
+    let (mut view, _) = cluster(vec![with_place("a", Proof::Proven, 7), staged("c")], &[]);
+    let row = row(&[("b", Proof::Unproven, "NodeDeleted")]);
+    let recorded = RolloutLedger { base: 3, proven: 1, unproven: 1, row, ..RolloutLedger::default() };
+    recorded_with(&mut view, Some(recorded));
+    let policy = with_policy(&mut view, json!({}));
+    let mut made = plan(&view, &policy, t(60));
+    assert_eq!(slots_of(&made), ["c"], "{:?}", made.waits);
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
+}
+
 /// One of two nodes had proven the version, was not Ready any more, and is gone.
 #[test]
 fn last_node_of_a_kind_waits_for_a_resume_where_the_other_one_was_lost() {
@@ -577,7 +590,7 @@ fn nodes_that_are_gone_brake_a_small_kind_as_if_they_were_there() {
         ("the only one, and another has replaced it", 1, false, 1, usize::MAX),
         ("one of two", 2, false, 1, 1),
         ("one of three", 3, true, 2, 2),
-        ("one of three, without a proof since", 3, false, 2, 1),
+        ("one of three, without a proof since", 3, false, 2, 2),
         ("one of three, and another has replaced it", 3, true, 3, 2),
         ("one of ten, of which three are left", 10, true, 3, 3),
     ] {
