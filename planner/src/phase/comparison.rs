@@ -16,38 +16,37 @@ use crate::view::{Answer, Compared, NodeFacts, NodeView};
 /// The number of other nodes for which an expression is queried before it counts against a version.
 const QUERIED: usize = 3;
 
-/// Ends the attempt of a node that is not well at the end of its time: for `reason`, which counts against the version, unless other nodes
-/// show that it is no evidence.
+/// Ends the attempt of a node that is not well at the end of its time: for `reason`, which counts against the version, unless the node was taken
+/// away, or other nodes show that it is no evidence. One that a user had held is verified as soon as it is not held any more.
 pub(super) fn blame(ctx: &Attempt<'_>, reason: FailureReason, message: &str) -> Turn {
-    match excuse(ctx) {
-        Some(excuse) => {
-            fail(FailureReason::HealthUnknown, format!("{message}, which is no evidence against it: {excuse}"))
-        }
+    let unknown = |excuse| (FailureReason::HealthUnknown, excuse);
+    match taken_away(ctx).or_else(|| excuse(ctx).map(unknown)) {
+        Some((end, excuse)) => fail(end, format!("{message}, which is no evidence against it: {excuse}")),
         None => fail(reason, message),
     }
 }
 
-/// Returns how a user or an autoscaler takes the node away, if one does. Users hold nodes that are ill, and repairs cordon them: these say
-/// nothing.
-fn taken_away(ctx: &Attempt<'_>) -> Option<String> {
+/// Returns how a user or an autoscaler takes the node away, if one does, with the end of its attempt. Users hold nodes that are ill, and repairs
+/// cordon them: these say nothing.
+fn taken_away(ctx: &Attempt<'_>) -> Option<(FailureReason, String)> {
     let facts = ctx.facts();
     let ill_since = facts.ill_since().or(ctx.progress.interrupted).unwrap_or(ctx.now);
+    let unknown = |excuse: String| Some((FailureReason::HealthUnknown, excuse));
     if facts.deleting {
-        Some("the node is being deleted".to_owned())
+        unknown("the node is being deleted".to_owned())
     } else if let Some(taint) = &facts.removed_by {
-        Some(format!("an autoscaler or a user is removing the node (taint {taint})"))
+        unknown(format!("an autoscaler or a user is removing the node (taint {taint})"))
     } else if was_held(facts, ill_since) {
-        Some("a user had held the node before".to_owned())
+        Some((FailureReason::Held, "a user had held the node before".to_owned()))
+    } else if was_taken_out(facts) {
+        unknown("another client had cordoned the node before".to_owned())
     } else {
-        was_taken_out(facts).then(|| "another client had cordoned the node before".to_owned())
+        None
     }
 }
 
-/// Returns why it is no evidence against the version that the node is not well.
+/// Returns why other nodes show that it is no evidence against the version that the node is not well.
 fn excuse(ctx: &Attempt<'_>) -> Option<String> {
-    if let Some(excuse) = taken_away(ctx) {
-        return Some(excuse);
-    }
     let since = compared_since(ctx.progress);
     if ctx.survey.unwell.stopped(since) >= LONGEST {
         return Some("many other nodes have been ill for 24 hours since its drain began".to_owned());

@@ -1,11 +1,13 @@
 //! Evidence is a difference: a node is compared with nodes that were not updated.
 
-use models::operator::BottlerocketUpdateOperatorStatus;
+use models::operator::{BottlerocketUpdateOperatorStatus, RolloutLedger};
+use models::reason::Proof;
 use models::shadow::{HostState, RolloutPlace, Step};
 
 use super::health::{
     DEADLINE, EVIDENCE, SOAKED, Watch, failing, healthy, is_blamed, is_unproven, is_updated, replica, verifying,
 };
+use super::ledger::{entry, recorded_with};
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::hold::Hold;
@@ -188,24 +190,45 @@ fn node_that_a_user_or_an_autoscaler_takes_away_is_no_evidence_against_its_versi
     fn held(facts: &mut NodeFacts, since: i64) {
         (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(since)));
     }
-    let cases: [(&str, Change, bool); 8] = [
-        ("it goes down by itself", |_| {}, true),
-        ("a repair cordons it after that", |facts| cordoned(facts, 21), true),
-        ("a user has cordoned it before", |facts| cordoned(facts, 19), false),
-        ("a user holds it after that", |facts| held(facts, 21), true),
-        ("a user has held it before", |facts| held(facts, 20), false),
-        ("its hold has ended", |facts| facts.held_since = Some(t(19)), true),
-        ("an autoscaler removes it", |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()), false),
-        ("it is being deleted", |facts| facts.deleting = true, false),
+    let held_before = || (Some("Held".to_owned()), false);
+    let cases: [(&str, Change, (Option<String>, bool)); 8] = [
+        ("it goes down by itself", |_| {}, is_blamed()),
+        ("a repair cordons it after that", |facts| cordoned(facts, 21), is_blamed()),
+        ("a user has cordoned it before", |facts| cordoned(facts, 19), is_unproven()),
+        ("a user holds it after that", |facts| held(facts, 21), is_blamed()),
+        ("a user has held it before", |facts| held(facts, 20), held_before()),
+        ("its hold has ended", |facts| facts.held_since = Some(t(19)), is_blamed()),
+        ("an autoscaler removes it", |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()), is_unproven()),
+        ("it is being deleted", |facts| facts.deleting = true, is_unproven()),
     ];
-    for (sentence, change, blamed) in cases {
+    for (sentence, change, end) in cases {
         let mut watch = beside(&ALL[1..]);
         not_ready(&mut watch.view, &["a"], 20);
         change(facts(&mut watch.view, "a"));
         watch.at(20);
         watch.at(DEADLINE);
-        assert_eq!(watch.result(), if blamed { is_blamed() } else { is_unproven() }, "{sentence}: {}", watch.message());
+        assert_eq!(watch.result(), end, "{sentence}: {}", watch.message());
+        if end == held_before() {
+            assert!(watch.message().contains("a user had held the node before"), "{}", watch.message());
+            is_verified_once_it_is_not_held_any_more(&mut watch);
+        }
     }
+}
+
+/// Follows node `a`, whose attempt has ended while a user held it, and which has a place without a proof.
+fn is_verified_once_it_is_not_held_any_more(watch: &mut Watch) {
+    assert_eq!(watch.record().proof.map(|place| place.proof), Some(Proof::Unproven));
+    let nodes = vec![entry("a", Proof::Unproven, "Held")];
+    recorded_with(&mut watch.view, Some(RolloutLedger { base: 4, unproven: 1, nodes, ..RolloutLedger::default() }));
+    watch.view.operator.as_mut().unwrap().status.slots.clear();
+    let agent = &mut shadow(&mut watch.view).status.agent;
+    (agent.state, agent.current_version) = (Some(HostState::Idle), Some(NEW));
+    agent.updates.as_mut().unwrap().chosen_version = None;
+    well(&mut watch.view);
+    let is_verified = |watch: &Watch| outcome(&plan(&watch.view, &watch.policy, t(DEADLINE + 1))) == "step Verifying";
+    assert!(!is_verified(watch), "it is held");
+    facts(&mut watch.view, "a").hold = None;
+    assert!(is_verified(watch), "{}", outcome(&plan(&watch.view, &watch.policy, t(DEADLINE + 1))));
 }
 
 /// The nodes of one zone are too few to be trouble of the cluster, and enough to excuse a node among them.
