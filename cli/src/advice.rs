@@ -1,6 +1,6 @@
 //! Commands that a user can type next, by the reason why a node waits.
 
-use planner::wait::{StepRequest, Wait, WaitReason, node_name};
+use planner::wait::{StepRequest, Wait, WaitReason, has_fallen, node_name};
 
 use models::names;
 
@@ -134,18 +134,18 @@ impl Cluster {
             | Wait::BudgetSyncFailed { budget, .. } => vec![describe("pdb", budget)],
             Wait::MarkedPods { pod, .. } => vec![describe("pod", pod)],
             Wait::MultipleBudgets { budgets, .. } => budgets.iter().map(|budget| describe("pdb", budget)).collect(),
-            Wait::CanaryStep { approval: Some(_), .. } | Wait::StepUnproven { .. } => {
+            Wait::CanaryStep { approval: Some(_), nodes, .. } | Wait::StepUnproven { nodes, .. } => {
                 let of = |(step, request): (usize, StepRequest)| match (request, request.arguments(step, "")) {
                     (StepRequest::ApproveUnproven(_), arguments) => {
-                        vec![self.verify_again(), noted(&arguments, "accepts the nodes without a proof as they are")]
+                        self.verify_again(nodes, noted(&arguments, "accepts the nodes without a proof as they are"))
                     }
                     (_, arguments) => plugin(&arguments),
                 };
                 wait.step().map_or_else(Vec::new, of)
             }
             Wait::StepFailed { .. } => vec![resume("once the cause is removed, or the version excluded")],
-            Wait::Braked { until: None, trial: None, .. } => {
-                vec![self.verify_again(), resume("once the cause is removed")]
+            Wait::Braked { until: None, trial: None, nodes, .. } => {
+                self.verify_again(nodes, resume("once the cause is removed"))
             }
             Wait::Braked { .. } => vec![resume("once the cause is removed")],
             Wait::PolicyInvalid => vec![format!("kubectl edit bruo {} -n {namespace}", names::OPERATOR_NAME)],
@@ -187,8 +187,14 @@ impl Cluster {
         }
     }
 
-    fn verify_again(&self) -> String {
-        format!("{}  # of a node that runs the version without a proof", self.command("retry NODE"))
+    /// Returns a command that goes on without a proof, after the one by which a node may get it. That does nothing where each node that the
+    /// reason names had a proof, which counts again by itself, or is gone.
+    fn verify_again(&self, named: &[String], otherwise: String) -> Vec<String> {
+        let exists = |name: &str| self.nodes.as_ref().is_none_or(|nodes| nodes.contains_key(name));
+        let is_verified = |named: &String| !has_fallen(named) && named.split(' ').next().is_some_and(exists);
+        let verify = (named.is_empty() || named.iter().any(is_verified))
+            .then(|| format!("{}  # of a node that runs the version without a proof", self.command("retry NODE")));
+        verify.into_iter().chain([otherwise]).collect()
     }
 
     /// Returns the same for a reason that only the controller knows, as it has recorded it.
@@ -258,7 +264,7 @@ mod tests {
         let known = json!({"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64", "firstSeen": "2026-01-01T00:00:00Z",
             "failed": ["b"], "quarantined": {"reason": "BootFellBack", "nodes": ["b"], "since": "2026-01-01T00:00:00Z"}});
         let operator = operator(&json!({}), &json!({"versions": [known]}));
-        let cluster = cluster(Some(operator), vec![], vec![node("a", &json!({}))]);
+        let cluster = cluster(Some(operator), vec![], ["a", "b"].map(|name| node(name, &json!({}))).to_vec());
         let version: semver::Version = "1.20.5".parse().unwrap();
         let (approval, nodes) = ("7/1".to_owned(), vec!["b".to_owned()]);
         let braked = |until| Wait::Braked { count: 3, nodes: vec![], until, trial: None };
@@ -286,6 +292,30 @@ mod tests {
             for (command, expected) in commands.iter().zip(expected) {
                 let (before, note) = command.split_once("  # ").unwrap_or_default();
                 assert!(before == format!("kubectl {expected}") && !note.is_empty(), "{wait:?}: {commands:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn retry_is_advised_where_a_node_that_is_named_may_prove_the_version() {
+        let cluster = cluster(Some(operator(&json!({}), &json!({}))), vec![], vec![node("b", &json!({}))]);
+        for (sentence, named, advised) in [
+            ("its hook was silent", &["b (HookTimedOut)"][..], true),
+            ("it has fallen", &["b (NotReady)"], false),
+            ("it is gone", &["c (HookTimedOut)"], false),
+            ("one has fallen, and one is gone", &["b (NotReady)", "c (HookTimedOut)"], false),
+            ("beside one that has fallen", &["c (NotReady)", "b (HookTimedOut)"], true),
+        ] {
+            let nodes: Vec<String> = named.iter().map(|&name| name.to_owned()).collect();
+            let unproven = Wait::StepUnproven { step: 1, approval: "7/1/unproven".to_owned(), nodes: nodes.clone() };
+            for wait in [unproven, Wait::Braked { count: 3, nodes, until: None, trial: None }] {
+                let commands = cluster.commands("a", &wait);
+                let is_advised = commands.iter().any(|command| command.contains("retry NODE"));
+                assert_eq!(
+                    (is_advised, commands.len()),
+                    (advised, 1 + usize::from(advised)),
+                    "{sentence}: {commands:?}"
+                );
             }
         }
     }

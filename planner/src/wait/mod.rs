@@ -15,7 +15,7 @@ use semver::Version;
 use strum::EnumDiscriminants;
 
 pub use reason::WaitsFor;
-pub use text::{BEFORE_RESUME, alone, gone, node_name, not_ready};
+pub use text::{BEFORE_RESUME, alone, gone, has_fallen, node_name, not_ready};
 pub use unfinished::UnfinishedEviction;
 
 use crate::rules::Refusal;

@@ -131,10 +131,14 @@ fn named(nodes: &[String]) -> String {
 /// The end of a sentence about a node that had proven the version, and was not Ready any more.
 const BACK: &str = "counts again once it is in service on the version";
 
+/// Returns whether a node that a reason names with its end is such a one: no verification makes it count again.
+pub fn has_fallen(named: &str) -> bool {
+    named.ends_with(&format!("({FALLEN})"))
+}
+
 /// Returns the number of such nodes among those that a reason names.
 fn fallen(nodes: &[String]) -> usize {
-    let end = format!("({FALLEN})");
-    nodes.iter().filter(|node| node.ends_with(&end)).count()
+    nodes.iter().filter(|node| has_fallen(node)).count()
 }
 
 pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
