@@ -179,7 +179,7 @@ pub(super) fn braked(count: usize, nodes: &[String], until: Option<Timestamp>, t
         (None, Some(until)) => format!("one node is tried from {until:.0} on, once those under way are finished"),
         (None, None) => {
             "no node is tried while one of them runs the version without a proof, or is gone after its permit; where \
-             all of those are gone, only a resume lifts the brake"
+             all of those are gone, only a resume lifts the brake, or approve --unproven where a canary step waits"
                 .to_owned()
         }
     };
