@@ -4,6 +4,7 @@
 use models::condition::{Condition, ConditionStatus, find_condition};
 use models::operator::{
     ActiveRollout, BLOCKED, BRAKED, BottlerocketUpdateOperatorStatus, CONTAINED, DEGRADED, FROZEN, KnownVersion,
+    LedgerNode,
 };
 use models::reason::EndEvent;
 use models::shadow::{ControllerReport, DrainStatus, Mode, Place, Progress, Step, UPDATED};
@@ -350,13 +351,35 @@ fn rollouts(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpdat
     for rollout in after.active_rollouts.iter().filter(|rollout| rollout.ended.is_none()) {
         let old = before.active_rollouts.iter().find(|old| same_rollout(old, rollout));
         let kind = format!("{}/{}", rollout.variant, rollout.arch);
-        let line = match old {
-            None => Line::new("rollout started").because("", &kind),
-            Some(old) if old.steps_passed < rollout.steps_passed => Line::new("canary step passed")
-                .because("", &format!("{} step(s) passed on {kind}", rollout.steps_passed)),
-            Some(_) => continue,
+        let own = match old {
+            None => vec![Line::new("rollout started").because("", &kind)],
+            Some(old) => of_rollout(old, rollout, &kind),
         };
-        lines.push(Line { version: Some(rollout.version.clone()), ..line });
+        lines.extend(own.into_iter().map(|line| Line { version: Some(rollout.version.clone()), ..line }));
+    }
+    lines
+}
+
+/// Returns the nodes of a rollout that had proven its version, and were not Ready any more.
+fn fallen(rollout: &ActiveRollout) -> impl Iterator<Item = &LedgerNode> {
+    rollout.ledger.iter().flat_map(|ledger| &ledger.nodes).filter(|node| node.has_fallen())
+}
+
+fn of_rollout(before: &ActiveRollout, after: &ActiveRollout, kind: &str) -> Vec<Line> {
+    let about =
+        |line: Line, node: &LedgerNode| Line { node: Some(node.node.clone()), ..line.because(&node.reason, kind) };
+    let lost = fallen(after).filter(|node| !fallen(before).any(|was| was.node == node.node));
+    let mut lines: Vec<Line> = lost.map(|node| about(Line::warning("proof lost"), node)).collect();
+    // One that is gone may give its name to another one, without a proof.
+    let proven = |rollout: &ActiveRollout| rollout.ledger.as_ref().map_or(0, |ledger| ledger.proven);
+    let is_named = |node: &str| after.ledger.iter().flat_map(|ledger| &ledger.nodes).any(|named| named.node == node);
+    let back = fallen(before).filter(|was| proven(after) > proven(before) && !is_named(&was.node));
+    lines.extend(back.map(|node| about(Line::new("proof back"), node)));
+    if before.steps_passed < after.steps_passed {
+        let detail = format!("{} step(s) passed on {kind}", after.steps_passed);
+        lines.push(Line::new("canary step passed").because("", &detail));
+    } else if before.step_done.zip(after.step_done).is_some_and(|(was, is)| is > was) {
+        lines.push(Line::new("soak begins again").because("", kind));
     }
     lines
 }

@@ -265,6 +265,39 @@ fn rollout() -> ActiveRollout {
 }
 
 #[test]
+fn proof_that_is_lost_or_back_and_soak_that_begins_again_log_one_line_each() {
+    use models::operator::RolloutLedger;
+    let proven = RolloutLedger { proven: 2, ..RolloutLedger::default() };
+    let mut lost = proven.clone();
+    lost.fall("a");
+    let mut replaced = lost.clone();
+    replaced.nodes.clear();
+    let at = |ledger: &RolloutLedger, second: Option<i64>| BottlerocketUpdateOperatorStatus {
+        active_rollouts: vec![ActiveRollout {
+            ledger: Some(ledger.clone()),
+            step_done: second.map(|second| Timestamp::from_second(second).unwrap()),
+            ..rollout()
+        }],
+        ..BottlerocketUpdateOperatorStatus::default()
+    };
+    let soaks = |second| at(&proven, Some(second));
+    for (sentence, before, after, expected) in [
+        ("lost", at(&proven, None), at(&lost, None), vec![(true, "proof lost", Some("a"))]),
+        ("still lost", at(&lost, None), at(&lost, None), vec![]),
+        ("back", at(&lost, None), at(&proven, None), vec![(false, "proof back", Some("a"))]),
+        ("gone, and its name is another one's", at(&lost, None), at(&replaced, None), vec![]),
+        ("the soak begins", at(&proven, None), soaks(60), vec![]),
+        ("it goes on", soaks(60), soaks(60), vec![]),
+        ("it begins again", soaks(60), soaks(90), vec![(false, "soak begins again", None)]),
+    ] {
+        let lines = of_operator(&before, &after);
+        let found: Vec<_> = lines.iter().map(|line| (line.warning, line.text, line.node.as_deref())).collect();
+        assert_eq!(found, expected, "{sentence}");
+        assert!(lines.iter().all(|line| line.version == Some(Version::new(1, 20, 5))), "{sentence}: {lines:?}");
+    }
+}
+
+#[test]
 fn acknowledged_approval_logs_whether_it_had_an_effect() {
     use models::operator::{OperatorRequests, RolloutLedger};
     // The canary steps of two rollouts, which an approval names by their places alone while no record has a number.
