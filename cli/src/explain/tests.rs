@@ -128,10 +128,10 @@ fn step_that_is_due_waits_for_a_controller_where_none_leads() {
     late["progress"] = progress("Staging", 1);
     late["progress"]["since"] = json!("2025-12-25T00:00:00Z");
     let pods = [(names::CONTROLLER, true), (names::APISERVER, true)];
-    for (sentence, status, age, problem, party) in [
-        ("it leads", idle(), 5, None, "nothing"),
-        ("no node is begun", idle(), 3600, Some("NoLeader"), "a controller that leads"),
-        ("a step is late", late, 3600, Some("NoLeader"), "a controller that leads"),
+    for (sentence, status, age, problem, waits) in [
+        ("it leads", idle(), 5, None, "for nothing: its next step is due\n"),
+        ("no node is begun", idle(), 3600, Some("NoLeader"), "for a controller that leads: its next step is due\n"),
+        ("a step is late", late, 3600, Some("NoLeader"), "Staging (waits for the update)"),
     ] {
         let mut cluster = one(operator(&json!({}), &json!({"observedGeneration": 1})), shadow("a", status));
         (cluster.own, cluster.lease) = (Some(own(&pods)), Some(lease(age)));
@@ -140,7 +140,7 @@ fn step_that_is_due_waits_for_a_controller_where_none_leads() {
         let is_past = |next: &Next| next.at.is_some_and(|at| at <= now());
         assert!(!explanation.next.iter().any(is_past), "{sentence}: {explanation:#?}");
         let text = text(&explanation);
-        assert!(text.contains(&format!("Waits:     for {party}: its next step is due\n")), "{sentence}: {text}");
+        assert!(text.contains(&format!("Waits:     {waits}")), "{sentence}: {text}");
         assert_eq!(text.contains("once a controller leads\n"), problem.is_some(), "{sentence}: {text}");
     }
 }
