@@ -232,7 +232,7 @@ fn controller_in_cluster() -> Vec<Rule> {
         rule("storage.k8s.io", "csinodes", "list watch")
             .why("The CSI drivers of each node: they are there again after its update."),
         rule("apps", "replicasets", "get")
-            .why("The Deployment that owns a pod's ReplicaSet, for the history of rollouts."),
+            .why("The owner of a pod's ReplicaSet, for the history of rollouts; whether evicted pods are created again."),
         rule("batch", "jobs", "get").why("The CronJob that owns a pod's Job, for the history of rollouts."),
         rule(CORE, "services", "list watch")
             .why("The Services that select the pods of a drained node, for the history of rollouts."),

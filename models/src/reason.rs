@@ -413,10 +413,11 @@ ends! {
             every hour.",
     }
     /// The node was Ready on the version, and was not as before its drain in time: devices, CSI drivers, pods of DaemonSets or static pods
-    /// were missing, a taint was new, or its agent could not use its host or had not reported.
+    /// were missing, a taint was new, its agent could not use its host or had not reported, or no pod of those evicted was created again.
     NodeNotUsable {
         event: UpdateFailed, class: Node, by_agent: false,
-        advice: "Find out why what the message names is not back, such as a device plugin, or a start-up taint that nothing removes. The node is \
+        advice: "Find out why what the message names is not back, such as a device plugin, a start-up taint that nothing removes, or a webhook \
+            that lets no pod be created. The node is \
             verified again every hour, and proves the version once it is. If it is meant to be so, \
             [approve](policy.md#requests) the step with `--unproven`.",
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use models::shadow::{BottlerocketShadowSpec, ControllerStatus, Mode, Place, Progress, Step};
+use models::shadow::{BottlerocketShadowSpec, ControllerStatus, Mode, OwnerBefore, Place, Progress, Step};
 
 use crate::claims::ClaimFields;
 use crate::rules::Rules;
@@ -86,6 +86,8 @@ pub enum Action {
         labels: BTreeMap<String, String>,
         nodes: BTreeMap<String, Compared>,
     },
+    /// Reads whether a ReplicaSet has as many pods as it wants.
+    ReadReplicaSet { set: OwnerBefore },
     /// Checks that the node's own Lease is still renewed.
     ReadLease,
 }
@@ -116,6 +118,7 @@ impl Action {
             | Self::Hook { .. }
             | Self::Permit { .. }
             | Self::ReadOwner { .. }
+            | Self::ReadReplicaSet { .. }
             | Self::ReadLease => None,
         }
     }

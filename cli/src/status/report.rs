@@ -419,6 +419,7 @@ pub(super) fn next_action(action: &Action) -> String {
         (Action::Permit { pods_stay: true, .. }, None) => "its rehearsal permit is issued".to_owned(),
         (Action::Permit { .. }, None) => "its reboot permit is issued".to_owned(),
         (Action::ReadOwner { .. }, None) => "the other pods of an owner are read".to_owned(),
+        (Action::ReadReplicaSet { set }, None) => format!("the ReplicaSet {} is read", set.name),
         (Action::ReadLease, None) => "its Lease is read".to_owned(),
     }
 }

@@ -98,6 +98,10 @@ impl Applier {
                 let health = self.read_owner(&owner, &namespace, &labels, &nodes).await;
                 learned.owner = Some((owner, health));
             }
+            Action::ReadReplicaSet { set } => {
+                let health = self.read_replica_set(&set).await;
+                learned.owner = Some((set.uid, health));
+            }
             Action::ReadLease => learned.lease = Some(self.read_lease(&node.facts.name).await?),
         }
         Ok(learned)

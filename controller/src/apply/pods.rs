@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::Eviction as EvictionBody;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions};
 use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use kube::core::DeserializeGuard;
+use models::shadow::OwnerBefore;
 
 use super::{Applier, ApplyError};
 use crate::eviction::{Meaning, meaning};
@@ -169,5 +171,31 @@ impl Applier {
                 _ => return health,
             }
         }
+    }
+
+    /// Reads whether a ReplicaSet has fewer pods than it wants. One that is gone, or is being deleted, wants none; one that cannot be read
+    /// shows nothing.
+    pub(super) async fn read_replica_set(&self, set: &OwnerBefore) -> OwnerHealth {
+        let read_at = self.leadership.now();
+        let (namespace, name) = set.name.split_once('/').unwrap_or_default();
+        let api: Api<ReplicaSet> = Api::namespaced(self.client.clone(), namespace);
+        let found = api.get_opt(name).await.unwrap_or_else(|error| {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(
+                namespace,
+                name,
+                error,
+                "a ReplicaSet cannot be read; whether its pods are created again is not known"
+            );
+            None
+        });
+        let is_same = |found: &ReplicaSet| {
+            found.metadata.uid.as_ref() == Some(&set.uid) && found.metadata.deletion_timestamp.is_none()
+        };
+        let lacks = found.filter(is_same).is_some_and(|found| {
+            let wanted = found.spec.map_or(1, |spec| spec.replicas.unwrap_or(1));
+            found.status.map_or(0, |status| status.replicas) < wanted
+        });
+        OwnerHealth { read_at, lacks_pods: Some(lacks), ..OwnerHealth::default() }
     }
 }

@@ -7,7 +7,7 @@ use http::{Request, Response};
 use kube::client::Body;
 use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
 use models::permit::SettingsClaims;
-use models::shadow::{BottlerocketShadowSpec, ControllerStatus, DrainStatus, HostPolicy, HostState};
+use models::shadow::{BottlerocketShadowSpec, ControllerStatus, DrainStatus, HostPolicy, HostState, OwnerBefore};
 use serde_json::{Value, json};
 
 use super::{Applier, ApplyError, Evicted, Removal};
@@ -475,4 +475,39 @@ async fn owner_with_unreadable_pods_is_no_evidence() {
     let (applier, _) = applier_answering(|_| json!({"items": "none"}));
     let health = applier.read_owner("owner", "shop", &BTreeMap::new(), &BTreeMap::new()).await;
     assert_eq!(health, OwnerHealth { read_at: health.read_at, ..OwnerHealth::default() });
+}
+
+#[tokio::test]
+async fn replica_set_lacks_pods_only_where_it_shows_that() {
+    let set = |uid: &str, wanted: i32, has: i32| {
+        json!({
+            "metadata": {"name": "web-1", "namespace": "shop", "uid": uid},
+            "spec": {"replicas": wanted, "selector": {}}, "status": {"replicas": has},
+        })
+    };
+    let mut ends = set("web", 2, 0);
+    ends["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    let status = |code: u16, reason: &str| {
+        let mut answer = json!({"kind": "Status", "status": "Failure", "message": "no"});
+        (answer["code"], answer["reason"]) = (json!(code), json!(reason));
+        answer
+    };
+    for (sentence, answer, lacks) in [
+        ("it has fewer than it wants", set("web", 2, 1), true),
+        ("it has as many", set("web", 2, 2), false),
+        ("a rollout has replaced it", set("web", 0, 0), false),
+        ("it is being deleted", ends, false),
+        ("another one has its name", set("new", 2, 0), false),
+        ("it is gone", status(404, "NotFound"), false),
+        ("it may not be read", status(403, "Forbidden"), false),
+        ("what it is cannot be read", json!({"spec": "none"}), false),
+    ] {
+        let (applier, calls) = applier_answering(move |_| answer.clone());
+        let health = applier.read_replica_set(&OwnerBefore { name: "shop/web-1".into(), uid: "web".into() }).await;
+        let expected = OwnerHealth { read_at: health.read_at, lacks_pods: Some(lacks), ..OwnerHealth::default() };
+        assert_eq!(health, expected, "{sentence}");
+        let calls = calls.lock().unwrap();
+        let paths: Vec<_> = calls.iter().map(|call| call.path.as_str()).collect();
+        assert_eq!(paths, ["/apis/apps/v1/namespaces/shop/replicasets/web-1"], "{sentence}");
+    }
 }

@@ -13,14 +13,17 @@ pub const MOST_FACTS: usize = 64;
 /// The longest quantity of a resource, in characters.
 pub const MOST_DIGITS: usize = 32;
 
+/// The most ReplicaSets that the facts of a node before its drain name.
+pub const MOST_REPLICA_SETS: usize = 8;
+
 /// The most nodes that the facts of a node before its drain name.
 pub const MOST_COMPARED: usize = 8;
 
-/// A DaemonSet that had a Ready pod on a node.
+/// An owner of pods that were on a node before its drain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
-pub struct DaemonSetBefore {
+pub struct OwnerBefore {
     /// Namespace and name.
     #[cfg_attr(feature = "crd", schemars(length(max = 317)))]
     pub name: String,
@@ -58,7 +61,12 @@ pub struct NodeBefore {
     /// DaemonSets with a Ready pod on it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = MOST_FACTS), extend("x-kubernetes-list-type" = "atomic")))]
-    pub daemon_sets: Vec<DaemonSetBefore>,
+    pub daemon_sets: Vec<OwnerBefore>,
+    /// First few ReplicaSets of the pods that were to be evicted. If it comes back without pods of workloads, at least one of two or more has to have
+    /// as many pods as it wants.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = MOST_REPLICA_SETS), extend("x-kubernetes-list-type" = "atomic")))]
+    pub replica_sets: Vec<OwnerBefore>,
     /// Static pods of its kubelet that were Ready, each as `namespace/name`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(

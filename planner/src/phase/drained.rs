@@ -43,7 +43,7 @@ const RETURNS: i64 = 2;
 const ASKED_FOR: Duration = Duration::from_secs(60);
 
 /// Time after a cordon in which a scheduler that has not observed it may still choose the node for a new pod.
-const OBSERVED: Duration = Duration::from_secs(2);
+pub(super) const OBSERVED: Duration = Duration::from_secs(2);
 
 /// Returns the first few of these names of pods, and the number of the others.
 pub(super) fn first_few(names: &[String]) -> String {

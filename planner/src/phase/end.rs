@@ -12,10 +12,11 @@ use models::time::after;
 
 use super::drained::refusing_budgets;
 use super::drill;
-use super::health::{pods_to_verify, rejected, unhealthy_pods};
+use super::health::{pods_to_verify, unhealthy_pods};
 use super::result::{keep_result, release, running};
 use super::row::{Attempt, Outcome, Turn, fail};
 use super::status::unblock;
+use super::workloads::is_without_workloads;
 use crate::decision::{Action, Note};
 use crate::gates;
 use crate::survey::key::kind_by_node;
@@ -133,7 +134,7 @@ pub(super) fn passed(ctx: &Attempt<'_>, unanswered: Option<Note>) -> Action {
 fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
     let progress = ctx.progress;
     let pods = pods_to_verify(ctx);
-    let without_workloads = ctx.node.pods.is_some() && running(ctx).is_empty() && rejected(ctx).next().is_none();
+    let without_workloads = is_without_workloads(ctx);
     let no_workloads = if without_workloads { ", and no pods of workloads were scheduled to it" } else { "" };
     let unhealthy = unhealthy_pods(ctx, &pods.unwrap_or_default());
     let mut status = ctx.controller_status();

@@ -14,6 +14,7 @@ use super::hooks::request_of;
 use super::lease::sign_of_life;
 use super::row::{Attempt, Turn, act, begun, fail, soaked, stay};
 use super::usable;
+use super::workloads::{READ_AGAIN, rejected, uncreated};
 use crate::decision::Action;
 use crate::gates::{self, Firing};
 use crate::survey::NodeContext;
@@ -46,9 +47,6 @@ const INSTANT: &str = "for an instant only, and the time of its verification is 
 
 /// The end of a message about what began some time after the update.
 const OTHER_CAUSES: &str = "which may have other causes by now than the update";
-
-/// Time after which the pods of an owner are read again; at the deadline sooner.
-const READ_AGAIN: Duration = Duration::from_secs(5 * 60);
 
 /// Continues the verification; `None` once it is over: when the soak has passed without an interruption, the pods are Ready, none of their
 /// containers was restarted meanwhile, what the node had before its drain is back, the expressions return nothing, the kubelet has shown a
@@ -94,11 +92,18 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     if !lasting.is_empty() {
         return looking(judged(ctx, &lasting));
     }
-    let missing = usable::missing(ctx);
+    let (mut missing, mut again) = (usable::missing(ctx), deadline);
+    if missing.is_empty() {
+        match uncreated(ctx, deadline) {
+            Ok(clause) => missing.extend(clause),
+            Err(read) => return looking(act(read)),
+        }
+        again = after(ctx.now, READ_AGAIN);
+    }
     if !missing.is_empty() {
         let wait = Wait::NodeNotUsable { missing };
         return looking(if ctx.now < deadline {
-            stay(wait).waking_at(deadline)
+            stay(wait).waking_at(deadline).waking_at(again)
         } else {
             fail(FailureReason::NodeNotUsable, wait.to_string())
         });
@@ -352,7 +357,9 @@ fn was_unhealthy_before_drill(ctx: &Attempt<'_>, own: &String) -> bool {
 fn read<'a>(ctx: &Attempt<'a>, owner: &String, deadline: Timestamp) -> Option<&'a OwnerHealth> {
     let fresh = if ctx.now < deadline { READ_AGAIN } else { LASTING };
     // Several owners are read one after the other: what was read since the deadline is not read again.
-    let is_fresh = |health: &&OwnerHealth| after(health.read_at, fresh) > ctx.now || health.read_at >= deadline;
+    let is_fresh = |health: &&OwnerHealth| {
+        health.lacks_pods.is_none() && (after(health.read_at, fresh) > ctx.now || health.read_at >= deadline)
+    };
     ctx.node.node.owners.get(owner).filter(is_fresh)
 }
 
@@ -430,16 +437,6 @@ pub(super) fn pods_to_verify<'a>(ctx: &NodeContext<'a>) -> Option<Vec<&'a PodFac
     let verified =
         |pod: &&PodFacts| !pod.is_done() && !pod.is_replaced(pods) && !pod.terminating && !pod.runs_to_completion;
     Some(pods.iter().filter(verified).chain(last_rejected(ctx)).collect())
-}
-
-/// Returns the pods of workloads that the kubelet has rejected since the verification began.
-pub(super) fn rejected<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> {
-    let since = ctx.node.progress().map(|progress| progress.verifying_since.unwrap_or(progress.since));
-    let pods = ctx.node.node.pods.iter().flatten();
-    let workloads = pods.filter(|pod| pod.rejected && !pod.mirror && pod.daemon_set.is_none());
-    // Kubelets write whole seconds.
-    let is_new = move |at: Timestamp| since.is_some_and(|since| after(at, Duration::from_secs(1)) > since);
-    workloads.filter(move |pod| pod.started.is_some_and(is_new))
 }
 
 /// Returns the pod that was rejected last of each owner that has no Ready pod on the node.

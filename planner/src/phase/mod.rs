@@ -42,6 +42,7 @@ mod usable;
 mod verification;
 mod verifying;
 mod waiting;
+mod workloads;
 
 use jiff::Timestamp;
 use models::reason::FailureReason;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::shadow::{DaemonSetBefore, MOST_COMPARED, MOST_DIGITS, MOST_FACTS, NodeBefore};
+use models::shadow::{MOST_COMPARED, MOST_DIGITS, MOST_FACTS, MOST_REPLICA_SETS, NodeBefore, OwnerBefore};
 use models::time::after;
 
 use super::comparison::{alike, are_most};
@@ -63,6 +63,7 @@ pub(super) fn facts(ctx: &NodeContext<'_>) -> NodeBefore {
         taints: own.taints.iter().take(MOST_FACTS).cloned().collect(),
         csi_drivers: csi_drivers(ctx.view, own).iter().take(MOST_FACTS).cloned().collect(),
         daemon_sets: daemon_sets(ctx.node.pods.as_deref().unwrap_or_default()),
+        replica_sets: replica_sets(ctx),
         static_pods: static_pods(ctx.node.pods.as_deref().unwrap_or_default()),
         quiet_expressions: gates::own_quiet(&ctx.group().after.expressions, &own.name, &ctx.view.expressions),
         compared_with: alike,
@@ -130,7 +131,7 @@ pub(super) fn missing(ctx: &Attempt<'_>) -> Vec<String> {
     };
     let is_gone = |driver: &&String| lacks(facts, driver) && !is_lost_elsewhere(&alike, |other| lacks(other, driver));
     let drivers = before.csi_drivers.iter().filter(is_gone).map(|driver| format!("the CSI driver {driver} is missing"));
-    let has_no_pod = |set: &&DaemonSetBefore| ctx.group().after.pods_ready && is_without_pod(ctx, set);
+    let has_no_pod = |set: &&OwnerBefore| ctx.group().after.pods_ready && is_without_pod(ctx, set);
     let sets = before.daemon_sets.iter().filter(has_no_pod);
     let sets = sets.map(|set| format!("the DaemonSet {} has no Ready pod", set.name));
     // The pods of other nodes are not known.
@@ -148,14 +149,29 @@ fn csi_drivers<'a>(view: &'a ClusterView, node: &NodeFacts) -> &'a [String] {
 }
 
 /// Returns the DaemonSets with a Ready pod among these, each once.
-fn daemon_sets(pods: &[PodFacts]) -> Vec<DaemonSetBefore> {
+fn daemon_sets(pods: &[PodFacts]) -> Vec<OwnerBefore> {
     let ready = pods.iter().filter(|pod| pod.ready && !pod.terminating);
     let sets = ready.filter_map(|pod| {
         let name = format!("{}/{}", pod.namespace, pod.daemon_set.as_ref()?);
         Some((name, pod.controller_uid.clone()?))
     });
-    let sets: BTreeMap<String, String> = sets.collect();
-    sets.into_iter().take(MOST_FACTS).map(|(name, uid)| DaemonSetBefore { name, uid }).collect()
+    owners(sets, MOST_FACTS)
+}
+
+/// Returns the ReplicaSets of the pods that are about to be evicted, each once.
+fn replica_sets(ctx: &NodeContext<'_>) -> Vec<OwnerBefore> {
+    let Some(sorted) = ctx.sorted_pods() else { return Vec::new() };
+    let sets = sorted.evictable.iter().filter_map(|pod| {
+        let name = pod.controller.as_deref()?.strip_prefix("ReplicaSet ")?;
+        Some((format!("{}/{name}", pod.namespace), pod.controller_uid.clone()?))
+    });
+    owners(sets, MOST_REPLICA_SETS)
+}
+
+/// Returns the first few owners with these names and uids, each once.
+fn owners(named: impl Iterator<Item = (String, String)>, most: usize) -> Vec<OwnerBefore> {
+    let named: BTreeMap<String, String> = named.collect();
+    named.into_iter().take(most).map(|(name, uid)| OwnerBefore { name, uid }).collect()
 }
 
 /// Returns the names of the Ready static pods among these. A kubelet starts them again with its host, and deletes the mirror pod of one whose
@@ -167,7 +183,7 @@ fn static_pods(pods: &[PodFacts]) -> Vec<String> {
 
 /// Returns whether a DaemonSet that still wants the node has no pod there that is more than about to start. Pods that are not healthy are
 /// judged as such. Without the pods, or the DaemonSets, nothing is known.
-fn is_without_pod(ctx: &NodeContext<'_>, set: &DaemonSetBefore) -> bool {
+fn is_without_pod(ctx: &NodeContext<'_>, set: &OwnerBefore) -> bool {
     let (Some(pods), Some(known)) = (&ctx.node.pods, &ctx.view.daemon_sets) else { return false };
     let of_set = |pod: &&PodFacts| pod.controller_uid.as_ref() == Some(&set.uid) && !pod.terminating;
     let runs = pods.iter().filter(of_set).any(|pod| !pod.is_starting(ctx.now));

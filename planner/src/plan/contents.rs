@@ -68,7 +68,8 @@ pub struct Plan {
 impl Plan {
     /// Returns whether no pod is evicted any more once this action is carried out.
     pub fn ends_drain(action: &Action) -> bool {
-        let continues = matches!(action, Action::Claim { .. } | Action::ReadOwner { .. });
+        let continues =
+            matches!(action, Action::Claim { .. } | Action::ReadOwner { .. } | Action::ReadReplicaSet { .. });
         !continues && !matches!(action.next_step(), Some(Step::Draining))
     }
 

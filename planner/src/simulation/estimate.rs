@@ -89,6 +89,7 @@ pub fn estimate(mut view: ClusterView, policy: &Policy, updates: &[UpdateDuratio
         let record = node.shadow.as_mut().and_then(|shadow| shadow.status.controller.record.as_mut());
         if let Some(before) = record.and_then(|record| record.before.as_mut()) {
             before.static_pods.clear();
+            before.replica_sets.clear();
         }
     }
     let mut scenario = live(view, policy.clone(), updates, now);

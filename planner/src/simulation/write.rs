@@ -1,13 +1,13 @@
 //! Actions as the API server and the controller carry them out.
 
 use jiff::Timestamp;
-use models::shadow::{HostState, Permit, is_agent_condition};
+use models::shadow::{HostState, OwnerBefore, Permit, is_agent_condition};
 
 use crate::claims::{ClaimField, ClaimFields};
 use crate::decision::Action;
 use crate::drain;
 use crate::rules::Rules;
-use crate::view::{LeaseObservations, NodeView};
+use crate::view::{LeaseObservations, NodeView, OwnerHealth};
 
 /// Applies a write to a node and its shadow. Returns any other action, which is not a write.
 ///
@@ -56,4 +56,10 @@ pub(super) fn read_lease(node: &mut NodeView, kubelet_runs: bool, now: Timestamp
     let before = node.lease.and_then(|lease| lease.renewed);
     let renewed = if kubelet_runs { now } else { before.unwrap_or(Timestamp::UNIX_EPOCH) };
     node.lease = Some(LeaseObservations::add(node.lease, Some(renewed), now));
+}
+
+/// Reads a ReplicaSet. The pods of all are created again.
+pub(super) fn read_replica_set(node: &mut NodeView, set: OwnerBefore, now: Timestamp) {
+    let health = OwnerHealth { read_at: now, lacks_pods: Some(false), ..OwnerHealth::default() };
+    node.owners.insert(set.uid, health);
 }

@@ -374,7 +374,8 @@ pub struct NodeView {
     pub failing: Option<Failing>,
     /// Observations of the node's own Lease; read only where a release, or the end of a soak, depends on it.
     pub lease: Option<LeaseObservations>,
-    /// Health of the pods of owners (uid) on other nodes; read only where a pod fails on this one after its update.
+    /// Health of the pods of owners (uid) on other nodes; read only where a pod fails on this one after its update, or where no pod of a workload
+    /// comes to it.
     pub owners: BTreeMap<String, OwnerHealth>,
     /// Claims of the node in this attempt that this leader has made.
     pub claims_made: ClaimsMade,

@@ -341,6 +341,8 @@ pub struct OwnerHealth {
     pub others_healthy: usize,
     /// Number of unhealthy pods on nodes that do not run it.
     pub others_unhealthy: usize,
+    /// True if its ReplicaSet has fewer pods than it wants; `None` where its pods were read, and not the ReplicaSet.
+    pub lacks_pods: Option<bool>,
 }
 
 impl OwnerHealth {

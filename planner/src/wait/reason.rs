@@ -204,8 +204,8 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (
         NodeNotUsable,
         Update,
-        "What the message names: devices, CSI drivers, pods of DaemonSets, static pods, the end of a taint, or the agent's use of its host, \
-         until `spec.health.after.timeout`.",
+        "What the message names: devices, CSI drivers, pods of DaemonSets, static pods, evicted pods of ReplicaSets, the end of a taint, or \
+         the agent's use of its host, until `spec.health.after.timeout`.",
     ),
     (AttemptsExhausted, User, "Delete the shadow; it is created again with attempt 0."),
     (Acting, Update, "A write that is under way."),

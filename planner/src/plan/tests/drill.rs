@@ -153,7 +153,7 @@ impl Bench {
                 node.facts.hook_request = request;
             }
             Action::ReadLease => node.lease = renewed_after(self.now),
-            Action::ReadOwner { .. } => {}
+            Action::ReadOwner { .. } | Action::ReadReplicaSet { .. } => {}
         }
     }
 

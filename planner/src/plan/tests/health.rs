@@ -32,6 +32,7 @@ pub(super) const EVIDENCE: OwnerHealth = OwnerHealth {
     updated_failing: 1,
     others_healthy: 1,
     others_unhealthy: 0,
+    lacks_pods: None,
 };
 
 /// A node that runs the new version and is verified since second 0.
@@ -70,6 +71,8 @@ pub(super) struct Watch {
     pub(super) view: ClusterView,
     pub(super) policy: Policy,
     pub(super) found: OwnerHealth,
+    /// The ReplicaSets (uid) that have fewer pods than they want.
+    pub(super) lacking: Vec<String>,
     /// The kubelet has crashed: nothing renews its Lease.
     crashed: bool,
     notes: Vec<Note>,
@@ -79,7 +82,8 @@ pub(super) struct Watch {
 impl Watch {
     pub(super) fn of(node: NodeView) -> Self {
         let (view, policy) = cluster(vec![node], &["a"]);
-        Self { view, policy, found: OwnerHealth::default(), crashed: false, notes: Vec::new(), read: 0 }
+        let (found, lacking, notes) = (OwnerHealth::default(), Vec::new(), Vec::new());
+        Self { view, policy, found, lacking, crashed: false, notes, read: 0 }
     }
 
     /// Carries out everything that is due at this second, and returns why the node waits.
@@ -109,6 +113,11 @@ impl Watch {
                 Some(Action::ReadOwner { owner, .. }) => {
                     self.read += 1;
                     node.owners.insert(owner, OwnerHealth { read_at: t(second), ..self.found });
+                }
+                Some(Action::ReadReplicaSet { set }) => {
+                    self.read += 1;
+                    let lacks_pods = Some(self.lacking.contains(&set.uid));
+                    node.owners.insert(set.uid, OwnerHealth { read_at: t(second), lacks_pods, ..self.found });
                 }
                 Some(other) => panic!("{other:?}"),
             }

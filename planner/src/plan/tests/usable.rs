@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use models::condition::{ConditionStatus, find_condition};
 use models::shadow::{
-    BLOCKED, DaemonSetBefore, HEALTHY, HOST_REACHABLE, HostState, NodeBefore, Record, Step, UNSUPPORTED_STATE,
+    BLOCKED, HEALTHY, HOST_REACHABLE, HostState, NodeBefore, OwnerBefore, Record, Step, UNSUPPORTED_STATE,
 };
 
 use super::health::{DEADLINE, SOAKED, Watch, failing, healthy, is_unproven, is_updated, verifying};
@@ -22,7 +22,7 @@ fn back(resources: &[(&str, &str)], others: &[&str]) -> Watch {
         allocatable: resources.iter().map(|(name, size)| ((*name).to_owned(), (*size).to_owned())).collect(),
         taints: vec!["dedicated:NoSchedule".into()],
         csi_drivers: vec!["ebs.csi.aws.com".into()],
-        daemon_sets: vec![DaemonSetBefore { name: "shop/driver".into(), uid: "driver".into() }],
+        daemon_sets: vec![OwnerBefore { name: "shop/driver".into(), uid: "driver".into() }],
         compared_with: others.iter().map(|name| (*name).to_owned()).collect(),
         ..NodeBefore::default()
     };
@@ -231,7 +231,15 @@ fn drain_begins_with_the_facts_of_its_node_in_the_same_write() {
     let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
     let starts = PodFacts { ready: false, daemon_set: Some("new".into()), ..driver("new") };
     let stopped = PodFacts { ready: false, ..static_pod("dns-a") };
-    staged.pods = Some(vec![healthy(), driver("driver-1"), starts, static_pod("proxy-a"), stopped]);
+    let web = |name: &str| PodFacts {
+        name: name.into(),
+        uid: name.into(),
+        controller: Some("ReplicaSet web-1".into()),
+        controller_uid: Some("web".into()),
+        ..healthy()
+    };
+    staged.pods =
+        Some(vec![healthy(), web("web-a"), web("web-b"), driver("driver-1"), starts, static_pod("proxy-a"), stopped]);
     let others = ["b", "c", "d", "e", "f", "g", "h"].map(node);
     let (mut view, policy) = cluster([vec![staged], others.into()].concat(), &["a"]);
     for name in ["a", "b", "c", "d", "e", "f", "g", "h"] {
@@ -259,9 +267,10 @@ fn drain_begins_with_the_facts_of_its_node_in_the_same_write() {
         (before.taints, before.compared_with),
         (vec!["dedicated:NoSchedule".into()], vec!["c".into(), "b".into()])
     );
-    let driver = DaemonSetBefore { name: "shop/driver".into(), uid: "driver".into() };
+    let driver = OwnerBefore { name: "shop/driver".into(), uid: "driver".into() };
     assert_eq!((before.csi_drivers, before.daemon_sets), (vec!["ebs.csi.aws.com".into()], vec![driver]));
     assert_eq!(before.static_pods, ["shop/proxy-a"]);
+    assert_eq!(before.replica_sets, [OwnerBefore { name: "shop/web-1".into(), uid: "web".into() }]);
 }
 
 /// The mirror of a Ready static pod of the kubelet of node `a`.
@@ -698,4 +707,62 @@ fn static_pod_that_is_not_back_after_the_boot_is_named_and_proves_nothing() {
             assert!(watch.message().contains("the static pod shop/proxy-a is not running"), "{}", watch.message());
         }
     }
+}
+
+/// Node `a`, whose drain evicted pods of these ReplicaSets, and to which no pod has come after its update.
+fn emptied(sets: &[&str]) -> Watch {
+    let mut watch = back(GPUS, &["b", "c"]);
+    watch.pods().clear();
+    let record = shadow(&mut watch.view).status.controller.record.as_mut().unwrap();
+    let set = |name: &&str| OwnerBefore { name: format!("shop/{name}-1"), uid: (*name).into() };
+    record.before.as_mut().unwrap().replica_sets = sets.iter().map(set).collect();
+    watch
+}
+
+/// A webhook that fails has lost its only pod, or a quota is full: the next drain would take away more.
+#[test]
+fn evicted_pods_that_are_not_created_again_are_named_and_prove_nothing() {
+    type Sets = &'static [&'static str];
+    type Change = fn(&mut Watch);
+    fn created(watch: &mut Watch, second: i64) {
+        let new = PodFacts { created: Some(t(second)), ..pod("b", false) };
+        watch.view.nodes.get_mut("b").unwrap().pods = Some(vec![new]);
+    }
+    let both: Sets = &["api", "web"];
+    let cases: [(&str, Sets, Sets, Change, usize, bool); 9] = [
+        ("neither has its pods", both, both, |_| {}, 4, false),
+        ("the first one has, or cannot be read", both, &["web"], |_| {}, 1, true),
+        ("the second one has", both, &["api"], |_| {}, 2, true),
+        ("a pod was created on another node", both, both, |watch| created(watch, 10), 0, true),
+        ("a pod was created before the drain", both, both, |watch| created(watch, 0), 4, false),
+        ("pods of one alone were evicted", &["web"], both, |_| {}, 0, true),
+        ("none were, or an earlier version of the operator has recorded none", &[], both, |_| {}, 0, true),
+        ("a pod has come to the node", both, both, |watch| watch.pods().push(healthy()), 0, true),
+        ("no pods are asked for", both, both, |watch| watch.policy.all.after.pods_ready = false, 0, true),
+    ];
+    for (sentence, sets, lacking, change, read, proven) in cases {
+        let mut watch = emptied(sets);
+        watch.lacking = lacking.iter().map(|uid| (*uid).to_owned()).collect();
+        change(&mut watch);
+        watch.at(SOAKED);
+        assert_eq!(watch.result().0.is_some(), proven, "{sentence}: it is waited for");
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), if proven { is_updated() } else { is_not_usable() }, "{sentence}");
+        assert_eq!(watch.read, read, "{sentence}");
+        let text = "pods of shop/api-1, shop/web-1 were evicted, and none was created again";
+        assert_eq!(watch.message().contains(text), !proven, "{sentence}: {}", watch.message());
+    }
+}
+
+#[test]
+fn node_without_workloads_proves_its_version_once_evicted_pods_are_created_again() {
+    let mut watch = emptied(&["api", "web"]);
+    watch.lacking = vec!["api".into(), "web".into()];
+    assert!(waits(&mut watch, SOAKED).contains("shop/api-1, shop/web-1"));
+    watch.lacking.pop();
+    watch.at(SOAKED + 299);
+    assert_eq!((watch.result().0, watch.read), (None, 2), "they are read every five minutes");
+    watch.at(SOAKED + 300);
+    assert_eq!((watch.result(), watch.read), (is_updated(), 4));
+    assert!(watch.record().without_workloads);
 }

@@ -1,6 +1,6 @@
 use models::history::RolloutPhase;
 use models::operator::OperatorRequests;
-use models::shadow::{DaemonSetBefore, HostState, NodeBefore, Record, Step};
+use models::shadow::{HostState, NodeBefore, OwnerBefore, Record, Step};
 use serde_json::{Value, json};
 
 use super::*;
@@ -68,9 +68,10 @@ fn nodes_of_another_kind_and_nodes_without_the_version_do_not_count() {
 fn pods_that_belong_to_a_node_being_updated_are_not_missing_in_an_estimate_without_pods() {
     let mut all = nodes(3);
     let mut out = at("node-0", Step::Draining, 0, HostState::StagedUpdate);
-    let set = DaemonSetBefore { name: "shop/driver".into(), uid: "driver".into() };
+    let set = OwnerBefore { name: "shop/driver".into(), uid: "driver".into() };
     let static_pods = vec!["kube-system/proxy-node-0".into()];
-    let before = NodeBefore { daemon_sets: vec![set], static_pods, ..NodeBefore::default() };
+    let replica_sets = ["shop/api", "shop/web"].map(|name| OwnerBefore { name: name.into(), uid: name.into() }).into();
+    let before = NodeBefore { daemon_sets: vec![set], replica_sets, static_pods, ..NodeBefore::default() };
     let record = Record { before: Some(before), ..Record::default() };
     out.shadow.as_mut().unwrap().status.controller.record = Some(record);
     all[0] = out;

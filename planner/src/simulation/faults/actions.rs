@@ -145,7 +145,11 @@ impl World {
             Action::Claim { .. } | Action::Permit { .. } => true,
             Action::Spec { spec } => spec.state != HostState::Idle,
             Action::Status { status, .. } => status.report.progress.as_ref().is_some_and(|p| p.disruptive),
-            Action::Release | Action::Hook { .. } | Action::ReadOwner { .. } | Action::ReadLease => false,
+            Action::Release
+            | Action::Hook { .. }
+            | Action::ReadOwner { .. }
+            | Action::ReadReplicaSet { .. }
+            | Action::ReadLease => false,
         };
         assert!(!(verification && disrupts), "seed {seed}: {name} is disrupted in a verification: {action:?}");
         match action {
@@ -161,6 +165,7 @@ impl World {
                 self.view.nodes.get_mut(name).unwrap().owners.insert(owner, health);
                 return;
             }
+            Action::ReadReplicaSet { set } => return write::read_replica_set(node, set, now),
             Action::ReadLease => {
                 // A host that is going down renews nothing, except one whose kubelet is the last to end.
                 let down = host.going_down.is_some_and(|at| at <= now) && !host.lingers && !host.graceful;

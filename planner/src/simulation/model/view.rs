@@ -205,7 +205,7 @@ impl Controller {
                 };
                 Some(Write::new(node, what, guard))
             }
-            Action::ReadOwner { .. } | Action::ReadLease => None,
+            Action::ReadOwner { .. } | Action::ReadReplicaSet { .. } | Action::ReadLease => None,
         }
     }
 

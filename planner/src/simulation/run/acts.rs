@@ -231,6 +231,7 @@ impl Run<'_> {
                     lease.alive_after = Some(self.now);
                 }
             }
+            Some(Action::ReadReplicaSet { set }) => write::read_replica_set(node, set, self.now),
             Some(Action::ReadOwner { owner, nodes, .. }) => {
                 let health = self.read_owner(&owner, &nodes);
                 self.node_mut(index).map(|node| node.owners.insert(owner, health));
