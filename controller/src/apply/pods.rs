@@ -193,7 +193,7 @@ impl Applier {
             found.metadata.uid.as_ref() == Some(&set.uid) && found.metadata.deletion_timestamp.is_none()
         };
         let lacks = found.filter(is_same).is_some_and(|found| {
-            let wanted = found.spec.map_or(1, |spec| spec.replicas.unwrap_or(1));
+            let wanted = found.spec.replicas.unwrap_or(1);
             found.status.map_or(0, |status| status.replicas) < wanted
         });
         OwnerHealth { read_at, lacks_pods: Some(lacks), ..OwnerHealth::default() }

@@ -158,14 +158,24 @@ fn daemon_sets(pods: &[PodFacts]) -> Vec<OwnerBefore> {
     owners(sets, MOST_FACTS)
 }
 
-/// Returns the ReplicaSets of the pods that are about to be evicted, each once.
+/// Returns the ReplicaSets of the pods that are about to be evicted, each once, one of each namespace first: the quota of one shows nothing
+/// about the others.
 fn replica_sets(ctx: &NodeContext<'_>) -> Vec<OwnerBefore> {
     let Some(sorted) = ctx.sorted_pods() else { return Vec::new() };
     let sets = sorted.evictable.iter().filter_map(|pod| {
         let name = pod.controller.as_deref()?.strip_prefix("ReplicaSet ")?;
         Some((format!("{}/{name}", pod.namespace), pod.controller_uid.clone()?))
     });
-    owners(sets, MOST_REPLICA_SETS)
+    let mut ranks: BTreeMap<String, usize> = BTreeMap::new();
+    let ranked = owners(sets, usize::MAX).into_iter().map(|set| {
+        let namespace = set.name.split('/').next().unwrap_or_default();
+        let rank = ranks.entry(namespace.to_owned()).or_default();
+        *rank += 1;
+        (*rank, set)
+    });
+    let mut ranked: Vec<(usize, OwnerBefore)> = ranked.collect();
+    ranked.sort_by_key(|(rank, _)| *rank);
+    ranked.into_iter().take(MOST_REPLICA_SETS).map(|(_, set)| set).collect()
 }
 
 /// Returns the first few owners with these names and uids, each once.

@@ -184,6 +184,7 @@ fn node_that_alone_is_ill_until_the_deadline_counts_against_its_version() {
 #[test]
 fn node_that_a_user_or_an_autoscaler_takes_away_is_no_evidence_against_its_version() {
     type Change = fn(&mut NodeFacts);
+    type End = (Option<String>, bool);
     fn cordoned(facts: &mut NodeFacts, since: i64) {
         (facts.unschedulable, facts.cordoned_since) = (true, Some(t(since)));
     }
@@ -191,7 +192,7 @@ fn node_that_a_user_or_an_autoscaler_takes_away_is_no_evidence_against_its_versi
         (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(since)));
     }
     let held_before = || (Some("Held".to_owned()), false);
-    let cases: [(&str, Change, (Option<String>, bool)); 8] = [
+    let cases: [(&str, Change, End); 8] = [
         ("it goes down by itself", |_| {}, is_blamed()),
         ("a repair cordons it after that", |facts| cordoned(facts, 21), is_blamed()),
         ("a user has cordoned it before", |facts| cordoned(facts, 19), is_unproven()),

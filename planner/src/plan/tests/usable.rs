@@ -766,3 +766,24 @@ fn node_without_workloads_proves_its_version_once_evicted_pods_are_created_again
     assert_eq!((watch.result(), watch.read), (is_updated(), 4));
     assert!(watch.record().without_workloads);
 }
+
+#[test]
+fn drain_records_replica_sets_of_each_namespace_before_further_ones_of_any() {
+    let of = |namespace: &str, name: String| PodFacts {
+        namespace: namespace.into(),
+        uid: name.clone(),
+        controller: Some(format!("ReplicaSet {name}")),
+        controller_uid: Some(name.clone()),
+        name,
+        ..healthy()
+    };
+    let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    let shop = (0..9).map(|index| of("shop", format!("web-{index}")));
+    staged.pods = Some(shop.chain([of("zoo", "api".into())]).collect());
+    let (view, policy) = cluster(vec![staged, node("b")], &["a"]);
+    let made = plan(&view, &policy, t(0));
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
+    let before = status.report.record.as_ref().unwrap().before.clone().unwrap();
+    let names: Vec<&str> = before.replica_sets.iter().map(|set| set.name.as_str()).collect();
+    assert_eq!((names.len(), &names[..3]), (8, &["shop/web-0", "zoo/api", "shop/web-1"][..]));
+}
