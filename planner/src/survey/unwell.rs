@@ -20,6 +20,10 @@ use crate::view::{ClusterView, NodeFacts, NodeView};
 /// The longest time for which clocks stop for an attempt, and after which a node that is ill says nothing any more.
 pub(crate) const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// The longest time from a hold until its node goes down that shows that a user powers it off. Nodes that are held for longer, such as all but a few
+/// that are tried first, go down like any other in an outage.
+const POWERED_OFF_WITHIN: Duration = Duration::from_secs(60 * 60);
+
 /// The number of times that the operator's status keeps.
 const KEPT: usize = 8;
 
@@ -109,7 +113,9 @@ pub(crate) fn was_held(facts: &NodeFacts, ill_since: Timestamp) -> bool {
 
 /// Returns whether a node is not Ready since a user or a drain took it down: a user who powers a node off holds it first.
 fn was_taken_down(facts: &NodeFacts) -> bool {
-    !facts.ready && (was_taken_out(facts) || facts.not_ready_since.is_some_and(|down| was_held(facts, down)))
+    let is_recent = |down: Timestamp| facts.held_since.is_some_and(|held| after(held, POWERED_OFF_WITHIN) >= down);
+    let was_powered_off = |down: Timestamp| was_held(facts, down) && is_recent(down);
+    !facts.ready && (was_taken_out(facts) || facts.not_ready_since.is_some_and(was_powered_off))
 }
 
 /// Returns the nodes of any kind that are not being updated, joining, being removed or taken down.

@@ -380,9 +380,10 @@ fn ill_nodes_of_before_hold_nothing() {
 #[test]
 fn nodes_that_users_take_down_are_no_trouble_of_the_cluster() {
     type Change = fn(&mut NodeFacts);
-    let cases: [(&str, Change, bool); 5] = [
+    let cases: [(&str, Change, bool); 6] = [
         ("they go down by themselves", |_| {}, true),
         ("held before", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(10))), false),
+        ("held for long", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(-3600))), true),
         ("held after that", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(30))), true),
         ("cordoned before", |facts| (facts.unschedulable, facts.cordoned_since) = (true, Some(t(10))), false),
         ("cordoned after that", |facts| (facts.unschedulable, facts.cordoned_since) = (true, Some(t(30))), true),
