@@ -436,7 +436,7 @@ ends! {
     /// A client holds the node.
     Held {
         event: UpdateWithdrawn, class: Nothing, by_agent: false,
-        advice: "To update the node, [unhold](plugin.md#hold-and-unhold) it.",
+        advice: "To update the node, or to have it verified, [unhold](plugin.md#hold-and-unhold) it.",
     }
     /// A user requested the end of the attempt.
     ReleaseRequested {
