@@ -21,8 +21,8 @@ pub(crate) fn tag(image: &str) -> Option<&str> {
     }
 }
 
-/// Returns the version that a tag names, with the number of a release candidate, which is earlier than its release. Other suffixes do not count, such as that
-/// of an architecture. Tags of one's own name none, nor does a date.
+/// Returns the version that a tag names, with the number of a release candidate, which is earlier than its release.
+/// Other suffixes, such as that of an architecture, are ignored. A tag of the user's own, or a date, names no version.
 pub(crate) fn version(tag: &str) -> Option<[u64; 4]> {
     let version = Version::parse(tag.strip_prefix('v')?).ok()?;
     let candidate = version.pre.as_str().strip_prefix("rc.").and_then(|rest| rest.split(['.', '-']).next());

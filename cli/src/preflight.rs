@@ -61,8 +61,8 @@ async fn deployments<'a>(client: &Client, objects: &'a [Value]) -> anyhow::Resul
     Ok(deployments)
 }
 
-/// Returns the reason why this plugin installs nothing over the operator, if that is of a later version: an apply would remove from definitions, roles and
-/// admission policies what the programs that run need.
+/// Returns why this plugin installs nothing over the operator, if that is of a later version: an apply would remove
+/// from definitions, roles and admission policies what the running programs need.
 fn older_than(deployments: &[(&Value, DynamicObject)]) -> Option<String> {
     let newest = newer(deployments.iter().filter_map(|(wanted, found)| image_of(wanted, &found.data)))?;
     let own = own_tag();
@@ -72,8 +72,8 @@ fn older_than(deployments: &[(&Value, DynamicObject)]) -> Option<String> {
     ))
 }
 
-/// Returns an error for a tag of another version than that of this plugin, whose definitions, roles and arguments the images would get. A tag that names no
-/// version is not compared.
+/// Returns an error for a tag of another version than this plugin's: the images would get the definitions, roles and
+/// arguments of this one. A tag that names no version is not compared.
 pub(crate) fn check_tag(tag: &str) -> anyhow::Result<()> {
     let own = own_tag();
     if version(tag).is_some_and(|other| version(&own) != Some(other)) {

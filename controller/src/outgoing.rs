@@ -7,7 +7,8 @@ pub(crate) fn certificates(pem: &[u8]) -> Option<Vec<Certificate>> {
     Certificate::from_pem_bundle(pem).ok().filter(|all| !all.is_empty())
 }
 
-/// Returns a client. Certificates are verified with these authorities alone, or without any with those of the system.
+/// Returns a client. Certificates are verified with these authorities alone, or with those of the system if none are
+/// given.
 pub(crate) fn client(tls: bool, authorities: Option<Vec<Certificate>>) -> reqwest::Result<Client> {
     let builder = Client::builder()
         .redirect(redirect::Policy::none())

@@ -130,8 +130,8 @@ pub(crate) fn restricted_pod() -> Value {
     })
 }
 
-/// Returns the tolerations of a pod in two parts: that of a cordon, which users cannot replace, and the others. Where all nodes that may run the pods are
-/// cordoned, they would be Pending without it, and these pods uncordon nodes.
+/// Returns the tolerations of a pod in two parts: that of a cordon, which users cannot replace, and the others. The
+/// pods that uncordon nodes have it: without it, they would be Pending where all nodes that may run them are cordoned.
 pub(crate) fn tolerations(pod: &Value) -> (Vec<Value>, Vec<Value>) {
     let all = pod["tolerations"].as_array().cloned().unwrap_or_default();
     all.into_iter().partition(|toleration| toleration["key"] == taint(UNSCHEDULABLE))

@@ -41,7 +41,7 @@ pub fn some(names: impl IntoIterator<Item = impl AsRef<str>>, shown: usize) -> S
     some_by(names, shown, ", ", " and ")
 }
 
-/// The same with other texts between two names and before the number.
+/// The same list as by [`some`], with other texts between two names and before the number.
 pub fn some_by(names: impl IntoIterator<Item = impl AsRef<str>>, shown: usize, between: &str, last: &str) -> String {
     let mut names = names.into_iter();
     let first: Vec<String> = names.by_ref().take(shown).map(|name| name.as_ref().to_owned()).collect();

@@ -7,8 +7,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use crate::duration::Duration;
 use crate::reason::FailureReason;
 
-/// Part of the API server's answer to an apply with a field that the definition in the cluster lacks, as where that is older than the program. Its code is 500,
-/// and nothing was written.
+/// Part of the API server's answer to an apply with a field that the definition in the cluster lacks, as when the
+/// definition is older than the program. The code of the answer is 500, and nothing was written.
 pub const UNDECLARED: &str = "field not declared in schema";
 
 /// A [`semver::Version`]. What the API server lets pass has to parse: one object that does not would

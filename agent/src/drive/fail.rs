@@ -58,7 +58,7 @@ mod tests {
 
     use models::reason::ENDS;
 
-    /// A controller reads any other word of an agent as `Unknown`.
+    /// A controller reads any other reason that an agent reports as `Unknown`.
     #[test]
     fn agent_names_each_reason_that_is_for_an_agent_to_report_and_no_other() {
         let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));

@@ -83,7 +83,7 @@ impl ApplyError {
             && !matches!(self.code(), Some(404 | 409 | 429))
     }
 
-    /// Returns whether something refused the operation, and may refuse every one of its kind.
+    /// Returns whether the operation was refused for a reason that may hold for every operation of its kind.
     pub(crate) fn is_refusal(&self) -> bool {
         self.is_lasting() || self.code() == Some(429)
     }

@@ -101,7 +101,8 @@ impl Driver {
             Target::History => (None, "the revisions of the policy could not be written"),
             Target::Operator => (None, "the operator's status could not be written"),
         };
-        // Another client wrote in between: nothing is wrong, and the decision is made again. None else creates or deletes shadows.
+        // Another client wrote in between: nothing is wrong, and the decision is made again. Shadows are created and
+        // deleted by the controller alone.
         let is_conflict = error.code() == Some(409) && !matches!(target, Target::Shadow(_));
         let is_news = !is_conflict && self.writes.is_news(target, error, now);
         let error = error as &dyn std::error::Error;

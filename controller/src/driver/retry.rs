@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::apply::{ApplyError, pauses};
 use crate::writes::Priority;
 
-/// Number of targets whose writes are refused, with none that succeeds in between, from which on something seems to refuse them all.
+/// Number of targets in a row whose writes are refused, after which all writes of the kind are taken to be refused.
 const SEVERAL: usize = 5;
 
 /// Time after which a failure that stays the same is a warning in the log again.
@@ -45,7 +45,8 @@ struct WriteState {
     logged: Option<(String, Instant)>,
 }
 
-/// Writes of one kind that were refused one after the other. Each target has its own back-off: of thousands, hundreds would be sent each second.
+/// Writes of one kind that were refused one after the other. With the back-off of each target alone, thousands of
+/// targets would send hundreds of writes each second.
 #[derive(Debug, Default)]
 struct Refusals {
     targets: BTreeSet<Target>,

@@ -37,8 +37,8 @@ const PERIOD: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Time of a pass from which on a call without a result ends it, as behind a webhook that hangs: each of hundreds would take its whole
-/// time, and users would see the failure after the last one.
+/// Time after which a call without a result ends the pass, as behind a webhook that hangs: each of hundreds of calls
+/// would last until its time limit, and the failure would be reported after the last one.
 const PASS_LIMIT: Duration = Duration::from_secs(5);
 
 /// Time for the first list of the objects before their absence is reported.

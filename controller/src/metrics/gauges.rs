@@ -9,7 +9,7 @@ use super::family::{Labels, Register};
 /// Name, labels and help of a gauge.
 type Entry = (&'static str, Labels, &'static str);
 
-/// Name of a gauge, the value of its label, if it has one, and its own value, while it has one.
+/// Name of a gauge, the value of its label, if it has one, and the value of the gauge, if there is one now.
 pub(super) type Sample = (&'static str, Option<&'static str>, Option<f64>);
 
 /// Gauges about the fleet.

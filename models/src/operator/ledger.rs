@@ -97,7 +97,8 @@ impl RolloutLedger {
         self.proven.saturating_add(self.accepted)
     }
 
-    /// Returns the same for a version that may be urgent: then nodes that had proven it and were no longer Ready hold no step.
+    /// Returns the same as [`Self::good`]; if the version is urgent, with the nodes that had proven it and were no
+    /// longer Ready, which hold no step then.
     pub fn good_for(&self, is_urgent: bool) -> i64 {
         let fallen = self.nodes.iter().filter(|node| is_urgent && node.has_fallen() && !node.accepted).count();
         self.good().saturating_add(i64::try_from(fallen).unwrap_or(i64::MAX))
@@ -189,7 +190,8 @@ impl RolloutLedger {
         unproven >= limit && (self.open().saturating_mul(UNPROVEN_SHARE) >= self.used() || self.has_many_fallen())
     }
 
-    /// Returns whether nodes that were no longer Ready have at least half of all names, and no name is free: more of them may not be counted.
+    /// Returns whether no name is free and at least half are those of nodes that were no longer Ready: there may be
+    /// more of them, which are not counted.
     fn has_many_fallen(&self) -> bool {
         let fallen = self.row.iter().filter(|end| end.has_fallen()).count();
         self.nodes.len() >= LEDGER_NODES && fallen * 2 >= LEDGER_NODES
@@ -237,7 +239,8 @@ impl RolloutLedger {
         }
     }
 
-    /// Counts such a node as proven again. That is no new proof: the brake stays as the ends of others make it.
+    /// Counts such a node as proven again. This is no new proof: the ends of other nodes in the row still count for the
+    /// brake.
     pub fn recover(&mut self, node: &str) {
         let (mut row, tried, braked_until) = (self.row.clone(), self.tried, self.braked_until);
         row.retain(|end| end.node != node);

@@ -37,7 +37,7 @@ impl<'a> OnTheirWay<'a> {
     }
 }
 
-/// Returns a budget of the node that allows less than nodes on their way need: at most one of them waits for it, and no further one.
+/// Returns a budget of the node that allows less than nodes on their way need: at most one node waits at a budget.
 pub(crate) fn busy_budget(ctx: &NodeContext<'_>, on_their_way: &OnTheirWay<'_>) -> Option<Wait> {
     let mut own = BTreeMap::new();
     for (name, budget, pod) in counted(ctx) {

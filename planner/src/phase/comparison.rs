@@ -26,8 +26,8 @@ pub(super) fn blame(ctx: &Attempt<'_>, reason: FailureReason, message: &str) -> 
     }
 }
 
-/// Returns how a user or an autoscaler takes the node away, if one does, with the end of its attempt. Users hold nodes that are ill, and repairs
-/// cordon them: these say nothing.
+/// Returns how a user or an autoscaler takes the node away, if one does, with the end of its attempt. A hold or a
+/// cordon that follows the illness does not count: users hold ill nodes, and repairs cordon them.
 fn taken_away(ctx: &Attempt<'_>) -> Option<(FailureReason, String)> {
     let facts = ctx.facts();
     let ill_since = facts.ill_since().or(ctx.progress.interrupted).unwrap_or(ctx.now);
@@ -89,9 +89,10 @@ pub(super) const fn are_most(count: usize, all: usize) -> bool {
     count > 0 && (count == all || (count >= 2 && count * 2 >= all))
 }
 
-/// Returns why it is no evidence against the version that an expression returns something for the node, if it is none: for most of a few nodes like
-/// it, it does so too or has no answer, or there is none. The answers have to be from the first of these times on; until the second one, the queries
-/// are returned.
+/// Returns why a result of an expression for the node is no evidence against the version, if it is none: for most of a
+/// few nodes like it, the expression returns something too or has no answer, or there is no such node. An empty result
+/// counts only from the first of the two times on. Where answers are missing before the second one, returns the queries
+/// instead.
 pub(super) fn excuse_expression(
     ctx: &Attempt<'_>,
     fires: &Firing<'_>,

@@ -38,8 +38,8 @@ const RETURNED_OWNERS: usize = 256;
 /// scheduler may have placed some before it observed the cordon; those that come after that bypass it.
 const RETURNS: i64 = 2;
 
-/// The time for which each pod is asked within its budgets before any is deleted past them, if policy gives guarded pods less, and half of the
-/// drain's time is not shorter.
+/// The least time for which each pod is asked within its budgets before any is deleted past them, where policy gives
+/// guarded pods less. It yields to half of the drain's time where that is shorter.
 const ASKED_FOR: Duration = Duration::from_secs(60);
 
 /// Time after a cordon in which a scheduler that has not observed it may still choose the node for a new pod.

@@ -268,8 +268,8 @@ fn expressions_fire(ctx: &Attempt<'_>, interruption: &Wait, deadline: Timestamp)
     stay(interruption.clone()).querying(queries).asking_since(deadline).waking_at(limit)
 }
 
-/// Returns why an expression that returns something is no evidence against the version, if it is none; or the queries for other nodes that this
-/// depends on, and whose answers are waited for between these times.
+/// Returns why an expression that returns something is no evidence against the version, if it is none; or the queries
+/// for other nodes on which this depends, whose answers are waited for between these times.
 fn no_evidence(
     ctx: &Attempt<'_>,
     fires: &Firing<'_>,

@@ -82,8 +82,8 @@ pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline:
     wakes.fold(decision.evicting(evictions), Turn::waking_at)
 }
 
-/// Returns what keeps the first of the pods that are left and that the shadow names, or that policy refuses to evict, as the end of a message;
-/// empty where there is none.
+/// Returns, as the end of a message, what keeps the first pod that is left and that the shadow names or policy refuses
+/// to evict. Empty where there is no such pod.
 fn kept_by(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> String {
     let named = ctx.drain_status().map(|drain| drain.blockers.as_slice()).unwrap_or_default();
     let is_left = |blocker: &&Blocker| sorted.left().any(|pod| pod.is_titled(&blocker.pod));

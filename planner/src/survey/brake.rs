@@ -43,9 +43,9 @@ pub(crate) fn limit(policy: &Policy, total: usize) -> usize {
     }
 }
 
-/// Returns the number of nodes among which so many ends brake a rollout. Nodes of the row that are gone, or not under the operator any more, count
-/// as if they were there: to delete them lifts no brake from the last one left, and brakes nothing either. Others may have replaced them: together
-/// they are no more than the rollout has had to update.
+/// Returns the number of nodes that limits how many ends brake a rollout. Nodes of the row that are gone, or no longer
+/// under the operator, count as if they were there, so that deleting nodes neither lifts a brake nor causes one. Since
+/// others may have replaced them, the number is at most that of the nodes that the rollout has had to update.
 pub(crate) fn nodes(view: &ClusterView, ledger: &RolloutLedger, (total, base): (usize, usize)) -> usize {
     let is_there = |end: &&LedgerNode| view.nodes.get(&end.node).is_some_and(|node| node.facts.labelled);
     let gone = ledger.row.iter().filter(|end| !is_there(end)).count();

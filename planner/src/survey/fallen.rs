@@ -1,7 +1,7 @@
-//! Nodes that have proven a version and are not Ready any more. One of them keeps a canary step from being passed. Their proofs count no
-//! more after three minutes, also where a repair then replaces the nodes: that holds a step, and brakes the rollout. More of them than of the
-//! nodes without the version count against the budgets for a day: the next ones may end like them. A step soaks again after nodes that are
-//! back.
+//! Nodes that have proven a version and are not Ready any more. One of them keeps a canary step from being passed.
+//! After three minutes their proofs no longer count, also where a repair then replaces the nodes: that holds a step,
+//! and brakes the rollout. While their share is larger than that of the nodes without the version, they count against
+//! the budgets for a day: the next ones may end like them. The soak of a step begins again when such nodes are back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -65,9 +65,10 @@ fn is_down(facts: &NodeFacts, since: Timestamp) -> Option<bool> {
     (!was_down).then_some(!facts.ready)
 }
 
-/// Returns those of the proven nodes to which something has happened that say something about the version of a rollout; none unless they are
-/// one in twenty, and it has happened to less than half that share of the nodes without the version. Zones are left out in which it has happened
-/// to at least two, and at least half, of the nodes without the version, of any kind.
+/// Returns the proven nodes to which something has happened, if that is evidence about the version of a rollout: they
+/// are at least one in twenty, and it has happened to less than half that share of the nodes without the version. Zones
+/// are left out in which it has happened to at least two, and at least half, of the nodes without the version, of any
+/// kind.
 fn evidence<'a>(
     view: &ClusterView,
     rollout: &ActiveRollout,
@@ -100,8 +101,9 @@ fn evidence<'a>(
     nodes
 }
 
-/// Returns the time from which the last proven node has been Ready again that was not in the soak of a canary step, as in a reboot that no
-/// leader saw, where those of one hour say something about the version. The clock of a kubelet may be ahead.
+/// Returns the latest time in the soak of a canary step at which a proven node became Ready again, as after a reboot
+/// that no leader saw, where the nodes of one hour are evidence about the version. Times to come are ignored: the clock
+/// of a kubelet may be ahead.
 pub(crate) fn ready_again(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) -> Option<Timestamp> {
     let begun = rollout.step_done.filter(|_| rollout.urgent_until.is_none())?;
     let back_at = |facts: &NodeFacts| facts.ready_since.filter(|at| facts.ready && *at > begun && *at <= now);

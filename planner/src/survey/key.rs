@@ -27,7 +27,7 @@ pub(crate) fn kind(node: &NodeView) -> (&str, &str) {
     (variant.unwrap_or_default(), agent.and_then(|agent| agent.arch.as_deref()).unwrap_or_default())
 }
 
-/// Returns the same as its Node names it, and as its agent reports it where the Node does not.
+/// Returns the variant and architecture that the Node names, or what the agent reports where the Node names none.
 pub(crate) fn kind_by_node(node: &NodeView) -> (&str, &str) {
     let (variant, arch) = kind(node);
     (node.facts.variant().unwrap_or(variant), node.facts.arch().unwrap_or(arch))
