@@ -329,10 +329,10 @@ ends! {
         advice: "The budget is asked again after a back-off, and other nodes go first. See the pods and the \
             [budgets that block](how-to/blocking-budgets.md) them: whatever runs the pods has to move them.",
     }
-    /// A pod may not be evicted: the API server denies it, as a webhook or a missing right does, or policy has come to refuse it.
+    /// A pod may not be evicted: the API server denies it, as a webhook or a missing right does, or policy now refuses it.
     DrainRefused {
         event: UpdateFailed, class: Node, by_agent: false,
-        advice: "See the answer of the API server in the message: an admission webhook, or the controller has no right to create `pods/eviction`. \
+        advice: "See the answer of the API server in the message: an admission webhook denies it, or the controller has no right to create `pods/eviction`. \
             Where policy refuses the pod, delete or move it, or change `spec.drain.barePods` or `.emptyDir`.",
     }
     /// Pods came back to the cordoned node.
@@ -340,7 +340,7 @@ ends! {
         event: UpdateFailed, class: Node, by_agent: false,
         advice: "Remove `nodeName`, or a toleration of the cordon, from the pod template of the owner that the message names. A pod without an \
             owner comes from a user, as by `kubectl debug node/NAME`. Where the template has neither, the scheduler had chosen the node before \
-            its cordon, and nothing is to be done.",
+            its cordon; no action is needed.",
     }
     /// Another client uncordoned the node during its drain, again and again.
     Uncordoned {
@@ -370,7 +370,7 @@ ends! {
         event: UpdateWithdrawn, class: Nothing, by_agent: false,
         advice: "Find out why nodes are not well: those that the message names, or the ones that are not Ready in `kubectl get nodes`. \
             Where it names an expression, see [that](expressions.md). The node is updated once that is over. Where the last attempt for the \
-            version ended so or as `GateRefused`, the end for an expression is `GateRefused`.",
+            version ended so or as `GateRefused`, an expression ends the attempt as `GateRefused`.",
     }
     /// The rollout was braked before the node was drained, while its hooks were awaited.
     RolloutBraked {

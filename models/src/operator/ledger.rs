@@ -63,9 +63,9 @@ pub struct RolloutLedger {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = LEDGER_NODES), extend("x-kubernetes-list-type" = "atomic"))]
     pub nodes: Vec<LedgerNode>,
-    /// Nodes whose updates have ended without a proof since the last proven one, each once, nodes from before that proof which run, or may
-    /// run, the version without one, and nodes that had proven it and were no longer Ready. `spec.failurePolicy.maxConsecutiveFailures`
-    /// says how many brake the rollout.
+    /// Nodes that count for the brake, each once: those whose updates have ended without a proof since the last proven one; those from before
+    /// it that run, or may run, the version without a proof; and those that had proven it and were no longer Ready.
+    /// `spec.failurePolicy.maxConsecutiveFailures` is the number that brakes the rollout.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_FAILURES), extend("x-kubernetes-list-type" = "atomic"))]
     pub row: Vec<LedgerNode>,
@@ -293,7 +293,7 @@ pub struct LedgerNode {
     /// True if a user has accepted it without a proof.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub accepted: bool,
-    /// True, for an entry of `row`, if another node has proven the version since, or the node itself had proven it before.
+    /// True, for an entry of `row`, if another node has proven the version since, or if the node itself had proven it before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub before_proof: bool,
 }

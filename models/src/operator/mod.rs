@@ -96,7 +96,7 @@ pub struct BottlerocketUpdateOperatorSpec {
     /// Versions that nodes update to.
     pub version: Option<VersionPolicy>,
     /// Maximum number of nodes that may be out of service because of updates, as a count or a percentage; a node counts
-    /// until it has passed the checks after its update. More than 1,000 are read as 1,000. Default 1.
+    /// until it has passed the checks after its update. A greater number than 1,000 has the effect of 1,000. Default 1.
     pub max_unavailable: Option<CountOrPercent>,
     /// Time for which a node that is out of service without the operator (cordoned by a user, or not Ready) counts against
     /// `maxUnavailable`, that of its group, and its zone. Default 1h.

@@ -62,8 +62,8 @@ pub struct NodeBefore {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = MOST_FACTS), extend("x-kubernetes-list-type" = "atomic")))]
     pub daemon_sets: Vec<OwnerBefore>,
-    /// First few ReplicaSets of the pods that were to be evicted. If it comes back without pods of workloads, at least one of two or more has to have
-    /// as many pods as it wants.
+    /// First few ReplicaSets whose pods were to be evicted. If there are two or more, and the node comes back without pods of workloads, at
+    /// least one of them has to have as many pods as it wants.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = MOST_REPLICA_SETS), extend("x-kubernetes-list-type" = "atomic")))]
     pub replica_sets: Vec<OwnerBefore>,
@@ -81,7 +81,8 @@ pub struct NodeBefore {
         schemars(length(max = 16), inner(length(max = 63)), extend("x-kubernetes-list-type" = "atomic"))
     )]
     pub quiet_expressions: Vec<String>,
-    /// First few nodes that were not being updated, had no less of these resources, the same CSI drivers, and no other taints. What they have lost as well is not missing, and an expression that returns something for them too counts against no version.
+    /// First few nodes that were like this one: not being updated, with no less of these resources, the same CSI drivers and no other taints.
+    /// What they have lost too is not missing; an expression that returns something for them too does not count against the version.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
         feature = "crd",

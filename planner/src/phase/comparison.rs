@@ -21,7 +21,7 @@ const QUERIED: usize = 3;
 pub(super) fn blame(ctx: &Attempt<'_>, reason: FailureReason, message: &str) -> Turn {
     let unknown = |excuse| (FailureReason::HealthUnknown, excuse);
     match taken_away(ctx).or_else(|| excuse(ctx).map(unknown)) {
-        Some((end, excuse)) => fail(end, format!("{message}, which is no evidence against it: {excuse}")),
+        Some((end, excuse)) => fail(end, format!("{message}, which is no evidence against the version: {excuse}")),
         None => fail(reason, message),
     }
 }

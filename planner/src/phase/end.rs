@@ -44,7 +44,7 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     // Policy says how long a node has to become well. A host that fell back has done so under any.
     let is_judged = reason.end().class == FailureClass::Version && reason != FailureReason::BootFellBack;
     if is_judged && !ctx.policy.is_usable() {
-        let message = format!("{message}, which is no evidence against it: {NO_POLICY}");
+        let message = format!("{message}, which is no evidence against the version: {NO_POLICY}");
         return failed(ctx, FailureReason::HealthUnknown, &message);
     }
     let progress = ctx.progress;
