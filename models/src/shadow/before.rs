@@ -81,8 +81,8 @@ pub struct NodeBefore {
         schemars(length(max = 16), inner(length(max = 63)), extend("x-kubernetes-list-type" = "atomic"))
     )]
     pub quiet_expressions: Vec<String>,
-    /// First few nodes that were like this one: not being updated, with no less of these resources, the same CSI drivers and no other taints.
-    /// What they have lost too is not missing; an expression that returns something for them too does not count against the version.
+    /// First few nodes that were like this one: not being updated, with no less of these resources, the same CSI drivers and no other
+    /// taints. What they have lost too is not missing; an expression that returns something for them too does not count against the version.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
         feature = "crd",
