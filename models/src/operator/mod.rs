@@ -3,6 +3,7 @@
 mod bounds;
 mod count;
 mod credentials;
+mod health;
 mod hook;
 mod ledger;
 mod notices;
@@ -27,6 +28,7 @@ use crate::schema::VersionText;
 pub use bounds::{BOUNDS, Bound, OutOfBounds};
 pub use count::CountOrPercent;
 pub use credentials::{url_without_user_information, without_credentials, without_user_information};
+pub use health::{AfterUpdatePolicy, BeforeUpdatePolicy, Expression, HealthPolicy, ObjectCheck, PrometheusPolicy};
 pub use hook::{Hook, HookWait, OnTimeout};
 pub use ledger::{LEDGER_NODES, LedgerNode, NOT_READY, PROVIDER_ID_LENGTH, RolloutLedger, SlotUpdate};
 pub use notices::{

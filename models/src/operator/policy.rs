@@ -5,7 +5,7 @@ use semver::Version;
 use serde::{Deserialize, Serialize};
 
 use super::selector::null_is_empty;
-use super::{CountOrPercent, NodeSelector};
+use super::{CountOrPercent, HealthPolicy, NodeSelector};
 use crate::duration::Duration;
 use crate::schema::{Date, DateTime, ExcludedVersions, TimeOfCron, TimeZone, VersionTarget, VersionText};
 
@@ -344,84 +344,6 @@ pub enum AwsMode {
     SuspendReplaceUnhealthy,
 }
 
-/// A query that has to return an empty result.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Expression {
-    /// Name of the expression in reasons and messages.
-    #[schemars(length(min = 1, max = 63))]
-    pub name: String,
-    /// PromQL expression. Any series in its result keeps the node waiting. `$node` is replaced by the node's name.
-    #[schemars(length(min = 1, max = 2048))]
-    pub query: String,
-}
-
-/// Prometheus server that evaluates the expressions.
-#[serde_with::skip_serializing_none]
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct PrometheusPolicy {
-    /// Base URL of the Prometheus API, such as `http://prometheus.monitoring.svc:9090`. All users who may read this
-    /// resource can read it: credentials belong in the Secret `brupop-prometheus`.
-    #[schemars(length(max = 512), regex(pattern = "^https?://[^ ]+$"), extend("x-kubernetes-validations" = [{
-        "rule": "!self.contains('@')",
-        "message": "write no user name and no password here, but into the Secret brupop-prometheus, as username and password; an @ in a path is written %40",
-    }]))]
-    pub url: String,
-    /// Timeout of a query. A query without an answer keeps the node waiting. Default 10s.
-    pub timeout: Option<Duration>,
-    /// Interval at which an expression is evaluated while a node waits for it. Default 30s.
-    pub interval: Option<Duration>,
-}
-
-/// Checks before a node is taken out of service.
-#[serde_with::skip_serializing_none]
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct BeforeUpdatePolicy {
-    /// If true, every pod on the node has to be Ready. Default false: a pod that is broken in any case does not keep
-    /// its node from updates.
-    pub pods_ready: Option<bool>,
-    /// Maximum number of nodes that are not Ready for other reasons than an update; with more than that, no update
-    /// starts. Nodes that join and have never been Ready, and those that an
-    /// autoscaler removes, do not count. Default: no limit.
-    pub max_unhealthy_nodes: Option<CountOrPercent>,
-    /// Expressions that have to return an empty result.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
-    pub expressions: Vec<Expression>,
-}
-
-/// Verification of a node after its update.
-#[serde_with::skip_serializing_none]
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct AfterUpdatePolicy {
-    /// Minimum time for which a node has to be healthy in its verification before its slot is freed. Default 1m.
-    pub soak: Option<Duration>,
-    /// If true, the pods on the node have to be Ready, and not restarting, for the soak. Pods that are ill without the version, too, and
-    /// those that were unhealthy on the node before its drain and come back to it, are not counted. Default true.
-    pub pods_ready: Option<bool>,
-    /// Maximum time of the verification, in which a node has to be healthy for the soak. After that the update has ended without a proof, or
-    /// failed where the version is at fault. Default 15m, and never less than twice the soak.
-    pub timeout: Option<Duration>,
-    /// Expressions that have to return an empty result.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
-    pub expressions: Vec<Expression>,
-}
-
-/// Health checks of nodes.
-#[serde_with::skip_serializing_none]
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct HealthPolicy {
-    /// Checks before a node is taken out of service.
-    pub before: Option<BeforeUpdatePolicy>,
-    /// Checks after its update.
-    pub after: Option<AfterUpdatePolicy>,
-}
-
 /// The largest `failurePolicy.maxFailures`. So many failed nodes are recorded for each version: nodes that were replaced have to
 /// count, and the status has to stay small.
 pub const MAX_FAILURES: u32 = 64;
@@ -490,7 +412,7 @@ pub struct NodeGroup {
     pub schedule: Option<SchedulePolicy>,
     /// Settings of the drain; fields that are not set are as for all nodes.
     pub drain: Option<DrainPolicy>,
-    /// Health checks of the group; fields that it does not set are those of all nodes. An empty list of expressions is as none; another
-    /// one replaces that of all nodes.
+    /// Health checks of the group; fields that it does not set are those of all nodes. An empty list of expressions or of objects is as none;
+    /// another one replaces that of all nodes.
     pub health: Option<HealthPolicy>,
 }

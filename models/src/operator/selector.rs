@@ -15,7 +15,7 @@ where
 }
 
 /// Operator of a comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[schemars(description = "")]
 pub enum LabelOperator {
     /// The label has one of the values.
@@ -29,7 +29,7 @@ pub enum LabelOperator {
 }
 
 /// One comparison.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-validations" = [{
     "rule": "(self.operator in ['In', 'NotIn']) == (has(self.values) && size(self.values) > 0)",
     "message": "In and NotIn want values, Exists and DoesNotExist take none",
@@ -47,7 +47,7 @@ pub struct LabelRequirement {
 }
 
 /// A label selector. All of it has to match; an empty one matches every node.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSelector {
     /// Labels and their values.
@@ -75,6 +75,19 @@ impl NodeSelector {
                     LabelOperator::DoesNotExist => value.is_none(),
                 }
             })
+    }
+
+    /// Returns it as the API server takes it in the parameter `labelSelector` of a list or a watch.
+    pub fn to_parameter(&self) -> String {
+        let Self { match_labels, match_expressions } = self;
+        let equal = match_labels.iter().map(|(key, value)| format!("{key}={value}"));
+        let compared = match_expressions.iter().map(|LabelRequirement { key, operator, values }| match operator {
+            LabelOperator::In => format!("{key} in ({})", values.join(",")),
+            LabelOperator::NotIn => format!("{key} notin ({})", values.join(",")),
+            LabelOperator::Exists => key.clone(),
+            LabelOperator::DoesNotExist => format!("!{key}"),
+        });
+        equal.chain(compared).collect::<Vec<_>>().join(",")
     }
 }
 

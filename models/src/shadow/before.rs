@@ -74,11 +74,12 @@ pub struct NodeBefore {
         schemars(length(max = MOST_FACTS), inner(length(max = 317)), extend("x-kubernetes-list-type" = "atomic"))
     )]
     pub static_pods: Vec<String>,
-    /// Names of the expressions of `health.after` with `$node` that returned nothing. Only these count against the version.
+    /// Names of the expressions of `health.after` with `$node` that returned nothing, and of its checks of objects with `node` that were
+    /// true. Only these count against the version.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
         feature = "crd",
-        schemars(length(max = 16), inner(length(max = 63)), extend("x-kubernetes-list-type" = "atomic"))
+        schemars(length(max = 24), inner(length(max = 63)), extend("x-kubernetes-list-type" = "atomic"))
     )]
     pub quiet_expressions: Vec<String>,
     /// First few nodes that were like this one: not being updated, with no less of these resources, the same CSI drivers and no other
