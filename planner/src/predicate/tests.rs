@@ -1,0 +1,112 @@
+use serde_json::json;
+
+use super::*;
+
+/// The result for one object, `self`, and the list of it, `all`.
+fn test(expression: &str, object: Json) -> Result<Option<String>, String> {
+    Predicate::of(expression)?.test(&BTreeMap::from([("shop/web".to_owned(), object)]), "node-a", "1.20.5")
+}
+
+#[test]
+fn expression_is_true_false_or_not_known_with_its_cause() {
+    let object =
+        || json!({"spec": {"replicas": 3, "node": "node-a"}, "status": {"ready": 3, "load": 0.5, "phase": "Ready"}});
+    let (yes, no, no_of_list) = (Ok(None), Ok(Some("shop/web")), Ok(Some("")));
+    for (expression, expected) in [
+        ("self.status.phase == 'Ready'", yes),
+        ("self.status.phase == 'Degraded'", no),
+        ("self.spec.replicas - 1 <= self.status.ready && self.status.load < 1.0", yes),
+        ("self.spec.node != node", no),
+        ("version == '1.20.5' && version.startsWith('1.20') && has(self.spec)", yes),
+        ("self.?status.?absent.orValue('Ready') == 'Ready'", yes),
+        ("has(self.status.absent) && self.status.absent", no),
+        ("self.status.absent == 1 || true", yes),
+        ("all.all(o, o.status.ready == o.spec.replicas)", yes),
+        ("all.exists(o, o.status.ready == 0)", no_of_list),
+        ("all.exists_one(o, o.spec.node == node) && size(all) == 1", yes),
+        ("all.filter(o, o.status.ready > 2).size() == 1", yes),
+        ("all.map(o, o.status.ready).exists(n, n == 4)", no_of_list),
+        ("self.status.absent == 1", Err("shop/web: No such key: absent")),
+        ("self.status.phase", Err("shop/web: it returned a string, which is neither true nor false")),
+        ("all.map(o, o.status.ready)", Err("it returned a list, which is neither true nor false")),
+        ("self.status.phase > 1", Err("shop/web: ")),
+        ("self.status.ready / 0 == 1", Err("shop/web: ")),
+        ("other == 1 && has(self.spec)", Err("shop/web: Undeclared reference to 'other'")),
+    ] {
+        let found = test(expression, object());
+        match (&found, expected) {
+            (Err(error), Err(start)) => assert!(error.starts_with(start), "{expression}: {error}"),
+            _ => assert_eq!(found.as_ref().map(Option::as_deref).map_err(String::as_str), expected, "{expression}"),
+        }
+    }
+}
+
+#[test]
+fn one_object_for_which_it_is_false_decides_beside_those_for_which_it_is_not_known() {
+    let named = |name: &str, object: Json| (name.to_owned(), object);
+    let unknown = named("a", json!({}));
+    let (well, ill) = (named("b", json!({"ok": true})), named("c", json!({"ok": false})));
+    let predicate = Predicate::of("self.ok").unwrap();
+    let test = |objects: &[(String, Json)]| predicate.test(&objects.iter().cloned().collect(), "", "");
+    assert_eq!(test(&[unknown.clone(), well.clone(), ill.clone()]), Ok(Some("c".to_owned())));
+    assert_eq!(test(&[unknown, well.clone()]), Err("a: No such key: ok".to_owned()));
+    assert_eq!((test(&[well]), test(&[])), (Ok(None), Ok(None)));
+}
+
+#[test]
+fn expression_that_cannot_be_evaluated_is_rejected_with_its_cause() {
+    let (long, nested, chained) = (
+        format!("self.{} == 1", "a".repeat(1024)),
+        "!".repeat(2) + &"(".repeat(90) + "self",
+        format!("self{}", "[0]".repeat(300)),
+    );
+    for (expression, error) in [
+        ("self.status.phase ==", ""),
+        ("", ""),
+        ("has(self)", "invalid argument to has() macro"),
+        ("true", "it reads neither self nor all: write self for each object"),
+        ("self.ready && all.all(o, o.ready)", "it reads both self and all"),
+        (long.as_str(), "it is longer than 1024 characters"),
+        (nested.as_str(), ""),
+        (chained.as_str(), "more than 64 parts of it are within one another"),
+    ] {
+        let found = Predicate::of(expression).map(|_| ()).unwrap_err();
+        assert!(found.contains(error) && !found.is_empty(), "{expression}: {found}");
+    }
+}
+
+#[test]
+fn evaluation_ends_after_a_number_of_steps_and_has_no_result_then() {
+    let numbers: Vec<u32> = (0..200).collect();
+    let object = || json!({"numbers": numbers.clone()});
+    let too_long = |expression: &str| {
+        let error = test(expression, object()).unwrap_err();
+        assert!(error.contains("more than 10000 steps"), "{expression}: {error}");
+    };
+    assert_eq!(test("self.numbers.all(n, n < 200)", object()), Ok(None));
+    assert_eq!(test("self.numbers.exists(a, self.numbers.exists(b, a + b == 60))", object()), Ok(None));
+    for looped in [
+        "self.numbers.all(a, self.numbers.all(b, a + b >= 0))",
+        "self.numbers.exists(a, self.numbers.exists(b, a + b < 0))",
+        "self.numbers.exists_one(a, self.numbers.exists_one(b, a + b < 0))",
+        "size(self.numbers.map(a, self.numbers.map(b, a + b))) > 0",
+        "size(self.numbers.filter(a, size(self.numbers.filter(b, a + b >= 0)) > 0)) > 0",
+    ] {
+        too_long(looped);
+        // A part that decides without it hides nothing.
+        too_long(&format!("{looped} || true"));
+    }
+}
+
+#[test]
+fn predicate_depends_on_the_node_only_where_it_reads_its_name() {
+    for (expression, node, version, list) in [
+        ("self.a == node", true, false, false),
+        ("all.all(x, x.a == version)", false, true, true),
+        ("self.node == 'node' && self.version == 1", false, false, false),
+    ] {
+        let predicate = Predicate::of(expression).unwrap();
+        let found = (predicate.uses_node, predicate.uses_version, predicate.of_list);
+        assert_eq!(found, (node, version, list), "{expression}");
+    }
+}
