@@ -16,7 +16,7 @@ const CRATES: [(&str, &str); 10] = [
     ),
     (
         "planner",
-        "fnv hold annotations claims hooks expressions rules signature wait view pause standby policy revisions history drain decision survey gates phase plan lint simulation",
+        "fnv hold annotations claims hooks predicate expressions rules signature wait view pause standby policy objects revisions history drain decision survey gates phase plan lint simulation",
     ),
     (
         "controller",

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use models::shadow::{BottlerocketShadowSpec, ControllerStatus, Mode, OwnerBefore, Place, Progress, Step};
 
 use crate::claims::ClaimFields;
+use crate::expressions::Question;
 use crate::rules::Rules;
 use crate::view::{Compared, PodFacts};
 use crate::wait::Wait;
@@ -135,7 +136,7 @@ pub(crate) struct Decision<V = Verdict> {
     /// True if the node keeps its slot, which it does not use yet: it is being checked.
     pub(crate) keeps_slot: bool,
     /// The expressions that it waits for.
-    pub(crate) expressions: Vec<String>,
+    pub(crate) expressions: Vec<Question>,
     /// The time from which on these have to be queried, if their last answers are too old.
     pub(crate) asking_since: Option<Timestamp>,
     /// The time to decide again.
@@ -195,7 +196,7 @@ impl<V> Decision<V> {
         Self { keeps_slot: true, ..self }
     }
 
-    pub(crate) fn querying(self, queries: impl IntoIterator<Item = String>) -> Self {
+    pub(crate) fn querying(self, queries: impl IntoIterator<Item = Question>) -> Self {
         Self { expressions: self.expressions.into_iter().chain(queries).collect(), ..self }
     }
 

@@ -1,9 +1,97 @@
-//! Insertion of a node's name into a query.
+//! The expressions of the policy, which Prometheus or objects of the cluster answer, and the questions to these about a node.
 
-/// The only variable.
+use models::operator::{Expression, ObjectCheck};
+use semver::Version;
+
+use crate::predicate::Predicate;
+
+/// The node that an expression is evaluated for.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a> {
+    pub node: &'a str,
+    /// The version of its attempt; `None` without one.
+    pub version: Option<&'a Version>,
+}
+
+impl<'a> Subject<'a> {
+    /// Returns another node with the same version.
+    pub const fn of_node(self, node: &'a str) -> Self {
+        Self { node, ..self }
+    }
+}
+
+/// An expression of the policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// A query to Prometheus, which has to return nothing.
+    Query(Expression),
+    /// A CEL expression, which has to be true of objects of the cluster.
+    Objects(ObjectCheck),
+}
+
+/// The question of an expression: the same for all nodes, unless it names the node or the version.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Question {
+    /// A query to Prometheus, with the name of the node in it.
+    Query(String),
+    Objects(ObjectQuestion),
+}
+
+/// A check of objects.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ObjectQuestion {
+    pub check: ObjectCheck,
+    /// The name of the node, if the expression depends on it.
+    pub node: Option<String>,
+    /// The version, if the expression depends on it; empty without an attempt.
+    pub version: Option<String>,
+}
+
+impl Check {
+    /// Returns the name in reasons and messages.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Query(expression) => &expression.name,
+            Self::Objects(check) => &check.name,
+        }
+    }
+
+    /// Returns whether this is asked, and is the same for all nodes.
+    pub fn is_asked_of_all(&self, question: &Question) -> bool {
+        match (self, question) {
+            (Self::Query(expression), Question::Query(query)) => *query == expression.query,
+            (Self::Objects(check), Question::Objects(asked)) => asked.node.is_none() && asked.check == *check,
+            _ => false,
+        }
+    }
+
+    /// Returns the question about a node, and whether it is the same for all nodes.
+    ///
+    /// # Errors
+    /// The reason why it cannot be asked.
+    pub fn question(&self, subject: Subject<'_>) -> Result<(Question, bool), QueryError> {
+        match self {
+            Self::Query(expression) => {
+                let query = for_node(&expression.query, subject.node)?;
+                let shared = query == expression.query;
+                Ok((Question::Query(query), shared))
+            }
+            Self::Objects(check) => {
+                let predicate = Predicate::of(&check.expression).map_err(QueryError::Cel)?;
+                let version = || subject.version.map(Version::to_string).unwrap_or_default();
+                let node = predicate.uses_node.then(|| subject.node.to_owned());
+                let version = predicate.uses_version.then(version);
+                let shared = node.is_none();
+                Ok((Question::Objects(ObjectQuestion { check: check.clone(), node, version }), shared))
+            }
+        }
+    }
+}
+
+/// The only variable of a query.
 const NODE: &str = "node";
 
-/// The reason why a query cannot be sent for a node.
+/// The reason why an expression cannot be evaluated for a node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueryError {
     /// The name is not valid for a node, so it is not put into a query.
@@ -13,6 +101,9 @@ pub enum QueryError {
     /// has to return.
     #[error("{0} is not known: $node is the only variable; in label_replace name groups by number, as $1")]
     Word(String),
+    /// The CEL expression cannot be evaluated.
+    #[error("{0}")]
+    Cel(String),
 }
 
 /// Returns the query for one node: every `$node` is replaced by its name.

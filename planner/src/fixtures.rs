@@ -15,6 +15,7 @@ use semver::Version;
 
 use crate::claims::ClaimFields;
 use crate::decision::Action;
+use crate::expressions::Question;
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::survey::rollout::Rollouts;
@@ -26,6 +27,11 @@ pub(crate) const NEW: Version = Version::new(1, 20, 5);
 
 pub(crate) fn t(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()
+}
+
+/// A query to Prometheus.
+pub(crate) fn question(query: &str) -> Question {
+    Question::Query(query.to_owned())
 }
 
 pub(crate) fn pod(node: &str, bare: bool) -> PodFacts {

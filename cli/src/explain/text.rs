@@ -65,6 +65,14 @@ pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bo
         let text = format!("the controller has recorded {}: {}", recorded.reason, recorded.message);
         field("Recorded:", Style::Warn, &text);
     }
+    for object in &explanation.objects {
+        let (style, text) = match (object.result, &object.message) {
+            ("True", _) => (Style::Good, "true".to_owned()),
+            ("False", Some(message)) => (Style::Warn, message.clone()),
+            (_, message) => (Style::Warn, format!("not known: {}", message.as_deref().unwrap_or_default())),
+        };
+        field("Object:", style, &format!("{}, {} an update: {text}", object.name, object.when));
+    }
     for (index, next) in explanation.next.iter().enumerate() {
         let at = next.at.map_or_else(String::new, |at| format!("{}: ", moment(at, now)));
         field(if index == 0 { "Next:" } else { "" }, Style::Plain, &format!("{at}{}", next.what));
@@ -86,7 +94,7 @@ pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bo
             };
             let text = match (&check.message, check.result) {
                 (Some(message), "Waits" | "Passed" | "UpToDate") => message.clone(),
-                (_, "NotKnown") => format!("{} (the controller asks Prometheus)", check.holds),
+                (_, "NotKnown") => format!("{} (the controller evaluates them)", check.holds),
                 _ => check.holds.to_owned(),
             };
             [Cell::new(word, style), Cell::from(check.name.to_owned()), Cell::from(text)]

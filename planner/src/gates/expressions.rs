@@ -1,39 +1,37 @@
-//! The Prometheus expressions. No answer is an objection.
+//! The expressions of the policy, of Prometheus and of objects. No answer is an objection.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use models::operator::Expression;
 
 use super::Obstacle;
-use crate::expressions::for_node;
+use crate::expressions::{Check, Question, Subject};
 use crate::survey::NodeContext;
 use crate::view::Answer;
 use crate::wait::Wait;
 
-/// The queries of a node: `$node` is replaced by its name. One that cannot be built is not sent, and [`gate`] refuses the node.
-pub(crate) fn queries(expressions: &[Expression], node: &str) -> impl Iterator<Item = String> {
-    expressions.iter().filter_map(move |expression| for_node(&expression.query, node).ok())
+/// The questions about a node. One that cannot be asked is left out, and [`gate`] refuses the node.
+pub(crate) fn questions<'a>(checks: &'a [Check], subject: Subject<'a>) -> impl Iterator<Item = Question> {
+    checks.iter().filter_map(move |check| Some(check.question(subject).ok()?.0))
 }
 
-/// Returns the first expression that has to return nothing before a drain, and does not.
+/// Returns the first expression that has to be quiet before a drain, and is not.
 pub(crate) fn gate(ctx: &NodeContext<'_>) -> Option<Obstacle> {
-    obstacle(&ctx.group().before.expressions, &ctx.facts().name, &ctx.view.expressions)
+    obstacle(&ctx.group().before.checks, ctx.subject(), &ctx.view.expressions)
 }
 
-fn obstacle(expressions: &[Expression], node: &str, answers: &BTreeMap<String, Answer>) -> Option<Obstacle> {
-    expressions.iter().find_map(|expression| {
-        let name = expression.name.clone();
-        let query = match for_node(&expression.query, node) {
-            Ok(query) => query,
+fn obstacle(checks: &[Check], subject: Subject<'_>, answers: &BTreeMap<Question, Answer>) -> Option<Obstacle> {
+    checks.iter().find_map(|check| {
+        let name = check.name().to_owned();
+        let (question, shared) = match check.question(subject) {
+            Ok(question) => question,
             // Sent without its name it could match nothing, and an empty result lets a node pass.
             Err(error) => {
                 let wait = Wait::ExpressionFails { name, message: error.to_string(), shared: false };
                 return Some(Obstacle::Refused(wait));
             }
         };
-        let shared = query == expression.query;
-        match answers.get(&query) {
+        match answers.get(&question) {
             Some(answer) => objection(answer, name, shared).map(Obstacle::Refused),
             None => Some(Obstacle::Unknown(Wait::ExpressionsPending { name })),
         }
@@ -49,120 +47,137 @@ pub(crate) fn objection(answer: &Answer, name: String, shared: bool) -> Option<W
     }
 }
 
-/// Expressions that have all returned nothing.
+/// Expressions that are all quiet.
 pub(crate) struct Quiet {
-    /// Time since which all of them have.
+    /// Time since which all of them are.
     pub(crate) since: Timestamp,
-    /// Time by which all of them were queried again.
+    /// Time by which all of them were evaluated again.
     pub(crate) asked: Timestamp,
-    /// Name of the one whose last query is the oldest.
+    /// Name of the one whose last evaluation is the oldest.
     pub(crate) oldest: String,
 }
 
-/// Returns since when these expressions have returned nothing; `None` if there are no expressions.
+/// Returns since when these expressions have been quiet; `None` if there are no expressions.
 pub(crate) fn quiet(
-    expressions: &[Expression],
-    node: &str,
-    answers: &BTreeMap<String, Answer>,
+    checks: &[Check],
+    subject: Subject<'_>,
+    answers: &BTreeMap<Question, Answer>,
 ) -> Result<Option<Quiet>, Wait> {
-    if let Some(obstacle) = obstacle(expressions, node, answers) {
+    if let Some(obstacle) = obstacle(checks, subject, answers) {
         return Err(obstacle.into_wait());
     }
-    let of = |expression: &Expression| match answers.get(&for_node(&expression.query, node).ok()?)? {
-        Answer::Quiet { since, asked } => Some(Quiet { since: *since, asked: *asked, oldest: expression.name.clone() }),
+    let of = |check: &Check| match answers.get(&check.question(subject).ok()?.0)? {
+        Answer::Quiet { since, asked } => Some(Quiet { since: *since, asked: *asked, oldest: check.name().to_owned() }),
         Answer::Firing { .. } | Answer::Failed { .. } => None,
     };
-    let all: Vec<Quiet> = expressions.iter().filter_map(of).collect();
+    let all: Vec<Quiet> = checks.iter().filter_map(of).collect();
     let since = all.iter().map(|quiet| quiet.since).max();
     let oldest = all.into_iter().min_by_key(|quiet| quiet.asked);
     Ok(since.zip(oldest).map(|(since, oldest)| Quiet { since, ..oldest }))
 }
 
-/// An expression that returns something.
+/// An expression that fires.
 pub(crate) struct Firing<'a> {
-    pub(crate) name: &'a str,
-    /// The query as policy has it, with its variable.
-    query: &'a str,
-    /// The first series.
+    check: &'a Check,
+    subject: Subject<'a>,
+    /// The first series, or object.
     pub(crate) series: &'a str,
-    /// Time since which it has.
+    /// Time since which it has fired.
     pub(crate) since: Timestamp,
     /// True if it is the same for all nodes.
     pub(crate) shared: bool,
 }
 
 impl Firing<'_> {
+    pub(crate) fn name(&self) -> &str {
+        self.check.name()
+    }
+
     pub(crate) fn wait(&self) -> Wait {
-        Wait::ExpressionFires { name: self.name.to_owned(), series: self.series.to_owned(), shared: self.shared }
+        Wait::ExpressionFires { name: self.name().to_owned(), series: self.series.to_owned(), shared: self.shared }
     }
 
-    /// Returns its query for another node.
-    pub(crate) fn query_for(&self, node: &str) -> Option<String> {
-        for_node(self.query, node).ok()
+    /// Returns the question about another node.
+    pub(crate) fn question_about(&self, node: &str) -> Option<Question> {
+        Some(self.check.question(self.subject.of_node(node)).ok()?.0)
     }
 }
 
-/// Returns those of the expressions that return something.
+/// Returns those of the expressions that fire.
 pub(crate) fn firing<'a>(
-    expressions: &'a [Expression],
-    node: &str,
-    answers: &'a BTreeMap<String, Answer>,
+    checks: &'a [Check],
+    subject: Subject<'a>,
+    answers: &'a BTreeMap<Question, Answer>,
 ) -> Vec<Firing<'a>> {
-    let of = |expression: &'a Expression| {
-        let query = for_node(&expression.query, node).ok()?;
-        let Answer::Firing { series, since } = answers.get(&query)? else { return None };
-        let shared = query == expression.query;
-        Some(Firing { name: &expression.name, query: &expression.query, series, since: *since, shared })
+    let of = |check: &'a Check| {
+        let (question, shared) = check.question(subject).ok()?;
+        let Answer::Firing { series, since } = answers.get(&question)? else { return None };
+        Some(Firing { check, subject, series, since: *since, shared })
     };
-    expressions.iter().filter_map(of).collect()
+    checks.iter().filter_map(of).collect()
 }
 
-/// The expressions that differ from node to node, each with its query for this one.
-fn own<'a>(expressions: &'a [Expression], node: &'a str) -> impl Iterator<Item = (&'a Expression, String)> {
-    let query = move |expression: &'a Expression| Some((expression, for_node(&expression.query, node).ok()?));
-    expressions.iter().filter_map(query).filter(|(expression, query)| *query != expression.query)
+/// The expressions that differ from node to node, each with the question about this one.
+fn own<'a>(checks: &'a [Check], subject: Subject<'a>) -> impl Iterator<Item = (&'a Check, Question)> {
+    let asked = move |check: &'a Check| {
+        let (question, shared) = check.question(subject).ok()?;
+        (!shared).then_some((check, question))
+    };
+    checks.iter().filter_map(asked)
 }
 
-/// The queries of those that differ from node to node.
-pub(crate) fn own_queries<'a>(expressions: &'a [Expression], node: &'a str) -> impl Iterator<Item = String> {
-    own(expressions, node).map(|(_, query)| query)
+/// The questions of those that differ from node to node.
+pub(crate) fn own_questions<'a>(checks: &'a [Check], subject: Subject<'a>) -> impl Iterator<Item = Question> {
+    own(checks, subject).map(|(_, question)| question)
 }
 
-/// Returns the first of those that differ from node to node that has no answer yet. A query that has failed is repeated.
-pub(crate) fn own_pending(expressions: &[Expression], node: &str, answers: &BTreeMap<String, Answer>) -> Option<Wait> {
-    let is_pending = |query: &String| matches!(answers.get(query), None | Some(Answer::Failed { .. }));
-    let (pending, _) = own(expressions, node).find(|(_, query)| is_pending(query))?;
-    Some(Wait::ExpressionsPending { name: pending.name.clone() })
+/// Returns the first of those that differ from node to node that has no answer yet. One that has failed is asked again.
+pub(crate) fn own_pending(
+    checks: &[Check],
+    subject: Subject<'_>,
+    answers: &BTreeMap<Question, Answer>,
+) -> Option<Wait> {
+    let is_pending = |question: &Question| matches!(answers.get(question), None | Some(Answer::Failed { .. }));
+    let (pending, _) = own(checks, subject).find(|(_, question)| is_pending(question))?;
+    Some(Wait::ExpressionsPending { name: pending.name().to_owned() })
 }
 
-/// Returns the names of those that differ from node to node and return nothing.
-pub(crate) fn own_quiet(expressions: &[Expression], node: &str, answers: &BTreeMap<String, Answer>) -> Vec<String> {
-    let quiet = |query: &String| matches!(answers.get(query), Some(Answer::Quiet { .. }));
-    own(expressions, node).filter(|(_, query)| quiet(query)).map(|(expression, _)| expression.name.clone()).collect()
+/// Returns the names of those that differ from node to node and are quiet.
+pub(crate) fn own_quiet(checks: &[Check], subject: Subject<'_>, answers: &BTreeMap<Question, Answer>) -> Vec<String> {
+    let quiet = |question: &Question| matches!(answers.get(question), Some(Answer::Quiet { .. }));
+    own(checks, subject).filter(|(_, question)| quiet(question)).map(|(check, _)| check.name().to_owned()).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use models::operator::{Expression, ObjectCheck};
+
     use super::*;
-    use crate::fixtures::t;
+    use crate::fixtures::{question, t};
+
+    fn of_node(node: &str) -> Subject<'_> {
+        Subject { node, version: None }
+    }
+
+    fn query(name: &str, query: &str) -> Check {
+        Check::Query(Expression { name: name.into(), query: query.into() })
+    }
 
     #[test]
     fn query_with_unknown_variable_fails_without_being_sent() {
         for query in ["ALERTS{node=\"${node}\"}", "ALERTS{node=\"$nodes\"}", "up{instance=\"$instance\"} == 0"] {
-            let expressions = [Expression { name: "alerts".into(), query: query.into() }];
-            assert_eq!(queries(&expressions, "a").count(), 0, "{query}");
-            let answers = BTreeMap::from([(query.to_owned(), Answer::Quiet { since: t(0), asked: t(0) })]);
-            let found = obstacle(&expressions, "a", &answers);
+            let checks = [self::query("alerts", query)];
+            assert_eq!(questions(&checks, of_node("a")).count(), 0, "{query}");
+            let answers = BTreeMap::from([(question(query), Answer::Quiet { since: t(0), asked: t(0) })]);
+            let found = obstacle(&checks, of_node("a"), &answers);
             assert!(matches!(found, Some(Obstacle::Refused(Wait::ExpressionFails { .. }))), "{query}: {found:?}");
-            assert!(quiet(&expressions, "a", &answers).is_err(), "{query}");
+            assert!(quiet(&checks, of_node("a"), &answers).is_err(), "{query}");
         }
     }
 
     #[test]
     fn gate_passes_only_when_all_expressions_return_nothing() {
-        let expressions: Vec<_> = [("errors", "errors > 0"), ("load", "load{node=\"$node\"} > 9")]
-            .map(|(name, query)| Expression { name: name.into(), query: query.into() })
-            .into();
+        let checks = [query("errors", "errors > 0"), query("load", "load{node=\"$node\"} > 9")];
         let load = "load{node=\"a\"} > 9";
         let quiet = || Answer::Quiet { since: t(0), asked: t(0) };
         let pending = |name: &str| Some(Obstacle::Unknown(Wait::ExpressionsPending { name: name.into() }));
@@ -182,9 +197,27 @@ mod tests {
                 refused(Wait::ExpressionFails { name: "errors".into(), message: "no answer".into(), shared: true }),
             ),
         ] {
-            let answers = answers.into_iter().map(|(query, answer)| (query.to_owned(), answer)).collect();
-            assert_eq!(obstacle(&expressions, "a", &answers), expected, "{sentence}");
+            let answers = answers.into_iter().map(|(query, answer)| (question(query), answer)).collect();
+            assert_eq!(obstacle(&checks, of_node("a"), &answers), expected, "{sentence}");
         }
-        assert_eq!(obstacle(&[], "a", &BTreeMap::new()), None);
+        assert_eq!(obstacle(&[], of_node("a"), &BTreeMap::new()), None);
+    }
+
+    #[test]
+    fn check_of_objects_is_the_same_for_all_nodes_unless_it_reads_the_name_of_the_node() {
+        let version = semver::Version::new(1, 20, 5);
+        let subject = Subject { node: "a", version: Some(&version) };
+        for (expression, node, of) in [
+            ("self.ok", None, None),
+            ("self.blocked != version", None, Some("1.20.5")),
+            ("all.all(v, v.spec.nodeName != node || v.status.attached)", Some("a"), None),
+        ] {
+            let check = Check::Objects(ObjectCheck { expression: expression.into(), ..ObjectCheck::default() });
+            let (question, shared) = check.question(subject).unwrap();
+            let Question::Objects(question) = question else { panic!("{question:?}") };
+            assert_eq!((question.node.as_deref(), question.version.as_deref()), (node, of), "{expression}");
+            assert_eq!(shared, node.is_none(), "{expression}");
+            assert_eq!(own_questions(&[check], subject).count(), usize::from(node.is_some()), "{expression}");
+        }
     }
 }

@@ -21,7 +21,7 @@ use crate::survey::{NodeContext, control_plane};
 use crate::wait::Wait;
 
 pub(crate) use expressions::{
-    Firing, firing, gate as expression, objection, own_pending, own_queries, own_quiet, queries, quiet,
+    Firing, firing, gate as expression, objection, own_pending, own_questions, own_quiet, questions, quiet,
 };
 pub(crate) use fleet::{blackout, cluster_is_well as cluster_unwell};
 pub(crate) use host::{has_reported as no_report, is_usable as host_not_usable};

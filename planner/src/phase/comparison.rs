@@ -8,6 +8,7 @@ use models::shadow::{AttemptResult, NodeBefore};
 use models::time::after;
 
 use super::row::{Attempt, Turn, fail};
+use crate::expressions::Question;
 use crate::gates::Firing;
 use crate::survey::unavailable::comes_or_goes;
 use crate::survey::unwell::{Comparison, LONGEST, compared_since, comparison_nodes, was_held, was_taken_out};
@@ -91,30 +92,31 @@ pub(super) const fn are_most(count: usize, all: usize) -> bool {
 
 /// Returns why a result of an expression for the node is no evidence against the version, if it is none: for most of a
 /// few nodes like it, the expression returns something too or has no answer, or there is no such node. An empty result
-/// counts only from the first of the two times on. Where answers are missing before the second one, returns the queries
-/// instead.
+/// counts only from the first of the two times on. Where answers are missing before the second one, returns the
+/// questions instead.
 pub(super) fn excuse_expression(
     ctx: &Attempt<'_>,
     fires: &Firing<'_>,
     (since, limit): (Timestamp, Timestamp),
-) -> Result<Option<&'static str>, Vec<String>> {
+) -> Result<Option<&'static str>, Vec<Question>> {
     let before = ctx.node.record().and_then(|record| record.before.as_ref());
     let alike = before.map(|before| alike(ctx, before)).unwrap_or_default();
-    let queries: Vec<String> = alike.iter().take(QUERIED).filter_map(|facts| fires.query_for(&facts.name)).collect();
+    let others = alike.iter().take(QUERIED);
+    let questions: Vec<Question> = others.filter_map(|facts| fires.question_about(&facts.name)).collect();
     let (mut quiet, mut firing) = (0, 0);
-    for answer in queries.iter().filter_map(|query| ctx.view.expressions.get(query)) {
+    for answer in questions.iter().filter_map(|question| ctx.view.expressions.get(question)) {
         match answer {
             Answer::Quiet { asked, .. } if *asked >= since => quiet += 1,
             Answer::Firing { .. } => firing += 1,
             Answer::Quiet { .. } | Answer::Failed { .. } => {}
         }
     }
-    if quiet + firing < queries.len() && ctx.now < limit {
-        return Err(queries);
+    if quiet + firing < questions.len() && ctx.now < limit {
+        return Err(questions);
     }
-    Ok(if queries.is_empty() {
+    Ok(if questions.is_empty() {
         Some("and there is no node like it without the version to compare it with")
-    } else if are_most(queries.len() - quiet, queries.len()) {
+    } else if are_most(questions.len() - quiet, questions.len()) {
         Some("and does so for nodes without the version too, or has no answer for them")
     } else {
         None

@@ -16,6 +16,7 @@ use super::row::{Attempt, Turn, act, begun, fail, soaked, stay};
 use super::usable;
 use super::workloads::{READ_AGAIN, rejected, uncreated};
 use crate::decision::Action;
+use crate::expressions::Question;
 use crate::gates::{self, Firing};
 use crate::survey::NodeContext;
 use crate::survey::unwell::LONGEST;
@@ -62,7 +63,7 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
         Ok(None) => {}
         Err(read) => return looking(act(read)),
     }
-    let quiet = gates::quiet(&after_policy.expressions, &ctx.facts().name, &ctx.view.expressions);
+    let quiet = gates::quiet(&after_policy.checks, ctx.subject(), &ctx.view.expressions);
     // It may be an expression that has interrupted it: that is not over without an answer.
     if ctx.progress.interrupted.is_some() && quiet.is_ok() {
         // From now on the node has the whole soak to stay well, also past the deadline.
@@ -132,7 +133,7 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
 /// end, since an answer from before it, or from its begin alone, says nothing about its end.
 fn querying(ctx: &Attempt<'_>, turn: Turn) -> Turn {
     let after_policy = &ctx.group().after;
-    let turn = turn.querying(gates::queries(&after_policy.expressions, &ctx.facts().name));
+    let turn = turn.querying(gates::questions(&after_policy.checks, ctx.subject()));
     // If it moved with the deadline, they would be queried without end.
     let last = after(begun(ctx), after_policy.timeout.saturating_sub(LASTING));
     if ctx.now < last { turn.asking_since(begun(ctx)).waking_at(last) } else { turn.asking_since(last) }
@@ -163,7 +164,7 @@ fn interruption(
 
 /// Returns the expressions that return something.
 fn firing<'a>(ctx: &'a Attempt<'_>) -> Vec<Firing<'a>> {
-    gates::firing(&ctx.group().after.expressions, &ctx.facts().name, &ctx.view.expressions)
+    gates::firing(&ctx.group().after.checks, ctx.subject(), &ctx.view.expressions)
 }
 
 /// Time that pods have to become Ready after a boot before anything is read of their owners.
@@ -252,7 +253,7 @@ fn expressions_fire(ctx: &Attempt<'_>, interruption: &Wait, deadline: Timestamp)
     let limit = after(goes_on.map_or(deadline, |at| at.max(deadline)), LASTING);
     let (mut excuses, mut queries) = (Vec::new(), Vec::new());
     for fires in firing(ctx) {
-        let returned = format!("the expression {} returned {}", fires.name, fires.series);
+        let returned = format!("the expression {} returned {}", fires.name(), fires.series);
         match no_evidence(ctx, &fires, (deadline, limit)) {
             Ok(None) => {
                 let message = format!("{returned} on {}", ctx.progress.version);
@@ -274,9 +275,9 @@ fn no_evidence(
     ctx: &Attempt<'_>,
     fires: &Firing<'_>,
     answered: (Timestamp, Timestamp),
-) -> Result<Option<&'static str>, Vec<String>> {
+) -> Result<Option<&'static str>, Vec<Question>> {
     let before = ctx.node.record().and_then(|record| record.before.as_ref());
-    let was_quiet = || before.is_some_and(|before| before.quiet_expressions.iter().any(|name| name == fires.name));
+    let was_quiet = || before.is_some_and(|before| before.quiet_expressions.iter().any(|name| name == fires.name()));
     Ok(match ctx.mode() {
         _ if fires.shared => Some("and is the same for all nodes"),
         Mode::Drill { .. } => None,

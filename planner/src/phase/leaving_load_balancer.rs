@@ -36,7 +36,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     }
     let until = left_by(ctx);
     if ctx.now < until {
-        let queries = gates::queries(&ctx.group().before.expressions, &ctx.facts().name);
+        let queries = gates::questions(&ctx.group().before.checks, ctx.subject());
         return stay(Wait::LeavingLoadBalancer { until }).querying(queries).waking_at(until);
     }
     kept_back(ctx, gates::before_eviction(ctx), deadline).unwrap_or_else(|| begin_drain(ctx, Step::Draining))

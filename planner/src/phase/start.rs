@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::operator::Expression;
 use models::shadow::{CORDONED, DRAINED, DrainStatus, Mode, Progress, RolloutPlace, Step};
 use models::time::after;
 
@@ -15,6 +14,7 @@ use super::row::{Attempt, Outcome, Turn, stay};
 use super::usable;
 use crate::claims::ClaimField;
 use crate::decision::Note;
+use crate::expressions::Check;
 use crate::gates::{self, Obstacle};
 use crate::view::{OWNER_WAIT, PodFacts};
 use crate::wait::Wait;
@@ -46,7 +46,7 @@ pub(super) fn kept_back(ctx: &Attempt<'_>, obstacle: Option<Obstacle>, until: Ti
     if !waits {
         return Some(Turn::of(Outcome::Refuse(wait)));
     }
-    Some(stay(wait).querying(gates::queries(&ctx.group().before.expressions, &ctx.facts().name)).waking_at(until))
+    Some(stay(wait).querying(gates::questions(&ctx.group().before.checks, ctx.subject())).waking_at(until))
 }
 
 /// Goes on to the drain of a claimed node, or to the wait before it.
@@ -86,9 +86,9 @@ fn named_first(ctx: &Attempt<'_>) -> String {
 /// Begins the drain of a node with a slot: records the pods to evict before anything is changed.
 pub(super) fn start_drain(ctx: &Attempt<'_>) -> Turn {
     let policy = ctx.group();
-    let (name, drill) = (&ctx.facts().name, ctx.mode().is_drill());
-    let compared: &[Expression] = if drill { &[] } else { &policy.after.expressions };
-    let queries = || gates::queries(&policy.before.expressions, name).chain(gates::own_queries(compared, name));
+    let (subject, drill) = (ctx.subject(), ctx.mode().is_drill());
+    let compared: &[Check] = if drill { &[] } else { &policy.after.checks };
+    let queries = || gates::questions(&policy.before.checks, subject).chain(gates::own_questions(compared, subject));
     let (Some(on_node), Some(sorted)) = (&ctx.node.pods, ctx.sorted_pods()) else {
         return stay(Wait::ReadingPods).keeping_slot().watching_pods().querying(queries());
     };
@@ -103,7 +103,7 @@ pub(super) fn start_drain(ctx: &Attempt<'_>) -> Turn {
     // These answers are compared with those after the update. They refuse no drain, and are waited for no longer than this.
     let slot = ctx.view.slots().find(|slot| slot.uid == ctx.facts().uid);
     let answered = slot.map_or(ctx.now, |slot| after(slot.since, FIRST_ANSWERS));
-    if let Some(pending) = gates::own_pending(compared, name, &ctx.view.expressions).filter(|_| ctx.now < answered) {
+    if let Some(pending) = gates::own_pending(compared, subject, &ctx.view.expressions).filter(|_| ctx.now < answered) {
         // A query that fails is sent once more, whatever the interval is.
         let again = slot.map_or(ctx.now, |slot| after(slot.since, FIRST_ANSWERS / 2));
         let asked = stay(pending).keeping_slot().watching_pods().querying(queries()).asking_since(again);

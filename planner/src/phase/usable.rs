@@ -65,7 +65,7 @@ pub(super) fn facts(ctx: &NodeContext<'_>) -> NodeBefore {
         daemon_sets: daemon_sets(ctx.node.pods.as_deref().unwrap_or_default()),
         replica_sets: replica_sets(ctx),
         static_pods: static_pods(ctx.node.pods.as_deref().unwrap_or_default()),
-        quiet_expressions: gates::own_quiet(&ctx.group().after.expressions, &own.name, &ctx.view.expressions),
+        quiet_expressions: gates::own_quiet(&ctx.group().after.checks, ctx.subject(), &ctx.view.expressions),
         compared_with: alike,
     }
 }

@@ -40,7 +40,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         return ctx.next_with(Step::Returning, again, |_| {});
     }
     // They are checked once more after these writes.
-    let queries = || gates::queries(&ctx.group().after.expressions, &ctx.facts().name);
+    let queries = || gates::questions(&ctx.group().after.checks, ctx.subject());
     match check_health(ctx) {
         Some(soaks) => protect(ctx).filter(|_| !desired).map_or(soaks, act),
         None if desired && ctx.shadow.spec.state != HostState::Idle => act(withdraw(ctx)).querying(queries()),

@@ -9,6 +9,7 @@ use models::shadow::Step;
 
 use super::shadows::ShadowChange;
 use crate::decision::{Action, Evictions};
+use crate::expressions::Question;
 use crate::revisions::RevisionAction;
 use crate::survey::quarantine::Quarantine;
 use crate::view::NodeFacts;
@@ -35,9 +36,9 @@ pub struct Plan {
     /// The staged nodes that are not drained because of their pods, budgets or expressions, all of which were checked.
     pub refused: BTreeMap<String, Wait>,
     /// The expressions to query.
-    pub expressions: BTreeSet<String>,
+    pub expressions: BTreeSet<Question>,
     /// Those of them whose answer is too old if its query was sent before this time: they are queried at once.
-    pub asked_again: BTreeMap<String, Timestamp>,
+    pub asked_again: BTreeMap<Question, Timestamp>,
     pub shadows: Vec<ShadowChange>,
     /// The nodes to label with `bottlerocket.aws/updater-interface-version`.
     pub labels: Vec<NodeFacts>,

@@ -13,12 +13,13 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use models::operator::{
-    AtDeadline, CordonedNodes, CountOrPercent, Deadlines, Expression, GuardedPods, MAX_SLOTS, MarkedPods, NodeSelector,
+    AtDeadline, CordonedNodes, CountOrPercent, Deadlines, GuardedPods, MAX_SLOTS, MarkedPods, NodeSelector,
     NoticeReceiver, OutOfBounds,
 };
 use models::permit::SHUTDOWN_LIMIT;
 use models::time::after;
 
+use crate::expressions::Check;
 use crate::rules::Rules;
 use crate::view::{NodeFacts, OperatorFacts, PodFacts};
 
@@ -56,7 +57,8 @@ pub struct Before {
     pub pods_ready: bool,
     /// Number of nodes not Ready above which nothing starts.
     pub max_unhealthy_nodes: Option<CountOrPercent>,
-    pub expressions: Vec<Expression>,
+    /// The expressions that have to be quiet.
+    pub checks: Vec<Check>,
 }
 
 /// Conditions for the success of a node's update.
@@ -68,7 +70,8 @@ pub struct After {
     pub pods_ready: bool,
     /// Maximum time until it is healthy for the soak.
     pub timeout: Duration,
-    pub expressions: Vec<Expression>,
+    /// The expressions that have to be quiet.
+    pub checks: Vec<Check>,
 }
 
 impl Default for After {
@@ -77,7 +80,7 @@ impl Default for After {
             soak: Duration::from_secs(60),
             pods_ready: true,
             timeout: Duration::from_secs(15 * 60),
-            expressions: Vec::new(),
+            checks: Vec::new(),
         }
     }
 }

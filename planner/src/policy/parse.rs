@@ -1,18 +1,20 @@
 //! Conversion of the resource's spec into the policy.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use models::names::{AWS_HOOK, PROMETHEUS_SECRET};
 use models::operator::{
     BottlerocketUpdateOperatorSpec, CanaryStep as CanaryStepSpec, CountOrPercent, DrainPolicy, Expression,
     HealthPolicy, Hook as HookSpec, HookWait as HookWaitSpec, MAX_FAILURES, NodeGroup, NodeSelector, NoticesPolicy,
-    OnTimeout, PrometheusPolicy, SchedulePolicy, StepApproval, url_without_user_information,
+    ObjectCheck, OnTimeout, PrometheusPolicy, SchedulePolicy, StepApproval, url_without_user_information,
 };
 
 use super::{
     After, Before, CanaryStep, Drain, Group, GroupPolicy, Hook, HookWait, Notices, Policy, PolicyError, Prometheus,
     Schedule, version,
 };
+use crate::expressions::{Check, Subject};
 use crate::rules::Rules;
 
 /// Default time out of external load balancers before a node's drain, where policy enables it without a time.
@@ -105,14 +107,16 @@ impl Policy {
             ..default
         };
         policy.reject_missing_prometheus(&mut errors);
-        policy.reject_unknown_variables(&mut errors);
+        policy.reject_invalid_expressions(&mut errors);
         if errors.is_empty() { Ok(policy) } else { Err(errors) }
     }
 
     /// Rejects expressions without a Prometheus server.
     fn reject_missing_prometheus(&self, errors: &mut Vec<PolicyError>) {
-        let asks =
-            |policy: &GroupPolicy| !(policy.before.expressions.is_empty() && policy.after.expressions.is_empty());
+        let asks = |policy: &GroupPolicy| {
+            let mut checks = policy.before.checks.iter().chain(&policy.after.checks);
+            checks.any(|check| matches!(check, Check::Query(_)))
+        };
         if self.prometheus.is_none() && (asks(&self.all) || self.groups.iter().any(|g| asks(&g.policy))) {
             errors.push(PolicyError {
                 field: "spec.prometheus.url".to_owned(),
@@ -121,17 +125,29 @@ impl Policy {
         }
     }
 
-    /// Rejects expressions with an unknown variable: it would match nothing, and an empty result is what an expression
-    /// has to return.
-    fn reject_unknown_variables(&self, errors: &mut Vec<PolicyError>) {
+    /// Rejects queries with an unknown variable: it would match nothing, and an empty result is what a query has to return. And CEL
+    /// expressions that cannot be parsed, and names that two checks share, whose results before the drain could not be told apart.
+    fn reject_invalid_expressions(&self, errors: &mut Vec<PolicyError>) {
         let all = std::iter::once(("spec".to_owned(), &self.all));
         let groups = self.groups.iter().enumerate().map(|(i, g)| (format!("spec.nodeGroups[{i}]"), &g.policy));
         for (path, policy) in all.chain(groups) {
-            for (when, expressions) in [("before", &policy.before.expressions), ("after", &policy.after.expressions)] {
-                for (index, expression) in expressions.iter().enumerate() {
-                    let Err(error) = crate::expressions::for_node(&expression.query, "node") else { continue };
-                    let field = format!("{path}.health.{when}.expressions[{index}].query");
-                    errors.push(PolicyError { field, message: error.to_string() });
+            for (when, checks) in [("before", &policy.before.checks), ("after", &policy.after.checks)] {
+                let (mut names, mut queries, mut objects) = (BTreeSet::new(), 0, 0);
+                for check in checks {
+                    let (list, index, text) = match check {
+                        Check::Query(_) => ("expressions", &mut queries, "query"),
+                        Check::Objects(_) => ("objects", &mut objects, "expression"),
+                    };
+                    let path = format!("{path}.health.{when}.{list}[{index}]");
+                    *index += 1;
+                    if let Err(error) = check.question(Subject { node: "node", version: None }) {
+                        errors.push(PolicyError { field: format!("{path}.{text}"), message: error.to_string() });
+                    }
+                    if !names.insert(check.name()) {
+                        let message =
+                            "an expression and a check of objects have this name: write another one".to_owned();
+                        errors.push(PolicyError { field: format!("{path}.name"), message });
+                    }
                 }
             }
         }
@@ -265,20 +281,28 @@ fn group_policy(
     };
     let HealthPolicy { before, after } = health.clone().unwrap_or_default();
     let (before, after) = (before.unwrap_or_default(), after.unwrap_or_default());
-    // A list that is empty and one that is absent are the same in the resource.
-    let expressions =
-        |own: Vec<Expression>, default: &[Expression]| if own.is_empty() { default.to_vec() } else { own };
     let soak = after.soak.map_or(default.after.soak, |d| d.0);
     let before = Before {
         pods_ready: before.pods_ready.unwrap_or(default.before.pods_ready),
         max_unhealthy_nodes: before.max_unhealthy_nodes.or_else(|| default.before.max_unhealthy_nodes.clone()),
-        expressions: expressions(before.expressions, &default.before.expressions),
+        checks: checks(before.expressions, before.objects, &default.before.checks),
     };
     let after = After {
         soak,
         pods_ready: after.pods_ready.unwrap_or(default.after.pods_ready),
         timeout: after.timeout.map_or(default.after.timeout, |d| d.0).max(soak.saturating_mul(2)),
-        expressions: expressions(after.expressions, &default.after.expressions),
+        checks: checks(after.expressions, after.objects, &default.after.checks),
     };
     GroupPolicy { schedule, drain, before, after }
+}
+
+/// Returns the checks of these lists. One that is empty, or absent, which is the same in the resource, is that of all nodes.
+fn checks(expressions: Vec<Expression>, objects: Vec<ObjectCheck>, default: &[Check]) -> Vec<Check> {
+    let is_inherited = |check: &&Check| match check {
+        Check::Query(_) => expressions.is_empty(),
+        Check::Objects(_) => objects.is_empty(),
+    };
+    let inherited: Vec<Check> = default.iter().filter(is_inherited).cloned().collect();
+    let own = expressions.into_iter().map(Check::Query).chain(objects.into_iter().map(Check::Objects));
+    inherited.into_iter().chain(own).collect()
 }

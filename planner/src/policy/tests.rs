@@ -1,4 +1,4 @@
-use models::operator::BottlerocketUpdateOperatorSpec;
+use models::operator::{BottlerocketUpdateOperatorSpec, Expression};
 
 use super::*;
 
@@ -24,6 +24,7 @@ fn documented_and_example_policies_are_valid() {
     let pages = [
         include_str!("../../../docs/policy.md"),
         include_str!("../../../docs/expressions.md"),
+        include_str!("../../../docs/object-checks.md"),
         include_str!("../../../docs/hooks.md"),
         include_str!("../../../docs/aws.md"),
         include_str!("../../../docs/notices.md"),
@@ -40,7 +41,7 @@ fn documented_and_example_policies_are_valid() {
         assert_eq!(Policy::from_spec(&spec).err(), None, "{block}");
         shown += 1;
     }
-    assert_eq!(shown, 14);
+    assert_eq!(shown, 15);
     let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/policies");
     for file in std::fs::read_dir(examples).unwrap() {
         let file = file.unwrap().path();
@@ -49,7 +50,7 @@ fn documented_and_example_policies_are_valid() {
         assert_eq!(Policy::from_spec(&spec).err(), None, "{}", file.display());
         shown += 1;
     }
-    assert_eq!(shown, 21);
+    assert_eq!(shown, 22);
 }
 
 #[test]
@@ -112,6 +113,16 @@ fn invalid_policy_error_names_its_field() {
             "spec.nodeGroups[0].schedule.windows[0].cron",
         ),
         (r#"{"health": {"before": {"expressions": [{"name": "errors", "query": "up == 0"}]}}}"#, "spec.prometheus.url"),
+        (
+            r#"{"health": {"before": {"objects": [{"name": "a", "apiVersion": "v1", "kind": "Pod", "expression": "self.status.phase =="}]}}}"#,
+            "spec.health.before.objects[0].expression",
+        ),
+        (
+            r#"{"prometheus": {"url": "http://p"}, "health": {"after": {
+                "expressions": [{"name": "a", "query": "up == 0"}],
+                "objects": [{"name": "a", "apiVersion": "v1", "kind": "Pod", "expression": "has(self.status)"}]}}}"#,
+            "spec.health.after.objects[0].name",
+        ),
     ] {
         let errors = Policy::from_spec(&spec(text)).unwrap_err();
         assert_eq!(errors.iter().map(|e| e.field.as_str()).collect::<Vec<_>>(), [field], "{text}: {errors:?}");
@@ -236,7 +247,7 @@ fn group_that_sets_one_field_of_its_health_checks_keeps_the_others_of_all_nodes(
             "nodeGroups": [{"name": "db", "selector": {}, "health": GROUP}]}"#;
         Policy::from_spec(&spec(&text.replace("GROUP", group))).unwrap()
     };
-    let named = |name: &str| vec![Expression { name: name.into(), query: "up == 0".into() }];
+    let named = |name: &str| vec![Check::Query(Expression { name: name.into(), query: "up == 0".into() })];
     type Change = fn(&mut GroupPolicy);
     let cases: [(&str, Change); 9] = [
         ("{}", |_| {}),
@@ -252,14 +263,37 @@ fn group_that_sets_one_field_of_its_health_checks_keeps_the_others_of_all_nodes(
         (r#"{"after": {"timeout": "1h"}}"#, |own| own.after.timeout = Duration::from_mins(60)),
         (r#"{"after": {"podsReady": true}}"#, |own| own.after.pods_ready = true),
         (r#"{"after": {"expressions": [{"name": "c", "query": "up == 0"}]}}"#, |own| {
-            own.after.expressions[0].name = "c".into();
+            own.after.checks = vec![Check::Query(Expression { name: "c".into(), query: "up == 0".into() })];
         }),
     ];
     for (group, change) in cases {
         let policy = policy(group);
-        assert_eq!((&policy.all.before.expressions, &policy.all.after.expressions), (&named("a"), &named("b")));
+        assert_eq!((&policy.all.before.checks, &policy.all.after.checks), (&named("a"), &named("b")));
         let mut expected = policy.all.clone();
         change(&mut expected);
         assert_eq!(*policy.for_node(&NodeFacts::default()), expected, "{group}");
+    }
+}
+
+#[test]
+fn group_replaces_expressions_and_objects_of_all_nodes_each_by_itself() {
+    let object = |name: &str| {
+        format!(r#"{{"name": "{name}", "apiVersion": "v1", "kind": "Pod", "expression": "has(self.spec)"}}"#)
+    };
+    let query = |name: &str| format!(r#"{{"name": "{name}", "query": "up == 0"}}"#);
+    let all = format!(r#"{{"before": {{"expressions": [{}], "objects": [{}]}}}}"#, query("q"), object("o"));
+    for (own, expected) in [
+        (String::new(), vec!["q", "o"]),
+        (format!(r#""objects": [{}]"#, object("own")), vec!["q", "own"]),
+        (format!(r#""expressions": [{}]"#, query("own")), vec!["o", "own"]),
+        (format!(r#""expressions": [{}], "objects": [{}]"#, query("a"), object("b")), vec!["a", "b"]),
+    ] {
+        let text = format!(
+            r#"{{"prometheus": {{"url": "http://p"}}, "health": {all},
+                "nodeGroups": [{{"name": "db", "selector": {{}}, "health": {{"before": {{{own}}}}}}}]}}"#
+        );
+        let policy = Policy::from_spec(&spec(&text)).unwrap();
+        let names: Vec<&str> = policy.groups[0].policy.before.checks.iter().map(Check::name).collect();
+        assert_eq!(names, expected, "{own}");
     }
 }

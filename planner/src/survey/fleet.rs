@@ -17,6 +17,7 @@ use super::unwell::Unwell;
 use super::urgency::Urgency;
 use super::versions::{self, Kinds};
 use super::want::{Host, Want};
+use crate::expressions::Subject;
 use crate::pause::Pause;
 use crate::policy::{GroupPolicy, Policy, WindowState};
 use crate::survey::quarantine::Quarantine;
@@ -48,7 +49,12 @@ impl Deref for SurveyedNode<'_> {
     }
 }
 
-impl SurveyedNode<'_> {
+impl<'a> SurveyedNode<'a> {
+    /// Returns what expressions are evaluated for.
+    pub(crate) fn subject(&self) -> Subject<'a> {
+        Subject { node: &self.node.facts.name, version: self.node.progress().map(|progress| &progress.version) }
+    }
+
     /// Returns the target version, or the reason why there is none.
     pub(crate) fn wanted(&self) -> Result<&Version, Wait> {
         match &self.want {

@@ -14,6 +14,7 @@ use semver::Version;
 
 use crate::claims::{ClaimField, recorded};
 use crate::drain::{self, Sorted};
+use crate::expressions::Subject;
 use crate::policy::{GroupPolicy, Policy};
 use crate::survey::{Survey, SurveyedNode, want};
 use crate::view::{ClusterView, DaemonSetIs, NodeFacts, ShadowFacts};
@@ -63,6 +64,11 @@ impl<'a> NodeContext<'a> {
 
     pub(crate) fn facts(&self) -> &'a NodeFacts {
         &self.node.facts
+    }
+
+    /// Returns what expressions are evaluated for.
+    pub(crate) fn subject(&self) -> Subject<'a> {
+        self.node.subject()
     }
 
     /// The policy for nodes like this one.

@@ -28,6 +28,7 @@ use models::shadow::{
 
 use crate::annotations::Misunderstood;
 use crate::claims::{ClaimField, ClaimFields, ClaimsMade};
+use crate::expressions::Question;
 use crate::hold::Hold;
 use crate::wait::{UnfinishedEviction, Wait, WaitReason};
 
@@ -466,18 +467,18 @@ impl NodeView {
 /// The answer to an expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// An empty result: all is well.
+    /// An empty result, or true: all is well.
     Quiet {
-        /// Time since which each answer has been empty.
+        /// Time since which each answer has been this.
         since: Timestamp,
-        /// Time of the query that the last one answers.
+        /// Time at which the last one was asked for.
         asked: Timestamp,
     },
-    /// A result with at least one series.
+    /// A result with at least one series, or false.
     Firing {
-        /// The first one.
+        /// The first series, or the first object for which it is false.
         series: String,
-        /// Time since which each answer has had one. A query that fails gives no answer.
+        /// Time since which each answer has been this. A query that fails gives no answer.
         since: Timestamp,
     },
     /// No answer, or none that can be read.
@@ -565,7 +566,7 @@ pub struct ClusterView {
     /// The Services in these namespaces, as far as they are known. Only the history depends on them.
     pub services: Vec<ServiceFacts>,
     /// The answers to the expressions that nodes wait for.
-    pub expressions: BTreeMap<String, Answer>,
+    pub expressions: BTreeMap<Question, Answer>,
     /// True until every cache is known to be at least as new as this leadership: nothing is decided on such a view.
     pub stale: bool,
     /// The objects that this version cannot read.
@@ -596,6 +597,8 @@ pub struct ReportedFacts {
     pub estimates: Option<EstimateFacts>,
     /// The known facts about the sending of notices.
     pub notices: NoticeFacts,
+    /// The objects that the policy names and that cannot be read, each with the reason.
+    pub unread_objects: Vec<String>,
 }
 
 /// The facts about the sending of notices.

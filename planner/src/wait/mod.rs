@@ -315,18 +315,18 @@ pub enum Wait {
     #[error("{pod} is selected by more than one PodDisruptionBudget ({}), so that the eviction API refuses it; \
              let only one of them select it", .budgets.join(", "))]
     MultipleBudgets { pod: String, budgets: Vec<String> },
-    #[error("the query of expression {name} has no result yet")]
+    #[error("the expression {name} has no result yet")]
     ExpressionsPending { name: String },
-    /// An expression that has to return nothing returned something.
+    /// A query that has to return nothing returned something, or a check of objects is false.
     #[error("the expression {name} returned {series}")]
     ExpressionFires {
         name: String,
-        /// The first series that it returned.
+        /// The first series that it returned, or that it is false, and for which object.
         series: String,
         /// True if it is the same for all nodes.
         shared: bool,
     },
-    #[error("the query of expression {name} failed: {message}")]
+    #[error("the expression {name} has no result: {message}")]
     ExpressionFails {
         name: String,
         message: String,

@@ -3,7 +3,7 @@
 use strum::EnumCount as _;
 
 use super::WaitReason::{self, *};
-use WaitsFor::{Host, Nodes, Nothing, Operator, Pods, Prometheus, Time, Turn, Update, User, Version};
+use WaitsFor::{Expression, Host, Nodes, Nothing, Operator, Pods, Time, Turn, Update, User, Version};
 
 /// The party whose next step a waiting node needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::Display)]
@@ -35,9 +35,9 @@ pub enum WaitsFor {
     /// The node's pods.
     #[strum(to_string = "pods")]
     Pods,
-    /// Prometheus.
-    #[strum(to_string = "Prometheus")]
-    Prometheus,
+    /// An expression: Prometheus, or the objects that it is about.
+    #[strum(to_string = "an expression")]
+    Expression,
     /// The update itself, which has begun.
     #[strum(to_string = "the update")]
     Update,
@@ -169,9 +169,13 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (PodsTerminating, Pods, "The end of the pods, or `spec.drain.skipTerminatingAfter`."),
     (MarkedPods, Pods, "The end of these pods, or `spec.drain.markedPods: Evict`."),
     (MultipleBudgets, Pods, "One PodDisruptionBudget per pod: the eviction API refuses several."),
-    (ExpressionsPending, Prometheus, "The first answer, or after a soak one from after that."),
-    (ExpressionFires, Prometheus, "An empty result of the expression."),
-    (ExpressionFails, Prometheus, "An answer: see [expressions](expressions.md)."),
+    (ExpressionsPending, Expression, "The first answer, or after a soak one from after that."),
+    (ExpressionFires, Expression, "An empty result of the query; for a check of objects, that it is true."),
+    (
+        ExpressionFails,
+        Expression,
+        "A result: see [expressions](expressions.md) and [checks of objects](object-checks.md).",
+    ),
     (CanaryStep, Turn, "The nodes of the canary step, its soak, or its [approval](policy.md#requests)."),
     (
         StepUnproven,

@@ -108,8 +108,8 @@ impl<'a> Planner<'a> {
         }
         places.spare -= usize::from(left_alone);
         self.plan.pods.insert(name.clone());
-        let expressions = &self.survey.group(node).before.expressions;
-        self.plan.expressions.extend(gates::queries(expressions, name));
+        let checks = &self.survey.group(node).before.checks;
+        self.plan.expressions.extend(gates::questions(checks, node.subject()));
         // Where there is room for all of the others, none has to come first.
         let taken = assignment.taken(node);
         let alone = of.is_some_and(|rollout| rollout.braked_for("", taken + 1).is_some());

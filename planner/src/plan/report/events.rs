@@ -5,7 +5,8 @@ use models::operator::{BLOCKED, BRAKED, CONTAINED, DEGRADED, FROZEN, PROGRESSING
 
 use super::{
     APPROVAL, CERTIFICATES, CLUSTER_UNWELL, CLUSTER_WELL, CONFLICT, CREDENTIALS, EARLIER_GONE, EARLIER_RUNNING,
-    EXPRESSIONS_QUIET, GROUP_HIDDEN, INVALID_POLICY, MISUNDERSTOOD, NOT_SERVED, OUT_OF_BOUNDS, UNREADABLE, WEB_API,
+    EXPRESSIONS_QUIET, GROUP_HIDDEN, INVALID_POLICY, MISUNDERSTOOD, NOT_SERVED, OUT_OF_BOUNDS, UNREAD_OBJECTS,
+    UNREADABLE, WEB_API,
 };
 use crate::decision::Note;
 use crate::survey::records::UNRECORDED;
@@ -23,6 +24,7 @@ const CHANGES: &[(&str, &str, &str, &str)] = &[
     (DEGRADED, WEB_API, "WebApiReady", "a pod of the web API is Ready"),
     (DEGRADED, CONFLICT, "FieldManagersSeparate", "no other field manager owns fields of the operator"),
     (DEGRADED, UNREADABLE, "ObjectsReadable", "every shadow and Node can be read"),
+    (DEGRADED, UNREAD_OBJECTS, "ObjectsRead", "the objects of every check of spec.health can be read"),
     (DEGRADED, UNRECORDED, "PolicyRecorded", "the policy has a revision"),
     (DEGRADED, MISUNDERSTOOD, "RequestsUnderstood", "every annotation that is meant as a request is known"),
     (DEGRADED, OUT_OF_BOUNDS, "DurationsWithinBounds", "every duration of the policy is within its bounds"),

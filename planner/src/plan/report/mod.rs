@@ -80,6 +80,9 @@ const CONFLICT: &str = "FieldManagerConflict";
 /// The operator is degraded: shadows or Nodes exist that it cannot read.
 const UNREADABLE: &str = WaitReason::ShadowUnreadable.as_str();
 
+/// The operator is degraded: objects that checks of its policy are about cannot be read.
+const UNREAD_OBJECTS: &str = "ObjectsUnread";
+
 /// The operator needs a user's approval to continue.
 const APPROVAL: &str = "AwaitingApproval";
 
@@ -326,6 +329,13 @@ fn unreadable(view: &ClusterView) -> Option<ConditionParts> {
     Some((true, UNREADABLE, models::plain::cut(&message, 2000)))
 }
 
+/// Returns the objects of checks that cannot be read, where there are any, with what to apply.
+fn unread_objects(reported: &ReportedFacts) -> Option<ConditionParts> {
+    let message = format!("checks of spec.health have no result: {}", reported.unread_objects.join("; "));
+    let any = !reported.unread_objects.is_empty();
+    any.then(|| (true, UNREAD_OBJECTS, models::plain::cut(&message, 2000)))
+}
+
 /// Returns the reason for which the policy has no revision, if there is one.
 fn unrecorded(history: &RevisionPlan) -> Option<ConditionParts> {
     Some((true, UNRECORDED, models::plain::cut(history.problem.as_ref()?, 2000)))
@@ -346,12 +356,12 @@ fn blocked(
     }
     let policy = survey.policy;
     let policies = policy.groups.iter().map(|group| &group.policy).chain([&policy.all]);
-    let expressions = policies.flat_map(|policy| policy.before.expressions.iter().chain(&policy.after.expressions));
-    // A query with a node's name in it differs from the one that was written.
-    let mut asked = expressions.filter(|expression| plan.expressions.contains(&expression.query));
-    let wait = asked.find_map(|expression| {
-        gates::objection(view.expressions.get(&expression.query)?, expression.name.clone(), true)
+    let checks = policies.flat_map(|policy| policy.before.checks.iter().chain(&policy.after.checks));
+    let mut asked = checks.flat_map(|check| {
+        let of_all = plan.expressions.iter().filter(move |question| check.is_asked_of_all(question));
+        of_all.filter_map(move |question| Some((check, view.expressions.get(question)?)))
     });
+    let wait = asked.find_map(|(check, answer)| gates::objection(answer, check.name().to_owned(), true));
     // Of the cluster's trouble the first message is kept: nodes come and go meanwhile. It blocks nothing where a rollout goes on.
     let is_waited = || plan.waits.values().any(|wait| matches!(wait, Wait::ClusterUnwell { .. }));
     let unwell = survey.unwell.open().filter(|_| is_waited()).map(Wait::of_unwell);
@@ -418,7 +428,8 @@ pub(super) fn status(
     let degraded = match degraded(policy, &reported.tls, survey.web_api_missing, &operator.misunderstood) {
         // A request that is not understood is no error of the operator, and hides none.
         (holds, reason, message) if !holds || reason == MISUNDERSTOOD => {
-            let others = unreadable(view).or_else(|| conflict(view)).or_else(|| unrecorded(history?));
+            let others = unreadable(view).or_else(|| conflict(view)).or_else(|| unread_objects(reported));
+            let others = others.or_else(|| unrecorded(history?));
             others.unwrap_or((holds, reason, message))
         }
         // These reasons stop no node.

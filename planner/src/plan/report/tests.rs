@@ -8,6 +8,7 @@ use super::*;
 use crate::decision::Note;
 use crate::fixtures::{NEW, at, cluster, condition, node, record_history, t, with_policy};
 use crate::hold::Hold;
+use crate::objects::Unread;
 use crate::policy::{PolicyError, Target};
 
 #[test]
@@ -249,6 +250,22 @@ fn group_that_hides_others_degrades_operator_and_stops_nothing() {
 }
 
 #[test]
+fn objects_that_cannot_be_read_degrade_operator_with_what_to_apply_and_stop_nothing_by_themselves() {
+    let (view, policy) = cluster(vec![node("a")], &[]);
+    let unread = Unread::NoRight { group: "ceph.rook.io".into(), resource: "cephclusters".into() };
+    let reported =
+        ReportedFacts { unread_objects: vec![format!("CephCluster of v1: {unread}")], ..ReportedFacts::default() };
+    let plan = crate::plan::plan_reporting(&view, &reported, &policy, t(0));
+    let conditions = plan.status.unwrap().conditions;
+    let condition = find_condition(&conditions, DEGRADED).unwrap();
+    assert_eq!(condition.reason, "ObjectsUnread");
+    for part in ["CephCluster of v1", "list and watch cephclusters", "kind: ClusterRole", "verbs: [get, list, watch]"] {
+        assert!(condition.message.contains(part), "{part}: {}", condition.message);
+    }
+    assert!(plan.actions.contains_key("a"), "it begins");
+}
+
+#[test]
 fn stored_credentials_of_prometheus_degrade_operator_stop_nothing_and_are_not_recorded() {
     let (mut view, _) = cluster(vec![node("a")], &[]);
     let stored = serde_json::json!({"prometheus": {"url": "http://me:secret@p:9090"}});
@@ -324,6 +341,7 @@ fn each_degraded_cause_emits_start_and_end_events() {
         (GROUP_HIDDEN, "NodeGroupsVisible", "takes every node"),
         (CONFLICT, "FieldManagersSeparate", "other field manager"),
         (UNREADABLE, "ObjectsReadable", "can be read"),
+        (UNREAD_OBJECTS, "ObjectsRead", "spec.health can be read"),
     ] {
         let bad = degraded(true, cause);
         assert_eq!(news(&good, &bad), [Note { warning: true, reason: cause, message: "why".to_owned() }]);

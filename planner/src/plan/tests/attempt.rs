@@ -301,7 +301,7 @@ fn expressions_are_queried_before_drain_of_node_with_slot() {
         }),
     );
     let made = plan(&view, &policy, t(1));
-    assert_eq!(made.expressions, [r#"errors{node="a"} > 0"#.to_owned()].into());
+    assert_eq!(made.expressions, [question(r#"errors{node="a"} > 0"#)].into());
     assert_eq!(step_of(&made), None, "{:?}", made.actions);
 }
 

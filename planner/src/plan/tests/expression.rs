@@ -5,7 +5,7 @@ use models::shadow::{HostState, Step};
 use serde_json::json;
 
 use crate::decision::Action;
-use crate::fixtures::{at, cluster, condition, t, with_policy};
+use crate::fixtures::{at, cluster, condition, question, t, with_policy};
 use crate::plan::{Plan, news, plan};
 use crate::policy::Policy;
 use crate::view::{Answer, ClusterView};
@@ -26,7 +26,8 @@ fn staged(query: &str, series: &str) -> (ClusterView, Policy) {
 }
 
 fn fires(view: &mut ClusterView, query: &str, series: &str) {
-    let firing = |name: &str| (query.replace("$node", name), Answer::Firing { series: series.into(), since: t(0) });
+    let firing =
+        |name: &str| (question(&query.replace("$node", name)), Answer::Firing { series: series.into(), since: t(0) });
     view.expressions = NODES.into_iter().map(firing).collect();
 }
 
@@ -59,11 +60,11 @@ fn expression_for_all_nodes_is_recorded_only_in_operator_status() {
     let another_value = plan(&view, &policy, t(20));
     assert_eq!(another_value.actions, [].into());
     assert_eq!(another_value.status, again.status, "another value is nothing to write");
-    view.expressions = [("errors > 1".to_owned(), Answer::Failed { message: "no route".into() })].into();
+    view.expressions = [(question("errors > 1"), Answer::Failed { message: "no route".into() })].into();
     let failed = plan(&view, &policy, t(25)).status.unwrap();
     let condition = models::condition::true_condition(&failed.conditions, BLOCKED).unwrap();
     assert_eq!(condition.reason, "ExpressionFails", "another reason is written");
-    view.expressions = [("errors > 1".to_owned(), Answer::Quiet { since: t(0), asked: t(0) })].into();
+    view.expressions = [(question("errors > 1"), Answer::Quiet { since: t(0), asked: t(0) })].into();
     let quiet = plan(&view, &policy, t(30)).status.unwrap();
     assert!(models::condition::true_condition(&quiet.conditions, BLOCKED).is_none());
     let notes: Vec<_> = news(conditions, &quiet.conditions).into_iter().map(|note| note.reason).collect();
@@ -97,7 +98,7 @@ fn node_whose_expressions_have_no_answer_says_so_and_keeps_its_slot() {
         let policy = with_policy(&mut view, spec);
         let silent = plan(&view, &policy, t(10));
         assert_eq!(silent.slots, None, "the slot stays: {:?}", silent.actions);
-        assert!(silent.expressions.contains("errors > 1"));
+        assert!(silent.expressions.contains(&question("errors > 1")));
         // The write that ends another reason comes first.
         assert_eq!(
             (silent.waits.get("a"), silent.actions.len()),
@@ -105,10 +106,39 @@ fn node_whose_expressions_have_no_answer_says_so_and_keeps_its_slot() {
         );
         view.nodes.get_mut("a").unwrap().pods = None;
         assert_eq!(plan(&view, &policy, t(10)).slots, None, "also while its pods are not known");
-        view.expressions = [("errors > 1".to_owned(), Answer::Firing { series: "{} 7".into(), since: t(0) })].into();
+        view.expressions = [(question("errors > 1"), Answer::Firing { series: "{} 7".into(), since: t(0) })].into();
         view.nodes.get_mut("a").unwrap().pods = Some(Vec::new());
         let fires = plan(&view, &policy, t(10));
         assert_eq!(fires.slots, Some(Vec::new()), "a node that is refused gives its slot up");
+    }
+}
+
+#[test]
+fn check_of_objects_for_all_nodes_is_recorded_only_in_operator_status() {
+    let (mut view, _) = cluster(NODES.map(|name| at(name, Step::Staged, 0, HostState::StagedUpdate)).into(), &[]);
+    let check =
+        json!({"name": "ceph", "apiVersion": "ceph.rook.io/v1", "kind": "CephCluster", "expression": "self.ok"});
+    let policy = with_policy(&mut view, json!({"health": {"before": {"objects": [check]}}}));
+    let asked = plan(&view, &policy, t(10)).expressions;
+    assert_eq!(asked.len(), 1, "one question for all nodes: {asked:?}");
+    for (answer, reason, message) in [
+        (
+            Answer::Firing { series: "false for CephCluster rook/main".into(), since: t(0) },
+            "ExpressionFires",
+            "the expression ceph returned false for CephCluster rook/main",
+        ),
+        (
+            Answer::Failed { message: "no such object exists".into() },
+            "ExpressionFails",
+            "the expression ceph has no result: no such object exists",
+        ),
+    ] {
+        view.expressions = asked.iter().map(|question| (question.clone(), answer.clone())).collect();
+        let made = plan(&view, &policy, t(10));
+        assert_eq!(made.actions, [].into(), "no write about a node");
+        let conditions = made.status.unwrap().conditions;
+        let condition = models::condition::true_condition(&conditions, BLOCKED).unwrap();
+        assert_eq!((condition.reason.as_str(), condition.message.as_str()), (reason, message));
     }
 }
 
@@ -129,11 +159,11 @@ fn drain_begins_with_the_names_of_the_expressions_of_its_node_that_return_nothin
         let expressions = json!([{"name": "own", "query": own}, {"name": "all", "query": of_all}]);
         let spec = json!({"health": {"after": {"expressions": expressions}}, "prometheus": {"url": "http://p"}});
         let policy = with_policy(&mut view, spec);
-        view.expressions = answer.map(|answer| (own.replace("$node", "a"), answer)).into_iter().collect();
+        view.expressions = answer.map(|answer| (question(&own.replace("$node", "a")), answer)).into_iter().collect();
         let made = plan(&view, &policy, t(second));
         let Some(expected) = expected else {
             assert_eq!(made.waits.get("a"), Some(&Wait::ExpressionsPending { name: "own".into() }), "{sentence}");
-            assert_eq!(made.expressions, [own.replace("$node", "a")].into(), "{sentence}");
+            assert_eq!(made.expressions, [question(&own.replace("$node", "a"))].into(), "{sentence}");
             assert_eq!(made.slots, None, "the slot stays");
             continue;
         };

@@ -12,6 +12,7 @@ use semver::Version;
 
 use crate::claims::ClaimFields;
 use crate::decision::{Action, Note};
+use crate::expressions::{Question, Subject};
 use crate::fixtures::*;
 use crate::plan::plan;
 use crate::policy::Policy;
@@ -782,7 +783,7 @@ fn with_expressions(expressions: &[(&str, &str, Answer)]) -> Watch {
     let after = serde_json::json!({"expressions": expressions.iter().map(named).collect::<Vec<_>>()});
     let spec = serde_json::json!({"health": {"after": after}, "prometheus": {"url": "http://p"}});
     watch.policy = with_policy(&mut watch.view, spec);
-    let answers = expressions.iter().map(|(_, query, answer)| (query.replace("$node", "a"), answer.clone()));
+    let answers = expressions.iter().map(|(_, query, answer)| (question(&query.replace("$node", "a")), answer.clone()));
     watch.view.expressions = answers.collect();
     let names: Vec<&str> = expressions.iter().map(|(name, ..)| *name).collect();
     were_quiet(&mut watch, &names);
@@ -804,7 +805,7 @@ const OF_A_NODE: &str = "errors{node=\"$node\"} > 1";
 fn others_return(watch: &mut Watch, answers: &[(&str, Answer)]) {
     for (name, answer) in answers {
         watch.view.nodes.insert((*name).to_owned(), node(name));
-        watch.view.expressions.insert(OF_A_NODE.replace("$node", name), answer.clone());
+        watch.view.expressions.insert(question(&OF_A_NODE.replace("$node", name)), answer.clone());
     }
 }
 
@@ -848,6 +849,34 @@ fn expression_counts_against_the_version_only_if_it_is_the_nodes_own_was_quiet_b
     assert_eq!(watch.at(SOAKED).unwrap().as_str(), "ExpressionFires", "whatever else has no answer");
 }
 
+#[test]
+fn check_of_objects_counts_against_the_version_as_an_expression_does() {
+    let fires = || Answer::Firing { series: "false for Pod shop/web".into(), since: t(0) };
+    let (own, of_all) =
+        ("self.spec.nodeName != node || self.status.phase == 'Running'", "self.status.phase == 'Running'");
+    for (sentence, expression, answer, expected) in [
+        ("it is false for this node alone", own, fires(), is_blamed()),
+        ("it is the same for all nodes", of_all, fires(), is_unproven()),
+        ("it is not known", own, Answer::Failed { message: "no such object exists".into() }, is_unproven()),
+    ] {
+        let check = serde_json::json!({"name": "own", "apiVersion": "v1", "kind": "Pod", "expression": expression});
+        let mut watch = Watch::of(verifying(vec![healthy()]));
+        let spec = serde_json::json!({"health": {"after": {"objects": [check]}}});
+        watch.policy = with_policy(&mut watch.view, spec);
+        let check = watch.policy.all.after.checks[0].clone();
+        let about = |node: &str| check.question(Subject { node, version: None }).unwrap().0;
+        were_quiet(&mut watch, &["own"]);
+        for other in ["b", "c"] {
+            watch.view.nodes.insert(other.to_owned(), node(other));
+            watch.view.expressions.insert(about(other), QUIET);
+        }
+        watch.view.expressions.insert(about("a"), answer);
+        watch.at(SOAKED);
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), expected, "{sentence}: {}", watch.message());
+    }
+}
+
 /// So it is where an exporter is rolled out on all nodes and fails, or a registry is down.
 #[test]
 fn expression_that_returns_something_for_nodes_without_the_version_too_counts_against_none() {
@@ -873,7 +902,7 @@ fn expression_that_returns_something_for_nodes_without_the_version_too_counts_ag
 
 #[test]
 fn expression_is_queried_for_three_other_nodes_right_before_it_counts_against_the_version() {
-    let query = |node: &str| OF_A_NODE.replace("$node", node);
+    let query = |node: &str| question(&OF_A_NODE.replace("$node", node));
     let fires = || Answer::Firing { series: "{} 7".into(), since: t(0) };
     let silent = || {
         let mut watch = with_expressions(&[("own", OF_A_NODE, fires())]);
@@ -931,7 +960,7 @@ fn expression_without_an_answer_does_not_end_an_interruption() {
     ] {
         let mut watch = with_expressions(&[("errors", OF_A_NODE, fires(0))]);
         watch.at(10);
-        let queries: Vec<String> = watch.view.expressions.keys().cloned().collect();
+        let queries: Vec<Question> = watch.view.expressions.keys().cloned().collect();
         let with = |answer: &Answer| queries.iter().map(|query| (query.clone(), answer.clone())).collect();
         watch.view.expressions = silent.as_ref().map(with).unwrap_or_default();
         watch.at(answered - 1);
@@ -952,7 +981,7 @@ fn answer_from_before_the_end_of_the_soak_proves_nothing() {
         let mut watch = with_expressions(&[("errors", OF_A_NODE, quiet(asked))]);
         assert_eq!(watch.at(SOAKED), Some(Wait::ExpressionsPending { name: "errors".into() }));
         let again = plan(&watch.view, &watch.policy, t(SOAKED)).asked_again;
-        assert_eq!(again, [("errors{node=\"a\"} > 1".to_owned(), t(SOAKED))].into(), "it is queried at once");
+        assert_eq!(again, [(question("errors{node=\"a\"} > 1"), t(SOAKED))].into(), "it is queried at once");
         let mut silent = Watch::of(watch.view.nodes["a"].clone());
         (silent.view, silent.policy) = (watch.view.clone(), watch.policy.clone());
         silent.at(DEADLINE + 60);
@@ -966,7 +995,7 @@ fn answer_from_before_the_end_of_the_soak_proves_nothing() {
 /// The interval may be longer than the verification.
 #[test]
 fn expression_is_queried_when_verification_begins_and_shortly_before_it_ends() {
-    let query = || "errors{node=\"a\"} > 1".to_owned();
+    let query = || question("errors{node=\"a\"} > 1");
     for (sentence, answer) in [
         ("it fired", Answer::Firing { series: "{} 7".into(), since: t(-60) }),
         ("it had no answer", Answer::Failed { message: "no answer".into() }),
@@ -998,7 +1027,7 @@ fn expression_of_several_nodes_is_queried_for_the_one_that_needs_the_latest_answ
         let nodes = vec![verifying_since("a", first, vec![]), verifying_since("b", second, vec![])];
         let (mut view, _) = cluster(nodes, &["a", "b"]);
         let policy = with_policy(&mut view, spec);
-        assert_eq!(plan(&view, &policy, t(55)).asked_again, [("errors > 1".to_owned(), t(50))].into());
+        assert_eq!(plan(&view, &policy, t(55)).asked_again, [(question("errors > 1"), t(50))].into());
     }
 }
 

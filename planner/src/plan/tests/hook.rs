@@ -265,7 +265,8 @@ fn close_window(_: &mut ClusterView, spec: &mut serde_json::Value) {
 fn fire(view: &mut ClusterView, spec: &mut serde_json::Value, query: &str) {
     spec["prometheus"] = json!({"url": "http://prometheus:9090"});
     spec["health"] = json!({"before": {"expressions": [{"name": "errors", "query": query}]}});
-    view.expressions.insert(query.replace("$node", "a"), Answer::Firing { series: "{} 1".into(), since: t(2) });
+    let query = question(&query.replace("$node", "a"));
+    view.expressions.insert(query, Answer::Firing { series: "{} 1".into(), since: t(2) });
 }
 
 /// A hook that takes longer than each window, or causes what an expression shows, lets no node come to its drain.
@@ -366,14 +367,14 @@ fn expressions_are_queried_after_the_wait_for_hooks_and_have_to_return_nothing()
     answers(&mut view, "ceph", &request);
     answers(&mut view, "mute", &request);
     let made = plan(&view, &policy, t(3));
-    assert!(made.expressions.contains("errors > 0") && !made.actions.values().any(Plan::starts), "{made:?}");
+    assert!(made.expressions.contains(&question("errors > 0")) && !made.actions.values().any(Plan::starts), "{made:?}");
     assert_eq!(outcome(&made), "ExpressionsPending");
     for (answer, expected) in [
         (Answer::Quiet { since: t(2), asked: t(2) }, "step Draining"),
         (Answer::Firing { series: "{} 1".into(), since: t(2) }, "ClusterUnwell"),
         (Answer::Failed { message: "no answer".into() }, "ExpressionFails"),
     ] {
-        view.expressions.insert("errors > 0".into(), answer.clone());
+        view.expressions.insert(question("errors > 0"), answer.clone());
         assert_eq!(outcome(&plan(&view, &policy, t(4))), expected, "{answer:?}");
     }
     // A cordoned node does not wait for a result for ever.

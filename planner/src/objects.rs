@@ -1,0 +1,144 @@
+//! Checks of objects: which objects are watched for them, and their answers by what is known of these.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use models::names::HEALTH_OBJECTS_LABEL;
+use models::operator::{NodeSelector, ObjectCheck};
+use models::plain::cut;
+use serde_json::Value;
+
+use crate::expressions::{Check, ObjectQuestion};
+use crate::policy::Policy;
+use crate::predicate::{Fields, Predicate};
+use crate::view::Answer;
+
+/// Maximum number of objects that a check reads.
+pub const MOST_OBJECTS: usize = 500;
+
+/// Maximum length of an error of the API server in messages.
+const ERROR_LENGTH: usize = 300;
+
+/// The objects that checks read, which are watched once for all nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Source {
+    pub api_version: String,
+    pub kind: String,
+    /// The namespace of the objects; `None`: all namespaces, or none.
+    pub namespace: Option<String>,
+    /// The name of the only one.
+    pub object_name: Option<String>,
+    pub selector: Option<NodeSelector>,
+}
+
+/// The objects of a source, as far as they are known.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Objects {
+    /// All of them, with the fields that checks read, by namespace and name.
+    Read(Arc<BTreeMap<String, Value>>),
+    Unread(Unread),
+}
+
+/// The reason why objects are not known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unread {
+    #[error("the API server does not serve this kind: its definition is missing, or has another version")]
+    NoKind,
+    #[error("the controller may not list and watch {resource}: apply {}", role(.group, .resource))]
+    NoRight { group: String, resource: String },
+    #[error("there are more than {}: write a namespace, an objectName or a selector", MOST_OBJECTS)]
+    TooMany,
+    #[error("objects of this kind have a namespace: write that of {0}")]
+    NoNamespace(String),
+    #[error("objects of this kind have no namespace")]
+    Namespace,
+    #[error("they cannot be read: {}", cut(.0, ERROR_LENGTH))]
+    Fails(String),
+}
+
+impl Source {
+    /// Returns the objects that a check reads.
+    pub fn of(check: &ObjectCheck) -> Self {
+        Self {
+            api_version: check.api_version.clone(),
+            kind: check.kind.clone(),
+            namespace: check.namespace.clone(),
+            object_name: check.object_name.clone(),
+            selector: check.selector.clone(),
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.kind, self.api_version)?;
+        match (&self.namespace, &self.object_name) {
+            (Some(namespace), Some(name)) => write!(f, ", {namespace}/{name}"),
+            (None, Some(name)) => write!(f, ", {name}"),
+            (Some(namespace), None) => write!(f, " in {namespace}"),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+/// Returns the key of an object, by which messages name it too.
+pub fn key(namespace: Option<&str>, name: &str) -> String {
+    namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}/{name}"))
+}
+
+/// Returns a ClusterRole that lets the controller read objects of a kind, on one line of YAML.
+pub fn role(group: &str, resource: &str) -> String {
+    format!(
+        "{{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {{name: brupop-reads-{resource}, labels: \
+         {{{HEALTH_OBJECTS_LABEL}: \"true\"}}}}, rules: [{{apiGroups: [\"{group}\"], resources: [{resource}], verbs: [get, list, watch]}}]}}"
+    )
+}
+
+/// Returns the objects that the checks of a policy read, each with the fields that all of these read together.
+pub fn sources(policy: &Policy) -> BTreeMap<Source, Fields> {
+    let policies = policy.groups.iter().map(|group| &group.policy).chain([&policy.all]);
+    let checks = policies.flat_map(|policy| policy.before.checks.iter().chain(&policy.after.checks));
+    let mut sources: BTreeMap<Source, Fields> = BTreeMap::new();
+    for check in checks {
+        let Check::Objects(check) = check else { continue };
+        let Ok(predicate) = Predicate::of(&check.expression) else { continue };
+        sources.entry(Source::of(check)).or_default().extend(&predicate.fields);
+    }
+    sources
+}
+
+/// Returns the answer to a question, by what is known of its objects.
+pub fn answer(question: &ObjectQuestion, objects: &Objects, now: Timestamp) -> Answer {
+    match result(question, objects) {
+        Ok(None) => Answer::Quiet { since: now, asked: now },
+        Ok(Some(series)) => Answer::Firing { series, since: now },
+        Err(message) => Answer::Failed { message },
+    }
+}
+
+/// Returns `None` if it is true, and otherwise what it returned.
+fn result(question: &ObjectQuestion, objects: &Objects) -> Result<Option<String>, String> {
+    let check = &question.check;
+    let source = Source::of(check);
+    let objects = match objects {
+        Objects::Read(objects) => objects,
+        Objects::Unread(why) => return Err(format!("{source}: {why}")),
+    };
+    let predicate = Predicate::of(&check.expression)?;
+    if objects.is_empty() && (check.object_name.is_some() || !predicate.of_list) {
+        return Err(format!("{source}: no such object exists"));
+    }
+    let (node, version) = (question.node.as_deref(), question.version.as_deref());
+    let found = predicate.test(objects, node.unwrap_or_default(), version.unwrap_or_default());
+    let colon = if predicate.of_list { ":" } else { "" };
+    let found = found.map_err(|error| format!("{}{colon} {error}", check.kind))?;
+    Ok(found.map(|name| match (name.is_empty(), objects.len()) {
+        (true, count) => format!("false for {count} {}", check.kind),
+        (false, _) => format!("false for {} {name}", check.kind),
+    }))
+}
+
+#[cfg(test)]
+mod tests;
