@@ -283,7 +283,7 @@ impl Driver {
             // Pods stay watched, and what is asked of others stays asked, until it can be read again.
             return Some(Wake::default());
         }
-        self.expressions.want(&plan.expressions, &plan.asked_again, policy.prometheus.as_ref());
+        self.expressions.want(&plan.expressions, &plan.asked_again, &policy);
         self.notices.want(policy.notices.as_ref(), view.operator.as_ref().map(|operator| &operator.status));
         if plan.hand_over {
             tracing::info!(node = self.own_node, "lease handed over: the node of this replica is next");

@@ -235,6 +235,7 @@ impl Replica {
             metrics.clone(),
             self.clock.clone(),
             expressions::Options {
+                client: Some(client.clone()),
                 ca_file: config.prometheus_ca_file.clone(),
                 secret: expressions::Secret {
                     folder: config.prometheus_credentials_dir.clone(),

@@ -203,6 +203,7 @@ impl Driver {
             migration: self.migration.facts(),
             estimates: self.estimates.facts(),
             notices: self.notices.facts(),
+            unread_objects: self.expressions.problems(),
         }
     }
 

@@ -1,13 +1,13 @@
 //! The wanted queries, when each was sent, and the answers. No clock, no network.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::mem::discriminant;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use models::time::signed;
 use tokio::time::Instant;
 
+use super::course::Course;
 use planner::policy::Prometheus;
 use planner::view::Answer;
 
@@ -19,9 +19,7 @@ struct QueryState {
     sent: Option<Instant>,
     /// Time of the request, by the clock, of the answer that is kept.
     sent_at: Option<Timestamp>,
-    answer: Option<Answer>,
-    /// Time since which no answer was empty and one was not.
-    firing_since: Option<Timestamp>,
+    course: Course,
 }
 
 #[derive(Debug, Default, PartialEq)]
@@ -73,11 +71,12 @@ impl Ledger {
             if self.lines.contains_key(query) {
                 continue;
             }
-            let answer = self.settings.is_none().then(|| Answer::Failed {
-                message: "no Prometheus server is configured: set spec.prometheus.url to its address".to_owned(),
-            });
-            news |= answer.is_some();
-            self.lines.insert(query.clone(), QueryState { wanted: true, answer, ..QueryState::default() });
+            let mut line = QueryState { wanted: true, ..QueryState::default() };
+            if self.settings.is_none() {
+                let message = "no Prometheus server is configured: set spec.prometheus.url to its address".to_owned();
+                news |= line.course.take(Answer::Failed { message });
+            }
+            self.lines.insert(query.clone(), line);
         }
         for (query, since) in asked_again {
             let too_old = |line: &&mut QueryState| line.sent_at.is_some_and(|sent| sent < *since) && !line.under_way;
@@ -123,22 +122,9 @@ impl Ledger {
         let Some(line) = self.lines.get_mut(query) else { return false };
         line.under_way = false;
         line.sent_at = Some(sent_at);
-        let same = line.answer.as_ref().is_some_and(|old| discriminant(old) == discriminant(&answer));
-        let news = line.wanted && (!same || matches!(answer, Answer::Quiet { .. }));
-        line.firing_since = match &answer {
-            Answer::Firing { since, .. } => line.firing_since.or(Some(*since)),
-            Answer::Failed { .. } => line.firing_since,
-            Answer::Quiet { .. } => None,
-        };
-        line.answer = Some(match (&line.answer, answer) {
-            // Since the first of the successive answers of its kind. A query that fails does not show that it is over.
-            (Some(Answer::Quiet { since, .. }), Answer::Quiet { asked, .. }) => Answer::Quiet { since: *since, asked },
-            (_, Answer::Firing { series, since }) => {
-                Answer::Firing { series, since: line.firing_since.unwrap_or(since) }
-            }
-            (_, answer) => answer,
-        });
-        news
+        let quiet = matches!(answer, Answer::Quiet { .. });
+        let changed = line.course.take(answer);
+        line.wanted && (changed || quiet)
     }
 
     /// Returns the known answers. An old empty answer is left out.
@@ -147,7 +133,7 @@ impl Ledger {
         self.lines
             .iter()
             .filter_map(|(query, line)| {
-                let answer = line.answer.as_ref()?;
+                let answer = line.course.last()?;
                 // By its absolute value: a clock that was set back must not keep an answer young.
                 let age = line.sent_at.map(|at| now.duration_since(at).abs());
                 let older = |limit: Duration| age.is_some_and(|age| age > signed(limit));

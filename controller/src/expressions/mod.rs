@@ -1,16 +1,21 @@
-//! Expressions: the policy's queries to Prometheus before a node is taken out of service and after its update.
+//! Expressions: what the policy asks of Prometheus, and of objects of the cluster, before a node is taken out of service and after its
+//! update.
 //!
 //! ```text
-//! plan names the queries that nodes wait for ──► want ──► sent every interval, at most four at a time
-//!        ▲                                                        │
+//! plan names the questions that nodes wait for ──► want ──► queries: sent every interval, at most four at a time
+//!        ▲                                                  checks of objects: evaluated after each change of a watch
+//!        │                                                        │
 //!        └── answers (in the next view) ◄── wakes the driver ◄────┘
 //! ```
 //!
-//! Anything but a fresh empty answer keeps the node waiting: no answer, one that cannot be read, one that is old.
+//! Anything but a fresh quiet answer keeps the node waiting: no answer, one that cannot be read, one that is old.
 
 mod answer;
+mod course;
 mod credentials;
+mod follow;
 mod ledger;
+mod objects;
 mod query;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -22,6 +27,7 @@ use std::sync::Arc;
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use jiff::Timestamp;
+use kube::Client;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -30,7 +36,10 @@ use tokio::time::Instant;
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 use ledger::Ledger;
-use planner::policy::Prometheus;
+use objects::ObjectChecks;
+use planner::expressions::Question;
+use planner::objects::sources;
+use planner::policy::{Policy, Prometheus};
 use planner::view::Answer;
 
 pub use credentials::Secret;
@@ -42,19 +51,22 @@ pub(crate) use answer::read as read_answer;
 /// Maximum number of queries under way: Prometheus serves others too, and the load must not depend on the fleet's size.
 const CONCURRENT: usize = 4;
 
-/// The files of queries.
+/// The means to answer questions.
 #[derive(Default)]
 pub struct Options {
+    /// The client that watches objects.
+    pub client: Option<Client>,
     /// The authorities that the certificate of Prometheus is verified with.
     pub ca_file: Option<PathBuf>,
     /// The credentials.
     pub secret: Secret,
 }
 
-/// Sends the wanted queries until it is dropped.
+/// Sends the wanted queries, and evaluates the wanted checks of objects, until it is dropped.
 pub struct Expressions {
     shared: Arc<Shared>,
     task: JoinHandle<()>,
+    objects: ObjectChecks,
 }
 
 struct Shared {
@@ -70,29 +82,48 @@ struct Shared {
 impl Expressions {
     /// Starts. `changed` is notified of answers that have to be checked.
     pub fn start(changed: Arc<watch::Sender<u64>>, metrics: Metrics, clock: Clock, options: Options) -> Self {
+        let objects = ObjectChecks::start(options.client.clone(), changed.clone(), metrics.clone(), clock.clone());
         let shared =
             Arc::new(Shared { ledger: Mutex::default(), wanted: Notify::new(), changed, metrics, clock, options });
-        Self { task: tokio::spawn(run(shared.clone())), shared }
+        Self { task: tokio::spawn(run(shared.clone())), shared, objects }
     }
 
-    /// Takes in the queries that nodes wait for, each with its node's name filled in, those of them whose answers are too old if they
-    /// were sent before a time, and the address to send them to. Called after each plan.
-    pub fn want(
-        &self,
-        wanted: &BTreeSet<String>,
-        asked_again: &BTreeMap<String, Timestamp>,
-        prometheus: Option<&Prometheus>,
-    ) {
-        let news = self.shared.ledger.lock().want(wanted, asked_again, prometheus, Instant::now());
+    /// Takes in the questions that nodes wait for, those of them whose answers are too old if they were asked before a time, and the policy:
+    /// the address to send queries to, and the objects to watch. Called after each plan.
+    pub fn want(&self, wanted: &BTreeSet<Question>, asked_again: &BTreeMap<Question, Timestamp>, policy: &Policy) {
+        let of_objects = wanted.iter().filter_map(|question| match question {
+            Question::Objects(of) => Some(of),
+            Question::Query(_) => None,
+        });
+        self.objects.want(of_objects, sources(policy));
+        let queries = wanted.iter().filter_map(query_of).collect();
+        let again = asked_again.iter().filter_map(|(question, since)| Some((query_of(question)?, *since))).collect();
+        let news = self.shared.ledger.lock().want(&queries, &again, policy.prometheus.as_ref(), Instant::now());
         if news {
             self.shared.wake();
         }
         self.shared.wanted.notify_one();
     }
 
-    /// Returns the answers by query. Queries without an answer are left out.
-    pub fn answers(&self, now: Timestamp) -> BTreeMap<String, Answer> {
-        self.shared.ledger.lock().answers(now)
+    /// Returns the answers by question. Questions without an answer are left out.
+    pub fn answers(&self, now: Timestamp) -> BTreeMap<Question, Answer> {
+        let queries = self.shared.ledger.lock().answers(now);
+        let queries = queries.into_iter().map(|(query, answer)| (Question::Query(query), answer));
+        let of_objects = self.objects.answers(now).into_iter();
+        queries.chain(of_objects.map(|(question, answer)| (Question::Objects(question), answer))).collect()
+    }
+
+    /// Returns the objects that the policy names and that cannot be read, each with the reason.
+    pub fn problems(&self) -> Vec<String> {
+        self.objects.problems()
+    }
+}
+
+/// Returns the query to Prometheus, if a question is one.
+fn query_of(question: &Question) -> Option<String> {
+    match question {
+        Question::Query(query) => Some(query.clone()),
+        Question::Objects(_) => None,
     }
 }
 

@@ -492,13 +492,15 @@ impl Running {
     }
 
     fn want(&self, wanted: &[&str], settings: &Prometheus) {
-        let wanted: BTreeSet<String> = wanted.iter().map(|q| (*q).to_owned()).collect();
-        self.expressions.want(&wanted, &BTreeMap::new(), Some(settings));
+        let wanted = wanted.iter().map(|query| Question::Query((*query).to_owned())).collect();
+        let policy = Policy { prometheus: Some(settings.clone()), ..Policy::default() };
+        self.expressions.want(&wanted, &BTreeMap::new(), &policy);
     }
 
     fn kinds(&self) -> BTreeMap<String, &'static str> {
         let answers = self.expressions.answers(Timestamp::now());
-        answers.iter().map(|(query, answer)| (query.clone(), crate::metrics::answer_kind(answer))).collect()
+        let kind = |(question, answer)| Some((query_of(question)?, crate::metrics::answer_kind(answer)));
+        answers.iter().filter_map(kind).collect()
     }
 
     /// Waits, woken as the driver is, until an answer is of this kind.
@@ -593,7 +595,7 @@ async fn new_url_is_queried_at_once_despite_pending_queries() {
 #[tokio::test]
 async fn missing_url_fails_all_expressions_and_wakes_driver() {
     let running = Running::start();
-    running.expressions.want(&BTreeSet::from(["a".to_owned()]), &BTreeMap::new(), None);
+    running.expressions.want(&[Question::Query("a".to_owned())].into(), &BTreeMap::new(), &Policy::default());
     assert_eq!(running.kinds(), BTreeMap::from([("a".to_owned(), "Failed")]));
     assert_eq!(*running.woken.borrow(), 1);
 }

@@ -1,0 +1,301 @@
+//! Checks of objects: the watches that the policy needs, the questions that nodes wait for, and their answers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::Client;
+use parking_lot::Mutex;
+use planner::expressions::ObjectQuestion;
+use planner::objects::{self, Objects, Source, Unread};
+use planner::predicate::Fields;
+use planner::view::Answer;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use super::course::Course;
+use super::follow::{Known, follow};
+use crate::clock::Clock;
+use crate::metrics::Metrics;
+
+/// Time for which a question is remembered after no node waits for it any more: some wait for it on every other turn.
+const REMEMBERED: Duration = Duration::from_mins(5);
+
+/// Time between evaluations: changes that come close together are evaluated together.
+const PACE: Duration = Duration::from_secs(1);
+
+/// Watches the objects that the policy names, and evaluates the checks that nodes wait for, until it is dropped.
+pub(super) struct ObjectChecks {
+    shared: Arc<Shared>,
+    /// The client of the API server; without one nothing is watched.
+    client: Option<Client>,
+    task: JoinHandle<()>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Notified when there may be something to evaluate.
+    due: Arc<Notify>,
+    changed: Arc<watch::Sender<u64>>,
+    metrics: Metrics,
+    clock: Clock,
+}
+
+#[derive(Default)]
+struct State {
+    watched: BTreeMap<Source, Watched>,
+    asked: BTreeMap<ObjectQuestion, Asked>,
+}
+
+/// The watch of a source, which ends when it is dropped.
+struct Watched {
+    fields: Fields,
+    known: Arc<Mutex<Known>>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A question and its answers.
+struct Asked {
+    /// Moment at which a node waited for it last.
+    wanted: Instant,
+    course: Course,
+    /// The edition of the objects that the last answer is by.
+    edition: Option<u64>,
+}
+
+/// A question to evaluate on these objects.
+struct Due {
+    question: ObjectQuestion,
+    edition: u64,
+    objects: Objects,
+}
+
+impl ObjectChecks {
+    /// Starts. `changed` is notified of answers that have to be checked.
+    pub(super) fn start(
+        client: Option<Client>,
+        changed: Arc<watch::Sender<u64>>,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> Self {
+        let (state, due) = (Mutex::default(), Arc::new(Notify::new()));
+        let shared = Arc::new(Shared { state, due, changed, metrics, clock });
+        Self { task: tokio::spawn(evaluate(shared.clone())), shared, client }
+    }
+
+    /// Takes in the questions that nodes wait for, and the objects that the policy names. A watch ends when the policy does not name its
+    /// objects any more, or reads other fields of them.
+    pub(super) fn want<'a>(
+        &self,
+        questions: impl Iterator<Item = &'a ObjectQuestion>,
+        sources: BTreeMap<Source, Fields>,
+    ) {
+        let now = Instant::now();
+        let mut state = self.shared.state.lock();
+        let State { watched, asked } = &mut *state;
+        watched.retain(|source, watched| sources.get(source) == Some(&watched.fields));
+        asked.retain(|question, asked| {
+            asked.wanted + REMEMBERED > now && watched.contains_key(&Source::of(&question.check))
+        });
+        if let Some(client) = &self.client {
+            for (source, fields) in sources {
+                let new = || Watched::start(client.clone(), source.clone(), fields, self.shared.due.clone());
+                watched.entry(source.clone()).or_insert_with(new);
+            }
+        }
+        for question in questions {
+            if let Some(asked) = asked.get_mut(question) {
+                asked.wanted = now;
+            } else {
+                asked.insert(question.clone(), Asked { wanted: now, course: Course::default(), edition: None });
+                self.shared.due.notify_one();
+            }
+        }
+    }
+
+    /// Returns the answers that are known.
+    pub(super) fn answers(&self, now: Timestamp) -> Vec<(ObjectQuestion, Answer)> {
+        let state = self.shared.state.lock();
+        let answer = |(question, asked): (&ObjectQuestion, &Asked)| {
+            let (edition, _) = state.watched.get(&Source::of(&question.check))?.known.lock().look()?;
+            let answer = match asked.course.last()? {
+                // The watch goes on: nothing has changed since.
+                Answer::Quiet { since, .. } if asked.edition == Some(edition) => {
+                    Answer::Quiet { since: *since, asked: now }
+                }
+                answer => answer.clone(),
+            };
+            Some((question.clone(), answer))
+        };
+        state.asked.iter().filter_map(answer).collect()
+    }
+
+    /// Returns the objects that the policy names and that cannot be read, each with the reason. Outages are left out.
+    pub(super) fn problems(&self) -> Vec<String> {
+        let state = self.shared.state.lock();
+        let problem = |(source, watched): (&Source, &Watched)| match watched.known.lock().look()? {
+            (_, Objects::Read(_) | Objects::Unread(Unread::Fails(_))) => None,
+            (_, Objects::Unread(why)) => Some(format!("{source}: {why}")),
+        };
+        state.watched.iter().filter_map(problem).collect()
+    }
+}
+
+impl Drop for ObjectChecks {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Watched {
+    fn start(client: Client, source: Source, fields: Fields, due: Arc<Notify>) -> Self {
+        let known = Arc::new(Mutex::default());
+        let task = tokio::spawn(follow(client, source, fields.clone(), known.clone(), due));
+        Self { fields, known, task }
+    }
+}
+
+impl Shared {
+    /// Returns the questions whose objects have changed since their last answer.
+    fn questions_due(&self) -> Vec<Due> {
+        let state = self.state.lock();
+        let due = |(question, asked): (&ObjectQuestion, &Asked)| {
+            let (edition, objects) = state.watched.get(&Source::of(&question.check))?.known.lock().look()?;
+            (asked.edition != Some(edition)).then(|| Due { question: question.clone(), edition, objects })
+        };
+        state.asked.iter().filter_map(due).collect()
+    }
+
+    fn record(&self, made: Vec<(ObjectQuestion, u64, Answer)>) {
+        let mut news = false;
+        let mut state = self.state.lock();
+        for (question, edition, answer) in made {
+            let Some(asked) = state.asked.get_mut(&question) else { continue };
+            tracing::debug!(check = question.check.name, node = question.node, ?answer, "objects checked");
+            self.metrics.expression(&answer);
+            news |= matches!(answer, Answer::Quiet { .. });
+            news |= asked.course.take(answer);
+            asked.edition = Some(edition);
+        }
+        drop(state);
+        if news {
+            self.changed.send_modify(|n| *n = n.wrapping_add(1));
+        }
+    }
+}
+
+/// Evaluates what is due, beside the turns of the leader.
+async fn evaluate(shared: Arc<Shared>) {
+    loop {
+        shared.due.notified().await;
+        let (due, now) = (shared.questions_due(), shared.clock.now());
+        let made = tokio::task::spawn_blocking(move || {
+            let evaluated = due.into_iter().map(|Due { question, edition, objects }| {
+                let answer = objects::answer(&question, &objects, now);
+                (question, edition, answer)
+            });
+            evaluated.collect::<Vec<_>>()
+        });
+        match made.await {
+            Ok(made) => shared.record(made),
+            Err(error) => tracing::error!(%error, "checks of objects could not be evaluated"),
+        }
+        sleep(PACE).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::client::Body;
+    use models::operator::ObjectCheck;
+    use planner::predicate::Predicate;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_mins(10);
+
+    /// Returns the answer to a request: the kind is served from the third request on.
+    fn answer(path: &str, requests: &mut usize) -> (u16, Value) {
+        if path == "/apis/ceph.rook.io/v1/namespaces/rook/cephclusters" {
+            let object = json!({"metadata": {"name": "main", "namespace": "rook", "resourceVersion": "7"}, "status": {"health": "OK"}});
+            let list = json!({"metadata": {"resourceVersion": "7"}, "items": [object]});
+            return (200, list);
+        }
+        assert_eq!(path, "/apis/ceph.rook.io/v1");
+        *requests += 1;
+        if *requests < 3 {
+            return (
+                404,
+                json!({"kind": "Status", "status": "Failure", "message": "not found", "reason": "NotFound", "code": 404}),
+            );
+        }
+        let resource = json!({
+            "name": "cephclusters", "singularName": "cephcluster", "namespaced": true, "kind": "CephCluster",
+            "verbs": ["get", "list", "watch"],
+        });
+        (200, json!({"kind": "APIResourceList", "groupVersion": "ceph.rook.io/v1", "resources": [resource]}))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn kind_that_is_not_served_yet_is_asked_for_again_and_its_checks_are_answered_then() {
+        let (service, mut handle) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
+        tokio::spawn(async move {
+            let (mut requests, mut watches) = (0, Vec::new());
+            while let Some((request, respond)) = handle.next_request().await {
+                if request.uri().query().is_some_and(|query| query.contains("watch=true")) {
+                    watches.push(respond);
+                    continue;
+                }
+                let (code, body) = answer(request.uri().path(), &mut requests);
+                let body = Body::from(serde_json::to_vec(&body).unwrap());
+                respond.send_response(http::Response::builder().status(code).body(body).unwrap());
+            }
+        });
+        let (changed, _woken) = watch::channel(0);
+        let client = Client::new(service, "default");
+        let checks = ObjectChecks::start(Some(client), Arc::new(changed), Metrics::new().unwrap(), Clock::default());
+        let check = ObjectCheck {
+            api_version: "ceph.rook.io/v1".into(),
+            kind: "CephCluster".into(),
+            namespace: Some("rook".into()),
+            expression: "self.status.health == 'OK'".into(),
+            ..ObjectCheck::default()
+        };
+        let fields = Predicate::of(&check.expression).unwrap().fields.clone();
+        let sources = BTreeMap::from([(Source::of(&check), fields)]);
+        let question = ObjectQuestion { check, node: None, version: None };
+        checks.want([&question].into_iter(), sources.clone());
+        let now = Timestamp::UNIX_EPOCH;
+        assert_eq!(checks.answers(now), []);
+        let until = async |holds: &dyn Fn() -> bool| {
+            let reached = async {
+                while !holds() {
+                    sleep(PACE).await;
+                }
+            };
+            tokio::time::timeout(PATIENCE, reached).await.unwrap();
+        };
+        until(&|| !checks.answers(now).is_empty()).await;
+        let failed = checks.answers(now).remove(0).1;
+        assert!(
+            matches!(&failed, Answer::Failed { message } if message.contains("does not serve this kind")),
+            "{failed:?}"
+        );
+        assert_eq!(checks.problems().len(), 1);
+        until(&|| matches!(checks.answers(now)[..], [(_, Answer::Quiet { .. })])).await;
+        assert!(checks.problems().is_empty());
+        // Another policy.
+        checks.want([&question].into_iter(), BTreeMap::new());
+        assert_eq!(checks.answers(now), []);
+        assert!(checks.shared.state.lock().watched.is_empty(), "the watch has ended");
+    }
+}
