@@ -16,6 +16,7 @@ use crate::expressions::read_answer;
 use crate::leader;
 use planner::expressions::for_node;
 use planner::policy::{Policy, Schedule, WindowState};
+use planner::predicate::Predicate;
 use planner::view::{Answer, NodeFacts, Projection as _, ShadowFacts};
 
 /// A target: its name, and what is run over an input.
@@ -29,6 +30,7 @@ pub const TARGETS: &[Target] = &[
     ("counts", counts),
     ("version_targets", version_targets),
     ("prometheus_answers", prometheus_answers),
+    ("object_expressions", object_expressions),
     ("nodes", nodes),
     ("shadows", shadows),
     ("secrets", crate::tls::fuzzing::secrets),
@@ -157,6 +159,23 @@ fn prometheus_answers(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let (query, node) = text.split_once('\n').unwrap_or((&text, "node-1"));
     let _ = for_node(query, node);
+}
+
+/// CEL expressions, on the first line, over an object, on the others: whatever they are, an evaluation ends with a result or a cause, and
+/// the same one for the fields alone that the expression is known to read.
+fn object_expressions(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let (expression, object) = text.split_once('\n').unwrap_or((&text, "{}"));
+    let predicate = match Predicate::of(expression) {
+        Ok(predicate) => predicate,
+        Err(error) => return assert!(!error.is_empty()),
+    };
+    let object: Value = serde_json::from_str(object).unwrap_or_default();
+    let kept = predicate.fields.kept_of(&object);
+    let test = |object: Value| predicate.test(&[("shop/web".to_owned(), object)].into(), "node-a", "1.20.5");
+    let (whole, kept) = (test(object), test(kept));
+    // Errors may name an object, of which less is kept.
+    assert_eq!(whole.as_ref().ok(), kept.as_ref().ok(), "{whole:?} of the whole, and {kept:?} of its fields");
 }
 
 /// A Node with any labels, annotations and names.
