@@ -1,5 +1,6 @@
 //! `kubectl brupop explain`: every check of one node, and what changes its state next.
 
+mod objects;
 mod report;
 mod text;
 
@@ -31,7 +32,9 @@ pub(crate) async fn explain(client: &Client, namespace: &str, options: &Options,
     let wanted = |cluster: &Cluster| find(cluster, &options.node).into_iter().collect::<BTreeSet<_>>();
     let cluster = Cluster::read_now(client, namespace, wanted).await?;
     let Some(name) = find(&cluster, &options.node) else { bail!("{}", unknown(&cluster, &options.node)) };
-    let explanation = report::explain(&cluster, &name, Timestamp::now());
+    let now = Timestamp::now();
+    let objects = objects::evaluate(client, &cluster, &name, now).await;
+    let explanation = report::Explanation { objects, ..report::explain(&cluster, &name, now) };
     match options.output.and_then(Format::for_programs) {
         Some(format) => format.page(&explanation),
         None => Ok(text::render(&explanation, Format::width(options.output), colour)),

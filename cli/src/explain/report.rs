@@ -13,6 +13,7 @@ use planner::wait::{Wait, WaitReason};
 use semver::Version;
 use serde::Serialize;
 
+use super::objects::ObjectReport;
 use crate::cluster::Cluster;
 use crate::status::{LastResult, Problem, due, no_leader, not_known};
 
@@ -39,6 +40,9 @@ pub(crate) struct Explanation {
     pub(crate) recorded: Option<Waits>,
     /// The checks of the planner, in its order.
     pub(crate) checks: Vec<CheckReport>,
+    /// The checks of objects, with what they return now.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) objects: Vec<ObjectReport>,
     /// Changes of the state to come, the next first.
     pub(crate) next: Vec<Next>,
     /// Commands that a user can type.
@@ -245,6 +249,7 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
         waits,
         commands,
         checks: found.iter().map(|check| check_report(cluster, name, check)).collect(),
+        objects: Vec::new(),
         next,
         not_read: cluster.not_read(),
     }
