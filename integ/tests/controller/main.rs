@@ -29,6 +29,7 @@ mod metrics;
 mod mid_rollout_changes;
 mod migration;
 mod notices;
+mod objects;
 mod operator_resource;
 mod other_clients;
 mod percentages;
@@ -159,6 +160,7 @@ fn main() -> ExitCode {
         mid_rollout_changes,
         migration,
         notices,
+        objects,
         operator_resource,
         other_clients,
         percentages,

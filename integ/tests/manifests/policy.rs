@@ -340,6 +340,7 @@ fn health() -> Vec<(Value, Option<&'static str>)> {
         all(&with(json!([expression("errors", &"a".repeat(2049))])), TOO_LONG);
         all(&with(json!([{"name": "errors"}])), REQUIRED);
         all(&with((0..17).map(|i| expression(&i.to_string(), "up == 0")).collect()), TOO_MANY);
+        object_checks(side).into_iter().for_each(|(health, refusal)| all(&health, refusal));
     }
     all(&json!({"before": {"podsReady": true}, "after": {"podsReady": false, "timeout": "20m"}}), ACCEPTED);
     for (url, refusal) in [
@@ -365,6 +366,36 @@ fn health() -> Vec<(Value, Option<&'static str>)> {
         (json!({"prometheus": {"url": format!("http://{}", "a".repeat(512))}}), TOO_LONG),
     ]);
     specs
+}
+
+/// Checks of objects on this side of an update.
+fn object_checks(side: &str) -> Vec<(Value, Option<&'static str>)> {
+    let check = |change: Value| {
+        let mut check = json!({"name": "a", "apiVersion": "apps/v1", "kind": "Deployment", "expression": "self.status.replicas > 0"});
+        if let (Some(check), Value::Object(change)) = (check.as_object_mut(), change) {
+            check.extend(change);
+        }
+        check
+    };
+    let selector = json!({"matchLabels": {"tier": "critical"}});
+    let with = |checks: Value| json!({side: {"objects": checks}});
+    let one = |change: Value| with(json!([check(change)]));
+    vec![
+        (one(json!({})), ACCEPTED),
+        (one(json!({"apiVersion": "v1", "kind": "ConfigMap", "namespace": "shop", "objectName": "a.b"})), ACCEPTED),
+        (one(json!({"apiVersion": "ceph.rook.io/v1beta2", "selector": selector})), ACCEPTED),
+        (one(json!({"objectName": "a", "selector": selector})), Some("not both")),
+        (one(json!({"apiVersion": "apps"})), PATTERN),
+        (one(json!({"apiVersion": "apps/v1/x"})), PATTERN),
+        (one(json!({"kind": "deployments"})), PATTERN),
+        (one(json!({"namespace": "a/b"})), PATTERN),
+        (one(json!({"expression": ""})), Some("at least 1 chars")),
+        (one(json!({"expression": "a".repeat(1025)})), TOO_LONG),
+        (with(json!([{"name": "a", "apiVersion": "v1", "kind": "Pod"}])), REQUIRED),
+        (with(json!([check(json!({})), check(json!({}))])), DUPLICATE),
+        (with((0..8).map(|i| check(json!({"name": i.to_string()}))).collect()), ACCEPTED),
+        (with((0..9).map(|i| check(json!({"name": i.to_string()}))).collect()), TOO_MANY),
+    ]
 }
 
 fn groups() -> Vec<(Value, Option<&'static str>)> {
@@ -507,7 +538,10 @@ fn full() -> Value {
     });
     let health = json!({
         "before": {"podsReady": true, "maxUnhealthyNodes": 3, "expressions": [{"name": "a", "query": "up == 0"}]},
-        "after": {"soak": "5m", "expressions": [{"name": "a", "query": "up == 0"}]},
+        "after": {
+            "soak": "5m", "expressions": [{"name": "a", "query": "up == 0"}],
+            "objects": [{"name": "b", "apiVersion": "v1", "kind": "Pod", "expression": "has(self.spec)"}],
+        },
     });
     json!({
         "enabled": true,
