@@ -223,7 +223,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_mins(10);
 
-    /// Returns the answer to a request: the kind is served from the third request on.
+    /// Returns the answer to a request: the kind is served from the sixth request on.
     fn answer(path: &str, requests: &mut usize) -> (u16, Value) {
         if path == "/apis/ceph.rook.io/v1/namespaces/rook/cephclusters" {
             let object = json!({"metadata": {"name": "main", "namespace": "rook", "resourceVersion": "7"}, "status": {"health": "OK"}});
@@ -232,7 +232,7 @@ mod tests {
         }
         assert_eq!(path, "/apis/ceph.rook.io/v1");
         *requests += 1;
-        if *requests < 3 {
+        if *requests < 6 {
             return (
                 404,
                 json!({"kind": "Status", "status": "Failure", "message": "not found", "reason": "NotFound", "code": 404}),
