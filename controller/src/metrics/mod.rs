@@ -160,7 +160,7 @@ impl Metrics {
             expressions: register.counter(
                 "expressions_total",
                 &["result"],
-                "Prometheus queries by result: Quiet (empty), Firing (not empty), Failed (no result)",
+                "Prometheus queries and checks of objects by result: Quiet (empty; true), Firing (not empty; false), Failed (no result)",
             )?,
             notices: register.counter(
                 "notices_total",
