@@ -1,9 +1,8 @@
 //! RBAC rights. Every rule has its reason; there are no wildcards, and the agents have no rights at all.
 
 use models::names::{
-    AGENT, AGENT_NAMESPACE, APISERVER, AWS, CA_SECRET, CONTROLLER, GROUP, HEALTH_OBJECTS_LABEL, HEALTH_OBJECTS_ROLE,
-    HISTORY_KEY_SECRET, HISTORY_KEYS, OPERATOR_NAME, PERMIT_KEY_SECRET, SERVING_SECRET, SYSTEM_NAMESPACE,
-    TRUST_CONFIG_MAP,
+    AGENT, AGENT_NAMESPACE, APISERVER, AWS, CA_SECRET, CONTROLLER, GROUP, HISTORY_KEY_SECRET, HISTORY_KEYS,
+    OPERATOR_NAME, PERMIT_KEY_SECRET, SERVING_SECRET, SYSTEM_NAMESPACE, TRUST_CONFIG_MAP,
 };
 use serde_json::{Value, json};
 
@@ -55,21 +54,7 @@ pub(crate) fn accounts_and_roles() -> Vec<Value> {
         service_account(AGENT_NAMESPACE, AGENT),
     ];
     objects.extend(installed().iter().flat_map(Granted::objects));
-    objects.extend(health_objects());
     objects
-}
-
-/// The rights of the controller to read objects of health checks: those of the ClusterRoles that users label, and none without one. The
-/// control plane fills in the rules, so that an apply has none, which would be a conflict.
-fn health_objects() -> [Value; 2] {
-    let granted = Granted { name: HEALTH_OBJECTS_ROLE, account: CONTROLLER, namespace: None, rules: Vec::new() };
-    let [role, binding] = granted.objects();
-    let selector = json!({"matchLabels": {HEALTH_OBJECTS_LABEL: "true"}});
-    let role = json!({
-        "apiVersion": role["apiVersion"], "kind": role["kind"], "metadata": role["metadata"],
-        "aggregationRule": {"clusterRoleSelectors": [selector]},
-    });
-    [role, binding]
 }
 
 /// The rights of users to the operator's resources: parts of the cluster's roles `view`, `edit` and `admin`, to which the
@@ -406,17 +391,6 @@ mod tests {
             assert_eq!(rules, reasons.len(), "{object}");
             assert!(reasons.iter().all(|reason| reason.len() > 20 && reason.ends_with('.')), "{reasons:?}");
         }
-    }
-
-    #[test]
-    fn controller_reads_no_further_objects_unless_a_user_labels_a_role() {
-        let [role, binding] = health_objects();
-        assert!(role.get("rules").is_none(), "an apply would take away what the control plane fills in");
-        let label = &role["aggregationRule"]["clusterRoleSelectors"][0]["matchLabels"]["brupop.bottlerocket.aws/health-objects"];
-        assert_eq!((label, &binding["roleRef"]["name"]), (&json!("true"), &role["metadata"]["name"]));
-        let labelled =
-            |object: &Value| object["metadata"]["labels"].get("brupop.bottlerocket.aws/health-objects").is_some();
-        assert!(!all().iter().chain(&force()).chain(&aws()).any(labelled), "the installation grants none");
     }
 
     #[test]

@@ -35,11 +35,6 @@ pub const METRICS_LABEL: &str = "brupop.bottlerocket.aws/metrics";
 /// Value of [`METRICS_LABEL`].
 pub const METRICS_ENABLED: &str = "enabled";
 
-/// Label of the ClusterRoles whose rights the controller has besides its own: to read the objects of `spec.health`.
-pub const HEALTH_OBJECTS_LABEL: &str = "brupop.bottlerocket.aws/health-objects";
-/// Name of the ClusterRole that has these rights, by aggregation, and of its binding.
-pub const HEALTH_OBJECTS_ROLE: &str = "brupop-controller-health-objects";
-
 /// Audience of the agents' projected tokens: valid for the operator's web API and for nothing else.
 pub const TOKEN_AUDIENCE: &str = "brupop-apiserver";
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use models::names::HEALTH_OBJECTS_LABEL;
+use models::names::{CONTROLLER, SYSTEM_NAMESPACE};
 use models::operator::{NodeSelector, ObjectCheck};
 use models::plain::cut;
 use serde_json::Value;
@@ -46,8 +46,13 @@ pub enum Objects {
 pub enum Unread {
     #[error("the API server does not serve this kind: its definition is missing, or has another version")]
     NoKind,
-    #[error("the controller may not list and watch {resource}: apply {}", role(.group, .resource))]
-    NoRight { group: String, resource: String },
+    #[error("the controller may not list and watch {resource}: apply {}", grant(.group, .resource, .namespace.as_deref()))]
+    NoRight {
+        group: String,
+        resource: String,
+        /// The namespace of the objects; `None`: all namespaces, or none.
+        namespace: Option<String>,
+    },
     #[error("there are more than {}: write a namespace, an objectName or a selector", MOST_OBJECTS)]
     TooMany,
     #[error("objects of this kind have a namespace: write that of {0}")]
@@ -88,12 +93,20 @@ pub fn key(namespace: Option<&str>, name: &str) -> String {
     namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}/{name}"))
 }
 
-/// Returns a ClusterRole that lets the controller read objects of a kind, on one line of YAML.
-pub fn role(group: &str, resource: &str) -> String {
-    format!(
-        "{{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {{name: brupop-reads-{resource}, labels: \
-         {{{HEALTH_OBJECTS_LABEL}: \"true\"}}}}, rules: [{{apiGroups: [\"{group}\"], resources: [{resource}], verbs: [get, list, watch]}}]}}"
-    )
+/// Returns a role that lets the controller read objects of a kind, in a namespace or in all of them, and its binding, on one line of YAML.
+pub fn grant(group: &str, resource: &str, namespace: Option<&str>) -> String {
+    const RBAC: &str = "rbac.authorization.k8s.io";
+    let name = if group.is_empty() { resource.to_owned() } else { format!("{resource}.{group}") };
+    let kind = if namespace.is_some() { "Role" } else { "ClusterRole" };
+    let within = namespace.map(|namespace| format!(", namespace: \"{namespace}\"")).unwrap_or_default();
+    let metadata = format!("metadata: {{name: brupop-reads-{name}{within}}}");
+    let rule = format!("{{apiGroups: [\"{group}\"], resources: [{resource}], verbs: [get, list, watch]}}");
+    let role = format!("{{apiVersion: {RBAC}/v1, kind: {kind}, {metadata}, rules: [{rule}]}}");
+    let reference = format!("roleRef: {{apiGroup: {RBAC}, kind: {kind}, name: brupop-reads-{name}}}");
+    let subject = format!("{{kind: ServiceAccount, name: {CONTROLLER}, namespace: {SYSTEM_NAMESPACE}}}");
+    let binding =
+        format!("{{apiVersion: {RBAC}/v1, kind: {kind}Binding, {metadata}, {reference}, subjects: [{subject}]}}");
+    format!("{{apiVersion: v1, kind: List, items: [{role}, {binding}]}}")
 }
 
 /// Returns the objects that the checks of a policy read, each with the fields that all of these read together.

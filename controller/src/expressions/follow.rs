@@ -156,7 +156,7 @@ async fn observe(
         let next = if listed { Ok(events.next().await) } else { timeout(LIST_LIMIT, events.next()).await };
         let event = match next {
             Ok(Some(Ok(event))) => event,
-            Ok(Some(Err(error))) => return unread(&error, &resource),
+            Ok(Some(Err(error))) => return unread(&error, &resource, source),
             Ok(None) => return Unread::Fails("the watch has ended".to_owned()),
             Err(_) => return silent(),
         };
@@ -185,7 +185,7 @@ fn config(source: &Source) -> watcher::Config {
     config
 }
 
-fn unread(error: &watcher::Error, resource: &ApiResource) -> Unread {
+fn unread(error: &watcher::Error, resource: &ApiResource, source: &Source) -> Unread {
     use kube::Error::Api;
     use watcher::Error::{InitialListFailed, WatchError, WatchFailed, WatchStartFailed};
     let code = match error {
@@ -196,7 +196,11 @@ fn unread(error: &watcher::Error, resource: &ApiResource) -> Unread {
         _ => 0,
     };
     match code {
-        403 => Unread::NoRight { group: resource.group.clone(), resource: resource.plural.clone() },
+        403 => Unread::NoRight {
+            group: resource.group.clone(),
+            resource: resource.plural.clone(),
+            namespace: source.namespace.clone(),
+        },
         404 => Unread::NoKind,
         _ => Unread::Fails(root_cause(error)),
     }
@@ -320,7 +324,7 @@ mod tests {
     #[test]
     fn objects_stay_known_in_a_short_outage_and_not_without_a_right_or_their_kind() {
         let outage = || Unread::Fails("connection refused".into());
-        let no_right = || Unread::NoRight { group: String::new(), resource: "pods".into() };
+        let no_right = || Unread::NoRight { group: String::new(), resource: "pods".into(), namespace: None };
         let mut case = Case::new();
         case.list([object("a", "Ready", 1)]);
         for (second, why, changes, known) in [

@@ -5,10 +5,9 @@ use std::time::Duration;
 use anyhow::Context as _;
 use integ::oracle::ClusterState;
 use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::api::rbac::v1::ClusterRole;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::api::{Api, Patch, PatchParams};
 use models::condition::ConditionStatus;
-use models::names::HEALTH_OBJECTS_ROLE;
 use models::operator::DEGRADED;
 use models::shadow::{BLOCKED, Step, UPDATED};
 use serde_json::{Value, json};
@@ -31,12 +30,13 @@ fn policy(when: &str) -> Value {
     json!({"health": health})
 }
 
-/// Grants the right as the control plane does once a user has labelled a ClusterRole.
+/// Grants the right as users do.
 async fn grant(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
     cluster.uses_up_stage = true;
-    let rules = json!([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list", "watch"]}]);
-    let roles: Api<ClusterRole> = Api::all(cluster.client.clone());
-    roles.patch(HEALTH_OBJECTS_ROLE, &PatchParams::default(), &Patch::Merge(json!({"rules": rules}))).await?;
+    let granted: Value = serde_saphyr::from_str(&planner::objects::grant("", "configmaps", Some(SHOP)))?;
+    let [role, binding] = [0_usize, 1].map(|index| granted["items"][index].clone());
+    cluster.create(Api::<Role>::namespaced(cluster.client.clone(), SHOP), role).await?;
+    cluster.create(Api::<RoleBinding>::namespaced(cluster.client.clone(), SHOP), binding).await?;
     Ok(())
 }
 
@@ -65,12 +65,12 @@ async fn check_of_objects_waits_for_its_right_its_object_and_its_truth_before_an
     };
     let world = cluster.until("the right is missing", |world| degraded(world).is_some()).await?;
     let message = degraded(&world).context("just seen")?;
-    for part in ["ConfigMap of v1", "configmaps", "kind: ClusterRole", "verbs: [get, list, watch]"] {
+    for part in ["ConfigMap of v1", "configmaps", "kind: RoleBinding", "verbs: [get, list, watch]"] {
         assert!(message.contains(part), "{part}: {message}");
     }
     cluster.fleet.release(NEW);
     let without =
-        |world: &ClusterState| blocked(world, "ExpressionFails").is_some_and(|m| m.contains("kind: ClusterRole"));
+        |world: &ClusterState| blocked(world, "ExpressionFails").is_some_and(|m| m.contains("kind: RoleBinding"));
     cluster.until("the node waits, and why is named", without).await?;
     cluster.pass(Duration::from_hours(2)).await?;
     let world = cluster.planned().await?;

@@ -83,8 +83,8 @@ pub struct BeforeUpdatePolicy {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub expressions: Vec<Expression>,
-    /// Objects of the cluster on which a CEL expression has to be true. The controller may read none but those that a ClusterRole with the
-    /// label `brupop.bottlerocket.aws/health-objects: "true"` permits. What is not known keeps the node waiting.
+    /// Objects of the cluster on which a CEL expression has to be true. The controller may read those that it is granted the right for: the
+    /// condition `Degraded` has the role to apply. What is not known keeps the node waiting.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub objects: Vec<ObjectCheck>,
@@ -107,8 +107,8 @@ pub struct AfterUpdatePolicy {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub expressions: Vec<Expression>,
-    /// Objects of the cluster on which a CEL expression has to be true. The controller may read none but those that a ClusterRole with the
-    /// label `brupop.bottlerocket.aws/health-objects: "true"` permits. What is not known until `timeout` proves nothing.
+    /// Objects of the cluster on which a CEL expression has to be true. The controller may read those that it is granted the right for: the
+    /// condition `Degraded` has the role to apply. What is not known until `timeout` proves nothing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub objects: Vec<ObjectCheck>,

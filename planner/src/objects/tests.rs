@@ -80,18 +80,32 @@ fn check_is_quiet_where_it_is_true_fires_where_it_is_false_and_is_unknown_otherw
 }
 
 #[test]
-fn missing_right_is_named_with_the_role_that_grants_it() {
-    let unread = Unread::NoRight { group: "ceph.rook.io".into(), resource: "cephclusters".into() };
-    let text = unread.to_string();
-    let role: Value = serde_saphyr::from_str(text.split_once("apply ").unwrap().1).unwrap();
-    assert_eq!(
-        role,
-        json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
-            "metadata": {"name": "brupop-reads-cephclusters", "labels": {"brupop.bottlerocket.aws/health-objects": "true"}},
+fn missing_right_is_named_with_the_role_and_the_binding_that_grant_it() {
+    for (namespace, kind) in [(None, "ClusterRole"), (Some("rook"), "Role")] {
+        let namespace = namespace.map(str::to_owned);
+        let unread = Unread::NoRight {
+            group: "ceph.rook.io".into(),
+            resource: "cephclusters".into(),
+            namespace: namespace.clone(),
+        };
+        let text = unread.to_string();
+        let grant: Value = serde_saphyr::from_str(text.split_once("apply ").unwrap().1).unwrap();
+        let (api_version, name) = ("rbac.authorization.k8s.io/v1", "brupop-reads-cephclusters.ceph.rook.io");
+        let mut metadata = json!({"name": name});
+        if let Some(namespace) = namespace {
+            metadata["namespace"] = namespace.into();
+        }
+        let role = json!({
+            "apiVersion": api_version, "kind": kind, "metadata": metadata,
             "rules": [{"apiGroups": ["ceph.rook.io"], "resources": ["cephclusters"], "verbs": ["get", "list", "watch"]}],
-        })
-    );
+        });
+        let binding = json!({
+            "apiVersion": api_version, "kind": format!("{kind}Binding"), "metadata": metadata,
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": "brupop-controller", "namespace": "brupop-system"}],
+        });
+        assert_eq!(grant, json!({"apiVersion": "v1", "kind": "List", "items": [role, binding]}));
+    }
 }
 
 #[test]

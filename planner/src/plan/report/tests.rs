@@ -252,7 +252,8 @@ fn group_that_hides_others_degrades_operator_and_stops_nothing() {
 #[test]
 fn objects_that_cannot_be_read_degrade_operator_with_what_to_apply_and_stop_nothing_by_themselves() {
     let (view, policy) = cluster(vec![node("a")], &[]);
-    let unread = Unread::NoRight { group: "ceph.rook.io".into(), resource: "cephclusters".into() };
+    let (group, resource) = ("ceph.rook.io".into(), "cephclusters".into());
+    let unread = Unread::NoRight { group, resource, namespace: None };
     let reported =
         ReportedFacts { unread_objects: vec![format!("CephCluster of v1: {unread}")], ..ReportedFacts::default() };
     let plan = crate::plan::plan_reporting(&view, &reported, &policy, t(0));
