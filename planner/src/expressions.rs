@@ -76,6 +76,7 @@ impl Check {
                 let shared = query == expression.query;
                 Ok((Question::Query(query), shared))
             }
+            Self::Objects(check) if check.is_about_secrets() => Err(QueryError::Secret),
             Self::Objects(check) => {
                 let predicate = Predicate::of(&check.expression).map_err(QueryError::Cel)?;
                 let version = || subject.version.map(Version::to_string).unwrap_or_default();
@@ -101,6 +102,9 @@ pub enum QueryError {
     /// has to return.
     #[error("{0} is not known: $node is the only variable; in label_replace name groups by number, as $1")]
     Word(String),
+    /// Its answers could reveal the keys that the controller may read, one character after the other.
+    #[error("Secrets are not read for checks")]
+    Secret,
     /// The CEL expression cannot be evaluated.
     #[error("{0}")]
     Cel(String),

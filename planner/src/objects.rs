@@ -117,6 +117,9 @@ pub fn sources(policy: &Policy) -> BTreeMap<Source, Fields> {
     for check in checks {
         let Check::Objects(check) = check else { continue };
         let Ok(predicate) = Predicate::of(&check.expression) else { continue };
+        if check.is_about_secrets() {
+            continue;
+        }
         sources.entry(Source::of(check)).or_default().extend(&predicate.fields);
     }
     sources

@@ -388,6 +388,7 @@ fn object_checks(side: &str) -> Vec<(Value, Option<&'static str>)> {
         (one(json!({"apiVersion": "apps"})), PATTERN),
         (one(json!({"apiVersion": "apps/v1/x"})), PATTERN),
         (one(json!({"kind": "deployments"})), PATTERN),
+        (one(json!({"apiVersion": "v1", "kind": "Secret"})), Some("Secrets are not read for checks")),
         (one(json!({"namespace": "a/b"})), PATTERN),
         (one(json!({"expression": ""})), Some("at least 1 chars")),
         (one(json!({"expression": "a".repeat(1025)})), TOO_LONG),

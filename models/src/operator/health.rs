@@ -23,6 +23,8 @@ pub struct Expression {
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-validations" = [{
     "rule": "!(has(self.objectName) && has(self.selector))", "message": "write objectName or selector, not both",
+}, {
+    "rule": "!(self.apiVersion == 'v1' && self.kind == 'Secret')", "message": "Secrets are not read for checks",
 }]))]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectCheck {
@@ -47,6 +49,13 @@ pub struct ObjectCheck {
     /// of objects, which may be empty. Further variables are `node`, the name of the node, and `version`, the version that its update is to.
     #[schemars(length(min = 1, max = 1024))]
     pub expression: String,
+}
+
+impl ObjectCheck {
+    /// Returns whether it is about Secrets. The controller may read its own keys, which no expression may ask for.
+    pub fn is_about_secrets(&self) -> bool {
+        self.api_version == "v1" && self.kind == "Secret"
+    }
 }
 
 /// Prometheus server that evaluates the expressions.

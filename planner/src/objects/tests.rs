@@ -127,12 +127,24 @@ fn objects_that_several_checks_read_are_one_source_with_the_fields_of_all() {
     assert_eq!(kept, json!({"spec": {"z": 1}, "status": {"x": 1, "y": 2}}));
 }
 
+/// The controller may read its own keys.
+#[test]
+fn secrets_are_neither_watched_nor_asked_for() {
+    let secret = ObjectCheck { api_version: "v1".into(), kind: "Secret".into(), ..check(None, "has(self.data)") };
+    let mut policy = Policy::default();
+    policy.all.before.checks = vec![Check::Objects(secret)];
+    assert!(sources(&policy).is_empty());
+    let subject = crate::expressions::Subject { node: "a", version: None };
+    assert_eq!(policy.all.before.checks[0].question(subject), Err(crate::expressions::QueryError::Secret));
+}
+
 /// The examples of the documentation, each on objects of which it is true, and on others of which it is false.
 #[test]
 fn documented_checks_are_true_of_healthy_objects_and_false_of_ill_ones() {
     let page = include_str!("../../../docs/object-checks.md");
     let mut checks: BTreeMap<String, ObjectCheck> = BTreeMap::new();
-    for block in page.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()) {
+    let blocks = page.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    for block in blocks.filter(|block| block.contains("health:")) {
         let object: Value = serde_saphyr::from_str(block).unwrap();
         for when in ["before", "after"] {
             for check in object["spec"]["health"][when]["objects"].as_array().into_iter().flatten() {

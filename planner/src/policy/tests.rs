@@ -118,6 +118,10 @@ fn invalid_policy_error_names_its_field() {
             "spec.health.before.objects[0].expression",
         ),
         (
+            r#"{"health": {"after": {"objects": [{"name": "a", "apiVersion": "v1", "kind": "Secret", "expression": "has(self.data)"}]}}}"#,
+            "spec.health.after.objects[0].expression",
+        ),
+        (
             r#"{"prometheus": {"url": "http://p"}, "health": {"after": {
                 "expressions": [{"name": "a", "query": "up == 0"}],
                 "objects": [{"name": "a", "apiVersion": "v1", "kind": "Pod", "expression": "has(self.status)"}]}}}"#,
