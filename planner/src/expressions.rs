@@ -1,5 +1,7 @@
 //! The expressions of the policy, which Prometheus or objects of the cluster answer, and the questions to these about a node.
 
+use std::sync::Arc;
+
 use models::operator::{Expression, ObjectCheck};
 use semver::Version;
 
@@ -26,7 +28,7 @@ pub enum Check {
     /// A query to Prometheus, which has to return nothing.
     Query(Expression),
     /// A CEL expression, which has to be true of objects of the cluster.
-    Objects(ObjectCheck),
+    Objects(Arc<ObjectCheck>),
 }
 
 /// The question of an expression: the same for all nodes, unless it names the node or the version.
@@ -40,11 +42,11 @@ pub enum Question {
 /// A check of objects.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectQuestion {
-    pub check: ObjectCheck,
-    /// The name of the node, if the expression depends on it.
+    /// The name of the node, if the expression depends on it. Questions of a large fleet differ by it first, and share the check.
     pub node: Option<String>,
     /// The version, if the expression depends on it; empty without an attempt.
     pub version: Option<String>,
+    pub check: Arc<ObjectCheck>,
 }
 
 impl Check {
@@ -83,7 +85,7 @@ impl Check {
                 let node = predicate.uses_node.then(|| subject.node.to_owned());
                 let version = predicate.uses_version.then(version);
                 let shared = node.is_none();
-                Ok((Question::Objects(ObjectQuestion { check: check.clone(), node, version }), shared))
+                Ok((Question::Objects(ObjectQuestion { node, version, check: check.clone() }), shared))
             }
         }
     }

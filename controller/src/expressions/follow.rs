@@ -55,6 +55,11 @@ impl Known {
         Some((self.edition, objects))
     }
 
+    /// Returns whether changes are seen as they happen.
+    pub(super) fn goes_on(&self) -> bool {
+        self.failing_since.is_none()
+    }
+
     /// Takes in an event, and returns whether it changes what is known.
     fn take(&mut self, event: Event<DynamicObject>, source: &Source, fields: &Fields) -> Result<bool, Unread> {
         let count = match event {

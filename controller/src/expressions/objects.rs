@@ -23,8 +23,11 @@ use crate::metrics::Metrics;
 /// Time for which a question is remembered after no node waits for it any more: some wait for it on every other turn.
 const REMEMBERED: Duration = Duration::from_mins(5);
 
-/// Time between evaluations: changes that come close together are evaluated together.
+/// Shortest time between evaluations: changes that come close together are evaluated together.
 const PACE: Duration = Duration::from_secs(1);
+
+/// The longest one. Between these it is four times as long as the evaluations took: thousands of nodes may wait for a check that names them.
+const LONGEST_PACE: Duration = Duration::from_secs(30);
 
 /// Watches the objects that the policy names, and evaluates the checks that nodes wait for, until it is dropped.
 pub(super) struct ObjectChecks {
@@ -125,10 +128,13 @@ impl ObjectChecks {
     pub(super) fn answers(&self, now: Timestamp) -> Vec<(ObjectQuestion, Answer)> {
         let state = self.shared.state.lock();
         let answer = |(question, asked): (&ObjectQuestion, &Asked)| {
-            let (edition, _) = state.watched.get(&Source::of(&question.check))?.known.lock().look()?;
+            let (edition, goes_on) = {
+                let known = state.watched.get(&Source::of(&question.check))?.known.lock();
+                (known.look()?.0, known.goes_on())
+            };
             let answer = match asked.course.last()? {
-                // The watch goes on: nothing has changed since.
-                Answer::Quiet { since, .. } if asked.edition == Some(edition) => {
+                // Nothing has changed since. While the watch is interrupted, that is not known.
+                Answer::Quiet { since, .. } if goes_on && asked.edition == Some(edition) => {
                     Answer::Quiet { since: *since, asked: now }
                 }
                 answer => answer.clone(),
@@ -197,6 +203,7 @@ async fn evaluate(shared: Arc<Shared>) {
     loop {
         shared.due.notified().await;
         let (due, now) = (shared.questions_due(), shared.clock.now());
+        let begun = Instant::now();
         let made = tokio::task::spawn_blocking(move || {
             let evaluated = due.into_iter().map(|Due { question, edition, objects }| {
                 let answer = objects::answer(&question, &objects, now);
@@ -208,7 +215,7 @@ async fn evaluate(shared: Arc<Shared>) {
             Ok(made) => shared.record(made),
             Err(error) => tracing::error!(%error, "checks of objects could not be evaluated"),
         }
-        sleep(PACE).await;
+        sleep((begun.elapsed() * 4).clamp(PACE, LONGEST_PACE)).await;
     }
 }
 
@@ -272,7 +279,7 @@ mod tests {
         };
         let fields = Predicate::of(&check.expression).unwrap().fields.clone();
         let sources = BTreeMap::from([(Source::of(&check), fields)]);
-        let question = ObjectQuestion { check, node: None, version: None };
+        let question = ObjectQuestion { node: None, version: None, check: Arc::new(check) };
         checks.want([&question].into_iter(), sources.clone());
         let now = Timestamp::UNIX_EPOCH;
         assert_eq!(checks.answers(now), []);

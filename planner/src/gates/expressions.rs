@@ -150,6 +150,8 @@ pub(crate) fn own_quiet(checks: &[Check], subject: Subject<'_>, answers: &BTreeM
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use models::operator::{Expression, ObjectCheck};
 
     use super::*;
@@ -212,7 +214,8 @@ mod tests {
             ("self.blocked != version", None, Some("1.20.5")),
             ("all.all(v, v.spec.nodeName != node || v.status.attached)", Some("a"), None),
         ] {
-            let check = Check::Objects(ObjectCheck { expression: expression.into(), ..ObjectCheck::default() });
+            let check = ObjectCheck { expression: expression.into(), ..ObjectCheck::default() };
+            let check = Check::Objects(Arc::new(check));
             let (question, shared) = check.question(subject).unwrap();
             let Question::Objects(question) = question else { panic!("{question:?}") };
             assert_eq!((question.node.as_deref(), question.version.as_deref()), (node, of), "{expression}");

@@ -11,7 +11,8 @@ fn check(object_name: Option<&str>, expression: &str) -> ObjectCheck {
 }
 
 fn asked(check: ObjectCheck, objects: &Objects) -> Answer {
-    answer(&ObjectQuestion { check, node: Some("a".into()), version: Some("1.20.5".into()) }, objects, t(7))
+    let (node, version) = (Some("a".into()), Some("1.20.5".into()));
+    answer(&ObjectQuestion { node, version, check: Arc::new(check) }, objects, t(7))
 }
 
 fn read(objects: &[(&str, Value)]) -> Objects {
@@ -132,7 +133,7 @@ fn objects_that_several_checks_read_are_one_source_with_the_fields_of_all() {
 fn secrets_are_neither_watched_nor_asked_for() {
     let secret = ObjectCheck { api_version: "v1".into(), kind: "Secret".into(), ..check(None, "has(self.data)") };
     let mut policy = Policy::default();
-    policy.all.before.checks = vec![Check::Objects(secret)];
+    policy.all.before.checks = vec![Check::Objects(Arc::new(secret))];
     assert!(sources(&policy).is_empty());
     let subject = crate::expressions::Subject { node: "a", version: None };
     assert_eq!(policy.all.before.checks[0].question(subject), Err(crate::expressions::QueryError::Secret));

@@ -1,6 +1,7 @@
 //! Conversion of the resource's spec into the policy.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use models::names::{AWS_HOOK, PROMETHEUS_SECRET};
@@ -303,6 +304,6 @@ fn checks(expressions: Vec<Expression>, objects: Vec<ObjectCheck>, default: &[Ch
         Check::Objects(_) => objects.is_empty(),
     };
     let inherited: Vec<Check> = default.iter().filter(is_inherited).cloned().collect();
-    let own = expressions.into_iter().map(Check::Query).chain(objects.into_iter().map(Check::Objects));
-    inherited.into_iter().chain(own).collect()
+    let objects = objects.into_iter().map(|check| Check::Objects(Arc::new(check)));
+    inherited.into_iter().chain(expressions.into_iter().map(Check::Query)).chain(objects).collect()
 }
