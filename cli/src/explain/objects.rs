@@ -13,6 +13,7 @@ use planner::expressions::{Question, Subject};
 use planner::objects::{self, MOST_OBJECTS, Objects, Source, Unread, key};
 use planner::view::Answer;
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::call::call;
 use crate::cluster::Cluster;
@@ -94,12 +95,15 @@ async fn read(client: &Client, source: &Source) -> anyhow::Result<Objects> {
     if found.len() > MOST_OBJECTS {
         return Ok(Objects::Unread(Unread::TooMany));
     }
-    let object = |object: &DynamicObject| {
+    let object = |object: &DynamicObject| -> anyhow::Result<(String, Value)> {
         let name = object.metadata.name.as_deref().unwrap_or_default();
-        Ok((key(object.metadata.namespace.as_deref(), name), serde_json::to_value(object)?))
+        let mut value = serde_json::to_value(object).context("an object cannot be written as JSON")?;
+        // Absent from the items of a list.
+        value["apiVersion"] = source.api_version.clone().into();
+        value["kind"] = source.kind.clone().into();
+        Ok((key(object.metadata.namespace.as_deref(), name), value))
     };
-    let objects: anyhow::Result<BTreeMap<_, _>> = found.iter().map(object).collect();
-    Ok(Objects::Read(Arc::new(objects.context("an object cannot be written as JSON")?)))
+    Ok(Objects::Read(Arc::new(found.iter().map(object).collect::<anyhow::Result<_>>()?)))
 }
 
 #[cfg(test)]

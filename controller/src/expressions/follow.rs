@@ -45,6 +45,11 @@ pub(super) struct Known {
 }
 
 impl Known {
+    /// Creates it with the edition before its first.
+    pub(super) fn after(edition: u64) -> Self {
+        Self { edition, ..Self::default() }
+    }
+
     /// Returns what is known, with its edition; `None` before anything is.
     pub(super) fn look(&self) -> Option<(u64, Objects)> {
         let objects = match (&self.unread, &self.objects) {
@@ -343,8 +348,9 @@ mod tests {
             assert_eq!(case.phases().is_some(), known, "at {second}");
         }
         case.list([object("a", "Ready", 1)]);
-        assert!(case.phases().is_some());
+        assert!(case.phases().is_some() && case.known.goes_on());
         assert!(!case.fail(outage(), 60), "another outage");
+        assert!(!case.known.goes_on(), "the objects may have changed since");
         for why in [no_right(), Unread::NoKind] {
             assert!(case.fail(why, 61));
             assert!(matches!(case.known.look(), Some((_, Objects::Unread(_)))));

@@ -50,6 +50,8 @@ struct Shared {
 struct State {
     watched: BTreeMap<Source, Watched>,
     asked: BTreeMap<ObjectQuestion, Asked>,
+    /// Number of the watches that have been started.
+    watches: u64,
 }
 
 /// The watch of a source, which ends when it is dropped.
@@ -103,14 +105,17 @@ impl ObjectChecks {
     ) {
         let now = Instant::now();
         let mut state = self.shared.state.lock();
-        let State { watched, asked } = &mut *state;
+        let State { watched, asked, watches } = &mut *state;
         watched.retain(|source, watched| sources.get(source) == Some(&watched.fields));
         asked.retain(|question, asked| {
             asked.wanted + REMEMBERED > now && watched.contains_key(&Source::of(&question.check))
         });
         if let Some(client) = &self.client {
             for (source, fields) in sources {
-                let new = || Watched::start(client.clone(), source.clone(), fields, self.shared.due.clone());
+                let new = || {
+                    *watches += 1;
+                    Watched::start(client.clone(), source.clone(), fields, *watches, self.shared.due.clone())
+                };
                 watched.entry(source.clone()).or_insert_with(new);
             }
         }
@@ -162,8 +167,9 @@ impl Drop for ObjectChecks {
 }
 
 impl Watched {
-    fn start(client: Client, source: Source, fields: Fields, due: Arc<Notify>) -> Self {
-        let known = Arc::new(Mutex::default());
+    /// Starts the watch with this number: no two have an edition in common.
+    fn start(client: Client, source: Source, fields: Fields, number: u64, due: Arc<Notify>) -> Self {
+        let known = Arc::new(Mutex::new(Known::after(number << 32)));
         let task = tokio::spawn(follow(client, source, fields.clone(), known.clone(), due));
         Self { fields, known, task }
     }

@@ -63,11 +63,11 @@ fn collect(expression: &mut IdedExpr, objects: &BTreeSet<String>, found: &mut BT
         }
         Expr::Call(call) if call.func_name == "size" => {
             let parts = call.target.as_deref_mut().into_iter().chain(&mut call.args);
-            for part in parts.filter(|part| !is_all(part)) {
+            for part in parts.filter(|part| !is_all(part, objects)) {
                 collect(part, objects, found);
             }
         }
-        Expr::Comprehension(of) if is_all(&of.iter_range) => {
+        Expr::Comprehension(of) if is_all(&of.iter_range, objects) => {
             let mut objects = objects.clone();
             objects.insert(of.iter_var.clone());
             for part in [&mut of.accu_init, &mut of.loop_cond, &mut of.loop_step, &mut of.result] {
@@ -82,8 +82,9 @@ fn collect(expression: &mut IdedExpr, objects: &BTreeSet<String>, found: &mut BT
     }
 }
 
-fn is_all(expression: &IdedExpr) -> bool {
-    matches!(&expression.expr, Expr::Ident(name) if variable(name) == OBJECTS)
+/// Returns whether it is the list of objects, and no variable of a loop that has its name.
+fn is_all(expression: &IdedExpr, objects: &BTreeSet<String>) -> bool {
+    matches!(&expression.expr, Expr::Ident(name) if variable(name) == OBJECTS) && !objects.contains(OBJECTS)
 }
 
 /// Returns the variable of a name: a dot before it means the outermost one.
@@ -131,6 +132,8 @@ mod tests {
             ("self.metadata.labels['x'] == 'y'", json!({"metadata": {"labels": {"x": "y"}}})),
             ("self.metadata == self.metadata && self.metadata.name == 'a'", json!({"metadata": object["metadata"]})),
             ("size(self) > 0", object.clone()),
+            ("all.exists(all, all.exists(name, true))", object.clone()),
+            ("all.exists(all, size(all) > 3)", object.clone()),
             ("all[0].status.phase == 'Ready'", object.clone()),
             ("self['status'].phase == 'Ready'", object.clone()),
         ] {
