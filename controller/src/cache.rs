@@ -113,7 +113,7 @@ impl<P: Projection> Cache<P> {
     /// Takes in an object that an own write returned.
     pub fn written(&self, object: &P::Object) {
         let Some(item) = P::project(object) else { return };
-        self.change(|state| state.known.answer(&item.key(), item, P::matters));
+        self.change(|state| state.known.answer(&P::key_of(object.meta()), item, P::matters));
     }
 
     /// Watches for as long as it is polled. An unreadable object is logged, and named by [`Cache::unreadable`].
@@ -157,7 +157,7 @@ impl<P: Projection> Sink<P::Object> for Cache<P> {
             }
             Event::InitApply(DeserializeGuard(Ok(object))) => {
                 if let Some(item) = P::project(&object) {
-                    state.known.list(item.key(), item);
+                    state.known.list(P::key_of(object.meta()), item);
                 }
                 false
             }
@@ -173,9 +173,10 @@ impl<P: Projection> Sink<P::Object> for Cache<P> {
                 true
             }
             Event::Apply(DeserializeGuard(Ok(object))) => {
-                let readable_again = state.unreadable.remove(&P::key_of(object.meta())).is_some();
+                let key = P::key_of(object.meta());
+                let readable_again = state.unreadable.remove(&key).is_some();
                 match P::project(&object) {
-                    Some(item) => state.known.observe(item.key(), item, P::matters) || readable_again,
+                    Some(item) => state.known.observe(key, item, P::matters) || readable_again,
                     None => state.delete(object.meta()) || readable_again,
                 }
             }

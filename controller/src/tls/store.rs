@@ -52,10 +52,6 @@ where
 {
     type Object = K;
 
-    fn key(&self) -> String {
-        Self::key_of(self.0.meta())
-    }
-
     fn resource_version(&self) -> &str {
         self.0.meta().resource_version.as_deref().unwrap_or_default()
     }

@@ -18,7 +18,7 @@ use crate::claims;
 use crate::hold::Hold;
 use crate::hooks;
 
-use super::projection::{Projection, key};
+use super::projection::Projection;
 use super::revision::CAUSE_LENGTH;
 use super::{BudgetFacts, DaemonSetIs, NodeFacts, OperatorFacts, PodFacts, RequestManagers, ServiceFacts, ShadowFacts};
 
@@ -123,10 +123,6 @@ fn request(meta: &ObjectMeta, name: &str) -> Option<String> {
 impl Projection for NodeFacts {
     type Object = Node;
 
-    fn key(&self) -> String {
-        self.name.clone()
-    }
-
     fn resource_version(&self) -> &str {
         &self.resource_version
     }
@@ -213,10 +209,6 @@ fn plain_status(shadow: &BottlerocketShadow) -> BottlerocketShadowStatus {
 impl Projection for ShadowFacts {
     type Object = BottlerocketShadow;
 
-    fn key(&self) -> String {
-        self.node.clone()
-    }
-
     fn resource_version(&self) -> &str {
         &self.resource_version
     }
@@ -249,10 +241,6 @@ impl Projection for ShadowFacts {
 
 impl Projection for OperatorFacts {
     type Object = BottlerocketUpdateOperator;
-
-    fn key(&self) -> String {
-        names::OPERATOR_NAME.to_owned()
-    }
 
     fn resource_version(&self) -> &str {
         &self.resource_version
@@ -413,10 +401,6 @@ impl PodFacts {
 impl Projection for PodFacts {
     type Object = Pod;
 
-    fn key(&self) -> String {
-        key(Some(&self.namespace), &self.name)
-    }
-
     fn resource_version(&self) -> &str {
         &self.resource_version
     }
@@ -432,10 +416,6 @@ impl Projection for PodFacts {
 
 impl Projection for BudgetFacts {
     type Object = PodDisruptionBudget;
-
-    fn key(&self) -> String {
-        key(Some(&self.namespace), &self.name)
-    }
 
     fn resource_version(&self) -> &str {
         &self.resource_version
@@ -487,10 +467,6 @@ impl Projection for BudgetFacts {
 impl Projection for ServiceFacts {
     type Object = Service;
 
-    fn key(&self) -> String {
-        key(Some(&self.namespace), &self.name)
-    }
-
     fn resource_version(&self) -> &str {
         &self.resource_version
     }
@@ -517,7 +493,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::view::{CsiNodeFacts, DaemonSetFacts};
 
     #[test]
     fn volume_claims_of_pod_include_named_and_ephemeral_claims() {
@@ -534,20 +509,14 @@ mod tests {
     }
 
     #[test]
-    fn key_of_object_is_key_of_its_facts() {
-        fn check<P: Projection>(metadata: &serde_json::Value, spec: &serde_json::Value) {
-            let object: P::Object = serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap();
-            assert_eq!(P::key_of(kube::Resource::meta(&object)), P::project(&object).unwrap().key());
-        }
-        let namespaced = |name: &str| json!({"name": name, "namespace": names::SYSTEM_NAMESPACE});
-        check::<NodeFacts>(&json!({"name": "a"}), &json!({}));
-        check::<PodFacts>(&namespaced("a"), &json!({"containers": []}));
-        check::<BudgetFacts>(&namespaced("a"), &json!({}));
-        check::<ServiceFacts>(&namespaced("a"), &json!({"selector": {"app": "web"}}));
-        check::<CsiNodeFacts>(&json!({"name": "a"}), &json!({"drivers": []}));
-        check::<DaemonSetFacts>(&namespaced("a"), &json!({"selector": {}, "template": {}}));
-        check::<ShadowFacts>(&namespaced(&names::shadow_name("a")), &json!({"state": "Idle", "attempt": 0}));
-        check::<OperatorFacts>(&namespaced(names::OPERATOR_NAME), &json!({}));
+    fn key_of_budget_is_its_title_and_key_of_shadow_its_node() {
+        let budget: PodDisruptionBudget =
+            serde_json::from_value(json!({"metadata": {"name": "web", "namespace": "shop"}})).unwrap();
+        assert_eq!(BudgetFacts::key_of(&budget.metadata), BudgetFacts::project(&budget).unwrap().title());
+        let shadow = json!({"name": names::shadow_name("a"), "namespace": names::SYSTEM_NAMESPACE});
+        assert_eq!(ShadowFacts::key_of(&serde_json::from_value(shadow).unwrap()), "a");
+        let operator = json!({"name": names::OPERATOR_NAME, "namespace": names::SYSTEM_NAMESPACE});
+        assert_eq!(OperatorFacts::key_of(&serde_json::from_value(operator).unwrap()), names::OPERATOR_NAME);
     }
 
     #[test]

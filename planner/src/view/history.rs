@@ -99,10 +99,6 @@ pub struct HistoryObject {
 impl Projection for HistoryObject {
     type Object = PartialObjectMeta<BottlerocketRolloutHistory>;
 
-    fn key(&self) -> String {
-        self.name.clone()
-    }
-
     fn resource_version(&self) -> &str {
         &self.resource_version
     }

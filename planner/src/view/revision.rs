@@ -31,10 +31,6 @@ pub struct RevisionFacts {
 impl Projection for RevisionFacts {
     type Object = ControllerRevision;
 
-    fn key(&self) -> String {
-        self.name.clone()
-    }
-
     fn resource_version(&self) -> &str {
         &self.resource_version
     }

@@ -46,7 +46,7 @@ fn has(view: &mut ClusterView, name: &str, resources: &[(&str, &str)]) {
 
 fn has_drivers(view: &mut ClusterView, name: &str, drivers: &[&str]) {
     let drivers = drivers.iter().map(|driver| (*driver).to_owned()).collect();
-    let facts = CsiNodeFacts { node: name.into(), drivers, ..CsiNodeFacts::default() };
+    let facts = CsiNodeFacts { drivers, ..CsiNodeFacts::default() };
     view.csi_nodes.get_or_insert_default().insert(name.into(), facts);
 }
 
