@@ -80,15 +80,7 @@ const fn gate(
 }
 
 const fn drain_gate(name: &'static str, holds: &'static str, check: fn(&NodeContext<'_>) -> Option<Obstacle>) -> Gate {
-    Gate {
-        stage: Drain,
-        name,
-        holds,
-        check: GateCheck::FoundOut(check),
-        of: |_| true,
-        lasts: true,
-        exception: |_| None,
-    }
+    Gate { check: GateCheck::FoundOut(check), ..gate(Drain, name, holds, |_| None) }
 }
 
 /// Updates: the request for a drill is newer than a back-off, and brings no node to a version.
@@ -147,11 +139,6 @@ const HOST_NOT_BUSY: &str = "no command of the host runs for too long";
 /// Returns the gates of these stages for an attempt of this kind, in their order.
 fn of(stages: &[GateStage], mode: Mode) -> impl Iterator<Item = &'static Gate> + '_ {
     GATES.iter().filter(move |gate| stages.contains(&gate.stage) && (gate.of)(mode))
-}
-
-/// Returns the first obstacle in the gates of these stages.
-fn first_obstacle(stages: &[GateStage], ctx: &NodeContext<'_>) -> Option<Obstacle> {
-    of(stages, ctx.mode()).find_map(|gate| gate.obstacle(ctx))
 }
 
 impl Gate {
@@ -227,7 +214,7 @@ pub(crate) fn control_plane_busy(ctx: &NodeContext<'_>) -> Option<Wait> {
 
 /// Checks the pods, budgets and expressions of a node that may be taken out of service.
 pub(crate) fn before_drain(ctx: &NodeContext<'_>) -> Option<Obstacle> {
-    first_obstacle(&[Drain], ctx)
+    of_drain(ctx).find_map(|gate| gate.obstacle(ctx))
 }
 
 /// Checks again, after the wait for hooks, what may have changed since the node got its slot: the node, the schedule, its pods,
