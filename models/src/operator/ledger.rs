@@ -9,9 +9,8 @@ use semver::Version;
 use serde::{Deserialize, Serialize};
 
 use super::MAX_FAILURES;
-use crate::moment::Moment;
 use crate::reason::Proof;
-use crate::schema::{StatusWord, VersionText};
+use crate::schema::{Moment, StatusWord, VersionText};
 use crate::time::after;
 
 /// The most nodes that a ledger names. Only named nodes can prove the version later; further nodes wait for a name. Names of nodes that are gone

@@ -20,9 +20,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::condition::Condition;
 use crate::duration::Duration;
-use crate::moment::Moment;
 use crate::reason::FailureReason;
-use crate::schema::VersionText;
+use crate::schema::{Moment, VersionText};
 
 pub use bounds::{BOUNDS, Bound, OutOfBounds};
 pub use count::CountOrPercent;

@@ -4,8 +4,7 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::moment::Moment;
-use crate::schema::StatusWord;
+use crate::schema::{Moment, StatusWord};
 
 /// The revision of the policy under which a rollout began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

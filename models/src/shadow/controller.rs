@@ -6,20 +6,15 @@ use jiff::Timestamp;
 use semver::Version;
 use serde::{Deserialize, Serialize};
 
-#[cfg(feature = "crd")]
-use schemars::JsonSchema;
-
 use super::attempt::Blocker;
 #[cfg(feature = "crd")]
 use super::attempt::MOST_ATTEMPTS;
 use super::before::NodeBefore;
 use super::drill::{Drill, DrillResult, Mode};
 use super::result::{DrainedPod, RolloutPlace, RolloutResult};
-#[cfg(feature = "crd")]
-use crate::moment::Moment;
 use crate::reason::{FailureReason, Proof};
 #[cfg(feature = "crd")]
-use crate::schema::{StatusWord, VersionText};
+use crate::schema::{JsonSchema, Moment, StatusWord, VersionText};
 
 /// Where an attempt is, seen from outside. Each step is at one place, and an attempt passes them in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
