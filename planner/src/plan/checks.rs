@@ -7,15 +7,12 @@ use jiff::Timestamp;
 use models::shadow::{Mode, Place, Progress, Step};
 
 use super::Plan;
-use crate::gates::Gate;
-use crate::gates::{self, Obstacle};
+use crate::gates::{self, Gate, Obstacle};
 use crate::phase::Phase;
 use crate::policy::Policy;
-use crate::survey::NodeContext;
-use crate::survey::Survey;
+use crate::survey::{NodeContext, Survey};
 use crate::view::ClusterView;
-use crate::wait::Wait;
-use crate::wait::WaitReason;
+use crate::wait::{Wait, WaitReason};
 
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq)]

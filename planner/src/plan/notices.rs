@@ -7,24 +7,22 @@ use std::time::Duration;
 use jiff::Timestamp;
 use models::condition::{false_condition, true_condition};
 use models::history::RolloutPhase;
-use models::names;
 use models::operator::{
     ActiveRollout, BottlerocketUpdateOperatorStatus, CAUSE_LENGTH, ENABLED, KnownVersion, MOST_NODES, MOST_PENDING,
     Notice, NoticeEvent, NoticesStatus, UnwellSpan,
 };
 use models::plain::cut;
-use models::shadow;
 use models::time::after;
+use models::{names, shadow};
 
 use super::{Plan, report};
 use crate::history::end_of;
 use crate::phase;
 use crate::policy::Notices;
-use crate::survey::NodeContext;
-use crate::survey::Survey;
 use crate::survey::brake::Brake;
 use crate::survey::key::{is_member, key_of};
 use crate::survey::quarantine::Cause;
+use crate::survey::{NodeContext, Survey};
 use crate::view::{ClusterView, NodeView, ReportedFacts};
 use crate::wait::{BEFORE_RESUME, StepRequest, Wait};
 

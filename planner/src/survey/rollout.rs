@@ -9,13 +9,11 @@ use models::shadow::{Place, Progress, Step, UPDATED};
 use semver::Version;
 
 use super::brake::{self, Brake, Busy};
-use super::ended;
-use super::fallen;
 use super::key::{Key, KeyRef, Targets, borrowed, is_member, key, key_of, may_be_member};
 use super::ledger::{self, Memory};
 use super::quarantine::Quarantine;
 use super::urgency::Urgency;
-use super::want;
+use super::{ended, fallen, want};
 use crate::policy::{CanaryStep, Policy};
 use crate::survey::records;
 use crate::view::{ClusterView, NodeView};

@@ -14,9 +14,8 @@ use models::shadow::{BottlerocketShadow, BottlerocketShadowStatus, is_agent_cond
 use models::time::after;
 
 use crate::annotations::{Place, misunderstood, recorded_value};
-use crate::claims;
 use crate::hold::Hold;
-use crate::hooks;
+use crate::{claims, hooks};
 
 use super::projection::Projection;
 use super::revision::CAUSE_LENGTH;

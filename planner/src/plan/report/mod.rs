@@ -20,15 +20,12 @@ use crate::gates;
 use crate::pause::{EARLIER_GONE, EARLIER_RUNNING};
 use crate::policy::{Policy, WindowState};
 use crate::revisions::{RevisionPlan, is_in_force};
-use crate::survey::condition;
 use crate::survey::key::{Key, key_of, of_known};
 use crate::survey::quarantine::{Cause, Quarantine};
 use crate::survey::records::{UNRECORDED, finish};
-use crate::survey::requests;
-use crate::survey::{Survey, SurveyedNode};
+use crate::survey::{Survey, SurveyedNode, condition, requests};
 use crate::view::{ClusterView, NodeView, OperatorFacts, ReportedFacts, SharedField, TlsFacts};
-use crate::wait::Wait;
-use crate::wait::{BEFORE_RESUME as COMMAND, WaitReason};
+use crate::wait::{BEFORE_RESUME as COMMAND, Wait, WaitReason};
 
 pub use events::news;
 
