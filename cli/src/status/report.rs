@@ -20,13 +20,13 @@ use planner::plan::{
 };
 use planner::policy::{Policy, WindowState};
 use planner::view::ShadowFacts;
-use planner::wait::{BEFORE_RESUME, StepRequest, Wait, WaitReason, alone};
+use planner::wait::{StepRequest, Wait, WaitReason, alone, without_command};
 
 use super::freshness;
 use super::shape::*;
 use crate::advice::pods;
 use crate::cluster::Cluster;
-use crate::failures::{unresolved, without_command};
+use crate::failures::unresolved;
 
 /// The word for a node of which it is not known whether it waits.
 pub(crate) const NOT_KNOWN: &str = "NotKnown";
@@ -193,7 +193,6 @@ fn stopped(
     let planned = plan.status.as_ref().filter(|_| cluster.nodes.is_some()).map(|status| &status.conditions);
     let condition = find(planned.or(recorded)?)?;
     let message = without_command(&condition.message);
-    let message = message.split(BEFORE_RESUME.trim_end_matches([':', ' '])).next().unwrap_or_default();
     let failed = cluster.operator.as_ref().map(|operator| unresolved(&operator.status)).unwrap_or_default();
     let mut skip = String::new();
     for (version, _) in failed.iter().filter(|(_, failed)| failed.frozen && reason == FROZEN) {

@@ -17,7 +17,8 @@ use strum::EnumDiscriminants;
 
 pub use ends::StepRequest;
 pub use reason::WaitsFor;
-pub use text::{BEFORE_RESUME, alone, gone, has_fallen, node_name, not_ready};
+pub(crate) use text::{BEFORE_RESUME, request, resume};
+pub use text::{alone, gone, has_fallen, node_name, not_ready, without_command};
 pub use unfinished::UnfinishedEviction;
 
 use crate::rules::Refusal;

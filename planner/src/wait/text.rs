@@ -118,9 +118,25 @@ pub(super) fn newest_offer(newest: Option<&Version>) -> String {
     newest.map_or_else(|| ", nor any other".to_owned(), |newest| format!("; the newest that it offers is {newest}"))
 }
 
-/// The command of kubectl that approves a step. What follows the `@` makes it a new value.
+/// Returns the command of kubectl that requests something of the operator.
+pub(crate) fn request(annotation: &str, value: &str) -> String {
+    format!("kubectl annotate bruo default -n <namespace> --overwrite {annotation}={value}")
+}
+
+/// Returns the command of kubectl that resolves all failures.
+pub(crate) fn resume() -> String {
+    request(RESUME_ANNOTATION, "<any new value>")
+}
+
+/// Returns the command of kubectl that approves a step. What follows the `@` makes it a new value.
 fn approve(name: &str) -> String {
-    format!("kubectl annotate bruo default -n <namespace> --overwrite {APPROVE_STEP_ANNOTATION}={name}@<any new text>")
+    request(APPROVE_STEP_ANNOTATION, &format!("{name}@<any new text>"))
+}
+
+/// Returns a message without the command of kubectl at its end, which one of the plugin may replace, and without the words before that.
+pub fn without_command(message: &str) -> &str {
+    let ends = [": kubectl annotate", ". To ", BEFORE_RESUME.trim_end_matches([':', ' '])];
+    ends.into_iter().fold(message, |rest, end| rest.split(end).next().unwrap_or_default())
 }
 
 /// `, <node>, <node>`, or nothing where none is known by its name.
@@ -156,9 +172,9 @@ pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
 
 pub(super) fn step_failed(nodes: &[String]) -> String {
     format!(
-        "is not passed: its places are used up, and nodes have failed on the version{}. To free these places: kubectl annotate bruo \
-         default -n <namespace> --overwrite {RESUME_ANNOTATION}=<any new value>",
-        named(nodes)
+        "is not passed: its places are used up, and nodes have failed on the version{}. To free these places: {}",
+        named(nodes),
+        resume()
     )
 }
 
@@ -171,7 +187,7 @@ pub(super) fn not_usable(missing: &[String]) -> String {
 }
 
 /// The words between the reason of a brake and the command that releases it.
-pub const BEFORE_RESUME: &str = ". Once the cause is removed: ";
+pub(crate) const BEFORE_RESUME: &str = ". Once the cause is removed: ";
 
 pub(super) fn braked(count: usize, nodes: &[String], until: Option<Timestamp>, trial: Option<&str>) -> String {
     let next = match (trial, until) {
@@ -185,8 +201,9 @@ pub(super) fn braked(count: usize, nodes: &[String], until: Option<Timestamp>, t
     };
     let back = if fallen(nodes) > 0 { format!("; one with the end {FALLEN} {BACK}") } else { String::new() };
     format!(
-        "the rollout is braked: {count} update(s) have ended without a proof{}{back}; {next}{BEFORE_RESUME}kubectl annotate bruo default -n <namespace> --overwrite {RESUME_ANNOTATION}=<any new value>",
-        named(nodes)
+        "the rollout is braked: {count} update(s) have ended without a proof{}{back}; {next}{BEFORE_RESUME}{}",
+        named(nodes),
+        resume()
     )
 }
 

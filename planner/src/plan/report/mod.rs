@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, find_condition, set_condition, true_condition};
 use models::history::RolloutPhase;
-use models::names::{CONTINUE_OTHERS_ANNOTATION, RESUME_ANNOTATION};
+use models::names::CONTINUE_OTHERS_ANNOTATION;
 use models::operator::{
     BLOCKED, BRAKED, BottlerocketUpdateOperatorStatus, CONTAINED, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED,
     NOTICES_SENT, PROGRESSING, RESUMED, STORAGE_MIGRATED, Slot, WINDOW_OPEN, WaitingCount, without_credentials,
@@ -25,7 +25,7 @@ use crate::survey::quarantine::{Cause, Quarantine};
 use crate::survey::records::{UNRECORDED, finish};
 use crate::survey::{Survey, SurveyedNode, condition, requests};
 use crate::view::{ClusterView, NodeView, OperatorFacts, ReportedFacts, SharedField, TlsFacts};
-use crate::wait::{BEFORE_RESUME as COMMAND, Wait, WaitReason};
+use crate::wait::{BEFORE_RESUME, Wait, WaitReason, request, resume, without_command};
 
 pub use events::news;
 
@@ -209,9 +209,6 @@ fn frozen(survey: &Survey<'_>, quarantine: &Quarantine, stored: Option<&Conditio
     if quarantine.is_empty() || resumed {
         return over(stored, resumed, "NoFailures");
     }
-    let request =
-        |name, value: &str| format!("kubectl annotate bruo default -n <namespace> --overwrite {name}={value}");
-    let resume = request(RESUME_ANNOTATION, "<any new value>");
     let has_failed = |(variant, arch): &(&str, &str)| {
         quarantine.spent.keys().any(|(v, a, _)| (v.as_str(), a.as_str()) == (*variant, *arch))
     };
@@ -220,10 +217,10 @@ fn frozen(survey: &Survey<'_>, quarantine: &Quarantine, stored: Option<&Conditio
         let others = if others { "Other nodes go on" } else { "There are no nodes of another variant or architecture" };
         let held = versions_of(&quarantine.spent);
         let message =
-            format!("failed too often, and held for these nodes alone: {held}. {others}. To try again: {resume}");
+            format!("failed too often, and held for these nodes alone: {held}. {others}. To try again: {}", resume());
         return (false, CONTAINED, message.chars().take(2000).collect());
     }
-    let mut message = format!("{}: {resume}", failed_too_often(quarantine.freezing()));
+    let mut message = format!("{}: {}", failed_too_often(quarantine.freezing()), resume());
     if let Some(since) = models::operator::frozen_since(&survey.known).filter(|_| others) {
         let request = request(CONTINUE_OTHERS_ANNOTATION, &since.to_string());
         message += &format!(". To go on with the other nodes alone: {request}");
@@ -234,16 +231,14 @@ fn frozen(survey: &Survey<'_>, quarantine: &Quarantine, stored: Option<&Conditio
 /// Returns whether a rollout is braked, with the reason of its nodes, that of the newest version first, and the command once.
 fn braked(survey: &Survey<'_>, stored: Option<&Condition>, resumed: bool) -> ConditionParts {
     let brakes = survey.rollouts.braked(&survey.quarantine);
-    let Some((_, last)) = brakes.last().filter(|_| !resumed) else { return over(stored, resumed, "NotBraked") };
-    let text = last.to_string();
-    let command = text.rsplit_once(COMMAND).map_or("", |(_, command)| command);
+    if resumed || brakes.is_empty() {
+        return over(stored, resumed, "NotBraked");
+    }
     let parts = brakes.iter().map(|((variant, arch, version), wait)| {
-        let text = wait.to_string();
-        let text = text.split_once(COMMAND).map_or(text.as_str(), |(text, _)| text);
-        format!("{version} for {variant} {arch}: {text}")
+        format!("{version} for {variant} {arch}: {}", without_command(&wait.to_string()))
     });
     let message: String = parts.collect::<Vec<_>>().join("; ").chars().take(1800).collect();
-    (true, WaitReason::Braked.as_str(), format!("{message}{COMMAND}{command}"))
+    (true, WaitReason::Braked.as_str(), format!("{message}{BEFORE_RESUME}{}", resume()))
 }
 
 fn progress(progressing: bool, plan: &Plan) -> ConditionParts {
