@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use models::operator::CountOrPercent;
-use models::shadow::{NodeProof, Record};
+use models::reason::Proof;
+use models::shadow::{NodeProof, Record, Step, UPDATED};
 
 use super::*;
 use crate::fixtures::{NEW, OLD, cluster, node, progress, recorded, rollout, slot, t, updated};
