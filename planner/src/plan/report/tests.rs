@@ -4,11 +4,13 @@ use models::operator::RESUMED;
 use models::reason::FailureReason;
 use models::shadow::{HostState, Step};
 
+use super::problems::*;
 use super::*;
 use crate::decision::Note;
 use crate::fixtures::{NEW, at, cluster, condition, node, record_history, t, with_policy};
 use crate::hold::Hold;
-use crate::policy::{PolicyError, Target};
+use crate::policy::{Policy, PolicyError, Target};
+use crate::view::{SharedField, TlsFacts};
 
 #[test]
 fn operator_status_counts_nodes_by_state() {
@@ -147,7 +149,7 @@ fn degraded_message_includes_policy_and_certificate_errors() {
         ("the other", vec![error.clone()], none, false, "InvalidPolicy", vec!["spec.schedule"]),
         ("both", vec![error], trouble, false, "InvalidPolicy", vec!["spec.schedule", ca]),
     ] {
-        let (_, word, message) = degraded(&Policy { errors, ..Policy::default() }, &tls, web_api, &[]);
+        let (_, word, message) = of_policy(&Policy { errors, ..Policy::default() }, &tls, web_api, &[]);
         assert_eq!(word, reason, "{sentence}");
         assert!(expected.iter().all(|expected| message.contains(expected)), "{sentence}: {message}");
         assert!(message.chars().count() <= 2000, "{sentence}");
@@ -194,7 +196,7 @@ fn awaiting_approval_emits_one_event_with_command() {
 #[test]
 fn unknown_request_annotation_degrades_operator() {
     let unknown = ["the annotation brupop.bottlerocket.aws/resum is not known".to_owned()];
-    let (holds, reason, message) = degraded(&Policy::default(), &TlsFacts::default(), false, &unknown);
+    let (holds, reason, message) = of_policy(&Policy::default(), &TlsFacts::default(), false, &unknown);
     assert!(holds && reason == "UnknownRequest" && message.contains("resum"), "{reason}: {message}");
 }
 
