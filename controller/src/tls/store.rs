@@ -51,6 +51,7 @@ where
     K: kube::Resource<DynamicType = ()> + Clone + PartialEq + Debug + DeserializeOwned + Send + Sync + 'static,
 {
     type Object = K;
+    const BY_NAME: bool = true;
 
     fn resource_version(&self) -> &str {
         self.0.meta().resource_version.as_deref().unwrap_or_default()
@@ -58,10 +59,6 @@ where
 
     fn project(object: &K) -> Option<Self> {
         Some(Self(object.clone()))
-    }
-
-    fn key_of(meta: &ObjectMeta) -> String {
-        meta.name.clone().unwrap_or_default()
     }
 }
 

@@ -240,6 +240,7 @@ impl Projection for ShadowFacts {
 
 impl Projection for OperatorFacts {
     type Object = BottlerocketUpdateOperator;
+    const BY_NAME: bool = true;
 
     fn resource_version(&self) -> &str {
         &self.resource_version
@@ -265,11 +266,6 @@ impl Projection for OperatorFacts {
             test_notices: request(meta, names::TEST_NOTICES_ANNOTATION),
             managers: RequestManagers::of(meta),
         })
-    }
-
-    /// Returns the name alone: only the resource of that name counts.
-    fn key_of(meta: &ObjectMeta) -> String {
-        meta.name.clone().unwrap_or_default()
     }
 }
 

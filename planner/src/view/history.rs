@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::PartialObjectMeta;
 use models::history::{
     BottlerocketRolloutHistory, BottlerocketRolloutHistoryStatus, LARGEST_OBJECT, RecordedRollout, RolloutPhase,
@@ -98,6 +97,7 @@ pub struct HistoryObject {
 
 impl Projection for HistoryObject {
     type Object = PartialObjectMeta<BottlerocketRolloutHistory>;
+    const BY_NAME: bool = true;
 
     fn resource_version(&self) -> &str {
         &self.resource_version
@@ -122,10 +122,5 @@ impl Projection for HistoryObject {
             record,
             page,
         })
-    }
-
-    /// Returns the name alone: the history is read in one namespace.
-    fn key_of(meta: &ObjectMeta) -> String {
-        meta.name.clone().unwrap_or_default()
     }
 }

@@ -1,7 +1,7 @@
 //! The facts about a ControllerRevision, which may be a revision of the policy.
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use models::names;
 use models::plain::cut;
 use serde_json::Value;
@@ -30,6 +30,7 @@ pub struct RevisionFacts {
 
 impl Projection for RevisionFacts {
     type Object = ControllerRevision;
+    const BY_NAME: bool = true;
 
     fn resource_version(&self) -> &str {
         &self.resource_version
@@ -51,10 +52,5 @@ impl Projection for RevisionFacts {
             change_cause: cause.map(|cause| cut(cause, CAUSE_LENGTH)),
             deleting: meta.deletion_timestamp.is_some(),
         })
-    }
-
-    /// Returns the name alone: revisions are read in one namespace.
-    fn key_of(meta: &ObjectMeta) -> String {
-        meta.name.clone().unwrap_or_default()
     }
 }
