@@ -309,6 +309,14 @@ fn followed(
     (versions, active_rollouts)
 }
 
+/// Returns the policy in force as JSON, which is that of the resource if it is valid. Longer than the field may be, there is none to go back
+/// to, which is better than no status.
+fn in_force(operator: &OperatorFacts, is_valid: bool) -> Option<String> {
+    let own = || serde_json::to_string(&operator.spec).ok();
+    let text = if is_valid { own() } else { operator.status.policy_in_force.clone() };
+    text.map(without_credentials).filter(|text| text.len() <= POLICY_LENGTH)
+}
+
 /// The operator's status without its freshness, with the slots that it is to record.
 pub(super) fn status(
     view: &ClusterView,
@@ -358,14 +366,6 @@ pub(super) fn status(
 
     let (versions, mut active_rollouts) = followed(survey, &quarantine, resumed, now);
     estimates::record(reported, &mut active_rollouts);
-    let policy_in_force = if policy.errors.is_empty() {
-        serde_json::to_string(&operator.spec).ok()
-    } else {
-        operator.status.policy_in_force.clone()
-    };
-    // Longer than the field may be: then there is no valid one to go back to, which is better than no status.
-    let policy_in_force = policy_in_force.map(without_credentials).filter(|text| text.len() <= POLICY_LENGTH);
-    let counts = counts(survey, plan);
     let recorded = &operator.status;
     let (current_revision, update_revision) = match history {
         Some(history) => (history.current.clone(), history.update.clone()),
@@ -376,7 +376,7 @@ pub(super) fn status(
     };
     BottlerocketUpdateOperatorStatus {
         observed_generation: Some(operator.generation),
-        counts: Some(counts),
+        counts: Some(counts(survey, plan)),
         current_revision,
         update_revision,
         collision_count: history.and_then(follow::raised_count).or(recorded.collision_count),
@@ -393,7 +393,7 @@ pub(super) fn status(
         requests: requests::acknowledged(view, reported, survey.rollouts.approval_taken),
         storage_migration: reported.migration.completed.clone().or_else(|| operator.status.storage_migration.clone()),
         notices: None,
-        policy_in_force,
+        policy_in_force: in_force(operator, policy.errors.is_empty()),
         conditions,
     }
 }
