@@ -48,7 +48,7 @@ impl<P> Clone for Cache<P> {
 impl<P: Projection> Cache<P> {
     /// Returns an empty cache that notifies `changed` of each relevant change.
     pub fn new(changed: Arc<watch::Sender<u64>>) -> Self {
-        let known = Known::new(P::resource_version);
+        let known = Known::new(P::VERSION);
         let state = State { known, unreadable: BTreeMap::new(), listing: BTreeMap::new(), listed: 0 };
         let (state, asked) = (Arc::new(Mutex::new(state)), Arc::new(watch::channel(0).0));
         Self { state, changed, asked, longest_pause: watches::LONGEST_PAUSE }

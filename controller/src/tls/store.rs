@@ -52,10 +52,7 @@ where
 {
     type Object = K;
     const BY_NAME: bool = true;
-
-    fn resource_version(&self) -> &str {
-        self.0.meta().resource_version.as_deref().unwrap_or_default()
-    }
+    const VERSION: fn(&Self) -> &str = |object| object.0.meta().resource_version.as_deref().unwrap_or_default();
 
     fn project(object: &K) -> Option<Self> {
         Some(Self(object.clone()))

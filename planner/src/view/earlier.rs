@@ -16,10 +16,7 @@ pub struct EarlierPod {
 
 impl Projection for EarlierPod {
     type Object = Pod;
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     /// Only its beginning and its end are relevant.
     fn matters(&self, _old: &Self) -> bool {

@@ -121,10 +121,7 @@ fn request(meta: &ObjectMeta, name: &str) -> Option<String> {
 
 impl Projection for NodeFacts {
     type Object = Node;
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     /// A heartbeat moves the resourceVersion and nothing else. Volumes come and go all the time, and only a drain waits for them.
     fn matters(&self, old: &Self) -> bool {
@@ -207,10 +204,7 @@ fn plain_status(shadow: &BottlerocketShadow) -> BottlerocketShadowStatus {
 
 impl Projection for ShadowFacts {
     type Object = BottlerocketShadow;
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     fn project(shadow: &BottlerocketShadow) -> Option<Self> {
         let meta = &shadow.metadata;
@@ -241,10 +235,7 @@ impl Projection for ShadowFacts {
 impl Projection for OperatorFacts {
     type Object = BottlerocketUpdateOperator;
     const BY_NAME: bool = true;
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     fn project(operator: &BottlerocketUpdateOperator) -> Option<Self> {
         let meta = &operator.metadata;
@@ -395,10 +386,7 @@ impl PodFacts {
 
 impl Projection for PodFacts {
     type Object = Pod;
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     fn matters(&self, old: &Self) -> bool {
         Self { resource_version: old.resource_version.clone(), ..self.clone() } != *old
@@ -411,10 +399,7 @@ impl Projection for PodFacts {
 
 impl Projection for BudgetFacts {
     type Object = PodDisruptionBudget;
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     /// Only a budget that allows more than before can unblock a drain, or a node that could never be drained.
     fn matters(&self, old: &Self) -> bool {
@@ -461,10 +446,7 @@ impl Projection for BudgetFacts {
 
 impl Projection for ServiceFacts {
     type Object = Service;
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     /// No decision waits for one.
     fn matters(&self, _: &Self) -> bool {

@@ -98,10 +98,7 @@ pub struct HistoryObject {
 impl Projection for HistoryObject {
     type Object = PartialObjectMeta<BottlerocketRolloutHistory>;
     const BY_NAME: bool = true;
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     /// The name tells what it is: the API server checks it, and labels can be changed.
     fn project(object: &Self::Object) -> Option<Self> {

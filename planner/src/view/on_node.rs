@@ -62,10 +62,7 @@ fn holds(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
 
 impl Projection for CsiNodeFacts {
     type Object = CSINode;
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     fn matters(&self, old: &Self) -> bool {
         self.drivers != old.drivers
@@ -81,10 +78,7 @@ impl Projection for CsiNodeFacts {
 
 impl Projection for DaemonSetFacts {
     type Object = DaemonSet;
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     /// A status changes with each pod, and says nothing about one node.
     fn matters(&self, old: &Self) -> bool {

@@ -11,7 +11,7 @@ pub trait Projection: Clone + PartialEq + Send + Sync + 'static {
     /// True if the key of an object is its name alone: its kind has no namespaces, or is read in one.
     const BY_NAME: bool = false;
     /// Returns the version of the object.
-    fn resource_version(&self) -> &str;
+    const VERSION: fn(&Self) -> &str;
     /// Returns whether a change from `old` to `self` is relevant to decisions.
     fn matters(&self, old: &Self) -> bool {
         self != old

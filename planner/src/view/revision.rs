@@ -31,10 +31,7 @@ pub struct RevisionFacts {
 impl Projection for RevisionFacts {
     type Object = ControllerRevision;
     const BY_NAME: bool = true;
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     fn project(revision: &ControllerRevision) -> Option<Self> {
         let meta = &revision.metadata;
