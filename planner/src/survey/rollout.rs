@@ -250,13 +250,10 @@ pub(crate) fn follow<'a>(
         let begun = || ActiveRollout::new(version.clone(), variant.clone(), arch.clone(), now);
         let mut active = stored.unwrap_or_else(begun);
         follow_urgency(view, &urgency, &mut active);
-        let mut ledger = ledger::of(view, &active, memory);
+        let (mut ledger, fallen) = fallen::followed(view, &active, memory, now);
         let is_wanted = |node: &NodeView| targets.contains(&(node.facts.uid.as_str(), version));
         let (rollout, on_their_way) = counted((view, policy), &active, &ledger, is_wanted, now);
         let without_workloads = without_workloads(view, &active);
-        let fallen = fallen::of(view, &active, now);
-        // A repair may be about to replace them, and with them what they show about the version.
-        fallen.lost.iter().for_each(|node| ledger.fall(node));
         let ready_again = fallen::ready_again(view, &active, now);
         let named = Named { on_their_way, without_workloads, fallen: fallen.nodes, ready_again };
         let (mut rollout, wake) = step_on(policy, &mut active, &mut ledger, &approval, (rollout, named), now);
