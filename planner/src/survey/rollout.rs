@@ -13,7 +13,6 @@ use super::ended;
 use super::fallen;
 use super::key::{Key, KeyRef, Targets, borrowed, is_member, key, key_of, may_be_member};
 use super::ledger::{self, Memory};
-use super::quarantine::Quarantine;
 use super::urgency::Urgency;
 use super::want;
 use crate::policy::{CanaryStep, Policy};
@@ -55,10 +54,9 @@ impl Rollouts {
         approvals.into_iter().map(|(_, wait)| wait.clone()).collect()
     }
 
-    /// The rollouts that are braked, the newest version's first, each with the reason of its nodes. A quarantine holds back more.
-    pub(crate) fn braked(&self, quarantine: &Quarantine) -> Vec<(&Key, &Wait)> {
-        let braked = self.by_key.iter().filter(|(key, _)| !quarantine.spent.contains_key(*key));
-        let braked = braked.filter_map(|(key, rollout)| {
+    /// The rollouts that are braked, the newest version's first, each with the reason of its nodes.
+    pub(crate) fn braked(&self) -> Vec<(&Key, &Wait)> {
+        let braked = self.by_key.iter().filter_map(|(key, rollout)| {
             let wait = &rollout.brake.as_ref()?.wait;
             matches!(wait, Wait::Braked { .. }).then_some((key, wait))
         });
