@@ -293,17 +293,22 @@ pub(crate) fn follow<'a>(
     let over = operator.status.active_rollouts.iter().filter(is_over).map(|stored| {
         let ended = stored.ended.or_else(|| followed(stored).then_some(now));
         let urgent_until = stored.urgent_until.filter(|until| urgency.until() == Some(*until));
-        // A node may prove the version after the last one was updated.
+        // A node may prove the version after the last one was updated, or go down before the next one may be.
         let follows = ended.is_none() && stored.ledger.is_some();
-        let mut ledger = if follows { Some(ledger::of(view, stored, Memory::Entry)) } else { stored.ledger.clone() };
+        let shown = follows.then(|| fallen::followed(view, stored, Memory::Entry, now));
+        let (mut ledger, wake) = match shown {
+            Some((ledger, fallen)) => (Some(ledger), fallen.wake),
+            None => (stored.ledger.clone(), None),
+        };
         if let Some(ledger) = &mut ledger {
             // No node waits. If some are to take the version again, the row brakes the rollout again.
             ledger.brake(usize::MAX, now);
         }
-        ActiveRollout { ended, urgent_until, ledger, ..stored.clone() }
+        (ActiveRollout { ended, urgent_until, ledger, ..stored.clone() }, wake)
     });
-    let over: Vec<ActiveRollout> = over.collect();
+    let (over, wakes): (Vec<ActiveRollout>, Vec<Option<Timestamp>>) = over.unzip();
     rollouts.active.extend(over);
+    rollouts.wake = wakes.into_iter().chain([rollouts.wake]).flatten().min();
     let numbers = records::keep(view, policy, &mut rollouts.active, (&keys, &lacking), now);
     rollouts.count = numbers.highest;
     rollouts.wake = [rollouts.wake, numbers.wake].into_iter().flatten().min();
@@ -337,8 +342,8 @@ pub(crate) fn follow<'a>(
 }
 
 /// Returns the rollouts that go on although no node has their version as its target: a brake, and a step whose places are used up, with its soak
-/// and what a user approves, while it is not known what the hosts of their nodes may have, as in an outage. Such a step also goes on for
-/// hosts that are to have the version `later`.
+/// and what a user approves, while it is not known what the hosts of their nodes may have, as in an outage. Such a step, and what brakes a
+/// rollout, also go on for hosts that are to have the version `later`.
 fn going_on(
     view: &ClusterView,
     stored: &[ActiveRollout],
@@ -354,11 +359,16 @@ fn going_on(
     };
     let is_full = |rollout: &ActiveRollout| rollout.approvable().is_some() && !has_gone_on(view, rollout);
     let is_later = |rollout: &ActiveRollout| later.contains(&(&*rollout.variant, &*rollout.arch, &rollout.version));
+    // It is braked, or may be from now on.
+    let has_row = |rollout: &ActiveRollout| {
+        let runs = rollout.ended.is_none() && rollout.record.as_ref().is_none_or(|record| record.ended.is_none());
+        runs && rollout.ledger.as_ref().is_some_and(|ledger| !ledger.row.is_empty())
+    };
     let goes_on = |rollout: &&ActiveRollout| {
         let is_full = is_full(rollout);
-        (is_full || rollout.is_braked())
-            && !is_followed(rollout)
-            && ((is_full && is_later(rollout)) || view.nodes.values().any(|node| may_want(node, policy, rollout, now)))
+        let is_wanted_later = || (is_full || has_row(rollout)) && is_later(rollout);
+        let may_be_wanted = || view.nodes.values().any(|node| may_want(node, policy, rollout, now));
+        !is_followed(rollout) && (is_wanted_later() || ((is_full || rollout.is_braked()) && may_be_wanted()))
     };
     stored.iter().filter(goes_on).map(key_of).collect()
 }
