@@ -269,7 +269,7 @@ fn proof_that_is_lost_or_back_and_soak_that_begins_again_log_one_line_each() {
     use models::operator::RolloutLedger;
     let proven = RolloutLedger { proven: 2, ..RolloutLedger::default() };
     let mut lost = proven.clone();
-    lost.fall("a");
+    lost.fall("a", |_| false);
     let mut replaced = lost.clone();
     replaced.nodes.clear();
     let at = |ledger: &RolloutLedger, second: Option<i64>| BottlerocketUpdateOperatorStatus {

@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::operator::ActiveRollout;
+use models::operator::{ActiveRollout, RolloutLedger};
 use models::time::after;
 
 use super::key::is_member;
-use super::ledger::{self, is_kept, is_proven};
+use super::ledger::{self, Memory, is_kept, is_proven};
 use super::unavailable::FALLEN_FOR;
 use super::unwell::{comparison_nodes, was_taken_out};
 use crate::view::{ClusterView, NodeFacts, NodeView};
@@ -57,6 +57,19 @@ pub(crate) fn of(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) ->
     let lost = evidence(view, rollout, lost, |facts| is_down(facts, rollout.started));
     fallen.lost = lost.into_iter().map(|node| node.facts.name.clone()).collect();
     fallen
+}
+
+/// Returns the ledger of a rollout as its nodes show it now, and those that have fallen: a repair may be about to replace them, and with them
+/// what they show about the version.
+pub(super) fn followed(
+    view: &ClusterView,
+    rollout: &ActiveRollout,
+    memory: Memory,
+    now: Timestamp,
+) -> (RolloutLedger, Fallen) {
+    let (mut ledger, fallen) = (ledger::of(view, rollout, memory), of(view, rollout, now));
+    fallen.lost.iter().for_each(|node| ledger.fall(node, |name| ledger::is_gone(view, name)));
+    (ledger, fallen)
 }
 
 /// Returns whether a node is not Ready; `None` where it has not been since before this time: it says nothing.

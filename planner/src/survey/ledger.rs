@@ -241,14 +241,16 @@ fn followed(
     };
     let mut unnamed: Vec<&NodeView> = view.nodes.values().filter(is_unnamed).collect();
     unnamed.sort_by_key(|node| node.shadow.as_ref().is_none_or(|shadow| shadow.pending_retry().is_none()));
-    let is_gone = |name: &str| {
-        let is_waited_for = || view.recorded_slots().any(|slot| slot.node == name);
-        !view.nodes.contains_key(name) && !view.unreadable.hide(name) && !is_waited_for()
-    };
     for node in unnamed {
-        ledger.name_unproven(&node.facts.name, &reason_of(node), is_gone);
+        ledger.name_unproven(&node.facts.name, &reason_of(node), |name| is_gone(view, name));
     }
     ledger
+}
+
+/// Returns whether the node of this name is gone, and no machine is waited for that may come back under it.
+pub(super) fn is_gone(view: &ClusterView, name: &str) -> bool {
+    let is_waited_for = || view.recorded_slots().any(|slot| slot.node == name);
+    !view.nodes.contains_key(name) && !view.unreadable.hide(name) && !is_waited_for()
 }
 
 /// Returns the end of the last attempt of a node.

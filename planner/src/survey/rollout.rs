@@ -15,7 +15,6 @@ use self::step::{Approval, Named, step_on, without_workloads};
 use super::brake::{self, Brake};
 use super::key::{Key, KeyRef, Targets, borrowed, is_member, key, key_of};
 use super::ledger::{self, Memory};
-use super::quarantine::Quarantine;
 use super::urgency::Urgency;
 use super::{ended, fallen, records, want};
 use crate::policy::Policy;
@@ -55,10 +54,9 @@ impl Rollouts {
         approvals.into_iter().map(|(_, wait)| wait.clone()).collect()
     }
 
-    /// The rollouts that are braked, the newest version's first, each with the reason of its nodes. A quarantine holds back more.
-    pub(crate) fn braked(&self, quarantine: &Quarantine) -> Vec<(&Key, &Wait)> {
-        let braked = self.by_key.iter().filter(|(key, _)| !quarantine.spent.contains_key(*key));
-        let braked = braked.filter_map(|(key, rollout)| {
+    /// The rollouts that are braked, the newest version's first, each with the reason of its nodes.
+    pub(crate) fn braked(&self) -> Vec<(&Key, &Wait)> {
+        let braked = self.by_key.iter().filter_map(|(key, rollout)| {
             let wait = &rollout.brake.as_ref()?.wait;
             matches!(wait, Wait::Braked { .. }).then_some((key, wait))
         });
@@ -147,11 +145,11 @@ pub(crate) fn follow<'a>(
         rollouts.active.push(active);
     }
     rollouts.approval_taken = asked.is_some();
-    let over = over((view, policy), &operator.status.active_rollouts, (&rollouts, &keys), &urgency, now);
+    let (over, wake) = over((view, policy), &operator.status.active_rollouts, (&rollouts, &keys), &urgency, now);
     rollouts.active.extend(over);
     let numbers = records::keep(view, policy, &mut rollouts.active, (&keys, &lacking), now);
     rollouts.count = numbers.highest;
-    rollouts.wake = [rollouts.wake, numbers.wake].into_iter().flatten().min();
+    rollouts.wake = [rollouts.wake, wake, numbers.wake].into_iter().flatten().min();
     limit(view, &mut rollouts, &keys);
     set_numbers(&mut rollouts);
     rollouts
@@ -175,12 +173,9 @@ fn follow_one(
     let begun = || ActiveRollout::new(version.clone(), variant.clone(), arch.clone(), now);
     let mut active = stored.unwrap_or_else(begun);
     follow_urgency(view, urgency, &mut active);
-    let mut ledger = ledger::of(view, &active, memory);
+    let (mut ledger, fallen) = fallen::followed(view, &active, memory, now);
     let (rollout, on_their_way) = counted((view, policy), &active, &ledger, &is_wanted, now);
     let without_workloads = without_workloads(view, &active);
-    let fallen = fallen::of(view, &active, now);
-    // A repair may be about to replace them, and with them what they show about the version.
-    fallen.lost.iter().for_each(|node| ledger.fall(node));
     let ready_again = fallen::ready_again(view, &active, now);
     let named = Named { on_their_way, without_workloads, fallen: fallen.nodes, ready_again };
     let (mut rollout, wake) = step_on(policy, &mut active, &mut ledger, approval, (rollout, named), now);
@@ -197,14 +192,14 @@ fn follow_one(
 }
 
 /// Returns the entries of rollouts without a node, which stay for users to read. While no other version follows, a late node continues with the
-/// steps that are passed; once one does, the earlier result no longer counts.
+/// steps that are passed; once one does, the earlier result no longer counts. The time is that at which they may change.
 fn over(
     (view, policy): (&ClusterView, &Policy),
     all: &[ActiveRollout],
     (rollouts, keys): (&Rollouts, &BTreeSet<Key>),
     urgency: &Urgency,
     now: Timestamp,
-) -> Vec<ActiveRollout> {
+) -> (Vec<ActiveRollout>, Option<Timestamp>) {
     let followed = |stored: &ActiveRollout| {
         let of_kind = |active: &&ActiveRollout| (&active.variant, &active.arch) == (&stored.variant, &stored.arch);
         let mut others = rollouts.active.iter().filter(of_kind).peekable();
@@ -228,16 +223,21 @@ fn over(
     let over = all.iter().filter(is_over).map(|stored| {
         let ended = stored.ended.or_else(|| followed(stored).then_some(now));
         let urgent_until = stored.urgent_until.filter(|until| urgency.until() == Some(*until));
-        // A node may prove the version after the last one was updated.
+        // A node may prove the version after the last one was updated, or go down before the next one may be.
         let follows = ended.is_none() && stored.ledger.is_some();
-        let mut ledger = if follows { Some(ledger::of(view, stored, Memory::Entry)) } else { stored.ledger.clone() };
+        let shown = follows.then(|| fallen::followed(view, stored, Memory::Entry, now));
+        let (mut ledger, wake) = match shown {
+            Some((ledger, fallen)) => (Some(ledger), fallen.wake),
+            None => (stored.ledger.clone(), None),
+        };
         if let Some(ledger) = &mut ledger {
             // No node waits. If some are to take the version again, the row brakes the rollout again.
             ledger.brake(usize::MAX, now);
         }
-        ActiveRollout { ended, urgent_until, ledger, ..stored.clone() }
+        (ActiveRollout { ended, urgent_until, ledger, ..stored.clone() }, wake)
     });
-    over.collect()
+    let (over, wakes): (Vec<ActiveRollout>, Vec<Option<Timestamp>>) = over.unzip();
+    (over, wakes.into_iter().flatten().min())
 }
 
 /// Removes the entries that are too many for the status. One whose record runs is kept until the record has its end.
@@ -274,8 +274,8 @@ fn set_numbers(rollouts: &mut Rollouts) {
 }
 
 /// Returns the rollouts that go on although no node has their version as its target: a brake, and a step whose places are used up, with its soak
-/// and what a user approves, while it is not known what the hosts of their nodes may have, as in an outage. Such a step also goes on for
-/// hosts that are to have the version `later`.
+/// and what a user approves, while it is not known what the hosts of their nodes may have, as in an outage. Such a step, and what brakes a
+/// rollout, also go on for hosts that are to have the version `later`.
 fn going_on(
     view: &ClusterView,
     stored: &[ActiveRollout],
@@ -291,11 +291,16 @@ fn going_on(
     };
     let is_full = |rollout: &ActiveRollout| rollout.approvable().is_some() && !has_gone_on(view, rollout);
     let is_later = |rollout: &ActiveRollout| later.contains(&(&*rollout.variant, &*rollout.arch, &rollout.version));
+    // It is braked, or may be from now on.
+    let has_row = |rollout: &ActiveRollout| {
+        let runs = rollout.ended.is_none() && rollout.record.as_ref().is_none_or(|record| record.ended.is_none());
+        runs && rollout.ledger.as_ref().is_some_and(|ledger| !ledger.row.is_empty())
+    };
     let goes_on = |rollout: &&ActiveRollout| {
         let is_full = is_full(rollout);
-        (is_full || rollout.is_braked())
-            && !is_followed(rollout)
-            && ((is_full && is_later(rollout)) || view.nodes.values().any(|node| may_want(node, policy, rollout, now)))
+        let is_wanted_later = || (is_full || has_row(rollout)) && is_later(rollout);
+        let may_be_wanted = || view.nodes.values().any(|node| may_want(node, policy, rollout, now));
+        !is_followed(rollout) && (is_wanted_later() || ((is_full || rollout.is_braked()) && may_be_wanted()))
     };
     stored.iter().filter(goes_on).map(key_of).collect()
 }

@@ -16,8 +16,8 @@ use crate::wait::WaitReason;
 /// (the condition has the same reason, except where several share one Event); the reason and the message of the Event at
 /// its end. Of one type, the first row is for reasons without one of their own.
 const CHANGES: &[(&str, &str, &str, &str)] = &[
-    (FROZEN, "Frozen", "Resumed", "no version is held back any more: new updates start"),
-    (BRAKED, "Braked", "BrakeReleased", "no rollout is braked any more: new updates start"),
+    (FROZEN, "Frozen", "Resumed", "no version is held back any more"),
+    (BRAKED, "Braked", "BrakeReleased", "no rollout is braked any more"),
     (DEGRADED, INVALID_POLICY, "PolicyValid", "the policy is valid and in force"),
     (DEGRADED, CERTIFICATES, "CertificatesValid", "keys and certificates are valid"),
     (DEGRADED, NOT_SERVED, "ShadowsServed", "the API server serves the shadows"),

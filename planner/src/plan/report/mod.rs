@@ -199,9 +199,12 @@ fn frozen(survey: &Survey<'_>, quarantine: &Quarantine, stored: Option<&Conditio
     (true, "VersionFailed", message.chars().take(2000).collect())
 }
 
-/// Returns whether a rollout is braked, with the reason of its nodes, that of the newest version first, and the command once.
+/// Returns whether a rollout is braked, with the reason of its nodes, that of the newest version first, and the command once. A brake that comes
+/// with a quarantine, which holds back more, is left out; one that was there before goes on.
 fn braked(survey: &Survey<'_>, stored: Option<&Condition>, resumed: bool) -> ConditionParts {
-    let brakes = survey.rollouts.braked(&survey.quarantine);
+    let held = stored.is_some_and(|condition| condition.status == ConditionStatus::True);
+    let mut brakes = survey.rollouts.braked();
+    brakes.retain(|(key, _)| held || !survey.quarantine.spent.contains_key(*key));
     if resumed || brakes.is_empty() {
         return over(stored, resumed, "NotBraked");
     }

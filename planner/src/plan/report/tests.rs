@@ -1,13 +1,13 @@
 //! Tables of the status and the Events of a fleet.
 
-use models::operator::RESUMED;
-use models::reason::FailureReason;
+use models::operator::{ActiveRollout, LedgerNode, RESUMED, RolloutLedger};
+use models::reason::{FailureReason, Proof};
 use models::shadow::{HostState, Step};
 
 use super::problems::*;
 use super::*;
 use crate::decision::Note;
-use crate::fixtures::{NEW, at, cluster, condition, node, record_history, t, with_policy};
+use crate::fixtures::{NEW, at, cluster, condition, failure, node, record_history, recorded, rollout, t, with_policy};
 use crate::hold::Hold;
 use crate::policy::{Policy, PolicyError, Target};
 use crate::view::{SharedField, TlsFacts};
@@ -285,6 +285,46 @@ fn freeze_and_resume_emit_one_event_each() {
     ] {
         let notes = news(&conditions(old), &conditions(new));
         assert_eq!(notes.iter().map(|n| n.reason).collect::<Vec<_>>(), Vec::from_iter(expected), "{sentence}");
+    }
+}
+
+/// The other one of both, or `enabled`, may still hold all nodes back.
+#[test]
+fn event_of_an_ended_freeze_or_brake_promises_no_update() {
+    for type_ in [FROZEN, BRAKED] {
+        let of = |holds: bool| vec![Condition { type_: type_.to_owned(), ..conditions(Some((holds, ""))).remove(0) }];
+        let notes = news(&of(true), &of(false));
+        assert!(notes.len() == 1 && !notes[0].message.contains("start"), "{notes:?}");
+    }
+}
+
+/// Three nodes have ended one after the other without a proof.
+#[test]
+fn brake_that_is_reported_does_not_end_with_a_freeze() {
+    for (sentence, reported, frozen, expected) in [
+        ("the rollout is braked", false, false, true),
+        ("it is braked, and freezes then", true, true, true),
+        ("both come at once, and the freeze holds back more", false, true, false),
+    ] {
+        let (mut view, policy) = cluster((0..10).map(|number| node(&format!("n{number}"))).collect(), &[]);
+        let end = |node: &str| LedgerNode {
+            node: node.into(),
+            proof: Proof::Free,
+            reason: "AgentSilent".into(),
+            accepted: false,
+            before_proof: false,
+        };
+        let row = ["x1", "x2", "x3"].map(end).to_vec();
+        let ledger = RolloutLedger { proven: 1, row, braked_until: Some(t(600)), ..RolloutLedger::default() };
+        let braked = ActiveRollout { record: Some(recorded(7)), ledger: Some(ledger), ..rollout(NEW) };
+        let status = &mut view.operator.as_mut().unwrap().status;
+        status.active_rollouts = vec![braked];
+        status.conditions.extend(reported.then(|| condition(BRAKED, "Braked", "")));
+        let record = &mut view.nodes.get_mut("n0").unwrap().shadow.as_mut().unwrap().status.controller.record;
+        record.get_or_insert_default().version_failures.extend(frozen.then(|| failure(NEW)));
+        let status = crate::plan::plan(&view, &policy, t(60)).status.unwrap();
+        let holds = |type_: &str| true_condition(&status.conditions, type_).is_some();
+        assert_eq!((holds(FROZEN), holds(BRAKED)), (frozen, expected), "{sentence}");
     }
 }
 

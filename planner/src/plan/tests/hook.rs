@@ -162,6 +162,10 @@ fn deadline_ends_or_continues_the_attempt_as_policy_says() {
     view.leader_since = t(119);
     assert_ne!(outcome(&plan(&view, &policy, t(148))), "HookTimedOut");
     assert_eq!(outcome(&plan(&view, &policy, t(149))), "HookTimedOut");
+    // After an outage of the control plane, a hook has its time again: its controller starts again as well.
+    view.leader_since = t(500);
+    assert_ne!(outcome(&plan(&view, &policy, t(619))), "HookTimedOut");
+    assert_eq!(outcome(&plan(&view, &policy, t(620))), "HookTimedOut");
 }
 
 #[test]

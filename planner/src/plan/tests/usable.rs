@@ -644,12 +644,19 @@ fn clock_of_verification_stops_while_the_web_api_is_away_for_a_day_at_most() {
 
 #[test]
 fn new_leader_gives_agents_time_for_the_report_that_an_outage_of_the_web_api_has_delayed() {
-    let mut watch = Watch::of(verifying(vec![healthy()]));
-    shadow(&mut watch.view).status.agent.boot_id = None;
-    watch.view.leader_since = t(DEADLINE);
-    assert_eq!(watch.at(DEADLINE + 59), Some(Wait::NoReport));
-    watch.at(DEADLINE + 60);
-    assert_eq!(watch.result(), is_not_usable());
+    for (sentence, leads_since, until) in [
+        ("the verification is in time", DEADLINE - 1, DEADLINE + 59),
+        ("its time was over before", DEADLINE, DEADLINE + 600),
+    ] {
+        let mut watch = Watch::of(verifying(vec![healthy()]));
+        shadow(&mut watch.view).status.agent.boot_id = None;
+        watch.view.leader_since = t(leads_since);
+        assert_eq!(watch.at(leads_since + 59), Some(Wait::NoReport), "{sentence}");
+        watch.at(until - 1);
+        assert!(watch.result().0.is_none(), "{sentence}");
+        watch.at(until);
+        assert_eq!(watch.result(), is_not_usable(), "{sentence}");
+    }
 }
 
 #[test]
