@@ -99,7 +99,7 @@ impl Applier {
                 learned.owner = Some((owner, health));
             }
             Action::ReadReplicaSet { set } => {
-                let health = self.read_replica_set(&set).await;
+                let health = self.read_replica_set(&set).await?;
                 learned.owner = Some((set.uid, health));
             }
             Action::ReadLease => learned.lease = Some(self.read_lease(&node.facts.name).await?),

@@ -73,6 +73,8 @@ pub(super) struct Watch {
     pub(super) found: OwnerHealth,
     /// The ReplicaSets (uid) that have fewer pods than they want.
     pub(super) lacking: Vec<String>,
+    /// The ReplicaSets (uid) that the API server does not show.
+    pub(super) unread: Vec<String>,
     /// The kubelet has crashed: nothing renews its Lease.
     crashed: bool,
     notes: Vec<Note>,
@@ -82,8 +84,8 @@ pub(super) struct Watch {
 impl Watch {
     pub(super) fn of(node: NodeView) -> Self {
         let (view, policy) = cluster(vec![node], &["a"]);
-        let (found, lacking, notes) = (OwnerHealth::default(), Vec::new(), Vec::new());
-        Self { view, policy, found, lacking, crashed: false, notes, read: 0 }
+        let (found, lacking, unread, notes) = (OwnerHealth::default(), Vec::new(), Vec::new(), Vec::new());
+        Self { view, policy, found, lacking, unread, crashed: false, notes, read: 0 }
     }
 
     /// Carries out everything that is due at this second, and returns why the node waits.
@@ -114,6 +116,7 @@ impl Watch {
                     self.read += 1;
                     node.owners.insert(owner, OwnerHealth { read_at: t(second), ..self.found });
                 }
+                Some(Action::ReadReplicaSet { set }) if self.unread.contains(&set.uid) => return Some(Wait::Acting),
                 Some(Action::ReadReplicaSet { set }) => {
                     self.read += 1;
                     let lacks_pods = Some(self.lacking.contains(&set.uid));
