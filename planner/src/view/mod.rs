@@ -479,6 +479,8 @@ pub enum Answer {
         series: String,
         /// Time since which each answer has had one. A query that fails gives no answer.
         since: Timestamp,
+        /// Time of the query that the last one answers.
+        asked: Timestamp,
     },
     /// No answer, or none that can be read.
     Failed { message: String },
