@@ -285,13 +285,15 @@ pub(super) async fn register(
     labels: BTreeMap<String, String>,
     now: Timestamp,
 ) -> anyhow::Result<Node> {
-    let (boot_id, os_image) = {
+    let (boot_id, os_image, arch) = {
         let state = fleet.lock();
         let scripted = state.nodes.get(node).context("no such node")?;
-        (scripted.boot_id.clone(), scripted.os_image())
+        (scripted.boot_id.clone(), scripted.os_image(), scripted.behaviour.arch)
     };
+    // Kubernetes has other names for them.
+    let arch = if arch == ARCH { "amd64" } else { "arm64" };
     let mut all: BTreeMap<String, String> =
-        [("kubernetes.io/hostname", node), ("kubernetes.io/os", "linux"), ("kubernetes.io/arch", "amd64")]
+        [("kubernetes.io/hostname", node), ("kubernetes.io/os", "linux"), ("kubernetes.io/arch", arch)]
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .into();
     all.extend(labels);
