@@ -1,5 +1,6 @@
 //! Commands that a user can type next, by the reason why a node waits.
 
+use planner::view::NodeFacts;
 use planner::wait::{StepRequest, Wait, WaitReason, has_fallen, node_name};
 
 use models::names;
@@ -25,6 +26,14 @@ pub(crate) fn logs_of(namespace: &str, component: &str) -> String {
 /// Returns the command that lists the pods of a component of the operator.
 pub(crate) fn pods(namespace: &str, component: &str) -> String {
     for_cluster(&format!("kubectl get pods -n {namespace} -l {}={component}", names::COMPONENT_LABEL))
+}
+
+/// A command by which a node without a proof may get one.
+pub(crate) enum Proving {
+    /// Has it verified at once.
+    Retry(String),
+    /// Ends the hold that keeps it from being verified.
+    Unhold(String),
 }
 
 impl Cluster {
@@ -187,14 +196,26 @@ impl Cluster {
         }
     }
 
-    /// Returns a command that goes on without a proof, after the one by which a node may get it. That does nothing where each node that the
-    /// reason names had a proof, which counts again by itself, or is gone.
+    /// Returns a command that goes on without a proof, after the one by which a node may get it.
     fn verify_again(&self, named: &[String], otherwise: String) -> Vec<String> {
-        let is_verified =
-            |named: &String| !has_fallen(named) && named.split(' ').next().is_some_and(|name| self.may_exist(name));
-        let verify = (named.is_empty() || named.iter().any(is_verified))
-            .then(|| format!("{}  # of a node that runs the version without a proof", self.command("retry NODE")));
+        let verify = self.proving(named).map(|proving| match proving {
+            Proving::Retry(command) => format!("{command}  # of a node that runs the version without a proof"),
+            Proving::Unhold(command) => format!("{command}  # it is verified once it is not held"),
+        });
         verify.into_iter().chain([otherwise]).collect()
+    }
+
+    /// Returns the command by which one of the nodes that a reason names, each with its end, may get a proof. None does anything where each of
+    /// them had one, which counts again by itself, or is gone.
+    pub(crate) fn proving(&self, named: &[String]) -> Option<Proving> {
+        let is_held = |name: &str| self.nodes.as_ref().and_then(|nodes| nodes.get(name)).is_some_and(NodeFacts::held);
+        let names = named.iter().filter_map(|named| Some((named.split(' ').next()?, has_fallen(named))));
+        let there: Vec<(&str, bool)> = names.filter(|(name, _)| self.may_exist(name)).collect();
+        if named.is_empty() || there.iter().any(|(name, has_fallen)| !has_fallen && !is_held(name)) {
+            return Some(Proving::Retry(self.command("retry NODE")));
+        }
+        let (held, _) = there.into_iter().find(|(name, _)| is_held(name))?;
+        Some(Proving::Unhold(self.command(&format!("unhold {held}"))))
     }
 
     /// Returns the same for a reason that only the controller knows, as it has recorded it.
@@ -301,25 +322,29 @@ mod tests {
     }
 
     #[test]
-    fn retry_is_advised_where_a_node_that_is_named_may_prove_the_version() {
-        let cluster = cluster(Some(operator(&json!({}), &json!({}))), vec![], vec![node("b", &json!({}))]);
+    fn command_about_nodes_without_a_proof_is_one_by_which_a_node_that_is_named_may_prove_the_version() {
+        let nodes = vec![node("b", &json!({})), node("d", &json!({names::HOLD_ANNOTATION: "the auditors are here"}))];
+        let cluster = cluster(Some(operator(&json!({}), &json!({}))), vec![], nodes);
+        let (retry, unhold) = (Some("kubectl brupop retry NODE  #"), Some("kubectl brupop unhold d  #"));
         for (sentence, named, advised) in [
-            ("its hook was silent", &["b (HookTimedOut)"][..], true),
-            ("it has fallen", &["b (NotReady)"], false),
-            ("it is gone", &["c (HookTimedOut)"], false),
-            ("one has fallen, and one is gone", &["b (NotReady)", "c (HookTimedOut)"], false),
-            ("beside one that has fallen", &["c (NotReady)", "b (HookTimedOut)"], true),
+            ("its hook was silent", &["b (HookTimedOut)"][..], retry),
+            ("it has fallen", &["b (NotReady)"], None),
+            ("it is gone", &["c (HookTimedOut)"], None),
+            ("one has fallen, and one is gone", &["b (NotReady)", "c (HookTimedOut)"], None),
+            ("beside one that has fallen", &["c (NotReady)", "b (HookTimedOut)"], retry),
+            ("it is held", &["d (Held)"], unhold),
+            ("it has fallen, and is held", &["d (NotReady)"], unhold),
+            ("beside one that is held", &["d (Held)", "b (HookTimedOut)"], retry),
+            ("one is held, and one is gone", &["c (HookTimedOut)", "d (Held)"], unhold),
         ] {
             let nodes: Vec<String> = named.iter().map(|&name| name.to_owned()).collect();
             let unproven = Wait::StepUnproven { step: 1, approval: "7/1/unproven".to_owned(), nodes: nodes.clone() };
             for wait in [unproven, Wait::Braked { count: 3, nodes, until: None, trial: None }] {
                 let commands = cluster.commands("a", &wait);
-                let is_advised = commands.iter().any(|command| command.contains("retry NODE"));
-                assert_eq!(
-                    (is_advised, commands.len()),
-                    (advised, 1 + usize::from(advised)),
-                    "{sentence}: {commands:?}"
-                );
+                let (_, others) = commands.split_last().unwrap();
+                let are = |expected: &str| others.iter().all(|command| command.starts_with(expected));
+                let is_alone = others.len() == advised.iter().count();
+                assert!(is_alone && advised.is_none_or(are), "{sentence}: {commands:?}");
             }
         }
     }

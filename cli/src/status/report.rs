@@ -24,7 +24,7 @@ use planner::wait::{StepRequest, Wait, WaitReason, alone, without_command};
 
 use super::freshness;
 use super::shape::*;
-use crate::advice::pods;
+use crate::advice::{Proving, pods};
 use crate::cluster::Cluster;
 use crate::failures::unresolved;
 
@@ -157,15 +157,17 @@ fn approvals(cluster: &Cluster, plan: &Plan, rollouts: &[RolloutState]) -> Vec<R
         let command = cluster.command(&request.arguments(step, &to_resume(plan)));
         let ActiveRollout { version, variant, arch, .. } = rollout;
         let kind = if has_several { format!(" for {variant} {arch}") } else { String::new() };
-        let before = match request {
-            StepRequest::Approve(_) => String::new(),
-            StepRequest::ApproveUnproven(_) => {
-                format!(
-                    ". To have them verified again at once: {}. To accept them as they are",
-                    cluster.command("retry NODE")
-                )
+        let before = match (request, wait) {
+            (StepRequest::ApproveUnproven(_), Wait::StepUnproven { nodes, .. }) => {
+                let verify = match cluster.proving(nodes) {
+                    Some(Proving::Retry(command)) => format!(". To have them verified again at once: {command}"),
+                    Some(Proving::Unhold(command)) => format!(". To have it verified, end its hold: {command}"),
+                    None => String::new(),
+                };
+                format!("{verify}. To accept them as they are")
             }
-            StepRequest::Resume => AGAIN.to_owned(),
+            (StepRequest::Resume, _) => AGAIN.to_owned(),
+            (StepRequest::Approve(_) | StepRequest::ApproveUnproven(_), _) => String::new(),
         };
         let message = format!("canary step {step} of the rollout of {version}{kind} {}{before}", canary(wait));
         Some(Request { reason: wait.as_str(), message, command })

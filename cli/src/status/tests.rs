@@ -1,7 +1,7 @@
 use models::names;
 use planner::claims::{ClaimField, ClaimFields};
 use planner::plan::Action;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::report::next_action;
 use super::*;
@@ -28,6 +28,17 @@ fn claim_that_uncordons_is_not_shown_as_a_cordon() {
     }
 }
 
+/// A canary step whose place is used up without a proof by a node that exists, with these annotations.
+fn not_proven_by(annotations: &Value) -> Cluster {
+    let mut cluster = step_used_up(false);
+    cluster.add_node(&serde_json::from_value(node("gone", annotations)).unwrap());
+    cluster
+}
+
+fn held() -> Value {
+    json!({names::HOLD_ANNOTATION: "the auditors are here"})
+}
+
 #[test]
 fn commands_of_status_are_for_the_chosen_context() {
     let label = format!("kubectl label node NAME {}={} --context c", names::INTERFACE_LABEL, names::INTERFACE_VERSION);
@@ -51,12 +62,14 @@ fn command_of_status_is_a_line_of_its_own_in_a_narrow_terminal() {
     let disabled = operator(&json!({"enabled": false}), &json!({}));
     let mut stopped = one(operator(&json!({}), &json!({})), shadow("a", idle()));
     stopped.own = Some(own(&[]));
-    let unproven = ["brupop retry NODE", "brupop approve 1 --rollout 3 --unproven"];
+    let accept = "brupop approve 1 --rollout 3 --unproven";
     for (cluster, commands) in [
         (cluster(None, vec![], vec![]), &[label.as_str()][..]),
         (one(disabled, shadow("a", idle())), &["brupop resume"][..]),
         (braked("Unproven"), &["brupop resume --failures 1.20.5"][..]),
-        (step_used_up(false), &unproven[..]),
+        (step_used_up(false), &[accept][..]),
+        (not_proven_by(&json!({})), &["brupop retry NODE", accept][..]),
+        (not_proven_by(&held()), &["brupop unhold gone", accept][..]),
         (stopped, &[controller.as_str(), web_api.as_str()][..]),
     ] {
         let text = with_context("prod-eu", || shown(&cluster, Some(80)));
@@ -293,14 +306,18 @@ fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
         "is resumed. {skip} skip 1.20.6, first: kubectl brupop quarantine 1.20.6. To try again: {again},1.20.6\n"
     );
     let removed = format!(". Once the cause is removed, to try again: {again}\n");
-    let verify = "To have them verified again at once: kubectl brupop retry NODE. To accept them as they are: \
-                  kubectl brupop approve 1 --rollout 3 --unproven\n";
+    let accept = "To accept them as they are: kubectl brupop approve 1 --rollout 3 --unproven\n";
+    let verify = format!(". To have them verified again at once: kubectl brupop retry NODE. {accept}");
+    let unhold = format!(". To have it verified, end its hold: kubectl brupop unhold gone. {accept}");
+    let only_accept = format!("is not proven by gone (HookTimedOut). {accept}");
     for (sentence, cluster, expected) in [
         ("frozen", frozen(&["1.20.5"]), first.as_str()),
         ("frozen by two versions", frozen(&["1.20.5", "1.20.6"]), each.as_str()),
         ("braked", braked("Unproven"), removed.as_str()),
         ("failed", step_used_up(true), removed.as_str()),
-        ("not proven", step_used_up(false), verify),
+        ("not proven", not_proven_by(&json!({})), verify.as_str()),
+        ("not proven, and held", not_proven_by(&held()), unhold.as_str()),
+        ("not proven, and gone", step_used_up(false), only_accept.as_str()),
     ] {
         let text = shown(&cluster, None);
         assert!(text.contains(expected), "{sentence}: {text}");

@@ -133,8 +133,8 @@ impl Ledger {
         line.answer = Some(match (&line.answer, answer) {
             // Since the first of the successive answers of its kind. A query that fails does not show that it is over.
             (Some(Answer::Quiet { since, .. }), Answer::Quiet { asked, .. }) => Answer::Quiet { since: *since, asked },
-            (_, Answer::Firing { series, since }) => {
-                Answer::Firing { series, since: line.firing_since.unwrap_or(since) }
+            (_, Answer::Firing { series, since, asked }) => {
+                Answer::Firing { series, since: line.firing_since.unwrap_or(since), asked }
             }
             (_, answer) => answer,
         });
@@ -192,7 +192,7 @@ mod tests {
     }
 
     fn firing(series: &str) -> Answer {
-        Answer::Firing { series: series.into(), since: t(0) }
+        Answer::Firing { series: series.into(), since: t(0), asked: t(0) }
     }
 
     fn failed(message: &str) -> Answer {
@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn query_that_fails_between_two_answers_does_not_end_what_they_return() {
-        let fires = |second| Answer::Firing { series: "x".into(), since: t(second) };
+        let fires = |since, asked| Answer::Firing { series: "x".into(), since: t(since), asked: t(asked) };
         let quiet = || Answer::Quiet { since: t(1), asked: t(1) };
         let silent = || failed("no answer");
         for (sentence, between, since) in [
@@ -348,12 +348,12 @@ mod tests {
         ] {
             let mut case = Case::new();
             case.want(0, &["a"]);
-            case.ends(0, "a", fires(0));
+            case.ends(0, "a", fires(0, 0));
             for answer in between {
                 case.ends(1, "a", answer);
             }
-            case.ends(9, "a", fires(9));
-            assert_eq!(case.ledger.answers(t(9))["a"], fires(since), "{sentence}");
+            case.ends(9, "a", fires(9, 9));
+            assert_eq!(case.ledger.answers(t(9))["a"], fires(since, 9), "{sentence}");
         }
     }
 

@@ -110,7 +110,7 @@ pub(crate) fn firing<'a>(
 ) -> Vec<Firing<'a>> {
     let of = |expression: &'a Expression| {
         let query = for_node(&expression.query, node).ok()?;
-        let Answer::Firing { series, since } = answers.get(&query)? else { return None };
+        let Answer::Firing { series, since, .. } = answers.get(&query)? else { return None };
         let shared = query == expression.query;
         Some(Firing { name: &expression.name, query: &expression.query, series, since: *since, shared })
     };
@@ -173,7 +173,10 @@ mod tests {
             ("all quiet", vec![("errors > 0", quiet()), (load, quiet())], None),
             (
                 "one fires",
-                vec![("errors > 0", quiet()), (load, Answer::Firing { series: "{} 12".into(), since: t(0) })],
+                vec![
+                    ("errors > 0", quiet()),
+                    (load, Answer::Firing { series: "{} 12".into(), since: t(0), asked: t(0) }),
+                ],
                 refused(Wait::ExpressionFires { name: "load".into(), series: "{} 12".into(), shared: false }),
             ),
             (

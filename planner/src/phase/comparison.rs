@@ -90,9 +90,9 @@ pub(super) const fn are_most(count: usize, all: usize) -> bool {
 }
 
 /// Returns why a result of an expression for the node is no evidence against the version, if it is none: for most of a
-/// few nodes like it, the expression returns something too or has no answer, or there is no such node. An empty result
-/// counts only from the first of the two times on. Where answers are missing before the second one, returns the queries
-/// instead.
+/// few nodes like it, the expression returns something too or has no answer, or there is no such node. Answers to queries
+/// from before the first of the two times do not count: they may be of another cause than the result for the node. Where
+/// some are missing before the second one, returns the queries instead.
 pub(super) fn excuse_expression(
     ctx: &Attempt<'_>,
     fires: &Firing<'_>,
@@ -104,8 +104,8 @@ pub(super) fn excuse_expression(
     for answer in queries.iter().filter_map(|query| ctx.view.expressions.get(query)) {
         match answer {
             Answer::Quiet { asked, .. } if *asked >= since => quiet += 1,
-            Answer::Firing { .. } => firing += 1,
-            Answer::Quiet { .. } | Answer::Failed { .. } => {}
+            Answer::Firing { asked, .. } if *asked >= since => firing += 1,
+            Answer::Quiet { .. } | Answer::Firing { .. } | Answer::Failed { .. } => {}
         }
     }
     if quiet + firing < queries.len() && ctx.now < limit {

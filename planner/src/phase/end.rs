@@ -21,14 +21,11 @@ use crate::decision::{Action, Note};
 use crate::gates;
 use crate::survey::key::kind_by_node;
 use crate::survey::want;
+use crate::view::{ARCH_LENGTH, VARIANT_LENGTH};
 use crate::wait::Wait;
 
 /// The number of failures against versions that a shadow keeps.
 const VERSION_FAILURES: usize = 8;
-
-/// The longest variant and architecture that a record has. The kubelet may write longer ones into its Node.
-const VARIANT_LENGTH: usize = 64;
-const ARCH_LENGTH: usize = 32;
 
 /// The number of pods that a record names.
 const NAMED: usize = 4;

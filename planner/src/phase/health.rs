@@ -14,7 +14,7 @@ use super::hooks::request_of;
 use super::lease::sign_of_life;
 use super::row::{Attempt, Turn, act, begun, fail, soaked, stay};
 use super::usable;
-use super::workloads::{READ_AGAIN, rejected, uncreated};
+use super::workloads::{READ_AGAIN, read_replica_set, rejected, uncreated};
 use crate::decision::Action;
 use crate::gates::{self, Firing};
 use crate::survey::NodeContext;
@@ -92,11 +92,14 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     if !lasting.is_empty() {
         return looking(judged(ctx, &lasting));
     }
+    // Empty at last: also past the deadline the expressions have the soak to stay so.
+    let soaked = quiet.iter().flatten().map(|quiet| after(quiet.since, after_policy.soak)).fold(until, Timestamp::max);
+    let limit = after(deadline.max(soaked), LASTING);
     let (mut missing, mut again) = (usable::missing(ctx), deadline);
     if missing.is_empty() {
         match uncreated(ctx, deadline) {
             Ok(clause) => missing.extend(clause),
-            Err(read) => return looking(act(read)),
+            Err(set) => return looking(read_replica_set(ctx, set, limit)),
         }
         again = after(ctx.now, READ_AGAIN);
     }
@@ -112,12 +115,9 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
         Err(wait) => return looking(unknown_until(ctx, deadline, wait)),
         Ok(quiet) => quiet,
     };
-    // Empty at last: also past the deadline it has the soak to stay so.
-    let soaked = quiet.as_ref().map_or(until, |quiet| until.max(after(quiet.since, after_policy.soak)));
     if ctx.now < soaked {
         return looking(stay(Wait::Soaking { until: soaked }).waking_at(soaked));
     }
-    let limit = after(deadline.max(soaked), LASTING);
     // The last answer may be from before the drain, or from before Prometheus has scraped the node again.
     if let Some(quiet) = quiet.filter(|quiet| quiet.asked < soaked) {
         let pending = Wait::ExpressionsPending { name: quiet.oldest };

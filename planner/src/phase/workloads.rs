@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::plain::some;
+use models::reason::FailureReason;
 use models::shadow::OwnerBefore;
 use models::time::after;
 
 use super::drained::OBSERVED;
 use super::result::running;
-use super::row::Attempt;
+use super::row::{Attempt, Turn, act, fail};
 use crate::decision::Action;
 use crate::survey::NodeContext;
 use crate::view::PodFacts;
@@ -40,8 +41,8 @@ pub(super) fn is_without_workloads(ctx: &NodeContext<'_>) -> bool {
 }
 
 /// Returns the clause that names the ReplicaSets whose pods were evicted and not created again, where the node is without workloads and
-/// none shows that pods are created; or the read that this needs first.
-pub(super) fn uncreated(ctx: &Attempt<'_>, deadline: Timestamp) -> Result<Option<String>, Action> {
+/// none shows that pods are created; or the ReplicaSet that has to be read for that.
+pub(super) fn uncreated<'a>(ctx: &Attempt<'a>, deadline: Timestamp) -> Result<Option<String>, &'a OwnerBefore> {
     let before = ctx.before().filter(|_| ctx.group().after.pods_ready && !ctx.mode().is_drill());
     let sets = before.map(|before| &*before.replica_sets).unwrap_or_default();
     if sets.len() < SHOW || !is_without_workloads(ctx) || is_any_created(ctx) {
@@ -51,7 +52,7 @@ pub(super) fn uncreated(ctx: &Attempt<'_>, deadline: Timestamp) -> Result<Option
         match lacks_pods(ctx, set, deadline) {
             Some(true) => {}
             Some(false) => return Ok(None),
-            None => return Err(Action::ReadReplicaSet { set: set.clone() }),
+            None => return Err(set),
         }
     }
     let names = some(sets.iter().map(|set| &set.name), NAMED);
@@ -59,6 +60,19 @@ pub(super) fn uncreated(ctx: &Attempt<'_>, deadline: Timestamp) -> Result<Option
         "pods of {names} were evicted, and none was created again: see the Events of these ReplicaSets (admission \
          webhooks, quotas)"
     )))
+}
+
+/// Reads a ReplicaSet, again and again where its state stays unknown. That proves nothing once `limit` is over.
+pub(super) fn read_replica_set(ctx: &Attempt<'_>, set: &OwnerBefore, limit: Timestamp) -> Turn {
+    if ctx.now < limit {
+        return act(Action::ReadReplicaSet { set: set.clone() });
+    }
+    let message = format!(
+        "whether evicted pods are created again could not be found out: the ReplicaSet {} could not be read: see the log of \
+         the controller",
+        set.name
+    );
+    fail(FailureReason::HealthUnknown, message)
 }
 
 /// Returns whether a pod of a workload on a watched node was created since the drain began.

@@ -139,6 +139,14 @@ pub(crate) fn ready_again(view: &ClusterView, rollout: &ActiveRollout, now: Time
     is_evidence.then_some(last)
 }
 
+/// Returns the node with which the soak of a canary step began again, where it did: the last proven one that became Ready again.
+pub fn began_again<'a>(view: &'a ClusterView, rollout: &ActiveRollout) -> Option<&'a str> {
+    let is_cause =
+        |facts: &NodeFacts| facts.ready && facts.ready_since.is_some() && facts.ready_since == rollout.step_done;
+    let cause = view.nodes.values().find(|node| is_cause(&node.facts) && is_proven(node, rollout))?;
+    Some(&cause.facts.name)
+}
+
 /// Returns the proven nodes of all running rollouts that have become not Ready in the last day, where they are at least two of a rollout and one in
 /// twenty, and of its nodes without the version less than half that share is not Ready.
 pub(crate) fn suspects(view: &ClusterView, now: Timestamp) -> BTreeSet<&str> {
@@ -268,6 +276,9 @@ mod tests {
             }
             rollout.step_done = Some(t(50));
             assert_eq!(ready_again(&view, &rollout, t(200)), counts.then(|| t(160)), "{sentence}");
+            let soaks = ActiveRollout { step_done: Some(t(160)), ..rollout.clone() };
+            let named = [&rollout, &soaks].map(|rollout| began_again(&view, rollout));
+            assert_eq!(named, [None, Some("new-0")], "{sentence}: it names the node");
             rollout.urgent_until = Some(t(1000));
             assert_eq!(ready_again(&view, &rollout, t(200)), None, "{sentence}: it is urgent");
         }

@@ -20,8 +20,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use models::names;
 use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, Slot};
+use models::plain::cut;
 use models::shadow::{
-    BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Mode, Place, Progress, Record, ShadowRequests, Step,
+    AgentReport, BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Mode, Place, Progress, Record,
+    ShadowRequests, Step,
 };
 
 use crate::annotations::Misunderstood;
@@ -42,6 +44,10 @@ pub use revision::RevisionFacts;
 #[cfg(test)]
 pub(crate) use standing::Standing;
 pub use standing::Standings;
+
+/// The longest variant and architecture that a record has. The kubelet may write longer ones into its Node.
+pub(crate) const VARIANT_LENGTH: usize = 64;
+pub(crate) const ARCH_LENGTH: usize = 32;
 
 /// A shadow, as far as decisions need it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -235,6 +241,21 @@ pub struct NodeView {
 }
 
 impl NodeView {
+    /// Puts the variant and the architecture that the Node names in the place of those that its agent has reported: rollouts, slots and versions
+    /// are of a kind of nodes, into which no agent is to bring its node.
+    pub(crate) fn correct_kind(&mut self) {
+        let Some(shadow) = &mut self.shadow else { return };
+        let AgentReport { variant, arch, .. } = &mut shadow.status.agent;
+        let (of_variant, of_arch) = (self.facts.variant(), self.facts.arch());
+        for (reported, named, length) in [(variant, of_variant, VARIANT_LENGTH), (arch, of_arch, ARCH_LENGTH)] {
+            if let (Some(reported), Some(named)) = (reported, named)
+                && reported.as_str() != named
+            {
+                *reported = cut(named, length);
+            }
+        }
+    }
+
     /// Returns the version that the node runs: that of its Node, or, where it names none, the one that its agent reports.
     pub fn running(&self) -> Option<semver::Version> {
         let reported = || self.shadow.as_ref()?.status.agent.current_version.clone();
@@ -325,6 +346,8 @@ pub enum Answer {
         series: String,
         /// Time since which each answer has had one. A query that fails gives no answer.
         since: Timestamp,
+        /// Time of the query that the last one answers.
+        asked: Timestamp,
     },
     /// No answer, or none that can be read.
     Failed { message: String },
@@ -466,7 +489,9 @@ impl ClusterView {
         };
         self.orphaned_shadows.extend(orphan.map(|shadow| (name.clone(), shadow)));
         if facts.labelled || facts.claimed() || own.is_some() {
-            self.nodes.insert(name, NodeView { facts, shadow: own.map(Box::new), ..NodeView::default() });
+            let mut node = NodeView { facts, shadow: own.map(Box::new), ..NodeView::default() };
+            node.correct_kind();
+            self.nodes.insert(name, node);
         } else {
             self.unmanaged.insert(name, facts);
         }

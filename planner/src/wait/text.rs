@@ -158,7 +158,8 @@ fn fallen(nodes: &[String]) -> usize {
 }
 
 pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
-    let verified = "Each is verified again every hour, and at once by kubectl brupop retry NODE";
+    let verified =
+        "Each that exists and is not held is verified again every hour, and at once by kubectl brupop retry NODE";
     let again = match fallen(nodes) {
         0 => verified.to_owned(),
         count if count == nodes.len() => format!("Each {BACK}"),

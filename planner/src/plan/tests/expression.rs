@@ -26,7 +26,8 @@ fn staged(query: &str, series: &str) -> (ClusterView, Policy) {
 }
 
 fn fires(view: &mut ClusterView, query: &str, series: &str) {
-    let firing = |name: &str| (query.replace("$node", name), Answer::Firing { series: series.into(), since: t(0) });
+    let firing =
+        |name: &str| (query.replace("$node", name), Answer::Firing { series: series.into(), since: t(0), asked: t(0) });
     view.expressions = NODES.into_iter().map(firing).collect();
 }
 
@@ -105,7 +106,8 @@ fn node_whose_expressions_have_no_answer_says_so_and_keeps_its_slot() {
         );
         view.nodes.get_mut("a").unwrap().pods = None;
         assert_eq!(plan(&view, &policy, t(10)).slots, None, "also while its pods are not known");
-        view.expressions = [("errors > 1".to_owned(), Answer::Firing { series: "{} 7".into(), since: t(0) })].into();
+        view.expressions =
+            [("errors > 1".to_owned(), Answer::Firing { series: "{} 7".into(), since: t(0), asked: t(0) })].into();
         view.nodes.get_mut("a").unwrap().pods = Some(Vec::new());
         let fires = plan(&view, &policy, t(10));
         assert_eq!(fires.slots, Some(Vec::new()), "a node that is refused gives its slot up");
@@ -120,7 +122,7 @@ fn drain_begins_with_the_names_of_the_expressions_of_its_node_that_return_nothin
         ("no answer yet", None, 59, None),
         ("none in a minute", None, 60, Some(&[][..])),
         ("it returns nothing", Some(quiet), 1, Some(&["own"][..])),
-        ("it fires", Some(Answer::Firing { series: "{} 7".into(), since: t(0) }), 1, Some(&[][..])),
+        ("it fires", Some(Answer::Firing { series: "{} 7".into(), since: t(0), asked: t(0) }), 1, Some(&[][..])),
         ("it fails", Some(Answer::Failed { message: "no answer".into() }), 59, None),
         ("it fails for a minute", Some(Answer::Failed { message: "no answer".into() }), 60, Some(&[][..])),
     ] {

@@ -136,7 +136,7 @@ fn expressions_are_queried_while_the_node_leaves_its_load_balancers_and_have_to_
     assert_eq!(outcome(&plan(&view, &policy, t(300 + 1800))), "GateRefused", "it does not wait for a result for ever");
     for (answer, expected) in [
         (Answer::Quiet { since: t(2), asked: t(299) }, "step Draining"),
-        (Answer::Firing { series: "{} 1".into(), since: t(60) }, "ClusterUnwell"),
+        (Answer::Firing { series: "{} 1".into(), since: t(60), asked: t(60) }, "ClusterUnwell"),
         (Answer::Failed { message: "no answer".into() }, "ExpressionFails"),
     ] {
         view.expressions.insert("errors > 0".into(), answer.clone());

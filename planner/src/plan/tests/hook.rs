@@ -269,7 +269,8 @@ fn close_window(_: &mut ClusterView, spec: &mut serde_json::Value) {
 fn fire(view: &mut ClusterView, spec: &mut serde_json::Value, query: &str) {
     spec["prometheus"] = json!({"url": "http://prometheus:9090"});
     spec["health"] = json!({"before": {"expressions": [{"name": "errors", "query": query}]}});
-    view.expressions.insert(query.replace("$node", "a"), Answer::Firing { series: "{} 1".into(), since: t(2) });
+    view.expressions
+        .insert(query.replace("$node", "a"), Answer::Firing { series: "{} 1".into(), since: t(2), asked: t(2) });
 }
 
 /// A hook that takes longer than each window, or causes what an expression shows, lets no node come to its drain.
@@ -374,7 +375,7 @@ fn expressions_are_queried_after_the_wait_for_hooks_and_have_to_return_nothing()
     assert_eq!(outcome(&made), "ExpressionsPending");
     for (answer, expected) in [
         (Answer::Quiet { since: t(2), asked: t(2) }, "step Draining"),
-        (Answer::Firing { series: "{} 1".into(), since: t(2) }, "ClusterUnwell"),
+        (Answer::Firing { series: "{} 1".into(), since: t(2), asked: t(2) }, "ClusterUnwell"),
         (Answer::Failed { message: "no answer".into() }, "ExpressionFails"),
     ] {
         view.expressions.insert("errors > 0".into(), answer.clone());

@@ -774,6 +774,26 @@ fn node_without_workloads_proves_its_version_once_evicted_pods_are_created_again
     assert!(watch.record().without_workloads);
 }
 
+/// The API server does not answer, or is overloaded.
+#[test]
+fn replica_sets_that_are_not_known_are_read_again_and_prove_nothing() {
+    for (sentence, unread) in [("the first one", "api"), ("another one", "web")] {
+        let mut watch = emptied(&["api", "web"]);
+        (watch.lacking, watch.unread) = (vec!["api".into()], vec![unread.into()]);
+        for second in [SOAKED, DEADLINE, DEADLINE + 59] {
+            assert_eq!(watch.at(second), Some(Wait::Acting), "{sentence}, at {second}");
+        }
+        let mut answered = Watch::of(watch.view.nodes["a"].clone());
+        (answered.view, answered.policy) = (watch.view.clone(), watch.policy.clone());
+        answered.at(DEADLINE + 59);
+        assert_eq!(answered.result(), is_updated(), "{sentence}");
+        watch.at(DEADLINE + 60);
+        assert_eq!(watch.result(), is_unproven(), "{sentence}");
+        let text = format!("the ReplicaSet shop/{unread}-1 could not be read");
+        assert!(watch.message().contains(&text), "{}", watch.message());
+    }
+}
+
 #[test]
 fn drain_records_replica_sets_of_each_namespace_before_further_ones_of_any() {
     let of = |namespace: &str, name: String| PodFacts {

@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::view::ClusterView;
 
 #[test]
 fn volume_claims_of_pod_include_named_and_ephemeral_claims() {
@@ -224,6 +225,39 @@ fn node_version_is_parsed_from_os_image() {
     let node = |image: &str| NodeFacts { os_image: image.into(), ..NodeFacts::default() };
     assert_eq!(node("Bottlerocket OS 1.20.5 (aws-k8s-1.37)").os_version(), Some(semver::Version::new(1, 20, 5)));
     assert_eq!(node("Debian GNU/Linux 12 (bookworm)").os_version(), None);
+}
+
+#[test]
+fn node_is_of_the_kind_that_its_node_names_whatever_its_agent_reports() {
+    let (own, other) = (("aws-k8s-1.37", "x86_64"), ("metal-k8s-1.37", "aarch64"));
+    let (long, image) = ("v".repeat(100), "Bottlerocket OS 1.20.5 (aws-k8s-1.37)");
+    let long_image = format!("Bottlerocket OS 1.20.5 ({long})");
+    for (sentence, image, arch, reported, expected) in [
+        ("its agent reports the same", image, Some("amd64"), Some(own), Some(own)),
+        ("its agent reports another kind", image, Some("amd64"), Some(other), Some(own)),
+        ("its Node names the variant alone", image, None, Some(other), Some((own.0, other.1))),
+        ("its Node names none", "", None, Some(other), Some(other)),
+        ("its agent has not reported", image, Some("amd64"), None, None),
+        (
+            "its Node names more than a record has room for",
+            long_image.as_str(),
+            None,
+            Some(own),
+            Some((&long[..64], own.1)),
+        ),
+    ] {
+        let labels = arch.map(|arch| ("kubernetes.io/arch".to_owned(), arch.to_owned()));
+        let labels = Arc::new(labels.into_iter().collect());
+        let facts = NodeFacts { labelled: true, labels, os_image: image.to_owned(), ..NodeFacts::default() };
+        let mut shadow = ShadowFacts { owner_uid: Some(String::new()), ..ShadowFacts::default() };
+        let agent = &mut shadow.status.agent;
+        agent.variant = reported.map(|(variant, _)| variant.to_owned());
+        agent.arch = reported.map(|(_, arch)| arch.to_owned());
+        let mut view = ClusterView::default();
+        view.insert(facts, Some(shadow), Timestamp::UNIX_EPOCH);
+        let agent = &view.nodes[""].shadow.as_ref().unwrap().status.agent;
+        assert_eq!(agent.variant.as_deref().zip(agent.arch.as_deref()), expected, "{sentence}");
+    }
 }
 
 #[test]
