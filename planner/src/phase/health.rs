@@ -388,7 +388,7 @@ fn judged(ctx: &Attempt<'_>, unhealthy: &[UnhealthyPod<'_>]) -> Turn {
                 ctx.progress.version,
                 health.others_healthy
             );
-            return fail(FailureReason::SoakFailed, message);
+            return blame(ctx, FailureReason::SoakFailed, &message);
         }
     }
     let names: Vec<_> = unhealthy
