@@ -7,6 +7,7 @@ use models::shadow::{Mode, Progress, Step};
 use models::time::after;
 
 use super::boot::left_target;
+use super::claim::return_to_service;
 use super::comparison::blame;
 use super::health::{LASTING, began};
 use super::hooks::{still_awaited, unanswered};
@@ -25,8 +26,8 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(turn) = ended {
         return turn;
     }
-    if ctx.needs_release() {
-        return act(Action::Release);
+    if let Some(action) = return_to_service(ctx) {
+        return act(action);
     }
     // True once its hooks were asked before another verification. An earlier version of the operator also set it for another boot in the soak:
     // then nothing counts here, either.
@@ -45,6 +46,9 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         return turn;
     }
     if as_verified {
+        if ctx.needs_release() {
+            return act(Action::Release);
+        }
         return held_cordoned(ctx).unwrap_or_else(|| Turn::of(Outcome::Pass(unanswered(ctx))));
     }
     // One reboot is nothing, and its pods may start slowly.

@@ -513,6 +513,26 @@ fn node_that_is_not_well_once_hooks_have_answered_is_verified_again_for_its_whol
     }
 }
 
+/// That may take hours, and its drain has emptied the node.
+#[test]
+fn updated_node_is_protected_from_autoscalers_until_its_hooks_have_answered() {
+    let (mut view, policy) = in_step(Step::Verifying, both());
+    shadow(&mut view).spec.state = HostState::Idle;
+    let protection: ClaimFields = [ClaimField::ScaleDown, ClaimField::DoNotDisrupt].into_iter().collect();
+    (a(&mut view).facts.claims, a(&mut view).lease) = (protection, renewed_after(100));
+    goes_on(&mut view, &policy, 100, "step AfterUpdate");
+    let made = plan(&view, &policy, t(101));
+    let request = ask(&mut view, &made);
+    goes_on(&mut view, &policy, 102, "step AfterUpdate");
+    assert_eq!(outcome(&plan(&view, &policy, t(103))), "AwaitingHook");
+    answers(&mut view, "ceph", &request);
+    let mut made = plan(&view, &policy, t(104));
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
+    assert_eq!(made.actions.get("a"), Some(&Action::Release));
+    a(&mut view).facts.claims = ClaimFields::default();
+    assert_eq!(outcome(&plan(&view, &policy, t(105))), "no attempt");
+}
+
 /// The hook of a storage cluster cannot answer while the node's disks are away.
 #[test]
 fn node_that_falls_ill_soon_after_its_soak_counts_against_the_version_whatever_its_hooks_answer() {
