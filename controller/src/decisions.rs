@@ -82,7 +82,7 @@ pub fn of_node(before: Pair<'_>, after: Pair<'_>, claimed_before: bool) -> Vec<L
     let name = &after.facts.name;
     let report = |pair: Pair<'_>| pair.shadow.map(|s| s.status.controller.clone()).unwrap_or_default();
     let (was, is) = (report(before), report(after));
-    // What protects a node from autoscalers stays until it is verified.
+    // What protects a node from autoscalers stays until it has proven its version.
     let out = |facts: &NodeFacts| facts.claims.has(ClaimField::Cordon) || facts.claims.has(ClaimField::Balancer);
     // The write of the step comes before that of the claim, with which the drain starts.
     let drains = is.progress.as_ref().filter(|progress| progress.step == Step::Draining && claims(progress.mode()));

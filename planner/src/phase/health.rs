@@ -46,7 +46,7 @@ pub(super) const LASTING: Duration = Duration::from_secs(60);
 const INSTANT: &str = "for an instant only, and the time of its verification is over";
 
 /// The end of a message about what began some time after the update.
-const OTHER_CAUSES: &str = "which may have other causes by now than the update";
+pub(super) const OTHER_CAUSES: &str = "which may have other causes by now than the update";
 
 /// Continues the verification; `None` once it is over: when the soak has passed without an interruption, the pods are Ready, none of their
 /// containers was restarted meanwhile, what the node had before its drain is back, the expressions return nothing, the kubelet has shown a
@@ -162,7 +162,7 @@ fn interruption(
 }
 
 /// Returns the expressions that return something.
-fn firing<'a>(ctx: &'a Attempt<'_>) -> Vec<Firing<'a>> {
+pub(super) fn firing<'a>(ctx: &'a Attempt<'_>) -> Vec<Firing<'a>> {
     gates::firing(&ctx.group().after.expressions, &ctx.facts().name, &ctx.view.expressions)
 }
 
@@ -296,7 +296,7 @@ fn owner_of(pod: &PodFacts) -> Option<&String> {
 /// Returns those of the unhealthy pods that count, or the read that this needs first. Pods are left out where at least half of their
 /// owner's pods on nodes that were not updated are ill, too, or where one was ill before an update to the same version and nothing
 /// shows that most of the others are well.
-fn counted<'b>(
+pub(super) fn counted<'b>(
     ctx: &Attempt<'_>,
     unhealthy: &[UnhealthyPod<'b>],
     deadline: Timestamp,
@@ -388,7 +388,7 @@ fn judged(ctx: &Attempt<'_>, unhealthy: &[UnhealthyPod<'_>]) -> Turn {
                 ctx.progress.version,
                 health.others_healthy
             );
-            return fail(FailureReason::SoakFailed, message);
+            return blame(ctx, FailureReason::SoakFailed, &message);
         }
     }
     let names: Vec<_> = unhealthy

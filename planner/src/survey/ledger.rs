@@ -62,7 +62,7 @@ pub(crate) fn runs(node: &NodeView, rollout: &ActiveRollout) -> bool {
 }
 
 /// Returns whether a node is managed, in service, and neither held nor being removed.
-pub(super) fn is_kept(node: &NodeView) -> bool {
+fn is_kept(node: &NodeView) -> bool {
     node.facts.labelled && !node.facts.held() && !node.disrupted() && !comes_or_goes(node)
 }
 
