@@ -10,7 +10,7 @@ use models::shadow::{
 };
 use models::time::after;
 
-use super::drained::refusing_budgets;
+use super::drained::{drain_blockers, refusing_budgets};
 use super::drill;
 use super::health::{pods_to_verify, unhealthy_pods};
 use super::result::{keep_result, release, running};
@@ -71,6 +71,7 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     record.last = Some(attempt_result(ctx, reason.as_str(), message));
     record.refusing_budgets =
         if reason == FailureReason::GuardedPodsStayed { refusing_budgets(ctx) } else { Vec::new() };
+    record.drain_blockers = drain_blockers(ctx, reason);
     record_proof(ctx, &mut record, end);
     status.report.record = Some(record);
     let (attempt, version) = (progress.attempt, &progress.version);
@@ -142,6 +143,7 @@ fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
     record.failures = 0;
     record.not_before = None;
     record.before = None;
+    record.drain_blockers = Vec::new();
     record.without_workloads = without_workloads;
     let from = progress.from.as_ref().map_or_else(|| "?".to_owned(), ToString::to_string);
     let mut text = if ctx.mode().is_verification() {

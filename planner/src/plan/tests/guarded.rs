@@ -48,7 +48,7 @@ fn pods(view: &mut ClusterView) -> &mut Vec<PodFacts> {
 }
 
 /// Lets a pod of node `a` end, as after its eviction.
-fn leaves(view: &mut ClusterView, name: &str) {
+pub(super) fn leaves(view: &mut ClusterView, name: &str) {
     pods(view).retain(|pod| pod.name != name);
 }
 
@@ -58,7 +58,18 @@ pub(super) fn asked(made: &Plan) -> Vec<&str> {
 
 /// Node `a` at the beginning of its drain, at 0 s, with these pods under these budgets.
 pub(super) fn drain_of(spec: Value, on_node: Vec<PodFacts>, budgets: Vec<BudgetFacts>) -> (ClusterView, Policy) {
+    drain_after(None, spec, on_node, budgets)
+}
+
+/// The same after earlier attempts, of which the node has this record.
+pub(super) fn drain_after(
+    record: Option<Record>,
+    spec: Value,
+    on_node: Vec<PodFacts>,
+    budgets: Vec<BudgetFacts>,
+) -> (ClusterView, Policy) {
     let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    staged.shadow.as_mut().unwrap().status.controller.record = record;
     staged.pods = Some(on_node);
     let (mut view, _) = cluster(vec![staged], &["a"]);
     view.budgets = budgets;
@@ -81,7 +92,7 @@ pub(super) fn settle(view: &mut ClusterView, policy: &Policy, now: i64) -> Plan 
     panic!("written again and again");
 }
 
-fn record(view: &ClusterView) -> &Record {
+pub(super) fn record(view: &ClusterView) -> &Record {
     view.nodes["a"].record().unwrap()
 }
 
