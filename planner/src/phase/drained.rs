@@ -17,7 +17,7 @@ use super::row::{Attempt, Turn, fail};
 use crate::decision::Action;
 use crate::drain::{Sorted, listed, unlisted};
 use crate::survey::NodeContext;
-use crate::view::PodFacts;
+use crate::view::{BudgetFacts, PodFacts};
 
 /// The number of pods of a drain that a shadow lists.
 pub const LISTED_PODS: usize = 1024;
@@ -154,15 +154,20 @@ pub(super) fn still_guarded<'b>(ctx: &NodeContext<'_>, sorted: &Sorted<'b>) -> i
 }
 
 /// Returns the budgets that keep the guarded pods that are asked first, each once.
-pub(super) fn refusing_budgets(ctx: &NodeContext<'_>) -> Vec<RefusingBudget> {
+pub(super) fn refusing_budgets<'a>(ctx: &NodeContext<'a>) -> Vec<&'a BudgetFacts> {
     let Some(sorted) = ctx.sorted_pods() else { return Vec::new() };
     let mut refusing = BTreeMap::new();
     for pod in still_guarded(ctx, &sorted) {
         let keeps = ctx.survey.budgets.over(pod).filter(|budget| !budget.lets_go(pod));
-        refusing.extend(keeps.map(|budget| (budget.title(), &budget.revision)));
+        refusing.extend(keeps.map(|budget| (budget.title(), budget)));
     }
-    let refusing = refusing.into_iter().take(REFUSING_BUDGETS);
-    refusing.map(|(budget, revision)| RefusingBudget { budget, revision: revision.clone() }).collect()
+    refusing.into_values().take(REFUSING_BUDGETS).collect()
+}
+
+/// Returns those of these budgets that were asked in vain. One with broken pods may let the others go once all are healthy.
+pub(super) fn asked_in_vain(ctx: &NodeContext<'_>) -> Vec<RefusingBudget> {
+    let asked = refusing_budgets(ctx).into_iter().filter(|budget| !budget.is_unwell());
+    asked.map(|budget| RefusingBudget { budget: budget.title(), revision: budget.revision.clone() }).collect()
 }
 
 /// Returns when the guarded pods that are asked first, and that a budget keeps, are given up: `guardedTimeout` after the last one whose eviction

@@ -257,6 +257,25 @@ fn of_two_budgets_the_one_that_opens_does_not_back_off_and_no_other_pod_moves() 
     assert!(message.ends_with("and no pod but those asked first was evicted"), "{message}");
 }
 
+/// The others of such a budget may go once all are healthy, here and on other nodes.
+#[test]
+fn budget_whose_pods_are_broken_when_the_guarded_ones_are_given_up_is_not_one_that_was_asked_in_vain() {
+    let on_node = vec![pod_of("db", "db-0"), pod_of("web", "web-0")];
+    let (mut view, policy) = drain_of(json!({}), on_node, vec![guard("db", 2)]);
+    assert_eq!(asked(&settle(&mut view, &policy, 1)), ["db-0"]);
+    budget(&mut view, "db").healthy = 1;
+    settle(&mut view, &policy, 600);
+    let ended = record(&view);
+    let last = ended.last.as_ref().unwrap();
+    assert_eq!(last.reason, "GuardedPodsStayed");
+    assert_eq!(ended.refusing_budgets, []);
+    let message = &last.message;
+    assert!(message.contains("shop/db allow no disruption while pods of them are not healthy"), "{message}");
+    assert!(!message.contains("although they were asked"), "{message}");
+    assert_eq!((ended.failures, ended.not_before), (0, Some(t(1200))), "the node backs off in its place");
+    assert_eq!(view.operator.as_ref().unwrap().status.budget_back_offs, []);
+}
+
 /// Databases set a grace period of days, and end in a minute: the budget lets one go after the other.
 #[test]
 fn pods_that_are_asked_first_for_their_grace_period_alone_are_no_guarded_ones() {
