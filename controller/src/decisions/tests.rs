@@ -180,7 +180,7 @@ fn drain_starts_once_its_node_is_claimed() {
 
     // The pods are listed by the write of the step, before the claim.
     let drain = |drain: DrainStatus| ControllerReport { drain: Some(drain), ..at(Step::Draining) };
-    let asked = |accepted| FirstPod { uid: "pod".into(), accepted, for_grace: false };
+    let asked = |accepted| FirstPod { uid: "pod".into(), accepted, unguarded: false };
     let listed = || {
         let pods = [DrainedPod { uid: "pod".into(), ..DrainedPod::default() }].into();
         let (asked_first, preexisting) = (vec![asked(None)], vec!["spec.unschedulable".into()]);

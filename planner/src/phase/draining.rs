@@ -23,7 +23,7 @@ use crate::decision::{Eviction, Evictions, Note};
 use crate::drain::{DENIAL_RETRIED, ENDED, Sorted, denied_for_good, listed, unlisted};
 use crate::gates;
 use crate::survey::NodeContext;
-use crate::view::PodFacts;
+use crate::view::{BudgetFacts, PodFacts};
 use crate::wait::Wait;
 
 /// Names the first pods, and counts the others.
@@ -133,11 +133,19 @@ fn guarded_pods_stayed(ctx: &Attempt<'_>, sorted: Option<&Sorted<'_>>) -> Turn {
         return drain_timed_out(ctx, true, sorted);
     }
     let pods: Vec<_> = sorted.into_iter().flat_map(|sorted| still_guarded(ctx, sorted)).collect();
-    let budgets: Vec<_> = refusing_budgets(ctx).into_iter().map(|refusing| refusing.budget).collect();
+    let (unwell, asked): (Vec<&BudgetFacts>, Vec<&BudgetFacts>) =
+        refusing_budgets(ctx).into_iter().partition(|budget| budget.is_unwell());
+    let refuse = |budgets: &[&BudgetFacts], why: &str| {
+        let titles: Vec<_> = budgets.iter().map(|budget| budget.title()).collect();
+        (!titles.is_empty())
+            .then(|| format!("the PodDisruptionBudget(s) {} allow no disruption {why}", titles.join(", ")))
+    };
+    let asked = refuse(&asked, "although they were asked");
+    let unwell = refuse(&unwell, "while pods of them are not healthy or cannot be counted");
     let message = format!(
-        "still on the node: {}; the PodDisruptionBudget(s) {} allow no disruption although they were asked, and no pod but those asked first was evicted",
+        "still on the node: {}; {}, and no pod but those asked first was evicted",
         named(&pods),
-        budgets.join(", ")
+        asked.into_iter().chain(unwell).collect::<Vec<_>>().join("; ")
     );
     fail(FailureReason::GuardedPodsStayed, message)
 }

@@ -10,7 +10,7 @@ use models::shadow::{
 };
 use models::time::after;
 
-use super::drained::refusing_budgets;
+use super::drained::{asked_in_vain, drain_blockers};
 use super::drill;
 use super::health::{pods_to_verify, unhealthy_pods};
 use super::result::{keep_result, release, running};
@@ -53,10 +53,15 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     if fails {
         record.failures = record.failures.saturating_add(1);
     }
+    record.drain_blockers = drain_blockers(ctx, reason);
+    let guarded = reason == FailureReason::GuardedPodsStayed;
+    record.refusing_budgets = if guarded { asked_in_vain(ctx) } else { Vec::new() };
     // Trouble of the cluster may be that it has no room for the pods: no failure, but the next drain would bring it back. Nor is a node taken
-    // out of service again and again where its host offers the version now and then, or its agent says so.
+    // out of service again and again where its host offers the version now and then, or its agent says so, or where pods break at each drain,
+    // so that no budget backs off.
     let superseded = reason == FailureReason::Superseded && progress.step.place() != Place::Waiting;
-    if fails || reason == FailureReason::ClusterUnwell || superseded {
+    let unwell = guarded && record.refusing_budgets.is_empty();
+    if fails || reason == FailureReason::ClusterUnwell || superseded || unwell {
         record.not_before = Some(after(ctx.now, ctx.policy.back_off_after(record.failures.max(1))));
     }
     if end.class == FailureClass::Version {
@@ -66,8 +71,6 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
         ctx.set_condition(&mut status, HEALTHY, ConditionStatus::Unknown, reason.as_str(), message);
     }
     record.last = Some(attempt_result(ctx, reason.as_str(), message));
-    record.refusing_budgets =
-        if reason == FailureReason::GuardedPodsStayed { refusing_budgets(ctx) } else { Vec::new() };
     record_proof(ctx, &mut record, end);
     status.report.record = Some(record);
     let (attempt, version) = (progress.attempt, &progress.version);
@@ -139,6 +142,7 @@ fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
     record.failures = 0;
     record.not_before = None;
     record.before = None;
+    record.drain_blockers = Vec::new();
     record.without_workloads = without_workloads;
     let from = progress.from.as_ref().map_or_else(|| "?".to_owned(), ToString::to_string);
     let mut text = if ctx.mode().is_verification() {

@@ -119,7 +119,7 @@ fn broken_pods_of_a_budget_are_waited_for_once_the_node_has_left_its_load_balanc
     let made = plan(&view, &policy, t(400));
     assert_eq!(outcome(&made), "step Draining");
     let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
-    let first = FirstPod { uid: "p-a".into(), accepted: None, for_grace: false };
+    let first = FirstPod { uid: "p-a".into(), accepted: None, unguarded: false };
     assert_eq!(status.report.drain.as_ref().unwrap().asked_first, [first]);
 }
 

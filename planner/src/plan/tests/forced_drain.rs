@@ -172,7 +172,7 @@ fn guarded_pod_that_stays_in_a_drain_that_has_begun_again_is_a_failure() {
         let (mut view, policy) = draining(serde_json::json!({}), vec![PodFacts { ready: true, ..pod("a", false) }]);
         view.budgets = vec![guarding()];
         let report = &mut shadow(&mut view).status.controller;
-        let first = models::shadow::FirstPod { uid: "p-a".into(), accepted: None, for_grace: false };
+        let first = models::shadow::FirstPod { uid: "p-a".into(), accepted: None, unguarded: false };
         report.drain.as_mut().unwrap().asked_first = vec![first];
         report.progress.as_mut().unwrap().rollout =
             Some(RolloutPlace { drain_ended: drained_before.then(|| t(0)), ..RolloutPlace::default() });
