@@ -47,7 +47,7 @@ pub(super) fn earlier_operator(pods: &[String], count: usize) -> String {
     };
     format!(
         "the earlier bottlerocket-update-operator is running ({count} pod(s): {}{more}); nothing is done until the last of \
-         its pods is gone: kubectl brupop takeover",
+         its pods is gone: kubectl brupop takeover preflight",
         pods.join(", ")
     )
 }
