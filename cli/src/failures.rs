@@ -51,10 +51,13 @@ pub(crate) fn has_others(status: &BottlerocketUpdateOperatorStatus) -> bool {
         .is_some_and(|frozen| frozen.message.contains(names::CONTINUE_OTHERS_ANNOTATION))
 }
 
-/// Returns the message of a condition without the command of kubectl at its end, which one of the plugin replaces.
+/// Returns a message without the command of kubectl at its end, which one of the plugin replaces, and without the words that lead to it.
 pub(crate) fn without_command(message: &str) -> &str {
-    let message = message.split(": kubectl annotate").next().unwrap_or_default();
-    message.strip_suffix(". To try again").unwrap_or(message)
+    let Some((before, _)) = message.split_once(": kubectl annotate") else { return message };
+    match before.rsplit_once(". ") {
+        Some((reason, last)) if last.starts_with("To ") || last.starts_with("Once ") => reason,
+        _ => before,
+    }
 }
 
 /// Returns versions as options name them, separated by commas.
