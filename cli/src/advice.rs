@@ -1,12 +1,13 @@
 //! Commands that a user can type next, by the reason why a node waits.
 
 use planner::view::NodeFacts;
-use planner::wait::{StepRequest, Wait, WaitReason, has_fallen, node_name};
+use planner::wait::{StepRequest, Wait, WaitReason, has_fallen, node_name, without_command};
 
 use models::names;
 
 use crate::cluster::Cluster;
 use crate::failures::{has_others, list, unresolved};
+use crate::page::with_commands;
 use crate::shell::for_cluster;
 
 pub(crate) use models::plain::some;
@@ -39,6 +40,16 @@ pub(crate) enum Proving {
 impl Cluster {
     pub(crate) fn command(&self, arguments: &str) -> String {
         command(&self.namespace, arguments)
+    }
+
+    /// Fills the placeholders of a text of the controller's rules. Its commands are for the chosen cluster and for this namespace; one that
+    /// annotates is left out, since the plugin has its own.
+    pub(crate) fn filled(&self, text: &str, node: &str) -> String {
+        let text = without_command(text).replace("<namespace>", &self.namespace).replace("<node>", node);
+        with_commands(&text, |typed| match typed.strip_prefix("kubectl brupop ") {
+            Some(arguments) if !typed.contains(" -n ") => self.command(arguments),
+            _ => for_cluster(typed),
+        })
     }
 
     /// Returns the versions whose failures a user has to name to resolve them, separated by commas.
@@ -219,11 +230,12 @@ impl Cluster {
     }
 
     /// Returns the same for a reason that only the controller knows, as it has recorded it.
-    pub(crate) fn recorded_commands(&self, reason: &str) -> Vec<String> {
+    pub(crate) fn recorded_commands(&self, node: &str, reason: &str) -> Vec<String> {
         match reason.parse() {
             // Nothing that the plugin reads rules the drain out: the controller could not read what it needs.
             Ok(WaitReason::ActionFails | WaitReason::DrainRefused) => vec![logs_of(&self.namespace, names::CONTROLLER)],
             Ok(WaitReason::ExpressionFails) => vec![self.command("doctor")],
+            Ok(WaitReason::HostArmedByOther) => self.commands(node, &Wait::HostArmedByOther),
             _ => Vec::new(),
         }
     }
@@ -261,13 +273,14 @@ mod tests {
 
     use super::*;
     use crate::cluster::testing::{cluster, node, now, operator};
+    use crate::shell::testing::with_context;
 
     #[test]
     fn logs_are_those_of_all_replicas() {
         let cluster = cluster(Some(operator(&json!({}), &json!({}))), vec![], vec![]);
         let logs = "kubectl logs -n brupop-system -l app.kubernetes.io/component=brupop-controller --prefix --tail=200";
         assert_eq!(cluster.commands("a", &Wait::NoShadow), [logs]);
-        assert_eq!(cluster.recorded_commands("ActionFails"), [logs]);
+        assert_eq!(cluster.recorded_commands("a", "ActionFails"), [logs]);
         // brupop-aws has one replica.
         let of_one = |line: &&str| {
             let one = ["deployment/brupop-controller", "deployment/brupop-apiserver", "logs deploy/"];
@@ -281,6 +294,45 @@ mod tests {
                 let page = std::fs::read_to_string(&path).unwrap();
                 assert_eq!(page.lines().find(of_one), None, "{}", path.display());
             }
+        }
+    }
+
+    /// A user who copies a block has not read what is below it.
+    #[test]
+    fn blocks_on_pages_of_alerts_let_no_rollout_go_on_or_stop() {
+        let changes = ["approve", "pause", "resume", "retry", "release", "quarantine"];
+        for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/runbook")).unwrap() {
+            let path = entry.unwrap().path();
+            if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("Brupop")) {
+                continue;
+            }
+            let page = std::fs::read_to_string(&path).unwrap();
+            for line in page.split("```").skip(1).step_by(2).flat_map(str::lines) {
+                let command = line.trim().strip_prefix("kubectl brupop ").and_then(|rest| rest.split(' ').next());
+                assert!(command.is_none_or(|command| !changes.contains(&command)), "{}: {line}", path.display());
+            }
+        }
+    }
+
+    #[test]
+    fn commands_in_texts_of_the_controller_are_for_the_chosen_cluster_and_namespace() {
+        let mut cluster = cluster(None, vec![], vec![]);
+        cluster.namespace = "ops".to_owned();
+        let (approval, nodes) = ("7/1/unproven".to_owned(), vec!["b (HookTimedOut)".to_owned()]);
+        let earlier = Wait::EarlierOperatorRunning { pods: vec!["a/b".to_owned()], count: 1 };
+        for (wait, end) in [
+            (
+                Wait::StepUnproven { step: 1, approval, nodes },
+                "at once by kubectl brupop retry NODE -n ops --context c",
+            ),
+            (Wait::StepFailed { step: 1, nodes: vec![] }, "nodes have failed on the version"),
+            (Wait::Braked { count: 3, nodes: vec![], until: None, trial: Some("a".to_owned()) }, "a is tried alone"),
+            (Wait::HostArmedByOther, "let the operator disarm it"),
+            (earlier, ": kubectl brupop takeover preflight -n ops --context c"),
+            (Wait::AgentNotReady, "app.kubernetes.io/component=brupop-agent --context c"),
+        ] {
+            let text = with_context("c", || cluster.filled(&wait.to_string(), "a"));
+            assert!(text.ends_with(end), "{text}");
         }
     }
 

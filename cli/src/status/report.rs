@@ -289,11 +289,7 @@ fn silent_agents(cluster: &Cluster, now: Timestamp) -> Vec<SilentAgent> {
                 add("AgentNotReady", format!("{} is not Ready ({why})", pod.name), pod.since);
             }
             (_, Some(reach)) => {
-                add(
-                    "HostNotReached",
-                    format!("the host is not reached: {}", reach.message),
-                    Some(reach.last_transition_time),
-                );
+                add("HostNotReached", unreached(reach), Some(reach.last_transition_time));
             }
             _ if shadow.is_some_and(|shadow| !reported(shadow)) => {
                 add("NoReport", "the agent has not reported since the node's last boot".to_owned(), None);
@@ -303,6 +299,13 @@ fn silent_agents(cluster: &Cluster, now: Timestamp) -> Vec<SilentAgent> {
     }
     silent.retain(|agent| agent.since.is_none_or(|since| since <= now));
     silent
+}
+
+/// Returns a condition `HostReachable` that is not true as a sentence. The controller writes that of an agent that is not heard.
+fn unreached(reach: &Condition) -> String {
+    let is_unknown = reach.status == ConditionStatus::Unknown;
+    let what = if is_unknown { "nothing is heard of the host" } else { "the host is not reached" };
+    format!("{what}: {}", reach.message)
 }
 
 fn nodes(cluster: &Cluster, plan: &Plan, deadlines: &BTreeMap<String, Timestamp>) -> Vec<NodeReport> {
@@ -438,7 +441,7 @@ fn waits_for(
     let recorded = || {
         let blocked = true_condition(conditions, BLOCKED).map(because);
         let reach = find_condition(conditions, HOST_REACHABLE).filter(|c| c.status != ConditionStatus::True);
-        blocked.or_else(|| reach.map(|c| (c.reason.clone(), format!("the host is not reached: {}", c.message))))
+        blocked.or_else(|| reach.map(|c| (c.reason.clone(), unreached(c))))
     };
     let fleet = cluster.operator.as_ref().and_then(|o| true_condition(&o.status.conditions, ALL_BLOCKED));
     let planned = || {

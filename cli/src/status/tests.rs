@@ -83,7 +83,7 @@ fn command_of_status_is_a_line_of_its_own_in_a_narrow_terminal() {
 #[test]
 fn status_of_empty_cluster_shows_next_steps() {
     let text = shown(&cluster(None, vec![], vec![]), None);
-    assert!(text.contains("Create it to start updates"), "{text}");
+    assert!(text.contains("Create it to start updates") && text.contains(": kubectl brupop doctor\n"), "{text}");
     assert!(text.contains("bottlerocket.aws/updater-interface-version=2.0.0"), "{text}");
 }
 
@@ -385,13 +385,34 @@ fn status_shows_earlier_operator_and_pauses_every_node() {
 fn status_is_one_screen_as_wide_as_the_terminal() {
     let report = report(&fleet(), now());
     for (width, colour) in [(80, false), (80, true), (200, false), (200, true)] {
-        let text = render(&report, Look { width: Some(width), colour, all: false }).to_string();
+        let text = render(&report, Look { width: Some(width), colour, ..Look::default() }).to_string();
         let name = format!("status-{width}{}.txt", if colour { "-colour" } else { "" });
         if !colour {
             assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
             assert!(!text.contains('\u{1b}'), "{text:?}");
         }
         snapshot(&name, &text);
+    }
+}
+
+#[test]
+fn screen_of_watch_names_the_command_that_shows_lines_whole() {
+    let look = Look { width: Some(60), is_live: true, ..Look::default() };
+    let text = with_context("c", || render(&report(&fleet(), now()), look).to_string());
+    assert!(text.ends_with("They are whole in:\nkubectl brupop status --context c -o wide\n"), "{text}");
+}
+
+#[test]
+fn host_of_an_agent_that_is_not_heard_is_not_called_unreached() {
+    for (status, expected) in [("False", "the host is not reached: m"), ("Unknown", "nothing is heard of the host: m")]
+    {
+        let mut agent = idle();
+        let mut reach = condition("HostReachable", "R", "m");
+        reach["status"] = json!(status);
+        agent["conditions"] = json!([reach]);
+        let report = report(&one(operator(&json!({}), &json!({})), shadow("a", agent)), now());
+        assert_eq!(report.silent_agents[0].message, expected);
+        assert_eq!(report.nodes[0].message.as_deref(), Some(expected));
     }
 }
 
@@ -403,6 +424,17 @@ fn status_for_programs_has_the_documented_shape() {
     let found = crate::fixtures::fields(&serde_json::from_str(&page.to_string()).unwrap());
     for field in found {
         assert!(documented.contains(&format!("`{field}`")), "docs/plugin.md lacks `{field}`");
+    }
+    // The row of the nodes has what only some attempts have, too.
+    let row = documented.lines().find(|line| line.starts_with("| `nodes` | `name`")).unwrap();
+    for (field, value) in [("drill", json!({"request": "x"})), ("verification", json!(true))] {
+        let mut status = idle();
+        status["progress"] = progress("Verifying", 1);
+        status["progress"][field] = value;
+        let report = report(&one(operator(&json!({}), &json!({})), shadow("a", status)), now());
+        for field in crate::fixtures::fields(&serde_json::to_value(&report.nodes[0]).unwrap()) {
+            assert!(row.contains(&format!("`{field}`")), "docs/plugin.md lacks `{field}`");
+        }
     }
     let names = super::shown(&report(&fleet(), now()), Some(Output::Name), Look::default()).unwrap().to_string();
     assert!(names.lines().all(|line| line.starts_with("node/")) && names.contains("node/failed\n"), "{names}");

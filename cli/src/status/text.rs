@@ -7,7 +7,7 @@ use models::time::between;
 use planner::wait::{WaitReason, WaitsFor};
 
 use super::shape::{IDLE, NodeReport, Report, Rollout, Window};
-use crate::advice::some;
+use crate::advice::{command, some};
 use crate::clock::{moment, span};
 use crate::page::{Cell, Page, Style};
 use crate::shell::for_cluster;
@@ -27,10 +27,13 @@ pub(crate) struct Look {
     pub(crate) width: Option<usize>,
     pub(crate) colour: bool,
     pub(crate) all: bool,
+    /// True for the screen of `watch`, which has no `-o`.
+    pub(crate) is_live: bool,
 }
 
 pub(crate) fn render(report: &Report, look: Look) -> Page {
-    let mut page = Page::new(look.colour);
+    let other = look.is_live.then(|| command(&report.namespace, "status"));
+    let mut page = Page::new(look.colour).whole_in(other);
     head(&mut page, report, look);
     if report.nodes.is_empty() {
         let label = format!("{}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION);
@@ -58,6 +61,7 @@ pub(crate) fn render(report: &Report, look: Look) -> Page {
 
 /// Adds the lines above the table.
 fn head(page: &mut Page, report: &Report, look: Look) {
+    let left_out = page.left_out();
     let mut field = |label: &str, style: Style, text: &str| page.field(label, style, text, look.width);
     let policy = &report.policy;
     if let Some(paused) = &report.paused {
@@ -68,15 +72,18 @@ fn head(page: &mut Page, report: &Report, look: Look) {
             "Updates:",
             Style::Warn,
             &format!(
-                "there is no BottlerocketUpdateOperator named {}, so that nothing new starts. Create it to start updates.",
-                names::OPERATOR_NAME
+                "there is no BottlerocketUpdateOperator named {} in {}, so that nothing new starts. Create it to start updates, \
+                 if the operator is not in another namespace: {}",
+                names::OPERATOR_NAME,
+                report.namespace,
+                command(&report.namespace, "doctor")
             ),
         ),
         Some(true) => field("Updates:", Style::Good, "enabled"),
         Some(false) => field(
             "Updates:",
             Style::Warn,
-            &format!("disabled (spec.enabled is false): {}", crate::advice::command(&report.namespace, "resume")),
+            &format!("disabled (spec.enabled is false): {}", command(&report.namespace, "resume")),
         ),
     }
     for (index, error) in policy.errors.iter().enumerate() {
@@ -144,7 +151,7 @@ fn head(page: &mut Page, report: &Report, look: Look) {
         field(label, Style::Warn, &format!("the agent of {}: {}{since}", agent.node, agent.message));
     }
     if let Some(more) = report.silent_agents.len().checked_sub(NAMED).filter(|more| *more > 0) {
-        field("", Style::Plain, &format!("and the agents of {more} more nodes (-o json has them)"));
+        field("", Style::Plain, &format!("and the agents of {more} more nodes {left_out}"));
     }
     page.fields("Request:", Style::Warn, &report.misplaced_requests, NAMED, look.width);
     page.fields("Not read:", Style::Warn, &report.not_read, NOT_READ, look.width);

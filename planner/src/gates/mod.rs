@@ -86,6 +86,9 @@ const fn drain_gate(name: &'static str, holds: &'static str, check: fn(&NodeCont
 /// Updates: the request for a drill is newer than a back-off, and brings no node to a version.
 const UPDATES: fn(Mode) -> bool = |mode| mode == Mode::Update;
 
+/// The sentence of the gate of the switch, which needs no shadow.
+pub(crate) const ENABLED: &str = "updates are enabled, by a valid policy";
+
 /// All gates, in their order.
 const GATES: &[Gate] = &[
     gate(Begin, "Labelled", "the node has the label that selects it for updates", node::is_labelled),
@@ -100,7 +103,7 @@ const GATES: &[Gate] = &[
     gate(Begin, "AttemptsLeft", "the number of the next attempt is not too high", host::has_attempts_left),
     gate(Begin, "HasTarget", "policy has a version for the node, and the host offers it", host::has_target)
         .only(Mode::downloads),
-    gate(New, "Enabled", "updates are enabled, by a valid policy", fleet::is_enabled),
+    gate(New, "Enabled", ENABLED, fleet::is_enabled),
     gate(New, "NotQuarantined", "the version has not failed too often on this kind of host", fleet::is_not_quarantined)
         .only(Mode::downloads),
     gate(New, "NotFrozen", "no failures have stopped the rollout", fleet::is_not_frozen),

@@ -46,7 +46,9 @@ pub enum Wait {
     /// The node runs the newest version that its host offers.
     #[error("the host offers nothing newer")]
     UpToDate,
-    #[error("the BottlerocketUpdateOperator named default is missing; create it to start updates")]
+    #[error(
+        "the BottlerocketUpdateOperator named default does not exist in the operator's namespace; create it to start updates"
+    )]
     NoOperatorResource,
     /// Pods of the earlier operator exist.
     #[error("{}", text::earlier_operator(.pods, *.count))]
@@ -60,7 +62,7 @@ pub enum Wait {
         "the earlier bottlerocket-update-operator is gone; waiting until {until:.0} for hosts whose reboot it has requested"
     )]
     EarlierOperatorGone { until: Timestamp },
-    #[error("updates are disabled (spec.enabled of the operator's resource)")]
+    #[error("updates are disabled (spec.enabled of bruo default is false)")]
     Disabled,
     /// Failures have stopped the rollout.
     #[error("the rollout is frozen: {version} has failed too often")]
@@ -378,10 +380,10 @@ pub enum Wait {
         /// The node that is tried.
         trial: Option<String>,
     },
-    /// Many nodes have fallen ill at once, nodes included that were not being updated.
+    /// Many nodes have become not Ready, or short of a resource, at once, nodes included that were not being updated.
     #[error(
-        "{ill} of {compared} nodes that were not being updated have fallen ill at once, {} first: that is trouble of the cluster and no \
-             evidence against a version", .nodes.join(", ")
+        "{ill} of {compared} nodes that were not being updated have become not Ready, or short of a resource, at once, {} first: that is \
+             trouble of the cluster and no evidence against a version", .nodes.join(", ")
     )]
     ClusterUnwell {
         ill: i64,

@@ -62,10 +62,10 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (
         Frozen,
         User,
-        "Find the cause in the condition `Frozen` of `bruo default`, then [resume](policy.md#requests), or continue with the other kinds \
-         of nodes.",
+        "Find the cause in the condition `Frozen` of `bruo default`, then [resume](policy.md#requests), or continue with \
+         nodes of another variant or architecture.",
     ),
-    (Quarantined, User, "As for `Frozen`. To skip the version, exclude it before you resume."),
+    (Quarantined, User, "A [resume](policy.md#requests). To skip the version, exclude it first."),
     (Held, User, "The end of the hold, if it has one, or [unhold](plugin.md#hold-and-unhold): remove the annotation."),
     (Cordoned, User, "Uncordon the node, or set `spec.drain.cordonedNodes: Update`."),
     (BeingRemoved, Nothing, "The autoscaler or user that removes the node: it is deleted, or loses its taint."),
@@ -130,8 +130,8 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         DisarmPending,
         Host,
         "The agent's confirmation that nothing of the operator is armed; for a claim without an attempt, \
-         the longest time that a host may take to go down; for a Node that was registered again in the boot of its permit, the \
-         deadlines `reboot` and `returning`.",
+         the longest time that a host may take to go down; for a Node that was registered again in the boot of its permit, \
+         `spec.deadlines.reboot` and `.return`.",
     ),
     (PolicyInvalid, User, "Correct the fields that the condition `Degraded` of `bruo default` names."),
     (WindowClosed, Time, "The next window."),

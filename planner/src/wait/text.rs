@@ -47,7 +47,7 @@ pub(super) fn earlier_operator(pods: &[String], count: usize) -> String {
     };
     format!(
         "the earlier bottlerocket-update-operator is running ({count} pod(s): {}{more}); nothing is done until the last of \
-         its pods is gone: kubectl brupop takeover",
+         its pods is gone: kubectl brupop takeover preflight",
         pods.join(", ")
     )
 }
@@ -133,10 +133,13 @@ fn approve(name: &str) -> String {
     request(APPROVE_STEP_ANNOTATION, &format!("{name}@<any new text>"))
 }
 
-/// Returns a message without the command of kubectl at its end, which one of the plugin may replace, and without the words before that.
+/// Returns a message without the command of kubectl at its end, which one of the plugin may replace, and without the words that lead to it.
 pub fn without_command(message: &str) -> &str {
-    let ends = [": kubectl annotate", ". To ", BEFORE_RESUME.trim_end_matches([':', ' '])];
-    ends.into_iter().fold(message, |rest, end| rest.split(end).next().unwrap_or_default())
+    let Some((before, _)) = message.split_once(": kubectl annotate") else { return message };
+    match before.rsplit_once(". ") {
+        Some((reason, last)) if last.starts_with("To ") || last.starts_with("Once ") => reason,
+        _ => before,
+    }
 }
 
 /// `, <node>, <node>`, or nothing where none is known by its name.
