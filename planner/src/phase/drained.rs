@@ -12,6 +12,7 @@ use models::shadow::{
 };
 use models::time::{after, signed};
 
+use super::blockers::denied_since;
 use super::result::bounded;
 use super::row::{Attempt, Turn, fail};
 use crate::decision::Action;
@@ -107,13 +108,18 @@ fn kept_earlier_drain(ctx: &NodeContext<'_>, pod: &PodFacts) -> bool {
 
 /// Returns what an attempt that ends so leaves for the next drain to ask first: pods that did not leave, or owners whose pods came back.
 /// Those that an earlier drain has recorded stay among them while they are on the node.
-pub(super) fn drain_blockers(ctx: &NodeContext<'_>, reason: FailureReason) -> Vec<String> {
+pub(super) fn drain_blockers(ctx: &Attempt<'_>, reason: FailureReason) -> Vec<String> {
     let recorded = recorded_blockers(ctx);
     let (Some(sorted), Some(drain)) = (ctx.sorted_pods(), ctx.drain_status()) else { return recorded.to_vec() };
-    let was_refused = |pod: &PodFacts| {
-        let answer = ctx.node.blocked.get(&pod.uid);
-        answer.is_some_and(|answer| !answer.accepted)
-            || drain.blockers.iter().any(|blocker| pod.is_titled(&blocker.pod))
+    // A denial ends the drain early, while budgets let other pods go one after the other.
+    let in_time = ctx.now < deadline(ctx);
+    let was_refused = |pod: &PodFacts| match reason {
+        FailureReason::DrainRefused if in_time => denied_since(ctx, pod).is_some(),
+        _ => {
+            let answer = ctx.node.blocked.get(&pod.uid);
+            answer.is_some_and(|answer| !answer.accepted)
+                || drain.blockers.iter().any(|blocker| pod.is_titled(&blocker.pod))
+        }
     };
     let stayed = |pod: &PodFacts| match reason {
         FailureReason::DrainRefused | FailureReason::DrainTimedOut => was_refused(pod).then(|| pod.uid.clone()),

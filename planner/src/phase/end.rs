@@ -1,5 +1,7 @@
 //! The end of an attempt: its result is recorded, the desired state is withdrawn, and the node is released.
 
+use std::time::Duration;
+
 use models::condition::{ConditionStatus, find_condition};
 use models::operator::ActiveRollout;
 use models::plain::cut;
@@ -8,7 +10,7 @@ use models::shadow::{
     AttemptResult, ControllerStatus, HEALTHY, HOST_REACHABLE, HostState, Mode, NodeProof, Place, Record,
     UNSUPPORTED_STATE, UPDATED, VersionFailure,
 };
-use models::time::after;
+use models::time::{after, between};
 
 use super::drained::{asked_in_vain, drain_blockers};
 use super::drill;
@@ -19,6 +21,7 @@ use super::status::unblock;
 use super::workloads::is_without_workloads;
 use crate::decision::{Action, Note};
 use crate::gates;
+use crate::policy::BACK_OFF_LIMIT;
 use crate::survey::key::kind_by_node;
 use crate::survey::want;
 use crate::view::{ARCH_LENGTH, VARIANT_LENGTH};
@@ -55,15 +58,17 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     }
     record.drain_blockers = drain_blockers(ctx, reason);
     let guarded = reason == FailureReason::GuardedPodsStayed;
-    record.refusing_budgets = if guarded { asked_in_vain(ctx) } else { Vec::new() };
+    let refusing_budgets = if guarded { asked_in_vain(ctx) } else { Vec::new() };
     // Trouble of the cluster may be that it has no room for the pods: no failure, but the next drain would bring it back. Nor is a node taken
     // out of service again and again where its host offers the version now and then, or its agent says so, or where pods break at each drain,
     // so that no budget backs off.
     let superseded = reason == FailureReason::Superseded && progress.step.place() != Place::Waiting;
-    let unwell = guarded && record.refusing_budgets.is_empty();
-    if fails || reason == FailureReason::ClusterUnwell || superseded || unwell {
+    if guarded && refusing_budgets.is_empty() {
+        record.not_before = Some(after(ctx.now, unwell_back_off(ctx, &record)));
+    } else if fails || reason == FailureReason::ClusterUnwell || superseded {
         record.not_before = Some(after(ctx.now, ctx.policy.back_off_after(record.failures.max(1))));
     }
+    record.refusing_budgets = refusing_budgets;
     if end.class == FailureClass::Version {
         record_version_failure(ctx, &mut record, reason);
         ctx.set_condition(&mut status, HEALTHY, false, reason.as_str(), message);
@@ -87,6 +92,17 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
         message: format!("{attempt}: {reason}: {message}"),
     };
     Action::Status { status: Box::new(status), note: Some(note) }
+}
+
+/// Returns how long a node backs off whose guarded pods stayed while pods of their budgets were broken: as after a failure, and twice as long
+/// as before where its last attempt ended so, too.
+fn unwell_back_off(ctx: &Attempt<'_>, before: &Record) -> Duration {
+    let first = ctx.policy.back_off_after(before.failures.max(1));
+    let ended_so = |last: &&AttemptResult| {
+        last.reason == FailureReason::GuardedPodsStayed.as_str() && before.refusing_budgets.is_empty()
+    };
+    let again = before.last.as_ref().filter(ended_so).zip(before.not_before);
+    again.map_or(first, |(last, until)| between(last.ended, until).saturating_mul(2)).clamp(first, BACK_OFF_LIMIT)
 }
 
 /// Returns whether the last attempt for the version did not come to its drain either: it ended for this reason, or a check refused it.
