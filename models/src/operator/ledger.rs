@@ -186,15 +186,16 @@ impl RolloutLedger {
     /// Returns whether as many nodes as `limit`, and a share of all that were taken, run the version without a proof.
     fn is_braked_by_unproven(&self, limit: usize) -> bool {
         let unproven = self.row.iter().filter(|end| end.is_unproven()).count();
-        unproven >= limit && (self.open().saturating_mul(UNPROVEN_SHARE) >= self.used() || self.has_many_fallen())
+        unproven >= limit && (self.open().saturating_mul(UNPROVEN_SHARE) >= self.used() || self.has_many_fallen(limit))
     }
 
-    /// Returns whether no name is free and nodes that were no longer Ready are at least half of all that may have one
-    /// beside those that failed: there may be more of them, which are not counted.
-    fn has_many_fallen(&self) -> bool {
+    /// Returns whether no name is free and nodes that were no longer Ready are as many as `limit`, and at least half of all
+    /// that may have one beside those that failed: there may be more of them, which are not counted.
+    fn has_many_fallen(&self, limit: usize) -> bool {
         let fallen = self.row.iter().filter(|end| end.has_fallen()).count();
         let failed = self.nodes.iter().filter(|named| named.proof == Proof::Failed).count();
-        self.nodes.len() >= LEDGER_NODES && fallen * 2 >= LEDGER_NODES.saturating_sub(failed)
+        let is_full = self.nodes.len() >= LEDGER_NODES;
+        is_full && fallen >= limit && fallen * 2 >= LEDGER_NODES.saturating_sub(failed)
     }
 
     /// Returns whether an end of the row has a part in a brake: one from before a proof only where the nodes without a proof brake the
@@ -456,6 +457,26 @@ mod tests {
             ledger.brake(3, Timestamp::UNIX_EPOCH);
             assert_eq!(ledger.braked_until.is_some(), braked, "{sentence}: {ledger:?}");
             assert_eq!((ledger.used(), ledger.nodes.len()), (used, LEDGER_NODES), "{sentence}");
+        }
+    }
+
+    /// Three of 4,000 are fewer than one in twenty.
+    #[test]
+    fn names_that_failed_nodes_use_up_let_no_few_unproven_ones_brake_the_rollout() {
+        for (fallen, braked) in [(0, false), (2, false), (3, true)] {
+            let mut ledger = RolloutLedger { proven: 4_000, ..RolloutLedger::default() };
+            for number in 0..LEDGER_NODES - fallen {
+                ledger.move_node(None, (&format!("failed-{number}"), Proof::Failed, "SoakFailed"));
+            }
+            (0..fallen).for_each(|number| ledger.fall(&format!("fallen-{number}"), |_| false));
+            for number in 0..3 {
+                let end = format!("other-{number}");
+                ledger.move_node(None, (&end, Proof::Unproven, "HookTimedOut"));
+                ledger.add_to_row((&end, Proof::Unproven, "HookTimedOut"), Timestamp::MIN, usize::MAX, Timestamp::MIN);
+            }
+            ledger.proven_by("");
+            ledger.brake(3, Timestamp::UNIX_EPOCH);
+            assert_eq!(ledger.braked_until.is_some(), braked, "{fallen}: {ledger:?}");
         }
     }
 

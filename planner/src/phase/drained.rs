@@ -192,6 +192,13 @@ pub(super) fn forces(ctx: &Attempt<'_>) -> bool {
     ctx.group().drain.at_deadline == AtDeadline::Force && !ctx.mode().is_drill()
 }
 
+/// Returns whether an earlier turn has begun to delete what is left, past the drain's time: another leader, which gives the drain some of its
+/// time again, goes on with it. Where policy has given the drain more time since, its pods are evicted again.
+pub(super) fn is_forced(ctx: &Attempt<'_>) -> bool {
+    let timed_out = after(ctx.progress.since, ctx.group().drain.timeout);
+    forces(ctx) && ctx.drain_status().and_then(|drain| drain.forced_since).is_some_and(|forced| forced >= timed_out)
+}
+
 /// Returns when the order of the evictions ends where policy has what is left deleted: each pod is asked to leave, within its budgets, before
 /// any is deleted past them.
 pub(super) fn ordered_until(ctx: &Attempt<'_>) -> Option<Timestamp> {
