@@ -196,6 +196,18 @@ impl NodeFacts {
         })
     }
 
+    /// Puts the variant and the architecture that the Node names in the place of those that its agent has reported.
+    pub fn correct_kind(&self, variant: Option<&mut String>, arch: Option<&mut String>) {
+        let (of_variant, of_arch) = (self.variant(), self.arch());
+        for (reported, named, length) in [(variant, of_variant, VARIANT_LENGTH), (arch, of_arch, ARCH_LENGTH)] {
+            if let (Some(reported), Some(named)) = (reported, named)
+                && reported.as_str() != named
+            {
+                *reported = cut(named, length);
+            }
+        }
+    }
+
     /// Returns the version in the name of the operating system, e.g. `1.20.5` of
     /// `Bottlerocket OS 1.20.5 (aws-k8s-1.37)`.
     pub fn os_version(&self) -> Option<semver::Version> {
@@ -400,14 +412,7 @@ impl NodeView {
     pub(crate) fn correct_kind(&mut self) {
         let Some(shadow) = &mut self.shadow else { return };
         let AgentReport { variant, arch, .. } = &mut shadow.status.agent;
-        let (of_variant, of_arch) = (self.facts.variant(), self.facts.arch());
-        for (reported, named, length) in [(variant, of_variant, VARIANT_LENGTH), (arch, of_arch, ARCH_LENGTH)] {
-            if let (Some(reported), Some(named)) = (reported, named)
-                && reported.as_str() != named
-            {
-                *reported = cut(named, length);
-            }
-        }
+        self.facts.correct_kind(variant.as_mut(), arch.as_mut());
     }
 
     /// Returns the version that the node runs: that of its Node, or, where it names none, the one that its agent reports.
