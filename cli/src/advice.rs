@@ -1,6 +1,6 @@
 //! Commands that a user can type next, by the reason why a node waits.
 
-use planner::view::NodeFacts;
+use jiff::Timestamp;
 use planner::wait::{StepRequest, Wait, WaitReason, has_fallen, node_name, without_command};
 
 use models::names;
@@ -33,7 +33,7 @@ pub(crate) fn pods(namespace: &str, component: &str) -> String {
 pub(crate) enum Proving {
     /// Has it verified at once.
     Retry(String),
-    /// Ends the hold that keeps it from being verified.
+    /// Ends the hold for which it does not count, and is not verified.
     Unhold(String),
 }
 
@@ -211,7 +211,7 @@ impl Cluster {
     fn verify_again(&self, named: &[String], otherwise: String) -> Vec<String> {
         let verify = self.proving(named).map(|proving| match proving {
             Proving::Retry(command) => format!("{command}  # of a node that runs the version without a proof"),
-            Proving::Unhold(command) => format!("{command}  # it is verified once it is not held"),
+            Proving::Unhold(command) => format!("{command}  # it may prove the version once it is not held"),
         });
         verify.into_iter().chain([otherwise]).collect()
     }
@@ -219,7 +219,10 @@ impl Cluster {
     /// Returns the command by which one of the nodes that a reason names, each with its end, may get a proof. None does anything where each of
     /// them had one, which counts again by itself, or is gone.
     pub(crate) fn proving(&self, named: &[String]) -> Option<Proving> {
-        let is_held = |name: &str| self.nodes.as_ref().and_then(|nodes| nodes.get(name)).is_some_and(NodeFacts::held);
+        let now = Timestamp::now();
+        let facts = |name: &str| self.nodes.as_ref().and_then(|nodes| nodes.get(name)).cloned();
+        // Holds whose time is over stay on their nodes.
+        let is_held = |name: &str| facts(name).is_some_and(|facts| facts.at(now).held());
         let names = named.iter().filter_map(|named| Some((named.split(' ').next()?, has_fallen(named))));
         let there: Vec<(&str, bool)> = names.filter(|(name, _)| self.may_exist(name)).collect();
         if named.is_empty() || there.iter().any(|(name, has_fallen)| !has_fallen && !is_held(name)) {
@@ -375,7 +378,9 @@ mod tests {
 
     #[test]
     fn command_about_nodes_without_a_proof_is_one_by_which_a_node_that_is_named_may_prove_the_version() {
-        let nodes = vec![node("b", &json!({})), node("d", &json!({names::HOLD_ANNOTATION: "the auditors are here"}))];
+        let hold = |name: &str, value: &str| node(name, &json!({names::HOLD_ANNOTATION: value}));
+        let over = hold("e", "until=2020-01-01T00:00:00Z reason=audit");
+        let nodes = vec![node("b", &json!({})), hold("d", "the auditors are here"), over];
         let cluster = cluster(Some(operator(&json!({}), &json!({}))), vec![], nodes);
         let (retry, unhold) = (Some("kubectl brupop retry NODE  #"), Some("kubectl brupop unhold d  #"));
         for (sentence, named, advised) in [
@@ -386,6 +391,7 @@ mod tests {
             ("beside one that has fallen", &["c (NotReady)", "b (HookTimedOut)"], retry),
             ("it is held", &["d (Held)"], unhold),
             ("it has fallen, and is held", &["d (NotReady)"], unhold),
+            ("its hold is over", &["e (HookTimedOut)"], retry),
             ("beside one that is held", &["d (Held)", "b (HookTimedOut)"], retry),
             ("one is held, and one is gone", &["c (HookTimedOut)", "d (Held)"], unhold),
         ] {

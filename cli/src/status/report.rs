@@ -161,7 +161,7 @@ fn approvals(cluster: &Cluster, plan: &Plan, rollouts: &[RolloutState]) -> Vec<R
             (StepRequest::ApproveUnproven(_), Wait::StepUnproven { nodes, .. }) => {
                 let verify = match cluster.proving(nodes) {
                     Some(Proving::Retry(command)) => format!(". To have them verified again at once: {command}"),
-                    Some(Proving::Unhold(command)) => format!(". To have it verified, end its hold: {command}"),
+                    Some(Proving::Unhold(command)) => format!(". To let it prove the version, end its hold: {command}"),
                     None => String::new(),
                 };
                 format!("{verify}. To accept them as they are")

@@ -308,7 +308,7 @@ fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
     let removed = format!(". Once the cause is removed, to try again: {again}\n");
     let accept = "To accept them as they are: kubectl brupop approve 1 --rollout 3 --unproven\n";
     let verify = format!(". To have them verified again at once: kubectl brupop retry NODE. {accept}");
-    let unhold = format!(". To have it verified, end its hold: kubectl brupop unhold gone. {accept}");
+    let unhold = format!(". To let it prove the version, end its hold: kubectl brupop unhold gone. {accept}");
     let only_accept = format!("is not proven by gone (HookTimedOut). {accept}");
     for (sentence, cluster, expected) in [
         ("frozen", frozen(&["1.20.5"]), first.as_str()),

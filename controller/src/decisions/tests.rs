@@ -279,7 +279,7 @@ fn proof_that_is_lost_or_back_and_soak_that_begins_again_log_one_line_each() {
     replaced.nodes.clear();
     let and_lost = |ledger: &RolloutLedger| {
         let mut ledger = ledger.clone();
-        ledger.fall("b");
+        ledger.fall("b", |_| false);
         ledger
     };
     let other = vec![(true, "proof lost", Some("b"))];

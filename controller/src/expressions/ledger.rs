@@ -20,6 +20,8 @@ struct QueryState {
     /// Time of the request, by the clock, of the answer that is kept.
     sent_at: Option<Timestamp>,
     answer: Option<Answer>,
+    /// The next answer is waited for, since the one before is too old.
+    awaited: bool,
     /// Time since which no answer was empty and one was not.
     firing_since: Option<Timestamp>,
 }
@@ -82,7 +84,7 @@ impl Ledger {
         for (query, since) in asked_again {
             let too_old = |line: &&mut QueryState| line.sent_at.is_some_and(|sent| sent < *since) && !line.under_way;
             if let Some(line) = self.lines.get_mut(query).filter(too_old) {
-                line.sent = None;
+                (line.sent, line.awaited) = (None, true);
             }
         }
         news
@@ -115,7 +117,7 @@ impl Ledger {
     }
 
     /// Takes in the result of a query that was sent under `edition` of the settings at `sent_at`. Returns whether it
-    /// has to be checked: at another kind of answer than before, and at each further empty answer.
+    /// has to be checked: at another kind of answer than before, at each further empty answer, and at one that is waited for.
     pub(super) fn record(&mut self, query: &str, edition: u64, sent_at: Timestamp, answer: Answer) -> bool {
         if edition != self.edition {
             return false;
@@ -124,7 +126,8 @@ impl Ledger {
         line.under_way = false;
         line.sent_at = Some(sent_at);
         let same = line.answer.as_ref().is_some_and(|old| discriminant(old) == discriminant(&answer));
-        let news = line.wanted && (!same || matches!(answer, Answer::Quiet { .. }));
+        let awaited = std::mem::take(&mut line.awaited);
+        let news = line.wanted && (!same || awaited || matches!(answer, Answer::Quiet { .. }));
         line.firing_since = match &answer {
             Answer::Firing { since, .. } => line.firing_since.or(Some(*since)),
             Answer::Failed { .. } => line.firing_since,
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn record_reports_changed_kind_of_answer_and_each_quiet_answer() {
+    fn record_reports_changed_kind_of_answer_each_quiet_answer_and_one_that_is_waited_for() {
         let mut case = Case::new();
         case.want(0, &["a"]);
         let quiet = |second| Answer::Quiet { since: t(second), asked: t(second) };
@@ -329,9 +332,13 @@ mod tests {
         ] {
             assert_eq!(case.ends(second, "a", answer.clone()), news, "{second}: {answer:?}");
         }
-        case.want(7, &[]);
-        assert!(!case.ends(7, "a", quiet(7)), "it is not waited for any more");
-        assert!(!case.ends(7, "never wanted", quiet(7)));
+        case.want_since(7, "a", 7);
+        for (second, news) in [(7, true), (8, false)] {
+            assert_eq!(case.ends(second, "a", firing("x")), news, "{second}: an answer since 7 is waited for");
+        }
+        case.want(9, &[]);
+        assert!(!case.ends(9, "a", quiet(9)), "it is not waited for any more");
+        assert!(!case.ends(9, "never wanted", quiet(9)));
     }
 
     #[test]

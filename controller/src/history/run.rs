@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout};
 use super::History;
 use super::keys::Keys;
 use super::objects::Objects;
-use super::results::{Results, Shadows};
+use super::results::{Results, Shadows, correct_kinds};
 use crate::apply::{Applier, ApplyError};
 use crate::cache::Reading;
 use crate::caches::Caches;
@@ -205,10 +205,12 @@ impl Historian {
         });
         let (ended, unreadable) = (self.ended_rollouts(), self.caches.shadows.unreadable());
         let results = &mut self.results;
-        self.caches.shadows.read(|readable| {
+        let (mut waiting, going_on) = self.caches.shadows.read(|readable| {
             let shadows = Shadows { readable, unreadable: &unreadable };
             results.collect(shadows, (&awaited, &ended), now)
-        })
+        });
+        self.caches.nodes.read(|nodes| correct_kinds(&mut waiting, nodes));
+        (waiting, going_on)
     }
 
     fn ended_rollouts(&self) -> BTreeSet<i64> {
@@ -238,17 +240,26 @@ impl Historian {
         }
         self.open.retain(|name, open| records.contains_key(name) && !named(name, open));
         // Before the results: an attempt that ends in between is in both.
-        let (mut under_way, nodes) = self.caches.shadows.read(|shadows| {
+        let (mut under_way, mut nodes) = self.caches.shadows.read(|shadows| {
             let under_way: BTreeSet<i64> = shadows
                 .values()
                 .filter_map(|shadow| Some(shadow.status.controller.progress.as_ref()?.rollout.as_ref()?.rollout))
                 .collect();
             let nodes = shadows.values().filter_map(|shadow| {
                 let agent = &shadow.status.agent;
-                Some((agent.variant.clone()?, agent.arch.clone()?, agent.current_version.clone()?))
+                let kind = (agent.variant.clone()?, agent.arch.clone()?, agent.current_version.clone()?);
+                Some((shadow.node.clone(), kind))
             });
             (under_way, nodes.collect::<Vec<_>>())
         });
+        self.caches.nodes.read(|known| {
+            for (node, (variant, arch, _)) in &mut nodes {
+                if let Some(facts) = known.get(&*node) {
+                    facts.correct_kind(Some(variant), Some(arch));
+                }
+            }
+        });
+        let nodes: Vec<_> = nodes.into_iter().map(|(_, kind)| kind).collect();
         let operator = self.caches.operator.get(names::OPERATOR_NAME);
         let (waiting, going_on) = self.collect(operator.as_ref(), now);
         under_way.extend(going_on);

@@ -20,7 +20,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 use models::names;
 use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, Slot};
-use models::plain::cut;
 use models::shadow::{
     AgentReport, BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Mode, Place, Progress, Record,
     ShadowRequests, Step,
@@ -34,6 +33,7 @@ pub use earlier::EarlierPod;
 pub use history::{HistoryFacts, HistoryObject, RecordFacts};
 pub use managers::{RequestManagers, SharedField};
 pub use node::NodeFacts;
+pub(crate) use node::{ARCH_LENGTH, VARIANT_LENGTH};
 pub use on_node::{CsiNodeFacts, DaemonSetFacts};
 #[cfg(test)]
 pub(crate) use pods::COMPARED;
@@ -44,10 +44,6 @@ pub use revision::RevisionFacts;
 #[cfg(test)]
 pub(crate) use standing::Standing;
 pub use standing::Standings;
-
-/// The longest variant and architecture that a record has. The kubelet may write longer ones into its Node.
-pub(crate) const VARIANT_LENGTH: usize = 64;
-pub(crate) const ARCH_LENGTH: usize = 32;
 
 /// A shadow, as far as decisions need it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -246,14 +242,7 @@ impl NodeView {
     pub(crate) fn correct_kind(&mut self) {
         let Some(shadow) = &mut self.shadow else { return };
         let AgentReport { variant, arch, .. } = &mut shadow.status.agent;
-        let (of_variant, of_arch) = (self.facts.variant(), self.facts.arch());
-        for (reported, named, length) in [(variant, of_variant, VARIANT_LENGTH), (arch, of_arch, ARCH_LENGTH)] {
-            if let (Some(reported), Some(named)) = (reported, named)
-                && reported.as_str() != named
-            {
-                *reported = cut(named, length);
-            }
-        }
+        self.facts.correct_kind(variant.as_mut(), arch.as_mut());
     }
 
     /// Returns the version that the node runs: that of its Node, or, where it names none, the one that its agent reports.

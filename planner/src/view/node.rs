@@ -5,10 +5,15 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use models::names;
+use models::plain::cut;
 
 use crate::annotations::Misunderstood;
 use crate::claims::{ClaimField, ClaimFields};
 use crate::hold::Hold;
+
+/// The longest variant and architecture that a record has. The kubelet may write longer ones into its Node.
+pub(crate) const VARIANT_LENGTH: usize = 64;
+pub(crate) const ARCH_LENGTH: usize = 32;
 
 /// A Node, as far as decisions about updates go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -154,6 +159,18 @@ impl NodeFacts {
             "arm64" => "aarch64",
             other => other,
         })
+    }
+
+    /// Puts the variant and the architecture that the Node names in the place of those that its agent has reported.
+    pub fn correct_kind(&self, variant: Option<&mut String>, arch: Option<&mut String>) {
+        let (of_variant, of_arch) = (self.variant(), self.arch());
+        for (reported, named, length) in [(variant, of_variant, VARIANT_LENGTH), (arch, of_arch, ARCH_LENGTH)] {
+            if let (Some(reported), Some(named)) = (reported, named)
+                && reported.as_str() != named
+            {
+                *reported = cut(named, length);
+            }
+        }
     }
 
     /// Returns the version in the name of the operating system, e.g. `1.20.5` of
