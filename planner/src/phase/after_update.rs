@@ -68,7 +68,7 @@ fn await_hooks(ctx: &Attempt<'_>) -> Turn {
     }
     // A hook that never answers makes no circle of verifications.
     let soak_restarted = again && unanswered(ctx).is_some();
-    if as_verified && soak_restarted {
+    if soak_restarted && !is_rebooted {
         let message = format!("the node did not stay well while its hooks were awaited, {OTHER_CAUSES}");
         return fail(FailureReason::HealthUnknown, message);
     }
@@ -112,7 +112,9 @@ fn stays_well(ctx: &Attempt<'_>) -> Result<bool, Action> {
     let Some(pods) = pods_to_verify(ctx) else { return Ok(false) };
     let mut unhealthy = unhealthy_pods(ctx, &pods);
     unhealthy.retain(|unhealthy| !unhealthy.pod.is_coming_up(ctx.now));
-    Ok(counted(ctx, &unhealthy, ctx.now)?.is_empty() && firing(ctx).is_empty() && usable::missing(ctx).is_empty())
+    // What was read while the hooks are awaited is not read again: the reads of several owners may take long.
+    let counted = counted(ctx, &unhealthy, ctx.progress.since)?;
+    Ok(counted.is_empty() && firing(ctx).is_empty() && usable::missing(ctx).is_empty())
 }
 
 /// Records that a node is in another boot soon after its soak. Once is nothing: it is verified again. A second time counts, unless others

@@ -72,16 +72,17 @@ pub(super) fn followed(
     (ledger, fallen)
 }
 
-/// Returns those of the proven nodes that are not Ready, if that is evidence about the version of a rollout.
+/// Returns those of the proven nodes that are not Ready, if that is evidence about the version of a rollout. Dead machines
+/// may stay for weeks: the others are compared for as long as the first of these has been down.
 fn down_alone<'a>(view: &ClusterView, rollout: &ActiveRollout, down: Vec<&'a NodeView>) -> Vec<&'a NodeView> {
-    let last = down.iter().filter_map(|node| node.facts.not_ready_since).max().unwrap_or(rollout.started);
-    evidence(view, rollout, down, |facts| is_down(facts, rollout.started, last))
+    let first = down.iter().filter_map(|node| node.facts.not_ready_since).min().unwrap_or(rollout.started);
+    evidence(view, rollout, down, |facts| is_down(facts, rollout.started, first))
 }
 
 /// Returns whether a node is not Ready; `None` where it says nothing: it has not been since before `since`, or since more
-/// than a day before the last of those that it is compared with.
-fn is_down(facts: &NodeFacts, since: Timestamp, last: Timestamp) -> Option<bool> {
-    let is_old = |at: Timestamp| at < since || after(at, LONGEST) < last;
+/// than a day before `fell`, the time of those that it is compared with.
+fn is_down(facts: &NodeFacts, since: Timestamp, fell: Timestamp) -> Option<bool> {
+    let is_old = |at: Timestamp| at < since || after(at, LONGEST) < fell;
     let was_down = !facts.ready && facts.not_ready_since.is_some_and(is_old);
     (!was_down).then_some(!facts.ready)
 }
@@ -93,7 +94,7 @@ fn may_follow(node: &NodeView, rollout: &ActiveRollout) -> bool {
     stays && is_member(node, rollout) && !ledger::runs(node, rollout)
 }
 
-/// Returns whether the reboot of a node was permitted: that it is not Ready then shows no other cause than the version.
+/// Returns whether the reboot of a node was permitted: what happens to it then may be that reboot, and says nothing.
 fn is_permitted(node: &NodeView) -> bool {
     let has_permit = node.shadow.as_ref().is_some_and(|shadow| shadow.spec.permit.is_some());
     node.update().is_some_and(|progress| progress.permit_issued || has_permit)
@@ -127,9 +128,10 @@ fn evidence<'a>(
             proven += 1;
         } else if may_follow(node, rollout)
             && let Some(happened) = has_happened(&node.facts)
+            && !(happened && is_permitted(node))
         {
             others += 1;
-            ill += usize::from(happened && !is_permitted(node));
+            ill += usize::from(happened);
         }
     }
     if nodes.len() * SHARE < proven || nodes.len() * others <= 2 * ill * proven {
@@ -286,6 +288,10 @@ mod tests {
             assert_eq!(of(&view, &rollout, t(fell + 180)).lost.len(), lost, "{sentence}");
             assert_eq!(suspects(&view, t(fell + 180)).len(), lost, "{sentence}");
         }
+        let (mut view, rollout) = cluster_of((3, 3), (10, 5));
+        view.nodes.get_mut("new-2").unwrap().facts.not_ready_since = Some(t(100 + 2 * DAY));
+        let lost = of(&view, &rollout, t(280 + 2 * DAY)).lost;
+        assert_eq!(lost.len(), 0, "two of the proven ones have been down for as long");
     }
 
     #[test]
@@ -293,12 +299,23 @@ mod tests {
         for (sentence, step, permit_issued, ready, lost) in [
             ("it is drained", Step::Draining, false, true, 1),
             ("it is drained, and is not Ready either", Step::Draining, false, false, 0),
-            ("it goes down by its permit", Step::Rebooting, true, false, 1),
+            ("its reboot is permitted", Step::Rebooting, true, true, 1),
+            ("it goes down by its permit, and no other is left", Step::Rebooting, true, false, 0),
         ] {
             let (mut view, rollout) = cluster_of((1, 1), (1, usize::from(!ready)));
             let other = view.nodes.get_mut("old-0").unwrap().shadow.as_mut().unwrap();
             other.status.controller.progress = Some(Progress { permit_issued, ..progress(step, 0) });
             assert_eq!(of(&view, &rollout, t(280)).lost.len(), lost, "{sentence}");
+        }
+        for (ill, lost) in [(3, 6), (4, 0)] {
+            let (mut view, rollout) = cluster_of((6, 6), (4, ill));
+            for number in 0..3 {
+                let other = view.nodes.get_mut(&format!("old-{number}")).unwrap().shadow.as_mut().unwrap();
+                other.status.controller.progress =
+                    Some(Progress { permit_issued: true, ..progress(Step::Rebooting, 0) });
+            }
+            let found = of(&view, &rollout, t(280)).lost.len();
+            assert_eq!(found, lost, "three go down by their permits, and the last one shows it: {ill} are not Ready");
         }
     }
 

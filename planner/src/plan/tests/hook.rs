@@ -576,9 +576,14 @@ fn node_that_is_not_well_after_a_second_wait_for_a_silent_hook_is_not_proven() {
     a(&mut view).pods = Some(vec![]);
     a(&mut view).lease = renewed_after(7261);
     goes_on(&mut view, &policy, 7261, "step AfterUpdate");
-    a(&mut view).pods = Some(vec![pod("a", true)]);
-    assert_eq!(outcome(&plan(&view, &policy, t(14_460))), "step AfterUpdate");
-    assert_eq!(outcome(&plan(&view, &policy, t(14_461))), "HealthUnknown");
+    let changes: [fn(&mut NodeView); 2] =
+        [|node| node.pods = Some(vec![pod("a", true)]), |node| node.facts.pressure = Some("DiskPressure".into())];
+    for change in changes {
+        let mut view = view.clone();
+        change(a(&mut view));
+        assert_eq!(outcome(&plan(&view, &policy, t(14_460))), "step AfterUpdate");
+        assert_eq!(outcome(&plan(&view, &policy, t(14_461))), "HealthUnknown");
+    }
 }
 
 /// That may take hours, and its drain has emptied the node.
