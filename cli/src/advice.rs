@@ -37,19 +37,23 @@ pub(crate) enum Proving {
     Unhold(String),
 }
 
+/// Fills the placeholders of a text of the controller's rules. Its commands are for the chosen cluster and for this namespace; one that
+/// annotates is left out, since the plugin has its own.
+pub(crate) fn filled(namespace: &str, text: &str, node: &str) -> String {
+    let text = without_command(text).replace("<namespace>", namespace).replace("<node>", node);
+    with_commands(&text, |typed| match typed.strip_prefix("kubectl brupop ") {
+        Some(arguments) if !typed.contains(" -n ") => command(namespace, arguments),
+        _ => for_cluster(typed),
+    })
+}
+
 impl Cluster {
     pub(crate) fn command(&self, arguments: &str) -> String {
         command(&self.namespace, arguments)
     }
 
-    /// Fills the placeholders of a text of the controller's rules. Its commands are for the chosen cluster and for this namespace; one that
-    /// annotates is left out, since the plugin has its own.
     pub(crate) fn filled(&self, text: &str, node: &str) -> String {
-        let text = without_command(text).replace("<namespace>", &self.namespace).replace("<node>", node);
-        with_commands(&text, |typed| match typed.strip_prefix("kubectl brupop ") {
-            Some(arguments) if !typed.contains(" -n ") => self.command(arguments),
-            _ => for_cluster(typed),
-        })
+        filled(&self.namespace, text, node)
     }
 
     /// Returns the versions whose failures a user has to name to resolve them, separated by commas.

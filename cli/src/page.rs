@@ -91,10 +91,12 @@ impl Page {
         self
     }
 
-    /// Returns the words after the number of objects that are left out.
+    /// Returns the end of a sentence with the number of objects that are left out.
     pub(crate) fn left_out(&self) -> String {
-        let command = self.other.as_ref().map_or_else(String::new, |command| format!("{command} "));
-        format!("({command}-o json has them)")
+        match &self.other {
+            None => " (-o json has them)".to_owned(),
+            Some(command) => format!(": {command} -o json"),
+        }
     }
 
     pub(crate) fn line(&mut self, text: impl fmt::Display) {
@@ -148,7 +150,7 @@ impl Page {
     ) {
         sentences.iter().take(most).for_each(|sentence| self.field(label, style, sentence, width));
         if let more @ 1.. = sentences.len().saturating_sub(most) {
-            let text = format!("and {more} more {}", self.left_out());
+            let text = format!("and {more} more{}", self.left_out());
             self.field("", Style::Plain, &text, width);
         }
     }

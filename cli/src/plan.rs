@@ -270,6 +270,9 @@ pub(crate) async fn plan(
         page.line("");
         comparison = Some(std::mem::replace(&mut chosen, other));
     }
+    for node in &mut chosen.nodes {
+        node.message = node.message.take().map(|message| cluster.filled(&message, &node.name));
+    }
     let mut findings = chosen.findings(options.by);
     if let Some((_, message)) = cluster.no_leader() {
         findings.push(format!("{message} until one leads: {}", cluster.command("doctor")));

@@ -155,10 +155,10 @@ pub(super) fn required_by(policy: &Policy) -> Vec<Value> {
     if required { deploy::force() } else { Vec::new() }
 }
 
-/// Returns the namespaces with an operator's resource.
+/// Returns the namespaces with an operator's resource; none has one while its definition does not exist.
 async fn operators(client: &Client) -> anyhow::Result<Vec<String>> {
-    let all: Vec<BottlerocketUpdateOperator> = list_everywhere(client, ListParams::default()).await?;
-    Ok(all.iter().filter_map(|operator| operator.metadata.namespace.clone()).collect())
+    let all: Option<Vec<BottlerocketUpdateOperator>> = if_there(list_everywhere(client, ListParams::default()).await)?;
+    Ok(all.iter().flatten().filter_map(|operator| operator.metadata.namespace.clone()).collect())
 }
 
 impl Facts {

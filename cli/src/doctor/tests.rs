@@ -886,12 +886,13 @@ fn namespace_without_an_operator_gets_one_finding_that_names_those_with_one() {
     }
 }
 
-#[tokio::test]
-async fn operator_in_another_namespace_is_named_where_the_default_one_has_none() {
+fn list(items: &Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items})
+}
+
+/// An API server that has the definition of the shadows, and nothing else of an installation.
+fn definition_alone() -> Server {
     let server = Server::default();
-    let list = |path: &str, items: Value| {
-        server.add(path, json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items}));
-    };
     server.add("/version", json!({"major": "1", "minor": "40", "gitVersion": "v1.40.0"}));
     let definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": {"name": names::SHADOW_DEFINITION}});
@@ -906,12 +907,40 @@ async fn operator_in_another_namespace_is_named_where_the_default_one_has_none()
         "/api/v1/namespaces/brupop-agents/pods",
         "/apis/policy/v1/poddisruptionbudgets",
         "/apis/brupop.bottlerocket.aws/v3/namespaces/brupop-system/bottlerocketshadows",
+        "/apis/discovery.k8s.io/v1/namespaces/brupop-system/endpointslices",
+        "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases",
     ] {
-        list(path, json!([]));
+        server.add(path, list(&json!([])));
     }
+    server
+}
+
+const OPERATORS: &str = "/apis/brupop.bottlerocket.aws/v1/bottlerocketupdateoperators";
+
+#[tokio::test]
+async fn installation_is_compared_where_no_other_namespace_is_known_to_have_an_operator() {
+    let refused = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden",
+        "message": "", "code": 403});
+    let right = "you need the right to list bottlerocketupdateoperators in all namespaces";
+    for (sentence, answer, not_read) in [
+        ("none has one", Some(list(&json!([]))), None),
+        ("their definition does not exist", None, None),
+        ("they may not be listed", Some(refused), Some(right)),
+    ] {
+        let server = definition_alone();
+        answer.into_iter().for_each(|answer| server.add(OPERATORS, answer));
+        let facts = facts::read(&server.client(), names::SYSTEM_NAMESPACE).await.unwrap();
+        assert!(facts.elsewhere.is_none() && !facts.objects.is_empty(), "{sentence}: {:?}", facts.elsewhere);
+        assert_eq!(facts.not_read.first().map(String::as_str), not_read, "{sentence}");
+    }
+}
+
+#[tokio::test]
+async fn operator_in_another_namespace_is_named_where_the_default_one_has_none() {
+    let server = definition_alone();
     let mut operator = operator(&json!({}), &json!({}));
     operator["metadata"]["namespace"] = json!("ops");
-    list("/apis/brupop.bottlerocket.aws/v1/bottlerocketupdateoperators", json!([operator]));
+    server.add(OPERATORS, list(&json!([operator])));
     let facts = facts::read(&server.client(), names::SYSTEM_NAMESPACE).await.unwrap();
     let findings = Diagnosis::of(&facts).findings;
     let [found] = findings.as_slice() else { panic!("{findings:?}") };

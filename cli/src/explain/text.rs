@@ -72,26 +72,31 @@ pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bo
     page.commands("To do:", Style::Strong, &explanation.commands);
     page.fields("Not read:", Style::Warn, &explanation.not_read, NOT_READ, width);
     if !explanation.checks.is_empty() {
-        page.line("");
-        let rows = explanation.checks.iter().map(|check| {
-            let (word, style) = match check.result {
-                "Passed" => ("passed", Style::Good),
-                "UpToDate" => ("up to date", Style::Good),
-                "Waits" => ("WAITS", Style::Warn),
-                "NotKnown" => ("not known", Style::Faint),
-                _ => ("not reached", Style::Faint),
-            };
-            let text = match (&check.message, check.result) {
-                (Some(message), "Waits" | "Passed" | "UpToDate") => message.clone(),
-                (_, "NotKnown") => format!("{} (the controller asks Prometheus)", check.holds),
-                _ => check.holds.to_owned(),
-            };
-            [Cell::new(word, style), Cell::from(check.name.to_owned()), Cell::from(text)]
-        });
-        let cut = page.table(["RESULT", "CHECK", "WHAT"], rows, width);
-        page.cut_note(cut, width);
+        table(&mut page, explanation, width);
     }
     page
+}
+
+/// Adds the checks.
+fn table(page: &mut Page, explanation: &Explanation, width: Option<usize>) {
+    page.line("");
+    let rows = explanation.checks.iter().map(|check| {
+        let (word, style) = match check.result {
+            "Passed" => ("passed", Style::Good),
+            "UpToDate" => ("up to date", Style::Good),
+            "Waits" => ("WAITS", Style::Warn),
+            "NotKnown" => ("not known", Style::Faint),
+            _ => ("not reached", Style::Faint),
+        };
+        let text = match (&check.message, check.result) {
+            (Some(message), "Waits" | "Passed" | "UpToDate") => message.clone(),
+            (_, "NotKnown") => format!("{} (the controller asks Prometheus)", check.holds),
+            _ => check.holds.to_owned(),
+        };
+        [Cell::new(word, style), Cell::from(check.name.to_owned()), Cell::from(text)]
+    });
+    let cut = page.table(["RESULT", "CHECK", "WHAT"], rows, width);
+    page.cut_note(cut, width);
 }
 
 fn waits_text(explanation: &Explanation) -> (Style, String) {

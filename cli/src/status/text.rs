@@ -61,12 +61,20 @@ pub(crate) fn render(report: &Report, look: Look) -> Page {
 
 /// Adds the lines above the table.
 fn head(page: &mut Page, report: &Report, look: Look) {
-    let left_out = page.left_out();
+    if let Some(paused) = &report.paused {
+        page.field("Paused:", Style::Bad, paused, look.width);
+    }
+    policy(page, report, look);
+    progress(page, report, look);
+    trouble(page, report, look);
+    page.fields("Request:", Style::Warn, &report.misplaced_requests, NAMED, look.width);
+    page.fields("Not read:", Style::Warn, &report.not_read, NOT_READ, look.width);
+}
+
+/// Adds whether updates are enabled, and the policy.
+fn policy(page: &mut Page, report: &Report, look: Look) {
     let mut field = |label: &str, style: Style, text: &str| page.field(label, style, text, look.width);
     let policy = &report.policy;
-    if let Some(paused) = &report.paused {
-        field("Paused:", Style::Bad, paused);
-    }
     match report.enabled {
         None => field(
             "Updates:",
@@ -112,6 +120,11 @@ fn head(page: &mut Page, report: &Report, look: Look) {
             field("Window:", style, &text);
         }
     }
+}
+
+/// Adds the rollouts, and the numbers of nodes.
+fn progress(page: &mut Page, report: &Report, look: Look) {
+    let mut field = |label: &str, style: Style, text: &str| page.field(label, style, text, look.width);
     for rollout in &report.rollouts {
         field("Rollout:", Style::Busy, &rollout_text(rollout, report.time));
     }
@@ -126,6 +139,12 @@ fn head(page: &mut Page, report: &Report, look: Look) {
         let (style, text) = freshness.text(report.time);
         field("Fresh:", style, &text);
     }
+}
+
+/// Adds what stops the rollout, problems, and what nodes wait for.
+fn trouble(page: &mut Page, report: &Report, look: Look) {
+    let left_out = page.left_out();
+    let mut field = |label: &str, style: Style, text: &str| page.field(label, style, text, look.width);
     for (label, style, requests) in [
         ("Frozen:", Style::Bad, report.frozen.as_slice()),
         ("Held:", Style::Warn, report.held.as_slice()),
@@ -151,10 +170,8 @@ fn head(page: &mut Page, report: &Report, look: Look) {
         field(label, Style::Warn, &format!("the agent of {}: {}{since}", agent.node, agent.message));
     }
     if let Some(more) = report.silent_agents.len().checked_sub(NAMED).filter(|more| *more > 0) {
-        field("", Style::Plain, &format!("and the agents of {more} more nodes {left_out}"));
+        field("", Style::Plain, &format!("and the agents of {more} more nodes{left_out}"));
     }
-    page.fields("Request:", Style::Warn, &report.misplaced_requests, NAMED, look.width);
-    page.fields("Not read:", Style::Warn, &report.not_read, NOT_READ, look.width);
 }
 
 fn window_text(window: &Window, now: Timestamp) -> (Style, String) {
