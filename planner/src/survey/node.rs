@@ -20,12 +20,12 @@ use crate::survey::{Survey, SurveyedNode, want};
 use crate::view::{ClusterView, DaemonSetIs, NodeFacts, ShadowFacts};
 use crate::wait::Wait;
 
-/// The least time that a new leader gives a step of an earlier one: long enough to observe the result of the step.
-const NEW_LEADER_GRACE: Duration = Duration::from_secs(30);
+/// The least time that a new leader gives a step of an earlier one: long enough to observe its result.
+const GRACE: Duration = Duration::from_secs(30);
 
-/// The most time that a new leader gives a step that it finds past its deadline: after an outage of the control plane, agents, hooks and nodes
-/// take their time to do what they could not do in it.
-const OVERDUE_GRACE: Duration = Duration::from_secs(10 * 60);
+/// The most time that it gives one: after an outage of the control plane, agents, hooks and nodes take their time to do what they could not do
+/// in it.
+const LONGEST_GRACE: Duration = Duration::from_secs(10 * 60);
 
 /// A condition that changes now.
 pub(crate) fn condition(
@@ -94,8 +94,8 @@ impl<'a> NodeContext<'a> {
         set_condition(&mut status.conditions, condition(self.now, type_, holds, reason, message));
     }
 
-    /// Returns when a step that began at `since` and may take `limit` is given up. Trouble of the cluster stops its clock. A leader gives a step
-    /// that it finds past its deadline some of that time again, unless that was more than a day ago: leaders that change all the time end it then.
+    /// Returns when a step that began at `since` and may take `limit` is given up. Trouble of the cluster stops its clock. A leader gives a step of
+    /// an earlier one some of that time again, up to a day after its deadline: leaders that change all the time end it then.
     pub(crate) fn deadline(&self, since: Timestamp, limit: Duration) -> Timestamp {
         let begun = self.survey.pause.resumed.map_or(since, |resumed| resumed.max(since));
         let at = self.survey.unwell.deadline(begun, limit);
@@ -103,8 +103,7 @@ impl<'a> NodeContext<'a> {
         if since >= leads {
             return at;
         }
-        let is_overdue = at <= leads && leads < after(at, LONGEST);
-        let grace = if is_overdue { limit.clamp(NEW_LEADER_GRACE, OVERDUE_GRACE) } else { NEW_LEADER_GRACE };
+        let grace = if leads < after(at, LONGEST) { limit.clamp(GRACE, LONGEST_GRACE) } else { GRACE };
         at.max(after(leads, grace))
     }
 

@@ -645,7 +645,7 @@ fn clock_of_verification_stops_while_the_web_api_is_away_for_a_day_at_most() {
 #[test]
 fn new_leader_gives_agents_time_for_the_report_that_an_outage_of_the_web_api_has_delayed() {
     for (sentence, leads_since, until) in [
-        ("the verification is in time", DEADLINE - 1, DEADLINE + 59),
+        ("the verification is in time", DEADLINE - 1, DEADLINE + 599),
         ("its time was over before", DEADLINE, DEADLINE + 600),
     ] {
         let mut watch = Watch::of(verifying(vec![healthy()]));
