@@ -343,8 +343,8 @@ mod tests {
         use serde_json::json;
         const FIRST: &str = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=";
         let added = json!({"type": "ADDED", "object": node("5")});
-        let end = json!({"metadata": {"resourceVersion": "6", "annotations": {"k8s.io/initial-events-end": "true"}}});
-        let end = json!({"type": "BOOKMARK", "object": end});
+        let end = json!({"resourceVersion": "6", "annotations": {"k8s.io/initial-events-end": "true"}});
+        let end = json!({"type": "BOOKMARK", "object": {"apiVersion": "v1", "kind": "Node", "metadata": end}});
         let refusal = json!({"kind": "Status", "code": 422, "reason": "Invalid", "message": "WatchList is off"});
         for (sentence, code, lines, complete, remembered) in [
             ("the feature is on", 200, vec![&added, &end], true, false),
