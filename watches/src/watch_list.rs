@@ -88,11 +88,8 @@ where
                     tracing::info!(refusal, "the API server brings no objects with a watch: they are listed first");
                     self.lists_first.store(true, Ordering::Relaxed);
                 }
-                Err(error) => {
-                    // An API server that was not reached has refused nothing.
-                    self.unfinished.store(matches!(error, kube::Error::Api(_)), Ordering::Relaxed);
-                    return Some(Err(watcher::Error::WatchStartFailed(error)));
-                }
+                // A list may succeed all the same, as behind a proxy that holds back what a watch brings.
+                Err(error) => return Some(Err(watcher::Error::WatchStartFailed(error))),
             }
         }
         self.watching = Watching::Listed(watcher::watcher(self.api.clone(), self.config.clone()).boxed());
