@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::claims::ClaimFields;
 use crate::decision::Action;
 use crate::fixtures::*;
-use crate::plan::plan;
+use crate::plan::{deadlines, plan};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
 use crate::wait::Wait;
@@ -106,6 +106,7 @@ fn node_with_its_image_records_that_it_waits_for_others_once_that_has_lasted() {
         assert_eq!(step, recorded.then_some(Step::Staged), "{sentence}: {:?}", made.waits);
         if !recorded {
             assert_eq!(made.waits["b"], Wait::Queued { position: 0, behind: Some("a".into()) }, "{sentence}");
+            assert!(deadlines(&view, &policy, t(now)).all(|(name, _)| name != "b"), "{sentence}: it may wait for long");
             assert!(made.wake.is_some_and(|wake| wake <= t(900)), "{sentence}: {:?}", made.wake);
             assert_eq!(made.status.unwrap().counts.unwrap().staged, 1, "{sentence}");
         }
