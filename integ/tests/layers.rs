@@ -45,7 +45,7 @@ const CRATES: [(&str, &str); 10] = [
         "clock files near page terminal shell connect call write timeline history cluster failures advice forecast simulate plan completion rights marks images helm status \
          explain watch uninstall preflight install doctor bundle swap takeover requests",
     ),
-    ("watches", "known"),
+    ("watches", "known watch_list"),
 ];
 
 /// The names that lead to a module from the root of its crate.

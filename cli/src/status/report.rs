@@ -332,7 +332,11 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
         name: name.to_owned(),
         version: status.and_then(|status| status.agent.current_version.clone()).or_else(os_version),
         target: shadow.and_then(|shadow| shadow.spec.version.clone()).or_else(|| progress.map(|p| p.version.clone())),
-        step: progress.map_or(IDLE, |progress| Step::as_str(progress.step)),
+        step: progress.map_or(IDLE, |progress| {
+            // A node that has its image, and waits for others, does not record that at first.
+            let staged = progress.step == Step::Staging && wait.is_some_and(Wait::is_for_others);
+            Step::as_str(if staged { Step::Staged } else { progress.step })
+        }),
         drill: progress.is_some_and(|progress| progress.mode().is_drill()),
         verification: progress.is_some_and(|progress| progress.mode().is_verification()),
         reason,

@@ -229,7 +229,8 @@ impl Driver {
                 let cache = Cache::new(self.changed.clone());
                 let api: Api<kube::core::DeserializeGuard<Pod>> = Api::all(self.applier.client.clone());
                 let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
-                PodWatch { task: tokio::spawn(cache.run(api, config)), cache }
+                let run = cache.run_as_watch_list(api, config, self.lists_pods.clone());
+                PodWatch { task: tokio::spawn(run), cache }
             });
         }
     }

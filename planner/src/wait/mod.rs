@@ -449,6 +449,11 @@ impl Wait {
         matches!(self, Self::EarlierOperatorRunning { .. } | Self::EarlierOperatorGone { .. })
     }
 
+    /// Returns whether a node waits for no more than other nodes. One whose attempt has begun has its image then.
+    pub fn is_for_others(&self) -> bool {
+        matches!(self, Self::Queued { .. } | Self::FirstNode { .. })
+    }
+
     /// Returns whether the reason is the node's own and lasting, so that the shadow's `Blocked` condition shows it.
     /// Reasons that the fleet shares are shown once, in the operator's status.
     pub fn blocks(&self) -> bool {

@@ -74,7 +74,8 @@ fn counts(survey: &Survey<'_>, plan: &Plan) -> Counts {
         // A node in a drill is out of service, and neither staged nor updated.
         let step = node.update().map(|progress| progress.step);
         counts.updating += i64::from(step.is_some() && node.past_staging());
-        counts.staged += i64::from(step == Some(Step::Staged));
+        let waits = step == Some(Step::Staging) && wait.is_some_and(Wait::is_for_others);
+        counts.staged += i64::from(step == Some(Step::Staged) || waits);
         counts.current += i64::from(follow::is_current(node, wait));
         counts.blocked += i64::from(match wait.filter(|wait| **wait != Wait::Acting) {
             Some(wait) => node.node.is_blocked_by(wait),
