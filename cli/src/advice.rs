@@ -190,8 +190,8 @@ impl Cluster {
     /// Returns a command that goes on without a proof, after the one by which a node may get it. That does nothing where each node that the
     /// reason names had a proof, which counts again by itself, or is gone.
     fn verify_again(&self, named: &[String], otherwise: String) -> Vec<String> {
-        let exists = |name: &str| self.nodes.as_ref().is_none_or(|nodes| nodes.contains_key(name));
-        let is_verified = |named: &String| !has_fallen(named) && named.split(' ').next().is_some_and(exists);
+        let is_verified =
+            |named: &String| !has_fallen(named) && named.split(' ').next().is_some_and(|name| self.may_exist(name));
         let verify = (named.is_empty() || named.iter().any(is_verified))
             .then(|| format!("{}  # of a node that runs the version without a proof", self.command("retry NODE")));
         verify.into_iter().chain([otherwise]).collect()
@@ -207,10 +207,14 @@ impl Cluster {
         }
     }
 
+    /// Returns whether a node exists, as far as the nodes could be read.
+    fn may_exist(&self, node: &str) -> bool {
+        self.nodes.as_ref().is_none_or(|nodes| nodes.contains_key(node))
+    }
+
     /// Returns a command that shows the first of the nodes that a reason names, without those whose Node is gone.
     fn describe_node<'a>(&self, named: impl IntoIterator<Item = &'a String>) -> Vec<String> {
-        let exists = |name: &&str| self.nodes.as_ref().is_none_or(|nodes| nodes.contains_key(*name));
-        let first = named.into_iter().filter_map(|named| node_name(named)).find(exists);
+        let first = named.into_iter().filter_map(|named| node_name(named)).find(|name| self.may_exist(name));
         first.map(|name| format!("kubectl describe node {name}")).into_iter().collect()
     }
 

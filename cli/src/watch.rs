@@ -16,6 +16,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
 use kube::api::{Api, ListParams};
+use models::plain::some_by;
 use models::reason::Proof;
 use planner::wait::WaitReason;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
@@ -316,9 +317,7 @@ fn fleet_lines(report: &Report) -> Vec<(String, String)> {
         [("Rejected", &rejected), ("Request", &report.misplaced_requests), ("Not read", &report.not_read)]
     {
         if !sentences.is_empty() {
-            let more = sentences.len().saturating_sub(NOT_READ);
-            let more = if more == 0 { String::new() } else { format!("; and {more} more") };
-            line(about, sentences.iter().take(NOT_READ).map(String::as_str).collect::<Vec<_>>().join("; ") + &more);
+            line(about, some_by(sentences, NOT_READ, "; ", "; and "));
         }
     }
     lines

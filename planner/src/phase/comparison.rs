@@ -98,8 +98,7 @@ pub(super) fn excuse_expression(
     fires: &Firing<'_>,
     (since, limit): (Timestamp, Timestamp),
 ) -> Result<Option<&'static str>, Vec<String>> {
-    let before = ctx.node.record().and_then(|record| record.before.as_ref());
-    let alike = before.map(|before| alike(ctx, before)).unwrap_or_default();
+    let alike = ctx.before().map(|before| alike(ctx, before)).unwrap_or_default();
     let queries: Vec<String> = alike.iter().take(QUERIED).filter_map(|facts| fires.query_for(&facts.name)).collect();
     let (mut quiet, mut firing) = (0, 0);
     for answer in queries.iter().filter_map(|query| ctx.view.expressions.get(query)) {

@@ -275,7 +275,7 @@ fn no_evidence(
     fires: &Firing<'_>,
     answered: (Timestamp, Timestamp),
 ) -> Result<Option<&'static str>, Vec<String>> {
-    let before = ctx.node.record().and_then(|record| record.before.as_ref());
+    let before = ctx.before();
     let was_quiet = || before.is_some_and(|before| before.quiet_expressions.iter().any(|name| name == fires.name));
     Ok(match ctx.mode() {
         _ if fires.shared => Some("and is the same for all nodes"),

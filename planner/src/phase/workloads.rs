@@ -28,7 +28,7 @@ const NAMED: usize = 4;
 pub(super) fn rejected<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> {
     let since = ctx.node.progress().map(|progress| progress.verifying_since.unwrap_or(progress.since));
     let pods = ctx.node.node.pods.iter().flatten();
-    let workloads = pods.filter(|pod| pod.rejected && !pod.mirror && pod.daemon_set.is_none());
+    let workloads = pods.filter(|pod| pod.rejected && pod.is_of_workload());
     // Kubelets write whole seconds.
     let is_new = move |at: Timestamp| since.is_some_and(|since| after(at, Duration::from_secs(1)) > since);
     workloads.filter(move |pod| pod.started.is_some_and(is_new))
@@ -42,8 +42,7 @@ pub(super) fn is_without_workloads(ctx: &NodeContext<'_>) -> bool {
 /// Returns the clause that names the ReplicaSets whose pods were evicted and not created again, where the node is without workloads and
 /// none shows that pods are created; or the read that this needs first.
 pub(super) fn uncreated(ctx: &Attempt<'_>, deadline: Timestamp) -> Result<Option<String>, Action> {
-    let before = ctx.node.record().and_then(|record| record.before.as_ref());
-    let before = before.filter(|_| ctx.group().after.pods_ready && !ctx.mode().is_drill());
+    let before = ctx.before().filter(|_| ctx.group().after.pods_ready && !ctx.mode().is_drill());
     let sets = before.map(|before| &*before.replica_sets).unwrap_or_default();
     if sets.len() < SHOW || !is_without_workloads(ctx) || is_any_created(ctx) {
         return Ok(None);
@@ -69,8 +68,7 @@ fn is_any_created(ctx: &Attempt<'_>) -> bool {
     // Both times are cut to whole seconds, and are of two clocks.
     let since = after(began, OBSERVED);
     let is_new = |pod: &PodFacts| {
-        let of_workload = pod.controller_uid.is_some() && pod.daemon_set.is_none() && !pod.mirror;
-        of_workload && pod.created.is_some_and(|created| created > since)
+        pod.controller_uid.is_some() && pod.is_of_workload() && pod.created.is_some_and(|created| created > since)
     };
     ctx.view.nodes.values().filter_map(|node| node.pods.as_ref()).flatten().any(is_new)
 }

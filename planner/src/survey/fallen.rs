@@ -80,9 +80,10 @@ fn evidence<'a>(
     }
     let mut zones: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for facts in comparison_nodes(view).filter(|facts| facts.os_version().as_ref() != Some(&rollout.version)) {
+        let Some(happened) = has_happened(facts) else { continue };
         let (all, ill) = zones.entry(facts.zone()).or_default();
-        *all += usize::from(has_happened(facts).is_some());
-        *ill += usize::from(has_happened(facts) == Some(true));
+        *all += 1;
+        *ill += usize::from(happened);
     }
     let has_failed = |zone: &str| zones.get(zone).is_some_and(|(all, ill)| *ill >= 2 && *ill * 2 >= *all);
     nodes.retain(|node| !has_failed(node.facts.zone()));
@@ -90,9 +91,12 @@ fn evidence<'a>(
     for node in view.nodes.values().filter(|node| is_kept(node) && !has_failed(node.facts.zone())) {
         if is_proven(node, rollout) {
             proven += 1;
-        } else if is_member(node, rollout) && !ledger::runs(node, rollout) {
-            others += usize::from(has_happened(&node.facts).is_some());
-            ill += usize::from(has_happened(&node.facts) == Some(true));
+        } else if is_member(node, rollout)
+            && !ledger::runs(node, rollout)
+            && let Some(happened) = has_happened(&node.facts)
+        {
+            others += 1;
+            ill += usize::from(happened);
         }
     }
     if nodes.len() * SHARE < proven || nodes.len() * others <= 2 * ill * proven {

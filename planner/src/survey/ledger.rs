@@ -109,7 +109,7 @@ fn may_run_unproven(view: &ClusterView, rollout: &ActiveRollout, end: &LedgerNod
     let fell_back = || {
         FailureReason::BootFellBack.as_str() == end.reason || FailureReason::BootedOtherVersion.as_str() == end.reason
     };
-    // Its Node had the result of its attempt: one without any result is that of another machine under its name.
+    // The Node had the result of its attempt: one without any result is that of another machine under the same name.
     let had_result = end.reason != FailureReason::NodeDeleted.as_str();
     let is_other = |node: &NodeView| had_result && node.record().is_none_or(|record| record.last.is_none());
     let node = view.nodes.get(&end.node).filter(|node| !is_other(node));

@@ -7,7 +7,7 @@ use models::condition::{Condition, ConditionStatus, set_condition};
 use models::operator::Slot;
 use models::reason::FailureReason;
 use models::shadow::{
-    ControllerStatus, DrainStatus, Drill, HOST_REACHABLE, HostState, Mode, Progress, RolloutPlace, Step,
+    ControllerStatus, DrainStatus, Drill, HOST_REACHABLE, HostState, Mode, NodeBefore, Progress, RolloutPlace, Step,
 };
 use models::time::after;
 use semver::Version;
@@ -109,6 +109,11 @@ impl<'a> NodeContext<'a> {
     /// The record of the drain, from before its first eviction.
     pub(crate) fn drain_status(&self) -> Option<&'a DrainStatus> {
         self.shadow.status.controller.drain.as_ref()
+    }
+
+    /// The facts of the node from before the drain of its last update.
+    pub(crate) fn before(&self) -> Option<&'a NodeBefore> {
+        self.node.record()?.before.as_ref()
     }
 
     /// Returns the end of an attempt that its agent reports. A boot that fell back is one once the Node is in another boot after a permit:

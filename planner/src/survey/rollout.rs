@@ -396,14 +396,10 @@ fn brake_of(
     now: Timestamp,
 ) -> Option<Brake> {
     brake::end_pause(ledger, brake::window_opens(view, policy, active, now), is_retried, now);
-    let limit =
-        |ledger: &RolloutLedger| brake::limit(policy, brake::nodes(view, ledger, (rollout.total, rollout.base)));
+    let of_kind = (rollout.total, rollout.base);
     ledger::forget_resolved(view, active, ledger);
-    let recorded = limit(ledger);
-    ledger.brake(recorded, now);
-    let mut settled = ended::foreseen((view, policy), view.recorded_slots(), (active, ledger), recorded, now);
-    let limit = limit(&settled);
-    settled.brake(limit, now);
+    ledger.brake(brake::limit_among(view, policy, ledger, of_kind), now);
+    let (settled, limit) = ended::foreseen((view, policy), view.recorded_slots(), (active, ledger), of_kind, now);
     let runs = |end: &LedgerNode| ledger::stops_trials((view, active), &settled, end, limit);
     brake::of(&settled, &rollout.busy, runs, now).or_else(|| brake::first(&settled, &rollout.busy))
 }

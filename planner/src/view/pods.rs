@@ -177,6 +177,11 @@ impl PodFacts {
         self.labels.get(names::COMPONENT_LABEL).is_some_and(|label| label == component)
     }
 
+    /// Returns whether it may run on any node: it is neither static nor of a DaemonSet.
+    pub fn is_of_workload(&self) -> bool {
+        !self.mirror && self.daemon_set.is_none()
+    }
+
     /// Returns whether it is Ready and stays.
     pub fn serves(&self) -> bool {
         self.ready && !self.terminating && !self.finished
