@@ -52,7 +52,7 @@ fn pod_that_did_not_leave_is_evicted_first_and_alone_in_the_next_attempt() {
     }
 }
 
-/// Its budget lets such pods go one after the other.
+/// A budget lets such pods go one after the other.
 #[test]
 fn pod_that_its_budget_refuses_is_not_remembered_where_the_denial_of_another_one_ends_the_drain() {
     let on_node = ["job-0", "web-0"].map(|name| pod_of("app", name)).to_vec();
