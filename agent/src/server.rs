@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use models::limits;
 use models::names::{TRUST_CA_KEY, TRUST_PERMIT_KEYS};
 use models::wire::{AgentStatus, PROCESS_HEADER, Problem, ShadowView};
-use models::{pem, resource_version};
+use models::{limits, pem, resource_version};
 use reqwest::header::{CONTENT_TYPE, IF_MATCH};
 use reqwest::{Certificate, Client, RequestBuilder, Response, StatusCode};
 use rustls::RootCertStore;

@@ -10,6 +10,9 @@ use strum::{IntoStaticStr, VariantArray};
 use crate::agents::Agents;
 use crate::refusal::Refusal;
 
+/// Beginning of every name, but that of the build.
+const PREFIX: &str = "brupop_apiserver_";
+
 /// All metrics of one server.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
@@ -77,12 +80,12 @@ fn register<M: Collector + Clone + 'static>(registry: &Registry, metric: Result<
 }
 
 fn labelled(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec> {
-    register(registry, IntCounterVec::new(Opts::new(name, help), labels))
+    register(registry, IntCounterVec::new(Opts::new(format!("{PREFIX}{name}"), help), labels))
 }
 
 fn calls(registry: &Registry) -> Result<IntCounterVec> {
     let help = "Calls to the API server, by how they ended.";
-    let calls = labelled(registry, "brupop_apiserver_calls_total", help, &["call", "result"])?;
+    let calls = labelled(registry, "calls_total", help, &["call", "result"])?;
     for call in Call::VARIANTS {
         begin(&calls, CallResult::VARIANTS.iter().map(|result| [call.into(), result.into()]));
     }
@@ -157,96 +160,72 @@ pub(crate) enum WriteResult {
 impl Metrics {
     pub(crate) fn new() -> Result<Self> {
         let registry = Registry::new();
-        let counter = |name: &str, help: &str| register(&registry, IntCounter::new(name, help));
-        let gauge = |name: &str, help: &str| register(&registry, IntGauge::new(name, help));
+        let counter = |name: &str, help: &str| register(&registry, IntCounter::new(format!("{PREFIX}{name}"), help));
+        let gauge = |name: &str, help: &str| register(&registry, IntGauge::new(format!("{PREFIX}{name}"), help));
         register_process(&registry)?;
         Ok(Self {
-            requests: labelled(
-                &registry,
-                "brupop_apiserver_requests_total",
-                "Requests by route and status code.",
-                &["route", "code"],
-            )?,
+            requests: labelled(&registry, "requests_total", "Requests by route and status code.", &["route", "code"])?,
             calls: calls(&registry)?,
-            refusals: CounterBy::new(
-                &registry,
-                "brupop_apiserver_refusals_total",
-                "Requests refused, by reason.",
-                "reason",
-            )?,
+            refusals: CounterBy::new(&registry, "refusals_total", "Requests refused, by reason.", "reason")?,
             token_reviews: CounterBy::new(
                 &registry,
-                "brupop_apiserver_token_reviews_total",
+                "token_reviews_total",
                 "Tokens checked, by result; cached ones and those refused by the keys cost no TokenReview.",
                 "result",
             )?,
-            status_writes: CounterBy::new(
-                &registry,
-                "brupop_apiserver_status_writes_total",
-                "Reports of agents, by result.",
-                "result",
-            )?,
+            status_writes: CounterBy::new(&registry, "status_writes_total", "Reports of agents, by result.", "result")?,
             key_fetches: CounterBy::new(
                 &registry,
-                "brupop_apiserver_key_fetches_total",
+                "key_fetches_total",
                 "Attempts to read the cluster's public keys, by result.",
                 "result",
             )?,
             unchecked_tokens: counter(
-                "brupop_apiserver_unchecked_tokens_total",
+                "unchecked_tokens_total",
                 "Tokens that went to a TokenReview without a check of their signature: the cluster's keys could not be read.",
             )?,
-            streams: gauge("brupop_apiserver_streams", "Streams that are open.")?,
+            streams: gauge("streams", "Streams that are open.")?,
             agents: Agents::new(
                 register(
                     &registry,
                     IntGaugeVec::new(
-                        Opts::new("brupop_apiserver_agents", "Agents with an open stream, by their version."),
+                        Opts::new(format!("{PREFIX}agents"), "Agents with an open stream, by their version."),
                         &["version"],
                     ),
                 )?,
                 gauge(
-                    "brupop_apiserver_agent_resident_bytes",
+                    "agent_resident_bytes",
                     "Largest resident memory of an agent with an open stream, when that was opened.",
                 )?,
                 gauge(
-                    "brupop_apiserver_agent_start_time_seconds",
+                    "agent_start_time_seconds",
                     "Latest start of an agent with an open stream, in seconds since 1970.",
                 )?,
             ),
-            dropped_fields: counter(
-                "brupop_apiserver_dropped_fields_total",
-                "Fields of reports that this version does not know.",
-            )?,
+            dropped_fields: counter("dropped_fields_total", "Fields of reports that this version does not know.")?,
             resumes_refused: counter(
-                "brupop_apiserver_resumes_refused_total",
+                "resumes_refused_total",
                 "Streams that were not resumed here because this replica was behind what the agent had seen.",
             )?,
             malformed: counter(
-                "brupop_apiserver_malformed_requests_total",
+                "malformed_requests_total",
                 "Connections that were closed since what was sent on them is not HTTP.",
             )?,
             connections_refused: counter(
-                "brupop_apiserver_connections_refused_total",
+                "connections_refused_total",
                 "Connections that were closed at once because their source had many.",
             )?,
-            watch_errors: counter(
-                "brupop_apiserver_shadow_watch_errors_total",
-                "Interruptions of the watch on shadows.",
-            )?,
+            watch_errors: counter("shadow_watch_errors_total", "Interruptions of the watch on shadows.")?,
             unreadable_shadows: counter(
-                "brupop_apiserver_unreadable_shadows_total",
+                "unreadable_shadows_total",
                 "Shadows that came over the watch and could not be read.",
             )?,
-            certificate: gauge("brupop_apiserver_certificate_present", "1 if there is a certificate to serve with.")?,
+            certificate: gauge("certificate_present", "1 if there is a certificate to serve with.")?,
             certificate_expiry: gauge(
-                "brupop_apiserver_certificate_expiry_timestamp_seconds",
+                "certificate_expiry_timestamp_seconds",
                 "When the certificate in service ends, in seconds since 1970.",
             )?,
-            certificate_swaps: counter(
-                "brupop_apiserver_certificate_swaps_total",
-                "Certificates that were put into service.",
-            )?,
+            certificate_swaps: counter("certificate_swaps_total", "Certificates that were put into service.")?,
             registry,
         })
     }

@@ -1,11 +1,13 @@
 //! Commands that a user can type next, by the reason why a node waits.
 
-use planner::wait::{StepRequest, Wait, WaitReason, has_fallen, node_name};
+use jiff::Timestamp;
+use planner::wait::{StepRequest, Wait, WaitReason, has_fallen, node_name, without_command};
 
 use models::names;
 
 use crate::cluster::Cluster;
 use crate::failures::{has_others, list, unresolved};
+use crate::page::with_commands;
 use crate::shell::for_cluster;
 
 pub(crate) use models::plain::some;
@@ -27,9 +29,31 @@ pub(crate) fn pods(namespace: &str, component: &str) -> String {
     for_cluster(&format!("kubectl get pods -n {namespace} -l {}={component}", names::COMPONENT_LABEL))
 }
 
+/// A command by which a node without a proof may get one.
+pub(crate) enum Proving {
+    /// Has it verified at once.
+    Retry(String),
+    /// Ends the hold for which it does not count, and is not verified.
+    Unhold(String),
+}
+
+/// Fills the placeholders of a text of the controller's rules. Its commands are for the chosen cluster and for this namespace; one that
+/// annotates is left out, since the plugin has its own.
+pub(crate) fn filled(namespace: &str, text: &str, node: &str) -> String {
+    let text = without_command(text).replace("<namespace>", namespace).replace("<node>", node);
+    with_commands(&text, |typed| match typed.strip_prefix("kubectl brupop ") {
+        Some(arguments) if !typed.contains(" -n ") => command(namespace, arguments),
+        _ => for_cluster(typed),
+    })
+}
+
 impl Cluster {
     pub(crate) fn command(&self, arguments: &str) -> String {
         command(&self.namespace, arguments)
+    }
+
+    pub(crate) fn filled(&self, text: &str, node: &str) -> String {
+        filled(&self.namespace, text, node)
     }
 
     /// Returns the versions whose failures a user has to name to resolve them, separated by commas.
@@ -187,30 +211,50 @@ impl Cluster {
         }
     }
 
-    /// Returns a command that goes on without a proof, after the one by which a node may get it. That does nothing where each node that the
-    /// reason names had a proof, which counts again by itself, or is gone.
+    /// Returns a command that goes on without a proof, after the one by which a node may get it.
     fn verify_again(&self, named: &[String], otherwise: String) -> Vec<String> {
-        let exists = |name: &str| self.nodes.as_ref().is_none_or(|nodes| nodes.contains_key(name));
-        let is_verified = |named: &String| !has_fallen(named) && named.split(' ').next().is_some_and(exists);
-        let verify = (named.is_empty() || named.iter().any(is_verified))
-            .then(|| format!("{}  # of a node that runs the version without a proof", self.command("retry NODE")));
+        let verify = self.proving(named).map(|proving| match proving {
+            Proving::Retry(command) => format!("{command}  # of a node that runs the version without a proof"),
+            Proving::Unhold(command) => format!("{command}  # it may prove the version once it is not held"),
+        });
         verify.into_iter().chain([otherwise]).collect()
     }
 
+    /// Returns the command by which one of the nodes that a reason names, each with its end, may get a proof. None does anything where each of
+    /// them had one, which counts again by itself, or is gone.
+    pub(crate) fn proving(&self, named: &[String]) -> Option<Proving> {
+        let now = Timestamp::now();
+        let facts = |name: &str| self.nodes.as_ref().and_then(|nodes| nodes.get(name)).cloned();
+        // Holds whose time is over stay on their nodes.
+        let is_held = |name: &str| facts(name).is_some_and(|facts| facts.at(now).held());
+        let names = named.iter().filter_map(|named| Some((named.split(' ').next()?, has_fallen(named))));
+        let there: Vec<(&str, bool)> = names.filter(|(name, _)| self.may_exist(name)).collect();
+        if named.is_empty() || there.iter().any(|(name, has_fallen)| !has_fallen && !is_held(name)) {
+            return Some(Proving::Retry(self.command("retry NODE")));
+        }
+        let (held, _) = there.into_iter().find(|(name, _)| is_held(name))?;
+        Some(Proving::Unhold(self.command(&format!("unhold {held}"))))
+    }
+
     /// Returns the same for a reason that only the controller knows, as it has recorded it.
-    pub(crate) fn recorded_commands(&self, reason: &str) -> Vec<String> {
+    pub(crate) fn recorded_commands(&self, node: &str, reason: &str) -> Vec<String> {
         match reason.parse() {
             // Nothing that the plugin reads rules the drain out: the controller could not read what it needs.
             Ok(WaitReason::ActionFails | WaitReason::DrainRefused) => vec![logs_of(&self.namespace, names::CONTROLLER)],
             Ok(WaitReason::ExpressionFails) => vec![self.command("doctor")],
+            Ok(WaitReason::HostArmedByOther) => self.commands(node, &Wait::HostArmedByOther),
             _ => Vec::new(),
         }
     }
 
+    /// Returns whether a node exists, as far as the nodes could be read.
+    fn may_exist(&self, node: &str) -> bool {
+        self.nodes.as_ref().is_none_or(|nodes| nodes.contains_key(node))
+    }
+
     /// Returns a command that shows the first of the nodes that a reason names, without those whose Node is gone.
     fn describe_node<'a>(&self, named: impl IntoIterator<Item = &'a String>) -> Vec<String> {
-        let exists = |name: &&str| self.nodes.as_ref().is_none_or(|nodes| nodes.contains_key(*name));
-        let first = named.into_iter().filter_map(|named| node_name(named)).find(exists);
+        let first = named.into_iter().filter_map(|named| node_name(named)).find(|name| self.may_exist(name));
         first.map(|name| format!("kubectl describe node {name}")).into_iter().collect()
     }
 
@@ -236,13 +280,14 @@ mod tests {
 
     use super::*;
     use crate::cluster::testing::{cluster, node, now, operator};
+    use crate::shell::testing::with_context;
 
     #[test]
     fn logs_are_those_of_all_replicas() {
         let cluster = cluster(Some(operator(&json!({}), &json!({}))), vec![], vec![]);
         let logs = "kubectl logs -n brupop-system -l app.kubernetes.io/component=brupop-controller --prefix --tail=200";
         assert_eq!(cluster.commands("a", &Wait::NoShadow), [logs]);
-        assert_eq!(cluster.recorded_commands("ActionFails"), [logs]);
+        assert_eq!(cluster.recorded_commands("a", "ActionFails"), [logs]);
         // brupop-aws has one replica.
         let of_one = |line: &&str| {
             let one = ["deployment/brupop-controller", "deployment/brupop-apiserver", "logs deploy/"];
@@ -256,6 +301,45 @@ mod tests {
                 let page = std::fs::read_to_string(&path).unwrap();
                 assert_eq!(page.lines().find(of_one), None, "{}", path.display());
             }
+        }
+    }
+
+    /// A user who copies a block has not read what is below it.
+    #[test]
+    fn blocks_on_pages_of_alerts_let_no_rollout_go_on_or_stop() {
+        let changes = ["approve", "pause", "resume", "retry", "release", "quarantine"];
+        for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/runbook")).unwrap() {
+            let path = entry.unwrap().path();
+            if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("Brupop")) {
+                continue;
+            }
+            let page = std::fs::read_to_string(&path).unwrap();
+            for line in page.split("```").skip(1).step_by(2).flat_map(str::lines) {
+                let command = line.trim().strip_prefix("kubectl brupop ").and_then(|rest| rest.split(' ').next());
+                assert!(command.is_none_or(|command| !changes.contains(&command)), "{}: {line}", path.display());
+            }
+        }
+    }
+
+    #[test]
+    fn commands_in_texts_of_the_controller_are_for_the_chosen_cluster_and_namespace() {
+        let mut cluster = cluster(None, vec![], vec![]);
+        cluster.namespace = "ops".to_owned();
+        let (approval, nodes) = ("7/1/unproven".to_owned(), vec!["b (HookTimedOut)".to_owned()]);
+        let earlier = Wait::EarlierOperatorRunning { pods: vec!["a/b".to_owned()], count: 1 };
+        for (wait, end) in [
+            (
+                Wait::StepUnproven { step: 1, approval, nodes },
+                "at once by kubectl brupop retry NODE -n ops --context c",
+            ),
+            (Wait::StepFailed { step: 1, nodes: vec![] }, "nodes have failed on the version"),
+            (Wait::Braked { count: 3, nodes: vec![], until: None, trial: Some("a".to_owned()) }, "a is tried alone"),
+            (Wait::HostArmedByOther, "let the operator disarm it"),
+            (earlier, ": kubectl brupop takeover preflight -n ops --context c"),
+            (Wait::AgentNotReady, "app.kubernetes.io/component=brupop-agent --context c"),
+        ] {
+            let text = with_context("c", || cluster.filled(&wait.to_string(), "a"));
+            assert!(text.ends_with(end), "{text}");
         }
     }
 
@@ -297,25 +381,32 @@ mod tests {
     }
 
     #[test]
-    fn retry_is_advised_where_a_node_that_is_named_may_prove_the_version() {
-        let cluster = cluster(Some(operator(&json!({}), &json!({}))), vec![], vec![node("b", &json!({}))]);
+    fn command_about_nodes_without_a_proof_is_one_by_which_a_node_that_is_named_may_prove_the_version() {
+        let hold = |name: &str, value: &str| node(name, &json!({names::HOLD_ANNOTATION: value}));
+        let over = hold("e", "until=2020-01-01T00:00:00Z reason=audit");
+        let nodes = vec![node("b", &json!({})), hold("d", "the auditors are here"), over];
+        let cluster = cluster(Some(operator(&json!({}), &json!({}))), vec![], nodes);
+        let (retry, unhold) = (Some("kubectl brupop retry NODE  #"), Some("kubectl brupop unhold d  #"));
         for (sentence, named, advised) in [
-            ("its hook was silent", &["b (HookTimedOut)"][..], true),
-            ("it has fallen", &["b (NotReady)"], false),
-            ("it is gone", &["c (HookTimedOut)"], false),
-            ("one has fallen, and one is gone", &["b (NotReady)", "c (HookTimedOut)"], false),
-            ("beside one that has fallen", &["c (NotReady)", "b (HookTimedOut)"], true),
+            ("its hook was silent", &["b (HookTimedOut)"][..], retry),
+            ("it has fallen", &["b (NotReady)"], None),
+            ("it is gone", &["c (HookTimedOut)"], None),
+            ("one has fallen, and one is gone", &["b (NotReady)", "c (HookTimedOut)"], None),
+            ("beside one that has fallen", &["c (NotReady)", "b (HookTimedOut)"], retry),
+            ("it is held", &["d (Held)"], unhold),
+            ("it has fallen, and is held", &["d (NotReady)"], unhold),
+            ("its hold is over", &["e (HookTimedOut)"], retry),
+            ("beside one that is held", &["d (Held)", "b (HookTimedOut)"], retry),
+            ("one is held, and one is gone", &["c (HookTimedOut)", "d (Held)"], unhold),
         ] {
             let nodes: Vec<String> = named.iter().map(|&name| name.to_owned()).collect();
             let unproven = Wait::StepUnproven { step: 1, approval: "7/1/unproven".to_owned(), nodes: nodes.clone() };
             for wait in [unproven, Wait::Braked { count: 3, nodes, until: None, trial: None }] {
                 let commands = cluster.commands("a", &wait);
-                let is_advised = commands.iter().any(|command| command.contains("retry NODE"));
-                assert_eq!(
-                    (is_advised, commands.len()),
-                    (advised, 1 + usize::from(advised)),
-                    "{sentence}: {commands:?}"
-                );
+                let (_, others) = commands.split_last().unwrap();
+                let are = |expected: &str| others.iter().all(|command| command.starts_with(expected));
+                let is_alone = others.len() == advised.iter().count();
+                assert!(is_alone && advised.is_none_or(are), "{sentence}: {commands:?}");
             }
         }
     }

@@ -40,8 +40,18 @@ const fn grant(code: u16) -> &'static str {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("no answer within {} s; run the command again: it goes on from there", LIMIT.as_secs())]
-struct NoAnswer;
+#[error("no answer within {} s; run the command again{}", LIMIT.as_secs(), .goes_on)]
+struct NoAnswer {
+    goes_on: &'static str,
+}
+
+impl NoAnswer {
+    /// Returns the error of a call, by the right that it needs. Only what writes goes on.
+    fn to(right: &str) -> Self {
+        let reads = ["get ", "list ", "watch "].iter().any(|verb| right.starts_with(verb));
+        Self { goes_on: if reads { "" } else { ": it goes on from there" } }
+    }
+}
 
 /// Returns true if the API server was not reached, or did not answer in time.
 fn is_unanswered(error: &anyhow::Error) -> bool {
@@ -80,7 +90,7 @@ pub(crate) async fn call<T>(right: &str, request: impl Future<Output = kube::Res
     match tokio::time::timeout(LIMIT, request).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => Err(failure(right, error)),
-        Err(_) => Err(anyhow!(NoAnswer).context(format!("cannot {right}"))),
+        Err(_) => Err(anyhow!(NoAnswer::to(right)).context(format!("cannot {right}"))),
     }
 }
 
@@ -245,7 +255,7 @@ mod tests {
         let login = kube::Error::Service(Box::new(AuthError::ExecPluginFailed));
         for (sentence, error, expected) in [
             ("not reached", call("get /version", client.apiserver_version()).await.unwrap_err(), true),
-            ("no answer in time", anyhow!(NoAnswer).context("cannot get nodes"), true),
+            ("no answer in time", anyhow!(NoAnswer::to("get nodes")).context("cannot get nodes"), true),
             ("an error of the server", answer(500).context("in a wait"), true),
             ("its load balancer", answer(502), true),
             ("too many requests", answer(429), true),
@@ -258,6 +268,16 @@ mod tests {
             ("of the plugin", anyhow!("its shadow is gone"), false),
         ] {
             assert_eq!(is_transient(&error), expected, "{sentence}: {error:#}");
+        }
+    }
+
+    #[test]
+    fn command_of_which_a_call_that_only_reads_has_no_answer_is_not_said_to_go_on() {
+        for (right, expected) in [
+            ("list nodes", "no answer within 35 s; run the command again"),
+            ("patch nodes", "no answer within 35 s; run the command again: it goes on from there"),
+        ] {
+            assert_eq!(NoAnswer::to(right).to_string(), expected);
         }
     }
 

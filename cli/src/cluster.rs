@@ -37,6 +37,9 @@ const LONG: SignedDuration = SignedDuration::from_hours(1);
 /// The word for the lack of a controller that renews its Lease.
 pub(crate) const NO_LEADER: &str = "NoLeader";
 
+/// The word for a controller of which no pod is Ready.
+pub(crate) const CONTROLLER_NOT_READY: &str = "ControllerNotReady";
+
 /// Number of plans in a row, each after the writes of the one before it.
 const ROUNDS: usize = 3;
 
@@ -283,7 +286,7 @@ impl Cluster {
         // A pod whose kubelet is away is not Ready, and may lead all the same.
         if trouble != Some(None) && self.own.as_ref().is_some_and(|own| !own.has_ready(names::CONTROLLER)) {
             let message = "no pod of the controller is Ready, so that nothing is done";
-            return Some(("ControllerNotReady", message.to_owned()));
+            return Some((CONTROLLER_NOT_READY, message.to_owned()));
         }
         Some((NO_LEADER, trouble??))
     }
@@ -293,11 +296,6 @@ impl Cluster {
         let mut agents: Vec<&AgentPod> = self.agents.iter().flatten().collect();
         agents.sort_by_key(|agent| agent.serves);
         agents.into_iter().map(|agent| (agent.node.as_str(), agent)).collect()
-    }
-
-    /// Fills the placeholders of a text.
-    pub(crate) fn filled(&self, text: &str, node: &str) -> String {
-        text.replace("<namespace>", &self.namespace).replace("<node>", node)
     }
 }
 

@@ -105,9 +105,7 @@ impl Diagnosis {
             let about = if objects.is_empty() { String::new() } else { format!("{objects}: ") };
             page.line("");
             page.field(label, style, &format!("{}: {about}{}", finding.reason, finding.message), width);
-            for command in &finding.next {
-                page.field("", Style::Plain, command, None);
-            }
+            page.commands("", Style::Plain, &finding.next);
         }
         page.line("");
         let (style, result) = match (self.errors, self.warnings) {
@@ -121,6 +119,10 @@ impl Diagnosis {
         page.field("Result:", style, &result, width);
         page
     }
+}
+
+fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 fn checked(facts: &Facts) -> Vec<String> {
@@ -138,15 +140,16 @@ fn checked(facts: &Facts) -> Vec<String> {
         checked.push("certificate authorities".to_owned());
     }
     if !facts.node_renewed.is_empty() {
-        checked.push(format!("clocks of {} nodes", facts.node_renewed.len()));
+        checked.push(format!("clocks of {}", counted(facts.node_renewed.len(), "node")));
     }
     if let Some(cluster) = &facts.cluster {
         checked.push("the policy".to_owned());
-        checked.extend(cluster.nodes.as_ref().map(|nodes| format!("{} nodes", nodes.len())));
-        checked.extend(cluster.agents.as_ref().map(|agents| format!("{} agents", agents.len())));
+        checked.extend(cluster.nodes.as_ref().map(|nodes| counted(nodes.len(), "node")));
+        checked.extend(cluster.agents.as_ref().map(|agents| counted(agents.len(), "agent")));
         let pods: usize = cluster.pods.values().map(Vec::len).sum();
         if pods > 0 {
-            checked.push(format!("{pods} pods under {} PodDisruptionBudgets", cluster.budgets.len()));
+            let budgets = counted(cluster.budgets.len(), "PodDisruptionBudget");
+            checked.push(format!("{} under {budgets}", counted(pods, "pod")));
         }
     }
     checked

@@ -51,12 +51,6 @@ pub(crate) fn has_others(status: &BottlerocketUpdateOperatorStatus) -> bool {
         .is_some_and(|frozen| frozen.message.contains(names::CONTINUE_OTHERS_ANNOTATION))
 }
 
-/// Returns the message of a condition without the command of kubectl at its end, which one of the plugin replaces.
-pub(crate) fn without_command(message: &str) -> &str {
-    let message = message.split(": kubectl annotate").next().unwrap_or_default();
-    message.strip_suffix(". To try again").unwrap_or(message)
-}
-
 /// Returns versions as options name them, separated by commas.
 pub(crate) fn list<'a>(versions: impl Iterator<Item = &'a Version>) -> String {
     versions.map(ToString::to_string).collect::<Vec<_>>().join(",")

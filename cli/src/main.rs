@@ -54,7 +54,8 @@ Exit codes:
   4  watch --until=completed: failures have frozen the rollout, or are all that is left
   5  watch --until=completed: the rollout has not ended within --timeout
   6  plan, simulate: not every node is updated, or not by the time of --by
-  7  drill: it did not pass, for the reason that is shown";
+  7  drill: it did not pass, for the reason that is shown
+130  watch --until=completed: Ctrl-C came first, or the output was closed";
 
 /// Exit code of a write that the operator has not acknowledged.
 const UNACKNOWLEDGED: u8 = 3;

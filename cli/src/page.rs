@@ -1,6 +1,7 @@
 //! All output of the program. It is made plain first, since much of it was written by other clients, who may target the
 //! terminal and not its reader. Nothing is printed by the macros of the standard library: they panic where the output is closed.
 
+mod commands;
 mod screen;
 
 use std::fmt;
@@ -11,6 +12,8 @@ use comfy_table::{Table, presets};
 use models::plain::{plain, shown};
 use serde_json::Value;
 
+use self::commands::parts;
+pub(crate) use commands::{lines_of, with_commands};
 pub(crate) use screen::Screen;
 
 /// Emphasis of a text on a terminal with colours.
@@ -73,11 +76,27 @@ type Span = (std::ops::Range<usize>, Style);
 pub(crate) struct Page {
     text: String,
     colour: bool,
+    /// The command that has `-o`, where the one that prints the page has not.
+    other: Option<String>,
 }
 
 impl Page {
     pub(crate) fn new(colour: bool) -> Self {
-        Self { text: String::new(), colour }
+        Self { colour, ..Self::default() }
+    }
+
+    /// Names the command that has `-o`, where the one that prints the page has not.
+    pub(crate) fn whole_in(mut self, command: Option<String>) -> Self {
+        self.other = command;
+        self
+    }
+
+    /// Returns the end of a sentence with the number of objects that are left out.
+    pub(crate) fn left_out(&self) -> String {
+        match &self.other {
+            None => " (-o json has them)".to_owned(),
+            Some(command) => format!(": {command} -o json"),
+        }
     }
 
     pub(crate) fn line(&mut self, text: impl fmt::Display) {
@@ -131,7 +150,15 @@ impl Page {
     ) {
         sentences.iter().take(most).for_each(|sentence| self.field(label, style, sentence, width));
         if let more @ 1.. = sentences.len().saturating_sub(most) {
-            self.field("", Style::Plain, &format!("and {more} more (-o json has them)"), width);
+            let text = format!("and {more} more{}", self.left_out());
+            self.field("", Style::Plain, &text, width);
+        }
+    }
+
+    /// Adds a field of commands, each whole on a line of its own, after its note.
+    pub(crate) fn commands(&mut self, label: &str, style: Style, commands: &[String]) {
+        for (index, line) in commands.iter().flat_map(|command| lines_of(command)).enumerate() {
+            self.field(if index == 0 { label } else { "" }, style, &line, None);
         }
     }
 
@@ -225,7 +252,11 @@ impl Page {
 
     pub(crate) fn cut_note(&mut self, cut: bool, width: Option<usize>) {
         if cut {
-            self.paragraph("Lines that end with … are cut: -o wide shows them whole.", width);
+            let text = match &self.other {
+                None => "Lines that end with … are cut: -o wide shows them whole.".to_owned(),
+                Some(command) => format!("Lines that end with … are cut. They are whole in: {command} -o wide"),
+            };
+            self.paragraph(&text, width);
         }
     }
 
@@ -249,37 +280,6 @@ const LABEL: usize = 11;
 
 /// Least number of columns for the text of a field, however narrow the terminal is.
 const NARROWEST: usize = 20;
-
-/// The words after `kubectl` by which a command in a text is known: `kubectl` is also the name of a field manager.
-const VERBS: [&str; 12] = [
-    "annotate", "apply", "brupop", "delete", "describe", "edit", "explain", "get", "label", "logs", "scale", "uncordon",
-];
-
-/// Returns the words of a text in parts: each is a command (`true`), or a text between commands. The punctuation after a command is left
-/// out.
-fn parts(text: &str) -> Vec<(Vec<&str>, bool)> {
-    let (mut parts, mut is_command, mut is_quoted) = (vec![(Vec::new(), false)], false, false);
-    let mut words = text.split_whitespace().peekable();
-    while let Some(word) = words.next() {
-        let begins = !is_command && word == "kubectl" && words.peek().is_some_and(|next| VERBS.contains(next));
-        // A word in brackets is about the command.
-        if begins || (is_command && !is_quoted && word.starts_with('(')) {
-            (is_command, is_quoted) = (begins, false);
-            parts.push((Vec::new(), begins));
-        }
-        is_quoted ^= is_command && word.matches('\'').count() % 2 == 1;
-        let bare = if is_command && !is_quoted { word.trim_end_matches(['.', ',', ';', ':']) } else { word };
-        if let Some((words, _)) = parts.last_mut() {
-            words.push(bare);
-        }
-        if bare.len() < word.len() {
-            is_command = false;
-            parts.push((Vec::new(), false));
-        }
-    }
-    parts.retain(|(words, _)| !words.is_empty());
-    parts
-}
 
 /// Breaks a line at spaces. A word that is too long for a line is broken too. A command is a line of its own, and whole, so that it can be
 /// copied.

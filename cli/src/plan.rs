@@ -20,9 +20,8 @@ use serde_json::json;
 use crate::clock::span;
 use crate::cluster::dump::Dump;
 use crate::files::{write_private, write_text};
-use crate::forecast::LATE;
 use crate::forecast::summary::{Spread, Summary};
-use crate::forecast::{self, html, report};
+use crate::forecast::{self, LATE, html, report};
 use crate::history;
 use crate::page::{Page, warn};
 use crate::simulate::{parse_policy, read, read_policy};
@@ -270,6 +269,9 @@ pub(crate) async fn plan(
         cut = compared(&mut page, &chosen.summary, &other.summary, width);
         page.line("");
         comparison = Some(std::mem::replace(&mut chosen, other));
+    }
+    for node in &mut chosen.nodes {
+        node.message = node.message.take().map(|message| cluster.filled(&message, &node.name));
     }
     let mut findings = chosen.findings(options.by);
     if let Some((_, message)) = cluster.no_leader() {

@@ -87,9 +87,8 @@ mod tests {
 
     #[test]
     fn command_in_a_sentence_is_for_the_chosen_cluster() {
-        // One that needs no cluster, one on a page that is read elsewhere, and one that the controller has written.
-        let others =
-            ["kubectl brupop plan --from-dump", "kubectl brupop history --verify", "split(\": kubectl annotate\")"];
+        // One that needs no cluster, and one on a page that is read elsewhere.
+        let others = ["kubectl brupop plan --from-dump", "kubectl brupop history --verify"];
         let is_program = |word: &str| matches!(word, "kubectl" | "helm" | "flux");
         let is_bare = |words: &&[&str]| {
             let in_sentence = words[0].ends_with(':') && is_program(words[1]);

@@ -46,7 +46,7 @@ pub(crate) async fn status(client: &Client, namespace: &str, options: &Options, 
     let cluster = Cluster::read_now(client, namespace, |_| BTreeSet::new()).await?;
     let report = report(&cluster, Timestamp::now());
     let wide = options.wide || options.output == Some(Output::Wide);
-    let look = Look { width: (!wide).then(terminal::width), colour, all: options.all };
+    let look = Look { width: (!wide).then(terminal::width), colour, all: options.all, is_live: false };
     shown(&report, options.output, look)
 }
 

@@ -16,11 +16,13 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
 use kube::api::{Api, ListParams};
+use models::plain::some_by;
 use models::reason::Proof;
 use planner::wait::WaitReason;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
 use self::follow::{Follow, watches};
+use crate::advice::command;
 use crate::call::call;
 use crate::cluster::{Cluster, Components};
 use crate::page::{Screen, progress, write_line};
@@ -232,7 +234,7 @@ struct Output {
 impl Output {
     fn new(all: bool, colour: bool) -> Self {
         let screen = std::io::stdout().is_terminal().then(Screen::default);
-        let look = Look { all, colour, ..Look::default() };
+        let look = Look { all, colour, is_live: true, ..Look::default() };
         Self { look, screen, printed: BTreeMap::new() }
     }
 
@@ -280,9 +282,9 @@ fn fleet_lines(report: &Report) -> Vec<(String, String)> {
     let mut lines = Vec::new();
     let mut line = |about: &str, text: String| lines.push((format!("/{about}"), format!("{about}: {text}")));
     let switch = match report.enabled {
-        None => "no policy",
-        Some(true) => "enabled",
-        Some(false) => "disabled",
+        None => format!("no policy in {} ({})", report.namespace, command(&report.namespace, "doctor")),
+        Some(true) => "enabled".to_owned(),
+        Some(false) => "disabled".to_owned(),
     };
     line("Updates", format!("{switch}, target {}", report.policy.target));
     if let Some(paused) = &report.paused {
@@ -316,9 +318,7 @@ fn fleet_lines(report: &Report) -> Vec<(String, String)> {
         [("Rejected", &rejected), ("Request", &report.misplaced_requests), ("Not read", &report.not_read)]
     {
         if !sentences.is_empty() {
-            let more = sentences.len().saturating_sub(NOT_READ);
-            let more = if more == 0 { String::new() } else { format!("; and {more} more") };
-            line(about, sentences.iter().take(NOT_READ).map(String::as_str).collect::<Vec<_>>().join("; ") + &more);
+            line(about, some_by(sentences, NOT_READ, "; ", "; and "));
         }
     }
     lines

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use kube::Resource as _;
@@ -48,7 +49,7 @@ impl<P> Clone for Cache<P> {
 impl<P: Projection> Cache<P> {
     /// Returns an empty cache that notifies `changed` of each relevant change.
     pub fn new(changed: Arc<watch::Sender<u64>>) -> Self {
-        let known = Known::new(P::resource_version);
+        let known = Known::new(P::VERSION);
         let state = State { known, unreadable: BTreeMap::new(), listing: BTreeMap::new(), listed: 0 };
         let (state, asked) = (Arc::new(Mutex::new(state)), Arc::new(watch::channel(0).0));
         Self { state, changed, asked, longest_pause: watches::LONGEST_PAUSE }
@@ -113,7 +114,7 @@ impl<P: Projection> Cache<P> {
     /// Takes in an object that an own write returned.
     pub fn written(&self, object: &P::Object) {
         let Some(item) = P::project(object) else { return };
-        self.change(|state| state.known.answer(&item.key(), item, P::matters));
+        self.change(|state| state.known.answer(&P::key_of(object.meta()), item, P::matters));
     }
 
     /// Watches for as long as it is polled. An unreadable object is logged, and named by [`Cache::unreadable`].
@@ -124,6 +125,17 @@ impl<P: Projection> Cache<P> {
     ) -> impl Future<Output = ()> + Send + use<P> {
         let (cache, asked) = (self.clone(), self.asked.subscribe());
         async move { watches::run(api, config, asked, &cache).await }
+    }
+
+    /// The same in one request, unless the API server has refused that (`lists_first`).
+    pub fn run_as_watch_list(
+        &self,
+        api: Api<DeserializeGuard<P::Object>>,
+        config: watcher::Config,
+        lists_first: Arc<AtomicBool>,
+    ) -> impl Future<Output = ()> + Send + use<P> {
+        let (cache, asked) = (self.clone(), self.asked.subscribe());
+        async move { watches::run_as_watch_list(api, config, lists_first, asked, &cache).await }
     }
 }
 
@@ -157,7 +169,7 @@ impl<P: Projection> Sink<P::Object> for Cache<P> {
             }
             Event::InitApply(DeserializeGuard(Ok(object))) => {
                 if let Some(item) = P::project(&object) {
-                    state.known.list(item.key(), item);
+                    state.known.list(P::key_of(object.meta()), item);
                 }
                 false
             }
@@ -173,9 +185,10 @@ impl<P: Projection> Sink<P::Object> for Cache<P> {
                 true
             }
             Event::Apply(DeserializeGuard(Ok(object))) => {
-                let readable_again = state.unreadable.remove(&P::key_of(object.meta())).is_some();
+                let key = P::key_of(object.meta());
+                let readable_again = state.unreadable.remove(&key).is_some();
                 match P::project(&object) {
-                    Some(item) => state.known.observe(item.key(), item, P::matters) || readable_again,
+                    Some(item) => state.known.observe(key, item, P::matters) || readable_again,
                     None => state.delete(object.meta()) || readable_again,
                 }
             }
@@ -234,6 +247,9 @@ impl Reading {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
     use watches::Sink as _;
 
     fn node(version: &str) -> k8s_openapi::api::core::v1::Node {
@@ -319,6 +335,47 @@ mod tests {
         list(number);
         assert!(cache.has_read(number));
         assert!(!cache.has_read(cache.read_again()));
+    }
+
+    /// An API server whose feature is on, one that refuses, and one whose answer ends too early.
+    #[tokio::test(start_paused = true)]
+    async fn objects_come_with_their_watch_and_are_listed_where_they_do_not() {
+        use kube::client::Body;
+        use serde_json::json;
+        const FIRST: &str = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=";
+        let added = json!({"type": "ADDED", "object": node("5")});
+        let end = json!({"resourceVersion": "6", "annotations": {"k8s.io/initial-events-end": "true"}});
+        let end = json!({"type": "BOOKMARK", "object": {"apiVersion": "v1", "kind": "Node", "metadata": end}});
+        let refusal = json!({"kind": "Status", "code": 422, "reason": "Invalid", "message": "WatchList is off"});
+        for (sentence, code, lines, complete, remembered) in [
+            ("the feature is on", 200, vec![&added, &end], true, false),
+            ("it is off", 422, vec![&refusal], false, true),
+            ("the answer ends too early", 200, vec![&added], false, false),
+        ] {
+            let (service, mut handle) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
+            let lists_first = Arc::new(AtomicBool::new(false));
+            let begin = || {
+                let cache = super::Cache::<planner::view::NodeFacts>::new(Arc::new(tokio::sync::watch::channel(0).0));
+                let api = kube::Api::all(kube::Client::new(service.clone(), "default"));
+                let run = cache.run_as_watch_list(api, super::watcher::Config::default(), lists_first.clone());
+                (cache, tokio::spawn(run))
+            };
+            let (cache, watches) = begin();
+            let (request, reply) = handle.next_request().await.unwrap();
+            // No version: as new as the request.
+            assert!(request.uri().query().unwrap_or_default().ends_with(FIRST), "{sentence}: {}", request.uri());
+            let body: String = lines.iter().map(|line| format!("{line}\n")).collect();
+            let answer = http::Response::builder().status(code).body(Body::from(body.into_bytes())).unwrap();
+            reply.send_response(answer);
+            let (next, _reply) = handle.next_request().await.unwrap();
+            assert_eq!(next.uri().query().unwrap_or_default().ends_with(FIRST), complete, "{sentence}: {}", next.uri());
+            assert_eq!((cache.synced(), cache.get("a").is_some()), (complete, complete), "{sentence}");
+            watches.abort();
+            let (_other, watches) = begin();
+            let (next, _reply) = handle.next_request().await.unwrap();
+            assert_eq!(next.uri().query().unwrap_or_default().contains("watch="), !remembered, "{sentence}");
+            watches.abort();
+        }
     }
 
     /// Answers lists with one node each, of which some fail or are not answered, and keeps watches open.

@@ -82,7 +82,7 @@ pub fn of_node(before: Pair<'_>, after: Pair<'_>, claimed_before: bool) -> Vec<L
     let name = &after.facts.name;
     let report = |pair: Pair<'_>| pair.shadow.map(|s| s.status.controller.clone()).unwrap_or_default();
     let (was, is) = (report(before), report(after));
-    // What protects a node from autoscalers stays until it is verified.
+    // What protects a node from autoscalers stays until it has proven its version.
     let out = |facts: &NodeFacts| facts.claims.has(ClaimField::Cordon) || facts.claims.has(ClaimField::Balancer);
     // The write of the step comes before that of the claim, with which the drain starts.
     let drains = is.progress.as_ref().filter(|progress| progress.step == Step::Draining && claims(progress.mode()));
@@ -242,11 +242,18 @@ fn requests(node: &str, before: &ControllerReport, after: &ControllerReport) -> 
     lines.into_iter().map(|line| line.about(node, after.progress.as_ref())).collect()
 }
 
+/// Returns the node with which the soak of a rollout's canary step began again.
+type BeganAgain<'a> = &'a dyn Fn(&ActiveRollout) -> Option<&'a str>;
+
 /// Returns the decisions about the fleet, from the operator's status before a write and after it.
-pub fn of_operator(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpdateOperatorStatus) -> Vec<Line> {
+pub fn of_operator(
+    before: &BottlerocketUpdateOperatorStatus,
+    after: &BottlerocketUpdateOperatorStatus,
+    began_again: BeganAgain<'_>,
+) -> Vec<Line> {
     let mut lines = quarantines(before, after);
     lines.extend(conditions(before, after));
-    lines.extend(rollouts(before, after));
+    lines.extend(rollouts(before, after, began_again));
     let requests = |status: &BottlerocketUpdateOperatorStatus| status.requests.clone().unwrap_or_default();
     let (was, is) = (requests(before), requests(after));
     if before.observed_generation.is_none() {
@@ -345,7 +352,11 @@ fn same_rollout(one: &ActiveRollout, other: &ActiveRollout) -> bool {
     (key_of(one), one.started) == (key_of(other), other.started)
 }
 
-fn rollouts(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpdateOperatorStatus) -> Vec<Line> {
+fn rollouts(
+    before: &BottlerocketUpdateOperatorStatus,
+    after: &BottlerocketUpdateOperatorStatus,
+    began_again: BeganAgain<'_>,
+) -> Vec<Line> {
     let mut lines = Vec::new();
     // One that has ended may be beside another rollout of its version.
     for rollout in after.active_rollouts.iter().filter(|rollout| rollout.ended.is_none()) {
@@ -353,7 +364,7 @@ fn rollouts(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpdat
         let kind = format!("{}/{}", rollout.variant, rollout.arch);
         let own = match old {
             None => vec![Line::new("rollout started").because("", &kind)],
-            Some(old) => of_rollout(old, rollout, &kind),
+            Some(old) => of_rollout(old, rollout, &kind, began_again),
         };
         lines.extend(own.into_iter().map(|line| Line { version: Some(rollout.version.clone()), ..line }));
     }
@@ -365,21 +376,23 @@ fn fallen(rollout: &ActiveRollout) -> impl Iterator<Item = &LedgerNode> {
     rollout.ledger.iter().flat_map(|ledger| &ledger.nodes).filter(|node| node.has_fallen())
 }
 
-fn of_rollout(before: &ActiveRollout, after: &ActiveRollout, kind: &str) -> Vec<Line> {
+fn of_rollout(before: &ActiveRollout, after: &ActiveRollout, kind: &str, began_again: BeganAgain<'_>) -> Vec<Line> {
     let about =
         |line: Line, node: &LedgerNode| Line { node: Some(node.node.clone()), ..line.because(&node.reason, kind) };
     let lost = fallen(after).filter(|node| !fallen(before).any(|was| was.node == node.node));
     let mut lines: Vec<Line> = lost.map(|node| about(Line::warning("proof lost"), node)).collect();
-    // One that is gone may give its name to another one, without a proof.
+    // One that is gone may give its name to another one, without a proof. Those that are lost in the same write are proven no more.
     let proven = |rollout: &ActiveRollout| rollout.ledger.as_ref().map_or(0, |ledger| ledger.proven);
+    let still_proven = proven(before).saturating_sub(i64::try_from(lines.len()).unwrap_or(i64::MAX));
     let is_named = |node: &str| after.ledger.iter().flat_map(|ledger| &ledger.nodes).any(|named| named.node == node);
-    let back = fallen(before).filter(|was| proven(after) > proven(before) && !is_named(&was.node));
+    let back = fallen(before).filter(|was| proven(after) > still_proven && !is_named(&was.node));
     lines.extend(back.map(|node| about(Line::new("proof back"), node)));
     if before.steps_passed < after.steps_passed {
         let detail = format!("{} step(s) passed on {kind}", after.steps_passed);
         lines.push(Line::new("canary step passed").because("", &detail));
     } else if before.step_done.zip(after.step_done).is_some_and(|(was, is)| is > was) {
-        lines.push(Line::new("soak begins again").because("", kind));
+        let node = began_again(after).map(str::to_owned);
+        lines.push(Line { node, ..Line::new("soak begins again").because("", kind) });
     }
     lines
 }

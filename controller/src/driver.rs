@@ -11,6 +11,7 @@ mod snapshot;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -121,6 +122,8 @@ pub struct Driver {
     memory: HashMap<String, NodeMemory>,
     standings: Standings,
     pods: HashMap<String, PodWatch>,
+    /// True once the API server has refused to bring pods with the watch of them.
+    lists_pods: Arc<AtomicBool>,
     owners: Owners,
     writes: WriteStates,
     retracting: Option<Retracting>,
@@ -180,6 +183,7 @@ impl Driver {
             memory: HashMap::new(),
             standings: Standings::default(),
             pods: HashMap::new(),
+            lists_pods: Arc::default(),
             writes: WriteStates::default(),
             retracting: None,
             operator_written: None,

@@ -11,7 +11,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 const CRATES: [(&str, &str); 10] = [
     (
         "models",
-        "backoff moment condition time domain duration limits listen log names earlier pem plain reason resource_version schema shadow wire permit \
+        "backoff time domain duration limits listen log names earlier pem plain reason resource_version schema condition shadow wire permit \
          operator history agent_step",
     ),
     (
@@ -45,7 +45,7 @@ const CRATES: [(&str, &str); 10] = [
         "clock files near page terminal shell connect call write timeline history cluster failures advice forecast simulate plan completion rights marks images helm status \
          explain watch uninstall preflight install doctor bundle swap takeover requests",
     ),
-    ("watches", "known"),
+    ("watches", "known watch_list"),
 ];
 
 /// The names that lead to a module from the root of its crate.

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "crd")]
-use crate::moment::Moment;
+use crate::schema::Moment;
 
 /// Values of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,9 +15,8 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use crate::condition::Condition;
-use crate::moment::Moment;
 use crate::operator::{CanaryStep, CompletionEstimate};
-use crate::schema::{StatusWord, VersionText};
+use crate::schema::{Moment, StatusWord, VersionText};
 use crate::shadow::RolloutResult;
 
 pub use crate::operator::{RecordedRevision, RolloutPhase};

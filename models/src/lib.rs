@@ -20,8 +20,6 @@ pub mod history;
 pub mod limits;
 pub mod listen;
 pub mod log;
-#[cfg(feature = "crd")]
-pub mod moment;
 pub mod names;
 #[cfg(feature = "crd")]
 pub mod operator;

@@ -2,10 +2,12 @@
 
 use std::borrow::Cow;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::{Schema, SchemaGenerator, json_schema};
 
 use crate::duration::Duration;
 use crate::reason::FailureReason;
+
+pub use schemars::JsonSchema;
 
 /// Part of the API server's answer to an apply with a field that the definition in the cluster lacks, as when the
 /// definition is older than the program. The code of the answer is 500, and nothing was written.
@@ -38,9 +40,13 @@ pub struct Date;
 /// A moment with its offset from UTC. Days that no month has are found by who reads it.
 pub struct DateTime;
 
-/// Schemas of types that are written as a string: its pattern, and its maximum length in characters.
+/// A moment of a status, as all programs of the operator can read it. The format of the schema alone lets more pass:
+/// a value with which its whole object, and each list that it is in, could not be read. Days that a month lacks are refused by the format.
+pub struct Moment;
+
+/// Schemas of types that are written as a string: its pattern, its maximum length in characters, and its format if it has one.
 macro_rules! strings {
-    ($($type:ident: $pattern:expr, $length:literal;)+) => {$(
+    ($($type:ident: $pattern:expr, $length:literal $(, $format:literal)?;)+) => {$(
         impl JsonSchema for $type {
             fn schema_name() -> Cow<'static, str> {
                 stringify!($type).into()
@@ -51,7 +57,7 @@ macro_rules! strings {
             }
 
             fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                json_schema!({"type": "string", "maxLength": $length, "pattern": $pattern})
+                json_schema!({"type": "string", $("format": $format,)? "maxLength": $length, "pattern": $pattern})
             }
         }
     )+};
@@ -63,6 +69,7 @@ strings! {
     Duration: "^([0-9]{1,9}(ms|s|m|h))+$", 32;
     ExcludedVersions: format!("^{COMPARISONS}( +on +[a-z0-9._-]+/[a-z0-9._-]+)?$"), 256;
     FailureReason: WORD, 64;
+    Moment: "^[0-8][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?(Z|[+-](0[0-9]|1[0-4]):[0-5][0-9])$", 35, "date-time";
     StatusWord: WORD, 64;
     TimeOfCron: "^[0-9A-Za-z*/,#-]+( +[0-9A-Za-z*/,#?-]+){4}$", 128;
     TimeZone: "^[A-Za-z][A-Za-z0-9+_-]*(/[A-Za-z0-9+_-]+){0,2}$", 64;

@@ -293,7 +293,7 @@ mod tests {
             ("until they are gone", vec![critical("dns"), leaving("db"), pod("a")], vec![]),
         ] {
             let sorted = sort(&pods, Rules::default(), None);
-            let first = [FirstPod { uid: "uid-db".into(), accepted: None, for_grace: false }];
+            let first = [FirstPod { uid: "uid-db".into(), accepted: None, unguarded: false }];
             assert_eq!(
                 sorted.first_to_go(Some(&first)).map(|pod| pod.name.as_str()).collect::<Vec<_>>(),
                 expected,

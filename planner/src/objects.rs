@@ -129,7 +129,7 @@ pub fn sources(policy: &Policy) -> BTreeMap<Source, Fields> {
 pub fn answer(question: &ObjectQuestion, objects: &Objects, now: Timestamp) -> Answer {
     match result(question, objects) {
         Ok(None) => Answer::Quiet { since: now, asked: now },
-        Ok(Some(series)) => Answer::Firing { series, since: now },
+        Ok(Some(series)) => Answer::Firing { series, since: now, asked: now },
         Err(message) => Answer::Failed { message },
     }
 }

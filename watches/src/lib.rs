@@ -2,7 +2,10 @@
 //! calls ([`Known`]).
 
 mod known;
+mod watch_list;
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt as _, TryStreamExt as _};
@@ -56,6 +59,22 @@ pub async fn run<K>(
     K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
 {
     follow(|| watcher::watcher(api.clone(), config.clone()), reads, sink).await;
+}
+
+/// The same in one request: the watch brings the objects first, as new as those of a list. Where the API server refuses
+/// that, `lists_first` is set, and from then on they are listed.
+pub async fn run_as_watch_list<K>(
+    api: Api<DeserializeGuard<K>>,
+    config: watcher::Config,
+    lists_first: Arc<AtomicBool>,
+    reads: watch::Receiver<u64>,
+    sink: &impl Sink<K>,
+) where
+    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
+{
+    let unfinished = Arc::new(AtomicBool::new(false));
+    let watch = || watch_list::events(api.clone(), config.clone(), lists_first.clone(), unfinished.clone());
+    follow(watch, reads, sink).await;
 }
 
 /// The same for the metadata of objects alone: their contents are never read.

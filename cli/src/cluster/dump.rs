@@ -142,7 +142,7 @@ impl Dump {
         let mut own = OwnPods::default();
         for pod in &self.pods {
             let pod: Pod = typed(pod)?;
-            cluster.earlier_pods.extend(EarlierPod::project(&pod).map(|pod| pod.key()));
+            cluster.earlier_pods.extend(EarlierPod::project(&pod).map(|pod| pod.title));
             // The controller reads each DaemonSet. Its findings are in its `Blocked` condition.
             let facts = PodFacts { daemon_set_is: DaemonSetIs::There, ..PodFacts::of(&pod) };
             if facts.namespace == self.namespace && [names::CONTROLLER, names::APISERVER].iter().any(|c| facts.is_of(c))

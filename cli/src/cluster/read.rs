@@ -144,11 +144,10 @@ impl Cluster {
 
     /// Reads what a node that is verified has to have again, and that neither its Node nor its pods show.
     async fn read_on_nodes(&mut self, client: &Client) -> anyhow::Result<()> {
-        let listed = facts(Api::all(client.clone()), ListParams::default(), "list csinodes").await;
-        self.csi_nodes = self.optional(Part::CsiNodes, listed)?.map(by_key);
-        let right = "list daemonsets in all namespaces";
-        let listed = facts(Api::all(client.clone()), ListParams::default(), right).await;
-        self.daemon_sets = self.optional(Part::DaemonSets, listed)?.map(by_key);
+        let listed = by_key(client, "list csinodes").await;
+        self.csi_nodes = self.optional(Part::CsiNodes, listed)?;
+        let listed = by_key(client, "list daemonsets in all namespaces").await;
+        self.daemon_sets = self.optional(Part::DaemonSets, listed)?;
         Ok(())
     }
 
@@ -206,8 +205,14 @@ fn is_compared(shadow: &ShadowFacts) -> bool {
     verified && before.is_some_and(|before| !(before.csi_drivers.is_empty() && before.daemon_sets.is_empty()))
 }
 
-fn by_key<P: Projection>(all: Vec<P>) -> BTreeMap<String, P> {
-    all.into_iter().map(|facts| (facts.key(), facts)).collect()
+/// Lists all objects of a kind, and keeps the facts about each by its key.
+async fn by_key<P: Projection>(client: &Client, right: &str) -> anyhow::Result<BTreeMap<String, P>> {
+    let (api, mut all) = (Api::<P::Object>::all(client.clone()), BTreeMap::new());
+    let each = |object: P::Object| {
+        all.extend(P::project(&object).map(|facts| (P::key_of(kube::Resource::meta(&object)), facts)));
+    };
+    list_each(&api, ListParams::default(), right, each).await?;
+    Ok(all)
 }
 
 /// Lists objects, and keeps the facts about each.
@@ -256,7 +261,7 @@ async fn earlier_pods(client: &Client) -> anyhow::Result<Vec<String>> {
     for selector in models::earlier::pod_selectors() {
         let params = ListParams::default().labels(&selector);
         let pods: Vec<EarlierPod> = facts(Api::all(client.clone()), params, LIST_PODS).await?;
-        found.extend(pods.iter().map(EarlierPod::key));
+        found.extend(pods.into_iter().map(|pod| pod.title));
     }
     Ok(found.into_iter().collect())
 }

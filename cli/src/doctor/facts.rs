@@ -111,11 +111,16 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
         }
         let required = |unread: &Unread| matches!(unread.part, Part::Operator | Part::Shadows);
         let seen = !cluster.unread.iter().any(required);
-        if seen && cluster.has_no_operator() && namespace != names::SYSTEM_NAMESPACE {
+        if seen && cluster.has_no_operator() && !facts.has_workloads() {
             let operators = operators(client).await;
-            facts.elsewhere = Some((namespace.to_owned(), facts.optional(operators)?));
-            facts.read_at = Timestamp::now();
-            return Ok(facts);
+            let others = facts.optional(operators)?;
+            // In the namespace of the manifests, an operator that is in no other is incomplete, or not installed yet.
+            if namespace != names::SYSTEM_NAMESPACE || others.as_ref().is_some_and(|others| !others.is_empty()) {
+                facts.elsewhere = Some((namespace.to_owned(), others));
+                facts.objects.clear();
+                facts.read_at = Timestamp::now();
+                return Ok(facts);
+            }
         }
         facts.lease.clone_from(&cluster.lease);
         facts.cluster = Some(cluster).filter(|_| seen);
@@ -150,10 +155,10 @@ pub(super) fn required_by(policy: &Policy) -> Vec<Value> {
     if required { deploy::force() } else { Vec::new() }
 }
 
-/// Returns the namespaces with an operator's resource.
+/// Returns the namespaces with an operator's resource; none has one while its definition does not exist.
 async fn operators(client: &Client) -> anyhow::Result<Vec<String>> {
-    let all: Vec<BottlerocketUpdateOperator> = list_everywhere(client, ListParams::default()).await?;
-    Ok(all.iter().filter_map(|operator| operator.metadata.namespace.clone()).collect())
+    let all: Option<Vec<BottlerocketUpdateOperator>> = if_there(list_everywhere(client, ListParams::default()).await)?;
+    Ok(all.iter().flatten().filter_map(|operator| operator.metadata.namespace.clone()).collect())
 }
 
 impl Facts {
@@ -180,6 +185,11 @@ impl Facts {
             objects.extend(deploy::everything()?.into_iter().filter(is_of_hook));
         }
         Ok(objects)
+    }
+
+    /// Returns whether a Deployment of the operator exists in the namespace of the manifests, as far as that is known.
+    fn has_workloads(&self) -> bool {
+        self.objects.iter().any(|object| object.wanted["kind"] == "Deployment" && object.found.is_some())
     }
 
     /// Returns whether the definition of the shadows exists, as far as that is known.

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use models::condition::find_condition;
+use models::condition::{find_condition, true_condition};
 use models::names;
 use models::operator::NodeSelector;
-use models::shadow::{HOST_BUSY, HOST_REACHABLE, UNSUPPORTED_STATE};
+use models::shadow::{BLOCKED, HOST_BUSY, HOST_REACHABLE, UNSUPPORTED_STATE};
 use planner::annotations::UNKNOWN_REQUEST;
 use planner::plan::{GROUP_HIDDEN, drain_refusals, long_grace_periods};
 use planner::policy::Group;
@@ -15,8 +15,8 @@ use planner::wait::{Wait, WaitReason};
 
 use super::finding::{Finding, Severity};
 use super::objects::APPLY_POLICY;
-use crate::advice::logs_of;
-use crate::cluster::{Cluster, NO_LEADER};
+use crate::advice::{logs_of, pods};
+use crate::cluster::{CONTROLLER_NOT_READY, Cluster, NO_LEADER};
 use crate::status::{Report, report};
 
 /// Number of pods of the same finding that it names.
@@ -31,6 +31,7 @@ pub(super) fn check(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>)
     groups(cluster, found);
     agents(cluster, &report, found);
     hosts(cluster, found);
+    blocked(cluster, found);
     drains(cluster, now, found);
     long_graces(cluster, now, found);
 }
@@ -101,12 +102,23 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
     }
     // The Lease has a finding of its own.
     for problem in report.problems.iter().filter(|problem| problem.reason != NO_LEADER) {
-        let next = format!("kubectl describe bruo {} -n {}", names::OPERATOR_NAME, cluster.namespace);
+        let namespace = &cluster.namespace;
+        let component = match problem.reason.as_str() {
+            CONTROLLER_NOT_READY => Some(names::CONTROLLER),
+            reason if reason == WaitReason::WebApiNotReady.as_str() => Some(names::APISERVER),
+            _ => None,
+        };
+        let (object, next) = match component {
+            Some(name) => {
+                (format!("deployment/{namespace}/{name}"), vec![pods(namespace, name), logs_of(namespace, name)])
+            }
+            None => (object(), vec![format!("kubectl describe bruo {} -n {namespace}", names::OPERATOR_NAME)]),
+        };
         let finding = match problem.warning {
             Some(reason) => Finding::warning(reason, problem.message.clone()),
             None => Finding::error("OperatorDegraded", format!("{}: {}", problem.reason, problem.message)),
         };
-        found.push(finding.of(object()).next([next]));
+        found.push(finding.of(object).next(next));
     }
 }
 
@@ -227,6 +239,23 @@ fn hosts(cluster: &Cluster, found: &mut Vec<Finding>) {
     });
 }
 
+/// Nodes whose next action fails again and again, or for which a query gets no answer, as the controller has recorded it on them. One that is
+/// the same for all nodes is among the problems of the operator.
+fn blocked(cluster: &Cluster, found: &mut Vec<Finding>) {
+    for reason in [WaitReason::ActionFails, WaitReason::ExpressionFails].map(WaitReason::as_str) {
+        let message = |shadow: &ShadowFacts| {
+            let blocked = true_condition(&shadow.status.conditions, BLOCKED).filter(|c| c.reason == reason)?;
+            Some(cluster.filled(&blocked.message, &shadow.node))
+        };
+        let nodes = cluster.shadows.values().filter_map(|shadow| Some((shadow.node.as_str(), message(shadow)?)));
+        let nodes: Vec<(&str, String)> = nodes.collect();
+        if let Some((_, message)) = nodes.first() {
+            let finding = Finding::error(reason, message.clone()).of_nodes(nodes.iter().map(|(name, _)| *name));
+            found.push(finding.next([logs_of(&cluster.namespace, names::CONTROLLER)]));
+        }
+    }
+}
+
 /// Pods that may take longer to end than the drain of their node may take.
 fn long_graces(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>) {
     let nodes = long_grace_periods(&cluster.view(now), &cluster.policy(), now);
@@ -266,7 +295,7 @@ fn drains(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>) {
         let asked = matches!(wait, Wait::GuardedPods { .. });
         let passes = asked || matches!(reason, "PodsNotReady" | "PodsTerminating" | "BudgetUnhealthy" | "MarkedPods");
         let severity = if passes { Severity::Note } else { Severity::Warning };
-        let message = if asked { format!("{wait}{more}") } else { format!("its drain is ruled out{more}: {wait}") };
+        let message = if asked { format!("{wait}{more}") } else { format!("it cannot be drained{more}: {wait}") };
         let finding = Finding::new(severity, reason, message);
         let nodes = refusals.iter().map(|(node, _)| node.as_str());
         found.push(finding.of_nodes(nodes).next(cluster.commands(node, wait).into_iter().take(NAMED)));

@@ -241,7 +241,7 @@ fn definition(wanted: &Value, found: &Value) -> Vec<Finding> {
         };
         if let Some(path) = first_difference(&version["schema"], &same["schema"], "") {
             let message = format!(
-                "its schema in {number} is not that of this plugin's version ({}): {path}. One of both is older; where that is the definition, \
+                "its schema in {number} is not that of this plugin's version ({}): {path}. One of them is older; where that is the definition, \
                  the API server refuses writes of the operator ({UNDECLARED})",
                 env!("CARGO_PKG_VERSION")
             );

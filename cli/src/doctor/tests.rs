@@ -15,6 +15,7 @@ use crate::cluster::testing::{
 use crate::cluster::{AgentPod, Cluster, ControllerLease};
 use crate::fixtures::snapshot;
 use crate::shell::testing::{with_context, without_context};
+use crate::uninstall::testing::Server;
 
 const OPERATOR: &str = "bottlerocketupdateoperator/brupop-system/default";
 
@@ -127,6 +128,13 @@ fn report(type_: &str, status: &str, reason: &str, facts: &mut Facts) {
     fleet_of(facts).add_operator(&serde_json::from_value(operator).unwrap());
 }
 
+/// A reason that the controller has recorded on the node.
+fn block(reason: &str, facts: &mut Facts) {
+    let condition = condition("Blocked", reason, "m");
+    let shadow = fleet_of(facts).shadows.get_mut("a").unwrap();
+    shadow.status.conditions.push(serde_json::from_value(condition).unwrap());
+}
+
 fn relabel(facts: &mut Facts, labels: Value) {
     let mut other = node("a", &json!({}));
     other["metadata"]["labels"] = labels;
@@ -187,7 +195,7 @@ fn working_installation_has_no_errors_and_no_warnings() {
 fn each_defect_is_found_with_its_object_and_a_next_step() {
     use Severity::{Error, Note, Warning};
     type Break<'a> = &'a dyn Fn(&mut Facts);
-    let cases: [(&str, Severity, &str, Break<'_>); 53] = [
+    let cases: [(&str, Severity, &str, Break<'_>); 57] = [
         ("KubernetesTooOld", Error, "", &|f| f.outdated = Some("Kubernetes 1.32 or later is needed".to_owned())),
         ("Missing", Error, SHADOWS, &|f| {
             *object(f, "CustomResourceDefinition", names::SHADOW_DEFINITION) = None;
@@ -263,6 +271,16 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         ("UnknownRequest", Warning, OPERATOR, &|f| report("Degraded", "True", "UnknownRequest", f)),
         ("OperatorDegraded", Error, OPERATOR, &|f| report("Degraded", "True", "CertificatesInvalid", f)),
         ("OperatorDegraded", Error, OPERATOR, &|f| report("Blocked", "True", "ExpressionFails", f)),
+        ("OperatorDegraded", Error, "deployment/brupop-system/brupop-controller", &|f| {
+            let cluster = fleet_of(f);
+            (cluster.operator, cluster.own) = (None, Some(own(&[(names::APISERVER, true)])));
+        }),
+        ("OperatorDegraded", Error, "deployment/brupop-system/brupop-apiserver", &|f| {
+            let cluster = fleet_of(f);
+            (cluster.operator, cluster.own) = (None, Some(own(&[(names::CONTROLLER, true)])));
+        }),
+        ("ActionFails", Error, "node/a", &|f| block("ActionFails", f)),
+        ("ExpressionFails", Error, "node/a", &|f| block("ExpressionFails", f)),
         ("PolicyRejected", Error, OPERATOR, &|f| {
             let spec =
                 json!({"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "4h", "timeZone": "Mars/Base"}]}});
@@ -866,6 +884,67 @@ fn namespace_without_an_operator_gets_one_finding_that_names_those_with_one() {
         assert!(found.message.contains(message), "{found:?}");
         assert_eq!(found.next.first().map(String::as_str), next);
     }
+}
+
+fn list(items: &Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items})
+}
+
+/// An API server that has the definition of the shadows, and nothing else of an installation.
+fn definition_alone() -> Server {
+    let server = Server::default();
+    server.add("/version", json!({"major": "1", "minor": "40", "gitVersion": "v1.40.0"}));
+    let definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": names::SHADOW_DEFINITION}});
+    server.add(
+        &format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{}", names::SHADOW_DEFINITION),
+        definition,
+    );
+    for path in [
+        "/api/v1/nodes",
+        "/api/v1/pods",
+        "/api/v1/namespaces/brupop-system/pods",
+        "/api/v1/namespaces/brupop-agents/pods",
+        "/apis/policy/v1/poddisruptionbudgets",
+        "/apis/brupop.bottlerocket.aws/v3/namespaces/brupop-system/bottlerocketshadows",
+        "/apis/discovery.k8s.io/v1/namespaces/brupop-system/endpointslices",
+        "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases",
+    ] {
+        server.add(path, list(&json!([])));
+    }
+    server
+}
+
+const OPERATORS: &str = "/apis/brupop.bottlerocket.aws/v1/bottlerocketupdateoperators";
+
+#[tokio::test]
+async fn installation_is_compared_where_no_other_namespace_is_known_to_have_an_operator() {
+    let refused = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden",
+        "message": "", "code": 403});
+    let right = "you need the right to list bottlerocketupdateoperators in all namespaces";
+    for (sentence, answer, not_read) in [
+        ("none has one", Some(list(&json!([]))), None),
+        ("their definition does not exist", None, None),
+        ("they may not be listed", Some(refused), Some(right)),
+    ] {
+        let server = definition_alone();
+        answer.into_iter().for_each(|answer| server.add(OPERATORS, answer));
+        let facts = facts::read(&server.client(), names::SYSTEM_NAMESPACE).await.unwrap();
+        assert!(facts.elsewhere.is_none() && !facts.objects.is_empty(), "{sentence}: {:?}", facts.elsewhere);
+        assert_eq!(facts.not_read.first().map(String::as_str), not_read, "{sentence}");
+    }
+}
+
+#[tokio::test]
+async fn operator_in_another_namespace_is_named_where_the_default_one_has_none() {
+    let server = definition_alone();
+    let mut operator = operator(&json!({}), &json!({}));
+    operator["metadata"]["namespace"] = json!("ops");
+    server.add(OPERATORS, list(&json!([operator])));
+    let facts = facts::read(&server.client(), names::SYSTEM_NAMESPACE).await.unwrap();
+    let findings = Diagnosis::of(&facts).findings;
+    let [found] = findings.as_slice() else { panic!("{findings:?}") };
+    assert_eq!((found.reason, found.next.as_slice()), ("NoOperator", &["kubectl brupop doctor -n ops".to_owned()][..]));
 }
 
 #[test]

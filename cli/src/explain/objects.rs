@@ -115,7 +115,11 @@ mod tests {
         let now = Timestamp::UNIX_EPOCH;
         for (answer, result, message) in [
             (Answer::Quiet { since: now, asked: now }, "True", None),
-            (Answer::Firing { series: "false for Pod a/b".into(), since: now }, "False", Some("false for Pod a/b")),
+            (
+                Answer::Firing { series: "false for Pod a/b".into(), since: now, asked: now },
+                "False",
+                Some("false for Pod a/b"),
+            ),
             (Answer::Failed { message: "no right".into() }, "NotKnown", Some("no right")),
         ] {
             let shown = report("storage", "before", answer);

@@ -1,7 +1,7 @@
 //! The state of one node, as `-o json` shows it. docs/plugin.md describes each field.
 
 use jiff::Timestamp;
-use models::condition::{Condition, find_condition, true_condition};
+use models::condition::{Condition, ConditionStatus, find_condition, true_condition};
 use models::operator::BLOCKED as ALL_BLOCKED;
 use models::reason::End;
 use models::shadow::{ArmedPhase, BLOCKED, Drill, HOST_REACHABLE, HostState};
@@ -91,8 +91,10 @@ pub(crate) struct Host {
     pub(crate) version_lock: Option<String>,
     pub(crate) conflicting_lock: Option<String>,
     pub(crate) armed: Option<Armed>,
-    /// The reason why the agent does not reach the host.
+    /// The reason why the agent does not reach the host, or it is not known whether it does.
     pub(crate) not_reached: Option<String>,
+    #[serde(skip)]
+    pub(crate) is_reach_unknown: bool,
 }
 
 /// A node that runs an earlier version than policy lets it take.
@@ -197,11 +199,12 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
     let deadline = deadlines(&view, &policy, now).find(|(node, _)| *node == name).map(|(_, at)| at);
     let found = if facts.is_some() { checks(&view, &policy, &plan, now, name) } else { Vec::new() };
     let first = found.iter().find_map(|check| check.wait());
-    let recorded = recorded(cluster, name);
+    let planned = first.or_else(|| plan.waits.get(name)).filter(|wait| **wait != Wait::UpToDate);
     // What only the controller knows is taken from its record.
     let unknown = |wait: &Wait| matches!(wait, Wait::ExpressionsPending { .. });
+    let recorded = recorded(cluster, name, planned.is_some_and(unknown));
     let not_known = || not_known(cluster, name).map(|(reason, message)| waits(&reason, &message));
-    let waits = match first.or_else(|| plan.waits.get(name)).filter(|wait| **wait != Wait::UpToDate) {
+    let waits = match planned {
         Some(wait) if unknown(wait) && recorded.is_some() => recorded.clone(),
         Some(wait) => Some(waits(wait.as_str(), &cluster.filled(&wait.to_string(), name))),
         // An action of the controller is due, or its plan is not known.
@@ -210,7 +213,7 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
     };
     let shown = recorded.as_ref().filter(|of| waits.as_ref().is_some_and(|waits| waits.reason == of.reason));
     let commands = first.map(|wait| cluster.commands(name, wait)).filter(|commands| !commands.is_empty());
-    let commands = commands.or_else(|| Some(cluster.recorded_commands(&shown?.reason))).unwrap_or_default();
+    let commands = commands.or_else(|| Some(cluster.recorded_commands(name, &shown?.reason))).unwrap_or_default();
     // One that fails again and again is no change to come.
     let action =
         plan.actions.get(name).filter(|_| shown.is_none_or(|of| of.reason != WaitReason::ActionFails.as_str()));
@@ -287,10 +290,11 @@ fn without_links(text: &str) -> String {
     plain.replace('`', "")
 }
 
-/// Returns the reason that the controller has recorded for a node.
-fn recorded(cluster: &Cluster, name: &str) -> Option<Waits> {
+/// Returns the reason that the controller has recorded for a node, or else, where the node may share it, the one for all nodes.
+fn recorded(cluster: &Cluster, name: &str, may_be_shared: bool) -> Option<Waits> {
     let conditions = cluster.shadows.get(name).map(|shadow| shadow.status.conditions.as_slice()).unwrap_or_default();
-    let fleet = || true_condition(&cluster.operator.as_ref()?.status.conditions, ALL_BLOCKED);
+    let operator = cluster.operator.as_ref().filter(|_| may_be_shared);
+    let fleet = || true_condition(&operator?.status.conditions, ALL_BLOCKED);
     let condition: &Condition = true_condition(conditions, BLOCKED).or_else(fleet)?;
     Some(waits(&condition.reason, &cluster.filled(&condition.message, name)))
 }
@@ -316,7 +320,7 @@ fn host(shadow: &ShadowFacts, facts: Option<&NodeFacts>, ignores_waves: bool) ->
     let updates = agent.updates.clone().unwrap_or_default();
     let this_boot = facts.is_none_or(|facts| agent.boot_id.as_deref() == Some(facts.boot_id.as_str()));
     let reach = find_condition(&shadow.status.conditions, HOST_REACHABLE);
-    let reach = reach.filter(|reach| reach.status != models::condition::ConditionStatus::True);
+    let reach = reach.filter(|reach| reach.status != ConditionStatus::True);
     Host {
         version: agent.current_version.clone(),
         variant: agent.variant.clone(),
@@ -332,6 +336,7 @@ fn host(shadow: &ShadowFacts, facts: Option<&NodeFacts>, ignores_waves: bool) ->
         conflicting_lock: agent.host.as_ref().and_then(|host| host.conflicting_lock.clone()),
         armed: agent.armed.as_ref().map(|armed| Armed { version: armed.version.clone(), phase: armed.phase }),
         not_reached: reach.map(|reach| format!("{}: {}", reach.reason, reach.message)),
+        is_reach_unknown: reach.is_some_and(|reach| reach.status == ConditionStatus::Unknown),
     }
 }
 

@@ -33,6 +33,7 @@ fn commands_are_for_the_chosen_context() {
     for name in ["blocked", "failed", "held", "silent", "waiting-1"] {
         let explanation = with_context("c", || explain(&fleet, name, now()));
         assert_eq!(without_context(&explanation.commands.join("\n")), None, "{name}");
+        assert_eq!(explanation.waits.as_ref().and_then(|waits| without_context(&waits.message)), None, "{name}");
     }
     let expected = "kubectl brupop unhold held --context c";
     assert_eq!(with_context("c", || explain(&fleet, "held", now())).commands, [expected]);
@@ -72,6 +73,47 @@ fn node_on_its_target_is_up_to_date_and_waits_for_nothing() {
 }
 
 #[test]
+fn node_is_called_newest_only_after_a_check_for_updates_that_succeeded() {
+    for (sentence, updates, is_newest) in [
+        ("it has succeeded", json!({"lastRefresh": "2026-01-01T00:00:00Z"}), true),
+        ("there was none", json!({}), false),
+        ("the last one failed", json!({"lastRefresh": "2026-01-01T00:00:00Z", "refreshFailure": "no route"}), false),
+    ] {
+        let mut status = idle();
+        status["updates"] = updates;
+        let text = text(&explain(&one(operator(&json!({}), &json!({})), shadow("a", status)), "a", now()));
+        assert_eq!(text.contains("it runs the newest version"), is_newest, "{sentence}: {text}");
+    }
+}
+
+#[test]
+fn node_without_a_shadow_leads_to_doctor_where_there_is_no_policy_either() {
+    for (policy, reason, command) in [
+        (Some(operator(&json!({}), &json!({}))), "NoShadow", "kubectl logs -n brupop-system"),
+        (None, "NoOperatorResource", "kubectl brupop doctor"),
+    ] {
+        let explanation = explain(&cluster(policy, vec![], vec![node("a", &json!({}))]), "a", now());
+        assert_eq!(explanation.waits.as_ref().unwrap().reason, reason);
+        assert!(explanation.commands[0].starts_with(command), "{explanation:#?}");
+    }
+}
+
+#[test]
+fn host_of_an_agent_that_is_not_heard_is_not_called_unreached() {
+    for (status, expected) in [
+        ("False", "Reach:     the agent does not reach the host: R: m"),
+        ("Unknown", "Reach:     it is not known whether the agent reaches the host: R: m"),
+    ] {
+        let mut agent = idle();
+        let mut reach = condition("HostReachable", "R", "m");
+        reach["status"] = json!(status);
+        agent["conditions"] = json!([reach]);
+        let text = text(&explain(&one(operator(&json!({}), &json!({})), shadow("a", agent)), "a", now()));
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+}
+
+#[test]
 fn node_that_was_not_read_or_is_gone_is_not_called_up_to_date() {
     let mut unread = fleet();
     unread.nodes = None;
@@ -84,15 +126,26 @@ fn node_that_was_not_read_or_is_gone_is_not_called_up_to_date() {
 }
 
 #[test]
-fn recorded_command_names_the_node_and_the_namespace() {
-    let message = "disarm it: kubectl annotate brs brs-<node> -n <namespace>";
+fn recorded_command_that_annotates_is_replaced_by_that_of_the_plugin() {
+    let message = "let the operator disarm it: kubectl annotate brs brs-<node> -n <namespace> x=<any new value>";
     let mut shadow = shadow("a", idle());
     shadow["status"]["conditions"] = json!([condition("Blocked", "HostArmedByOther", message)]);
     let mut cluster = one(operator(&json!({}), &json!({"observedGeneration": 1})), shadow);
     cluster.nodes = None;
     let explanation = explain(&cluster, "a", now());
-    let expected = "disarm it: kubectl annotate brs brs-a -n brupop-system";
-    assert_eq!(explanation.waits.as_ref().unwrap().message, expected);
+    assert_eq!(explanation.waits.as_ref().unwrap().message, "let the operator disarm it");
+    assert_eq!(explanation.commands, ["kubectl brupop retry a  # disarms the image of the other client"]);
+}
+
+#[test]
+fn condition_for_all_nodes_is_not_shown_as_the_record_of_a_node() {
+    let unwell = condition("Blocked", "ClusterUnwell", "m");
+    let status = json!({"observedGeneration": 1, "conditions": [unwell]});
+    let held = node("a", &json!({names::HOLD_ANNOTATION: ""}));
+    let cluster = cluster(Some(operator(&json!({}), &status)), vec![shadow("a", idle())], vec![held]);
+    let explanation = explain(&cluster, "a", now());
+    assert_eq!(explanation.waits.as_ref().unwrap().reason, "Held");
+    assert_eq!(explanation.recorded, None);
 }
 
 #[test]
@@ -101,8 +154,8 @@ fn node_that_lacks_a_version_shows_since_when_and_the_end_of_the_target() {
         "firstSeen": "2025-12-29T00:10:00Z"}]);
     for (target, expected) in [
         (json!({}), "behind 1.20.5 since 2025-12-29T00:10:00Z (3d ago)\n"),
-        (json!({"target": "168h"}), "; the target of policy is exceeded 2026-01-05T00:10:00Z (in 4d)\n"),
-        (json!({"target": "48h"}), "; the target of policy has been exceeded since 2025-12-31T00:10:00Z (1d ago)\n"),
+        (json!({"target": "168h"}), "; spec.freshness.target is exceeded at 2026-01-05T00:10:00Z (in 4d)\n"),
+        (json!({"target": "48h"}), "; spec.freshness.target has been exceeded since 2025-12-31T00:10:00Z (1d ago)\n"),
     ] {
         let status = json!({"observedGeneration": 1, "versions": known});
         let cluster = one(operator(&json!({"freshness": target}), &status), shadow("a", idle()));
@@ -129,7 +182,7 @@ fn step_that_is_due_waits_for_a_controller_where_none_leads() {
     late["progress"]["since"] = json!("2025-12-25T00:00:00Z");
     let pods = [(names::CONTROLLER, true), (names::APISERVER, true)];
     for (sentence, status, age, problem, waits) in [
-        ("it leads", idle(), 5, None, "for nothing: its next step is due\n"),
+        ("it leads", idle(), 5, None, "for the controller: its next step is due\n"),
         ("no node is begun", idle(), 3600, Some("NoLeader"), "for a controller that leads: its next step is due\n"),
         ("a step is late", late, 3600, Some("NoLeader"), "Staging (waits for the update)"),
     ] {
@@ -217,6 +270,17 @@ fn explanation_for_programs_has_the_documented_shape() {
         let value = serde_json::to_value(explain(&fleet(), name, now())).unwrap();
         for field in crate::fixtures::fields(&value) {
             assert!(documented.contains(&format!("`{field}`")), "docs/plugin.md lacks `{field}`");
+        }
+    }
+    // The row of the attempt has what only some attempts have, too.
+    let row = documented.lines().find(|line| line.starts_with("| `attempt`* |")).unwrap();
+    for (field, value) in [("drill", json!({"request": "x", "evict": true})), ("verification", json!(true))] {
+        let mut status = idle();
+        status["progress"] = progress("Verifying", 1);
+        status["progress"][field] = value;
+        let explanation = explain(&one(operator(&json!({}), &json!({})), shadow("a", status)), "a", now());
+        for field in crate::fixtures::fields(&serde_json::to_value(explanation.attempt).unwrap()) {
+            assert!(row.contains(&format!("`{field}`")), "docs/plugin.md lacks `{field}`");
         }
     }
 }

@@ -77,32 +77,34 @@ pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bo
         let at = next.at.map_or_else(String::new, |at| format!("{}: ", moment(at, now)));
         field(if index == 0 { "Next:" } else { "" }, Style::Plain, &format!("{at}{}", next.what));
     }
-    // Whole, so that they can be copied.
-    for (index, command) in explanation.commands.iter().enumerate() {
-        page.field(if index == 0 { "To do:" } else { "" }, Style::Strong, command, None);
-    }
+    page.commands("To do:", Style::Strong, &explanation.commands);
     page.fields("Not read:", Style::Warn, &explanation.not_read, NOT_READ, width);
     if !explanation.checks.is_empty() {
-        page.line("");
-        let rows = explanation.checks.iter().map(|check| {
-            let (word, style) = match check.result {
-                "Passed" => ("passed", Style::Good),
-                "UpToDate" => ("up to date", Style::Good),
-                "Waits" => ("WAITS", Style::Warn),
-                "NotKnown" => ("not known", Style::Faint),
-                _ => ("not reached", Style::Faint),
-            };
-            let text = match (&check.message, check.result) {
-                (Some(message), "Waits" | "Passed" | "UpToDate") => message.clone(),
-                (_, "NotKnown") => format!("{} (the controller evaluates them)", check.holds),
-                _ => check.holds.to_owned(),
-            };
-            [Cell::new(word, style), Cell::from(check.name.to_owned()), Cell::from(text)]
-        });
-        let cut = page.table(["RESULT", "CHECK", "WHAT"], rows, width);
-        page.cut_note(cut, width);
+        table(&mut page, explanation, width);
     }
     page
+}
+
+/// Adds the checks.
+fn table(page: &mut Page, explanation: &Explanation, width: Option<usize>) {
+    page.line("");
+    let rows = explanation.checks.iter().map(|check| {
+        let (word, style) = match check.result {
+            "Passed" => ("passed", Style::Good),
+            "UpToDate" => ("up to date", Style::Good),
+            "Waits" => ("WAITS", Style::Warn),
+            "NotKnown" => ("not known", Style::Faint),
+            _ => ("not reached", Style::Faint),
+        };
+        let text = match (&check.message, check.result) {
+            (Some(message), "Waits" | "Passed" | "UpToDate") => message.clone(),
+            (_, "NotKnown") => format!("{} (the controller evaluates them)", check.holds),
+            _ => check.holds.to_owned(),
+        };
+        [Cell::new(word, style), Cell::from(check.name.to_owned()), Cell::from(text)]
+    });
+    let cut = page.table(["RESULT", "CHECK", "WHAT"], rows, width);
+    page.cut_note(cut, width);
 }
 
 fn waits_text(explanation: &Explanation) -> (Style, String) {
@@ -116,7 +118,7 @@ fn waits_text(explanation: &Explanation) -> (Style, String) {
         }
         None if explanation.next.is_empty() => (Style::Good, "for nothing: it is up to date"),
         None if !explanation.problems.is_empty() => (Style::Warn, "for a controller that leads: its next step is due"),
-        None => (Style::Busy, "for nothing: its next step is due"),
+        None => (Style::Busy, "for the controller: its next step is due"),
     };
     (style, text.to_owned())
 }
@@ -155,10 +157,10 @@ fn host_lines(host: &Host, now: Timestamp) -> Vec<(&'static str, String)> {
         .map(ToString::to_string)
         .collect();
     if !others.is_empty() {
-        offers.push_str(&format!("; it may have {}", others.join(", ")));
+        offers.push_str(&format!("; also offered: {}", others.join(", ")));
     }
     if let Some(last) = host.last_refresh {
-        offers.push_str(&format!("; last change found {}", moment(last, now)));
+        offers.push_str(&format!("; this offer was first reported {}", moment(last, now)));
     }
     if let Some(failure) = &host.refresh_failure {
         offers.push_str(&format!("; the last check failed: {failure}"));
@@ -176,7 +178,12 @@ fn host_lines(host: &Host, now: Timestamp) -> Vec<(&'static str, String)> {
         lines.push(("Armed:", format!("{} ({:?})", armed.version, armed.phase)));
     }
     if let Some(reason) = &host.not_reached {
-        lines.push(("Reach:", format!("the agent does not reach the host: {reason}")));
+        let what = if host.is_reach_unknown {
+            "it is not known whether the agent reaches the host"
+        } else {
+            "the agent does not reach the host"
+        };
+        lines.push(("Reach:", format!("{what}: {reason}")));
     }
     lines
 }
@@ -186,12 +193,13 @@ fn freshness_text(explanation: &Explanation) -> Option<(Style, String)> {
     let (host, now) = (explanation.host.as_ref()?, explanation.time);
     let Some(behind) = &explanation.behind else {
         // One that the controller has not recorded yet, or that policy excludes, is not counted.
-        let newest = host.version.is_some() && host.chosen_version.is_none();
+        let is_checked = host.last_refresh.is_some() && host.refresh_failure.is_none();
+        let newest = host.version.is_some() && host.chosen_version.is_none() && is_checked;
         return newest.then(|| (Style::Good, "it runs the newest version that it may have".to_owned()));
     };
     let target = behind.late.map_or_else(String::new, |late| {
-        let verb = if now < late { "is exceeded" } else { "has been exceeded since" };
-        format!("; the target of policy {verb} {}", moment(late, now))
+        let verb = if now < late { "is exceeded at" } else { "has been exceeded since" };
+        format!("; spec.freshness.target {verb} {}", moment(late, now))
     });
     let style = if behind.late.is_some_and(|late| late <= now) { Style::Warn } else { Style::Plain };
     Some((style, format!("behind {} since {}{target}", behind.newest, moment(behind.since, now))))

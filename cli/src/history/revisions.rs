@@ -48,8 +48,9 @@ impl Revisions {
         let found = found.filter(|resource| resource.metadata.deletion_timestamp.is_none());
         let resource = found.with_context(|| {
             format!(
-                "there is no operator's resource {} in {namespace}: is the operator installed?",
-                names::OPERATOR_NAME
+                "there is no operator's resource {} in {namespace}; whether another namespace has the operator: {}",
+                names::OPERATOR_NAME,
+                for_cluster("kubectl brupop doctor")
             )
         })?;
         let all: Vec<ControllerRevision> = list_in(client, namespace, ListParams::default()).await?;

@@ -1,27 +1,22 @@
 //! `kubectl brupop approve`: the canary step that waits for a user.
 
+mod step;
+
 use anyhow::{bail, ensure};
 use clap::Args;
 use jiff::Timestamp;
 use kube::Client;
 use models::condition::{Condition, find_condition};
 use models::names::APPROVE_STEP_ANNOTATION;
-use models::operator::{
-    ActiveRollout, BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus, LedgerNode, PROGRESSING, RolloutLedger,
-};
-use models::reason::Proof;
+use models::operator::{ActiveRollout, BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus, PROGRESSING};
 use models::time::after;
 use planner::annotations::{REQUEST_LENGTH, recorded_value};
-use planner::policy::{CanaryStep, Policy};
-use planner::wait::StepRequest;
 use semver::Version;
 
+use self::step::{NamedStep, NextStep, kind, next_step, next_steps, passed};
 use super::operator::{carry_out, policy, status};
 use super::texts::{command, short_nonce};
 use crate::write::{Decision, State, WriteOptions};
-
-/// The number of nodes that a text names.
-const NAMED: usize = 8;
 
 /// The length at which the message of a condition is cut.
 const CUT: usize = 2000;
@@ -39,110 +34,6 @@ pub(crate) struct Options {
     unproven: bool,
     #[command(flatten)]
     write: WriteOptions,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-struct NextStep<'a> {
-    rollout: &'a ActiveRollout,
-    ledger: RolloutLedger,
-    /// Number of the step, from 1.
-    number: usize,
-    step: &'a CanaryStep,
-}
-
-impl NextStep<'_> {
-    /// Returns true if nothing but nodes without proof, or an approval, is waited for.
-    fn is_full(&self) -> bool {
-        self.ledger.failed == 0 && self.ledger.used() >= self.ledger.due
-    }
-
-    /// Returns true if its places are used up, some of them by nodes without proof.
-    fn is_unproven(&self) -> bool {
-        self.is_full() && self.ledger.good() < self.ledger.due
-    }
-
-    /// Returns true if an approval is for this step.
-    fn waits(&self, unproven: bool) -> bool {
-        let manual = self.step.manual && !self.rollout.approved && self.rollout.step_done.is_some();
-        manual || (unproven && self.is_unproven())
-    }
-
-    /// Returns true if the operator shows that the step waits. It shows none of a rollout whose version no node is to have any more.
-    fn is_shown(&self, shown: &str) -> bool {
-        self.rollout.approvable().is_some_and(|name| shown.contains(&format!("{APPROVE_STEP_ANNOTATION}={name}@")))
-    }
-
-    /// Returns true if its soak is not over, so that the operator does not wait for a user yet.
-    fn soaks(&self, now: Timestamp) -> bool {
-        let since = self.rollout.step_done.filter(|_| self.rollout.urgent_until.is_none());
-        since.is_some_and(|since| after(since, self.step.soak) > now)
-    }
-
-    /// Returns the command that approves this step and no other.
-    fn command(&self, operator: &BottlerocketUpdateOperator) -> String {
-        let number = self.rollout.number();
-        let request =
-            if self.is_unproven() { StepRequest::ApproveUnproven(number) } else { StepRequest::Approve(number) };
-        command(operator, &request.arguments(self.number, ""))
-    }
-
-    /// Returns true if a user has nothing to do for the step to pass, now or later.
-    fn is_settled(&self) -> bool {
-        let approved = self.rollout.approved || !self.step.manual;
-        approved && self.ledger.failed == 0 && !self.is_unproven()
-    }
-
-    fn title(&self) -> String {
-        format!("canary step {} of {}", self.number, self.rollout.version)
-    }
-
-    /// Returns what an approval writes for this step; `None` while the number of the rollout's record is not known.
-    fn named(&self) -> Option<NamedStep> {
-        Some(NamedStep {
-            name: self.rollout.approvable()?,
-            rollout: self.rollout.number(),
-            places: self.ledger.due,
-            accepted: self.is_unproven().then(|| self.without_proof()),
-            kind: kind(self.rollout),
-        })
-    }
-
-    /// Returns the nodes without proof that no user has accepted, each with the end of its attempt.
-    fn without_proof(&self) -> String {
-        self.nodes(self.ledger.open(), |node| node.proof != Proof::Failed && !node.accepted)
-    }
-
-    /// Returns so many nodes, the first few by name, as far as the ledger names them.
-    fn nodes(&self, count: i64, is_meant: impl Fn(&LedgerNode) -> bool) -> String {
-        let named: Vec<String> =
-            self.ledger.nodes.iter().filter(|node| is_meant(node)).take(NAMED).map(ToString::to_string).collect();
-        match usize::try_from(count).unwrap_or(0).saturating_sub(named.len()) {
-            _ if named.is_empty() => format!("{count} node(s)"),
-            0 => named.join(", "),
-            more => format!("{} and {more} more", named.join(", ")),
-        }
-    }
-
-    /// Returns the reason why an approval is not for this step, or did not pass it.
-    fn reason(&self, operator: &BottlerocketUpdateOperator) -> String {
-        let title = self.title();
-        if self.ledger.failed > 0 {
-            let nodes = self.nodes(self.ledger.failed, |node| node.proof == Proof::Failed);
-            let again = command(operator, &format!("resume --failures {}", self.rollout.version));
-            format!("{title} has failed on {nodes}; to try again: {again}")
-        } else if self.is_unproven() {
-            let nodes = self.without_proof();
-            format!("{title} is not proven by {nodes}; to accept that: {}", self.command(operator))
-        } else if !self.step.manual {
-            format!("{title} needs no approval")
-        } else if self.rollout.approved {
-            format!("{title} is approved already")
-        } else if self.rollout.step_done.is_some() {
-            format!("{title} still waits for approval")
-        } else {
-            format!("the nodes of {title} are not updated yet")
-        }
-    }
 }
 
 /// The canary step that a user requests to approve.
@@ -177,45 +68,6 @@ impl Wanted {
             found.retain(is_numbered);
         }
         found
-    }
-}
-
-/// A canary step as an approval names it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct NamedStep {
-    name: String,
-    /// Number of the rollout's record.
-    rollout: i64,
-    /// Places of the step.
-    places: i64,
-    /// Nodes that are accepted without proof, as a text; `None` if the approval accepts none.
-    accepted: Option<String>,
-    /// Variant and architecture of the rollout.
-    kind: String,
-}
-
-impl NamedStep {
-    /// Returns true if the approval is in force for the step that its rollout is at.
-    fn is_approved(&self, now: &NextStep<'_>) -> bool {
-        let ledger = &now.ledger;
-        let accepted = ledger.open() == 0 && ledger.good() >= ledger.due;
-        let approved = match self.accepted {
-            None => now.rollout.approved,
-            Some(_) => accepted && (now.rollout.approved || !now.step.manual),
-        };
-        approved && ledger.due == self.places
-    }
-
-    /// Returns the reason why the approval is not in force there.
-    fn reason(&self, now: &NextStep<'_>, operator: &BottlerocketUpdateOperator) -> String {
-        let ledger = &now.ledger;
-        if ledger.due != self.places {
-            "the step has another number of places now".to_owned()
-        } else if self.accepted.is_some() && ledger.failed == 0 && ledger.open() > 0 {
-            format!("{} is not proven by {}", now.title(), now.without_proof())
-        } else {
-            now.reason(operator)
-        }
     }
 }
 
@@ -260,31 +112,6 @@ impl Approval {
         };
         accepted + &left
     }
-}
-
-/// Returns the variant and architecture of a rollout as a text.
-fn kind(rollout: &ActiveRollout) -> String {
-    format!("{} {}", rollout.variant, rollout.arch)
-}
-
-/// Returns the number of canary steps that a rollout has passed.
-fn passed(rollout: &ActiveRollout) -> usize {
-    usize::try_from(rollout.steps_passed).unwrap_or(0)
-}
-
-/// Returns the canary step due of a rollout; `None` if it or its record has ended, so that no node waits for it, or if it has passed all.
-fn next_step<'a>(rollout: &'a ActiveRollout, policy: &'a Policy) -> Option<NextStep<'a>> {
-    let has_ended = rollout.ended.is_some() || rollout.record.as_ref().is_some_and(|record| record.ended.is_some());
-    let step = policy.canary.get(passed(rollout)).filter(|_| !has_ended)?;
-    let ledger = rollout.ledger.clone().unwrap_or_default();
-    Some(NextStep { rollout, ledger, number: passed(rollout) + 1, step })
-}
-
-/// Returns the next steps of the rollouts under way, the newest version first.
-fn next_steps<'a>(rollouts: &'a [ActiveRollout], policy: &'a Policy) -> Vec<NextStep<'a>> {
-    let mut all: Vec<NextStep<'_>> = rollouts.iter().filter_map(|rollout| next_step(rollout, policy)).collect();
-    all.sort_by(|a, b| b.rollout.version.cmp(&a.rollout.version));
-    all
 }
 
 /// Returns the text in which the operator shows the steps that wait; none where it is cut, so that it may lack some.

@@ -14,7 +14,7 @@ use planner::view::{NodeFacts, Projection as _, ShadowFacts};
 use planner::wait::{WaitReason, WaitsFor};
 
 use super::nodes::{NodeOutcome, NodesOptions, find_managed, node_of, report};
-use super::texts::{command, nonce};
+use super::texts::{command, nonce, recorded};
 use crate::write::{Decision, Object, State};
 
 pub(super) fn progress(shadow: &BottlerocketShadow) -> Option<&Progress> {
@@ -91,11 +91,12 @@ fn decide_retry(
     // The condition may still name a back-off that is over.
     let blocked = true_condition(conditions, BLOCKED).filter(|blocked| blocked.reason != WaitReason::BackOff.as_str());
     let Some(blocked) = blocked else { return Ok(Decision::Nothing(reason.to_owned())) };
+    let message = recorded(shadow, &blocked.message);
     let party = blocked.reason.parse::<WaitReason>().map(|reason| reason.explanation().0);
     if progress(shadow).is_none() && party == Ok(WaitsFor::User) {
-        bail!("{reason}; nothing was written. It waits for another reason: {}", blocked.message);
+        bail!("{reason}; nothing was written. It waits for another reason: {message}");
     }
-    Ok(Decision::Nothing(format!("{reason}; it waits for another reason: {}", blocked.message)))
+    Ok(Decision::Nothing(format!("{reason}; it waits for another reason: {message}")))
 }
 
 /// Returns what came of `retry`.

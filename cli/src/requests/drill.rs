@@ -16,7 +16,7 @@ use planner::phase::Phase;
 
 use super::attempt::progress;
 use super::nodes::{find_managed, node_of};
-use super::texts::{command, nonce};
+use super::texts::{command, nonce, recorded};
 use crate::advice;
 use crate::page::{Page, print_line};
 use crate::write::{Decision, DryRunOption, Object, Outcome, State, all};
@@ -82,7 +82,8 @@ fn result<'a>(shadow: &'a BottlerocketShadow, request: &str) -> Option<&'a Drill
 /// Returns what the drill waits for.
 fn pending(shadow: &BottlerocketShadow, request: &str) -> String {
     let conditions = shadow.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let blocked = true_condition(conditions, BLOCKED).map(|blocked| format!(": {}", blocked.message));
+    let blocked =
+        true_condition(conditions, BLOCKED).map(|blocked| format!(": {}", recorded(shadow, &blocked.message)));
     let Some(progress) = progress(shadow) else {
         return format!(
             "for the controller to begin the drill, which it does while fewer than maxUnavailable others wait for their slots; \

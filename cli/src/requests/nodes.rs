@@ -15,6 +15,7 @@ use crate::advice;
 use crate::call::{is_unreadable, nodes};
 use crate::near::near;
 use crate::page::warn;
+use crate::shell::for_cluster;
 use crate::write::{Object, Outcome, State, Unacknowledged, WriteOptions, all};
 
 /// Options of commands about nodes.
@@ -39,7 +40,10 @@ impl Found {
         let labelled = NodeFacts::project(&self.node).is_some_and(|facts| facts.labelled);
         match (labelled, &self.shadow) {
             (_, Some(_)) => None,
-            (true, None) => Some("it has no shadow yet: does the controller run?".to_owned()),
+            (true, None) => Some(format!(
+                "it has no shadow yet: does the controller run, in this --namespace? ({})",
+                for_cluster("kubectl brupop doctor")
+            )),
             (false, None) => {
                 Some(format!("it lacks the label {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION))
             }

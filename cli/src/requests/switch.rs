@@ -12,12 +12,13 @@ use kube::Client;
 use models::condition::{ConditionStatus, find_condition};
 use models::names::{CONTINUE_OTHERS_ANNOTATION, RESUME_ANNOTATION};
 use models::operator::{BottlerocketUpdateOperator, CONTAINED, ENABLED, FROZEN, WINDOW_OPEN, frozen_since};
+use planner::wait::without_command;
 use semver::Version;
 use serde_json::json;
 
 use super::operator::{carry_out, not_in_force, policy, status};
 use super::texts::{command, nonce, some};
-use crate::failures::{Unresolved, has_others, list, unresolved, without_command};
+use crate::failures::{Unresolved, has_others, list, unresolved};
 use crate::write::{Change, Decision, State, WriteOptions};
 
 #[derive(Debug, Args)]

@@ -3,7 +3,9 @@
 use jiff::Timestamp;
 use kube::ResourceExt;
 use models::names::SYSTEM_NAMESPACE;
+use models::shadow::BottlerocketShadow;
 
+use super::nodes::node_of;
 use crate::advice;
 
 /// Returns the value of a one-shot request that no other request has.
@@ -28,13 +30,35 @@ pub(super) fn command(object: &impl ResourceExt, arguments: &str) -> String {
     advice::command(object.namespace().as_deref().unwrap_or(SYSTEM_NAMESPACE), arguments)
 }
 
+/// Returns a message that the controller has recorded on a shadow, with its commands for the operator of the shadow.
+pub(super) fn recorded(shadow: &BottlerocketShadow, message: &str) -> String {
+    advice::filled(shadow.namespace().as_deref().unwrap_or(SYSTEM_NAMESPACE), message, &node_of(shadow))
+}
+
 pub(super) fn some(names: &[String]) -> String {
     advice::some(names.iter().map(String::as_str), 8)
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
+    use super::super::attempt::testing::shadow;
     use super::*;
+    use crate::shell::testing::with_context;
+
+    #[test]
+    fn recorded_message_has_commands_for_the_operator_of_the_shadow() {
+        let mut shadow = shadow(&json!({}));
+        shadow.metadata.namespace = Some("ops".to_owned());
+        for (message, expected) in [
+            ("disarm it: kubectl annotate brs brs-<node> -n <namespace> x=<any new value>", "disarm it"),
+            ("see kubectl get pods -n <namespace>; then wait", "see kubectl get pods -n ops --context c; then wait"),
+            ("at once by kubectl brupop retry NODE", "at once by kubectl brupop retry NODE -n ops --context c"),
+        ] {
+            assert_eq!(with_context("c", || recorded(&shadow, message)), expected);
+        }
+    }
 
     #[test]
     fn request_value_fits_its_acknowledgement_and_differs_each_time() {

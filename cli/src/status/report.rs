@@ -20,13 +20,13 @@ use planner::plan::{
 };
 use planner::policy::{Policy, WindowState};
 use planner::view::ShadowFacts;
-use planner::wait::{BEFORE_RESUME, StepRequest, Wait, WaitReason, alone};
+use planner::wait::{StepRequest, Wait, WaitReason, alone, without_command};
 
 use super::freshness;
 use super::shape::*;
-use crate::advice::pods;
+use crate::advice::{Proving, pods};
 use crate::cluster::Cluster;
-use crate::failures::{unresolved, without_command};
+use crate::failures::unresolved;
 
 /// The word for a node of which it is not known whether it waits.
 pub(crate) const NOT_KNOWN: &str = "NotKnown";
@@ -157,15 +157,17 @@ fn approvals(cluster: &Cluster, plan: &Plan, rollouts: &[RolloutState]) -> Vec<R
         let command = cluster.command(&request.arguments(step, &to_resume(plan)));
         let ActiveRollout { version, variant, arch, .. } = rollout;
         let kind = if has_several { format!(" for {variant} {arch}") } else { String::new() };
-        let before = match request {
-            StepRequest::Approve(_) => String::new(),
-            StepRequest::ApproveUnproven(_) => {
-                format!(
-                    ". To have them verified again at once: {}. To accept them as they are",
-                    cluster.command("retry NODE")
-                )
+        let before = match (request, wait) {
+            (StepRequest::ApproveUnproven(_), Wait::StepUnproven { nodes, .. }) => {
+                let verify = match cluster.proving(nodes) {
+                    Some(Proving::Retry(command)) => format!(". To have them verified again at once: {command}"),
+                    Some(Proving::Unhold(command)) => format!(". To let it prove the version, end its hold: {command}"),
+                    None => String::new(),
+                };
+                format!("{verify}. To accept them as they are")
             }
-            StepRequest::Resume => AGAIN.to_owned(),
+            (StepRequest::Resume, _) => AGAIN.to_owned(),
+            (StepRequest::Approve(_) | StepRequest::ApproveUnproven(_), _) => String::new(),
         };
         let message = format!("canary step {step} of the rollout of {version}{kind} {}{before}", canary(wait));
         Some(Request { reason: wait.as_str(), message, command })
@@ -193,7 +195,6 @@ fn stopped(
     let planned = plan.status.as_ref().filter(|_| cluster.nodes.is_some()).map(|status| &status.conditions);
     let condition = find(planned.or(recorded)?)?;
     let message = without_command(&condition.message);
-    let message = message.split(BEFORE_RESUME.trim_end_matches([':', ' '])).next().unwrap_or_default();
     let failed = cluster.operator.as_ref().map(|operator| unresolved(&operator.status)).unwrap_or_default();
     let mut skip = String::new();
     for (version, _) in failed.iter().filter(|(_, failed)| failed.frozen && reason == FROZEN) {
@@ -288,11 +289,7 @@ fn silent_agents(cluster: &Cluster, now: Timestamp) -> Vec<SilentAgent> {
                 add("AgentNotReady", format!("{} is not Ready ({why})", pod.name), pod.since);
             }
             (_, Some(reach)) => {
-                add(
-                    "HostNotReached",
-                    format!("the host is not reached: {}", reach.message),
-                    Some(reach.last_transition_time),
-                );
+                add("HostNotReached", unreached(reach), Some(reach.last_transition_time));
             }
             _ if shadow.is_some_and(|shadow| !reported(shadow)) => {
                 add("NoReport", "the agent has not reported since the node's last boot".to_owned(), None);
@@ -302,6 +299,13 @@ fn silent_agents(cluster: &Cluster, now: Timestamp) -> Vec<SilentAgent> {
     }
     silent.retain(|agent| agent.since.is_none_or(|since| since <= now));
     silent
+}
+
+/// Returns a condition `HostReachable` that is not true as a sentence. The controller writes that of an agent that is not heard.
+fn unreached(reach: &Condition) -> String {
+    let is_unknown = reach.status == ConditionStatus::Unknown;
+    let what = if is_unknown { "nothing is heard of the host" } else { "the host is not reached" };
+    format!("{what}: {}", reach.message)
 }
 
 fn nodes(cluster: &Cluster, plan: &Plan, deadlines: &BTreeMap<String, Timestamp>) -> Vec<NodeReport> {
@@ -328,7 +332,11 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
         name: name.to_owned(),
         version: status.and_then(|status| status.agent.current_version.clone()).or_else(os_version),
         target: shadow.and_then(|shadow| shadow.spec.version.clone()).or_else(|| progress.map(|p| p.version.clone())),
-        step: progress.map_or(IDLE, |progress| Step::as_str(progress.step)),
+        step: progress.map_or(IDLE, |progress| {
+            // A node that has its image, and waits for others, does not record that at first.
+            let staged = progress.step == Step::Staging && wait.is_some_and(Wait::is_for_others);
+            Step::as_str(if staged { Step::Staged } else { progress.step })
+        }),
         drill: progress.is_some_and(|progress| progress.mode().is_drill()),
         verification: progress.is_some_and(|progress| progress.mode().is_verification()),
         reason,
@@ -437,7 +445,7 @@ fn waits_for(
     let recorded = || {
         let blocked = true_condition(conditions, BLOCKED).map(because);
         let reach = find_condition(conditions, HOST_REACHABLE).filter(|c| c.status != ConditionStatus::True);
-        blocked.or_else(|| reach.map(|c| (c.reason.clone(), format!("the host is not reached: {}", c.message))))
+        blocked.or_else(|| reach.map(|c| (c.reason.clone(), unreached(c))))
     };
     let fleet = cluster.operator.as_ref().and_then(|o| true_condition(&o.status.conditions, ALL_BLOCKED));
     let planned = || {

@@ -1,7 +1,7 @@
 use models::names;
 use planner::claims::{ClaimField, ClaimFields};
 use planner::plan::Action;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::report::next_action;
 use super::*;
@@ -28,6 +28,17 @@ fn claim_that_uncordons_is_not_shown_as_a_cordon() {
     }
 }
 
+/// A canary step whose place is used up without a proof by a node that exists, with these annotations.
+fn not_proven_by(annotations: &Value) -> Cluster {
+    let mut cluster = step_used_up(false);
+    cluster.add_node(&serde_json::from_value(node("gone", annotations)).unwrap());
+    cluster
+}
+
+fn held() -> Value {
+    json!({names::HOLD_ANNOTATION: "the auditors are here"})
+}
+
 #[test]
 fn commands_of_status_are_for_the_chosen_context() {
     let label = format!("kubectl label node NAME {}={} --context c", names::INTERFACE_LABEL, names::INTERFACE_VERSION);
@@ -51,12 +62,14 @@ fn command_of_status_is_a_line_of_its_own_in_a_narrow_terminal() {
     let disabled = operator(&json!({"enabled": false}), &json!({}));
     let mut stopped = one(operator(&json!({}), &json!({})), shadow("a", idle()));
     stopped.own = Some(own(&[]));
-    let unproven = ["brupop retry NODE", "brupop approve 1 --rollout 3 --unproven"];
+    let accept = "brupop approve 1 --rollout 3 --unproven";
     for (cluster, commands) in [
         (cluster(None, vec![], vec![]), &[label.as_str()][..]),
         (one(disabled, shadow("a", idle())), &["brupop resume"][..]),
         (braked("Unproven"), &["brupop resume --failures 1.20.5"][..]),
-        (step_used_up(false), &unproven[..]),
+        (step_used_up(false), &[accept][..]),
+        (not_proven_by(&json!({})), &["brupop retry NODE", accept][..]),
+        (not_proven_by(&held()), &["brupop unhold gone", accept][..]),
         (stopped, &[controller.as_str(), web_api.as_str()][..]),
     ] {
         let text = with_context("prod-eu", || shown(&cluster, Some(80)));
@@ -70,7 +83,7 @@ fn command_of_status_is_a_line_of_its_own_in_a_narrow_terminal() {
 #[test]
 fn status_of_empty_cluster_shows_next_steps() {
     let text = shown(&cluster(None, vec![], vec![]), None);
-    assert!(text.contains("Create it to start updates"), "{text}");
+    assert!(text.contains("Create it to start updates") && text.contains(": kubectl brupop doctor\n"), "{text}");
     assert!(text.contains("bottlerocket.aws/updater-interface-version=2.0.0"), "{text}");
 }
 
@@ -293,14 +306,18 @@ fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
         "is resumed. {skip} skip 1.20.6, first: kubectl brupop quarantine 1.20.6. To try again: {again},1.20.6\n"
     );
     let removed = format!(". Once the cause is removed, to try again: {again}\n");
-    let verify = "To have them verified again at once: kubectl brupop retry NODE. To accept them as they are: \
-                  kubectl brupop approve 1 --rollout 3 --unproven\n";
+    let accept = "To accept them as they are: kubectl brupop approve 1 --rollout 3 --unproven\n";
+    let verify = format!(". To have them verified again at once: kubectl brupop retry NODE. {accept}");
+    let unhold = format!(". To let it prove the version, end its hold: kubectl brupop unhold gone. {accept}");
+    let only_accept = format!("is not proven by gone (HookTimedOut). {accept}");
     for (sentence, cluster, expected) in [
         ("frozen", frozen(&["1.20.5"]), first.as_str()),
         ("frozen by two versions", frozen(&["1.20.5", "1.20.6"]), each.as_str()),
         ("braked", braked("Unproven"), removed.as_str()),
         ("failed", step_used_up(true), removed.as_str()),
-        ("not proven", step_used_up(false), verify),
+        ("not proven", not_proven_by(&json!({})), verify.as_str()),
+        ("not proven, and held", not_proven_by(&held()), unhold.as_str()),
+        ("not proven, and gone", step_used_up(false), only_accept.as_str()),
     ] {
         let text = shown(&cluster, None);
         assert!(text.contains(expected), "{sentence}: {text}");
@@ -368,13 +385,34 @@ fn status_shows_earlier_operator_and_pauses_every_node() {
 fn status_is_one_screen_as_wide_as_the_terminal() {
     let report = report(&fleet(), now());
     for (width, colour) in [(80, false), (80, true), (200, false), (200, true)] {
-        let text = render(&report, Look { width: Some(width), colour, all: false }).to_string();
+        let text = render(&report, Look { width: Some(width), colour, ..Look::default() }).to_string();
         let name = format!("status-{width}{}.txt", if colour { "-colour" } else { "" });
         if !colour {
             assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
             assert!(!text.contains('\u{1b}'), "{text:?}");
         }
         snapshot(&name, &text);
+    }
+}
+
+#[test]
+fn screen_of_watch_names_the_command_that_shows_lines_whole() {
+    let look = Look { width: Some(60), is_live: true, ..Look::default() };
+    let text = with_context("c", || render(&report(&fleet(), now()), look).to_string());
+    assert!(text.ends_with("They are whole in:\nkubectl brupop status --context c -o wide\n"), "{text}");
+}
+
+#[test]
+fn host_of_an_agent_that_is_not_heard_is_not_called_unreached() {
+    for (status, expected) in [("False", "the host is not reached: m"), ("Unknown", "nothing is heard of the host: m")]
+    {
+        let mut agent = idle();
+        let mut reach = condition("HostReachable", "R", "m");
+        reach["status"] = json!(status);
+        agent["conditions"] = json!([reach]);
+        let report = report(&one(operator(&json!({}), &json!({})), shadow("a", agent)), now());
+        assert_eq!(report.silent_agents[0].message, expected);
+        assert_eq!(report.nodes[0].message.as_deref(), Some(expected));
     }
 }
 
@@ -386,6 +424,17 @@ fn status_for_programs_has_the_documented_shape() {
     let found = crate::fixtures::fields(&serde_json::from_str(&page.to_string()).unwrap());
     for field in found {
         assert!(documented.contains(&format!("`{field}`")), "docs/plugin.md lacks `{field}`");
+    }
+    // The row of the nodes has what only some attempts have, too.
+    let row = documented.lines().find(|line| line.starts_with("| `nodes` | `name`")).unwrap();
+    for (field, value) in [("drill", json!({"request": "x"})), ("verification", json!(true))] {
+        let mut status = idle();
+        status["progress"] = progress("Verifying", 1);
+        status["progress"][field] = value;
+        let report = report(&one(operator(&json!({}), &json!({})), shadow("a", status)), now());
+        for field in crate::fixtures::fields(&serde_json::to_value(&report.nodes[0]).unwrap()) {
+            assert!(row.contains(&format!("`{field}`")), "docs/plugin.md lacks `{field}`");
+        }
     }
     let names = super::shown(&report(&fleet(), now()), Some(Output::Name), Look::default()).unwrap().to_string();
     assert!(names.lines().all(|line| line.starts_with("node/")) && names.contains("node/failed\n"), "{names}");

@@ -7,7 +7,7 @@ use models::time::between;
 use planner::wait::{WaitReason, WaitsFor};
 
 use super::shape::{IDLE, NodeReport, Report, Rollout, Window};
-use crate::advice::some;
+use crate::advice::{command, some};
 use crate::clock::{moment, span};
 use crate::page::{Cell, Page, Style};
 use crate::shell::for_cluster;
@@ -27,10 +27,13 @@ pub(crate) struct Look {
     pub(crate) width: Option<usize>,
     pub(crate) colour: bool,
     pub(crate) all: bool,
+    /// True for the screen of `watch`, which has no `-o`.
+    pub(crate) is_live: bool,
 }
 
 pub(crate) fn render(report: &Report, look: Look) -> Page {
-    let mut page = Page::new(look.colour);
+    let other = look.is_live.then(|| command(&report.namespace, "status"));
+    let mut page = Page::new(look.colour).whole_in(other);
     head(&mut page, report, look);
     if report.nodes.is_empty() {
         let label = format!("{}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION);
@@ -58,25 +61,37 @@ pub(crate) fn render(report: &Report, look: Look) -> Page {
 
 /// Adds the lines above the table.
 fn head(page: &mut Page, report: &Report, look: Look) {
+    if let Some(paused) = &report.paused {
+        page.field("Paused:", Style::Bad, paused, look.width);
+    }
+    policy(page, report, look);
+    progress(page, report, look);
+    trouble(page, report, look);
+    page.fields("Request:", Style::Warn, &report.misplaced_requests, NAMED, look.width);
+    page.fields("Not read:", Style::Warn, &report.not_read, NOT_READ, look.width);
+}
+
+/// Adds whether updates are enabled, and the policy.
+fn policy(page: &mut Page, report: &Report, look: Look) {
     let mut field = |label: &str, style: Style, text: &str| page.field(label, style, text, look.width);
     let policy = &report.policy;
-    if let Some(paused) = &report.paused {
-        field("Paused:", Style::Bad, paused);
-    }
     match report.enabled {
         None => field(
             "Updates:",
             Style::Warn,
             &format!(
-                "there is no BottlerocketUpdateOperator named {}, so that nothing new starts. Create it to start updates.",
-                names::OPERATOR_NAME
+                "there is no BottlerocketUpdateOperator named {} in {}, so that nothing new starts. Create it to start updates, \
+                 if the operator is not in another namespace: {}",
+                names::OPERATOR_NAME,
+                report.namespace,
+                command(&report.namespace, "doctor")
             ),
         ),
         Some(true) => field("Updates:", Style::Good, "enabled"),
         Some(false) => field(
             "Updates:",
             Style::Warn,
-            &format!("disabled (spec.enabled is false): {}", crate::advice::command(&report.namespace, "resume")),
+            &format!("disabled (spec.enabled is false): {}", command(&report.namespace, "resume")),
         ),
     }
     for (index, error) in policy.errors.iter().enumerate() {
@@ -105,6 +120,11 @@ fn head(page: &mut Page, report: &Report, look: Look) {
             field("Window:", style, &text);
         }
     }
+}
+
+/// Adds the rollouts, and the numbers of nodes.
+fn progress(page: &mut Page, report: &Report, look: Look) {
+    let mut field = |label: &str, style: Style, text: &str| page.field(label, style, text, look.width);
     for rollout in &report.rollouts {
         field("Rollout:", Style::Busy, &rollout_text(rollout, report.time));
     }
@@ -119,6 +139,12 @@ fn head(page: &mut Page, report: &Report, look: Look) {
         let (style, text) = freshness.text(report.time);
         field("Fresh:", style, &text);
     }
+}
+
+/// Adds what stops the rollout, problems, and what nodes wait for.
+fn trouble(page: &mut Page, report: &Report, look: Look) {
+    let left_out = page.left_out();
+    let mut field = |label: &str, style: Style, text: &str| page.field(label, style, text, look.width);
     for (label, style, requests) in [
         ("Frozen:", Style::Bad, report.frozen.as_slice()),
         ("Held:", Style::Warn, report.held.as_slice()),
@@ -144,10 +170,8 @@ fn head(page: &mut Page, report: &Report, look: Look) {
         field(label, Style::Warn, &format!("the agent of {}: {}{since}", agent.node, agent.message));
     }
     if let Some(more) = report.silent_agents.len().checked_sub(NAMED).filter(|more| *more > 0) {
-        field("", Style::Plain, &format!("and the agents of {more} more nodes (-o json has them)"));
+        field("", Style::Plain, &format!("and the agents of {more} more nodes{left_out}"));
     }
-    page.fields("Request:", Style::Warn, &report.misplaced_requests, NAMED, look.width);
-    page.fields("Not read:", Style::Warn, &report.not_read, NOT_READ, look.width);
 }
 
 fn window_text(window: &Window, now: Timestamp) -> (Style, String) {

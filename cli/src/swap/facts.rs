@@ -184,7 +184,7 @@ async fn pods(client: &Client) -> anyhow::Result<Vec<String>> {
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
             let node = node.map(|node| format!(" on {node}")).unwrap_or_default();
             let ends = if pod.metadata.deletion_timestamp.is_some() { ", terminating" } else { "" };
-            found.insert(format!("{}{node}{ends}", acting.key()));
+            found.insert(format!("{}{node}{ends}", acting.title));
         }
     }
     Ok(found.into_iter().collect())

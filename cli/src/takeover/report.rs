@@ -8,7 +8,7 @@ use super::facts::{Conversion, Definition, Facts};
 use super::finding::{Finding, Severity, list};
 use super::findings::{balancer_labels, cordons, generation, nodes_where, unknown, without_node, without_shadow};
 use crate::marks::NodeState;
-use crate::page::{Page, Style};
+use crate::page::{Page, Style, lines_of};
 
 /// Returns the tags of the images, without repetition.
 fn tags(facts: &Facts) -> Vec<&str> {
@@ -88,8 +88,8 @@ fn section<'a>(page: &mut Page, title: &str, findings: impl Iterator<Item = &'a 
     }
     for finding in findings {
         page.indented("  *", BULLET, Style::Plain, &format!("{}.", finding.text), width);
-        for command in &finding.run {
-            page.line(format_args!("      {command}"));
+        for line in finding.run.iter().flat_map(|command| lines_of(command)) {
+            page.line(format_args!("      {line}"));
         }
     }
 }

@@ -141,7 +141,7 @@ impl Surroundings {
             let first = ListParams::default().labels(&selector).fields(running).limit(1);
             // A remark alone depends on it, and the right to list all pods is not needed otherwise.
             if let Ok(found) = call("list pods in all namespaces", pods.list(&first)).await {
-                earlier = earlier.or(found.items.iter().find_map(EarlierPod::project).map(|pod| pod.key()));
+                earlier = earlier.or(found.items.iter().find_map(EarlierPod::project).map(|pod| pod.title));
             }
         }
         Ok(Self {

@@ -18,6 +18,7 @@ use super::owners::{self, Path};
 use super::{Change, Decision, DryRun, MANAGER};
 use crate::call::{call, code, if_there};
 use crate::page::warn;
+use crate::shell::for_cluster;
 
 /// Number of tries of a write while other fields of the object change.
 const TRIES: usize = 8;
@@ -86,8 +87,9 @@ impl Object<BottlerocketUpdateOperator> {
         self.read().await?.with_context(|| {
             let namespace = self.api.namespace().unwrap_or_default();
             format!(
-                "there is no {} in {namespace}: is the operator installed, and is it in this --namespace?",
-                self.title
+                "there is no {} in {namespace}; whether another namespace has the operator: {}",
+                self.title,
+                for_cluster("kubectl brupop doctor")
             )
         })
     }

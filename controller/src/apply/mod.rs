@@ -16,6 +16,7 @@ mod tests;
 use std::time::Duration;
 
 use models::backoff::Delays;
+use models::operator::{ActiveRollout, BottlerocketUpdateOperatorStatus};
 
 use self::applier::PERMIT_LIMIT;
 use crate::decisions::{self, Line, Pair};
@@ -99,7 +100,7 @@ impl Applier {
                 learned.owner = Some((owner, health));
             }
             Action::ReadReplicaSet { set } => {
-                let health = self.read_replica_set(&set).await;
+                let health = self.read_replica_set(&set).await?;
                 learned.owner = Some((set.uid, health));
             }
             Action::ReadLease => learned.lease = Some(self.read_lease(&node.facts.name).await?),
@@ -112,12 +113,13 @@ impl Applier {
     pub async fn write_operator(
         &self,
         view: &ClusterView,
-        status: &models::operator::BottlerocketUpdateOperatorStatus,
+        status: &BottlerocketUpdateOperatorStatus,
     ) -> Result<(), ApplyError> {
         let Some(operator) = &view.operator else { return Ok(()) };
         self.leadership.check()?;
         shadow::apply_operator_status(self, operator, status).await?;
-        decisions::of_operator(&operator.status, status).into_iter().for_each(Line::log);
+        let began_again = |rollout: &ActiveRollout| planner::plan::began_again(view, rollout);
+        decisions::of_operator(&operator.status, status, &began_again).into_iter().for_each(Line::log);
         let mut news = planner::plan::news(&operator.status.conditions, &status.conditions);
         news.extend(planner::plan::approval_news(&operator.status, status));
         news.extend(planner::plan::continue_news(&operator.status, status));

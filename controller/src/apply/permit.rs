@@ -77,7 +77,7 @@ impl Applier {
             return Err(ApplyError::NoPermit("the node is not cordoned any more".to_owned()));
         }
         if let Some(pod) = pods.items.iter().find_map(EarlierPod::project) {
-            return Err(ApplyError::NoPermit(format!("{} of the earlier operator is on the node", pod.key())));
+            return Err(ApplyError::NoPermit(format!("{} of the earlier operator is on the node", pod.title)));
         }
         let pods: Vec<PodFacts> = pods.items.iter().map(PodFacts::of).collect();
         // Pods that may be evicted count as well: none may be left.

@@ -173,22 +173,25 @@ impl Applier {
         }
     }
 
-    /// Reads whether a ReplicaSet has fewer pods than it wants. One that is gone, or is being deleted, wants none; one that cannot be read
-    /// shows nothing.
-    pub(super) async fn read_replica_set(&self, set: &OwnerBefore) -> OwnerHealth {
+    /// Reads whether a ReplicaSet has fewer pods than it wants. One that is gone, or is being deleted, wants none; one that the controller has
+    /// no right to read shows nothing. Any other failure is an unknown outcome, which shows nothing yet.
+    pub(super) async fn read_replica_set(&self, set: &OwnerBefore) -> Result<OwnerHealth, ApplyError> {
         let read_at = self.leadership.now();
         let (namespace, name) = set.name.split_once('/').unwrap_or_default();
         let api: Api<ReplicaSet> = Api::namespaced(self.client.clone(), namespace);
-        let found = api.get_opt(name).await.unwrap_or_else(|error| {
-            let error = &error as &dyn std::error::Error;
-            tracing::warn!(
-                namespace,
-                name,
-                error,
-                "a ReplicaSet cannot be read; whether its pods are created again is not known"
-            );
-            None
-        });
+        let found = match api.get_opt(name).await {
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                let error = status.message.as_str();
+                tracing::warn!(
+                    namespace,
+                    name,
+                    error,
+                    "a ReplicaSet may not be read; whether its pods are created again is not known"
+                );
+                None
+            }
+            found => found.map_err(ApplyError::api("replica_set"))?,
+        };
         let is_same = |found: &ReplicaSet| {
             found.metadata.uid.as_ref() == Some(&set.uid) && found.metadata.deletion_timestamp.is_none()
         };
@@ -196,6 +199,6 @@ impl Applier {
             let wanted = found.spec.replicas.unwrap_or(1);
             found.status.map_or(0, |status| status.replicas) < wanted
         });
-        OwnerHealth { read_at, lacks_pods: Some(lacks), ..OwnerHealth::default() }
+        Ok(OwnerHealth { read_at, lacks_pods: Some(lacks), ..OwnerHealth::default() })
     }
 }

@@ -493,19 +493,25 @@ async fn replica_set_lacks_pods_only_where_it_shows_that() {
         answer
     };
     for (sentence, answer, lacks) in [
-        ("it has fewer than it wants", set("web", 2, 1), true),
-        ("it has as many", set("web", 2, 2), false),
-        ("a rollout has replaced it", set("web", 0, 0), false),
-        ("it is being deleted", ends, false),
-        ("another one has its name", set("new", 2, 0), false),
-        ("it is gone", status(404, "NotFound"), false),
-        ("it may not be read", status(403, "Forbidden"), false),
-        ("what it is cannot be read", json!({"spec": "none"}), false),
+        ("it has fewer than it wants", set("web", 2, 1), Some(true)),
+        ("it has as many", set("web", 2, 2), Some(false)),
+        ("a rollout has replaced it", set("web", 0, 0), Some(false)),
+        ("it is being deleted", ends, Some(false)),
+        ("another one has its name", set("new", 2, 0), Some(false)),
+        ("it is gone", status(404, "NotFound"), Some(false)),
+        ("it may not be read", status(403, "Forbidden"), Some(false)),
+        ("the API server is overloaded", status(429, "TooManyRequests"), None),
+        ("the API server is away", status(503, "ServiceUnavailable"), None),
+        ("it is not read in time", status(504, "Timeout"), None),
+        ("what it is cannot be read", json!({"spec": "none"}), None),
     ] {
         let (applier, calls) = applier_answering(move |_| answer.clone());
-        let health = applier.read_replica_set(&OwnerBefore { name: "shop/web-1".into(), uid: "web".into() }).await;
-        let expected = OwnerHealth { read_at: health.read_at, lacks_pods: Some(lacks), ..OwnerHealth::default() };
-        assert_eq!(health, expected, "{sentence}");
+        let read = applier.read_replica_set(&OwnerBefore { name: "shop/web-1".into(), uid: "web".into() }).await;
+        assert_eq!(read.is_ok(), lacks.is_some(), "{sentence}: {read:?}");
+        if let Ok(health) = read {
+            let expected = OwnerHealth { read_at: health.read_at, lacks_pods: lacks, ..OwnerHealth::default() };
+            assert_eq!(health, expected, "{sentence}");
+        }
         let calls = calls.lock().unwrap();
         let paths: Vec<_> = calls.iter().map(|call| call.path.as_str()).collect();
         assert_eq!(paths, ["/apis/apps/v1/namespaces/shop/replicasets/web-1"], "{sentence}");

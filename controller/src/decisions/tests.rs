@@ -46,6 +46,11 @@ fn idle() -> ControllerReport {
     ControllerReport::default()
 }
 
+/// The decisions of a write after which soaks began again with node `b`.
+fn of_operator(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpdateOperatorStatus) -> Vec<Line> {
+    super::of_operator(before, after, &|_| Some("b"))
+}
+
 fn texts(lines: &[Line]) -> Vec<(bool, &'static str)> {
     lines.iter().map(|line| (line.warning, line.text)).collect()
 }
@@ -175,7 +180,7 @@ fn drain_starts_once_its_node_is_claimed() {
 
     // The pods are listed by the write of the step, before the claim.
     let drain = |drain: DrainStatus| ControllerReport { drain: Some(drain), ..at(Step::Draining) };
-    let asked = |accepted| FirstPod { uid: "pod".into(), accepted, for_grace: false };
+    let asked = |accepted| FirstPod { uid: "pod".into(), accepted, unguarded: false };
     let listed = || {
         let pods = [DrainedPod { uid: "pod".into(), ..DrainedPod::default() }].into();
         let (asked_first, preexisting) = (vec![asked(None)], vec!["spec.unschedulable".into()]);
@@ -269,9 +274,15 @@ fn proof_that_is_lost_or_back_and_soak_that_begins_again_log_one_line_each() {
     use models::operator::RolloutLedger;
     let proven = RolloutLedger { proven: 2, ..RolloutLedger::default() };
     let mut lost = proven.clone();
-    lost.fall("a");
+    lost.fall("a", |_| false);
     let mut replaced = lost.clone();
     replaced.nodes.clear();
+    let and_lost = |ledger: &RolloutLedger| {
+        let mut ledger = ledger.clone();
+        ledger.fall("b", |_| false);
+        ledger
+    };
+    let other = vec![(true, "proof lost", Some("b"))];
     let at = |ledger: &RolloutLedger, second: Option<i64>| BottlerocketUpdateOperatorStatus {
         active_rollouts: vec![ActiveRollout {
             ledger: Some(ledger.clone()),
@@ -285,10 +296,17 @@ fn proof_that_is_lost_or_back_and_soak_that_begins_again_log_one_line_each() {
         ("lost", at(&proven, None), at(&lost, None), vec![(true, "proof lost", Some("a"))]),
         ("still lost", at(&lost, None), at(&lost, None), vec![]),
         ("back", at(&lost, None), at(&proven, None), vec![(false, "proof back", Some("a"))]),
+        (
+            "back, and another one is lost",
+            at(&lost, None),
+            at(&and_lost(&proven), None),
+            [other.clone(), vec![(false, "proof back", Some("a"))]].concat(),
+        ),
         ("gone, and its name is another one's", at(&lost, None), at(&replaced, None), vec![]),
+        ("the same, and another one is lost", at(&lost, None), at(&and_lost(&replaced), None), other),
         ("the soak begins", at(&proven, None), soaks(60), vec![]),
         ("it goes on", soaks(60), soaks(60), vec![]),
-        ("it begins again", soaks(60), soaks(90), vec![(false, "soak begins again", None)]),
+        ("it begins again", soaks(60), soaks(90), vec![(false, "soak begins again", Some("b"))]),
     ] {
         let lines = of_operator(&before, &after);
         let found: Vec<_> = lines.iter().map(|line| (line.warning, line.text, line.node.as_deref())).collect();

@@ -10,7 +10,7 @@ use kube::api::Api;
 use kube::runtime::watcher;
 use planner::plan::{Evictions, Plan, ShadowChange, Silence};
 use planner::revisions::RevisionAction;
-use planner::view::{ClusterView, InFlight, NodeFacts, Projection as _};
+use planner::view::{ClusterView, InFlight, NodeFacts};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
@@ -98,7 +98,7 @@ impl Driver {
             // read then, that change would pass for one that the refusal included.
             let concerned = self.budgets.select(|budget| pods.iter().any(|pod| pod.namespace == budget.namespace));
             let budgets: BTreeMap<_, _> =
-                concerned.into_iter().map(|budget| (budget.key(), budget.resource_version)).collect();
+                concerned.into_iter().map(|budget| (budget.title(), budget.resource_version)).collect();
             let budgets = Arc::new(budgets);
             for pod in pods {
                 self.requests += 1;
@@ -229,7 +229,8 @@ impl Driver {
                 let cache = Cache::new(self.changed.clone());
                 let api: Api<kube::core::DeserializeGuard<Pod>> = Api::all(self.applier.client.clone());
                 let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
-                PodWatch { task: tokio::spawn(cache.run(api, config)), cache }
+                let run = cache.run_as_watch_list(api, config, self.lists_pods.clone());
+                PodWatch { task: tokio::spawn(run), cache }
             });
         }
     }

@@ -73,7 +73,7 @@ pub(crate) fn read(body: &[u8], sent: Timestamp) -> Result<Answer, Unreadable> {
         // The result is not empty, also where the series cannot be read.
         Some(first) => {
             let series = series_text(&serde_json::from_value(first).unwrap_or_default());
-            Ok(Answer::Firing { series, since: sent })
+            Ok(Answer::Firing { series, since: sent, asked: sent })
         }
     }
 }
@@ -151,7 +151,11 @@ mod tests {
         ] {
             assert_eq!(
                 read_text(&success(data)),
-                Ok(Answer::Firing { series: series.into(), since: Timestamp::UNIX_EPOCH }),
+                Ok(Answer::Firing {
+                    series: series.into(),
+                    since: Timestamp::UNIX_EPOCH,
+                    asked: Timestamp::UNIX_EPOCH
+                }),
                 "{data}"
             );
         }

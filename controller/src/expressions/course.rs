@@ -29,8 +29,8 @@ impl Course {
         self.last = Some(match (&self.last, answer) {
             // Since the first of the successive answers of its kind. A question that fails does not show that it is over.
             (Some(Answer::Quiet { since, .. }), Answer::Quiet { asked, .. }) => Answer::Quiet { since: *since, asked },
-            (_, Answer::Firing { series, since }) => {
-                Answer::Firing { series, since: self.firing_since.unwrap_or(since) }
+            (_, Answer::Firing { series, since, asked }) => {
+                Answer::Firing { series, since: self.firing_since.unwrap_or(since), asked }
             }
             (_, answer) => answer,
         });

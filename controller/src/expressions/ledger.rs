@@ -20,6 +20,8 @@ struct QueryState {
     /// Time of the request, by the clock, of the answer that is kept.
     sent_at: Option<Timestamp>,
     course: Course,
+    /// The next answer is waited for, since the one before is too old.
+    awaited: bool,
 }
 
 #[derive(Debug, Default, PartialEq)]
@@ -81,7 +83,7 @@ impl Ledger {
         for (query, since) in asked_again {
             let too_old = |line: &&mut QueryState| line.sent_at.is_some_and(|sent| sent < *since) && !line.under_way;
             if let Some(line) = self.lines.get_mut(query).filter(too_old) {
-                line.sent = None;
+                (line.sent, line.awaited) = (None, true);
             }
         }
         news
@@ -114,7 +116,7 @@ impl Ledger {
     }
 
     /// Takes in the result of a query that was sent under `edition` of the settings at `sent_at`. Returns whether it
-    /// has to be checked: at another kind of answer than before, and at each further empty answer.
+    /// has to be checked: at another kind of answer than before, at each further empty answer, and at one that is waited for.
     pub(super) fn record(&mut self, query: &str, edition: u64, sent_at: Timestamp, answer: Answer) -> bool {
         if edition != self.edition {
             return false;
@@ -122,9 +124,9 @@ impl Ledger {
         let Some(line) = self.lines.get_mut(query) else { return false };
         line.under_way = false;
         line.sent_at = Some(sent_at);
-        let quiet = matches!(answer, Answer::Quiet { .. });
+        let (quiet, awaited) = (matches!(answer, Answer::Quiet { .. }), std::mem::take(&mut line.awaited));
         let changed = line.course.take(answer);
-        line.wanted && (changed || quiet)
+        line.wanted && (changed || quiet || awaited)
     }
 
     /// Returns the known answers. An old empty answer is left out.
@@ -178,7 +180,7 @@ mod tests {
     }
 
     fn firing(series: &str) -> Answer {
-        Answer::Firing { series: series.into(), since: t(0) }
+        Answer::Firing { series: series.into(), since: t(0), asked: t(0) }
     }
 
     fn failed(message: &str) -> Answer {
@@ -300,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn record_reports_changed_kind_of_answer_and_each_quiet_answer() {
+    fn record_reports_changed_kind_of_answer_each_quiet_answer_and_one_that_is_waited_for() {
         let mut case = Case::new();
         case.want(0, &["a"]);
         let quiet = |second| Answer::Quiet { since: t(second), asked: t(second) };
@@ -315,14 +317,18 @@ mod tests {
         ] {
             assert_eq!(case.ends(second, "a", answer.clone()), news, "{second}: {answer:?}");
         }
-        case.want(7, &[]);
-        assert!(!case.ends(7, "a", quiet(7)), "it is not waited for any more");
-        assert!(!case.ends(7, "never wanted", quiet(7)));
+        case.want_since(7, "a", 7);
+        for (second, news) in [(7, true), (8, false)] {
+            assert_eq!(case.ends(second, "a", firing("x")), news, "{second}: an answer since 7 is waited for");
+        }
+        case.want(9, &[]);
+        assert!(!case.ends(9, "a", quiet(9)), "it is not waited for any more");
+        assert!(!case.ends(9, "never wanted", quiet(9)));
     }
 
     #[test]
     fn query_that_fails_between_two_answers_does_not_end_what_they_return() {
-        let fires = |second| Answer::Firing { series: "x".into(), since: t(second) };
+        let fires = |since, asked| Answer::Firing { series: "x".into(), since: t(since), asked: t(asked) };
         let quiet = || Answer::Quiet { since: t(1), asked: t(1) };
         let silent = || failed("no answer");
         for (sentence, between, since) in [
@@ -334,12 +340,12 @@ mod tests {
         ] {
             let mut case = Case::new();
             case.want(0, &["a"]);
-            case.ends(0, "a", fires(0));
+            case.ends(0, "a", fires(0, 0));
             for answer in between {
                 case.ends(1, "a", answer);
             }
-            case.ends(9, "a", fires(9));
-            assert_eq!(case.ledger.answers(t(9))["a"], fires(since), "{sentence}");
+            case.ends(9, "a", fires(9, 9));
+            assert_eq!(case.ledger.answers(t(9))["a"], fires(since, 9), "{sentence}");
         }
     }
 

@@ -137,13 +137,14 @@ impl ObjectChecks {
                 let known = state.watched.get(&Source::of(&question.check))?.known.lock();
                 (known.look()?.0, known.goes_on())
             };
-            let answer = match asked.course.last()? {
-                // Nothing has changed since. While the watch is interrupted, that is not known.
-                Answer::Quiet { since, .. } if goes_on && asked.edition == Some(edition) => {
-                    Answer::Quiet { since: *since, asked: now }
-                }
-                answer => answer.clone(),
-            };
+            let mut answer = asked.course.last()?.clone();
+            // Nothing has changed since. While the watch is interrupted, that is not known.
+            if goes_on
+                && asked.edition == Some(edition)
+                && let Answer::Quiet { asked, .. } | Answer::Firing { asked, .. } = &mut answer
+            {
+                *asked = now;
+            }
             Some((question.clone(), answer))
         };
         state.asked.iter().filter_map(answer).collect()
@@ -306,6 +307,15 @@ mod tests {
         assert_eq!(checks.problems().len(), 1);
         until(&|| matches!(checks.answers(now)[..], [(_, Answer::Quiet { .. })])).await;
         assert!(checks.problems().is_empty());
+        let expression = "self.status.health != 'OK'".into();
+        let opposite = Arc::new(ObjectCheck { expression, ..(*question.check).clone() });
+        checks.want([&ObjectQuestion { check: opposite, ..question.clone() }].into_iter(), sources);
+        until(&|| checks.answers(now).iter().any(|(_, answer)| matches!(answer, Answer::Firing { .. }))).await;
+        let later = Timestamp::from_second(60).unwrap();
+        for (_, answer) in checks.answers(later) {
+            let (Answer::Quiet { asked, .. } | Answer::Firing { asked, .. }) = answer else { panic!("{answer:?}") };
+            assert_eq!(asked, later, "nothing has changed until then");
+        }
         // Another policy.
         checks.want([&question].into_iter(), BTreeMap::new());
         assert_eq!(checks.answers(now), []);

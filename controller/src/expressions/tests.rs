@@ -167,7 +167,8 @@ async fn empty_result_is_quiet_and_any_series_is_firing() {
         answer_to(ok(QUIET)).await,
         Answer::Quiet { since: Timestamp::UNIX_EPOCH, asked: Timestamp::UNIX_EPOCH }
     );
-    let firing = Answer::Firing { series: r#"{a="b"} 7"#.into(), since: Timestamp::UNIX_EPOCH };
+    let firing =
+        Answer::Firing { series: r#"{a="b"} 7"#.into(), since: Timestamp::UNIX_EPOCH, asked: Timestamp::UNIX_EPOCH };
     assert_eq!(answer_to(ok(FIRING)).await, firing);
 }
 

@@ -9,7 +9,7 @@ use models::plain::cut;
 use models::reason::FailureReason;
 use models::shadow::{Progress, RolloutResult, Step};
 use planner::history::{RowId, Waiting, is_settled};
-use planner::view::ShadowFacts;
+use planner::view::{NodeFacts, ShadowFacts};
 
 /// The most results of deleted nodes that wait in memory.
 const MOST_ORPHANS: usize = 512;
@@ -52,6 +52,15 @@ fn waiting(shadow: &ShadowFacts, result: Arc<RolloutResult>) -> Waiting {
         result,
         bytes: 0,
         orphaned: false,
+    }
+}
+
+/// Puts the kinds that Nodes name in the place of those that their agents have reported: rollouts are of the former.
+pub(super) fn correct_kinds(waiting: &mut [Waiting], nodes: &BTreeMap<String, NodeFacts>) {
+    for waiting in waiting {
+        if let Some(node) = nodes.get(&waiting.node).filter(|node| node.uid == waiting.uid) {
+            node.correct_kind(Some(&mut waiting.variant), Some(&mut waiting.arch));
+        }
     }
 }
 
@@ -317,6 +326,22 @@ mod tests {
 
     fn row(uid: &str, result: &str, pods: usize) -> (String, String, usize) {
         (uid.to_owned(), result.to_owned(), pods)
+    }
+
+    #[test]
+    fn result_is_of_the_kind_that_its_node_names() {
+        let status = json!({"variant": "metal-k8s-1.37", "arch": "aarch64", "results": [result(None)]});
+        let shadow = shadow(ID, status);
+        for (sentence, uid, expected) in
+            [("its own Node", ID, "aws-k8s-1.37"), ("another Node of its name", "u2", "metal-k8s-1.37")]
+        {
+            let os_image = "Bottlerocket OS 1.20.0 (aws-k8s-1.37)".to_owned();
+            let facts = NodeFacts { uid: uid.to_owned(), os_image, ..NodeFacts::default() };
+            let mut waiting: Vec<Waiting> = on_shadow(&shadow).collect();
+            correct_kinds(&mut waiting, &BTreeMap::from([("a".to_owned(), facts)]));
+            let kinds: Vec<_> = waiting.iter().map(|of| (of.variant.as_str(), of.arch.as_str())).collect();
+            assert_eq!(kinds, [(expected, "aarch64")], "{sentence}");
+        }
     }
 
     #[test]

@@ -44,7 +44,7 @@ const IDLE: &str = "Idle";
 const UNKNOWN: &str = "unknown";
 
 /// Operations, as in `rejected_writes_total`.
-const KINDS: [&str; 14] = [
+const KINDS: [&str; 15] = [
     "shadow_create",
     "shadow_spec",
     "shadow_status",
@@ -58,6 +58,7 @@ const KINDS: [&str; 14] = [
     "node_get",
     "pod_list",
     "policy_revision",
+    "replica_set",
     "other",
 ];
 

@@ -21,10 +21,9 @@ use tokio::time::Instant;
 use super::certificate::{Certificate, accepts, is_pair};
 use super::facts::{Authorities, Certificates, Facts, Id, Leaf, Plan, Published, Signing, Source, Subject, Write};
 use super::material::{Issuing, MaterialError, PermitKey, issued};
-use super::plan;
 use super::provided::{Problem, provided};
 use super::store::{self, Contents, KeyRing, Safe, SecretFacts, TrustFacts};
-use super::{Signer, TlsError};
+use super::{Signer, TlsError, plan};
 use crate::cache::Cache;
 use crate::caches::Caches;
 use crate::config::{Config, ServingCertificate};
@@ -210,14 +209,15 @@ impl Keeper {
         if !synced {
             return None;
         }
-        let version = |cache: &Cache<SecretFacts>, name: &str| cache.get(name).map(|s| s.resource_version().to_owned());
+        let version =
+            |cache: &Cache<SecretFacts>, name: &str| cache.get(name).map(|s| SecretFacts::VERSION(&s).to_owned());
         let two_keys = self.keys.get(names::PERMIT_KEY_SECRET).is_some_and(|secret| store::has_two_keys(&secret));
         Some(CheckInput {
             versions: [
                 version(&self.authorities, names::CA_SECRET),
                 version(&self.serving, names::SERVING_SECRET),
                 version(&self.keys, names::PERMIT_KEY_SECRET),
-                self.trust.get(names::TRUST_CONFIG_MAP).map(|map| map.resource_version().to_owned()),
+                self.trust.get(names::TRUST_CONFIG_MAP).map(|map| TrustFacts::VERSION(&map).to_owned()),
             ],
             requested: self.requested(),
             // Only the end of a rotation waits for them.

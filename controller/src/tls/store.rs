@@ -51,21 +51,11 @@ where
     K: kube::Resource<DynamicType = ()> + Clone + PartialEq + Debug + DeserializeOwned + Send + Sync + 'static,
 {
     type Object = K;
-
-    fn key(&self) -> String {
-        Self::key_of(self.0.meta())
-    }
-
-    fn resource_version(&self) -> &str {
-        self.0.meta().resource_version.as_deref().unwrap_or_default()
-    }
+    const BY_NAME: bool = true;
+    const VERSION: fn(&Self) -> &str = |object| object.0.meta().resource_version.as_deref().unwrap_or_default();
 
     fn project(object: &K) -> Option<Self> {
         Some(Self(object.clone()))
-    }
-
-    fn key_of(meta: &ObjectMeta) -> String {
-        meta.name.clone().unwrap_or_default()
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use comfy_table::{Table, presets};
 use models::condition::true_condition;
-use models::shadow::{BLOCKED, Step, UPDATED};
+use models::shadow::{BLOCKED, HostState, Step, UPDATED};
 use semver::Version;
 use tokio::time::Instant;
 
@@ -48,6 +48,7 @@ fn rows(world: &ClusterState, target: &Version) -> Vec<Row> {
             (None, None) if current == Some(target) => String::new(),
             (None, None) => turn.to_owned(),
             (None, Some(Step::Staged)) => turn.to_owned(),
+            (None, Some(Step::Staging)) if status.agent.state == Some(HostState::StagedUpdate) => turn.to_owned(),
             (None, Some(step)) => describe(step, shadow).to_owned(),
         };
         rows.push(Row {

@@ -25,7 +25,7 @@ use rand::seq::IteratorRandom as _;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use serde_json::json;
 
-use crate::bed::{Boot, Due, Fault, Faults, LIMIT, NEW, Planned, SHOP, ScriptedCluster, Write};
+use crate::bed::{Boot, Due, Fault, Faults, LIMIT, NEW, OLD, Planned, SHOP, ScriptedCluster, Write};
 
 crate::cases![rollout_makes_the_listed_writes_and_no_others];
 
@@ -194,11 +194,13 @@ async fn is_recorded(cluster: &ScriptedCluster) -> anyhow::Result<bool> {
 async fn roll_out(cluster: &mut ScriptedCluster, planned: Vec<Planned>) -> anyhow::Result<Faults> {
     let faults = Faults::new(cluster.client.clone(), planned);
     cluster.faults = Some(faults.clone());
-    for number in 1..=3 {
-        cluster.add_node(&format!("node-{number}"), &[]).await?;
+    for node in ["node-1", FALLS_BACK] {
+        cluster.add_node(node, &[]).await?;
     }
     cluster.fleet.script(FALLS_BACK, |node| node.boot = Boot::FallsBack);
+    cluster.fleet.add(OF_OTHER_KIND, &OLD);
     cluster.fleet.script(OF_OTHER_KIND, |node| node.arch = "aarch64");
+    cluster.register_node(OF_OTHER_KIND, &[]).await?;
     let policy = json!({
         "strategy": {"canary": [{"nodes": 1}]},
         "hooks": [{"name": "storage", "before": {}, "after": {}}],

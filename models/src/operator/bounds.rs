@@ -23,9 +23,15 @@ pub struct Bound {
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_mins(1);
 const HOUR: Duration = Duration::from_mins(60);
-const DAY: Duration = Duration::from_mins(24 * 60);
-const WEEK: Duration = Duration::from_mins(7 * 24 * 60);
-const YEAR: Duration = Duration::from_mins(365 * 24 * 60);
+const DAY: Duration = days(1);
+const WEEK: Duration = days(7);
+const YEAR: Duration = days(365);
+
+const fn days(count: u64) -> Duration {
+    Duration::from_mins(count * 24 * 60)
+}
+
+const NO_ANSWER: &str = "Without time, no hook can answer. The node holds its slot meanwhile.";
 
 const fn bound(field: &'static str, min: Duration, max: Duration, why: &'static str) -> Bound {
     Bound { field, min, max, why }
@@ -46,19 +52,9 @@ pub const BOUNDS: &[Bound] = &[
         WEEK,
         "Nodes that restart count. With more, a dead node stops all updates.",
     ),
-    bound("schedule.windows[].duration", MINUTE, Duration::from_mins(31 * 24 * 60), "Nodes start within a window."),
-    bound(
-        "schedule.stopStartingBefore",
-        Duration::ZERO,
-        Duration::from_mins(30 * 24 * 60),
-        "It is shorter than a window.",
-    ),
-    bound(
-        "strategy.canary[].soak",
-        Duration::ZERO,
-        Duration::from_mins(90 * 24 * 60),
-        "With more, the next release comes first.",
-    ),
+    bound("schedule.windows[].duration", MINUTE, days(31), "Nodes start within a window."),
+    bound("schedule.stopStartingBefore", Duration::ZERO, days(30), "It is shorter than a window."),
+    bound("strategy.canary[].soak", Duration::ZERO, days(90), "With more, the next release comes first."),
     bound("drain.timeout", SECOND, WEEK, "Without time, no pod can leave. The node is cordoned meanwhile."),
     bound("drain.guardedTimeout", SECOND, WEEK, "Without time, no pod can leave. The node is cordoned meanwhile."),
     bound("drain.skipTerminatingAfter", Duration::ZERO, WEEK, "The drain is not longer."),
@@ -69,20 +65,10 @@ pub const BOUNDS: &[Bound] = &[
         HOUR,
         "Load balancers close connections within an hour. The node is cordoned meanwhile.",
     ),
-    bound(
-        "hooks[].before.timeout",
-        SECOND,
-        WEEK,
-        "Without time, no hook can answer. The node holds its slot meanwhile.",
-    ),
-    bound(
-        "hooks[].after.timeout",
-        SECOND,
-        WEEK,
-        "Without time, no hook can answer. The node holds its slot meanwhile.",
-    ),
+    bound("hooks[].before.timeout", SECOND, WEEK, NO_ANSWER),
+    bound("hooks[].after.timeout", SECOND, WEEK, NO_ANSWER),
     bound("health.after.soak", SECOND, DAY, "The node holds its slot meanwhile; canary steps have longer soaks."),
-    bound("health.after.timeout", SECOND, Duration::from_mins(2 * 24 * 60), "The node holds its slot meanwhile."),
+    bound("health.after.timeout", SECOND, days(2), "The node holds its slot meanwhile."),
     bound("prometheus.timeout", SECOND, MINUTE, "Prometheus itself gives up after two minutes."),
     bound("prometheus.interval", SECOND, HOUR, "Each evaluation is a query. With more, nodes wait for one."),
     bound("freshness.target", SECOND, YEAR, "With more, every node is within the target."),
@@ -107,7 +93,7 @@ pub const BOUNDS: &[Bound] = &[
         HOUR,
         "No host is down at once. A withdrawn node waits for it.",
     ),
-    bound("rolloutHistory.maxAge", HOUR, Duration::from_mins(10 * 365 * 24 * 60), "Without time, nothing is kept."),
+    bound("rolloutHistory.maxAge", HOUR, days(10 * 365), "Without time, nothing is kept."),
 ];
 
 /// The parts of `spec` that a node group may have too.

@@ -9,9 +9,8 @@ use semver::Version;
 use serde::{Deserialize, Serialize};
 
 use super::MAX_FAILURES;
-use crate::moment::Moment;
 use crate::reason::Proof;
-use crate::schema::{StatusWord, VersionText};
+use crate::schema::{Moment, StatusWord, VersionText};
 use crate::time::after;
 
 /// The most nodes that a ledger names. Only named nodes can prove the version later; further nodes wait for a name. Names of nodes that are gone
@@ -187,14 +186,16 @@ impl RolloutLedger {
     /// Returns whether as many nodes as `limit`, and a share of all that were taken, run the version without a proof.
     fn is_braked_by_unproven(&self, limit: usize) -> bool {
         let unproven = self.row.iter().filter(|end| end.is_unproven()).count();
-        unproven >= limit && (self.open().saturating_mul(UNPROVEN_SHARE) >= self.used() || self.has_many_fallen())
+        unproven >= limit && (self.open().saturating_mul(UNPROVEN_SHARE) >= self.used() || self.has_many_fallen(limit))
     }
 
-    /// Returns whether no name is free and at least half are those of nodes that were no longer Ready: there may be
-    /// more of them, which are not counted.
-    fn has_many_fallen(&self) -> bool {
+    /// Returns whether no name is free and nodes that were no longer Ready are as many as `limit`, and at least half of all
+    /// that may have one beside those that failed: there may be more of them, which are not counted.
+    fn has_many_fallen(&self, limit: usize) -> bool {
         let fallen = self.row.iter().filter(|end| end.has_fallen()).count();
-        self.nodes.len() >= LEDGER_NODES && fallen * 2 >= LEDGER_NODES
+        let failed = self.nodes.iter().filter(|named| named.proof == Proof::Failed).count();
+        let is_full = self.nodes.len() >= LEDGER_NODES;
+        is_full && fallen >= limit && fallen * 2 >= LEDGER_NODES.saturating_sub(failed)
     }
 
     /// Returns whether an end of the row has a part in a brake: one from before a proof only where the nodes without a proof brake the
@@ -225,14 +226,25 @@ impl RolloutLedger {
         }
     }
 
-    /// Counts a proven node that is not Ready any more as one without a proof, where a name is free: by its name it is found again, and named
-    /// once it is gone. It has a part in a brake by nodes without a proof, and is no end after the last proof.
-    pub fn fall(&mut self, node: &str) {
-        if self.proven <= 0 || self.nodes.len() >= LEDGER_NODES || self.nodes.iter().any(|named| named.node == node) {
+    /// Counts a proven node that is not Ready any more as one without a proof: by its name it is found again, and named once it is gone. It
+    /// has a part in a brake by nodes without a proof, and is no end after the last proof. Where no name is free, it takes that of a node that
+    /// never had a proof and has not failed, of one that is gone or accepted first; the count of that node stays.
+    pub fn fall(&mut self, node: &str, is_gone: impl Fn(&str) -> bool) {
+        if self.proven <= 0 || self.nodes.iter().any(|named| named.node == node) {
             return;
+        }
+        if self.nodes.len() >= LEDGER_NODES {
+            let others = self.nodes.iter().enumerate().filter(|(_, named)| named.is_unproven() && !named.has_fallen());
+            let is_needed = |named: &LedgerNode| !named.accepted && !is_gone(&named.node);
+            let Some((other, _)) = others.min_by_key(|(_, named)| is_needed(named)) else { return };
+            self.nodes.remove(other);
         }
         self.move_node(Some(Proof::Proven), (node, Proof::Unproven, NOT_READY));
         self.row.retain(|end| end.node != node);
+        let is_full = self.row.len() >= MAX_FAILURES as usize;
+        if let Some(before) = self.row.iter().position(|end| is_full && end.before_proof && !end.has_fallen()) {
+            self.row.remove(before);
+        }
         if self.row.len() < MAX_FAILURES as usize {
             let (node, reason) = (node.to_owned(), NOT_READY.to_owned());
             self.row.push(LedgerNode { node, proof: Proof::Unproven, reason, accepted: false, before_proof: true });
@@ -394,17 +406,17 @@ mod tests {
         };
         let mut ledger = start();
         for _ in 0..2 {
-            ledger.fall("a");
+            ledger.fall("a", |_| false);
             assert_eq!((ledger.proven, ledger.unproven, ledger.nodes.len()), (1, 2, 2), "once");
         }
         assert_eq!(ledger.nodes[1].to_string(), "a (NotReady)");
         assert_eq!(ledger.row.iter().map(|end| end.node.as_str()).collect::<Vec<_>>(), ["b", "a"], "once");
         ledger.accept();
         assert_eq!(ledger.good(), 3);
-        ledger.fall("a");
+        ledger.fall("a", |_| false);
         assert_eq!(ledger.good(), 3, "a user has accepted it");
         let mut ledger = start();
-        ledger.fall("a");
+        ledger.fall("a", |_| false);
         ledger.recover("a");
         assert_eq!(ledger, start());
     }
@@ -414,9 +426,74 @@ mod tests {
     fn large_rollout_is_braked_once_its_names_are_used_up_by_nodes_that_fall() {
         for (fallen, limit, braked) in [(63, 3, false), (64, 3, true), (200, 3, true), (200, usize::MAX, false)] {
             let mut ledger = RolloutLedger { proven: 4_000, ..RolloutLedger::default() };
-            (0..fallen).for_each(|number| ledger.fall(&format!("n{number}")));
+            (0..fallen).for_each(|number| ledger.fall(&format!("n{number}"), |_| false));
             ledger.brake(limit, Timestamp::UNIX_EPOCH);
             assert_eq!(ledger.braked_until.is_some(), braked, "{fallen} of 4000, {limit}");
+        }
+    }
+
+    /// Before they fall, as many names as may be are those of other nodes.
+    #[test]
+    fn names_and_places_in_the_row_that_other_nodes_have_keep_no_fallen_node_from_braking_the_rollout() {
+        for (sentence, named, proof, in_row, fallen, braked) in [
+            ("names of unproven nodes", 40, Proof::Unproven, 0, 64, true),
+            ("all names of unproven nodes", 64, Proof::Unproven, 0, 32, true),
+            ("all names of unproven nodes, and fewer fall", 64, Proof::Unproven, 0, 31, false),
+            ("the row too", 64, Proof::Unproven, 64, 32, true),
+            ("names of nodes that failed", 40, Proof::Failed, 0, 24, true),
+            ("all names of nodes that failed", 64, Proof::Failed, 0, 64, false),
+        ] {
+            let mut ledger = RolloutLedger { proven: 4_000, ..RolloutLedger::default() };
+            for number in 0..named {
+                let node = format!("other-{number}");
+                ledger.move_node(None, (&node, proof, "HookTimedOut"));
+                if number < in_row {
+                    ledger.add_to_row((&node, proof, "HookTimedOut"), Timestamp::MIN, usize::MAX, Timestamp::MIN);
+                }
+            }
+            ledger.proven_by("");
+            let used = ledger.used();
+            (0..fallen).for_each(|number| ledger.fall(&format!("n{number}"), |_| false));
+            ledger.brake(3, Timestamp::UNIX_EPOCH);
+            assert_eq!(ledger.braked_until.is_some(), braked, "{sentence}: {ledger:?}");
+            assert_eq!((ledger.used(), ledger.nodes.len()), (used, LEDGER_NODES), "{sentence}");
+        }
+    }
+
+    /// Three of 4,000 are fewer than one in twenty.
+    #[test]
+    fn names_that_failed_nodes_use_up_let_no_few_unproven_ones_brake_the_rollout() {
+        for (fallen, braked) in [(0, false), (2, false), (3, true)] {
+            let mut ledger = RolloutLedger { proven: 4_000, ..RolloutLedger::default() };
+            for number in 0..LEDGER_NODES - fallen {
+                ledger.move_node(None, (&format!("failed-{number}"), Proof::Failed, "SoakFailed"));
+            }
+            (0..fallen).for_each(|number| ledger.fall(&format!("fallen-{number}"), |_| false));
+            for number in 0..3 {
+                let end = format!("other-{number}");
+                ledger.move_node(None, (&end, Proof::Unproven, "HookTimedOut"));
+                ledger.add_to_row((&end, Proof::Unproven, "HookTimedOut"), Timestamp::MIN, usize::MAX, Timestamp::MIN);
+            }
+            ledger.proven_by("");
+            ledger.brake(3, Timestamp::UNIX_EPOCH);
+            assert_eq!(ledger.braked_until.is_some(), braked, "{fallen}: {ledger:?}");
+        }
+    }
+
+    #[test]
+    fn fallen_node_takes_the_name_of_a_node_that_is_gone_or_accepted_before_that_of_another() {
+        for (sentence, gone, accepted, taken) in
+            [("gone", "n40", "", "n40"), ("accepted", "", "n50", "n50"), ("neither", "", "", "n0")]
+        {
+            let mut ledger = RolloutLedger { proven: 100, ..RolloutLedger::default() };
+            for number in 0..LEDGER_NODES {
+                ledger.move_node(None, (&format!("n{number}"), Proof::Unproven, "HookTimedOut"));
+            }
+            ledger.nodes.iter_mut().for_each(|named| named.accepted = named.node == accepted);
+            ledger.fall("fallen", |node| node == gone);
+            let has_name = |node: &str| ledger.nodes.iter().any(|named| named.node == node);
+            assert!(has_name("fallen") && !has_name(taken), "{sentence}: {:?}", ledger.nodes);
+            assert_eq!((ledger.proven, ledger.unproven), (99, 65), "{sentence}");
         }
     }
 }

@@ -5,8 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::duration::Duration;
-use crate::moment::Moment;
-use crate::schema::StatusWord;
+use crate::schema::{Moment, StatusWord};
 
 /// Maximum number of notices that wait to be sent.
 pub const MOST_PENDING: usize = 32;

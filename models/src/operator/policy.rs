@@ -307,8 +307,8 @@ pub struct LoadBalancerPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AutoscalerPolicy {
-    /// If true, a node is protected from scale-down and consolidation from the start of its drain until its update is verified, or the
-    /// soak of its drill is over, by the annotations `cluster-autoscaler.kubernetes.io/scale-down-disabled` and
+    /// If true, a node is protected from scale-down and consolidation from the start of its drain until its update is verified and its
+    /// hooks have answered, or the soak of its drill is over, by the annotations `cluster-autoscaler.kubernetes.io/scale-down-disabled` and
     /// `karpenter.sh/do-not-disrupt`. Default true.
     pub protect: Option<bool>,
 }

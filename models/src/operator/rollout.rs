@@ -2,10 +2,108 @@
 
 use jiff::Timestamp;
 use schemars::JsonSchema;
+use semver::Version;
 use serde::{Deserialize, Serialize};
 
-use crate::moment::Moment;
-use crate::schema::StatusWord;
+use super::ledger::RolloutLedger;
+use crate::schema::{Moment, StatusWord, VersionText};
+
+/// Rollout of a version to the nodes of one variant and architecture.
+#[serde_with::skip_serializing_none]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ActiveRollout {
+    /// Version that the nodes update to.
+    #[schemars(with = "VersionText")]
+    pub version: Version,
+    /// Variant of these nodes, such as `aws-k8s-1.37`.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    pub variant: String,
+    /// Architecture of these nodes, such as `x86_64`.
+    #[serde(default)]
+    #[schemars(length(max = 32))]
+    pub arch: String,
+    /// Time at which the rollout started.
+    #[schemars(with = "Moment")]
+    pub started: Timestamp,
+    /// Number of canary steps of the policy that are passed.
+    pub steps_passed: i64,
+    /// Time at which all places of the step due were proven, or accepted by a user; absent while they are not.
+    #[schemars(with = "Option<Moment>")]
+    pub step_done: Option<Timestamp>,
+    /// True if the next step has been approved.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub approved: bool,
+    /// Time at which nodes of its variant and architecture went on to another version. If they come back to this one,
+    /// that is a new rollout, which passes the canary steps again. Also the time at which another record took the place of its own: a copy
+    /// of the entry stays until the history has the end of that.
+    #[schemars(with = "Option<Moment>")]
+    pub ended: Option<Timestamp>,
+    /// Number of the last canary step that a user approved, or of which a user accepted places that were not proven, from 1.
+    pub approved_step: Option<i64>,
+    /// Time until which it does not wait for windows and for the soaks of canary steps (`spec.version.urgent`); absent
+    /// if it is not urgent.
+    #[schemars(with = "Option<Moment>")]
+    pub urgent_until: Option<Timestamp>,
+    /// Expected completion. It is made again every 15 minutes and after a request or a change of the policy, and written
+    /// where it differs by more than a tenth of the time left; absent while no update is expected to end, and after the end.
+    pub estimated_completion: Option<CompletionEstimate>,
+    /// Record of the rollout in the history; absent until its number is known.
+    pub record: Option<RolloutRecord>,
+    /// Places that its nodes have used up; absent in what an earlier version of the operator wrote.
+    pub ledger: Option<RolloutLedger>,
+}
+
+impl ActiveRollout {
+    /// Returns a rollout that begins, to the nodes of a variant and architecture, without a record of its places.
+    pub const fn new(version: Version, variant: String, arch: String, started: Timestamp) -> Self {
+        Self {
+            version,
+            variant,
+            arch,
+            started,
+            steps_passed: 0,
+            step_done: None,
+            approved: false,
+            ended: None,
+            approved_step: None,
+            urgent_until: None,
+            estimated_completion: None,
+            record: None,
+            ledger: None,
+        }
+    }
+
+    /// Returns the number of its record in the history; 0 until that is known.
+    pub fn number(&self) -> i64 {
+        self.record.as_ref().map_or(0, |record| record.number)
+    }
+
+    /// Returns the name, in an approval, of its canary step with so many places.
+    pub fn step_name(&self, places: i64) -> String {
+        format!("{}/{places}", self.number())
+    }
+
+    /// Returns whether updates that ended one after the other without a proof have braked it.
+    pub fn is_braked(&self) -> bool {
+        self.ended.is_none() && self.ledger.as_ref().is_some_and(|ledger| ledger.braked_until.is_some())
+    }
+
+    /// Returns what an approval of its canary step is to be called: that the places of the step are used up, all of them proven or
+    /// accepted, or some of them without a proof; `None` where an approval would pass nothing, as after the end of its record.
+    pub fn approvable(&self) -> Option<String> {
+        self.record.as_ref().filter(|record| record.ended.is_none())?;
+        let ledger = self.ledger.as_ref().filter(|ledger| self.ended.is_none() && ledger.due > 0)?;
+        let name = self.step_name(ledger.due);
+        match (ledger.good() >= ledger.due, ledger.failed, ledger.used() >= ledger.due) {
+            _ if self.number() == 0 => None,
+            (true, ..) => Some(name),
+            (false, ..=0, true) => Some(format!("{name}/unproven")),
+            (false, ..) => None,
+        }
+    }
+}
 
 /// The revision of the policy under which a rollout began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -4,15 +4,10 @@ use jiff::Timestamp;
 use semver::Version;
 use serde::{Deserialize, Serialize};
 
-#[cfg(feature = "crd")]
-use schemars::JsonSchema;
-
 use crate::condition::Condition;
-#[cfg(feature = "crd")]
-use crate::moment::Moment;
 use crate::reason::FailureReason;
 #[cfg(feature = "crd")]
-use crate::schema::{StatusWord, VersionText};
+use crate::schema::{JsonSchema, Moment, StatusWord, VersionText};
 
 /// A state that a host is to reach, or has reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

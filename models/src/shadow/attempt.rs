@@ -4,10 +4,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "crd")]
-use schemars::JsonSchema;
-
-#[cfg(feature = "crd")]
-use crate::moment::Moment;
+use crate::schema::{JsonSchema, Moment};
 
 /// The most attempts that a shadow counts. One a second for thirty years are fewer.
 pub const MOST_ATTEMPTS: i64 = 1_000_000_000;

@@ -6,20 +6,15 @@ use jiff::Timestamp;
 use semver::Version;
 use serde::{Deserialize, Serialize};
 
-#[cfg(feature = "crd")]
-use schemars::JsonSchema;
-
 use super::attempt::Blocker;
 #[cfg(feature = "crd")]
 use super::attempt::MOST_ATTEMPTS;
 use super::before::NodeBefore;
 use super::drill::{Drill, DrillResult, Mode};
 use super::result::{DrainedPod, RolloutPlace, RolloutResult};
-#[cfg(feature = "crd")]
-use crate::moment::Moment;
 use crate::reason::{FailureReason, Proof};
 #[cfg(feature = "crd")]
-use crate::schema::{StatusWord, VersionText};
+use crate::schema::{JsonSchema, Moment, StatusWord, VersionText};
 
 /// Where an attempt is, seen from outside. Each step is at one place, and an attempt passes them in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -183,9 +178,10 @@ pub struct FirstPod {
     /// Time at which its eviction was accepted, or it had gone.
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub accepted: Option<Timestamp>,
-    /// True if it is asked first for its grace period alone, which may be longer than the drain: no budget guarded it.
+    /// True if no budget guarded it: it is asked first for its grace period, which may be longer than the drain, or because it kept an
+    /// earlier drain from its end.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub for_grace: bool,
+    pub unguarded: bool,
 }
 
 /// A PodDisruptionBudget whose pods stayed although they were asked first and alone.
@@ -216,7 +212,8 @@ pub struct DrainStatus {
     /// counts pods that came after the drain began, and pods that have ended but are still listed by the API server.
     #[serde(default)]
     pub removed: i64,
-    /// Pods that are asked before all others, and alone: those that their PodDisruptionBudget guarded when the drain began.
+    /// Pods that are asked before all others, and alone: those that their PodDisruptionBudget guarded when the drain began, whose grace
+    /// period may be longer than the drain, or that `record.drainBlockers` names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic")))]
     pub asked_first: Vec<FirstPod>,
@@ -374,6 +371,11 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic")))]
     pub refusing_budgets: Vec<RefusingBudget>,
+    /// Pods (uid) that stayed on the node until an attempt ended for that, and owners (uid) whose pods came back to it. The next drain evicts
+    /// these pods first and alone. Absent in what an earlier version of the operator wrote.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 16), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
+    pub drain_blockers: Vec<String>,
     /// Time before which no attempt starts.
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub not_before: Option<Timestamp>,

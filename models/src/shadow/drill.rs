@@ -4,16 +4,11 @@ use jiff::Timestamp;
 use semver::Version;
 use serde::{Deserialize, Serialize};
 
-#[cfg(feature = "crd")]
-use schemars::JsonSchema;
-
 use super::attempt::Blocker;
 #[cfg(feature = "crd")]
 use super::attempt::MOST_ATTEMPTS;
 #[cfg(feature = "crd")]
-use crate::moment::Moment;
-#[cfg(feature = "crd")]
-use crate::schema::VersionText;
+use crate::schema::{JsonSchema, Moment, VersionText};
 
 /// The most pods that a drill names as refused.
 pub const MOST_REFUSED: usize = 32;

@@ -7,15 +7,10 @@ use semver::Version;
 use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "crd")]
-use schemars::JsonSchema;
-
-#[cfg(feature = "crd")]
 use super::attempt::MOST_ATTEMPTS;
 use super::drill::Drill;
 #[cfg(feature = "crd")]
-use crate::moment::Moment;
-#[cfg(feature = "crd")]
-use crate::schema::{StatusWord, VersionText};
+use crate::schema::{JsonSchema, Moment, StatusWord, VersionText};
 
 /// The most Services that are recorded of a pod.
 pub const RECORDED_SERVICES: usize = 8;

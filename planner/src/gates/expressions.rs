@@ -111,7 +111,7 @@ pub(crate) fn firing<'a>(
 ) -> Vec<Firing<'a>> {
     let of = |check: &'a Check| {
         let (question, shared) = check.question(subject).ok()?;
-        let Answer::Firing { series, since } = answers.get(&question)? else { return None };
+        let Answer::Firing { series, since, .. } = answers.get(&question)? else { return None };
         Some(Firing { check, subject, series, since: *since, shared })
     };
     checks.iter().filter_map(of).collect()
@@ -190,7 +190,10 @@ mod tests {
             ("all quiet", vec![("errors > 0", quiet()), (load, quiet())], None),
             (
                 "one fires",
-                vec![("errors > 0", quiet()), (load, Answer::Firing { series: "{} 12".into(), since: t(0) })],
+                vec![
+                    ("errors > 0", quiet()),
+                    (load, Answer::Firing { series: "{} 12".into(), since: t(0), asked: t(0) }),
+                ],
                 refused(Wait::ExpressionFires { name: "load".into(), series: "{} 12".into(), shared: false }),
             ),
             (

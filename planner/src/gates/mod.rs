@@ -80,19 +80,14 @@ const fn gate(
 }
 
 const fn drain_gate(name: &'static str, holds: &'static str, check: fn(&NodeContext<'_>) -> Option<Obstacle>) -> Gate {
-    Gate {
-        stage: Drain,
-        name,
-        holds,
-        check: GateCheck::FoundOut(check),
-        of: |_| true,
-        lasts: true,
-        exception: |_| None,
-    }
+    Gate { check: GateCheck::FoundOut(check), ..gate(Drain, name, holds, |_| None) }
 }
 
 /// Updates: the request for a drill is newer than a back-off, and brings no node to a version.
 const UPDATES: fn(Mode) -> bool = |mode| mode == Mode::Update;
+
+/// The sentence of the gate of the switch, which needs no shadow.
+pub(crate) const ENABLED: &str = "updates are enabled, by a valid policy";
 
 /// All gates, in their order.
 const GATES: &[Gate] = &[
@@ -108,7 +103,7 @@ const GATES: &[Gate] = &[
     gate(Begin, "AttemptsLeft", "the number of the next attempt is not too high", host::has_attempts_left),
     gate(Begin, "HasTarget", "policy has a version for the node, and the host offers it", host::has_target)
         .only(Mode::downloads),
-    gate(New, "Enabled", "updates are enabled, by a valid policy", fleet::is_enabled),
+    gate(New, "Enabled", ENABLED, fleet::is_enabled),
     gate(New, "NotQuarantined", "the version has not failed too often on this kind of host", fleet::is_not_quarantined)
         .only(Mode::downloads),
     gate(New, "NotFrozen", "no failures have stopped the rollout", fleet::is_not_frozen),
@@ -147,11 +142,6 @@ const HOST_NOT_BUSY: &str = "no command of the host runs for too long";
 /// Returns the gates of these stages for an attempt of this kind, in their order.
 fn of(stages: &[GateStage], mode: Mode) -> impl Iterator<Item = &'static Gate> + '_ {
     GATES.iter().filter(move |gate| stages.contains(&gate.stage) && (gate.of)(mode))
-}
-
-/// Returns the first obstacle in the gates of these stages.
-fn first_obstacle(stages: &[GateStage], ctx: &NodeContext<'_>) -> Option<Obstacle> {
-    of(stages, ctx.mode()).find_map(|gate| gate.obstacle(ctx))
 }
 
 impl Gate {
@@ -227,7 +217,7 @@ pub(crate) fn control_plane_busy(ctx: &NodeContext<'_>) -> Option<Wait> {
 
 /// Checks the pods, budgets and expressions of a node that may be taken out of service.
 pub(crate) fn before_drain(ctx: &NodeContext<'_>) -> Option<Obstacle> {
-    first_obstacle(&[Drain], ctx)
+    of_drain(ctx).find_map(|gate| gate.obstacle(ctx))
 }
 
 /// Checks again, after the wait for hooks, what may have changed since the node got its slot: the node, the schedule, its pods,

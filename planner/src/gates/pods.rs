@@ -99,7 +99,7 @@ pub(crate) fn none_terminates(ctx: &NodeContext<'_>) -> Option<Obstacle> {
     }
     let stuck = |pod: &&PodFacts| pod.ends_by.is_some_and(|by| after(by, STUCK_AFTER) <= ctx.now);
     // The drain does not wait for pods that a finalizer keeps after their containers have ended, nor for those that it leaves alone.
-    let leaves = |pod: &&PodFacts| pod.terminating && !pod.finished && !pod.mirror && pod.daemon_set.is_none();
+    let leaves = |pod: &&PodFacts| pod.terminating && !pod.finished && pod.is_of_workload();
     let stuck: Vec<&PodFacts> = pods(ctx).iter().filter(leaves).filter(stuck).collect();
     let first = stuck.iter().min_by_key(|pod| (&pod.namespace, &pod.name))?;
     Some(Obstacle::Refused(Wait::PodsTerminating { pod: first.title(), count: stuck.len() }))

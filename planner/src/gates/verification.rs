@@ -8,9 +8,8 @@ use models::shadow::{AttemptResult, VersionFailure};
 use semver::Version;
 
 use super::{fleet, host, node};
-use crate::survey::NodeContext;
 use crate::survey::key::is_member;
-use crate::survey::ledger;
+use crate::survey::{NodeContext, ledger};
 use crate::wait::Wait;
 
 /// The time from the end of an attempt to the next verification, and between two of them.

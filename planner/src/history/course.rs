@@ -152,7 +152,13 @@ fn follow(status: &mut BottlerocketRolloutHistoryStatus, begun: Timestamp, state
     // Another urgency is another override, with an entry of its own.
     let same =
         |stored: &Condition| !state.holds || state.type_ != URGENT || stored.message == cut(&state.message, MESSAGE);
-    if before == Some(holds) && stored.is_none_or(same) {
+    // That updates were enabled in between has waited for a write, and was not written.
+    let is_other_pause =
+        |stored: &Condition| state.type_ == PAUSED && state.since.max(begun) > stored.last_transition_time;
+    if state.holds && before == Some(holds) && stored.is_some_and(is_other_pause) {
+        status.entries.push(entry(state.since.max(begun), EntryKind::Resumed, ENABLED_AGAIN));
+        status.conditions.retain(|condition| condition.type_ != PAUSED);
+    } else if before == Some(holds) && stored.is_none_or(same) {
         return;
     }
     let ends = state.ends.filter(|_| before.is_some());
@@ -210,6 +216,29 @@ pub(super) fn continued(
     follow_steps(&mut status.entries, active, managers.approve_step.as_ref(), now);
     limit(&mut status.entries);
     status
+}
+
+/// Returns since when a change of a record has waited for another one: its first estimate since the record began, and that updates are
+/// enabled again. `None`: another change is there.
+pub(super) fn waits_since(
+    stored: &BottlerocketRolloutHistoryStatus,
+    status: &BottlerocketRolloutHistoryStatus,
+    begun: Timestamp,
+) -> Option<Timestamp> {
+    let mut same = status.clone();
+    let mut since = (same.first_estimate != stored.first_estimate).then_some(begun);
+    same.first_estimate = stored.first_estimate;
+    let enabled = |last: &mut HistoryEntry| last.kind == EntryKind::Resumed && last.message == ENABLED_AGAIN;
+    if same.entries.len() > stored.entries.len()
+        && let Some(last) = same.entries.pop_if(enabled)
+    {
+        since = Some(since.map_or(last.time, |since| since.min(last.time)));
+        let paused = same.conditions.iter_mut().filter(|condition| condition.type_ == PAUSED);
+        for (condition, before) in paused.zip(find_condition(&stored.conditions, PAUSED)) {
+            condition.clone_from(before);
+        }
+    }
+    since.filter(|_| same == *stored)
 }
 
 /// Adds that the rollout is braked, or is no longer. The ledger of one whose record was replaced is that of the next one.

@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::history::{
-    BottlerocketRolloutHistoryStatus, HistoryPage, HistoryRow, LARGEST_OBJECT, MOST_PAGES, MOST_ROWS, PageSummary,
-    RecordedOperator, RecordedRevision, RecordedRollout, RolloutPhase, VersionCount, page_name, record_name,
+    HistoryPage, HistoryRow, LARGEST_OBJECT, MOST_PAGES, MOST_ROWS, PageSummary, RecordedOperator, RecordedRevision,
+    RecordedRollout, RolloutPhase, VersionCount, page_name, record_name,
 };
 use models::names;
 use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, RolloutRecord, without_credentials};
@@ -344,10 +344,9 @@ fn go_on(snapshot: &HistorySnapshot<'_>, record: &RecordFacts, plan: &mut Histor
         plan.actions.push(HistoryAction::End { name: record.name.clone(), status });
         return;
     }
-    // An estimate goes with the next write, or after the time that a page may wait.
-    let first_estimate = record.status.first_estimate;
-    let urgent = BottlerocketRolloutHistoryStatus { first_estimate, ..status.clone() } != record.status;
-    let due = if urgent { now } else { after(record.rollout.begun, PAGE_WAIT) };
+    // Some changes go with the next write, or after the time that a page may wait.
+    let waits_since = course::waits_since(&record.status, &status, record.rollout.begun);
+    let due = waits_since.map_or(now, |since| after(since, PAGE_WAIT));
     if status != record.status && due <= now {
         plan.actions.push(HistoryAction::Update { name: record.name.clone(), status: Box::new(status) });
     } else if status != record.status {

@@ -5,7 +5,9 @@ mod limits;
 use std::sync::Arc;
 
 use models::condition::{Condition, ConditionStatus};
-use models::history::{BottlerocketRolloutHistory, BottlerocketRolloutHistorySpec, EntryKind};
+use models::history::{
+    BottlerocketRolloutHistory, BottlerocketRolloutHistorySpec, BottlerocketRolloutHistoryStatus, EntryKind,
+};
 use models::operator::{CompletionEstimate, ENABLED, Quarantined, RolloutLedger, WINDOW_OPEN};
 use models::shadow::{DrainedPod, Drill, PodMove, RolloutResult, UPDATED};
 
@@ -399,6 +401,33 @@ fn first_estimate_goes_with_the_next_write_or_after_the_wait_of_a_page() {
 }
 
 #[test]
+fn entry_that_updates_are_enabled_again_goes_with_the_next_write_or_after_the_wait_of_a_page() {
+    let enabled = |status: ConditionStatus, at: i64| Condition {
+        type_: ENABLED.into(),
+        status,
+        reason: "x".into(),
+        message: "m".into(),
+        last_transition_time: t(at),
+        observed_generation: None,
+    };
+    let (mut server, mut leader) = (Server::new(), Leader::default());
+    server.operator.status.conditions = vec![enabled(ConditionStatus::False, 1)];
+    server.settle(&mut leader, 1, 0);
+    server.operator.status.conditions = vec![enabled(ConditionStatus::True, 50)];
+    let plan = server.plan(&leader, 60);
+    assert_eq!((plan.actions, plan.wake), (Vec::new(), Some(t(650))));
+    let mut ended = Server { operator: server.operator.clone(), ..Server::new() };
+    (ended.objects, ended.version) = (server.objects.clone(), server.version);
+    ended.end(RolloutPhase::Completed, 70);
+    ended.settle(&mut leader, 70, 0);
+    let expected = [EntryKind::Begun, EntryKind::Paused, EntryKind::Resumed, EntryKind::Completed];
+    assert_eq!(ended.entries(), expected, "with its end");
+    server.settle(&mut Leader::default(), 650, 0);
+    assert_eq!(server.entries(), expected[..3]);
+    assert_eq!(server.status().entries[2].time, t(50));
+}
+
+#[test]
 fn drill_has_a_record_of_its_own_beside_that_of_a_rollout() {
     let drill = |attempt, ended| RolloutResult {
         to: OLD,
@@ -487,8 +516,11 @@ fn entries_tell_each_change_once_under_every_leader() {
         (Box::new(|s| set(s, ENABLED, ConditionStatus::True, 1)), &[]),
         (Box::new(|s| set(s, WINDOW_OPEN, ConditionStatus::True, 1)), &[]),
         (Box::new(|s| set(s, ENABLED, ConditionStatus::False, 10)), &[EntryKind::Paused]),
-        (Box::new(|s| set(s, ENABLED, ConditionStatus::True, 20)), &[EntryKind::Resumed]),
-        (Box::new(|s| set(s, WINDOW_OPEN, ConditionStatus::False, 30)), &[EntryKind::WindowClosed]),
+        // That updates go on waits for another entry.
+        (Box::new(|s| set(s, ENABLED, ConditionStatus::True, 20)), &[]),
+        (Box::new(|s| set(s, ENABLED, ConditionStatus::False, 25)), &[EntryKind::Resumed, EntryKind::Paused]),
+        (Box::new(|s| set(s, ENABLED, ConditionStatus::True, 28)), &[]),
+        (Box::new(|s| set(s, WINDOW_OPEN, ConditionStatus::False, 30)), &[EntryKind::Resumed, EntryKind::WindowClosed]),
         (Box::new(|s| set(s, WINDOW_OPEN, ConditionStatus::True, 31)), &[EntryKind::WindowOpened]),
         (
             Box::new(|s| {

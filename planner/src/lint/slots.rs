@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use models::operator::{ActiveRollout, RolloutLedger, Slot, SlotUpdate};
+use models::operator::{ActiveRollout, Slot, SlotUpdate};
 use models::reason::Proof;
 use models::time::between;
 use semver::Version;
@@ -14,7 +14,7 @@ use crate::policy::{CanaryStep, Policy};
 use crate::survey::key::{is_member, key_of};
 use crate::survey::unwell::Unwell;
 use crate::survey::urgency::Urgency;
-use crate::survey::{brake, ended, ledger, rollout};
+use crate::survey::{ended, ledger, rollout};
 use crate::view::{ClusterView, NodeFacts, NodeView};
 
 /// The nodes that get a slot. Nodes that are disrupted already keep their slots, also over a budget that was lowered since,
@@ -233,11 +233,8 @@ pub(super) fn check_alone(view: &ClusterView, policy: &Policy, plan: &Plan, new:
         let given = slots.iter().find(|slot| new.iter().any(|node| node.facts.uid == slot.uid))?;
         let (recorded, now, of) = (rollout.ledger.as_ref()?, given.since, (view, policy));
         let of_kind = (total(rollout), usize::try_from(recorded.base).unwrap_or(0));
-        let limit = |ledger: &RolloutLedger| brake::limit(policy, brake::nodes(view, ledger, of_kind));
         // Attempts that have ended count, also where their slots are to be taken away yet.
-        let mut ledger = ended::foreseen(of, slots.iter().copied(), (rollout, recorded), limit(recorded), now);
-        let limit = limit(&ledger);
-        ledger.brake(limit, now);
+        let (ledger, limit) = ended::foreseen(of, slots.iter().copied(), (rollout, recorded), of_kind, now);
         let braked = ledger.braked_until;
         let goes = |slot: &&&Slot| !slot.update.as_ref().is_some_and(|update| ended::has_ended(of, slot, update, now));
         let others = slots.iter().filter(goes).count().saturating_sub(1);

@@ -25,7 +25,7 @@ fn check_is_quiet_where_it_is_true_fires_where_it_is_false_and_is_unknown_otherw
     let ill = || ("rook/other", json!({"status": {"health": "ERR"}, "node": "b"}));
     let bare = || ("rook/new", json!({}));
     let quiet = Answer::Quiet { since: t(7), asked: t(7) };
-    let fires = |series: &str| Answer::Firing { series: series.into(), since: t(7) };
+    let fires = |series: &str| Answer::Firing { series: series.into(), since: t(7), asked: t(7) };
     let fails = |message: &str| Answer::Failed { message: message.into() };
     let (each, list) = ("self.status.health == 'OK'", "all.exists_one(c, c.status.health == 'OK')");
     let (none, no_such) = (

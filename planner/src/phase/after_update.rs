@@ -7,16 +7,25 @@ use models::shadow::{Mode, Progress, Step};
 use models::time::after;
 
 use super::boot::left_target;
+use super::claim::return_to_service;
 use super::comparison::blame;
-use super::health::{LASTING, began};
+use super::health::{LASTING, OTHER_CAUSES, began, counted, firing, pods_to_verify, unhealthy_pods};
 use super::hooks::{still_awaited, unanswered};
-use super::row::{Attempt, Outcome, Turn, act, stay};
+use super::row::{Attempt, Outcome, Turn, act, fail, stay};
+use super::usable;
 use super::verification::{after_drill, interrupted};
 use super::verifying::held_cordoned;
 use crate::decision::Action;
+use crate::gates;
 use crate::wait::Wait;
 
+/// Awaits the hooks. The expressions are queried meanwhile, so that they have an answer by then.
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
+    let questions = gates::questions(&ctx.group().after.checks, ctx.subject());
+    await_hooks(ctx).querying(questions.filter(|_| !ctx.mode().is_drill()))
+}
+
+fn await_hooks(ctx: &Attempt<'_>) -> Turn {
     let ended = match ctx.mode() {
         Mode::Update => left_target(ctx),
         Mode::Drill { .. } => after_drill(ctx),
@@ -25,8 +34,8 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(turn) = ended {
         return turn;
     }
-    if ctx.needs_release() {
-        return act(Action::Release);
+    if let Some(action) = return_to_service(ctx) {
+        return act(action);
     }
     // True once its hooks were asked before another verification. An earlier version of the operator also set it for another boot in the soak:
     // then nothing counts here, either.
@@ -36,16 +45,16 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if matches!(ctx.mode(), Mode::Update) && !again && is_rebooted && ctx.now <= soon {
         return rebooted_early(ctx);
     }
-    let is_well = ctx.facts().is_well() && !is_rebooted && ctx.progress.interrupted.is_none();
-    let as_verified = ctx.mode().is_drill() || is_well;
+    let is_up = ctx.facts().is_well() && !is_rebooted && ctx.progress.interrupted.is_none();
+    let as_verified = ctx.mode().is_drill() || is_up;
     // A node that is not well meanwhile keeps its slot: to end its attempt now would let the next one go before the hooks allow it. The
     // failure of a hook then says less about it than a verification.
     let hooks = still_awaited(ctx);
     if let Some(turn) = hooks.filter(|turn| as_verified || !matches!(turn.verdict, Outcome::Fail(..))) {
         return turn;
     }
-    if as_verified {
-        return held_cordoned(ctx).unwrap_or_else(|| Turn::of(Outcome::Pass(unanswered(ctx))));
+    if as_verified && let Some(turn) = end_verified(ctx) {
+        return turn;
     }
     // One reboot is nothing, and its pods may start slowly.
     let may_come_back = ctx.progress.interrupted.is_some_and(|boot| ctx.now < after(boot, ctx.policy.returning));
@@ -57,12 +66,55 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if ctx.progress.interrupted.is_some() && ctx.now < soon {
         return stay(Wait::Soaking { until: soon }).waking_at(soon);
     }
-    // The soak had passed once: the node has the whole time of a verification again, in which one other boot is nothing. A hook that never
-    // answers makes no circle of that.
+    // A hook that never answers makes no circle of verifications.
     let soak_restarted = again && unanswered(ctx).is_some();
+    if soak_restarted && !is_rebooted {
+        let message = format!("the node did not stay well while its hooks were awaited, {OTHER_CAUSES}");
+        return fail(FailureReason::HealthUnknown, message);
+    }
+    // The soak had passed once: the node has the whole time of a verification again, in which one other boot is nothing.
     let verified =
         Progress { verifying_since: Some(ctx.now), soak_restarted, interrupted: None, ..ctx.progress.clone() };
     ctx.next_keeping_boot(Step::Verifying, verified)
+}
+
+/// Ends the attempt of a node that is up once its hooks have answered, or does what is left before that; `None` where it is not well.
+fn end_verified(ctx: &Attempt<'_>) -> Option<Turn> {
+    if !ctx.mode().is_drill() {
+        // A new leader knows neither at first.
+        let known_by = after(ctx.view.leader_since, LASTING);
+        if let Some(wait) = unknown(ctx).filter(|_| ctx.now < known_by) {
+            return Some(stay(wait).waking_at(known_by));
+        }
+        match stays_well(ctx) {
+            Ok(true) => {}
+            Ok(false) => return None,
+            Err(read) => return Some(act(read)),
+        }
+    }
+    if ctx.needs_release() {
+        return Some(act(Action::Release));
+    }
+    Some(held_cordoned(ctx).unwrap_or_else(|| Turn::of(Outcome::Pass(unanswered(ctx)))))
+}
+
+/// Returns the wait for the pods and for the first answers to the expressions, while they are not known.
+fn unknown(ctx: &Attempt<'_>) -> Option<Wait> {
+    if pods_to_verify(ctx).is_none() {
+        return Some(Wait::ReadingPods);
+    }
+    let quiet = gates::quiet(&ctx.group().after.checks, ctx.subject(), &ctx.view.expressions);
+    quiet.err().filter(|wait| matches!(wait, Wait::ExpressionsPending { .. }))
+}
+
+/// Returns whether a node that is up is as well as it was at the end of its soak, or the read that this needs first.
+fn stays_well(ctx: &Attempt<'_>) -> Result<bool, Action> {
+    let Some(pods) = pods_to_verify(ctx) else { return Ok(false) };
+    let mut unhealthy = unhealthy_pods(ctx, &pods);
+    unhealthy.retain(|unhealthy| !unhealthy.pod.is_coming_up(ctx.now));
+    // What was read while the hooks are awaited is not read again: the reads of several owners may take long.
+    let counted = counted(ctx, &unhealthy, ctx.progress.since)?;
+    Ok(counted.is_empty() && firing(ctx).is_empty() && usable::missing(ctx).is_empty())
 }
 
 /// Records that a node is in another boot soon after its soak. Once is nothing: it is verified again. A second time counts, unless others

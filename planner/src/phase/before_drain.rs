@@ -7,8 +7,7 @@ use super::claim::{claim_due, ended_before_eviction, not_claimed};
 use super::hooks::{BEFORE_DRAIN, awaited, deadline, still_awaited, unanswered};
 use super::row::{Attempt, Turn};
 use super::start::{begin_drain, first_of_drain, kept_back};
-use crate::gates;
-use crate::hooks;
+use crate::{gates, hooks};
 
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(turn) = ended_before_eviction(ctx) {

@@ -91,24 +91,23 @@ pub(super) const fn are_most(count: usize, all: usize) -> bool {
 }
 
 /// Returns why a result of an expression for the node is no evidence against the version, if it is none: for most of a
-/// few nodes like it, the expression returns something too or has no answer, or there is no such node. An empty result
-/// counts only from the first of the two times on. Where answers are missing before the second one, returns the
-/// questions instead.
+/// few nodes like it, the expression returns something too or has no answer, or there is no such node. Answers to questions
+/// from before the first of the two times do not count: they may be of another cause than the result for the node. Where
+/// some are missing before the second one, returns the questions instead.
 pub(super) fn excuse_expression(
     ctx: &Attempt<'_>,
     fires: &Firing<'_>,
     (since, limit): (Timestamp, Timestamp),
 ) -> Result<Option<&'static str>, Vec<Question>> {
-    let before = ctx.node.record().and_then(|record| record.before.as_ref());
-    let alike = before.map(|before| alike(ctx, before)).unwrap_or_default();
+    let alike = ctx.before().map(|before| alike(ctx, before)).unwrap_or_default();
     let others = alike.iter().take(QUERIED);
     let questions: Vec<Question> = others.filter_map(|facts| fires.question_about(&facts.name)).collect();
     let (mut quiet, mut firing) = (0, 0);
     for answer in questions.iter().filter_map(|question| ctx.view.expressions.get(question)) {
         match answer {
             Answer::Quiet { asked, .. } if *asked >= since => quiet += 1,
-            Answer::Firing { .. } => firing += 1,
-            Answer::Quiet { .. } | Answer::Failed { .. } => {}
+            Answer::Firing { asked, .. } if *asked >= since => firing += 1,
+            Answer::Quiet { .. } | Answer::Firing { .. } | Answer::Failed { .. } => {}
         }
     }
     if quiet + firing < questions.len() && ctx.now < limit {

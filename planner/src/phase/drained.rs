@@ -12,12 +12,13 @@ use models::shadow::{
 };
 use models::time::{after, signed};
 
+use super::blockers::denied_since;
 use super::result::bounded;
 use super::row::{Attempt, Turn, fail};
 use crate::decision::Action;
 use crate::drain::{Sorted, listed, unlisted};
 use crate::survey::NodeContext;
-use crate::view::PodFacts;
+use crate::view::{BudgetFacts, PodFacts};
 
 /// The number of pods of a drain that a shadow lists.
 pub const LISTED_PODS: usize = 1024;
@@ -27,6 +28,9 @@ const NAMED_PODS: usize = 3;
 
 /// The number of budgets that a shadow lists.
 const REFUSING_BUDGETS: usize = 16;
+
+/// The number of pods and owners that a shadow lists because they have kept a drain from its end.
+const DRAIN_BLOCKERS: usize = 16;
 
 /// The number of owners of pods that tolerate the cordon that a shadow lists.
 const EVICTED_OWNERS: usize = 256;
@@ -87,14 +91,56 @@ pub(super) fn deadline(ctx: &Attempt<'_>) -> Timestamp {
     ctx.deadline(ctx.progress.since, ctx.group().drain.timeout)
 }
 
-/// Returns the pods to ask first and alone: those that a budget guards, and those that may take longer to end than the drain may take.
+/// Returns whether this UID is the pod's, or its owner's.
+fn is_of(pod: &PodFacts, uid: &str) -> bool {
+    pod.uid == uid || pod.controller_uid.as_deref() == Some(uid)
+}
+
+/// Returns the UIDs that an earlier drain has recorded.
+fn recorded_blockers<'a>(ctx: &NodeContext<'a>) -> &'a [String] {
+    ctx.node.record().map(|record| record.drain_blockers.as_slice()).unwrap_or_default()
+}
+
+/// Returns whether a pod has kept an earlier drain from its end, or others of its owner have.
+fn kept_earlier_drain(ctx: &NodeContext<'_>, pod: &PodFacts) -> bool {
+    recorded_blockers(ctx).iter().any(|uid| is_of(pod, uid))
+}
+
+/// Returns what an attempt that ends so leaves for the next drain to ask first: pods that did not leave, or owners whose pods came back.
+/// Those that an earlier drain has recorded stay among them while they are on the node.
+pub(super) fn drain_blockers(ctx: &Attempt<'_>, reason: FailureReason) -> Vec<String> {
+    let recorded = recorded_blockers(ctx);
+    let (Some(sorted), Some(drain)) = (ctx.sorted_pods(), ctx.drain_status()) else { return recorded.to_vec() };
+    // A denial ends the drain early, while budgets let other pods go one after the other.
+    let in_time = ctx.now < deadline(ctx);
+    let was_refused = |pod: &PodFacts| match reason {
+        FailureReason::DrainRefused if in_time => denied_since(ctx, pod).is_some(),
+        _ => {
+            let answer = ctx.node.blocked.get(&pod.uid);
+            answer.is_some_and(|answer| !answer.accepted)
+                || drain.blockers.iter().any(|blocker| pod.is_titled(&blocker.pod))
+        }
+    };
+    let stayed = |pod: &PodFacts| match reason {
+        FailureReason::DrainRefused | FailureReason::DrainTimedOut => was_refused(pod).then(|| pod.uid.clone()),
+        FailureReason::PodsReturn => pod.controller_uid.clone().filter(|_| !listed(pod, drain)),
+        _ => None,
+    };
+    let there = recorded.iter().filter(|uid| sorted.left().any(|pod| is_of(pod, uid))).cloned();
+    let uids: BTreeSet<String> = there.chain(sorted.evictable.iter().copied().filter_map(stayed)).collect();
+    uids.into_iter().take(DRAIN_BLOCKERS).collect()
+}
+
+/// Returns the pods to ask first and alone: those that a budget guards, those that may take longer to end than the drain may take, and those
+/// that have kept an earlier drain from its end, so that no other pod leaves in vain once more.
 pub(super) fn to_ask_first(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Vec<FirstPod> {
     let drain = &ctx.group().drain;
     let guarded = |pod: &PodFacts| ctx.survey.budgets.beside(pod).any(|budget| budget.guards(pod));
-    let asked = sorted.evictable.iter().filter(|pod| drain.long_grace(pod).is_some() || guarded(pod));
+    let is_asked = |pod: &PodFacts| drain.long_grace(pod).is_some() || kept_earlier_drain(ctx, pod) || guarded(pod);
+    let asked = sorted.evictable.iter().filter(|pod| is_asked(pod));
     let outlasts = |pod: &&&PodFacts| pod.ends_by.is_some_and(|by| by > after(ctx.now, drain.timeout));
     let first = asked.chain(sorted.leaving.iter().filter(outlasts)).take(LISTED_PODS);
-    first.map(|pod| FirstPod { uid: pod.uid.clone(), accepted: None, for_grace: !guarded(pod) }).collect()
+    first.map(|pod| FirstPod { uid: pod.uid.clone(), accepted: None, unguarded: !guarded(pod) }).collect()
 }
 
 /// Returns the pods that are asked first for such a reason and whose eviction was not accepted so far.
@@ -110,19 +156,24 @@ fn still_asked<'b>(
 
 /// Returns the guarded pods that are asked first and whose eviction was not accepted so far.
 pub(super) fn still_guarded<'b>(ctx: &NodeContext<'_>, sorted: &Sorted<'b>) -> impl Iterator<Item = &'b PodFacts> {
-    still_asked(ctx, sorted, |first| !first.for_grace)
+    still_asked(ctx, sorted, |first| !first.unguarded)
 }
 
 /// Returns the budgets that keep the guarded pods that are asked first, each once.
-pub(super) fn refusing_budgets(ctx: &NodeContext<'_>) -> Vec<RefusingBudget> {
+pub(super) fn refusing_budgets<'a>(ctx: &NodeContext<'a>) -> Vec<&'a BudgetFacts> {
     let Some(sorted) = ctx.sorted_pods() else { return Vec::new() };
     let mut refusing = BTreeMap::new();
     for pod in still_guarded(ctx, &sorted) {
         let keeps = ctx.survey.budgets.over(pod).filter(|budget| !budget.lets_go(pod));
-        refusing.extend(keeps.map(|budget| (budget.title(), &budget.revision)));
+        refusing.extend(keeps.map(|budget| (budget.title(), budget)));
     }
-    let refusing = refusing.into_iter().take(REFUSING_BUDGETS);
-    refusing.map(|(budget, revision)| RefusingBudget { budget, revision: revision.clone() }).collect()
+    refusing.into_values().take(REFUSING_BUDGETS).collect()
+}
+
+/// Returns those of these budgets that were asked in vain. One with broken pods may let the others go once all are healthy.
+pub(super) fn asked_in_vain(ctx: &NodeContext<'_>) -> Vec<RefusingBudget> {
+    let asked = refusing_budgets(ctx).into_iter().filter(|budget| !budget.is_unwell());
+    asked.map(|budget| RefusingBudget { budget: budget.title(), revision: budget.revision.clone() }).collect()
 }
 
 /// Returns when the guarded pods that are asked first, and that a budget keeps, are given up: `guardedTimeout` after the last one whose eviction
@@ -139,6 +190,13 @@ pub(super) fn asked_until(ctx: &Attempt<'_>) -> Option<Timestamp> {
 /// Returns whether policy has what is left at the deadline deleted. A drill goes past no budget: nothing is urgent in it.
 pub(super) fn forces(ctx: &Attempt<'_>) -> bool {
     ctx.group().drain.at_deadline == AtDeadline::Force && !ctx.mode().is_drill()
+}
+
+/// Returns whether an earlier turn has begun to delete what is left, past the drain's time: another leader, which gives the drain some of its
+/// time again, goes on with it. Where policy has given the drain more time since, its pods are evicted again.
+pub(super) fn is_forced(ctx: &Attempt<'_>) -> bool {
+    let timed_out = after(ctx.progress.since, ctx.group().drain.timeout);
+    forces(ctx) && ctx.drain_status().and_then(|drain| drain.forced_since).is_some_and(|forced| forced >= timed_out)
 }
 
 /// Returns when the order of the evictions ends where policy has what is left deleted: each pod is asked to leave, within its budgets, before
@@ -180,7 +238,7 @@ pub(super) fn is_later_than_cordon(ctx: &NodeContext<'_>, pod: &PodFacts) -> boo
 
 /// Records, before a pod is evicted, that it came after the drain began, and its owner if it tolerates the cordon:
 /// only from then on is such a pod of this owner one that has come back. For pods that do not tolerate it, and that
-/// were created after it, the number of times per owner is counted.
+/// were created after it, the number of times per owner is counted. One whose owner's pods came back to an earlier drain is asked first as well.
 pub(super) fn record_new(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Option<Action> {
     let recorded = ctx.drain_status()?;
     let new: Vec<_> = unlisted(&sorted.evictable, recorded).collect();
@@ -199,6 +257,9 @@ pub(super) fn record_new(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Option<A
     let mut pods = drain.pods.to_vec();
     pods.extend(new.iter().map(|pod| DrainedPod { moved, ..drained_pod(ctx, pod) }));
     drain.pods = bounded(pods).into();
+    let room = LISTED_PODS.saturating_sub(drain.asked_first.len());
+    let again = new.iter().filter(|pod| kept_earlier_drain(ctx, pod)).take(room);
+    drain.asked_first.extend(again.map(|pod| FirstPod { uid: pod.uid.clone(), accepted: None, unguarded: true }));
     let returned = new.iter().filter(|pod| !pod.tolerates_cordon && is_later_than_cordon(ctx, pod));
     let returned = returned.filter_map(|pod| pod.controller_uid.clone());
     for uid in owners(returned, RETURNED_OWNERS) {

@@ -11,8 +11,8 @@ use models::time::after;
 use super::blockers::{BLOCKED_AFTER, denied_since, name_blockers};
 use super::claim::{claim_due, ended_during_drain};
 use super::drained::{
-    asked_until, deadline, fail_for_returning_pod, first_few, forces, ordered_until, pods_gone, record_accepted,
-    record_new, refusing_budgets, remaining_listed, returning_pod, still_guarded, with_drain_ended,
+    asked_until, deadline, fail_for_returning_pod, first_few, forces, is_forced, ordered_until, pods_gone,
+    record_accepted, record_new, refusing_budgets, remaining_listed, returning_pod, still_guarded, with_drain_ended,
 };
 use super::dry_run;
 use super::overdue::{delete_remaining, drain_timed_out};
@@ -23,7 +23,7 @@ use crate::decision::{Eviction, Evictions, Note};
 use crate::drain::{DENIAL_RETRIED, ENDED, Sorted, denied_for_good, listed, unlisted};
 use crate::gates;
 use crate::survey::NodeContext;
-use crate::view::PodFacts;
+use crate::view::{BudgetFacts, PodFacts};
 use crate::wait::Wait;
 
 /// Names the first pods, and counts the others.
@@ -52,14 +52,14 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if given_up && !forces(ctx) {
         return guarded_pods_stayed(ctx, sorted.as_ref());
     }
+    // A kubelet that is silent ends no pod: without its object a second one would run beside it.
+    let may_force = forces(ctx) && claim.is_none() && ctx.policy.present && ctx.facts().ready;
+    let to_delete = sorted.as_ref().filter(|left| may_force && left.refused.is_empty() && !left.empty());
+    if let Some(sorted) = to_delete.filter(|_| ctx.now >= deadline || is_forced(ctx)) {
+        return delete_remaining(ctx, sorted, deadline);
+    }
     if ctx.now >= deadline && !drained {
-        // A kubelet that is silent ends no pod: without its object a second one would run beside it.
-        let forced = forces(ctx) && claim.is_none() && ctx.policy.present && ctx.facts().ready;
-        let refused = sorted.as_ref().is_some_and(|s| !s.refused.is_empty());
-        return match &sorted {
-            Some(sorted) if forced && !refused && !sorted.empty() => delete_remaining(ctx, sorted, deadline),
-            sorted => drain_timed_out(ctx, claim.is_none(), sorted.as_ref()),
-        };
+        return drain_timed_out(ctx, claim.is_none(), sorted.as_ref());
     }
     if let Some(claim) = claim {
         return claim.waking_at(deadline);
@@ -133,11 +133,19 @@ fn guarded_pods_stayed(ctx: &Attempt<'_>, sorted: Option<&Sorted<'_>>) -> Turn {
         return drain_timed_out(ctx, true, sorted);
     }
     let pods: Vec<_> = sorted.into_iter().flat_map(|sorted| still_guarded(ctx, sorted)).collect();
-    let budgets: Vec<_> = refusing_budgets(ctx).into_iter().map(|refusing| refusing.budget).collect();
+    let (unwell, asked): (Vec<&BudgetFacts>, Vec<&BudgetFacts>) =
+        refusing_budgets(ctx).into_iter().partition(|budget| budget.is_unwell());
+    let refuse = |budgets: &[&BudgetFacts], why: &str| {
+        let titles: Vec<_> = budgets.iter().map(|budget| budget.title()).collect();
+        (!titles.is_empty())
+            .then(|| format!("the PodDisruptionBudget(s) {} allow no disruption {why}", titles.join(", ")))
+    };
+    let asked = refuse(&asked, "although they were asked");
+    let unwell = refuse(&unwell, "while pods of them are not healthy or cannot be counted");
     let message = format!(
-        "still on the node: {}; the PodDisruptionBudget(s) {} allow no disruption although they were asked, and no pod but those asked first was evicted",
+        "still on the node: {}; {}, and no pod but those asked first was evicted",
         named(&pods),
-        budgets.join(", ")
+        asked.into_iter().chain(unwell).collect::<Vec<_>>().join("; ")
     );
     fail(FailureReason::GuardedPodsStayed, message)
 }

@@ -1,5 +1,7 @@
 //! The end of an attempt: its result is recorded, the desired state is withdrawn, and the node is released.
 
+use std::time::Duration;
+
 use models::condition::{ConditionStatus, find_condition};
 use models::operator::ActiveRollout;
 use models::plain::cut;
@@ -8,9 +10,9 @@ use models::shadow::{
     AttemptResult, ControllerStatus, HEALTHY, HOST_REACHABLE, HostState, Mode, NodeProof, Place, Record,
     UNSUPPORTED_STATE, UPDATED, VersionFailure,
 };
-use models::time::after;
+use models::time::{after, between};
 
-use super::drained::refusing_budgets;
+use super::drained::{asked_in_vain, drain_blockers};
 use super::drill;
 use super::health::{pods_to_verify, unhealthy_pods};
 use super::result::{keep_result, release, running};
@@ -19,16 +21,14 @@ use super::status::unblock;
 use super::workloads::is_without_workloads;
 use crate::decision::{Action, Note};
 use crate::gates;
+use crate::policy::BACK_OFF_LIMIT;
 use crate::survey::key::kind_by_node;
 use crate::survey::want;
+use crate::view::{ARCH_LENGTH, VARIANT_LENGTH};
 use crate::wait::Wait;
 
 /// The number of failures against versions that a shadow keeps.
 const VERSION_FAILURES: usize = 8;
-
-/// The longest variant and architecture that a record has. The kubelet may write longer ones into its Node.
-const VARIANT_LENGTH: usize = 64;
-const ARCH_LENGTH: usize = 32;
 
 /// The number of pods that a record names.
 const NAMED: usize = 4;
@@ -56,12 +56,19 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     if fails {
         record.failures = record.failures.saturating_add(1);
     }
+    record.drain_blockers = drain_blockers(ctx, reason);
+    let guarded = reason == FailureReason::GuardedPodsStayed;
+    let refusing_budgets = if guarded { asked_in_vain(ctx) } else { Vec::new() };
     // Trouble of the cluster may be that it has no room for the pods: no failure, but the next drain would bring it back. Nor is a node taken
-    // out of service again and again where its host offers the version now and then, or its agent says so.
+    // out of service again and again where its host offers the version now and then, or its agent says so, or where pods break at each drain,
+    // so that no budget backs off.
     let superseded = reason == FailureReason::Superseded && progress.step.place() != Place::Waiting;
-    if fails || reason == FailureReason::ClusterUnwell || superseded {
+    if guarded && refusing_budgets.is_empty() {
+        record.not_before = Some(after(ctx.now, unwell_back_off(ctx, &record)));
+    } else if fails || reason == FailureReason::ClusterUnwell || superseded {
         record.not_before = Some(after(ctx.now, ctx.policy.back_off_after(record.failures.max(1))));
     }
+    record.refusing_budgets = refusing_budgets;
     if end.class == FailureClass::Version {
         record_version_failure(ctx, &mut record, reason);
         ctx.set_condition(&mut status, HEALTHY, false, reason.as_str(), message);
@@ -69,8 +76,6 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
         ctx.set_condition(&mut status, HEALTHY, ConditionStatus::Unknown, reason.as_str(), message);
     }
     record.last = Some(attempt_result(ctx, reason.as_str(), message));
-    record.refusing_budgets =
-        if reason == FailureReason::GuardedPodsStayed { refusing_budgets(ctx) } else { Vec::new() };
     record_proof(ctx, &mut record, end);
     status.report.record = Some(record);
     let (attempt, version) = (progress.attempt, &progress.version);
@@ -87,6 +92,17 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
         message: format!("{attempt}: {reason}: {message}"),
     };
     Action::Status { status: Box::new(status), note: Some(note) }
+}
+
+/// Returns how long a node backs off whose guarded pods stayed while pods of their budgets were broken: as after a failure, and twice as long
+/// as before where its last attempt ended so, too.
+fn unwell_back_off(ctx: &Attempt<'_>, before: &Record) -> Duration {
+    let first = ctx.policy.back_off_after(before.failures.max(1));
+    let ended_so = |last: &&AttemptResult| {
+        last.reason == FailureReason::GuardedPodsStayed.as_str() && before.refusing_budgets.is_empty()
+    };
+    let again = before.last.as_ref().filter(ended_so).zip(before.not_before);
+    again.map_or(first, |(last, until)| between(last.ended, until).saturating_mul(2)).clamp(first, BACK_OFF_LIMIT)
 }
 
 /// Returns whether the last attempt for the version did not come to its drain either: it ended for this reason, or a check refused it.
@@ -142,6 +158,7 @@ fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
     record.failures = 0;
     record.not_before = None;
     record.before = None;
+    record.drain_blockers = Vec::new();
     record.without_workloads = without_workloads;
     let from = progress.from.as_ref().map_or_else(|| "?".to_owned(), ToString::to_string);
     let mut text = if ctx.mode().is_verification() {

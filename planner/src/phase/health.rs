@@ -14,7 +14,7 @@ use super::hooks::request_of;
 use super::lease::sign_of_life;
 use super::row::{Attempt, Turn, act, begun, fail, soaked, stay};
 use super::usable;
-use super::workloads::{READ_AGAIN, rejected, uncreated};
+use super::workloads::{READ_AGAIN, read_replica_set, rejected, uncreated};
 use crate::decision::Action;
 use crate::expressions::Question;
 use crate::gates::{self, Firing};
@@ -47,7 +47,7 @@ pub(super) const LASTING: Duration = Duration::from_secs(60);
 const INSTANT: &str = "for an instant only, and the time of its verification is over";
 
 /// The end of a message about what began some time after the update.
-const OTHER_CAUSES: &str = "which may have other causes by now than the update";
+pub(super) const OTHER_CAUSES: &str = "which may have other causes by now than the update";
 
 /// Continues the verification; `None` once it is over: when the soak has passed without an interruption, the pods are Ready, none of their
 /// containers was restarted meanwhile, what the node had before its drain is back, the expressions return nothing, the kubelet has shown a
@@ -93,11 +93,14 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     if !lasting.is_empty() {
         return looking(judged(ctx, &lasting));
     }
+    // Empty at last: also past the deadline the expressions have the soak to stay so.
+    let soaked = quiet.iter().flatten().map(|quiet| after(quiet.since, after_policy.soak)).fold(until, Timestamp::max);
+    let limit = after(deadline.max(soaked), LASTING);
     let (mut missing, mut again) = (usable::missing(ctx), deadline);
     if missing.is_empty() {
         match uncreated(ctx, deadline) {
             Ok(clause) => missing.extend(clause),
-            Err(read) => return looking(act(read)),
+            Err(set) => return looking(read_replica_set(ctx, set, limit)),
         }
         again = after(ctx.now, READ_AGAIN);
     }
@@ -113,12 +116,9 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
         Err(wait) => return looking(unknown_until(ctx, deadline, wait)),
         Ok(quiet) => quiet,
     };
-    // Empty at last: also past the deadline it has the soak to stay so.
-    let soaked = quiet.as_ref().map_or(until, |quiet| until.max(after(quiet.since, after_policy.soak)));
     if ctx.now < soaked {
         return looking(stay(Wait::Soaking { until: soaked }).waking_at(soaked));
     }
-    let limit = after(deadline.max(soaked), LASTING);
     // The last answer may be from before the drain, or from before Prometheus has scraped the node again.
     if let Some(quiet) = quiet.filter(|quiet| quiet.asked < soaked) {
         let pending = Wait::ExpressionsPending { name: quiet.oldest };
@@ -163,7 +163,7 @@ fn interruption(
 }
 
 /// Returns the expressions that return something.
-fn firing<'a>(ctx: &'a Attempt<'_>) -> Vec<Firing<'a>> {
+pub(super) fn firing<'a>(ctx: &'a Attempt<'_>) -> Vec<Firing<'a>> {
     gates::firing(&ctx.group().after.checks, ctx.subject(), &ctx.view.expressions)
 }
 
@@ -276,7 +276,7 @@ fn no_evidence(
     fires: &Firing<'_>,
     answered: (Timestamp, Timestamp),
 ) -> Result<Option<&'static str>, Vec<Question>> {
-    let before = ctx.node.record().and_then(|record| record.before.as_ref());
+    let before = ctx.before();
     let was_quiet = || before.is_some_and(|before| before.quiet_expressions.iter().any(|name| name == fires.name()));
     Ok(match ctx.mode() {
         _ if fires.shared => Some("and is the same for all nodes"),
@@ -297,7 +297,7 @@ fn owner_of(pod: &PodFacts) -> Option<&String> {
 /// Returns those of the unhealthy pods that count, or the read that this needs first. Pods are left out where at least half of their
 /// owner's pods on nodes that were not updated are ill, too, or where one was ill before an update to the same version and nothing
 /// shows that most of the others are well.
-fn counted<'b>(
+pub(super) fn counted<'b>(
     ctx: &Attempt<'_>,
     unhealthy: &[UnhealthyPod<'b>],
     deadline: Timestamp,
@@ -389,7 +389,7 @@ fn judged(ctx: &Attempt<'_>, unhealthy: &[UnhealthyPod<'_>]) -> Turn {
                 ctx.progress.version,
                 health.others_healthy
             );
-            return fail(FailureReason::SoakFailed, message);
+            return blame(ctx, FailureReason::SoakFailed, &message);
         }
     }
     let names: Vec<_> = unhealthy

@@ -6,10 +6,9 @@ use semver::Version;
 
 use super::desired::{has_host_settings, withdraw};
 use super::down::down_by;
-use super::drill_request;
 use super::requests::acknowledged;
 use super::status::{forget_claim, unblock, with_blocked_condition};
-use super::verification;
+use super::{drill_request, verification};
 use crate::decision::{Action, Decision, Note, Verdict};
 use crate::gates;
 use crate::survey::{NodeContext, ended, key};

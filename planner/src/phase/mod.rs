@@ -92,7 +92,7 @@ pub const PHASES: &[Phase] = &[
         },
         late: |_| "the step Staging is given up, and the attempt fails",
         log: |_| "image to be staged again",
-        deadline: |ctx| Some(waiting::deadline(ctx)),
+        deadline: waiting::given_up_at,
         decide: staging::decide,
     },
     Phase {

@@ -44,7 +44,7 @@ pub(super) fn mark_moved(ctx: &NodeContext<'_>, pods: &mut [DrainedPod], left: i
 /// The pods that run on the node, without those that are there on every node.
 pub(super) fn running(ctx: &NodeContext<'_>) -> Vec<String> {
     let pods = ctx.node.pods.iter().flatten();
-    let pods = pods.filter(|pod| !pod.finished && !pod.terminating && !pod.mirror && pod.daemon_set.is_none());
+    let pods = pods.filter(|pod| !pod.finished && !pod.terminating && pod.is_of_workload());
     let names: BTreeSet<String> = pods.map(PodFacts::title).collect();
     names.into_iter().take(RECORDED_RUNNING).collect()
 }

@@ -10,8 +10,7 @@ use models::time::after;
 use crate::decision::{Action, Decision, Note, Verdict};
 use crate::survey::NodeContext;
 use crate::view::{Failing, NodeView};
-use crate::wait::Wait;
-use crate::wait::WaitReason;
+use crate::wait::{Wait, WaitReason};
 
 /// Keeps the `Blocked` condition true to the reason and its facts, in a write of its own only where no other write is due.
 pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) -> Decision {

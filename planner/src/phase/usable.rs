@@ -110,7 +110,7 @@ fn lacks_agent(ctx: &Attempt<'_>) -> Option<String> {
 /// nothing else on the host.
 pub(super) fn missing(ctx: &Attempt<'_>) -> Vec<String> {
     let agent = lacks_agent(ctx);
-    let before = ctx.node.record().and_then(|record| record.before.as_ref());
+    let before = ctx.before();
     let Some(before) = before.filter(|_| !ctx.mode().is_drill()) else { return agent.into_iter().collect() };
     let alike = alike(ctx, before);
     let facts = ctx.facts();

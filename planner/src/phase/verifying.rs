@@ -39,25 +39,26 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         let again = Progress { soak_restarted: true, ..ctx.progress.clone() };
         return ctx.next_with(Step::Returning, again, |_| {});
     }
-    // They are checked once more after these writes.
-    let queries = || gates::questions(&ctx.group().after.checks, ctx.subject());
-    match check_health(ctx) {
-        Some(soaks) => protect(ctx).filter(|_| !desired).map_or(soaks, act),
-        None if desired && ctx.shadow.spec.state != HostState::Idle => act(withdraw(ctx)).querying(queries()),
-        None if ctx.needs_release() => act(Action::Release).querying(queries()),
-        None => finish(ctx),
+    if let Some(soaks) = check_health(ctx) {
+        return protect(ctx).filter(|_| !desired).map_or(soaks, act);
     }
+    let withdraws = desired && ctx.shadow.spec.state != HostState::Idle;
+    let verified = if withdraws { act(withdraw(ctx)) } else { finish(ctx) };
+    // They are checked once more after these writes.
+    verified.querying(gates::questions(&ctx.group().after.checks, ctx.subject()))
 }
 
-/// Releases what is still claimed on a verified node, and ends its attempt once its hooks have answered.
+/// Ends the attempt of a verified node, or goes on to its hooks. What is still claimed is released first. An update whose hooks are awaited
+/// keeps it until they have answered: an autoscaler could remove the node before it has proven its version.
 fn finish(ctx: &Attempt<'_>) -> Turn {
-    if ctx.needs_release() {
+    let is_awaited = awaited(ctx.policy, AFTER_UPDATE).next().is_some();
+    if ctx.needs_release() && !(is_awaited && ctx.mode() == Mode::Update) {
         return act(Action::Release);
     }
     if let Some(ended) = held_cordoned(ctx) {
         return ended;
     }
-    if awaited(ctx.policy, AFTER_UPDATE).next().is_some() {
+    if is_awaited {
         let again = Progress { soak_restarted: was_verified(ctx), ..ctx.progress.clone() };
         return ctx.next_with(Step::AfterUpdate, again, |_| {});
     }

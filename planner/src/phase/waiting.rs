@@ -18,6 +18,12 @@ pub(super) fn deadline(ctx: &Attempt<'_>) -> Timestamp {
     ctx.deadline(ctx.progress.since, ctx.policy.stage)
 }
 
+/// Returns when the step is given up; `None` for an update whose image is there: it waits without a limit.
+pub(super) fn given_up_at(ctx: &Attempt<'_>) -> Option<Timestamp> {
+    let has_image = ctx.mode() == Mode::Update && ctx.is_staged();
+    (!has_image).then(|| deadline(ctx))
+}
+
 /// Returns whether the desired state is that the image is staged, and it is not.
 pub(super) fn lacks_image(ctx: &Attempt<'_>) -> bool {
     ctx.shadow.spec.state == HostState::StagedUpdate && !ctx.is_staged()

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::plain::some;
+use models::reason::FailureReason;
 use models::shadow::OwnerBefore;
 use models::time::after;
 
 use super::drained::OBSERVED;
 use super::result::running;
-use super::row::Attempt;
+use super::row::{Attempt, Turn, act, fail};
 use crate::decision::Action;
 use crate::survey::NodeContext;
 use crate::view::PodFacts;
@@ -28,7 +29,7 @@ const NAMED: usize = 4;
 pub(super) fn rejected<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> {
     let since = ctx.node.progress().map(|progress| progress.verifying_since.unwrap_or(progress.since));
     let pods = ctx.node.node.pods.iter().flatten();
-    let workloads = pods.filter(|pod| pod.rejected && !pod.mirror && pod.daemon_set.is_none());
+    let workloads = pods.filter(|pod| pod.rejected && pod.is_of_workload());
     // Kubelets write whole seconds.
     let is_new = move |at: Timestamp| since.is_some_and(|since| after(at, Duration::from_secs(1)) > since);
     workloads.filter(move |pod| pod.started.is_some_and(is_new))
@@ -40,10 +41,9 @@ pub(super) fn is_without_workloads(ctx: &NodeContext<'_>) -> bool {
 }
 
 /// Returns the clause that names the ReplicaSets whose pods were evicted and not created again, where the node is without workloads and
-/// none shows that pods are created; or the read that this needs first.
-pub(super) fn uncreated(ctx: &Attempt<'_>, deadline: Timestamp) -> Result<Option<String>, Action> {
-    let before = ctx.node.record().and_then(|record| record.before.as_ref());
-    let before = before.filter(|_| ctx.group().after.pods_ready && !ctx.mode().is_drill());
+/// none shows that pods are created; or the ReplicaSet that has to be read for that.
+pub(super) fn uncreated<'a>(ctx: &Attempt<'a>, deadline: Timestamp) -> Result<Option<String>, &'a OwnerBefore> {
+    let before = ctx.before().filter(|_| ctx.group().after.pods_ready && !ctx.mode().is_drill());
     let sets = before.map(|before| &*before.replica_sets).unwrap_or_default();
     if sets.len() < SHOW || !is_without_workloads(ctx) || is_any_created(ctx) {
         return Ok(None);
@@ -52,7 +52,7 @@ pub(super) fn uncreated(ctx: &Attempt<'_>, deadline: Timestamp) -> Result<Option
         match lacks_pods(ctx, set, deadline) {
             Some(true) => {}
             Some(false) => return Ok(None),
-            None => return Err(Action::ReadReplicaSet { set: set.clone() }),
+            None => return Err(set),
         }
     }
     let names = some(sets.iter().map(|set| &set.name), NAMED);
@@ -62,6 +62,19 @@ pub(super) fn uncreated(ctx: &Attempt<'_>, deadline: Timestamp) -> Result<Option
     )))
 }
 
+/// Reads a ReplicaSet, again and again where its state stays unknown. That proves nothing once `limit` is over.
+pub(super) fn read_replica_set(ctx: &Attempt<'_>, set: &OwnerBefore, limit: Timestamp) -> Turn {
+    if ctx.now < limit {
+        return act(Action::ReadReplicaSet { set: set.clone() });
+    }
+    let message = format!(
+        "whether evicted pods are created again could not be found out: the ReplicaSet {} could not be read: see the log of \
+         the controller",
+        set.name
+    );
+    fail(FailureReason::HealthUnknown, message)
+}
+
 /// Returns whether a pod of a workload on a watched node was created since the drain began.
 fn is_any_created(ctx: &Attempt<'_>) -> bool {
     // A verification has no drain of its own.
@@ -69,8 +82,7 @@ fn is_any_created(ctx: &Attempt<'_>) -> bool {
     // Both times are cut to whole seconds, and are of two clocks.
     let since = after(began, OBSERVED);
     let is_new = |pod: &PodFacts| {
-        let of_workload = pod.controller_uid.is_some() && pod.daemon_set.is_none() && !pod.mirror;
-        of_workload && pod.created.is_some_and(|created| created > since)
+        pod.controller_uid.is_some() && pod.is_of_workload() && pod.created.is_some_and(|created| created > since)
     };
     ctx.view.nodes.values().filter_map(|node| node.pods.as_ref()).flatten().any(is_new)
 }

@@ -7,15 +7,12 @@ use jiff::Timestamp;
 use models::shadow::{Mode, Place, Progress, Step};
 
 use super::Plan;
-use crate::gates::Gate;
-use crate::gates::{self, Obstacle};
+use crate::gates::{self, Gate, Obstacle};
 use crate::phase::Phase;
 use crate::policy::Policy;
-use crate::survey::NodeContext;
-use crate::survey::Survey;
+use crate::survey::{NodeContext, Survey};
 use crate::view::ClusterView;
-use crate::wait::Wait;
-use crate::wait::WaitReason;
+use crate::wait::{Wait, WaitReason};
 
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,6 +76,10 @@ pub fn checks(view: &ClusterView, policy: &Policy, plan: &Plan, now: Timestamp, 
     let Some(ctx) = NodeContext::of(view, &survey, node, now) else {
         let missing = CheckResult::from(node.facts.labelled.then_some(Wait::NoShadow));
         checks.push(labelled((!node.facts.labelled).then_some(Wait::NotLabelled)));
+        // Where there is no policy either, the operator may be in another namespace.
+        if node.facts.labelled && !policy.present {
+            checks.push(Check::new("Enabled", gates::ENABLED, Some(Wait::NoOperatorResource).into()));
+        }
         checks.push(Check::new("HasShadow", "the node has a shadow", missing));
         return checks;
     };

@@ -7,26 +7,24 @@ use std::time::Duration;
 use jiff::Timestamp;
 use models::condition::{false_condition, true_condition};
 use models::history::RolloutPhase;
-use models::names;
 use models::operator::{
     ActiveRollout, BottlerocketUpdateOperatorStatus, CAUSE_LENGTH, ENABLED, KnownVersion, MOST_NODES, MOST_PENDING,
     Notice, NoticeEvent, NoticesStatus, UnwellSpan,
 };
 use models::plain::cut;
-use models::shadow;
 use models::time::after;
+use models::{names, shadow};
 
 use super::{Plan, report};
 use crate::history::end_of;
 use crate::phase;
 use crate::policy::Notices;
-use crate::survey::NodeContext;
-use crate::survey::Survey;
 use crate::survey::brake::Brake;
 use crate::survey::key::{is_member, key_of};
 use crate::survey::quarantine::Cause;
+use crate::survey::{NodeContext, Survey};
 use crate::view::{ClusterView, NodeView, ReportedFacts};
-use crate::wait::{BEFORE_RESUME, StepRequest, Wait};
+use crate::wait::{StepRequest, Wait, without_command};
 
 /// The number of blocked nodes whose causes a notice names.
 const CAUSES: usize = 3;
@@ -230,8 +228,7 @@ impl Source<'_> {
             if let Some(brake) = state.brake.as_ref().filter(is_braked) {
                 let (number, tried) = (rollout.number(), rollout.ledger.as_ref().map_or(0, |ledger| ledger.tried));
                 let id = format!("{}/{}/braked/{number}/{tried}", self.uid, part(rollout));
-                let text = brake.wait.to_string();
-                let cause = format!("{}: {}", named(rollout), text.split(BEFORE_RESUME).next().unwrap_or_default());
+                let cause = format!("{}: {}", named(rollout), without_command(&brake.wait.to_string()));
                 let event = NoticeEvent::Braked.as_str();
                 return Some((
                     id.clone(),
@@ -250,10 +247,7 @@ impl Source<'_> {
             };
             let id = format!("{}/{}/step/{step}/{why}", self.uid, part(rollout));
             // The command of kubectl alone is replaced by the plugin's.
-            let text = wait.to_string();
-            let waits = text.split(": kubectl annotate").next().unwrap_or_default();
-            let waits = waits.split(". To ").next().unwrap_or_default();
-            let cause = format!("{}: {waits}", named(rollout));
+            let cause = format!("{}: {}", named(rollout), without_command(&wait.to_string()));
             let command = match request {
                 StepRequest::Approve(_) => {
                     // Another record may begin in this plan, after the reason was found.

@@ -6,9 +6,8 @@ use models::operator::ActiveRollout;
 use crate::gates::{self, Obstacle};
 use crate::phase;
 use crate::policy::Policy;
-use crate::survey::NodeContext;
-use crate::survey::Survey;
 use crate::survey::key::key_of;
+use crate::survey::{NodeContext, Survey};
 use crate::view::ClusterView;
 use crate::wait::Wait;
 

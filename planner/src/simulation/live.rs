@@ -26,7 +26,7 @@ const STARTS: Span = Span::seconds(5, 60);
 fn template(pod: PodFacts) -> PodTemplate {
     let grace = u64::try_from(pod.grace.unwrap_or(GRACE)).unwrap_or(0).max(1);
     // Something brings it back: not a bare pod, and not the node's own.
-    let moves = pod.controller_uid.is_some() && pod.daemon_set.is_none() && !pod.mirror && !pod.finished;
+    let moves = pod.controller_uid.is_some() && pod.is_of_workload() && !pod.finished;
     PodTemplate {
         leaves: Span::Between(Duration::from_secs(1), Duration::from_secs(grace)),
         replaced: moves.then_some(STARTS),

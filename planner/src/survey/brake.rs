@@ -43,10 +43,20 @@ pub(crate) fn limit(policy: &Policy, total: usize) -> usize {
     }
 }
 
+/// Returns the number of ends that brake a rollout with this ledger, by the numbers of nodes of its kind and of those that it has had to update.
+pub(crate) fn limit_among(
+    view: &ClusterView,
+    policy: &Policy,
+    ledger: &RolloutLedger,
+    of_kind: (usize, usize),
+) -> usize {
+    limit(policy, nodes(view, ledger, of_kind))
+}
+
 /// Returns the number of nodes that limits how many ends brake a rollout. Nodes of the row that are gone, or no longer
 /// under the operator, count as if they were there, so that deleting nodes neither lifts a brake nor causes one. Since
 /// others may have replaced them, the number is at most that of the nodes that the rollout has had to update.
-pub(crate) fn nodes(view: &ClusterView, ledger: &RolloutLedger, (total, base): (usize, usize)) -> usize {
+fn nodes(view: &ClusterView, ledger: &RolloutLedger, (total, base): (usize, usize)) -> usize {
     let is_there = |end: &&LedgerNode| view.nodes.get(&end.node).is_some_and(|node| node.facts.labelled);
     let gone = ledger.row.iter().filter(|end| !is_there(end)).count();
     total.saturating_add(gone).min(base).max(total)

@@ -6,6 +6,7 @@ use models::reason::{End, Proof};
 use models::shadow::AttemptResult;
 use models::time::after;
 
+use super::brake;
 use super::ledger::{forget_resolved, inferred, is_of, runs};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
@@ -144,20 +145,23 @@ pub(crate) fn holder(view: &ClusterView, policy: &Policy, slot: &Slot) -> String
 }
 
 /// Returns the ledger with the attempts that have ended, and whose slots no write has taken away yet: what follows from them is
-/// known before the write that counts them gives their slots to others.
+/// known before the write that counts them gives their slots to others. Returns also the number of ends that brakes the rollout then.
 pub(crate) fn foreseen<'a>(
     (view, policy): (&ClusterView, &Policy),
     slots: impl Iterator<Item = &'a Slot>,
     (rollout, ledger): (&ActiveRollout, &RolloutLedger),
-    limit: usize,
+    of_kind: (usize, usize),
     now: Timestamp,
-) -> RolloutLedger {
+) -> (RolloutLedger, usize) {
+    let recorded = brake::limit_among(view, policy, ledger, of_kind);
     let mut ledger = ledger.clone();
     for slot in slots {
         let Some(update) = slot.update.as_ref().filter(|update| is_of(update, rollout)) else { continue };
         if has_ended((view, policy), slot, update, now) {
-            count(view, &mut ledger, (slot, update, rollout), limit, now);
+            count(view, &mut ledger, (slot, update, rollout), recorded, now);
         }
     }
-    ledger
+    let limit = brake::limit_among(view, policy, &ledger, of_kind);
+    ledger.brake(limit, now);
+    (ledger, limit)
 }

@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::operator::ActiveRollout;
+use models::operator::{ActiveRollout, RolloutLedger};
 use models::time::after;
 
 use super::key::is_member;
-use super::ledger::{self, is_kept, is_proven};
-use super::unavailable::FALLEN_FOR;
-use super::unwell::{comparison_nodes, was_taken_out};
+use super::ledger::{self, Memory, is_proven};
+use super::unavailable::{FALLEN_FOR, comes_or_goes};
+use super::unwell::{LONGEST, comparison_nodes, was_taken_out};
 use crate::view::{ClusterView, NodeFacts, NodeView};
 
 /// Time for which a node has to be not Ready to count.
@@ -54,15 +54,50 @@ pub(crate) fn of(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) ->
             lost.push(node);
         }
     }
-    let lost = evidence(view, rollout, lost, |facts| is_down(facts, rollout.started));
+    let lost = down_alone(view, rollout, lost);
     fallen.lost = lost.into_iter().map(|node| node.facts.name.clone()).collect();
     fallen
 }
 
-/// Returns whether a node is not Ready; `None` where it has not been since before this time: it says nothing.
-fn is_down(facts: &NodeFacts, since: Timestamp) -> Option<bool> {
-    let was_down = !facts.ready && facts.not_ready_since.is_some_and(|at| at < since);
+/// Returns the ledger of a rollout as its nodes show it now, and those that have fallen: a repair may be about to replace them, and with them
+/// what they show about the version.
+pub(super) fn followed(
+    view: &ClusterView,
+    rollout: &ActiveRollout,
+    memory: Memory,
+    now: Timestamp,
+) -> (RolloutLedger, Fallen) {
+    let (mut ledger, fallen) = (ledger::of(view, rollout, memory), of(view, rollout, now));
+    fallen.lost.iter().for_each(|node| ledger.fall(node, |name| ledger::is_gone(view, name)));
+    (ledger, fallen)
+}
+
+/// Returns those of the proven nodes that are not Ready, if that is evidence about the version of a rollout. Dead machines
+/// may stay for weeks: the others are compared for as long as the first of these has been down.
+fn down_alone<'a>(view: &ClusterView, rollout: &ActiveRollout, down: Vec<&'a NodeView>) -> Vec<&'a NodeView> {
+    let first = down.iter().filter_map(|node| node.facts.not_ready_since).min().unwrap_or(rollout.started);
+    evidence(view, rollout, down, |facts| is_down(facts, rollout.started, first))
+}
+
+/// Returns whether a node is not Ready; `None` where it says nothing: it has not been since before `since`, or since more
+/// than a day before `fell`, the time of those that it is compared with.
+fn is_down(facts: &NodeFacts, since: Timestamp, fell: Timestamp) -> Option<bool> {
+    let is_old = |at: Timestamp| at < since || after(at, LONGEST) < fell;
+    let was_down = !facts.ready && facts.not_ready_since.is_some_and(is_old);
     (!was_down).then_some(!facts.ready)
+}
+
+/// Returns whether a node without the version is to get it: it is managed, and neither held nor being removed. It may be
+/// on its way already.
+fn may_follow(node: &NodeView, rollout: &ActiveRollout) -> bool {
+    let stays = node.facts.labelled && !node.facts.held() && !comes_or_goes(node);
+    stays && is_member(node, rollout) && !ledger::runs(node, rollout)
+}
+
+/// Returns whether the reboot of a node was permitted: what happens to it then may be that reboot, and says nothing.
+fn is_permitted(node: &NodeView) -> bool {
+    let has_permit = node.shadow.as_ref().is_some_and(|shadow| shadow.spec.permit.is_some());
+    node.update().is_some_and(|progress| progress.permit_issued || has_permit)
 }
 
 /// Returns the proven nodes to which something has happened, if that is evidence about the version of a rollout: they
@@ -80,19 +115,23 @@ fn evidence<'a>(
     }
     let mut zones: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for facts in comparison_nodes(view).filter(|facts| facts.os_version().as_ref() != Some(&rollout.version)) {
+        let Some(happened) = has_happened(facts) else { continue };
         let (all, ill) = zones.entry(facts.zone()).or_default();
-        *all += usize::from(has_happened(facts).is_some());
-        *ill += usize::from(has_happened(facts) == Some(true));
+        *all += 1;
+        *ill += usize::from(happened);
     }
     let has_failed = |zone: &str| zones.get(zone).is_some_and(|(all, ill)| *ill >= 2 && *ill * 2 >= *all);
     nodes.retain(|node| !has_failed(node.facts.zone()));
     let (mut proven, mut others, mut ill) = (0, 0, 0);
-    for node in view.nodes.values().filter(|node| is_kept(node) && !has_failed(node.facts.zone())) {
+    for node in view.nodes.values().filter(|node| !has_failed(node.facts.zone())) {
         if is_proven(node, rollout) {
             proven += 1;
-        } else if is_member(node, rollout) && !ledger::runs(node, rollout) {
-            others += usize::from(has_happened(&node.facts).is_some());
-            ill += usize::from(has_happened(&node.facts) == Some(true));
+        } else if may_follow(node, rollout)
+            && let Some(happened) = has_happened(&node.facts)
+            && !(happened && is_permitted(node))
+        {
+            others += 1;
+            ill += usize::from(happened);
         }
     }
     if nodes.len() * SHARE < proven || nodes.len() * others <= 2 * ill * proven {
@@ -115,11 +154,19 @@ pub(crate) fn ready_again(view: &ClusterView, rollout: &ActiveRollout, now: Time
     let is_back = |facts: &NodeFacts| {
         // One that has joined meanwhile was not Ready before either.
         let has_joined = facts.created.is_some_and(is_recent);
-        let was_down = is_down(facts, begun)? || back_at(facts).is_some_and(is_recent);
+        let was_down = is_down(facts, begun, last)? || back_at(facts).is_some_and(is_recent);
         (!has_joined).then_some(was_down)
     };
     let is_evidence = !evidence(view, rollout, back, is_back).is_empty();
     is_evidence.then_some(last)
+}
+
+/// Returns the node with which the soak of a canary step began again, where it did: the last proven one that became Ready again.
+pub fn began_again<'a>(view: &'a ClusterView, rollout: &ActiveRollout) -> Option<&'a str> {
+    let is_cause =
+        |facts: &NodeFacts| facts.ready && facts.ready_since.is_some() && facts.ready_since == rollout.step_done;
+    let cause = view.nodes.values().find(|node| is_cause(&node.facts) && is_proven(node, rollout))?;
+    Some(&cause.facts.name)
 }
 
 /// Returns the proven nodes of all running rollouts that have become not Ready in the last day, where they are at least two of a rollout and one in
@@ -132,7 +179,7 @@ pub(crate) fn suspects(view: &ClusterView, now: Timestamp) -> BTreeSet<&str> {
     let rollouts = view.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
     for rollout in rollouts.filter(|rollout| rollout.ended.is_none()) {
         let fallen: Vec<&NodeView> = down.iter().copied().filter(|node| is_proven(node, rollout)).collect();
-        let fallen = evidence(view, rollout, fallen, |facts| is_down(facts, rollout.started));
+        let fallen = down_alone(view, rollout, fallen);
         if fallen.len() >= 2 {
             suspects.extend(fallen.iter().map(|node| node.facts.name.as_str()));
         }
@@ -143,7 +190,7 @@ pub(crate) fn suspects(view: &ClusterView, now: Timestamp) -> BTreeSet<&str> {
 #[cfg(test)]
 mod tests {
     use models::reason::Proof;
-    use models::shadow::{NodeProof, Record};
+    use models::shadow::{NodeProof, Progress, Record, Step};
 
     use super::*;
     use crate::fixtures::*;
@@ -224,15 +271,51 @@ mod tests {
     }
 
     #[test]
-    fn others_that_were_not_ready_before_the_rollout_excuse_no_proven_node() {
-        for (sentence, since, excused) in [("since before it", t(-1), false), ("since it began", t(0), true)] {
+    fn others_that_were_not_ready_before_the_rollout_or_long_before_excuse_no_proven_node() {
+        const DAY: i64 = 24 * 60 * 60;
+        for (sentence, since, fell, excused) in [
+            ("since before it", -1, 100, false),
+            ("since it began", 0, 100, true),
+            ("since a day before the proven ones", 100, 100 + DAY, true),
+            ("since more than a day before the proven ones", 99, 100 + DAY, false),
+        ] {
             let (mut view, rollout) = cluster_of((3, 3), (10, 5));
-            for number in 0..5 {
-                view.nodes.get_mut(&format!("old-{number}")).unwrap().facts.not_ready_since = Some(since);
+            for node in view.nodes.values_mut().filter(|node| !node.facts.ready) {
+                let at = if node.facts.name.starts_with("old") { since } else { fell };
+                node.facts.not_ready_since = Some(t(at));
             }
             let lost = if excused { 0 } else { 3 };
+            assert_eq!(of(&view, &rollout, t(fell + 180)).lost.len(), lost, "{sentence}");
+            assert_eq!(suspects(&view, t(fell + 180)).len(), lost, "{sentence}");
+        }
+        let (mut view, rollout) = cluster_of((3, 3), (10, 5));
+        view.nodes.get_mut("new-2").unwrap().facts.not_ready_since = Some(t(100 + 2 * DAY));
+        let lost = of(&view, &rollout, t(280 + 2 * DAY)).lost;
+        assert_eq!(lost.len(), 0, "two of the proven ones have been down for as long");
+    }
+
+    #[test]
+    fn other_node_that_is_on_its_way_shows_whether_a_lost_proof_is_evidence() {
+        for (sentence, step, permit_issued, ready, lost) in [
+            ("it is drained", Step::Draining, false, true, 1),
+            ("it is drained, and is not Ready either", Step::Draining, false, false, 0),
+            ("its reboot is permitted", Step::Rebooting, true, true, 1),
+            ("it goes down by its permit, and no other is left", Step::Rebooting, true, false, 0),
+        ] {
+            let (mut view, rollout) = cluster_of((1, 1), (1, usize::from(!ready)));
+            let other = view.nodes.get_mut("old-0").unwrap().shadow.as_mut().unwrap();
+            other.status.controller.progress = Some(Progress { permit_issued, ..progress(step, 0) });
             assert_eq!(of(&view, &rollout, t(280)).lost.len(), lost, "{sentence}");
-            assert_eq!(suspects(&view, t(280)).len(), lost, "{sentence}");
+        }
+        for (ill, lost) in [(3, 6), (4, 0)] {
+            let (mut view, rollout) = cluster_of((6, 6), (4, ill));
+            for number in 0..3 {
+                let other = view.nodes.get_mut(&format!("old-{number}")).unwrap().shadow.as_mut().unwrap();
+                other.status.controller.progress =
+                    Some(Progress { permit_issued: true, ..progress(Step::Rebooting, 0) });
+            }
+            let found = of(&view, &rollout, t(280)).lost.len();
+            assert_eq!(found, lost, "three go down by their permits, and the last one shows it: {ill} are not Ready");
         }
     }
 
@@ -251,6 +334,9 @@ mod tests {
             }
             rollout.step_done = Some(t(50));
             assert_eq!(ready_again(&view, &rollout, t(200)), counts.then(|| t(160)), "{sentence}");
+            let soaks = ActiveRollout { step_done: Some(t(160)), ..rollout.clone() };
+            let named = [&rollout, &soaks].map(|rollout| began_again(&view, rollout));
+            assert_eq!(named, [None, Some("new-0")], "{sentence}: it names the node");
             rollout.urgent_until = Some(t(1000));
             assert_eq!(ready_again(&view, &rollout, t(200)), None, "{sentence}: it is urgent");
         }

@@ -22,8 +22,7 @@ use crate::pause::Pause;
 use crate::policy::{GroupPolicy, Policy, WindowState};
 use crate::survey::quarantine::Quarantine;
 use crate::view::{ClusterView, NodeView, ShadowFacts};
-use crate::wait::Wait;
-use crate::wait::in_order;
+use crate::wait::{Wait, in_order};
 
 /// A node, with what several parts of a plan read about it: in a large fleet, each walk over all nodes takes its time.
 pub(crate) struct SurveyedNode<'a> {

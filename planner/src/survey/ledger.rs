@@ -62,7 +62,7 @@ pub(crate) fn runs(node: &NodeView, rollout: &ActiveRollout) -> bool {
 }
 
 /// Returns whether a node is managed, in service, and neither held nor being removed.
-pub(super) fn is_kept(node: &NodeView) -> bool {
+fn is_kept(node: &NodeView) -> bool {
     node.facts.labelled && !node.facts.held() && !node.disrupted() && !comes_or_goes(node)
 }
 
@@ -109,7 +109,7 @@ fn may_run_unproven(view: &ClusterView, rollout: &ActiveRollout, end: &LedgerNod
     let fell_back = || {
         FailureReason::BootFellBack.as_str() == end.reason || FailureReason::BootedOtherVersion.as_str() == end.reason
     };
-    // Its Node had the result of its attempt: one without any result is that of another machine under its name.
+    // The Node had the result of its attempt: one without any result is that of another machine under the same name.
     let had_result = end.reason != FailureReason::NodeDeleted.as_str();
     let is_other = |node: &NodeView| had_result && node.record().is_none_or(|record| record.last.is_none());
     let node = view.nodes.get(&end.node).filter(|node| !is_other(node));
@@ -241,14 +241,16 @@ fn followed(
     };
     let mut unnamed: Vec<&NodeView> = view.nodes.values().filter(is_unnamed).collect();
     unnamed.sort_by_key(|node| node.shadow.as_ref().is_none_or(|shadow| shadow.pending_retry().is_none()));
-    let is_gone = |name: &str| {
-        let is_waited_for = || view.recorded_slots().any(|slot| slot.node == name);
-        !view.nodes.contains_key(name) && !view.unreadable.hide(name) && !is_waited_for()
-    };
     for node in unnamed {
-        ledger.name_unproven(&node.facts.name, &reason_of(node), is_gone);
+        ledger.name_unproven(&node.facts.name, &reason_of(node), |name| is_gone(view, name));
     }
     ledger
+}
+
+/// Returns whether the node of this name is gone, and no machine is waited for that may come back under it.
+pub(super) fn is_gone(view: &ClusterView, name: &str) -> bool {
+    let is_waited_for = || view.recorded_slots().any(|slot| slot.node == name);
+    !view.nodes.contains_key(name) && !view.unreadable.hide(name) && !is_waited_for()
 }
 
 /// Returns the end of the last attempt of a node.

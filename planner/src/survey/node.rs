@@ -7,7 +7,7 @@ use models::condition::{Condition, ConditionStatus, set_condition};
 use models::operator::Slot;
 use models::reason::FailureReason;
 use models::shadow::{
-    ControllerStatus, DrainStatus, Drill, HOST_REACHABLE, HostState, Mode, Progress, RolloutPlace, Step,
+    ControllerStatus, DrainStatus, Drill, HOST_REACHABLE, HostState, Mode, NodeBefore, Progress, RolloutPlace, Step,
 };
 use models::time::after;
 use semver::Version;
@@ -16,13 +16,17 @@ use crate::claims::{ClaimField, recorded};
 use crate::drain::{self, Sorted};
 use crate::expressions::Subject;
 use crate::policy::{GroupPolicy, Policy};
+use crate::survey::unwell::LONGEST;
 use crate::survey::{Survey, SurveyedNode, want};
 use crate::view::{ClusterView, DaemonSetIs, NodeFacts, ShadowFacts};
 use crate::wait::Wait;
 
-/// The time that a new leader waits before it gives up on a step that it finds past its deadline: long enough to
-/// observe the result of the step.
-const NEW_LEADER_GRACE: Duration = Duration::from_secs(30);
+/// The least time that a new leader gives a step of an earlier one: long enough to observe its result.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// The most time that it gives one: after an outage of the control plane, agents, hooks and nodes take their time to do what they could not do
+/// in it.
+const LONGEST_GRACE: Duration = Duration::from_secs(10 * 60);
 
 /// A condition that changes now.
 pub(crate) fn condition(
@@ -96,11 +100,17 @@ impl<'a> NodeContext<'a> {
         set_condition(&mut status.conditions, condition(self.now, type_, holds, reason, message));
     }
 
-    /// Returns when a step that began at `since` and may take `limit` is given up. Trouble of the cluster stops its clock.
+    /// Returns when a step that began at `since` and may take `limit` is given up. Trouble of the cluster stops its clock. A leader gives a step of
+    /// an earlier one some of that time again, up to a day after its deadline: leaders that change all the time end it then.
     pub(crate) fn deadline(&self, since: Timestamp, limit: Duration) -> Timestamp {
         let begun = self.survey.pause.resumed.map_or(since, |resumed| resumed.max(since));
         let at = self.survey.unwell.deadline(begun, limit);
-        if since < self.view.leader_since { at.max(after(self.view.leader_since, NEW_LEADER_GRACE)) } else { at }
+        let leads = self.view.leader_since;
+        if since >= leads {
+            return at;
+        }
+        let grace = if leads < after(at, LONGEST) { limit.clamp(GRACE, LONGEST_GRACE) } else { GRACE };
+        at.max(after(leads, grace))
     }
 
     pub(crate) fn sorted_pods(&self) -> Option<Sorted<'a>> {
@@ -115,6 +125,11 @@ impl<'a> NodeContext<'a> {
     /// The record of the drain, from before its first eviction.
     pub(crate) fn drain_status(&self) -> Option<&'a DrainStatus> {
         self.shadow.status.controller.drain.as_ref()
+    }
+
+    /// The facts of the node from before the drain of its last update.
+    pub(crate) fn before(&self) -> Option<&'a NodeBefore> {
+        self.node.record()?.before.as_ref()
     }
 
     /// Returns the end of an attempt that its agent reports. A boot that fell back is one once the Node is in another boot after a permit:

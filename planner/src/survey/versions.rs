@@ -10,7 +10,7 @@ use models::reason::FailureReason;
 use semver::Version;
 
 use super::key::of_known;
-use super::vouched::{enough, is_of_its_kind};
+use super::vouched::enough;
 use crate::policy::Policy;
 use crate::survey::key::Key;
 use crate::survey::quarantine::Quarantine;
@@ -93,7 +93,7 @@ fn new_version(key: &Key, now: Timestamp) -> KnownVersion {
 /// Returns the offers by variant and architecture.
 pub(crate) fn kinds(view: &ClusterView) -> Kinds<'_> {
     let mut kinds = Kinds::new();
-    for node in view.nodes.values().filter(|node| node.facts.labelled && is_of_its_kind(node)) {
+    for node in view.nodes.values().filter(|node| node.facts.labelled) {
         let Some(agent) = node.shadow.as_ref().map(|s| &s.status.agent) else { continue };
         let (Some(variant), Some(arch)) = (&agent.variant, &agent.arch) else { continue };
         let kind = kinds.entry((variant, arch)).or_default();

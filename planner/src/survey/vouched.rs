@@ -3,7 +3,7 @@
 use models::operator::ActiveRollout;
 use semver::Version;
 
-use super::key::{Targets, is_member, kind};
+use super::key::{Targets, is_member};
 use super::ledger::{is_of, runs};
 use crate::view::{ClusterView, NodeView};
 
@@ -17,15 +17,15 @@ pub(super) fn enough(reporting: usize) -> usize {
 }
 
 /// Returns whether more than one agent's word stands for a rollout: something was done to a node for it, or as
-/// many nodes of its kind as a version needs to be known are offered it, or run it. Nodes are of a kind by their Node objects too, so
-/// that no agent is alone in a kind that it has invented.
+/// many nodes of its kind as a version needs to be known are offered it, or run it. Their Nodes name that kind, so that no agent is alone in
+/// one that it has invented.
 pub(super) fn is_vouched(view: &ClusterView, rollout: &ActiveRollout) -> bool {
     if is_acted_on(view, rollout) {
         return true;
     }
     let members = || view.nodes.values().filter(|node| is_member(node, rollout));
     let (mut nodes, mut named) = (0, 0);
-    for node in members().filter(|node| node.facts.labelled && is_of_its_kind(node)) {
+    for node in members().filter(|node| node.facts.labelled) {
         nodes += 1;
         named += usize::from(names(node, &rollout.version));
     }
@@ -47,20 +47,13 @@ pub(super) fn is_acted_on(view: &ClusterView, rollout: &ActiveRollout) -> bool {
 pub(super) fn is_lacked(view: &ClusterView, rollout: &ActiveRollout, targets: &Targets<'_>) -> bool {
     let lacks = |node: &NodeView| {
         let reported = node.shadow.as_ref().and_then(|shadow| shadow.status.agent.current_version.clone());
-        let agrees = is_of_its_kind(node) && (reported.is_none() || reported == node.running());
+        let agrees = reported.is_none() || reported == node.running();
         let is_on_its_way = node.update().is_some_and(|progress| progress.version == rollout.version);
         let is_wanted = || is_on_its_way || targets.contains(&(node.facts.uid.as_str(), &rollout.version));
         let is_lacking = || !runs(node, rollout) && (node.is_behind(&rollout.version) || is_wanted());
         (is_on_its_way && node.past_staging()) || (node.facts.labelled && agrees && is_lacking())
     };
     is_acted_on(view, rollout) || view.nodes.values().any(|node| is_member(node, rollout) && lacks(node))
-}
-
-/// Returns whether the Node of an agent agrees with the kind that the agent reports, as far as it says.
-pub(super) fn is_of_its_kind(node: &NodeView) -> bool {
-    let (variant, arch) = kind(node);
-    let agrees = |said: Option<&str>, reported: &str| said.is_none_or(|said| said == reported);
-    agrees(node.facts.variant(), variant) && agrees(node.facts.arch(), arch)
 }
 
 fn is_out_for(node: &NodeView, version: &Version) -> bool {
@@ -122,6 +115,7 @@ mod tests {
         {
             let mut last = running("c", versions);
             last.facts.os_image = last.facts.os_image.replace(variant, of_node);
+            last.correct_kind();
             let mut nodes = vec![running("a", (&NEW, &NEW)), running("b", (&NEW, &NEW)), last];
             nodes.extend(beside.then(|| running("d", (&later, &later))));
             let (mut view, policy) = cluster(nodes, &[]);
@@ -131,7 +125,8 @@ mod tests {
             let status = &mut view.operator.as_mut().unwrap().status;
             status.active_rollouts = vec![ActiveRollout { record: Some(record), ..rollout(NEW) }];
             let status = plan(&view, &policy, t(2)).status.unwrap();
-            let records = status.active_rollouts.iter().filter_map(|rollout| rollout.record.as_ref());
+            let of_kind = status.active_rollouts.iter().filter(|rollout| rollout.variant == variant);
+            let records = of_kind.filter_map(|rollout| rollout.record.as_ref());
             let newest = records.max_by_key(|record| record.number).map(|record| (record.number, record.phase));
             assert_eq!(newest, Some(expected), "{sentence}, after {phase:?}, beside a later version: {beside}");
         }

@@ -5,26 +5,18 @@ use models::earlier::is_pod_of;
 use models::names::MIRROR_ANNOTATION;
 
 use super::Projection;
-use super::projection::key;
 
 /// A pod of the earlier operator that has not ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EarlierPod {
-    pub namespace: String,
-    pub name: String,
+    /// The name for users: namespace and name.
+    pub title: String,
     pub resource_version: String,
 }
 
 impl Projection for EarlierPod {
     type Object = Pod;
-
-    fn key(&self) -> String {
-        key(Some(&self.namespace), &self.name)
-    }
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     /// Only its beginning and its end are relevant.
     fn matters(&self, _old: &Self) -> bool {
@@ -39,8 +31,7 @@ impl Projection for EarlierPod {
         let mirror = meta.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR_ANNOTATION));
         let runs = !ended && !mirror && meta.labels.as_ref().is_some_and(is_pod_of);
         runs.then(|| Self {
-            namespace: meta.namespace.clone().unwrap_or_default(),
-            name: meta.name.clone().unwrap_or_default(),
+            title: Self::key_of(meta),
             resource_version: meta.resource_version.clone().unwrap_or_default(),
         })
     }

@@ -14,11 +14,10 @@ use models::shadow::{BottlerocketShadow, BottlerocketShadowStatus, is_agent_cond
 use models::time::after;
 
 use crate::annotations::{Place, misunderstood, recorded_value};
-use crate::claims;
 use crate::hold::Hold;
-use crate::hooks;
+use crate::{claims, hooks};
 
-use super::projection::{Projection, key};
+use super::projection::Projection;
 use super::revision::CAUSE_LENGTH;
 use super::{BudgetFacts, DaemonSetIs, NodeFacts, OperatorFacts, PodFacts, RequestManagers, ServiceFacts, ShadowFacts};
 
@@ -122,14 +121,7 @@ fn request(meta: &ObjectMeta, name: &str) -> Option<String> {
 
 impl Projection for NodeFacts {
     type Object = Node;
-
-    fn key(&self) -> String {
-        self.name.clone()
-    }
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     /// A heartbeat moves the resourceVersion and nothing else. Volumes come and go all the time, and only a drain waits for them.
     fn matters(&self, old: &Self) -> bool {
@@ -212,14 +204,7 @@ fn plain_status(shadow: &BottlerocketShadow) -> BottlerocketShadowStatus {
 
 impl Projection for ShadowFacts {
     type Object = BottlerocketShadow;
-
-    fn key(&self) -> String {
-        self.node.clone()
-    }
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     fn project(shadow: &BottlerocketShadow) -> Option<Self> {
         let meta = &shadow.metadata;
@@ -249,14 +234,8 @@ impl Projection for ShadowFacts {
 
 impl Projection for OperatorFacts {
     type Object = BottlerocketUpdateOperator;
-
-    fn key(&self) -> String {
-        names::OPERATOR_NAME.to_owned()
-    }
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const BY_NAME: bool = true;
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     fn project(operator: &BottlerocketUpdateOperator) -> Option<Self> {
         let meta = &operator.metadata;
@@ -278,11 +257,6 @@ impl Projection for OperatorFacts {
             test_notices: request(meta, names::TEST_NOTICES_ANNOTATION),
             managers: RequestManagers::of(meta),
         })
-    }
-
-    /// Returns the name alone: only the resource of that name counts.
-    fn key_of(meta: &ObjectMeta) -> String {
-        meta.name.clone().unwrap_or_default()
     }
 }
 
@@ -412,14 +386,7 @@ impl PodFacts {
 
 impl Projection for PodFacts {
     type Object = Pod;
-
-    fn key(&self) -> String {
-        key(Some(&self.namespace), &self.name)
-    }
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     fn matters(&self, old: &Self) -> bool {
         Self { resource_version: old.resource_version.clone(), ..self.clone() } != *old
@@ -432,14 +399,7 @@ impl Projection for PodFacts {
 
 impl Projection for BudgetFacts {
     type Object = PodDisruptionBudget;
-
-    fn key(&self) -> String {
-        key(Some(&self.namespace), &self.name)
-    }
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     /// Only a budget that allows more than before can unblock a drain, or a node that could never be drained.
     fn matters(&self, old: &Self) -> bool {
@@ -486,14 +446,7 @@ impl Projection for BudgetFacts {
 
 impl Projection for ServiceFacts {
     type Object = Service;
-
-    fn key(&self) -> String {
-        key(Some(&self.namespace), &self.name)
-    }
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     /// No decision waits for one.
     fn matters(&self, _: &Self) -> bool {
@@ -513,347 +466,4 @@ impl Projection for ServiceFacts {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::view::{CsiNodeFacts, DaemonSetFacts};
-
-    #[test]
-    fn volume_claims_of_pod_include_named_and_ephemeral_claims() {
-        let volumes = json!([
-            {"name": "data", "persistentVolumeClaim": {"claimName": "data-db-0"}},
-            {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}},
-            {"name": "cache", "emptyDir": {}},
-        ]);
-        let meta = json!({"name": "db-0", "creationTimestamp": "2026-01-01T00:00:00Z"});
-        let pod = json!({"metadata": meta, "spec": {"containers": [], "volumes": volumes}});
-        let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
-        assert_eq!(facts.created, Some("2026-01-01T00:00:00Z".parse().unwrap()));
-        assert_eq!(facts.volume_claims, ["data-db-0", "db-0-scratch"]);
-    }
-
-    #[test]
-    fn key_of_object_is_key_of_its_facts() {
-        fn check<P: Projection>(metadata: &serde_json::Value, spec: &serde_json::Value) {
-            let object: P::Object = serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap();
-            assert_eq!(P::key_of(kube::Resource::meta(&object)), P::project(&object).unwrap().key());
-        }
-        let namespaced = |name: &str| json!({"name": name, "namespace": names::SYSTEM_NAMESPACE});
-        check::<NodeFacts>(&json!({"name": "a"}), &json!({}));
-        check::<PodFacts>(&namespaced("a"), &json!({"containers": []}));
-        check::<BudgetFacts>(&namespaced("a"), &json!({}));
-        check::<ServiceFacts>(&namespaced("a"), &json!({"selector": {"app": "web"}}));
-        check::<CsiNodeFacts>(&json!({"name": "a"}), &json!({"drivers": []}));
-        check::<DaemonSetFacts>(&namespaced("a"), &json!({"selector": {}, "template": {}}));
-        check::<ShadowFacts>(&namespaced(&names::shadow_name("a")), &json!({"state": "Idle", "attempt": 0}));
-        check::<OperatorFacts>(&namespaced(names::OPERATOR_NAME), &json!({}));
-    }
-
-    #[test]
-    fn numbers_of_pdb_are_those_of_its_spec_or_nothing_is_counted() {
-        let facts = |generation: i64, observed: i64, reason: &str| {
-            let condition = json!({
-                "type": "DisruptionAllowed", "status": "False", "reason": reason, "message": "no scale",
-                "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": observed,
-            });
-            let budget = json!({
-                "metadata": {"name": "web", "namespace": "shop", "generation": generation},
-                "status": {
-                    "observedGeneration": observed, "currentHealthy": 2, "desiredHealthy": 3, "expectedPods": 3,
-                    "disruptionsAllowed": 0, "conditions": [condition],
-                },
-            });
-            let facts = BudgetFacts::project(&serde_json::from_value(budget).unwrap()).unwrap();
-            (facts.lacks(), facts.sync_error)
-        };
-        let error = Some("no scale".to_owned());
-        for (sentence, generation, observed, reason, expected) in [
-            ("a pod is missing", 2, 2, "InsufficientPods", (1, None)),
-            ("the numbers of an earlier spec", 3, 2, "InsufficientPods", (0, None)),
-            ("it was never counted", 1, 0, "SyncFailed", (0, error.clone())),
-            ("it cannot be counted any more", 2, 2, "SyncFailed", (1, error)),
-        ] {
-            assert_eq!(facts(generation, observed, reason), expected, "{sentence}");
-        }
-    }
-
-    #[test]
-    fn approved_evictions_of_pdb_are_read() {
-        let budget = json!({
-            "metadata": {"name": "web", "namespace": "shop"},
-            "status": {"disruptedPods": {"web-1": "2026-01-01T00:00:00Z"}, "currentHealthy": 2, "desiredHealthy": 2,
-                "expectedPods": 3, "disruptionsAllowed": 0},
-        });
-        let facts = BudgetFacts::project(&serde_json::from_value(budget).unwrap()).unwrap();
-        let approved: jiff::Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
-        assert_eq!(facts.approved, [("web-1".to_owned(), approved)].into());
-        let found = |seconds, leaving| facts.unfinished_eviction(|_| leaving, after(approved, seconds));
-        let second = std::time::Duration::from_secs;
-        let text = "the eviction of shop/web-1 was approved at 2026-01-01T00:00:00Z and has not deleted it: the \
-                    PodDisruptionBudget counts it as gone until 2026-01-01T00:02:00Z";
-        assert_eq!(found(second(5), false).unwrap().to_string(), text);
-        assert_eq!(found(second(4), false), None, "it may go through");
-        assert_eq!(found(second(5), true), None, "it has");
-        assert!(found(second(119), false).is_some() && found(second(120), false).is_none());
-    }
-
-    #[test]
-    fn pod_that_autoscalers_are_not_to_move_is_marked() {
-        for (annotation, value, expected) in [
-            ("karpenter.sh/do-not-disrupt", "true", true),
-            ("karpenter.sh/do-not-disrupt", "false", false),
-            ("cluster-autoscaler.kubernetes.io/safe-to-evict", "false", true),
-            ("cluster-autoscaler.kubernetes.io/safe-to-evict", "true", false),
-            ("example.com/other", "true", false),
-        ] {
-            let pod = json!({"metadata": {"annotations": {annotation: value}}, "spec": {"containers": []}});
-            let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
-            assert_eq!(facts.marked, expected, "{annotation}: {value}");
-        }
-    }
-
-    #[test]
-    fn toleration_of_cordon_is_recognized() {
-        for (toleration, expected) in [
-            (json!({"operator": "Exists"}), true),
-            (json!({"operator": "Exists", "effect": "NoSchedule"}), true),
-            (json!({"operator": "Exists", "effect": "NoExecute"}), false),
-            (json!({"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}), true),
-            (json!({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}), true),
-            (json!({"key": "node.kubernetes.io/unschedulable", "value": "no"}), false),
-            (json!({"key": "node.kubernetes.io/not-ready", "operator": "Exists"}), false),
-        ] {
-            let pod = json!({"spec": {"containers": [], "tolerations": [toleration]}});
-            let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
-            assert_eq!(facts.tolerates_cordon, expected, "{toleration}");
-        }
-    }
-
-    #[test]
-    fn revision_of_shadow_is_that_of_its_label() {
-        let shadow = json!({
-            "metadata": {"name": names::shadow_name("a"), "labels": {names::REVISION_LABEL: "default-1"}},
-            "spec": {"state": "Idle", "attempt": 0},
-        });
-        let facts = ShadowFacts::project(&serde_json::from_value(shadow).unwrap()).unwrap();
-        assert_eq!(facts.revision.as_deref(), Some("default-1"));
-    }
-
-    #[test]
-    fn volumes_of_a_node_matter_while_the_operator_claims_it() {
-        let node = || NodeFacts { resource_version: "5".into(), volumes: 1, ..NodeFacts::default() };
-        let claimed = || NodeFacts { claims: claims::ClaimFields::CORDON, ..node() };
-        for (sentence, old, new, expected) in [
-            ("a heartbeat", claimed(), NodeFacts { resource_version: "6".into(), ..claimed() }, false),
-            ("a volume is attached", node(), NodeFacts { volumes: 2, ..node() }, false),
-            ("a volume is detached in a drain", claimed(), NodeFacts { volumes: 0, ..claimed() }, true),
-            ("the node is cordoned meanwhile", node(), NodeFacts { unschedulable: true, volumes: 2, ..node() }, true),
-        ] {
-            assert_eq!(new.matters(&old), expected, "{sentence}");
-        }
-    }
-
-    #[test]
-    fn node_is_ready_by_status_of_its_condition() {
-        for (status, ready) in [("True", true), ("False", false), ("Unknown", false)] {
-            let node: Node = serde_json::from_value(json!({
-                "metadata": {"name": "a"}, "status": {"conditions": [{"type": "Ready", "status": status}]},
-            }))
-            .unwrap();
-            assert_eq!(NodeFacts::project(&node).map(|facts| facts.ready), Some(ready), "{status}");
-        }
-    }
-
-    #[test]
-    fn node_shows_since_when_it_is_in_or_out_of_service() {
-        let (created, minute, later) = ("2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z", "2026-01-01T00:02:00Z");
-        let facts = |ready: serde_json::Value, spec: serde_json::Value, managed: serde_json::Value| {
-            let node = serde_json::from_value::<Node>(json!({
-                "metadata": {"name": "a", "creationTimestamp": created, "managedFields": managed},
-                "spec": spec, "status": {"conditions": ready},
-            }));
-            NodeFacts::project(&node.unwrap()).unwrap()
-        };
-        let ready =
-            |status: &str, since: &str| json!([{"type": "Ready", "status": status, "lastTransitionTime": since}]);
-        let at = |time: &str| Some(time.parse::<Timestamp>().unwrap());
-        for (sentence, conditions, ready_since, not_ready_since, joining) in [
-            ("Ready", ready("True", later), at(later), None, false),
-            ("not Ready any more", ready("False", later), None, at(later), false),
-            ("its kubelet is silent", ready("Unknown", later), None, at(later), false),
-            ("it was never Ready", ready("False", minute), None, at(minute), true),
-            ("its kubelet has not reported yet", json!([]), None, None, true),
-        ] {
-            let facts = facts(conditions, json!({}), json!([]));
-            assert_eq!((facts.not_ready_since, facts.joining), (not_ready_since, joining), "{sentence}");
-            assert_eq!((facts.ready, facts.ready_since), (sentence == "Ready", ready_since), "{sentence}");
-            assert_eq!(facts.created, at(created), "{sentence}");
-        }
-        let taint = json!([{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "timeAdded": later}]);
-        let managed = json!([{
-            "manager": "kubectl", "operation": "Update", "time": minute, "fieldsV1": {"f:spec": {"f:unschedulable": {}}},
-        }]);
-        for (sentence, spec, managed, since) in [
-            ("not cordoned", json!({}), json!([]), None),
-            (
-                "the taint of the control plane",
-                json!({"unschedulable": true, "taints": taint}),
-                managed.clone(),
-                at(later),
-            ),
-            ("no taint yet: the write of the cordon", json!({"unschedulable": true}), managed, at(minute)),
-        ] {
-            assert_eq!(facts(ready("True", created), spec, managed).cordoned_since, since, "{sentence}");
-        }
-        let annotation = json!({"f:metadata": {"f:annotations": {(format!("f:{}", names::HOLD_ANNOTATION)): {}}}});
-        for (sentence, fields, since) in [
-            ("the write of the hold", annotation, at(later)),
-            ("another write", json!({"f:metadata": {"f:annotations": {"f:other": {}}}}), None),
-        ] {
-            let managed =
-                json!([{"manager": "kubectl-brupop", "operation": "Update", "time": later, "fieldsV1": fields}]);
-            assert_eq!(facts(ready("True", created), json!({}), managed).held_since, since, "{sentence}");
-        }
-        for (taint, removed) in [
-            ("ToBeDeletedByClusterAutoscaler", true),
-            ("karpenter.sh/disrupted", true),
-            ("DeletionCandidateOfClusterAutoscaler", false),
-        ] {
-            let spec = json!({"taints": [{"key": taint, "effect": "NoSchedule"}]});
-            let found = facts(ready("True", created), spec, json!([])).removed_by;
-            assert_eq!(found, removed.then(|| taint.to_owned()), "a mere candidate may stay for ever: {taint}");
-        }
-    }
-
-    #[test]
-    fn node_shows_its_devices_and_the_taints_that_kubernetes_does_not_remove_by_itself() {
-        let node: Node = serde_json::from_value(json!({
-            "metadata": {"name": "a"},
-            "spec": {"taints": [
-                {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"},
-                {"key": "ebs.csi.aws.com/agent-not-ready", "effect": "NoExecute"},
-                {"key": "DeletionCandidateOfClusterAutoscaler", "effect": "PreferNoSchedule"},
-                {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"},
-            ]},
-            "status": {"allocatable": {
-                "nvidia.com/gpu": "8", "example.com/fpga": "0", "cpu": "7910m", "memory": "31Gi", "hugepages-2Mi": "64Mi",
-                "ephemeral-storage": "95551679124", "pods": "110", "kubernetes.io/batch-cpu": "4k", "attachable-volumes-x": "9",
-            }},
-        }))
-        .unwrap();
-        let facts = NodeFacts::project(&node).unwrap();
-        assert_eq!(facts.taints, ["dedicated:NoSchedule", "ebs.csi.aws.com/agent-not-ready:NoExecute"]);
-        let resources: Vec<_> = facts.allocatable.keys().map(String::as_str).collect();
-        assert_eq!(resources, ["cpu", "ephemeral-storage", "hugepages-2Mi", "memory", "nvidia.com/gpu"]);
-        assert_eq!(facts.allocatable["nvidia.com/gpu"], "8");
-    }
-
-    #[test]
-    fn node_version_is_parsed_from_os_image() {
-        let node = |image: &str| NodeFacts { os_image: image.into(), ..NodeFacts::default() };
-        assert_eq!(node("Bottlerocket OS 1.20.5 (aws-k8s-1.37)").os_version(), Some(semver::Version::new(1, 20, 5)));
-        assert_eq!(node("Debian GNU/Linux 12 (bookworm)").os_version(), None);
-    }
-
-    #[test]
-    fn pod_that_was_ready_and_no_longer_is_shows_since_when() {
-        for (sentence, status, since, expected) in [
-            ("it has never been Ready", "False", "2027-01-15T08:00:01Z", None),
-            ("it was", "False", "2027-01-15T08:05:00Z", Some("2027-01-15T08:05:01Z")),
-            ("its node is silent", "Unknown", "2027-01-15T08:05:00Z", Some("2027-01-15T08:05:01Z")),
-            ("it is", "True", "2027-01-15T08:05:00Z", None),
-        ] {
-            let pod = serde_json::json!({"metadata": {}, "status": {"startTime": "2027-01-15T08:00:00Z",
-                "conditions": [{"type": "Ready", "status": status, "lastTransitionTime": since}]}});
-            let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
-            assert_eq!(facts.lost_ready_at.map(|at| at.to_string()).as_deref(), expected, "{sentence}");
-        }
-    }
-
-    #[test]
-    fn pod_facts_include_last_restart_and_reason_for_not_ready() {
-        let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).unwrap();
-        let ended =
-            |second: i64| serde_json::json!({"terminated": {"exitCode": 1, "finishedAt": at(second).to_string()}});
-        let pod = |status: serde_json::Value| {
-            PodFacts::of(&serde_json::from_value(serde_json::json!({"metadata": {}, "status": status})).unwrap())
-        };
-        let container = |name: &str, restarts: i32, state: serde_json::Value, last: serde_json::Value| {
-            serde_json::json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": restarts,
-                "state": state, "lastState": last})
-        };
-        let running = serde_json::json!({"running": {"startedAt": at(0).to_string()}});
-        let waiting = serde_json::json!({"waiting": {"reason": "CrashLoopBackOff"}});
-        let crashed = pod(serde_json::json!({
-            "initContainerStatuses": [container("sidecar", 4, running.clone(), ended(5))],
-            "containerStatuses": [
-                container("app", 2, waiting, ended(9)),
-                container("other", 0, running.clone(), ended(20)),
-            ],
-        }));
-        let expected = (4, Some(at(10)), Some("container app: CrashLoopBackOff"));
-        assert_eq!((crashed.restarts, crashed.restarted_at, crashed.trouble.as_deref()), expected);
-        for (sentence, status, expected) in [
-            ("no status yet", serde_json::json!({}), Some("not Ready")),
-            (
-                "no place",
-                serde_json::json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}),
-                Some("Unschedulable"),
-            ),
-            (
-                "it has just ended",
-                serde_json::json!({"containerStatuses": [container("app", 0, ended(1), serde_json::json!({}))]}),
-                Some("container app: exit code 1"),
-            ),
-            (
-                "its probe fails",
-                serde_json::json!({
-                    "containerStatuses": [container("app", 0, running, serde_json::json!({}))],
-                    "conditions": [{"type": "Ready", "status": "False", "reason": "ContainersNotReady"}],
-                }),
-                Some("ContainersNotReady"),
-            ),
-            (
-                "its kubelet rejected it",
-                serde_json::json!({"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no device"}),
-                Some("UnexpectedAdmissionError"),
-            ),
-            ("it is Ready", serde_json::json!({"conditions": [{"type": "Ready", "status": "True"}]}), None),
-        ] {
-            let pod = pod(status);
-            assert_eq!((pod.trouble.as_deref(), pod.restarted_at), (expected, None), "{sentence}");
-        }
-    }
-
-    #[test]
-    fn pod_that_its_kubelet_rejected_differs_from_one_that_failed_later() {
-        for (phase, reason, expected) in [
-            ("Failed", Some("UnexpectedAdmissionError"), true),
-            ("Failed", Some("OutOfnvidia.com/gpu"), true),
-            ("Failed", Some("NodeAffinity"), true),
-            ("Failed", Some("TopologyAffinityError"), true),
-            ("Failed", Some("Evicted"), false),
-            ("Failed", Some("NodeShutdown"), false),
-            ("Failed", Some("Terminated"), false),
-            ("Failed", Some("Preempting"), false),
-            ("Failed", None, false),
-            ("Pending", Some("UnexpectedAdmissionError"), false),
-        ] {
-            let pod = json!({"metadata": {}, "status": {"phase": phase, "reason": reason}});
-            let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
-            assert_eq!(facts.rejected, expected, "{phase} {reason:?}");
-        }
-    }
-
-    #[test]
-    fn pod_runs_to_completion_unless_its_containers_are_always_restarted() {
-        for (policy, expected) in
-            [(None, false), (Some("Always"), false), (Some("OnFailure"), true), (Some("Never"), true)]
-        {
-            let pod = json!({"metadata": {}, "spec": {"containers": [], "restartPolicy": policy}});
-            let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
-            assert_eq!(facts.runs_to_completion, expected, "{policy:?}");
-        }
-    }
-}
+mod tests;

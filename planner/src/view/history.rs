@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::PartialObjectMeta;
 use models::history::{
     BottlerocketRolloutHistory, BottlerocketRolloutHistoryStatus, LARGEST_OBJECT, RecordedRollout, RolloutPhase,
@@ -98,14 +97,8 @@ pub struct HistoryObject {
 
 impl Projection for HistoryObject {
     type Object = PartialObjectMeta<BottlerocketRolloutHistory>;
-
-    fn key(&self) -> String {
-        self.name.clone()
-    }
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const BY_NAME: bool = true;
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     /// The name tells what it is: the API server checks it, and labels can be changed.
     fn project(object: &Self::Object) -> Option<Self> {
@@ -126,10 +119,5 @@ impl Projection for HistoryObject {
             record,
             page,
         })
-    }
-
-    /// Returns the name alone: the history is read in one namespace.
-    fn key_of(meta: &ObjectMeta) -> String {
-        meta.name.clone().unwrap_or_default()
     }
 }

@@ -6,197 +6,45 @@ mod earlier;
 mod facts;
 mod history;
 mod managers;
+mod node;
 mod on_node;
 mod pods;
 mod projection;
+mod reported;
 mod revision;
 mod standing;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use models::names;
-use models::operator::{
-    BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, CompletedMigration, CompletionEstimate,
-    OperatorRequests, Slot,
-};
+use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, Slot};
 use models::shadow::{
-    BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Mode, Place, Progress, Record, ShadowRequests, Step,
+    AgentReport, BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Mode, Place, Progress, Record,
+    ShadowRequests, Step,
 };
 
 use crate::annotations::Misunderstood;
-use crate::claims::{ClaimField, ClaimFields, ClaimsMade};
+use crate::claims::ClaimsMade;
 use crate::expressions::Question;
-use crate::hold::Hold;
 use crate::wait::{UnfinishedEviction, Wait, WaitReason};
 
 pub use earlier::EarlierPod;
 pub use history::{HistoryFacts, HistoryObject, RecordFacts};
 pub use managers::{RequestManagers, SharedField};
+pub use node::NodeFacts;
+pub(crate) use node::{ARCH_LENGTH, VARIANT_LENGTH};
 pub use on_node::{CsiNodeFacts, DaemonSetFacts};
 #[cfg(test)]
 pub(crate) use pods::COMPARED;
 pub use pods::{BudgetFacts, Compared, DaemonSetIs, OWNER_WAIT, OwnerHealth, PodFacts, STARTING, ServiceFacts};
 pub use projection::Projection;
+pub use reported::{EstimateBasis, EstimateFacts, MigrationFacts, NoticeFacts, ReportedFacts, TlsFacts};
 pub use revision::RevisionFacts;
 #[cfg(test)]
 pub(crate) use standing::Standing;
 pub use standing::Standings;
-
-/// A Node, as far as decisions about updates go.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeFacts {
-    pub name: String,
-    /// The uid: a node re-created under its name is another node.
-    pub uid: String,
-    /// The time at which it was created: one that is registered again is new.
-    pub created: Option<Timestamp>,
-    /// The version of the object that these facts were read from. Heartbeats change it, so it wakes no loop.
-    pub resource_version: String,
-    /// True if it carries the label that puts it under the operator.
-    pub labelled: bool,
-    /// The labels. Shared, since a view is created again for each plan.
-    pub labels: Arc<BTreeMap<String, String>>,
-    /// A shortage on its kubelet: the type of a condition such as `DiskPressure`, where one is true.
-    pub pressure: Option<String>,
-    /// Time since which it has had it, while it has.
-    pub pressure_since: Option<Timestamp>,
-    /// True if its kubelet reports it Ready.
-    pub ready: bool,
-    /// Time since which it has been Ready, while it is; `None` also where the API server does not show it.
-    pub ready_since: Option<Timestamp>,
-    /// Time since which it has not been Ready, while it is not.
-    pub not_ready_since: Option<Timestamp>,
-    /// True if it is not Ready, and has not been since it was created.
-    pub joining: bool,
-    /// Time since which it has been cordoned, while it is.
-    pub cordoned_since: Option<Timestamp>,
-    /// The taint of the autoscaler or user that is removing it.
-    pub removed_by: Option<String>,
-    /// The boot id that its kubelet reports.
-    pub boot_id: String,
-    /// The machine, as its cloud names it; `None` where nothing names it.
-    pub provider_id: Option<String>,
-    /// The kubelet's name of the operating system, with the version in it.
-    pub os_image: String,
-    pub unschedulable: bool,
-    /// The hold that a user has set. In a view, one whose time is over is none.
-    pub hold: Option<Hold>,
-    /// Time of the last write of the annotation of its hold.
-    pub held_since: Option<Timestamp>,
-    /// Annotations that are meant as requests and are not understood as they are written.
-    pub misunderstood: Vec<Misunderstood>,
-    /// The claims of the operator by field ownership, perhaps shared with others.
-    pub claims: ClaimFields,
-    /// Time at which they were claimed, or last changed, by the API server's clock.
-    pub claimed_since: Option<Timestamp>,
-    /// Fields of the same set that others have set.
-    pub set_by_others: ClaimFields,
-    /// Fields of that set with another value than the operator would set.
-    pub set_otherwise: ClaimFields,
-    /// Fields with the operator's value and without an owner, as after a reset of managedFields.
-    pub unowned: ClaimFields,
-    /// The request to hooks that its annotation has.
-    pub hook_request: Option<String>,
-    /// The answers of hooks, by their name. Other controllers write them.
-    pub hook_answers: BTreeMap<String, String>,
-    /// Allocatable quantities of its devices (extended resources), CPU, memory, ephemeral storage and huge pages, without those that are 0.
-    pub allocatable: Arc<BTreeMap<String, String>>,
-    /// Taints with the effect `NoSchedule` or `NoExecute`, but those of `node.kubernetes.io`, each as `key:effect`.
-    pub taints: Vec<String>,
-    /// Number of volumes attached to it, as known to its kubelet and the attach controller.
-    pub volumes: usize,
-    pub deleting: bool,
-}
-
-impl NodeFacts {
-    /// Returns whether the operator claims anything of it.
-    pub fn claimed(&self) -> bool {
-        !self.claims.is_empty()
-    }
-
-    /// Returns the claims of the operator that are in effect.
-    pub fn claims_in_effect(&self) -> ClaimFields {
-        let uncordoned = if self.unschedulable { ClaimFields::default() } else { ClaimFields::CORDON };
-        self.claims.without(uncordoned)
-    }
-
-    /// Returns whether a user holds it.
-    pub fn held(&self) -> bool {
-        self.hold.is_some()
-    }
-
-    /// Returns the facts at this time: without a hold whose time is over.
-    #[must_use]
-    pub fn at(self, now: Timestamp) -> Self {
-        Self { hold: self.hold.filter(|hold| !hold.is_over(now)), ..self }
-    }
-
-    /// Returns whether it is Ready and under no pressure.
-    pub fn is_well(&self) -> bool {
-        self.ready && self.pressure.is_none()
-    }
-
-    /// Returns the time since which it has not been well, while it is not; `None` also where the API server does not show it.
-    pub fn ill_since(&self) -> Option<Timestamp> {
-        let not_ready = self.not_ready_since.filter(|_| !self.ready);
-        [not_ready, self.pressure_since].into_iter().flatten().min()
-    }
-
-    /// Returns whether it is cordoned, and not by the operator.
-    pub fn cordoned_by_others(&self) -> bool {
-        self.unschedulable && !self.claims.has(ClaimField::Cordon)
-    }
-
-    /// Returns whether it is a node of the control plane.
-    pub fn control_plane(&self) -> bool {
-        self.labels.contains_key(names::CONTROL_PLANE_LABEL)
-    }
-
-    /// Returns the zone; nodes without one are a zone together.
-    pub fn zone(&self) -> &str {
-        self.labels.get(names::ZONE_LABEL).map_or("", String::as_str)
-    }
-
-    /// Returns the priority of its update: higher comes first.
-    pub fn priority(&self) -> i64 {
-        self.labels.get(names::PRIORITY_LABEL).and_then(|text| text.parse().ok()).unwrap_or(0)
-    }
-
-    /// Returns whether its operating system is Bottlerocket.
-    pub fn bottlerocket(&self) -> bool {
-        self.os_image.starts_with("Bottlerocket OS")
-    }
-
-    /// Returns whether the operator labels it where policy lets it: it runs Bottlerocket and has no label. Another value keeps it out.
-    pub(crate) fn lacks_label(&self) -> bool {
-        self.bottlerocket() && !self.labels.contains_key(names::INTERFACE_LABEL) && !self.deleting
-    }
-
-    /// Returns the variant in the name of the operating system, e.g. `aws-k8s-1.37` of `Bottlerocket OS 1.20.5 (aws-k8s-1.37)`.
-    pub fn variant(&self) -> Option<&str> {
-        let (_, rest) = self.os_image.rsplit_once('(')?;
-        rest.split_once(')').map(|(variant, _)| variant)
-    }
-
-    /// Returns the architecture as hosts name it: Kubernetes has names of its own for the two that Bottlerocket runs on.
-    pub fn arch(&self) -> Option<&str> {
-        let arch = self.labels.get("kubernetes.io/arch").map(String::as_str)?;
-        Some(match arch {
-            "amd64" => "x86_64",
-            "arm64" => "aarch64",
-            other => other,
-        })
-    }
-
-    /// Returns the version in the name of the operating system, e.g. `1.20.5` of
-    /// `Bottlerocket OS 1.20.5 (aws-k8s-1.37)`.
-    pub fn os_version(&self) -> Option<semver::Version> {
-        self.os_image.split_whitespace().find_map(|word| semver::Version::parse(word.trim_start_matches('v')).ok())
-    }
-}
 
 /// A shadow, as far as decisions need it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -390,6 +238,14 @@ pub struct NodeView {
 }
 
 impl NodeView {
+    /// Puts the variant and the architecture that the Node names in the place of those that its agent has reported: rollouts, slots and versions
+    /// are of a kind of nodes, into which no agent is to bring its node.
+    pub(crate) fn correct_kind(&mut self) {
+        let Some(shadow) = &mut self.shadow else { return };
+        let AgentReport { variant, arch, .. } = &mut shadow.status.agent;
+        self.facts.correct_kind(variant.as_mut(), arch.as_mut());
+    }
+
     /// Returns the version that the node runs: that of its Node, or, where it names none, the one that its agent reports.
     pub fn running(&self) -> Option<semver::Version> {
         let reported = || self.shadow.as_ref()?.status.agent.current_version.clone();
@@ -480,6 +336,8 @@ pub enum Answer {
         series: String,
         /// Time since which each answer has been this. A query that fails gives no answer.
         since: Timestamp,
+        /// Time at which the last one was asked for.
+        asked: Timestamp,
     },
     /// No answer, or none that can be read.
     Failed { message: String },
@@ -542,7 +400,7 @@ pub struct ClusterView {
     pub revisions: Option<Vec<RevisionFacts>>,
     /// The node that this controller runs on.
     pub own_node: Option<String>,
-    /// Time since which this controller leads. A step that a new leader finds past its deadline gets a short grace.
+    /// Time since which this controller leads. A step that a new leader finds past its deadline gets some time again.
     pub leader_since: Timestamp,
     /// The pods of the earlier operator that have not ended, each with its namespace, in order. While there is one,
     /// nothing is done.
@@ -586,57 +444,11 @@ pub struct ClusterView {
     pub history: HistoryFacts,
 }
 
-/// The facts that are reported to users and acknowledged, and decide nothing: only what makes the operator's status has them.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ReportedFacts {
-    /// The known facts about the keeping of keys and certificates.
-    pub tls: TlsFacts,
-    /// The known facts about the migration of stored shadows.
-    pub migration: MigrationFacts,
-    /// The last estimates; `None` until this leader has made some.
-    pub estimates: Option<EstimateFacts>,
-    /// The known facts about the sending of notices.
-    pub notices: NoticeFacts,
-    /// The objects that the policy names and that cannot be read, each with the reason.
-    pub unread_objects: Vec<String>,
-}
-
-/// The facts about the sending of notices.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NoticeFacts {
-    /// The notices that were sent or given up, each by its receiver and its id.
-    pub done: BTreeSet<(String, String)>,
-    /// The condition `NoticesSent`: its truth, its reason and its message; `None` until it is known.
-    pub state: Option<(bool, &'static str, String)>,
-}
-
 /// A time in which no pod of the web API was Ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WebApiOutage {
     pub began: Timestamp,
     pub ended: Timestamp,
-}
-
-/// The basis of estimates besides the nodes: they are made again when it changes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EstimateBasis {
-    /// The numbers of the running rollouts.
-    pub rollouts: BTreeSet<i64>,
-    /// The generation of the policy.
-    pub generation: i64,
-    /// The requests that were carried out.
-    pub requests: Option<OperatorRequests>,
-    /// True while failures have stopped all updates.
-    pub frozen: bool,
-}
-
-/// Estimates of when rollouts are completed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EstimateFacts {
-    pub made: Timestamp,
-    pub basis: EstimateBasis,
-    /// By the number of the rollout. There is none for one of which no update is expected to end.
-    pub rollouts: BTreeMap<i64, CompletionEstimate>,
 }
 
 impl ClusterView {
@@ -667,7 +479,9 @@ impl ClusterView {
         };
         self.orphaned_shadows.extend(orphan.map(|shadow| (name.clone(), shadow)));
         if facts.labelled || facts.claimed() || own.is_some() {
-            self.nodes.insert(name, NodeView { facts, shadow: own.map(Box::new), ..NodeView::default() });
+            let mut node = NodeView { facts, shadow: own.map(Box::new), ..NodeView::default() };
+            node.correct_kind();
+            self.nodes.insert(name, node);
         } else {
             self.unmanaged.insert(name, facts);
         }
@@ -694,26 +508,4 @@ pub struct SigningKeys {
     pub newest_key: Option<String>,
     /// The ids of that key and of the one before it. Signatures of any other key are no longer accepted.
     pub signing_keys: BTreeSet<String>,
-}
-
-/// The facts about the keeping of keys and certificates.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TlsFacts {
-    /// The last request for new certificates that was begun.
-    pub rotated_certificates: Option<String>,
-    /// The last request for a new signing key that was begun.
-    pub rotated_signing_key: Option<String>,
-    /// The problem with them, for users.
-    pub problem: Option<String>,
-}
-
-/// The facts about the migration of stored shadows for plans.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MigrationFacts {
-    /// The condition `StorageMigrated`: its truth, its reason and its message; `None` until it is known.
-    pub state: Option<(bool, &'static str, String)>,
-    /// The last migration that this leader completed.
-    pub completed: Option<CompletedMigration>,
-    /// The last request that this leader carried out.
-    pub carried_out: Option<String>,
 }

@@ -7,13 +7,11 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::api::storage::v1::CSINode;
 
-use super::projection::{Projection, key};
+use super::projection::Projection;
 
 /// The CSI drivers of a node, as its kubelet has registered them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CsiNodeFacts {
-    /// The node.
-    pub node: String,
     pub resource_version: String,
     pub drivers: Arc<[String]>,
 }
@@ -21,8 +19,6 @@ pub struct CsiNodeFacts {
 /// A DaemonSet, as far as it chooses nodes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DaemonSetFacts {
-    pub namespace: String,
-    pub name: String,
     pub uid: String,
     pub resource_version: String,
     /// The labels that its nodes have.
@@ -66,14 +62,7 @@ fn holds(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
 
 impl Projection for CsiNodeFacts {
     type Object = CSINode;
-
-    fn key(&self) -> String {
-        self.node.clone()
-    }
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     fn matters(&self, old: &Self) -> bool {
         self.drivers != old.drivers
@@ -81,7 +70,6 @@ impl Projection for CsiNodeFacts {
 
     fn project(object: &CSINode) -> Option<Self> {
         Some(Self {
-            node: object.metadata.name.clone().unwrap_or_default(),
             resource_version: object.metadata.resource_version.clone().unwrap_or_default(),
             drivers: object.spec.drivers.iter().map(|driver| driver.name.clone()).collect(),
         })
@@ -90,14 +78,7 @@ impl Projection for CsiNodeFacts {
 
 impl Projection for DaemonSetFacts {
     type Object = DaemonSet;
-
-    fn key(&self) -> String {
-        key(Some(&self.namespace), &self.name)
-    }
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     /// A status changes with each pod, and says nothing about one node.
     fn matters(&self, old: &Self) -> bool {
@@ -110,8 +91,6 @@ impl Projection for DaemonSetFacts {
         let affinity = pod.and_then(|pod| pod.affinity.as_ref()?.node_affinity.as_ref());
         let required = affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
         Some(Self {
-            namespace: meta.namespace.clone().unwrap_or_default(),
-            name: meta.name.clone().unwrap_or_default(),
             uid: meta.uid.clone().unwrap_or_default(),
             resource_version: meta.resource_version.clone().unwrap_or_default(),
             node_selector: pod.and_then(|pod| pod.node_selector.clone()).unwrap_or_default(),
@@ -167,7 +146,7 @@ mod tests {
                     {"containers": [], "nodeSelector": selector, "affinity": affinity}}},
             });
             let facts = DaemonSetFacts::project(&serde_json::from_value(set).unwrap()).unwrap();
-            assert_eq!((facts.wants("a", &labels), facts.key().as_str()), (expected, "gpu/driver"), "{sentence}");
+            assert_eq!(facts.wants("a", &labels), expected, "{sentence}");
         }
     }
 
@@ -176,6 +155,6 @@ mod tests {
         let object =
             json!({"metadata": {"name": "a"}, "spec": {"drivers": [{"name": "ebs.csi.aws.com", "nodeID": "i-1"}]}});
         let facts = CsiNodeFacts::project(&serde_json::from_value(object).unwrap()).unwrap();
-        assert_eq!((facts.key().as_str(), &*facts.drivers), ("a", &["ebs.csi.aws.com".to_owned()][..]));
+        assert_eq!(&*facts.drivers, ["ebs.csi.aws.com".to_owned()]);
     }
 }

@@ -177,6 +177,11 @@ impl PodFacts {
         self.labels.get(names::COMPONENT_LABEL).is_some_and(|label| label == component)
     }
 
+    /// Returns whether it may run on any node: it is neither static nor of a DaemonSet.
+    pub fn is_of_workload(&self) -> bool {
+        !self.mirror && self.daemon_set.is_none()
+    }
+
     /// Returns whether it is Ready and stays.
     pub fn serves(&self) -> bool {
         self.ready && !self.terminating && !self.finished
@@ -277,8 +282,13 @@ impl BudgetFacts {
 
     /// Returns whether it guards this pod: it allows nothing although all its pods are healthy.
     pub fn guards(&self, pod: &PodFacts) -> bool {
-        let counted = !self.stale && self.sync_error.is_none() && self.expected > 0;
-        counted && self.lacks() == 0 && !self.lets_go(pod) && self.selects(pod)
+        let counted = !self.stale && self.expected > 0;
+        counted && !self.is_unwell() && !self.lets_go(pod) && self.selects(pod)
+    }
+
+    /// Returns whether pods of it are broken, or cannot be counted: what it allows then says nothing about healthy ones.
+    pub(crate) fn is_unwell(&self) -> bool {
+        self.lacks() > 0 || self.sync_error.is_some()
     }
 
     /// Returns whether the API server evicts this pod of it now, as far as its numbers go.

@@ -8,26 +8,22 @@ use serde::de::DeserializeOwned;
 pub trait Projection: Clone + PartialEq + Send + Sync + 'static {
     /// The kind of the source object.
     type Object: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + Sync + 'static;
-    /// Returns the key: the name, with the namespace before it where the kind has one.
-    fn key(&self) -> String;
+    /// True if the key of an object is its name alone: its kind has no namespaces, or is read in one.
+    const BY_NAME: bool = false;
     /// Returns the version of the object.
-    fn resource_version(&self) -> &str;
+    const VERSION: fn(&Self) -> &str;
     /// Returns whether a change from `old` to `self` is relevant to decisions.
     fn matters(&self, old: &Self) -> bool {
         self != old
     }
     /// Makes the projection; `None` for an object that the operator ignores.
     fn project(object: &Self::Object) -> Option<Self>;
-    /// Returns the key of the object with these metadata, which is the same as that of its projection.
+    /// Returns the key of an object: the name, with the namespace before it.
     fn key_of(meta: &ObjectMeta) -> String {
-        key(meta.namespace.as_deref(), meta.name.as_deref().unwrap_or_default())
-    }
-}
-
-/// Returns a key of the same form for all kinds.
-pub(super) fn key(namespace: Option<&str>, name: &str) -> String {
-    match namespace {
-        Some(namespace) => format!("{namespace}/{name}"),
-        None => name.to_owned(),
+        let name = meta.name.clone().unwrap_or_default();
+        match &meta.namespace {
+            Some(namespace) if !Self::BY_NAME => format!("{namespace}/{name}"),
+            _ => name,
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The facts about a ControllerRevision, which may be a revision of the policy.
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use models::names;
 use models::plain::cut;
 use serde_json::Value;
@@ -30,14 +30,8 @@ pub struct RevisionFacts {
 
 impl Projection for RevisionFacts {
     type Object = ControllerRevision;
-
-    fn key(&self) -> String {
-        self.name.clone()
-    }
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
+    const BY_NAME: bool = true;
+    const VERSION: fn(&Self) -> &str = |facts| &facts.resource_version;
 
     fn project(revision: &ControllerRevision) -> Option<Self> {
         let meta = &revision.metadata;
@@ -55,10 +49,5 @@ impl Projection for RevisionFacts {
             change_cause: cause.map(|cause| cut(cause, CAUSE_LENGTH)),
             deleting: meta.deletion_timestamp.is_some(),
         })
-    }
-
-    /// Returns the name alone: revisions are read in one namespace.
-    fn key_of(meta: &ObjectMeta) -> String {
-        meta.name.clone().unwrap_or_default()
     }
 }

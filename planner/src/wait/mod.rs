@@ -1,6 +1,7 @@
 //! The reasons why a node waits: one enum, the source of conditions, Events, metrics, the operator's status and
 //! `docs/waiting.md`.
 
+mod ends;
 mod reason;
 mod text;
 mod unfinished;
@@ -14,8 +15,10 @@ use models::reason::FailureReason;
 use semver::Version;
 use strum::EnumDiscriminants;
 
+pub use ends::StepRequest;
 pub use reason::WaitsFor;
-pub use text::{BEFORE_RESUME, alone, gone, has_fallen, node_name, not_ready};
+pub(crate) use text::{BEFORE_RESUME, request, resume};
+pub use text::{alone, gone, has_fallen, node_name, not_ready, without_command};
 pub use unfinished::UnfinishedEviction;
 
 use crate::rules::Refusal;
@@ -43,7 +46,9 @@ pub enum Wait {
     /// The node runs the newest version that its host offers.
     #[error("the host offers nothing newer")]
     UpToDate,
-    #[error("the BottlerocketUpdateOperator named default is missing; create it to start updates")]
+    #[error(
+        "the BottlerocketUpdateOperator named default does not exist in the operator's namespace; create it to start updates"
+    )]
     NoOperatorResource,
     /// Pods of the earlier operator exist.
     #[error("{}", text::earlier_operator(.pods, *.count))]
@@ -57,7 +62,7 @@ pub enum Wait {
         "the earlier bottlerocket-update-operator is gone; waiting until {until:.0} for hosts whose reboot it has requested"
     )]
     EarlierOperatorGone { until: Timestamp },
-    #[error("updates are disabled (spec.enabled of the operator's resource)")]
+    #[error("updates are disabled (spec.enabled of bruo default is false)")]
     Disabled,
     /// Failures have stopped the rollout.
     #[error("the rollout is frozen: {version} has failed too often")]
@@ -375,10 +380,10 @@ pub enum Wait {
         /// The node that is tried.
         trial: Option<String>,
     },
-    /// Many nodes have fallen ill at once, nodes included that were not being updated.
+    /// Many nodes have become not Ready, or short of a resource, at once, nodes included that were not being updated.
     #[error(
-        "{ill} of {compared} nodes that were not being updated have fallen ill at once, {} first: that is trouble of the cluster and no \
-             evidence against a version", .nodes.join(", ")
+        "{ill} of {compared} nodes that were not being updated have become not Ready, or short of a resource, at once, {} first: that is \
+             trouble of the cluster and no evidence against a version", .nodes.join(", ")
     )]
     ClusterUnwell {
         ill: i64,
@@ -414,29 +419,6 @@ pub enum Wait {
     ActionFails { since: Timestamp, error: String },
 }
 
-/// The command of the plugin that a canary step waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StepRequest {
-    /// Of the rollout with this number; 0 while that is not known.
-    Approve(i64),
-    /// Of the rollout with this number; 0 while that is not known.
-    ApproveUnproven(i64),
-    /// For failures of these versions, separated by commas.
-    Resume,
-}
-
-impl StepRequest {
-    /// Returns the arguments of the plugin, for this step; `failed` are the versions whose failures are to be resolved, all of them.
-    pub fn arguments(self, step: usize, failed: &str) -> String {
-        let rollout = |number| if number == 0 { String::new() } else { format!(" --rollout {number}") };
-        match self {
-            Self::Approve(number) => format!("approve {step}{}", rollout(number)),
-            Self::ApproveUnproven(number) => format!("approve {step}{} --unproven", rollout(number)),
-            Self::Resume => format!("resume --failures {failed}"),
-        }
-    }
-}
-
 /// The number of pods of the earlier operator that a message names.
 const NAMED_PODS: usize = 3;
 
@@ -467,6 +449,11 @@ impl Wait {
         matches!(self, Self::EarlierOperatorRunning { .. } | Self::EarlierOperatorGone { .. })
     }
 
+    /// Returns whether a node waits for no more than other nodes. One whose attempt has begun has its image then.
+    pub fn is_for_others(&self) -> bool {
+        matches!(self, Self::Queued { .. } | Self::FirstNode { .. })
+    }
+
     /// Returns whether the reason is the node's own and lasting, so that the shadow's `Blocked` condition shows it.
     /// Reasons that the fleet shares are shown once, in the operator's status.
     pub fn blocks(&self) -> bool {
@@ -491,121 +478,7 @@ impl Wait {
             _ => message == text,
         }
     }
-
-    /// Returns the canary step, from 1, that waits for a user, and the command of the plugin that lets it go on.
-    pub fn step(&self) -> Option<(usize, StepRequest)> {
-        // The name begins with the number of the rollout.
-        let rollout = |name: &str| name.split('/').next().and_then(|number| number.parse::<i64>().ok()).unwrap_or(0);
-        match self {
-            Self::CanaryStep { step, approval: Some(name), .. } => Some((*step, StepRequest::Approve(rollout(name)))),
-            Self::StepUnproven { step, approval, .. } => Some((*step, StepRequest::ApproveUnproven(rollout(approval)))),
-            Self::StepFailed { step, .. } => Some((*step, StepRequest::Resume)),
-            _ => None,
-        }
-    }
-
-    /// Returns the time at which the reason may end without another event.
-    pub fn ends_at(&self) -> Option<Timestamp> {
-        self.end().map(|(at, _)| at)
-    }
-
-    /// Returns the time at which the reason may end without another event, and what happens then.
-    pub fn end(&self) -> Option<(Timestamp, &'static str)> {
-        let (at, what) = match self {
-            Self::BackOff { until, .. } => (Some(*until), "the back-off is over"),
-            Self::Soaking { until } => (Some(*until), "the node has stayed healthy for long enough"),
-            Self::AwaitingHook { until, .. } => (Some(*until), "a hook is no longer waited for"),
-            Self::LeavingLoadBalancer { until } => (Some(*until), "the drain begins"),
-            Self::EarlierOperatorGone { until } => (Some(*until), "the hosts of the earlier operator are down"),
-            Self::WindowClosed { opens } => (*opens, "the next window opens"),
-            Self::Blackout { ends } => (*ends, "the blackout is over and a window is open"),
-            Self::Held { until, .. } => (*until, "the hold is over"),
-            Self::TooYoung { until, .. } => (*until, "the version is old enough"),
-            Self::BudgetUsedUp { until, .. } => (*until, "enough of the nodes that use up the budget are ignored"),
-            Self::BudgetNeverAllows { until, .. } => (*until, "its pods are asked again"),
-            Self::CanaryStep { until, .. } => (*until, "the soak of the canary step is over"),
-            Self::Braked { until, .. } => (*until, "one node is tried alone"),
-            _ => return None,
-        };
-        Some((at?, what))
-    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn closed_window_reports_its_opening_time() {
-        let at = Timestamp::from_second(1_800_000_000).unwrap();
-        let closed = Wait::WindowClosed { opens: Some(at) };
-        assert_eq!(closed.ends_at(), Some(at));
-        assert_eq!(closed.to_string(), "no window is open; the next one opens at 2027-01-15T08:00:00Z");
-        assert_eq!(Wait::WindowClosed { opens: None }.to_string(), "no window is open");
-    }
-
-    #[test]
-    fn times_in_messages_have_no_fractions_of_seconds() {
-        let at: Timestamp = "2026-01-01T00:00:07.123456789Z".parse().unwrap();
-        for wait in [
-            Wait::BackOff { until: at, reason: "BootFellBack".into() },
-            Wait::EarlierOperatorGone { until: at },
-            Wait::LeavingLoadBalancer { until: at },
-            Wait::Soaking { until: at },
-            Wait::Held { until: Some(at), reason: None },
-            Wait::WindowClosed { opens: Some(at) },
-        ] {
-            assert!(wait.to_string().contains("2026-01-01T00:00:07Z"), "{wait}");
-        }
-    }
-
-    #[test]
-    fn wait_that_may_end_by_itself_says_when_and_what_happens_then() {
-        let at = Timestamp::from_second(1_800_000_000).unwrap();
-        let braked = |until| Wait::Braked { count: 3, nodes: vec![], until, trial: None };
-        let never =
-            |until| Wait::BudgetNeverAllows { pod: "a/b".into(), budget: "a/c".into(), until, is_static: false };
-        for (wait, what) in [
-            (braked(Some(at)), "one node is tried alone"),
-            (never(Some(at)), "its pods are asked again"),
-            (Wait::Held { until: Some(at), reason: None }, "the hold is over"),
-        ] {
-            assert_eq!((wait.end(), wait.ends_at()), (Some((at, what)), Some(at)));
-        }
-        for wait in [braked(None), never(None), Wait::UpToDate] {
-            assert_eq!((wait.end(), wait.ends_at()), (None, None), "{wait}");
-        }
-    }
-
-    #[test]
-    fn hold_reports_its_end_and_the_reason_of_its_user() {
-        let at = Timestamp::from_second(1_800_000_000).unwrap();
-        let annotation = "the node carries the annotation brupop.bottlerocket.aws/hold";
-        for (until, reason, text) in [
-            (None, None, annotation.to_owned()),
-            (None, Some("audit"), format!("{annotation} (audit)")),
-            (Some(at), None, format!("{annotation}; it ends at 2027-01-15T08:00:00Z")),
-            (Some(at), Some("audit"), format!("{annotation} (audit); it ends at 2027-01-15T08:00:00Z")),
-        ] {
-            let wait = Wait::Held { until, reason: reason.map(str::to_owned) };
-            assert_eq!((wait.ends_at(), wait.to_string()), (until, text));
-        }
-    }
-
-    #[test]
-    fn message_names_rule_that_rejects_version() {
-        let version = || Version::new(1, 20, 5);
-        for (wait, text) in [
-            (
-                Wait::Excluded { version: version(), rule: "1.20".into() },
-                "1.20.5 is excluded by the entry '1.20' of spec.version.exclude",
-            ),
-            (
-                Wait::NotOffered { target: "1.21".into(), newest: Some(version()) },
-                "the host offers no version for spec.version.target '1.21'; the newest that it offers is 1.20.5",
-            ),
-        ] {
-            assert_eq!(wait.to_string(), text);
-        }
-    }
-}
+mod tests;

@@ -47,7 +47,7 @@ pub(super) fn earlier_operator(pods: &[String], count: usize) -> String {
     };
     format!(
         "the earlier bottlerocket-update-operator is running ({count} pod(s): {}{more}); nothing is done until the last of \
-         its pods is gone: kubectl brupop takeover",
+         its pods is gone: kubectl brupop takeover preflight",
         pods.join(", ")
     )
 }
@@ -118,9 +118,28 @@ pub(super) fn newest_offer(newest: Option<&Version>) -> String {
     newest.map_or_else(|| ", nor any other".to_owned(), |newest| format!("; the newest that it offers is {newest}"))
 }
 
-/// The command of kubectl that approves a step. What follows the `@` makes it a new value.
+/// Returns the command of kubectl that requests something of the operator.
+pub(crate) fn request(annotation: &str, value: &str) -> String {
+    format!("kubectl annotate bruo default -n <namespace> --overwrite {annotation}={value}")
+}
+
+/// Returns the command of kubectl that resolves all failures.
+pub(crate) fn resume() -> String {
+    request(RESUME_ANNOTATION, "<any new value>")
+}
+
+/// Returns the command of kubectl that approves a step. What follows the `@` makes it a new value.
 fn approve(name: &str) -> String {
-    format!("kubectl annotate bruo default -n <namespace> --overwrite {APPROVE_STEP_ANNOTATION}={name}@<any new text>")
+    request(APPROVE_STEP_ANNOTATION, &format!("{name}@<any new text>"))
+}
+
+/// Returns a message without the command of kubectl at its end, which one of the plugin may replace, and without the words that lead to it.
+pub fn without_command(message: &str) -> &str {
+    let Some((before, _)) = message.split_once(": kubectl annotate") else { return message };
+    match before.rsplit_once(". ") {
+        Some((reason, last)) if last.starts_with("To ") || last.starts_with("Once ") => reason,
+        _ => before,
+    }
 }
 
 /// `, <node>, <node>`, or nothing where none is known by its name.
@@ -142,7 +161,8 @@ fn fallen(nodes: &[String]) -> usize {
 }
 
 pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
-    let verified = "Each is verified again every hour, and at once by kubectl brupop retry NODE";
+    let verified =
+        "Each that exists and is not held is verified again every hour, and at once by kubectl brupop retry NODE";
     let again = match fallen(nodes) {
         0 => verified.to_owned(),
         count if count == nodes.len() => format!("Each {BACK}"),
@@ -156,9 +176,9 @@ pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
 
 pub(super) fn step_failed(nodes: &[String]) -> String {
     format!(
-        "is not passed: its places are used up, and nodes have failed on the version{}. To free these places: kubectl annotate bruo \
-         default -n <namespace> --overwrite {RESUME_ANNOTATION}=<any new value>",
-        named(nodes)
+        "is not passed: its places are used up, and nodes have failed on the version{}. To free these places: {}",
+        named(nodes),
+        resume()
     )
 }
 
@@ -171,7 +191,7 @@ pub(super) fn not_usable(missing: &[String]) -> String {
 }
 
 /// The words between the reason of a brake and the command that releases it.
-pub const BEFORE_RESUME: &str = ". Once the cause is removed: ";
+pub(crate) const BEFORE_RESUME: &str = ". Once the cause is removed: ";
 
 pub(super) fn braked(count: usize, nodes: &[String], until: Option<Timestamp>, trial: Option<&str>) -> String {
     let next = match (trial, until) {
@@ -185,8 +205,9 @@ pub(super) fn braked(count: usize, nodes: &[String], until: Option<Timestamp>, t
     };
     let back = if fallen(nodes) > 0 { format!("; one with the end {FALLEN} {BACK}") } else { String::new() };
     format!(
-        "the rollout is braked: {count} update(s) have ended without a proof{}{back}; {next}{BEFORE_RESUME}kubectl annotate bruo default -n <namespace> --overwrite {RESUME_ANNOTATION}=<any new value>",
-        named(nodes)
+        "the rollout is braked: {count} update(s) have ended without a proof{}{back}; {next}{BEFORE_RESUME}{}",
+        named(nodes),
+        resume()
     )
 }
 

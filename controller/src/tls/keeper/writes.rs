@@ -74,7 +74,7 @@ impl Keeper {
         };
         data.extend(bundle.map(|text| (names::TRUST_CA_KEY, text)));
         data.extend(keys.map(|text| (names::TRUST_PERMIT_KEYS, text)));
-        let version = existing.as_ref().map(planner::view::Projection::resource_version);
+        let version = existing.as_ref().map(TrustFacts::VERSION);
         let map = store::trust(&self.config.agent_namespace, version, &data, &wanted.since).map_err(material)?;
         self.leadership.check()?;
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.config.agent_namespace);

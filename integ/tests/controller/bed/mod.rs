@@ -291,8 +291,9 @@ impl ScriptedCluster {
     }
 
     /// Lets time pass; kubelets that are up have renewed their Leases at its end. They are written before: the controller may read one as soon
-    /// as the time has passed.
+    /// as the time has passed. So is what has happened before it, such as the restart of a node's pods by its boot.
     pub(crate) async fn pass(&self, span: Duration) -> anyhow::Result<()> {
+        self.fleet.until_written().await;
         let world = self.now()?;
         for node in world.nodes.values().filter(|node| node.ready) {
             renew_lease(&self.client, &node.name, after(self.time.now(), span)).await?;

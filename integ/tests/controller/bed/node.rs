@@ -32,6 +32,8 @@ use super::Time;
 
 /// Time without an event after which agents act again.
 const REPEAT: std::time::Duration = std::time::Duration::from_secs(1);
+/// Longest wait for the writes that are due.
+const WRITES: std::time::Duration = std::time::Duration::from_secs(10);
 /// Addresses of scripted nodes, which nothing dials.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
 /// Variant and architecture that agents report.
@@ -150,12 +152,14 @@ pub(crate) struct Fleet {
     state: Arc<Mutex<State>>,
     /// Notifies the task that writes.
     changed: watch::Sender<u64>,
+    /// The last change after which it has written all that there was to write.
+    written: watch::Sender<u64>,
 }
 
 impl Fleet {
     pub(super) fn new(version: &Version) -> Self {
         let state = State { offered: vec![version.clone()], ..State::default() };
-        Self { state: Arc::new(Mutex::new(state)), changed: watch::Sender::new(0) }
+        Self { state: Arc::new(Mutex::new(state)), changed: watch::Sender::new(0), written: watch::Sender::new(0) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -166,6 +170,15 @@ impl Fleet {
         let result = change(&mut self.lock());
         self.changed.send_modify(|n| *n += 1);
         result
+    }
+
+    /// Waits until what nodes, agents and pods have come to by now is written, with its time. A case may have such writes refused.
+    pub(super) async fn until_written(&self) {
+        let mut written = self.written.subscribe();
+        self.change(|_| ());
+        let last = *self.changed.borrow();
+        let wait = async { written.wait_for(|written| *written >= last).await.map(drop) };
+        let _ = tokio::time::timeout(WRITES, wait).await;
     }
 
     /// Offers a version to all hosts.
@@ -285,13 +298,15 @@ pub(super) async fn register(
     labels: BTreeMap<String, String>,
     now: Timestamp,
 ) -> anyhow::Result<Node> {
-    let (boot_id, os_image) = {
+    let (boot_id, os_image, arch) = {
         let state = fleet.lock();
         let scripted = state.nodes.get(node).context("no such node")?;
-        (scripted.boot_id.clone(), scripted.os_image())
+        (scripted.boot_id.clone(), scripted.os_image(), scripted.behaviour.arch)
     };
+    // Kubernetes has other names for them.
+    let arch = if arch == ARCH { "amd64" } else { "arm64" };
     let mut all: BTreeMap<String, String> =
-        [("kubernetes.io/hostname", node), ("kubernetes.io/os", "linux"), ("kubernetes.io/arch", "amd64")]
+        [("kubernetes.io/hostname", node), ("kubernetes.io/os", "linux"), ("kubernetes.io/arch", arch)]
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .into();
     all.extend(labels);
@@ -433,6 +448,7 @@ impl Actors {
                 // A request that has not been answered is repeated.
                 () = tokio::time::sleep(REPEAT) => {}
             }
+            let last = *self.fleet.changed.borrow();
             // An answer that is a conflict, or comes too early, is followed by an event.
             if let Err(error) = self.act().await {
                 let expected = error
@@ -443,6 +459,8 @@ impl Actors {
                 }
                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
                 self.fleet.changed.send_modify(|n| *n += 1);
+            } else {
+                self.fleet.written.send_replace(last);
             }
         }
     }

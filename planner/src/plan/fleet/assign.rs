@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use models::condition::true_condition;
 use models::operator::Slot;
+use models::shadow::{BLOCKED, Step};
 
 use super::checked::Checked;
 use super::planner::Planner;
@@ -158,6 +160,19 @@ impl<'a> Planner<'a> {
         !self.plan.hand_over
     }
 
+    /// Returns whether a node that has its image waits for no more than other nodes, and not for long. Its shadow shows that wait once half
+    /// of the time for a download is over: the other half is left for one that has to be repeated.
+    fn waits_briefly(&mut self, node: &SurveyedNode<'_>, wait: &Wait) -> bool {
+        let staging = node.update().filter(|progress| progress.step == Step::Staging && wait.is_for_others());
+        let (Some(progress), Some(shadow), None) = (staging, &node.shadow, &self.policy.pre_stage) else {
+            return false;
+        };
+        let until = after(progress.since, self.policy.stage / 2);
+        let briefly = self.now < until && true_condition(&shadow.status.conditions, BLOCKED).is_none();
+        self.wake(Some(until).filter(|_| briefly));
+        briefly
+    }
+
     /// Records the reason why a node waits, also in its shadow unless it only passes through this state.
     fn show(&mut self, node: &'a SurveyedNode<'a>, wait: Wait, checked: bool, passes_through: bool) {
         let name = &node.facts.name;
@@ -165,6 +180,7 @@ impl<'a> Planner<'a> {
             self.wait(node, Wait::Acting);
             return;
         }
+        let passes_through = passes_through || self.waits_briefly(node, &wait);
         let waiting = self.context(node).and_then(|ctx| {
             let progress = node.progress()?;
             (!passes_through).then(|| phase::waiting_staged(&ctx, progress, wait.clone(), checked))

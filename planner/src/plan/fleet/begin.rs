@@ -79,9 +79,9 @@ impl<'a> Planner<'a> {
         for (key, _) in held_back {
             *waiting.entry(*key).or_default() += 1;
         }
-        let mut begun = waiting.clone();
+        let mut begun: BTreeMap<KeyRef<'_>, usize> = BTreeMap::new();
         let unseen = requests.beginning.iter().map(|(node, version)| key::key(node.node, version));
-        let staged = ready.iter().filter_map(|node| {
+        let staged = ready.iter().chain(held_back.iter().map(|(_, node)| node)).filter_map(|node| {
             let progress = node.node.update().filter(|progress| progress.step == Step::Staged)?;
             Some(key::key(node.node, &progress.version))
         });

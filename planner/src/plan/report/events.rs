@@ -3,11 +3,11 @@
 use models::condition::{Condition, ConditionStatus, find_condition};
 use models::operator::{BLOCKED, BRAKED, CONTAINED, DEGRADED, FROZEN, PROGRESSING};
 
-use super::{
-    APPROVAL, CERTIFICATES, CLUSTER_UNWELL, CLUSTER_WELL, CONFLICT, CREDENTIALS, EARLIER_GONE, EARLIER_RUNNING,
-    EXPRESSIONS_QUIET, GROUP_HIDDEN, INVALID_POLICY, MISUNDERSTOOD, NOT_SERVED, OUT_OF_BOUNDS, UNREAD_OBJECTS,
-    UNREADABLE, WEB_API,
+use super::problems::{
+    CERTIFICATES, CONFLICT, CREDENTIALS, GROUP_HIDDEN, INVALID_POLICY, MISUNDERSTOOD, NOT_SERVED, OUT_OF_BOUNDS,
+    UNREAD_OBJECTS, UNREADABLE, WEB_API,
 };
+use super::{APPROVAL, CLUSTER_UNWELL, CLUSTER_WELL, EARLIER_GONE, EARLIER_RUNNING, EXPRESSIONS_QUIET};
 use crate::decision::Note;
 use crate::survey::records::UNRECORDED;
 use crate::wait::WaitReason;
@@ -16,8 +16,8 @@ use crate::wait::WaitReason;
 /// (the condition has the same reason, except where several share one Event); the reason and the message of the Event at
 /// its end. Of one type, the first row is for reasons without one of their own.
 const CHANGES: &[(&str, &str, &str, &str)] = &[
-    (FROZEN, "Frozen", "Resumed", "no version is held back any more: new updates start"),
-    (BRAKED, "Braked", "BrakeReleased", "no rollout is braked any more: new updates start"),
+    (FROZEN, "Frozen", "Resumed", "no version is held back any more"),
+    (BRAKED, "Braked", "BrakeReleased", "no rollout is braked any more"),
     (DEGRADED, INVALID_POLICY, "PolicyValid", "the policy is valid and in force"),
     (DEGRADED, CERTIFICATES, "CertificatesValid", "keys and certificates are valid"),
     (DEGRADED, NOT_SERVED, "ShadowsServed", "the API server serves the shadows"),

@@ -1,36 +1,37 @@
 //! The report on the fleet in the operator's status: counts, reasons, versions, the rollout, conditions.
 
 mod events;
+mod problems;
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, find_condition, set_condition, true_condition};
 use models::history::RolloutPhase;
-use models::names::{CONTINUE_OTHERS_ANNOTATION, RESUME_ANNOTATION};
+use models::names::CONTINUE_OTHERS_ANNOTATION;
 use models::operator::{
-    BLOCKED, BRAKED, BottlerocketUpdateOperatorStatus, CONTAINED, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED,
-    NOTICES_SENT, PROGRESSING, RESUMED, STORAGE_MIGRATED, Slot, WINDOW_OPEN, WaitingCount, without_credentials,
+    ActiveRollout, BLOCKED, BRAKED, BottlerocketUpdateOperatorStatus, CONTAINED, Counts, DEGRADED, ENABLED, FROZEN,
+    HISTORY_RECORDED, KnownVersion, NOTICES_SENT, PROGRESSING, RESUMED, STORAGE_MIGRATED, Slot, WINDOW_OPEN,
+    WaitingCount, without_credentials,
 };
 use models::reason::{End, FailureClass};
 use models::shadow::{self, Step};
 
+use self::problems::{ConditionParts, degraded, joined};
 use super::{Plan, estimates, follow};
 use crate::gates;
 use crate::pause::{EARLIER_GONE, EARLIER_RUNNING};
-use crate::policy::{Policy, WindowState};
+use crate::policy::WindowState;
 use crate::revisions::{RevisionPlan, is_in_force};
-use crate::survey::condition;
 use crate::survey::key::{Key, key_of, of_known};
 use crate::survey::quarantine::{Cause, Quarantine};
-use crate::survey::records::{UNRECORDED, finish};
-use crate::survey::requests;
-use crate::survey::{Survey, SurveyedNode};
-use crate::view::{ClusterView, NodeView, OperatorFacts, ReportedFacts, SharedField, TlsFacts};
-use crate::wait::Wait;
-use crate::wait::{BEFORE_RESUME as COMMAND, WaitReason};
+use crate::survey::records::finish;
+use crate::survey::{Survey, SurveyedNode, condition, requests};
+use crate::view::{ClusterView, NodeView, OperatorFacts, ReportedFacts};
+use crate::wait::{BEFORE_RESUME, Wait, WaitReason, request, resume, without_command};
 
 pub use events::news;
+pub use problems::{GROUP_HIDDEN, INVALID_POLICY, NOT_SERVED};
 
 /// The number of reasons that the operator's status names.
 const REASONS: usize = 32;
@@ -49,39 +50,6 @@ const CLUSTER_WELL: &str = "ClusterWell";
 
 /// No expression keeps all nodes waiting.
 const EXPRESSIONS_QUIET: &str = "ExpressionsQuiet";
-
-/// The operator is degraded: its policy is invalid.
-pub const INVALID_POLICY: &str = "InvalidPolicy";
-
-/// The operator is degraded although its policy is valid.
-const CERTIFICATES: &str = "CertificatesInvalid";
-
-/// The operator is degraded: the shadows are not served.
-pub const NOT_SERVED: &str = "ShadowsNotServed";
-
-/// The operator is degraded: no agent can report or get a reboot permit.
-const WEB_API: &str = WaitReason::WebApiNotReady.as_str();
-
-/// The operator is degraded although its policy and its certificates are valid.
-const MISUNDERSTOOD: &str = crate::annotations::UNKNOWN_REQUEST;
-
-/// The operator is degraded: durations of its policy are outside their bounds, and read as the nearest one.
-const OUT_OF_BOUNDS: &str = "DurationOutOfBounds";
-
-/// The operator is degraded: its policy has credentials, which are not used.
-const CREDENTIALS: &str = "CredentialsIgnored";
-
-/// The operator is degraded: a node group takes every node, and the groups after it have none.
-pub const GROUP_HIDDEN: &str = "NodeGroupHidden";
-
-/// The operator is degraded: another field manager owns fields of the operator, which it then cannot remove.
-const CONFLICT: &str = "FieldManagerConflict";
-
-/// The operator is degraded: shadows or Nodes exist that it cannot read.
-const UNREADABLE: &str = WaitReason::ShadowUnreadable.as_str();
-
-/// The operator is degraded: objects that checks of its policy are about cannot be read.
-const UNREAD_OBJECTS: &str = "ObjectsUnread";
 
 /// The operator needs a user's approval to continue.
 const APPROVAL: &str = "AwaitingApproval";
@@ -106,7 +74,8 @@ fn counts(survey: &Survey<'_>, plan: &Plan) -> Counts {
         // A node in a drill is out of service, and neither staged nor updated.
         let step = node.update().map(|progress| progress.step);
         counts.updating += i64::from(step.is_some() && node.past_staging());
-        counts.staged += i64::from(step == Some(Step::Staged));
+        let waits = step == Some(Step::Staging) && wait.is_some_and(Wait::is_for_others);
+        counts.staged += i64::from(step == Some(Step::Staged) || waits);
         counts.current += i64::from(follow::is_current(node, wait));
         counts.blocked += i64::from(match wait.filter(|wait| **wait != Wait::Acting) {
             Some(wait) => node.node.is_blocked_by(wait),
@@ -157,9 +126,6 @@ fn waiting(survey: &Survey<'_>, plan: &Plan) -> Vec<WaitingCount> {
     waiting.truncate(REASONS);
     waiting
 }
-
-/// A condition: its truth, the reason in one word, the message.
-type ConditionParts = (bool, &'static str, String);
 
 /// Returns the time at which the next window opens that a node has.
 fn next_window(survey: &Survey<'_>) -> Option<Timestamp> {
@@ -215,9 +181,6 @@ fn frozen(survey: &Survey<'_>, quarantine: &Quarantine, stored: Option<&Conditio
     if quarantine.is_empty() || resumed {
         return over(stored, resumed, "NoFailures");
     }
-    let request =
-        |name, value: &str| format!("kubectl annotate bruo default -n <namespace> --overwrite {name}={value}");
-    let resume = request(RESUME_ANNOTATION, "<any new value>");
     let has_failed = |(variant, arch): &(&str, &str)| {
         quarantine.spent.keys().any(|(v, a, _)| (v.as_str(), a.as_str()) == (*variant, *arch))
     };
@@ -226,10 +189,10 @@ fn frozen(survey: &Survey<'_>, quarantine: &Quarantine, stored: Option<&Conditio
         let others = if others { "Other nodes go on" } else { "There are no nodes of another variant or architecture" };
         let held = versions_of(&quarantine.spent);
         let message =
-            format!("failed too often, and held for these nodes alone: {held}. {others}. To try again: {resume}");
+            format!("failed too often, and held for these nodes alone: {held}. {others}. To try again: {}", resume());
         return (false, CONTAINED, message.chars().take(2000).collect());
     }
-    let mut message = format!("{}: {resume}", failed_too_often(quarantine.freezing()));
+    let mut message = format!("{}: {}", failed_too_often(quarantine.freezing()), resume());
     if let Some(since) = models::operator::frozen_since(&survey.known).filter(|_| others) {
         let request = request(CONTINUE_OTHERS_ANNOTATION, &since.to_string());
         message += &format!(". To go on with the other nodes alone: {request}");
@@ -237,19 +200,20 @@ fn frozen(survey: &Survey<'_>, quarantine: &Quarantine, stored: Option<&Conditio
     (true, "VersionFailed", message.chars().take(2000).collect())
 }
 
-/// Returns whether a rollout is braked, with the reason of its nodes, that of the newest version first, and the command once.
+/// Returns whether a rollout is braked, with the reason of its nodes, that of the newest version first, and the command once. A brake that comes
+/// with a quarantine, which holds back more, is left out; one that was there before goes on.
 fn braked(survey: &Survey<'_>, stored: Option<&Condition>, resumed: bool) -> ConditionParts {
-    let brakes = survey.rollouts.braked(&survey.quarantine);
-    let Some((_, last)) = brakes.last().filter(|_| !resumed) else { return over(stored, resumed, "NotBraked") };
-    let text = last.to_string();
-    let command = text.rsplit_once(COMMAND).map_or("", |(_, command)| command);
+    let held = stored.is_some_and(|condition| condition.status == ConditionStatus::True);
+    let mut brakes = survey.rollouts.braked();
+    brakes.retain(|(key, _)| held || !survey.quarantine.spent.contains_key(*key));
+    if resumed || brakes.is_empty() {
+        return over(stored, resumed, "NotBraked");
+    }
     let parts = brakes.iter().map(|((variant, arch, version), wait)| {
-        let text = wait.to_string();
-        let text = text.split_once(COMMAND).map_or(text.as_str(), |(text, _)| text);
-        format!("{version} for {variant} {arch}: {text}")
+        format!("{version} for {variant} {arch}: {}", without_command(&wait.to_string()))
     });
     let message: String = parts.collect::<Vec<_>>().join("; ").chars().take(1800).collect();
-    (true, WaitReason::Braked.as_str(), format!("{message}{COMMAND}{command}"))
+    (true, WaitReason::Braked.as_str(), format!("{message}{BEFORE_RESUME}{}", resume()))
 }
 
 fn progress(progressing: bool, plan: &Plan) -> ConditionParts {
@@ -258,87 +222,6 @@ fn progress(progressing: bool, plan: &Plan) -> ConditionParts {
         Some(wait) => (progressing, wait.as_str(), joined(&plan.approvals)),
         None => (progressing, if progressing { "Updating" } else { "Idle" }, String::new()),
     }
-}
-
-/// Returns the problems as one message.
-fn joined(problems: &[impl ToString]) -> String {
-    let texts: Vec<String> = problems.iter().map(ToString::to_string).collect();
-    models::plain::cut(&texts.join("; "), 2000)
-}
-
-fn degraded(policy: &Policy, tls: &TlsFacts, web_api_missing: bool, misunderstood: &[String]) -> ConditionParts {
-    if policy.errors.is_empty() {
-        return match &tls.problem {
-            Some(problem) => (true, CERTIFICATES, models::plain::cut(problem, 2000)),
-            None if web_api_missing => (true, WEB_API, Wait::WebApiNotReady.to_string()),
-            None if !policy.ignored.is_empty() => (true, CREDENTIALS, joined(&policy.ignored)),
-            None if !policy.bounded.is_empty() => (true, OUT_OF_BOUNDS, joined(&policy.bounded)),
-            None if !policy.hiding.is_empty() => (true, GROUP_HIDDEN, joined(&policy.hiding)),
-            None if !misunderstood.is_empty() => {
-                (true, MISUNDERSTOOD, models::plain::cut(&misunderstood.join("; "), 2000))
-            }
-            None => (false, "AsExpected", String::new()),
-        };
-    }
-    let errors: Vec<String> = policy.errors.iter().map(ToString::to_string).collect();
-    let force = if policy.unusable {
-        "nothing new starts, and updates and drills without a reboot permit end"
-    } else {
-        "nothing new starts, and updates under way are finished under the last valid policy"
-    };
-    let mut message: String = format!("{}; {force}", errors.join("; ")).chars().take(1400).collect();
-    // One problem must not hide the other.
-    if let Some(problem) = &tls.problem {
-        message = format!("{message}. Keys and certificates: {}", models::plain::cut(problem, 500));
-    }
-    (true, INVALID_POLICY, message)
-}
-
-/// Returns the shadows with fields that another field manager owns too, where there are any.
-fn conflict(view: &ClusterView) -> Option<ConditionParts> {
-    let shadows = view.nodes.values().filter_map(|node| node.shadow.as_ref());
-    let mut shared = shadows.filter_map(|shadow| Some((&shadow.node, shadow.shared_field.as_ref()?)));
-    let (node, SharedField { field, manager }) = shared.next()?;
-    let more = match shared.count() {
-        0 => String::new(),
-        more => format!(" (and {more} more shadows)"),
-    };
-    let message = format!(
-        "field {field} of the shadow {} belongs to the operator, and the field manager {manager} owns it too{more}: the \
-         next write of that client may bring back what the operator has removed. Stop that client; then, while no update of the node is \
-         under way, delete the shadow: it is created again",
-        models::names::shadow_name(node)
-    );
-    Some((true, CONFLICT, models::plain::cut(&message, 2000)))
-}
-
-/// Returns the shadows and Nodes that cannot be read, where there are any, with the repair.
-fn unreadable(view: &ClusterView) -> Option<ConditionParts> {
-    let mut unreadable = view.unreadable.objects();
-    let (object, error) = unreadable.next()?;
-    let more = match unreadable.count() {
-        0 => String::new(),
-        more => format!(" (and {more} more objects)"),
-    };
-    let error = models::plain::cut(error, 500);
-    let message = format!(
-        "this version of the operator cannot read {object}{more}: {error}. Nothing is decided about its node, and a slot of it stays. Where \
-         a newer version wrote it, install that version again; otherwise correct the field: kubectl edit {object} -n <namespace> \
-         --subresource=status (without --subresource for another field)"
-    );
-    Some((true, UNREADABLE, models::plain::cut(&message, 2000)))
-}
-
-/// Returns the objects of checks that cannot be read, where there are any, with what to apply.
-fn unread_objects(reported: &ReportedFacts) -> Option<ConditionParts> {
-    let message = format!("checks of spec.health have no result: {}", reported.unread_objects.join("; "));
-    let any = !reported.unread_objects.is_empty();
-    any.then(|| (true, UNREAD_OBJECTS, models::plain::cut(&message, 2000)))
-}
-
-/// Returns the reason for which the policy has no revision, if there is one.
-fn unrecorded(history: &RevisionPlan) -> Option<ConditionParts> {
-    Some((true, UNRECORDED, models::plain::cut(history.problem.as_ref()?, 2000)))
 }
 
 /// Returns what keeps all nodes waiting: the earlier operator, trouble of the cluster, or an expression that is the same for all of them.
@@ -399,6 +282,45 @@ pub fn can_wait(recorded: &BottlerocketUpdateOperatorStatus, planned: &Bottleroc
     rest == *recorded
 }
 
+/// Returns the versions and the rollouts as they are recorded. Where a user has resolved the failures, they have none.
+fn followed(
+    survey: &Survey<'_>,
+    quarantine: &Quarantine,
+    resumed: bool,
+    now: Timestamp,
+) -> (Vec<KnownVersion>, Vec<ActiveRollout>) {
+    let mut active_rollouts = survey.rollouts.active.clone();
+    let mut versions = survey.known.clone();
+    for known in &mut versions {
+        let cause = quarantine.spent.get(&of_known(known));
+        if let (Some(quarantined), Some(cause)) = (&mut known.quarantined, cause) {
+            quarantined.contained = cause.contained;
+        }
+    }
+    if resumed {
+        for known in &mut versions {
+            known.quarantined = None;
+            known.failed.clear();
+        }
+        for ledger in active_rollouts.iter_mut().filter_map(|rollout| rollout.ledger.as_mut()) {
+            ledger.forgive();
+        }
+        // A version that is tried again is another rollout.
+        for rollout in active_rollouts.iter_mut().filter(|r| survey.quarantine.spent.contains_key(&key_of(r))) {
+            finish(rollout, RolloutPhase::Stopped, now);
+        }
+    }
+    (versions, active_rollouts)
+}
+
+/// Returns the policy in force as JSON, which is that of the resource if it is valid. Longer than the field may be, there is none to go back
+/// to, which is better than no status.
+fn in_force(operator: &OperatorFacts, is_valid: bool) -> Option<String> {
+    let own = || serde_json::to_string(&operator.spec).ok();
+    let text = if is_valid { own() } else { operator.status.policy_in_force.clone() };
+    text.map(without_credentials).filter(|text| text.len() <= POLICY_LENGTH)
+}
+
 /// The operator's status without its freshness, with the slots that it is to record.
 pub(super) fn status(
     view: &ClusterView,
@@ -425,19 +347,7 @@ pub(super) fn status(
 
     let mut conditions = operator.status.conditions.clone();
     let blocked = blocked(view, survey, plan, find_condition(&conditions, BLOCKED));
-    let degraded = match degraded(policy, &reported.tls, survey.web_api_missing, &operator.misunderstood) {
-        // A request that is not understood is no error of the operator, and hides none.
-        (holds, reason, message) if !holds || reason == MISUNDERSTOOD => {
-            let others = unreadable(view).or_else(|| conflict(view)).or_else(|| unread_objects(reported));
-            let others = others.or_else(|| unrecorded(history?));
-            others.unwrap_or((holds, reason, message))
-        }
-        // These reasons stop no node.
-        (true, reason @ (OUT_OF_BOUNDS | CREDENTIALS | GROUP_HIDDEN), message) => {
-            unreadable(view).unwrap_or((true, reason, message))
-        }
-        degraded => degraded,
-    };
+    let degraded = degraded((view, policy), reported, survey.web_api_missing, &operator.misunderstood, history);
     let new = [
         (ENABLED, (policy.enabled, if policy.enabled { "Enabled" } else { "Disabled" }, switched.to_owned())),
         (WINDOW_OPEN, window(survey)),
@@ -458,36 +368,8 @@ pub(super) fn status(
         set_condition(&mut conditions, condition(now, type_, holds, reason, &message));
     }
 
-    let mut active_rollouts = survey.rollouts.active.clone();
-    let mut versions = survey.known.clone();
-    for known in &mut versions {
-        let cause = quarantine.spent.get(&of_known(known));
-        if let (Some(quarantined), Some(cause)) = (&mut known.quarantined, cause) {
-            quarantined.contained = cause.contained;
-        }
-    }
-    if resumed {
-        for known in &mut versions {
-            known.quarantined = None;
-            known.failed.clear();
-        }
-        for ledger in active_rollouts.iter_mut().filter_map(|rollout| rollout.ledger.as_mut()) {
-            ledger.forgive();
-        }
-        // A version that is tried again is another rollout.
-        for rollout in active_rollouts.iter_mut().filter(|r| survey.quarantine.spent.contains_key(&key_of(r))) {
-            finish(rollout, RolloutPhase::Stopped, now);
-        }
-    }
+    let (versions, mut active_rollouts) = followed(survey, &quarantine, resumed, now);
     estimates::record(reported, &mut active_rollouts);
-    let policy_in_force = if policy.errors.is_empty() {
-        serde_json::to_string(&operator.spec).ok()
-    } else {
-        operator.status.policy_in_force.clone()
-    };
-    // Longer than the field may be: then there is no valid one to go back to, which is better than no status.
-    let policy_in_force = policy_in_force.map(without_credentials).filter(|text| text.len() <= POLICY_LENGTH);
-    let counts = counts(survey, plan);
     let recorded = &operator.status;
     let (current_revision, update_revision) = match history {
         Some(history) => (history.current.clone(), history.update.clone()),
@@ -498,7 +380,7 @@ pub(super) fn status(
     };
     BottlerocketUpdateOperatorStatus {
         observed_generation: Some(operator.generation),
-        counts: Some(counts),
+        counts: Some(counts(survey, plan)),
         current_revision,
         update_revision,
         collision_count: history.and_then(follow::raised_count).or(recorded.collision_count),
@@ -515,7 +397,7 @@ pub(super) fn status(
         requests: requests::acknowledged(view, reported, survey.rollouts.approval_taken),
         storage_migration: reported.migration.completed.clone().or_else(|| operator.status.storage_migration.clone()),
         notices: None,
-        policy_in_force,
+        policy_in_force: in_force(operator, policy.errors.is_empty()),
         conditions,
     }
 }

@@ -1,15 +1,17 @@
 //! Tables of the status and the Events of a fleet.
 
-use models::operator::RESUMED;
-use models::reason::FailureReason;
+use models::operator::{ActiveRollout, LedgerNode, RESUMED, RolloutLedger};
+use models::reason::{FailureReason, Proof};
 use models::shadow::{HostState, Step};
 
+use super::problems::*;
 use super::*;
 use crate::decision::Note;
-use crate::fixtures::{NEW, at, cluster, condition, node, record_history, t, with_policy};
+use crate::fixtures::{NEW, at, cluster, condition, failure, node, record_history, recorded, rollout, t, with_policy};
 use crate::hold::Hold;
 use crate::objects::Unread;
-use crate::policy::{PolicyError, Target};
+use crate::policy::{Policy, PolicyError, Target};
+use crate::view::{SharedField, TlsFacts};
 
 #[test]
 fn operator_status_counts_nodes_by_state() {
@@ -148,7 +150,7 @@ fn degraded_message_includes_policy_and_certificate_errors() {
         ("the other", vec![error.clone()], none, false, "InvalidPolicy", vec!["spec.schedule"]),
         ("both", vec![error], trouble, false, "InvalidPolicy", vec!["spec.schedule", ca]),
     ] {
-        let (_, word, message) = degraded(&Policy { errors, ..Policy::default() }, &tls, web_api, &[]);
+        let (_, word, message) = of_policy(&Policy { errors, ..Policy::default() }, &tls, web_api, &[]);
         assert_eq!(word, reason, "{sentence}");
         assert!(expected.iter().all(|expected| message.contains(expected)), "{sentence}: {message}");
         assert!(message.chars().count() <= 2000, "{sentence}");
@@ -195,7 +197,7 @@ fn awaiting_approval_emits_one_event_with_command() {
 #[test]
 fn unknown_request_annotation_degrades_operator() {
     let unknown = ["the annotation brupop.bottlerocket.aws/resum is not known".to_owned()];
-    let (holds, reason, message) = degraded(&Policy::default(), &TlsFacts::default(), false, &unknown);
+    let (holds, reason, message) = of_policy(&Policy::default(), &TlsFacts::default(), false, &unknown);
     assert!(holds && reason == "UnknownRequest" && message.contains("resum"), "{reason}: {message}");
 }
 
@@ -301,6 +303,46 @@ fn freeze_and_resume_emit_one_event_each() {
     ] {
         let notes = news(&conditions(old), &conditions(new));
         assert_eq!(notes.iter().map(|n| n.reason).collect::<Vec<_>>(), Vec::from_iter(expected), "{sentence}");
+    }
+}
+
+/// The other one of both, or `enabled`, may still hold all nodes back.
+#[test]
+fn event_of_an_ended_freeze_or_brake_promises_no_update() {
+    for type_ in [FROZEN, BRAKED] {
+        let of = |holds: bool| vec![Condition { type_: type_.to_owned(), ..conditions(Some((holds, ""))).remove(0) }];
+        let notes = news(&of(true), &of(false));
+        assert!(notes.len() == 1 && !notes[0].message.contains("start"), "{notes:?}");
+    }
+}
+
+/// Three nodes have ended one after the other without a proof.
+#[test]
+fn brake_that_is_reported_does_not_end_with_a_freeze() {
+    for (sentence, reported, frozen, expected) in [
+        ("the rollout is braked", false, false, true),
+        ("it is braked, and freezes then", true, true, true),
+        ("both come at once, and the freeze holds back more", false, true, false),
+    ] {
+        let (mut view, policy) = cluster((0..10).map(|number| node(&format!("n{number}"))).collect(), &[]);
+        let end = |node: &str| LedgerNode {
+            node: node.into(),
+            proof: Proof::Free,
+            reason: "AgentSilent".into(),
+            accepted: false,
+            before_proof: false,
+        };
+        let row = ["x1", "x2", "x3"].map(end).to_vec();
+        let ledger = RolloutLedger { proven: 1, row, braked_until: Some(t(600)), ..RolloutLedger::default() };
+        let braked = ActiveRollout { record: Some(recorded(7)), ledger: Some(ledger), ..rollout(NEW) };
+        let status = &mut view.operator.as_mut().unwrap().status;
+        status.active_rollouts = vec![braked];
+        status.conditions.extend(reported.then(|| condition(BRAKED, "Braked", "")));
+        let record = &mut view.nodes.get_mut("n0").unwrap().shadow.as_mut().unwrap().status.controller.record;
+        record.get_or_insert_default().version_failures.extend(frozen.then(|| failure(NEW)));
+        let status = crate::plan::plan(&view, &policy, t(60)).status.unwrap();
+        let holds = |type_: &str| true_condition(&status.conditions, type_).is_some();
+        assert_eq!((holds(FROZEN), holds(BRAKED)), (frozen, expected), "{sentence}");
     }
 }
 

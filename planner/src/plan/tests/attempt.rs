@@ -222,18 +222,23 @@ fn version_that_is_withdrawn_before_the_permit_is_not_booted() {
 
 #[test]
 fn new_leader_grants_grace_only_to_steps_of_previous_leader() {
-    for (sentence, leads_since, second, given_up) in [
-        ("before the deadline", -100, 59, false),
-        ("past it", -100, 60, true),
-        ("an earlier leader began it, and this one has led for 29 s", 100, 129, false),
-        ("and for 30 s", 100, 130, true),
-        ("this leader began it as soon as it led", 0, 60, true),
+    for (sentence, stage, leads_since, second, given_up) in [
+        ("before the deadline", "60s", -100, 59, false),
+        ("past it", "60s", -100, 60, true),
+        ("an earlier leader began it, and this one has led for less time than it may take", "60s", 59, 118, false),
+        ("and for as long", "60s", 59, 119, true),
+        ("for 30 s, where it may take less", "20s", 19, 48, false),
+        ("and for longer", "20s", 19, 49, true),
+        ("for less than ten minutes", "30m", 1800, 2399, false),
+        ("for ten minutes", "30m", 1800, 2400, true),
+        ("for 30 s, a day after its deadline", "60s", 60 + 24 * 3600, 90 + 24 * 3600, true),
+        ("this leader began it as soon as it led", "60s", 0, 60, true),
     ] {
         let mut silent = at("a", Step::Staging, 0, HostState::StagedUpdate);
         shadow(&mut silent).status.agent.state = Some(HostState::Idle);
         let (mut view, _) = cluster(vec![silent], &["a"]);
         view.leader_since = t(leads_since);
-        let policy = with_policy(&mut view, serde_json::json!({"deadlines": {"stage": "60s"}}));
+        let policy = with_policy(&mut view, serde_json::json!({"deadlines": {"stage": stage}}));
         let made = plan(&view, &policy, t(second));
         assert_eq!(step_of(&made) == Some(Step::Releasing), given_up, "{sentence}: {:?}", made.waits);
         if !given_up {

@@ -585,7 +585,7 @@ fn last_node_of_a_kind_waits_for_a_resume_where_the_other_one_was_lost() {
 /// One node has ended without a proof, and is gone.
 #[test]
 fn nodes_that_are_gone_brake_a_small_kind_as_if_they_were_there() {
-    use crate::survey::brake::{limit, nodes};
+    use crate::survey::brake::limit_among;
     for (sentence, base, before_proof, left, expected) in [
         ("the only one, and another has replaced it", 1, false, 1, usize::MAX),
         ("one of two", 2, false, 1, 1),
@@ -597,7 +597,7 @@ fn nodes_that_are_gone_brake_a_small_kind_as_if_they_were_there() {
         let (view, _) = cluster(Vec::new(), &[]);
         let end = LedgerNode { before_proof, ..entry("a", Proof::Unproven, "HealthUnknown") };
         let ledger = RolloutLedger { row: vec![end], ..RolloutLedger::default() };
-        assert_eq!(limit(&Policy::default(), nodes(&view, &ledger, (left, base))), expected, "{sentence}");
+        assert_eq!(limit_among(&view, &Policy::default(), &ledger, (left, base)), expected, "{sentence}");
     }
 }
 

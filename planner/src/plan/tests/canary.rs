@@ -46,6 +46,21 @@ fn staged_node_counts_once_in_canary_step() {
     assert!(matches!(made.waits.get("c"), Some(Wait::CanaryStep { step: 1, .. })), "{:?}", made.actions);
 }
 
+/// Under a canary step of three, of which the first node goes alone, and with room for more.
+#[test]
+fn node_that_waits_for_the_first_one_counts_once_in_canary_step() {
+    for step in [Step::Staging, Step::Staged] {
+        let image = |(name, step)| at(name, step, 0, HostState::StagedUpdate);
+        let under_way = [("a", Step::Draining), ("b", step)].map(image);
+        let (mut view, _) = cluster(under_way.into_iter().chain([node("c"), node("d")]).collect(), &["a"]);
+        let spec = serde_json::json!({"maxUnavailable": 3, "strategy": {"canary": [{"nodes": 3}]}});
+        let policy = with_policy(&mut view, spec);
+        let made = plan(&view, &policy, t(1));
+        assert!(made.actions.get("c").is_some_and(Plan::starts), "{step:?}: {:?}", made.waits);
+        assert!(matches!(made.waits.get("d"), Some(Wait::CanaryStep { step: 1, .. })), "{step:?}: {:?}", made.actions);
+    }
+}
+
 /// Staged nodes of a version that waits for approval come first in the order.
 #[test]
 fn nodes_beyond_canary_step_do_not_delay_other_versions() {

@@ -216,6 +216,31 @@ fn node_that_a_user_or_an_autoscaler_takes_away_is_no_evidence_against_its_versi
     }
 }
 
+/// The pods of an owner fail on updated nodes alone.
+#[test]
+fn pods_of_a_node_that_a_user_or_an_autoscaler_takes_away_are_no_evidence_against_its_version() {
+    type Change = fn(&mut NodeFacts);
+    type End = (Option<String>, bool);
+    let cases: [(&str, Change, End); 4] = [
+        ("it stays", |_| {}, is_blamed()),
+        ("an autoscaler removes it", |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()), is_unproven()),
+        ("it is being deleted", |facts| facts.deleting = true, is_unproven()),
+        (
+            "a user has held it before",
+            |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(10))),
+            (Some("Held".to_owned()), false),
+        ),
+    ];
+    for (sentence, change, end) in cases {
+        let mut watch = Watch::of(verifying(vec![failing()]));
+        watch.found = EVIDENCE;
+        change(facts(&mut watch.view, "a"));
+        watch.at(20);
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), end, "{sentence}: {}", watch.message());
+    }
+}
+
 /// Follows node `a`, whose attempt has ended while a user held it, and which has a place without a proof.
 fn is_verified_once_it_is_not_held_any_more(watch: &mut Watch) {
     assert_eq!(watch.record().proof.map(|place| place.proof), Some(Proof::Unproven));

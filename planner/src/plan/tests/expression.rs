@@ -26,9 +26,8 @@ fn staged(query: &str, series: &str) -> (ClusterView, Policy) {
 }
 
 fn fires(view: &mut ClusterView, query: &str, series: &str) {
-    let firing =
-        |name: &str| (question(&query.replace("$node", name)), Answer::Firing { series: series.into(), since: t(0) });
-    view.expressions = NODES.into_iter().map(firing).collect();
+    let firing = || Answer::Firing { series: series.into(), since: t(0), asked: t(0) };
+    view.expressions = NODES.into_iter().map(|name| (question(&query.replace("$node", name)), firing())).collect();
 }
 
 /// Writes the actions of a plan, and plans again.
@@ -106,7 +105,8 @@ fn node_whose_expressions_have_no_answer_says_so_and_keeps_its_slot() {
         );
         view.nodes.get_mut("a").unwrap().pods = None;
         assert_eq!(plan(&view, &policy, t(10)).slots, None, "also while its pods are not known");
-        view.expressions = [(question("errors > 1"), Answer::Firing { series: "{} 7".into(), since: t(0) })].into();
+        let firing = Answer::Firing { series: "{} 7".into(), since: t(0), asked: t(0) };
+        view.expressions = [(question("errors > 1"), firing)].into();
         view.nodes.get_mut("a").unwrap().pods = Some(Vec::new());
         let fires = plan(&view, &policy, t(10));
         assert_eq!(fires.slots, Some(Vec::new()), "a node that is refused gives its slot up");
@@ -123,7 +123,7 @@ fn check_of_objects_for_all_nodes_is_recorded_only_in_operator_status() {
     assert_eq!(asked.len(), 1, "one question for all nodes: {asked:?}");
     for (answer, reason, message) in [
         (
-            Answer::Firing { series: "false for CephCluster rook/main".into(), since: t(0) },
+            Answer::Firing { series: "false for CephCluster rook/main".into(), since: t(0), asked: t(0) },
             "ExpressionFires",
             "the expression ceph returned false for CephCluster rook/main",
         ),
@@ -150,7 +150,7 @@ fn drain_begins_with_the_names_of_the_expressions_of_its_node_that_return_nothin
         ("no answer yet", None, 59, None),
         ("none in a minute", None, 60, Some(&[][..])),
         ("it returns nothing", Some(quiet), 1, Some(&["own"][..])),
-        ("it fires", Some(Answer::Firing { series: "{} 7".into(), since: t(0) }), 1, Some(&[][..])),
+        ("it fires", Some(Answer::Firing { series: "{} 7".into(), since: t(0), asked: t(0) }), 1, Some(&[][..])),
         ("it fails", Some(Answer::Failed { message: "no answer".into() }), 59, None),
         ("it fails for a minute", Some(Answer::Failed { message: "no answer".into() }), 60, Some(&[][..])),
     ] {

@@ -119,7 +119,7 @@ fn broken_pods_of_a_budget_are_waited_for_once_the_node_has_left_its_load_balanc
     let made = plan(&view, &policy, t(400));
     assert_eq!(outcome(&made), "step Draining");
     let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
-    let first = FirstPod { uid: "p-a".into(), accepted: None, for_grace: false };
+    let first = FirstPod { uid: "p-a".into(), accepted: None, unguarded: false };
     assert_eq!(status.report.drain.as_ref().unwrap().asked_first, [first]);
 }
 
@@ -136,7 +136,7 @@ fn expressions_are_queried_while_the_node_leaves_its_load_balancers_and_have_to_
     assert_eq!(outcome(&plan(&view, &policy, t(300 + 1800))), "GateRefused", "it does not wait for a result for ever");
     for (answer, expected) in [
         (Answer::Quiet { since: t(2), asked: t(299) }, "step Draining"),
-        (Answer::Firing { series: "{} 1".into(), since: t(60) }, "ClusterUnwell"),
+        (Answer::Firing { series: "{} 1".into(), since: t(60), asked: t(60) }, "ClusterUnwell"),
         (Answer::Failed { message: "no answer".into() }, "ExpressionFails"),
     ] {
         view.expressions.insert(question("errors > 0"), answer.clone());

@@ -84,6 +84,21 @@ fn forced_drain_deletes_without_grace_only_after_grace_period() {
     assert!(made.evictions.get("a").is_some_and(|e| e.delete && e.grace == Some(0)), "{:?}", made.actions);
 }
 
+/// The leader that began it is gone, and another one finds the drain past its deadline.
+#[test]
+fn forced_drain_goes_on_under_a_new_leader() {
+    let spec = |timeout: &str| serde_json::json!({"drain": {"timeout": timeout, "atDeadline": "Force"}});
+    let (mut view, policy) = draining(spec("1m"), vec![pod("a", false)]);
+    let recorded = plan(&view, &policy, t(60)).actions.remove("a").unwrap();
+    written(&mut view, &recorded);
+    view.leader_since = t(90);
+    let made = plan(&view, &policy, t(91));
+    assert!(made.evictions.get("a").is_some_and(|evictions| evictions.delete), "{:?}", made.actions);
+    let longer = with_policy(&mut view, spec("1h"));
+    let made = plan(&view, &longer, t(91));
+    assert!(made.evictions.get("a").is_none_or(|evictions| !evictions.delete), "policy gives it more time");
+}
+
 /// `Force`, and a pod that policy refuses came to the node meanwhile.
 #[test]
 fn forced_drain_fails_on_refused_pod_or_unready_node() {
@@ -172,7 +187,7 @@ fn guarded_pod_that_stays_in_a_drain_that_has_begun_again_is_a_failure() {
         let (mut view, policy) = draining(serde_json::json!({}), vec![PodFacts { ready: true, ..pod("a", false) }]);
         view.budgets = vec![guarding()];
         let report = &mut shadow(&mut view).status.controller;
-        let first = models::shadow::FirstPod { uid: "p-a".into(), accepted: None, for_grace: false };
+        let first = models::shadow::FirstPod { uid: "p-a".into(), accepted: None, unguarded: false };
         report.drain.as_mut().unwrap().asked_first = vec![first];
         report.progress.as_mut().unwrap().rollout =
             Some(RolloutPlace { drain_ended: drained_before.then(|| t(0)), ..RolloutPlace::default() });

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kube::core::{Expression, Selector};
 use models::operator::BudgetBackOff;
-use models::shadow::{HostState, Record, Step};
+use models::shadow::{AttemptResult, HostState, Record, Step};
 use serde_json::{Value, json};
 
 use super::drain::names;
@@ -48,7 +48,7 @@ fn pods(view: &mut ClusterView) -> &mut Vec<PodFacts> {
 }
 
 /// Lets a pod of node `a` end, as after its eviction.
-fn leaves(view: &mut ClusterView, name: &str) {
+pub(super) fn leaves(view: &mut ClusterView, name: &str) {
     pods(view).retain(|pod| pod.name != name);
 }
 
@@ -58,7 +58,18 @@ pub(super) fn asked(made: &Plan) -> Vec<&str> {
 
 /// Node `a` at the beginning of its drain, at 0 s, with these pods under these budgets.
 pub(super) fn drain_of(spec: Value, on_node: Vec<PodFacts>, budgets: Vec<BudgetFacts>) -> (ClusterView, Policy) {
+    drain_after(None, spec, on_node, budgets)
+}
+
+/// The same after earlier attempts, of which the node has this record.
+pub(super) fn drain_after(
+    record: Option<Record>,
+    spec: Value,
+    on_node: Vec<PodFacts>,
+    budgets: Vec<BudgetFacts>,
+) -> (ClusterView, Policy) {
     let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    staged.shadow.as_mut().unwrap().status.controller.record = record;
     staged.pods = Some(on_node);
     let (mut view, _) = cluster(vec![staged], &["a"]);
     view.budgets = budgets;
@@ -81,7 +92,7 @@ pub(super) fn settle(view: &mut ClusterView, policy: &Policy, now: i64) -> Plan 
     panic!("written again and again");
 }
 
-fn record(view: &ClusterView) -> &Record {
+pub(super) fn record(view: &ClusterView) -> &Record {
     view.nodes["a"].record().unwrap()
 }
 
@@ -244,6 +255,35 @@ fn of_two_budgets_the_one_that_opens_does_not_back_off_and_no_other_pod_moves() 
     assert_eq!(budgets, ["shop/mq"]);
     let message = &record(&view).last.as_ref().unwrap().message;
     assert!(message.ends_with("and no pod but those asked first was evicted"), "{message}");
+}
+
+/// The others of such a budget may go once all are healthy, here and on other nodes.
+#[test]
+fn budget_whose_pods_are_broken_when_the_guarded_ones_are_given_up_is_not_one_that_was_asked_in_vain() {
+    let stays = |earlier: Option<Record>| {
+        let on_node = vec![pod_of("db", "db-0"), pod_of("web", "web-0")];
+        let (mut view, policy) = drain_after(earlier, json!({}), on_node, vec![guard("db", 2)]);
+        assert_eq!(asked(&settle(&mut view, &policy, 1)), ["db-0"]);
+        budget(&mut view, "db").healthy = 1;
+        settle(&mut view, &policy, 600);
+        view
+    };
+    let view = stays(None);
+    let ended = record(&view);
+    let last = ended.last.as_ref().unwrap();
+    assert_eq!(last.reason, "GuardedPodsStayed");
+    assert_eq!(ended.refusing_budgets, []);
+    let message = &last.message;
+    assert!(message.contains("shop/db allow no disruption while pods of them are not healthy"), "{message}");
+    assert!(!message.contains("although they were asked"), "{message}");
+    assert_eq!((ended.failures, ended.not_before), (0, Some(t(1200))), "the node backs off in its place");
+    assert_eq!(view.operator.as_ref().unwrap().status.budget_back_offs, []);
+    for (earlier, expected) in [(600, 1200), (1200, 2400), (80_000, 86_400)] {
+        let last = AttemptResult { attempt: 0, ended: t(-100_000), ..last.clone() };
+        let not_before = Some(t(earlier - 100_000));
+        let view = stays(Some(Record { last: Some(last), not_before, ..Record::default() }));
+        assert_eq!(record(&view).not_before, Some(t(600 + expected)), "after {earlier} s");
+    }
 }
 
 /// Databases set a grace period of days, and end in a minute: the budget lets one go after the other.

@@ -74,6 +74,8 @@ pub(super) struct Watch {
     pub(super) found: OwnerHealth,
     /// The ReplicaSets (uid) that have fewer pods than they want.
     pub(super) lacking: Vec<String>,
+    /// The ReplicaSets (uid) that the API server does not show.
+    pub(super) unread: Vec<String>,
     /// The kubelet has crashed: nothing renews its Lease.
     crashed: bool,
     notes: Vec<Note>,
@@ -83,8 +85,8 @@ pub(super) struct Watch {
 impl Watch {
     pub(super) fn of(node: NodeView) -> Self {
         let (view, policy) = cluster(vec![node], &["a"]);
-        let (found, lacking, notes) = (OwnerHealth::default(), Vec::new(), Vec::new());
-        Self { view, policy, found, lacking, crashed: false, notes, read: 0 }
+        let (found, lacking, unread, notes) = (OwnerHealth::default(), Vec::new(), Vec::new(), Vec::new());
+        Self { view, policy, found, lacking, unread, crashed: false, notes, read: 0 }
     }
 
     /// Carries out everything that is due at this second, and returns why the node waits.
@@ -115,6 +117,7 @@ impl Watch {
                     self.read += 1;
                     node.owners.insert(owner, OwnerHealth { read_at: t(second), ..self.found });
                 }
+                Some(Action::ReadReplicaSet { set }) if self.unread.contains(&set.uid) => return Some(Wait::Acting),
                 Some(Action::ReadReplicaSet { set }) => {
                     self.read += 1;
                     let lacks_pods = Some(self.lacking.contains(&set.uid));
@@ -815,7 +818,7 @@ const QUIET: Answer = Answer::Quiet { since: Timestamp::UNIX_EPOCH, asked: Times
 #[test]
 fn expression_counts_against_the_version_only_if_it_is_the_nodes_own_was_quiet_before_and_lasts() {
     const OF_ALL: &str = "errors > 1";
-    let fires = |since| Answer::Firing { series: "{} 7".into(), since: t(since) };
+    let fires = |since| Answer::Firing { series: "{} 7".into(), since: t(since), asked: Timestamp::MAX };
     let (own, of_all) = (|since| ("own", OF_A_NODE, fires(since)), |since| ("all", OF_ALL, fires(since)));
     let late = DEADLINE - 1;
     for (sentence, expressions, quiet, expected) in [
@@ -851,7 +854,7 @@ fn expression_counts_against_the_version_only_if_it_is_the_nodes_own_was_quiet_b
 
 #[test]
 fn check_of_objects_counts_against_the_version_as_an_expression_does() {
-    let fires = || Answer::Firing { series: "false for Pod shop/web".into(), since: t(0) };
+    let fires = || Answer::Firing { series: "false for Pod shop/web".into(), since: t(0), asked: Timestamp::MAX };
     let (own, of_all) =
         ("self.spec.nodeName != node || self.status.phase == 'Running'", "self.status.phase == 'Running'");
     for (sentence, expression, answer, expected) in [
@@ -880,7 +883,7 @@ fn check_of_objects_counts_against_the_version_as_an_expression_does() {
 /// So it is where an exporter is rolled out on all nodes and fails, or a registry is down.
 #[test]
 fn expression_that_returns_something_for_nodes_without_the_version_too_counts_against_none() {
-    let fires = || Answer::Firing { series: "{} 7".into(), since: t(0) };
+    let fires = || Answer::Firing { series: "{} 7".into(), since: t(0), asked: Timestamp::MAX };
     for (sentence, others, expected) in [
         ("for both others", vec![("b", fires()), ("c", fires())], is_unproven()),
         ("for one of two", vec![("b", fires()), ("c", QUIET)], is_blamed()),
@@ -903,7 +906,7 @@ fn expression_that_returns_something_for_nodes_without_the_version_too_counts_ag
 #[test]
 fn expression_is_queried_for_three_other_nodes_right_before_it_counts_against_the_version() {
     let query = |node: &str| question(&OF_A_NODE.replace("$node", node));
-    let fires = || Answer::Firing { series: "{} 7".into(), since: t(0) };
+    let fires = || Answer::Firing { series: "{} 7".into(), since: t(0), asked: Timestamp::MAX };
     let silent = || {
         let mut watch = with_expressions(&[("own", OF_A_NODE, fires())]);
         watch.view.nodes.extend(["b", "c", "d", "e"].map(|name| (name.to_owned(), node(name))));
@@ -915,13 +918,18 @@ fn expression_is_queried_for_three_other_nodes_right_before_it_counts_against_th
         assert_eq!(made.asked_again, asked.into(), "those that its record names first");
         watch
     };
+    let all_answer = |watch: &mut Watch, answer: &Answer| {
+        watch.view.expressions.extend(["c", "d", "e"].map(|node| (query(node), answer.clone())));
+    };
     let answered = |watch: &mut Watch, asked: i64| {
-        let quiet = Answer::Quiet { since: t(-600), asked: t(asked) };
-        watch.view.expressions.extend(["c", "d", "e"].map(|node| (query(node), quiet.clone())));
+        all_answer(watch, &Answer::Quiet { since: t(-600), asked: t(asked) });
     };
     let mut watch = silent();
     answered(&mut watch, DEADLINE - 1);
     assert_eq!(watch.at(DEADLINE + 1).unwrap().as_str(), "ExpressionFires", "an answer of before shows nothing");
+    // So does a result: it may have ended since.
+    all_answer(&mut watch, &Answer::Firing { series: "{} 7".into(), since: t(-600), asked: t(DEADLINE - 1) });
+    assert_eq!(watch.at(DEADLINE + 1).unwrap().as_str(), "ExpressionFires", "nor does a result of before");
     answered(&mut watch, DEADLINE);
     watch.at(DEADLINE + 2);
     assert_eq!(watch.result(), is_blamed());
@@ -951,7 +959,7 @@ fn expression_is_queried_for_three_other_nodes_right_before_it_counts_against_th
 /// Prometheus does not answer for a while, or another leader has no answer yet, which knows no earlier ones.
 #[test]
 fn expression_without_an_answer_does_not_end_an_interruption() {
-    let fires = |since| Answer::Firing { series: "{} 7".into(), since: t(since) };
+    let fires = |since| Answer::Firing { series: "{} 7".into(), since: t(since), asked: Timestamp::MAX };
     let failed = Answer::Failed { message: "no answer".into() };
     for (sentence, silent, answered, since, expected) in [
         ("queries fail", Some(failed), DEADLINE - 9, 0, is_blamed()),
@@ -997,7 +1005,7 @@ fn answer_from_before_the_end_of_the_soak_proves_nothing() {
 fn expression_is_queried_when_verification_begins_and_shortly_before_it_ends() {
     let query = || question("errors{node=\"a\"} > 1");
     for (sentence, answer) in [
-        ("it fired", Answer::Firing { series: "{} 7".into(), since: t(-60) }),
+        ("it fired", Answer::Firing { series: "{} 7".into(), since: t(-60), asked: Timestamp::MAX }),
         ("it had no answer", Answer::Failed { message: "no answer".into() }),
     ] {
         let mut watch = with_expressions(&[("errors", OF_A_NODE, answer)]);
@@ -1034,13 +1042,16 @@ fn expression_of_several_nodes_is_queried_for_the_one_that_needs_the_latest_answ
 #[test]
 fn expression_must_be_quiet_for_soak_and_fails_version_at_deadline() {
     let watch = |answer: Answer| with_expressions(&[("errors", OF_A_NODE, answer)]);
-    let mut of_the_fleet =
-        with_expressions(&[("errors", "errors > 1", Answer::Firing { series: "{} 7".into(), since: t(0) })]);
+    let mut of_the_fleet = with_expressions(&[(
+        "errors",
+        "errors > 1",
+        Answer::Firing { series: "{} 7".into(), since: t(0), asked: Timestamp::MAX },
+    )]);
     assert_eq!(of_the_fleet.at(DEADLINE - 1).unwrap().as_str(), "ExpressionFires");
     of_the_fleet.at(DEADLINE);
     assert_eq!(of_the_fleet.result(), (Some("HealthUnknown".into()), false), "it is no evidence against the version");
 
-    let mut firing = watch(Answer::Firing { series: "{} 7".into(), since: t(0) });
+    let mut firing = watch(Answer::Firing { series: "{} 7".into(), since: t(0), asked: Timestamp::MAX });
     others_return(&mut firing, &[("b", QUIET)]);
     for second in [SOAKED, DEADLINE - 1] {
         assert_eq!(firing.at(second).unwrap().as_str(), "ExpressionFires");
@@ -1052,7 +1063,7 @@ fn expression_must_be_quiet_for_soak_and_fails_version_at_deadline() {
     let mut instant = watch(Answer::Quiet { since: t(DEADLINE - 1), asked: Timestamp::MAX });
     instant.at(DEADLINE);
     *instant.view.expressions.values_mut().next().unwrap() =
-        Answer::Firing { series: "{} 7".into(), since: t(DEADLINE + 1) };
+        Answer::Firing { series: "{} 7".into(), since: t(DEADLINE + 1), asked: Timestamp::MAX };
     instant.at(DEADLINE + 1);
     assert_eq!(instant.result(), is_unproven(), "once after the deadline is no evidence");
 

@@ -1,7 +1,7 @@
 //! Hooks: before the drain, after the update, and the end of their request.
 
 use models::operator::BottlerocketUpdateOperatorSpec;
-use models::shadow::{BLOCKED, DrainStatus, HOST_BUSY, HOST_REACHABLE, HostState, Step};
+use models::shadow::{BLOCKED, DrainStatus, HOST_BUSY, HOST_REACHABLE, HostState, NodeBefore, Step};
 use serde_json::json;
 
 use crate::claims::{ClaimField, ClaimFields};
@@ -156,12 +156,12 @@ fn deadline_ends_or_continues_the_attempt_as_policy_says() {
     // As the deadline of each other step, it is no later for a request that could not be written.
     a(&mut view).facts.hook_request = None;
     assert_eq!(outcome(&plan(&view, &policy, t(60))), "step Draining");
-    // A new leader has some time to see the answer.
     a(&mut view).facts.hook_request = Some(request);
     a(&mut view).facts.hook_answers.clear();
     view.leader_since = t(119);
-    assert_ne!(outcome(&plan(&view, &policy, t(148))), "HookTimedOut");
-    assert_eq!(outcome(&plan(&view, &policy, t(149))), "HookTimedOut");
+    // A hook has its time again: after an outage of the control plane, its controller starts again as well.
+    assert_ne!(outcome(&plan(&view, &policy, t(238))), "HookTimedOut");
+    assert_eq!(outcome(&plan(&view, &policy, t(239))), "HookTimedOut");
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn fire(view: &mut ClusterView, spec: &mut serde_json::Value, query: &str) {
     spec["prometheus"] = json!({"url": "http://prometheus:9090"});
     spec["health"] = json!({"before": {"expressions": [{"name": "errors", "query": query}]}});
     let query = question(&query.replace("$node", "a"));
-    view.expressions.insert(query, Answer::Firing { series: "{} 1".into(), since: t(2) });
+    view.expressions.insert(query, Answer::Firing { series: "{} 1".into(), since: t(2), asked: t(2) });
 }
 
 /// A hook that takes longer than each window, or causes what an expression shows, lets no node come to its drain.
@@ -371,7 +371,7 @@ fn expressions_are_queried_after_the_wait_for_hooks_and_have_to_return_nothing()
     assert_eq!(outcome(&made), "ExpressionsPending");
     for (answer, expected) in [
         (Answer::Quiet { since: t(2), asked: t(2) }, "step Draining"),
-        (Answer::Firing { series: "{} 1".into(), since: t(2) }, "ClusterUnwell"),
+        (Answer::Firing { series: "{} 1".into(), since: t(2), asked: t(2) }, "ClusterUnwell"),
         (Answer::Failed { message: "no answer".into() }, "ExpressionFails"),
     ] {
         view.expressions.insert(question("errors > 0"), answer.clone());
@@ -488,11 +488,13 @@ fn verified_node_awaits_hooks_and_then_is_updated() {
 /// A policy with long hooks: what the verification had left is over long before they answer.
 #[test]
 fn node_that_is_not_well_once_hooks_have_answered_is_verified_again_for_its_whole_time() {
-    type Change = fn(&mut NodeFacts);
-    let cases: [(&str, Change, &str); 3] = [
-        ("it is not Ready", |facts| facts.ready = false, "step Verifying"),
-        ("it is under pressure", |facts| facts.pressure = Some("DiskPressure".into()), "step Verifying"),
-        ("it was rebooted, after another reboot in its soak", |facts| facts.boot_id = "b3".into(), "step Returning"),
+    let cases: [(&str, Change, &str); 6] = [
+        ("it is not Ready", |view, _| a(view).facts.ready = false, "step Verifying"),
+        ("it is under pressure", |view, _| a(view).facts.pressure = Some("DiskPressure".into()), "step Verifying"),
+        ("it was rebooted, as in its soak before", |view, _| a(view).facts.boot_id = "b3".into(), "step Returning"),
+        ("a pod is not Ready", |view, _| a(view).pods = Some(vec![pod("a", true)]), "step Verifying"),
+        ("an expression fires", fire_after, "step Verifying"),
+        ("a taint is new", taint, "Soaking"),
     ];
     for (sentence, change, expected) in cases {
         for began in [0, -900] {
@@ -501,7 +503,9 @@ fn node_that_is_not_well_once_hooks_have_answered_is_verified_again_for_its_whol
             let request = ask(&mut view, &made);
             let progress = shadow(&mut view).status.controller.progress.as_mut().unwrap();
             (progress.verifying_since, progress.soak_restarted) = (Some(t(began)), true);
-            change(&mut a(&mut view).facts);
+            let mut spec = both();
+            change(&mut view, &mut spec);
+            let policy = with_policy(&mut view, spec);
             let made = plan(&view, &policy, t(2));
             assert_eq!(outcome(&made), "step AfterUpdate", "{sentence}: the hooks have not answered");
             assert!(made.slots.is_none() && made.status.unwrap().slots.len() == 1, "{sentence}: it keeps its slot");
@@ -512,6 +516,90 @@ fn node_that_is_not_well_once_hooks_have_answered_is_verified_again_for_its_whol
             assert_eq!(outcome(&plan(&view, &policy, t(4))), expected, "{sentence}, verified since {began}");
         }
     }
+}
+
+/// Has an expression of `health.after` return something for node `a`.
+fn fire_after(view: &mut ClusterView, spec: &mut serde_json::Value) {
+    fire(view, spec, "errors{node=\"$node\"} > 0");
+    let expressions = spec["health"]["before"].take();
+    spec["health"] = json!({"after": expressions});
+}
+
+/// Gives node `a` a taint that it did not have before its drain.
+fn taint(view: &mut ClusterView, _: &mut serde_json::Value) {
+    a(view).facts.taints = vec!["startup:NoSchedule".into()];
+    shadow(view).status.controller.record.get_or_insert_default().before = Some(NodeBefore::default());
+}
+
+#[test]
+fn expressions_are_queried_while_hooks_are_awaited_after_an_update() {
+    let (mut view, _) = in_step(Step::AfterUpdate, both());
+    let mut spec = both();
+    fire_after(&mut view, &mut spec);
+    let policy = with_policy(&mut view, spec);
+    assert!(plan(&view, &policy, t(1)).expressions.contains(&question("errors{node=\"a\"} > 0")));
+    // A new leader knows none of the answers at first.
+    view.expressions.clear();
+    let made = plan(&view, &policy, t(1));
+    let request = ask(&mut view, &made);
+    answers(&mut view, "ceph", &request);
+    view.leader_since = t(1);
+    assert_eq!(outcome(&plan(&view, &policy, t(60))), "ExpressionsPending");
+    assert_eq!(outcome(&plan(&view, &policy, t(61))), "no attempt");
+}
+
+#[test]
+fn verification_goes_on_where_a_pod_is_not_ready_once_its_hooks_have_answered() {
+    let (mut view, policy) = in_step(Step::AfterUpdate, both());
+    shadow(&mut view).status.controller.progress.as_mut().unwrap().verification = true;
+    let made = plan(&view, &policy, t(1));
+    let request = ask(&mut view, &made);
+    answers(&mut view, "ceph", &request);
+    assert_eq!(outcome(&plan(&view, &policy, t(2))), "no attempt", "it is well");
+    a(&mut view).pods = Some(vec![pod("a", true)]);
+    assert_eq!(outcome(&plan(&view, &policy, t(2))), "step Verifying");
+}
+
+/// A pod that crashes once an hour, and a hook that never answers.
+#[test]
+fn node_that_is_not_well_after_a_second_wait_for_a_silent_hook_is_not_proven() {
+    let hooks = json!([{"name": "ceph", "after": {"timeout": "2h", "onTimeout": "Continue"}}]);
+    let (mut view, policy) = in_step(Step::AfterUpdate, json!({"hooks": hooks}));
+    let made = plan(&view, &policy, t(1));
+    ask(&mut view, &made);
+    a(&mut view).pods = Some(vec![pod("a", true)]);
+    goes_on(&mut view, &policy, 7200, "step Verifying");
+    a(&mut view).pods = Some(vec![]);
+    a(&mut view).lease = renewed_after(7261);
+    goes_on(&mut view, &policy, 7261, "step AfterUpdate");
+    let changes: [fn(&mut NodeView); 2] =
+        [|node| node.pods = Some(vec![pod("a", true)]), |node| node.facts.pressure = Some("DiskPressure".into())];
+    for change in changes {
+        let mut view = view.clone();
+        change(a(&mut view));
+        assert_eq!(outcome(&plan(&view, &policy, t(14_460))), "step AfterUpdate");
+        assert_eq!(outcome(&plan(&view, &policy, t(14_461))), "HealthUnknown");
+    }
+}
+
+/// That may take hours, and its drain has emptied the node.
+#[test]
+fn updated_node_is_protected_from_autoscalers_until_its_hooks_have_answered() {
+    let (mut view, policy) = in_step(Step::Verifying, both());
+    shadow(&mut view).spec.state = HostState::Idle;
+    let protection: ClaimFields = [ClaimField::ScaleDown, ClaimField::DoNotDisrupt].into_iter().collect();
+    (a(&mut view).facts.claims, a(&mut view).lease) = (protection, renewed_after(100));
+    goes_on(&mut view, &policy, 100, "step AfterUpdate");
+    let made = plan(&view, &policy, t(101));
+    let request = ask(&mut view, &made);
+    goes_on(&mut view, &policy, 102, "step AfterUpdate");
+    assert_eq!(outcome(&plan(&view, &policy, t(103))), "AwaitingHook");
+    answers(&mut view, "ceph", &request);
+    let mut made = plan(&view, &policy, t(104));
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
+    assert_eq!(made.actions.get("a"), Some(&Action::Release));
+    a(&mut view).facts.claims = ClaimFields::default();
+    assert_eq!(outcome(&plan(&view, &policy, t(105))), "no attempt");
 }
 
 /// The hook of a storage cluster cannot answer while the node's disks are away.

@@ -10,6 +10,7 @@ mod claim;
 mod comparison;
 mod contained;
 mod drain;
+mod drained_again;
 mod drill;
 mod earlier;
 mod expression;

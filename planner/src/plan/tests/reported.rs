@@ -97,6 +97,23 @@ fn version_is_charged_for_the_kind_that_its_node_names_and_not_for_the_one_that_
     }
 }
 
+/// It could prove the version for other nodes, or escape a brake or a quarantine.
+#[test]
+fn node_whose_agent_reports_another_kind_stays_in_the_rollout_of_its_own() {
+    let mut liar = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    liar.facts.labels = std::sync::Arc::new([("kubernetes.io/arch".to_owned(), "amd64".to_owned())].into());
+    let mut shadow = liar.shadow.take().unwrap();
+    (shadow.status.agent.variant, shadow.status.agent.arch) = (Some("metal-k8s-1.37".into()), Some("aarch64".into()));
+    let (mut view, policy) = cluster(vec![], &[]);
+    view.insert(liar.facts, Some(*shadow), t(0));
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![]);
+    let status = plan(&view, &policy, t(5)).status.unwrap();
+    let update = status.slots[0].update.as_ref().unwrap();
+    let rollout = &status.active_rollouts[0];
+    let kinds = [(&update.variant, &update.arch), (&rollout.variant, &rollout.arch)];
+    assert_eq!(kinds.map(|(variant, arch)| (variant.as_str(), arch.as_str())), [("aws-k8s-1.37", "x86_64"); 2]);
+}
+
 #[test]
 fn node_that_returns_to_service_because_its_version_is_no_longer_offered_backs_off() {
     for (step, backs_off) in [

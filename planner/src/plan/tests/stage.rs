@@ -2,11 +2,12 @@
 
 use models::condition::true_condition;
 use models::shadow::{AttemptResult, BLOCKED, HostState, OfferedUpdates, Record, Step};
+use serde_json::json;
 
 use crate::claims::ClaimFields;
 use crate::decision::Action;
 use crate::fixtures::*;
-use crate::plan::plan;
+use crate::plan::{deadlines, plan};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
 use crate::wait::Wait;
@@ -79,6 +80,43 @@ fn node_with_its_image_waits_while_updates_are_disabled() {
     assert_eq!((made.waits.get("a"), made.actions.get("a")), (Some(&Wait::Disabled), None), "its attempt goes on");
     shadow(&mut view).status.agent.state = Some(HostState::Idle);
     assert!(plan(&view, &policy, t(1)).actions.contains_key("a"), "without its image it has none to keep");
+}
+
+#[test]
+fn node_with_its_image_records_that_it_waits_for_others_once_that_has_lasted() {
+    let blocked = |node: &mut NodeView| {
+        let conditions = &mut node.shadow.as_mut().unwrap().status.conditions;
+        conditions.push(condition(BLOCKED, "AgentNotReady", ""));
+    };
+    let ahead = json!({"strategy": {"preStage": {}}});
+    // Half of deadlines.stage is 15 minutes.
+    for (sentence, now, spec, change, recorded) in [
+        ("at first", 1, json!({}), None, false),
+        ("until there is as much time left for a download", 899, json!({}), None, false),
+        ("for longer", 900, json!({}), None, true),
+        ("images are downloaded ahead of time", 1, ahead, None, true),
+        ("its shadow shows another reason", 1, json!({}), Some(&blocked), true),
+    ] {
+        let mut next = at("b", Step::Staging, 0, HostState::StagedUpdate);
+        change.into_iter().for_each(|change| change(&mut next));
+        let (mut view, _) = cluster(vec![at("a", Step::Draining, 0, HostState::StagedUpdate), next], &["a"]);
+        let policy = with_policy(&mut view, spec);
+        let made = plan(&view, &policy, t(now));
+        let step = made.actions.get("b").and_then(Action::next_step);
+        assert_eq!(step, recorded.then_some(Step::Staged), "{sentence}: {:?}", made.waits);
+        if !recorded {
+            assert_eq!(made.waits["b"], Wait::Queued { position: 0, behind: Some("a".into()) }, "{sentence}");
+            assert!(deadlines(&view, &policy, t(now)).all(|(name, _)| name != "b"), "{sentence}: it may wait for long");
+            assert!(made.wake.is_some_and(|wake| wake <= t(900)), "{sentence}: {:?}", made.wake);
+            assert_eq!(made.status.unwrap().counts.unwrap().staged, 1, "{sentence}");
+        }
+    }
+    let nodes = ["a", "b"].map(|name| at(name, Step::Staging, 0, HostState::StagedUpdate));
+    let (mut view, policy) = cluster(nodes.into(), &[]);
+    view.nodes.get_mut("a").unwrap().pods = None;
+    let made = plan(&view, &policy, t(1));
+    let waits = made.waits.get("b").map(Wait::as_str);
+    assert_eq!(waits, Some("FirstNode"), "while the first one is checked: {:?}", made.actions);
 }
 
 #[test]

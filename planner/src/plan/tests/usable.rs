@@ -46,7 +46,7 @@ fn has(view: &mut ClusterView, name: &str, resources: &[(&str, &str)]) {
 
 fn has_drivers(view: &mut ClusterView, name: &str, drivers: &[&str]) {
     let drivers = drivers.iter().map(|driver| (*driver).to_owned()).collect();
-    let facts = CsiNodeFacts { node: name.into(), drivers, ..CsiNodeFacts::default() };
+    let facts = CsiNodeFacts { drivers, ..CsiNodeFacts::default() };
     view.csi_nodes.get_or_insert_default().insert(name.into(), facts);
 }
 
@@ -644,12 +644,19 @@ fn clock_of_verification_stops_while_the_web_api_is_away_for_a_day_at_most() {
 
 #[test]
 fn new_leader_gives_agents_time_for_the_report_that_an_outage_of_the_web_api_has_delayed() {
-    let mut watch = Watch::of(verifying(vec![healthy()]));
-    shadow(&mut watch.view).status.agent.boot_id = None;
-    watch.view.leader_since = t(DEADLINE);
-    assert_eq!(watch.at(DEADLINE + 59), Some(Wait::NoReport));
-    watch.at(DEADLINE + 60);
-    assert_eq!(watch.result(), is_not_usable());
+    for (sentence, leads_since, until) in [
+        ("the verification is in time", DEADLINE - 1, DEADLINE + 599),
+        ("its time was over before", DEADLINE, DEADLINE + 600),
+    ] {
+        let mut watch = Watch::of(verifying(vec![healthy()]));
+        shadow(&mut watch.view).status.agent.boot_id = None;
+        watch.view.leader_since = t(leads_since);
+        assert_eq!(watch.at(leads_since + 59), Some(Wait::NoReport), "{sentence}");
+        watch.at(until - 1);
+        assert!(watch.result().0.is_none(), "{sentence}");
+        watch.at(until);
+        assert_eq!(watch.result(), is_not_usable(), "{sentence}");
+    }
 }
 
 #[test]
@@ -765,6 +772,26 @@ fn node_without_workloads_proves_its_version_once_evicted_pods_are_created_again
     watch.at(SOAKED + 300);
     assert_eq!((watch.result(), watch.read), (is_updated(), 4));
     assert!(watch.record().without_workloads);
+}
+
+/// The API server does not answer, or is overloaded.
+#[test]
+fn replica_sets_that_are_not_known_are_read_again_and_prove_nothing() {
+    for (sentence, unread) in [("the first one", "api"), ("another one", "web")] {
+        let mut watch = emptied(&["api", "web"]);
+        (watch.lacking, watch.unread) = (vec!["api".into()], vec![unread.into()]);
+        for second in [SOAKED, DEADLINE, DEADLINE + 59] {
+            assert_eq!(watch.at(second), Some(Wait::Acting), "{sentence}, at {second}");
+        }
+        let mut answered = Watch::of(watch.view.nodes["a"].clone());
+        (answered.view, answered.policy) = (watch.view.clone(), watch.policy.clone());
+        answered.at(DEADLINE + 59);
+        assert_eq!(answered.result(), is_updated(), "{sentence}");
+        watch.at(DEADLINE + 60);
+        assert_eq!(watch.result(), is_unproven(), "{sentence}");
+        let text = format!("the ReplicaSet shop/{unread}-1 could not be read");
+        assert!(watch.message().contains(&text), "{}", watch.message());
+    }
 }
 
 #[test]

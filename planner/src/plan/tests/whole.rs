@@ -544,7 +544,7 @@ fn control_characters_reported_by_agent_are_never_written() {
     const HOSTILE: &str = "\u{1b}[2J\r\nok\u{202e}";
     let mut failed = at("a", Step::Returning, 0, HostState::RebootedIntoUpdate);
     failed.facts.boot_id = "b2".into();
-    // Its Node names no variant: that of the agent counts.
+    // The Node names no variant: that of the agent counts.
     failed.facts.os_image = format!("Bottlerocket OS {OLD}");
     let shadow = failed.shadow.as_mut().unwrap();
     shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: String::new() });

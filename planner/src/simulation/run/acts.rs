@@ -14,8 +14,7 @@ use crate::simulation::course::Freeze;
 use crate::simulation::scenario::FaultEffect;
 use crate::simulation::{pods, write};
 use crate::survey::quarantine::Quarantine;
-use crate::view::NodeView;
-use crate::view::{Answer, Blocked, Compared, OwnerHealth, PodFacts, Refused};
+use crate::view::{Answer, Blocked, Compared, NodeView, OwnerHealth, PodFacts, Refused};
 
 impl Run<'_> {
     /// Has all hooks answer the request of a node at once: how long they take cannot be known.

@@ -122,12 +122,11 @@ fn version_that_one_host_alone_names_is_neither_recorded_nor_known() {
         let agent = &mut liar.shadow.as_mut().unwrap().status.agent;
         (agent.variant, agent.arch) = (Some(variant.into()), Some(arch.into()));
         agent.updates = Some(OfferedUpdates { chosen_version: Some(invented.clone()), ..list });
+        liar.correct_kind();
         assert_eq!(fleet.settle(), of_fleet, "{variant}/{arch}");
         let known = &fleet.status().versions;
         assert!(known.iter().all(|known| known.version != invented), "{variant}/{arch}: {known:?}");
     }
-    let agent = &mut fleet.view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status.agent;
-    agent.arch = Some("x86_64".into());
     offer(fleet.view.nodes.get_mut("b").unwrap(), Some(invented.clone()));
     assert!(fleet.settle().iter().any(|(version, ..)| *version == invented), "two hosts name it");
 }

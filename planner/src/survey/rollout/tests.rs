@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use models::operator::CountOrPercent;
-use models::shadow::{NodeProof, Record};
+use models::reason::Proof;
+use models::shadow::{NodeProof, Record, Step, UPDATED};
 
 use super::*;
 use crate::fixtures::{NEW, OLD, cluster, node, progress, recorded, rollout, slot, t, updated};
@@ -294,7 +295,8 @@ fn proven_nodes_that_were_not_ready_brake_the_rollout_also_once_they_are_replace
         ("like some of another zone", other_zone, 380, gone, true),
     ];
     for (sentence, before, seen, change, braked) in cases {
-        for urgent in [false, true] {
+        // Between two waves of the release no node has the version as its target.
+        for (urgent, in_wave) in [(false, true), (true, true), (false, false)] {
             let mut policy = policy(&[]);
             let until = t(100_000);
             policy.urgent = urgent.then(|| crate::policy::Urgent { from: NEW, reason: "CVE-2026-1234".into(), until });
@@ -302,7 +304,8 @@ fn proven_nodes_that_were_not_ready_brake_the_rollout_also_once_they_are_replace
             let run = |facts: &mut NodeFacts| facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
             change_each(&mut view, &["n00", "n01", "n02", "n03"], run);
             let follow = |view: &mut ClusterView, second: i64| {
-                let rollouts = followed(view, &policy, second);
+                let targets = usize::from(in_wave || second != seen);
+                let rollouts = wanting(view, &policy, &[NEW][..targets], second);
                 view.operator.as_mut().unwrap().status.active_rollouts = rollouts.active;
             };
             follow(&mut view, 100);
@@ -313,9 +316,37 @@ fn proven_nodes_that_were_not_ready_brake_the_rollout_also_once_they_are_replace
             follow(&mut view, 400);
             follow(&mut view, 8000);
             let rollout = &view.operator.as_ref().unwrap().status.active_rollouts[0];
-            assert_eq!(rollout.is_braked(), braked, "{sentence}, urgent: {urgent}: {:?}", rollout.ledger);
+            let context = format!("{sentence}, urgent: {urgent}, in a wave: {in_wave}: {:?}", rollout.ledger);
+            assert_eq!(rollout.is_braked(), braked, "{context}");
         }
     }
+}
+
+/// Four of ten nodes have proven the version, of which three are not Ready since 200 s, and the waves of the others have not come.
+#[test]
+fn rollout_is_braked_and_stays_so_while_its_hosts_wait_for_their_waves() {
+    let (new, policy) = (NEW, policy(&[]));
+    let mut view = fleet(10, 4, 0);
+    let run = |facts: &mut NodeFacts| facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    change_each(&mut view, &["n00", "n01", "n02", "n03"], run);
+    let begun = followed(&view, &policy, 100).active;
+    view.operator.as_mut().unwrap().status.active_rollouts = begun;
+    change_each(&mut view, &FALLEN, falls);
+    let wake = |view: &mut ClusterView, second: i64| {
+        let later = view.nodes.values().filter(|node| node.record().is_none()).map(|node| (node, &new));
+        let rollouts = follow(view, &policy, std::iter::empty(), later, t(second));
+        view.operator.as_mut().unwrap().status.active_rollouts = rollouts.active;
+        rollouts.wake
+    };
+    let is_braked = |view: &ClusterView| view.operator.as_ref().unwrap().status.active_rollouts[0].is_braked();
+    assert_eq!(wake(&mut view, 300), Some(t(380)));
+    // What is recorded at first brakes it in the next plan.
+    wake(&mut view, 380);
+    wake(&mut view, 381);
+    assert!(is_braked(&view));
+    view.nodes.retain(|name, _| !FALLEN.contains(&name.as_str()));
+    wake(&mut view, 8000);
+    assert!(is_braked(&view));
 }
 
 /// The canary soaks for two hours from 100 s on, in which it may not have been Ready for a minute, unseen by any leader.

@@ -1,0 +1,132 @@
+use super::*;
+
+/// The names of the resources are made from the kinds: the plural of each is regular.
+#[tokio::test]
+async fn api_of_each_deployed_object_has_its_path() {
+    let served = [
+        "/api/v1/namespaces",
+        "/api/v1/namespaces/*/configmaps",
+        "/api/v1/namespaces/*/secrets",
+        "/api/v1/namespaces/*/serviceaccounts",
+        "/api/v1/namespaces/*/services",
+        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+        "/apis/apps/v1/namespaces/*/daemonsets",
+        "/apis/apps/v1/namespaces/*/deployments",
+        "/apis/brupop.bottlerocket.aws/v1/namespaces/*/bottlerocketupdateoperators",
+        "/apis/coordination.k8s.io/v1/namespaces/*/leases",
+        "/apis/networking.k8s.io/v1/namespaces/*/networkpolicies",
+        "/apis/policy/v1/namespaces/*/poddisruptionbudgets",
+        "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+        "/apis/rbac.authorization.k8s.io/v1/namespaces/*/rolebindings",
+        "/apis/rbac.authorization.k8s.io/v1/namespaces/*/roles",
+    ];
+    let client = Client::try_from(kube::Config::new("http://localhost".parse().unwrap())).unwrap();
+    let mut paths = BTreeSet::new();
+    for object in deploy::everything().unwrap().into_iter().chain(made()) {
+        let (api, _, name) = api(&client, &object).unwrap();
+        assert_eq!(object["metadata"]["name"], name);
+        let namespace = object["metadata"]["namespace"].as_str();
+        let anywhere = |namespace| api.resource_url().replace(&format!("/{namespace}/"), "/*/");
+        paths.insert(namespace.map_or_else(|| api.resource_url().to_owned(), anywhere));
+    }
+    assert_eq!(paths.iter().map(String::as_str).collect::<Vec<_>>(), served);
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespace_that_does_not_end_keeps_no_secret() {
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {
+        "name": names::AGENT_NAMESPACE, "uid": "1", "labels": {names::APPLICATION_LABEL: names::APPLICATION},
+        "finalizers": ["kubernetes"],
+    }});
+    let (stays, secret) = ("/api/v1/namespaces/brupop-agents", "/api/v1/namespaces/brupop-system/secrets/brupop-ca");
+    let server = testing::Server::default();
+    server.add(stays, namespace.clone());
+    server.add(secret, json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "brupop-ca", "uid": "2"}}));
+    let error = remove_containers(&server.client(), &[namespace]).await.unwrap_err().to_string();
+    assert!(error.starts_with("Namespace brupop-agents is deleted and not gone"), "{error}");
+    assert_eq!(server.paths(), [stays]);
+}
+
+#[tokio::test]
+async fn operator_that_is_installed_in_another_namespace_stays() {
+    let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/brupop-controller";
+    let own = json!({names::APPLICATION_LABEL: names::APPLICATION});
+    for (sentence, found, refused) in [
+        ("none is installed", None, false),
+        ("in the namespace of the manifests", Some((&own, names::SYSTEM_NAMESPACE)), false),
+        ("in another one", Some((&own, "platform")), true),
+        ("another operator with an account of this name", Some((&json!({}), "platform")), false),
+    ] {
+        let server = testing::Server::default();
+        server.add("/version", json!({"major": "1", "minor": "40", "gitVersion": "v1.40.0"}));
+        if let Some((labels, namespace)) = found {
+            let subject = json!({"kind": "ServiceAccount", "name": names::CONTROLLER, "namespace": namespace});
+            let meta = json!({"name": names::CONTROLLER, "uid": "1", "labels": labels});
+            let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+                "metadata": meta, "subjects": [subject]});
+            server.add(path, binding);
+        }
+        let client = server.client();
+        let checked = check_elsewhere(&client, &deploy::everything().unwrap()).await;
+        assert_eq!(checked.is_err(), refused, "{sentence}: {checked:?}");
+        let timeout = models::duration::Duration::ZERO;
+        for dry_run in [true, false].into_iter().filter(|_| refused) {
+            let options = Options { yes: true, dry_run, timeout, abandon: true };
+            let error = uninstall(client.clone(), names::SYSTEM_NAMESPACE, &options).await.unwrap_err().to_string();
+            assert!(error.starts_with("the operator is installed in the namespace platform, "), "{error}");
+            assert_eq!(server.paths(), [path, "/version"]);
+        }
+        let installs = crate::preflight::preflight(client, names::SYSTEM_NAMESPACE).await.unwrap_err().to_string();
+        assert_eq!(
+            installs.contains("\n  the operator is installed in the namespace platform, "),
+            refused,
+            "{installs}"
+        );
+    }
+}
+
+#[test]
+fn other_namespace_than_that_of_the_manifests_is_refused() {
+    assert!(check_namespace(names::SYSTEM_NAMESPACE).is_ok());
+    let error = check_namespace("platform").unwrap_err().to_string();
+    assert!(error.contains("in brupop-system alone") && error.contains("is platform"), "{error}");
+}
+
+#[test]
+fn uninstall_covers_all_deployed_objects() {
+    let objects = deploy::everything().unwrap();
+    let kinds = |kinds: &[&str]| objects.iter().filter(|object| is_one_of(object, kinds)).count();
+    assert_eq!((kinds(&WORKLOADS), kinds(&["Namespace"])), (4, 2));
+    assert!(kinds(&["CustomResourceDefinition"]) >= 2);
+    assert!(objects.iter().any(|object| object["metadata"]["name"] == "brupop-controller-force"));
+    for object in &objects {
+        let meta: ObjectMeta = serde_json::from_value(object["metadata"].clone()).unwrap();
+        assert!(is_marked(&meta), "{} would stay", deploy::yaml::id(object));
+    }
+}
+
+#[test]
+fn what_is_removed_with_a_namespace_is_removed_where_the_namespace_stays() {
+    let documented = include_str!("../../../docs/install.md");
+    let (_, table) = documented.split_once("### What is removed by whom").unwrap();
+    let rows = table.lines().filter(|row| ["| Secrets", "| ConfigMap", "| Lease"].iter().any(|of| row.starts_with(of)));
+    let cells = rows.filter_map(|row| row.split('|').nth(2)).flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    // The record of the earlier operator is the user's, for the time after.
+    let documented: BTreeSet<&str> = cells.filter(|name| name.starts_with("brupop-") && !name.contains('*')).collect();
+    let asked = question();
+    let users: Vec<&str> =
+        table.lines().filter(|row| row.starts_with("| Secrets") && row.contains("| you (")).collect();
+    for name in users.iter().flat_map(|row| row.split('|').nth(2)).flat_map(|cell| cell.split('`').skip(1).step_by(2)) {
+        assert!(asked.contains(name), "{name} is not in: {asked}");
+    }
+    assert_eq!(users.len(), 1);
+    let made = made();
+    let names: BTreeSet<&str> = made.iter().filter_map(|object| object["metadata"]["name"].as_str()).collect();
+    assert_eq!(names, documented);
+    // The label is not asked for.
+    let kinds: BTreeSet<&str> = made.iter().filter_map(|object| object["kind"].as_str()).collect();
+    assert!(!deploy::everything().unwrap().iter().any(|object| kinds.contains(object["kind"].as_str().unwrap())));
+}

@@ -1,0 +1,78 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use http::{Request, Response};
+use kube::client::Body;
+use models::history::RecordedRollout;
+
+use super::*;
+use crate::calls::Calls;
+use crate::leader::Leadership;
+use crate::metrics::Metrics;
+
+#[tokio::test(start_paused = true)]
+async fn pass_ends_at_a_call_that_hangs_and_goes_on_after_one_that_is_refused() {
+    for (sentence, answers, expected) in [("no answer", false, 1), ("each is refused", true, 20)] {
+        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = calls.clone();
+        tokio::spawn(async move {
+            let mut unanswered = Vec::new();
+            while let Some((_, reply)) = server.next_request().await {
+                counted.fetch_add(1, Ordering::Relaxed);
+                if !answers {
+                    unanswered.push(reply);
+                    continue;
+                }
+                let status = serde_json::json!({"kind": "Status", "code": 500, "reason": "InternalError"});
+                let body = Body::from(status.to_string().into_bytes());
+                reply.send_response(Response::builder().status(500).body(body).unwrap());
+            }
+        });
+        let (caches, history, metrics) = (Caches::default(), History::default(), Metrics::new().unwrap());
+        let client = kube::Client::new(service, "default");
+        let client = crate::client::limited(client, Calls::default(), metrics.clone());
+        let (namespace, identity) = ("brupop-system".to_owned(), "me".to_owned());
+        let (leadership, signer) = (Leadership::forever(), crate::tls::Signer::default());
+        let applier = Applier::new(client, namespace, identity, leadership, signer, metrics, caches.clone());
+        let mut historian = Historian::new(applier, caches, history.clone(), Reading::default());
+        let delete = |number: usize| HistoryAction::Delete { name: format!("page-{number}"), uid: "u".into() };
+        let plan = HistoryPlan { actions: (0..20).map(delete).collect(), ..HistoryPlan::default() };
+        assert_eq!(historian.carry_out(plan).await, Passed::Failed, "{sentence}");
+        assert_eq!(calls.load(Ordering::Relaxed), expected, "{sentence}");
+        let state = history.facts().state.unwrap();
+        assert_eq!((state.0, state.1), (false, REFUSED), "{sentence}: {}", state.2);
+    }
+}
+
+#[test]
+fn writes_that_wait_for_an_unreadable_shadow_are_reported_and_new_records_are_not_held_back() {
+    let rollout = serde_json::json!({
+        "number": 7, "operator": {"namespace": "n", "name": "default", "uid": "u"}, "revision": {}, "variant": "v", "arch": "a",
+        "version": "1.21.0", "begun": "2026-01-01T00:00:00Z", "policy": "",
+    });
+    let rollout: RecordedRollout = serde_json::from_value(rollout).unwrap();
+    let begin = || HistoryAction::Begin { name: "rollout-7".into(), rollout: Box::new(rollout.clone()) };
+    let read = || HistoryAction::ReadRecord { name: "rollout-7".into() };
+    let clear = || HistoryAction::Clear { node: "b".into(), rows: BTreeSet::new() };
+    let unreadable = BTreeMap::from([("a".to_owned(), "its step is a number".to_owned())]);
+    for (sentence, unreadable, before, actions, left, reported) in [
+        ("all can be read", &BTreeMap::new(), true, vec![clear()], vec![clear()], false),
+        ("no write is due", &unreadable, true, vec![], vec![], false),
+        ("a write is due", &unreadable, false, vec![clear()], vec![], true),
+        ("a record begins", &unreadable, false, vec![begin()], vec![begin()], false),
+        ("a record begins, and another write is due", &unreadable, false, vec![begin(), clear()], vec![begin()], true),
+        (
+            "a record is read before it is known which writes are due",
+            &unreadable,
+            true,
+            vec![read()],
+            vec![read()],
+            true,
+        ),
+    ] {
+        let mut plan = HistoryPlan { actions, ..HistoryPlan::default() };
+        let waits_for = hold_back(&mut plan, unreadable, before.then(|| "before: a".to_owned()));
+        assert_eq!(plan.actions, left, "{sentence}");
+        assert_eq!(waits_for.is_some_and(|waits_for| waits_for.contains(" a")), reported, "{sentence}");
+    }
+}

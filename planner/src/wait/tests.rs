@@ -1,0 +1,74 @@
+use super::*;
+
+#[test]
+fn closed_window_reports_its_opening_time() {
+    let at = Timestamp::from_second(1_800_000_000).unwrap();
+    let closed = Wait::WindowClosed { opens: Some(at) };
+    assert_eq!(closed.ends_at(), Some(at));
+    assert_eq!(closed.to_string(), "no window is open; the next one opens at 2027-01-15T08:00:00Z");
+    assert_eq!(Wait::WindowClosed { opens: None }.to_string(), "no window is open");
+}
+
+#[test]
+fn times_in_messages_have_no_fractions_of_seconds() {
+    let at: Timestamp = "2026-01-01T00:00:07.123456789Z".parse().unwrap();
+    for wait in [
+        Wait::BackOff { until: at, reason: "BootFellBack".into() },
+        Wait::EarlierOperatorGone { until: at },
+        Wait::LeavingLoadBalancer { until: at },
+        Wait::Soaking { until: at },
+        Wait::Held { until: Some(at), reason: None },
+        Wait::WindowClosed { opens: Some(at) },
+    ] {
+        assert!(wait.to_string().contains("2026-01-01T00:00:07Z"), "{wait}");
+    }
+}
+
+#[test]
+fn wait_that_may_end_by_itself_says_when_and_what_happens_then() {
+    let at = Timestamp::from_second(1_800_000_000).unwrap();
+    let braked = |until| Wait::Braked { count: 3, nodes: vec![], until, trial: None };
+    let never = |until| Wait::BudgetNeverAllows { pod: "a/b".into(), budget: "a/c".into(), until, is_static: false };
+    for (wait, what) in [
+        (braked(Some(at)), "one node is tried alone"),
+        (never(Some(at)), "its pods are asked again"),
+        (Wait::Held { until: Some(at), reason: None }, "the hold is over"),
+    ] {
+        assert_eq!((wait.end(), wait.ends_at()), (Some((at, what)), Some(at)));
+    }
+    for wait in [braked(None), never(None), Wait::UpToDate] {
+        assert_eq!((wait.end(), wait.ends_at()), (None, None), "{wait}");
+    }
+}
+
+#[test]
+fn hold_reports_its_end_and_the_reason_of_its_user() {
+    let at = Timestamp::from_second(1_800_000_000).unwrap();
+    let annotation = "the node carries the annotation brupop.bottlerocket.aws/hold";
+    for (until, reason, text) in [
+        (None, None, annotation.to_owned()),
+        (None, Some("audit"), format!("{annotation} (audit)")),
+        (Some(at), None, format!("{annotation}; it ends at 2027-01-15T08:00:00Z")),
+        (Some(at), Some("audit"), format!("{annotation} (audit); it ends at 2027-01-15T08:00:00Z")),
+    ] {
+        let wait = Wait::Held { until, reason: reason.map(str::to_owned) };
+        assert_eq!((wait.ends_at(), wait.to_string()), (until, text));
+    }
+}
+
+#[test]
+fn message_names_rule_that_rejects_version() {
+    let version = || Version::new(1, 20, 5);
+    for (wait, text) in [
+        (
+            Wait::Excluded { version: version(), rule: "1.20".into() },
+            "1.20.5 is excluded by the entry '1.20' of spec.version.exclude",
+        ),
+        (
+            Wait::NotOffered { target: "1.21".into(), newest: Some(version()) },
+            "the host offers no version for spec.version.target '1.21'; the newest that it offers is 1.20.5",
+        ),
+    ] {
+        assert_eq!(wait.to_string(), text);
+    }
+}
