@@ -77,7 +77,7 @@ async fn list(client: &Client, source: &Source) -> Objects {
 async fn read(client: &Client, source: &Source) -> anyhow::Result<Objects> {
     let (group, version) = source.api_version.split_once('/').unwrap_or(("", &source.api_version));
     let kind = GroupVersionKind::gvk(group, version, &source.kind);
-    let (resource, capabilities) = call("discover the kind", pinned_kind(client, &kind)).await?;
+    let (resource, capabilities) = call("get the kind", pinned_kind(client, &kind)).await?;
     let api: Api<DynamicObject> = match (capabilities.scope, &source.namespace, &source.object_name) {
         (Scope::Namespaced, None, Some(name)) => return Ok(Objects::Unread(Unread::NoNamespace(name.clone()))),
         (Scope::Cluster, Some(_), _) => return Ok(Objects::Unread(Unread::Namespace)),

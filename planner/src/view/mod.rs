@@ -2,6 +2,7 @@
 //!
 //! Nothing here is a default for something that was not seen: an unknown fact is an `Option`, and a reason to wait.
 
+mod answer;
 mod earlier;
 mod facts;
 mod history;
@@ -30,6 +31,7 @@ use crate::claims::ClaimsMade;
 use crate::expressions::Question;
 use crate::wait::{UnfinishedEviction, Wait, WaitReason};
 
+pub use answer::Answer;
 pub use earlier::EarlierPod;
 pub use history::{HistoryFacts, HistoryObject, RecordFacts};
 pub use managers::{RequestManagers, SharedField};
@@ -318,29 +320,6 @@ impl NodeView {
             None => self.facts.claimed() && !(self.facts.held() && withdrawn()),
         }
     }
-}
-
-/// The answer to an expression.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// An empty result, or true: all is well.
-    Quiet {
-        /// Time since which each answer has been this.
-        since: Timestamp,
-        /// Time at which the last one was asked for.
-        asked: Timestamp,
-    },
-    /// A result with at least one series, or false.
-    Firing {
-        /// The first series, or the first object for which it is false.
-        series: String,
-        /// Time since which each answer has been this. A query that fails gives no answer.
-        since: Timestamp,
-        /// Time at which the last one was asked for.
-        asked: Timestamp,
-    },
-    /// No answer, or none that can be read.
-    Failed { message: String },
 }
 
 /// The other replicas of the controller.
