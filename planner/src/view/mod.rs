@@ -2,6 +2,7 @@
 //!
 //! Nothing here is a default for something that was not seen: an unknown fact is an `Option`, and a reason to wait.
 
+mod answer;
 mod earlier;
 mod facts;
 mod history;
@@ -29,6 +30,7 @@ use crate::annotations::Misunderstood;
 use crate::claims::ClaimsMade;
 use crate::wait::{UnfinishedEviction, Wait, WaitReason};
 
+pub use answer::Answer;
 pub use earlier::EarlierPod;
 pub use history::{HistoryFacts, HistoryObject, RecordFacts};
 pub use managers::{RequestManagers, SharedField};
@@ -317,29 +319,6 @@ impl NodeView {
             None => self.facts.claimed() && !(self.facts.held() && withdrawn()),
         }
     }
-}
-
-/// The answer to an expression.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// An empty result: all is well.
-    Quiet {
-        /// Time since which each answer has been empty.
-        since: Timestamp,
-        /// Time of the query that the last one answers.
-        asked: Timestamp,
-    },
-    /// A result with at least one series.
-    Firing {
-        /// The first one.
-        series: String,
-        /// Time since which each answer has had one. A query that fails gives no answer.
-        since: Timestamp,
-        /// Time of the query that the last one answers.
-        asked: Timestamp,
-    },
-    /// No answer, or none that can be read.
-    Failed { message: String },
 }
 
 /// The other replicas of the controller.
