@@ -227,13 +227,15 @@ impl Cluster {
         let holder = self.lease.as_ref().and_then(|lease| lease.holder.as_ref());
         let leader = self.own.as_ref().and_then(|own| own.pods.get(holder?));
         let own_node = leader.map(|pod| pod.node.clone());
+        // Where none leads, the next one is yet to come.
+        let leads = self.lease.as_ref().filter(|lease| lease.trouble().is_none());
         let mut view = ClusterView {
             operator: self.operator.clone(),
             earlier_pods: self.earlier_pods.clone(),
             budgets: self.budgets.clone(),
             csi_nodes: self.csi_nodes.clone(),
             daemon_sets: self.daemon_sets.clone(),
-            leader_since: before,
+            leader_since: leads.and_then(|lease| lease.acquired).unwrap_or(before),
             standby: self.standby(own_node.as_deref()),
             own_node,
             unreadable: self.unreadable.clone(),

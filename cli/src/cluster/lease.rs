@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use models::time::between;
 
 /// Time without a renewal after which a Lease of a kubelet or of the leader is reported: they renew every 10 s and every
@@ -14,6 +15,8 @@ pub(crate) const STALE: Duration = Duration::from_secs(40);
 pub(crate) struct ControllerLease {
     /// The pod that holds it.
     pub(crate) holder: Option<String>,
+    /// Time since which it holds it, by its own clock.
+    pub(crate) acquired: Option<Timestamp>,
     /// Time at which the leader last renewed it, by the leader's clock; `None` if it does not exist.
     pub(crate) renewed: Option<Timestamp>,
     /// Time at which it was read, by the local clock: in a `watch`, which reads it once a minute, it grows no older in between.
@@ -24,7 +27,8 @@ impl ControllerLease {
     pub(crate) fn of(lease: Option<Lease>, read: Timestamp) -> Self {
         let spec = lease.and_then(|lease| lease.spec).unwrap_or_default();
         let holder = spec.holder_identity.filter(|holder| !holder.is_empty());
-        Self { holder, renewed: spec.renew_time.map(|renewed| renewed.0), read }
+        let at = |time: Option<MicroTime>| time.map(|time| time.0);
+        Self { holder, acquired: at(spec.acquire_time), renewed: at(spec.renew_time), read }
     }
 
     /// Returns why no controller leads, as a sentence without a full stop; `None` if one does.

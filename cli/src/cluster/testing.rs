@@ -121,7 +121,7 @@ pub(crate) fn own(components: &[(&str, bool)]) -> OwnPods {
 /// The Lease of the controller, which was renewed so many seconds before it was read.
 pub(crate) fn lease(age: i64) -> ControllerLease {
     let renewed = Some(now() - SignedDuration::from_secs(age));
-    ControllerLease { holder: Some(names::CONTROLLER.to_owned()), renewed, read: now() }
+    ControllerLease { holder: Some(names::CONTROLLER.to_owned()), acquired: None, renewed, read: now() }
 }
 
 /// A cluster of the node `a`.

@@ -2,6 +2,7 @@ use serde_json::json;
 
 use super::report::{Explanation, Next, explain};
 use super::*;
+use crate::cluster::ControllerLease;
 use crate::cluster::testing::{
     braked, cluster, condition, fleet, idle, lease, node, now, one, operator, own, progress, shadow, with_expression,
 };
@@ -195,6 +196,26 @@ fn step_that_is_due_waits_for_a_controller_where_none_leads() {
         let text = text(&explanation);
         assert!(text.contains(&format!("Waits:     {waits}")), "{sentence}: {text}");
         assert_eq!(text.contains("once a controller leads\n"), problem.is_some(), "{sentence}: {text}");
+    }
+}
+
+/// The step has been past its deadline for five minutes. A new leader gives it ten minutes.
+#[test]
+fn deadline_of_a_step_is_that_which_its_leader_has_given_it() {
+    for (sentence, acquired, age, expected) in [
+        ("an earlier leader began it", Some("2026-01-01T00:06:00Z"), 5, "2026-01-01T00:16:00Z"),
+        ("this one began it", Some("2025-12-31T23:00:00Z"), 5, "2026-01-01T00:05:00Z"),
+        ("since when it leads is not known", None, 5, "2026-01-01T00:05:00Z"),
+        ("none leads any more", Some("2026-01-01T00:06:00Z"), 600, "2026-01-01T00:05:00Z"),
+    ] {
+        let mut staging = idle();
+        staging["progress"] = progress("Staging", 1);
+        staging["progress"]["since"] = json!("2025-12-31T23:35:00Z");
+        let mut cluster = one(operator(&json!({}), &json!({"observedGeneration": 1})), shadow("a", staging));
+        let acquired = acquired.map(|at| at.parse().unwrap());
+        cluster.lease = Some(ControllerLease { acquired, ..lease(age) });
+        let attempt = explain(&cluster, "a", now()).attempt.unwrap();
+        assert_eq!(attempt.deadline, Some(expected.parse().unwrap()), "{sentence}");
     }
 }
 

@@ -379,7 +379,7 @@ pub struct ClusterView {
     pub revisions: Option<Vec<RevisionFacts>>,
     /// The node that this controller runs on.
     pub own_node: Option<String>,
-    /// Time since which this controller leads. A step that a new leader finds past its deadline gets some time again.
+    /// Time since which this controller leads. It gives each step of an earlier leader some time again.
     pub leader_since: Timestamp,
     /// The pods of the earlier operator that have not ended, each with its namespace, in order. While there is one,
     /// nothing is done.
