@@ -449,7 +449,7 @@ impl Wait {
         matches!(self, Self::EarlierOperatorRunning { .. } | Self::EarlierOperatorGone { .. })
     }
 
-    /// Returns whether a node waits for no more than other nodes. One whose attempt has begun has its image then.
+    /// Returns whether a node waits for other nodes alone. A node whose attempt has begun has its image then.
     pub fn is_for_others(&self) -> bool {
         matches!(self, Self::Queued { .. } | Self::FirstNode { .. })
     }
