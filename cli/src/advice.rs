@@ -31,14 +31,14 @@ pub(crate) fn pods(namespace: &str, component: &str) -> String {
 
 /// A command by which a node without a proof may get one.
 pub(crate) enum Proving {
-    /// Has it verified at once.
+    /// Verifies the node again at once.
     Retry(String),
-    /// Ends the hold for which it does not count, and is not verified.
+    /// Ends the hold that keeps the node from being verified.
     Unhold(String),
 }
 
-/// Fills the placeholders of a text of the controller's rules. Its commands are for the chosen cluster and for this namespace; one that
-/// annotates is left out, since the plugin has its own.
+/// Fills the placeholders of a text of the controller's rules. Its commands are for the chosen cluster and for this namespace. A command of
+/// `kubectl annotate` is left out, since the plugin has its own.
 pub(crate) fn filled(namespace: &str, text: &str, node: &str) -> String {
     let text = without_command(text).replace("<namespace>", namespace).replace("<node>", node);
     with_commands(&text, |typed| match typed.strip_prefix("kubectl brupop ") {

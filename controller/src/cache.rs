@@ -127,7 +127,7 @@ impl<P: Projection> Cache<P> {
         async move { watches::run(api, config, asked, &cache).await }
     }
 
-    /// The same in one request, unless the API server has refused that (`lists_first`).
+    /// Does the same as [`Self::run`] in one request, unless the API server has refused that (`lists_first`).
     pub fn run_as_watch_list(
         &self,
         api: Api<DeserializeGuard<P::Object>>,

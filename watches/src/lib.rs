@@ -61,8 +61,8 @@ pub async fn run<K>(
     follow(|| watcher::watcher(api.clone(), config.clone()), reads, sink).await;
 }
 
-/// The same in one request: the watch brings the objects first, as new as those of a list. Where the API server refuses
-/// that, `lists_first` is set, and from then on they are listed.
+/// Does the same as [`run`] in one request: the watch brings the objects first, as new as those of a list. Where the API
+/// server refuses that, `lists_first` is set, and from then on they are listed.
 pub async fn run_as_watch_list<K>(
     api: Api<DeserializeGuard<K>>,
     config: watcher::Config,

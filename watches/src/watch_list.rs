@@ -85,7 +85,10 @@ where
                 }
                 Err(kube::Error::Api(status)) if REFUSALS.contains(&status.code) => {
                     let refusal = status.message;
-                    tracing::info!(refusal, "the API server brings no objects with a watch: they are listed first");
+                    tracing::info!(
+                        refusal,
+                        "the API server refuses to send objects with a watch; they are listed first"
+                    );
                     self.lists_first.store(true, Ordering::Relaxed);
                 }
                 // A list may succeed all the same, as behind a proxy that holds back what a watch brings.

@@ -239,8 +239,8 @@ fn hosts(cluster: &Cluster, found: &mut Vec<Finding>) {
     });
 }
 
-/// Nodes whose next action fails again and again, or for which a query gets no answer, as the controller has recorded it on them. One that is
-/// the same for all nodes is among the problems of the operator.
+/// Reports nodes whose next action fails again and again, or for which a query gets no answer, as the controller has recorded it on them. A
+/// reason that is the same for all nodes is among the problems of the operator.
 fn blocked(cluster: &Cluster, found: &mut Vec<Finding>) {
     for reason in [WaitReason::ActionFails, WaitReason::ExpressionFails].map(WaitReason::as_str) {
         let message = |shadow: &ShadowFacts| {

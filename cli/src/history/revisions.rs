@@ -48,7 +48,7 @@ impl Revisions {
         let found = found.filter(|resource| resource.metadata.deletion_timestamp.is_none());
         let resource = found.with_context(|| {
             format!(
-                "there is no operator's resource {} in {namespace}; whether another namespace has the operator: {}",
+                "there is no operator's resource {} in {namespace}. To see whether another namespace has the operator: {}",
                 names::OPERATOR_NAME,
                 for_cluster("kubectl brupop doctor")
             )

@@ -41,7 +41,7 @@ impl Found {
         match (labelled, &self.shadow) {
             (_, Some(_)) => None,
             (true, None) => Some(format!(
-                "it has no shadow yet: does the controller run, in this --namespace? ({})",
+                "it has no shadow yet. To see whether the controller runs in this namespace: {}",
                 for_cluster("kubectl brupop doctor")
             )),
             (false, None) => {

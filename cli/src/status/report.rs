@@ -301,10 +301,14 @@ fn silent_agents(cluster: &Cluster, now: Timestamp) -> Vec<SilentAgent> {
     silent
 }
 
-/// Returns a condition `HostReachable` that is not true as a sentence. The controller writes that of an agent that is not heard.
+/// Returns a condition `HostReachable` that is not true as a sentence. Where the agent is silent, the controller sets it to unknown.
 fn unreached(reach: &Condition) -> String {
     let is_unknown = reach.status == ConditionStatus::Unknown;
-    let what = if is_unknown { "nothing is heard of the host" } else { "the host is not reached" };
+    let what = if is_unknown {
+        "it is not known whether the agent reaches the host"
+    } else {
+        "the agent does not reach the host"
+    };
     format!("{what}: {}", reach.message)
 }
 

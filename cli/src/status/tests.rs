@@ -404,8 +404,10 @@ fn screen_of_watch_names_the_command_that_shows_lines_whole() {
 
 #[test]
 fn host_of_an_agent_that_is_not_heard_is_not_called_unreached() {
-    for (status, expected) in [("False", "the host is not reached: m"), ("Unknown", "nothing is heard of the host: m")]
-    {
+    for (status, expected) in [
+        ("False", "the agent does not reach the host: m"),
+        ("Unknown", "it is not known whether the agent reaches the host: m"),
+    ] {
         let mut agent = idle();
         let mut reach = condition("HostReachable", "R", "m");
         reach["status"] = json!(status);

@@ -80,8 +80,8 @@ fn policy(page: &mut Page, report: &Report, look: Look) {
             "Updates:",
             Style::Warn,
             &format!(
-                "there is no BottlerocketUpdateOperator named {} in {}, so that nothing new starts. Create it to start updates, \
-                 if the operator is not in another namespace: {}",
+                "there is no BottlerocketUpdateOperator named {} in {}, so that nothing new starts. Create it to start updates. \
+                 To see whether another namespace has the operator: {}",
                 names::OPERATOR_NAME,
                 report.namespace,
                 command(&report.namespace, "doctor")

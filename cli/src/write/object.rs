@@ -87,7 +87,7 @@ impl Object<BottlerocketUpdateOperator> {
         self.read().await?.with_context(|| {
             let namespace = self.api.namespace().unwrap_or_default();
             format!(
-                "there is no {} in {namespace}; whether another namespace has the operator: {}",
+                "there is no {} in {namespace}. To see whether another namespace has the operator: {}",
                 self.title,
                 for_cluster("kubectl brupop doctor")
             )

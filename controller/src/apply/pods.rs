@@ -173,8 +173,8 @@ impl Applier {
         }
     }
 
-    /// Reads whether a ReplicaSet has fewer pods than it wants. One that is gone, or is being deleted, wants none; one that the controller has
-    /// no right to read shows nothing. Any other failure is an unknown outcome, which shows nothing yet.
+    /// Reads whether a ReplicaSet has fewer pods than it wants. One that is gone, or is being deleted, wants none. One that the controller has
+    /// no right to read shows nothing. Any other failure is an unknown outcome: the ReplicaSet is read again.
     pub(super) async fn read_replica_set(&self, set: &OwnerBefore) -> Result<OwnerHealth, ApplyError> {
         let read_at = self.leadership.now();
         let (namespace, name) = set.name.split_once('/').unwrap_or_default();
@@ -186,7 +186,7 @@ impl Applier {
                     namespace,
                     name,
                     error,
-                    "a ReplicaSet may not be read; whether its pods are created again is not known"
+                    "no right to read a ReplicaSet; it is not known whether its pods are created again"
                 );
                 None
             }

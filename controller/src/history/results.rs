@@ -55,7 +55,7 @@ fn waiting(shadow: &ShadowFacts, result: Arc<RolloutResult>) -> Waiting {
     }
 }
 
-/// Puts the kinds that Nodes name in the place of those that their agents have reported: rollouts are of the former.
+/// Replaces the variants and architectures that agents have reported by those that their Nodes name, as rollouts do.
 pub(super) fn correct_kinds(waiting: &mut [Waiting], nodes: &BTreeMap<String, NodeFacts>) {
     for waiting in waiting {
         if let Some(node) = nodes.get(&waiting.node).filter(|node| node.uid == waiting.uid) {

@@ -189,8 +189,8 @@ impl RolloutLedger {
         unproven >= limit && (self.open().saturating_mul(UNPROVEN_SHARE) >= self.used() || self.has_many_fallen(limit))
     }
 
-    /// Returns whether no name is free and nodes that were no longer Ready are as many as `limit`, and at least half of all
-    /// that may have one beside those that failed: there may be more of them, which are not counted.
+    /// Returns whether no name is free, and the nodes that were no longer Ready are at least `limit` and have at least half of
+    /// the names that failed nodes do not have. There may be more such nodes, which are not counted.
     fn has_many_fallen(&self, limit: usize) -> bool {
         let fallen = self.row.iter().filter(|end| end.has_fallen()).count();
         let failed = self.nodes.iter().filter(|named| named.proof == Proof::Failed).count();
@@ -227,8 +227,8 @@ impl RolloutLedger {
     }
 
     /// Counts a proven node that is not Ready any more as one without a proof: by its name it is found again, and named once it is gone. It
-    /// has a part in a brake by nodes without a proof, and is no end after the last proof. Where no name is free, it takes that of a node that
-    /// never had a proof and has not failed, of one that is gone or accepted first; the count of that node stays.
+    /// has a part in a brake by nodes without a proof, and is no end after the last proof. Where no name is free, it takes the name of a node
+    /// that never had a proof and has not failed, first of one that is gone or accepted. The count of that node stays.
     pub fn fall(&mut self, node: &str, is_gone: impl Fn(&str) -> bool) {
         if self.proven <= 0 || self.nodes.iter().any(|named| named.node == node) {
             return;

@@ -178,8 +178,7 @@ pub struct FirstPod {
     /// Time at which its eviction was accepted, or it had gone.
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub accepted: Option<Timestamp>,
-    /// True if no budget guarded it: it is asked first for its grace period, which may be longer than the drain, or because it kept an
-    /// earlier drain from its end.
+    /// True if no PodDisruptionBudget guarded it. Its grace period may be longer than the drain, or it did not leave in an earlier attempt.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unguarded: bool,
 }
@@ -212,8 +211,8 @@ pub struct DrainStatus {
     /// counts pods that came after the drain began, and pods that have ended but are still listed by the API server.
     #[serde(default)]
     pub removed: i64,
-    /// Pods that are asked before all others, and alone: those that their PodDisruptionBudget guarded when the drain began, whose grace
-    /// period may be longer than the drain, or that `record.drainBlockers` names.
+    /// Pods that are evicted first and alone. A PodDisruptionBudget guarded them when the drain began, their grace period may be longer than
+    /// the drain, or `record.drainBlockers` names them or their owners.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic")))]
     pub asked_first: Vec<FirstPod>,
@@ -371,8 +370,8 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic")))]
     pub refusing_budgets: Vec<RefusingBudget>,
-    /// Pods (uid) that stayed on the node until an attempt ended for that, and owners (uid) whose pods came back to it. The next drain evicts
-    /// these pods first and alone. Absent in what an earlier version of the operator wrote.
+    /// UIDs of pods that did not leave in an attempt, and of owners whose pods came back to the node. The next drain evicts these pods first
+    /// and alone. Absent in what an earlier version of the operator wrote.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 16), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
     pub drain_blockers: Vec<String>,

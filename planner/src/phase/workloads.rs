@@ -62,13 +62,13 @@ pub(super) fn uncreated<'a>(ctx: &Attempt<'a>, deadline: Timestamp) -> Result<Op
     )))
 }
 
-/// Reads a ReplicaSet, again and again where its state stays unknown. That proves nothing once `limit` is over.
+/// Reads a ReplicaSet, again while its state is unknown. At `limit` the attempt ends without a proof.
 pub(super) fn read_replica_set(ctx: &Attempt<'_>, set: &OwnerBefore, limit: Timestamp) -> Turn {
     if ctx.now < limit {
         return act(Action::ReadReplicaSet { set: set.clone() });
     }
     let message = format!(
-        "whether evicted pods are created again could not be found out: the ReplicaSet {} could not be read: see the log of \
+        "whether evicted pods are created again could not be found out: the ReplicaSet {} could not be read; see the log of \
          the controller",
         set.name
     );

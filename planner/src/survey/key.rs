@@ -20,14 +20,14 @@ pub(crate) fn of_known(known: &KnownVersion) -> Key {
 /// The key of a rollout, as a node and its version name it.
 pub(crate) type KeyRef<'a> = (&'a str, &'a str, &'a Version);
 
-/// The variant and the architecture of a node, which in a view are those that its Node names; empty while its agent has not reported.
+/// Returns the variant and the architecture of a node: in a view, those that its Node names; empty while its agent has not reported.
 pub(crate) fn kind(node: &NodeView) -> (&str, &str) {
     let agent = node.shadow.as_ref().map(|shadow| &shadow.status.agent);
     let variant = agent.and_then(|agent| agent.variant.as_deref());
     (variant.unwrap_or_default(), agent.and_then(|agent| agent.arch.as_deref()).unwrap_or_default())
 }
 
-/// Returns the same, also while the agent has not reported, as far as the Node names them.
+/// Returns the variant and the architecture of a node, also while its agent has not reported, as far as the Node names them.
 pub(crate) fn kind_by_node(node: &NodeView) -> (&str, &str) {
     let (variant, arch) = kind(node);
     (node.facts.variant().unwrap_or(variant), node.facts.arch().unwrap_or(arch))

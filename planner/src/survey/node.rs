@@ -24,8 +24,8 @@ use crate::wait::Wait;
 /// The least time that a new leader gives a step of an earlier one: long enough to observe its result.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// The most time that it gives one: after an outage of the control plane, agents, hooks and nodes take their time to do what they could not do
-/// in it.
+/// The most time that a new leader gives a step of an earlier one: after an outage of the control plane, agents, hooks and nodes first do what
+/// they could not do in it.
 const LONGEST_GRACE: Duration = Duration::from_secs(10 * 60);
 
 /// A condition that changes now.
@@ -101,7 +101,7 @@ impl<'a> NodeContext<'a> {
     }
 
     /// Returns when a step that began at `since` and may take `limit` is given up. Trouble of the cluster stops its clock. A leader gives a step of
-    /// an earlier one some of that time again, up to a day after its deadline: leaders that change all the time end it then.
+    /// an earlier one some of that time again, until a day after its deadline: it ends then also where the leader changes all the time.
     pub(crate) fn deadline(&self, since: Timestamp, limit: Duration) -> Timestamp {
         let begun = self.survey.pause.resumed.map_or(since, |resumed| resumed.max(since));
         let at = self.survey.unwell.deadline(begun, limit);

@@ -240,8 +240,8 @@ pub struct NodeView {
 }
 
 impl NodeView {
-    /// Puts the variant and the architecture that the Node names in the place of those that its agent has reported: rollouts, slots and versions
-    /// are of a kind of nodes, into which no agent is to bring its node.
+    /// Replaces the variant and the architecture that the agent has reported by those that the Node names. Rollouts, slots and versions belong
+    /// to nodes of one variant and architecture, and no agent may bring its node among others.
     pub(crate) fn correct_kind(&mut self) {
         let Some(shadow) = &mut self.shadow else { return };
         let AgentReport { variant, arch, .. } = &mut shadow.status.agent;

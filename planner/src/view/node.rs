@@ -161,7 +161,7 @@ impl NodeFacts {
         })
     }
 
-    /// Puts the variant and the architecture that the Node names in the place of those that its agent has reported.
+    /// Replaces the variant and the architecture that the agent has reported by those that the Node names.
     pub fn correct_kind(&self, variant: Option<&mut String>, arch: Option<&mut String>) {
         let (of_variant, of_arch) = (self.variant(), self.arch());
         for (reported, named, length) in [(variant, of_variant, VARIANT_LENGTH), (arch, of_arch, ARCH_LENGTH)] {

@@ -380,9 +380,9 @@ pub enum Wait {
         /// The node that is tried.
         trial: Option<String>,
     },
-    /// Many nodes have become not Ready, or short of a resource, at once, nodes included that were not being updated.
+    /// Many nodes have become not Ready or short of a resource at once, also nodes that were not being updated.
     #[error(
-        "{ill} of {compared} nodes that were not being updated have become not Ready, or short of a resource, at once, {} first: that is \
+        "{ill} of {compared} nodes that were not being updated have become not Ready or short of a resource at once, {} first: that is \
              trouble of the cluster and no evidence against a version", .nodes.join(", ")
     )]
     ClusterUnwell {
@@ -449,7 +449,7 @@ impl Wait {
         matches!(self, Self::EarlierOperatorRunning { .. } | Self::EarlierOperatorGone { .. })
     }
 
-    /// Returns whether a node waits for no more than other nodes. One whose attempt has begun has its image then.
+    /// Returns whether a node waits for other nodes alone. A node whose attempt has begun has its image then.
     pub fn is_for_others(&self) -> bool {
         matches!(self, Self::Queued { .. } | Self::FirstNode { .. })
     }

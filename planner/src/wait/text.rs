@@ -133,7 +133,7 @@ fn approve(name: &str) -> String {
     request(APPROVE_STEP_ANNOTATION, &format!("{name}@<any new text>"))
 }
 
-/// Returns a message without the command of kubectl at its end, which one of the plugin may replace, and without the words that lead to it.
+/// Returns a message without the command of `kubectl annotate` at its end and the words that introduce it. The plugin has its own command.
 pub fn without_command(message: &str) -> &str {
     let Some((before, _)) = message.split_once(": kubectl annotate") else { return message };
     match before.rsplit_once(". ") {

@@ -160,7 +160,7 @@ impl<'a> Planner<'a> {
         !self.plan.hand_over
     }
 
-    /// Returns whether a node that has its image waits for no more than other nodes, and not for long. Its shadow shows that wait once half
+    /// Returns whether a node that has its image waits for other nodes alone, and not for long. Its shadow shows that wait once half
     /// of the time for a download is over: the other half is left for one that has to be repeated.
     fn waits_briefly(&mut self, node: &SurveyedNode<'_>, wait: &Wait) -> bool {
         let staging = node.update().filter(|progress| progress.step == Step::Staging && wait.is_for_others());

@@ -161,7 +161,7 @@ fn pass(policy: &Policy, step: usize, rollout: &mut Rollout, ledger: &mut Rollou
     ledger.passed = places(policy, rollout.base).get(step).copied().unwrap_or(ledger.share);
 }
 
-/// Takes the steps as passed that were, where the ledger does not say so, or would have one due again.
+/// Keeps passed steps passed where the rollout has no ledger yet, or the ledger would have one due again.
 fn keep_passed(policy: &Policy, active: &ActiveRollout, ledger: &mut RolloutLedger, base: usize) {
     if active.ledger.is_none() {
         let steps = places(policy, base);
