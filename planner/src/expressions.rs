@@ -104,7 +104,7 @@ pub enum QueryError {
     /// has to return.
     #[error("{0} is not known: $node is the only variable; in label_replace name groups by number, as $1")]
     Word(String),
-    /// Its answers could reveal the keys that the controller may read, one character after the other.
+    /// Answers could reveal the keys that the controller may read, one character after the other.
     #[error("Secrets are not read for checks")]
     Secret,
     /// The CEL expression cannot be evaluated.

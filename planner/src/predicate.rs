@@ -81,7 +81,7 @@ impl Predicate {
     /// false, which is empty where it is about the list.
     ///
     /// # Errors
-    /// Why it is neither true nor false.
+    /// The cause for which it is neither true nor false.
     pub fn test(&self, objects: &BTreeMap<String, Json>, node: &str, version: &str) -> Result<Option<String>, String> {
         let left = Arc::new(AtomicU32::new(STEPS));
         let mut context = Context::with_env(ENVIRONMENT.clone());
