@@ -1,5 +1,6 @@
 //! CEL expressions about objects of the cluster: parsed, and evaluated within bounds.
 
+mod copies;
 mod fields;
 mod tree;
 
@@ -38,7 +39,11 @@ const REMEMBERED: usize = 1024;
 const NODE: &str = "node";
 const VERSION: &str = "version";
 
-static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
+static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| {
+    let mut environment = Env::stdlib();
+    copies::add_to(&mut environment);
+    Arc::new(environment)
+});
 
 /// The parsed expressions, and the errors of those that cannot be parsed.
 static PARSED: LazyLock<Mutex<Parsed>> = LazyLock::new(Mutex::default);
@@ -83,6 +88,7 @@ impl Predicate {
     /// # Errors
     /// The cause for which it is neither true nor false.
     pub fn test(&self, objects: &BTreeMap<String, Json>, node: &str, version: &str) -> Result<Option<String>, String> {
+        copies::begin();
         let left = Arc::new(AtomicU32::new(STEPS));
         let mut context = Context::with_env(ENVIRONMENT.clone());
         let counter = left.clone();
@@ -119,6 +125,12 @@ impl Predicate {
         if left.load(Ordering::Relaxed) == 0 {
             return Err(format!(
                 "it takes more than {STEPS} steps: let it read fewer objects, or loops within one another"
+            ));
+        }
+        if copies::are_too_many() {
+            let most = copies::MOST >> 20;
+            return Err(format!(
+                "it copies more than {most} MiB into lists, maps and sums: let it read fewer fields or objects"
             ));
         }
         match result {
@@ -164,6 +176,7 @@ fn parse(text: &str) -> Result<Predicate, String> {
         return Err(format!("it reads {which}: write self for each object, or all for the list of them"));
     }
     let fields = Fields::read_by(&mut expression);
+    tree::count_copies(&mut expression);
     tree::count_steps(&mut expression);
     Ok(Predicate { expression, of_list, uses_node, uses_version, fields })
 }

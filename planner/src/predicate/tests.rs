@@ -102,6 +102,33 @@ fn evaluation_ends_after_a_number_of_steps_and_has_no_result_then() {
 }
 
 #[test]
+fn evaluation_ends_where_it_copies_too_much_and_has_no_result_then() {
+    let object = || json!({"text": "a".repeat(1000), "list": [0, 1]});
+    for doubled in [
+        format!("size([self.text]{}) > 0", ".map(a, a + a)".repeat(40)),
+        format!("size([self.list]{}) > 0", ".map(a, a + a)".repeat(40)),
+        format!("size([self.list]{}) > 0", ".map(a, [a, a])".repeat(40)),
+        format!("size([self.list]{}) > 0", ".map(a, {0: a, 1: a})".repeat(35)),
+        format!("optional.of(self.text){}.hasValue()", ".optMap(a, a + a)".repeat(40)),
+        format!("size([[optional.of(self.text)]]{}) > 0", ".map(a, a + a)".repeat(40)),
+    ] {
+        // A part that decides without it hides nothing.
+        for expression in [doubled.clone(), format!("{doubled} || true")] {
+            let error = test(&expression, object()).unwrap_err();
+            assert!(error.contains("it copies more than 32 MiB"), "{expression}: {error}");
+        }
+    }
+    // A few doublings are nothing, and each evaluation begins anew.
+    for _ in 0..100 {
+        assert_eq!(test("[self.text].map(a, a + a).map(a, a + a).all(a, size(a) == 4000)", object()), Ok(None));
+    }
+    assert_eq!(
+        test("{'a': self.text}.a + 'b' != self.text && [?self.?list][0] + [2] == [0, 1, 2]", object()),
+        Ok(None)
+    );
+}
+
+#[test]
 fn predicate_depends_on_the_node_only_where_it_reads_its_name() {
     for (expression, node, version, list) in [
         ("self.a == node", true, false, false),

@@ -4,6 +4,8 @@ use cel::common::ast::{
     CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedEntryExpr, IdedExpr, LiteralValue, operators,
 };
 
+use super::copies::COPY;
+
 /// The function that counts the steps of an evaluation, and fails where there are too many. No expression can have its name.
 pub(super) const STEP: &str = "@step";
 
@@ -53,6 +55,34 @@ pub(super) fn count_steps(expression: &mut IdedExpr) {
     for part in parts(&mut expression.expr) {
         count_steps(part);
     }
+}
+
+/// Has what is copied into lists, maps and sums counted by [`COPY`].
+pub(super) fn count_copies(expression: &mut IdedExpr) {
+    for part in parts(&mut expression.expr) {
+        count_copies(part);
+    }
+    for part in copied(&mut expression.expr) {
+        let args = vec![std::mem::take(part)];
+        part.expr = Expr::Call(CallExpr { func_name: COPY.to_owned(), target: None, args });
+    }
+}
+
+/// Returns the direct parts of an expression that its value has copies of. Literals are no longer than the expression.
+fn copied(expression: &mut Expr) -> Vec<&mut IdedExpr> {
+    let mut copied: Vec<&mut IdedExpr> = match expression {
+        Expr::List(list) => list.elements.iter_mut().collect(),
+        Expr::Map(map) => map.entries.iter_mut().flat_map(parts_of_entry).collect(),
+        Expr::Call(call) if call.func_name == operators::ADD && !adds_in_place(call) => call.args.iter_mut().collect(),
+        _ => Vec::new(),
+    };
+    copied.retain(|part| !matches!(part.expr, Expr::Literal(_)));
+    copied
+}
+
+/// Returns whether it adds to what a loop has found so far.
+fn adds_in_place(call: &CallExpr) -> bool {
+    matches!(call.args.first(), Some(IdedExpr { expr: Expr::Ident(found), .. }) if found.as_str() == FOUND)
 }
 
 /// Returns a part of a loop that is evaluated in each turn: its condition; or, in those of `map` and `filter`, which have none, what is
