@@ -18,6 +18,9 @@ use crate::view::Answer;
 /// Maximum number of objects that a check reads.
 pub const MOST_OBJECTS: usize = 500;
 
+/// Maximum memory of what is kept of the objects of a source, in bytes.
+pub const MOST_KEPT: usize = 8 << 20;
+
 /// Maximum length of an error of the API server in messages.
 const ERROR_LENGTH: usize = 300;
 
@@ -55,6 +58,8 @@ pub enum Unread {
     },
     #[error("there are more than {}: write a namespace, an objectName or a selector", MOST_OBJECTS)]
     TooMany,
+    #[error("what checks read of them takes more than {} MiB: let them read fewer fields or objects", MOST_KEPT >> 20)]
+    TooLarge,
     #[error("objects of this kind have a namespace: write that of {0}")]
     NoNamespace(String),
     #[error("objects of this kind have no namespace")]
@@ -91,6 +96,32 @@ impl fmt::Display for Source {
 /// Returns the key of an object, by which messages name it too.
 pub fn key(namespace: Option<&str>, name: &str) -> String {
     namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}/{name}"))
+}
+
+/// Returns the memory of a value, in bytes.
+pub fn size(value: &Value) -> usize {
+    const OF_EACH: usize = size_of::<Value>();
+    let parts = match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(size).sum(),
+        Value::Object(fields) => fields.iter().map(|(name, value)| OF_EACH + name.len() + size(value)).sum(),
+    };
+    OF_EACH + parts
+}
+
+/// Checks that a source has neither too many objects nor takes too much memory.
+///
+/// # Errors
+/// The bound that is exceeded.
+pub fn within_bounds(count: usize, size: usize) -> Result<(), Unread> {
+    if count > MOST_OBJECTS {
+        return Err(Unread::TooMany);
+    }
+    if size > MOST_KEPT {
+        return Err(Unread::TooLarge);
+    }
+    Ok(())
 }
 
 /// Returns a role that lets the controller read objects of a kind, in a namespace or in all of them, and its binding, on one line of YAML.

@@ -10,7 +10,8 @@ use kube::api::{Api, DynamicObject, GroupVersionKind, ListParams};
 use kube::discovery::{Scope, pinned_kind};
 use models::operator::NodeSelector;
 use planner::expressions::{Question, Subject};
-use planner::objects::{self, MOST_OBJECTS, Objects, Source, Unread, key};
+use planner::objects::{self, Objects, Source, Unread, key, size, within_bounds};
+use planner::predicate::Fields;
 use planner::view::Answer;
 use serde::Serialize;
 use serde_json::Value;
@@ -37,6 +38,7 @@ pub(crate) struct ObjectReport {
 /// Evaluates the checks of objects that the policy has for a node.
 pub(super) async fn evaluate(client: &Client, cluster: &Cluster, node: &str, now: Timestamp) -> Vec<ObjectReport> {
     let policy = cluster.policy();
+    let kept = objects::sources(&policy);
     let facts = cluster.nodes.as_ref().and_then(|nodes| nodes.get(node));
     let policy = facts.map_or(&policy.all, |facts| policy.for_node(facts));
     let progress = cluster.shadows.get(node).and_then(|shadow| shadow.status.controller.progress.as_ref());
@@ -50,7 +52,8 @@ pub(super) async fn evaluate(client: &Client, cluster: &Cluster, node: &str, now
         let objects = match read.get(&source) {
             Some(objects) => objects.clone(),
             None => {
-                let list = list(client, &source).await;
+                let fields = kept.get(&source).cloned().unwrap_or_default();
+                let list = list(client, &source, &fields).await;
                 read.entry(source).or_insert(list).clone()
             }
         };
@@ -68,13 +71,13 @@ fn report(name: &str, when: &'static str, answer: Answer) -> ObjectReport {
     ObjectReport { name: name.to_owned(), when, result, message }
 }
 
-/// Reads objects with the rights of the caller, which may be others than those of the controller.
-async fn list(client: &Client, source: &Source) -> Objects {
-    let found = read(client, source).await;
+/// Reads objects with the rights of the caller, which may be others than those of the controller. As there, these fields are kept.
+async fn list(client: &Client, source: &Source, fields: &Fields) -> Objects {
+    let found = read(client, source, fields).await;
     found.unwrap_or_else(|error| Objects::Unread(Unread::Fails(format!("{error:#}"))))
 }
 
-async fn read(client: &Client, source: &Source) -> anyhow::Result<Objects> {
+async fn read(client: &Client, source: &Source, fields: &Fields) -> anyhow::Result<Objects> {
     let (group, version) = source.api_version.split_once('/').unwrap_or(("", &source.api_version));
     let kind = GroupVersionKind::gvk(group, version, &source.kind);
     let (resource, capabilities) = call("get the kind", pinned_kind(client, &kind)).await?;
@@ -92,22 +95,24 @@ async fn read(client: &Client, source: &Source) -> anyhow::Result<Objects> {
         params = params.labels(&selector);
     }
     let found = call(&format!("list {}", resource.plural), api.list(&params)).await?.items;
-    if found.len() > MOST_OBJECTS {
-        return Ok(Objects::Unread(Unread::TooMany));
-    }
-    let object = |object: &DynamicObject| -> anyhow::Result<(String, Value)> {
+    let object = |mut object: DynamicObject| -> anyhow::Result<(String, Value)> {
+        object.metadata.managed_fields = None;
         let name = object.metadata.name.as_deref().unwrap_or_default();
-        let mut value = serde_json::to_value(object).context("an object cannot be written as JSON")?;
+        let mut value = serde_json::to_value(&object).context("an object cannot be written as JSON")?;
         // Absent from the items of a list.
         value["apiVersion"] = source.api_version.clone().into();
         value["kind"] = source.kind.clone().into();
-        Ok((key(object.metadata.namespace.as_deref(), name), value))
+        Ok((key(object.metadata.namespace.as_deref(), name), fields.kept_of(&value)))
     };
-    Ok(Objects::Read(Arc::new(found.iter().map(object).collect::<anyhow::Result<_>>()?)))
+    let objects = found.into_iter().map(object).collect::<anyhow::Result<BTreeMap<_, _>>>()?;
+    let within = within_bounds(objects.len(), objects.values().map(size).sum());
+    Ok(within.map_or_else(Objects::Unread, |()| Objects::Read(Arc::new(objects))))
 }
 
 #[cfg(test)]
 mod tests {
+    use planner::objects::MOST_OBJECTS;
+
     use super::*;
 
     #[test]

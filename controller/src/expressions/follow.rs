@@ -11,7 +11,7 @@ use kube::discovery::{Scope, pinned_kind};
 use kube::runtime::watcher::{self, Event};
 use models::backoff::Backoff;
 use parking_lot::Mutex;
-use planner::objects::{MOST_OBJECTS, Objects, Source, Unread, key};
+use planner::objects::{Objects, Source, Unread, key, size, within_bounds};
 use planner::predicate::Fields;
 use serde_json::{Map, Value};
 use tokio::sync::Notify;
@@ -28,15 +28,19 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Time for which a watch may fail before its objects count as unknown: it is back within seconds after an outage.
 const OUTAGE: Duration = Duration::from_secs(30);
 
-/// The number of objects that are read at a time.
-const PAGE: u32 = 100;
+/// The number of objects that are read at a time. Each may be as large as 1.5 MiB, whatever is kept of it.
+const PAGE: u32 = 25;
 
 /// The objects of a source, as far as they are known.
 #[derive(Default)]
 pub(super) struct Known {
     objects: Option<Arc<BTreeMap<String, Value>>>,
+    /// Memory of these, in bytes.
+    size: usize,
     /// Those of the list that is being read.
     listing: BTreeMap<String, Value>,
+    /// Memory of these, in bytes.
+    listing_size: usize,
     unread: Option<Unread>,
     /// Moment of the first failure since the last complete list.
     failing_since: Option<Instant>,
@@ -67,21 +71,21 @@ impl Known {
 
     /// Takes in an event, and returns whether it changes what is known.
     fn take(&mut self, event: Event<DynamicObject>, source: &Source, fields: &Fields) -> Result<bool, Unread> {
-        let count = match event {
+        match event {
             Event::Init => {
-                self.listing.clear();
+                self.forget_listing();
                 return Ok(false);
             }
             Event::InitApply(object) => {
                 let (key, object) = kept(object, source, fields);
+                self.listing_size += size(&object);
                 self.listing.insert(key, object);
-                let within = self.listing.len() <= MOST_OBJECTS;
-                return if within { Ok(false) } else { Err(Unread::TooMany) };
+                return within_bounds(self.listing.len(), self.listing_size).map(|()| false);
             }
             Event::InitDone => {
                 self.objects = Some(Arc::new(std::mem::take(&mut self.listing)));
+                self.size = std::mem::take(&mut self.listing_size);
                 (self.unread, self.failing_since) = (None, None);
-                0
             }
             Event::Apply(object) => {
                 let (key, object) = kept(object, source, fields);
@@ -90,19 +94,16 @@ impl Known {
                 if objects.get(&key) == Some(&object) {
                     return Ok(false);
                 }
-                objects.insert(key, object);
-                objects.len()
+                self.size += size(&object);
+                let before = objects.insert(key, object);
+                self.size -= before.as_ref().map_or(0, size);
+                within_bounds(objects.len(), self.size)?;
             }
             Event::Delete(object) => {
                 let objects = Arc::make_mut(self.objects.get_or_insert_default());
-                if objects.remove(&key_of(&object)).is_none() {
-                    return Ok(false);
-                }
-                0
+                let Some(before) = objects.remove(&key_of(&object)) else { return Ok(false) };
+                self.size -= size(&before);
             }
-        };
-        if count > MOST_OBJECTS {
-            return Err(Unread::TooMany);
         }
         self.edition += 1;
         Ok(true)
@@ -111,13 +112,21 @@ impl Known {
     /// Takes in the end of a watch, and returns whether it changes what is known. Until the next list is complete, the objects stay as they
     /// were for a short outage.
     fn fail(&mut self, why: Unread, now: Instant) -> bool {
+        self.forget_listing();
         let since = *self.failing_since.get_or_insert(now);
         if (matches!(why, Unread::Fails(_)) && now - since < OUTAGE) || self.unread.as_ref() == Some(&why) {
             return false;
         }
+        // They are not looked at any more: the next list has them anew.
+        self.objects = None;
         self.unread = Some(why);
         self.edition += 1;
         true
+    }
+
+    fn forget_listing(&mut self) {
+        self.listing = BTreeMap::new();
+        self.listing_size = 0;
     }
 }
 
@@ -238,6 +247,7 @@ fn kept(object: DynamicObject, source: &Source, fields: &Fields) -> (String, Val
 
 #[cfg(test)]
 mod tests {
+    use planner::objects::{MOST_KEPT, MOST_OBJECTS};
     use planner::predicate::Predicate;
     use serde_json::json;
 
@@ -327,7 +337,29 @@ mod tests {
         case.take(Event::Init).unwrap();
         let taken: Vec<_> = many(MOST_OBJECTS + 1).map(|object| case.take(Event::InitApply(object))).collect();
         assert_eq!(taken.last(), Some(&Err(Unread::TooMany)), "no more of them are read");
+        assert!(!case.fail(Unread::TooMany, 1) && case.known.listing.is_empty(), "nothing is kept of them");
         case.list(many(1));
+        assert_eq!(case.phases().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn objects_that_take_more_memory_than_a_check_may_keep_are_not_known() {
+        let large = |name: &str| object(name, &"x".repeat(MOST_KEPT / 4), 1);
+        let mut case = Case::new();
+        case.list(["a", "b", "c"].map(large));
+        for change in [Event::Apply(object("c", "Ready", 1)), Event::Apply(large("c"))] {
+            assert_eq!(case.take(change), Ok(true), "what was there before does not count");
+        }
+        assert_eq!(case.take(Event::Delete(large("a"))), Ok(true));
+        assert_eq!(case.take(Event::Apply(large("d"))), Ok(true), "nor does what is gone");
+        assert_eq!(case.take(Event::Apply(large("e"))), Err(Unread::TooLarge));
+        assert!(case.fail(Unread::TooLarge, 0));
+        assert_eq!(case.phases(), None);
+        assert!(case.known.objects.is_none(), "they are not kept");
+        case.take(Event::Init).unwrap();
+        let taken = ["a", "b", "c", "d"].map(|name| case.take(Event::InitApply(large(name))));
+        assert_eq!(taken.last(), Some(&Err(Unread::TooLarge)));
+        case.list([large("a")]);
         assert_eq!(case.phases().unwrap().len(), 1);
     }
 
