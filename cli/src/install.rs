@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::call::{call, code, get, if_there, or_waiting};
 use crate::page::{print_line, progress};
-use crate::preflight::{KUBECTL, check_tag, preflight};
+use crate::preflight::{KUBECTL, check_registry, check_tag, preflight};
 use crate::shell::for_cluster;
 use crate::uninstall::{api, check_namespace};
 
@@ -285,6 +285,7 @@ pub(crate) async fn install(client: Client, namespace: &str, options: &InstallOp
     options.tag.as_deref().map_or(Ok(()), check_tag)?;
     let objects = objects(options)?;
     let deployed = deployments(&client).await?;
+    check_registry(&deployed, options.registry.as_deref())?;
     preflight(client.clone(), namespace).await?;
     if options.dry_run {
         for object in &objects {

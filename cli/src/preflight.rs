@@ -1,6 +1,7 @@
 //! `kubectl brupop preflight`: reports what prevents an installation, and changes nothing.
 
 use anyhow::{Context as _, bail};
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::version::Info;
@@ -81,6 +82,27 @@ pub(crate) fn check_tag(tag: &str) -> anyhow::Result<()> {
             "--tag {tag} is of another version than this plugin, {own}, which installs the definitions, roles and arguments of its own: run the \
              command with the plugin of {tag}. To return to an earlier version: docs/upgrade.md, \"Go back\""
         );
+    }
+    Ok(())
+}
+
+/// Returns an error if images that run are from a registry and none is given: without it, nodes would not find those that are installed over
+/// them. A release is left to Helm.
+pub(crate) fn check_registry(deployed: &[(&str, Option<Deployment>)], given: Option<&str>) -> anyhow::Result<()> {
+    for (name, found) in deployed.iter().filter(|_| given.is_none()) {
+        let found = found.iter().filter(|found| release_of(&found.metadata).is_none());
+        let pods = found.filter_map(|found| found.spec.template.spec.as_ref());
+        let images = pods.flat_map(|pod| &pod.containers).filter_map(|container| container.image.as_deref());
+        let mut own = images
+            .filter_map(|image| image.rsplit_once('/'))
+            .filter(|(_, image)| image.split([':', '@']).next() == Some(*name));
+        if let Some((registry, _)) = own.next() {
+            bail!(
+                "the images of the operator are from the registry {registry}, and without --registry they would be from none: run the command \
+                 with --registry {}. For nodes that have the images, and for other options: docs/install.md, \"Upgrade\"",
+                word(registry)
+            );
+        }
     }
     Ok(())
 }
@@ -199,6 +221,30 @@ pub(crate) mod tests {
             ("v2026.1.1", false),
         ] {
             assert_eq!(check_tag(tag).is_err(), refused, "{tag}");
+        }
+    }
+
+    #[test]
+    fn registry_of_the_images_that_run_is_not_lost() {
+        for (sentence, image, given, refused) in [
+            ("from a registry", "r.example:5000/b/brupop-controller:v0.0.9", None, true),
+            ("from a registry, by digest", "r.example/brupop-controller@sha256:0", None, true),
+            ("the registry is given", "r.example/b/brupop-controller:v0.0.9", Some("r.example/b"), false),
+            ("another one is given", "r.example/b/brupop-controller:v0.0.9", Some("other.example"), false),
+            ("from none", "brupop-controller:v0.0.9", None, false),
+            ("a container of the user's", "r.example/proxy:v1.0.0", None, false),
+        ] {
+            let of = |annotations: Value| -> Deployment {
+                let pod = json!({"containers": [{"name": "controller", "image": image}]});
+                let spec = json!({"selector": {}, "template": {"spec": pod}});
+                serde_json::from_value(json!({"metadata": {"annotations": annotations}, "spec": spec})).unwrap()
+            };
+            let deployed = [(names::CONTROLLER, Some(of(json!({})))), (names::APISERVER, None)];
+            let checked = check_registry(&deployed, given);
+            assert_eq!(checked.is_err(), refused, "{sentence}: {checked:?}");
+            let release = json!({"meta.helm.sh/release-name": "a", "meta.helm.sh/release-namespace": "b"});
+            let of_helm = [(names::CONTROLLER, Some(of(release)))];
+            assert!(check_registry(&of_helm, given).is_ok(), "{sentence}, of a release");
         }
     }
 

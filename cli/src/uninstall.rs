@@ -29,7 +29,7 @@ use self::objects::{GONE, PERIOD, delete, find, made, remove};
 pub(crate) use self::objects::{api, is_marked};
 use self::remaining::{Left, Surroundings, not_taken_back, unfinished};
 use crate::advice::logs_of;
-use crate::call::{call, get, if_there, is_transient, list_guarded};
+use crate::call::{self, call, code, get, if_there, is_transient, list_guarded, list_in};
 use crate::helm::Releases;
 use crate::marks::Tool;
 use crate::page::{confirm, print_line};
@@ -200,25 +200,35 @@ fn is_one_of(object: &Value, kinds: &[&str]) -> bool {
     object["kind"].as_str().is_some_and(|kind| kinds.contains(&kind))
 }
 
+/// Makes a call again until a time while it may succeed later: half of an uninstallation is worse than a wait. An outage is shown once.
+async fn answered<T>(deadline: Instant, request: impl AsyncFn() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let mut shown = false;
+    loop {
+        match request().await {
+            Err(error) if is_transient(&error) && Instant::now() < deadline => {
+                if !shown {
+                    print_line(format_args!("waiting for the API server ({error:#})"));
+                }
+                shown = true;
+                tokio::time::sleep(PERIOD).await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
 /// Waits until the controller has released every node.
 async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
-    let (nodes, shadows): (Api<Node>, Api<BottlerocketShadow>) =
-        (Api::all(client.clone()), Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE));
+    let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
     let deadline = Instant::now() + options.timeout.0;
     let (mut shown, mut before) = (Vec::new(), None);
     loop {
-        let read = async {
-            let left = unreleased(client, &nodes, &shadows).await?;
+        let read = async || {
+            let left = unreleased(client, &shadows).await?;
             let around = if left.is_empty() { None } else { Some(Surroundings::read(client).await?) };
             anyhow::Ok((left, around))
         };
-        let (left, around) = match read.await {
-            Err(error) if is_transient(&error) && Instant::now() < deadline => {
-                tokio::time::sleep(PERIOD).await;
-                continue;
-            }
-            read => read?,
-        };
+        let (left, around) = answered(deadline, read).await?;
         let Some(around) = around else { return Ok(()) };
         let stuck = around.is_still_stuck(before.as_ref(), &left);
         let sentences: Vec<String> =
@@ -259,12 +269,8 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
 }
 
 /// Returns what the controller and the hook for AWS have not released yet.
-async fn unreleased(
-    client: &Client,
-    nodes: &Api<Node>,
-    shadows: &Api<BottlerocketShadow>,
-) -> anyhow::Result<Vec<Left>> {
-    let nodes = call("list nodes", nodes.list(&ListParams::default())).await?;
+async fn unreleased(client: &Client, shadows: &Api<BottlerocketShadow>) -> anyhow::Result<Vec<Left>> {
+    let nodes = call::nodes(client).await?;
     let now = Timestamp::now();
     let nodes: Vec<NodeFacts> = nodes.iter().filter_map(NodeFacts::project).map(|node| node.at(now)).collect();
     let right = format!("list bottlerocketshadows in {}", names::SYSTEM_NAMESPACE);
@@ -294,11 +300,29 @@ fn is_labelled_by_us(meta: &ObjectMeta) -> bool {
     meta.managed_fields.iter().flatten().any(|entry| entry.manager.as_deref() == Some(names::LABEL_MANAGER))
 }
 
+/// Patches a node, and returns false if it is gone, or another one has its name.
+async fn patched(
+    nodes: &Api<Node>,
+    node: &NodeFacts,
+    params: &PatchParams,
+    patch: &Patch<Value>,
+) -> anyhow::Result<bool> {
+    let request = async || call("patch nodes", nodes.patch(&node.name, params, patch)).await;
+    match answered(Instant::now() + GONE, request).await {
+        Err(error) if matches!(code(&error), Some(404 | 409)) => {
+            let found = if_there(call("get nodes", nodes.get_metadata(&node.name)).await)?;
+            let is_same = found.is_some_and(|found| found.metadata.uid.as_ref() == Some(&node.uid));
+            if is_same { Err(error) } else { Ok(false) }
+        }
+        answer => answer.map(|_| true),
+    }
+}
+
 /// Removes from the nodes what the controller has left there: claims whose shadow is gone, and the label if the
 /// operator set it.
 async fn sweep(client: &Client) -> anyhow::Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
-    for node in call("list nodes", nodes.list(&ListParams::default())).await? {
+    for node in answered(Instant::now() + GONE, async || call::nodes(client).await).await? {
         let facts = NodeFacts::project(&node).map(|node| node.at(Timestamp::now()));
         let Some(facts) = facts else { continue };
         let NodeFacts { name, uid, hold, unschedulable, claims, hook_request, .. } = &facts;
@@ -321,38 +345,41 @@ async fn sweep(client: &Client) -> anyhow::Result<()> {
                     for_cluster(&format!("kubectl uncordon {name}"))
                 ));
             }
-            call("patch nodes", nodes.patch(name, &PatchParams::apply(manager), &Patch::Apply(kept)))
-                .await
-                .with_context(|| format!("the operator's fields on node {name} cannot be removed"))?;
-            print_line(format_args!("removed the fields of {manager} from node {name}"));
+            let patched = patched(&nodes, &facts, &PatchParams::apply(manager), &Patch::Apply(kept)).await;
+            if patched.with_context(|| format!("the operator's fields on node {name} cannot be removed"))? {
+                print_line(format_args!("removed the fields of {manager} from node {name}"));
+            }
         }
         if hook_request.is_some() {
             let none = json!({"metadata": {"uid": uid, "annotations": {names::HOOKS_ANNOTATION: null}}});
-            call("patch nodes", nodes.patch(name, &PatchParams::default(), &Patch::Merge(none)))
-                .await
-                .with_context(|| format!("the request to hooks on node {name} cannot be withdrawn"))?;
-            print_line(format_args!("withdrew the request to hooks on node {name}"));
+            let patched = patched(&nodes, &facts, &PatchParams::default(), &Patch::Merge(none)).await;
+            if patched.with_context(|| format!("the request to hooks on node {name} cannot be withdrawn"))? {
+                print_line(format_args!("withdrew the request to hooks on node {name}"));
+            }
         }
     }
     Ok(())
 }
 
+/// Lists the operator's pods, and the nodes if there are any.
+async fn pods_left(client: &Client) -> anyhow::Result<(Vec<Pod>, Vec<Node>)> {
+    let mut left = Vec::new();
+    for namespace in [names::SYSTEM_NAMESPACE, names::AGENT_NAMESPACE] {
+        let own = ListParams::default().labels(&format!("{}={}", names::APPLICATION_LABEL, names::APPLICATION));
+        left.extend(list_in::<Pod>(client, namespace, own).await?);
+    }
+    let nodes = if left.is_empty() { Vec::new() } else { call::nodes(client).await? };
+    Ok((left, nodes))
+}
+
 /// Waits until the operator's pods on nodes that are ready have ended: a running one could claim a node.
 async fn ended(client: &Client) -> anyhow::Result<()> {
-    let nodes: Api<Node> = Api::all(client.clone());
     let deadline = Instant::now() + GONE;
     loop {
-        let mut left = Vec::new();
-        for namespace in [names::SYSTEM_NAMESPACE, names::AGENT_NAMESPACE] {
-            let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-            let operator_pods =
-                ListParams::default().labels(&format!("{}={}", names::APPLICATION_LABEL, names::APPLICATION));
-            left.extend(call(&format!("list pods in {namespace}"), pods.list(&operator_pods)).await?);
-        }
+        let (left, nodes) = answered(deadline, async || pods_left(client).await).await?;
         if left.is_empty() {
             return Ok(());
         }
-        let nodes = call("list nodes", nodes.list(&ListParams::default())).await?;
         let silent = nodes.iter().filter_map(NodeFacts::project).filter(|node| !node.ready);
         let silent: BTreeSet<String> = silent.map(|node| node.name).collect();
         let node_of = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
@@ -367,7 +394,7 @@ async fn ended(client: &Client) -> anyhow::Result<()> {
             }
             return Ok(());
         }
-        tokio::time::sleep(PERIOD / 4).await;
+        tokio::time::sleep(PERIOD).await;
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use models::names::{CONTROLLER, SYSTEM_NAMESPACE};
+use models::names::CONTROLLER;
 use models::operator::{NodeSelector, ObjectCheck};
 use models::plain::cut;
 use serde_json::Value;
@@ -49,12 +49,17 @@ pub enum Objects {
 pub enum Unread {
     #[error("the API server does not serve this kind: its definition is missing, or has another version")]
     NoKind,
-    #[error("the controller may not list and watch {resource}: apply {}", grant(.group, .resource, .namespace.as_deref()))]
+    #[error(
+        "the controller may not list and watch {resource}: apply {}",
+        grant(.group, .resource, .namespace.as_deref(), .controller)
+    )]
     NoRight {
         group: String,
         resource: String,
         /// The namespace of the objects; `None`: all namespaces, or none.
         namespace: Option<String>,
+        /// The namespace of the controller.
+        controller: String,
     },
     #[error("there are more than {}: write a namespace, an objectName or a selector", MOST_OBJECTS)]
     TooMany,
@@ -124,8 +129,9 @@ pub fn within_bounds(count: usize, size: usize) -> Result<(), Unread> {
     Ok(())
 }
 
-/// Returns a role that lets the controller read objects of a kind, in a namespace or in all of them, and its binding, on one line of YAML.
-pub fn grant(group: &str, resource: &str, namespace: Option<&str>) -> String {
+/// Returns a role that lets the controller, which is in the namespace `controller`, read objects of a kind, in a namespace or in all of them,
+/// and its binding, on one line of YAML.
+pub fn grant(group: &str, resource: &str, namespace: Option<&str>, controller: &str) -> String {
     const RBAC: &str = "rbac.authorization.k8s.io";
     let name = if group.is_empty() { resource.to_owned() } else { format!("{resource}.{group}") };
     let kind = if namespace.is_some() { "Role" } else { "ClusterRole" };
@@ -134,7 +140,7 @@ pub fn grant(group: &str, resource: &str, namespace: Option<&str>) -> String {
     let rule = format!("{{apiGroups: [\"{group}\"], resources: [{resource}], verbs: [get, list, watch]}}");
     let role = format!("{{apiVersion: {RBAC}/v1, kind: {kind}, {metadata}, rules: [{rule}]}}");
     let reference = format!("roleRef: {{apiGroup: {RBAC}, kind: {kind}, name: brupop-reads-{name}}}");
-    let subject = format!("{{kind: ServiceAccount, name: {CONTROLLER}, namespace: {SYSTEM_NAMESPACE}}}");
+    let subject = format!("{{kind: ServiceAccount, name: {CONTROLLER}, namespace: \"{controller}\"}}");
     let binding =
         format!("{{apiVersion: {RBAC}/v1, kind: {kind}Binding, {metadata}, {reference}, subjects: [{subject}]}}");
     format!("{{apiVersion: v1, kind: List, items: [{role}, {binding}]}}")

@@ -149,7 +149,8 @@ fn nodes(cluster: &Cluster, found: &mut Vec<Finding>) {
     let other = |node: &&NodeFacts| label(node).is_some_and(|value| value != names::INTERFACE_VERSION);
     add(names_of(&other), "WrongLabel", &message, &|first| vec![labelling(first)]);
     let foreign = |node: &&NodeFacts| node.labelled && !node.os_image.is_empty() && !node.bottlerocket();
-    let message = "it has the label that selects it for updates, and does not run Bottlerocket: no agent works there";
+    let message = "it has the label that selects it for updates, and does not run Bottlerocket: no agent works there, which holds up an \
+                   upgrade of the agents";
     add(names_of(&foreign), "NotBottlerocket", message, &|first| {
         vec![format!("kubectl label node {first} {}-", names::INTERFACE_LABEL)]
     });

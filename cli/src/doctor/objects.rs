@@ -14,7 +14,7 @@ use super::facts::Installed;
 use super::finding::{Finding, NAMED, Severity};
 use crate::advice::{command, some};
 use crate::helm::upgrade_of;
-use crate::images::{image_of, newer, own_tag, tag, version};
+use crate::images::{container_of, image_of, newer, own_tag, tag, version};
 use crate::install::{Rollout, agents_of, rollout};
 use crate::marks::Tool;
 use crate::shell::word;
@@ -125,8 +125,11 @@ fn change_of(meta: &ObjectMeta, remark: &str) -> Option<String> {
 
 /// Returns the command of this plugin that installs what is missing with the images that run; the hook for AWS is not
 /// among it. There is none where it would change more than the version of images: names, registries and digests of the
-/// user's own, tags that name no version, and tags of several architectures. It leaves a policy that exists as it is.
+/// user's own, tags that name no version, tags of several architectures, and options. It leaves a policy that exists as it is.
 fn install(objects: &[Installed]) -> Option<String> {
+    if objects.iter().any(|object| has_options(object) == Some(true)) {
+        return None;
+    }
     let own = own_tag();
     let parts = images_of(objects).filter(|(workload, _)| *workload != names::AWS);
     let images = parts.map(|(workload, image)| {
@@ -149,6 +152,18 @@ fn install(objects: &[Installed]) -> Option<String> {
     let registry = if registry.is_empty() { String::new() } else { format!(" --registry {}", word(registry)) };
     let tag = if tag == own { String::new() } else { format!(" --tag {}", word(tag)) };
     Some(format!("{}  # {remark}", command(names::SYSTEM_NAMESPACE, &format!("install{registry}{tag}"))))
+}
+
+/// Returns whether a workload has arguments, limits or replicas that an installation by this plugin would set back.
+fn has_options(object: &Installed) -> Option<bool> {
+    let (wanted, found) = (&object.wanted, object.found.as_ref()?);
+    let (own, running) = (container_of(wanted, wanted)?, container_of(wanted, found)?);
+    let installed = own["args"].as_array()?;
+    let has_others = running["args"].as_array()?.iter().any(|argument| !installed.contains(argument));
+    let differs = running["resources"]["limits"] != own["resources"]["limits"]
+        || found["spec"]["replicas"] != wanted["spec"]["replicas"];
+    // The hook for AWS is installed by itself.
+    Some((has_others || differs) && text(wanted, "/metadata/name") != names::AWS)
 }
 
 /// Returns the step for an object that differs, or is missing.

@@ -612,6 +612,22 @@ fn missing_rights_are_installed_by_the_plugin_only_with_the_images_that_run() {
 }
 
 #[test]
+fn missing_rights_are_not_installed_by_the_plugin_where_it_would_set_options_back() {
+    for (path, value) in [
+        ("/spec/replicas", json!(5)),
+        ("/spec/template/spec/containers/0/args/0", json!("--cluster-domain=example")),
+        ("/spec/template/spec/containers/0/resources/limits/memory", json!("4Gi")),
+    ] {
+        let mut facts = healthy();
+        found(&mut facts, "ClusterRole", names::CONTROLLER)["rules"] = json!([]);
+        assert!(step(&facts, "RightsMissing").starts_with("kubectl brupop install"), "{path}");
+        *found(&mut facts, "Deployment", names::CONTROLLER).pointer_mut(path).unwrap() = value;
+        let step = step(&facts, "RightsMissing");
+        assert!(step.starts_with("# apply its manifests again, with your images and options"), "{path}: {step}");
+    }
+}
+
+#[test]
 fn missing_rights_are_installed_by_the_tool_that_keeps_the_objects() {
     let argo = json!({"annotations": {"argocd.argoproj.io/tracking-id": "app:apps/Deployment:n/x"}});
     let flux =

@@ -29,6 +29,13 @@ impl Server {
         self.0.lock().unwrap().insert(path.to_owned(), object);
     }
 
+    /// Adds an object whose first request fails with a code.
+    pub(super) fn add_after(&self, code: u16, path: &str, object: Value) {
+        let mut first = failure(code, "");
+        first["then"] = object;
+        self.add(path, first);
+    }
+
     pub(crate) fn paths(&self) -> Vec<String> {
         self.0.lock().unwrap().keys().cloned().collect()
     }
@@ -51,7 +58,10 @@ impl Server {
         let object = objects.get_mut(path)?;
         let answer = object.clone();
         if answer["kind"] == "Status" {
-            objects.remove(path);
+            match object["then"].take() {
+                Value::Null => drop(objects.remove(path)),
+                then => *object = then,
+            }
         } else if *method == Method::DELETE {
             let meta = &mut object["metadata"];
             if meta["annotations"][AGAIN].is_string() {

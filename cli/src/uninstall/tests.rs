@@ -50,6 +50,43 @@ async fn namespace_that_does_not_end_keeps_no_secret() {
     assert_eq!(server.paths(), [stays]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn wait_for_the_end_of_pods_goes_on_after_an_answer_that_the_api_server_is_away() {
+    let server = testing::Server::default();
+    let list = |kind: &str| json!({"kind": kind, "apiVersion": "v1", "metadata": {}, "items": []});
+    let mut agents = list("PodList");
+    agents["items"] = json!([{"metadata": {"name": "agent"}, "spec": {"nodeName": "a", "containers": []}}]);
+    let mut nodes = list("NodeList");
+    nodes["items"] = json!([{"metadata": {"name": "a"}}]);
+    server.add_after(503, "/api/v1/namespaces/brupop-system/pods", list("PodList"));
+    server.add_after(503, "/api/v1/namespaces/brupop-agents/pods", agents);
+    server.add_after(503, "/api/v1/nodes", nodes);
+    ended(&server.client()).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn nodes_are_released_where_another_one_is_gone_and_the_api_server_is_away_at_first() {
+    let field = json!({"manager": names::LABEL_MANAGER, "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1",
+        "fieldsV1": {"f:metadata": {"f:labels": {}}}});
+    let node = |name: &str, uid: &str| json!({"metadata": {"name": name, "uid": uid, "managedFields": [field]}});
+    for (sentence, found, expected) in [
+        ("a node that is gone", None, true),
+        ("one that was replaced under its name", Some("2"), true),
+        ("one whose fields another client has", Some("1"), false),
+    ] {
+        let server = testing::Server::default();
+        let list =
+            json!({"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": [node("a", "1"), node("b", "1")]});
+        server.add_after(503, "/api/v1/nodes", list);
+        if let Some(uid) = found {
+            server.add_after(409, "/api/v1/nodes/a", node("a", uid));
+        }
+        server.add_after(503, "/api/v1/nodes/b", node("b", "1"));
+        let swept = sweep(&server.client()).await;
+        assert_eq!(swept.is_ok(), expected, "{sentence}: {swept:?}");
+    }
+}
+
 #[tokio::test]
 async fn operator_that_is_installed_in_another_namespace_stays() {
     let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/brupop-controller";

@@ -31,6 +31,14 @@ const OUTAGE: Duration = Duration::from_secs(30);
 /// The number of objects that are read at a time. Each may be as large as 1.5 MiB, whatever is kept of it.
 const PAGE: u32 = 25;
 
+/// The controller, as it reads objects.
+#[derive(Clone)]
+pub(super) struct Reader {
+    pub(super) client: Client,
+    /// The controller's own namespace.
+    pub(super) namespace: String,
+}
+
 /// The objects of a source, as far as they are known.
 #[derive(Default)]
 pub(super) struct Known {
@@ -131,10 +139,10 @@ impl Known {
 }
 
 /// Watches for as long as it is polled. After each failure the kind is looked up and the list is read again: both may have changed.
-pub(super) async fn follow(client: Client, source: Source, fields: Fields, known: Arc<Mutex<Known>>, due: Arc<Notify>) {
+pub(super) async fn follow(reader: Reader, source: Source, fields: Fields, known: Arc<Mutex<Known>>, due: Arc<Notify>) {
     let mut backoff = Backoff::default();
     loop {
-        let why = observe(&client, (&source, &fields), &known, &due, &mut backoff).await;
+        let why = observe(&reader, (&source, &fields), &known, &due, &mut backoff).await;
         let detail = why.to_string();
         if known.lock().fail(why, Instant::now()) {
             tracing::warn!(objects = %source, detail, "objects of health checks cannot be read, retrying");
@@ -146,12 +154,13 @@ pub(super) async fn follow(client: Client, source: Source, fields: Fields, known
 
 /// Watches until that fails, and returns the reason.
 async fn observe(
-    client: &Client,
+    reader: &Reader,
     (source, fields): (&Source, &Fields),
     known: &Mutex<Known>,
     due: &Notify,
     backoff: &mut Backoff,
 ) -> Unread {
+    let client = &reader.client;
     let (group, version) = source.api_version.split_once('/').unwrap_or(("", &source.api_version));
     let kind = GroupVersionKind::gvk(group, version, &source.kind);
     let silent = || Unread::Fails(format!("the API server does not answer within {LIST_LIMIT:?}"));
@@ -175,7 +184,7 @@ async fn observe(
         let next = if listed { Ok(events.next().await) } else { timeout(LIST_LIMIT, events.next()).await };
         let event = match next {
             Ok(Some(Ok(event))) => event,
-            Ok(Some(Err(error))) => return unread(&error, &resource, source),
+            Ok(Some(Err(error))) => return unread(&error, &resource, source, &reader.namespace),
             Ok(None) => return Unread::Fails("the watch has ended".to_owned()),
             Err(_) => return silent(),
         };
@@ -204,7 +213,7 @@ fn config(source: &Source) -> watcher::Config {
     config
 }
 
-fn unread(error: &watcher::Error, resource: &ApiResource, source: &Source) -> Unread {
+fn unread(error: &watcher::Error, resource: &ApiResource, source: &Source, controller: &str) -> Unread {
     use kube::Error::Api;
     use watcher::Error::{InitialListFailed, WatchError, WatchFailed, WatchStartFailed};
     let code = match error {
@@ -219,6 +228,7 @@ fn unread(error: &watcher::Error, resource: &ApiResource, source: &Source) -> Un
             group: resource.group.clone(),
             resource: resource.plural.clone(),
             namespace: source.namespace.clone(),
+            controller: controller.to_owned(),
         },
         404 => Unread::NoKind,
         _ => Unread::Fails(root_cause(error)),
@@ -366,7 +376,10 @@ mod tests {
     #[test]
     fn objects_stay_known_in_a_short_outage_and_not_without_a_right_or_their_kind() {
         let outage = || Unread::Fails("connection refused".into());
-        let no_right = || Unread::NoRight { group: String::new(), resource: "pods".into(), namespace: None };
+        let no_right = || {
+            let (group, resource, controller) = (String::new(), "pods".into(), "brupop-system".into());
+            Unread::NoRight { group, resource, namespace: None, controller }
+        };
         let mut case = Case::new();
         case.list([object("a", "Ready", 1)]);
         for (second, why, changes, known) in [

@@ -35,6 +35,7 @@ use tokio::time::Instant;
 
 use crate::clock::Clock;
 use crate::metrics::Metrics;
+use follow::Reader;
 use ledger::Ledger;
 use objects::ObjectChecks;
 use planner::expressions::Question;
@@ -82,7 +83,9 @@ struct Shared {
 impl Expressions {
     /// Starts. `changed` is notified of answers that have to be checked.
     pub fn start(changed: Arc<watch::Sender<u64>>, metrics: Metrics, clock: Clock, options: Options) -> Self {
-        let objects = ObjectChecks::start(options.client.clone(), changed.clone(), metrics.clone(), clock.clone());
+        let namespace = options.secret.namespace.clone();
+        let reader = options.client.clone().map(|client| Reader { client, namespace });
+        let objects = ObjectChecks::start(reader, changed.clone(), metrics.clone(), clock.clone());
         let shared =
             Arc::new(Shared { ledger: Mutex::default(), wanted: Notify::new(), changed, metrics, clock, options });
         Self { task: tokio::spawn(run(shared.clone())), shared, objects }

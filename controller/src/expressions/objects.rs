@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use kube::Client;
 use parking_lot::Mutex;
 use planner::expressions::ObjectQuestion;
 use planner::objects::{self, Objects, Source, Unread};
@@ -16,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::course::Course;
-use super::follow::{Known, follow};
+use super::follow::{Known, Reader, follow};
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 
@@ -32,8 +31,8 @@ const LONGEST_PACE: Duration = Duration::from_secs(30);
 /// Watches the objects that the policy names, and evaluates the checks that nodes wait for, until it is dropped.
 pub(super) struct ObjectChecks {
     shared: Arc<Shared>,
-    /// The client of the API server; without one nothing is watched.
-    client: Option<Client>,
+    /// Without one nothing is watched.
+    reader: Option<Reader>,
     task: JoinHandle<()>,
 }
 
@@ -86,14 +85,14 @@ struct Due {
 impl ObjectChecks {
     /// Starts. `changed` is notified of answers that have to be checked.
     pub(super) fn start(
-        client: Option<Client>,
+        reader: Option<Reader>,
         changed: Arc<watch::Sender<u64>>,
         metrics: Metrics,
         clock: Clock,
     ) -> Self {
         let (state, due) = (Mutex::default(), Arc::new(Notify::new()));
         let shared = Arc::new(Shared { state, due, changed, metrics, clock });
-        Self { task: tokio::spawn(evaluate(shared.clone())), shared, client }
+        Self { task: tokio::spawn(evaluate(shared.clone())), shared, reader }
     }
 
     /// Takes in the questions that nodes wait for, and the objects that the policy names. A watch ends when the policy does not name its
@@ -110,11 +109,11 @@ impl ObjectChecks {
         asked.retain(|question, asked| {
             asked.wanted + REMEMBERED > now && watched.contains_key(&Source::of(&question.check))
         });
-        if let Some(client) = &self.client {
+        if let Some(reader) = &self.reader {
             for (source, fields) in sources {
                 let new = || {
                     *watches += 1;
-                    Watched::start(client.clone(), source.clone(), fields, *watches, self.shared.due.clone())
+                    Watched::start(reader.clone(), source.clone(), fields, *watches, self.shared.due.clone())
                 };
                 watched.entry(source.clone()).or_insert_with(new);
             }
@@ -169,9 +168,9 @@ impl Drop for ObjectChecks {
 
 impl Watched {
     /// Starts the watch with this number: no two have an edition in common.
-    fn start(client: Client, source: Source, fields: Fields, number: u64, due: Arc<Notify>) -> Self {
+    fn start(reader: Reader, source: Source, fields: Fields, number: u64, due: Arc<Notify>) -> Self {
         let known = Arc::new(Mutex::new(Known::after(number << 32)));
-        let task = tokio::spawn(follow(client, source, fields.clone(), known.clone(), due));
+        let task = tokio::spawn(follow(reader, source, fields.clone(), known.clone(), due));
         Self { fields, known, task }
     }
 }
@@ -228,6 +227,7 @@ async fn evaluate(shared: Arc<Shared>) {
 
 #[cfg(test)]
 mod tests {
+    use kube::Client;
     use kube::client::Body;
     use models::operator::ObjectCheck;
     use planner::predicate::Predicate;
@@ -275,8 +275,8 @@ mod tests {
             }
         });
         let (changed, _woken) = watch::channel(0);
-        let client = Client::new(service, "default");
-        let checks = ObjectChecks::start(Some(client), Arc::new(changed), Metrics::new().unwrap(), Clock::default());
+        let reader = Reader { client: Client::new(service, "default"), namespace: "brupop-system".to_owned() };
+        let checks = ObjectChecks::start(Some(reader), Arc::new(changed), Metrics::new().unwrap(), Clock::default());
         let check = ObjectCheck {
             api_version: "ceph.rook.io/v1".into(),
             kind: "CephCluster".into(),

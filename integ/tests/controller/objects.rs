@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::api::{Api, Patch, PatchParams};
 use models::condition::ConditionStatus;
+use models::names::SYSTEM_NAMESPACE;
 use models::operator::DEGRADED;
 use models::shadow::{BLOCKED, Step, UPDATED};
 use serde_json::{Value, json};
@@ -33,7 +34,8 @@ fn policy(when: &str) -> Value {
 /// Grants the right as users do.
 async fn grant(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
     cluster.uses_up_stage = true;
-    let granted: Value = serde_saphyr::from_str(&planner::objects::grant("", "configmaps", Some(SHOP)))?;
+    let granted = planner::objects::grant("", "configmaps", Some(SHOP), SYSTEM_NAMESPACE);
+    let granted: Value = serde_saphyr::from_str(&granted)?;
     let [role, binding] = [0_usize, 1].map(|index| granted["items"][index].clone());
     cluster.create(Api::<Role>::namespaced(cluster.client.clone(), SHOP), role).await?;
     cluster.create(Api::<RoleBinding>::namespaced(cluster.client.clone(), SHOP), binding).await?;

@@ -179,7 +179,8 @@ pub struct FirstPod {
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub accepted: Option<Timestamp>,
     /// True if no PodDisruptionBudget guarded it. Its grace period may be longer than the drain, or it did not leave in an earlier attempt.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    // An earlier version knows this name, and goes on with the drain during an upgrade or after a return.
+    #[serde(default, rename = "forGrace", skip_serializing_if = "std::ops::Not::not")]
     pub unguarded: bool,
 }
 

@@ -34,6 +34,14 @@ fn unknown_status_values_deserialize_without_losing_other_fields() {
 }
 
 #[test]
+fn unguarded_first_pod_has_the_field_name_of_earlier_versions() {
+    let first = FirstPod { uid: "p".into(), accepted: None, unguarded: true };
+    let written = serde_json::to_value(&first).unwrap();
+    assert_eq!(written, serde_json::json!({"uid": "p", "forGrace": true}));
+    assert_eq!(serde_json::from_value::<FirstPod>(written).unwrap(), first);
+}
+
+#[test]
 fn unreadable_part_of_a_status_that_its_owner_writes_again_harms_nothing_else() {
     const UNREADABLE: &str = "9999-12-31T23:59:59Z";
     let condition = |type_: &str, time: &str| serde_json::json!({"type": type_, "status": "True", "reason": "R", "lastTransitionTime": time});

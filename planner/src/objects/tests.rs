@@ -88,6 +88,7 @@ fn missing_right_is_named_with_the_role_and_the_binding_that_grant_it() {
             group: "ceph.rook.io".into(),
             resource: "cephclusters".into(),
             namespace: namespace.clone(),
+            controller: "updates".into(),
         };
         let text = unread.to_string();
         let grant: Value = serde_saphyr::from_str(text.split_once("apply ").unwrap().1).unwrap();
@@ -103,7 +104,7 @@ fn missing_right_is_named_with_the_role_and_the_binding_that_grant_it() {
         let binding = json!({
             "apiVersion": api_version, "kind": format!("{kind}Binding"), "metadata": metadata,
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
-            "subjects": [{"kind": "ServiceAccount", "name": "brupop-controller", "namespace": "brupop-system"}],
+            "subjects": [{"kind": "ServiceAccount", "name": "brupop-controller", "namespace": "updates"}],
         });
         assert_eq!(grant, json!({"apiVersion": "v1", "kind": "List", "items": [role, binding]}));
     }

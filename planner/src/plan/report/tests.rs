@@ -255,14 +255,20 @@ fn group_that_hides_others_degrades_operator_and_stops_nothing() {
 fn objects_that_cannot_be_read_degrade_operator_with_what_to_apply_and_stop_nothing_by_themselves() {
     let (view, policy) = cluster(vec![node("a")], &[]);
     let (group, resource) = ("ceph.rook.io".into(), "cephclusters".into());
-    let unread = Unread::NoRight { group, resource, namespace: None };
+    let unread = Unread::NoRight { group, resource, namespace: None, controller: "updates".into() };
     let reported =
         ReportedFacts { unread_objects: vec![format!("CephCluster of v1: {unread}")], ..ReportedFacts::default() };
     let plan = crate::plan::plan_reporting(&view, &reported, &policy, t(0));
     let conditions = plan.status.unwrap().conditions;
     let condition = find_condition(&conditions, DEGRADED).unwrap();
     assert_eq!(condition.reason, "ObjectsUnread");
-    for part in ["CephCluster of v1", "list and watch cephclusters", "kind: ClusterRole", "verbs: [get, list, watch]"] {
+    for part in [
+        "CephCluster of v1",
+        "list and watch cephclusters",
+        "kind: ClusterRole",
+        "verbs: [get, list, watch]",
+        "name: brupop-controller, namespace: \"updates\"}",
+    ] {
         assert!(condition.message.contains(part), "{part}: {}", condition.message);
     }
     assert!(plan.actions.contains_key("a"), "it begins");
