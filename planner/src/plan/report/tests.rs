@@ -525,6 +525,24 @@ fn changed_expression_value_does_not_change_recorded_message() {
 }
 
 #[test]
+fn another_cause_for_which_an_expression_has_no_result_is_recorded_and_another_number_in_it_is_not() {
+    let fails = |name: &str, cause: &str| {
+        let (name, message) = (name.to_owned(), cause.to_owned());
+        Wait::ExpressionFails { name, message, shared: true }
+    };
+    let recorded = fails("errors1", "no route, tried for 7 s").to_string();
+    for (sentence, wait, is_recorded) in [
+        ("the same", fails("errors1", "no route, tried for 7 s"), true),
+        ("another number", fails("errors1", "no route, tried for 12 s"), true),
+        ("another cause", fails("errors1", "the certificate has expired"), false),
+        ("more of the cause", fails("errors1", "no route, tried for 7 s by another way"), false),
+        ("another expression", fails("errors2", "no route, tried for 7 s"), false),
+    ] {
+        assert_eq!(wait.is_recorded(&recorded), is_recorded, "{sentence}");
+    }
+}
+
+#[test]
 fn status_keeps_last_valid_policy_and_last_followed_revision() {
     let reported = |view: &ClusterView, policy: &Policy| crate::plan::plan(view, policy, t(1)).status.unwrap();
     let current = || {
