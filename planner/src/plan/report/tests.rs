@@ -268,6 +268,23 @@ fn objects_that_cannot_be_read_degrade_operator_with_what_to_apply_and_stop_noth
     assert!(plan.actions.contains_key("a"), "it begins");
 }
 
+/// A part of a role cannot be applied.
+#[test]
+fn message_about_many_unread_objects_has_whole_roles_and_the_number_of_the_others() {
+    let (view, policy) = cluster(vec![node("a")], &[]);
+    let role = "x".repeat(700);
+    for (count, named, rest) in [(1, 1, "]}"), (2, 2, "]}"), (4, 2, "; and 2 more")] {
+        let unread = |kind| format!("Kind{kind} of v1: apply {{kind: List, items: [{role}]}}");
+        let reported = ReportedFacts { unread_objects: (0..count).map(unread).collect(), ..ReportedFacts::default() };
+        let conditions = crate::plan::plan_reporting(&view, &reported, &policy, t(0)).status.unwrap().conditions;
+        let message = &find_condition(&conditions, DEGRADED).unwrap().message;
+        assert!(message.ends_with(rest), "{message}");
+        let roles = message.split("; ").filter_map(|object| Some(object.split_once("apply ")?.1));
+        let read: Vec<serde_json::Value> = roles.map(|role| serde_saphyr::from_str(role).unwrap()).collect();
+        assert_eq!(read.len(), named, "{message}");
+    }
+}
+
 #[test]
 fn stored_credentials_of_prometheus_degrade_operator_stop_nothing_and_are_not_recorded() {
     let (mut view, _) = cluster(vec![node("a")], &[]);
