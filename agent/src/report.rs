@@ -3,7 +3,7 @@
 
 use jiff::Timestamp;
 use models::condition::{Condition, set_condition};
-use models::plain::cut;
+use models::plain::{cut, is_alike};
 use models::shadow::{
     Armed, Failure, FoundSettings, HOST_ANSWERED, HOST_BUSY, HOST_REACHABLE, HostState, OfferedUpdates, Rehearsal,
     UNSUPPORTED_STATE,
@@ -186,12 +186,6 @@ fn offer(stored: &AgentStatus, facts: &Facts, memory: &Memory) -> Option<Offered
         last_refresh: if refreshed { last.timestamp.parse().ok() } else { known.last_refresh },
         refresh_failure: if refreshed { None } else { known.refresh_failure },
     })
-}
-
-/// Returns true if two messages differ in digits at most.
-fn is_alike(one: &str, other: &str) -> bool {
-    let is_text = |c: &char| !c.is_ascii_digit();
-    one.chars().filter(is_text).eq(other.chars().filter(is_text))
 }
 
 /// Returns the choice of a successful refresh. In the state Idle it is left over from an earlier one.

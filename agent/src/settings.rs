@@ -131,11 +131,16 @@ impl Expected {
         match (&self.lock, chosen) {
             (Some(lock), Some(chosen)) => chosen == lock,
             (Some(lock), None) => running == lock,
-            // A change of the waves shows in the list alone.
-            (None, _) if self.offered_before.as_ref() == Some(&status.available) => false,
+            (None, _) if self.is_offered_as_before(status) => false,
             (None, Some(chosen)) => Some(chosen) == newest,
             (None, None) => newest.is_none_or(|newest| newest <= running),
         }
+    }
+
+    /// Returns true if a change of the waves does not show. Without a lock it shows in the list alone, and not at all
+    /// where no version is in its waves.
+    pub(crate) fn is_offered_as_before(&self, status: &UpdateStatus) -> bool {
+        self.lock.is_none() && self.offered_before.as_ref() == Some(&status.available)
     }
 }
 

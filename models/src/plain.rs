@@ -36,6 +36,12 @@ pub fn cut(text: &str, longest: usize) -> String {
     plain(&text[..end])
 }
 
+/// Returns whether two texts differ in digits at most, as messages about the same cause do that have a time or a count in them.
+pub fn is_alike(one: &str, other: &str) -> bool {
+    let is_text = |c: &char| !c.is_ascii_digit();
+    one.chars().filter(is_text).eq(other.chars().filter(is_text))
+}
+
 /// The first so many names, and the number of the others: `a, b and 3 more`.
 pub fn some(names: impl IntoIterator<Item = impl AsRef<str>>, shown: usize) -> String {
     some_by(names, shown, ", ", " and ")

@@ -21,6 +21,10 @@ const FAILED: Delays = (Duration::from_secs(1), Duration::from_secs(300));
 /// Delay before another refresh while the host's tools do not seem to use the settings yet.
 const NOT_SHOWN: Delays = (Duration::from_millis(500), Duration::from_secs(8));
 
+/// Refreshes after a change of the waves alone that show the same offers as before: mostly no version is in its waves,
+/// and a whole fleet has the change at once. Between them is the longest of the delays, for files that are late.
+const MOST_SAME_OFFERS: u32 = 2;
+
 /// Returns the requested settings of a shadow with their signature, and nothing else of the policy.
 pub(super) fn requested_in(view: &ShadowView) -> HostPolicy {
     view.spec.host.as_ref().filter(|host| host.asks_settings()).map_or_else(HostPolicy::default, |host| HostPolicy {
@@ -134,7 +138,13 @@ impl SettingsProgress {
             return None;
         }
         let mut delay = awaited.refreshes.next_delay(NOT_SHOWN);
-        if awaited.refreshes.failures() >= MOST_REFRESHES {
+        if awaited.change.version_lock.is_none() && awaited.expected.is_offered_as_before(status) {
+            if awaited.refreshes.failures() >= MOST_SAME_OFFERS {
+                tracing::info!("the host's offers are the same after the change of its waves");
+                return None;
+            }
+            delay = NOT_SHOWN.1;
+        } else if awaited.refreshes.failures() >= MOST_REFRESHES {
             if self.committed_again || awaited.change.version_lock.is_none() {
                 tracing::warn!(expected = ?awaited.expected, "the host chooses another version than its settings require");
                 return None;
@@ -305,6 +315,21 @@ mod tests {
             progress.committed();
         }
         assert_eq!(progress.learn_choice(&status, &other), None, "nothing is awaited any more");
+    }
+
+    #[test]
+    fn change_of_waves_alone_that_changes_no_offer_ends_with_the_second_refresh() {
+        let status = facts("b", OLD, Some("Available"), ("refresh", "Success")).status.unwrap();
+        let waves = |version_lock| SettingsChange { version_lock, ignore_waves: Some(true) };
+        for (change, delays) in [
+            (waves(None), [Some(NOT_SHOWN.1), None]),
+            (waves(Some("latest".into())), [Some(NOT_SHOWN.0), Some(NOT_SHOWN.0 * 2)]),
+        ] {
+            let mut progress = SettingsProgress::default();
+            progress.await_change(&change, status.available.clone());
+            assert_eq!([(); 2].map(|()| progress.learn_choice(&status, &OLD)), delays, "{change:?}");
+            assert!(progress.unapplied.is_empty(), "it is not committed again");
+        }
     }
 
     #[test]

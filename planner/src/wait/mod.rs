@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use models::names;
 use models::operator::UnwellSpan;
+use models::plain::is_alike;
 use models::reason::FailureReason;
 use semver::Version;
 use strum::EnumDiscriminants;
@@ -463,12 +464,17 @@ impl Wait {
     }
 
     /// Returns whether a recorded message of the same reason is as good as a new one: it is the same, except for the value of an
-    /// expression, and for what changes with each restart of a pod that settles.
+    /// expression, for numbers in the cause for which one has no result, and for what changes with each restart of a pod that settles.
     pub fn is_recorded(&self, message: &str) -> bool {
         let text = self.to_string();
         match self {
-            Self::ExpressionFires { series: value, .. } | Self::ExpressionFails { message: value, .. } => {
-                text.strip_suffix(value.as_str()).is_some_and(|start| message.starts_with(start))
+            Self::ExpressionFires { series, .. } => {
+                text.strip_suffix(series.as_str()).is_some_and(|start| message.starts_with(start))
+            }
+            // Another cause has another remedy. The name of the expression, in which digits count, is before it.
+            Self::ExpressionFails { message: cause, .. } => {
+                let recorded = text.strip_suffix(cause.as_str()).and_then(|start| message.strip_prefix(start));
+                recorded.is_some_and(|recorded| is_alike(recorded, cause))
             }
             Self::Settling { pod, .. } => message.contains(&format!(", {pod} first (")),
             // The rest of it may differ each time.

@@ -282,3 +282,15 @@ async fn ignore_waves_policy_offers_version_before_its_wave() {
     until_chosen(&bench, NEW).await;
     bench.web.until("it is forgotten", |v| v.status.report.host.is_none()).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ignore_waves_policy_without_a_version_in_its_waves_is_no_warning() {
+    let bench = Bench::new().await;
+    bench.request_settings(None, None);
+    until_chosen(&bench, NEW).await;
+    bench.request_settings(None, Some(true));
+    bench.logged("the host's offers are the same after the change of its waves").await;
+    assert_eq!(bench.host.snapshot().settings.ignore_waves, Some(true));
+    until_looked(&bench, 3).await;
+    assert!(!bench.log().contains("the host chooses another version"), "{}", bench.log());
+}

@@ -1,6 +1,6 @@
 //! The problems of the operator, for the condition `Degraded`.
 
-use models::plain::cut;
+use models::plain::{cut, some_by};
 
 use crate::policy::Policy;
 use crate::revisions::RevisionPlan;
@@ -40,6 +40,9 @@ pub(super) const UNREADABLE: &str = WaitReason::ShadowUnreadable.as_str();
 
 /// The operator is degraded: objects that checks of its policy are about cannot be read.
 pub(super) const UNREAD_OBJECTS: &str = "ObjectsUnread";
+
+/// Maximum length of the objects of checks in a message, which has room for the rest of it.
+const UNREAD_LENGTH: usize = 1900;
 
 /// A condition: its truth, the reason in one word, the message.
 pub(super) type ConditionParts = (bool, &'static str, String);
@@ -139,11 +142,20 @@ fn unreadable(view: &ClusterView) -> Option<ConditionParts> {
     Some((true, UNREADABLE, cut(&message, 2000)))
 }
 
-/// Returns the objects of checks that cannot be read, where there are any, with what to apply.
+/// Returns the objects of checks that cannot be read, where there are any, with what to apply. Those without room are counted: a part of a
+/// role cannot be applied.
 fn unread_objects(reported: &ReportedFacts) -> Option<ConditionParts> {
-    let message = format!("checks of spec.health have no result: {}", reported.unread_objects.join("; "));
-    let any = !reported.unread_objects.is_empty();
-    any.then(|| (true, UNREAD_OBJECTS, cut(&message, 2000)))
+    let unread = &reported.unread_objects;
+    if unread.is_empty() {
+        return None;
+    }
+    let mut length = 0;
+    let fitting = unread.iter().take_while(|object| {
+        length += object.chars().count() + 2;
+        length <= UNREAD_LENGTH
+    });
+    let listed = some_by(unread, fitting.count().max(1), "; ", "; and ");
+    Some((true, UNREAD_OBJECTS, cut(&format!("checks of spec.health have no result: {listed}"), 2000)))
 }
 
 /// Returns the reason for which the policy has no revision, if there is one.

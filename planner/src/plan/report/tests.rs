@@ -274,6 +274,23 @@ fn objects_that_cannot_be_read_degrade_operator_with_what_to_apply_and_stop_noth
     assert!(plan.actions.contains_key("a"), "it begins");
 }
 
+/// A part of a role cannot be applied.
+#[test]
+fn message_about_many_unread_objects_has_whole_roles_and_the_number_of_the_others() {
+    let (view, policy) = cluster(vec![node("a")], &[]);
+    let role = "x".repeat(700);
+    for (count, named, rest) in [(1, 1, "]}"), (2, 2, "]}"), (4, 2, "; and 2 more")] {
+        let unread = |kind| format!("Kind{kind} of v1: apply {{kind: List, items: [{role}]}}");
+        let reported = ReportedFacts { unread_objects: (0..count).map(unread).collect(), ..ReportedFacts::default() };
+        let conditions = crate::plan::plan_reporting(&view, &reported, &policy, t(0)).status.unwrap().conditions;
+        let message = &find_condition(&conditions, DEGRADED).unwrap().message;
+        assert!(message.ends_with(rest), "{message}");
+        let roles = message.split("; ").filter_map(|object| Some(object.split_once("apply ")?.1));
+        let read: Vec<serde_json::Value> = roles.map(|role| serde_saphyr::from_str(role).unwrap()).collect();
+        assert_eq!(read.len(), named, "{message}");
+    }
+}
+
 #[test]
 fn stored_credentials_of_prometheus_degrade_operator_stop_nothing_and_are_not_recorded() {
     let (mut view, _) = cluster(vec![node("a")], &[]);
@@ -528,6 +545,24 @@ fn changed_expression_value_does_not_change_recorded_message() {
     assert!(wait("{} 8").is_recorded(&wait("{} 7").to_string()), "another value is the same message");
     assert!(!wait("{} 8").is_recorded("the expression latency returned {} 7"));
     assert!(!Wait::NodeNotReady.is_recorded(&wait("{} 7").to_string()));
+}
+
+#[test]
+fn another_cause_for_which_an_expression_has_no_result_is_recorded_and_another_number_in_it_is_not() {
+    let fails = |name: &str, cause: &str| {
+        let (name, message) = (name.to_owned(), cause.to_owned());
+        Wait::ExpressionFails { name, message, shared: true }
+    };
+    let recorded = fails("errors1", "no route, tried for 7 s").to_string();
+    for (sentence, wait, is_recorded) in [
+        ("the same", fails("errors1", "no route, tried for 7 s"), true),
+        ("another number", fails("errors1", "no route, tried for 12 s"), true),
+        ("another cause", fails("errors1", "the certificate has expired"), false),
+        ("more of the cause", fails("errors1", "no route, tried for 7 s by another way"), false),
+        ("another expression", fails("errors2", "no route, tried for 7 s"), false),
+    ] {
+        assert_eq!(wait.is_recorded(&recorded), is_recorded, "{sentence}");
+    }
 }
 
 #[test]
