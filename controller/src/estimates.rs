@@ -1,6 +1,7 @@
 //! Estimates of when rollouts are completed (`planner::simulation::estimate`), made beside the leader's turns.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
@@ -46,7 +47,11 @@ impl Estimates {
             let updates = pages.last_updates().await;
             let (sender, made) = oneshot::channel();
             // A thread that the end of the process does not wait for.
-            let simulates = move || _ = sender.send(estimate(view, &policy, &updates, now));
+            let simulates = move || {
+                let begun = Instant::now();
+                let made = estimate(view, &policy, &updates, now);
+                _ = sender.send(EstimateFacts { took: begun.elapsed(), ..made });
+            };
             let thread = std::thread::Builder::new().name("estimate".to_owned()).spawn(simulates);
             let facts = match thread {
                 Ok(_) => made.await.ok(),

@@ -177,7 +177,7 @@ impl Applier {
     }
 
     /// Reads the operator's resource into the cache, for the same reason.
-    pub(crate) async fn read_operator(&self) {
+    pub(super) async fn read_operator(&self) {
         let api = Api::namespaced(self.client.clone(), &self.namespace);
         self.read(api, names::OPERATOR_NAME, |operator| self.operator.written(operator)).await;
     }

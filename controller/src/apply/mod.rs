@@ -12,6 +12,8 @@ mod revision;
 mod shadow;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod unanswered_cases;
 
 use std::time::Duration;
 
@@ -43,8 +45,10 @@ pub struct Learned {
 impl Applier {
     /// Carries out one action about one node. After a call with an unknown result the node is read again.
     pub async fn act(&self, node: &NodeView, action: Action) -> Result<Learned, ApplyError> {
+        // A status is read again with its write.
+        let is_read = matches!(action, Action::Status { .. });
         let result = self.carry_out(node, action).await;
-        if result.as_ref().is_err_and(ApplyError::is_unknown) {
+        if !is_read && result.as_ref().is_err_and(ApplyError::is_unknown) {
             self.read_node(&node.facts.name).await;
         }
         self.log_decisions(node);
@@ -73,7 +77,7 @@ impl Applier {
         match action {
             Action::Status { status, note } => {
                 let shadow = shadow()?;
-                self.write_status(shadow, &status).await?;
+                self.record_status(shadow, &status).await?;
                 self.metrics.wrote(shadow, &status, self.leadership.now());
                 if let Some(note) = note {
                     self.recorder.send(event::node(&node.facts), note, self.leadership.now());
@@ -117,7 +121,7 @@ impl Applier {
     ) -> Result<(), ApplyError> {
         let Some(operator) = &view.operator else { return Ok(()) };
         self.leadership.check()?;
-        shadow::apply_operator_status(self, operator, status).await?;
+        shadow::record_operator_status(self, operator, status).await?;
         let began_again = |rollout: &ActiveRollout| planner::plan::began_again(view, rollout);
         decisions::of_operator(&operator.status, status, &began_again).into_iter().for_each(Line::log);
         let mut news = planner::plan::news(&operator.status.conditions, &status.conditions);

@@ -52,6 +52,22 @@ impl Applier {
         Ok(())
     }
 
+    /// Applies the controller status. One that the shadow has when it is read again is written, although there was no answer: what
+    /// is counted and reported of it depends on this write.
+    pub(super) async fn record_status(
+        &self,
+        shadow: &ShadowFacts,
+        status: &ControllerStatus,
+    ) -> Result<(), ApplyError> {
+        let written = self.write_status(shadow, status).await;
+        if !written.as_ref().is_err_and(ApplyError::is_unknown) {
+            return written;
+        }
+        self.read_node(&shadow.node).await;
+        let read = self.shadows.get(&shadow.node).filter(|read| read.uid == shadow.uid);
+        if read.is_some_and(|read| read.status.controller_status() == *status) { Ok(()) } else { written }
+    }
+
     /// Applies `HostReachable` of a silent agent, whose next report takes it back.
     pub async fn record_silence(&self, shadow: &ShadowFacts, condition: &Condition) -> Result<(), ApplyError> {
         self.leadership.check()?;
@@ -157,7 +173,22 @@ impl Applier {
     }
 }
 
-pub(super) async fn apply_operator_status(
+/// Applies the operator's status. As that of a shadow, one that is read again is written, although there was no answer.
+pub(super) async fn record_operator_status(
+    applier: &Applier,
+    operator: &OperatorFacts,
+    status: &BottlerocketUpdateOperatorStatus,
+) -> Result<(), ApplyError> {
+    let written = apply_operator_status(applier, operator, status).await;
+    if !written.as_ref().is_err_and(ApplyError::is_unknown) {
+        return written;
+    }
+    applier.read_operator().await;
+    let read = applier.operator.get(names::OPERATOR_NAME).filter(|read| read.uid == operator.uid);
+    if read.is_some_and(|read| read.status == *status) { Ok(()) } else { written }
+}
+
+async fn apply_operator_status(
     applier: &Applier,
     operator: &OperatorFacts,
     status: &BottlerocketUpdateOperatorStatus,

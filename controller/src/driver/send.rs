@@ -45,14 +45,13 @@ impl Driver {
             let result = write.await;
             if result.as_ref().is_err_and(ApplyError::is_unknown) {
                 match &target {
-                    Target::Operator => applier.read_operator().await,
                     Target::Node(node)
                     | Target::Shadow(node)
                     | Target::Label(node)
                     | Target::Revision(node)
                     | Target::Silence(node) => applier.read_node(node).await,
                     // Read as part of the write.
-                    Target::History => {}
+                    Target::Operator | Target::History => {}
                 }
             }
             Ended::Write(target, result.map(|()| Learned::default()))

@@ -97,7 +97,7 @@ pub struct NoticesStatus {
     /// Nodes that have been blocked since this time, or for longer, are reported.
     #[schemars(with = "Moment")]
     pub blocked_reported: Timestamp,
-    /// Approvals that are awaited and reported, by the ids of their notices.
+    /// Awaited approvals and brakes that are reported, each as the id of its notice without the time at its end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 253)), extend("x-kubernetes-list-type" = "atomic"))]
     pub approvals_reported: Vec<String>,

@@ -35,7 +35,6 @@ pub(super) fn record(reported: &ReportedFacts, rollouts: &mut [ActiveRollout]) {
 
 #[cfg(test)]
 mod tests {
-    use jiff::Timestamp;
     use models::history::RolloutPhase;
 
     use super::*;
@@ -49,7 +48,7 @@ mod tests {
     fn view(number: i64, new: Option<CompletionEstimate>) -> ReportedFacts {
         let basis = EstimateBasis { rollouts: [number].into(), ..EstimateBasis::default() };
         let rollouts = new.map(|new| (number, new)).into_iter().collect();
-        let estimates = Some(EstimateFacts { made: Timestamp::UNIX_EPOCH, basis, rollouts });
+        let estimates = Some(EstimateFacts { basis, rollouts, ..EstimateFacts::default() });
         ReportedFacts { estimates, ..ReportedFacts::default() }
     }
 

@@ -29,6 +29,9 @@ use crate::wait::{StepRequest, Wait, without_command};
 /// The number of blocked nodes whose causes a notice names.
 const CAUSES: usize = 3;
 
+/// The longest id of a notice, in characters.
+const ID_LENGTH: usize = 253;
+
 /// The longest time for which nodes that become due are gathered in one notice.
 const GATHERED: Duration = Duration::from_secs(60);
 
@@ -72,7 +75,7 @@ fn is_continued(status: &BottlerocketUpdateOperatorStatus, rollout: &ActiveRollo
     is_stopped && rollout.ended.is_some() && status.active_rollouts.iter().any(continues)
 }
 
-/// Returns the events that a status shows, by their ids.
+/// Returns the events that a status shows, by their ids, or by what these begin with.
 fn facts<'a>(uid: &str, status: &'a BottlerocketUpdateOperatorStatus) -> BTreeMap<String, Fact<'a>> {
     let mut facts = BTreeMap::new();
     for rollout in &status.active_rollouts {
@@ -115,7 +118,7 @@ pub const TEST_NOTICE: &str = "Test";
 /// Returns a notice for no receiver yet.
 fn notice(id: &str, event: &str, time: Timestamp, subject: &str, cause: &str, command: &str) -> Notice {
     Notice {
-        id: cut(id, 253),
+        id: cut(id, ID_LENGTH),
         event: event.to_owned(),
         time,
         subject: cut(subject, 253),
@@ -138,6 +141,13 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
+    /// Returns the id of the notice of an event that may come again, as a step that is passed a second time: receivers discard an id
+    /// that they have had.
+    fn dated(&self, prefix: &str) -> String {
+        let time = format!("/{}", self.now.as_millisecond());
+        format!("{}{time}", cut(prefix, ID_LENGTH.saturating_sub(time.len())))
+    }
+
     /// Returns the first few nodes of a rollout that run its version, or that do not.
     fn nodes(&self, rollout: &ActiveRollout, updated: bool) -> Vec<String> {
         let runs = |node: &NodeView| {
@@ -166,10 +176,10 @@ impl Source<'_> {
             }
             Fact::Passed(rollout, step) => {
                 let cause = format!("canary step {step} of {} is passed", named(rollout));
-                let nodes = self.nodes(rollout, true);
+                let (id, nodes) = (self.dated(id), self.nodes(rollout, true));
                 Notice {
                     nodes,
-                    ..notice(id, NoticeEvent::StepPassed.as_str(), self.now, &subject(rollout), &cause, STATUS)
+                    ..notice(&id, NoticeEvent::StepPassed.as_str(), self.now, &subject(rollout), &cause, STATUS)
                 }
             }
             Fact::Ended(rollout) => {
@@ -215,7 +225,7 @@ impl Source<'_> {
         Notice { nodes, ..notice(id, NoticeEvent::Frozen.as_str(), since, &subject, &failed, STATUS) }
     }
 
-    /// Returns the requests of users that are awaited, by the ids of their notices.
+    /// Returns the requests of users that are awaited, by what the ids of their notices begin with.
     fn approvals(&self) -> BTreeMap<String, Notice> {
         let rollouts = self.status.active_rollouts.iter().filter(|rollout| rollout.ended.is_none());
         let awaited = rollouts.filter_map(|rollout| {
@@ -227,11 +237,12 @@ impl Source<'_> {
             let is_braked = |brake: &&Brake| matches!(brake.wait, Wait::Braked { .. }) && !stopped && !is_frozen;
             if let Some(brake) = state.brake.as_ref().filter(is_braked) {
                 let (number, tried) = (rollout.number(), rollout.ledger.as_ref().map_or(0, |ledger| ledger.tried));
-                let id = format!("{}/{}/braked/{number}/{tried}", self.uid, part(rollout));
+                let prefix = format!("{}/{}/braked/{number}/{tried}", self.uid, part(rollout));
+                let id = self.dated(&prefix);
                 let cause = format!("{}: {}", named(rollout), without_command(&brake.wait.to_string()));
                 let event = NoticeEvent::Braked.as_str();
                 return Some((
-                    id.clone(),
+                    prefix,
                     Notice { nodes, ..notice(&id, event, self.now, &subject(rollout), &cause, STATUS) },
                 ));
             }
@@ -245,7 +256,8 @@ impl Source<'_> {
                 Wait::StepFailed { .. } => format!("failed/{}", rollout.step_name(places)),
                 _ => format!("approval/{since}"),
             };
-            let id = format!("{}/{}/step/{step}/{why}", self.uid, part(rollout));
+            let prefix = format!("{}/{}/step/{step}/{why}", self.uid, part(rollout));
+            let id = self.dated(&prefix);
             // The command of kubectl alone is replaced by the plugin's.
             let cause = format!("{}: {}", named(rollout), without_command(&wait.to_string()));
             let command = match request {
@@ -257,7 +269,7 @@ impl Source<'_> {
                 StepRequest::ApproveUnproven(_) | StepRequest::Resume => STATUS.to_owned(),
             };
             let event = NoticeEvent::AwaitingApproval.as_str();
-            Some((id.clone(), Notice { nodes, ..notice(&id, event, self.now, &subject(rollout), &cause, &command) }))
+            Some((prefix, Notice { nodes, ..notice(&id, event, self.now, &subject(rollout), &cause, &command) }))
         });
         awaited.collect()
     }
@@ -350,7 +362,8 @@ pub(super) fn follow(
             let known = facts(&operator.uid, &operator.status);
             let new = facts(&operator.uid, source.status).into_iter().filter(|(id, _)| !known.contains_key(id));
             let mut events: Vec<Notice> = new.map(|(id, fact)| source.of_fact(&id, &fact)).collect();
-            events.extend(approvals.into_iter().filter(|(id, _)| !stored.approvals_reported.contains(id)).map(|a| a.1));
+            let is_reported = |prefix: &String| stored.approvals_reported.contains(prefix);
+            events.extend(approvals.into_iter().filter(|(prefix, _)| !is_reported(prefix)).map(|a| a.1));
             let due = blocked.due(stored.blocked_reported);
             let last_reported = due.last().map_or(stored.blocked_reported, |(since, _)| *since);
             let id = format!("{}/blocked/{}", operator.uid, last_reported.as_millisecond());

@@ -1,6 +1,5 @@
 //! Estimates of when the running rollouts of a cluster are completed, for the operator's status.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -25,6 +24,9 @@ const SETTLES: Duration = Duration::from_secs(30);
 /// Time between two estimates of which the first has found none for a rollout, although a node is out of service: a user may
 /// have ended a hold since, for example.
 const MISSING: Duration = Duration::from_secs(60);
+
+/// Time without an estimate after one, in multiples of what that took: a large fleet is simulated for seconds.
+const REST: u32 = 20;
 
 /// The number of simulated courses: odd, so that one of them is in the middle.
 const COURSES: u64 = 3;
@@ -54,7 +56,7 @@ fn stops(wait: &Wait) -> bool {
     let party = reason.explanation().0;
     matches!(party, WaitsFor::User | WaitsFor::Time | WaitsFor::Turn)
         && !reason.blocks()
-        && reason != WaitReason::Deleting
+        && !matches!(reason, WaitReason::Deleting | WaitReason::NotChosen)
 }
 
 /// Returns the time of the next estimate; `None` while no rollout runs.
@@ -68,13 +70,14 @@ pub fn estimate_due(view: &ClusterView, last: Option<&EstimateFacts>) -> Option<
         true if missing && view.nodes.values().any(NodeView::disrupted) => MISSING,
         true => PERIOD,
     };
-    Some(after(last.made, pause).max(settled))
+    let rested = after(last.made, last.took.saturating_mul(1 + REST));
+    Some(after(last.made, pause).max(rested).max(settled))
 }
 
 /// Returns that nothing is expected.
 pub fn no_estimate(view: &ClusterView, now: Timestamp) -> EstimateFacts {
     let basis = view.operator.as_ref().map(basis).unwrap_or_default();
-    EstimateFacts { made: now, basis, rollouts: BTreeMap::new() }
+    EstimateFacts { made: now, basis, ..EstimateFacts::default() }
 }
 
 /// Simulates the running rollouts from the present state of the cluster to their end. Pods are left out: drains take as long

@@ -1,6 +1,7 @@
 //! The facts that are reported to users and acknowledged, and decide nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use models::operator::{CompletedMigration, CompletionEstimate, OperatorRequests};
@@ -46,6 +47,8 @@ pub struct EstimateBasis {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EstimateFacts {
     pub made: Timestamp,
+    /// The time that their simulation took.
+    pub took: Duration,
     pub basis: EstimateBasis,
     /// By the number of the rollout. There is none for one of which no update is expected to end.
     pub rollouts: BTreeMap<i64, CompletionEstimate>,

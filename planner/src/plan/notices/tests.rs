@@ -57,6 +57,10 @@ impl Cluster {
         self.state().map_or(&[], |state| &state.pending)
     }
 
+    fn rollout(&mut self) -> &mut ActiveRollout {
+        &mut self.view.operator.as_mut().unwrap().status.active_rollouts[0]
+    }
+
     fn node(&mut self, name: &str) -> &mut crate::view::ShadowFacts {
         self.view.nodes.get_mut(name).unwrap().shadow.as_mut().unwrap()
     }
@@ -204,8 +208,8 @@ fn freeze_names_nodes_and_reason_and_second_freeze_is_another_event() {
     assert_ne!(again[0].id, frozen[0].id);
 }
 
-#[test]
-fn notice_of_a_rollout_that_has_stopped_has_the_command_that_shows_all_ways_to_go_on() {
+/// The ways in which a rollout has stopped: a sentence, the policy, the ledger, the event, and a part of its cause.
+fn stopped() -> [(&'static str, serde_json::Value, RolloutLedger, &'static str, &'static str); 3] {
     let gone = |proof, reason: &str| {
         vec![LedgerNode { node: "gone".into(), proof, reason: reason.into(), accepted: false, before_proof: false }]
     };
@@ -215,22 +219,67 @@ fn notice_of_a_rollout_that_has_stopped_has_the_command_that_shows_all_ways_to_g
     let row = gone(Proof::Unproven, "RebootTimedOut");
     let braked = RolloutLedger { base: 2, row, braked_until: Some(t(3600)), ..RolloutLedger::default() };
     let canary = json!({"strategy": {"canary": [{"nodes": 1}]}});
-    for (sentence, spec, ledger, event, cause) in [
+    [
         ("a node has failed in its step", canary.clone(), failed, "AwaitingApproval", "have failed on the version"),
         ("one has not proven it", canary, unproven, "AwaitingApproval", "have not proven the version"),
         ("braked", json!({"failurePolicy": {"maxConsecutiveFailures": 1}}), braked, "Braked", "braked"),
-    ] {
-        let mut cluster = Cluster::of(vec![node("b")]);
-        let notices = cluster.policy.notices.take();
-        cluster.policy = Policy { notices, ..with_policy(&mut cluster.view, spec) };
-        cluster.turn(t(0));
-        cluster.turn(t(10));
-        cluster.view.operator.as_mut().unwrap().status.active_rollouts[0].ledger = Some(ledger);
+    ]
+}
+
+/// A cluster of one node, `b`, with this policy, whose rollout has begun.
+fn begun(spec: serde_json::Value) -> Cluster {
+    let mut cluster = Cluster::of(vec![node("b")]);
+    let notices = cluster.policy.notices.take();
+    cluster.policy = Policy { notices, ..with_policy(&mut cluster.view, spec) };
+    cluster.turn(t(0));
+    cluster.turn(t(10));
+    cluster
+}
+
+#[test]
+fn notice_of_a_rollout_that_has_stopped_has_the_command_that_shows_all_ways_to_go_on() {
+    for (sentence, spec, ledger, event, cause) in stopped() {
+        let mut cluster = begun(spec);
+        cluster.rollout().ledger = Some(ledger);
         let found = cluster.turn(t(20));
         let found = found.iter().find(|notice| notice.event == event).unwrap_or_else(|| panic!("{sentence}"));
         assert!(found.cause.contains(cause), "{sentence}: {}", found.cause);
         assert_eq!(found.command, "kubectl brupop status", "{sentence}");
     }
+}
+
+/// Receivers discard an id that they have had.
+#[test]
+fn notice_of_a_rollout_that_stops_again_has_another_id() {
+    for (sentence, spec, ledger, event, _) in stopped() {
+        let mut cluster = begun(spec);
+        let mut ids = BTreeSet::new();
+        for minute in 1..=3 {
+            cluster.rollout().ledger = Some(ledger.clone());
+            let found = cluster.turn(t(minute * 60));
+            ids.extend(found.into_iter().filter(|notice| notice.event == event).map(|notice| notice.id));
+            let again = cluster.turn(t(minute * 60 + 1));
+            assert!(!events(&again).contains(&event), "{sentence}: it is reported");
+            cluster.rollout().ledger = Some(RolloutLedger { base: 2, ..RolloutLedger::default() });
+            cluster.turn(t(minute * 60 + 2));
+        }
+        assert_eq!(ids.len(), 3, "{sentence}: {ids:?}");
+    }
+}
+
+/// Nodes that join have the step begin again.
+#[test]
+fn notice_of_a_step_that_is_passed_again_has_another_id() {
+    let mut cluster = Cluster::of(vec![node("a"), node("b")]);
+    let step = CanaryStep { nodes: models::operator::CountOrPercent::Count(1), soak: Duration::ZERO, manual: false };
+    cluster.policy.canary = vec![step];
+    cluster.turn(t(0));
+    cluster.turn(t(10));
+    cluster.view.nodes.insert("a".into(), finished("a", 20));
+    let first = cluster.turn(t(30));
+    cluster.rollout().steps_passed = 0;
+    let second = cluster.turn(t(40));
+    assert_eq!((events(&first), events(&second)), (vec!["StepPassed"], vec!["StepPassed"]));
 }
 
 #[test]

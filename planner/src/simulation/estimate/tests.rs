@@ -97,6 +97,11 @@ fn nothing_is_expected_while_no_update_can_end() {
     one_held[0].facts.hold = Some(crate::hold::Hold::default());
     let (view, policy) = running_rollout(one_held, &json!({}));
     assert!(estimated(&view, &policy, &[]).is_some(), "one node is held");
+    let mut one_locked = nodes(3);
+    let updates = one_locked[0].shadow.as_mut().unwrap().status.agent.updates.as_mut().unwrap();
+    (updates.chosen_version, updates.available_versions) = (None, vec![NEW]);
+    let (view, policy) = running_rollout(one_locked, &json!({}));
+    assert!(estimated(&view, &policy, &[]).is_some(), "one host has a version lock of its own");
     let (daily, open) = (json!([{"cron": "0 3 * * *", "duration": "4h"}]), t(100));
     let mut one_held = nodes(3);
     one_held[0].facts.hold = Some(crate::hold::Hold::default());
@@ -123,6 +128,8 @@ fn estimates_are_made_when_a_rollout_begins_every_quarter_of_an_hour_and_after_a
     let made = CompletionEstimate { at: t(90), earliest: t(90), latest: t(90), made: t(40) };
     let known = EstimateFacts { rollouts: [(7, made)].into(), ..last.clone() };
     assert_eq!(estimate_due(&under_way, Some(&known)), Some(t(40 + 900)));
+    let slow = EstimateFacts { took: Duration::from_secs(10), ..last.clone() };
+    assert_eq!(estimate_due(&under_way, Some(&slow)), Some(t(40 + 210)), "20 times as long as the last one took");
     type Change = fn(&mut OperatorFacts);
     let changes: [(&str, Change); 3] = [
         ("another policy", |operator| operator.generation += 1),

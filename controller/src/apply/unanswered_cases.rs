@@ -1,0 +1,91 @@
+//! Writes of statuses that get no answer.
+
+use std::sync::{Arc, Mutex};
+
+use models::operator::BottlerocketUpdateOperatorStatus;
+use models::shadow::{ControllerReport, ControllerStatus, DrainStatus};
+use planner::plan::{Action, Note};
+use planner::view::{ClusterView, NodeFacts, NodeView, OperatorFacts, ShadowFacts};
+use serde_json::{Value, json};
+
+use super::tests::{Call, applier_answering};
+use super::{Applier, ApplyError};
+
+/// Returns an applier whose API server has this object, carries out writes of its status or does not, and gives up on their
+/// answers.
+fn applier_without_answers(object: Value, carries_out: bool) -> (Applier, Arc<Mutex<Vec<Call>>>) {
+    let stored = Mutex::new(Value::Null);
+    applier_answering(move |call| match call.method.as_str() {
+        "PATCH" => {
+            if carries_out {
+                *stored.lock().unwrap() = call.body["status"].clone();
+            }
+            json!({
+                "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 504,
+                "message": "etcdserver: request timed out",
+            })
+        }
+        "GET" if call.path == "/api/v1/nodes" => json!({"metadata": {}, "items": []}),
+        "GET" => {
+            let mut found = object.clone();
+            found["status"] = stored.lock().unwrap().clone();
+            json!({"metadata": {}, "items": [found]})
+        }
+        _ => call.body.clone(),
+    })
+}
+
+/// Returns the reasons of the Events that were published, once nothing is under way.
+async fn published(calls: &Mutex<Vec<Call>>) -> Vec<Value> {
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    let calls = calls.lock().unwrap();
+    calls.iter().filter(|call| call.method == "POST").map(|call| call.body["reason"].clone()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_of_the_fleet_that_was_written_without_an_answer_has_its_events() {
+    let frozen = json!([{
+        "type": "Frozen", "status": "True", "reason": "Frozen", "message": "1.20.5 failed on a",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }]);
+    let conditions = serde_json::from_value(frozen).unwrap();
+    let status = BottlerocketUpdateOperatorStatus { conditions, ..BottlerocketUpdateOperatorStatus::default() };
+    let operator = OperatorFacts { uid: "op".into(), resource_version: "43".into(), ..OperatorFacts::default() };
+    let view = ClusterView { operator: Some(operator), ..ClusterView::default() };
+    let object = json!({"metadata": {"name": "default", "uid": "op", "resourceVersion": "44"}, "spec": {}});
+    for (carries_out, events) in [(true, vec![json!("Frozen")]), (false, vec![])] {
+        let (applier, calls) = applier_without_answers(object.clone(), carries_out);
+        let written = applier.write_operator(&view, &status).await;
+        assert_eq!(written.is_ok(), carries_out, "{written:?}");
+        assert_eq!(published(&calls).await, events);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_of_a_node_that_was_written_without_an_answer_has_its_event() {
+    let facts = ShadowFacts {
+        node: "a".into(),
+        uid: "shadow-uid".into(),
+        resource_version: "42".into(),
+        ..ShadowFacts::default()
+    };
+    let facts = Some(Box::new(facts));
+    let node = NodeView {
+        facts: NodeFacts { name: "a".into(), uid: "node-uid".into(), ..NodeFacts::default() },
+        shadow: facts,
+        ..NodeView::default()
+    };
+    let drain = Some(DrainStatus { removed: 1, ..DrainStatus::default() });
+    let report = ControllerReport { drain, ..ControllerReport::default() };
+    let status = ControllerStatus { report, conditions: Vec::new() };
+    let object =
+        json!({"metadata": {"name": "brs-a", "uid": "shadow-uid", "resourceVersion": "43"}, "spec": {"attempt": 0}});
+    for (carries_out, events) in [(true, vec![json!("Draining")]), (false, vec![])] {
+        let (applier, calls) = applier_without_answers(object.clone(), carries_out);
+        let note = Some(Note { warning: false, reason: "Draining", message: "one pod is evicted".into() });
+        let written = applier.act(&node, Action::Status { status: Box::new(status.clone()), note }).await;
+        let is_unknown = written.as_ref().is_err_and(ApplyError::is_unknown);
+        assert_eq!((written.is_ok(), is_unknown), (carries_out, !carries_out), "{written:?}");
+        assert_eq!(published(&calls).await, events);
+    }
+}
