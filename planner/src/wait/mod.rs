@@ -11,7 +11,6 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use models::names;
 use models::operator::UnwellSpan;
-use models::plain::is_alike;
 use models::reason::FailureReason;
 use semver::Version;
 use strum::EnumDiscriminants;
@@ -474,7 +473,7 @@ impl Wait {
             // Another cause has another remedy. The name of the expression, in which digits count, is before it.
             Self::ExpressionFails { message: cause, .. } => {
                 let recorded = text.strip_suffix(cause.as_str()).and_then(|start| message.strip_prefix(start));
-                recorded.is_some_and(|recorded| is_alike(recorded, cause))
+                recorded.is_some_and(|recorded| text::is_same_cause(recorded, cause))
             }
             Self::Settling { pod, .. } => message.contains(&format!(", {pod} first (")),
             // The rest of it may differ each time.

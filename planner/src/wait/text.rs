@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use models::names::{APPROVE_STEP_ANNOTATION, HOLD_ANNOTATION, RESUME_ANNOTATION};
 use models::operator::NOT_READY as FALLEN;
-use models::plain::some_by;
+use models::plain::{is_alike, some_by};
 use semver::Version;
 
 use super::unfinished::UnfinishedEviction;
@@ -232,6 +232,14 @@ pub(super) fn canary(until: Option<Timestamp>, approval: Option<&str>, nodes: &[
         return format!("is not passed; it waits for {}", nodes.join(", "));
     }
     format!("is not passed{}", at("its soak ends at", until))
+}
+
+/// Returns whether two causes for which an expression has no result are the same, except for numbers in the words of another party. The part
+/// before them names the server with the code of its answer, or the kind of objects with its version: numbers count there.
+pub(super) fn is_same_cause(one: &str, other: &str) -> bool {
+    let parts = [one, other].map(|cause| cause.split_once(": ").unwrap_or(("", cause)));
+    let [(about, words), (other_about, other_words)] = parts;
+    about == other_about && is_alike(words, other_words)
 }
 
 #[cfg(test)]

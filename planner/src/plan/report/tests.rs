@@ -554,6 +554,10 @@ fn another_cause_for_which_an_expression_has_no_result_is_recorded_and_another_n
         Wait::ExpressionFails { name, message, shared: true }
     };
     let recorded = fails("errors1", "no route, tried for 7 s").to_string();
+    let answered = fails("errors1", "http://p:9090 answered 503: is it well?").to_string();
+    for other in ["http://p:9090 answered 404: is it well?", "http://p:9091 answered 503: is it well?"] {
+        assert!(!fails("errors1", other).is_recorded(&answered), "another code or server: {other}");
+    }
     for (sentence, wait, is_recorded) in [
         ("the same", fails("errors1", "no route, tried for 7 s"), true),
         ("another number", fails("errors1", "no route, tried for 12 s"), true),
