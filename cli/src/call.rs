@@ -1,6 +1,8 @@
 //! Calls to the API server, each with a time limit and with an error that names the missing right.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::anyhow;
@@ -27,6 +29,9 @@ const PAGE: u32 = 500;
 
 /// The namespace of the Leases of kubelets.
 pub(crate) const NODE_LEASES: &str = "kube-node-lease";
+
+/// The objects that were left out with a warning: a wait reads the same ones again and again.
+static LEFT_OUT: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 #[derive(Debug, thiserror::Error)]
 #[error("the API server answers {code}: {message}{}", grant(*.code))]
@@ -174,7 +179,7 @@ pub(crate) async fn list<K: Listed>(api: &Api<K>, params: ListParams, right: &st
 }
 
 /// Lists all objects, and passes on each: of thousands of large ones only a page is in memory. One that cannot be read is left out,
-/// with a warning.
+/// with one warning.
 pub(crate) async fn list_each<K: Listed>(
     api: &Api<K>,
     params: ListParams,
@@ -184,10 +189,15 @@ pub(crate) async fn list_each<K: Listed>(
     list_guarded(api, params, right, |object| match object {
         Ok(object) => each(object),
         Err(InvalidObject { metadata, error }) => {
-            let resource = api.resource_url();
-            let resource = resource.rsplit('/').next().unwrap_or_default();
-            let name = metadata.name.unwrap_or_default();
-            warn(format_args!("{resource}/{name} is left out: this version of the plugin cannot read it ({error})"));
+            let url = api.resource_url();
+            let resource = url.rsplit('/').next().unwrap_or_default();
+            let (namespace, name) = (metadata.namespace.unwrap_or_default(), metadata.name.unwrap_or_default());
+            let id = format!("{url} {namespace}/{name}");
+            if LEFT_OUT.lock().unwrap_or_else(PoisonError::into_inner).insert(id) {
+                warn(format_args!(
+                    "{resource}/{name} is left out: this version of the plugin cannot read it ({error})"
+                ));
+            }
         }
     })
     .await
