@@ -116,7 +116,7 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
         print_line("deleted the operator's resource: nothing new starts");
     }
     released(&client, options).await?;
-    let tools = tools(&client, &objects).await?;
+    let tools = answered(Instant::now() + GONE, async || tools(&client, &objects).await).await?;
 
     let (workloads, rest): (Vec<_>, Vec<_>) = objects.into_iter().partition(|object| is_one_of(object, &WORKLOADS));
     let (containers, rest): (Vec<_>, Vec<_>) = rest.into_iter().partition(|object| is_one_of(object, &CONTAINERS));
@@ -307,10 +307,13 @@ async fn patched(
     params: &PatchParams,
     patch: &Patch<Value>,
 ) -> anyhow::Result<bool> {
+    let deadline = Instant::now() + GONE;
     let request = async || call("patch nodes", nodes.patch(&node.name, params, patch)).await;
-    match answered(Instant::now() + GONE, request).await {
-        Err(error) if matches!(code(&error), Some(404 | 409)) => {
-            let found = if_there(call("get nodes", nodes.get_metadata(&node.name)).await)?;
+    match answered(deadline, request).await {
+        // The uid of another node is an invalid change to the API server, or a conflict.
+        Err(error) if matches!(code(&error), Some(404 | 409 | 422)) => {
+            let look = async || call("get nodes", nodes.get_metadata(&node.name)).await;
+            let found = if_there(answered(deadline, look).await)?;
             let is_same = found.is_some_and(|found| found.metadata.uid.as_ref() == Some(&node.uid));
             if is_same { Err(error) } else { Ok(false) }
         }

@@ -12,7 +12,8 @@ use models::names::{self, AGENT_NAMESPACE, SYSTEM_NAMESPACE};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::call::{call, if_there, is_transient, list_metadata};
+use super::answered;
+use crate::call::{call, if_there, list_metadata};
 use crate::page::print_line;
 use crate::shell::for_cluster;
 
@@ -147,10 +148,13 @@ async fn objects_elsewhere(client: &Client, definition: &Value) -> anyhow::Resul
 pub(super) async fn delete(client: &Client, objects: &[Value]) -> anyhow::Result<Vec<Found>> {
     let mut going = Vec::new();
     for object in objects.iter().rev() {
-        let Some(found) = find(client, object).await? else { continue };
+        let deadline = Instant::now() + GONE;
+        let Some(found) = answered(deadline, async || find(client, object).await).await? else { continue };
         let only_this = Preconditions { uid: found.uid.clone(), resource_version: None };
         let params = DeleteParams::background().preconditions(only_this);
-        let deleted = call(&format!("delete {}", found.resource), found.api.delete(&found.name, &params)).await;
+        let right = format!("delete {}", found.resource);
+        let request = async || call(&right, found.api.delete(&found.name, &params)).await;
+        let deleted = answered(deadline, request).await;
         if if_there(deleted).with_context(|| format!("{} cannot be deleted", found.id))?.is_some() {
             print_line(format_args!("deleted {}", found.id));
             going.push(found);
@@ -166,13 +170,7 @@ pub(super) async fn remove(client: &Client, objects: &[Value]) -> anyhow::Result
     let mut again = Vec::new();
     for Found { api, name, uid, id, resource } in going {
         loop {
-            let found = match get(&api, &resource, &name).await {
-                Err(error) if is_transient(&error) && Instant::now() < deadline => {
-                    tokio::time::sleep(PERIOD).await;
-                    continue;
-                }
-                found => found?,
-            };
+            let found = answered(deadline, async || get(&api, &resource, &name).await).await?;
             let Some(found) = found else { break };
             if found.uid != uid {
                 print_line(format_args!("{id} exists again, and stays: another client has created it since"));

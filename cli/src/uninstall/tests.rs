@@ -51,6 +51,17 @@ async fn namespace_that_does_not_end_keeps_no_secret() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn object_is_deleted_although_the_api_server_is_away_at_first() {
+    let path = "/api/v1/namespaces/brupop-system/configmaps/brupop-aws";
+    let meta = json!({"namespace": names::SYSTEM_NAMESPACE, "name": names::AWS, "uid": "1"});
+    let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta});
+    let server = testing::Server::default();
+    server.add_after(503, path, object.clone());
+    remove(&server.client(), &[object]).await.unwrap();
+    assert!(server.paths().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn wait_for_the_end_of_pods_goes_on_after_an_answer_that_the_api_server_is_away() {
     let server = testing::Server::default();
     let list = |kind: &str| json!({"kind": kind, "apiVersion": "v1", "metadata": {}, "items": []});
@@ -71,15 +82,16 @@ async fn nodes_are_released_where_another_one_is_gone_and_the_api_server_is_away
     let node = |name: &str, uid: &str| json!({"metadata": {"name": name, "uid": uid, "managedFields": [field]}});
     for (sentence, found, expected) in [
         ("a node that is gone", None, true),
-        ("one that was replaced under its name", Some("2"), true),
-        ("one whose fields another client has", Some("1"), false),
+        ("one that was replaced under its name", Some((422, "2")), true),
+        ("one that is replaced at this moment", Some((409, "2")), true),
+        ("one whose fields another client has", Some((409, "1")), false),
     ] {
         let server = testing::Server::default();
         let list =
             json!({"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": [node("a", "1"), node("b", "1")]});
         server.add_after(503, "/api/v1/nodes", list);
-        if let Some(uid) = found {
-            server.add_after(409, "/api/v1/nodes/a", node("a", uid));
+        if let Some((code, uid)) = found {
+            server.add_after(code, "/api/v1/nodes/a", node("a", uid));
         }
         server.add_after(503, "/api/v1/nodes/b", node("b", "1"));
         let swept = sweep(&server.client()).await;
