@@ -125,7 +125,7 @@ impl Known {
         if (matches!(why, Unread::Fails(_)) && now - since < OUTAGE) || self.unread.as_ref() == Some(&why) {
             return false;
         }
-        // They are not looked at any more: the next list has them anew.
+        // They are not looked at any more: the next list has them again.
         self.objects = None;
         self.unread = Some(why);
         self.edition += 1;

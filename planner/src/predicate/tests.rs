@@ -118,7 +118,7 @@ fn evaluation_ends_where_it_copies_too_much_and_has_no_result_then() {
             assert!(error.contains("it copies more than 32 MiB"), "{expression}: {error}");
         }
     }
-    // A few doublings are nothing, and each evaluation begins anew.
+    // A few doublings are nothing, and each evaluation begins from nothing.
     for _ in 0..100 {
         assert_eq!(test("[self.text].map(a, a + a).map(a, a + a).all(a, size(a) == 4000)", object()), Ok(None));
     }
