@@ -50,7 +50,13 @@ fn fields(schema: &Value, seed: usize, extent: Extent) -> Map<String, Value> {
     };
     let properties = schema["properties"].as_object().into_iter().flatten();
     let wanted = properties.filter(|(name, property)| wanted(name, property));
-    wanted.map(|(name, property)| (name.clone(), value(property, name, seed, extent))).collect()
+    let mut found: Map<_, _> =
+        wanted.map(|(name, property)| (name.clone(), value(property, name, seed, extent))).collect();
+    if found.contains_key("objectName") {
+        // One object has no selector.
+        found.remove("selector");
+    }
+    found
 }
 
 fn value(schema: &Value, name: &str, seed: usize, extent: Extent) -> Value {
@@ -94,6 +100,8 @@ fn text(schema: &Value, name: &str, seed: usize) -> String {
         format!("{day}T00:00:00Z"),
         format!("0 {} * * *", seed % 24),
         format!("https://name-{seed}"),
+        // A version of an API.
+        format!("v{}", seed + 1),
     ];
     let pattern = schema["pattern"].as_str().and_then(|pattern| Regex::new(pattern).ok());
     let fits = |text: &String| pattern.as_ref().is_none_or(|pattern| pattern.is_match(text));
