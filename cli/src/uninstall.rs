@@ -25,11 +25,11 @@ use planner::view::{NodeFacts, Projection as _};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use self::objects::{GONE, PERIOD, delete, find, made, remove};
+use self::objects::{GONE, PERIOD, answered, delete, find, made, remove};
 pub(crate) use self::objects::{api, is_marked};
 use self::remaining::{Left, Surroundings, not_taken_back, unfinished};
 use crate::advice::logs_of;
-use crate::call::{self, call, code, get, if_there, is_transient, list_guarded, list_in};
+use crate::call::{self, call, code, get, if_there, list_guarded, list_in};
 use crate::helm::Releases;
 use crate::marks::Tool;
 use crate::page::{confirm, print_line};
@@ -198,23 +198,6 @@ async fn tools(client: &Client, objects: &[Value]) -> anyhow::Result<Vec<Tool>> 
 
 fn is_one_of(object: &Value, kinds: &[&str]) -> bool {
     object["kind"].as_str().is_some_and(|kind| kinds.contains(&kind))
-}
-
-/// Makes a call again until a time while it may succeed later: half of an uninstallation is worse than a wait. An outage is shown once.
-async fn answered<T>(deadline: Instant, request: impl AsyncFn() -> anyhow::Result<T>) -> anyhow::Result<T> {
-    let mut shown = false;
-    loop {
-        match request().await {
-            Err(error) if is_transient(&error) && Instant::now() < deadline => {
-                if !shown {
-                    print_line(format_args!("waiting for the API server ({error:#})"));
-                }
-                shown = true;
-                tokio::time::sleep(PERIOD).await;
-            }
-            answer => return answer,
-        }
-    }
 }
 
 /// Waits until the controller has released every node.

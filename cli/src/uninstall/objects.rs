@@ -12,8 +12,7 @@ use models::names::{self, AGENT_NAMESPACE, SYSTEM_NAMESPACE};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::answered;
-use crate::call::{call, if_there, list_metadata};
+use crate::call::{call, if_there, is_transient, list_metadata};
 use crate::page::print_line;
 use crate::shell::for_cluster;
 
@@ -22,6 +21,23 @@ pub(super) const PERIOD: Duration = Duration::from_secs(1);
 
 /// Time-out for an object to be gone after its deletion.
 pub(super) const GONE: Duration = Duration::from_secs(5 * 60);
+
+/// Makes a call again until a time while it may succeed later: half of an uninstallation is worse than a wait. An outage is shown once.
+pub(super) async fn answered<T>(deadline: Instant, request: impl AsyncFn() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let mut shown = false;
+    loop {
+        match request().await {
+            Err(error) if is_transient(&error) && Instant::now() < deadline => {
+                if !shown {
+                    print_line(format_args!("waiting for the API server ({error:#})"));
+                }
+                shown = true;
+                tokio::time::sleep(PERIOD).await;
+            }
+            answer => return answer,
+        }
+    }
+}
 
 /// The objects that the controller, the hook for AWS and users make: API version, kind, namespace and name. They go with their namespace, where
 /// that is removed.
