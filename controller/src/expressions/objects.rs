@@ -47,7 +47,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    watched: BTreeMap<Source, Watched>,
+    watched: BTreeMap<Arc<Source>, Watched>,
     asked: BTreeMap<ObjectQuestion, Asked>,
     /// Number of the watches that have been started.
     watches: u64,
@@ -70,6 +70,7 @@ impl Drop for Watched {
 struct Asked {
     /// Moment at which a node waited for it last.
     wanted: Instant,
+    source: Arc<Source>,
     course: Course,
     /// The edition of the objects that the last answer is by.
     edition: Option<u64>,
@@ -105,24 +106,23 @@ impl ObjectChecks {
         let now = Instant::now();
         let mut state = self.shared.state.lock();
         let State { watched, asked, watches } = &mut *state;
-        watched.retain(|source, watched| sources.get(source) == Some(&watched.fields));
-        asked.retain(|question, asked| {
-            asked.wanted + REMEMBERED > now && watched.contains_key(&Source::of(&question.check))
-        });
+        watched.retain(|source, watched| sources.get(&**source) == Some(&watched.fields));
+        asked.retain(|_, asked| asked.wanted + REMEMBERED > now && watched.contains_key(&asked.source));
         if let Some(reader) = &self.reader {
             for (source, fields) in sources {
                 let new = || {
                     *watches += 1;
                     Watched::start(reader.clone(), source.clone(), fields, *watches, self.shared.due.clone())
                 };
-                watched.entry(source.clone()).or_insert_with(new);
+                watched.entry(Arc::new(source.clone())).or_insert_with(new);
             }
         }
         for question in questions {
             if let Some(asked) = asked.get_mut(question) {
                 asked.wanted = now;
-            } else {
-                asked.insert(question.clone(), Asked { wanted: now, course: Course::default(), edition: None });
+            } else if let Some((source, _)) = watched.get_key_value(&Source::of(&question.check)) {
+                let (source, course) = (source.clone(), Course::default());
+                asked.insert(question.clone(), Asked { wanted: now, source, course, edition: None });
                 self.shared.due.notify_one();
             }
         }
@@ -133,7 +133,7 @@ impl ObjectChecks {
         let state = self.shared.state.lock();
         let answer = |(question, asked): (&ObjectQuestion, &Asked)| {
             let (edition, goes_on) = {
-                let known = state.watched.get(&Source::of(&question.check))?.known.lock();
+                let known = state.watched.get(&asked.source)?.known.lock();
                 (known.look()?.0, known.goes_on())
             };
             let mut answer = asked.course.last()?.clone();
@@ -152,7 +152,7 @@ impl ObjectChecks {
     /// Returns the objects that the policy names and that cannot be read, each with the reason. Outages are left out.
     pub(super) fn problems(&self) -> Vec<String> {
         let state = self.shared.state.lock();
-        let problem = |(source, watched): (&Source, &Watched)| match watched.known.lock().look()? {
+        let problem = |(source, watched): (&Arc<Source>, &Watched)| match watched.known.lock().look()? {
             (_, Objects::Read(_) | Objects::Unread(Unread::Fails(_))) => None,
             (_, Objects::Unread(why)) => Some(format!("{source}: {why}")),
         };
@@ -180,7 +180,7 @@ impl Shared {
     fn questions_due(&self) -> Vec<Due> {
         let state = self.state.lock();
         let due = |(question, asked): (&ObjectQuestion, &Asked)| {
-            let (edition, objects) = state.watched.get(&Source::of(&question.check))?.known.lock().look()?;
+            let (edition, objects) = state.watched.get(&asked.source)?.known.lock().look()?;
             (asked.edition != Some(edition)).then(|| Due { question: question.clone(), edition, objects })
         };
         state.asked.iter().filter_map(due).collect()
