@@ -1,6 +1,7 @@
 //! The watch of the objects of one source.
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,8 +23,12 @@ use super::query::root_cause;
 /// Deadline for a page of a list, and for the resource of a kind.
 const LIST_LIMIT: Duration = Duration::from_secs(30);
 
-/// The longest pause after failures in a row: a right or a definition that is there at last is used within this time.
+/// The longest pause after failures in a row: a right or a definition that is there at last is used within this time. A watch that fails
+/// earlier after its list is one more failure.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// Time within which the API server refuses to open a watch, if it does. One that is open shows nothing until an object changes.
+const REFUSAL: Duration = Duration::from_secs(2);
 
 /// Time for which a watch may fail before its objects count as unknown: it is back within seconds after an outage.
 const OUTAGE: Duration = Duration::from_secs(30);
@@ -176,20 +181,26 @@ async fn observe(
     let api: Api<DynamicObject> = Api::dynamic(client.clone(), &resource, &capabilities.scope).constrain(namespace);
     let (field_selector, label_selector) = source.selectors();
     let config = watcher::Config { field_selector, label_selector, ..watcher::Config::default().page_size(PAGE) };
-    let mut events = watcher::watcher(api, config).boxed();
-    let mut listed = false;
+    let mut events = watcher::watcher(api, config).boxed().peekable();
+    let mut listed: Option<Instant> = None;
     loop {
         // A quiet watch is no error; the client ends a dead one.
-        let next = if listed { Ok(events.next().await) } else { timeout(LIST_LIMIT, events.next()).await };
+        let next = if listed.is_some() { Ok(events.next().await) } else { timeout(LIST_LIMIT, events.next()).await };
+        if listed.is_some_and(|at| at.elapsed() > LONGEST_PAUSE) {
+            *backoff = Backoff::default();
+        }
         let event = match next {
             Ok(Some(Ok(event))) => event,
             Ok(Some(Err(error))) => return unread(&error, &resource, source, &reader.namespace),
             Ok(None) => return Unread::Fails("the watch has ended".to_owned()),
             Err(_) => return silent(),
         };
-        listed = !matches!(event, Event::Init | Event::InitApply(_));
         if matches!(event, Event::InitDone) {
-            *backoff = Backoff::default();
+            listed = Some(Instant::now());
+            // The watch is opened after this event. Where it is refused, as without the right to watch, the list is of no use.
+            if let Ok(Some(Err(error))) = timeout(REFUSAL, Pin::new(&mut events).peek()).await {
+                return unread(error, &resource, source, &reader.namespace);
+            }
         }
         let taken = known.lock().take(event, source, fields);
         match taken {

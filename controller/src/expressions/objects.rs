@@ -227,6 +227,8 @@ async fn evaluate(shared: Arc<Shared>) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
     use kube::Client;
     use kube::client::Body;
     use models::operator::ObjectCheck;
@@ -237,88 +239,152 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_mins(10);
 
-    /// Returns the answer to a request: the kind is served from the sixth request on.
-    fn answer(path: &str, requests: &mut usize) -> (u16, Value) {
-        if path == "/apis/ceph.rook.io/v1/namespaces/rook/cephclusters" {
-            let object = json!({"metadata": {"name": "main", "namespace": "rook", "resourceVersion": "7"}, "status": {"health": "OK"}});
-            let list = json!({"metadata": {"resourceVersion": "7"}, "items": [object]});
-            return (200, list);
-        }
-        assert_eq!(path, "/apis/ceph.rook.io/v1");
-        *requests += 1;
-        if *requests < 6 {
-            return (
-                404,
-                json!({"kind": "Status", "status": "Failure", "message": "not found", "reason": "NotFound", "code": 404}),
-            );
-        }
-        let resource = json!({
-            "name": "cephclusters", "singularName": "cephcluster", "namespaced": true, "kind": "CephCluster",
-            "verbs": ["get", "list", "watch"],
-        });
-        (200, json!({"kind": "APIResourceList", "groupVersion": "ceph.rook.io/v1", "resources": [resource]}))
+    /// A stand-in for the API server, with one object.
+    #[derive(Default)]
+    struct Server {
+        /// The number of requests for the kind before it is served.
+        kind_comes_after: usize,
+        refuses_watches: AtomicBool,
+        kind_requests: AtomicUsize,
+        /// The number of all requests.
+        requests: AtomicUsize,
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn kind_that_is_not_served_yet_is_asked_for_again_and_its_checks_are_answered_then() {
-        let (service, mut handle) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
-        tokio::spawn(async move {
-            let (mut requests, mut watches) = (0, Vec::new());
-            while let Some((request, respond)) = handle.next_request().await {
-                if request.uri().query().is_some_and(|query| query.contains("watch=true")) {
-                    watches.push(respond);
-                    continue;
-                }
-                let (code, body) = answer(request.uri().path(), &mut requests);
-                let body = Body::from(serde_json::to_vec(&body).unwrap());
-                respond.send_response(http::Response::builder().status(code).body(body).unwrap());
+    impl Server {
+        /// Returns the answer to a request; `None` to a watch, in which nothing happens.
+        fn answer(&self, uri: &http::Uri) -> Option<(u16, Value)> {
+            let status = |code: u16, reason: &str| {
+                let status =
+                    json!({"kind": "Status", "status": "Failure", "message": reason, "reason": reason, "code": code});
+                (code, status)
+            };
+            self.requests.fetch_add(1, Ordering::Relaxed);
+            if uri.query().is_some_and(|query| query.contains("watch=true")) {
+                return self.refuses_watches.load(Ordering::Relaxed).then(|| status(403, "Forbidden"));
             }
-        });
-        let (changed, _woken) = watch::channel(0);
-        let reader = Reader { client: Client::new(service, "default"), namespace: "brupop-system".to_owned() };
-        let checks = ObjectChecks::start(Some(reader), Arc::new(changed), Metrics::new().unwrap(), Clock::default());
-        let check = ObjectCheck {
-            api_version: "ceph.rook.io/v1".into(),
-            kind: "CephCluster".into(),
-            namespace: Some("rook".into()),
-            expression: "self.status.health == 'OK'".into(),
-            ..ObjectCheck::default()
-        };
-        let fields = Predicate::of(&check.expression).unwrap().fields.clone();
-        let sources = BTreeMap::from([(Source::of(&check), fields)]);
-        let question = ObjectQuestion { node: None, version: None, check: Arc::new(check) };
-        checks.want([&question].into_iter(), sources.clone());
-        let now = Timestamp::UNIX_EPOCH;
-        assert_eq!(checks.answers(now), []);
-        let until = async |holds: &dyn Fn() -> bool| {
+            if uri.path() == "/apis/ceph.rook.io/v1/namespaces/rook/cephclusters" {
+                let object = json!({"metadata": {"name": "main", "namespace": "rook", "resourceVersion": "7"}, "status": {"health": "OK"}});
+                return Some((200, json!({"metadata": {"resourceVersion": "7"}, "items": [object]})));
+            }
+            assert_eq!(uri.path(), "/apis/ceph.rook.io/v1");
+            if self.kind_requests.fetch_add(1, Ordering::Relaxed) < self.kind_comes_after {
+                return Some(status(404, "NotFound"));
+            }
+            let resource = json!({
+                "name": "cephclusters", "singularName": "cephcluster", "namespaced": true, "kind": "CephCluster",
+                "verbs": ["get", "list", "watch"],
+            });
+            let resources =
+                json!({"kind": "APIResourceList", "groupVersion": "ceph.rook.io/v1", "resources": [resource]});
+            Some((200, resources))
+        }
+    }
+
+    /// A check of the object of a server.
+    struct Case {
+        server: Arc<Server>,
+        checks: ObjectChecks,
+        question: ObjectQuestion,
+        sources: BTreeMap<Source, Fields>,
+    }
+
+    impl Case {
+        fn start(server: Server) -> Self {
+            let (service, mut handle) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
+            let server = Arc::new(server);
+            let served = server.clone();
+            tokio::spawn(async move {
+                let mut watches = Vec::new();
+                while let Some((request, respond)) = handle.next_request().await {
+                    let Some((code, body)) = served.answer(request.uri()) else {
+                        watches.push(respond);
+                        continue;
+                    };
+                    let body = Body::from(serde_json::to_vec(&body).unwrap());
+                    respond.send_response(http::Response::builder().status(code).body(body).unwrap());
+                }
+            });
+            let reader = Reader { client: Client::new(service, "default"), namespace: "brupop-system".to_owned() };
+            let changed = Arc::new(watch::channel(0).0);
+            let checks = ObjectChecks::start(Some(reader), changed, Metrics::new().unwrap(), Clock::default());
+            let check = ObjectCheck {
+                api_version: "ceph.rook.io/v1".into(),
+                kind: "CephCluster".into(),
+                namespace: Some("rook".into()),
+                expression: "self.status.health == 'OK'".into(),
+                ..ObjectCheck::default()
+            };
+            let fields = Predicate::of(&check.expression).unwrap().fields.clone();
+            let sources = BTreeMap::from([(Source::of(&check), fields)]);
+            let question = ObjectQuestion { node: None, version: None, check: Arc::new(check) };
+            checks.want([&question].into_iter(), sources.clone());
+            Self { server, checks, question, sources }
+        }
+
+        fn answers(&self) -> Vec<(ObjectQuestion, Answer)> {
+            self.checks.answers(Timestamp::UNIX_EPOCH)
+        }
+
+        async fn until(&self, holds: impl Fn(&Self) -> bool) {
             let reached = async {
-                while !holds() {
+                while !holds(self) {
                     sleep(PACE).await;
                 }
             };
             tokio::time::timeout(PATIENCE, reached).await.unwrap();
-        };
-        until(&|| !checks.answers(now).is_empty()).await;
-        let failed = checks.answers(now).remove(0).1;
+        }
+
+        /// The edition of the objects.
+        fn edition(&self) -> Option<u64> {
+            let state = self.checks.shared.state.lock();
+            let (_, watched) = state.watched.first_key_value()?;
+            let (edition, _) = watched.known.lock().look()?;
+            Some(edition)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn kind_that_is_not_served_yet_is_asked_for_again_and_its_checks_are_answered_then() {
+        let case = Case::start(Server { kind_comes_after: 5, ..Server::default() });
+        assert_eq!(case.answers(), []);
+        case.until(|case| !case.answers().is_empty()).await;
+        let failed = case.answers().remove(0).1;
         assert!(
             matches!(&failed, Answer::Failed { message } if message.contains("does not serve this kind")),
             "{failed:?}"
         );
-        assert_eq!(checks.problems().len(), 1);
-        until(&|| matches!(checks.answers(now)[..], [(_, Answer::Quiet { .. })])).await;
-        assert!(checks.problems().is_empty());
+        assert_eq!(case.checks.problems().len(), 1);
+        case.until(|case| matches!(case.answers()[..], [(_, Answer::Quiet { .. })])).await;
+        assert!(case.checks.problems().is_empty());
         let expression = "self.status.health != 'OK'".into();
-        let opposite = Arc::new(ObjectCheck { expression, ..(*question.check).clone() });
-        checks.want([&ObjectQuestion { check: opposite, ..question.clone() }].into_iter(), sources);
-        until(&|| checks.answers(now).iter().any(|(_, answer)| matches!(answer, Answer::Firing { .. }))).await;
+        let opposite = Arc::new(ObjectCheck { expression, ..(*case.question.check).clone() });
+        let opposite = ObjectQuestion { check: opposite, ..case.question.clone() };
+        case.checks.want([&opposite].into_iter(), case.sources.clone());
+        case.until(|case| case.answers().iter().any(|(_, answer)| matches!(answer, Answer::Firing { .. }))).await;
         let later = Timestamp::from_second(60).unwrap();
-        for (_, answer) in checks.answers(later) {
+        for (_, answer) in case.checks.answers(later) {
             let (Answer::Quiet { asked, .. } | Answer::Firing { asked, .. }) = answer else { panic!("{answer:?}") };
             assert_eq!(asked, later, "nothing has changed until then");
         }
         // Another policy.
-        checks.want([&question].into_iter(), BTreeMap::new());
-        assert_eq!(checks.answers(now), []);
-        assert!(checks.shared.state.lock().watched.is_empty(), "the watch has ended");
+        case.checks.want([&case.question].into_iter(), BTreeMap::new());
+        assert_eq!(case.answers(), []);
+        assert!(case.checks.shared.state.lock().watched.is_empty(), "the watch has ended");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn objects_that_may_be_listed_and_not_watched_stay_unread_with_few_requests() {
+        let case = Case::start(Server { refuses_watches: true.into(), ..Server::default() });
+        case.until(|case| !case.checks.problems().is_empty()).await;
+        let edition = case.edition();
+        sleep(Duration::from_mins(10)).await;
+        assert_eq!(case.edition(), edition, "they were not read for an instant");
+        let problems = case.checks.problems();
+        assert!(matches!(&problems[..], [problem] if problem.contains("may not list and watch")), "{problems:?}");
+        let requests = case.server.requests.load(Ordering::Relaxed);
+        assert!(requests < 200, "{requests} requests");
+        case.server.refuses_watches.store(false, Ordering::Relaxed);
+        case.until(|case| case.checks.problems().is_empty()).await;
+        case.until(|case| matches!(case.answers()[..], [(_, Answer::Quiet { .. })])).await;
     }
 }
