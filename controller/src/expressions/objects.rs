@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use models::time::signed;
 use parking_lot::Mutex;
 use planner::expressions::ObjectQuestion;
 use planner::objects::{self, Objects, Source, Unread};
@@ -27,6 +28,12 @@ const PACE: Duration = Duration::from_secs(1);
 
 /// The longest one. Between these it is four times as long as the evaluations took: thousands of nodes may wait for a check that names them.
 const LONGEST_PACE: Duration = Duration::from_secs(30);
+
+/// Time after which answers that were evaluated one after the other are recorded: the first do not wait for the last.
+const PORTION: Duration = Duration::from_secs(1);
+
+/// Age from which a true answer counts for nothing if its objects have changed since.
+const OUTDATED: Duration = Duration::from_secs(60);
 
 /// Watches the objects that the policy names, and evaluates the checks that nodes wait for, until it is dropped.
 pub(super) struct ObjectChecks {
@@ -74,11 +81,30 @@ struct Asked {
     course: Course,
     /// The edition of the objects that the last answer is by.
     edition: Option<u64>,
+    /// Moment of the last answer.
+    answered: Option<Instant>,
+}
+
+impl Asked {
+    /// Returns the answer that is known, by the edition of the objects now, and by whether changes of them are seen.
+    fn answer(&mut self, edition: u64, goes_on: bool, now: Timestamp) -> Option<Answer> {
+        let current = self.edition == Some(edition);
+        // Nothing has changed since. While the watch is interrupted, that is not known.
+        if current && goes_on {
+            self.course.confirm(now);
+        }
+        let answer = self.course.last()?;
+        // By its absolute value: a clock that was set back must not keep an answer young.
+        let is_old = |asked: Timestamp| now.duration_since(asked).abs() > signed(OUTDATED);
+        let outdated = matches!(answer, Answer::Quiet { asked, .. } if !current && is_old(*asked));
+        (!outdated).then(|| answer.clone())
+    }
 }
 
 /// A question to evaluate on these objects.
 struct Due {
     question: ObjectQuestion,
+    answered: Option<Instant>,
     edition: u64,
     objects: Objects,
 }
@@ -122,7 +148,7 @@ impl ObjectChecks {
                 asked.wanted = now;
             } else if let Some((source, _)) = watched.get_key_value(&Source::of(&question.check)) {
                 let (source, course) = (source.clone(), Course::default());
-                asked.insert(question.clone(), Asked { wanted: now, source, course, edition: None });
+                asked.insert(question.clone(), Asked { wanted: now, source, course, edition: None, answered: None });
                 self.shared.due.notify_one();
             }
         }
@@ -130,23 +156,16 @@ impl ObjectChecks {
 
     /// Returns the answers that are known.
     pub(super) fn answers(&self, now: Timestamp) -> Vec<(ObjectQuestion, Answer)> {
-        let state = self.shared.state.lock();
-        let answer = |(question, asked): (&ObjectQuestion, &Asked)| {
+        let mut state = self.shared.state.lock();
+        let State { watched, asked, .. } = &mut *state;
+        let answer = |(question, asked): (&ObjectQuestion, &mut Asked)| {
             let (edition, goes_on) = {
-                let known = state.watched.get(&asked.source)?.known.lock();
+                let known = watched.get(&asked.source)?.known.lock();
                 (known.look()?.0, known.goes_on())
             };
-            let mut answer = asked.course.last()?.clone();
-            // Nothing has changed since. While the watch is interrupted, that is not known.
-            if goes_on
-                && asked.edition == Some(edition)
-                && let Answer::Quiet { asked, .. } | Answer::Firing { asked, .. } = &mut answer
-            {
-                *asked = now;
-            }
-            Some((question.clone(), answer))
+            Some((question.clone(), asked.answer(edition, goes_on, now)?))
         };
-        state.asked.iter().filter_map(answer).collect()
+        asked.iter_mut().filter_map(answer).collect()
     }
 
     /// Returns the objects that the policy names and that cannot be read, each with the reason. Outages are left out.
@@ -176,18 +195,23 @@ impl Watched {
 }
 
 impl Shared {
-    /// Returns the questions whose objects have changed since their last answer.
-    fn questions_due(&self) -> Vec<Due> {
+    /// Returns the questions whose objects have changed since their last answer, if that was before `begun`: first those that are the same for
+    /// all nodes, and of these, and of the others, first those whose last answer is the oldest.
+    fn questions_due(&self, begun: Instant) -> Vec<Due> {
         let state = self.state.lock();
         let due = |(question, asked): (&ObjectQuestion, &Asked)| {
             let (edition, objects) = state.watched.get(&asked.source)?.known.lock().look()?;
-            (asked.edition != Some(edition)).then(|| Due { question: question.clone(), edition, objects })
+            let answered = asked.answered;
+            let is_due = asked.edition != Some(edition) && answered.is_none_or(|at| at < begun);
+            is_due.then(|| Due { question: question.clone(), answered, edition, objects })
         };
-        state.asked.iter().filter_map(due).collect()
+        let mut due: Vec<Due> = state.asked.iter().filter_map(due).collect();
+        due.sort_by_key(|due| (due.question.node.is_some(), due.answered));
+        due
     }
 
     fn record(&self, made: Vec<(ObjectQuestion, u64, Answer)>) {
-        let mut news = false;
+        let (mut news, now) = (false, Instant::now());
         let mut state = self.state.lock();
         for (question, edition, answer) in made {
             let Some(asked) = state.asked.get_mut(&question) else { continue };
@@ -195,7 +219,7 @@ impl Shared {
             self.metrics.expression(&answer);
             news |= matches!(answer, Answer::Quiet { .. });
             news |= asked.course.take(answer);
-            asked.edition = Some(edition);
+            (asked.edition, asked.answered) = (Some(edition), Some(now));
         }
         drop(state);
         if news {
@@ -208,21 +232,36 @@ impl Shared {
 async fn evaluate(shared: Arc<Shared>) {
     loop {
         shared.due.notified().await;
-        let (due, now) = (shared.questions_due(), shared.clock.now());
         let begun = Instant::now();
-        let made = tokio::task::spawn_blocking(move || {
-            let evaluated = due.into_iter().map(|Due { question, edition, objects }| {
-                let answer = objects::answer(&question, &objects, now);
-                (question, edition, answer)
-            });
-            evaluated.collect::<Vec<_>>()
-        });
-        match made.await {
-            Ok(made) => shared.record(made),
-            Err(error) => tracing::error!(%error, "checks of objects could not be evaluated"),
+        // Each question once: objects may change faster than the questions about them are evaluated.
+        loop {
+            let (due, now) = (shared.questions_due(begun), shared.clock.now());
+            if due.is_empty() {
+                break;
+            }
+            match tokio::task::spawn_blocking(move || portion(due, now)).await {
+                Ok(made) => shared.record(made),
+                Err(error) => {
+                    tracing::error!(%error, "checks of objects could not be evaluated");
+                    break;
+                }
+            }
         }
         sleep((begun.elapsed() * 4).clamp(PACE, LONGEST_PACE)).await;
     }
+}
+
+/// Evaluates questions until all are, or [`PORTION`] is over.
+fn portion(due: Vec<Due>, now: Timestamp) -> Vec<(ObjectQuestion, u64, Answer)> {
+    let (begun, mut made) = (Instant::now(), Vec::new());
+    for Due { question, edition, objects, .. } in due {
+        let answer = objects::answer(&question, &objects, now);
+        made.push((question, edition, answer));
+        if begun.elapsed() >= PORTION {
+            break;
+        }
+    }
+    made
 }
 
 #[cfg(test)]
@@ -386,5 +425,60 @@ mod tests {
         case.server.refuses_watches.store(false, Ordering::Relaxed);
         case.until(|case| case.checks.problems().is_empty()).await;
         case.until(|case| matches!(case.answers()[..], [(_, Answer::Quiet { .. })])).await;
+    }
+
+    #[test]
+    fn true_answer_counts_for_nothing_once_it_is_old_and_its_objects_have_changed() {
+        let t = |second| Timestamp::from_second(second).unwrap();
+        let quiet = |second| Answer::Quiet { since: t(0), asked: t(second) };
+        let fires = || Answer::Firing { series: "x".into(), since: t(0), asked: t(0) };
+        let asked = |answer| {
+            let (wanted, source, mut course) = (Instant::now(), Arc::default(), Course::default());
+            course.take(answer);
+            Asked { wanted, source, course, edition: Some(1), answered: Some(wanted) }
+        };
+        for (sentence, answer, edition, goes_on, second, expected) in [
+            ("the same objects", quiet(0), 1, true, 3600, Some(quiet(3600))),
+            ("the same, as far as that is known", quiet(0), 1, false, 3600, Some(quiet(0))),
+            ("other objects", quiet(0), 2, true, 60, Some(quiet(0))),
+            ("other objects, and an old answer", quiet(0), 2, true, 61, None),
+            ("a clock that was set back", quiet(0), 2, true, -61, None),
+            ("an old answer that is false", fires(), 2, true, 61, Some(fires())),
+        ] {
+            assert_eq!(asked(answer).answer(edition, goes_on, t(second)), expected, "{sentence}");
+        }
+        let mut asked = asked(quiet(0));
+        for (edition, second, expected) in
+            [(1, 3600, Some(quiet(3600))), (2, 3660, Some(quiet(3600))), (2, 3661, None), (1, 3662, Some(quiet(3662)))]
+        {
+            assert_eq!(asked.answer(edition, true, t(second)), expected, "at {second}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn questions_that_are_the_same_for_all_nodes_are_evaluated_first_and_then_those_that_wait_longest() {
+        let case = Case::start(Server::default());
+        case.until(|case| case.edition().is_some()).await;
+        let start = Instant::now();
+        let at = |second| start + Duration::from_secs(second);
+        let mut state = case.checks.shared.state.lock();
+        let source = state.watched.keys().next().unwrap().clone();
+        let asked = |(node, answered): (Option<&str>, Option<Instant>)| {
+            let question = ObjectQuestion { node: node.map(str::to_owned), ..case.question.clone() };
+            let (source, course) = (source.clone(), Course::default());
+            (question, Asked { wanted: start, source, course, edition: None, answered })
+        };
+        let answered = [
+            (None, Some(at(5))),
+            (Some("a"), Some(at(2))),
+            (Some("b"), None),
+            (Some("c"), Some(at(1))),
+            (Some("d"), Some(at(9))),
+        ];
+        state.asked = answered.into_iter().map(asked).collect();
+        drop(state);
+        let due = case.checks.shared.questions_due(at(9));
+        let nodes: Vec<_> = due.iter().map(|due| due.question.node.as_deref()).collect();
+        assert_eq!(nodes, [None, Some("b"), Some("c"), Some("a")], "that of d is answered");
     }
 }
