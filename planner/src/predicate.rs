@@ -166,6 +166,10 @@ fn parse(text: &str) -> Result<Predicate, String> {
     if tree::depth(&mut expression) > DEPTH {
         return Err(format!("more than {DEPTH} parts of it are within one another"));
     }
+    // Another variable of the same name would count as this one.
+    if let Some(name) = tree::named_again(&mut expression, &[OBJECT, NODE, VERSION]) {
+        return Err(format!("a loop has a variable with the name {name}: give this variable another name"));
+    }
     let (of_each, of_list, uses_node, uses_version) = {
         let names = expression.references();
         let uses = |name: &str| names.has_variable(name) || names.has_variable(format!(".{name}"));
