@@ -150,6 +150,7 @@ fn on_large_stack(text: &str) -> Result<Predicate, String> {
     if !text.is_ascii() {
         return Err("it has a character that is not ASCII: write it as \\u00e4 within a string".to_owned());
     }
+    // No thread, or a panic in a test: in what ships, a panic ends the process, after the controller has logged the expression.
     let failed = || "its parser has failed".to_owned();
     std::thread::scope(|scope| {
         let parser = std::thread::Builder::new().stack_size(PARSER_STACK).spawn_scoped(scope, || parse(text));

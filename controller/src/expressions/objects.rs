@@ -195,8 +195,8 @@ impl Watched {
 }
 
 impl Shared {
-    /// Returns the questions whose objects have changed since their last answer, if that was before `begun`: first those that are the same for
-    /// all nodes, and of these, and of the others, first those whose last answer is the oldest.
+    /// Returns the questions whose objects have changed since their last answer, if that was before `begun`: first those of all nodes,
+    /// and of each kind first those whose last answer is the oldest.
     fn questions_due(&self, begun: Instant) -> Vec<Due> {
         let state = self.state.lock();
         let due = |(question, asked): (&ObjectQuestion, &Asked)| {
@@ -241,6 +241,7 @@ async fn evaluate(shared: Arc<Shared>) {
             }
             match tokio::task::spawn_blocking(move || portion(due, now)).await {
                 Ok(made) => shared.record(made),
+                // A panic in a test: in what ships, it ends the process.
                 Err(error) => {
                     tracing::error!(%error, "checks of objects could not be evaluated");
                     break;

@@ -131,6 +131,23 @@ fn evaluation_ends_where_it_copies_too_much_and_has_no_result_then() {
     );
 }
 
+/// The stack is that of the threads of the controller that evaluate.
+#[test]
+fn deepest_expressions_are_evaluated_on_a_stack_of_two_mebibytes() {
+    let deepest: [(fn(usize) -> String, usize); 3] = [
+        (|depth| format!("size({}self{}) > 0", "[".repeat(depth), "]".repeat(depth)), DEPTH - 3),
+        (|depth| format!("self.one{} > 0", " + self.one".repeat(depth)), DEPTH - 3),
+        (|depth| format!("{}one == 1{}", "self.ones.all(one, ".repeat(depth), ")".repeat(depth)), DEPTH / 2 - 1),
+    ];
+    for (nested, depth) in deepest {
+        let refused = Predicate::of(&nested(depth + 1)).map(|_| ()).unwrap_err();
+        assert!(refused.contains("more than 64 parts"), "{refused}");
+        let evaluate = move || test(&nested(depth), json!({"one": 1, "ones": [1]}));
+        let evaluated = std::thread::Builder::new().stack_size(2 << 20).spawn(evaluate).unwrap().join().unwrap();
+        assert_eq!(evaluated, Ok(None), "{}", nested(depth));
+    }
+}
+
 #[test]
 fn predicate_depends_on_the_node_only_where_it_reads_its_name() {
     for (expression, node, version, list) in [
