@@ -267,7 +267,6 @@ impl Driver {
         let now = self.clock().now();
         let view = self.view(now);
         let policy = Policy::in_force(view.operator.as_ref());
-        self.expressions.parse(&policy);
         let reported = self.reported();
         let mut plan = plan_reporting(&view, &reported, &policy, now);
         for finding in planner::lint::lint(&view, &policy, &mut plan) {

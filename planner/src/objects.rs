@@ -189,20 +189,13 @@ pub fn grant(group: &str, resource: &str, namespace: Option<&str>, controller: &
     format!("{{apiVersion: v1, kind: List, items: [{role}, {binding}]}}")
 }
 
-/// Returns the checks of objects of a policy.
-pub fn checks(policy: &Policy) -> impl Iterator<Item = &Arc<ObjectCheck>> {
-    let policies = policy.groups.iter().map(|group| &group.policy).chain([&policy.all]);
-    let checks = policies.flat_map(|policy| policy.before.checks.iter().chain(&policy.after.checks));
-    checks.filter_map(|check| match check {
-        Check::Objects(check) => Some(check),
-        Check::Query(_) => None,
-    })
-}
-
 /// Returns the objects that the checks of a policy read, each with the fields that all of these read together.
 pub fn sources(policy: &Policy) -> BTreeMap<Source, Fields> {
+    let policies = policy.groups.iter().map(|group| &group.policy).chain([&policy.all]);
+    let checks = policies.flat_map(|policy| policy.before.checks.iter().chain(&policy.after.checks));
     let mut sources: BTreeMap<Source, Fields> = BTreeMap::new();
-    for check in checks(policy) {
+    for check in checks {
+        let Check::Objects(check) = check else { continue };
         let Ok(predicate) = Predicate::of(&check.expression) else { continue };
         if check.is_about_secrets() {
             continue;

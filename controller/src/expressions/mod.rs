@@ -37,12 +37,10 @@ use crate::clock::Clock;
 use crate::metrics::Metrics;
 use follow::Reader;
 use ledger::Ledger;
-use models::operator::ObjectCheck;
 use objects::ObjectChecks;
 use planner::expressions::Question;
-use planner::objects::{checks, sources};
+use planner::objects::sources;
 use planner::policy::{Policy, Prometheus};
-use planner::predicate::Predicate;
 use planner::view::Answer;
 
 pub use credentials::Secret;
@@ -70,8 +68,6 @@ pub struct Expressions {
     shared: Arc<Shared>,
     task: JoinHandle<()>,
     objects: ObjectChecks,
-    /// The checks of objects that the policy had when it was read last.
-    parsed: BTreeSet<Arc<ObjectCheck>>,
 }
 
 struct Shared {
@@ -92,18 +88,7 @@ impl Expressions {
         let objects = ObjectChecks::start(reader, changed.clone(), metrics.clone(), clock.clone());
         let shared =
             Arc::new(Shared { ledger: Mutex::default(), wanted: Notify::new(), changed, metrics, clock, options });
-        Self { task: tokio::spawn(run(shared.clone())), shared, objects, parsed: BTreeSet::new() }
-    }
-
-    /// Parses the checks of objects that are new in the policy, and logs each one before: if the library panics on one, here or when it is
-    /// evaluated, that ends the process, and no other line names it. Called before each plan.
-    pub fn parse(&mut self, policy: &Policy) {
-        let checks: BTreeSet<Arc<ObjectCheck>> = checks(policy).cloned().collect();
-        for check in checks.difference(&self.parsed) {
-            tracing::info!(check = check.name, expression = check.expression, "parsing check of objects");
-            let _ = Predicate::of(&check.expression);
-        }
-        self.parsed = checks;
+        Self { task: tokio::spawn(run(shared.clone())), shared, objects }
     }
 
     /// Takes in the questions that nodes wait for, those of them whose answers are too old if they were asked before a time, and the policy:

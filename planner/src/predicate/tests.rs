@@ -82,6 +82,17 @@ fn expression_that_cannot_be_evaluated_is_rejected_with_its_cause() {
 }
 
 #[test]
+fn expression_is_passed_to_the_log_before_it_is_parsed_for_the_first_time() {
+    static LOGGED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    Predicate::log_with(|text| LOGGED.lock().unwrap().push(text.to_owned()));
+    for expression in ["self.logged == 1", "self.logged =="] {
+        let _ = [Predicate::of(expression), Predicate::of(expression)];
+        let logged = LOGGED.lock().unwrap();
+        assert_eq!(logged.iter().filter(|text| *text == expression).count(), 1, "{expression}");
+    }
+}
+
+#[test]
 fn evaluation_ends_after_a_number_of_steps_and_has_no_result_then() {
     let numbers: Vec<u32> = (0..200).collect();
     let object = || json!({"numbers": numbers.clone()});
