@@ -15,7 +15,7 @@ use crate::cluster::Cluster;
 use crate::page::Page;
 use crate::terminal::{self, Format};
 
-pub(crate) use report::{NOT_KNOWN, due, no_leader, not_known, report};
+pub(crate) use report::{NOT_KNOWN, due, no_leader, not_known, report, unreached};
 pub(crate) use shape::{IDLE, LastResult, NodeReport, Problem, Report, SilentAgent};
 pub(crate) use text::{Look, NOT_READ, render};
 

@@ -37,6 +37,7 @@ pub mod tls;
 pub mod writes;
 
 use anyhow::Context as _;
+use planner::predicate::Predicate;
 use tokio::sync::watch;
 
 use crate::config::Config;
@@ -46,6 +47,7 @@ use crate::surroundings::Surroundings;
 /// Runs the controller until `stop` turns true or the lease is lost, which is an error: the process has to end, since
 /// another replica may lead already.
 pub async fn run(config: Config, surroundings: Surroundings, stop: watch::Receiver<bool>) -> anyhow::Result<()> {
+    Predicate::log_with(|expression| tracing::info!(expression, "parsing expression of a check of objects"));
     let listen = config.plain_listen;
     let replica = Replica::start(config, surroundings, stop.clone())?;
     let plain = tokio::spawn(replica.serve(listen));

@@ -5,10 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use kube::core::discovery::Scope;
+use kube::core::{DynamicObject, GroupVersionKind};
 use models::names::CONTROLLER;
 use models::operator::{NodeSelector, ObjectCheck};
 use models::plain::cut;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::expressions::{Check, ObjectQuestion};
 use crate::policy::Policy;
@@ -84,6 +86,46 @@ impl Source {
             selector: check.selector.clone(),
         }
     }
+
+    /// Returns the kind of the objects, as discovery names it.
+    pub fn group_version_kind(&self) -> GroupVersionKind {
+        let (group, version) = self.api_version.split_once('/').unwrap_or(("", &self.api_version));
+        GroupVersionKind::gvk(group, version, &self.kind)
+    }
+
+    /// Returns the namespace to read the objects in, by the scope of their kind; empty for all of them, or none.
+    ///
+    /// # Errors
+    /// The namespace is missing, or objects of the kind have none.
+    pub fn namespace_in(&self, scope: &Scope) -> Result<&str, Unread> {
+        match (scope, &self.namespace, &self.object_name) {
+            (Scope::Namespaced, None, Some(name)) => Err(Unread::NoNamespace(name.clone())),
+            (Scope::Cluster, Some(_), _) => Err(Unread::Namespace),
+            (_, namespace, _) => Ok(namespace.as_deref().unwrap_or_default()),
+        }
+    }
+
+    /// Returns the selectors of the objects by their fields and by their labels.
+    pub fn selectors(&self) -> (Option<String>, Option<String>) {
+        let labels = self.selector.as_ref().map(NodeSelector::to_parameter).filter(|labels| !labels.is_empty());
+        (self.object_name.as_ref().map(|name| format!("metadata.name={name}")), labels)
+    }
+
+    /// Returns the key of an object, and these fields of it, which checks read.
+    pub fn kept(&self, object: DynamicObject, fields: &Fields) -> (String, Value) {
+        let key = key(&object);
+        let DynamicObject { mut metadata, data, .. } = object;
+        metadata.managed_fields = None;
+        let mut whole = match data {
+            Value::Object(data) => data,
+            _ => Map::new(),
+        };
+        // Absent from the items of a list.
+        whole.insert("apiVersion".to_owned(), self.api_version.clone().into());
+        whole.insert("kind".to_owned(), self.kind.clone().into());
+        whole.insert("metadata".to_owned(), serde_json::to_value(metadata).unwrap_or_default());
+        (key, fields.kept_of(&Value::Object(whole)))
+    }
 }
 
 impl fmt::Display for Source {
@@ -99,8 +141,9 @@ impl fmt::Display for Source {
 }
 
 /// Returns the key of an object, by which messages name it too.
-pub fn key(namespace: Option<&str>, name: &str) -> String {
-    namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}/{name}"))
+pub fn key(object: &DynamicObject) -> String {
+    let name = object.metadata.name.as_deref().unwrap_or_default();
+    object.metadata.namespace.as_ref().map_or_else(|| name.to_owned(), |namespace| format!("{namespace}/{name}"))
 }
 
 /// Returns the memory of a value, in bytes.

@@ -6,7 +6,7 @@ mod tree;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use cel::common::ast::IdedExpr;
 use cel::{Context, Env, ExecutionError, Value};
@@ -50,6 +50,9 @@ static PARSED: LazyLock<Mutex<Parsed>> = LazyLock::new(Mutex::default);
 
 type Parsed = HashMap<String, Result<Arc<Predicate>, String>>;
 
+/// Logs an expression before it is parsed.
+static LOG: OnceLock<fn(&str)> = OnceLock::new();
+
 /// A parsed expression.
 #[derive(Debug)]
 pub struct Predicate {
@@ -65,6 +68,12 @@ pub struct Predicate {
 }
 
 impl Predicate {
+    /// Has each expression passed to `log` before it is parsed: if the library panics on one, then or when it is evaluated, that ends the
+    /// process, and nothing else names it. The first call has an effect.
+    pub fn log_with(log: fn(&str)) {
+        let _ = LOG.set(log);
+    }
+
     /// Parses an expression, or returns what was parsed before.
     ///
     /// # Errors
@@ -73,6 +82,9 @@ impl Predicate {
         let mut parsed = PARSED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = parsed.get(text) {
             return known.clone();
+        }
+        if let Some(log) = LOG.get() {
+            log(text);
         }
         let found = on_large_stack(text).map(Arc::new);
         if parsed.len() >= REMEMBERED {
@@ -150,6 +162,7 @@ fn on_large_stack(text: &str) -> Result<Predicate, String> {
     if !text.is_ascii() {
         return Err("it has a character that is not ASCII: write it as \\u00e4 within a string".to_owned());
     }
+    // No thread, or a panic in a test: in what ships, a panic ends the process, once the controller has logged the expression.
     let failed = || "its parser has failed".to_owned();
     std::thread::scope(|scope| {
         let parser = std::thread::Builder::new().stack_size(PARSER_STACK).spawn_scoped(scope, || parse(text));
@@ -165,6 +178,10 @@ fn parse(text: &str) -> Result<Predicate, String> {
     let mut expression = parsed?;
     if tree::depth(&mut expression) > DEPTH {
         return Err(format!("more than {DEPTH} parts of it are within one another"));
+    }
+    // Another variable of the same name would count as this one.
+    if let Some(name) = tree::named_again(&mut expression, &[OBJECT, NODE, VERSION]) {
+        return Err(format!("a loop has a variable with the name {name}: give this variable another name"));
     }
     let (of_each, of_list, uses_node, uses_version) = {
         let names = expression.references();

@@ -3,14 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use anyhow::Context as _;
 use jiff::Timestamp;
 use kube::Client;
-use kube::api::{Api, DynamicObject, GroupVersionKind, ListParams};
-use kube::discovery::{Scope, pinned_kind};
-use models::operator::NodeSelector;
+use kube::api::{Api, DynamicObject, ListParams};
+use kube::discovery::pinned_kind;
 use planner::expressions::{Question, Subject};
-use planner::objects::{self, Objects, Source, Unread, key, size, within_bounds};
+use planner::objects::{self, Objects, Source, Unread, size, within_bounds};
 use planner::predicate::Fields;
 use planner::view::Answer;
 use serde::Serialize;
@@ -73,40 +71,22 @@ fn report(name: &str, when: &'static str, answer: Answer) -> ObjectReport {
 
 /// Reads objects with the rights of the caller, which may be others than those of the controller. As there, these fields are kept.
 async fn list(client: &Client, source: &Source, fields: &Fields) -> Objects {
-    let found = read(client, source, fields).await;
-    found.unwrap_or_else(|error| Objects::Unread(Unread::Fails(format!("{error:#}"))))
+    match read(client, source, fields).await {
+        Ok(objects) => Objects::Read(Arc::new(objects)),
+        Err(error) => Objects::Unread(error.downcast().unwrap_or_else(|error| Unread::Fails(format!("{error:#}")))),
+    }
 }
 
-async fn read(client: &Client, source: &Source, fields: &Fields) -> anyhow::Result<Objects> {
-    let (group, version) = source.api_version.split_once('/').unwrap_or(("", &source.api_version));
-    let kind = GroupVersionKind::gvk(group, version, &source.kind);
-    let (resource, capabilities) = call("get the kind", pinned_kind(client, &kind)).await?;
-    let api: Api<DynamicObject> = match (capabilities.scope, &source.namespace, &source.object_name) {
-        (Scope::Namespaced, None, Some(name)) => return Ok(Objects::Unread(Unread::NoNamespace(name.clone()))),
-        (Scope::Cluster, Some(_), _) => return Ok(Objects::Unread(Unread::Namespace)),
-        (Scope::Namespaced, Some(namespace), _) => Api::namespaced_with(client.clone(), namespace, &resource),
-        (_, None, _) => Api::all_with(client.clone(), &resource),
-    };
-    let mut params = ListParams::default().limit(LIMIT);
-    if let Some(name) = &source.object_name {
-        params = params.fields(&format!("metadata.name={name}"));
-    }
-    if let Some(selector) = source.selector.as_ref().map(NodeSelector::to_parameter) {
-        params = params.labels(&selector);
-    }
+async fn read(client: &Client, source: &Source, fields: &Fields) -> anyhow::Result<BTreeMap<String, Value>> {
+    let (resource, capabilities) = call("get the kind", pinned_kind(client, &source.group_version_kind())).await?;
+    let namespace = source.namespace_in(&capabilities.scope)?;
+    let api: Api<DynamicObject> = Api::dynamic(client.clone(), &resource, &capabilities.scope).constrain(namespace);
+    let (field_selector, label_selector) = source.selectors();
+    let params = ListParams { field_selector, label_selector, ..ListParams::default().limit(LIMIT) };
     let found = call(&format!("list {}", resource.plural), api.list(&params)).await?.items;
-    let object = |mut object: DynamicObject| -> anyhow::Result<(String, Value)> {
-        object.metadata.managed_fields = None;
-        let name = object.metadata.name.as_deref().unwrap_or_default();
-        let mut value = serde_json::to_value(&object).context("an object cannot be written as JSON")?;
-        // Absent from the items of a list.
-        value["apiVersion"] = source.api_version.clone().into();
-        value["kind"] = source.kind.clone().into();
-        Ok((key(object.metadata.namespace.as_deref(), name), fields.kept_of(&value)))
-    };
-    let objects = found.into_iter().map(object).collect::<anyhow::Result<BTreeMap<_, _>>>()?;
-    let within = within_bounds(objects.len(), objects.values().map(size).sum());
-    Ok(within.map_or_else(Objects::Unread, |()| Objects::Read(Arc::new(objects))))
+    let objects: BTreeMap<_, _> = found.into_iter().map(|object| source.kept(object, fields)).collect();
+    within_bounds(objects.len(), objects.values().map(size).sum())?;
+    Ok(objects)
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::objects::ObjectReport;
 use crate::cluster::Cluster;
-use crate::status::{LastResult, Problem, due, no_leader, not_known};
+use crate::status::{LastResult, Problem, due, no_leader, not_known, unreached};
 
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
@@ -94,7 +94,7 @@ pub(crate) struct Host {
     /// The reason why the agent does not reach the host, or it is not known whether it does.
     pub(crate) not_reached: Option<String>,
     #[serde(skip)]
-    pub(crate) is_reach_unknown: bool,
+    pub(crate) unreached: Option<&'static str>,
 }
 
 /// A node that runs an earlier version than policy lets it take.
@@ -336,7 +336,7 @@ fn host(shadow: &ShadowFacts, facts: Option<&NodeFacts>, ignores_waves: bool) ->
         conflicting_lock: agent.host.as_ref().and_then(|host| host.conflicting_lock.clone()),
         armed: agent.armed.as_ref().map(|armed| Armed { version: armed.version.clone(), phase: armed.phase }),
         not_reached: reach.map(|reach| format!("{}: {}", reach.reason, reach.message)),
-        is_reach_unknown: reach.is_some_and(|reach| reach.status == ConditionStatus::Unknown),
+        unreached: reach.map(unreached),
     }
 }
 

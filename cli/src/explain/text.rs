@@ -177,12 +177,7 @@ fn host_lines(host: &Host, now: Timestamp) -> Vec<(&'static str, String)> {
     if let Some(armed) = &host.armed {
         lines.push(("Armed:", format!("{} ({:?})", armed.version, armed.phase)));
     }
-    if let Some(reason) = &host.not_reached {
-        let what = if host.is_reach_unknown {
-            "it is not known whether the agent reaches the host"
-        } else {
-            "the agent does not reach the host"
-        };
+    if let (Some(what), Some(reason)) = (host.unreached, &host.not_reached) {
         lines.push(("Reach:", format!("{what}: {reason}")));
     }
     lines

@@ -289,7 +289,8 @@ fn silent_agents(cluster: &Cluster, now: Timestamp) -> Vec<SilentAgent> {
                 add("AgentNotReady", format!("{} is not Ready ({why})", pod.name), pod.since);
             }
             (_, Some(reach)) => {
-                add("HostNotReached", unreached(reach), Some(reach.last_transition_time));
+                let message = format!("{}: {}", unreached(reach), reach.message);
+                add("HostNotReached", message, Some(reach.last_transition_time));
             }
             _ if shadow.is_some_and(|shadow| !reported(shadow)) => {
                 add("NoReport", "the agent has not reported since the node's last boot".to_owned(), None);
@@ -301,15 +302,13 @@ fn silent_agents(cluster: &Cluster, now: Timestamp) -> Vec<SilentAgent> {
     silent
 }
 
-/// Returns a condition `HostReachable` that is not true as a sentence. Where the agent is silent, the controller sets it to unknown.
-fn unreached(reach: &Condition) -> String {
-    let is_unknown = reach.status == ConditionStatus::Unknown;
-    let what = if is_unknown {
+/// Returns what it means that a condition `HostReachable` is not true. Where the agent is silent, the controller sets it to unknown.
+pub(crate) fn unreached(reach: &Condition) -> &'static str {
+    if reach.status == ConditionStatus::Unknown {
         "it is not known whether the agent reaches the host"
     } else {
         "the agent does not reach the host"
-    };
-    format!("{what}: {}", reach.message)
+    }
 }
 
 fn nodes(cluster: &Cluster, plan: &Plan, deadlines: &BTreeMap<String, Timestamp>) -> Vec<NodeReport> {
@@ -449,7 +448,7 @@ fn waits_for(
     let recorded = || {
         let blocked = true_condition(conditions, BLOCKED).map(because);
         let reach = find_condition(conditions, HOST_REACHABLE).filter(|c| c.status != ConditionStatus::True);
-        blocked.or_else(|| reach.map(|c| (c.reason.clone(), unreached(c))))
+        blocked.or_else(|| reach.map(|c| (c.reason.clone(), format!("{}: {}", unreached(c), c.message))))
     };
     let fleet = cluster.operator.as_ref().and_then(|o| true_condition(&o.status.conditions, ALL_BLOCKED));
     let planned = || {

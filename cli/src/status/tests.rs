@@ -403,22 +403,6 @@ fn screen_of_watch_names_the_command_that_shows_lines_whole() {
 }
 
 #[test]
-fn host_of_an_agent_that_is_not_heard_is_not_called_unreached() {
-    for (status, expected) in [
-        ("False", "the agent does not reach the host: m"),
-        ("Unknown", "it is not known whether the agent reaches the host: m"),
-    ] {
-        let mut agent = idle();
-        let mut reach = condition("HostReachable", "R", "m");
-        reach["status"] = json!(status);
-        agent["conditions"] = json!([reach]);
-        let report = report(&one(operator(&json!({}), &json!({})), shadow("a", agent)), now());
-        assert_eq!(report.silent_agents[0].message, expected);
-        assert_eq!(report.nodes[0].message.as_deref(), Some(expected));
-    }
-}
-
-#[test]
 fn status_for_programs_has_the_documented_shape() {
     let page = super::shown(&report(&fleet(), now()), Some(Output::Json), Look::default()).unwrap();
     snapshot("status.json", &page.to_string());

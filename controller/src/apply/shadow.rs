@@ -52,20 +52,18 @@ impl Applier {
         Ok(())
     }
 
-    /// Applies the controller status. One that the shadow has when it is read again is written, although there was no answer: what
-    /// is counted and reported of it depends on this write.
+    /// Applies the controller status, and reads it again where there is no answer.
     pub(super) async fn record_status(
         &self,
         shadow: &ShadowFacts,
         status: &ControllerStatus,
     ) -> Result<(), ApplyError> {
-        let written = self.write_status(shadow, status).await;
-        if !written.as_ref().is_err_and(ApplyError::is_unknown) {
-            return written;
-        }
-        self.read_node(&shadow.node).await;
-        let read = self.shadows.get(&shadow.node).filter(|read| read.uid == shadow.uid);
-        if read.is_some_and(|read| read.status.controller_status() == *status) { Ok(()) } else { written }
+        let is_there = async {
+            self.read_node(&shadow.node).await;
+            let read = self.shadows.get(&shadow.node).filter(|read| read.uid == shadow.uid);
+            read.is_some_and(|read| read.status.controller_status() == *status)
+        };
+        confirmed(self.write_status(shadow, status).await, is_there).await
     }
 
     /// Applies `HostReachable` of a silent agent, whose next report takes it back.
@@ -173,22 +171,8 @@ impl Applier {
     }
 }
 
-/// Applies the operator's status. As that of a shadow, one that is read again is written, although there was no answer.
+/// Applies the operator's status, and reads it again where there is no answer.
 pub(super) async fn record_operator_status(
-    applier: &Applier,
-    operator: &OperatorFacts,
-    status: &BottlerocketUpdateOperatorStatus,
-) -> Result<(), ApplyError> {
-    let written = apply_operator_status(applier, operator, status).await;
-    if !written.as_ref().is_err_and(ApplyError::is_unknown) {
-        return written;
-    }
-    applier.read_operator().await;
-    let read = applier.operator.get(names::OPERATOR_NAME).filter(|read| read.uid == operator.uid);
-    if read.is_some_and(|read| read.status == *status) { Ok(()) } else { written }
-}
-
-async fn apply_operator_status(
     applier: &Applier,
     operator: &OperatorFacts,
     status: &BottlerocketUpdateOperatorStatus,
@@ -209,7 +193,18 @@ async fn apply_operator_status(
         what: "operator_status",
         read: |operator| serde_json::to_value(operator.status.clone().unwrap_or_default()),
     };
-    let written = part.apply(body, serde_json::to_value(status), || serde_json::to_value(&operator.status)).await?;
-    applier.operator.written(&written);
-    Ok(())
+    let written = part.apply(body, serde_json::to_value(status), || serde_json::to_value(&operator.status)).await;
+    let written = written.map(|written| applier.operator.written(&written));
+    let is_there = async {
+        applier.read_operator().await;
+        let read = applier.operator.get(names::OPERATOR_NAME).filter(|read| read.uid == operator.uid);
+        read.is_some_and(|read| read.status == *status)
+    };
+    confirmed(written, is_there).await
+}
+
+/// Returns the result of the write of a status. One that is there when it is read again is written, although there was no answer: what is
+/// counted and reported of it depends on this write.
+async fn confirmed(written: Result<(), ApplyError>, is_there: impl Future<Output = bool>) -> Result<(), ApplyError> {
+    if written.as_ref().is_err_and(ApplyError::is_unknown) && is_there.await { Ok(()) } else { written }
 }

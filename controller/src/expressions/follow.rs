@@ -1,19 +1,20 @@
 //! The watch of the objects of one source.
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
 use kube::Client;
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
-use kube::discovery::{Scope, pinned_kind};
+use kube::api::{Api, ApiResource, DynamicObject};
+use kube::discovery::pinned_kind;
 use kube::runtime::watcher::{self, Event};
 use models::backoff::Backoff;
 use parking_lot::Mutex;
 use planner::objects::{Objects, Source, Unread, key, size, within_bounds};
 use planner::predicate::Fields;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -22,8 +23,12 @@ use super::query::root_cause;
 /// Deadline for a page of a list, and for the resource of a kind.
 const LIST_LIMIT: Duration = Duration::from_secs(30);
 
-/// The longest pause after failures in a row: a right or a definition that is there at last is used within this time.
+/// The longest pause after failures in a row: a right or a definition that is there at last is used within this time. A watch that fails
+/// earlier after its list is one more failure.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// Time within which the API server refuses to open a watch, if it does. One that is open shows nothing until an object changes.
+const REFUSAL: Duration = Duration::from_secs(2);
 
 /// Time for which a watch may fail before its objects count as unknown: it is back within seconds after an outage.
 const OUTAGE: Duration = Duration::from_secs(30);
@@ -85,7 +90,7 @@ impl Known {
                 return Ok(false);
             }
             Event::InitApply(object) => {
-                let (key, object) = kept(object, source, fields);
+                let (key, object) = source.kept(object, fields);
                 self.listing_size += size(&object);
                 self.listing.insert(key, object);
                 return within_bounds(self.listing.len(), self.listing_size).map(|()| false);
@@ -96,7 +101,7 @@ impl Known {
                 (self.unread, self.failing_since) = (None, None);
             }
             Event::Apply(object) => {
-                let (key, object) = kept(object, source, fields);
+                let (key, object) = source.kept(object, fields);
                 let objects = Arc::make_mut(self.objects.get_or_insert_default());
                 // Most changes are of fields that no check reads.
                 if objects.get(&key) == Some(&object) {
@@ -109,7 +114,7 @@ impl Known {
             }
             Event::Delete(object) => {
                 let objects = Arc::make_mut(self.objects.get_or_insert_default());
-                let Some(before) = objects.remove(&key_of(&object)) else { return Ok(false) };
+                let Some(before) = objects.remove(&key(&object)) else { return Ok(false) };
                 self.size -= size(&before);
             }
         }
@@ -161,36 +166,41 @@ async fn observe(
     backoff: &mut Backoff,
 ) -> Unread {
     let client = &reader.client;
-    let (group, version) = source.api_version.split_once('/').unwrap_or(("", &source.api_version));
-    let kind = GroupVersionKind::gvk(group, version, &source.kind);
     let silent = || Unread::Fails(format!("the API server does not answer within {LIST_LIMIT:?}"));
-    let (resource, capabilities) = match timeout(LIST_LIMIT, pinned_kind(client, &kind)).await {
+    let (resource, capabilities) = match timeout(LIST_LIMIT, pinned_kind(client, &source.group_version_kind())).await {
         Ok(Ok(found)) => found,
         Ok(Err(kube::Error::Discovery(_))) => return Unread::NoKind,
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => return Unread::NoKind,
         Ok(Err(error)) => return Unread::Fails(root_cause(&error)),
         Err(_) => return silent(),
     };
-    let api: Api<DynamicObject> = match (capabilities.scope, &source.namespace, &source.object_name) {
-        (Scope::Namespaced, None, Some(name)) => return Unread::NoNamespace(name.clone()),
-        (Scope::Cluster, Some(_), _) => return Unread::Namespace,
-        (Scope::Namespaced, Some(namespace), _) => Api::namespaced_with(client.clone(), namespace, &resource),
-        (_, None, _) => Api::all_with(client.clone(), &resource),
+    let namespace = match source.namespace_in(&capabilities.scope) {
+        Ok(namespace) => namespace,
+        Err(why) => return why,
     };
-    let mut events = watcher::watcher(api, config(source)).boxed();
-    let mut listed = false;
+    let api: Api<DynamicObject> = Api::dynamic(client.clone(), &resource, &capabilities.scope).constrain(namespace);
+    let (field_selector, label_selector) = source.selectors();
+    let config = watcher::Config { field_selector, label_selector, ..watcher::Config::default().page_size(PAGE) };
+    let mut events = watcher::watcher(api, config).boxed().peekable();
+    let mut listed: Option<Instant> = None;
     loop {
         // A quiet watch is no error; the client ends a dead one.
-        let next = if listed { Ok(events.next().await) } else { timeout(LIST_LIMIT, events.next()).await };
+        let next = if listed.is_some() { Ok(events.next().await) } else { timeout(LIST_LIMIT, events.next()).await };
+        if listed.is_some_and(|at| at.elapsed() > LONGEST_PAUSE) {
+            *backoff = Backoff::default();
+        }
         let event = match next {
             Ok(Some(Ok(event))) => event,
             Ok(Some(Err(error))) => return unread(&error, &resource, source, &reader.namespace),
             Ok(None) => return Unread::Fails("the watch has ended".to_owned()),
             Err(_) => return silent(),
         };
-        listed = !matches!(event, Event::Init | Event::InitApply(_));
         if matches!(event, Event::InitDone) {
-            *backoff = Backoff::default();
+            listed = Some(Instant::now());
+            // The watch is opened after this event. Where it is refused, as without the right to watch, the list is of no use.
+            if let Ok(Some(Err(error))) = timeout(REFUSAL, Pin::new(&mut events).peek()).await {
+                return unread(error, &resource, source, &reader.namespace);
+            }
         }
         let taken = known.lock().take(event, source, fields);
         match taken {
@@ -199,18 +209,6 @@ async fn observe(
             Err(why) => return why,
         }
     }
-}
-
-fn config(source: &Source) -> watcher::Config {
-    let mut config = watcher::Config::default().page_size(PAGE);
-    if let Some(name) = &source.object_name {
-        config = config.fields(&format!("metadata.name={name}"));
-    }
-    let selector = source.selector.as_ref().map(models::operator::NodeSelector::to_parameter);
-    if let Some(selector) = selector.filter(|selector| !selector.is_empty()) {
-        config = config.labels(&selector);
-    }
-    config
 }
 
 fn unread(error: &watcher::Error, resource: &ApiResource, source: &Source, controller: &str) -> Unread {
@@ -233,26 +231,6 @@ fn unread(error: &watcher::Error, resource: &ApiResource, source: &Source, contr
         404 => Unread::NoKind,
         _ => Unread::Fails(root_cause(error)),
     }
-}
-
-fn key_of(object: &DynamicObject) -> String {
-    key(object.metadata.namespace.as_deref(), object.metadata.name.as_deref().unwrap_or_default())
-}
-
-/// Returns the key of an object, and the fields of it that checks read.
-fn kept(object: DynamicObject, source: &Source, fields: &Fields) -> (String, Value) {
-    let key = key_of(&object);
-    let DynamicObject { mut metadata, data, .. } = object;
-    metadata.managed_fields = None;
-    let mut whole = match data {
-        Value::Object(data) => data,
-        _ => Map::new(),
-    };
-    // Absent from the items of a list.
-    whole.insert("apiVersion".to_owned(), source.api_version.clone().into());
-    whole.insert("kind".to_owned(), source.kind.clone().into());
-    whole.insert("metadata".to_owned(), serde_json::to_value(metadata).unwrap_or_default());
-    (key, fields.kept_of(&Value::Object(whole)))
 }
 
 #[cfg(test)]

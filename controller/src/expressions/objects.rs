@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use models::time::signed;
 use parking_lot::Mutex;
 use planner::expressions::ObjectQuestion;
 use planner::objects::{self, Objects, Source, Unread};
@@ -28,6 +29,12 @@ const PACE: Duration = Duration::from_secs(1);
 /// The longest one. Between these it is four times as long as the evaluations took: thousands of nodes may wait for a check that names them.
 const LONGEST_PACE: Duration = Duration::from_secs(30);
 
+/// Time after which answers that were evaluated one after the other are recorded: the first do not wait for the last.
+const PORTION: Duration = Duration::from_secs(1);
+
+/// Age from which a true answer counts for nothing if its objects have changed since.
+const OUTDATED: Duration = Duration::from_secs(60);
+
 /// Watches the objects that the policy names, and evaluates the checks that nodes wait for, until it is dropped.
 pub(super) struct ObjectChecks {
     shared: Arc<Shared>,
@@ -47,7 +54,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    watched: BTreeMap<Source, Watched>,
+    watched: BTreeMap<Arc<Source>, Watched>,
     asked: BTreeMap<ObjectQuestion, Asked>,
     /// Number of the watches that have been started.
     watches: u64,
@@ -70,14 +77,34 @@ impl Drop for Watched {
 struct Asked {
     /// Moment at which a node waited for it last.
     wanted: Instant,
+    source: Arc<Source>,
     course: Course,
     /// The edition of the objects that the last answer is by.
     edition: Option<u64>,
+    /// Moment of the last answer.
+    answered: Option<Instant>,
+}
+
+impl Asked {
+    /// Returns the answer that is known, by the edition of the objects now, and by whether changes of them are seen.
+    fn answer(&mut self, edition: u64, goes_on: bool, now: Timestamp) -> Option<Answer> {
+        let current = self.edition == Some(edition);
+        // Nothing has changed since. While the watch is interrupted, that is not known.
+        if current && goes_on {
+            self.course.confirm(now);
+        }
+        let answer = self.course.last()?;
+        // By its absolute value: a clock that was set back must not keep an answer young.
+        let is_old = |asked: Timestamp| now.duration_since(asked).abs() > signed(OUTDATED);
+        let outdated = matches!(answer, Answer::Quiet { asked, .. } if !current && is_old(*asked));
+        (!outdated).then(|| answer.clone())
+    }
 }
 
 /// A question to evaluate on these objects.
 struct Due {
     question: ObjectQuestion,
+    answered: Option<Instant>,
     edition: u64,
     objects: Objects,
 }
@@ -105,24 +132,23 @@ impl ObjectChecks {
         let now = Instant::now();
         let mut state = self.shared.state.lock();
         let State { watched, asked, watches } = &mut *state;
-        watched.retain(|source, watched| sources.get(source) == Some(&watched.fields));
-        asked.retain(|question, asked| {
-            asked.wanted + REMEMBERED > now && watched.contains_key(&Source::of(&question.check))
-        });
+        watched.retain(|source, watched| sources.get(&**source) == Some(&watched.fields));
+        asked.retain(|_, asked| asked.wanted + REMEMBERED > now && watched.contains_key(&asked.source));
         if let Some(reader) = &self.reader {
             for (source, fields) in sources {
                 let new = || {
                     *watches += 1;
                     Watched::start(reader.clone(), source.clone(), fields, *watches, self.shared.due.clone())
                 };
-                watched.entry(source.clone()).or_insert_with(new);
+                watched.entry(Arc::new(source.clone())).or_insert_with(new);
             }
         }
         for question in questions {
             if let Some(asked) = asked.get_mut(question) {
                 asked.wanted = now;
-            } else {
-                asked.insert(question.clone(), Asked { wanted: now, course: Course::default(), edition: None });
+            } else if let Some((source, _)) = watched.get_key_value(&Source::of(&question.check)) {
+                let (source, course) = (source.clone(), Course::default());
+                asked.insert(question.clone(), Asked { wanted: now, source, course, edition: None, answered: None });
                 self.shared.due.notify_one();
             }
         }
@@ -130,29 +156,22 @@ impl ObjectChecks {
 
     /// Returns the answers that are known.
     pub(super) fn answers(&self, now: Timestamp) -> Vec<(ObjectQuestion, Answer)> {
-        let state = self.shared.state.lock();
-        let answer = |(question, asked): (&ObjectQuestion, &Asked)| {
+        let mut state = self.shared.state.lock();
+        let State { watched, asked, .. } = &mut *state;
+        let answer = |(question, asked): (&ObjectQuestion, &mut Asked)| {
             let (edition, goes_on) = {
-                let known = state.watched.get(&Source::of(&question.check))?.known.lock();
+                let known = watched.get(&asked.source)?.known.lock();
                 (known.look()?.0, known.goes_on())
             };
-            let mut answer = asked.course.last()?.clone();
-            // Nothing has changed since. While the watch is interrupted, that is not known.
-            if goes_on
-                && asked.edition == Some(edition)
-                && let Answer::Quiet { asked, .. } | Answer::Firing { asked, .. } = &mut answer
-            {
-                *asked = now;
-            }
-            Some((question.clone(), answer))
+            Some((question.clone(), asked.answer(edition, goes_on, now)?))
         };
-        state.asked.iter().filter_map(answer).collect()
+        asked.iter_mut().filter_map(answer).collect()
     }
 
     /// Returns the objects that the policy names and that cannot be read, each with the reason. Outages are left out.
     pub(super) fn problems(&self) -> Vec<String> {
         let state = self.shared.state.lock();
-        let problem = |(source, watched): (&Source, &Watched)| match watched.known.lock().look()? {
+        let problem = |(source, watched): (&Arc<Source>, &Watched)| match watched.known.lock().look()? {
             (_, Objects::Read(_) | Objects::Unread(Unread::Fails(_))) => None,
             (_, Objects::Unread(why)) => Some(format!("{source}: {why}")),
         };
@@ -176,18 +195,23 @@ impl Watched {
 }
 
 impl Shared {
-    /// Returns the questions whose objects have changed since their last answer.
-    fn questions_due(&self) -> Vec<Due> {
+    /// Returns the questions whose objects have changed since their last answer, if that was before `begun`: first those of all nodes,
+    /// and of each kind first those whose last answer is the oldest.
+    fn questions_due(&self, begun: Instant) -> Vec<Due> {
         let state = self.state.lock();
         let due = |(question, asked): (&ObjectQuestion, &Asked)| {
-            let (edition, objects) = state.watched.get(&Source::of(&question.check))?.known.lock().look()?;
-            (asked.edition != Some(edition)).then(|| Due { question: question.clone(), edition, objects })
+            let (edition, objects) = state.watched.get(&asked.source)?.known.lock().look()?;
+            let answered = asked.answered;
+            let is_due = asked.edition != Some(edition) && answered.is_none_or(|at| at < begun);
+            is_due.then(|| Due { question: question.clone(), answered, edition, objects })
         };
-        state.asked.iter().filter_map(due).collect()
+        let mut due: Vec<Due> = state.asked.iter().filter_map(due).collect();
+        due.sort_by_key(|due| (due.question.node.is_some(), due.answered));
+        due
     }
 
     fn record(&self, made: Vec<(ObjectQuestion, u64, Answer)>) {
-        let mut news = false;
+        let (mut news, now) = (false, Instant::now());
         let mut state = self.state.lock();
         for (question, edition, answer) in made {
             let Some(asked) = state.asked.get_mut(&question) else { continue };
@@ -195,7 +219,7 @@ impl Shared {
             self.metrics.expression(&answer);
             news |= matches!(answer, Answer::Quiet { .. });
             news |= asked.course.take(answer);
-            asked.edition = Some(edition);
+            (asked.edition, asked.answered) = (Some(edition), Some(now));
         }
         drop(state);
         if news {
@@ -208,25 +232,43 @@ impl Shared {
 async fn evaluate(shared: Arc<Shared>) {
     loop {
         shared.due.notified().await;
-        let (due, now) = (shared.questions_due(), shared.clock.now());
         let begun = Instant::now();
-        let made = tokio::task::spawn_blocking(move || {
-            let evaluated = due.into_iter().map(|Due { question, edition, objects }| {
-                let answer = objects::answer(&question, &objects, now);
-                (question, edition, answer)
-            });
-            evaluated.collect::<Vec<_>>()
-        });
-        match made.await {
-            Ok(made) => shared.record(made),
-            Err(error) => tracing::error!(%error, "checks of objects could not be evaluated"),
+        // Each question once: objects may change faster than the questions about them are evaluated.
+        loop {
+            let (due, now) = (shared.questions_due(begun), shared.clock.now());
+            if due.is_empty() {
+                break;
+            }
+            match tokio::task::spawn_blocking(move || portion(due, now)).await {
+                Ok(made) => shared.record(made),
+                // A panic in a test: in what ships, it ends the process.
+                Err(error) => {
+                    tracing::error!(%error, "checks of objects could not be evaluated");
+                    break;
+                }
+            }
         }
         sleep((begun.elapsed() * 4).clamp(PACE, LONGEST_PACE)).await;
     }
 }
 
+/// Evaluates questions until all are, or [`PORTION`] is over.
+fn portion(due: Vec<Due>, now: Timestamp) -> Vec<(ObjectQuestion, u64, Answer)> {
+    let (begun, mut made) = (Instant::now(), Vec::new());
+    for Due { question, edition, objects, .. } in due {
+        let answer = objects::answer(&question, &objects, now);
+        made.push((question, edition, answer));
+        if begun.elapsed() >= PORTION {
+            break;
+        }
+    }
+    made
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
     use kube::Client;
     use kube::client::Body;
     use models::operator::ObjectCheck;
@@ -237,88 +279,207 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_mins(10);
 
-    /// Returns the answer to a request: the kind is served from the sixth request on.
-    fn answer(path: &str, requests: &mut usize) -> (u16, Value) {
-        if path == "/apis/ceph.rook.io/v1/namespaces/rook/cephclusters" {
-            let object = json!({"metadata": {"name": "main", "namespace": "rook", "resourceVersion": "7"}, "status": {"health": "OK"}});
-            let list = json!({"metadata": {"resourceVersion": "7"}, "items": [object]});
-            return (200, list);
-        }
-        assert_eq!(path, "/apis/ceph.rook.io/v1");
-        *requests += 1;
-        if *requests < 6 {
-            return (
-                404,
-                json!({"kind": "Status", "status": "Failure", "message": "not found", "reason": "NotFound", "code": 404}),
-            );
-        }
-        let resource = json!({
-            "name": "cephclusters", "singularName": "cephcluster", "namespaced": true, "kind": "CephCluster",
-            "verbs": ["get", "list", "watch"],
-        });
-        (200, json!({"kind": "APIResourceList", "groupVersion": "ceph.rook.io/v1", "resources": [resource]}))
+    /// A stand-in for the API server, with one object.
+    #[derive(Default)]
+    struct Server {
+        /// The number of requests for the kind before it is served.
+        kind_comes_after: usize,
+        refuses_watches: AtomicBool,
+        kind_requests: AtomicUsize,
+        /// The number of all requests.
+        requests: AtomicUsize,
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn kind_that_is_not_served_yet_is_asked_for_again_and_its_checks_are_answered_then() {
-        let (service, mut handle) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
-        tokio::spawn(async move {
-            let (mut requests, mut watches) = (0, Vec::new());
-            while let Some((request, respond)) = handle.next_request().await {
-                if request.uri().query().is_some_and(|query| query.contains("watch=true")) {
-                    watches.push(respond);
-                    continue;
-                }
-                let (code, body) = answer(request.uri().path(), &mut requests);
-                let body = Body::from(serde_json::to_vec(&body).unwrap());
-                respond.send_response(http::Response::builder().status(code).body(body).unwrap());
+    impl Server {
+        /// Returns the answer to a request; `None` to a watch, in which nothing happens.
+        fn answer(&self, uri: &http::Uri) -> Option<(u16, Value)> {
+            let status = |code: u16, reason: &str| {
+                let status =
+                    json!({"kind": "Status", "status": "Failure", "message": reason, "reason": reason, "code": code});
+                (code, status)
+            };
+            self.requests.fetch_add(1, Ordering::Relaxed);
+            if uri.query().is_some_and(|query| query.contains("watch=true")) {
+                return self.refuses_watches.load(Ordering::Relaxed).then(|| status(403, "Forbidden"));
             }
-        });
-        let (changed, _woken) = watch::channel(0);
-        let reader = Reader { client: Client::new(service, "default"), namespace: "brupop-system".to_owned() };
-        let checks = ObjectChecks::start(Some(reader), Arc::new(changed), Metrics::new().unwrap(), Clock::default());
-        let check = ObjectCheck {
-            api_version: "ceph.rook.io/v1".into(),
-            kind: "CephCluster".into(),
-            namespace: Some("rook".into()),
-            expression: "self.status.health == 'OK'".into(),
-            ..ObjectCheck::default()
-        };
-        let fields = Predicate::of(&check.expression).unwrap().fields.clone();
-        let sources = BTreeMap::from([(Source::of(&check), fields)]);
-        let question = ObjectQuestion { node: None, version: None, check: Arc::new(check) };
-        checks.want([&question].into_iter(), sources.clone());
-        let now = Timestamp::UNIX_EPOCH;
-        assert_eq!(checks.answers(now), []);
-        let until = async |holds: &dyn Fn() -> bool| {
+            if uri.path() == "/apis/ceph.rook.io/v1/namespaces/rook/cephclusters" {
+                let object = json!({"metadata": {"name": "main", "namespace": "rook", "resourceVersion": "7"}, "status": {"health": "OK"}});
+                return Some((200, json!({"metadata": {"resourceVersion": "7"}, "items": [object]})));
+            }
+            assert_eq!(uri.path(), "/apis/ceph.rook.io/v1");
+            if self.kind_requests.fetch_add(1, Ordering::Relaxed) < self.kind_comes_after {
+                return Some(status(404, "NotFound"));
+            }
+            let resource = json!({
+                "name": "cephclusters", "singularName": "cephcluster", "namespaced": true, "kind": "CephCluster",
+                "verbs": ["get", "list", "watch"],
+            });
+            let resources =
+                json!({"kind": "APIResourceList", "groupVersion": "ceph.rook.io/v1", "resources": [resource]});
+            Some((200, resources))
+        }
+    }
+
+    /// A check of the object of a server.
+    struct Case {
+        server: Arc<Server>,
+        checks: ObjectChecks,
+        question: ObjectQuestion,
+        sources: BTreeMap<Source, Fields>,
+    }
+
+    impl Case {
+        fn start(server: Server) -> Self {
+            let (service, mut handle) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
+            let server = Arc::new(server);
+            let served = server.clone();
+            tokio::spawn(async move {
+                let mut watches = Vec::new();
+                while let Some((request, respond)) = handle.next_request().await {
+                    let Some((code, body)) = served.answer(request.uri()) else {
+                        watches.push(respond);
+                        continue;
+                    };
+                    let body = Body::from(serde_json::to_vec(&body).unwrap());
+                    respond.send_response(http::Response::builder().status(code).body(body).unwrap());
+                }
+            });
+            let reader = Reader { client: Client::new(service, "default"), namespace: "brupop-system".to_owned() };
+            let changed = Arc::new(watch::channel(0).0);
+            let checks = ObjectChecks::start(Some(reader), changed, Metrics::new().unwrap(), Clock::default());
+            let check = ObjectCheck {
+                api_version: "ceph.rook.io/v1".into(),
+                kind: "CephCluster".into(),
+                namespace: Some("rook".into()),
+                expression: "self.status.health == 'OK'".into(),
+                ..ObjectCheck::default()
+            };
+            let fields = Predicate::of(&check.expression).unwrap().fields.clone();
+            let sources = BTreeMap::from([(Source::of(&check), fields)]);
+            let question = ObjectQuestion { node: None, version: None, check: Arc::new(check) };
+            checks.want([&question].into_iter(), sources.clone());
+            Self { server, checks, question, sources }
+        }
+
+        fn answers(&self) -> Vec<(ObjectQuestion, Answer)> {
+            self.checks.answers(Timestamp::UNIX_EPOCH)
+        }
+
+        async fn until(&self, holds: impl Fn(&Self) -> bool) {
             let reached = async {
-                while !holds() {
+                while !holds(self) {
                     sleep(PACE).await;
                 }
             };
             tokio::time::timeout(PATIENCE, reached).await.unwrap();
-        };
-        until(&|| !checks.answers(now).is_empty()).await;
-        let failed = checks.answers(now).remove(0).1;
+        }
+
+        /// The edition of the objects.
+        fn edition(&self) -> Option<u64> {
+            let state = self.checks.shared.state.lock();
+            let (_, watched) = state.watched.first_key_value()?;
+            let (edition, _) = watched.known.lock().look()?;
+            Some(edition)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn kind_that_is_not_served_yet_is_asked_for_again_and_its_checks_are_answered_then() {
+        let case = Case::start(Server { kind_comes_after: 5, ..Server::default() });
+        assert_eq!(case.answers(), []);
+        case.until(|case| !case.answers().is_empty()).await;
+        let failed = case.answers().remove(0).1;
         assert!(
             matches!(&failed, Answer::Failed { message } if message.contains("does not serve this kind")),
             "{failed:?}"
         );
-        assert_eq!(checks.problems().len(), 1);
-        until(&|| matches!(checks.answers(now)[..], [(_, Answer::Quiet { .. })])).await;
-        assert!(checks.problems().is_empty());
+        assert_eq!(case.checks.problems().len(), 1);
+        case.until(|case| matches!(case.answers()[..], [(_, Answer::Quiet { .. })])).await;
+        assert!(case.checks.problems().is_empty());
         let expression = "self.status.health != 'OK'".into();
-        let opposite = Arc::new(ObjectCheck { expression, ..(*question.check).clone() });
-        checks.want([&ObjectQuestion { check: opposite, ..question.clone() }].into_iter(), sources);
-        until(&|| checks.answers(now).iter().any(|(_, answer)| matches!(answer, Answer::Firing { .. }))).await;
+        let opposite = Arc::new(ObjectCheck { expression, ..(*case.question.check).clone() });
+        let opposite = ObjectQuestion { check: opposite, ..case.question.clone() };
+        case.checks.want([&opposite].into_iter(), case.sources.clone());
+        case.until(|case| case.answers().iter().any(|(_, answer)| matches!(answer, Answer::Firing { .. }))).await;
         let later = Timestamp::from_second(60).unwrap();
-        for (_, answer) in checks.answers(later) {
+        for (_, answer) in case.checks.answers(later) {
             let (Answer::Quiet { asked, .. } | Answer::Firing { asked, .. }) = answer else { panic!("{answer:?}") };
             assert_eq!(asked, later, "nothing has changed until then");
         }
         // Another policy.
-        checks.want([&question].into_iter(), BTreeMap::new());
-        assert_eq!(checks.answers(now), []);
-        assert!(checks.shared.state.lock().watched.is_empty(), "the watch has ended");
+        case.checks.want([&case.question].into_iter(), BTreeMap::new());
+        assert_eq!(case.answers(), []);
+        assert!(case.checks.shared.state.lock().watched.is_empty(), "the watch has ended");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn objects_that_may_be_listed_and_not_watched_stay_unread_with_few_requests() {
+        let case = Case::start(Server { refuses_watches: true.into(), ..Server::default() });
+        case.until(|case| !case.checks.problems().is_empty()).await;
+        let edition = case.edition();
+        sleep(Duration::from_mins(10)).await;
+        assert_eq!(case.edition(), edition, "they were not read for an instant");
+        let problems = case.checks.problems();
+        assert!(matches!(&problems[..], [problem] if problem.contains("may not list and watch")), "{problems:?}");
+        let requests = case.server.requests.load(Ordering::Relaxed);
+        assert!(requests < 200, "{requests} requests");
+        case.server.refuses_watches.store(false, Ordering::Relaxed);
+        case.until(|case| case.checks.problems().is_empty()).await;
+        case.until(|case| matches!(case.answers()[..], [(_, Answer::Quiet { .. })])).await;
+    }
+
+    #[test]
+    fn true_answer_counts_for_nothing_once_it_is_old_and_its_objects_have_changed() {
+        let t = |second| Timestamp::from_second(second).unwrap();
+        let quiet = |second| Answer::Quiet { since: t(0), asked: t(second) };
+        let fires = || Answer::Firing { series: "x".into(), since: t(0), asked: t(0) };
+        let asked = |answer| {
+            let (wanted, source, mut course) = (Instant::now(), Arc::default(), Course::default());
+            course.take(answer);
+            Asked { wanted, source, course, edition: Some(1), answered: Some(wanted) }
+        };
+        for (sentence, answer, edition, goes_on, second, expected) in [
+            ("the same objects", quiet(0), 1, true, 3600, Some(quiet(3600))),
+            ("the same, as far as that is known", quiet(0), 1, false, 3600, Some(quiet(0))),
+            ("other objects", quiet(0), 2, true, 60, Some(quiet(0))),
+            ("other objects, and an old answer", quiet(0), 2, true, 61, None),
+            ("a clock that was set back", quiet(0), 2, true, -61, None),
+            ("an old answer that is false", fires(), 2, true, 61, Some(fires())),
+        ] {
+            assert_eq!(asked(answer).answer(edition, goes_on, t(second)), expected, "{sentence}");
+        }
+        let mut asked = asked(quiet(0));
+        for (edition, second, expected) in
+            [(1, 3600, Some(quiet(3600))), (2, 3660, Some(quiet(3600))), (2, 3661, None), (1, 3662, Some(quiet(3662)))]
+        {
+            assert_eq!(asked.answer(edition, true, t(second)), expected, "at {second}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn questions_that_are_the_same_for_all_nodes_are_evaluated_first_and_then_those_that_wait_longest() {
+        let case = Case::start(Server::default());
+        case.until(|case| case.edition().is_some()).await;
+        let start = Instant::now();
+        let at = |second| start + Duration::from_secs(second);
+        let mut state = case.checks.shared.state.lock();
+        let source = state.watched.keys().next().unwrap().clone();
+        let asked = |(node, answered): (Option<&str>, Option<Instant>)| {
+            let question = ObjectQuestion { node: node.map(str::to_owned), ..case.question.clone() };
+            let (source, course) = (source.clone(), Course::default());
+            (question, Asked { wanted: start, source, course, edition: None, answered })
+        };
+        let answered = [
+            (None, Some(at(5))),
+            (Some("a"), Some(at(2))),
+            (Some("b"), None),
+            (Some("c"), Some(at(1))),
+            (Some("d"), Some(at(9))),
+        ];
+        state.asked = answered.into_iter().map(asked).collect();
+        drop(state);
+        let due = case.checks.shared.questions_due(at(9));
+        let nodes: Vec<_> = due.iter().map(|due| due.question.node.as_deref()).collect();
+        assert_eq!(nodes, [None, Some("b"), Some("c"), Some("a")], "that of d is answered");
     }
 }

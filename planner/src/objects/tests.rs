@@ -129,6 +129,22 @@ fn objects_that_several_checks_read_are_one_source_with_the_fields_of_all() {
     assert_eq!(kept, json!({"spec": {"z": 1}, "status": {"x": 1, "y": 2}}));
 }
 
+#[test]
+fn namespace_of_a_check_has_to_fit_the_scope_of_its_kind() {
+    let missing = || Err(Unread::NoNamespace("main".into()));
+    for (scope, namespace, name, expected) in [
+        (Scope::Namespaced, Some("rook"), Some("main"), Ok("rook")),
+        (Scope::Namespaced, Some("rook"), None, Ok("rook")),
+        (Scope::Namespaced, None, Some("main"), missing()),
+        (Scope::Namespaced, None, None, Ok("")),
+        (Scope::Cluster, None, Some("main"), Ok("")),
+        (Scope::Cluster, Some("rook"), None, Err(Unread::Namespace)),
+    ] {
+        let source = Source { namespace: namespace.map(str::to_owned), ..Source::of(&check(name, "")) };
+        assert_eq!(source.namespace_in(&scope), expected, "{scope:?} {namespace:?} {name:?}");
+    }
+}
+
 /// The controller may read its own keys.
 #[test]
 fn secrets_are_neither_watched_nor_asked_for() {

@@ -31,31 +31,26 @@ fn await_hooks(ctx: &Attempt<'_>) -> Turn {
         Mode::Drill { .. } => after_drill(ctx),
         Mode::Verification => interrupted(ctx),
     };
-    if let Some(turn) = ended {
-        return turn;
-    }
-    if let Some(action) = return_to_service(ctx) {
-        return act(action);
-    }
+    let is_rebooted = ctx.facts().boot_id != ctx.progress.boot_id;
+    let soon = after(ctx.progress.since, ctx.group().after.timeout);
+    let is_early = matches!(ctx.mode(), Mode::Update) && !ctx.progress.soak_restarted && ctx.now <= soon;
+    let is_up = ctx.facts().is_well() && !is_rebooted && ctx.progress.interrupted.is_none();
+    let as_verified = ctx.mode().is_drill() || is_up;
+    ended
+        .or_else(|| return_to_service(ctx).map(act))
+        .or_else(|| (is_early && is_rebooted).then(|| rebooted_early(ctx)))
+        // A node that is not well meanwhile keeps its slot: to end its attempt now would let the next one go before the hooks allow it. The
+        // failure of a hook then says less about it than a verification.
+        .or_else(|| still_awaited(ctx).filter(|turn| as_verified || !matches!(turn.verdict, Outcome::Fail(..))))
+        .or_else(|| as_verified.then(|| end_verified(ctx)).flatten())
+        .unwrap_or_else(|| not_well(ctx, is_rebooted, soon))
+}
+
+/// Decides about a node that is not well and whose hooks are not awaited any more. Where its version is not to blame, it is verified again.
+fn not_well(ctx: &Attempt<'_>, is_rebooted: bool, soon: Timestamp) -> Turn {
     // True once its hooks were asked before another verification. An earlier version of the operator also set it for another boot in the soak:
     // then nothing counts here, either.
     let again = ctx.progress.soak_restarted;
-    let is_rebooted = ctx.facts().boot_id != ctx.progress.boot_id;
-    let soon = after(ctx.progress.since, ctx.group().after.timeout);
-    if matches!(ctx.mode(), Mode::Update) && !again && is_rebooted && ctx.now <= soon {
-        return rebooted_early(ctx);
-    }
-    let is_up = ctx.facts().is_well() && !is_rebooted && ctx.progress.interrupted.is_none();
-    let as_verified = ctx.mode().is_drill() || is_up;
-    // A node that is not well meanwhile keeps its slot: to end its attempt now would let the next one go before the hooks allow it. The
-    // failure of a hook then says less about it than a verification.
-    let hooks = still_awaited(ctx);
-    if let Some(turn) = hooks.filter(|turn| as_verified || !matches!(turn.verdict, Outcome::Fail(..))) {
-        return turn;
-    }
-    if as_verified && let Some(turn) = end_verified(ctx) {
-        return turn;
-    }
     // One reboot is nothing, and its pods may start slowly.
     let may_come_back = ctx.progress.interrupted.is_some_and(|boot| ctx.now < after(boot, ctx.policy.returning));
     // Hooks that are awaited again come after another verification: anything may be the cause by then.

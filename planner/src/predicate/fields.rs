@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cel::common::ast::{Expr, IdedExpr};
+use cel::common::ast::{CallExpr, ComprehensionExpr, Expr, IdedExpr, LiteralValue, operators};
 use serde_json::{Value, json};
 
 use super::tree::parts;
@@ -21,7 +21,7 @@ impl Fields {
     /// Returns the fields that an expression reads: at least those, where it cannot be told.
     pub(super) fn read_by(expression: &mut IdedExpr) -> Self {
         let mut found = BTreeSet::new();
-        collect(expression, &BTreeSet::from([OBJECT.to_owned()]), &mut found);
+        collect(expression, &[], &BTreeSet::from([OBJECT.to_owned()]), &mut found);
         Self(found)
     }
 
@@ -49,42 +49,99 @@ fn keep(object: &Value, path: &[String], kept: &mut Value) {
     keep(field, rest, kept.entry(first.clone()).or_insert_with(|| json!({})));
 }
 
-/// Collects the paths from these variables, which are objects.
-fn collect(expression: &mut IdedExpr, objects: &BTreeSet<String>, found: &mut BTreeSet<Vec<String>>) {
-    if let Some((variable, path)) = path(expression)
-        && objects.contains(variable)
-    {
-        found.insert(path);
-        return;
-    }
+/// Collects the fields that an expression reads of these variables, which are objects. `read` is the path to what is read of its own value.
+fn collect(expression: &mut IdedExpr, read: &[String], objects: &BTreeSet<String>, found: &mut BTreeSet<Vec<String>>) {
     match &mut expression.expr {
+        Expr::Ident(name) if objects.contains(variable(name)) => {
+            found.insert(read.to_vec());
+        }
         Expr::Ident(name) if variable(name) == OBJECTS => {
             found.insert(Vec::new());
         }
-        Expr::Call(call) if call.func_name == "size" => {
-            let parts = call.target.as_deref_mut().into_iter().chain(&mut call.args);
-            for part in parts.filter(|part| !is_all(part, objects)) {
-                collect(part, objects, found);
+        Expr::Select(select) => collect(&mut select.operand, &within(&select.field, read), objects, found),
+        Expr::Call(call) => collect_from_call(call, read, objects, found),
+        Expr::Comprehension(of) => {
+            let mut inside = objects.clone();
+            if is_list(&mut of.iter_range, objects, found) {
+                inside.insert(of.iter_var.clone());
+            } else {
+                collect(&mut of.iter_range, &[], objects, found);
             }
-        }
-        Expr::Comprehension(of) if is_all(&of.iter_range, objects) => {
-            let mut objects = objects.clone();
-            objects.insert(of.iter_var.clone());
             for part in [&mut of.accu_init, &mut of.loop_cond, &mut of.loop_step, &mut of.result] {
-                collect(part, &objects, found);
+                collect(part, &[], &inside, found);
             }
         }
         other => {
             for part in parts(other) {
-                collect(part, objects, found);
+                collect(part, &[], objects, found);
             }
         }
     }
 }
 
-/// Returns whether it is the list of objects, and no variable of a loop that has its name.
-fn is_all(expression: &IdedExpr, objects: &BTreeSet<String>) -> bool {
-    matches!(&expression.expr, Expr::Ident(name) if variable(name) == OBJECTS) && !objects.contains(OBJECTS)
+fn collect_from_call(
+    call: &mut CallExpr,
+    read: &[String],
+    objects: &BTreeSet<String>,
+    found: &mut BTreeSet<Vec<String>>,
+) {
+    let CallExpr { func_name, target, args } = call;
+    match (func_name.as_str(), args.as_mut_slice()) {
+        (
+            operators::OPT_SELECT | operators::INDEX | operators::OPT_INDEX,
+            [operand, IdedExpr { expr: Expr::Literal(LiteralValue::String(field)), .. }],
+        ) => collect(operand, &within(field.inner(), read), objects, found),
+        (operators::INDEX | operators::OPT_INDEX, [list, index]) => {
+            collect(index, &[], objects, found);
+            if is_list(list, objects, found) {
+                found.insert(read.to_vec());
+            } else {
+                collect(list, &[], objects, found);
+            }
+        }
+        (name, args) => {
+            for part in target.as_deref_mut().into_iter().chain(args) {
+                if name != "size" || !is_list(part, objects, found) {
+                    collect(part, &[], objects, found);
+                }
+            }
+        }
+    }
+}
+
+/// Returns whether an expression is the list of objects, or what `filter` leaves of it, whose condition is collected from.
+fn is_list(expression: &mut IdedExpr, objects: &BTreeSet<String>, found: &mut BTreeSet<Vec<String>>) -> bool {
+    match &mut expression.expr {
+        // A variable of a loop may have its name.
+        Expr::Ident(name) => variable(name) == OBJECTS && !objects.contains(OBJECTS),
+        Expr::Comprehension(of) => {
+            let ComprehensionExpr { iter_range, iter_var, loop_step, .. } = &mut **of;
+            let Some(condition) = condition_of_filter(loop_step, iter_var) else { return false };
+            let filtered = is_list(iter_range, objects, found);
+            if filtered {
+                let mut inside = objects.clone();
+                inside.insert(iter_var.clone());
+                collect(condition, &[], &inside, found);
+            }
+            filtered
+        }
+        _ => false,
+    }
+}
+
+/// Returns the condition of the step of a loop that adds its variable, and nothing else, to the result where the condition holds.
+fn condition_of_filter<'a>(step: &'a mut IdedExpr, variable: &str) -> Option<&'a mut IdedExpr> {
+    let Expr::Call(CallExpr { func_name, args, .. }) = &mut step.expr else { return None };
+    let [condition, IdedExpr { expr: Expr::Call(sum), .. }, _] = args.as_mut_slice() else { return None };
+    let [_, IdedExpr { expr: Expr::List(added), .. }] = sum.args.as_slice() else { return None };
+    let [IdedExpr { expr: Expr::Ident(name), .. }] = added.elements.as_slice() else { return None };
+    let filters = func_name.as_str() == operators::CONDITIONAL && sum.func_name == operators::ADD && name == variable;
+    filters.then_some(condition)
+}
+
+/// Returns the path to what is read of a field.
+fn within(field: &str, read: &[String]) -> Vec<String> {
+    [field.to_owned()].into_iter().chain(read.iter().cloned()).collect()
 }
 
 /// Returns the variable of a name: a dot before it means the outermost one.
@@ -92,20 +149,10 @@ fn variable(name: &str) -> &str {
     name.strip_prefix('.').unwrap_or(name)
 }
 
-/// Returns the variable and the fields of `variable.field.field`.
-fn path(expression: &IdedExpr) -> Option<(&str, Vec<String>)> {
-    let (mut fields, mut at) = (Vec::new(), expression);
-    while let Expr::Select(select) = &at.expr {
-        fields.push(select.field.clone());
-        at = &select.operand;
-    }
-    let Expr::Ident(name) = &at.expr else { return None };
-    fields.reverse();
-    Some((variable(name), fields))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::super::Predicate;
     use super::*;
 
@@ -134,11 +181,40 @@ mod tests {
             ("size(self) > 0", object.clone()),
             ("all.exists(all, all.exists(name, true))", object.clone()),
             ("all.exists(all, size(all) > 3)", object.clone()),
-            ("all[0].status.phase == 'Ready'", object.clone()),
-            ("self['status'].phase == 'Ready'", object.clone()),
+            ("self.?status.?phase.orValue('') == 'Ready'", json!({"status": {"phase": "Ready"}})),
+            ("self.?status.?absent.orValue('') == ''", json!({"status": {}})),
+            ("self['status'][?'phase'].orValue('') == 'Ready'", json!({"status": {"phase": "Ready"}})),
+            ("self.metadata.?labels.?x == self.?absent", json!({"metadata": {"labels": {"x": "y"}}})),
+            ("self.?status.optMap(s, s.phase == 'Ready').orValue(true)", json!({"status": object["status"]})),
+            (
+                "self.status.conditions[0].type == 'Ready'",
+                json!({"status": {"conditions": object["status"]["conditions"]}}),
+            ),
+            (
+                "all[0].status.phase == all[?1].?metadata.?name.orValue('')",
+                json!({"status": {"phase": "Ready"}, "metadata": {"name": "a"}}),
+            ),
+            (
+                "all.filter(v, v.spec.replicas == 3).all(w, w.status.phase == 'Ready')",
+                json!({"spec": {"replicas": 3}, "status": {"phase": "Ready"}}),
+            ),
+            (
+                "size(all.filter(v, has(v.metadata)).filter(w, w.status.other == 1)) == size(all.filter(v, v.spec.replicas > 3))",
+                json!({"metadata": object["metadata"], "status": {"other": 1}, "spec": {"replicas": 3}}),
+            ),
+            (
+                "all.map(v, v.spec.replicas == 3, v)[0].status.phase == 'Ready'",
+                json!({"spec": {"replicas": 3}, "status": {"phase": "Ready"}}),
+            ),
+            ("all.filter(v, v.spec.replicas == 3) == all.filter(v, v.status.phase == 'Ready')", object.clone()),
+            ("all[0] == all[1]", object.clone()),
+            ("all.exists(all, all.filter(v, v.x)[0].y)", object.clone()),
+            ("self[node].phase == 'Ready'", object.clone()),
         ] {
             let predicate = Predicate::of(expression).unwrap();
             assert_eq!(predicate.fields.kept_of(&object), kept, "{expression}");
+            let result = |object| predicate.test(&BTreeMap::from([("a".to_owned(), object)]), "", "").ok();
+            assert_eq!(result(kept), result(object.clone()), "{expression}: as of the whole object");
         }
     }
 }

@@ -67,6 +67,9 @@ fn expression_that_cannot_be_evaluated_is_rejected_with_its_cause() {
         ("has(self)", "invalid argument to has() macro"),
         ("true", "it reads neither self nor all: write self for each object"),
         ("self.ready && all.all(o, o.ready)", "it reads both self and all"),
+        ("all.all(self, self.ready)", "a loop has a variable with the name self"),
+        ("size(all.filter(o, o.parts.exists(node, node.ready))) > 0", "a loop has a variable with the name node"),
+        ("self.?version.optMap(version, version == '1').orValue(true)", "a loop has a variable with the name version"),
         ("self.name == 'ä'", "it has a character that is not ASCII"),
         ("self.ä == 1", "it has a character that is not ASCII"),
         (long.as_str(), "it is longer than 1024 characters"),
@@ -75,6 +78,17 @@ fn expression_that_cannot_be_evaluated_is_rejected_with_its_cause() {
     ] {
         let found = Predicate::of(expression).map(|_| ()).unwrap_err();
         assert!(found.contains(error) && !found.is_empty(), "{expression}: {found}");
+    }
+}
+
+#[test]
+fn expression_is_passed_to_the_log_before_it_is_parsed_for_the_first_time() {
+    static LOGGED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    Predicate::log_with(|text| LOGGED.lock().unwrap().push(text.to_owned()));
+    for expression in ["self.logged == 1", "self.logged =="] {
+        let _ = [Predicate::of(expression), Predicate::of(expression)];
+        let logged = LOGGED.lock().unwrap();
+        assert_eq!(logged.iter().filter(|text| *text == expression).count(), 1, "{expression}");
     }
 }
 
@@ -126,6 +140,23 @@ fn evaluation_ends_where_it_copies_too_much_and_has_no_result_then() {
         test("{'a': self.text}.a + 'b' != self.text && [?self.?list][0] + [2] == [0, 1, 2]", object()),
         Ok(None)
     );
+}
+
+/// The stack is that of the threads of the controller that evaluate.
+#[test]
+fn deepest_expressions_are_evaluated_on_a_stack_of_two_mebibytes() {
+    let deepest: [(fn(usize) -> String, usize); 3] = [
+        (|depth| format!("size({}self{}) > 0", "[".repeat(depth), "]".repeat(depth)), DEPTH - 3),
+        (|depth| format!("self.one{} > 0", " + self.one".repeat(depth)), DEPTH - 3),
+        (|depth| format!("{}one == 1{}", "self.ones.all(one, ".repeat(depth), ")".repeat(depth)), DEPTH / 2 - 1),
+    ];
+    for (nested, depth) in deepest {
+        let refused = Predicate::of(&nested(depth + 1)).map(|_| ()).unwrap_err();
+        assert!(refused.contains("more than 64 parts"), "{refused}");
+        let evaluate = move || test(&nested(depth), json!({"one": 1, "ones": [1]}));
+        let evaluated = std::thread::Builder::new().stack_size(2 << 20).spawn(evaluate).unwrap().join().unwrap();
+        assert_eq!(evaluated, Ok(None), "{}", nested(depth));
+    }
 }
 
 #[test]

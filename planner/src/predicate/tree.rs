@@ -40,6 +40,16 @@ pub(super) fn depth(expression: &mut IdedExpr) -> usize {
     1 + parts(&mut expression.expr).into_iter().map(depth).max().unwrap_or(0)
 }
 
+/// Returns the first of these names that a loop, or `optMap`, gives to a variable of its own.
+pub(super) fn named_again<'a>(expression: &mut IdedExpr, names: &[&'a str]) -> Option<&'a str> {
+    if let Expr::Comprehension(of) = &expression.expr
+        && let Some(name) = names.iter().copied().find(|name| *name == of.iter_var || *name == of.accu_var)
+    {
+        return Some(name);
+    }
+    parts(&mut expression.expr).into_iter().find_map(|part| named_again(part, names))
+}
+
 /// Has each turn of each loop counted by [`STEP`].
 pub(super) fn count_steps(expression: &mut IdedExpr) {
     if let Expr::Comprehension(of) = &mut expression.expr {
