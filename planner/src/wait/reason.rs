@@ -195,8 +195,8 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (
         ClusterUnwell,
         Nodes,
-        "The nodes that the message names, Ready and without pressure. It ends after 24 hours at the latest: nodes that have been ill for \
-         longer say nothing about a version.",
+        "The nodes that the message names, Ready and without pressure, or deleted. It ends after 24 hours at the latest: nodes that have been ill \
+         for longer say nothing about a version.",
     ),
     (FirstNode, Turn, "The first node of the rollout, until it has proven the version."),
     (

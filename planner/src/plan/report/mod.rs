@@ -247,7 +247,7 @@ fn blocked(
     let wait = asked.find_map(|(check, answer)| gates::objection(answer, check.name().to_owned(), true));
     // Of the cluster's trouble the first message is kept: nodes come and go meanwhile. It blocks nothing where a rollout goes on.
     let is_waited = || plan.waits.values().any(|wait| matches!(wait, Wait::ClusterUnwell { .. }));
-    let unwell = survey.unwell.open().filter(|_| is_waited()).map(Wait::of_unwell);
+    let unwell = survey.unwell.of_starts().filter(|_| is_waited()).map(Wait::of_unwell);
     let Some(wait) = unwell.or(wait) else {
         if stored.is_some_and(|c| matches!(c.reason.as_str(), CLUSTER_UNWELL | CLUSTER_WELL)) {
             return Some((ConditionStatus::False, CLUSTER_WELL, String::new()));

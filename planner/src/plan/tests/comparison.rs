@@ -392,21 +392,41 @@ fn nothing_starts_in_an_unwell_cluster_and_slots_without_a_permit_are_released()
     assert_eq!(condition(&made.status.unwrap()).reason, "ClusterWell");
 }
 
+/// A zone has failed while no node was being updated, or before the drain of `a` began.
 #[test]
-fn ill_nodes_of_before_hold_nothing() {
-    let (mut view, policy) = unwell(draining());
-    not_ready(&mut view, &["b", "c", "d"], -60);
-    let made = plan(&view, &policy, t(60));
-    assert_ne!(made.waits.get("e").map(Wait::as_str), Some("ClusterUnwell"));
-    assert_eq!(made.status.unwrap().unwell, []);
+fn ill_nodes_of_before_hold_what_starts_for_a_day_and_nothing_that_has_begun() {
+    for a in [node("a"), draining()] {
+        let rows = [("for two minutes", -60, true), ("for two hours", -7140, true), ("for a day", 60 - DAY, false)];
+        for (sentence, since, held) in rows {
+            let (mut view, policy) = unwell(a.clone());
+            not_ready(&mut view, &["b", "c", "d"], since);
+            let mut made = plan(&view, &policy, t(60));
+            assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{sentence}");
+            let waits = made.waits.get("e").map(Wait::as_str) == Some("ClusterUnwell");
+            let goes = made.slots.iter().flatten().any(|slot| slot.node == "e");
+            assert_eq!((waits, goes), (held, !held), "{sentence}: {:?}", made.waits.get("e"));
+            assert!(!held || made.wake <= Some(t(since + DAY)), "{sentence}: {:?}", made.wake);
+            let ends = matches!(made.actions.get("a"), Some(Action::Status { .. }));
+            assert!(!ends, "{sentence}: {:?}", made.actions.get("a"));
+            let status = made.status.unwrap();
+            assert_eq!(status.unwell, [], "{sentence}: clocks go on");
+            let blocked = models::condition::true_condition(&status.conditions, "Blocked");
+            assert_eq!(blocked.is_some_and(|blocked| blocked.reason == "ClusterUnwell"), held, "{sentence}");
+        }
+    }
 }
 
 /// A user holds nodes and powers them off, as for a repair.
 #[test]
 fn nodes_that_users_take_down_are_no_trouble_of_the_cluster() {
     type Change = fn(&mut NodeFacts);
-    let cases: [(&str, Change, bool); 6] = [
+    let cases: [(&str, Change, bool); 7] = [
         ("they go down by themselves", |_| {}, true),
+        (
+            "their machines are shut down",
+            |facts| facts.taints = vec!["node.cloudprovider.kubernetes.io/shutdown:NoSchedule".into()],
+            false,
+        ),
         ("held before", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(10))), false),
         ("held for long", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(-3600))), true),
         ("held after that", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(30))), true),
