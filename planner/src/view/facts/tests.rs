@@ -176,9 +176,7 @@ fn node_shows_since_when_it_is_in_or_out_of_service() {
     ] {
         let conditions = json!([{"type": condition, "status": status, "lastTransitionTime": hour}]);
         let taints = [("disk-full", minute), (key, later)];
-        let taint = |(key, added): (&str, &str)| {
-            json!({"key": format!("node.kubernetes.io/{key}"), "effect": "NoSchedule", "timeAdded": added})
-        };
+        let taint = |(key, added): (&str, &str)| json!({"key": format!("node.kubernetes.io/{key}"), "effect": "NoSchedule", "timeAdded": added});
         let facts = facts(conditions, json!({"taints": taints.map(taint)}), json!([]));
         let since = if condition == "Ready" { facts.not_ready_since } else { facts.pressure_since };
         assert_eq!(since, at(later), "{condition} is {status}: the time of the taint");
