@@ -69,9 +69,9 @@ pub(crate) fn cluster_unwell(ctx: &NodeContext<'_>) -> Option<Wait> {
 
 /// Returns the wait for trouble of the cluster, unless the rollout takes nodes off the version that the ill ones run.
 fn not_cured(ctx: &NodeContext<'_>, span: &UnwellSpan) -> Option<Wait> {
-    let cures = ctx.version().is_ok_and(|version| {
-        ctx.survey.unwell.is_cured_by(ctx.view, version, ctx.survey.urgency.applies(ctx.node, version))
-    });
+    let cures = ctx
+        .version()
+        .is_ok_and(|version| ctx.survey.unwell.is_cured_by(version, ctx.survey.urgency.applies(ctx.node, version)));
     (!cures).then(|| Wait::of_unwell(span))
 }
 

@@ -8,7 +8,7 @@
 //! Trouble from before any drain of now is as much a reason to start nothing: the nodes that are left carry the load. For starts alone, all
 //! nodes are compared since a day ago. That stops no clock, and is not recorded.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -48,6 +48,8 @@ pub(crate) struct Unwell {
     last_day: Option<UnwellSpan>,
     /// The versions that the ill nodes run, while it goes on; `None` for a node that names none.
     runs: BTreeSet<Option<Version>>,
+    /// The versions whose nodes are well among ill ones, while it goes on.
+    good: BTreeSet<Version>,
     /// The time at which it may end without another event.
     pub(crate) wake: Option<Timestamp>,
     now: Timestamp,
@@ -164,6 +166,29 @@ fn observed((since, found): &(Timestamp, Comparison<'_>), now: Timestamp) -> Unw
     }
 }
 
+/// Returns the versions most of whose nodes are well, in those zones alone in which at least half of the other nodes have fallen ill. Where these
+/// are well, or there are none, it shows nothing: another zone may have failed.
+fn good_versions(view: &ClusterView, since: Timestamp, now: Timestamp) -> BTreeSet<Version> {
+    let mut versions: BTreeMap<Version, BTreeMap<&str, (usize, usize)>> = BTreeMap::new();
+    for facts in view.nodes.values().filter(|node| is_in_service(node)).map(|node| &node.facts) {
+        let Some(version) = facts.os_version().filter(|_| facts.bottlerocket()) else { continue };
+        let (well, ill) = versions.entry(version).or_default().entry(facts.zone()).or_default();
+        *(if facts.is_well() { well } else { ill }) += 1;
+    }
+    let is_good = |version: &Version, zones: &BTreeMap<&str, (usize, usize)>| {
+        let (mut good, mut bad) = (0, 0);
+        for (zone, (well, ill)) in zones {
+            let others = Comparison::in_zone(view, zone, &BTreeSet::from([version]), since, now);
+            if !others.ill.is_empty() && others.ill.len() >= others.well {
+                good += *well;
+                bad += *ill;
+            }
+        }
+        good > bad
+    };
+    versions.into_iter().filter(|(version, zones)| is_good(version, zones)).map(|(version, _)| version).collect()
+}
+
 /// Returns the time since which other nodes are compared with the node of an attempt: the beginning of its drain.
 pub(crate) fn compared_since(progress: &Progress) -> Timestamp {
     let drain = progress.rollout.as_ref().and_then(|place| place.drain_started);
@@ -196,7 +221,9 @@ impl Unwell {
         let ill = || trouble.iter().chain(&last_day).flat_map(|(_, compared)| &compared.ill);
         let wake = ill().filter_map(|facts| facts.ill_since()).min().map(|since| after(since, LONGEST));
         let runs = ill().map(|facts| facts.os_version()).collect();
-        Self { spans, last_day: last_day.map(|trouble| observed(&trouble, now)), runs, wake, now }
+        let since = trouble.iter().chain(&last_day).map(|(since, _)| *since).next();
+        let good = since.map(|since| good_versions(view, since, now)).unwrap_or_default();
+        Self { spans, last_day: last_day.map(|trouble| observed(&trouble, now)), runs, good, wake, now }
     }
 
     /// Returns the time that goes on, if one does.
@@ -233,16 +260,10 @@ impl Unwell {
     }
 
     /// Returns whether a rollout of this version takes nodes off the version that the ill ones run: it goes back to an earlier one, it
-    /// is urgent, or most of the nodes that run it already are well.
-    pub(crate) fn is_cured_by(&self, view: &ClusterView, version: &Version, urgent: bool) -> bool {
+    /// is urgent, or most of the nodes that run it already among ill ones are well.
+    pub(crate) fn is_cured_by(&self, version: &Version, urgent: bool) -> bool {
         let leaves = |runs: &Option<Version>| runs.as_ref().is_some_and(|runs| runs != version);
-        if !self.runs.iter().any(leaves) {
-            return false;
-        }
-        let judged = BTreeSet::from([version]);
-        let on_it = view.nodes.values().filter(|node| is_in_service(node) && runs_any(&node.facts, &judged));
-        let well = on_it.map(|node| node.facts.is_well());
-        let (good, bad) = well.fold((0, 0), |(good, bad), well| if well { (good + 1, bad) } else { (good, bad + 1) });
-        urgent || good > bad || self.runs.iter().flatten().any(|runs| runs > version)
+        let goes_back = || self.runs.iter().flatten().any(|runs| runs > version);
+        self.runs.iter().any(leaves) && (urgent || self.good.contains(version) || goes_back())
     }
 }

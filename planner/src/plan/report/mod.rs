@@ -256,7 +256,12 @@ fn blocked(
         let reason = if earlier { EARLIER_GONE } else { EXPRESSIONS_QUIET };
         return stored.map(|_| (ConditionStatus::False, reason, String::new()));
     };
-    let same = stored.filter(|c| wait.is_recorded(&c.message));
+    let keeps = |c: &&Condition| {
+        let goes_on =
+            c.status == ConditionStatus::True && c.reason == CLUSTER_UNWELL && wait.as_str() == CLUSTER_UNWELL;
+        goes_on || wait.is_recorded(&c.message)
+    };
+    let same = stored.filter(keeps);
     let message = same.map_or_else(|| wait.to_string(), |c| c.message.clone());
     Some((ConditionStatus::True, wait.as_str(), message.chars().take(2000).collect()))
 }

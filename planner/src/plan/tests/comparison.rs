@@ -406,12 +406,55 @@ fn ill_nodes_of_before_hold_what_starts_for_a_day_and_nothing_that_has_begun() {
             let goes = made.slots.iter().flatten().any(|slot| slot.node == "e");
             assert_eq!((waits, goes), (held, !held), "{sentence}: {:?}", made.waits.get("e"));
             assert!(!held || made.wake <= Some(t(since + DAY)), "{sentence}: {:?}", made.wake);
-            let ends = matches!(made.actions.get("a"), Some(Action::Status { .. }));
-            assert!(!ends, "{sentence}: {:?}", made.actions.get("a"));
+            let step = match made.actions.get("a") {
+                Some(Action::Status { status, .. }) => status.report.progress.as_ref().map(|progress| progress.step),
+                _ => None,
+            };
+            assert_ne!(step, Some(Step::Releasing), "{sentence}");
             let status = made.status.unwrap();
             assert_eq!(status.unwell, [], "{sentence}: clocks go on");
             let blocked = models::condition::true_condition(&status.conditions, "Blocked");
             assert_eq!(blocked.is_some_and(|blocked| blocked.reason == "ClusterUnwell"), held, "{sentence}");
+        }
+    }
+}
+
+/// One after the other falls ill: each would be another write.
+#[test]
+fn condition_of_an_unwell_cluster_keeps_its_first_message() {
+    let (mut view, policy) = unwell(node("a"));
+    not_ready(&mut view, &["b", "c", "d"], -60);
+    let message = |view: &mut ClusterView, second| {
+        let status = plan(view, &policy, t(second)).status.unwrap();
+        let blocked = models::condition::true_condition(&status.conditions, "Blocked").cloned().unwrap();
+        view.operator.as_mut().unwrap().status = status;
+        blocked.message
+    };
+    let first = message(&mut view, 60);
+    assert!(first.contains("3 of 6"), "{first}");
+    not_ready(&mut view, &["f"], 90);
+    assert_eq!(message(&mut view, 120), first);
+}
+
+/// The only node with the version, `f`, is well.
+#[test]
+fn nodes_beside_a_failed_zone_show_nothing_about_the_version_of_the_ill_ones() {
+    for (sentence, own, held) in [("it is in the zone of the ill ones", "1", false), ("in another one", "2", true)] {
+        for a in [node("a"), draining()] {
+            let (mut view, policy) = unwell(a);
+            for node in view.nodes.values_mut() {
+                let zone = match node.facts.name.as_str() {
+                    "b" | "c" | "d" => "1",
+                    "f" => own,
+                    _ => "2",
+                };
+                let labels = [(models::names::ZONE_LABEL.to_owned(), zone.to_owned())];
+                node.facts.labels = std::sync::Arc::new(labels.into());
+            }
+            facts(&mut view, "f").os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+            let made = plan(&view, &policy, t(60));
+            let waits = made.waits.get("e").map(Wait::as_str) == Some("ClusterUnwell");
+            assert_eq!(waits, held, "{sentence}: {:?}", made.waits.get("e"));
         }
     }
 }

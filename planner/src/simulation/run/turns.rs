@@ -86,7 +86,8 @@ impl Run<'_> {
         }
     }
 
-    /// Counts the nodes that the view lacks. They are well: of those that are not, each is awake.
+    /// Counts the nodes that the view lacks as well ones: of those that are not, each is awake. Where a plan is of nodes that are under way, and
+    /// the view lacks others too, none of them waits for the others.
     fn count_left_out(&mut self) {
         self.view.left_out = self.states.len().saturating_sub(self.view.nodes.len());
     }
