@@ -249,7 +249,7 @@ impl Cluster {
         view.revisions_in_use = shadows.into_values().filter_map(|shadow| shadow.revision).collect();
         let agents = self.agents.is_some().then(|| self.agents_by_node());
         for (name, node) in &mut view.nodes {
-            node.pods = self.pods.get(name).cloned();
+            node.pods = self.pods.get(name).map(|pods| pods.iter().map(|pod| pod.clone().at(now)).collect());
             node.agent_missing = agents.as_ref().and_then(|agents| match agents.get(name.as_str()) {
                 Some(agent) if agent.serves => None,
                 agent => Some(agent.and_then(|agent| agent.since).unwrap_or(before)),

@@ -254,8 +254,8 @@ pub(crate) async fn plan(
     let now = if options.is_offline() { dump.time } else { Timestamp::now() };
     let cluster = dump.cluster()?;
     let (mut view, mut policy) = (cluster.view(now), cluster.policy());
-    for (name, node) in &mut view.nodes {
-        node.pods = Some(cluster.pods.get(name).cloned().unwrap_or_default());
+    for node in view.nodes.values_mut() {
+        node.pods.get_or_insert_default();
     }
     let scenario = |view, policy| live(view, policy, &dump.updates, now);
     let present = Forecast::of(scenario(view.clone(), policy.clone()), options.courses)?;

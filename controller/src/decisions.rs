@@ -371,7 +371,7 @@ fn rollouts(
     lines
 }
 
-/// Returns the nodes of a rollout that had proven its version, and were not Ready any more.
+/// Returns the nodes of a rollout that had proven its version, and were not Ready any more or under pressure.
 fn fallen(rollout: &ActiveRollout) -> impl Iterator<Item = &LedgerNode> {
     rollout.ledger.iter().flat_map(|ledger| &ledger.nodes).filter(|node| node.has_fallen())
 }

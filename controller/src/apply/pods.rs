@@ -158,7 +158,8 @@ impl Applier {
                     return OwnerHealth { read_at: now, ..OwnerHealth::default() };
                 }
             };
-            for pod in page.items.iter().filter_map(|pod| pod.0.as_ref().ok()).map(PodFacts::of) {
+            for pod in page.items.iter().filter_map(|pod| pod.0.as_ref().ok()) {
+                let pod = PodFacts::of(pod).at(now);
                 if pod.controller_uid.as_deref() != Some(owner) || pod.is_done() || pod.terminating {
                     continue;
                 }

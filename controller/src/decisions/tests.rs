@@ -271,15 +271,15 @@ fn rollout() -> ActiveRollout {
 
 #[test]
 fn proof_that_is_lost_or_back_and_soak_that_begins_again_log_one_line_each() {
-    use models::operator::RolloutLedger;
+    use models::operator::{NOT_READY, RolloutLedger};
     let proven = RolloutLedger { proven: 2, ..RolloutLedger::default() };
     let mut lost = proven.clone();
-    lost.fall("a", |_| false);
+    lost.fall(("a", NOT_READY), |_| false);
     let mut replaced = lost.clone();
     replaced.nodes.clear();
     let and_lost = |ledger: &RolloutLedger| {
         let mut ledger = ledger.clone();
-        ledger.fall("b", |_| false);
+        ledger.fall(("b", NOT_READY), |_| false);
         ledger
     };
     let other = vec![(true, "proof lost", Some("b"))];

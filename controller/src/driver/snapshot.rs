@@ -154,7 +154,8 @@ impl Driver {
         let mut nodes = std::mem::take(&mut view.nodes);
         for (name, node) in &mut nodes {
             if let Some(watch) = self.pods.get(name).filter(|w| w.cache.synced() && w.cache.unreadable().is_empty()) {
-                let mut pods: Vec<PodFacts> = watch.cache.items().into_values().collect();
+                let items = watch.cache.items().into_values();
+                let mut pods: Vec<PodFacts> = items.map(|pod| pod.at(now)).collect();
                 self.owners.mark(&mut pods);
                 node.pods = Some(pods);
             }

@@ -87,7 +87,10 @@ pub(super) fn samples(
     let braked = status.is_some_and(|status| true_condition(&status.conditions, BRAKED).is_some());
     let back_offs = plan.status.iter().flat_map(|status| &status.budget_back_offs);
     let budget_stays = back_offs.filter_map(|back_off| usize::try_from(back_off.times).ok()).max();
-    let is_unwell = plan.status.iter().flat_map(|status| &status.unwell).any(|span| span.until.is_none());
+    let mut spans = plan.status.iter().flat_map(|status| &status.unwell);
+    // Trouble from before any drain of now is not recorded.
+    let is_waited = || plan.waits.values().any(|wait| matches!(wait, Wait::ClusterUnwell { .. }));
+    let is_unwell = spans.any(|span| span.until.is_none()) || is_waited();
     let rollouts = plan.status.iter().flat_map(|status| &status.active_rollouts);
     let completion = rollouts.filter_map(|rollout| Some(rollout.estimated_completion?.at)).max();
     let counts = status.and_then(|status| status.counts.as_ref());

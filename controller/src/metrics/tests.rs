@@ -473,6 +473,10 @@ fn fleet_metrics_are_derived_from_view_and_plan() {
     assert!(!metrics.text().contains("UpToDate"), "who needs nothing does not wait");
     metrics.observe(&Snapshot::of(&view, &plan, &Policy::default(), false, t(0)));
     assert_eq!(value(&metrics, "slots_limit"), None, "without the operator's resource there is no limit to export");
+    let unwell = Wait::ClusterUnwell { ill: 2, compared: 3, nodes: Vec::new() };
+    let plan = Plan { waits: BTreeMap::from([("a".to_owned(), unwell)]), ..plan };
+    metrics.observe(&Snapshot::of(&view, &plan, &policy, false, t(0)));
+    assert_eq!(value(&metrics, "cluster_unwell"), Some(1.0), "a node waits for it, and no time of it is recorded");
 }
 
 /// Returns metrics with every series exported at least once.

@@ -19,6 +19,8 @@ pub const LEDGER_NODES: usize = 64;
 
 /// The end that a ledger names for a node that had proven the version and was not Ready any more.
 pub const NOT_READY: &str = "NotReady";
+/// The end that it names for one that was under pressure.
+pub const UNDER_PRESSURE: &str = "NodePressure";
 
 /// The length to which the name of a machine is cut.
 pub const PROVIDER_ID_LENGTH: usize = 512;
@@ -49,7 +51,7 @@ pub struct RolloutLedger {
     /// Number of nodes that were updated and have stayed healthy for their soak.
     #[serde(default)]
     pub proven: i64,
-    /// Number of nodes that run, or may run, the version and have not proven it, or that had proven it and were no longer Ready.
+    /// Number of nodes that run, or may run, the version and have not proven it, or that had proven it and were no longer Ready, or under pressure.
     #[serde(default)]
     pub unproven: i64,
     /// Number of these that a user has accepted.
@@ -63,8 +65,8 @@ pub struct RolloutLedger {
     #[schemars(length(max = LEDGER_NODES), extend("x-kubernetes-list-type" = "atomic"))]
     pub nodes: Vec<LedgerNode>,
     /// Nodes that count for the brake, each once: those whose updates have ended without a proof since the last proven one; those from before
-    /// it that run, or may run, the version without a proof; and those that had proven it and were no longer Ready.
-    /// `spec.failurePolicy.maxConsecutiveFailures` is the number that brakes the rollout.
+    /// it that run, or may run, the version without a proof; and those that had proven it and were no longer Ready, or under
+    /// pressure. `spec.failurePolicy.maxConsecutiveFailures` is the number that brakes the rollout.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_FAILURES), extend("x-kubernetes-list-type" = "atomic"))]
     pub row: Vec<LedgerNode>,
@@ -189,7 +191,7 @@ impl RolloutLedger {
         unproven >= limit && (self.open().saturating_mul(UNPROVEN_SHARE) >= self.used() || self.has_many_fallen(limit))
     }
 
-    /// Returns whether no name is free, and the nodes that were no longer Ready are at least `limit` and have at least half of
+    /// Returns whether no name is free, and the nodes that are not well any more are at least `limit` and have at least half of
     /// the names that failed nodes do not have. There may be more such nodes, which are not counted.
     fn has_many_fallen(&self, limit: usize) -> bool {
         let fallen = self.row.iter().filter(|end| end.has_fallen()).count();
@@ -226,10 +228,9 @@ impl RolloutLedger {
         }
     }
 
-    /// Counts a proven node that is not Ready any more as one without a proof: by its name it is found again, and named once it is gone. It
-    /// has a part in a brake by nodes without a proof, and is no end after the last proof. Where no name is free, it takes the name of a node
-    /// that never had a proof and has not failed, first of one that is gone or accepted. The count of that node stays.
-    pub fn fall(&mut self, node: &str, is_gone: impl Fn(&str) -> bool) {
+    /// Counts a proven node that is not well any more as one without a proof, which counts for the brake, also once it is gone. Where no name is
+    /// free, it takes that of a node that never had a proof and has not failed, first of one that is gone or accepted, whose count stays.
+    pub fn fall(&mut self, (node, end): (&str, &str), is_gone: impl Fn(&str) -> bool) {
         if self.proven <= 0 || self.nodes.iter().any(|named| named.node == node) {
             return;
         }
@@ -239,14 +240,14 @@ impl RolloutLedger {
             let Some((other, _)) = others.min_by_key(|(_, named)| is_needed(named)) else { return };
             self.nodes.remove(other);
         }
-        self.move_node(Some(Proof::Proven), (node, Proof::Unproven, NOT_READY));
+        self.move_node(Some(Proof::Proven), (node, Proof::Unproven, end));
         self.row.retain(|end| end.node != node);
         let is_full = self.row.len() >= MAX_FAILURES as usize;
         if let Some(before) = self.row.iter().position(|end| is_full && end.before_proof && !end.has_fallen()) {
             self.row.remove(before);
         }
         if self.row.len() < MAX_FAILURES as usize {
-            let (node, reason) = (node.to_owned(), NOT_READY.to_owned());
+            let (node, reason) = (node.to_owned(), end.to_owned());
             self.row.push(LedgerNode { node, proof: Proof::Unproven, reason, accepted: false, before_proof: true });
         }
     }
@@ -316,9 +317,9 @@ impl LedgerNode {
         matches!(self.proof, Proof::Unproven | Proof::Unknown)
     }
 
-    /// Returns whether the node had proven the version and was not Ready any more.
+    /// Returns whether the node had proven the version, and was not Ready any more or under pressure.
     pub fn has_fallen(&self) -> bool {
-        self.reason == NOT_READY
+        [NOT_READY, UNDER_PRESSURE].contains(&self.reason.as_str())
     }
 }
 
@@ -406,17 +407,17 @@ mod tests {
         };
         let mut ledger = start();
         for _ in 0..2 {
-            ledger.fall("a", |_| false);
+            ledger.fall(("a", NOT_READY), |_| false);
             assert_eq!((ledger.proven, ledger.unproven, ledger.nodes.len()), (1, 2, 2), "once");
         }
         assert_eq!(ledger.nodes[1].to_string(), "a (NotReady)");
         assert_eq!(ledger.row.iter().map(|end| end.node.as_str()).collect::<Vec<_>>(), ["b", "a"], "once");
         ledger.accept();
         assert_eq!(ledger.good(), 3);
-        ledger.fall("a", |_| false);
+        ledger.fall(("a", NOT_READY), |_| false);
         assert_eq!(ledger.good(), 3, "a user has accepted it");
         let mut ledger = start();
-        ledger.fall("a", |_| false);
+        ledger.fall(("a", NOT_READY), |_| false);
         ledger.recover("a");
         assert_eq!(ledger, start());
     }
@@ -426,7 +427,7 @@ mod tests {
     fn large_rollout_is_braked_once_its_names_are_used_up_by_nodes_that_fall() {
         for (fallen, limit, braked) in [(63, 3, false), (64, 3, true), (200, 3, true), (200, usize::MAX, false)] {
             let mut ledger = RolloutLedger { proven: 4_000, ..RolloutLedger::default() };
-            (0..fallen).for_each(|number| ledger.fall(&format!("n{number}"), |_| false));
+            (0..fallen).for_each(|number| ledger.fall((&format!("n{number}"), NOT_READY), |_| false));
             ledger.brake(limit, Timestamp::UNIX_EPOCH);
             assert_eq!(ledger.braked_until.is_some(), braked, "{fallen} of 4000, {limit}");
         }
@@ -453,7 +454,7 @@ mod tests {
             }
             ledger.proven_by("");
             let used = ledger.used();
-            (0..fallen).for_each(|number| ledger.fall(&format!("n{number}"), |_| false));
+            (0..fallen).for_each(|number| ledger.fall((&format!("n{number}"), NOT_READY), |_| false));
             ledger.brake(3, Timestamp::UNIX_EPOCH);
             assert_eq!(ledger.braked_until.is_some(), braked, "{sentence}: {ledger:?}");
             assert_eq!((ledger.used(), ledger.nodes.len()), (used, LEDGER_NODES), "{sentence}");
@@ -468,7 +469,7 @@ mod tests {
             for number in 0..LEDGER_NODES - fallen {
                 ledger.move_node(None, (&format!("failed-{number}"), Proof::Failed, "SoakFailed"));
             }
-            (0..fallen).for_each(|number| ledger.fall(&format!("fallen-{number}"), |_| false));
+            (0..fallen).for_each(|number| ledger.fall((&format!("fallen-{number}"), NOT_READY), |_| false));
             for number in 0..3 {
                 let end = format!("other-{number}");
                 ledger.move_node(None, (&end, Proof::Unproven, "HookTimedOut"));
@@ -490,7 +491,7 @@ mod tests {
                 ledger.move_node(None, (&format!("n{number}"), Proof::Unproven, "HookTimedOut"));
             }
             ledger.nodes.iter_mut().for_each(|named| named.accepted = named.node == accepted);
-            ledger.fall("fallen", |node| node == gone);
+            ledger.fall(("fallen", NOT_READY), |node| node == gone);
             let has_name = |node: &str| ledger.nodes.iter().any(|named| named.node == node);
             assert!(has_name("fallen") && !has_name(taken), "{sentence}: {:?}", ledger.nodes);
             assert_eq!((ledger.proven, ledger.unproven), (99, 65), "{sentence}");

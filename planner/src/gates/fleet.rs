@@ -1,5 +1,7 @@
 //! Gates that keep all nodes, or many, from an update: the switch, failures, canary steps, the schedule.
 
+use models::operator::UnwellSpan;
+
 use crate::policy::WindowState;
 use crate::survey::NodeContext;
 use crate::survey::brake::Brake;
@@ -57,10 +59,19 @@ pub(crate) fn is_not_braked(ctx: &NodeContext<'_>) -> Option<Wait> {
 
 /// Nodes have not fallen ill at once, or the rollout takes nodes off the version that the ill ones run.
 pub(crate) fn cluster_is_well(ctx: &NodeContext<'_>) -> Option<Wait> {
-    let span = ctx.survey.unwell.open()?;
-    let cures = ctx.version().is_ok_and(|version| {
-        ctx.survey.unwell.is_cured_by(ctx.view, version, ctx.survey.urgency.applies(ctx.node, version))
-    });
+    not_cured(ctx, ctx.survey.unwell.of_starts()?)
+}
+
+/// Returns the same trouble where it also ends what has begun: it has begun since.
+pub(crate) fn cluster_unwell(ctx: &NodeContext<'_>) -> Option<Wait> {
+    not_cured(ctx, ctx.survey.unwell.open()?)
+}
+
+/// Returns the wait for trouble of the cluster, unless the rollout takes nodes off the version that the ill ones run.
+fn not_cured(ctx: &NodeContext<'_>, span: &UnwellSpan) -> Option<Wait> {
+    let cures = ctx
+        .version()
+        .is_ok_and(|version| ctx.survey.unwell.is_cured_by(version, ctx.survey.urgency.applies(ctx.node, version)));
     (!cures).then(|| Wait::of_unwell(span))
 }
 

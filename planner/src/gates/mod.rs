@@ -23,7 +23,7 @@ use crate::wait::Wait;
 pub(crate) use expressions::{
     Firing, firing, gate as expression, objection, own_pending, own_questions, own_quiet, questions, quiet,
 };
-pub(crate) use fleet::{blackout, cluster_is_well as cluster_unwell};
+pub(crate) use fleet::{blackout, cluster_unwell};
 pub(crate) use host::{has_reported as no_report, is_usable as host_not_usable};
 pub(crate) use node::{is_not_held as held, is_ready as not_ready};
 pub(crate) use obstacle::Obstacle;

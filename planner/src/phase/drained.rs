@@ -187,9 +187,13 @@ pub(super) fn asked_until(ctx: &Attempt<'_>) -> Option<Timestamp> {
     Some(ctx.deadline(accepted.unwrap_or(ctx.progress.since), ctx.group().drain.guarded_timeout))
 }
 
-/// Returns whether policy has what is left at the deadline deleted. A drill goes past no budget: nothing is urgent in it.
+/// Returns whether policy has what is left at the deadline deleted. A drill goes past no budget: nothing is urgent in it. Nor does a drain that is
+/// found days later, as once the controller is scaled up again: no pod on it has been asked to leave for as long as policy says.
 pub(super) fn forces(ctx: &Attempt<'_>) -> bool {
-    ctx.group().drain.at_deadline == AtDeadline::Force && !ctx.mode().is_drill()
+    let drain = &ctx.group().drain;
+    let has_begun = || ctx.drain_status().is_some_and(|drain| drain.forced_since.is_some());
+    let in_time = || has_begun() || !ctx.is_found_late(ctx.progress.since, drain.timeout);
+    drain.at_deadline == AtDeadline::Force && !ctx.mode().is_drill() && in_time()
 }
 
 /// Returns whether an earlier turn has begun to delete what is left, past the drain's time: another leader, which gives the drain some of its

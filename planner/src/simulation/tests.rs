@@ -193,6 +193,21 @@ fn percentages_are_of_all_nodes_also_of_those_asleep() {
     }
 }
 
+/// They are more than the nodes that are awake, and are no trouble of the cluster.
+#[test]
+fn dead_nodes_delay_no_fleet_of_which_most_nodes_are_asleep() {
+    let mut scenario = fleet(300, 1, &json!({"maxUnavailable": "10%"}));
+    for member in scenario.members.iter_mut().take(60) {
+        let mut node = NodeView::clone(&member.node);
+        (node.facts.ready, node.facts.not_ready_since) = (false, Some(t(-7200)));
+        member.node = Arc::new(node);
+    }
+    let course = simulate(&scenario, 1);
+    assert_eq!((course.updated(), course.findings.len()), (240, 0), "{:?}", course.waits);
+    let ended = course.nodes.iter().filter_map(|node| node.ended).max();
+    assert!(ended.is_some_and(|second| second < 12 * 3600), "{ended:?}");
+}
+
 #[test]
 fn nodes_of_an_earlier_rollout_are_updated_again_also_by_a_pin() {
     let mut scenario = fleet(40, 2, &json!({"maxUnavailable": 2, "version": {"target": NEW.to_string()}}));

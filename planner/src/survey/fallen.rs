@@ -2,12 +2,15 @@
 //! After three minutes their proofs no longer count, also where a repair then replaces the nodes: that holds a step,
 //! and brakes the rollout. While their share is larger than that of the nodes without the version, they count against
 //! the budgets for a day: the next ones may end like them. The soak of a step begins again when such nodes are back.
+//!
+//! The proof of a node that is Ready and under pressure counts for ten minutes. Such a node is in service: it takes no
+//! room in the budgets, and what is over before counts for nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::operator::{ActiveRollout, RolloutLedger};
+use models::operator::{ActiveRollout, NOT_READY, RolloutLedger, UNDER_PRESSURE};
 use models::time::after;
 
 use super::key::is_member;
@@ -23,39 +26,51 @@ const LASTING: Duration = Duration::from_secs(60);
 /// have it, is gone before.
 const LOST: Duration = Duration::from_secs(3 * 60);
 
+/// Time after which the proof of a node under pressure does not count any more. Kubelets show pressure for five minutes after its end
+/// (`evictionPressureTransitionPeriod`): one that has removed unused images in time has shown it for less.
+const PRESSED: Duration = Duration::from_secs(10 * 60);
+
 /// One in so many proven nodes shows that something is wrong.
 const SHARE: usize = 20;
 
 /// Time within which nodes are Ready again that were not for one cause, as after an outage of the control plane.
 const AT_ONCE: Duration = Duration::from_secs(60 * 60);
 
-/// The proven nodes of a rollout that are not Ready.
+/// The proven nodes of a rollout that are not Ready or under pressure.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Fallen {
     /// Those that have not been Ready for a minute.
     pub(crate) nodes: Vec<String>,
     /// Those whose proof does not count any more.
     pub(crate) lost: Vec<String>,
-    /// The time at which another one counts, if it is not Ready until then.
+    /// The time at which another one counts, if it is not well until then.
     pub(crate) wake: Option<Timestamp>,
 }
 
-/// Returns the proven nodes of a rollout that have not been Ready for a minute, and those that have not been for long enough to be lost.
+/// Returns the proven nodes of a rollout that have not been Ready for a minute, and those that have not been, or were under pressure, for long
+/// enough to be lost. A shortage from before the rollout says nothing.
 pub(crate) fn of(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) -> Fallen {
-    let (mut fallen, mut lost) = (Fallen::default(), Vec::new());
-    for node in view.nodes.values().filter(|node| !node.facts.ready && is_proven(node, rollout)) {
-        let name = &node.facts.name;
-        let at = |span: Duration| node.facts.not_ready_since.map(|since| after(since, span));
-        fallen.wake = [fallen.wake, at(LASTING), at(LOST)].into_iter().flatten().filter(|at| *at > now).min();
-        if at(LASTING).is_none_or(|at| at <= now) {
-            fallen.nodes.push(name.clone());
+    let (mut fallen, mut down, mut ill) = (Fallen::default(), Vec::new(), Vec::new());
+    for node in view.nodes.values().filter(|node| !node.facts.is_well() && is_proven(node, rollout)) {
+        let facts = &node.facts;
+        let not_ready = facts.not_ready_since.filter(|_| !facts.ready);
+        let pressed = facts.pressure_since.filter(|since| facts.ready && *since >= rollout.started);
+        let at = |since: Option<Timestamp>, span: Duration| since.map(|since| after(since, span));
+        let ends = [at(not_ready, LASTING), at(not_ready, LOST), at(pressed, PRESSED)];
+        fallen.wake = ends.into_iter().chain([fallen.wake]).flatten().filter(|at| *at > now).min();
+        let [lasts, is_lost, is_pressed] = ends.map(|at| at.map(|at| at <= now));
+        if !facts.ready && lasts != Some(false) {
+            fallen.nodes.push(facts.name.clone());
         }
-        if at(LOST).is_some_and(|at| at <= now) && !was_taken_out(&node.facts) {
-            lost.push(node);
-        }
+        let is_down = is_lost == Some(true) && !was_taken_out(facts);
+        down.extend(is_down.then_some(node));
+        ill.extend((is_down || is_pressed == Some(true)).then_some(node));
     }
-    let lost = down_alone(view, rollout, lost);
-    fallen.lost = lost.into_iter().map(|node| node.facts.name.clone()).collect();
+    // Each is compared with what is like it: others under pressure excuse no node that is not Ready.
+    let ill = if ill.len() > down.len() { ill_alone(view, rollout, ill) } else { Vec::new() };
+    let lost = down_alone(view, rollout, down).into_iter().chain(ill);
+    let lost: BTreeSet<&String> = lost.map(|node| &node.facts.name).collect();
+    fallen.lost = lost.into_iter().cloned().collect();
     fallen
 }
 
@@ -68,7 +83,11 @@ pub(super) fn followed(
     now: Timestamp,
 ) -> (RolloutLedger, Fallen) {
     let (mut ledger, fallen) = (ledger::of(view, rollout, memory), of(view, rollout, now));
-    fallen.lost.iter().for_each(|node| ledger.fall(node, |name| ledger::is_gone(view, name)));
+    for name in &fallen.lost {
+        let is_ready = view.nodes.get(name).is_some_and(|node| node.facts.ready);
+        let end = if is_ready { UNDER_PRESSURE } else { NOT_READY };
+        ledger.fall((name, end), |name| ledger::is_gone(view, name));
+    }
     (ledger, fallen)
 }
 
@@ -79,12 +98,27 @@ fn down_alone<'a>(view: &ClusterView, rollout: &ActiveRollout, down: Vec<&'a Nod
     evidence(view, rollout, down, |facts| is_down(facts, rollout.started, first))
 }
 
-/// Returns whether a node is not Ready; `None` where it says nothing: it has not been since before `since`, or since more
-/// than a day before `fell`, the time of those that it is compared with.
+/// Returns those of the proven nodes that are not Ready or under pressure, if that is evidence in the same way. A node that is out of service
+/// for its update says nothing: without its pods it is short of nothing, and others may be short because of them.
+fn ill_alone<'a>(view: &ClusterView, rollout: &ActiveRollout, ill: Vec<&'a NodeView>) -> Vec<&'a NodeView> {
+    let first = ill.iter().filter_map(|node| node.facts.ill_since()).min().unwrap_or(rollout.started);
+    let is_out = |facts: &NodeFacts| view.nodes.get(&facts.name).is_some_and(NodeView::disrupted);
+    evidence(view, rollout, ill, |facts| {
+        let is_ill = (!facts.is_well()).then(|| facts.ill_since());
+        fell_lately(is_ill, rollout.started, first).filter(|_| !is_out(facts))
+    })
+}
+
+/// Returns whether a node is not Ready; `None` where it says nothing.
 fn is_down(facts: &NodeFacts, since: Timestamp, fell: Timestamp) -> Option<bool> {
+    fell_lately((!facts.ready).then_some(facts.not_ready_since), since, fell)
+}
+
+/// Returns whether something has happened to a node, with the time at which it did, as far as that is known; `None` where it says nothing: it
+/// was before `since`, or more than a day before `fell`, the time of those that it is compared with.
+fn fell_lately(happened: Option<Option<Timestamp>>, since: Timestamp, fell: Timestamp) -> Option<bool> {
     let is_old = |at: Timestamp| at < since || after(at, LONGEST) < fell;
-    let was_down = !facts.ready && facts.not_ready_since.is_some_and(is_old);
-    (!was_down).then_some(!facts.ready)
+    (!happened.flatten().is_some_and(is_old)).then_some(happened.is_some())
 }
 
 /// Returns whether a node without the version is to get it: it is managed, and neither held nor being removed. It may be
@@ -268,6 +302,49 @@ mod tests {
             let left = of(&view, &rollout, t(280)).lost;
             assert!(!left.contains(&"new-0".to_owned()), "{sentence}: since when is not known");
         }
+    }
+
+    /// Has the nodes of this name, of those that are not Ready, Ready and under pressure since then.
+    fn press(view: &mut ClusterView, prefix: &str, since: i64) {
+        for node in view.nodes.values_mut().filter(|node| !node.facts.ready && node.facts.name.starts_with(prefix)) {
+            let facts = &mut node.facts;
+            (facts.ready, facts.not_ready_since) = (true, None);
+            (facts.pressure, facts.pressure_since) = (Some("MemoryPressure".into()), Some(t(since)));
+        }
+    }
+
+    #[test]
+    fn proof_of_a_node_under_pressure_counts_for_ten_minutes_where_others_are_well() {
+        for (sentence, new, old, since, drained, lost) in [
+            ("the only one", (1, 1), (9, 0), 100, false, 1),
+            ("one in twenty", (20, 1), (9, 0), 100, false, 1),
+            ("fewer", (21, 1), (9, 0), 100, false, 0),
+            ("as many of the others", (10, 10), (10, 10), 100, false, 0),
+            ("half as large a share of the others", (10, 4), (5, 1), 100, false, 0),
+            ("since before the rollout", (1, 1), (9, 0), -1, false, 0),
+            ("the only other one is drained, and its pods are elsewhere", (1, 1), (1, 0), 100, true, 0),
+        ] {
+            let (mut view, rollout) = cluster_of(new, old);
+            press(&mut view, "", since);
+            if drained {
+                let other = view.nodes.get_mut("old-0").unwrap().shadow.as_mut().unwrap();
+                other.status.controller.progress = Some(progress(Step::Draining, 0));
+            }
+            let [before, after] = [since + 599, since + 600].map(|at| of(&view, &rollout, t(at)));
+            assert_eq!((before.lost.len(), after.lost.len()), (0, lost), "{sentence}");
+            assert_eq!(before.wake, (since > 0).then(|| t(700)), "{sentence}");
+            assert_eq!(after.nodes.len() + suspects(&view, t(since + 600)).len(), 0, "{sentence}: it is in service");
+        }
+    }
+
+    #[test]
+    fn nodes_under_pressure_excuse_none_that_is_not_ready_and_are_counted_with_those_that_are_not() {
+        let (mut view, rollout) = cluster_of((3, 3), (10, 5));
+        press(&mut view, "old", 100);
+        assert_eq!(of(&view, &rollout, t(700)).lost.len(), 3, "the others are Ready");
+        let (mut view, rollout) = cluster_of((40, 2), (9, 0));
+        press(&mut view, "new-0", 100);
+        assert_eq!(of(&view, &rollout, t(700)).lost, ["new-0", "new-1"], "two of forty are not well");
     }
 
     #[test]

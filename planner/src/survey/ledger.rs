@@ -71,9 +71,9 @@ pub(super) fn is_proven(node: &NodeView, rollout: &ActiveRollout) -> bool {
     is_kept(node) && place(node, rollout) == Some(Proof::Proven) && runs(node, rollout)
 }
 
-/// Returns whether a node that was not Ready is in service again with the version that it has proven.
+/// Returns whether a node that was not Ready or under pressure is in service again with the version that it has proven.
 fn is_back(node: &NodeView, rollout: &ActiveRollout) -> bool {
-    node.facts.ready && !node.facts.cordoned_by_others() && is_proven(node, rollout)
+    node.facts.is_well() && !node.facts.cordoned_by_others() && is_proven(node, rollout)
 }
 
 /// Returns whether a node runs the version of a rollout, or may come back with it.

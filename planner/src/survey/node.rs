@@ -100,17 +100,27 @@ impl<'a> NodeContext<'a> {
         set_condition(&mut status.conditions, condition(self.now, type_, holds, reason, message));
     }
 
-    /// Returns when a step that began at `since` and may take `limit` is given up. Trouble of the cluster stops its clock. A leader gives a step of
-    /// an earlier one some of that time again, until a day after its deadline: it ends then also where the leader changes all the time.
+    /// Returns when a step that began at `since` and may take `limit` is given up. A leader gives a step of an earlier one some of that time again,
+    /// until a day after its deadline: it ends then also where the leader changes all the time.
     pub(crate) fn deadline(&self, since: Timestamp, limit: Duration) -> Timestamp {
-        let begun = self.survey.pause.resumed.map_or(since, |resumed| resumed.max(since));
-        let at = self.survey.unwell.deadline(begun, limit);
-        let leads = self.view.leader_since;
+        let (at, leads) = (self.time_over(since, limit), self.view.leader_since);
         if since >= leads {
             return at;
         }
-        let grace = if leads < after(at, LONGEST) { limit.clamp(GRACE, LONGEST_GRACE) } else { GRACE };
+        let grace = if self.is_found_late(since, limit) { GRACE } else { limit.clamp(GRACE, LONGEST_GRACE) };
         at.max(after(leads, grace))
+    }
+
+    /// Returns whether a leader finds a step of an earlier one a day or more after its deadline.
+    pub(crate) fn is_found_late(&self, since: Timestamp, limit: Duration) -> bool {
+        let leads = self.view.leader_since;
+        since < leads && leads >= after(self.time_over(since, limit), LONGEST)
+    }
+
+    /// Returns when the time of a step is over under one leader. Trouble of the cluster stops its clock.
+    fn time_over(&self, since: Timestamp, limit: Duration) -> Timestamp {
+        let begun = self.survey.pause.resumed.map_or(since, |resumed| resumed.max(since));
+        self.survey.unwell.deadline(begun, limit)
     }
 
     pub(crate) fn sorted_pods(&self) -> Option<Sorted<'a>> {

@@ -4,14 +4,17 @@
 //! Nodes are compared since the drain of the judged node began. The comparison nodes are those that are not being updated, joining or
 //! being removed, and that were well then. Nodes that run the judged version excuse nothing, and those that were ill before, or that a user
 //! or a drain has taken down, say nothing.
+//!
+//! Trouble from before any drain of now is as much a reason to start nothing: the nodes that are left carry the load. For starts alone, all
+//! nodes are compared since a day ago. That stops no clock, and is not recorded.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use models::operator::UnwellSpan;
 use models::shadow::{Mode, Place, Progress};
-use models::time::{after, between};
+use models::time::{after, between, signed};
 use semver::Version;
 
 use super::unavailable::comes_or_goes;
@@ -23,6 +26,9 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 /// The longest time from a hold until its node goes down that shows that a user powers it off. Nodes that are held for longer, such as all but a few
 /// that are tried first, go down like any other in an outage.
 const POWERED_OFF_WITHIN: Duration = Duration::from_secs(60 * 60);
+
+/// The taint of a node whose machine is shut down, as its cloud shows. A machine of a failed zone has none.
+const SHUT_DOWN: &str = "node.cloudprovider.kubernetes.io/shutdown:NoSchedule";
 
 /// The number of times that the operator's status keeps.
 const KEPT: usize = 8;
@@ -38,8 +44,12 @@ const STOPPED: Duration = Duration::from_secs(60);
 pub(crate) struct Unwell {
     /// These times, for the operator's status.
     pub(crate) spans: Vec<UnwellSpan>,
+    /// The trouble of the last day, where none of these times goes on.
+    last_day: Option<UnwellSpan>,
     /// The versions that the ill nodes run, while it goes on; `None` for a node that names none.
     runs: BTreeSet<Option<Version>>,
+    /// The versions whose nodes are well among ill ones, while it goes on.
+    good: BTreeSet<Version>,
     /// The time at which it may end without another event.
     pub(crate) wake: Option<Timestamp>,
     now: Timestamp,
@@ -111,11 +121,12 @@ pub(crate) fn was_held(facts: &NodeFacts, ill_since: Timestamp) -> bool {
     facts.held() && facts.held_since.is_some_and(|held| held <= ill_since)
 }
 
-/// Returns whether a node is not Ready since a user or a drain took it down: a user who powers a node off holds it first.
+/// Returns whether a node is not Ready since a user or a drain took it down: a user who powers a node off holds it first, or its cloud shows it.
 fn was_taken_down(facts: &NodeFacts) -> bool {
     let is_recent = |down: Timestamp| facts.held_since.is_some_and(|held| after(held, POWERED_OFF_WITHIN) >= down);
     let was_powered_off = |down: Timestamp| was_held(facts, down) && is_recent(down);
-    !facts.ready && (was_taken_out(facts) || facts.not_ready_since.is_some_and(was_powered_off))
+    let is_shut_down = || facts.taints.iter().any(|taint| taint == SHUT_DOWN);
+    !facts.ready && (was_taken_out(facts) || is_shut_down() || facts.not_ready_since.is_some_and(was_powered_off))
 }
 
 /// Returns the nodes of any kind that are not being updated, joining, being removed or taken down.
@@ -133,6 +144,49 @@ fn is_in_service(node: &NodeView) -> bool {
 
 fn runs_any(facts: &NodeFacts, versions: &BTreeSet<&Version>) -> bool {
     !versions.is_empty() && facts.bottlerocket() && facts.os_version().is_some_and(|runs| versions.contains(&runs))
+}
+
+/// Compares all nodes since a day ago, those included that run a version that is judged. Returns that time, too.
+fn in_last_day(view: &ClusterView, now: Timestamp) -> (Timestamp, Comparison<'_>) {
+    let since = after(now, -signed(LONGEST));
+    let mut found = Comparison::of(view, &BTreeSet::new(), since, now);
+    found.well += view.left_out;
+    (since, found)
+}
+
+/// Returns the record of trouble that is observed now, of nodes that are compared since a time.
+fn observed((since, found): &(Timestamp, Comparison<'_>), now: Timestamp) -> UnwellSpan {
+    UnwellSpan {
+        since: now,
+        until: None,
+        compared_since: *since,
+        ill: i64::try_from(found.ill.len()).unwrap_or(i64::MAX),
+        compared: i64::try_from(found.len()).unwrap_or(i64::MAX),
+        nodes: found.ill.iter().take(NAMED).map(|facts| facts.name.clone()).collect(),
+    }
+}
+
+/// Returns the versions most of whose nodes are well, in those zones alone in which at least half of the other nodes have fallen ill. Where these
+/// are well, or there are none, it shows nothing: another zone may have failed.
+fn good_versions(view: &ClusterView, since: Timestamp, now: Timestamp) -> BTreeSet<Version> {
+    let mut versions: BTreeMap<Version, BTreeMap<&str, (usize, usize)>> = BTreeMap::new();
+    for facts in view.nodes.values().filter(|node| is_in_service(node)).map(|node| &node.facts) {
+        let Some(version) = facts.os_version().filter(|_| facts.bottlerocket()) else { continue };
+        let (well, ill) = versions.entry(version).or_default().entry(facts.zone()).or_default();
+        *(if facts.is_well() { well } else { ill }) += 1;
+    }
+    let is_good = |version: &Version, zones: &BTreeMap<&str, (usize, usize)>| {
+        let (mut good, mut bad) = (0, 0);
+        for (zone, (well, ill)) in zones {
+            let others = Comparison::in_zone(view, zone, &BTreeSet::from([version]), since, now);
+            if !others.ill.is_empty() && others.ill.len() >= others.well {
+                good += *well;
+                bad += *ill;
+            }
+        }
+        good > bad
+    };
+    versions.into_iter().filter(|(version, zones)| is_good(version, zones)).map(|(version, _)| version).collect()
 }
 
 /// Returns the time since which other nodes are compared with the node of an attempt: the beginning of its drain.
@@ -159,25 +213,27 @@ impl Unwell {
         let trouble = compared.filter(|(_, compared)| compared.is_trouble());
         match (&trouble, spans.last_mut().filter(|span| span.until.is_none())) {
             (None, Some(open)) => open.until = Some(now),
-            (Some((since, compared)), None) => spans.push(UnwellSpan {
-                since: now,
-                until: None,
-                compared_since: *since,
-                ill: i64::try_from(compared.ill.len()).unwrap_or(i64::MAX),
-                compared: i64::try_from(compared.len()).unwrap_or(i64::MAX),
-                nodes: compared.ill.iter().take(NAMED).map(|facts| facts.name.clone()).collect(),
-            }),
+            (Some(trouble), None) => spans.push(observed(trouble, now)),
             (None, None) | (Some(_), Some(_)) => {}
         }
         spans.drain(..spans.len().saturating_sub(KEPT));
-        let ill = || trouble.iter().flat_map(|(_, compared)| &compared.ill);
+        let last_day = trouble.is_none().then(|| in_last_day(view, now)).filter(|(_, found)| found.is_trouble());
+        let ill = || trouble.iter().chain(&last_day).flat_map(|(_, compared)| &compared.ill);
         let wake = ill().filter_map(|facts| facts.ill_since()).min().map(|since| after(since, LONGEST));
-        Self { spans, runs: ill().map(|facts| facts.os_version()).collect(), wake, now }
+        let runs = ill().map(|facts| facts.os_version()).collect();
+        let since = trouble.iter().chain(&last_day).map(|(since, _)| *since).next();
+        let good = since.map(|since| good_versions(view, since, now)).unwrap_or_default();
+        Self { spans, last_day: last_day.map(|trouble| observed(&trouble, now)), runs, good, wake, now }
     }
 
     /// Returns the time that goes on, if one does.
     pub(crate) fn open(&self) -> Option<&UnwellSpan> {
         self.spans.last().filter(|span| span.until.is_none())
+    }
+
+    /// Returns the trouble for which nothing starts: that which goes on, or that of the last day.
+    pub(crate) fn of_starts(&self) -> Option<&UnwellSpan> {
+        self.open().or(self.last_day.as_ref())
     }
 
     /// Returns how long clocks have stopped since this time.
@@ -204,16 +260,10 @@ impl Unwell {
     }
 
     /// Returns whether a rollout of this version takes nodes off the version that the ill ones run: it goes back to an earlier one, it
-    /// is urgent, or most of the nodes that run it already are well.
-    pub(crate) fn is_cured_by(&self, view: &ClusterView, version: &Version, urgent: bool) -> bool {
+    /// is urgent, or most of the nodes that run it already among ill ones are well.
+    pub(crate) fn is_cured_by(&self, version: &Version, urgent: bool) -> bool {
         let leaves = |runs: &Option<Version>| runs.as_ref().is_some_and(|runs| runs != version);
-        if !self.runs.iter().any(leaves) {
-            return false;
-        }
-        let judged = BTreeSet::from([version]);
-        let on_it = view.nodes.values().filter(|node| is_in_service(node) && runs_any(&node.facts, &judged));
-        let well = on_it.map(|node| node.facts.is_well());
-        let (good, bad) = well.fold((0, 0), |(good, bad), well| if well { (good + 1, bad) } else { (good, bad + 1) });
-        urgent || good > bad || self.runs.iter().flatten().any(|runs| runs > version)
+        let goes_back = || self.runs.iter().flatten().any(|runs| runs > version);
+        self.runs.iter().any(leaves) && (urgent || self.good.contains(version) || goes_back())
     }
 }

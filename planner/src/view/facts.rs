@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{ContainerStatus, Node, NodeStatus, Pod, PodStatus, Service, Toleration, Volume};
+use k8s_openapi::api::core::v1::{
+    ContainerStatus, Node, NodeCondition, NodeStatus, Pod, PodStatus, Service, Toleration, Volume,
+};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, OwnerReference};
 use models::names;
@@ -21,8 +23,16 @@ use super::projection::Projection;
 use super::revision::CAUSE_LENGTH;
 use super::{BudgetFacts, DaemonSetIs, NodeFacts, OperatorFacts, PodFacts, RequestManagers, ServiceFacts, ShadowFacts};
 
-/// Conditions of a Node that are bad when they are true, the most important first.
-const PRESSURE: &[&str] = &["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
+/// Conditions of a Node that are bad when they are true, the most important first, each with the taint that the control plane adds then.
+const PRESSURE: &[(&str, &str)] = &[
+    ("MemoryPressure", "node.kubernetes.io/memory-pressure"),
+    ("DiskPressure", "node.kubernetes.io/disk-pressure"),
+    ("PIDPressure", "node.kubernetes.io/pid-pressure"),
+    ("NetworkUnavailable", "node.kubernetes.io/network-unavailable"),
+];
+
+/// The taints that the control plane adds to a node that is not Ready.
+const NOT_READY: &[&str] = &["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 
 /// Beginning of the taints that Kubernetes itself adds and removes.
 const KUBERNETES_TAINTS: &str = "node.kubernetes.io/";
@@ -75,13 +85,22 @@ fn tolerates_cordon(toleration: &Toleration) -> bool {
     key && matches!(toleration.effect.as_deref(), None | Some("" | "NoSchedule"))
 }
 
+/// Returns the time since which a condition of a node has been bad: that of its kubelet, whose clock may be ahead, or that of a taint that the
+/// control plane adds for it a moment later, by its own.
+fn bad_since(node: &Node, condition: &NodeCondition, taints: &[&str]) -> Option<Timestamp> {
+    let reported = condition.last_transition_time.as_ref().map(|time| time.0);
+    let added = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    let added = added.filter(|taint| taints.contains(&taint.key.as_str()));
+    added.filter_map(|taint| Some(taint.time_added.as_ref()?.0)).chain(reported).min()
+}
+
 /// Returns the time since which a node has been Ready, or else has not been, as far as it is known.
 fn readiness(node: &Node) -> Result<Option<Timestamp>, Option<Timestamp>> {
     let ready = node.status.iter().flat_map(|s| s.conditions.iter().flatten()).find(|c| c.type_ == "Ready");
-    let since = ready.and_then(|condition| Some(condition.last_transition_time.as_ref()?.0));
     match ready {
-        Some(condition) if condition.status == "True" => Ok(since),
-        _ => Err(since),
+        Some(condition) if condition.status == "True" => Ok(condition.last_transition_time.as_ref().map(|time| time.0)),
+        Some(condition) => Err(bad_since(node, condition, NOT_READY)),
+        None => Err(None),
     }
 }
 
@@ -134,7 +153,7 @@ impl Projection for NodeFacts {
         let info = status.and_then(|s| s.node_info.as_ref());
         let conditions = || status.iter().flat_map(|s| s.conditions.iter().flatten());
         let mut holding = conditions().filter(|c| c.status == "True");
-        let pressure = holding.find(|c| PRESSURE.contains(&c.type_.as_str()));
+        let pressure = holding.find_map(|c| Some((c, PRESSURE.iter().find(|(type_, _)| *type_ == c.type_)?.1)));
         let label = node.metadata.labels.as_ref().and_then(|l| l.get(names::INTERFACE_LABEL));
         let unschedulable = node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
         let ready = readiness(node);
@@ -150,8 +169,8 @@ impl Projection for NodeFacts {
             resource_version: text(node.metadata.resource_version.as_ref()),
             labelled: label.is_some_and(|value| value == names::INTERFACE_VERSION),
             labels: Arc::new(node.metadata.labels.clone().unwrap_or_default()),
-            pressure: pressure.map(|c| c.type_.clone()),
-            pressure_since: pressure.and_then(|c| Some(c.last_transition_time.as_ref()?.0)),
+            pressure: pressure.map(|(c, _)| c.type_.clone()),
+            pressure_since: pressure.and_then(|(c, taint)| bad_since(node, c, &[taint])),
             ready: ready.is_ok(),
             ready_since: ready.ok().flatten(),
             not_ready_since: not_ready.flatten(),

@@ -369,6 +369,8 @@ pub struct ClusterView {
     pub nodes: BTreeMap<String, NodeView>,
     /// All other nodes, by name.
     pub unmanaged: BTreeMap<String, NodeFacts>,
+    /// The number of well nodes that are not in the view of a simulation.
+    pub left_out: usize,
     /// Shadows that an earlier Node of the same name owned, by that name.
     pub orphaned_shadows: BTreeMap<String, ShadowFacts>,
     /// The revisions that are named by shadows without a Node.

@@ -168,10 +168,27 @@ pub(super) fn startup(pod: &Pod) -> std::time::Duration {
     std::time::Duration::from_secs(seconds.max().unwrap_or(0))
 }
 
+/// The most by which a time of a kubelet may be in the future: it writes whole seconds, by a clock of its own.
+const AHEAD: Duration = Duration::from_secs(10);
+
 /// Maximum time since the last restart of a container that crash-loops.
 const CRASH_LOOP_PAUSE: jiff::SignedDuration = jiff::SignedDuration::from_hours(1);
 
 impl PodFacts {
+    /// Returns the facts at this time. A time of its kubelet that has not come is by a clock that is ahead: the pod was created before, by the
+    /// API server's clock. The time of the plan would move with each plan.
+    #[must_use]
+    pub fn at(self, now: Timestamp) -> Self {
+        let (latest, created) = (after(now, AHEAD), self.created);
+        let known = |at: Option<Timestamp>| at.and_then(|at| if at <= latest { Some(at) } else { created });
+        Self {
+            started: known(self.started),
+            lost_ready_at: known(self.lost_ready_at),
+            restarted_at: known(self.restarted_at),
+            ..self
+        }
+    }
+
     /// Returns whether it is a pod of this component of the operator.
     pub fn is_of(&self, component: &str) -> bool {
         self.labels.get(names::COMPONENT_LABEL).is_some_and(|label| label == component)

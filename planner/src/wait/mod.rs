@@ -382,7 +382,7 @@ pub enum Wait {
     },
     /// Many nodes have become not Ready or short of a resource at once, also nodes that were not being updated.
     #[error(
-        "{ill} of {compared} nodes that were not being updated have become not Ready or short of a resource at once, {} first: that is \
+        "{ill} of {compared} nodes that are not being updated have become not Ready or short of a resource within a day, {} first: that is \
              trouble of the cluster and no evidence against a version", .nodes.join(", ")
     )]
     ClusterUnwell {

@@ -181,8 +181,8 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         StepUnproven,
         User,
         "The end of the cause that the message names: each node is verified again every hour, or by a \
-         [retry](policy.md#requests); one with the end `NotReady` has to be in service again. Or an \
-         [approval](policy.md#requests) with `--unproven`.",
+         [retry](policy.md#requests); one with the end `NotReady` or `NodePressure` has to be in service again, without \
+         pressure. Or an [approval](policy.md#requests) with `--unproven`.",
     ),
     (StepFailed, User, "The cause of the failures that the message names; then [resume](policy.md#requests)."),
     (
@@ -195,8 +195,8 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (
         ClusterUnwell,
         Nodes,
-        "The nodes that the message names, Ready and without pressure. It ends after 24 hours at the latest: nodes that have been ill for \
-         longer say nothing about a version.",
+        "The nodes that the message names, Ready and without pressure, or deleted. It ends after 24 hours at the latest: nodes that have been ill \
+         for longer say nothing about a version.",
     ),
     (FirstNode, Turn, "The first node of the rollout, until it has proven the version."),
     (

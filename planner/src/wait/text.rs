@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use models::names::{APPROVE_STEP_ANNOTATION, HOLD_ANNOTATION, RESUME_ANNOTATION};
-use models::operator::NOT_READY as FALLEN;
+use models::operator::{NOT_READY as FALLEN, UNDER_PRESSURE};
 use models::plain::{is_alike, some_by};
 use semver::Version;
 
@@ -147,12 +147,12 @@ fn named(nodes: &[String]) -> String {
     nodes.iter().map(|node| format!(", {node}")).collect()
 }
 
-/// The end of a sentence about a node that had proven the version, and was not Ready any more.
-const BACK: &str = "counts again once it is in service on the version";
+/// The end of a sentence about a node that had proven the version, and was not Ready any more or under pressure.
+const BACK: &str = "counts again once it is in service on the version, without pressure";
 
 /// Returns whether a node that a reason names with its end is such a one: no verification makes it count again.
 pub fn has_fallen(named: &str) -> bool {
-    named.ends_with(&format!("({FALLEN})"))
+    [FALLEN, UNDER_PRESSURE].iter().any(|end| named.ends_with(&format!("({end})")))
 }
 
 /// Returns the number of such nodes among those that a reason names.
@@ -166,7 +166,7 @@ pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
     let again = match fallen(nodes) {
         0 => verified.to_owned(),
         count if count == nodes.len() => format!("Each {BACK}"),
-        _ => format!("{verified}; one with the end {FALLEN} {BACK}"),
+        _ => format!("{verified}; one with the end {FALLEN} or {UNDER_PRESSURE} {BACK}"),
     };
     let (nodes, approve) = (named(nodes), approve(approval));
     format!(
@@ -203,7 +203,10 @@ pub(super) fn braked(count: usize, nodes: &[String], until: Option<Timestamp>, t
                 .to_owned()
         }
     };
-    let back = if fallen(nodes) > 0 { format!("; one with the end {FALLEN} {BACK}") } else { String::new() };
+    let back = match fallen(nodes) {
+        0 => String::new(),
+        _ => format!("; one with the end {FALLEN} or {UNDER_PRESSURE} {BACK}"),
+    };
     format!(
         "the rollout is braked: {count} update(s) have ended without a proof{}{back}; {next}{BEFORE_RESUME}{}",
         named(nodes),
@@ -253,6 +256,7 @@ mod tests {
             (vec![], [true, false]),
             (vec!["a (HookTimedOut)"], [true, false]),
             (vec!["a (NotReady)"], [false, true]),
+            (vec!["a (NodePressure)"], [false, true]),
             (vec!["a (HookTimedOut)", "b (NotReady)"], [true, true]),
         ] {
             let nodes: Vec<String> = nodes.into_iter().map(str::to_owned).collect();

@@ -247,7 +247,7 @@ fn blocked(
     let wait = asked.find_map(|(check, answer)| gates::objection(answer, check.name().to_owned(), true));
     // Of the cluster's trouble the first message is kept: nodes come and go meanwhile. It blocks nothing where a rollout goes on.
     let is_waited = || plan.waits.values().any(|wait| matches!(wait, Wait::ClusterUnwell { .. }));
-    let unwell = survey.unwell.open().filter(|_| is_waited()).map(Wait::of_unwell);
+    let unwell = survey.unwell.of_starts().filter(|_| is_waited()).map(Wait::of_unwell);
     let Some(wait) = unwell.or(wait) else {
         if stored.is_some_and(|c| matches!(c.reason.as_str(), CLUSTER_UNWELL | CLUSTER_WELL)) {
             return Some((ConditionStatus::False, CLUSTER_WELL, String::new()));
@@ -256,7 +256,12 @@ fn blocked(
         let reason = if earlier { EARLIER_GONE } else { EXPRESSIONS_QUIET };
         return stored.map(|_| (ConditionStatus::False, reason, String::new()));
     };
-    let same = stored.filter(|c| wait.is_recorded(&c.message));
+    let keeps = |c: &&Condition| {
+        let goes_on =
+            c.status == ConditionStatus::True && c.reason == CLUSTER_UNWELL && wait.as_str() == CLUSTER_UNWELL;
+        goes_on || wait.is_recorded(&c.message)
+    };
+    let same = stored.filter(keeps);
     let message = same.map_or_else(|| wait.to_string(), |c| c.message.clone());
     Some((ConditionStatus::True, wait.as_str(), message.chars().take(2000).collect()))
 }

@@ -392,21 +392,84 @@ fn nothing_starts_in_an_unwell_cluster_and_slots_without_a_permit_are_released()
     assert_eq!(condition(&made.status.unwrap()).reason, "ClusterWell");
 }
 
+/// A zone has failed while no node was being updated, or before the drain of `a` began.
 #[test]
-fn ill_nodes_of_before_hold_nothing() {
-    let (mut view, policy) = unwell(draining());
+fn ill_nodes_of_before_hold_what_starts_for_a_day_and_nothing_that_has_begun() {
+    for a in [node("a"), draining()] {
+        let rows = [("for two minutes", -60, true), ("for two hours", -7140, true), ("for a day", 60 - DAY, false)];
+        for (sentence, since, held) in rows {
+            let (mut view, policy) = unwell(a.clone());
+            not_ready(&mut view, &["b", "c", "d"], since);
+            let mut made = plan(&view, &policy, t(60));
+            assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{sentence}");
+            let waits = made.waits.get("e").map(Wait::as_str) == Some("ClusterUnwell");
+            let goes = made.slots.iter().flatten().any(|slot| slot.node == "e");
+            assert_eq!((waits, goes), (held, !held), "{sentence}: {:?}", made.waits.get("e"));
+            assert!(!held || made.wake <= Some(t(since + DAY)), "{sentence}: {:?}", made.wake);
+            let step = match made.actions.get("a") {
+                Some(Action::Status { status, .. }) => status.report.progress.as_ref().map(|progress| progress.step),
+                _ => None,
+            };
+            assert_ne!(step, Some(Step::Releasing), "{sentence}");
+            let status = made.status.unwrap();
+            assert_eq!(status.unwell, [], "{sentence}: clocks go on");
+            let blocked = models::condition::true_condition(&status.conditions, "Blocked");
+            assert_eq!(blocked.is_some_and(|blocked| blocked.reason == "ClusterUnwell"), held, "{sentence}");
+        }
+    }
+}
+
+/// One after the other falls ill: each would be another write.
+#[test]
+fn condition_of_an_unwell_cluster_keeps_its_first_message() {
+    let (mut view, policy) = unwell(node("a"));
     not_ready(&mut view, &["b", "c", "d"], -60);
-    let made = plan(&view, &policy, t(60));
-    assert_ne!(made.waits.get("e").map(Wait::as_str), Some("ClusterUnwell"));
-    assert_eq!(made.status.unwrap().unwell, []);
+    let message = |view: &mut ClusterView, second| {
+        let status = plan(view, &policy, t(second)).status.unwrap();
+        let blocked = models::condition::true_condition(&status.conditions, "Blocked").cloned().unwrap();
+        view.operator.as_mut().unwrap().status = status;
+        blocked.message
+    };
+    let first = message(&mut view, 60);
+    assert!(first.contains("3 of 6"), "{first}");
+    not_ready(&mut view, &["f"], 90);
+    assert_eq!(message(&mut view, 120), first);
+}
+
+/// The only node with the version, `f`, is well.
+#[test]
+fn nodes_beside_a_failed_zone_show_nothing_about_the_version_of_the_ill_ones() {
+    for (sentence, own, held) in [("it is in the zone of the ill ones", "1", false), ("in another one", "2", true)] {
+        for a in [node("a"), draining()] {
+            let (mut view, policy) = unwell(a);
+            for node in view.nodes.values_mut() {
+                let zone = match node.facts.name.as_str() {
+                    "b" | "c" | "d" => "1",
+                    "f" => own,
+                    _ => "2",
+                };
+                let labels = [(models::names::ZONE_LABEL.to_owned(), zone.to_owned())];
+                node.facts.labels = std::sync::Arc::new(labels.into());
+            }
+            facts(&mut view, "f").os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+            let made = plan(&view, &policy, t(60));
+            let waits = made.waits.get("e").map(Wait::as_str) == Some("ClusterUnwell");
+            assert_eq!(waits, held, "{sentence}: {:?}", made.waits.get("e"));
+        }
+    }
 }
 
 /// A user holds nodes and powers them off, as for a repair.
 #[test]
 fn nodes_that_users_take_down_are_no_trouble_of_the_cluster() {
     type Change = fn(&mut NodeFacts);
-    let cases: [(&str, Change, bool); 6] = [
+    let cases: [(&str, Change, bool); 7] = [
         ("they go down by themselves", |_| {}, true),
+        (
+            "their machines are shut down",
+            |facts| facts.taints = vec!["node.cloudprovider.kubernetes.io/shutdown:NoSchedule".into()],
+            false,
+        ),
         ("held before", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(10))), false),
         ("held for long", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(-3600))), true),
         ("held after that", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(30))), true),

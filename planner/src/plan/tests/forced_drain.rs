@@ -99,6 +99,33 @@ fn forced_drain_goes_on_under_a_new_leader() {
     assert!(made.evictions.get("a").is_none_or(|evictions| !evictions.delete), "policy gives it more time");
 }
 
+/// The controller was scaled to zero over a weekend.
+#[test]
+fn drain_that_is_found_a_day_after_its_deadline_deletes_nothing_unless_it_had_begun_to() {
+    const DAY: i64 = 24 * 60 * 60;
+    for (sentence, led_since, begun, event) in [
+        ("within a day", 60 + DAY - 1, false, Some("DrainForced")),
+        ("a day later", 60 + DAY, false, Some("UpdateFailed")),
+        ("two days later, and pods were deleted before", 2 * DAY, true, None),
+    ] {
+        let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
+        let (mut view, policy) = draining(spec, vec![pod("a", false)]);
+        if begun {
+            let recorded = plan(&view, &policy, t(60)).actions.remove("a").unwrap();
+            written(&mut view, &recorded);
+        }
+        view.leader_since = t(led_since);
+        let deletes = |second| plan(&view, &policy, t(second)).evictions.get("a").map(|evictions| evictions.delete);
+        assert_eq!(deletes(led_since + 1), Some(begun), "{sentence}");
+        let made = plan(&view, &policy, t(led_since + 60));
+        let note = match made.actions.get("a") {
+            Some(Action::Status { note: Some(note), .. }) => Some(note.reason),
+            _ => None,
+        };
+        assert_eq!(note, event, "{sentence}: {:?}", made.actions);
+    }
+}
+
 /// `Force`, and a pod that policy refuses came to the node meanwhile.
 #[test]
 fn forced_drain_fails_on_refused_pod_or_unready_node() {

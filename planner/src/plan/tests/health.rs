@@ -189,6 +189,24 @@ fn soak_begins_again_with_a_node_that_is_ready_again_also_where_no_leader_saw_th
     }
 }
 
+/// The clock of their kubelet is an hour ahead.
+#[test]
+fn times_of_pods_that_have_not_come_keep_no_node_from_its_proof_and_prove_none() {
+    let old = |pod: PodFacts| PodFacts { created: Some(t(-3600)), ..pod };
+    let ahead = Some(t(DEADLINE + 3600));
+    for (sentence, pod, ended, end) in [
+        ("it has not started", PodFacts { started: ahead, ..failing() }, DEADLINE, is_unproven()),
+        ("it was Ready", PodFacts { started: ahead, lost_ready_at: ahead, ..failing() }, DEADLINE, is_unproven()),
+        ("the boot has restarted it", PodFacts { restarted_at: ahead, restarts: 1, ..healthy() }, SOAKED, is_updated()),
+    ] {
+        let mut watch = Watch::of(verifying(vec![healthy(), old(pod).at(t(0))]));
+        watch.at(ended - 1);
+        assert_eq!(watch.result(), (None, false), "{sentence}");
+        watch.at(ended);
+        assert_eq!(watch.result(), end, "{sentence}: {}", watch.message());
+    }
+}
+
 /// `Ready` stays True for most of a minute.
 #[test]
 fn node_whose_lease_is_not_renewed_after_its_soak_is_not_proven() {

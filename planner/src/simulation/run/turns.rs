@@ -67,6 +67,7 @@ impl Run<'_> {
     fn plan_all(&mut self) -> Plan {
         loop {
             self.wake_ahead();
+            self.count_left_out();
             let mut made = plan(&self.view, &self.policy, self.now);
             self.course.findings.extend(lint(&self.view, &self.policy, &mut made));
             self.course.plans += 1;
@@ -83,6 +84,12 @@ impl Run<'_> {
                 return made;
             }
         }
+    }
+
+    /// Counts the nodes that the view lacks as well ones: of those that are not, each is awake. Where a plan is of nodes that are under way, and
+    /// the view lacks others too, none of them waits for the others.
+    fn count_left_out(&mut self) {
+        self.view.left_out = self.states.len().saturating_sub(self.view.nodes.len());
     }
 
     /// Plans the nodes alone that have changed and are under way, until they rest. What the whole fleet decides waits for the
@@ -124,6 +131,7 @@ impl Run<'_> {
             let few = operator.status.slots.iter().filter(|slot| here(slot)).cloned().collect();
             std::mem::replace(&mut operator.status.slots, few)
         });
+        self.count_left_out();
         let mut made = plan(&self.view, &self.policy, self.now);
         self.course.plans += 1;
         if let (Some(operator), Some(slots)) = (&mut self.view.operator, slots) {

@@ -169,7 +169,11 @@ fn canary_that_was_not_ready_before_it_was_replaced_passes_no_step() {
         (node.facts.ready, node.facts.not_ready_since) = (true, None);
         node.facts.os_image = format!("Bottlerocket OS {OLD} (aws-k8s-1.37)");
     };
-    let cases: [(&str, i64, Option<Change>, bool); 11] = [
+    let pressed: Change = |node| {
+        (node.facts.ready, node.facts.not_ready_since) = (true, None);
+        (node.facts.pressure, node.facts.pressure_since) = (Some("DiskPressure".into()), Some(t(390)));
+    };
+    let cases: [(&str, i64, Option<Change>, bool); 12] = [
         ("not Ready for three minutes, and gone", 380, None, false),
         ("the same, and its removal begins", 380, Some(leaves), false),
         ("the same, and another one has its name", 380, Some(replaced), false),
@@ -177,6 +181,7 @@ fn canary_that_was_not_ready_before_it_was_replaced_passes_no_step() {
         ("the same, and it is Ready again", 380, Some(ready), true),
         ("the same, and it is Ready again and held", 380, Some(held), false),
         ("the same, and it is Ready again and cordoned", 380, Some(cordoned), false),
+        ("the same, and it is Ready again under pressure", 380, Some(pressed), false),
         ("the same, and it is Ready again on the old version", 380, Some(taken_back), false),
         ("not Ready for a minute, and gone", 260, None, true),
         ("the same, and its removal begins", 260, Some(leaves), true),
@@ -211,6 +216,33 @@ fn canary_that_was_not_ready_before_it_was_replaced_passes_no_step() {
         view.operator.as_mut().unwrap().approve_step = Some("7/1/unproven@yes".into());
         follow(&mut view, 8001);
         assert_eq!(follow(&mut view, 12_000).active[0].steps_passed, 1, "{sentence}: a user has accepted it");
+    }
+}
+
+/// The canary soaks for an hour from 100 s on, and its disk is short from 200 s on.
+#[test]
+fn canary_under_pressure_for_ten_minutes_passes_no_step_until_it_is_well_again() {
+    let policy = policy(&[step("1", 3600, false)]);
+    let mut view = fleet(4, 1, 0);
+    view.nodes.get_mut("n00").unwrap().facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    for (second, pressed, lost, passed) in [
+        (100, false, false, 0),
+        (799, true, false, 0),
+        (800, true, true, 0),
+        (5000, true, true, 0),
+        (6000, false, false, 0),
+        (9599, false, false, 0),
+        (9600, false, false, 1),
+    ] {
+        let facts = &mut view.nodes.get_mut("n00").unwrap().facts;
+        facts.pressure = pressed.then(|| "DiskPressure".to_owned());
+        facts.pressure_since = pressed.then(|| t(200));
+        let rollouts = followed(&view, &policy, second);
+        let (approval, nodes) = ("7/1/unproven".to_owned(), vec!["n00 (NodePressure)".to_owned()]);
+        let unproven = Wait::StepUnproven { step: 1, approval, nodes };
+        assert_eq!(one(&rollouts).wait.as_ref() == Some(&unproven), lost, "{second}: {:?}", one(&rollouts).wait);
+        assert_eq!(rollouts.active[0].steps_passed, passed, "{second}");
+        view.operator.as_mut().unwrap().status.active_rollouts = rollouts.active;
     }
 }
 

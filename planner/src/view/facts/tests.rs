@@ -167,6 +167,20 @@ fn node_shows_since_when_it_is_in_or_out_of_service() {
         assert_eq!((facts.ready, facts.ready_since), (sentence == "Ready", ready_since), "{sentence}");
         assert_eq!(facts.created, at(created), "{sentence}");
     }
+    // The clock of its kubelet is ahead.
+    let hour = "2026-01-01T01:00:00Z";
+    for (condition, status, key) in [
+        ("Ready", "False", "not-ready"),
+        ("Ready", "Unknown", "unreachable"),
+        ("DiskPressure", "True", "disk-pressure"),
+    ] {
+        let conditions = json!([{"type": condition, "status": status, "lastTransitionTime": hour}]);
+        let taints = [("disk-full", minute), (key, later)];
+        let taint = |(key, added): (&str, &str)| json!({"key": format!("node.kubernetes.io/{key}"), "effect": "NoSchedule", "timeAdded": added});
+        let facts = facts(conditions, json!({"taints": taints.map(taint)}), json!([]));
+        let since = if condition == "Ready" { facts.not_ready_since } else { facts.pressure_since };
+        assert_eq!(since, at(later), "{condition} is {status}: the time of the taint");
+    }
     let taint = json!([{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "timeAdded": later}]);
     let managed = json!([{
         "manager": "kubectl", "operation": "Update", "time": minute, "fieldsV1": {"f:spec": {"f:unschedulable": {}}},
