@@ -1,12 +1,13 @@
 //! Connections with and without an authenticated agent, byte by byte, as a regular client would never use them.
 
-use std::io::{Read as _, Write as _};
+use std::io::{Read as _, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use tracing_subscriber::EnvFilter;
 
 use super::*;
 
@@ -103,6 +104,40 @@ async fn what_is_not_http_is_counted_and_ends_its_connection() {
     let counted = "\nbrupop_apiserver_malformed_requests_total 3\n";
     server.until_plain("/metrics", |(_, metrics)| metrics.contains(counted)).await;
     server.stop().await;
+}
+
+/// A log that is kept.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn library_logs_no_line_about_what_is_not_http() {
+    let log = Log::default();
+    let writer = log.clone();
+    let filter = EnvFilter::new(models::log::without_malformed_requests("info,actix_server=warn"));
+    // That of all tests: the server has threads of its own.
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
+    subscriber.with_writer(move || writer.clone()).try_init().unwrap();
+
+    let server = Server::start(&cluster()).await;
+    let mut wire = Wire::open(&server);
+    wire.send("nonsense\r\n\r\n");
+    wire.until_closed();
+    plain_answer(&server, "nonsense\r\n\r\n");
+    server.stop().await;
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    assert!(log.contains("malformed request") && !log.contains("actix_http::h1::dispatcher"), "{log}");
 }
 
 /// Sends this to the plain port. Returns all that is sent until the end of the connection.
