@@ -45,10 +45,8 @@ pub fn serve(
     let builder = Server::build().workers(1).max_concurrent_connections(CONNECTIONS);
     let ending = builder.graceful_shutdown_signal();
     let factory = move || {
-        let app = App::new()
-            .configure(&routes)
-            .into_factory()
-            .map_err(|error: actix_web::Error| error.error_response());
+        let app =
+            App::new().configure(&routes).into_factory().map_err(|error: actix_web::Error| error.error_response());
         let ending = ending.clone();
         let http = HttpService::build()
             .graceful_shutdown_signal(move || {
