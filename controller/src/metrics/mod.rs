@@ -65,6 +65,10 @@ const KINDS: [&str; 15] = [
 /// The kinds of answers to expressions.
 const ANSWERS: [&str; 3] = ["Quiet", "Firing", "Failed"];
 
+/// Help of the counters of the plain port.
+const REFUSED: &str = "Connections to the plain port that were closed at once because their source had many";
+const MALFORMED: &str = "Connections to the plain port that were closed since what was sent on them is not HTTP";
+
 /// The expected answers.
 const CODES: [&str; 12] = ["200", "400", "401", "403", "404", "409", "422", "429", "500", "503", "504", "none"];
 
@@ -175,16 +179,8 @@ impl Metrics {
                 &["kind"],
                 "Calls to the API server that had no response by their deadline",
             )?,
-            connections_refused: register.counter(
-                "connections_refused_total",
-                &[],
-                "Connections to the plain port that were closed at once because their source had many",
-            )?,
-            malformed: register.counter(
-                "malformed_requests_total",
-                &[],
-                "Connections to the plain port that were closed since what was sent on them is not HTTP",
-            )?,
+            connections_refused: register.counter("connections_refused_total", &[], REFUSED)?,
+            malformed: register.counter("malformed_requests_total", &[], MALFORMED)?,
             call_age: register.gauge(
                 "call_age_seconds",
                 &["kind"],
