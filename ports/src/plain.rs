@@ -102,8 +102,8 @@ mod tests {
         let connections = Connections::new(Sources { ipv6_prefix: 128 }, most, limit, counters);
         let server = serve(listener, connections, 0, |config: &mut ServiceConfig| {
             config
-                .route("/healthz", web::get().to(async || "ok\n"))
-                .route("/large", web::get().to(async || HttpResponse::Ok().body(vec![b'x'; LARGE])));
+                .route("/healthz", web::get().to(|| async { "ok\n" }))
+                .route("/large", web::get().to(|| async { HttpResponse::Ok().body(vec![b'x'; LARGE]) }));
         });
         tokio::spawn(server.unwrap());
         (address, refused)
