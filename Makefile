@@ -93,6 +93,7 @@ $(SUBJECTS:%=test-%): test-%: tools control-plane build
 	@integ/run/subject.sh $*
 test-scenarios: next prometheus moto
 test-install: helm definitions
+test-edges: helm
 test-aws: moto
 test-monitoring: prometheus
 

@@ -11,6 +11,8 @@ use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpMessage as _, HttpRequest, web};
 use anyhow::anyhow;
 use jiff::Timestamp;
+use ports::limit::{Allowance, Limiter, Source, Sources};
+use ports::{connections, plain};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -18,8 +20,6 @@ use crate::auth::identity::{AgentIdentity, Bearer, check};
 use crate::auth::review::{Evidence, ReviewError, Reviewer};
 use crate::auth::token::Token;
 use crate::cluster::{CallError, Cluster};
-use crate::connections;
-use crate::limit::{Allowance, Limiter, Source, Sources};
 use crate::metrics::Metrics;
 use crate::problem::{ApiError, Kind};
 use crate::refusal::Refusal;
@@ -39,6 +39,8 @@ pub(crate) struct Limits {
     /// Maximum age of a connection without an authenticated agent. A valid token waits less, 44 s, even where the cluster's
     /// keys, a turn and the TokenReview all come at the last moment.
     pub(crate) unauthenticated: Duration,
+    /// Maximum age of a connection to the plain port.
+    pub(crate) plain: Duration,
     /// Time that a replica that is behind an agent waits for its watch before it calls the cluster. A watch is behind by
     /// milliseconds, or it is broken.
     pub(crate) behind: Duration,
@@ -52,6 +54,7 @@ impl Limits {
         refused: Allowance { burst: 200, every: Duration::from_millis(50) },
         body: Duration::from_secs(10),
         unauthenticated: Duration::from_secs(60),
+        plain: plain::MAX_AGE,
         behind: Duration::from_secs(2),
         certificate: Duration::from_secs(1),
     };

@@ -13,13 +13,11 @@ mod body;
 mod clock;
 mod cluster;
 pub mod config;
-mod connections;
 mod etag;
 mod follow;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod heads;
-mod limit;
 mod metrics;
 mod problem;
 mod refusal;

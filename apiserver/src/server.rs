@@ -6,16 +6,20 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use actix_http::error::{DispatchError, ParseError};
 use actix_http::{HttpService, TlsAcceptorConfig};
 use actix_server::Server;
 use actix_service::{IntoServiceFactory as _, ServiceFactoryExt as _, map_config};
-use actix_tls::accept::max_concurrent_tls_connect;
+use actix_tls::accept::{TlsError, max_concurrent_tls_connect};
 use actix_web::dev::AppConfig;
-use actix_web::http::KeepAlive;
 use actix_web::middleware::from_fn;
-use actix_web::{App as WebApp, HttpServer, web};
+use actix_web::web::ServiceConfig;
+use actix_web::{App as WebApp, web};
 use anyhow::{Context as _, anyhow};
 use kube::Client;
+use ports::connections::Connections;
+use ports::limit::{Allowance, Limiter, Sources};
+use ports::plain;
 use rustls::ServerConfig;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -28,9 +32,7 @@ use crate::auth::keys::Wanted;
 use crate::auth::review::Reviewer;
 use crate::cluster::{Cluster, SILENCE};
 use crate::config::Config;
-use crate::connections::Connections;
 use crate::heads::limited;
-use crate::limit::{Allowance, Limiter, Sources};
 use crate::metrics::Metrics;
 use crate::store::Store;
 use crate::streams::Streams;
@@ -60,10 +62,6 @@ const KEEP_ALIVE: Duration = Duration::from_secs(75);
 const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
 /// Time-out for a client to close its side of a connection.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
-
-/// Maximum number of connections of the plain port at a time: the kubelet's probes, and Prometheus. Each can hold 128 KiB of a head
-/// that never ends.
-const PLAIN_CONNECTIONS: usize = 128;
 
 /// Rate limit of log lines about refusals of one source. What is left out is counted.
 const LOG_LINES: Allowance = Allowance { burst: 100, every: Duration::from_secs(1) };
@@ -120,21 +118,24 @@ impl Running {
         let ending = watch::Sender::new(None);
         let cluster = Cluster::new(client, config.namespace.clone(), metrics.clone());
         let app = web::Data::new(state(config, limits, cluster, &metrics, &certificate, ending.subscribe()));
-        let connections = Connections::new(
-            app.sources,
-            config.connections_per_source,
-            limits.unauthenticated,
-            (metrics.connections_refused.clone(), metrics.malformed.clone()),
-        );
+        let counters = (metrics.connections_refused.clone(), metrics.malformed.clone());
+        let (most, age) = (config.connections_per_source, limits.unauthenticated);
+        let connections = Connections::new(app.sources, most, age, counters.clone());
+        let plain_connections = Connections::new(app.sources, plain::CONNECTIONS_PER_SOURCE, limits.plain, counters);
         let mut certificates = CertificateWatch::new(config.tls_dir.clone(), Arc::clone(&certificate), metrics);
         certificates.check(clock::now()).await;
         let tls = server_config(certificate).context("TLS could not be set up")?;
 
         let (api_listener, api) = listen(config.listen)?;
         let (plain_listener, plain) = listen(config.plain_listen)?;
+        let shared = app.clone();
+        let plain_routes = move |services: &mut ServiceConfig| {
+            services.app_data(shared.clone());
+            routes::plain(services);
+        };
         let servers = [
             serve_agents(api_listener, app.clone(), tls, connections).context(LISTENER_ENDED)?,
-            serve_plain(plain_listener, app.clone()).context(LISTENER_ENDED)?,
+            plain::serve(plain_listener, plain_connections, GRACE_SECONDS, plain_routes).context(LISTENER_ENDED)?,
         ];
         let streams = Arc::clone(&app.streams);
         let mut tasks = JoinSet::new();
@@ -235,24 +236,16 @@ fn serve_agents(
             .client_disconnect_timeout(CLOSE_LIMIT)
             .finish(map_config(app, |()| AppConfig::default()))
             .rustls_0_23_with_config(tls.clone(), TlsAcceptorConfig::default().handshake_timeout(CLIENT_DEADLINE));
-        Arc::clone(&connections).limit(http)
+        Arc::clone(&connections).limit(http, malformed)
     };
     Ok(builder.shutdown_timeout(GRACE_SECONDS).disable_signals().listen("api", listener, factory)?.run())
 }
 
-/// Serves health and metrics.
-fn serve_plain(listener: TcpListener, app: web::Data<App>) -> io::Result<Server> {
-    let server = HttpServer::new(move || WebApp::new().app_data(app.clone()).configure(routes::plain))
-        .workers(1)
-        .max_connections(PLAIN_CONNECTIONS)
-        // On a kept connection, heads have no time limit.
-        .keep_alive(KeepAlive::Disabled)
-        .client_request_timeout(CLIENT_DEADLINE)
-        .client_disconnect_timeout(CLOSE_LIMIT)
-        .shutdown_timeout(GRACE_SECONDS)
-        .disable_signals()
-        .listen(listener)?;
-    Ok(server.run())
+fn malformed(error: &TlsError<io::Error, DispatchError>) -> Option<&ParseError> {
+    match error {
+        TlsError::Service(DispatchError::Parse(error)) => Some(error),
+        _ => None,
+    }
 }
 
 /// Returns the time in which so many streams end.

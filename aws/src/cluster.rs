@@ -1,12 +1,13 @@
 //! The Nodes and the operator's resource, as watches show them, and the writes to the Nodes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use kube::api::{Api, Patch, PatchParams};
 use kube::core::DeserializeGuard;
+use kube::core::error_boundary::InvalidObject;
 use kube::runtime::events::{Event as Notice, EventType, Recorder, Reporter};
 use kube::runtime::watcher::{self, Event};
 use kube::{Client, Resource, ResourceExt as _};
@@ -29,21 +30,33 @@ const NOTE: usize = 1000;
 
 /// The objects of one kind, as a watch shows them, each reduced to the facts that decisions need.
 struct Cache<K, T> {
-    known: Mutex<Known<(String, T)>>,
+    state: Mutex<State<T>>,
     read: fn(&K) -> Option<T>,
     differs: fn(&T, &T) -> bool,
     changed: Arc<Notify>,
 }
 
+struct State<T> {
+    known: Known<(String, T)>,
+    /// Names of the objects that cannot be read. None of them is among the known ones, whatever was known before: the next process
+    /// knows no more.
+    unreadable: BTreeSet<String>,
+    /// Those of the list that is being read.
+    listing: BTreeSet<String>,
+}
+
 impl<K: Resource<DynamicType = ()> + Sync, T: Clone + Send> Cache<K, T> {
     fn new(read: fn(&K) -> Option<T>, differs: fn(&T, &T) -> bool, changed: &Arc<Notify>) -> Self {
-        Self { known: Mutex::new(Known::new(|(version, _)| version)), read, differs, changed: changed.clone() }
+        let (unreadable, listing) = Default::default();
+        let state = State { known: Known::new(|(version, _)| version), unreadable, listing };
+        Self { state: Mutex::new(state), read, differs, changed: changed.clone() }
     }
 
-    /// The objects by name; `None` before the first list is complete.
-    fn items(&self) -> Option<BTreeMap<String, T>> {
-        let known = self.known.lock();
-        known.synced().then(|| known.items().iter().map(|(name, (_, item))| (name.clone(), item.clone())).collect())
+    /// The objects by name, and the names of those that cannot be read; `None` before the first list is complete.
+    fn items(&self) -> Option<(BTreeMap<String, T>, BTreeSet<String>)> {
+        let state = self.state.lock();
+        let items = || state.known.items().iter().map(|(name, (_, item))| (name.clone(), item.clone())).collect();
+        state.known.synced().then(|| (items(), state.unreadable.clone()))
     }
 
     fn item(&self, object: &K) -> Option<(String, (String, T))> {
@@ -54,7 +67,7 @@ impl<K: Resource<DynamicType = ()> + Sync, T: Clone + Send> Cache<K, T> {
     /// Takes in the answer to an own write.
     fn written(&self, object: &K) {
         if let Some((name, item)) = self.item(object) {
-            self.known.lock().answer(&name, item, |_, _| true);
+            self.state.lock().known.answer(&name, item, |_, _| true);
         }
     }
 }
@@ -65,38 +78,55 @@ where
     T: Clone + Send,
 {
     fn take(&self, _: u64, event: Event<DeserializeGuard<K>>) {
-        let mut known = self.known.lock();
-        let item = |guard: DeserializeGuard<K>| match guard.0 {
-            Ok(object) => self.item(&object),
-            Err(error) => {
-                tracing::error!(object = ?error.metadata.name, %error, "an object cannot be read and is left out");
-                None
-            }
-        };
+        let mut state = self.state.lock();
+        let State { known, unreadable, listing } = &mut *state;
         let changes = match event {
             Event::Init => {
                 known.begin_list();
+                listing.clear();
                 false
             }
-            Event::InitApply(guard) => {
-                item(guard).into_iter().for_each(|(name, item)| known.list(name, item));
+            Event::InitApply(DeserializeGuard(Ok(object))) => {
+                self.item(&object).into_iter().for_each(|(name, item)| known.list(name, item));
+                false
+            }
+            Event::InitApply(DeserializeGuard(Err(error))) => {
+                listing.insert(unread(error).0);
                 false
             }
             Event::InitDone => {
                 known.end_list();
+                *unreadable = std::mem::take(listing);
                 true
             }
-            Event::Apply(guard) => item(guard)
-                .is_some_and(|(name, item)| known.observe(name, item, |new, old| (self.differs)(&new.1, &old.1))),
-            Event::Delete(guard) => guard
-                .0
-                .ok()
-                .is_some_and(|object| known.delete(&object.name_any(), &object.resource_version().unwrap_or_default())),
+            Event::Apply(DeserializeGuard(Ok(object))) => {
+                let readable_again = unreadable.remove(&object.name_any());
+                let differs = |new: &(String, T), old: &(String, T)| (self.differs)(&new.1, &old.1);
+                self.item(&object).is_some_and(|(name, item)| known.observe(name, item, differs)) || readable_again
+            }
+            Event::Apply(DeserializeGuard(Err(error))) => {
+                let (name, version) = unread(error);
+                known.delete(&name, &version);
+                unreadable.insert(name);
+                true
+            }
+            Event::Delete(guard) => {
+                let name = guard.name_any();
+                let was_unreadable = unreadable.remove(&name);
+                known.delete(&name, &guard.resource_version().unwrap_or_default()) || was_unreadable
+            }
         };
         if changes {
             self.changed.notify_one();
         }
     }
+}
+
+/// Logs that an object cannot be read, and returns its name and its version.
+fn unread(error: InvalidObject) -> (String, String) {
+    let InvalidObject { metadata, error } = error;
+    tracing::error!(object = metadata.name, error, "an object cannot be read: nothing is decided about it");
+    (metadata.name.unwrap_or_default(), metadata.resource_version.unwrap_or_default())
 }
 
 /// The cluster.
@@ -144,14 +174,14 @@ impl Cluster {
         );
     }
 
-    /// The Nodes and the policy; `None` before both are known.
-    pub(crate) fn read(&self) -> Option<(BTreeMap<String, Node>, Policy)> {
-        let operator = self.operator.items()?.remove(OPERATOR_NAME).unwrap_or_else(Operator::missing);
-        let mut nodes = self.nodes.items()?;
+    /// The Nodes, the names of those that cannot be read, and the policy; `None` before all of this is known.
+    pub(crate) fn read(&self) -> Option<(BTreeMap<String, Node>, BTreeSet<String>, Policy)> {
+        let operator = self.operator.items()?.0.remove(OPERATOR_NAME).unwrap_or_else(Operator::missing);
+        let (mut nodes, unreadable) = self.nodes.items()?;
         for node in nodes.values_mut() {
             node.backing = operator.backing(node);
         }
-        Some((nodes, operator.policy))
+        Some((nodes, unreadable, operator.policy))
     }
 
     /// Sets or removes the answer of a Node, unless it was written since it was read.
@@ -188,5 +218,42 @@ impl Cluster {
             Ok(Err(error)) => tracing::warn!(node = node.name, %error, "an Event could not be published"),
             Err(_) => tracing::warn!(node = node.name, "an Event could not be published in time"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that knew the Node decides like one that has been started since.
+    #[test]
+    fn node_that_cannot_be_read_is_named_and_not_among_the_others_until_it_can_be_or_is_gone() {
+        let node = |version: &str, since: &str| -> DeserializeGuard<core::Node> {
+            let condition = json!({"type": "Ready", "status": "True", "lastTransitionTime": since});
+            let metadata = json!({"name": "a", "uid": "u", "resourceVersion": version});
+            serde_json::from_value(json!({"metadata": metadata, "status": {"conditions": [condition]}})).unwrap()
+        };
+        let (good, bad) = ("2026-01-01T00:00:00Z", "9999-12-31T23:59:59Z");
+        let new = || Cache::<core::Node, Node>::new(Node::read, Node::differs, &Arc::new(Notify::new()));
+        let list = |cache: &Cache<core::Node, Node>, guard| {
+            cache.take(0, Event::Init);
+            cache.take(0, Event::InitApply(guard));
+            cache.take(0, Event::InitDone);
+        };
+        let shown = |cache: &Cache<core::Node, Node>| {
+            let (items, unreadable) = cache.items().unwrap();
+            (items.contains_key("a"), unreadable.contains("a"))
+        };
+        let (running, restarted) = (new(), new());
+        list(&running, node("5", good));
+        assert_eq!(shown(&running), (true, false));
+        running.take(0, Event::Apply(node("6", bad)));
+        list(&restarted, node("6", bad));
+        assert_eq!([shown(&running), shown(&restarted)], [(false, true); 2]);
+        running.take(0, Event::Apply(node("7", good)));
+        restarted.take(0, Event::Delete(node("8", bad)));
+        assert_eq!([shown(&running), shown(&restarted)], [(true, false), (false, false)]);
+        list(&running, node("9", bad));
+        assert_eq!(shown(&running), (false, true));
     }
 }

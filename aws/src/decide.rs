@@ -21,7 +21,7 @@ use jiff::Timestamp;
 use models::operator::AwsMode;
 use models::time::between;
 
-use crate::facts::{Entry, Group, Instance, Node, Policy};
+use crate::facts::{Backing, Entry, Group, Instance, Node, Policy};
 
 /// Time after its record in which something may be done at AWS. After it the record is renewed first, so that an entry is
 /// removed only when no call is under way any more that could still do what it records.
@@ -33,6 +33,8 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) policy: Policy,
     /// The Nodes, by name.
     pub(crate) nodes: &'a BTreeMap<String, Node>,
+    /// Names of the Nodes that cannot be read.
+    pub(crate) unreadable: &'a BTreeSet<String>,
     /// The record, by instance.
     pub(crate) record: &'a BTreeMap<String, Entry>,
     /// Instances that AWS was asked about; `None` is one without a group.
@@ -116,23 +118,34 @@ impl Call {
 /// Returns the instances that AWS has to be asked about.
 pub(crate) fn instances_to_read(
     policy: Policy,
-    nodes: &BTreeMap<String, Node>,
+    (nodes, unreadable): (&BTreeMap<String, Node>, &BTreeSet<String>),
     record: &BTreeMap<String, Entry>,
     now: Timestamp,
 ) -> Vec<String> {
     let open = |node: &&Node| node.prepares().is_some() && !node.is_answered();
     let entering = nodes.values().filter(open).filter_map(|node| node.instance.as_ref().ok());
     let entering = entering.filter(|id| policy.mode.is_some() || record.contains_key(*id));
-    let kept = kept(policy, nodes, now);
+    let kept = kept(policy, (nodes, unreadable), record, now);
     let leaving = record.keys().filter(|id| !kept.contains(id.as_str()));
     let all: BTreeSet<&String> = entering.chain(leaving).collect();
     all.into_iter().cloned().collect()
 }
 
-/// The instances for which what was done has to stay. For one that is not recorded nothing follows from it.
-fn kept(policy: Policy, nodes: &BTreeMap<String, Node>, now: Timestamp) -> BTreeSet<&str> {
+/// The recorded instances for which what was done has to stay. A request without a slot keeps that of its own Node alone: any Node can name
+/// the instance of another. That of a Node that cannot be read stays, since its update may be under way.
+fn kept<'a>(
+    policy: Policy,
+    (nodes, unreadable): (&BTreeMap<String, Node>, &BTreeSet<String>),
+    record: &'a BTreeMap<String, Entry>,
+    now: Timestamp,
+) -> BTreeSet<&'a str> {
     let keeps = |node: &&Node| node.prepared().is_some() && !node.is_refused() && !node.is_lost(policy, now);
-    nodes.values().filter(keeps).filter_map(|node| node.instance.as_deref().ok()).collect()
+    let of_requests = nodes.values().filter(keeps).filter_map(|node| {
+        let (id, entry) = record.get_key_value(node.instance.as_ref().ok()?)?;
+        (node.backing == Backing::Slot || node.name == entry.node).then_some(id.as_str())
+    });
+    let unread = record.iter().filter(|(_, entry)| unreadable.contains(&entry.node)).map(|(id, _)| id.as_str());
+    of_requests.chain(unread).collect()
 }
 
 /// Returns what is to be done now.
@@ -158,7 +171,7 @@ pub(crate) fn decide(s: &Snapshot) -> Vec<Action> {
         }
     }
     actions.extend(suspended.into_iter().map(|(group, nodes)| Action::Call(Call::Suspend { group, nodes })));
-    let kept = kept(s.policy, s.nodes, s.now);
+    let kept = kept(s.policy, (s.nodes, s.unreadable), s.record, s.now);
     let (kept, leaving): (BTreeMap<_, _>, BTreeMap<_, _>) =
         s.record.iter().partition(|(id, _)| kept.contains(id.as_str()));
     let mut groups: BTreeMap<&str, Vec<&String>> = BTreeMap::new();

@@ -1,7 +1,6 @@
 //! Each step of an instance and of a group before the drain, and what must not happen.
 
 use super::*;
-use crate::facts::Backing;
 
 #[path = "decide_leaving_cases.rs"]
 mod leaving;
@@ -17,6 +16,7 @@ fn t(second: i64) -> Timestamp {
 struct World {
     policy: Policy,
     nodes: BTreeMap<String, Node>,
+    unreadable: BTreeSet<String>,
     record: BTreeMap<String, Entry>,
     instances: BTreeMap<String, Option<Instance>>,
     groups: BTreeMap<String, Option<Group>>,
@@ -46,6 +46,7 @@ impl World {
         Self {
             policy: Policy { mode: Some(mode), reboot: Duration::from_mins(25) },
             nodes: ["a", "b", "c"].map(|name| (name.to_owned(), node(name))).into(),
+            unreadable: BTreeSet::new(),
             record: BTreeMap::new(),
             instances: ["a", "b", "c"].map(|name| (format!("i-{name}"), none(name))).into(),
             groups: [("web".to_owned(), Some(Group { min: 1, desired: 3, suspended: false, balanced_zones: 0 }))]
@@ -100,6 +101,7 @@ impl World {
         let actions = decide(&Snapshot {
             policy: self.policy,
             nodes: &self.nodes,
+            unreadable: &self.unreadable,
             record: &self.record,
             instances: &self.instances,
             groups: &self.groups,
@@ -129,7 +131,7 @@ impl World {
     }
 
     fn to_read(&self) -> Vec<String> {
-        instances_to_read(self.policy, &self.nodes, &self.record, self.now)
+        instances_to_read(self.policy, (&self.nodes, &self.unreadable), &self.record, self.now)
     }
 }
 
@@ -393,5 +395,14 @@ fn two_nodes_with_one_instance_are_refused() {
         let mut world = World::prepared(mode);
         world.node("b").instance = Ok("i-a".into());
         assert!(world.decide().is_empty(), "{:?}", world.decide());
+        // One that is not Ready, and whose kubelet has written its request, does not keep it prepared once the update is over.
+        world.node("a").request = None;
+        world.request("b", BEFORE);
+        (world.node("b").ready, world.node("b").since) = (false, Some(t(-1)));
+        for backing in [Backing::Missing, Backing::Unknown] {
+            world.node("b").backing = backing;
+            let back = if mode == AwsMode::Standby { "exit i-a" } else { "resume web i-a" };
+            assert_eq!(world.decide(), [back], "{backing:?}");
+        }
     }
 }

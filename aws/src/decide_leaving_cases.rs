@@ -66,6 +66,16 @@ fn host_that_may_still_reboot_keeps_what_was_done_without_its_slot() {
 }
 
 #[test]
+fn what_was_done_for_a_node_that_cannot_be_read_stays() {
+    for mode in MODES {
+        let mut world = World::prepared(mode);
+        world.nodes.remove("a");
+        world.unreadable.insert("a".into());
+        assert!(world.decide().is_empty() && world.to_read().is_empty(), "{:?}", world.decide());
+    }
+}
+
+#[test]
 fn nothing_begins_for_a_host_that_is_not_ready_without_a_slot() {
     for mode in MODES {
         let mut world = World::new(mode);

@@ -182,7 +182,7 @@ pub(crate) struct Entry {
     /// Name of the Auto Scaling group.
     pub(crate) group: String,
     pub(crate) mode: AwsMode,
-    /// Name of the Node, for information.
+    /// Name of the Node for which it was recorded.
     pub(crate) node: String,
     /// Time at which it was recorded. What it records is done after that, and soon.
     pub(crate) since: Timestamp,

@@ -99,13 +99,13 @@ pub(crate) async fn run(config: &Config, cluster: &Cluster, cloud: Cloud) {
 impl Runner<'_> {
     /// Does what is to be done now, and returns the time until the next round.
     async fn round(&mut self) -> Result<Duration, RecordError> {
-        let Some((nodes, policy)) = self.cluster.read() else { return Ok(OPEN) };
+        let Some((nodes, unreadable, policy)) = self.cluster.read() else { return Ok(OPEN) };
         if self.record.is_none() {
             self.record = Some(Record::read(&self.maps).await?);
         }
         let Some(record) = &self.record else { return Ok(OPEN) };
         let now = Timestamp::now();
-        let ids = instances_to_read(policy, &nodes, record.entries(), now);
+        let ids = instances_to_read(policy, (&nodes, &unreadable), record.entries(), now);
         let reads = !ids.is_empty() && self.holds.left(READS, Instant::now()).is_zero();
         if reads {
             let read = self.look(&ids, record.entries()).await;
@@ -133,6 +133,7 @@ impl Runner<'_> {
         let actions = decide(&Snapshot {
             policy,
             nodes: &nodes,
+            unreadable: &unreadable,
             record: record.entries(),
             instances,
             groups,
@@ -206,7 +207,7 @@ impl Runner<'_> {
     /// Takes in the end of a call.
     async fn ended(&mut self, call: Call, result: Result<(), CallError>) {
         let (key, at) = (call.key().to_owned(), Instant::now());
-        let Some((nodes, policy)) = self.cluster.read() else { return };
+        let Some((nodes, _, policy)) = self.cluster.read() else { return };
         let of = |instance: &str| node_of(&nodes, instance);
         if let Err(error) = result {
             tracing::warn!(?call, %error, "the call of AWS failed");

@@ -15,7 +15,7 @@ mkdir -p "$folder"
 fresh=$(mktemp -d "$folder/.fresh.XXXXXX")
 trap 'rm -rf "$fresh"' EXIT
 cd "$root"
-tar -cf - Cargo.toml Cargo.lock models watches planner agent apiserver aws controller cli deploy integ | tar -xf - -C "$fresh"
+tar -cf - Cargo.toml Cargo.lock models watches ports planner agent apiserver aws controller cli deploy integ | tar -xf - -C "$fresh"
 git init -q "$fresh" # `git apply` changes nothing in a folder that another repository ignores.
 git -C "$fresh" apply "$here/next.patch" || {
   echo "make: integ/next/next.patch does not fit the sources any more: mend it (docs/testing.md, Two versions at a time)" >&2

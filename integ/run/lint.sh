@@ -23,6 +23,10 @@ early() {
     echo "make: shellcheck is not installed: the scripts are not checked"
   fi
   [ ! -e integ/plant/run.sh ] || integ/plant/run.sh --check
+  # A tag of an action can be moved; and what a checkout leaves behind, every later step can read.
+  ! grep -rnE 'uses: [^.]' .github | grep -vE '@[0-9a-f]{40} #' || die "workflows name each action by its commit"
+  ! grep -rhA1 'uses: actions/checkout@' .github | grep -vE '^--$|actions/checkout@|persist-credentials: false' \
+    || die "each checkout of the workflows has persist-credentials: false in the line after it"
   git apply --check integ/next/next.patch || die "integ/next/next.patch does not fit the sources any more: mend it (docs/testing.md)"
 }
 

@@ -32,7 +32,7 @@ tests() {
   "${test[@]}" -- "$@"
 }
 
-mapfile -t lines < <(awk -v title="$1:" '/^[a-z]/ { on = $1 == title; next } on && NF' "$subjects")
+mapfile -t lines < <(awk -v title="$1:" '/^[a-z]/ { on = $1 == title; next } on && NF && !/^ *#/' "$subjects")
 [ "${#lines[@]}" != 0 ] || { echo "make: $subjects has no subject '$1'" >&2; exit 1; }
 for line in "${lines[@]}"; do
   # shellcheck disable=SC2086 # a binary and several words

@@ -10,7 +10,7 @@ words='somebody|nobody|anybody|everybody|whoever|anew|of ours|given back|told'
 # The same in code, names of tests included.
 names='somebody|nobody|whoever|(^|[^a-z])anew([^a-z]|$)|strangers?|given[ _]back'
 
-crates=(agent apiserver aws cli controller deploy integ models planner watches)
+crates=(agent apiserver aws cli controller deploy integ models planner ports watches)
 pages=(README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs deploy/manifests deploy/chart deploy/chart-crds examples)
 # refuse ERROR GREP-ARGUMENT...: what grep finds is an error, and so is what grep cannot do.
 refuse() {

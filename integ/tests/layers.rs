@@ -8,7 +8,7 @@ use std::path::Path;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The modules of each crate, the lowest layer first.
-const CRATES: [(&str, &str); 10] = [
+const CRATES: [(&str, &str); 11] = [
     (
         "models",
         "backoff time domain duration limits listen log names earlier pem plain reason resource_version schema condition shadow wire permit \
@@ -25,8 +25,8 @@ const CRATES: [(&str, &str); 10] = [
     ),
     (
         "apiserver",
-        "clock config etag limit streams body connections shadow refusal agents metrics cluster problem auth heads store tls follow \
-         write resume app access_log routes server",
+        "clock config etag streams body shadow refusal agents metrics cluster problem auth heads store tls follow write resume \
+         app access_log routes server",
     ),
     (
         "agent",
@@ -46,6 +46,7 @@ const CRATES: [(&str, &str); 10] = [
          explain watch uninstall preflight install doctor bundle swap takeover requests",
     ),
     ("watches", "known watch_list"),
+    ("ports", "limit connections plain"),
 ];
 
 /// The names that lead to a module from the root of its crate.

@@ -1,12 +1,13 @@
 //! Connections with and without an authenticated agent, byte by byte, as a regular client would never use them.
 
-use std::io::{Read as _, Write as _};
+use std::io::{Read as _, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use tracing_subscriber::EnvFilter;
 
 use super::*;
 
@@ -99,20 +100,70 @@ async fn what_is_not_http_is_counted_and_ends_its_connection() {
         wire.send(text);
         wire.until_closed();
     }
-    let counted = "\nbrupop_apiserver_malformed_requests_total 2\n";
+    plain_answer(&server, "nonsense\r\n\r\n");
+    let counted = "\nbrupop_apiserver_malformed_requests_total 3\n";
     server.until_plain("/metrics", |(_, metrics)| metrics.contains(counted)).await;
     server.stop().await;
+}
+
+/// A log that is kept.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn library_logs_no_line_about_what_is_not_http() {
+    let log = Log::default();
+    let writer = log.clone();
+    let filter = EnvFilter::new(models::log::without_malformed_requests("info,actix_server=warn"));
+    // That of all tests: the server has threads of its own.
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
+    subscriber.with_writer(move || writer.clone()).try_init().unwrap();
+
+    let server = Server::start(&cluster()).await;
+    let mut wire = Wire::open(&server);
+    wire.send("nonsense\r\n\r\n");
+    wire.until_closed();
+    plain_answer(&server, "nonsense\r\n\r\n");
+    server.stop().await;
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    assert!(log.contains("malformed request") && !log.contains("actix_http::h1::dispatcher"), "{log}");
+}
+
+/// Sends this to the plain port. Returns all that is sent until the end of the connection.
+fn plain_answer(server: &Server, text: &str) -> String {
+    let mut tcp = TcpStream::connect(server.plain).unwrap();
+    tcp.set_read_timeout(Some(DEADLINE)).unwrap();
+    tcp.write_all(text.as_bytes()).unwrap();
+    let mut answer = String::new();
+    tcp.read_to_string(&mut answer).unwrap();
+    answer
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn plain_port_ends_each_connection_after_its_answer() {
     let server = Server::start(&cluster()).await;
-    let mut tcp = TcpStream::connect(server.plain).unwrap();
-    tcp.set_read_timeout(Some(DEADLINE)).unwrap();
-    tcp.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    tcp.read_to_string(&mut answer).unwrap();
+    let answer = plain_answer(&server, "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n");
     assert!(answer.starts_with("HTTP/1.1 200") && answer.to_lowercase().contains("connection: close"), "{answer}");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plain_port_ends_a_connection_although_the_body_of_its_request_does_not_end() {
+    let server = Server::limited(&cluster(), Limits { plain: Duration::from_secs(2), ..limits() }).await;
+    let head = "GET /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let answer = plain_answer(&server, &format!("{head}5\r\nbod"));
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     server.stop().await;
 }
 

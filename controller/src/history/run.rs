@@ -11,7 +11,8 @@ use models::names;
 use models::operator::Slot;
 use models::time::{after, signed};
 use planner::history::{
-    HistoryAction, HistoryPlan, HistorySnapshot, OpenPage, RowId, WAITING, Waiting, ended_rollouts, is_settled, plan,
+    HistoryAction, HistoryPlan, HistorySnapshot, OpenPage, RECORD_UNREADABLE, RowId, WAITING, Waiting, ended_rollouts,
+    is_settled, plan,
 };
 use planner::signature::signed_by;
 use planner::view::{HistoryFacts, HistoryObject, OperatorFacts, RecordFacts};
@@ -47,7 +48,7 @@ const LIST_LIMIT: Duration = Duration::from_secs(60);
 /// The first pause after a call that was decided on an old state.
 const OUTDATED_PAUSE: Duration = Duration::from_millis(50);
 
-/// The number of nodes that a message names.
+/// The number of nodes or records that a message names.
 const NAMED: usize = 3;
 
 /// The condition while all is written, and those while it cannot be.
@@ -313,8 +314,11 @@ impl Historian {
             }
         }
         let state = match (&failure, &self.waits_for) {
-            (None, None) => (true, RECORDED, String::new()),
             (None, Some(waits_for)) => (false, WAITING, waits_for.clone()),
+            (None, None) => match self.unreadable_records() {
+                Some(message) => (false, RECORD_UNREADABLE, message),
+                None => (true, RECORDED, String::new()),
+            },
             (Some(failure), _) => {
                 let ended = self.ended_rollouts();
                 let waiting = self.results.on_shadows().filter(|waiting| !is_settled(&ended, waiting)).count();
@@ -336,6 +340,23 @@ impl Historian {
             (None, true) => Passed::Outdated,
             (None, false) => Passed::Well,
         }
+    }
+
+    /// Names the records that this version cannot read, with what to do about them.
+    fn unreadable_records(&self) -> Option<String> {
+        let named: Vec<&str> = self.unreadable.keys().take(NAMED).map(String::as_str).collect();
+        let others = match self.unreadable.len() - named.len() {
+            _ if named.is_empty() => return None,
+            0 => String::new(),
+            others => format!(" and {others} others"),
+        };
+        Some(format!(
+            "this version cannot read the records {}{others}, and leaves them alone. Updates go on, and all other records are written. \
+             Install the version that wrote them again, or delete them: kubectl delete brh -n {} {}",
+            named.join(", "),
+            self.applier.namespace,
+            named.join(" ")
+        ))
     }
 
     /// Tells plans what is known.

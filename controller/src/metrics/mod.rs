@@ -23,7 +23,7 @@ use models::reason::{ENDS, End, FailureReason};
 use models::shadow::{ControllerStatus, Mode, Progress, Step};
 use models::time::between;
 use parking_lot::Mutex;
-use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Registry};
+use prometheus::{GaugeVec, HistogramVec, IntCounter, IntCounterVec, Registry};
 use semver::Version;
 use strum::{IntoStaticStr, VariantArray};
 
@@ -65,6 +65,10 @@ const KINDS: [&str; 15] = [
 /// The kinds of answers to expressions.
 const ANSWERS: [&str; 3] = ["Quiet", "Firing", "Failed"];
 
+/// Help of the counters of the plain port.
+const REFUSED: &str = "Connections to the plain port that were closed at once because their source had many";
+const MALFORMED: &str = "Connections to the plain port that were closed since what was sent on them is not HTTP";
+
 /// The expected answers.
 const CODES: [&str; 12] = ["200", "400", "401", "403", "404", "409", "422", "429", "500", "503", "504", "none"];
 
@@ -86,6 +90,8 @@ pub struct Metrics {
     expressions: IntCounterVec,
     notices: IntCounterVec,
     no_answer: IntCounterVec,
+    connections_refused: IntCounterVec,
+    malformed: IntCounterVec,
     call_age: GaugeVec,
     turn_age: GaugeVec,
     turn_duration: HistogramVec,
@@ -173,6 +179,8 @@ impl Metrics {
                 &["kind"],
                 "Calls to the API server that had no response by their deadline",
             )?,
+            connections_refused: register.counter("connections_refused_total", &[], REFUSED)?,
+            malformed: register.counter("malformed_requests_total", &[], MALFORMED)?,
             call_age: register.gauge(
                 "call_age_seconds",
                 &["kind"],
@@ -199,6 +207,7 @@ impl Metrics {
     /// can see.
     fn begin_at_zero(&self) {
         self.leader.with_label_values(&ALONE).set(0.0);
+        let _ = self.of_connections();
         for property in planner::lint::PROPERTIES {
             self.findings.with_label_values(&[property]);
         }
@@ -400,6 +409,11 @@ impl Metrics {
     /// Takes in a call that had no answer by its deadline.
     pub fn no_answer(&self, kind: Kind) {
         self.no_answer.with_label_values(&[kind.as_str()]).inc();
+    }
+
+    /// Returns the counters of the plain port: of connections that are refused, and of malformed requests.
+    pub fn of_connections(&self) -> (IntCounter, IntCounter) {
+        (self.connections_refused.with_label_values(&ALONE), self.malformed.with_label_values(&ALONE))
     }
 
     /// Takes in the age of the calls under way.

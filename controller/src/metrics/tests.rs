@@ -221,9 +221,11 @@ fn standby_exports_no_fleet_metrics() {
     let of: Vec<_> = exported(&standby).into_iter().map(|(name, ..)| name).collect();
     let own = [
         "calls_without_answer_total",
+        "connections_refused_total",
         "expressions_total",
         "leader",
         "lint_findings_total",
+        "malformed_requests_total",
         "rejected_writes_total",
         "transitions_total",
     ];

@@ -14,6 +14,7 @@ mod network;
 mod pods;
 mod policy;
 mod revisions;
+mod rights;
 mod rows;
 mod samples;
 mod takeover;
@@ -25,7 +26,6 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use integ::control_plane::{ControlPlane, Options};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -57,7 +57,7 @@ async fn manifests_are_accepted_and_enforced_on_real_api_server() -> anyhow::Res
     admission::web_api_may_write_only_agent_status(&control_plane).await?;
     admission::node_writes_are_limited_to_own_fields(&control_plane).await?;
     admission::controller_may_write_only_its_secrets(&control_plane).await?;
-    service_accounts_have_expected_permissions(client.clone()).await?;
+    rights::accounts_have_expected_rights(client.clone()).await?;
     lists::lists_are_shared_or_owned_as_their_type_says(client).await?;
     columns_are_printed(&control_plane).await?;
     control_plane.stop().await
@@ -170,86 +170,6 @@ async fn emptied_shadow_fields_are_accepted_in_server_side_apply(client: Client)
     for status in [json!({"updates": {"chosenVersion": "1.2.3"}}), json!({"updates": {}}), json!({})] {
         let object = shadow("brs-n2", &json!({"status": status}));
         shadows.patch_status("brs-n2", &operator_apply(), &Patch::Apply(&object)).await?;
-    }
-    Ok(())
-}
-
-async fn service_accounts_have_expected_permissions(client: Client) -> anyhow::Result<()> {
-    const BRUPOP: &str = models::names::GROUP;
-    const DEFINITIONS: &str = "apiextensions.k8s.io";
-    const CONTROLLER: &str = "system:serviceaccount:brupop-system:brupop-controller";
-    const APISERVER: &str = "system:serviceaccount:brupop-system:brupop-apiserver";
-    const AGENT: &str = "system:serviceaccount:brupop-agents:brupop-agent";
-    const ANY: &str = "";
-    let reviews: Api<SubjectAccessReview> = Api::all(client);
-    for (user, verb, group, resource, namespace, name, allowed) in [
-        (CONTROLLER, "patch", "", "nodes", "", ANY, true),
-        (CONTROLLER, "update", "", "nodes", "", ANY, false),
-        (CONTROLLER, "delete", "", "nodes", "", ANY, false),
-        (CONTROLLER, "patch", "", "nodes/status", "", ANY, false),
-        (CONTROLLER, "create", "", "pods", "default", ANY, false),
-        (CONTROLLER, "create", "", "pods/exec", "default", ANY, false),
-        (CONTROLLER, "patch", "apps", "controllerrevisions", AGENT_NAMESPACE, ANY, false),
-        (CONTROLLER, "create", "", "pods/eviction", "default", ANY, true),
-        (CONTROLLER, "delete", "", "pods", "default", ANY, false),
-        (CONTROLLER, "watch", "", "secrets", SYSTEM_NAMESPACE, "brupop-ca", true),
-        (CONTROLLER, "watch", "", "secrets", SYSTEM_NAMESPACE, "brupop-history-key", true),
-        (CONTROLLER, "update", "", "secrets", SYSTEM_NAMESPACE, "brupop-history-key", false),
-        (CONTROLLER, "watch", "", "secrets", SYSTEM_NAMESPACE, "other", false),
-        (CONTROLLER, "list", "", "secrets", SYSTEM_NAMESPACE, ANY, false),
-        (CONTROLLER, "create", "", "secrets", "default", ANY, false),
-        (CONTROLLER, "update", "coordination.k8s.io", "leases", SYSTEM_NAMESPACE, "brupop-controller", true),
-        (CONTROLLER, "update", "coordination.k8s.io", "leases", SYSTEM_NAMESPACE, "other", false),
-        (CONTROLLER, "get", "coordination.k8s.io", "leases", "kube-node-lease", ANY, true),
-        (CONTROLLER, "update", "coordination.k8s.io", "leases", "kube-node-lease", ANY, false),
-        (CONTROLLER, "watch", "", "configmaps", AGENT_NAMESPACE, "brupop-trust", true),
-        (CONTROLLER, "watch", "", "configmaps", AGENT_NAMESPACE, ANY, false),
-        (CONTROLLER, "patch", "", "configmaps", AGENT_NAMESPACE, "brupop-trust", true),
-        (CONTROLLER, "patch", "", "configmaps", AGENT_NAMESPACE, "other", false),
-        (CONTROLLER, "patch", BRUPOP, "bottlerocketshadows", SYSTEM_NAMESPACE, ANY, true),
-        // The storage migration rewrites shadows of every namespace, and neither creates nor deletes any there.
-        (CONTROLLER, "patch", BRUPOP, "bottlerocketshadows", "default", ANY, true),
-        (CONTROLLER, "create", BRUPOP, "bottlerocketshadows", "default", ANY, false),
-        (CONTROLLER, "delete", BRUPOP, "bottlerocketshadows", "default", ANY, false),
-        (CONTROLLER, "patch", DEFINITIONS, "customresourcedefinitions", "", ANY, false),
-        (CONTROLLER, "patch", DEFINITIONS, "customresourcedefinitions/status", "", ANY, false),
-        (CONTROLLER, "patch", BRUPOP, "bottlerocketupdateoperators/status", SYSTEM_NAMESPACE, "default", true),
-        (CONTROLLER, "patch", BRUPOP, "bottlerocketupdateoperators", SYSTEM_NAMESPACE, ANY, false),
-        (CONTROLLER, "create", "events.k8s.io", "events", "default", ANY, true),
-        (CONTROLLER, "create", "events.k8s.io", "events", SYSTEM_NAMESPACE, ANY, true),
-        (CONTROLLER, "create", "events.k8s.io", "events", "kube-system", ANY, false),
-        (CONTROLLER, "create", "", "configmaps", AGENT_NAMESPACE, "brupop-trust", true),
-        (CONTROLLER, "create", "", "configmaps", AGENT_NAMESPACE, "other", false),
-        (CONTROLLER, "watch", BRUPOP, "bottlerocketupdateoperators", SYSTEM_NAMESPACE, "default", true),
-        (CONTROLLER, "watch", BRUPOP, "bottlerocketupdateoperators", SYSTEM_NAMESPACE, ANY, false),
-        (APISERVER, "create", "authentication.k8s.io", "tokenreviews", "", ANY, true),
-        (APISERVER, "patch", BRUPOP, "bottlerocketshadows/status", SYSTEM_NAMESPACE, ANY, true),
-        (APISERVER, "patch", BRUPOP, "bottlerocketshadows", SYSTEM_NAMESPACE, ANY, false),
-        (APISERVER, "get", "", "secrets", SYSTEM_NAMESPACE, "brupop-ca", false),
-        (APISERVER, "get", "", "nodes", "", ANY, false),
-        (AGENT, "get", BRUPOP, "bottlerocketshadows", SYSTEM_NAMESPACE, ANY, false),
-        (AGENT, "get", "", "configmaps", AGENT_NAMESPACE, "brupop-trust", false),
-        (AGENT, "get", "", "nodes", "", ANY, false),
-    ] {
-        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
-        let attributes = ResourceAttributes {
-            verb: Some(verb.into()),
-            group: Some(group.into()),
-            resource: Some(resource.into()),
-            subresource: Some(subresource.into()),
-            namespace: Some(namespace.into()),
-            name: Some(name.into()),
-            ..ResourceAttributes::default()
-        };
-        let spec = SubjectAccessReviewSpec {
-            user: Some(user.into()),
-            resource_attributes: Some(attributes.clone()),
-            ..SubjectAccessReviewSpec::default()
-        };
-        let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
-        let answer = reviews.create(&PostParams::default(), &review).await?;
-        let may = answer.status.is_some_and(|status| status.allowed);
-        ensure!(may == allowed, "{user}: {attributes:?} is allowed: {may}");
     }
     Ok(())
 }

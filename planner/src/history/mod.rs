@@ -50,6 +50,8 @@ const POLICY: usize = 65_536;
 
 /// The reason of the condition `HistoryRecorded` while writes wait for what cannot be read.
 pub const WAITING: &str = "Waiting";
+/// The same while this version cannot read single records. All others are written.
+pub const RECORD_UNREADABLE: &str = "RecordUnreadable";
 
 /// The calls that are due.
 #[derive(Clone, Debug, Default, PartialEq)]

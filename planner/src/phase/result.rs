@@ -13,7 +13,7 @@ use models::shadow::{
 use super::requests::acknowledge_release;
 use super::row::Attempt;
 use super::status::unblock;
-use crate::history::WAITING;
+use crate::history::{RECORD_UNREADABLE, WAITING};
 use crate::survey::NodeContext;
 use crate::view::PodFacts;
 
@@ -87,7 +87,9 @@ pub(super) fn keep_result(
         pods,
         running,
     }));
-    let refused = ctx.view.history.state.as_ref().is_some_and(|(recorded, reason, _)| !recorded && *reason != WAITING);
+    let state = ctx.view.history.state.as_ref();
+    let refused =
+        state.is_some_and(|(recorded, reason, _)| !recorded && ![WAITING, RECORD_UNREADABLE].contains(reason));
     let most = if refused { 1 } else { MOST_RESULTS };
     let size = |result: &Arc<RolloutResult>| serde_json::to_vec(result).map_or(0, |text| text.len());
     while results.len() > most || (results.len() > 1 && results.iter().map(size).sum::<usize>() > MOST_BYTES) {

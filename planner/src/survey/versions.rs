@@ -62,15 +62,21 @@ pub(crate) struct Kind<'a> {
     refreshed: Offers<'a>,
     /// Offers to the others before their refreshes failed, and the versions that they run.
     unconfirmed: Offers<'a>,
+    /// The numbers of hosts that have refreshed and run a version that they are not offered.
+    run: BTreeMap<&'a Version, usize>,
     lowest: Option<&'a Version>,
     /// The versions that hosts would take.
     chosen: BTreeSet<&'a Version>,
 }
 
 impl Kind<'_> {
-    /// Returns whether a host is offered a version, or none has reported its offers.
+    /// Returns whether a host is offered a version, and as many hosts as a version needs to be known are, or run it; or none has
+    /// reported its offers. One host alone keeps no version that is withdrawn.
     pub(crate) fn offers(&self, version: &Version) -> bool {
-        self.refreshed.nodes == 0 || self.refreshed.versions.contains_key(version)
+        let count = |versions: &BTreeMap<&Version, usize>| versions.get(version).copied().unwrap_or(0);
+        let offered = count(&self.refreshed.versions);
+        let named = offered + count(&self.unconfirmed.versions) + count(&self.run);
+        self.refreshed.nodes == 0 || (offered > 0 && named >= enough(self.refreshed.nodes))
     }
 
     /// Returns whether hosts may be offered a version once all have refreshed. Those that have, may be of a later wave; but a few others
@@ -100,8 +106,13 @@ pub(crate) fn kinds(view: &ClusterView) -> Kinds<'_> {
         kind.lowest = kind.lowest.into_iter().chain(&agent.current_version).min();
         let list = agent.updates.as_ref().map_or(&[][..], |updates| &updates.available_versions);
         if let Some(updates) = agent.updates.as_ref().filter(|u| u.refresh_failure.is_none()) {
-            kind.refreshed.count(list, updates.chosen_version.as_ref());
-            kind.chosen.extend(&updates.chosen_version);
+            let chosen = updates.chosen_version.as_ref();
+            kind.refreshed.count(list, chosen);
+            kind.chosen.extend(chosen);
+            let runs = agent.current_version.as_ref();
+            if let Some(version) = runs.filter(|runs| chosen != Some(*runs) && !list.contains(runs)) {
+                *kind.run.entry(version).or_default() += 1;
+            }
         } else {
             kind.unconfirmed.count(list, agent.current_version.as_ref());
         }
@@ -129,7 +140,7 @@ pub(crate) fn known(
 ) -> Vec<KnownVersion> {
     let before = view.operator.iter().flat_map(|o| &o.status.versions);
     let mut known: BTreeMap<Key, KnownVersion> = before
-        // A version is removed when hosts that have refreshed do not offer it any more; if none has, it stays.
+        // A version is removed when hosts that have refreshed are not offered it any more; if none has, it stays.
         .filter(|known| known.quarantined.is_some() || !known.failed.is_empty() || may_be_offered(kinds, known))
         .map(|known| (of_known(known), known.clone()))
         .collect();
@@ -275,6 +286,29 @@ mod tests {
             view.operator.as_mut().unwrap().status.versions = vec![stored];
             let known = known(&view, &kinds(&view), &Quarantine::of(&view, 1), &policy, t(5));
             assert_eq!(known.first().map(|known| known.first_seen), stays.then(|| t(0)), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn version_that_one_of_three_hosts_is_still_offered_is_known_no_more() {
+        let old = |name: &str| offered(name, Some(&[OLD]));
+        let new = |name: &str| offered(name, Some(&[NEW, OLD]));
+        let mut updated = old("b");
+        updated.shadow.as_mut().unwrap().status.agent.current_version = Some(NEW);
+        for (sentence, other, stays) in [
+            ("another one is, too", new("b"), true),
+            ("another one runs it", updated, true),
+            ("no other one is", old("b"), false),
+        ] {
+            let (mut view, policy) = cluster(vec![new("a"), other, old("c")], &[]);
+            let key = ("aws-k8s-1.37".into(), "x86_64".into(), NEW);
+            view.operator.as_mut().unwrap().status.versions = vec![new_version(&key, t(0))];
+            let survey = Survey::of(&view, &policy, t(5));
+            let since = survey.known.iter().find(|known| known.version == NEW).map(|known| known.first_seen);
+            assert_eq!(since, stays.then(|| t(0)), "{sentence}");
+            let wait = survey.find("c").unwrap().want.clone().unwrap().version.unwrap_err();
+            let expected = if stays { Wait::WaveNotCome { version: NEW } } else { Wait::UpToDate };
+            assert_eq!(wait, expected, "{sentence}");
         }
     }
 

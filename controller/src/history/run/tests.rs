@@ -9,6 +9,49 @@ use crate::calls::Calls;
 use crate::leader::Leadership;
 use crate::metrics::Metrics;
 
+type Answering = tower_test::mock::Mock<Request<Body>, Response<Body>>;
+
+/// Returns a historian of a leader with this API server, and what it tells plans.
+fn historian(service: Answering) -> (Historian, History) {
+    let (caches, history, metrics) = (Caches::default(), History::default(), Metrics::new().unwrap());
+    let client = kube::Client::new(service, "default");
+    let client = crate::client::limited(client, Calls::default(), metrics.clone());
+    let (namespace, identity) = ("brupop-system".to_owned(), "me".to_owned());
+    let (leadership, signer) = (Leadership::forever(), crate::tls::Signer::default());
+    let applier = Applier::new(client, namespace, identity, leadership, signer, metrics, caches.clone());
+    (Historian::new(applier, caches, history.clone(), Reading::default()), history)
+}
+
+fn answer(status: u16, body: &serde_json::Value) -> Response<Body> {
+    Response::builder().status(status).body(Body::from(body.to_string().into_bytes())).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn record_that_cannot_be_read_is_reported_until_it_is_gone() {
+    let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    tokio::spawn(async move {
+        while let Some((_, reply)) = server.next_request().await {
+            let metadata = serde_json::json!({"name": "rollout-7", "uid": "u", "resourceVersion": "5"});
+            let list = serde_json::json!({
+                "apiVersion": "brupop.bottlerocket.aws/v1", "kind": "BottlerocketRolloutHistoryList",
+                "metadata": {}, "items": [{"metadata": metadata, "spec": {"record": 7}}],
+            });
+            reply.send_response(answer(200, &list));
+        }
+    });
+    let (mut historian, history) = historian(service);
+    let read = HistoryAction::ReadRecord { name: "rollout-7".into() };
+    let plan = HistoryPlan { actions: vec![read], ..HistoryPlan::default() };
+    assert_eq!(historian.carry_out(plan).await, Passed::Well);
+    let (recorded, reason, message) = history.facts().state.unwrap();
+    assert_eq!((recorded, reason), (false, RECORD_UNREADABLE));
+    assert!(message.ends_with("kubectl delete brh -n brupop-system rollout-7"), "{message}");
+    // As the next plan finds the object deleted.
+    historian.unreadable.clear();
+    assert_eq!(historian.carry_out(HistoryPlan::default()).await, Passed::Well);
+    assert_eq!(history.facts().state, Some((true, RECORDED, String::new())));
+}
+
 #[tokio::test(start_paused = true)]
 async fn pass_ends_at_a_call_that_hangs_and_goes_on_after_one_that_is_refused() {
     for (sentence, answers, expected) in [("no answer", false, 1), ("each is refused", true, 20)] {
@@ -24,17 +67,10 @@ async fn pass_ends_at_a_call_that_hangs_and_goes_on_after_one_that_is_refused() 
                     continue;
                 }
                 let status = serde_json::json!({"kind": "Status", "code": 500, "reason": "InternalError"});
-                let body = Body::from(status.to_string().into_bytes());
-                reply.send_response(Response::builder().status(500).body(body).unwrap());
+                reply.send_response(answer(500, &status));
             }
         });
-        let (caches, history, metrics) = (Caches::default(), History::default(), Metrics::new().unwrap());
-        let client = kube::Client::new(service, "default");
-        let client = crate::client::limited(client, Calls::default(), metrics.clone());
-        let (namespace, identity) = ("brupop-system".to_owned(), "me".to_owned());
-        let (leadership, signer) = (Leadership::forever(), crate::tls::Signer::default());
-        let applier = Applier::new(client, namespace, identity, leadership, signer, metrics, caches.clone());
-        let mut historian = Historian::new(applier, caches, history.clone(), Reading::default());
+        let (mut historian, history) = historian(service);
         let delete = |number: usize| HistoryAction::Delete { name: format!("page-{number}"), uid: "u".into() };
         let plan = HistoryPlan { actions: (0..20).map(delete).collect(), ..HistoryPlan::default() };
         assert_eq!(historian.carry_out(plan).await, Passed::Failed, "{sentence}");

@@ -85,6 +85,16 @@ fn node_is_behind_since_first_version_that_it_lacks_and_may_take() {
 }
 
 #[test]
+fn node_is_not_behind_a_version_that_one_of_three_hosts_is_still_offered() {
+    for (offers, behind) in [(&[][..], 0), (&[NEW][..], 3)] {
+        let nodes = vec![running("a", OLD, &[NEW]), running("b", OLD, offers), running("c", OLD, &[])];
+        let (mut view, policy) = cluster(nodes, &[]);
+        view.operator.as_mut().unwrap().status.versions = vec![seen(NEW, 10)];
+        assert_eq!(freshness(&view, &policy, t(1000)).behind.len(), behind, "{offers:?}");
+    }
+}
+
+#[test]
 fn target_counts_nodes_that_are_behind_for_no_longer() {
     let nodes = ["a", "b"].map(|name| running(name, OLD, &[NEW])).into_iter();
     let mut silent = node("silent");

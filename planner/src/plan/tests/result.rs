@@ -312,8 +312,10 @@ fn oldest_results_are_dropped_beyond_limit() {
         let mut kept: Vec<_> = results.iter().map(|result| result.rollout).collect();
         assert_eq!(kept.pop(), Some(3), "the new one");
         assert_eq!(kept, left, "{before} with {} pods each", pods.len());
-        view.history.state = Some((false, crate::history::WAITING, "a shadow cannot be read".into()));
-        assert_eq!(next(&view, &policy, 5).results.len(), left.len() + 1, "no fewer while it waits");
+        for reason in [crate::history::WAITING, crate::history::RECORD_UNREADABLE] {
+            view.history.state = Some((false, reason, "an object cannot be read".into()));
+            assert_eq!(next(&view, &policy, 5).results.len(), left.len() + 1, "no fewer: {reason}");
+        }
         view.history.state = Some((false, "WriteFailed", "a quota".into()));
         assert_eq!(next(&view, &policy, 5).results.len(), 1, "one of each node while none can be recorded");
     }

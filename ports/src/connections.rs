@@ -1,19 +1,20 @@
 //! Limits on the connections of a source, from the moment that they are accepted, and on the age of one that is no
 //! agent's. Each costs memory before it is authenticated: a handshake that may never come, and up to 128 KiB of a head
 //! that never ends. What is not HTTP is logged here, once a minute for each source: before it is a request, no other part sees it.
+//!
+//! The HTTP library limits the time of the first head of a connection alone. It answers a request before all of the body has
+//! come, and then keeps even a connection that the answer ends until it has; nor does it limit how long a client reads.
 
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::future::pending;
-use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use actix_http::error::DispatchError;
+use actix_http::error::ParseError;
 use actix_service::{ServiceFactory, apply_fn_factory};
-use actix_tls::accept::TlsError;
 use actix_web::rt::net::TcpStream;
 use parking_lot::Mutex;
 use prometheus::IntCounter;
@@ -30,18 +31,17 @@ tokio::task_local! {
 }
 
 /// Marks the connection being served as an agent's.
-pub(crate) fn mark_authenticated() {
+pub fn mark_authenticated() {
     // Elsewhere there is no connection that could end.
     let _ = AUTHENTICATED.try_with(|authenticated| authenticated.set(true));
 }
 
 /// Counts the connections of each source.
-pub(crate) struct Connections {
+pub struct Connections {
     sources: Sources,
     /// Maximum for one source; `None` for no limit.
     most: Option<usize>,
-    /// Maximum age of a connection without an authenticated agent, whatever is sent on it: the HTTP library limits only
-    /// the first head of a connection, and no body.
+    /// Maximum age of a connection without an authenticated agent, whatever is sent on it or read of it.
     unauthenticated_limit: Duration,
     refused: IntCounter,
     malformed: IntCounter,
@@ -58,7 +58,7 @@ struct Counted {
 
 impl Connections {
     /// Creates the limits; 0 in `most` for none.
-    pub(crate) fn new(
+    pub fn new(
         sources: Sources,
         most: usize,
         unauthenticated_limit: Duration,
@@ -77,12 +77,14 @@ impl Connections {
     }
 
     /// Wraps a service: closes connections of a source that has too many, before any TLS, and serves the others.
-    pub(crate) fn limit<S>(
+    /// `malformed` returns the error of a connection on which no HTTP was sent.
+    pub fn limit<S>(
         self: Arc<Self>,
         served: S,
+        malformed: fn(&S::Error) -> Option<&ParseError>,
     ) -> impl ServiceFactory<TcpStream, Config = (), Response = (), Error = S::Error, InitError = S::InitError>
     where
-        S: ServiceFactory<TcpStream, Config = (), Response = (), Error = TlsError<io::Error, DispatchError>>,
+        S: ServiceFactory<TcpStream, Config = (), Response = ()>,
     {
         apply_fn_factory(served, move |connection: TcpStream, served: &S::Service| {
             let peer = connection.peer_addr().ok();
@@ -96,7 +98,8 @@ impl Connections {
                     None => Ok(()),
                 };
                 drop(counted);
-                if let (Some(peer), Err(TlsError::Service(DispatchError::Parse(error)))) = (peer, &result)
+                if let (Some(peer), Err(error)) = (peer, &result)
+                    && let Some(error) = malformed(error)
                     && let Some(omitted) =
                         connections.count_malformed(connections.sources.of(peer.ip()), Instant::now())
                 {

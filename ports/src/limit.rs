@@ -13,15 +13,15 @@ const KEYS: usize = 20_000;
 
 /// A rate limit.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Allowance {
+pub struct Allowance {
     /// Maximum at once.
-    pub(crate) burst: u32,
+    pub burst: u32,
     /// Time after which one more is allowed.
-    pub(crate) every: Duration,
+    pub every: Duration,
 }
 
 /// Rate limits by key. Each is kept as the time at which it will be whole again (the generic cell rate algorithm).
-pub(crate) struct Limiter<K> {
+pub struct Limiter<K> {
     allowance: Allowance,
     state: Mutex<State<K>>,
 }
@@ -33,19 +33,20 @@ struct State<K> {
 }
 
 impl<K: Hash + Eq> Limiter<K> {
-    pub(crate) fn new(allowance: Allowance) -> Self {
+    /// Creates limits that are all whole.
+    pub fn new(allowance: Allowance) -> Self {
         Self { allowance, state: Mutex::new(State { whole_at: HashMap::new(), others_whole_at: None }) }
     }
 
     /// Takes one, also if none is left.
-    pub(crate) fn charge(&self, key: K, now: Instant) {
+    pub fn charge(&self, key: K, now: Instant) {
         let mut state = self.state.lock();
         let whole_at = self.allowance.charged(state.get(&key), now);
         state.put(key, whole_at, now);
     }
 
     /// Releases one that was taken.
-    pub(crate) fn refund(&self, key: K, now: Instant) {
+    pub fn refund(&self, key: K, now: Instant) {
         let mut state = self.state.lock();
         if let Some(whole_at) = state.get(&key).and_then(|at| at.checked_sub(self.allowance.every)) {
             state.put(key, whole_at, now);
@@ -57,7 +58,7 @@ impl<K: Hash + Eq> Limiter<K> {
     /// # Errors
     ///
     /// Returns the time after which one is left.
-    pub(crate) fn take(&self, key: K, now: Instant) -> Result<(), Duration> {
+    pub fn take(&self, key: K, now: Instant) -> Result<(), Duration> {
         let mut state = self.state.lock();
         let before = state.get(&key);
         self.allowance.check(before, now)?;
@@ -103,19 +104,19 @@ impl<K: Hash + Eq> State<K> {
 
 /// The source of a request, as far as it can be distinguished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Source(IpAddr);
+pub struct Source(IpAddr);
 
 /// Rule that maps addresses to sources.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sources {
+pub struct Sources {
     /// Number of significant leading bits of an IPv6 address, 128 at most: the length of the network that a single node
     /// may choose from. All of an IPv4 address counts.
-    pub(crate) ipv6_prefix: u8,
+    pub ipv6_prefix: u8,
 }
 
 impl Sources {
     /// Returns the source of an address.
-    pub(crate) fn of(self, address: IpAddr) -> Source {
+    pub fn of(self, address: IpAddr) -> Source {
         Source(match address.to_canonical() {
             IpAddr::V6(v6) => {
                 let rest = 128_u32.saturating_sub(self.ipv6_prefix.into());
