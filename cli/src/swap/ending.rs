@@ -24,27 +24,23 @@ pub(super) fn lines(
 ) -> Vec<String> {
     let mut lines = left_on_nodes(shadows, nodes);
     lines.extend(releases.unread.iter().map(|sentence| format!("not known: {sentence}")));
-    let helm = helm(record, releases);
-    let needed_by = if helm.is_some() {
-        let preflight = for_cluster("kubectl brupop takeover preflight");
-        format!("keep them until Helm has forgotten the release, which {preflight} shows by them")
-    } else {
-        "nothing needs them any more".to_owned()
-    };
-    lines.extend(helm);
+    lines.extend(helm(record, releases));
     lines.extend(git_ops(record));
     lines.extend(rest(record, releases));
+    let settings = for_cluster("kubectl brupop takeover settings");
     lines.push(format!(
         "next: install this operator by the commands of docs/install.md, section \"Install\": crds.yaml, then brupop.yaml. \
-         No node is updated until you enable it: the policy that is installed has enabled: false (docs/policy.md; {} proposes one \
-         with the settings of the earlier operator)",
-        for_cluster("kubectl brupop takeover settings")
+         No node is updated until you enable it: the policy that is installed has enabled: false (docs/policy.md; {settings} proposes \
+         one with the settings of the earlier operator)"
     ));
     if !record.is_empty() {
         lines.push(format!(
-            "what the earlier operator had is recorded in the ConfigMaps {}/{}*; {needed_by}",
+            "what the earlier operator had is recorded in the ConfigMaps {}/{}*: keep them until the lines above are done, your \
+             policy is applied, and you want no way back any more. {settings}, {} and {} read them",
             names::SYSTEM_NAMESPACE,
-            super::record::PREFIX
+            super::record::PREFIX,
+            for_cluster("kubectl brupop takeover preflight"),
+            for_cluster("kubectl brupop takeover undo")
         ));
     }
     lines
@@ -261,7 +257,6 @@ mod tests {
             record.assume_map(&[object("CustomResourceDefinition", definition), object("Deployment", workload)]);
             let text = lines(&record, &releases, &BTreeMap::new(), &[]).join("\n");
             assert_eq!(text.contains("kubectl delete secret -n flux-system -l owner=helm,name="), forgets, "{text}");
-            assert_eq!(text.contains("keep them until Helm has forgotten the release"), forgets, "{text}");
             assert_eq!(text.contains(": helm uninstall operator -n flux-system"), uninstalls, "{text}");
             // Helm removes its own; it has no label by which it could be found.
             let class = text.contains("kubectl delete priorityclass brupop-controller-high-priority");
@@ -272,6 +267,20 @@ mod tests {
             assert!(!forgotten.contains(": helm uninstall operator"), "{forgotten}");
             assert_eq!(forgotten.contains("no record of its release operator"), uninstalls, "{forgotten}");
             assert!(!text.contains("delete namespace"), "other programs may be in it: {text}");
+        }
+    }
+
+    #[test]
+    fn record_is_to_be_kept_until_no_command_reads_it_with_and_without_helm() {
+        let of_helm = json!({"name": "x", "annotations": {"meta.helm.sh/release-name": "r"}});
+        for meta in [json!({"name": "x"}), of_helm] {
+            let mut record = Record::default();
+            record.assume_map(&[json!({"kind": "CustomResourceDefinition", "metadata": meta})]);
+            let text = lines(&record, &Releases::default(), &BTreeMap::new(), &[]).join("\n");
+            let kept = "brupop-takeover-*: keep them until the lines above are done, your policy is applied, and you want no way \
+                        back any more. kubectl brupop takeover settings, kubectl brupop takeover preflight and kubectl brupop \
+                        takeover undo read them";
+            assert!(text.ends_with(kept), "{text}");
         }
     }
 
