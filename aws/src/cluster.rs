@@ -69,7 +69,8 @@ where
         let item = |guard: DeserializeGuard<K>| match guard.0 {
             Ok(object) => self.item(&object),
             Err(error) => {
-                tracing::error!(object = ?error.metadata.name, %error, "an object cannot be read and is left out");
+                let object = error.metadata.name.as_deref();
+                tracing::error!(object, %error, "an object cannot be read and is left out");
                 None
             }
         };
