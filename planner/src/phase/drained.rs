@@ -207,8 +207,8 @@ pub(super) fn ordered_until(ctx: &Attempt<'_>) -> Option<Timestamp> {
     forces(ctx).then(|| after(deadline(ctx), -signed(rest)))
 }
 
-/// Returns when the drain ends in any case, for users: pods that are given up before are a reason, unless policy deletes what is left, and so is
-/// one whose eviction is denied for good.
+/// Returns when the drain ends if nothing changes, for users: pods that are given up before the deadline are a reason, unless policy deletes what
+/// is left, and so is an eviction that is denied until then.
 pub(super) fn ends_by(ctx: &Attempt<'_>) -> Timestamp {
     let asked_until = asked_until(ctx).filter(|_| !forces(ctx));
     let sorted = ctx.sorted_pods().filter(|_| !ctx.mode().is_dry());

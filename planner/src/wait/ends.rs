@@ -10,6 +10,9 @@ pub(crate) const RETRIED_UNTIL: &str = "which is retried until";
 /// The words before the time at which the grace period of a pod that is being deleted is over.
 pub(crate) const HAS_UNTIL: &str = "it is being deleted and has until";
 
+/// The end of the time for which a denied eviction or deletion is retried.
+pub const DENIED_FOR_GOOD: &str = "the attempt ends, unless the API server lets the pod go by then";
+
 /// The end of the time for which a budget counts a pod as gone that is still there.
 const COUNTED_AGAIN: &str = "the PodDisruptionBudget counts the pod of the unfinished eviction again";
 
@@ -17,7 +20,7 @@ const COUNTED_AGAIN: &str = "the PodDisruptionBudget counts the pod of the unfin
 /// API server, or of the past.
 pub fn end_in(message: &str) -> Option<(Timestamp, &'static str)> {
     let ends = [
-        (RETRIED_UNTIL, "the attempt ends, unless the eviction is no longer denied"),
+        (RETRIED_UNTIL, DENIED_FOR_GOOD),
         (UnfinishedEviction::COUNTED_UNTIL, COUNTED_AGAIN),
         (HAS_UNTIL, "the grace period of the pod is over"),
     ];

@@ -51,7 +51,7 @@ fn pods_that_keep_a_drain_have_the_time_of_their_message_also_where_it_is_read_f
     let counted = "the PodDisruptionBudget counts the pod of the unfinished eviction again";
     let denied = format!("the API server denies its eviction, {RETRIED_UNTIL} {at:.0}: since 2026-01-01T00:00:00Z");
     for (wait, what) in [
-        (blocked(denied), "the attempt ends, unless the eviction is no longer denied"),
+        (blocked(denied), DENIED_FOR_GOOD),
         (blocked(eviction().to_string()), counted),
         (blocked(format!("{HAS_UNTIL} {at:.0} to end")), "the grace period of the pod is over"),
         (unhealthy(Some(eviction())), counted),
