@@ -1,17 +1,19 @@
 //! Entry point: arguments, telemetry, and [`agent::run`].
 
+use std::process::ExitCode;
+
 use agent::config::Config;
 use clap::Parser;
-use models::log::LogFormat;
+use models::log::{LogFormat, exit_code};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<ExitCode> {
     let config = Config::parse();
     if let Some(check) = config.check {
-        return agent::alive::check(check, &config.alive_file);
+        return agent::alive::check(check, &config.alive_file).map(|()| ExitCode::SUCCESS);
     }
     let filter: Targets = config.log_filter.parse()?;
     let log = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(std::io::stderr);
@@ -20,6 +22,11 @@ fn main() -> anyhow::Result<()> {
         LogFormat::Text => registry.with(log).init(),
         LogFormat::Json => registry.with(log.json().flatten_event(true)).init(),
     }
+    Ok(exit_code(run(config), |error| tracing::error!(error, "the agent has ended")))
+}
+
+/// Runs the agent until a signal ends it.
+fn run(config: Config) -> anyhow::Result<()> {
     // One thread does all the work; the only other one resolves names, and needs little.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

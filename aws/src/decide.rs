@@ -15,6 +15,7 @@
 //! the next process. Nothing is done at AWS before it is recorded, and nothing is forgotten before it is taken back.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -111,6 +112,29 @@ impl Call {
             | Self::ExitStandby { instance, .. }
             | Self::SetHealthy { instance } => instance,
             Self::Suspend { group, .. } | Self::Resume { group, .. } => group,
+        }
+    }
+}
+
+/// The call as the log names it.
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::EnterStandby { group, instance, node } => {
+                write!(f, "EnterStandby of instance {instance} (node {node}) in Auto Scaling group {group}")
+            }
+            Self::ExitStandby { group, instance } => {
+                write!(f, "ExitStandby of instance {instance} in Auto Scaling group {group}")
+            }
+            Self::Suspend { group, nodes } => {
+                let nodes = nodes.join(", ");
+                write!(f, "SuspendProcesses (ReplaceUnhealthy) of Auto Scaling group {group} for {nodes}")
+            }
+            Self::Resume { group, instances } => {
+                let instances = instances.join(", ");
+                write!(f, "ResumeProcesses (ReplaceUnhealthy) of Auto Scaling group {group} for {instances}")
+            }
+            Self::SetHealthy { instance } => write!(f, "SetInstanceHealth (Healthy) of instance {instance}"),
         }
     }
 }

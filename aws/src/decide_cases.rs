@@ -12,6 +12,29 @@ fn t(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()
 }
 
+#[test]
+fn call_is_logged_by_the_name_that_aws_has_for_it_with_what_it_concerns() {
+    let [group, instance, node] = ["web", "i-a", "a"].map(str::to_owned);
+    for (call, text) in [
+        (
+            Call::EnterStandby { group: group.clone(), instance: instance.clone(), node: node.clone() },
+            "EnterStandby of instance i-a (node a) in Auto Scaling group web",
+        ),
+        (
+            Call::Suspend { group: group.clone(), nodes: vec![node, "b".into()] },
+            "SuspendProcesses (ReplaceUnhealthy) of Auto Scaling group web for a, b",
+        ),
+        (
+            Call::Resume { group: group.clone(), instances: vec![instance.clone()] },
+            "ResumeProcesses (ReplaceUnhealthy) of Auto Scaling group web for i-a",
+        ),
+        (Call::ExitStandby { group, instance }, "ExitStandby of instance i-a in Auto Scaling group web"),
+        (Call::SetHealthy { instance: "i-b".into() }, "SetInstanceHealth (Healthy) of instance i-b"),
+    ] {
+        assert_eq!(call.to_string(), text);
+    }
+}
+
 /// A world of two groups, in which a test changes something. Every instance is looked up, as AWS would show it.
 struct World {
     policy: Policy,

@@ -10,12 +10,14 @@ mod holds;
 mod record;
 mod run;
 
+use std::process::ExitCode;
+
 use clap::Parser as _;
-use models::log::LogFormat;
+use models::log::{LogFormat, exit_code};
 use tokio::signal::unix::{SignalKind, signal};
 
 #[tokio::main(worker_threads = 2)]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> anyhow::Result<ExitCode> {
     let config = config::Config::parse();
     let filter = tracing_subscriber::EnvFilter::try_new(&config.log_filter)
         .map_err(|error| anyhow::anyhow!("--log-filter (RUST_LOG): {error}"))?;
@@ -26,6 +28,11 @@ async fn main() -> anyhow::Result<()> {
         LogFormat::Text => log.init(),
         LogFormat::Json => log.json().flatten_event(true).init(),
     }
+    Ok(exit_code(work(&config).await, |error| tracing::error!(error, "brupop-aws has ended")))
+}
+
+/// Works until a signal ends it.
+async fn work(config: &config::Config) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let cloud = cloud::Cloud::connect().await?;
     let cluster = cluster::Cluster::connect(&config.namespace).await?;
@@ -33,7 +40,7 @@ async fn main() -> anyhow::Result<()> {
     // Nothing has to be finished before the end: what is under way is recorded, and the next process goes on with it.
     tokio::select! {
         () = cluster.watch() => anyhow::bail!("a watch has ended"),
-        () = run::run(&config, &cluster, cloud) => {}
+        () = run::run(config, &cluster, cloud) => {}
         _ = terminate.recv() => tracing::info!("stopping"),
     }
     Ok(())

@@ -61,6 +61,16 @@ struct Runner<'a> {
     healed: BTreeMap<String, u32>,
 }
 
+/// Logs a change of the record.
+fn log_change(instance: &str, entry: Option<&Entry>) {
+    match entry {
+        Some(Entry { group, mode, node, .. }) => {
+            tracing::info!(instance, node, group, ?mode, "recorded what is to be taken back at AWS");
+        }
+        None => tracing::info!(instance, "nothing is to be taken back at AWS any more"),
+    }
+}
+
 /// Works for as long as it is polled.
 pub(crate) async fn run(config: &Config, cluster: &Cluster, cloud: Cloud) {
     let maps = Api::namespaced(cluster.client.clone(), &config.namespace);
@@ -174,9 +184,7 @@ impl Runner<'_> {
         }
         let Some(record) = &mut self.record else { return Ok(OPEN) };
         if recorded {
-            for (instance, entry) in &changes {
-                tracing::info!(instance, ?entry, "record changed");
-            }
+            changes.iter().for_each(|(instance, entry)| log_change(instance, entry.as_ref()));
             record.write(&self.maps, changes).await?;
         }
         // While something is recorded, the time alone may change what is to be done.
@@ -210,7 +218,7 @@ impl Runner<'_> {
         let Some((nodes, _, policy)) = self.cluster.read() else { return };
         let of = |instance: &str| node_of(&nodes, instance);
         if let Err(error) = result {
-            tracing::warn!(?call, %error, "the call of AWS failed");
+            tracing::warn!(%call, %error, "the call of AWS failed");
             let before = self.holds.failed(&key, error.refused(), jitter(), at);
             if let Call::SetHealthy { instance } = &call
                 && error.is_final(before.refused)
@@ -238,7 +246,7 @@ impl Runner<'_> {
             Call::Suspend { .. } | Call::Resume { .. } => self.settle.min(OPEN),
         };
         self.holds.succeeded(&key, settles, at);
-        tracing::info!(?call, "called AWS");
+        tracing::info!(%call, "called AWS");
         match call {
             Call::Suspend { group, nodes: names } => {
                 let note = format!("ReplaceUnhealthy of Auto Scaling group {group} is suspended until the update ends");

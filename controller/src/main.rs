@@ -1,13 +1,15 @@
 //! `brupop-controller`: arguments, log, signals, and then [`controller::run`].
 
+use std::process::ExitCode;
+
 use clap::Parser;
 use controller::config::Config;
-use models::log::{LogFormat, without_malformed_requests};
+use models::log::{LogFormat, exit_code, without_malformed_requests};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 #[tokio::main(worker_threads = 2)]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> anyhow::Result<ExitCode> {
     let config = Config::parse();
     let filter = tracing_subscriber::EnvFilter::try_new(without_malformed_requests(&config.log_filter))
         .map_err(|e| anyhow::anyhow!("--log-filter (RUST_LOG): {e}"))?;
@@ -18,7 +20,11 @@ async fn main() -> anyhow::Result<()> {
         LogFormat::Text => log.init(),
         LogFormat::Json => log.json().flatten_event(true).init(),
     }
+    Ok(exit_code(run(config).await, |error| tracing::error!(error, "the controller has ended")))
+}
 
+/// Runs the controller until a signal ends it.
+async fn run(config: Config) -> anyhow::Result<()> {
     let (stop, stopped) = watch::channel(false);
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

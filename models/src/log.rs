@@ -1,6 +1,7 @@
-//! The format of the programs' logs.
+//! The format of the programs' logs, and the error that ends a program.
 
 use std::fmt;
+use std::process::ExitCode;
 use std::str::FromStr;
 
 /// The format of a log.
@@ -39,9 +40,36 @@ pub fn without_malformed_requests(filter: &str) -> String {
     if filter.contains("actix_http") { filter.to_owned() } else { format!("{filter},actix_http::h1::dispatcher=off") }
 }
 
+/// Returns the exit code of a program, and gives the error that has ended it to `log`, with its causes in one line. As the result of `main`
+/// it would be several lines of text in a log of JSON, with a backtrace where `RUST_BACKTRACE` is set.
+pub fn exit_code(ended: Result<(), impl fmt::Display>, log: impl FnOnce(&str)) -> ExitCode {
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn error_that_ends_a_program_is_logged_once_with_its_causes() {
+        struct Failed;
+        impl fmt::Display for Failed {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(if f.alternate() { "not connected: no kubeconfig" } else { "not connected" })
+            }
+        }
+        let mut logged = Vec::new();
+        for ended in [Ok(()), Err(Failed)] {
+            let _ = exit_code(ended, |error| logged.push(error.to_owned()));
+        }
+        assert_eq!(logged, ["not connected: no kubeconfig"]);
+    }
 
     #[test]
     fn lines_about_malformed_requests_are_left_out_unless_a_filter_names_their_library() {

@@ -146,7 +146,8 @@ impl SettingsProgress {
             delay = NOT_SHOWN.1;
         } else if awaited.refreshes.failures() >= MOST_REFRESHES {
             if self.committed_again || awaited.change.version_lock.is_none() {
-                tracing::warn!(expected = ?awaited.expected, "the host chooses another version than its settings require");
+                let version_lock = awaited.expected.lock.as_ref().map(tracing::field::display);
+                tracing::warn!(version_lock, "the host chooses another version than its settings require");
                 return None;
             }
             // Their files may never have been written: a commit whose answer was lost does not show it.

@@ -6,10 +6,11 @@ use models::operator::BLOCKED as ALL_BLOCKED;
 use models::reason::End;
 use models::shadow::{ArmedPhase, BLOCKED, Drill, HOST_REACHABLE, HostState};
 use models::time::after;
+use planner::drain::DENIAL_RETRIED;
 use planner::phase::Phase;
 use planner::plan::{CheckResult, checks, deadlines, freshness};
 use planner::view::{ClusterView, NodeFacts, NodeView, ShadowFacts};
-use planner::wait::{Wait, WaitReason};
+use planner::wait::{DENIED_FOR_GOOD, Wait, WaitReason};
 use semver::Version;
 use serde::Serialize;
 
@@ -224,7 +225,10 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
     let end = first.and_then(Wait::end).filter(|(at, _)| *at > now);
     next.extend(end.map(|(at, what)| Next { at: Some(at), what: what.to_owned() }));
     // One that has passed is no change to come, but the action that is due.
-    next.extend(deadline.filter(|at| *at > now).map(|at| Next { at: Some(at), what: given_up(&view, name) }));
+    let late = deadline.filter(|at| *at > now).map(|at| Next { at: Some(at), what: given_up(&view, name, shadow, at) });
+    // The reason may have the same end.
+    let late = late.filter(|late| next.iter().all(|next| next.what != late.what));
+    next.extend(late);
     let end = waits.as_ref().and_then(|waits| waits.ends_with.clone());
     next.extend(end.filter(|_| next.is_empty()).map(|end| Next { at: None, what: format!("what ends it: {end}") }));
     next.sort_by_key(|next| (next.at.is_none(), next.at));
@@ -259,7 +263,13 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
 }
 
 /// Returns what happens when the time limit of the step of a node has passed.
-fn given_up(view: &ClusterView, name: &str) -> String {
+fn given_up(view: &ClusterView, name: &str, shadow: Option<&ShadowFacts>, at: Timestamp) -> String {
+    let drain = shadow.and_then(|shadow| shadow.status.controller.drain.as_ref());
+    let mut denied = drain.into_iter().flat_map(|drain| &drain.blockers).filter_map(|blocker| blocker.denied_since);
+    // What is denied is not deleted either, whatever policy says of the deadline.
+    if denied.any(|since| after(since, DENIAL_RETRIED) == at) {
+        return DENIED_FOR_GOOD.to_owned();
+    }
     let progress = view.nodes.get(name).and_then(NodeView::progress);
     let phase = progress.and_then(|progress| Some((Phase::of_step(progress.step)?, progress.mode())));
     phase.map_or("the attempt is given up", |(phase, mode)| (phase.late)(mode)).to_owned()

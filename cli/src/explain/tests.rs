@@ -1,3 +1,5 @@
+use models::shadow::DrainedPod;
+use planner::view::PodFacts;
 use serde_json::json;
 
 use super::report::{Explanation, Next, explain};
@@ -178,6 +180,35 @@ fn next_change_has_its_time() {
     assert!(text.contains("Next:      2026-01-01T02:00:00Z (in 1h 50m): the next window opens"), "{text}");
     let text = self::text(&explain(&fleet(), "blocked", now()));
     assert!(text.contains("2026-01-01T00:30:00Z (in 20m): the drain ends"), "{text}");
+}
+
+#[test]
+fn denied_eviction_ends_the_attempt_at_its_own_time_and_nothing_is_deleted_then() {
+    let mut cluster = fleet();
+    let drain = cluster.shadows.get_mut("blocked").unwrap().status.controller.drain.as_mut().unwrap();
+    let mut denied = drain.blockers[0].clone();
+    (denied.budget, denied.denied_since) = (None, Some("2026-01-01T00:09:40.5Z".parse().unwrap()));
+    drain.blockers = vec![denied.clone()];
+    let only = "Next:      2026-01-01T00:10:40Z (in 40s): the attempt ends, unless the API server lets the pod go by \
+                then\nTo do:";
+    let text = text(&explain(&cluster, "blocked", now()));
+    assert!(text.contains(only), "{text}");
+    // Another pod is named first.
+    let drain = cluster.shadows.get_mut("blocked").unwrap().status.controller.drain.as_mut().unwrap();
+    denied.pod = "shop/web-2".to_owned();
+    drain.blockers[0].denied_since = None;
+    drain.blockers.push(denied);
+    let mut listed = drain.pods.to_vec();
+    listed.extend(drain.pods.iter().cloned().map(|pod| DrainedPod {
+        name: "web-2".to_owned(),
+        uid: "3".to_owned(),
+        ..pod
+    }));
+    drain.pods = listed.into();
+    let pods = cluster.pods.get_mut("blocked").unwrap();
+    pods.push(PodFacts { name: "web-2".to_owned(), uid: "3".to_owned(), ..pods[0].clone() });
+    let text = self::text(&explain(&cluster, "blocked", now()));
+    assert!(text.contains("(in 40s): the attempt ends") && !text.contains("the drain ends"), "{text}");
 }
 
 #[test]

@@ -20,7 +20,7 @@ use planner::plan::{
 };
 use planner::policy::{Policy, WindowState};
 use planner::view::ShadowFacts;
-use planner::wait::{StepRequest, Wait, WaitReason, alone, without_command};
+use planner::wait::{StepRequest, Wait, WaitReason, alone, end_in, without_command};
 
 use super::freshness;
 use super::shape::*;
@@ -38,7 +38,7 @@ pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
     let rollouts = rollouts(&view, &policy, now);
     let deadlines: BTreeMap<String, Timestamp> =
         deadlines(&view, &policy, now).map(|(node, at)| (node.to_owned(), at)).collect();
-    let nodes = nodes(cluster, &plan, &deadlines);
+    let nodes = nodes(cluster, &plan, &deadlines, now);
     Report {
         time: now,
         namespace: cluster.namespace.clone(),
@@ -311,13 +311,13 @@ pub(crate) fn unreached(reach: &Condition) -> &'static str {
     }
 }
 
-fn nodes(cluster: &Cluster, plan: &Plan, deadlines: &BTreeMap<String, Timestamp>) -> Vec<NodeReport> {
+fn nodes(cluster: &Cluster, plan: &Plan, deadlines: &BTreeMap<String, Timestamp>, now: Timestamp) -> Vec<NodeReport> {
     let labelled = cluster.nodes.iter().flatten().filter(|(_, facts)| facts.labelled).map(|(name, _)| name);
     let names: std::collections::BTreeSet<&String> = labelled.chain(cluster.shadows.keys()).collect();
-    names.into_iter().map(|name| node(cluster, name, plan, deadlines.get(name).copied())).collect()
+    names.into_iter().map(|name| node(cluster, name, plan, deadlines.get(name).copied(), now)).collect()
 }
 
-fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>) -> NodeReport {
+fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>, now: Timestamp) -> NodeReport {
     let shadow = cluster.shadows.get(name);
     let status = shadow.map(|shadow| &shadow.status);
     let progress = status.and_then(|status| status.controller.progress.as_ref());
@@ -330,6 +330,8 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
     let deadline = deadline.filter(|_| !paused);
     let sentence = || Some((reason.as_deref()?, message.as_deref()?));
     let of_sentence = sentence().and_then(|(reason, message)| end_of(reason, message, wait));
+    // A pod may have more time than the step, and a recorded time may be over.
+    let first = [of_sentence, deadline].into_iter().flatten().filter(|at| *at > now).min();
     let os_version = || cluster.nodes.as_ref()?.get(name)?.os_version();
     NodeReport {
         name: name.to_owned(),
@@ -347,7 +349,7 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
         held_by_failures: wait.is_some_and(is_of_failures),
         unproven: shadow.and_then(|shadow| unproven(cluster, name, shadow, plan)),
         deadline,
-        ends: progress.and(of_sentence.or(deadline)),
+        ends: progress.and(first.or(deadline)),
         last: last.map(LastResult::from),
     }
 }
@@ -397,13 +399,16 @@ pub(crate) fn not_known(cluster: &Cluster, name: &str) -> Option<(String, String
 /// Returns the time at which a reason may end, if its sentence has one. A reason that only the controller knows has no more
 /// than the recorded message, and in that of most reasons a time would be another client's.
 fn end_of(reason: &str, message: &str, wait: Option<&Wait>) -> Option<Timestamp> {
-    use WaitReason::{AwaitingHook, BackOff, BudgetNeverAllows, Held};
+    use WaitReason::{AwaitingHook, BackOff, BudgetNeverAllows, BudgetUnhealthy, DrainBlocked, Held};
     if let Some(planned) = wait.filter(|wait| wait.to_string() == message) {
         return planned.ends_at();
     }
-    let timed = matches!(reason.parse(), Ok(AwaitingHook | BackOff | BudgetNeverAllows | Held));
     let time = |word: &str| word.trim_matches(|c: char| !c.is_ascii_alphanumeric()).parse().ok();
-    message.split_whitespace().filter(|_| timed).find_map(time)
+    match reason.parse() {
+        Ok(AwaitingHook | BackOff | BudgetNeverAllows | Held) => message.split_whitespace().find_map(time),
+        Ok(BudgetUnhealthy | DrainBlocked) => end_in(message).map(|(at, _)| at),
+        _ => None,
+    }
 }
 
 /// Returns the next action of the controller, as a sentence, which says where none is there to take it.

@@ -160,7 +160,7 @@ pub(crate) struct NodeReport {
     #[serde(skip)]
     pub(crate) unproven: Option<Proof>,
     pub(crate) deadline: Option<Timestamp>,
-    /// The time that the text names: the one at which the reason of the step under way may end, or else `deadline`.
+    /// The time that the text names: the one at which the reason of the step under way may end, or `deadline` if that is earlier.
     #[serde(skip)]
     pub(crate) ends: Option<Timestamp>,
     pub(crate) last: Option<LastResult>,

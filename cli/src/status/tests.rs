@@ -156,14 +156,27 @@ fn status_names_one_time_for_each_node_and_it_is_the_one_of_its_reason() {
     let slot = json!({"observedGeneration": 1,
         "slots": [{"uid": "uid of a", "node": "a", "since": "2026-01-01T00:00:00Z"}]});
     let foreign = "the host cannot check for updates: since 2026-01-01T00:12:00Z";
+    let unfinished = "the PodDisruptionBudget shop/web allows no disruption of shop/web-0: the eviction of shop/web-1 was approved \
+                      at 2026-01-01T00:09:00Z and has not deleted it: the PodDisruptionBudget counts it as gone until \
+                      2026-01-01T00:11:00Z; 1 pod(s) left";
+    let kept = |message: &str| format!("shop/web-0 does not leave the node: {message}; 1 pod(s) left");
+    let denied = kept(
+        "the API server denies its eviction, which is retried until 2026-01-01T00:10:30Z: since 2026-01-01T00:12:00Z",
+    );
+    let leaves = kept("it is being deleted and has until 2026-01-01T00:11:00Z to end");
+    let outlasts = kept("it is being deleted and has until 2026-01-08T00:00:00Z to end");
+    let over = kept("it is being deleted and has until 2026-01-01T00:09:00Z to end");
+    let of_step = "DrainBlocked, 20m left (until 2026-01-01T00:30:00Z)";
     for (step, conditions, expected) in [
         ("Verifying", json!([]), "Soaking, 3m 20s left: the node has to stay healthy until 2026-01-01T00:13:20Z"),
         ("Draining", recorded("AwaitingHook", hook), &format!("AwaitingHook, 2m left: {hook}")),
-        (
-            "Draining",
-            recorded("DrainBlocked", "no disruption"),
-            "DrainBlocked, 20m left (until 2026-01-01T00:30:00Z): no disruption",
-        ),
+        ("Draining", recorded("DrainBlocked", "no disruption"), &format!("{of_step}: no disruption")),
+        ("Draining", recorded("DrainBlocked", unfinished), &format!("DrainBlocked, 1m left: {unfinished}")),
+        ("Draining", recorded("DrainBlocked", &denied), &format!("DrainBlocked, 30s left: {denied}")),
+        ("Draining", recorded("DrainBlocked", &leaves), &format!("DrainBlocked, 1m left: {leaves}")),
+        ("Draining", recorded("DrainBlocked", &outlasts), &format!("{of_step}: {outlasts}")),
+        ("Draining", recorded("DrainBlocked", &over), &format!("{of_step}: {over}")),
+        ("Staging", recorded("BudgetUnhealthy", unfinished), &format!("BudgetUnhealthy, 1m left: {unfinished}")),
         (
             "Draining",
             recorded("RefreshFails", foreign),

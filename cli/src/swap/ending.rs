@@ -7,7 +7,9 @@ use models::earlier::{self, EarlierShadow};
 use models::names;
 use serde_json::Value;
 
+use super::armed::{armed, disarm};
 use super::record::Record;
+use super::steps::Facts;
 use crate::helm::{Releases, find};
 use crate::marks::{NodeState, Tool};
 use crate::shell::for_cluster;
@@ -16,57 +18,37 @@ use crate::shell::for_cluster;
 const LABELLED: &str = "kubectl get serviceaccounts,services,secrets -l app.kubernetes.io/part-of=brupop";
 
 /// Returns all texts, a line each.
-pub(super) fn lines(
-    record: &Record,
-    releases: &Releases,
-    shadows: &BTreeMap<String, EarlierShadow>,
-    nodes: &[Node],
-) -> Vec<String> {
-    let mut lines = left_on_nodes(shadows, nodes);
+pub(super) fn lines(facts: &Facts, releases: &Releases, nodes: &[Node]) -> Vec<String> {
+    let record = &facts.record;
+    let mut lines = left_on_nodes(&facts.kept_shadows(), &armed(facts), nodes);
     lines.extend(releases.unread.iter().map(|sentence| format!("not known: {sentence}")));
-    let helm = helm(record, releases);
-    let needed_by = if helm.is_some() {
-        let preflight = for_cluster("kubectl brupop takeover preflight");
-        format!("keep them until Helm has forgotten the release, which {preflight} shows by them")
-    } else {
-        "nothing needs them any more".to_owned()
-    };
-    lines.extend(helm);
+    lines.extend(helm(record, releases));
     lines.extend(git_ops(record));
     lines.extend(rest(record, releases));
+    let settings = for_cluster("kubectl brupop takeover settings");
     lines.push(format!(
         "next: install this operator by the commands of docs/install.md, section \"Install\": crds.yaml, then brupop.yaml. \
-         No node is updated until you enable it: the policy that is installed has enabled: false (docs/policy.md; {} proposes one \
-         with the settings of the earlier operator)",
-        for_cluster("kubectl brupop takeover settings")
+         No node is updated until you enable it: the policy that is installed has enabled: false (docs/policy.md; {settings} proposes \
+         one with the settings of the earlier operator)"
     ));
     if !record.is_empty() {
         lines.push(format!(
-            "what the earlier operator had is recorded in the ConfigMaps {}/{}*; {needed_by}",
+            "what the earlier operator had is recorded in the ConfigMaps {}/{}*: keep them until the lines above are done, your \
+             policy is applied, and you want no way back any more. {settings}, {} and {} read them",
             names::SYSTEM_NAMESPACE,
-            super::record::PREFIX
+            super::record::PREFIX,
+            for_cluster("kubectl brupop takeover preflight"),
+            for_cluster("kubectl brupop takeover undo")
         ));
     }
     lines
 }
 
-/// Returns the command that lets this operator disarm the hosts of these nodes.
-pub(super) fn disarm(nodes: &[String]) -> String {
-    let shadows: Vec<String> = nodes.iter().map(|node| names::shadow_name(node)).collect();
-    for_cluster(&format!(
-        "kubectl annotate bottlerocketshadows.v3.{} {} -n {} --overwrite {}=\"$(date +%s)\"",
-        names::GROUP,
-        shadows.join(" "),
-        names::SYSTEM_NAMESPACE,
-        names::RETRY_ANNOTATION
-    ))
-}
-
-fn left_on_nodes(shadows: &BTreeMap<String, EarlierShadow>, nodes: &[Node]) -> Vec<String> {
+fn left_on_nodes(shadows: &BTreeMap<String, EarlierShadow>, armed: &[String], nodes: &[Node]) -> Vec<String> {
     let mut lines = Vec::new();
     for node in nodes.iter().map(NodeState::of) {
-        let (name, shadow) = (&node.name, shadows.get(&node.name));
-        if let Some(owners) = node.cordon.as_ref().filter(|_| shadow.is_some()) {
+        let name = &node.name;
+        if let Some(owners) = node.cordon.as_ref().filter(|_| shadows.contains_key(name)) {
             let by = if owners.are_earlier() { "probably by the earlier operator" } else { "by another client" };
             let uncordon = for_cluster(&format!("kubectl uncordon {name}"));
             lines.push(format!("left: {name} is cordoned, {by}; if it may be used: {uncordon}"));
@@ -77,7 +59,7 @@ fn left_on_nodes(shadows: &BTreeMap<String, EarlierShadow>, nodes: &[Node]) -> V
                 for_cluster(&format!("kubectl label node {name} {}-", names::BALANCER_LABEL))
             ));
         }
-        if shadow.is_some_and(EarlierShadow::may_be_armed) {
+        if armed.contains(name) {
             lines.push(format!(
                 "left: the host of {name} may be armed and boot another version at its next reboot. Until it has, this \
                  operator leaves it alone; to let it disarm the host, once installed: {}",
@@ -174,6 +156,7 @@ fn git_ops(record: &Record) -> Option<String> {
 mod tests {
     use serde_json::json;
 
+    use super::super::steps::tests::running;
     use super::*;
     use crate::helm::Release;
 
@@ -189,8 +172,9 @@ mod tests {
         }]})
     }
 
-    fn shadow(wanted: &str) -> EarlierShadow {
-        EarlierShadow::read(&json!({"spec": {"state": wanted}, "status": {"current_state": "Idle"}}))
+    /// The lines where nothing is left on nodes.
+    fn lines_of(record: &Record, releases: &Releases) -> Vec<String> {
+        lines(&Facts { record: record.clone(), ..running() }, releases, &[])
     }
 
     #[test]
@@ -198,7 +182,7 @@ mod tests {
         let manifest = include_str!("../../../deploy/manifests/brupop.yaml");
         let policy = manifest.split("\n---\n").find(|document| document.contains("kind: BottlerocketUpdateOperator"));
         assert!(policy.unwrap().contains("\n  enabled: false\n"));
-        let lines = lines(&Record::default(), &Releases::default(), &BTreeMap::new(), &[]);
+        let lines = lines_of(&Record::default(), &Releases::default());
         assert!(lines.last().unwrap().contains("has enabled: false"), "{lines:?}");
     }
 
@@ -209,28 +193,40 @@ mod tests {
         let label = json!({"labels": {names::BALANCER_LABEL: "True"}});
         let mark = json!({"annotations": {"bottlerocket.aws/action-wanted": "reboot-update", "x": "y"}});
         let label_of_first = json!({"labels": {"bottlerocket.aws/update-available": "true"}});
-        for (sentence, node, wanted, expected) in [
-            ("a cordon of its own", node("a", owned_by("unknown"), &cordon), Some("Idle"), "probably by the earlier"),
-            ("a cordon of kubectl", node("a", owned_by("kubectl"), &cordon), Some("Idle"), "by another client"),
-            ("a node that it never had", node("a", owned_by("unknown"), &cordon), None, ""),
-            ("its label", node("a", label, &none), None, "exclude-from-external-load-balancers-"),
-            (
-                "an armed host",
-                node("a", json!({}), &none),
-                Some("StagedAndPerformedUpdate"),
-                "brupop.bottlerocket.aws/retry",
-            ),
-            ("a mark", node("a", mark, &none), None, "annotate node a bottlerocket.aws/action-wanted-"),
-            ("a label", node("a", label_of_first, &none), None, "label node a bottlerocket.aws/update-available-"),
-            ("nothing", node("a", json!({}), &none), Some("Idle"), ""),
+        for (sentence, node, has_shadow, expected) in [
+            ("a cordon of its own", node("a", owned_by("unknown"), &cordon), true, "probably by the earlier"),
+            ("a cordon of kubectl", node("a", owned_by("kubectl"), &cordon), true, "by another client"),
+            ("a node that it never had", node("a", owned_by("unknown"), &cordon), false, ""),
+            ("its label", node("a", label, &none), false, "exclude-from-external-load-balancers-"),
+            ("a mark", node("a", mark, &none), false, "annotate node a bottlerocket.aws/action-wanted-"),
+            ("a label", node("a", label_of_first, &none), false, "label node a bottlerocket.aws/update-available-"),
+            ("nothing", node("a", json!({}), &none), true, ""),
         ] {
-            let shadows = wanted.map(|wanted| ("a".to_owned(), shadow(wanted))).into_iter().collect();
-            let lines = left_on_nodes(&shadows, &[node]);
+            let shadow = has_shadow.then(|| ("a".to_owned(), EarlierShadow::read(&Value::Null)));
+            let shadows: BTreeMap<_, _> = shadow.into_iter().collect();
+            let lines = left_on_nodes(&shadows, &[], &[node]);
             match expected {
                 "" => assert!(lines.is_empty(), "{sentence}: {lines:?}"),
                 words => assert!(lines.len() == 1 && lines[0].contains(words), "{sentence}: {lines:?}"),
             }
         }
+    }
+
+    #[test]
+    fn host_that_may_be_armed_is_named_until_it_has_booted_another_version() {
+        let staged = |name: &str| {
+            json!({
+                "kind": "BottlerocketShadow", "metadata": {"name": names::shadow_name(name), "namespace": "old"},
+                "spec": {"state": "StagedAndPerformedUpdate"}, "status": {"current_version": "1.20.0"},
+            })
+        };
+        let mut facts = running();
+        facts.record.add(&["a", "b"].map(staged));
+        facts.nodes.get_mut("b").unwrap().os_image = "Bottlerocket OS 1.20.5 (aws-k8s-1.37)".to_owned();
+        let nodes = ["a", "b"].map(|name| node(name, json!({}), &json!({})));
+        let text = lines(&facts, &Releases::default(), &nodes).join("\n");
+        assert!(text.contains("left: the host of a may be armed") && !text.contains("the host of b"), "{text}");
+        assert!(text.contains(&disarm(&["a".to_owned()])), "{text}");
     }
 
     #[test]
@@ -259,19 +255,32 @@ mod tests {
         ] {
             let mut record = Record::default();
             record.assume_map(&[object("CustomResourceDefinition", definition), object("Deployment", workload)]);
-            let text = lines(&record, &releases, &BTreeMap::new(), &[]).join("\n");
+            let text = lines_of(&record, &releases).join("\n");
             assert_eq!(text.contains("kubectl delete secret -n flux-system -l owner=helm,name="), forgets, "{text}");
-            assert_eq!(text.contains("keep them until Helm has forgotten the release"), forgets, "{text}");
             assert_eq!(text.contains(": helm uninstall operator -n flux-system"), uninstalls, "{text}");
             // Helm removes its own; it has no label by which it could be found.
             let class = text.contains("kubectl delete priorityclass brupop-controller-high-priority");
             assert_eq!(class, text.contains("get clusterroles"), "{text}");
             assert!(class != uninstalls && !text.contains("priorityclasses"), "{text}");
             assert!(text.contains("remaining objects in old") && text.contains("next: install"), "{text}");
-            let forgotten = lines(&record, &Releases::default(), &BTreeMap::new(), &[]).join("\n");
+            let forgotten = lines_of(&record, &Releases::default()).join("\n");
             assert!(!forgotten.contains(": helm uninstall operator"), "{forgotten}");
             assert_eq!(forgotten.contains("no record of its release operator"), uninstalls, "{forgotten}");
             assert!(!text.contains("delete namespace"), "other programs may be in it: {text}");
+        }
+    }
+
+    #[test]
+    fn record_is_to_be_kept_until_no_command_reads_it_with_and_without_helm() {
+        let of_helm = json!({"name": "x", "annotations": {"meta.helm.sh/release-name": "r"}});
+        for meta in [json!({"name": "x"}), of_helm] {
+            let mut record = Record::default();
+            record.assume_map(&[json!({"kind": "CustomResourceDefinition", "metadata": meta})]);
+            let text = lines_of(&record, &Releases::default()).join("\n");
+            let kept = "brupop-takeover-*: keep them until the lines above are done, your policy is applied, and you want no way \
+                        back any more. kubectl brupop takeover settings, kubectl brupop takeover preflight and kubectl brupop \
+                        takeover undo read them";
+            assert!(text.ends_with(kept), "{text}");
         }
     }
 
@@ -291,7 +300,7 @@ mod tests {
         ] {
             let refused = !unread.is_empty();
             let releases = Releases { unread, ..Releases::default() };
-            let text = lines(&record, &releases, &BTreeMap::new(), &[]).join("\n");
+            let text = lines_of(&record, &releases).join("\n");
             assert!(text.contains(place), "{text}");
             assert!(text.contains("deletes nothing else: kubectl get secret -A -l owner=helm,name=r\n"), "{text}");
             assert!(text.contains("(kubectl get secret -A -l owner=helm,name=r shows nothing)"), "{text}");
@@ -307,7 +316,7 @@ mod tests {
             json!({"kind": "CustomResourceDefinition", "metadata": meta}),
             json!({"kind": "Deployment", "metadata": {"name": "x", "namespace": earlier::NAMESPACE}}),
         ]);
-        let text = lines(&record, &Releases::default(), &BTreeMap::new(), &[]).join("\n");
+        let text = lines_of(&record, &Releases::default()).join("\n");
         assert!(text.contains("if nothing else is in it: kubectl delete namespace brupop-bottlerocket-aws"), "{text}");
         assert!(text.contains("Argo CD still has the earlier operator in its source"), "{text}");
     }

@@ -61,7 +61,7 @@ fn live(object: &DynamicObject, resource: &ApiResource) -> anyhow::Result<Live> 
 }
 
 /// Reads all facts. The shadows are read once the earlier operator is stopped, or if `ahead` is true: with its webhook
-/// dead, they may take long to fail.
+/// dead, they may take long to fail. Where the definition has v3 alone, there is no webhook.
 pub(super) async fn gather(
     client: &Client,
     memory: &mut Memory,
@@ -73,7 +73,7 @@ pub(super) async fn gather(
     let phase = definition.as_ref().map_or(Phase::Absent, Definition::phase);
     let (workloads, pods) = (workloads(client).await?, pods(client).await?);
     // Nothing is decided by nodes and shadows before that, and a wait reads all facts every second.
-    let (nodes, (earlier, own)) = if ahead || (workloads.is_empty() && pods.is_empty()) {
+    let (nodes, (earlier, own)) = if ahead || phase == Phase::Ours || (workloads.is_empty() && pods.is_empty()) {
         (nodes(client).await?, shadows(client, definition.as_ref(), phase).await?)
     } else {
         (BTreeMap::new(), (Ok(Vec::new()), None))
@@ -304,4 +304,47 @@ async fn is_refused(client: &Client, resource: &ApiResource) -> anyhow::Result<(
 pub(super) async fn is_under_way(client: &Client) -> anyhow::Result<bool> {
     let phase = definition(client).await?.as_ref().map_or(Phase::Absent, Definition::phase);
     Ok(matches!(phase, Phase::Earlier | Phase::Both | Phase::Returning) && !record(client).await?.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::steps::Next;
+    use super::super::undo;
+    use super::*;
+    use crate::uninstall::testing::Server;
+
+    #[tokio::test]
+    async fn way_back_names_armed_hosts_also_where_workloads_of_earlier_operator_are_back() {
+        let server = Server::default();
+        let versions = json!([{"name": "v3", "served": true, "storage": true}]);
+        server.add(
+            &format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{SHADOW_DEFINITION}"),
+            json!({"metadata": {"name": SHADOW_DEFINITION}, "spec": {"versions": versions}}),
+        );
+        let agents = json!({
+            "metadata": {"name": "agent", "namespace": "old"},
+            "spec": {"template": {"metadata": {"labels": {earlier::COMPONENT_LABEL: "agent"}}}},
+        });
+        let shadow = json!({
+            "kind": "BottlerocketShadow", "metadata": {"name": "brs-a", "namespace": "old"},
+            "spec": {"state": "StagedAndPerformedUpdate"},
+        });
+        let record = Record::default().next_map(&[shadow]).unwrap();
+        for (path, items) in [
+            ("/apis/apps/v1/deployments", vec![]),
+            ("/apis/apps/v1/daemonsets", vec![agents]),
+            ("/apis/brupop.bottlerocket.aws/v3/bottlerocketshadows", vec![]),
+            ("/api/v1/pods", vec![]),
+            ("/api/v1/nodes", vec![json!({"metadata": {"name": "a", "uid": "n"}})]),
+            ("/api/v1/namespaces/brupop-system/configmaps", vec![record]),
+            ("/api/v1/namespaces/brupop-system/pods", vec![]),
+            ("/api/v1/namespaces/brupop-agents/pods", vec![]),
+        ] {
+            server.add(path, json!({"metadata": {}, "items": items}));
+        }
+        let facts = gather(&server.client(), &mut Memory::default(), SignedDuration::ZERO, false).await.unwrap();
+        assert_eq!(facts.workloads.len(), 1);
+        let Next::Blocked(reason) = undo::next(&facts) else { panic!("it is complete") };
+        assert!(reason.contains("found nothing armed: a (to let"), "{reason}");
+    }
 }

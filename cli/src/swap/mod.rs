@@ -4,6 +4,7 @@
 //! what is in the cluster.
 
 mod act;
+mod armed;
 mod ending;
 mod facts;
 mod preview;
@@ -86,7 +87,7 @@ async fn show_ending(client: &Client, options: &Options) -> anyhow::Result<()> {
     let releases = Releases::read(client, &facts.record.tools()).await;
     let nodes = call::nodes(client).await?;
     print_line("the cluster is moved to this operator");
-    for line in ending::lines(&facts.record, &releases, &facts.kept_shadows(), &nodes) {
+    for line in ending::lines(&facts, &releases, &nodes) {
         print_line(line);
     }
     Ok(())

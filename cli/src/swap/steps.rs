@@ -444,4 +444,4 @@ fn swap_shadows(facts: &Facts) -> Next {
 
 #[cfg(test)]
 #[path = "steps_cases.rs"]
-mod tests;
+pub(super) mod tests;

@@ -68,7 +68,7 @@ fn webhook() -> Value {
 }
 
 /// A cluster with a running earlier operator: two nodes, one of them in back-off, and a shadow without a node.
-fn running() -> Facts {
+pub(in crate::swap) fn running() -> Facts {
     Facts {
         now: "2026-01-02T00:00:00Z".parse().unwrap(),
         namespace: false,

@@ -11,17 +11,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use models::earlier::{self, EarlierShadow};
-use models::shadow::{HOST_ANSWERED, HOST_REACHABLE};
-use semver::Version;
+use models::earlier;
 use serde_json::Value;
 
-use super::ending::disarm;
+use super::armed::{armed, disarm, has_node};
 use super::record::id;
-use super::steps::{
-    Facts, Next, Phase, Step, Waiting, installed, is_api_server, is_in_own_namespace, node_of_kept, open, stop,
-    unknown, unreadable,
-};
+use super::steps::{Facts, Next, Phase, Step, Waiting, installed, is_api_server, open, stop, unknown, unreadable};
 use crate::shell::for_cluster;
 
 /// Returns the reason why `undo` does nothing once the earlier versions are dropped.
@@ -44,38 +39,6 @@ fn too_late(facts: &Facts) -> String {
          its own means: it makes its shadows itself",
         for_cluster("kubectl brupop uninstall")
     )
-}
-
-/// Returns the nodes whose hosts the earlier operator may have left armed, that have not booted another version since, and that
-/// were not reported as disarmed.
-fn armed(facts: &Facts) -> Vec<String> {
-    let nodes: BTreeSet<&str> = facts.nodes.values().map(|node| node.uid.as_str()).collect();
-    let disarmed = reported_disarmed(facts);
-    let mut armed = BTreeSet::new();
-    for kept in facts.record.of_kind("BottlerocketShadow").filter(|kept| has_node(kept, &nodes)) {
-        let (shadow, name) = (EarlierShadow::read(kept), node_of_kept(kept));
-        let Some(node) = facts.nodes.get(name) else { continue };
-        let then = shadow.current_version.as_deref().and_then(|version| version.parse().ok());
-        let rebooted = node.os_version().zip(then).is_some_and(|(now, then): (Version, Version)| now != then);
-        if shadow.may_be_armed() && !rebooted && !disarmed.contains(name) {
-            armed.insert(name.to_owned());
-        }
-    }
-    armed.into_iter().collect()
-}
-
-/// Returns the nodes on whose hosts an agent of this operator has found nothing armed. Its shadows were made by the takeover or later,
-/// and the earlier operator has not run since. Other reasons of the condition may hide an armed image.
-fn reported_disarmed(facts: &Facts) -> BTreeSet<&str> {
-    let answers = |condition: &Value| {
-        condition["type"] == HOST_REACHABLE && condition["status"] == "True" && condition["reason"] == HOST_ANSWERED
-    };
-    let own = facts.own.iter().flatten().filter(|shadow| is_in_own_namespace(shadow));
-    let disarmed = own.filter(|shadow| {
-        let status = &shadow.kept["status"];
-        status["armed"].is_null() && status["conditions"].as_array().is_some_and(|all| all.iter().any(answers))
-    });
-    disarmed.map(|shadow| node_of_kept(&shadow.kept)).collect()
 }
 
 pub(super) fn next(facts: &Facts) -> Next {
@@ -167,14 +130,6 @@ fn same(a: &Value, b: &Value) -> bool {
         fields.filter(|(_, value)| !value.is_null()).map(|(name, value)| (name.clone(), value.clone())).collect()
     };
     ["spec", "status"].iter().all(|part| plain(&a[part]) == plain(&b[part]))
-}
-
-/// Returns false if the shadow's Node is gone: the API server would delete the shadow at once.
-fn has_node(kept: &Value, nodes: &BTreeSet<&str>) -> bool {
-    let owners = kept["metadata"]["ownerReferences"].as_array().into_iter().flatten();
-    owners
-        .filter(|owner| owner["kind"] == "Node")
-        .all(|owner| nodes.contains(owner["uid"].as_str().unwrap_or_default()))
 }
 
 fn conversion(facts: &Facts) -> Option<Next> {

@@ -274,10 +274,7 @@ fn schedule(settings: &Settings, chosen: Option<&[MaintenanceWindow]>, text: &mu
     }
     let (start, stop) = match (&settings.start, &settings.stop) {
         (Some(start), Some(stop)) => (start, stop),
-        (None, None) => {
-            text.push_str(NO_WINDOW);
-            return None;
-        }
+        (None, None) => return no_window(settings, text),
         (Some(alone), None) | (None, Some(alone)) => {
             // The earlier controller does not start with one of the two variables.
             let reason = format!("{} is only one end of a window", alone.shown());
@@ -287,10 +284,7 @@ fn schedule(settings: &Settings, chosen: Option<&[MaintenanceWindow]>, text: &mu
     };
     let (from, to) = (start.shown(), stop.shown());
     match daily(start.value.as_deref(), stop.value.as_deref()) {
-        Daily::Always => {
-            text.push_str(NO_WINDOW);
-            None
-        }
+        Daily::Always => no_window(settings, text),
         Daily::Window(window) => {
             let _ = write!(
                 text,
@@ -313,6 +307,17 @@ fn schedule(settings: &Settings, chosen: Option<&[MaintenanceWindow]>, text: &mu
             Some(format!("{from} and {to} are no times of a day"))
         }
     }
+}
+
+/// Writes that there is no window. Where there may be one that the file of values cannot show, it is asked for.
+fn no_window(settings: &Settings, text: &mut String) -> Option<String> {
+    if settings.unseen.is_none() {
+        text.push_str(NO_WINDOW);
+        return None;
+    }
+    let reason = "the parent chart may set a schedule, which is not in the file of values";
+    let _ = writeln!(text, "{CHOOSE} {reason}.");
+    Some(reason.to_owned())
 }
 
 fn write_windows(windows: &[MaintenanceWindow], text: &mut String) {

@@ -1,7 +1,9 @@
 //! The leader's log alone is enough to follow a rollout.
 
+use std::process::Stdio;
+
 use anyhow::Context as _;
-use integ::bed::TestClusterOptions;
+use integ::bed::{Programs, TestClusterOptions};
 use jiff::Timestamp;
 use models::log::LogFormat;
 use serde_json::{Map, Value};
@@ -90,5 +92,26 @@ async fn rollout_can_be_read_from_json_logs_with_each_node_decision_once() -> an
         Ok(())
     })
     .await?;
+    Ok(())
+}
+
+/// The controller finds no cluster.
+#[tokio::test]
+async fn error_that_ends_a_program_is_one_line_of_its_json_log() -> anyhow::Result<()> {
+    let output = tokio::process::Command::new(Programs::find()?.controller)
+        .args(["--identity", "a", "--log-format", "json"])
+        .env_clear()
+        .env("HOME", "/nonexistent")
+        .env("RUST_BACKTRACE", "1")
+        .stdin(Stdio::null())
+        .output()
+        .await?;
+    let log = String::from_utf8(output.stderr)?;
+    let lines: Vec<Value> =
+        log.lines().map(serde_json::from_str).collect::<Result<_, _>>().with_context(|| log.clone())?;
+    let line = lines.last().context("nothing is logged")?;
+    let error = line["error"].as_str().unwrap_or_default();
+    let expected = "no Kubernetes configuration: neither a kubeconfig nor a service account: ";
+    assert!(output.status.code() == Some(1) && error.starts_with(expected) && line["level"] == "ERROR", "{line:#}");
     Ok(())
 }

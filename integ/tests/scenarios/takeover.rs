@@ -333,7 +333,8 @@ async fn takeover_keeps_shadows_and_back_off_whatever_interrupts_it() -> anyhow:
         let text = output_text(&again);
         assert!(again.status.success() && text.contains("kubectl uncordon node-2"), "{text}");
         assert!(text.contains("cordoned, probably by the earlier operator"), "{text}");
-        assert!(text.contains("the host of node-2 may be armed"), "{text}");
+        assert!(text.contains("the host of node-3 may be armed"), "{text}");
+        assert!(!text.contains("the host of node-2"), "it has booted the update: {text}");
         updates(ctx, &text).await
     })
     .await?;

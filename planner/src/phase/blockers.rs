@@ -16,7 +16,7 @@ use models::time::after;
 use crate::decision::{Action, Note};
 use crate::survey::NodeContext;
 use crate::view::PodFacts;
-use crate::wait::{UnfinishedEviction, Wait};
+use crate::wait::{HAS_UNTIL, RETRIED_UNTIL, UnfinishedEviction, Wait};
 
 /// The number of blockers that a shadow names.
 const BLOCKERS: usize = 8;
@@ -56,7 +56,7 @@ impl Staying<'_> {
             (Some(eviction), _) => eviction.to_string(),
             (None, Some(message)) => message.to_owned(),
             (None, None) => match self.pod.ends_by.filter(|by| *by > self.since) {
-                Some(by) => format!("it is being deleted and has until {by} to end"),
+                Some(by) => format!("{HAS_UNTIL} {by:.0} to end"),
                 None => format!("it is being deleted and was to have ended by {}", self.since),
             },
         };
@@ -200,7 +200,7 @@ pub(super) fn name_blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Turn
                 Some(since) => {
                     let until = after(*since, DENIAL_RETRIED);
                     let what = if forced_since(ctx).is_some() { "deletion" } else { "eviction" };
-                    format!("the API server denies its {what}, which is retried until {until:.0}: {message}")
+                    format!("the API server denies its {what}, {RETRIED_UNTIL} {until:.0}: {message}")
                 }
                 None => message.clone(),
             };

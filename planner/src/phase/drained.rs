@@ -16,7 +16,7 @@ use super::blockers::denied_since;
 use super::result::bounded;
 use super::row::{Attempt, Turn, fail};
 use crate::decision::Action;
-use crate::drain::{Sorted, listed, unlisted};
+use crate::drain::{DENIAL_RETRIED, Sorted, listed, unlisted};
 use crate::survey::NodeContext;
 use crate::view::{BudgetFacts, PodFacts};
 
@@ -211,10 +211,15 @@ pub(super) fn ordered_until(ctx: &Attempt<'_>) -> Option<Timestamp> {
     forces(ctx).then(|| after(deadline(ctx), -signed(rest)))
 }
 
-/// Returns when the drain ends in any case, for users: pods that are given up before are a reason, unless policy deletes what is left.
+/// Returns when the drain ends if nothing changes, for users: pods that are given up before the deadline are a reason, unless policy deletes what
+/// is left, and so is an eviction that is denied until then.
 pub(super) fn ends_by(ctx: &Attempt<'_>) -> Timestamp {
     let asked_until = asked_until(ctx).filter(|_| !forces(ctx));
-    asked_until.map_or_else(|| deadline(ctx), |until| until.min(deadline(ctx)))
+    let sorted = ctx.sorted_pods().filter(|_| !ctx.mode().is_dry());
+    let denied = sorted.iter().flat_map(|sorted| &sorted.evictable).filter_map(|pod| denied_since(ctx, pod)).min();
+    // Another leader ends the drain on an answer of its own, which may come later.
+    let denied = denied.map(|since| after(since, DENIAL_RETRIED)).filter(|until| *until > ctx.now);
+    asked_until.into_iter().chain(denied).fold(deadline(ctx), Timestamp::min)
 }
 
 /// Records which of the pods that are asked first have gone, or are about to.

@@ -2,7 +2,33 @@
 
 use jiff::Timestamp;
 
-use super::Wait;
+use super::{UnfinishedEviction, Wait};
+
+/// The words before the time until which a denied eviction is retried.
+pub(crate) const RETRIED_UNTIL: &str = "which is retried until";
+
+/// The words before the time at which the grace period of a pod that is being deleted is over.
+pub(crate) const HAS_UNTIL: &str = "it is being deleted and has until";
+
+/// The end of the time for which a denied eviction or deletion is retried.
+pub const DENIED_FOR_GOOD: &str = "the attempt ends, unless the API server lets the pod go by then";
+
+/// The end of the time for which a budget counts a pod as gone that is still there.
+const COUNTED_AGAIN: &str = "the PodDisruptionBudget counts the pod of the unfinished eviction again";
+
+/// Returns the time that the planner has put into a message about pods and budgets, and what happens then. Other times in it are those of the
+/// API server, or of the past.
+pub fn end_in(message: &str) -> Option<(Timestamp, &'static str)> {
+    let ends = [
+        (RETRIED_UNTIL, DENIED_FOR_GOOD),
+        (UnfinishedEviction::COUNTED_UNTIL, COUNTED_AGAIN),
+        (HAS_UNTIL, "the grace period of the pod is over"),
+    ];
+    ends.into_iter().find_map(|(before, what)| {
+        let word = message.split_once(before)?.1.split_whitespace().next()?;
+        Some((word.trim_end_matches([':', ';']).parse().ok()?, what))
+    })
+}
 
 /// The command of the plugin that a canary step waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +87,9 @@ impl Wait {
             Self::BudgetNeverAllows { until, .. } => (*until, "its pods are asked again"),
             Self::CanaryStep { until, .. } => (*until, "the soak of the canary step is over"),
             Self::Braked { until, .. } => (*until, "one node is tried alone"),
+            Self::BudgetUnhealthy { eviction, .. } => (eviction.as_ref().map(|eviction| eviction.until), COUNTED_AGAIN),
+            // Part of it may have been recorded by an earlier leader.
+            Self::DrainBlocked { message, .. } => return end_in(message),
             _ => return None,
         };
         Some((at?, what))

@@ -42,6 +42,29 @@ fn wait_that_may_end_by_itself_says_when_and_what_happens_then() {
 }
 
 #[test]
+fn pods_that_keep_a_drain_have_the_time_of_their_message_also_where_it_is_read_from_a_record() {
+    let second = |second| Timestamp::from_second(second).unwrap();
+    let at = second(1_800_000_000);
+    let eviction = || UnfinishedEviction { pod: "a/d".into(), approved: second(1_799_999_880), until: at };
+    let blocked = |message: String| Wait::DrainBlocked { pod: "a/b".into(), budget: None, message, left: 1 };
+    let unhealthy = |eviction| Wait::BudgetUnhealthy { pod: "a/b".into(), budget: "a/c".into(), count: 1, eviction };
+    let counted = "the PodDisruptionBudget counts the pod of the unfinished eviction again";
+    let denied = format!("the API server denies its eviction, {RETRIED_UNTIL} {at:.0}: since 2026-01-01T00:00:00Z");
+    for (wait, what) in [
+        (blocked(denied), DENIED_FOR_GOOD),
+        (blocked(eviction().to_string()), counted),
+        (blocked(format!("{HAS_UNTIL} {at:.0} to end")), "the grace period of the pod is over"),
+        (unhealthy(Some(eviction())), counted),
+    ] {
+        assert_eq!((wait.end(), end_in(&wait.to_string())), (Some((at, what)), Some((at, what))), "{wait}");
+    }
+    let late = format!("it is being deleted and was to have ended by {at}");
+    for wait in [blocked(late), blocked(format!("the webhook answers until {at}")), unhealthy(None)] {
+        assert_eq!((wait.end(), end_in(&wait.to_string())), (None, None), "{wait}");
+    }
+}
+
+#[test]
 fn hold_reports_its_end_and_the_reason_of_its_user() {
     let at = Timestamp::from_second(1_800_000_000).unwrap();
     let annotation = "the node carries the annotation brupop.bottlerocket.aws/hold";

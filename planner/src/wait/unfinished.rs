@@ -16,18 +16,18 @@ pub struct UnfinishedEviction {
 }
 
 impl UnfinishedEviction {
-    /// Part of its text, by which a recorded one is known.
-    const NAMED: &str = "has not deleted it: the PodDisruptionBudget counts it as gone until";
+    /// The words before that time, by which a recorded one is known.
+    pub(super) const COUNTED_UNTIL: &str = "has not deleted it: the PodDisruptionBudget counts it as gone until";
 
     /// Returns whether a message is about such an eviction.
     pub(crate) fn is_in(message: &str) -> bool {
-        message.contains(Self::NAMED)
+        message.contains(Self::COUNTED_UNTIL)
     }
 }
 
 impl fmt::Display for UnfinishedEviction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pod, approved, until } = self;
-        write!(f, "the eviction of {pod} was approved at {approved:.0} and {} {until:.0}", Self::NAMED)
+        write!(f, "the eviction of {pod} was approved at {approved:.0} and {} {until:.0}", Self::COUNTED_UNTIL)
     }
 }

@@ -19,7 +19,8 @@ pub(super) async fn change(turn: &mut Turn<'_>, change: SettingsChange) -> Resul
     }
     // A unique name, so that nothing that a client or an earlier try left pending is committed with it.
     let transaction = format!("brupop-{}", new_nonce());
-    tracing::info!(?change, "changing the host's settings");
+    let SettingsChange { version_lock, ignore_waves } = &change;
+    tracing::info!(version_lock = version_lock.as_deref(), ignore_waves, "changing the host's settings");
     match turn.clients.host.stage_settings(&transaction, &change).await {
         Ok(Posted::Accepted) => {}
         Ok(Posted::Refused(message) | Posted::Failed(message)) => return Ok(failed(turn, message)),

@@ -158,17 +158,25 @@ fn values_without_effect_are_named_in_the_policy() {
 }
 
 #[test]
-fn schedule_that_a_parent_chart_may_set_is_named_in_the_policy() {
+fn schedule_that_a_parent_chart_may_set_is_named_in_the_policy_and_asked_for() {
     let named =
         "# the file is one for a parent chart and has no bottlerocket-update-operator.scheduler_cron_expression";
     let (proposal, _) = proposed("bottlerocket-update-operator: {max_concurrent_updates: 2}", &[]);
     let line = proposal.text.lines().find(|line| line.starts_with(named));
     assert!(line.is_some_and(|line| line.ends_with("in force")), "{}", proposal.text);
+    for own in ["max_concurrent_updates: 2", "update_window_start: '0:0:0'"] {
+        let values = format!("bottlerocket-update-operator: {{{own}}}");
+        let (Proposal { text, question }, _) = proposed(&values, &[]);
+        assert!(question.is_some_and(|question| question.contains("the parent chart may set a schedule")), "{text}");
+        assert!(text.contains(CHOOSE) && !text.contains(NO_WINDOW), "{text}");
+        assert_eq!(proposed(&values, &["always"]).0.question, None, "the user has answered");
+    }
     for values in [
         "bottlerocket-update-operator: {max_concurrent_updates: 2, scheduler_cron_expression: '* * * * * * *'}",
         "max_concurrent_updates: 2",
     ] {
-        assert!(!proposed(values, &[]).0.text.contains("parent chart"), "{values}");
+        let (Proposal { text, question }, _) = proposed(values, &[]);
+        assert!(!text.contains("parent chart") && text.contains(NO_WINDOW) && question.is_none(), "{values}: {text}");
     }
 }
 

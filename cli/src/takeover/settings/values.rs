@@ -158,7 +158,7 @@ pub(super) fn read(text: &str) -> anyhow::Result<ChartValues> {
     let head = |line: &str| HEADS.contains(&line.trim());
     let text: String = text.lines().skip_while(|line| head(line)).map(|line| format!("{line}\n")).collect();
     let mut documents: Vec<Value> =
-        serde_saphyr::from_multiple(&text).map_err(|error| anyhow!("it is no YAML: {error}"))?;
+        serde_saphyr::from_multiple(&text).map_err(|error| anyhow!("it is no YAML: {error}; {INSTEAD}"))?;
     if documents.len() > 1 {
         let kinds: Vec<&str> = documents.iter().map(kind_of).collect();
         bail!("it has {} documents ({}); leave only the one with the values in it", kinds.len(), kinds.join(", "));
@@ -167,7 +167,7 @@ pub(super) fn read(text: &str) -> anyhow::Result<ChartValues> {
         bail!("it holds no values, as helm get values writes it for a release that sets none; {INSTEAD}");
     };
     let Value::Object(document) = document else {
-        bail!("it holds {}, and no values of a chart", kind_of(&document));
+        bail!("it holds {}, and no values of a chart; {INSTEAD}", kind_of(&document));
     };
     locate(given(document)?)
 }
@@ -276,8 +276,8 @@ fn of_source(place: &str, source: &Value) -> anyhow::Result<Given> {
     let mut values = match (&helm["valuesObject"], &helm["values"]) {
         (Value::Object(values), _) if !values.is_empty() => values.clone(),
         (_, Value::String(text)) => {
-            let values: Value =
-                serde_saphyr::from_str(text).map_err(|error| anyhow!("{place}.values is no YAML: {error}"))?;
+            let values: Value = serde_saphyr::from_str(text)
+                .map_err(|error| anyhow!("{place}.values is no YAML: {error}; {INSTEAD}"))?;
             map(&values)
         }
         (_, other) => {

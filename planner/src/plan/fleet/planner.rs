@@ -62,7 +62,8 @@ impl<'a> Planner<'a> {
     }
 
     pub(super) fn wait(&mut self, node: &SurveyedNode<'_>, wait: Wait) {
-        self.wake(wait.ends_at());
+        // A time in the past, as of a message that an earlier leader has recorded, would wake again and again.
+        self.wake(wait.ends_at().filter(|at| *at > self.now));
         self.waits[node.index] = Some(wait);
     }
 

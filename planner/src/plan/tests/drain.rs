@@ -9,7 +9,7 @@ use crate::claims::ClaimFields;
 use crate::decision::{Action, Evictions};
 use crate::fixtures::*;
 use crate::hold::Hold;
-use crate::plan::{Plan, plan};
+use crate::plan::{Plan, deadlines, plan};
 use crate::policy::Policy;
 use crate::view::{Blocked, BudgetFacts, ClusterView, DaemonSetIs, InFlight, PodFacts};
 use crate::wait::Wait;
@@ -446,10 +446,13 @@ fn denial_is_named_with_its_time_and_kept_for_the_next_leader() {
     assert!(note.reason == "DrainBlocked" && note.message.contains(&until), "{note:?}");
     written(&mut view, &made.actions["a"]);
     assert_eq!(plan(&view, &policy, t(105)).wake, Some(t(110)), "asked for now, and named if there is no answer");
+    assert_eq!(deadlines(&view, &policy, t(105)).next(), Some(("a", t(160))));
     // Another leader ends the drain on an answer of its own.
     let node = view.nodes.get_mut("a").unwrap();
     node.blocked.clear();
     assert_eq!(after_denial(&view, &policy, 165), "p-a");
+    assert!(plan(&view, &policy, t(165)).wake.is_some_and(|at| at > t(165)), "the recorded time is over");
+    assert_eq!(deadlines(&view, &policy, t(165)).next(), Some(("a", t(3600))));
     let in_row = |view: &mut ClusterView, last| {
         view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), last)].into();
         after_denial(view, &policy, 166)
