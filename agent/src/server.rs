@@ -8,7 +8,7 @@ use anyhow::{Context as _, anyhow, bail, ensure};
 use models::names::{TRUST_CA_KEY, TRUST_PERMIT_KEYS};
 use models::wire::{AgentStatus, PROCESS_HEADER, Problem, ShadowView};
 use models::{limits, pem, resource_version};
-use reqwest::header::{CONTENT_TYPE, IF_MATCH};
+use reqwest::header::{CONNECTION, CONTENT_TYPE, IF_MATCH};
 use reqwest::{Certificate, Client, RequestBuilder, Response, StatusCode};
 use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
@@ -76,6 +76,9 @@ impl Server {
         let from = from.filter(|version| resource_version::is_valid(version));
         let query = from.map(|version| format!("?resourceVersion={version}")).unwrap_or_default();
         let mut request = self.client()?.get(format!("{}/watch{query}", self.address)).bearer_auth(self.token()?);
+        // A kept connection would lead the next stream to the same replica, also while that shuts down, and TLS
+        // authenticates a server only when a connection begins.
+        request = request.header(CONNECTION, "close");
         if let Some(process) = self.process.describe() {
             request = request.header(PROCESS_HEADER, process.to_string());
         }

@@ -8,6 +8,7 @@ mod busy_host;
 mod constant_faults;
 mod each_call;
 mod random_faults;
+mod web_api;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
