@@ -39,6 +39,7 @@ const KEEP_IDLE: Duration = Duration::from_secs(20);
 
 const UNREACHABLE: &str = "the web API cannot be reached";
 const NOT_UNDERSTOOD: &str = "the web API's answer is not understood";
+pub(crate) const NOT_IN_TIME: &str = "the web API did not answer in time";
 
 #[derive(Debug)]
 pub(crate) enum Written {
@@ -176,7 +177,7 @@ pub fn usable(bundle: &[u8]) -> Vec<CertificateDer<'static>> {
 
 /// Waits for an answer up to its time-out.
 async fn in_time<T>(limit: Duration, answer: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    timeout(limit, answer).await.unwrap_or_else(|_| Err(anyhow!("the web API did not answer in time")))
+    timeout(limit, answer).await.unwrap_or_else(|_| Err(anyhow!(NOT_IN_TIME)))
 }
 
 /// Sends a request; returns the head of its answer if it has one of these statuses.

@@ -45,6 +45,8 @@ pub(crate) enum WebFault {
     /// The review of a token and the write of a report take 31 s each, unless the client has left: an admission webhook of the
     /// cluster hangs.
     SlowWrites,
+    /// Reports are not answered. Streams go on.
+    ReportsHang,
     /// Conditions are dropped from what is stored, as by a version that does not know them.
     DropsConditions,
     /// The stream has lines of types that the agent does not know.
@@ -260,15 +262,9 @@ impl Web {
         let Ok(mut stream) = acceptor.accept(stream).await else { return };
         while let Some((head, body)) = request(&mut stream).await {
             let line = head.lines().next().unwrap_or_default().to_owned();
-            let header = |name: &str| {
-                head.lines().skip(1).find_map(|line| {
-                    let (key, value) = line.split_once(':')?;
-                    key.eq_ignore_ascii_case(name).then(|| value.trim().to_owned())
-                })
-            };
             self.with(|state| {
                 state.traffic += 1;
-                state.tokens.push((line.clone(), header("authorization").unwrap_or_default()));
+                state.tokens.push((line.clone(), header(&head, "authorization").unwrap_or_default()));
             });
             let web_fault = self.now();
             match web_fault {
@@ -299,10 +295,12 @@ impl Web {
                 respond(&mut stream, "404 Not Found", "{}").await;
                 continue;
             }
-            if web_fault == WebFault::SlowWrites && has_left(&mut stream, Duration::from_secs(31)).await {
+            let delay = Duration::from_secs(if web_fault == WebFault::ReportsHang { 3_600 } else { 31 });
+            let is_slow = matches!(web_fault, WebFault::SlowWrites | WebFault::ReportsHang);
+            if is_slow && has_left(&mut stream, delay).await {
                 return;
             }
-            let etag = header("if-match").unwrap_or_default().replace('"', "");
+            let etag = header(&head, "if-match").unwrap_or_default().replace('"', "");
             let status: AgentStatus = serde_json::from_slice(&body).unwrap();
             let (answer, fault) = self.with(|state| {
                 let fault = (!state.faults.is_empty()).then(|| state.faults.remove(0));
@@ -382,6 +380,13 @@ async fn request(stream: &mut TlsStream<TcpStream>) -> Option<(String, Vec<u8>)>
     let mut body = vec![0; length.unwrap_or(0)];
     stream.read_exact(&mut body).await.ok()?;
     Some((head, body))
+}
+
+fn header(head: &str, name: &str) -> Option<String> {
+    head.lines().skip(1).find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        key.eq_ignore_ascii_case(name).then(|| value.trim().to_owned())
+    })
 }
 
 /// Waits this long for the client to leave; returns true if it did.
