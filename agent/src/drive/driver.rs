@@ -92,7 +92,7 @@ impl<'a> Driver<'a> {
                 self.boot = BootState { id: boot_id, ..BootState::default() };
             }
             Err(error) => {
-                tracing::warn!(error = chain(&*error), "the boot id cannot be read");
+                self.boot.outage.log.failed("the boot id cannot be read", &chain(&*error));
                 return Ok(Next::At(Instant::now() + BOOT_POLL));
             }
         }
@@ -117,7 +117,7 @@ async fn retry_host(turn: &mut Turn<'_>, error: HostError) -> Result<Next, Agent
     let outage = &mut turn.boot.outage;
     let delay = outage.record(error.socket_is_dead(), now);
     let dead_for = outage.dead_for(now);
-    tracing::warn!(error = chain(&error), calls = outage.calls.failures(), "the host does not answer");
+    outage.log.failed("the host does not answer", &chain(&error));
     if outage.is_reported(now) {
         let condition = HostCondition::unreachable(&error);
         let make = |view: &ShadowView| build_condition(&view.status, &condition, Timestamp::now());

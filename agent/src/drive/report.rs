@@ -30,7 +30,7 @@ pub(super) async fn report_if_possible<'a>(
     report: impl AsyncFnOnce(&mut Turn<'a>) -> Result<Arc<ShadowView>, Next>,
 ) {
     if timeout(IF_POSSIBLE, report(turn)).await.is_err() {
-        tracing::warn!(error = NOT_IN_TIME, "the report did not arrive");
+        turn.reports.log_failure(NOT_IN_TIME);
     }
 }
 
@@ -95,7 +95,7 @@ pub(super) async fn put(
                 views.answered(*answer, &view.etag);
             }
             Err(error) => {
-                tracing::warn!(error = chain(&*error), "the report did not arrive");
+                turn.reports.log_failure(&chain(&*error));
                 break;
             }
         }

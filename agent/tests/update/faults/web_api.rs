@@ -1,8 +1,8 @@
-//! The agent and the replicas of the web API.
+//! The agent beside a web API that ends streams, does not answer, or is away for long.
 
 use std::collections::BTreeSet;
 
-use integ::host::{Command, Fault, Worker};
+use integ::host::{Command, Fault, Transport, Worker};
 
 use super::constant_faults::until_permit_requested;
 use super::*;
@@ -41,4 +41,31 @@ fn host_that_may_be_armed_is_disarmed_while_no_report_is_answered() {
         assert!(pass_until(MINUTE, || !disk_armed(&bench)).await, "{:#?}", bench.web.view());
         agent.end().await.unwrap();
     });
+}
+
+#[test]
+fn failure_that_lasts_is_no_warning_at_each_try() {
+    let cases: [(&str, fn(&Bench)); 3] = [
+        ("no stream is opened", |bench| bench.web.web_fault(WebFault::Rejects("503 Service Unavailable"))),
+        ("no report is stored", |bench| bench.web.refuse(Some(|_| true))),
+        ("the host does not answer", |bench| {
+            bench.host.script(Fault::request("*", "/", Transport::Status(500, "no".into())).times(u32::MAX));
+        }),
+    ];
+    for (what, fault) in cases {
+        simulate(async |counts| {
+            let bench = Bench::without_agent().await;
+            bench.web.create();
+            let agent = InProcessAgent::start(&bench);
+            let reported = || bench.web.view().status.report.observed_generation == Some(1);
+            assert!(pass_until(MINUTE, reported).await, "{what}");
+            fault(&bench);
+            bench.stage(1);
+            let before = counts.warnings();
+            pass(9 * MINUTE).await;
+            let warnings = counts.warnings() - before;
+            assert!((1..=3).contains(&warnings), "{what}: {warnings} warnings");
+            agent.end().await.unwrap();
+        });
+    }
 }
