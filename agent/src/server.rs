@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
@@ -9,10 +10,12 @@ use models::names::{TRUST_CA_KEY, TRUST_PERMIT_KEYS};
 use models::wire::{AgentStatus, PROCESS_HEADER, Problem, ShadowView};
 use models::{limits, pem, resource_version};
 use reqwest::header::{CONNECTION, CONTENT_TYPE, IF_MATCH};
-use reqwest::{Certificate, Client, RequestBuilder, Response, StatusCode};
-use rustls::RootCertStore;
+use reqwest::{Client, RequestBuilder, Response, StatusCode};
+use rustls::client::Resumption;
+use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
+use rustls::{ClientConfig, RootCertStore};
 use tokio::time::timeout;
 
 use crate::config::Config;
@@ -38,6 +41,7 @@ const LONGEST: usize = 1024 * 1024;
 const KEEP_IDLE: Duration = Duration::from_secs(20);
 
 const UNREACHABLE: &str = "the web API cannot be reached";
+const NO_CLIENT: &str = "cannot make a client";
 const NOT_UNDERSTOOD: &str = "the web API's answer is not understood";
 pub(crate) const NOT_IN_TIME: &str = "the web API did not answer in time";
 
@@ -147,19 +151,18 @@ impl Server {
         {
             return Ok((bundle, client.clone()));
         }
-        let authorities: Vec<_> =
-            usable(&bundle).iter().filter_map(|found| Certificate::from_der(found).ok()).collect();
+        let authorities = usable(&bundle);
         ensure!(!authorities.is_empty(), "the CA bundle holds no usable certificate");
         let client = Client::builder()
             .https_only(true)
             .http1_only()
-            .tls_certs_only(authorities)
+            .tls_backend_preconfigured(tls(authorities).context(NO_CLIENT)?)
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT)
             .pool_max_idle_per_host(1)
             .pool_idle_timeout(KEEP_IDLE)
             .build()
-            .context("cannot make a client")?;
+            .context(NO_CLIENT)?;
         Ok((bundle, client))
     }
 }
@@ -173,6 +176,20 @@ pub fn usable(bundle: &[u8]) -> Vec<CertificateDer<'static>> {
         Some(certificate)
     };
     pem::certificates(&text).0.into_iter().filter_map(usable).collect()
+}
+
+/// Returns the client side of TLS 1.2 and 1.3 that trusts these authorities alone. It resumes no session: on a resumed one,
+/// the server's certificate is not verified again, and may have expired.
+fn tls(authorities: Vec<CertificateDer<'static>>) -> Result<ClientConfig, rustls::Error> {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(authorities);
+    let mut tls = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+    tls.resumption = Resumption::disabled();
+    Ok(tls)
 }
 
 /// Waits for an answer up to its time-out.

@@ -64,6 +64,8 @@ struct State {
     /// Each request, and its `Authorization`.
     tokens: Vec<(String, String)>,
     connections: u64,
+    /// The number of connections that resumed the TLS session of an earlier one.
+    resumed: u64,
     /// The number of the connection of each stream.
     streamed_on: Vec<u64>,
     web_fault: WebFault,
@@ -104,6 +106,7 @@ impl Web {
                 refused: 0,
                 tokens: Vec::new(),
                 connections: 0,
+                resumed: 0,
                 streamed_on: Vec::new(),
                 web_fault: WebFault::None,
                 traffic: 0,
@@ -207,6 +210,11 @@ impl Web {
         self.with(|state| state.streamed_on.clone())
     }
 
+    /// Returns the number of connections that resumed the TLS session of an earlier one.
+    pub(crate) fn resumed_sessions(&self) -> u64 {
+        self.with(|state| state.resumed)
+    }
+
     pub(crate) fn view(&self) -> ShadowView {
         self.with(|state| state.view.clone().unwrap())
     }
@@ -260,6 +268,8 @@ impl Web {
             return;
         }
         let Ok(mut stream) = acceptor.accept(stream).await else { return };
+        let is_resumed = stream.get_ref().1.handshake_kind() == Some(rustls::HandshakeKind::Resumed);
+        self.with(|state| state.resumed += u64::from(is_resumed));
         while let Some((head, body)) = request(&mut stream).await {
             let line = head.lines().next().unwrap_or_default().to_owned();
             self.with(|state| {

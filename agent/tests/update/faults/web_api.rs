@@ -20,6 +20,7 @@ fn stream_after_one_that_has_ended_begins_on_another_connection() {
         assert!(pass_until(MINUTE, || connections().len() >= 5).await, "{:?}", connections());
         let distinct: BTreeSet<u64> = connections().into_iter().collect();
         assert_eq!(distinct.len(), connections().len(), "{:?}", connections());
+        assert_eq!(bench.web.resumed_sessions(), 0, "each connection verifies the certificate");
         agent.end().await.unwrap();
     });
 }
