@@ -13,12 +13,12 @@ const LOGGED_AGAIN: Duration = Duration::from_mins(10);
 pub(crate) struct FailureLog {
     /// Number of failures since the last success.
     times: u32,
-    /// Text and time of the last warning.
-    logged: Option<(String, Instant)>,
+    /// Texts and times of the latest warnings: failures alternate where replicas fail in different ways.
+    logged: Vec<(String, Instant)>,
 }
 
 impl FailureLog {
-    /// Logs a failure: as a warning at first, when its text changes, and every 10 minutes, and for debugging in between.
+    /// Logs a failure: as a warning at first, with each other text, and every 10 minutes, and for debugging in between.
     pub(crate) fn failed(&mut self, what: &'static str, error: &str) {
         let is_news = self.is_news(error, Instant::now());
         let times = self.times;
@@ -36,13 +36,12 @@ impl FailureLog {
 
     fn is_news(&mut self, error: &str, now: Instant) -> bool {
         self.times = self.times.saturating_add(1);
-        let is_known = self.logged.as_ref().is_some_and(|(text, logged)| {
-            is_alike(text, error) && now.saturating_duration_since(*logged) < LOGGED_AGAIN
-        });
-        if !is_known {
-            self.logged = Some((error.to_owned(), now));
+        self.logged.retain(|(_, logged)| now.saturating_duration_since(*logged) < LOGGED_AGAIN);
+        let is_news = !self.logged.iter().any(|(text, _)| is_alike(text, error));
+        if is_news {
+            self.logged.push((error.to_owned(), now));
         }
-        !is_known
+        is_news
     }
 }
 
@@ -51,20 +50,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failure_is_news_at_first_when_its_text_changes_and_every_ten_minutes() {
+    fn failure_is_news_at_first_with_each_other_text_and_every_ten_minutes() {
         let (start, mut log) = (Instant::now(), FailureLog::default());
         for (sentence, seconds, error, is_news) in [
             ("the first one", 0, "no answer in 3 s", true),
             ("the same one", 5, "no answer in 3 s", false),
             ("the same one with another number", 10, "no answer in 12 s", false),
             ("another one", 15, "refused", true),
+            ("the first one in turn", 20, "no answer in 3 s", false),
+            ("the other one in turn", 25, "refused", false),
             ("the same one before ten minutes are over", 614, "refused", false),
             ("the same one after ten minutes", 615, "refused", true),
             ("the same one once more", 620, "refused", false),
         ] {
             assert_eq!(log.is_news(error, start + Duration::from_secs(seconds)), is_news, "{sentence}");
         }
-        assert_eq!(log.times, 7);
+        assert_eq!(log.times, 9);
         log.succeeded();
         assert!(log.is_news("refused", start + Duration::from_secs(625)), "the first one after a success");
     }
