@@ -13,6 +13,8 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use tokio::time::sleep;
 
+use crate::failure_log::FailureLog;
+
 /// Interval of the signs of life.
 const BEAT: Duration = Duration::from_secs(5);
 
@@ -73,15 +75,11 @@ impl Alive {
 
     /// Writes the file at intervals. It shares the thread of all other work, so that it stops when anything blocks it.
     pub(crate) async fn beat(&self) -> Infallible {
-        let mut failed = false;
+        let mut log = FailureLog::default();
         loop {
             match self.write() {
-                Ok(()) => failed = false,
-                Err(error) if !failed => {
-                    tracing::warn!(error = format!("{error:#}"), "the file for the probes cannot be written");
-                    failed = true;
-                }
-                Err(_) => {}
+                Ok(()) => log.succeeded(),
+                Err(error) => log.failed("the file for the probes cannot be written", &format!("{error:#}")),
             }
             sleep(BEAT).await;
         }

@@ -12,6 +12,7 @@ mod boot;
 pub mod config;
 mod desired_state;
 pub mod drive;
+mod failure_log;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod host;

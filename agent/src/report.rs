@@ -21,6 +21,10 @@ const LONGEST_VARIANT: usize = 64;
 const LONGEST_ARCH: usize = 32;
 const MOST_VERSIONS: usize = 64;
 
+/// Message about an armed image of which there is no record, as also where the shadow that had it was deleted.
+pub(crate) const ARMED_BY_OTHER: &str = "an image is armed that this agent has no record of (another client, or this \
+     operator before the node's shadow was deleted); it is left alone";
+
 /// Content of a report beside the facts.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Finding {

@@ -2,17 +2,20 @@
 
 use std::cell::RefCell;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use models::names::{TRUST_CA_KEY, TRUST_PERMIT_KEYS};
 use models::wire::{AgentStatus, PROCESS_HEADER, Problem, ShadowView};
 use models::{limits, pem, resource_version};
-use reqwest::header::{CONTENT_TYPE, IF_MATCH};
-use reqwest::{Certificate, Client, RequestBuilder, Response, StatusCode};
-use rustls::RootCertStore;
+use reqwest::header::{CONNECTION, CONTENT_TYPE, IF_MATCH};
+use reqwest::{Client, RequestBuilder, Response, StatusCode};
+use rustls::client::Resumption;
+use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
+use rustls::{ClientConfig, RootCertStore};
 use tokio::time::timeout;
 
 use crate::config::Config;
@@ -38,7 +41,9 @@ const LONGEST: usize = 1024 * 1024;
 const KEEP_IDLE: Duration = Duration::from_secs(20);
 
 const UNREACHABLE: &str = "the web API cannot be reached";
+const NO_CLIENT: &str = "cannot make a client";
 const NOT_UNDERSTOOD: &str = "the web API's answer is not understood";
+pub(crate) const NOT_IN_TIME: &str = "the web API did not answer in time";
 
 #[derive(Debug)]
 pub(crate) enum Written {
@@ -76,6 +81,9 @@ impl Server {
         let from = from.filter(|version| resource_version::is_valid(version));
         let query = from.map(|version| format!("?resourceVersion={version}")).unwrap_or_default();
         let mut request = self.client()?.get(format!("{}/watch{query}", self.address)).bearer_auth(self.token()?);
+        // A kept connection would lead the next stream to the same replica, also while that shuts down, and TLS
+        // authenticates a server only when a connection begins.
+        request = request.header(CONNECTION, "close");
         if let Some(process) = self.process.describe() {
             request = request.header(PROCESS_HEADER, process.to_string());
         }
@@ -143,19 +151,18 @@ impl Server {
         {
             return Ok((bundle, client.clone()));
         }
-        let authorities: Vec<_> =
-            usable(&bundle).iter().filter_map(|found| Certificate::from_der(found).ok()).collect();
+        let authorities = usable(&bundle);
         ensure!(!authorities.is_empty(), "the CA bundle holds no usable certificate");
         let client = Client::builder()
             .https_only(true)
             .http1_only()
-            .tls_certs_only(authorities)
+            .tls_backend_preconfigured(tls(authorities).context(NO_CLIENT)?)
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT)
             .pool_max_idle_per_host(1)
             .pool_idle_timeout(KEEP_IDLE)
             .build()
-            .context("cannot make a client")?;
+            .context(NO_CLIENT)?;
         Ok((bundle, client))
     }
 }
@@ -171,9 +178,23 @@ pub fn usable(bundle: &[u8]) -> Vec<CertificateDer<'static>> {
     pem::certificates(&text).0.into_iter().filter_map(usable).collect()
 }
 
+/// Returns the client side of TLS 1.2 and 1.3 that trusts these authorities alone. It resumes no session: on a resumed one,
+/// the server's certificate is not verified again, and may have expired.
+fn tls(authorities: Vec<CertificateDer<'static>>) -> Result<ClientConfig, rustls::Error> {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(authorities);
+    let mut tls = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+    tls.resumption = Resumption::disabled();
+    Ok(tls)
+}
+
 /// Waits for an answer up to its time-out.
 async fn in_time<T>(limit: Duration, answer: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    timeout(limit, answer).await.unwrap_or_else(|_| Err(anyhow!("the web API did not answer in time")))
+    timeout(limit, answer).await.unwrap_or_else(|_| Err(anyhow!(NOT_IN_TIME)))
 }
 
 /// Sends a request; returns the head of its answer if it has one of these statuses.

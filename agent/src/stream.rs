@@ -11,6 +11,7 @@ use rand::random;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::alive::Alive;
+use crate::failure_log::FailureLog;
 use crate::server::Server;
 use crate::views::Views;
 
@@ -56,21 +57,23 @@ pub fn pause(backoff: &mut Backoff, success: bool) -> Duration {
 /// Follows the shadow and passes each change to `views`; reconnects whenever the stream ends, after a random delay that
 /// grows with each failed stream: a fleet that loses its streams at once does not reconnect at once.
 pub(crate) async fn follow(server: &Server, views: &Views, alive: &Alive) -> Infallible {
-    let mut backoff = Backoff::default();
+    let (mut backoff, mut log) = (Backoff::default(), FailureLog::default());
     loop {
         let mut opened = None;
         let ended = follow_once(server, views, alive, &mut opened).await;
         let held = opened.map_or(Duration::ZERO, |opened: Instant| opened.elapsed());
+        let success = is_success(held, ended.is_ok());
+        if success {
+            log.succeeded();
+        }
         match &ended {
             Ok(()) => tracing::debug!(?held, "the stream ended"),
             // A fleet loses its streams with every roll-out of the web API: only a lasting failure deserves a user's
             // attention.
             Err(error) if backoff.failures() < 3 => tracing::info!(error = chain(&**error), "the stream ended"),
-            Err(error) => {
-                tracing::warn!(error = chain(&**error), failures = backoff.failures(), "the stream ended");
-            }
+            Err(error) => log.failed("the stream ended", &chain(&**error)),
         }
-        sleep(pause(&mut backoff, is_success(held, ended.is_ok()))).await;
+        sleep(pause(&mut backoff, success)).await;
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use actix_http::ConnectionType;
 use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::StatusCode;
 use actix_web::middleware::Next;
 use actix_web::{HttpMessage as _, web};
 use tokio::time::Instant;
@@ -32,8 +33,9 @@ pub(crate) async fn access_log<B: MessageBody + 'static>(
     let mut response = next.call(request).await?;
     // On a kept connection, an unauthenticated client could begin another head and never end it.
     let unauthenticated = !response.request().extensions().contains::<Authenticated>();
-    // And a client would reuse it, however long it waits, instead of reaching another replica.
-    if unauthenticated || app.as_ref().is_some_and(|app| app.ending()) {
+    // And a client would reuse it, however long it waits, instead of reaching another replica, which may serve it.
+    let unavailable = response.status() == StatusCode::SERVICE_UNAVAILABLE;
+    if unauthenticated || unavailable || app.as_ref().is_some_and(|app| app.ending()) {
         response.response_mut().head_mut().set_connection_type(ConnectionType::Close);
     }
 

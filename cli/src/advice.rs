@@ -139,7 +139,7 @@ impl Cluster {
             | Wait::HostBusy { .. }
             | Wait::RefreshFails { .. } => self.agent_commands(node),
             Wait::WebApiNotReady => vec![pods(namespace, names::APISERVER)],
-            Wait::HostArmedByOther => vec![noted(&format!("retry {node}"), "disarms the image of the other client")],
+            Wait::HostArmedByOther => vec![noted(&format!("retry {node}"), "disarms the image")],
             Wait::BackOff { .. } => vec![noted(&format!("retry {node}"), "once the cause is removed")],
             Wait::DrainRefused { pod, .. }
             | Wait::PodsNotReady { pod, .. }

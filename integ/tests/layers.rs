@@ -30,7 +30,7 @@ const CRATES: [(&str, &str); 11] = [
     ),
     (
         "agent",
-        "boot alive process config desired_state refreshes statement permit host settings memory situation staging views server \
+        "failure_log boot alive process config desired_state refreshes statement permit host settings memory situation staging views server \
          report stream drive",
     ),
     ("aws", "config facts holds decide cloud record cluster run"),

@@ -288,7 +288,7 @@ ends! {
         event: UpdateFailed, class: Node, by_agent: true,
         advice: "Check for another client of the host's API; see the agent's log.",
     }
-    /// Another client armed an image on the host.
+    /// An image is armed on the host that its agent has no record of: another client's, or this operator's before the shadow was deleted.
     HostArmedByOther {
         event: UpdateFailed, class: Node, by_agent: true,
         advice: "Reboot the host, or disarm it, or let the operator disarm it: [retry](policy.md#requests).",

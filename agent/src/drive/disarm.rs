@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::command::{self, run_command};
 use super::fail::fail;
 use super::next::{Next, Stop};
-use super::report::report_with;
+use super::report::{report_if_possible, report_with};
 use super::turn::{Observed, Turn};
 use crate::host::command::Outcome;
 use crate::host::types::{Command, UpdateState};
@@ -69,9 +69,9 @@ pub(super) async fn prepare_again(turn: &mut Turn<'_>, found: &Observed) -> Resu
     command::retry(turn, outcome, |tries| &mut tries.prepare)
 }
 
-/// Reports, if possible, that the host is not disarmed. Disarming does not wait for the report.
+/// Reports, if possible, that the host is not disarmed.
 async fn report_problem(turn: &mut Turn<'_>, found: &Observed, message: String) {
     let finding = Finding::InProgress(host_state(&found.situation));
     let condition = HostCondition::problem("DeactivateFailed", message);
-    let _ = report_with(turn, &found.facts, &finding, &condition).await;
+    report_if_possible(turn, async |turn| report_with(turn, &found.facts, &finding, &condition).await).await;
 }

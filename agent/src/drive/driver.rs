@@ -4,12 +4,13 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use models::wire::ShadowView;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::boot_state::BootState;
 use super::next::{Next, Stop};
-use super::report::put;
+use super::report::{put, report_if_possible};
 use super::report_state::ReportState;
 use super::step::take_step;
 use super::turn::{Clients, Turn};
@@ -91,7 +92,7 @@ impl<'a> Driver<'a> {
                 self.boot = BootState { id: boot_id, ..BootState::default() };
             }
             Err(error) => {
-                tracing::warn!(error = chain(&*error), "the boot id cannot be read");
+                self.boot.outage.log.failed("the boot id cannot be read", &chain(&*error));
                 return Ok(Next::At(Instant::now() + BOOT_POLL));
             }
         }
@@ -116,11 +117,11 @@ async fn retry_host(turn: &mut Turn<'_>, error: HostError) -> Result<Next, Agent
     let outage = &mut turn.boot.outage;
     let delay = outage.record(error.socket_is_dead(), now);
     let dead_for = outage.dead_for(now);
-    tracing::warn!(error = chain(&error), calls = outage.calls.failures(), "the host does not answer");
+    outage.log.failed("the host does not answer", &chain(&error));
     if outage.is_reported(now) {
         let condition = HostCondition::unreachable(&error);
-        // Reported if possible; the next call does not wait for it.
-        let _ = put(turn, |view| build_condition(&view.status, &condition, Timestamp::now())).await;
+        let make = |view: &ShadowView| build_condition(&view.status, &condition, Timestamp::now());
+        report_if_possible(turn, async |turn| put(turn, make).await).await;
         // Staging, too, reports again once the host answers.
         turn.boot.tries.announced = false;
     }

@@ -3,10 +3,11 @@
 use jiff::Timestamp;
 use models::condition::{ConditionStatus, find_condition};
 use models::shadow::HOST_REACHABLE;
+use models::wire::ShadowView;
 use tokio::time::Instant;
 
 use super::next::{Next, Stop};
-use super::report::put;
+use super::report::{put, report_if_possible};
 use super::turn::Turn;
 use crate::host::client::StatusAnswer;
 use crate::report::{HostCondition, build_condition};
@@ -46,7 +47,8 @@ async fn wait_while_busy(turn: &mut Turn<'_>) -> Next {
     let reported = find_condition(&turn.view.status.conditions, HOST_REACHABLE);
     let was_unreachable = reported.is_some_and(|reported| reported.status == ConditionStatus::False);
     if let Some(condition) = busy.or(was_unreachable.then(|| turn.boot.settings.condition())) {
-        let _ = put(turn, |view| build_condition(&view.status, &condition, Timestamp::now())).await;
+        let make = |view: &ShadowView| build_condition(&view.status, &condition, Timestamp::now());
+        report_if_possible(turn, async |turn| put(turn, make).await).await;
         // Staging, too, reports again once the host answers otherwise.
         turn.boot.tries.announced = false;
     }

@@ -10,7 +10,7 @@ use super::report::report;
 use super::turn::{Observed, Turn};
 use crate::desired_state::DesiredState;
 use crate::host::types::UpdateStatus;
-use crate::report::Finding;
+use crate::report::{ARMED_BY_OTHER, Finding};
 use crate::situation::{Facts, host_state};
 
 pub(super) async fn fail(
@@ -41,7 +41,7 @@ pub(super) fn explain(reason: FailureReason, desired: &DesiredState, facts: &Fac
         FailureReason::DisarmedByOther => {
             format!("the host was armed with {wanted}, and another client disarmed it before it rebooted")
         }
-        FailureReason::HostArmedByOther => "another client armed an image; it is left alone".to_owned(),
+        FailureReason::HostArmedByOther => ARMED_BY_OTHER.to_owned(),
         FailureReason::NotStaged => {
             let staged = facts.status.as_ref().and_then(UpdateStatus::staged_version);
             let staged = staged.map_or("nothing".to_owned(), ToString::to_string);

@@ -5,6 +5,8 @@ use std::time::Duration;
 use models::backoff::{Backoff, Delays};
 use tokio::time::Instant;
 
+use crate::failure_log::FailureLog;
+
 /// Delay after a failed call.
 const DELAYS: Delays = (Duration::from_millis(200), Duration::from_secs(5));
 
@@ -24,7 +26,8 @@ pub(super) struct Outage {
     /// Time since which every call has found a dead socket.
     dead_since: Option<Instant>,
     /// Consecutive calls without an answer.
-    pub(super) calls: Backoff,
+    calls: Backoff,
+    pub(super) log: FailureLog,
 }
 
 impl Outage {

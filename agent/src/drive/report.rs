@@ -1,21 +1,38 @@
 //! Reports: builds the agent status and writes it until it is acknowledged.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use models::wire::{AgentStatus, ShadowView};
+use tokio::time::timeout;
 use tracing::field::debug;
 
 use super::next::Next;
 use super::turn::{Observed, Turn};
 use crate::desired_state::DesiredState;
 use crate::report::{Finding, HostCondition, build};
-use crate::server::Written;
+use crate::server::{NOT_IN_TIME, Written};
 use crate::situation::Facts;
 use crate::stream::chain;
 
 /// Number of immediate rebuilds of a report because the shadow changed meanwhile.
 const REBUILDS: u32 = 4;
+
+/// Time-out of a report that nothing depends on: longer than an admission webhook that hangs delays a write by default
+/// (10 s).
+const IF_POSSIBLE: Duration = Duration::from_secs(15);
+
+/// Makes a report that nothing depends on, if the web API answers soon: the next call to the host, which may be to disarm
+/// it, waits no longer. A later turn reports again.
+pub(super) async fn report_if_possible<'a>(
+    turn: &mut Turn<'a>,
+    report: impl AsyncFnOnce(&mut Turn<'a>) -> Result<Arc<ShadowView>, Next>,
+) {
+    if timeout(IF_POSSIBLE, report(turn)).await.is_err() {
+        turn.reports.log_failure(NOT_IN_TIME);
+    }
+}
 
 /// Reports under the turn's desired state, with the usual content of the condition. Returns the shadow in which the
 /// report is stored; writes nothing if nothing has changed.
@@ -78,7 +95,7 @@ pub(super) async fn put(
                 views.answered(*answer, &view.etag);
             }
             Err(error) => {
-                tracing::warn!(error = chain(&*error), "the report did not arrive");
+                turn.reports.log_failure(&chain(&*error));
                 break;
             }
         }

@@ -6,6 +6,7 @@ use models::backoff::{Backoff, Delays, full_jitter};
 use models::wire::AgentStatus;
 use rand::random;
 
+use crate::failure_log::FailureLog;
 use crate::report::differs;
 
 /// Delay after a failed write, as upper limits.
@@ -24,6 +25,7 @@ struct PrunedReport {
 #[derive(Debug, Default)]
 pub(super) struct ReportState {
     failures: Backoff,
+    log: FailureLog,
     pruned: Option<PrunedReport>,
 }
 
@@ -40,8 +42,14 @@ impl ReportState {
     /// Records a report that was stored.
     pub(super) fn accepted(&mut self, sent: &AgentStatus, stored: &AgentStatus, streams: u64) {
         self.failures.reset();
+        self.log.succeeded();
         let is_pruned = differs(stored, sent);
         self.pruned = is_pruned.then(|| PrunedReport { streams, sent: sent.clone(), stored: stored.clone() });
+    }
+
+    /// Logs a report that was not stored.
+    pub(super) fn log_failure(&mut self, error: &str) {
+        self.log.failed("the report did not arrive", error);
     }
 
     /// Counts a report that was not stored, and returns the delay before the next one.

@@ -12,7 +12,7 @@ use super::report_state::ReportState;
 use crate::config::Config;
 use crate::desired_state::DesiredState;
 use crate::host::client::HostClient;
-use crate::report::HostCondition;
+use crate::report::{ARMED_BY_OTHER, HostCondition};
 use crate::server::Server;
 use crate::situation::Facts;
 use crate::views::Views;
@@ -77,7 +77,7 @@ impl Turn<'_> {
     /// Returns the content of `HostReachable` for a host that answers.
     pub(super) fn condition(&self, situation: &Situation) -> HostCondition {
         if situation.image == Image::Ready && situation.armed_by == ArmedBy::Other {
-            return HostCondition::problem(HOST_ARMED_BY_OTHER, "another client armed an image; it is left alone");
+            return HostCondition::problem(HOST_ARMED_BY_OTHER, ARMED_BY_OTHER);
         }
         self.boot.settings.condition()
     }

@@ -5,7 +5,7 @@ use futures::future::join_all;
 use super::*;
 
 #[tokio::test]
-async fn api_server_denial_returns_500_and_outage_503() {
+async fn api_server_denial_returns_500_and_outage_503_that_closes_its_connection() {
     let answers = [
         (401, 500, "internal"),
         (403, 500, "internal"),
@@ -24,6 +24,7 @@ async fn api_server_denial_returns_500_and_outage_503() {
             server.get("/v1/nodes/a/shadow/watch?resourceVersion=999999", "agent-a").await,
         ] {
             assert_eq!(answer.headers().contains_key("retry-after"), status == 503, "{code}");
+            assert_eq!(answer.headers().contains_key("connection"), status == 503, "{code}: the retry goes elsewhere");
             assert_eq!(problem(answer).await, (status, word.to_owned()), "{code}");
         }
         let answer = server.put("agent-a", &view.etag, json!({"state": "StagedUpdate"})).await;

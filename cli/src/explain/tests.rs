@@ -141,7 +141,7 @@ fn recorded_command_that_annotates_is_replaced_by_that_of_the_plugin() {
     cluster.nodes = None;
     let explanation = explain(&cluster, "a", now());
     assert_eq!(explanation.waits.as_ref().unwrap().message, "let the operator disarm it");
-    assert_eq!(explanation.commands, ["kubectl brupop retry a  # disarms the image of the other client"]);
+    assert_eq!(explanation.commands, ["kubectl brupop retry a  # disarms the image"]);
 }
 
 #[test]

@@ -73,7 +73,7 @@ fn decide_retry(
     let write = |what| Ok(Decision::annotate(RETRY_ANNOTATION, nonce, what));
     let conditions = shadow.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     if find_condition(conditions, HOST_REACHABLE).is_some_and(|c| c.reason == HOST_ARMED_BY_OTHER) {
-        return write("asked to disarm what another client armed on its host");
+        return write("asked to disarm the image that its agent has no record of");
     }
     if progress(shadow).is_none() && is_unproven(operator, shadow) {
         return write("asked to be verified again");

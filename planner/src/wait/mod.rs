@@ -116,7 +116,8 @@ pub enum Wait {
     #[error("the host cannot check for updates: {message}")]
     RefreshFails { message: String },
     #[error(
-        "another client armed an update on the host; reboot it, disarm it there, or let the operator disarm it: \
+        "an image is armed on the host that its agent has no record of (another client, or this operator before the \
+             node's shadow was deleted); reboot the host, disarm it there, or let the operator disarm it: \
              kubectl annotate brs brs-<node> -n <namespace> --overwrite {}=<any new value>",
         names::RETRY_ANNOTATION
     )]

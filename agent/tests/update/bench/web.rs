@@ -45,6 +45,8 @@ pub(crate) enum WebFault {
     /// The review of a token and the write of a report take 31 s each, unless the client has left: an admission webhook of the
     /// cluster hangs.
     SlowWrites,
+    /// Reports are not answered. Streams go on.
+    ReportsHang,
     /// Conditions are dropped from what is stored, as by a version that does not know them.
     DropsConditions,
     /// The stream has lines of types that the agent does not know.
@@ -61,6 +63,11 @@ struct State {
     refused: u32,
     /// Each request, and its `Authorization`.
     tokens: Vec<(String, String)>,
+    connections: u64,
+    /// The number of connections that resumed the TLS session of an earlier one.
+    resumed: u64,
+    /// The number of the connection of each stream.
+    streamed_on: Vec<u64>,
     web_fault: WebFault,
     traffic: u64,
 }
@@ -98,6 +105,9 @@ impl Web {
                 refuses: None,
                 refused: 0,
                 tokens: Vec::new(),
+                connections: 0,
+                resumed: 0,
+                streamed_on: Vec::new(),
                 web_fault: WebFault::None,
                 traffic: 0,
             })),
@@ -108,10 +118,14 @@ impl Web {
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (web, acceptor) = (serving.clone(), acceptor.clone());
-                web.with(|state| state.traffic += 1);
+                let connection = web.with(|state| {
+                    state.traffic += 1;
+                    state.connections += 1;
+                    state.connections
+                });
                 // Otherwise the kernel holds small writes back, for real milliseconds.
                 stream.set_nodelay(true).unwrap();
-                tokio::spawn(async move { web.serve(acceptor, stream).await });
+                tokio::spawn(async move { web.serve(acceptor, stream, connection).await });
             }
         });
         web
@@ -191,6 +205,16 @@ impl Web {
         self.with(|state| state.traffic)
     }
 
+    /// Returns the number of the connection of each stream, in their order.
+    pub(crate) fn stream_connections(&self) -> Vec<u64> {
+        self.with(|state| state.streamed_on.clone())
+    }
+
+    /// Returns the number of connections that resumed the TLS session of an earlier one.
+    pub(crate) fn resumed_sessions(&self) -> u64 {
+        self.with(|state| state.resumed)
+    }
+
     pub(crate) fn view(&self) -> ShadowView {
         self.with(|state| state.view.clone().unwrap())
     }
@@ -239,22 +263,18 @@ impl Web {
         self.changed.send_modify(|n| *n += 1);
     }
 
-    async fn serve(self, acceptor: TlsAcceptor, stream: TcpStream) {
+    async fn serve(self, acceptor: TlsAcceptor, stream: TcpStream, connection: u64) {
         if self.now() == WebFault::Down {
             return;
         }
         let Ok(mut stream) = acceptor.accept(stream).await else { return };
+        let is_resumed = stream.get_ref().1.handshake_kind() == Some(rustls::HandshakeKind::Resumed);
+        self.with(|state| state.resumed += u64::from(is_resumed));
         while let Some((head, body)) = request(&mut stream).await {
             let line = head.lines().next().unwrap_or_default().to_owned();
-            let header = |name: &str| {
-                head.lines().skip(1).find_map(|line| {
-                    let (key, value) = line.split_once(':')?;
-                    key.eq_ignore_ascii_case(name).then(|| value.trim().to_owned())
-                })
-            };
             self.with(|state| {
                 state.traffic += 1;
-                state.tokens.push((line.clone(), header("authorization").unwrap_or_default()));
+                state.tokens.push((line.clone(), header(&head, "authorization").unwrap_or_default()));
             });
             let web_fault = self.now();
             match web_fault {
@@ -278,17 +298,19 @@ impl Web {
                 _ => {}
             }
             if line.starts_with("GET /v1/nodes/a/shadow/watch") {
-                self.stream(stream).await;
-                return;
+                let Ok(()) = self.stream(&mut stream, connection).await else { return };
+                continue;
             }
             if !line.starts_with("PUT /v1/nodes/a/shadow/status ") {
                 respond(&mut stream, "404 Not Found", "{}").await;
                 continue;
             }
-            if web_fault == WebFault::SlowWrites && has_left(&mut stream, Duration::from_secs(31)).await {
+            let delay = Duration::from_secs(if web_fault == WebFault::ReportsHang { 3_600 } else { 31 });
+            let is_slow = matches!(web_fault, WebFault::SlowWrites | WebFault::ReportsHang);
+            if is_slow && has_left(&mut stream, delay).await {
                 return;
             }
-            let etag = header("if-match").unwrap_or_default().replace('"', "");
+            let etag = header(&head, "if-match").unwrap_or_default().replace('"', "");
             let status: AgentStatus = serde_json::from_slice(&body).unwrap();
             let (answer, fault) = self.with(|state| {
                 let fault = (!state.faults.is_empty()).then(|| state.faults.remove(0));
@@ -319,29 +341,24 @@ impl Web {
         }
     }
 
-    async fn stream(self, mut stream: TlsStream<TcpStream>) {
+    /// Sends a stream, and keeps its connection after its proper end, as the web API does unless the agent asks otherwise.
+    async fn stream(&self, stream: &mut TlsStream<TcpStream>, connection: u64) -> std::io::Result<()> {
+        self.with(|state| state.streamed_on.push(connection));
         let mut changed = self.changed.subscribe();
-        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\nconnection: close\r\n\r\n";
-        if stream.write_all(head.as_bytes()).await.is_err() {
-            return;
-        }
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n";
+        stream.write_all(head.as_bytes()).await?;
         let began = self.now();
         let moves = tokio::time::Instant::now() + Duration::from_secs(2);
         while self.now() == began {
             if began == WebFault::UnknownLines {
                 let novel = "{\"type\":\"web_fault\",\"object\":{\"metadata\":7}}\n{\"type\":\"calm\"}\n";
-                if stream.write_all(novel.as_bytes()).await.is_err() {
-                    return;
-                }
+                chunk(stream, novel).await?;
             }
             let line = match self.with(|state| state.view.clone()) {
                 Some(view) => WatchLine::Shadow { object: Box::new(view) },
                 None => WatchLine::Absent,
             };
-            let line = format!("{}\n", serde_json::to_string(&line).unwrap());
-            if stream.write_all(line.as_bytes()).await.is_err() || stream.flush().await.is_err() {
-                return;
-            }
+            chunk(stream, &format!("{}\n", serde_json::to_string(&line).unwrap())).await?;
             if began == WebFault::ShortStreams {
                 break;
             }
@@ -351,8 +368,14 @@ impl Web {
                 () = tokio::time::sleep_until(moves), if began == WebFault::PeriodicStreamEnds => break,
             }
         }
-        let _ = stream.shutdown().await;
+        chunk(stream, "").await
     }
+}
+
+/// Sends a part of a stream. An empty one is its proper end.
+async fn chunk(stream: &mut TlsStream<TcpStream>, text: &str) -> std::io::Result<()> {
+    stream.write_all(format!("{:x}\r\n{text}\r\n", text.len()).as_bytes()).await?;
+    stream.flush().await
 }
 
 async fn request(stream: &mut TlsStream<TcpStream>) -> Option<(String, Vec<u8>)> {
@@ -367,6 +390,13 @@ async fn request(stream: &mut TlsStream<TcpStream>) -> Option<(String, Vec<u8>)>
     let mut body = vec![0; length.unwrap_or(0)];
     stream.read_exact(&mut body).await.ok()?;
     Some((head, body))
+}
+
+fn header(head: &str, name: &str) -> Option<String> {
+    head.lines().skip(1).find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        key.eq_ignore_ascii_case(name).then(|| value.trim().to_owned())
+    })
 }
 
 /// Waits this long for the client to leave; returns true if it did.

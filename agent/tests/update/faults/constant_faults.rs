@@ -279,7 +279,7 @@ fn host_refreshes_at_most_once_per_second() {
 }
 
 /// A host with a staged image whose agent requests a permit.
-async fn until_permit_requested(bench: &Bench) -> models::wire::ShadowView {
+pub(super) async fn until_permit_requested(bench: &Bench) -> models::wire::ShadowView {
     let report = || bench.web.view().status.report;
     bench.stage(1);
     assert!(pass_until(MINUTE, || report().state == Some(HostState::StagedUpdate)).await, "it stages");

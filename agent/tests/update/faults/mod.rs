@@ -8,6 +8,7 @@ mod busy_host;
 mod constant_faults;
 mod each_call;
 mod random_faults;
+mod web_api;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -66,6 +67,7 @@ pub(crate) struct Counts {
     calls: Arc<AtomicU64>,
     /// All log lines, each turn of its loop included.
     lines: Arc<AtomicU64>,
+    warnings: Arc<AtomicU64>,
 }
 
 impl Counts {
@@ -76,12 +78,18 @@ impl Counts {
     pub(crate) fn lines(&self) -> u64 {
         self.lines.load(Ordering::Relaxed)
     }
+
+    pub(crate) fn warnings(&self) -> u64 {
+        self.warnings.load(Ordering::Relaxed)
+    }
 }
 
 impl<S: tracing::Subscriber> Layer<S> for Counts {
     fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
         if event.metadata().target().starts_with("agent") {
             self.lines.fetch_add(1, Ordering::Relaxed);
+            let is_warning = *event.metadata().level() <= tracing::Level::WARN;
+            self.warnings.fetch_add(u64::from(is_warning), Ordering::Relaxed);
             if event.metadata().fields().field("path").is_some() {
                 self.calls.fetch_add(1, Ordering::Relaxed);
             }
