@@ -17,6 +17,7 @@ use crate::helm::upgrade_of;
 use crate::images::{container_of, image_of, newer, own_tag, tag, version};
 use crate::install::{Rollout, agents_of, rollout};
 use crate::marks::Tool;
+use crate::preflight::KUBECTL;
 use crate::shell::word;
 use crate::uninstall::is_marked;
 
@@ -127,7 +128,7 @@ fn change_of(meta: &ObjectMeta, remark: &str) -> Option<String> {
 /// among it. There is none where it would change more than the version of images: names, registries and digests of the
 /// user's own, tags that name no version, tags of several architectures, and options. It leaves a policy that exists as it is.
 fn install(objects: &[Installed]) -> Option<String> {
-    if objects.iter().any(|object| has_options(object) == Some(true)) {
+    if objects.iter().any(has_options) {
         return None;
     }
     let own = own_tag();
@@ -154,16 +155,55 @@ fn install(objects: &[Installed]) -> Option<String> {
     Some(format!("{}  # {remark}", command(names::SYSTEM_NAMESPACE, &format!("install{registry}{tag}"))))
 }
 
-/// Returns whether a workload has arguments, limits or replicas that an installation by this plugin would set back.
-fn has_options(object: &Installed) -> Option<bool> {
-    let (wanted, found) = (&object.wanted, object.found.as_ref()?);
-    let (own, running) = (container_of(wanted, wanted)?, container_of(wanted, found)?);
-    let installed = own["args"].as_array()?;
-    let has_others = running["args"].as_array()?.iter().any(|argument| !installed.contains(argument));
-    let differs = running["resources"]["limits"] != own["resources"]["limits"]
-        || found["spec"]["replicas"] != wanted["spec"]["replicas"];
-    // The hook for AWS is installed by itself.
-    Some((has_others || differs) && text(wanted, "/metadata/name") != names::AWS)
+/// Values of the user's own in fields that an installation sets.
+const PATCHED: [&str; 7] = [
+    "/metadata/labels/pod-security.kubernetes.io~1enforce",
+    "/spec/egress",
+    "/spec/ingress",
+    "/spec/maxUnavailable",
+    "/spec/replicas",
+    "/spec/template/spec/affinity",
+    "/spec/template/spec/tolerations",
+];
+
+/// Returns whether an installation by this plugin would set back what a user has patched. It applies as the field
+/// manager of the manifests: the API server removes what this manager has applied before, as of an overlay, and leaves
+/// out now.
+fn has_options(object: &Installed) -> bool {
+    let wanted = &object.wanted;
+    // Optional objects are installed by themselves, and a policy that exists stays as it is.
+    let is_applied = matches!(step_of(wanted), APPLY_AGAIN | APPLY_DEFINITIONS)
+        && text(wanted, "/kind") != "BottlerocketUpdateOperator";
+    let Some(found) = object.found.as_ref().filter(|_| is_applied) else { return false };
+    let entries = found["metadata"]["managedFields"].as_array().into_iter().flatten();
+    let mut applied = entries.filter(|entry| entry["manager"] == KUBECTL && entry["operation"] == "Apply");
+    let container_differs = |(own, running): (&Value, &Value)| {
+        let is_own = |argument: &Value| own["args"].as_array().is_some_and(|own| own.contains(argument));
+        running["resources"] != own["resources"] || !running["args"].as_array().into_iter().flatten().all(is_own)
+    };
+    applied.any(|entry| lacks(wanted, &entry["fieldsV1"]))
+        || PATCHED.iter().any(|path| found.pointer(path) != wanted.pointer(path))
+        || container_of(wanted, wanted).zip(container_of(wanted, found)).is_some_and(container_differs)
+}
+
+/// Returns whether an object lacks one of these fields, in the form of `managedFields`: `f:` and a name, or `k:` and the
+/// keys of an item of a list, each with the fields in it.
+fn lacks(object: &Value, fields: &Value) -> bool {
+    let item = |keys: &str| {
+        let keys: Value = serde_json::from_str(keys).ok()?;
+        // A key with its default may be left out.
+        let has = |item: &Value, (key, value): (&String, &Value)| item.get(key).is_none_or(|own| own == value);
+        object.as_array()?.iter().find(|item| keys.as_object().into_iter().flatten().all(|key| has(item, key)))
+    };
+    fields.as_object().into_iter().flatten().any(|(field, inner)| {
+        let value = match field.split_once(':') {
+            Some(("f", name)) => object.get(name),
+            Some(("k", keys)) => item(keys),
+            // `.` is the object itself, and `v:` a member of a set, such as a finalizer.
+            _ => return false,
+        };
+        value.is_none_or(|value| lacks(value, inner))
+    })
 }
 
 /// Returns the step for an object that differs, or is missing.

@@ -613,17 +613,58 @@ fn missing_rights_are_installed_by_the_plugin_only_with_the_images_that_run() {
 
 #[test]
 fn missing_rights_are_not_installed_by_the_plugin_where_it_would_set_options_back() {
-    for (path, value) in [
-        ("/spec/replicas", json!(5)),
-        ("/spec/template/spec/containers/0/args/0", json!("--cluster-domain=example")),
-        ("/spec/template/spec/containers/0/resources/limits/memory", json!("4Gi")),
+    let enforce = "/metadata/labels/pod-security.kubernetes.io~1enforce";
+    for (kind, name, path, value) in [
+        ("Deployment", names::CONTROLLER, "/spec/replicas", json!(5)),
+        ("Deployment", names::CONTROLLER, "/spec/template/spec/tolerations", json!([{"operator": "Exists"}])),
+        ("Deployment", names::CONTROLLER, "/spec/template/spec/containers/0/args/0", json!("--cluster-domain=example")),
+        ("Deployment", names::CONTROLLER, "/spec/template/spec/containers/0/resources/limits/memory", json!("4Gi")),
+        ("NetworkPolicy", names::CONTROLLER, "/spec/egress/0/ports/1/port", json!(8443)),
+        ("PodDisruptionBudget", names::APISERVER, "/spec/maxUnavailable", json!(0)),
+        ("Namespace", names::AGENT_NAMESPACE, enforce, json!("baseline")),
     ] {
         let mut facts = healthy();
         found(&mut facts, "ClusterRole", names::CONTROLLER)["rules"] = json!([]);
         assert!(step(&facts, "RightsMissing").starts_with("kubectl brupop install"), "{path}");
-        *found(&mut facts, "Deployment", names::CONTROLLER).pointer_mut(path).unwrap() = value;
+        *found(&mut facts, kind, name).pointer_mut(path).unwrap() = value;
         let step = step(&facts, "RightsMissing");
         assert!(step.starts_with("# apply its manifests again, with your images and options"), "{path}: {step}");
+    }
+}
+
+/// As the API server records an overlay of kustomize that was applied on its side.
+#[test]
+fn missing_rights_are_not_installed_by_the_plugin_where_it_would_remove_what_an_overlay_adds() {
+    let of_pod = |pod: Value| json!({"f:spec": {"f:template": {"f:spec": pod}}});
+    let of_container = |fields: Value| of_pod(json!({"f:containers": {"k:{\"name\":\"controller\"}": fields}}));
+    let port = json!({".": {}, "f:containerPort": {}, "f:name": {}});
+    let own = json!({".": {}, "f:args": {}, "f:ports": {"k:{\"containerPort\":8080,\"protocol\":\"TCP\"}": port}});
+    let variable = json!({".": {}, "f:env": {"k:{\"name\":\"HTTPS_PROXY\"}": {".": {}, "f:value": {}}}});
+    let secrets = json!({"f:imagePullSecrets": {}});
+    let label = json!({"f:metadata": {"f:labels": {"f:mesh.example/inject": {}}}});
+    let pools = of_pod(json!({"f:nodeSelector": {"f:pool": {}}}));
+    for (sentence, kind, name, [manager, operation], fields, installs) in [
+        ("Secrets", "ServiceAccount", names::CONTROLLER, ["kubectl", "Apply"], secrets.clone(), false),
+        ("of a patch", "ServiceAccount", names::CONTROLLER, ["kubectl-patch", "Update"], secrets, true),
+        ("a label", "Namespace", names::SYSTEM_NAMESPACE, ["kubectl", "Apply"], label, false),
+        ("a selector", "Deployment", names::CONTROLLER, ["kubectl", "Apply"], pools, false),
+        ("a variable", "Deployment", names::CONTROLLER, ["kubectl", "Apply"], of_container(variable), false),
+        ("nothing", "Deployment", names::CONTROLLER, ["kubectl", "Apply"], of_container(own), true),
+        (
+            "a policy, which stays",
+            "BottlerocketUpdateOperator",
+            names::OPERATOR_NAME,
+            ["kubectl", "Apply"],
+            json!({"f:spec": {"f:nodeGroups": {}}}),
+            true,
+        ),
+    ] {
+        let mut facts = healthy();
+        found(&mut facts, "ClusterRole", names::CONTROLLER)["rules"] = json!([]);
+        found(&mut facts, kind, name)["metadata"]["managedFields"] = json!([{"manager": manager, "operation": operation,
+            "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": fields}]);
+        let step = step(&facts, "RightsMissing");
+        assert_eq!(step.starts_with("kubectl brupop install"), installs, "{sentence}: {step}");
     }
 }
 
