@@ -36,6 +36,9 @@ const AGENTS: Duration = Duration::from_secs(30);
 /// The reason of the condition of a Deployment that Kubernetes gives up.
 const GIVEN_UP: &str = "ProgressDeadlineExceeded";
 
+/// The type of the condition of a Deployment whose pods the API server refuses to create, as for a quota or an admission check.
+const REFUSED: &str = "ReplicaFailure";
+
 /// The command that finds out why the operator does not run.
 const DOCTOR: &str = "kubectl brupop doctor";
 
@@ -142,6 +145,16 @@ pub(crate) enum Rollout {
     Failed(String),
 }
 
+impl Rollout {
+    /// Returns the reason why it is not complete.
+    pub(crate) fn reason(self) -> Option<String> {
+        match self {
+            Self::Complete => None,
+            Self::Waits(reason) | Self::Failed(reason) => Some(reason),
+        }
+    }
+}
+
 /// Returns the conditions of a Deployment with which Kubernetes gives it up.
 fn given_up(status: Option<&DeploymentStatus>) -> impl Iterator<Item = &DeploymentCondition> {
     let conditions = status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
@@ -149,25 +162,30 @@ fn given_up(status: Option<&DeploymentStatus>) -> impl Iterator<Item = &Deployme
 }
 
 /// Returns the state of a Deployment by the rules of `kubectl rollout status`: while pods of a new version hang, those of an
-/// earlier one stay available.
+/// earlier one stay available. The reason has the answer of the API server where that refuses to create pods.
 pub(crate) fn rollout(found: &Deployment) -> Rollout {
     let status = found.status.clone().unwrap_or_default();
     if status.observed_generation < found.metadata.generation {
         return Rollout::Waits(NOT_OBSERVED.to_owned());
     }
+    let mut conditions = status.conditions.iter().flatten();
+    let refused = conditions.find(|condition| condition.type_ == REFUSED && condition.status == "True");
+    let answer = refused.and_then(|condition| condition.message.as_ref());
+    let refused = answer.map_or_else(String::new, |answer| format!(": {answer}"));
     if let Some(failed) = given_up(Some(&status)).next() {
-        return Rollout::Failed(failed.message.clone().unwrap_or_default());
+        let message = failed.message.as_deref().unwrap_or_default().trim_end_matches('.');
+        return Rollout::Failed(format!("{message}{refused}"));
     }
     let wanted = found.spec.replicas.unwrap_or(1);
     let all = status.replicas.unwrap_or(0);
     let updated = status.updated_replicas.unwrap_or(0);
     let available = status.available_replicas.unwrap_or(0);
     if updated < wanted {
-        Rollout::Waits(format!("{updated} of {wanted} pods updated"))
+        Rollout::Waits(format!("{updated} of {wanted} pods updated{refused}"))
     } else if all > updated {
-        Rollout::Waits(format!("{} pods of an earlier version left", all - updated))
+        Rollout::Waits(format!("{} pods of an earlier version left{refused}", all - updated))
     } else if available < updated {
-        Rollout::Waits(format!("{available} of {updated} pods available"))
+        Rollout::Waits(format!("{available} of {updated} pods available{refused}"))
     } else {
         Rollout::Complete
     }
@@ -358,6 +376,11 @@ mod tests {
     fn deployment_runs_once_all_its_pods_are_of_the_applied_version() {
         let exceeded = json!([{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "late"}]);
         let created = json!([{"type": "Progressing", "status": "True", "reason": "NewReplicaSetCreated"}]);
+        let denial = "pods \"a\" is forbidden: exceeded quota: b";
+        let refused = json!([
+            exceeded[0], {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": denial}
+        ]);
+        let refuses = json!([created[0], refused[1]]);
         let waits = |reason: &str| Rollout::Waits(reason.to_owned());
         let none = json!([]);
         let of = |status: Value| -> Deployment {
@@ -371,6 +394,8 @@ mod tests {
             ("all new pods hang", 2, [3, 2, 1], &none, waits("1 pods of an earlier version left")),
             ("new pods that are not available", 2, [2, 2, 1], &none, waits("1 of 2 pods available")),
             ("Kubernetes has waited for long enough", 2, [3, 1, 2], &exceeded, late),
+            ("pods are refused", 2, [0; 3], &refuses, waits(&format!("0 of 2 pods updated: {denial}"))),
+            ("pods are refused for long", 2, [0; 3], &refused, Rollout::Failed(format!("late: {denial}"))),
             ("all pods run", 2, [2, 2, 2], &none, Rollout::Complete),
         ] {
             let deployment = of(json!({"observedGeneration": observed, "replicas": all, "updatedReplicas": updated,

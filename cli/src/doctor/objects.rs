@@ -421,7 +421,10 @@ fn workload(wanted: &Value, found: &Value) -> Option<Finding> {
                 wanted["spec"]["replicas"]
             )]))
         }
-        (_, 0, _) => Some(Finding::error("NotReady", format!("none of its {desired} pods is Ready")).next(next())),
+        (_, 0, state) => {
+            let reason = state.reason().map_or_else(String::new, |reason| format!(": {reason}"));
+            Some(Finding::error("NotReady", format!("none of its {desired} pods is Ready{reason}")).next(next()))
+        }
         (.., Rollout::Failed(reason)) => {
             Some(Finding::error("RolloutFailed", format!("Kubernetes has given up its rollout: {reason}")).next(next()))
         }

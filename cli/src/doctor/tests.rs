@@ -330,12 +330,12 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         }),
         ("AwsHookNotReady", Error, "deployment/brupop-system/brupop-aws", &|f| {
             await_aws(f);
-            f.aws = Some(Hook { ready: Some(0), record: BTreeMap::new() });
+            f.aws = Some(Hook { ready: Some(0), ..Hook::default() });
         }),
         ("AwsNotTakenBack", Warning, "configmap/brupop-system/brupop-aws", &|f| {
             let entry = json!({"group": "g", "mode": "Standby", "node": "a", "since": "2026-01-01T00:00:00Z"});
             let record = BTreeMap::from([("i-0a".to_owned(), entry.to_string())]);
-            f.aws = Some(Hook { ready: Some(1), record });
+            f.aws = Some(Hook { ready: Some(1), record, ..Hook::default() });
         }),
         ("GuardedPods", Note, "node/a", &|f| pod(&["web"], 2, f)),
         ("BudgetNeverAllows", Warning, "node/a", &|f| {
@@ -421,7 +421,7 @@ fn upgrade_that_has_not_ended_is_found() {
         ("the hook for AWS alone", Some("MixedVersions"), &|f| {
             let none = f.optional_objects().unwrap();
             assert!(none.is_empty(), "{none:?}");
-            f.aws = Some(Hook { ready: Some(1), record: BTreeMap::new() });
+            f.aws = Some(Hook { ready: Some(1), ..Hook::default() });
             f.objects.extend(f.optional_objects().unwrap().into_iter().map(installed));
             retag(f, Some(names::AWS), ":v0.0.9");
         }),
@@ -451,6 +451,26 @@ fn upgrade_that_has_not_ended_is_found() {
         let reasons: Vec<_> = important.map(|finding| finding.reason).collect();
         assert_eq!(reasons, expected.into_iter().collect::<Vec<_>>(), "{sentence}: {}", diagnosis.page(None, false));
         assert_eq!(diagnosis.errors > 0, expected == Some("RolloutFailed"), "{sentence}");
+    }
+}
+
+#[tokio::test]
+async fn answer_of_an_api_server_that_refuses_to_create_pods_is_in_the_finding_about_them() {
+    let denial = "pods \"a\" is forbidden: exceeded quota: b";
+    let status = json!({"replicas": 0, "updatedReplicas": 0, "readyReplicas": 0, "availableReplicas": 0,
+        "conditions": [{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": denial}]});
+    let mut facts = healthy();
+    rollout_of_controller(&mut facts, &status);
+    await_aws(&mut facts);
+    let server = Server::default();
+    let deployment =
+        json!({"metadata": {"name": names::AWS}, "spec": {"selector": {}, "template": {}}, "status": status});
+    server.add(&format!("/apis/apps/v1/namespaces/brupop-system/deployments/{}", names::AWS), deployment);
+    facts.aws = Some(aws::read(&server.client(), names::SYSTEM_NAMESPACE).await.unwrap());
+    let findings = Diagnosis::of(&facts).findings;
+    for reason in ["NotReady", "AwsHookNotReady"] {
+        let found = findings.iter().find(|finding| finding.reason == reason).unwrap();
+        assert!(found.message.contains(&format!("pods updated: {denial}")), "{found:?}");
     }
 }
 
@@ -705,7 +725,7 @@ fn optional_objects_are_installed_by_their_own_manifests_or_values() {
     type Break<'a> = &'a dyn Fn(&mut Facts);
     let release = json!({"meta.helm.sh/release-name": "brupop", "meta.helm.sh/release-namespace": "ops"});
     let with_hook = |facts: &mut Facts| {
-        facts.aws = Some(Hook { ready: Some(1), record: BTreeMap::new() });
+        facts.aws = Some(Hook { ready: Some(1), ..Hook::default() });
         facts.objects.extend(facts.optional_objects().unwrap().into_iter().map(installed));
     };
     let cases: [(&str, &str, Break<'_>, &str, &str); 4] = [
