@@ -156,13 +156,15 @@ fn install(objects: &[Installed]) -> Option<String> {
 }
 
 /// Values of the user's own in fields that an installation sets.
-const PATCHED: [&str; 7] = [
+const PATCHED: [&str; 9] = [
     "/metadata/labels/pod-security.kubernetes.io~1enforce",
     "/spec/egress",
     "/spec/ingress",
     "/spec/maxUnavailable",
     "/spec/replicas",
     "/spec/template/spec/affinity",
+    "/spec/template/spec/nodeSelector",
+    "/spec/template/spec/priorityClassName",
     "/spec/template/spec/tolerations",
 ];
 
@@ -179,15 +181,17 @@ fn has_options(object: &Installed) -> bool {
     let mut applied = entries.filter(|entry| entry["manager"] == KUBECTL && entry["operation"] == "Apply");
     let container_differs = |(own, running): (&Value, &Value)| {
         let is_own = |argument: &Value| own["args"].as_array().is_some_and(|own| own.contains(argument));
-        running["resources"] != own["resources"] || !running["args"].as_array().into_iter().flatten().all(is_own)
+        ["imagePullPolicy", "resources"].into_iter().any(|field| running[field] != own[field])
+            || !running["args"].as_array().into_iter().flatten().all(is_own)
     };
     applied.any(|entry| lacks(wanted, &entry["fieldsV1"]))
         || PATCHED.iter().any(|path| found.pointer(path) != wanted.pointer(path))
         || container_of(wanted, wanted).zip(container_of(wanted, found)).is_some_and(container_differs)
 }
 
-/// Returns whether an object lacks one of these fields, in the form of `managedFields`: `f:` and a name, or `k:` and the
-/// keys of an item of a list, each with the fields in it.
+/// Returns whether an object lacks one of these fields, in the form of `managedFields`: `f:` and a name, `k:` and the
+/// keys of an item of a list, each with the fields in it, or `v:` and a member of a set. A list or map that is owned as a
+/// whole, such as tolerations or a node selector, has no fields in it: [`PATCHED`] compares it.
 fn lacks(object: &Value, fields: &Value) -> bool {
     let item = |keys: &str| {
         let keys: Value = serde_json::from_str(keys).ok()?;
@@ -195,11 +199,16 @@ fn lacks(object: &Value, fields: &Value) -> bool {
         let has = |item: &Value, (key, value): (&String, &Value)| item.get(key).is_none_or(|own| own == value);
         object.as_array()?.iter().find(|item| keys.as_object().into_iter().flatten().all(|key| has(item, key)))
     };
+    let member = |value: &str| {
+        let value: Value = serde_json::from_str(value).ok()?;
+        object.as_array()?.iter().find(|own| **own == value)
+    };
     fields.as_object().into_iter().flatten().any(|(field, inner)| {
         let value = match field.split_once(':') {
             Some(("f", name)) => object.get(name),
             Some(("k", keys)) => item(keys),
-            // `.` is the object itself, and `v:` a member of a set, such as a finalizer.
+            Some(("v", value)) => member(value),
+            // `.` is the object itself.
             _ => return false,
         };
         value.is_none_or(|value| lacks(value, inner))
@@ -411,6 +420,7 @@ fn workload(wanted: &Value, found: &Value) -> Option<Finding> {
     let next = || {
         [format!("kubectl describe {kind} {name} -n {namespace}"), format!("kubectl get pods -n {namespace} -o wide")]
     };
+    let because = |state: Rollout| state.reason().map_or_else(String::new, |reason| format!(": {reason}"));
     match (desired, ready, state) {
         (0, ..) if kind == "daemonset" => {
             Some(Finding::warning("NoPods", "no node has the label that selects it for updates, so that it has no pod"))
@@ -422,14 +432,15 @@ fn workload(wanted: &Value, found: &Value) -> Option<Finding> {
             )]))
         }
         (_, 0, state) => {
-            let reason = state.reason().map_or_else(String::new, |reason| format!(": {reason}"));
-            Some(Finding::error("NotReady", format!("none of its {desired} pods is Ready{reason}")).next(next()))
+            let message = format!("none of its {desired} pods is Ready{}", because(state));
+            Some(Finding::error("NotReady", message).next(next()))
         }
         (.., Rollout::Failed(reason)) => {
             Some(Finding::error("RolloutFailed", format!("Kubernetes has given up its rollout: {reason}")).next(next()))
         }
-        _ if ready < desired => {
-            Some(Finding::warning("NotReady", format!("{ready} of {desired} pods are Ready")).next(next()))
+        (.., state) if ready < desired => {
+            let message = format!("{ready} of {desired} pods are Ready{}", because(state));
+            Some(Finding::warning("NotReady", message).next(next()))
         }
         (.., Rollout::Waits(reason)) => {
             Some(Finding::warning("RolloutIncomplete", format!("its rollout has not ended: {reason}")).next(next()))

@@ -472,6 +472,12 @@ async fn answer_of_an_api_server_that_refuses_to_create_pods_is_in_the_finding_a
         let found = findings.iter().find(|finding| finding.reason == reason).unwrap();
         assert!(found.message.contains(&format!("pods updated: {denial}")), "{found:?}");
     }
+    // Where a quota has room for one of them.
+    let one = json!({"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1});
+    rollout_of_controller(&mut facts, &one);
+    let findings = Diagnosis::of(&facts).findings;
+    let found = findings.iter().find(|finding| finding.reason == "NotReady").unwrap();
+    assert_eq!(found.message, format!("1 of 2 pods are Ready: 1 of 2 pods updated: {denial}"));
 }
 
 /// Each part with an image of an earlier version, a definition with an earlier schema, and no operator's resource.
@@ -637,6 +643,9 @@ fn missing_rights_are_not_installed_by_the_plugin_where_it_would_set_options_bac
     for (kind, name, path, value) in [
         ("Deployment", names::CONTROLLER, "/spec/replicas", json!(5)),
         ("Deployment", names::CONTROLLER, "/spec/template/spec/tolerations", json!([{"operator": "Exists"}])),
+        ("Deployment", names::CONTROLLER, "/spec/template/spec/nodeSelector", json!({"pool": "system"})),
+        ("Deployment", names::CONTROLLER, "/spec/template/spec/priorityClassName", json!("own")),
+        ("Deployment", names::CONTROLLER, "/spec/template/spec/containers/0/imagePullPolicy", json!("Always")),
         ("Deployment", names::CONTROLLER, "/spec/template/spec/containers/0/args/0", json!("--cluster-domain=example")),
         ("Deployment", names::CONTROLLER, "/spec/template/spec/containers/0/resources/limits/memory", json!("4Gi")),
         ("NetworkPolicy", names::CONTROLLER, "/spec/egress/0/ports/1/port", json!(8443)),
@@ -662,12 +671,21 @@ fn missing_rights_are_not_installed_by_the_plugin_where_it_would_remove_what_an_
     let variable = json!({".": {}, "f:env": {"k:{\"name\":\"HTTPS_PROXY\"}": {".": {}, "f:value": {}}}});
     let secrets = json!({"f:imagePullSecrets": {}});
     let label = json!({"f:metadata": {"f:labels": {"f:mesh.example/inject": {}}}});
-    let pools = of_pod(json!({"f:nodeSelector": {"f:pool": {}}}));
+    let zones =
+        json!({"k:{\"topologyKey\":\"zone\",\"whenUnsatisfiable\":\"DoNotSchedule\"}": {".": {}, "f:maxSkew": {}}});
+    let zones = of_pod(json!({"f:topologySpreadConstraints": zones}));
+    // A map that is owned as a whole.
+    let selector = of_pod(json!({"f:nodeSelector": {}}));
+    let binding = "ValidatingAdmissionPolicyBinding";
+    let actions = |own: &str| json!({"f:spec": {"f:validationActions": {"v:\"Deny\"": {}, own: {}}}});
     for (sentence, kind, name, [manager, operation], fields, installs) in [
         ("Secrets", "ServiceAccount", names::CONTROLLER, ["kubectl", "Apply"], secrets.clone(), false),
         ("of a patch", "ServiceAccount", names::CONTROLLER, ["kubectl-patch", "Update"], secrets, true),
         ("a label", "Namespace", names::SYSTEM_NAMESPACE, ["kubectl", "Apply"], label, false),
-        ("a selector", "Deployment", names::CONTROLLER, ["kubectl", "Apply"], pools, false),
+        ("a spread", "Deployment", names::CONTROLLER, ["kubectl", "Apply"], zones, false),
+        ("a selector as it is", "Deployment", names::CONTROLLER, ["kubectl", "Apply"], selector, true),
+        ("an action", binding, names::APISERVER, ["kubectl", "Apply"], actions("v:\"Audit\""), false),
+        ("its action alone", binding, names::APISERVER, ["kubectl", "Apply"], actions("v:\"Deny\""), true),
         ("a variable", "Deployment", names::CONTROLLER, ["kubectl", "Apply"], of_container(variable), false),
         ("nothing", "Deployment", names::CONTROLLER, ["kubectl", "Apply"], of_container(own), true),
         (
