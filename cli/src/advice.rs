@@ -29,6 +29,12 @@ pub(crate) fn pods(namespace: &str, component: &str) -> String {
     for_cluster(&format!("kubectl get pods -n {namespace} -l {}={component}", names::COMPONENT_LABEL))
 }
 
+/// Returns the command that shows why the API server refuses to create pods of the operator, as for a quota or an admission check.
+pub(crate) fn refused_pods(namespace: &str) -> String {
+    let events = format!("kubectl get events -n {namespace} --field-selector reason=FailedCreate");
+    for_cluster(&format!("{events}  # where there are no pods"))
+}
+
 /// A command by which a node without a proof may get one.
 pub(crate) enum Proving {
     /// Verifies the node again at once.

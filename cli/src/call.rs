@@ -16,6 +16,7 @@ use kube::api::{Api, ListParams, Request};
 use kube::client::AuthError;
 use kube::core::error_boundary::InvalidObject;
 use kube::core::{DeserializeGuard, ObjectList};
+use models::answer::is_of_rbac;
 use models::limits;
 
 use crate::page::warn;
@@ -34,14 +35,21 @@ pub(crate) const NODE_LEASES: &str = "kube-node-lease";
 static LEFT_OUT: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 #[derive(Debug, thiserror::Error)]
-#[error("the API server answers {code}: {message}{}", grant(*.code))]
+#[error("the API server answers {code}: {message}{}", grant(*.is_of_right))]
 struct Refusal {
     code: u16,
     message: String,
+    /// True if the user lacks the right.
+    is_of_right: bool,
 }
 
-const fn grant(code: u16) -> &'static str {
-    if code == 403 { "; an administrator can grant it (docs/plugin.md, Rights)" } else { "" }
+const fn grant(is_of_right: bool) -> &'static str {
+    if is_of_right { "; an administrator can grant it (docs/plugin.md, Rights)" } else { "" }
+}
+
+/// Returns whether a call changes nothing, by the right that it needs.
+fn only_reads(right: &str) -> bool {
+    ["get ", "list ", "watch "].iter().any(|verb| right.starts_with(verb))
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -53,8 +61,7 @@ struct NoAnswer {
 impl NoAnswer {
     /// Returns the error of a call, by the right that it needs. Only what writes goes on.
     fn to(right: &str) -> Self {
-        let reads = ["get ", "list ", "watch "].iter().any(|verb| right.starts_with(verb));
-        Self { goes_on: if reads { "" } else { ": it goes on from there" } }
+        Self { goes_on: if only_reads(right) { "" } else { ": it goes on from there" } }
     }
 }
 
@@ -103,8 +110,11 @@ pub(crate) async fn call<T>(right: &str, request: impl Future<Output = kube::Res
 pub(crate) fn failure(right: &str, error: kube::Error) -> anyhow::Error {
     match error {
         kube::Error::Api(status) => {
-            let what = if status.code == 403 { "you need the right to" } else { "cannot" };
-            anyhow!(Refusal { code: status.code, message: status.message }).context(format!("{what} {right}"))
+            // No admission check is made of a call that only reads.
+            let is_of_right = status.code == 403 && (only_reads(right) || is_of_rbac(&status.message));
+            let what = if is_of_right { "you need the right to" } else { "cannot" };
+            let refusal = Refusal { code: status.code, message: status.message, is_of_right };
+            anyhow!(refusal).context(format!("{what} {right}"))
         }
         error @ kube::Error::SerdeError(_) => {
             let doctor = for_cluster("kubectl brupop doctor");
@@ -288,6 +298,38 @@ mod tests {
             ("patch nodes", "no answer within 35 s; run the command again: it goes on from there"),
         ] {
             assert_eq!(NoAnswer::to(right).to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn right_is_named_as_missing_where_that_is_the_reason_of_a_refusal() {
+        let rights = "deployments.apps \"a\" is forbidden: User \"b\" cannot create resource \"deployments\" in API group \"apps\" in the \
+                      namespace \"c\"";
+        let escalation = "clusterroles.rbac.authorization.k8s.io \"a\" is forbidden: user \"b\" (groups=[\"d\"]) is attempting to grant \
+                          RBAC permissions not currently held:\n{APIGroups:[\"\"], Resources:[\"pods\"], Verbs:[\"delete\"]}";
+        let ending = "deployments.apps \"a\" is forbidden: unable to create new content in namespace c because it is being terminated";
+        let quota = "deployments.apps \"a\" is forbidden: exceeded quota: d, requested: count/deployments.apps=1, used: 0, limited: 0";
+        let webhook = format!("admission webhook \"validation.gatekeeper.sh\" denied the request: {rights}");
+        for (sentence, call, answer, expected) in [
+            ("RBAC", "create deployments in c", rights, true),
+            ("a role with more rights than the user", "apply ClusterRole a", escalation, true),
+            ("a namespace that is being deleted", "apply Deployment c/a", ending, false),
+            ("a quota", "apply Deployment c/a", quota, false),
+            ("an admission check", "apply Deployment c/a", webhook.as_str(), false),
+            ("a reading, of which there is no admission check", "list nodes", "no", true),
+        ] {
+            let status = kube::core::Status::failure(answer, "Forbidden").with_code(403).boxed();
+            let text = format!("{:#}", failure(call, kube::Error::Api(status)));
+            let what = if expected { "you need the right to" } else { "cannot" };
+            assert!(
+                text.starts_with(&format!("{what} {call}: the API server answers 403: {answer}")),
+                "{sentence}: {text}"
+            );
+            assert_eq!(
+                text.ends_with("an administrator can grant it (docs/plugin.md, Rights)"),
+                expected,
+                "{sentence}: {text}"
+            );
         }
     }
 

@@ -36,6 +36,9 @@ const AGENTS: Duration = Duration::from_secs(30);
 /// The reason of the condition of a Deployment that Kubernetes gives up.
 const GIVEN_UP: &str = "ProgressDeadlineExceeded";
 
+/// The type of the condition of a Deployment whose pods the API server refuses to create, as for a quota or an admission check.
+const REFUSED: &str = "ReplicaFailure";
+
 /// The command that finds out why the operator does not run.
 const DOCTOR: &str = "kubectl brupop doctor";
 
@@ -142,6 +145,16 @@ pub(crate) enum Rollout {
     Failed(String),
 }
 
+impl Rollout {
+    /// Returns the reason why it is not complete.
+    pub(crate) fn reason(self) -> Option<String> {
+        match self {
+            Self::Complete => None,
+            Self::Waits(reason) | Self::Failed(reason) => Some(reason),
+        }
+    }
+}
+
 /// Returns the conditions of a Deployment with which Kubernetes gives it up.
 fn given_up(status: Option<&DeploymentStatus>) -> impl Iterator<Item = &DeploymentCondition> {
     let conditions = status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
@@ -149,25 +162,30 @@ fn given_up(status: Option<&DeploymentStatus>) -> impl Iterator<Item = &Deployme
 }
 
 /// Returns the state of a Deployment by the rules of `kubectl rollout status`: while pods of a new version hang, those of an
-/// earlier one stay available.
+/// earlier one stay available. The reason has the answer of the API server where that refuses to create pods.
 pub(crate) fn rollout(found: &Deployment) -> Rollout {
     let status = found.status.clone().unwrap_or_default();
     if status.observed_generation < found.metadata.generation {
         return Rollout::Waits(NOT_OBSERVED.to_owned());
     }
+    let mut conditions = status.conditions.iter().flatten();
+    let refused = conditions.find(|condition| condition.type_ == REFUSED && condition.status == "True");
+    let answer = refused.and_then(|condition| condition.message.as_ref());
+    let refused = answer.map_or_else(String::new, |answer| format!(": {answer}"));
     if let Some(failed) = given_up(Some(&status)).next() {
-        return Rollout::Failed(failed.message.clone().unwrap_or_default());
+        let message = failed.message.as_deref().unwrap_or_default().trim_end_matches('.');
+        return Rollout::Failed(format!("{message}{refused}"));
     }
     let wanted = found.spec.replicas.unwrap_or(1);
     let all = status.replicas.unwrap_or(0);
     let updated = status.updated_replicas.unwrap_or(0);
     let available = status.available_replicas.unwrap_or(0);
     if updated < wanted {
-        Rollout::Waits(format!("{updated} of {wanted} pods updated"))
+        Rollout::Waits(format!("{updated} of {wanted} pods updated{refused}"))
     } else if all > updated {
-        Rollout::Waits(format!("{} pods of an earlier version left", all - updated))
+        Rollout::Waits(format!("{} pods of an earlier version left{refused}", all - updated))
     } else if available < updated {
-        Rollout::Waits(format!("{available} of {updated} pods available"))
+        Rollout::Waits(format!("{available} of {updated} pods available{refused}"))
     } else {
         Rollout::Complete
     }
@@ -280,6 +298,26 @@ async fn disabled(client: &Client) -> anyhow::Result<bool> {
     Ok(found.is_some_and(|operator| operator.spec.enabled == Some(false)))
 }
 
+/// Returns the line about a policy that exists: an installation leaves it as it is.
+async fn kept(client: &Client, object: &Value) -> anyhow::Result<Option<String>> {
+    if !is_policy(object) {
+        return Ok(None);
+    }
+    let (id, (api, _, name)) = (deploy::yaml::id(object), api(client, object)?);
+    let found = if_there(call(&format!("get {id}"), api.get_metadata(&name)).await)?;
+    Ok(found.map(|_| format!("{id} exists and stays as it is")))
+}
+
+/// Returns the lines of a dry run.
+async fn listed(client: &Client, objects: &[Value]) -> anyhow::Result<Vec<String>> {
+    let mut lines = Vec::new();
+    for object in objects {
+        let kept = kept(client, object).await?;
+        lines.push(kept.unwrap_or_else(|| format!("{} (dry run)", deploy::yaml::id(object))));
+    }
+    Ok(lines)
+}
+
 pub(crate) async fn install(client: Client, namespace: &str, options: &InstallOptions) -> anyhow::Result<()> {
     check_namespace(namespace)?;
     options.tag.as_deref().map_or(Ok(()), check_tag)?;
@@ -288,9 +326,7 @@ pub(crate) async fn install(client: Client, namespace: &str, options: &InstallOp
     check_registry(&deployed, options.registry.as_deref())?;
     preflight(client.clone(), namespace).await?;
     if options.dry_run {
-        for object in &objects {
-            print_line(format_args!("{} (dry run)", deploy::yaml::id(object)));
-        }
+        listed(&client, &objects).await?.iter().for_each(print_line);
         return Ok(());
     }
     let generations = deployed.into_iter().map(|(_, found)| found?.metadata.generation).collect();
@@ -302,11 +338,10 @@ pub(crate) async fn install(client: Client, namespace: &str, options: &InstallOp
             for definition in objects.iter().filter(|object| is_definition(object)) {
                 established(&client, definition).await?;
             }
-            let (api, _, name) = api(&client, object)?;
-            if if_there(call(&format!("get {id}"), api.get_metadata(&name)).await)?.is_some() {
-                print_line(format_args!("{id} exists and stays as it is"));
-                continue;
-            }
+        }
+        if let Some(kept) = kept(&client, object).await? {
+            print_line(kept);
+            continue;
         }
         apply(&client, object).await?;
         print_line(format_args!("{id} applied"));
@@ -338,121 +373,4 @@ pub(crate) async fn install(client: Client, namespace: &str, options: &InstallOp
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::preflight::tests::cluster_with;
-
-    fn options() -> InstallOptions {
-        let timeout = models::duration::Duration::from_secs(0);
-        InstallOptions { registry: None, tag: None, enable: false, dry_run: false, timeout }
-    }
-
-    #[test]
-    fn definitions_come_first_and_policy_last() {
-        let objects = objects(&options()).unwrap();
-        assert!(is_definition(&objects[0]) && is_policy(objects.last().unwrap()));
-        assert_eq!(objects, deploy::objects(&Options::default()).unwrap(), "the same as the manifests");
-    }
-
-    #[test]
-    fn deployment_runs_once_all_its_pods_are_of_the_applied_version() {
-        let exceeded = json!([{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "late"}]);
-        let created = json!([{"type": "Progressing", "status": "True", "reason": "NewReplicaSetCreated"}]);
-        let waits = |reason: &str| Rollout::Waits(reason.to_owned());
-        let none = json!([]);
-        let of = |status: Value| -> Deployment {
-            let spec = json!({"replicas": 2, "selector": {}, "template": {}});
-            serde_json::from_value(json!({"metadata": {"generation": 2}, "spec": spec, "status": status})).unwrap()
-        };
-        let late = Rollout::Failed("late".to_owned());
-        for (sentence, observed, [all, updated, available], conditions, expected) in [
-            ("an unseen change", 1, [2, 2, 2], &none, waits("the change is not observed yet")),
-            ("new pods hang beside earlier ones", 2, [3, 1, 2], &created, waits("1 of 2 pods updated")),
-            ("all new pods hang", 2, [3, 2, 1], &none, waits("1 pods of an earlier version left")),
-            ("new pods that are not available", 2, [2, 2, 1], &none, waits("1 of 2 pods available")),
-            ("Kubernetes has waited for long enough", 2, [3, 1, 2], &exceeded, late),
-            ("all pods run", 2, [2, 2, 2], &none, Rollout::Complete),
-        ] {
-            let deployment = of(json!({"observedGeneration": observed, "replicas": all, "updatedReplicas": updated,
-                "availableReplicas": available, "conditions": conditions}));
-            assert_eq!(rollout(&deployment), expected, "{sentence}");
-        }
-        assert_eq!(rollout(&of(json!({}))), waits("the change is not observed yet"), "no status");
-    }
-
-    #[test]
-    fn failure_of_before_ends_no_wait_that_changes_nothing() {
-        let before = Before { time: "2026-01-01T00:10:00Z".parse().unwrap(), generations: Vec::new() };
-        for (sentence, generation, reason, time, expected) in [
-            ("given up before, and applied without a change", Some(2), GIVEN_UP, "2026-01-01T00:05:00Z", false),
-            ("given up before the same failed again", Some(2), GIVEN_UP, "2026-01-01T00:15:00Z", true),
-            ("changed, and given up", Some(1), GIVEN_UP, "2026-01-01T00:15:00Z", true),
-            ("created, and given up", None, GIVEN_UP, "2026-01-01T00:15:00Z", true),
-            ("changed, and under way", Some(1), "ReplicaSetUpdated", "2026-01-01T00:15:00Z", false),
-        ] {
-            let condition = json!({"type": "Progressing", "status": "False", "reason": reason, "lastUpdateTime": time});
-            let deployment = json!({
-                "metadata": {"generation": 2}, "spec": {"selector": {}, "template": {}}, "status": {"conditions": [condition]},
-            });
-            let deployment: Deployment = serde_json::from_value(deployment).unwrap();
-            assert_eq!(before.is_given_up_since(generation, Some(&deployment)), expected, "{sentence}");
-        }
-        assert!(!before.is_given_up_since(None, None));
-    }
-
-    #[test]
-    fn agents_have_a_time_of_their_own_within_the_limit() {
-        let seconds = Duration::from_secs;
-        for (others_run, limit, expected) in [(5, 300, 35), (290, 300, 300), (5, 10, 10)] {
-            assert_eq!(agents_until(seconds(others_run), seconds(limit)), seconds(expected), "{others_run} of {limit}");
-        }
-    }
-
-    #[test]
-    fn agents_are_counted_as_running_where_they_are_updated_and_ready() {
-        for (sentence, observed, updated, ready, expected) in [
-            ("a change that its controller has not seen", 1, 3, 3, Some("the change is not observed yet")),
-            ("earlier ones run", 2, 1, 3, Some("of 3 nodes, updated on 1, Ready on 3")),
-            ("one node is down", 2, 3, 2, Some("of 3 nodes, updated on 3, Ready on 2")),
-            ("all run", 2, 3, 3, None),
-        ] {
-            let status = json!({
-                "observedGeneration": observed, "desiredNumberScheduled": 3, "updatedNumberScheduled": updated,
-                "numberReady": ready, "currentNumberScheduled": 3, "numberMisscheduled": 0,
-            });
-            let spec = json!({"selector": {}, "template": {}});
-            let set = json!({"metadata": {"generation": 2}, "spec": spec, "status": status});
-            let set: DaemonSet = serde_json::from_value(set).unwrap();
-            assert_eq!(agents_of(&set), (3, expected.map(str::to_owned)), "{sentence}");
-        }
-    }
-
-    #[tokio::test]
-    async fn nothing_is_applied_where_operator_or_tag_is_of_another_version() {
-        for (image, tag, refusal) in [
-            ("brupop-controller:v9.0.0", None, "the operator cannot be installed, and nothing was changed:"),
-            ("brupop-controller", Some("v9.0.0"), "--tag v9.0.0 is of another version"),
-            ("brupop-controller", Some("dev"), "cannot apply Namespace"),
-        ] {
-            let options = InstallOptions { tag: tag.map(str::to_owned), ..options() };
-            let client = cluster_with(image).client();
-            let error = install(client, names::SYSTEM_NAMESPACE, &options).await.unwrap_err().to_string();
-            assert!(error.starts_with(refusal), "{image}, {tag:?}: {error}");
-        }
-    }
-
-    #[test]
-    fn images_and_switch_follow_options() {
-        let options = InstallOptions {
-            registry: Some("registry.example/brupop".to_owned()),
-            tag: Some("v9".to_owned()),
-            enable: true,
-            ..options()
-        };
-        let objects = objects(&options).unwrap();
-        let text = serde_json::to_string(&objects).unwrap();
-        assert_eq!(text.matches("\"image\":\"registry.example/brupop/").count(), text.matches("\"image\":").count());
-        assert!(text.contains(":v9\""));
-        assert_eq!(objects.last().unwrap()["spec"]["enabled"], true);
-    }
-}
+mod tests;

@@ -15,7 +15,7 @@ use crate::helm::{release_of, upgrade_of};
 use crate::images::{image_of, newer, own_tag, version};
 use crate::page::print_line;
 use crate::shell::{for_cluster, word};
-use crate::uninstall::{api, check_elsewhere, check_namespace, is_marked};
+use crate::uninstall::{CONTAINERS, api, check_elsewhere, check_namespace, is_marked, is_one_of};
 
 /// Minor version of Kubernetes 1 from which tokens name their node.
 const MINOR: u32 = 32;
@@ -107,6 +107,21 @@ pub(crate) fn check_registry(deployed: &[(&str, Option<Deployment>)], given: Opt
     Ok(())
 }
 
+/// Returns the namespaces and definitions that are being deleted, each as a reason: what is in one, or of one, cannot be created.
+async fn being_deleted(client: &Client, objects: &[Value]) -> anyhow::Result<Vec<String>> {
+    let mut reasons = Vec::new();
+    for object in objects.iter().filter(|object| is_one_of(object, &CONTAINERS)) {
+        let (api, resource, name) = api(client, object)?;
+        let found = if_there(call(&format!("get {resource}"), api.get_metadata(&name)).await)?;
+        if found.is_some_and(|found| found.metadata.deletion_timestamp.is_some()) {
+            let id = deploy::yaml::id(object);
+            let get = for_cluster(&format!("kubectl get {resource} {name} -o yaml"));
+            reasons.push(format!("{id} is being deleted; its conditions say what keeps it: {get}"));
+        }
+    }
+    Ok(reasons)
+}
+
 /// Checks the cluster.
 pub(crate) async fn preflight(client: Client, namespace: &str) -> anyhow::Result<()> {
     let mut problems = Vec::new();
@@ -144,6 +159,7 @@ pub(crate) async fn preflight(client: Client, namespace: &str) -> anyhow::Result
     let definitions = format!("customresourcedefinitions {}", definitions.join(" "));
     problems.extend(left_to_helm(&definitions, of_releases.iter().map(|(_, meta)| meta)));
     let everything = deploy::everything()?;
+    problems.extend(being_deleted(&client, &everything).await?);
     problems.extend(check_elsewhere(&client, &everything).await.err().map(|error| format!("{error:#}")));
     let deployments = deployments(&client, &everything).await?;
     let named = format!("deployments {} -n {}", DEPLOYMENTS.join(" "), names::SYSTEM_NAMESPACE);
@@ -202,6 +218,22 @@ pub(crate) mod tests {
                 let error = error.to_string();
                 assert!(error.contains("with the plugin of v9.0.0"), "{sentence}: {error}");
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn namespace_that_is_being_deleted_prevents_an_installation() {
+        let own = format!("brupop-controller:{}", own_tag());
+        for (sentence, deleted, refused) in
+            [("it exists", Value::Null, false), ("it ends", json!("2026-01-01T00:00:00Z"), true)]
+        {
+            let server = cluster_with(&own);
+            let meta = json!({"name": names::AGENT_NAMESPACE, "deletionTimestamp": deleted});
+            let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": meta});
+            server.add("/api/v1/namespaces/brupop-agents", namespace);
+            let checked = preflight(server.client(), names::SYSTEM_NAMESPACE).await.map_err(|error| error.to_string());
+            let named = "Namespace brupop-agents is being deleted; ";
+            assert_eq!(checked.is_err_and(|error| error.contains(named)), refused, "{sentence}");
         }
     }
 

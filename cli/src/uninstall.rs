@@ -39,7 +39,7 @@ use crate::shell::for_cluster;
 const WORKLOADS: [&str; 2] = ["DaemonSet", "Deployment"];
 
 /// Kinds removed last, each with all that is in it, or of it.
-const CONTAINERS: [&str; 2] = ["Namespace", "CustomResourceDefinition"];
+pub(crate) const CONTAINERS: [&str; 2] = ["Namespace", "CustomResourceDefinition"];
 
 /// Kinds that name the tool which has installed them. A namespace does so also where an earlier run has left it alone.
 const OF_TOOLS: [&str; 3] = ["Deployment", "Namespace", "CustomResourceDefinition"];
@@ -196,7 +196,7 @@ async fn tools(client: &Client, objects: &[Value]) -> anyhow::Result<Vec<Tool>> 
     Ok(tools)
 }
 
-fn is_one_of(object: &Value, kinds: &[&str]) -> bool {
+pub(crate) fn is_one_of(object: &Value, kinds: &[&str]) -> bool {
     object["kind"].as_str().is_some_and(|kind| kinds.contains(&kind))
 }
 

@@ -11,7 +11,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 const CRATES: [(&str, &str); 11] = [
     (
         "models",
-        "backoff time domain duration limits listen log names earlier pem plain reason resource_version schema condition shadow wire permit \
+        "answer backoff time domain duration limits listen log names earlier pem plain reason resource_version schema condition shadow wire permit \
          operator history agent_step",
     ),
     (

@@ -10,6 +10,7 @@
 )]
 
 pub mod agent_step;
+pub mod answer;
 pub mod backoff;
 pub mod condition;
 pub mod domain;

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::finding::Finding;
 use crate::call::get;
 use crate::cluster::Cluster;
+use crate::install::rollout;
 use crate::uninstall::aws_record;
 
 /// The command that installs the hook for EC2 Auto Scaling groups.
@@ -20,14 +21,17 @@ pub(super) const APPLY_AWS: &str =
 pub(super) struct Hook {
     /// Number of its ready pods; `None` if it is not installed.
     pub(super) ready: Option<i32>,
+    /// The reason why its pods do not run, as its Deployment has it.
+    pub(super) waits: Option<String>,
     /// The record, by instance.
     pub(super) record: BTreeMap<String, String>,
 }
 
 pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Hook> {
     let deployment: Option<Deployment> = get(client, namespace, names::AWS).await?;
+    let waits = deployment.as_ref().and_then(|found| rollout(found).reason());
     let ready = deployment.map(|found| found.status.and_then(|status| status.ready_replicas).unwrap_or(0));
-    Ok(Hook { ready, record: aws_record(client, namespace).await? })
+    Ok(Hook { ready, waits, record: aws_record(client, namespace).await? })
 }
 
 pub(super) fn check(hook: &Hook, cluster: &Cluster, found: &mut Vec<Finding>) {
@@ -41,7 +45,8 @@ pub(super) fn check(hook: &Hook, cluster: &Cluster, found: &mut Vec<Finding>) {
     }
     if (awaited || !hook.record.is_empty()) && hook.ready == Some(0) {
         let waiting = if awaited { "no node is updated, and " } else { "" };
-        let message = format!("it has no ready pod: {waiting}nothing is taken back in Auto Scaling groups");
+        let reason = hook.waits.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
+        let message = format!("it has no ready pod{reason}: {waiting}nothing is taken back in Auto Scaling groups");
         found.push(Finding::error("AwsHookNotReady", message).of(deployment()).next([pods()]));
     }
     let under_way =

@@ -6,7 +6,7 @@ use models::time::between;
 use super::facts::Facts;
 use super::finding::{Finding, NAMED, Severity};
 use super::{aws, fleet, objects};
-use crate::advice::{logs_of, pods, some};
+use crate::advice::{logs_of, pods, refused_pods, some};
 use crate::clock::{moment, span};
 use crate::cluster::{ControllerLease, NO_LEADER, STALE};
 
@@ -56,9 +56,11 @@ fn web_api(facts: &Facts, found: &mut Vec<Finding>) {
         let namespace = &facts.namespace;
         let message = "the Service has no ready endpoint, so that no agent can report";
         found.push(
-            Finding::error("NoEndpoints", message)
-                .of(format!("service/{namespace}/{}", names::APISERVER))
-                .next([pods(namespace, names::APISERVER), logs_of(namespace, names::APISERVER)]),
+            Finding::error("NoEndpoints", message).of(format!("service/{namespace}/{}", names::APISERVER)).next([
+                pods(namespace, names::APISERVER),
+                refused_pods(namespace),
+                logs_of(namespace, names::APISERVER),
+            ]),
         );
     }
 }
@@ -133,7 +135,8 @@ fn leader(namespace: &str, lease: &ControllerLease, found: &mut Vec<Finding>) {
     let object = || format!("lease/{namespace}/{}", names::CONTROLLER);
     let ahead = lease.renewed.map(|renewed| between(lease.read, renewed)).unwrap_or_default();
     if let Some(message) = lease.trouble() {
-        found.push(Finding::error(NO_LEADER, message).of(object()).next([pods(namespace, names::CONTROLLER)]));
+        let next = [pods(namespace, names::CONTROLLER), refused_pods(namespace)];
+        found.push(Finding::error(NO_LEADER, message).of(object()).next(next));
     } else if ahead >= OFFSET {
         let message = format!("the clock of the controller is ahead of that of this computer by {}", span(ahead));
         found.push(Finding::warning("ControllerClock", message).of(object()));

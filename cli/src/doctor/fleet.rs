@@ -15,7 +15,7 @@ use planner::wait::{Wait, WaitReason};
 
 use super::finding::{Finding, Severity};
 use super::objects::APPLY_POLICY;
-use crate::advice::{logs_of, pods};
+use crate::advice::{logs_of, pods, refused_pods};
 use crate::cluster::{CONTROLLER_NOT_READY, Cluster, NO_LEADER};
 use crate::status::{Report, report};
 
@@ -110,7 +110,8 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
         };
         let (object, next) = match component {
             Some(name) => {
-                (format!("deployment/{namespace}/{name}"), vec![pods(namespace, name), logs_of(namespace, name)])
+                let next = vec![pods(namespace, name), refused_pods(namespace), logs_of(namespace, name)];
+                (format!("deployment/{namespace}/{name}"), next)
             }
             None => (object(), vec![format!("kubectl describe bruo {} -n {namespace}", names::OPERATOR_NAME)]),
         };

@@ -17,6 +17,7 @@ use crate::helm::upgrade_of;
 use crate::images::{container_of, image_of, newer, own_tag, tag, version};
 use crate::install::{Rollout, agents_of, rollout};
 use crate::marks::Tool;
+use crate::preflight::KUBECTL;
 use crate::shell::word;
 use crate::uninstall::is_marked;
 
@@ -127,7 +128,7 @@ fn change_of(meta: &ObjectMeta, remark: &str) -> Option<String> {
 /// among it. There is none where it would change more than the version of images: names, registries and digests of the
 /// user's own, tags that name no version, tags of several architectures, and options. It leaves a policy that exists as it is.
 fn install(objects: &[Installed]) -> Option<String> {
-    if objects.iter().any(|object| has_options(object) == Some(true)) {
+    if objects.iter().any(has_options) {
         return None;
     }
     let own = own_tag();
@@ -154,16 +155,64 @@ fn install(objects: &[Installed]) -> Option<String> {
     Some(format!("{}  # {remark}", command(names::SYSTEM_NAMESPACE, &format!("install{registry}{tag}"))))
 }
 
-/// Returns whether a workload has arguments, limits or replicas that an installation by this plugin would set back.
-fn has_options(object: &Installed) -> Option<bool> {
-    let (wanted, found) = (&object.wanted, object.found.as_ref()?);
-    let (own, running) = (container_of(wanted, wanted)?, container_of(wanted, found)?);
-    let installed = own["args"].as_array()?;
-    let has_others = running["args"].as_array()?.iter().any(|argument| !installed.contains(argument));
-    let differs = running["resources"]["limits"] != own["resources"]["limits"]
-        || found["spec"]["replicas"] != wanted["spec"]["replicas"];
-    // The hook for AWS is installed by itself.
-    Some((has_others || differs) && text(wanted, "/metadata/name") != names::AWS)
+/// Values of the user's own in fields that an installation sets.
+const PATCHED: [&str; 9] = [
+    "/metadata/labels/pod-security.kubernetes.io~1enforce",
+    "/spec/egress",
+    "/spec/ingress",
+    "/spec/maxUnavailable",
+    "/spec/replicas",
+    "/spec/template/spec/affinity",
+    "/spec/template/spec/nodeSelector",
+    "/spec/template/spec/priorityClassName",
+    "/spec/template/spec/tolerations",
+];
+
+/// Returns whether an installation by this plugin would set back what a user has patched. It applies as the field
+/// manager of the manifests: the API server removes what this manager has applied before, as of an overlay, and leaves
+/// out now.
+fn has_options(object: &Installed) -> bool {
+    let wanted = &object.wanted;
+    // Optional objects are installed by themselves, and a policy that exists stays as it is.
+    let is_applied = matches!(step_of(wanted), APPLY_AGAIN | APPLY_DEFINITIONS)
+        && text(wanted, "/kind") != "BottlerocketUpdateOperator";
+    let Some(found) = object.found.as_ref().filter(|_| is_applied) else { return false };
+    let entries = found["metadata"]["managedFields"].as_array().into_iter().flatten();
+    let mut applied = entries.filter(|entry| entry["manager"] == KUBECTL && entry["operation"] == "Apply");
+    let container_differs = |(own, running): (&Value, &Value)| {
+        let is_own = |argument: &Value| own["args"].as_array().is_some_and(|own| own.contains(argument));
+        ["imagePullPolicy", "resources"].into_iter().any(|field| running[field] != own[field])
+            || !running["args"].as_array().into_iter().flatten().all(is_own)
+    };
+    applied.any(|entry| lacks(wanted, &entry["fieldsV1"]))
+        || PATCHED.iter().any(|path| found.pointer(path) != wanted.pointer(path))
+        || container_of(wanted, wanted).zip(container_of(wanted, found)).is_some_and(container_differs)
+}
+
+/// Returns whether an object lacks one of these fields, in the form of `managedFields`: `f:` and a name, `k:` and the
+/// keys of an item of a list, each with the fields in it, or `v:` and a member of a set. A list or map that is owned as a
+/// whole, such as tolerations or a node selector, has no fields in it: [`PATCHED`] compares it.
+fn lacks(object: &Value, fields: &Value) -> bool {
+    let item = |keys: &str| {
+        let keys: Value = serde_json::from_str(keys).ok()?;
+        // A key with its default may be left out.
+        let has = |item: &Value, (key, value): (&String, &Value)| item.get(key).is_none_or(|own| own == value);
+        object.as_array()?.iter().find(|item| keys.as_object().into_iter().flatten().all(|key| has(item, key)))
+    };
+    let member = |value: &str| {
+        let value: Value = serde_json::from_str(value).ok()?;
+        object.as_array()?.iter().find(|own| **own == value)
+    };
+    fields.as_object().into_iter().flatten().any(|(field, inner)| {
+        let value = match field.split_once(':') {
+            Some(("f", name)) => object.get(name),
+            Some(("k", keys)) => item(keys),
+            Some(("v", value)) => member(value),
+            // `.` is the object itself.
+            _ => return false,
+        };
+        value.is_none_or(|value| lacks(value, inner))
+    })
 }
 
 /// Returns the step for an object that differs, or is missing.
@@ -371,6 +420,7 @@ fn workload(wanted: &Value, found: &Value) -> Option<Finding> {
     let next = || {
         [format!("kubectl describe {kind} {name} -n {namespace}"), format!("kubectl get pods -n {namespace} -o wide")]
     };
+    let because = |state: Rollout| state.reason().map_or_else(String::new, |reason| format!(": {reason}"));
     match (desired, ready, state) {
         (0, ..) if kind == "daemonset" => {
             Some(Finding::warning("NoPods", "no node has the label that selects it for updates, so that it has no pod"))
@@ -381,12 +431,16 @@ fn workload(wanted: &Value, found: &Value) -> Option<Finding> {
                 wanted["spec"]["replicas"]
             )]))
         }
-        (_, 0, _) => Some(Finding::error("NotReady", format!("none of its {desired} pods is Ready")).next(next())),
+        (_, 0, state) => {
+            let message = format!("none of its {desired} pods is Ready{}", because(state));
+            Some(Finding::error("NotReady", message).next(next()))
+        }
         (.., Rollout::Failed(reason)) => {
             Some(Finding::error("RolloutFailed", format!("Kubernetes has given up its rollout: {reason}")).next(next()))
         }
-        _ if ready < desired => {
-            Some(Finding::warning("NotReady", format!("{ready} of {desired} pods are Ready")).next(next()))
+        (.., state) if ready < desired => {
+            let message = format!("{ready} of {desired} pods are Ready{}", because(state));
+            Some(Finding::warning("NotReady", message).next(next()))
         }
         (.., Rollout::Waits(reason)) => {
             Some(Finding::warning("RolloutIncomplete", format!("its rollout has not ended: {reason}")).next(next()))

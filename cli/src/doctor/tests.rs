@@ -330,12 +330,12 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         }),
         ("AwsHookNotReady", Error, "deployment/brupop-system/brupop-aws", &|f| {
             await_aws(f);
-            f.aws = Some(Hook { ready: Some(0), record: BTreeMap::new() });
+            f.aws = Some(Hook { ready: Some(0), ..Hook::default() });
         }),
         ("AwsNotTakenBack", Warning, "configmap/brupop-system/brupop-aws", &|f| {
             let entry = json!({"group": "g", "mode": "Standby", "node": "a", "since": "2026-01-01T00:00:00Z"});
             let record = BTreeMap::from([("i-0a".to_owned(), entry.to_string())]);
-            f.aws = Some(Hook { ready: Some(1), record });
+            f.aws = Some(Hook { ready: Some(1), record, ..Hook::default() });
         }),
         ("GuardedPods", Note, "node/a", &|f| pod(&["web"], 2, f)),
         ("BudgetNeverAllows", Warning, "node/a", &|f| {
@@ -421,7 +421,7 @@ fn upgrade_that_has_not_ended_is_found() {
         ("the hook for AWS alone", Some("MixedVersions"), &|f| {
             let none = f.optional_objects().unwrap();
             assert!(none.is_empty(), "{none:?}");
-            f.aws = Some(Hook { ready: Some(1), record: BTreeMap::new() });
+            f.aws = Some(Hook { ready: Some(1), ..Hook::default() });
             f.objects.extend(f.optional_objects().unwrap().into_iter().map(installed));
             retag(f, Some(names::AWS), ":v0.0.9");
         }),
@@ -452,6 +452,32 @@ fn upgrade_that_has_not_ended_is_found() {
         assert_eq!(reasons, expected.into_iter().collect::<Vec<_>>(), "{sentence}: {}", diagnosis.page(None, false));
         assert_eq!(diagnosis.errors > 0, expected == Some("RolloutFailed"), "{sentence}");
     }
+}
+
+#[tokio::test]
+async fn answer_of_an_api_server_that_refuses_to_create_pods_is_in_the_finding_about_them() {
+    let denial = "pods \"a\" is forbidden: exceeded quota: b";
+    let status = json!({"replicas": 0, "updatedReplicas": 0, "readyReplicas": 0, "availableReplicas": 0,
+        "conditions": [{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": denial}]});
+    let mut facts = healthy();
+    rollout_of_controller(&mut facts, &status);
+    await_aws(&mut facts);
+    let server = Server::default();
+    let deployment =
+        json!({"metadata": {"name": names::AWS}, "spec": {"selector": {}, "template": {}}, "status": status});
+    server.add(&format!("/apis/apps/v1/namespaces/brupop-system/deployments/{}", names::AWS), deployment);
+    facts.aws = Some(aws::read(&server.client(), names::SYSTEM_NAMESPACE).await.unwrap());
+    let findings = Diagnosis::of(&facts).findings;
+    for reason in ["NotReady", "AwsHookNotReady"] {
+        let found = findings.iter().find(|finding| finding.reason == reason).unwrap();
+        assert!(found.message.contains(&format!("pods updated: {denial}")), "{found:?}");
+    }
+    // Where a quota has room for one of them.
+    let one = json!({"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1});
+    rollout_of_controller(&mut facts, &one);
+    let findings = Diagnosis::of(&facts).findings;
+    let found = findings.iter().find(|finding| finding.reason == "NotReady").unwrap();
+    assert_eq!(found.message, format!("1 of 2 pods are Ready: 1 of 2 pods updated: {denial}"));
 }
 
 /// Each part with an image of an earlier version, a definition with an earlier schema, and no operator's resource.
@@ -613,17 +639,70 @@ fn missing_rights_are_installed_by_the_plugin_only_with_the_images_that_run() {
 
 #[test]
 fn missing_rights_are_not_installed_by_the_plugin_where_it_would_set_options_back() {
-    for (path, value) in [
-        ("/spec/replicas", json!(5)),
-        ("/spec/template/spec/containers/0/args/0", json!("--cluster-domain=example")),
-        ("/spec/template/spec/containers/0/resources/limits/memory", json!("4Gi")),
+    let enforce = "/metadata/labels/pod-security.kubernetes.io~1enforce";
+    for (kind, name, path, value) in [
+        ("Deployment", names::CONTROLLER, "/spec/replicas", json!(5)),
+        ("Deployment", names::CONTROLLER, "/spec/template/spec/tolerations", json!([{"operator": "Exists"}])),
+        ("Deployment", names::CONTROLLER, "/spec/template/spec/nodeSelector", json!({"pool": "system"})),
+        ("Deployment", names::CONTROLLER, "/spec/template/spec/priorityClassName", json!("own")),
+        ("Deployment", names::CONTROLLER, "/spec/template/spec/containers/0/imagePullPolicy", json!("Always")),
+        ("Deployment", names::CONTROLLER, "/spec/template/spec/containers/0/args/0", json!("--cluster-domain=example")),
+        ("Deployment", names::CONTROLLER, "/spec/template/spec/containers/0/resources/limits/memory", json!("4Gi")),
+        ("NetworkPolicy", names::CONTROLLER, "/spec/egress/0/ports/1/port", json!(8443)),
+        ("PodDisruptionBudget", names::APISERVER, "/spec/maxUnavailable", json!(0)),
+        ("Namespace", names::AGENT_NAMESPACE, enforce, json!("baseline")),
     ] {
         let mut facts = healthy();
         found(&mut facts, "ClusterRole", names::CONTROLLER)["rules"] = json!([]);
         assert!(step(&facts, "RightsMissing").starts_with("kubectl brupop install"), "{path}");
-        *found(&mut facts, "Deployment", names::CONTROLLER).pointer_mut(path).unwrap() = value;
+        *found(&mut facts, kind, name).pointer_mut(path).unwrap() = value;
         let step = step(&facts, "RightsMissing");
         assert!(step.starts_with("# apply its manifests again, with your images and options"), "{path}: {step}");
+    }
+}
+
+/// As the API server records an overlay of kustomize that was applied on its side.
+#[test]
+fn missing_rights_are_not_installed_by_the_plugin_where_it_would_remove_what_an_overlay_adds() {
+    let of_pod = |pod: Value| json!({"f:spec": {"f:template": {"f:spec": pod}}});
+    let of_container = |fields: Value| of_pod(json!({"f:containers": {"k:{\"name\":\"controller\"}": fields}}));
+    let port = json!({".": {}, "f:containerPort": {}, "f:name": {}});
+    let own = json!({".": {}, "f:args": {}, "f:ports": {"k:{\"containerPort\":8080,\"protocol\":\"TCP\"}": port}});
+    let variable = json!({".": {}, "f:env": {"k:{\"name\":\"HTTPS_PROXY\"}": {".": {}, "f:value": {}}}});
+    let secrets = json!({"f:imagePullSecrets": {}});
+    let label = json!({"f:metadata": {"f:labels": {"f:mesh.example/inject": {}}}});
+    let zones =
+        json!({"k:{\"topologyKey\":\"zone\",\"whenUnsatisfiable\":\"DoNotSchedule\"}": {".": {}, "f:maxSkew": {}}});
+    let zones = of_pod(json!({"f:topologySpreadConstraints": zones}));
+    // A map that is owned as a whole.
+    let selector = of_pod(json!({"f:nodeSelector": {}}));
+    let binding = "ValidatingAdmissionPolicyBinding";
+    let actions = |own: &str| json!({"f:spec": {"f:validationActions": {"v:\"Deny\"": {}, own: {}}}});
+    for (sentence, kind, name, [manager, operation], fields, installs) in [
+        ("Secrets", "ServiceAccount", names::CONTROLLER, ["kubectl", "Apply"], secrets.clone(), false),
+        ("of a patch", "ServiceAccount", names::CONTROLLER, ["kubectl-patch", "Update"], secrets, true),
+        ("a label", "Namespace", names::SYSTEM_NAMESPACE, ["kubectl", "Apply"], label, false),
+        ("a spread", "Deployment", names::CONTROLLER, ["kubectl", "Apply"], zones, false),
+        ("a selector as it is", "Deployment", names::CONTROLLER, ["kubectl", "Apply"], selector, true),
+        ("an action", binding, names::APISERVER, ["kubectl", "Apply"], actions("v:\"Audit\""), false),
+        ("its action alone", binding, names::APISERVER, ["kubectl", "Apply"], actions("v:\"Deny\""), true),
+        ("a variable", "Deployment", names::CONTROLLER, ["kubectl", "Apply"], of_container(variable), false),
+        ("nothing", "Deployment", names::CONTROLLER, ["kubectl", "Apply"], of_container(own), true),
+        (
+            "a policy, which stays",
+            "BottlerocketUpdateOperator",
+            names::OPERATOR_NAME,
+            ["kubectl", "Apply"],
+            json!({"f:spec": {"f:nodeGroups": {}}}),
+            true,
+        ),
+    ] {
+        let mut facts = healthy();
+        found(&mut facts, "ClusterRole", names::CONTROLLER)["rules"] = json!([]);
+        found(&mut facts, kind, name)["metadata"]["managedFields"] = json!([{"manager": manager, "operation": operation,
+            "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": fields}]);
+        let step = step(&facts, "RightsMissing");
+        assert_eq!(step.starts_with("kubectl brupop install"), installs, "{sentence}: {step}");
     }
 }
 
@@ -664,7 +743,7 @@ fn optional_objects_are_installed_by_their_own_manifests_or_values() {
     type Break<'a> = &'a dyn Fn(&mut Facts);
     let release = json!({"meta.helm.sh/release-name": "brupop", "meta.helm.sh/release-namespace": "ops"});
     let with_hook = |facts: &mut Facts| {
-        facts.aws = Some(Hook { ready: Some(1), record: BTreeMap::new() });
+        facts.aws = Some(Hook { ready: Some(1), ..Hook::default() });
         facts.objects.extend(facts.optional_objects().unwrap().into_iter().map(installed));
     };
     let cases: [(&str, &str, Break<'_>, &str, &str); 4] = [

@@ -179,6 +179,18 @@ pub(super) async fn delete(client: &Client, objects: &[Value]) -> anyhow::Result
     Ok(going)
 }
 
+/// Returns why an object is deleted and not gone, as far as the object has it: its finalizers, and the conditions of its deletion.
+fn keeping(found: &DynamicObject) -> Vec<String> {
+    let finalizers = found.metadata.finalizers.iter().flatten().map(|name| format!("finalizer {name}"));
+    let conditions = found.data["status"]["conditions"].as_array().into_iter().flatten();
+    // A definition has these for as long as it is served.
+    let is_of_deletion = |condition: &&Value| {
+        condition["status"] == "True" && condition["type"] != "Established" && condition["type"] != "NamesAccepted"
+    };
+    let messages = conditions.filter(is_of_deletion).filter_map(|condition| condition["message"].as_str());
+    finalizers.chain(messages.map(|message| message.trim_end_matches('.').to_owned())).collect()
+}
+
 /// Deletes objects as [`delete`] does, and waits until they are gone.
 pub(super) async fn remove(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
     let going = delete(client, objects).await?;
@@ -197,11 +209,16 @@ pub(super) async fn remove(client: &Client, objects: &[Value]) -> anyhow::Result
                 break;
             }
             if Instant::now() >= deadline {
-                let finalizers = found.finalizers.unwrap_or_default().join(", ");
-                bail!(
-                    "{id} is deleted and not gone (finalizers: {finalizers}). Pods on a node that does not answer keep \
-                     their namespace until the node is back or deleted. Run the command again then."
-                );
+                let whole = call(&format!("get {resource}"), api.get(&name)).await;
+                let causes = whole.map(|whole| keeping(&whole)).unwrap_or_default().join("; ");
+                let causes = if causes.is_empty() { "no reason is known" } else { &causes };
+                // As the condition NamespaceContentRemaining names them.
+                let of_pods = if causes.contains(" pods. ") {
+                    " Pods on a node that does not answer keep their namespace until the node is back or deleted."
+                } else {
+                    ""
+                };
+                bail!("{id} is deleted and not gone: {causes}.{of_pods} Run the command again once that is mended.");
             }
             tokio::time::sleep(PERIOD / 4).await;
         }

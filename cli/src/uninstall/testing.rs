@@ -15,7 +15,7 @@ pub(super) const AGAIN: &str = "again";
 /// Annotation of an object whose first reading after its deletion fails, as where the API server restarts.
 pub(super) const AWAY: &str = "away";
 
-/// Objects by path. One with finalizers stays when it is deleted.
+/// Objects by path. One with finalizers, as a namespace has them in `spec`, stays when it is deleted.
 #[derive(Clone, Default)]
 pub(crate) struct Server(Arc<Mutex<BTreeMap<String, Value>>>);
 
@@ -63,12 +63,13 @@ impl Server {
                 then => *object = then,
             }
         } else if *method == Method::DELETE {
+            let stays = [&answer["metadata"], &answer["spec"]].iter().any(|part| part["finalizers"].is_array());
             let meta = &mut object["metadata"];
             if meta["annotations"][AGAIN].is_string() {
                 meta["uid"] = json!("again");
             } else if meta["annotations"][AWAY].is_string() {
                 *object = failure(503, "ServiceUnavailable");
-            } else if meta["finalizers"].is_null() {
+            } else if !stays {
                 objects.remove(path);
             }
         }

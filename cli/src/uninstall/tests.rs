@@ -37,17 +37,51 @@ async fn api_of_each_deployed_object_has_its_path() {
 
 #[tokio::test(start_paused = true)]
 async fn namespace_that_does_not_end_keeps_no_secret() {
-    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {
-        "name": names::AGENT_NAMESPACE, "uid": "1", "labels": {names::APPLICATION_LABEL: names::APPLICATION},
-        "finalizers": ["kubernetes"],
-    }});
+    let namespace = json!({
+        "apiVersion": "v1", "kind": "Namespace", "spec": {"finalizers": ["kubernetes"]},
+        "metadata": {"name": names::AGENT_NAMESPACE, "uid": "1", "labels": {names::APPLICATION_LABEL: names::APPLICATION}},
+    });
     let (stays, secret) = ("/api/v1/namespaces/brupop-agents", "/api/v1/namespaces/brupop-system/secrets/brupop-ca");
     let server = testing::Server::default();
     server.add(stays, namespace.clone());
     server.add(secret, json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "brupop-ca", "uid": "2"}}));
     let error = remove_containers(&server.client(), &[namespace]).await.unwrap_err().to_string();
-    assert!(error.starts_with("Namespace brupop-agents is deleted and not gone"), "{error}");
+    assert!(error.starts_with("Namespace brupop-agents is deleted and not gone: no reason is known. Run"), "{error}");
     assert_eq!(server.paths(), [stays]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn error_about_an_object_that_is_not_gone_has_its_finalizers_and_the_conditions_of_its_deletion() {
+    let labels = json!({names::APPLICATION_LABEL: names::APPLICATION});
+    let discovery = "Discovery failed for some groups, 1 failing: metrics.k8s.io/v1beta1: stale GroupVersion discovery";
+    let pods = "Some resources are remaining: configmaps. has 1 resource instances, pods. has 2 resource instances";
+    let condition =
+        |kind: &str, status: &str, message: &str| json!({"type": kind, "status": status, "message": message});
+    let content = |status: &str, message: &str| condition("NamespaceContentRemaining", status, message);
+    let namespace = |conditions: Value| {
+        let meta = json!({"name": names::AGENT_NAMESPACE, "uid": "1", "labels": labels});
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": meta, "spec": {"finalizers": ["kubernetes"]},
+            "status": {"conditions": conditions}})
+    };
+    let cleanup = "customresourcecleanup.apiextensions.k8s.io";
+    let of_definition = [condition("Established", "True", "accepted"), condition("Terminating", "True", "in progress")];
+    let definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "a.b", "uid": "1", "labels": labels, "finalizers": [cleanup]},
+        "spec": {"group": "b", "names": {"kind": "A"}, "versions": [{"name": "v1"}]},
+        "status": {"conditions": of_definition}});
+    let failed = condition("NamespaceDeletionDiscoveryFailure", "True", discovery);
+    let agents = "/api/v1/namespaces/brupop-agents";
+    let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/a.b";
+    for (path, object, expected) in [
+        (agents, namespace(json!([failed, content("False", "All content removed")])), format!("{discovery}. Run ")),
+        (agents, namespace(json!([content("True", pods)])), format!("{pods}. Pods on a node that does not answer ")),
+        (definitions, definition, format!("finalizer {cleanup}; in progress. Run ")),
+    ] {
+        let server = testing::Server::default();
+        server.add(path, object.clone());
+        let error = remove_containers(&server.client(), &[object]).await.unwrap_err().to_string();
+        assert!(error.contains(&format!(" is deleted and not gone: {expected}")), "{error}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,6 +3,7 @@
 use futures::{StreamExt as _, stream};
 use http::Request as HttpRequest;
 use kube::api::{GetParams, ListParams, Patch, PatchParams, PostParams, Request};
+use models::answer::is_of_rbac;
 use models::earlier::READ_ONLY_POLICY;
 use models::names::{CONTROLLER_MANAGER, GROUP};
 use planner::policy::Policy;
@@ -81,12 +82,6 @@ impl From<kube::Error> for CallError {
             code => Self::Unanswered(format!("{code}: {message}")),
         }
     }
-}
-
-/// Returns true for an answer of RBAC. The text of an admission check is free, and may read like one.
-fn is_of_rbac(answer: &str) -> bool {
-    let admission = ["denied the request", "denied request"];
-    answer.contains("is forbidden: User \"") && !admission.iter().any(|words| answer.contains(words))
 }
 
 /// Returns true for a denial of the read-only policy. Other policies may deny the trial object alone.
