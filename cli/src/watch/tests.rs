@@ -60,6 +60,14 @@ fn expired_watch_is_listed_again_and_missing_rights_are_named() {
 }
 
 #[test]
+fn rollout_has_no_known_end_while_its_nodes_have_no_answer() {
+    let mut fleet = fleet();
+    assert!(require_nodes(&fleet).is_ok());
+    fleet.note_unread(Part::Nodes, "cannot list nodes: no answer within 35 s".to_owned());
+    assert!(require_nodes(&fleet).is_err());
+}
+
+#[test]
 fn watch_ends_when_its_output_has_no_reader() {
     let failed = |kind: io::ErrorKind| has_reader(Err(kind.into()));
     assert!(has_reader(Ok(())).unwrap() && !failed(io::ErrorKind::BrokenPipe).unwrap());
