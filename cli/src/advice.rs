@@ -321,6 +321,35 @@ mod tests {
         }
     }
 
+    /// A user copies a block whole: a command that changes something comes after its condition, and alone.
+    #[test]
+    fn block_of_the_runbook_that_reads_changes_nothing() {
+        let verbs = ["apply", "cordon", "delete", "drain", "edit", "label", "patch", "scale", "uncordon"];
+        let of_plugin = ["approve", "hold", "pause", "pin", "quarantine", "release", "resume", "retry", "unhold"];
+        for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/runbook")).unwrap() {
+            let path = entry.unwrap().path();
+            let page = std::fs::read_to_string(&path).unwrap();
+            for block in page.split("```").skip(1).step_by(2) {
+                let commands = block.lines().filter_map(|line| line.trim().strip_prefix("kubectl "));
+                let (mut reads, mut writes, mut requests) = (0_usize, 0_usize, 0_usize);
+                for command in commands {
+                    let mut words = command.split(' ');
+                    let verb = words.next().unwrap_or_default();
+                    let request = words.next().filter(|_| verb == "brupop" && !command.contains("--dry-run"));
+                    if verbs.contains(&verb) {
+                        writes += 1;
+                    } else if request.is_some_and(|request| of_plugin.contains(&request)) {
+                        requests += 1;
+                    } else {
+                        reads += 1;
+                    }
+                }
+                let (at, is_one) = (path.display(), writes + requests.min(1) <= 1);
+                assert!(is_one && (reads == 0 || writes + requests == 0), "{at}:{block}");
+            }
+        }
+    }
+
     #[test]
     fn commands_in_texts_of_the_controller_are_for_the_chosen_cluster_and_namespace() {
         let mut cluster = cluster(None, vec![], vec![]);
