@@ -137,6 +137,8 @@ pub(crate) struct Cluster {
     pub(crate) unread: Vec<Unread>,
     /// The parts that were read.
     pub(crate) known: BTreeSet<Part>,
+    /// The parts that are missing because they had no answer.
+    pub(crate) unanswered: BTreeSet<Part>,
     /// The operator's own objects that exist and that this version of the plugin cannot read.
     pub(crate) unreadable: UnreadableFacts,
 }

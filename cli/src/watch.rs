@@ -24,7 +24,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 use self::follow::{Follow, watches};
 use crate::advice::command;
 use crate::call::call;
-use crate::cluster::{Cluster, Components, Part};
+use crate::cluster::{Cluster, Components, Part, Unread};
 use crate::page::{Screen, progress, write_line};
 use crate::status::{IDLE, Look, NOT_KNOWN, NOT_READ, NodeReport, Report, render, report};
 use crate::terminal;
@@ -103,15 +103,14 @@ pub(crate) async fn watch(client: &Client, namespace: &str, options: &Options, c
         call("list nodes", nodes.list_metadata(&ListParams::default().limit(1))).await?;
     }
     let cluster = Cluster::read(client, namespace).await?;
-    if options.until.is_some() {
-        require_nodes(&cluster)?;
-    }
+    require_nodes(&cluster)?;
     run(client, cluster, options, Output::new(options.all, colour), tokio::signal::ctrl_c()).await
 }
 
-/// Fails where the nodes had no answer.
+/// Fails where the nodes had no answer: only what could be read is watched, and they would be missing until the end.
 fn require_nodes(cluster: &Cluster) -> anyhow::Result<()> {
-    match cluster.unread.iter().find(|unread| unread.part == Part::Nodes) {
+    let is_awaited = |unread: &&Unread| unread.part == Part::Nodes && cluster.unanswered.contains(&unread.part);
+    match cluster.unread.iter().find(is_awaited) {
         Some(unread) => bail!("{}", unread.reason),
         None => Ok(()),
     }

@@ -205,6 +205,11 @@ impl Cluster {
 
     /// Returns what was read; `None` if the caller may not read it, or if it has no answer now: then the reason is noted.
     fn optional<T>(&mut self, part: Part, answer: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
+        if answer.as_ref().is_err_and(is_transient) {
+            self.unanswered.insert(part);
+        } else {
+            self.unanswered.remove(&part);
+        }
         let read = if_read(answer, |reason| self.note_unread(part, reason))?;
         if read.is_some() {
             self.unread.retain(|unread| unread.part != part);
@@ -348,6 +353,9 @@ mod tests {
             cluster.add_components(components(Err(answered(code)))).unwrap();
             assert!(cluster.own.is_some() && cluster.agents.is_some() && cluster.lease.is_none(), "{code}");
             assert_eq!(cluster.not_read(), [format!("{reason}, {unseen}")]);
+            assert_eq!(cluster.unanswered.contains(&Part::Lease), code == 504, "{code}");
+            cluster.add_components(components(Ok(ControllerLease::default()))).unwrap();
+            assert!(cluster.not_read().is_empty() && cluster.unanswered.is_empty(), "{code}: it is read later");
         }
     }
 

@@ -122,6 +122,7 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
         for unread in &cluster.unread {
             facts.note(unread.reason.clone());
         }
+        facts.unanswered += cluster.unanswered.len();
         let required = |unread: &Unread| matches!(unread.part, Part::Operator | Part::Shadows);
         let seen = !cluster.unread.iter().any(required);
         if seen && cluster.has_no_operator() && !facts.has_workloads() {
