@@ -35,6 +35,11 @@ pub(crate) fn refused_pods(namespace: &str) -> String {
     for_cluster(&format!("{events}  # where there are no pods"))
 }
 
+/// Returns the command that places a node under the operator, also one whose label has another value.
+pub(crate) fn labelling(node: &str) -> String {
+    format!("kubectl label node {node} --overwrite {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION)
+}
+
 /// A command by which a node without a proof may get one.
 pub(crate) enum Proving {
     /// Verifies the node again at once.
@@ -111,9 +116,7 @@ impl Cluster {
             }
             Wait::Held { .. } => plugin(&format!("unhold {node}")),
             Wait::Cordoned => vec![format!("kubectl uncordon {node}  # once it is known who cordoned it, and why")],
-            Wait::NotLabelled => {
-                vec![format!("kubectl label node {node} {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION)]
-            }
+            Wait::NotLabelled => vec![labelling(node)],
             Wait::NoShadow | Wait::ShadowUnreadable | Wait::ActionFails { .. } => {
                 vec![logs_of(namespace, names::CONTROLLER)]
             }
@@ -235,8 +238,9 @@ impl Cluster {
         let is_held = |name: &str| facts(name).is_some_and(|facts| facts.at(now).held());
         let names = named.iter().filter_map(|named| Some((named.split(' ').next()?, has_fallen(named))));
         let there: Vec<(&str, bool)> = names.filter(|(name, _)| self.may_exist(name)).collect();
-        if named.is_empty() || there.iter().any(|(name, has_fallen)| !has_fallen && !is_held(name)) {
-            return Some(Proving::Retry(self.command("retry NODE")));
+        let verified = there.iter().find(|(name, has_fallen)| !has_fallen && !is_held(name)).map(|(name, _)| *name);
+        if let Some(node) = verified.or_else(|| named.is_empty().then_some("NODE")) {
+            return Some(Proving::Retry(self.command(&format!("retry {node}"))));
         }
         let (held, _) = there.into_iter().find(|(name, _)| is_held(name))?;
         Some(Proving::Unhold(self.command(&format!("unhold {held}"))))
@@ -327,6 +331,35 @@ mod tests {
         }
     }
 
+    /// A user copies a block whole: a command that changes something comes after its condition, and alone.
+    #[test]
+    fn block_of_the_runbook_that_reads_changes_nothing() {
+        let verbs = ["apply", "cordon", "delete", "drain", "edit", "label", "patch", "scale", "uncordon"];
+        let of_plugin = ["approve", "hold", "pause", "pin", "quarantine", "release", "resume", "retry", "unhold"];
+        for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/runbook")).unwrap() {
+            let path = entry.unwrap().path();
+            let page = std::fs::read_to_string(&path).unwrap();
+            for block in page.split("```").skip(1).step_by(2) {
+                let commands = block.lines().filter_map(|line| line.trim().strip_prefix("kubectl "));
+                let (mut reads, mut writes, mut requests) = (0_usize, 0_usize, 0_usize);
+                for command in commands {
+                    let mut words = command.split(' ');
+                    let verb = words.next().unwrap_or_default();
+                    let request = words.next().filter(|_| verb == "brupop" && !command.contains("--dry-run"));
+                    if verbs.contains(&verb) {
+                        writes += 1;
+                    } else if request.is_some_and(|request| of_plugin.contains(&request)) {
+                        requests += 1;
+                    } else {
+                        reads += 1;
+                    }
+                }
+                let (at, is_one) = (path.display(), writes + requests.min(1) <= 1);
+                assert!(is_one && (reads == 0 || writes + requests == 0), "{at}:{block}");
+            }
+        }
+    }
+
     #[test]
     fn commands_in_texts_of_the_controller_are_for_the_chosen_cluster_and_namespace() {
         let mut cluster = cluster(None, vec![], vec![]);
@@ -366,7 +399,7 @@ mod tests {
             (Wait::Quarantined { version }, ["brupop quarantine 1.20.5", "brupop resume --failures 1.20.5"]),
             (
                 Wait::StepUnproven { step: 1, approval, nodes: nodes.clone() },
-                ["brupop retry NODE", "brupop approve 1 --rollout 7 --unproven"],
+                ["brupop retry b", "brupop approve 1 --rollout 7 --unproven"],
             ),
             (braked(None), ["brupop retry NODE", "brupop resume --failures 1.20.5"]),
             (braked(Some(now())), ["brupop resume --failures 1.20.5", ""]),
@@ -392,7 +425,7 @@ mod tests {
         let over = hold("e", "until=2020-01-01T00:00:00Z reason=audit");
         let nodes = vec![node("b", &json!({})), hold("d", "the auditors are here"), over];
         let cluster = cluster(Some(operator(&json!({}), &json!({}))), vec![], nodes);
-        let (retry, unhold) = (Some("kubectl brupop retry NODE  #"), Some("kubectl brupop unhold d  #"));
+        let (retry, unhold) = (Some("kubectl brupop retry b  #"), Some("kubectl brupop unhold d  #"));
         for (sentence, named, advised) in [
             ("its hook was silent", &["b (HookTimedOut)"][..], retry),
             ("it has fallen", &["b (NotReady)"], None),
@@ -401,7 +434,7 @@ mod tests {
             ("beside one that has fallen", &["c (NotReady)", "b (HookTimedOut)"], retry),
             ("it is held", &["d (Held)"], unhold),
             ("it has fallen, and is held", &["d (NotReady)"], unhold),
-            ("its hold is over", &["e (HookTimedOut)"], retry),
+            ("its hold is over", &["e (HookTimedOut)"], Some("kubectl brupop retry e  #")),
             ("beside one that is held", &["d (Held)", "b (HookTimedOut)"], retry),
             ("one is held, and one is gone", &["c (HookTimedOut)", "d (Held)"], unhold),
         ] {

@@ -65,19 +65,19 @@ impl NoAnswer {
     }
 }
 
-/// Returns true if the API server was not reached, or did not answer in time.
-fn is_unanswered(error: &anyhow::Error) -> bool {
+/// Returns true if the API server was not reached.
+fn is_unreached(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| match cause.downcast_ref() {
         // Where the credential plugin has failed, another try would ask the user, or the identity provider, once more.
         Some(kube::Error::Service(inner)) => !inner.is::<AuthError>(),
         Some(kube::Error::HyperError(_)) => true,
-        _ => cause.is::<NoAnswer>(),
+        _ => false,
     })
 }
 
 /// Returns true if the same call may succeed later: there was no answer, or the API server had an error of its own or too many requests.
 pub(crate) fn is_transient(error: &anyhow::Error) -> bool {
-    is_unanswered(error) || code(error).is_some_and(|code| code == 429 || code >= 500)
+    is_unreached(error) || error.is::<NoAnswer>() || code(error).is_some_and(|code| code == 429 || code >= 500)
 }
 
 /// Returns what was read in a wait. If the call failed and may succeed later, returns what `instead` makes of its
@@ -89,9 +89,9 @@ pub(crate) fn or_waiting<T>(answer: anyhow::Result<T>, instead: impl FnOnce(&any
     }
 }
 
-/// Adds the URL of the API server to an error for the reason that it cannot be reached.
+/// Adds the URL of the API server to an error for the reason that it cannot be reached. One that is slow was found.
 pub(crate) fn name_server(error: anyhow::Error, server: &impl fmt::Display) -> anyhow::Error {
-    if !is_unanswered(&error) {
+    if !is_unreached(&error) {
         return error;
     }
     error.context(format!("the API server {server} cannot be reached: check the kubeconfig and --context"))
@@ -143,15 +143,18 @@ pub(crate) fn if_there<T>(answer: anyhow::Result<T>) -> anyhow::Result<Option<T>
     }
 }
 
-/// Returns the answer to a request; `None` if the caller may not make it: then the missing right is noted.
-pub(crate) fn allowed<T>(answer: anyhow::Result<T>, note: impl FnOnce(String)) -> anyhow::Result<Option<T>> {
-    match answer {
-        Err(error) if code(&error) == Some(403) => {
-            note(error.to_string());
-            Ok(None)
-        }
-        answer => answer.map(Some),
-    }
+/// Returns the answer to a request for a part that a command can do without; `None` if the caller may not make it, or if it has no answer
+/// now: then the missing right, or the error, is noted.
+pub(crate) fn if_read<T>(answer: anyhow::Result<T>, note: impl FnOnce(String)) -> anyhow::Result<Option<T>> {
+    let noted = match &answer {
+        Err(error) if code(error) == Some(403) => error.to_string(),
+        // The command goes on: its reader has nothing to run again.
+        Err(error) if error.is::<NoAnswer>() => format!("{error}: no answer within {} s", LIMIT.as_secs()),
+        Err(error) if is_transient(error) => format!("{error:#}"),
+        _ => return answer.map(Some),
+    };
+    note(noted);
+    Ok(None)
 }
 
 /// Reads an object in a namespace; `None` if it, or its kind, does not exist.
@@ -347,5 +350,31 @@ mod tests {
         assert_eq!(refused.to_string(), "you need the right to list nodes");
         let login = kube::Error::Service(Box::new(AuthError::ExecPluginFailed));
         assert_eq!(name_server(failure("list nodes", login), &url).to_string(), "cannot list nodes");
+        let slow = anyhow!(NoAnswer::to("list nodes")).context("cannot list nodes");
+        assert_eq!(name_server(slow, &url).to_string(), "cannot list nodes", "it was reached");
+    }
+
+    #[test]
+    fn part_that_may_not_be_read_or_has_no_answer_is_noted_and_another_failure_is_an_error() {
+        let answer = |code: u16| {
+            let status = kube::core::Status::failure("no", "Reason").with_code(code).boxed();
+            failure("list nodes", kube::Error::Api(status))
+        };
+        for (sentence, error, expected) in [
+            ("not allowed", answer(403), Some("you need the right to list nodes")),
+            ("a slow API server", answer(504), Some("cannot list nodes: the API server answers 504: no")),
+            ("too many requests", answer(429), Some("cannot list nodes: the API server answers 429: no")),
+            (
+                "no answer in time",
+                anyhow!(NoAnswer::to("list nodes")).context("cannot list nodes"),
+                Some("cannot list nodes: no answer within 35 s"),
+            ),
+            ("no valid user", answer(401), None),
+        ] {
+            let mut noted = None;
+            let read = if_read::<()>(Err(error), |note| noted = Some(note));
+            assert_eq!(noted.as_deref(), expected, "{sentence}");
+            assert_eq!(read.ok(), expected.map(|_| None), "{sentence}");
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! The cluster as a plan needs it, read with the rights of the caller: `status`, `explain` and `watch` make the
 //! controller's own plan of it.
 //!
-//! The operator's resource and the shadows are required. All else is optional: a part that the caller may not read is
-//! missing in the view, and named in [`Cluster::unread`].
+//! The operator's resource and the shadows are required. All else is optional: a part that the caller may not read, or that
+//! has no answer, is missing in the view, and named in [`Cluster::unread`].
 
 pub(crate) mod dump;
 mod lease;
@@ -10,7 +10,7 @@ mod read;
 #[cfg(test)]
 pub(crate) mod testing;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Node;
@@ -66,7 +66,7 @@ pub(crate) enum Part {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unread {
     pub(crate) part: Part,
-    /// The missing right, or another reason, as a sentence without a full stop.
+    /// The missing right, or the call without an answer, as a sentence without a full stop.
     pub(crate) reason: String,
 }
 
@@ -135,6 +135,10 @@ pub(crate) struct Cluster {
     /// Annotations that are meant as requests and have no effect, each as a sentence, by object.
     pub(crate) misplaced: BTreeMap<String, Vec<String>>,
     pub(crate) unread: Vec<Unread>,
+    /// The parts that were read.
+    pub(crate) known: BTreeSet<Part>,
+    /// The parts that are missing because they had no answer.
+    pub(crate) unanswered: BTreeSet<Part>,
     /// The operator's own objects that exist and that this version of the plugin cannot read.
     pub(crate) unreadable: UnreadableFacts,
 }

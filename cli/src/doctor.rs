@@ -44,7 +44,7 @@ pub(crate) struct Diagnosis {
     kubernetes: String,
     checked: Vec<String>,
     findings: Vec<Finding>,
-    /// Parts that the caller may not read, and that were not checked therefore.
+    /// Parts that could not be read, and that were not checked therefore.
     not_read: Vec<String>,
     errors: usize,
     warnings: usize,

@@ -15,6 +15,7 @@ use models::operator::BottlerocketUpdateOperator;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
+use crate::advice::labelling;
 use crate::call::{call, code, get, if_there, or_waiting};
 use crate::page::{print_line, progress};
 use crate::preflight::{KUBECTL, check_registry, check_tag, preflight};
@@ -357,7 +358,7 @@ pub(crate) async fn install(client: Client, namespace: &str, options: &InstallOp
         )),
         Some((0, None)) => print_line(format_args!(
             "The operator is installed. No node is under it yet: {}",
-            for_cluster(&format!("kubectl label node NODE {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION))
+            for_cluster(&labelling("NODE"))
         )),
         Some((nodes, None)) => print_line(format_args!("The operator is installed, on {nodes} nodes: {status}")),
     }

@@ -208,3 +208,29 @@ async fn run_with(client: kube::Client, arguments: Arguments, colour: bool) -> a
     }
     Ok(ExitCode::SUCCESS)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A sentence goes on after a command, whose options have to be there with their values.
+    #[test]
+    fn commands_in_alerts_are_those_of_the_plugin() {
+        let rule = deploy::monitoring::prometheus_rule().unwrap();
+        let rules = rule["spec"]["groups"][0]["rules"].as_array().unwrap().iter();
+        let texts = rules.flat_map(|rule| ["summary", "description"].map(|part| rule["annotations"][part].as_str()));
+        let mut found = 0;
+        for text in texts.flat_map(|text| text.unwrap().split("kubectl brupop ").skip(1)) {
+            let command = text.split([')', '.', ',', ';', ':']).next().unwrap_or_default();
+            let words: Vec<&str> = command.split_whitespace().collect();
+            let least = words.iter().rposition(|word| word.starts_with('-')).unwrap_or_default() + 1;
+            let is_understood = |count: usize| {
+                let line = std::iter::once("kubectl-brupop").chain(words.iter().take(count).copied());
+                Arguments::try_parse_from(line).is_ok()
+            };
+            assert!((least..=words.len()).any(is_understood), "kubectl brupop {command}");
+            found += 1;
+        }
+        assert!(found > 3, "{found}");
+    }
+}

@@ -8,7 +8,7 @@ use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::Args;
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
@@ -24,7 +24,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 use self::follow::{Follow, watches};
 use crate::advice::command;
 use crate::call::call;
-use crate::cluster::{Cluster, Components};
+use crate::cluster::{Cluster, Components, Part, Unread};
 use crate::page::{Screen, progress, write_line};
 use crate::status::{IDLE, Look, NOT_KNOWN, NOT_READ, NodeReport, Report, render, report};
 use crate::terminal;
@@ -103,7 +103,17 @@ pub(crate) async fn watch(client: &Client, namespace: &str, options: &Options, c
         call("list nodes", nodes.list_metadata(&ListParams::default().limit(1))).await?;
     }
     let cluster = Cluster::read(client, namespace).await?;
+    require_nodes(&cluster)?;
     run(client, cluster, options, Output::new(options.all, colour), tokio::signal::ctrl_c()).await
+}
+
+/// Fails where the nodes had no answer: only what could be read is watched, and they would be missing until the end.
+fn require_nodes(cluster: &Cluster) -> anyhow::Result<()> {
+    let is_awaited = |unread: &&Unread| unread.part == Part::Nodes && cluster.unanswered.contains(&unread.part);
+    match cluster.unread.iter().find(is_awaited) {
+        Some(unread) => bail!("{}", unread.reason),
+        None => Ok(()),
+    }
 }
 
 /// Shows a cluster as it changes, until the state, the time or the interrupt that ends the command.

@@ -98,6 +98,21 @@ fn each_alert_is_listed_in_its_page() {
     assert!(missing.is_empty(), "docs/metrics.md has no row of {missing:?}");
 }
 
+/// A page that is cut off, and what a merge or a patch leaves.
+#[test]
+fn each_page_ends_with_a_sentence_a_list_a_table_or_a_block() {
+    let (marks, closing) = (["@@", "<<<<<<<", ">>>>>>>"], ["```", "<!-- table:end -->"]);
+    let mut wrong = Vec::new();
+    for page in pages().unwrap() {
+        let text = std::fs::read_to_string(&page).unwrap();
+        let last = text.lines().next_back().unwrap_or_default();
+        let ends = last.ends_with(['.', '|']) || last.starts_with("- [") || closing.contains(&last);
+        let marked = text.lines().find(|line| marks.iter().any(|mark| line.starts_with(mark)));
+        wrong.extend(marked.or((!ends).then_some(last)).map(|line| format!("{}: {line}", page.display())));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
 /// Each page is a chapter of the book, once.
 #[test]
 fn summary_of_the_book_has_every_page() {

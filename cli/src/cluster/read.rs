@@ -1,4 +1,4 @@
-//! Reading of the cluster. Each call has a time limit, and a part that the caller may not read is named.
+//! Reading of the cluster. Each call has a time limit, and a part that the caller may not read, or that has no answer, is named.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 
 use super::lease::ControllerLease;
 use super::{AgentPod, Cluster, OwnPods, Part, Unread};
-use crate::call::{allowed, get, if_there, list_each, list_guarded};
+use crate::call::{get, if_read, if_there, is_transient, list_each, list_guarded};
 use crate::shell::for_cluster;
 
 /// Number of lists of pods at a time.
@@ -115,10 +115,26 @@ impl Cluster {
 
     /// Takes in the answers about the components.
     pub(crate) fn add_components(&mut self, read: Components) -> anyhow::Result<()> {
-        self.earlier_pods = self.optional(Part::EarlierPods, read.earlier)?.unwrap_or_default();
-        self.own = self.optional(Part::OwnPods, read.own)?;
-        self.lease = self.optional(Part::Lease, read.lease)?;
-        self.agents = self.optional(Part::AgentPods, read.agents)?;
+        self.add_component(Part::EarlierPods, read.earlier, |cluster, pods| {
+            cluster.earlier_pods = pods.unwrap_or_default();
+        })?;
+        self.add_component(Part::OwnPods, read.own, |cluster, own| cluster.own = own)?;
+        self.add_component(Part::Lease, read.lease, |cluster, lease| cluster.lease = lease)?;
+        self.add_component(Part::AgentPods, read.agents, |cluster, agents| cluster.agents = agents)
+    }
+
+    /// Takes in one of them. One that was read before stays as it was while there is no answer.
+    fn add_component<T>(
+        &mut self,
+        part: Part,
+        answer: anyhow::Result<T>,
+        set: fn(&mut Self, Option<T>),
+    ) -> anyhow::Result<()> {
+        if self.known.contains(&part) && answer.as_ref().is_err_and(is_transient) {
+            return Ok(());
+        }
+        let read = self.optional(part, answer)?;
+        set(self, read);
         Ok(())
     }
 
@@ -187,11 +203,17 @@ impl Cluster {
         self.unread.push(Unread { part, reason });
     }
 
-    /// Returns what was read; notes the missing right and returns `None` if the caller may not read it.
+    /// Returns what was read; `None` if the caller may not read it, or if it has no answer now: then the reason is noted.
     fn optional<T>(&mut self, part: Part, answer: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
-        let read = allowed(answer, |right| self.note_unread(part, right))?;
+        if answer.as_ref().is_err_and(is_transient) {
+            self.unanswered.insert(part);
+        } else {
+            self.unanswered.remove(&part);
+        }
+        let read = if_read(answer, |reason| self.note_unread(part, reason))?;
         if read.is_some() {
             self.unread.retain(|unread| unread.part != part);
+            self.known.insert(part);
         }
         Ok(read)
     }
@@ -311,17 +333,40 @@ mod tests {
     use crate::call::failure;
     use crate::cluster::testing::cluster;
 
+    fn answered(code: u16) -> anyhow::Error {
+        let status = kube::core::Status::failure("no", "Reason").with_code(code).boxed();
+        failure("get leases in brupop-system", kube::Error::Api(status))
+    }
+
+    fn components(lease: anyhow::Result<ControllerLease>) -> Components {
+        Components { earlier: Ok(vec![]), own: Ok(OwnPods::default()), lease, agents: Ok(vec![]) }
+    }
+
     #[test]
-    fn pods_are_known_without_the_right_to_the_lease() {
-        let status = kube::core::Status::failure("no", "Forbidden").with_code(403).boxed();
-        let refused = failure("get leases in brupop-system", kube::Error::Api(status));
-        let read =
-            Components { earlier: Ok(vec![]), own: Ok(OwnPods::default()), lease: Err(refused), agents: Ok(vec![]) };
+    fn pods_are_known_without_the_right_to_the_lease_and_while_it_has_no_answer() {
+        let unseen = "so that it is not seen whether a controller leads";
+        for (code, reason) in [
+            (403, "you need the right to get leases in brupop-system"),
+            (504, "cannot get leases in brupop-system: the API server answers 504: no"),
+        ] {
+            let mut cluster = cluster(None, vec![], vec![]);
+            cluster.add_components(components(Err(answered(code)))).unwrap();
+            assert!(cluster.own.is_some() && cluster.agents.is_some() && cluster.lease.is_none(), "{code}");
+            assert_eq!(cluster.not_read(), [format!("{reason}, {unseen}")]);
+            assert_eq!(cluster.unanswered.contains(&Part::Lease), code == 504, "{code}");
+            cluster.add_components(components(Ok(ControllerLease::default()))).unwrap();
+            assert!(cluster.not_read().is_empty() && cluster.unanswered.is_empty(), "{code}: it is read later");
+        }
+    }
+
+    #[test]
+    fn component_that_was_read_stays_as_it_was_while_it_has_no_answer() {
         let mut cluster = cluster(None, vec![], vec![]);
-        cluster.add_components(read).unwrap();
-        assert!(cluster.own.is_some() && cluster.agents.is_some() && cluster.lease.is_none());
-        let sentence =
-            "you need the right to get leases in brupop-system, so that it is not seen whether a controller leads";
-        assert_eq!(cluster.not_read(), [sentence]);
+        let lease = ControllerLease::of(None, Timestamp::UNIX_EPOCH);
+        cluster.add_components(components(Ok(lease.clone()))).unwrap();
+        cluster.add_components(components(Err(answered(504)))).unwrap();
+        assert_eq!((cluster.lease.as_ref(), cluster.not_read().len()), (Some(&lease), 0));
+        cluster.add_components(components(Err(answered(403)))).unwrap();
+        assert_eq!((cluster.lease.as_ref(), cluster.not_read().len()), (None, 1), "the right was taken away");
     }
 }

@@ -1,5 +1,5 @@
-//! The facts that the checks of an installation need, read with the rights of the caller. What may not be read is noted,
-//! and its checks are left out.
+//! The facts that the checks of an installation need, read with the rights of the caller. What may not be read, or has no answer, is
+//! noted, and its checks are left out.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,12 +18,15 @@ use tokio::time::Instant;
 
 use super::aws;
 use super::certificate::{self, Certificate};
-use crate::call::{allowed, call, get, if_there, list_everywhere, list_in, node_leases};
+use crate::call::{call, get, if_read, if_there, is_transient, list_everywhere, list_in, node_leases};
 use crate::cluster::{Cluster, ControllerLease, Part, PodsOf, Unread};
 use crate::page::progress;
 
 /// Time after which the progress is shown.
 const QUIET: Duration = Duration::from_secs(1);
+
+/// Number of readings without an answer after which another one is an error: each takes up to half a minute, and there are dozens.
+const UNANSWERED: usize = 3;
 
 #[derive(Clone, Debug)]
 pub(super) struct Installed {
@@ -38,11 +41,11 @@ pub(super) struct Facts {
     pub(super) namespace: String,
     /// The reason why the cluster's version is too old, if it is.
     pub(super) outdated: Option<String>,
-    /// Empty if it may not be read.
+    /// Empty if it could not be read.
     pub(super) version: String,
     /// The objects of the installation, as far as they could be read.
     pub(super) objects: Vec<Installed>,
-    /// Fleet and policy; `None` while the definitions do not exist, and if they may not be read.
+    /// Fleet and policy; `None` while the definitions do not exist, and if they could not be read.
     pub(super) cluster: Option<Cluster>,
     /// The namespace, if it has no operator, and the namespaces that have one, as far as that may be read. Nothing more is
     /// read then.
@@ -60,15 +63,23 @@ pub(super) struct Facts {
     /// The time of these readings, by the local clock.
     pub(super) read_at: Timestamp,
     pub(super) not_read: Vec<String>,
+    /// Number of readings that had no answer.
+    pub(super) unanswered: usize,
 }
 
 impl Facts {
-    /// Returns what was read; notes what may not be.
+    /// Returns what was read; notes what may not be, or has no answer.
     fn optional<T>(&mut self, answer: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
-        allowed(answer, |right| self.note(right))
+        if answer.as_ref().is_err_and(is_transient) {
+            self.unanswered += 1;
+            if self.unanswered > UNANSWERED {
+                return answer.map(Some);
+            }
+        }
+        if_read(answer, |reason| self.note(reason))
     }
 
-    /// Notes a missing right, once.
+    /// Notes why a part is left out, once.
     fn note(&mut self, sentence: String) {
         if !self.not_read.contains(&sentence) {
             self.not_read.push(sentence);
@@ -91,7 +102,9 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
     let mut facts = Facts { namespace: namespace.to_owned(), ..Facts::default() };
     let steps = Steps(Instant::now());
     let version = call("get /version", client.apiserver_version()).await;
-    if let Some(version) = facts.optional(version)? {
+    // It is answered without etcd: an API server that does not is away.
+    let version = if version.as_ref().is_err_and(is_transient) { Some(version?) } else { facts.optional(version)? };
+    if let Some(version) = version {
         facts.outdated = crate::preflight::outdated(&version);
         facts.version = version.git_version;
     }
@@ -109,6 +122,7 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
         for unread in &cluster.unread {
             facts.note(unread.reason.clone());
         }
+        facts.unanswered += cluster.unanswered.len();
         let required = |unread: &Unread| matches!(unread.part, Part::Operator | Part::Shadows);
         let seen = !cluster.unread.iter().any(required);
         if seen && cluster.has_no_operator() && !facts.has_workloads() {

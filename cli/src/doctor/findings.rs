@@ -40,7 +40,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
 
 fn no_operator(namespace: &str, others: Option<&[String]>) -> Finding {
     let (others, next) = match others {
-        None => ("; you may not read which namespaces have one".to_owned(), Vec::new()),
+        None => ("; which other namespaces have one could not be read".to_owned(), Vec::new()),
         Some([]) => (", nor in any other".to_owned(), vec!["kubectl brupop preflight -n brupop-system".to_owned()]),
         Some(others) => (
             format!("; there is one in {}", some(others.iter().map(String::as_str), NAMED)),

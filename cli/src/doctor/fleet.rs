@@ -15,7 +15,7 @@ use planner::wait::{Wait, WaitReason};
 
 use super::finding::{Finding, Severity};
 use super::objects::APPLY_POLICY;
-use crate::advice::{logs_of, pods, refused_pods};
+use crate::advice::{labelling, logs_of, pods, refused_pods};
 use crate::cluster::{CONTROLLER_NOT_READY, Cluster, NO_LEADER};
 use crate::status::{Report, report};
 
@@ -129,9 +129,6 @@ fn nodes(cluster: &Cluster, found: &mut Vec<Finding>) {
         nodes.values().filter(|node| chosen(node)).map(|node| node.name.as_str()).collect()
     };
     let label = |node: &NodeFacts| node.labels.get(names::INTERFACE_LABEL).cloned();
-    let labelling = |name: &str| {
-        format!("kubectl label node {name} --overwrite {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION)
-    };
     if nodes.values().all(|node| !node.labelled) {
         let message = "no node has the label that selects it for updates";
         found.push(Finding::warning("NoNodes", message).next([labelling("NAME")]));

@@ -969,7 +969,7 @@ fn namespace_without_an_operator_gets_one_finding_that_names_those_with_one() {
             Some("kubectl brupop doctor -n ops"),
         ),
         (Some(vec![]), "nor in any other", Some("kubectl brupop preflight -n brupop-system")),
-        (None, "you may not read which namespaces have one", None),
+        (None, "which other namespaces have one could not be read", None),
     ] {
         let others = others.map(|names| names.into_iter().map(str::to_owned).collect());
         let facts = Facts { elsewhere: Some(("nowhere".to_owned(), others)), ..Facts::default() };
@@ -1017,16 +1017,37 @@ async fn installation_is_compared_where_no_other_namespace_is_known_to_have_an_o
     let refused = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden",
         "message": "", "code": 403});
     let right = "you need the right to list bottlerocketupdateoperators in all namespaces";
+    let mut slow = refused.clone();
+    slow["code"] = json!(504);
+    let late = "cannot list bottlerocketupdateoperators in all namespaces: the API server answers 504: ";
     for (sentence, answer, not_read) in [
         ("none has one", Some(list(&json!([]))), None),
         ("their definition does not exist", None, None),
         ("they may not be listed", Some(refused), Some(right)),
+        ("their list has no answer", Some(slow), Some(late)),
     ] {
         let server = definition_alone();
         answer.into_iter().for_each(|answer| server.add(OPERATORS, answer));
         let facts = facts::read(&server.client(), names::SYSTEM_NAMESPACE).await.unwrap();
         assert!(facts.elsewhere.is_none() && !facts.objects.is_empty(), "{sentence}: {:?}", facts.elsewhere);
         assert_eq!(facts.not_read.first().map(String::as_str), not_read, "{sentence}");
+    }
+}
+
+#[tokio::test]
+async fn objects_without_an_answer_are_named_and_more_than_three_end_the_check() {
+    for (without, ends) in [(3, false), (4, true)] {
+        let server = definition_alone();
+        let objects = deploy::objects(&deploy::Options::default()).unwrap();
+        for object in objects.iter().filter(|object| object["kind"] == "ClusterRole").take(without) {
+            let name = object["metadata"]["name"].as_str().unwrap();
+            let failed = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 500});
+            server.add(&format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/{name}"), failed);
+        }
+        match facts::read(&server.client(), names::SYSTEM_NAMESPACE).await {
+            Ok(facts) => assert_eq!((facts.not_read.len(), ends), (without, false), "{:?}", facts.not_read),
+            Err(error) => assert!(ends, "{error:#}"),
+        }
     }
 }
 

@@ -48,7 +48,7 @@ pub(crate) struct Explanation {
     pub(crate) next: Vec<Next>,
     /// Commands that a user can type.
     pub(crate) commands: Vec<String>,
-    /// Parts that the caller may not read, and facts that are missing therefore.
+    /// Parts that could not be read, and facts that are missing therefore.
     pub(crate) not_read: Vec<String>,
 }
 

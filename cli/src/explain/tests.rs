@@ -316,7 +316,8 @@ fn node_that_is_not_under_the_operator_is_explained() {
     let cluster = cluster(Some(operator(&json!({}), &json!({"observedGeneration": 1}))), vec![], vec![other]);
     let explanation = explain(&cluster, "a", now());
     assert_eq!(explanation.waits.as_ref().unwrap().reason, "NotLabelled");
-    assert_eq!(explanation.commands, ["kubectl label node a bottlerocket.aws/updater-interface-version=2.0.0"]);
+    let label = "kubectl label node a --overwrite bottlerocket.aws/updater-interface-version=2.0.0";
+    assert_eq!(explanation.commands, [label]);
 }
 
 #[test]

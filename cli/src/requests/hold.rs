@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use super::attempt::{is_permitted, progress};
 use super::nodes::{NodeOutcome, NodesOptions, find, report};
+use crate::call::is_unreadable;
 use crate::page::warn;
 use crate::write::{Decision, Object, State, annotated_by};
 
@@ -142,7 +143,7 @@ async fn write(
     let mut outcomes = Vec::new();
     for found in find(client, namespace, &options.nodes).await? {
         if let Some(reason) = found.not_managed() {
-            warn(format_args!("{} is not under the operator: {reason}", found.name));
+            warn(reason);
         }
         let object = Object::node(client, &found.name);
         let outcome = object.write(found.node, options.write.dry_run(), &decide).await;
@@ -150,7 +151,11 @@ async fn write(
     }
     let check = async |name: &str, _: &Node| {
         // The shadow first: an update that has ended has left its traces on the node before.
-        let shadow = Object::shadow(client, namespace, name).read().await?;
+        let shadow = match Object::shadow(client, namespace, name).read().await {
+            // A warning says so.
+            Err(error) if is_unreadable(&error) => None,
+            shadow => shadow?,
+        };
         let Some(node) = Object::node(client, name).read().await? else {
             return Ok(State::Failed("the node is gone".to_owned()));
         };

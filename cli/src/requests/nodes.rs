@@ -14,7 +14,6 @@ use planner::view::{NodeFacts, Projection as _};
 use crate::advice;
 use crate::call::{is_unreadable, nodes};
 use crate::near::near;
-use crate::page::warn;
 use crate::shell::for_cluster;
 use crate::write::{Object, Outcome, State, Unacknowledged, WriteOptions, all};
 
@@ -31,23 +30,24 @@ pub(crate) struct NodesOptions {
 pub(super) struct Found {
     pub(super) name: String,
     pub(super) node: Node,
-    pub(super) shadow: Option<BottlerocketShadow>,
+    /// `None` if there is none; an error if this version of the plugin cannot read it.
+    pub(super) shadow: anyhow::Result<Option<BottlerocketShadow>>,
 }
 
 impl Found {
-    /// Returns the reason why the operator does not update the node; `None` if it does.
+    /// Returns the reason why the operator does not update the node, or why that is not known; `None` if it does.
     pub(super) fn not_managed(&self) -> Option<String> {
         let labelled = NodeFacts::project(&self.node).is_some_and(|facts| facts.labelled);
-        match (labelled, &self.shadow) {
-            (_, Some(_)) => None,
-            (true, None) => Some(format!(
+        let lacks = match (labelled, &self.shadow) {
+            (_, Ok(Some(_))) => return None,
+            (_, Err(error)) => return Some(format!("{}: {error:#}", self.name)),
+            (true, Ok(None)) => format!(
                 "it has no shadow yet. To see whether the controller runs in this namespace: {}",
                 for_cluster("kubectl brupop doctor")
-            )),
-            (false, None) => {
-                Some(format!("it lacks the label {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION))
-            }
-        }
+            ),
+            (false, Ok(None)) => format!("it lacks the label {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION),
+        };
+        Some(format!("{} is not under the operator: {lacks}", self.name))
     }
 }
 
@@ -66,11 +66,8 @@ pub(super) async fn find(client: &Client, namespace: &str, wanted: &[String]) ->
         match Object::node(client, name).read().await? {
             Some(node) => {
                 let shadow = match Object::shadow(client, namespace, name).read().await {
-                    Err(error) if is_unreadable(&error) => {
-                        warn(format_args!("{name}: {error:#}"));
-                        None
-                    }
-                    shadow => shadow?,
+                    Err(error) if !is_unreadable(&error) => return Err(error),
+                    shadow => shadow,
                 };
                 found.push(Found { name: name.to_owned(), node, shadow });
             }
@@ -87,17 +84,16 @@ pub(super) async fn find(client: &Client, namespace: &str, wanted: &[String]) ->
 /// Reads the shadows of nodes.
 ///
 /// # Errors
-/// A node does not exist, or is not under the operator.
+/// A node does not exist, or is not under the operator, or its shadow cannot be read.
 pub(super) async fn find_managed(
     client: &Client,
     namespace: &str,
     wanted: &[String],
 ) -> anyhow::Result<Vec<(String, BottlerocketShadow)>> {
     let found = find(client, namespace, wanted).await?;
-    let why = |node: &Found| Some(format!("{} is not under the operator: {}", node.name, node.not_managed()?));
-    let others: Vec<String> = found.iter().filter_map(why).collect();
+    let others: Vec<String> = found.iter().filter_map(Found::not_managed).collect();
     ensure!(others.is_empty(), "nothing was written: {}", others.join("; "));
-    Ok(found.into_iter().filter_map(|node| Some((node.name, node.shadow?))).collect())
+    Ok(found.into_iter().filter_map(|node| Some((node.name, node.shadow.ok()??))).collect())
 }
 
 /// Returns the error for names that no node has, with those that are most like them.
@@ -181,6 +177,7 @@ mod tests {
 
     use super::super::attempt::testing::shadow;
     use super::*;
+    use crate::call::failure;
 
     fn node(name: &str, labelled: bool) -> Node {
         let labels = if labelled { json!({names::INTERFACE_LABEL: names::INTERFACE_VERSION}) } else { json!({}) };
@@ -205,13 +202,16 @@ mod tests {
     }
 
     #[test]
-    fn node_is_under_the_operator_if_it_has_a_shadow() {
+    fn node_is_under_the_operator_if_it_has_a_shadow_and_may_be_if_that_cannot_be_read() {
         let shadow = shadow(&json!({}));
         assert_eq!(node_of(&shadow), "a");
         let found = |labelled, shadow| Found { name: "a".to_owned(), node: node("a", labelled), shadow }.not_managed();
-        assert_eq!(found(true, Some(shadow)), None);
-        assert!(found(true, None).unwrap().contains("no shadow yet"));
-        assert!(found(false, None).unwrap().contains(names::INTERFACE_LABEL));
+        assert_eq!(found(true, Ok(Some(shadow))), None);
+        assert!(found(true, Ok(None)).unwrap().contains("no shadow yet"));
+        assert!(found(false, Ok(None)).unwrap().contains(names::INTERFACE_LABEL));
+        let error = kube::Error::SerdeError(serde_json::from_str::<u8>("x").unwrap_err());
+        let text = found(true, Err(failure("get bottlerocketshadows", error))).unwrap();
+        assert!(text.contains("kubectl brupop doctor") && !text.contains("not under the operator"), "{text}");
     }
 
     #[test]

@@ -160,7 +160,7 @@ fn approvals(cluster: &Cluster, plan: &Plan, rollouts: &[RolloutState]) -> Vec<R
         let before = match (request, wait) {
             (StepRequest::ApproveUnproven(_), Wait::StepUnproven { nodes, .. }) => {
                 let verify = match cluster.proving(nodes) {
-                    Some(Proving::Retry(command)) => format!(". To have them verified again at once: {command}"),
+                    Some(Proving::Retry(command)) => format!(". To have a node verified again at once: {command}"),
                     Some(Proving::Unhold(command)) => format!(". To let it prove the version, end its hold: {command}"),
                     None => String::new(),
                 };

@@ -40,7 +40,7 @@ pub(crate) struct Report {
     pub(crate) silent_agents: Vec<SilentAgent>,
     /// Annotations that are meant as requests and have no effect.
     pub(crate) misplaced_requests: Vec<String>,
-    /// Parts that the caller may not read, and facts that are missing therefore.
+    /// Parts that could not be read, and facts that are missing therefore.
     pub(crate) not_read: Vec<String>,
     pub(crate) nodes: Vec<NodeReport>,
 }

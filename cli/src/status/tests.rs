@@ -41,7 +41,7 @@ fn held() -> Value {
 
 #[test]
 fn commands_of_status_are_for_the_chosen_context() {
-    let label = format!("kubectl label node NAME {}={} --context c", names::INTERFACE_LABEL, names::INTERFACE_VERSION);
+    let label = with_context("c", || crate::shell::for_cluster(&crate::advice::labelling("NAME")));
     let disabled = operator(&json!({"enabled": false}), &json!({}));
     for (cluster, command) in [
         (cluster(None, vec![], vec![]), label.as_str()),
@@ -56,7 +56,7 @@ fn commands_of_status_are_for_the_chosen_context() {
 
 #[test]
 fn command_of_status_is_a_line_of_its_own_in_a_narrow_terminal() {
-    let label = format!("label node NAME {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION);
+    let label = crate::advice::labelling("NAME").replace("kubectl ", "");
     let pods = |component: &str| format!("get pods -n brupop-system -l {}={component}", names::COMPONENT_LABEL);
     let (controller, web_api) = (pods(names::CONTROLLER), pods(names::APISERVER));
     let disabled = operator(&json!({"enabled": false}), &json!({}));
@@ -68,7 +68,7 @@ fn command_of_status_is_a_line_of_its_own_in_a_narrow_terminal() {
         (one(disabled, shadow("a", idle())), &["brupop resume"][..]),
         (braked("Unproven"), &["brupop resume --failures 1.20.5"][..]),
         (step_used_up(false), &[accept][..]),
-        (not_proven_by(&json!({})), &["brupop retry NODE", accept][..]),
+        (not_proven_by(&json!({})), &["brupop retry gone", accept][..]),
         (not_proven_by(&held()), &["brupop unhold gone", accept][..]),
         (stopped, &[controller.as_str(), web_api.as_str()][..]),
     ] {
@@ -320,7 +320,7 @@ fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
     );
     let removed = format!(". Once the cause is removed, to try again: {again}\n");
     let accept = "To accept them as they are: kubectl brupop approve 1 --rollout 3 --unproven\n";
-    let verify = format!(". To have them verified again at once: kubectl brupop retry NODE. {accept}");
+    let verify = format!(". To have a node verified again at once: kubectl brupop retry gone. {accept}");
     let unhold = format!(". To let it prove the version, end its hold: kubectl brupop unhold gone. {accept}");
     let only_accept = format!("is not proven by gone (HookTimedOut). {accept}");
     for (sentence, cluster, expected) in [

@@ -7,7 +7,7 @@ use models::time::between;
 use planner::wait::{WaitReason, WaitsFor};
 
 use super::shape::{IDLE, NodeReport, Report, Rollout, Window};
-use crate::advice::{command, some};
+use crate::advice::{command, labelling, some};
 use crate::clock::{moment, span};
 use crate::page::{Cell, Page, Style};
 use crate::shell::for_cluster;
@@ -36,9 +36,7 @@ pub(crate) fn render(report: &Report, look: Look) -> Page {
     let mut page = Page::new(look.colour).whole_in(other);
     head(&mut page, report, look);
     if report.nodes.is_empty() {
-        let label = format!("{}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION);
-        let labelling = for_cluster(&format!("kubectl label node NAME {label}"));
-        let text = format!("none is under the operator. Label Bottlerocket nodes: {labelling}");
+        let text = format!("none is under the operator. Label Bottlerocket nodes: {}", for_cluster(&labelling("NAME")));
         page.field("Nodes:", Style::Warn, &text, look.width);
         return page;
     }

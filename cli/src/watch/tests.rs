@@ -60,6 +60,17 @@ fn expired_watch_is_listed_again_and_missing_rights_are_named() {
 }
 
 #[test]
+fn watch_does_not_begin_while_the_nodes_have_no_answer() {
+    let mut fleet = fleet();
+    assert!(require_nodes(&fleet).is_ok());
+    fleet.note_unread(Part::Nodes, "you need the right to list nodes".to_owned());
+    assert!(require_nodes(&fleet).is_ok(), "it does without them");
+    fleet.note_unread(Part::Nodes, "cannot list nodes: no answer within 35 s".to_owned());
+    fleet.unanswered.insert(Part::Nodes);
+    assert_eq!(require_nodes(&fleet).unwrap_err().to_string(), "cannot list nodes: no answer within 35 s");
+}
+
+#[test]
 fn watch_ends_when_its_output_has_no_reader() {
     let failed = |kind: io::ErrorKind| has_reader(Err(kind.into()));
     assert!(has_reader(Ok(())).unwrap() && !failed(io::ErrorKind::BrokenPipe).unwrap());

@@ -279,7 +279,8 @@ impl Source<'_> {
         let cause = |(since, name): &(Timestamp, &str)| {
             let shadow = self.view.nodes.get(*name)?.shadow.as_ref()?;
             let condition = true_condition(&shadow.status.conditions, shadow::BLOCKED)?;
-            Some(format!("{name} has been blocked since {since:.0} ({}): {}", condition.reason, condition.message))
+            let message = without_command(&condition.message);
+            Some(format!("{name} has been blocked since {since:.0} ({}): {message}", condition.reason))
         };
         let mut causes: Vec<String> = blocked.iter().take(CAUSES).filter_map(cause).collect();
         if let more @ 1.. = blocked.len().saturating_sub(CAUSES) {

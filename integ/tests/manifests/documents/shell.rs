@@ -17,9 +17,10 @@ const STAND_IN: &str = include_str!("stand-in.sh");
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// Words for what readers fill in, and what the test fills in.
-const PLACEHOLDERS: [(&str, &str); 13] = [
+const PLACEHOLDERS: [(&str, &str); 14] = [
     ("NODE", "n1"),
     ("OTHER", "n2"),
+    ("OTHER-NODE", "n2"),
     ("NAMESPACE", "default"),
     ("MONITORING", "monitoring"),
     ("OVERLAY", "deploy/manifests"),

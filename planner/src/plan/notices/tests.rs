@@ -357,6 +357,17 @@ fn nodes_blocked_for_long_are_in_one_notice_with_cause_and_deadline_per_minute()
 }
 
 #[test]
+fn cause_of_a_blocked_node_has_no_command_that_its_reader_has_to_fill_in() {
+    let mut cluster = Cluster::of(vec![node("a")]);
+    cluster.turn(t(0));
+    cluster.block("a", Some(10));
+    cluster.node("a").status.conditions[0].message = Wait::HostArmedByOther.to_string();
+    let found = cluster.turn(t(3660));
+    let blocked = found.iter().find(|notice| notice.event == NoticeEvent::NodesBlocked.as_str()).unwrap();
+    assert!(blocked.cause.ends_with("or let the operator disarm it"), "{}", blocked.cause);
+}
+
+#[test]
 fn receivers_get_their_events_and_sent_notices_are_removed() {
     let mut cluster = Cluster::of(vec![node("a")]);
     let notices = cluster.policy.notices.as_mut().unwrap();
