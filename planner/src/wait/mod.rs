@@ -15,8 +15,8 @@ use models::reason::FailureReason;
 use semver::Version;
 use strum::EnumDiscriminants;
 
-pub(crate) use ends::{HAS_UNTIL, RETRIED_UNTIL};
 pub use ends::{DENIED_FOR_GOOD, StepRequest, end_in};
+pub(crate) use ends::{HAS_UNTIL, RETRIED_UNTIL};
 pub use reason::WaitsFor;
 pub(crate) use text::{BEFORE_RESUME, request, resume};
 pub use text::{alone, gone, has_fallen, node_name, not_ready, without_command};
