@@ -170,7 +170,8 @@ pub(crate) fn rollout(found: &Deployment) -> Rollout {
         return Rollout::Waits(NOT_OBSERVED.to_owned());
     }
     let mut conditions = status.conditions.iter().flatten();
-    let refused = conditions.find(|condition| condition.type_ == REFUSED && condition.status == "True");
+    let holds = |condition: &&DeploymentCondition| condition.status.as_deref() == Some("True");
+    let refused = conditions.find(|condition| condition.type_.as_deref() == Some(REFUSED) && holds(condition));
     let answer = refused.and_then(|condition| condition.message.as_ref());
     let refused = answer.map_or_else(String::new, |answer| format!(": {answer}"));
     if let Some(failed) = given_up(Some(&status)).next() {

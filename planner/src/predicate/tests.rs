@@ -145,7 +145,8 @@ fn evaluation_ends_where_it_copies_too_much_and_has_no_result_then() {
 /// The stack is that of the threads of the controller that evaluate.
 #[test]
 fn deepest_expressions_are_evaluated_on_a_stack_of_two_mebibytes() {
-    let deepest: [(fn(usize) -> String, usize); 3] = [
+    type Nested = fn(usize) -> String;
+    let deepest: [(Nested, usize); 3] = [
         (|depth| format!("size({}self{}) > 0", "[".repeat(depth), "]".repeat(depth)), DEPTH - 3),
         (|depth| format!("self.one{} > 0", " + self.one".repeat(depth)), DEPTH - 3),
         (|depth| format!("{}one == 1{}", "self.ones.all(one, ".repeat(depth), ")".repeat(depth)), DEPTH / 2 - 1),
