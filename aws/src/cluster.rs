@@ -176,7 +176,9 @@ impl Cluster {
 
     /// The Nodes, the names of those that cannot be read, and the policy; `None` before all of this is known.
     pub(crate) fn read(&self) -> Option<(BTreeMap<String, Node>, BTreeSet<String>, Policy)> {
-        let operator = self.operator.items()?.0.remove(OPERATOR_NAME).unwrap_or_else(Operator::missing);
+        let (mut operators, unread) = self.operator.items()?;
+        let stands_in = if unread.contains(OPERATOR_NAME) { Operator::unreadable } else { Operator::missing };
+        let operator = operators.remove(OPERATOR_NAME).unwrap_or_else(stands_in);
         let (mut nodes, unreadable) = self.nodes.items()?;
         for node in nodes.values_mut() {
             node.backing = operator.backing(node);

@@ -50,6 +50,11 @@ impl Operator {
         Self { policy: Policy::read(&Default::default()), slots: None }
     }
 
+    /// Stands for the resource while it cannot be read: its policy may give a host more time than the default.
+    pub(crate) fn unreadable() -> Self {
+        Self { policy: Policy { mode: None, reboot: Duration::MAX }, slots: None }
+    }
+
     /// Returns whether the operator has given the Node a slot for the attempt that its request names.
     pub(crate) fn backing(&self, node: &Node) -> Backing {
         let Some(slots) = &self.slots else { return Backing::Unknown };
@@ -236,6 +241,19 @@ mod tests {
         ] {
             let policy = Policy::read(&serde_json::from_value(spec).unwrap());
             assert_eq!(policy, Policy { mode: None, reboot: Duration::from_mins(minutes) });
+        }
+    }
+
+    #[test]
+    fn node_is_not_lost_while_the_operators_resource_cannot_be_read() {
+        let node: core::Node = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "a", "uid": "u", "resourceVersion": "1", "annotations": {HOOKS_ANNOTATION: "BeforeDrain/7/100"}},
+            "status": {"conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"}]},
+        }))
+        .unwrap();
+        let (node, now) = (Node::read(&node).unwrap(), "2026-01-03T00:00:00Z".parse().unwrap());
+        for (operator, is_lost) in [(Operator::missing(), true), (Operator::unreadable(), false)] {
+            assert_eq!((node.is_lost(operator.policy, now), operator.backing(&node)), (is_lost, Backing::Unknown));
         }
     }
 

@@ -56,7 +56,7 @@ pub enum ArmedBy {
     ThisAttempt,
     /// Armed by this agent, in this boot, for an earlier attempt.
     OlderAttempt,
-    /// Another client, as far as the agent knows.
+    /// Not known to the agent: another client, or this operator before the shadow was deleted.
     Other,
 }
 
@@ -128,7 +128,7 @@ columns! {
     perhaps_armed: bool,
     /// Owner of an armed image.
     armed_by: ArmedBy,
-    /// True if a user permits, in the running boot, to disarm an image that another client armed.
+    /// True if a user permits, in the running boot, to disarm an image that the agent has no record of.
     may_disarm: bool,
     /// Progress of arming before.
     mark: Mark,
@@ -155,7 +155,7 @@ pub enum Step {
     RebootArmed,
     /// Request a rehearsal permit; with the permit: report that it was verified.
     Rehearse,
-    /// Leave the armed image alone and report that another client armed it.
+    /// Leave the armed image alone and report that the agent has no record of it.
     LeaveArmed,
     /// Fail the attempt.
     Fail(FailureReason),
@@ -208,7 +208,7 @@ const TABLE: &[Row] = table! {
     Idle    _      _     Ready    _             Other        true       _         _
         => Step::Deactivate, "a user permits it, in this boot";
     Idle    _      _     Ready    _             Other        _          _         _
-        => Step::LeaveArmed, "an image that another client armed is left alone";
+        => Step::LeaveArmed, "an armed image without a record is left alone";
     Idle    _      _     _        true          _            _          _         _
         => Step::PrepareAgain,
            "an activation left no record: the disk may be armed, and only another download is sure to clear it";
@@ -227,7 +227,7 @@ const TABLE: &[Row] = table! {
     Stage   _      _     Ready    _             OlderAttempt _          _         _
         => Step::Deactivate, "an older attempt is still armed";
     Stage   _      _     Ready    _             Other        _          _         _
-        => Step::Fail(FailureReason::HostArmedByOther), "an image that another client armed is left alone";
+        => Step::Fail(FailureReason::HostArmedByOther), "an armed image without a record is left alone";
     Stage   _      _     Staged   false         _            _          _         _
         => Step::Reached(HostState::StagedUpdate), "the image is there";
     Stage   _      _     _        _             _            _          _         _
@@ -245,7 +245,7 @@ const TABLE: &[Row] = table! {
     Reboot  _      Same  Ready    _             OlderAttempt _          _         _
         => Step::Fail(FailureReason::NotStaged), "what is armed belongs to an older attempt";
     Reboot  _      Same  Ready    _             Other        _          _         _
-        => Step::Fail(FailureReason::HostArmedByOther), "an image that another client armed is left alone";
+        => Step::Fail(FailureReason::HostArmedByOther), "an armed image without a record is left alone";
     Reboot  _      Same  _        _             _            _          _         _
         => Step::Fail(FailureReason::NotStaged), "the drained node has no image to boot";
 
@@ -257,7 +257,7 @@ const TABLE: &[Row] = table! {
     Rehearse _     _     Ready    _             OlderAttempt _          _         _
         => Step::Deactivate, "a rehearsal leaves nothing armed";
     Rehearse _     _     Ready    _             Other        _          _         _
-        => Step::Fail(FailureReason::HostArmedByOther), "an image that another client armed is left alone";
+        => Step::Fail(FailureReason::HostArmedByOther), "an armed image without a record is left alone";
     Rehearse _     _     _        _             _            _          _         _
         => Step::Rehearse, "the permit is requested and verified, and not used";
 

@@ -46,9 +46,9 @@ pub const ATTEMPT_RULE: &str = "has(oldSelf.attempt) ? self.attempt >= oldSelf.a
 /// `HostReachable`: the agent reached the host API when it reported last (agent); unknown while the agent is not heard
 /// (controller).
 pub const HOST_REACHABLE: &str = "HostReachable";
-/// Reason of [`HOST_REACHABLE`]: the host answers, another client has armed nothing on it, and there is no other problem.
+/// Reason of [`HOST_REACHABLE`]: the host answers, no image without a record is armed on it, and there is no other problem.
 pub const HOST_ANSWERED: &str = "Answered";
-/// Reason of [`HOST_REACHABLE`]: another client armed an image on the host.
+/// Reason of [`HOST_REACHABLE`]: an image is armed on the host that the agent has no record of.
 pub const HOST_ARMED_BY_OTHER: &str = FailureReason::HostArmedByOther.as_str();
 /// Reason of [`HOST_REACHABLE`]: a command has been running on the host for long.
 pub const HOST_BUSY: &str = "HostBusy";
@@ -78,8 +78,8 @@ pub struct HostPolicy {
     pub ignore_waves: Option<bool>,
     /// Interval at which an idle host checks for updates.
     pub refresh_interval: Option<Duration>,
-    /// Boot in which an image that another client armed may be disarmed, as a user's `retry` requests; absent: it is left
-    /// alone.
+    /// Boot in which an armed image that the agent has no record of may be disarmed, as a user's `retry` requests; absent:
+    /// it is left alone.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub disarm_in_boot: Option<String>,
     /// Controller's signature over `versionLock` and `ignoreWaves` for this node, a JWS in compact form: without it no

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use kube::core::discovery::Scope;
+use kube::core::discovery::{ApiCapabilities, Scope, verbs};
 use kube::core::{DynamicObject, GroupVersionKind};
 use models::names::CONTROLLER;
 use models::operator::{NodeSelector, ObjectCheck};
@@ -71,6 +71,8 @@ pub enum Unread {
     NoNamespace(String),
     #[error("objects of this kind have no namespace")]
     Namespace,
+    #[error("the API of this kind serves no list or no watch, and checks need both: ask Prometheus for these")]
+    NoWatch,
     #[error("they cannot be read: {}", cut(.0, ERROR_LENGTH))]
     Fails(String),
 }
@@ -93,12 +95,16 @@ impl Source {
         GroupVersionKind::gvk(group, version, &self.kind)
     }
 
-    /// Returns the namespace to read the objects in, by the scope of their kind; empty for all of them, or none.
+    /// Returns the namespace to read the objects in, by the capabilities of their kind; empty for all of them, or none.
     ///
     /// # Errors
-    /// The namespace is missing, or objects of the kind have none.
-    pub fn namespace_in(&self, scope: &Scope) -> Result<&str, Unread> {
-        match (scope, &self.namespace, &self.object_name) {
+    /// The kind cannot be watched, the namespace is missing, or objects of the kind have none.
+    pub fn namespace_in(&self, of: &ApiCapabilities) -> Result<&str, Unread> {
+        // A watch that is refused each time would pass for an outage.
+        if ![verbs::LIST, verbs::WATCH].into_iter().all(|verb| of.supports_operation(verb)) {
+            return Err(Unread::NoWatch);
+        }
+        match (&of.scope, &self.namespace, &self.object_name) {
             (Scope::Namespaced, None, Some(name)) => Err(Unread::NoNamespace(name.clone())),
             (Scope::Cluster, Some(_), _) => Err(Unread::Namespace),
             (_, namespace, _) => Ok(namespace.as_deref().unwrap_or_default()),

@@ -20,7 +20,9 @@ pub(super) async fn fail(
     message: String,
 ) -> Result<Next, Stop> {
     let (attempt, step) = (turn.desired.attempt.attempt, turn.desired.state);
-    tracing::warn!(attempt, %reason, detail = ?message, "the attempt failed");
+    if turn.reports.is_news(attempt, reason) {
+        tracing::warn!(attempt, %reason, detail = ?message, "the attempt failed");
+    }
     let judges_boot = found.situation.desired == Desired::Reboot && found.situation.boot == Boot::Other;
     let failure = Failure { attempt, step, reason, message, time: Timestamp::now() };
     report(turn, found, &Finding::Failed { failure, state: host_state(&found.situation), judges_boot }).await?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::wire::{AgentStatus, ShadowView};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tracing::field::debug;
 
 use super::next::Next;
@@ -19,8 +19,8 @@ use crate::stream::chain;
 /// Number of immediate rebuilds of a report because the shadow changed meanwhile.
 const REBUILDS: u32 = 4;
 
-/// Time-out of a report that nothing depends on: longer than an admission webhook that hangs delays a write by default
-/// (10 s).
+/// Time-out of a report that nothing depends on, or nothing any more since the desired state was withdrawn: longer than
+/// an admission webhook that hangs delays a write by default (10 s).
 const IF_POSSIBLE: Duration = Duration::from_secs(15);
 
 /// Makes a report that nothing depends on, if the web API answers soon: the next call to the host, which may be to disarm
@@ -65,7 +65,8 @@ pub(super) async fn report_with(
 }
 
 /// Writes what `make` builds, until it is stored. Otherwise returns when to decide again: at once if the desired state
-/// has changed, or after a delay if the report was not stored, or the outcome is unknown.
+/// has changed (15 s later while a write is not answered), or after a delay if the report was not stored, or the outcome
+/// is unknown.
 pub(super) async fn put(
     turn: &mut Turn<'_>,
     make: impl Fn(&ShadowView) -> AgentStatus,
@@ -82,7 +83,19 @@ pub(super) async fn put(
         if turn.reports.is_stored(&view.status, &new, views.streams()) {
             return Ok(view);
         }
-        match server.put_status(&view.etag, &new).await {
+        let overdue = async {
+            turn.withdrawn().await;
+            sleep(IF_POSSIBLE).await;
+        };
+        let answer = tokio::select! {
+            answer = server.put_status(&view.etag, &new) => answer,
+            // The next call to the host may be to disarm it.
+            () = overdue => {
+                turn.reports.log_failure(NOT_IN_TIME);
+                return Err(Next::Again);
+            }
+        };
+        match answer {
             Ok(Written::Stored(answer)) => {
                 turn.reports.accepted(&new, &answer.status, views.streams());
                 let armed = new.report.armed.map(|armed| debug(armed.phase));

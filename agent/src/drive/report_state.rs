@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use models::backoff::{Backoff, Delays, full_jitter};
+use models::reason::FailureReason;
 use models::wire::AgentStatus;
 use rand::random;
 
@@ -27,9 +28,16 @@ pub(super) struct ReportState {
     failures: Backoff,
     log: FailureLog,
     pruned: Option<PrunedReport>,
+    /// The last failure of an attempt in the log: it is found again at each try until its report is stored.
+    failed: Option<(i64, FailureReason)>,
 }
 
 impl ReportState {
+    /// Returns true if this failure of an attempt is not in the log yet.
+    pub(super) fn is_news(&mut self, attempt: i64, reason: FailureReason) -> bool {
+        self.failed.replace((attempt, reason)) != Some((attempt, reason))
+    }
+
     /// Returns true if a write would store nothing that is not stored. Behind another stream there may be another web
     /// API, which stores more.
     pub(super) fn is_stored(&self, stored: &AgentStatus, new: &AgentStatus, streams: u64) -> bool {
@@ -43,6 +51,7 @@ impl ReportState {
     pub(super) fn accepted(&mut self, sent: &AgentStatus, stored: &AgentStatus, streams: u64) {
         self.failures.reset();
         self.log.succeeded();
+        self.failed = None;
         let is_pruned = differs(stored, sent);
         self.pruned = is_pruned.then(|| PrunedReport { streams, sent: sent.clone(), stored: stored.clone() });
     }
@@ -67,6 +76,21 @@ mod tests {
     use crate::report::Finding;
     use crate::report::tests::built;
     use crate::situation::tests::{NEW, OLD, facts, view};
+
+    #[test]
+    fn failure_of_an_attempt_is_logged_once_while_its_report_is_not_stored() {
+        let mut reports = ReportState::default();
+        for (attempt, reason, is_news) in [
+            (1, FailureReason::NotStaged, true),
+            (1, FailureReason::NotStaged, false),
+            (1, FailureReason::ActivateFailed, true),
+            (2, FailureReason::ActivateFailed, true),
+            (2, FailureReason::ActivateFailed, false),
+        ] {
+            assert_eq!(reports.is_news(attempt, reason), is_news, "{attempt} {reason}");
+            reports.log_failure("no answer");
+        }
+    }
 
     #[test]
     fn partially_stored_report_is_resent_only_after_a_change() {

@@ -13,7 +13,9 @@ use kube::core::DeserializeGuard;
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::{BottlerocketShadow, Step};
-use planner::view::{DaemonSetIs, EarlierPod, PodFacts, Projection, ShadowFacts};
+use planner::view::{
+    BudgetFacts, CsiNodeFacts, DaemonSetFacts, DaemonSetIs, EarlierPod, PodFacts, Projection, ShadowFacts,
+};
 use tokio::task::JoinSet;
 
 use super::lease::ControllerLease;
@@ -160,10 +162,12 @@ impl Cluster {
 
     /// Reads what a node that is verified has to have again, and that neither its Node nor its pods show.
     async fn read_on_nodes(&mut self, client: &Client) -> anyhow::Result<()> {
-        let listed = by_key(client, "list csinodes").await;
-        self.csi_nodes = self.optional(Part::CsiNodes, listed)?;
-        let listed = by_key(client, "list daemonsets in all namespaces").await;
-        self.daemon_sets = self.optional(Part::DaemonSets, listed)?;
+        let (csi_nodes, daemon_sets) = tokio::join!(
+            by_key::<CsiNodeFacts>(client, "list csinodes"),
+            by_key::<DaemonSetFacts>(client, "list daemonsets in all namespaces")
+        );
+        self.csi_nodes = self.optional(Part::CsiNodes, csi_nodes)?;
+        self.daemon_sets = self.optional(Part::DaemonSets, daemon_sets)?;
         Ok(())
     }
 
@@ -184,14 +188,17 @@ impl Cluster {
     /// Reads the pods on these nodes, and all budgets. Their DaemonSets are taken to exist: the controller reads each,
     /// and its findings are in the condition `Blocked`.
     pub(crate) async fn read_pods(&mut self, client: &Client, of: PodsOf) -> anyhow::Result<()> {
-        let budgets: Api<PodDisruptionBudget> = Api::all(client.clone());
+        let all: Api<PodDisruptionBudget> = Api::all(client.clone());
         let right = "list poddisruptionbudgets in all namespaces";
-        let listed = facts(budgets, ListParams::default(), right).await;
-        self.budgets = self.optional(Part::Budgets, listed)?.unwrap_or_default();
-        let pods = match of {
-            PodsOf::All => all_pods(client).await,
-            PodsOf::Nodes(nodes) => pods_of(client, nodes).await,
+        let pods = async {
+            match of {
+                PodsOf::All => all_pods(client).await,
+                PodsOf::Nodes(nodes) => pods_of(client, nodes).await,
+            }
         };
+        // Together, so that an API server that hangs delays the output once.
+        let (budgets, pods) = tokio::join!(facts::<BudgetFacts>(all, ListParams::default(), right), pods);
+        self.budgets = self.optional(Part::Budgets, budgets)?.unwrap_or_default();
         if let Some(mut pods) = self.optional(Part::Pods, pods)? {
             self.pods.append(&mut pods);
         }
@@ -329,6 +336,14 @@ impl AgentPod {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::future::pending;
+    use std::time::Duration;
+
+    use http::{Request, Response};
+    use kube::client::Body;
+    use tokio::time::Instant;
+
     use super::*;
     use crate::call::failure;
     use crate::cluster::testing::cluster;
@@ -357,6 +372,17 @@ mod tests {
             cluster.add_components(components(Ok(ControllerLease::default()))).unwrap();
             assert!(cluster.not_read().is_empty() && cluster.unanswered.is_empty(), "{code}: it is read later");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn parts_without_an_answer_are_waited_for_together() {
+        let silent = tower::service_fn(|_: Request<Body>| pending::<Result<Response<Body>, Infallible>>());
+        let client = Client::new(silent, "default");
+        let (mut cluster, begun) = (cluster(None, vec![], vec![]), Instant::now());
+        cluster.read_pods(&client, PodsOf::All).await.unwrap();
+        cluster.read_on_nodes(&client).await.unwrap();
+        assert_eq!(cluster.not_read().len(), 4);
+        assert!(begun.elapsed() < Duration::from_secs(3 * 35), "two time limits: {:?}", begun.elapsed());
     }
 
     #[test]

@@ -143,6 +143,9 @@ fn install(objects: &[Installed]) -> Option<String> {
     let is_release =
         |tag: &str| version(tag).is_some_and(|[major, minor, patch, _]| tag == format!("v{major}.{minor}.{patch}"));
     let (tag, remark) = if images.len() == 1 && version(first).is_some_and(|of| version(&own) == Some(of)) {
+        if objects.iter().any(grants_more) {
+            return None;
+        }
         (first, "leaves the policy as it is. With other options than these: docs/install.md, Upgrade".to_owned())
     } else if images.iter().all(|(of, tag)| *of == registry && is_release(tag)) {
         let remark = format!("changes the operator to the version of this plugin, {own}: docs/install.md, Upgrade");
@@ -213,6 +216,13 @@ fn lacks(object: &Value, fields: &Value) -> bool {
         };
         value.is_none_or(|value| lacks(value, inner))
     })
+}
+
+/// Returns whether a role has more rules, or a binding more subjects, than this version has: of an overlay, which an installation would remove.
+fn grants_more(Installed { wanted, found }: &Installed) -> bool {
+    let is_part =
+        |there: &Value| rights(there).is_subset(&rights(wanted)) && subjects(there).is_subset(&subjects(wanted));
+    step_of(wanted) == APPLY_AGAIN && found.as_ref().is_some_and(|there| !is_part(there))
 }
 
 /// Returns the step for an object that differs, or is missing.
@@ -382,15 +392,12 @@ fn rules(wanted: &Value, found: &Value) -> Option<Finding> {
     })
 }
 
+fn subjects(binding: &Value) -> BTreeSet<String> {
+    let subjects = binding["subjects"].as_array().into_iter().flatten();
+    subjects.map(|subject| format!("{}/{}", text(subject, "/namespace"), text(subject, "/name"))).collect()
+}
+
 fn binding(wanted: &Value, found: &Value) -> Option<Finding> {
-    let subjects = |object: &Value| -> BTreeSet<String> {
-        let subjects = object["subjects"].as_array();
-        subjects
-            .into_iter()
-            .flatten()
-            .map(|subject| format!("{}/{}", text(subject, "/namespace"), text(subject, "/name")))
-            .collect()
-    };
     let same =
         text(wanted, "/roleRef/name") == text(found, "/roleRef/name") && subjects(wanted).is_subset(&subjects(found));
     (!same).then(|| {

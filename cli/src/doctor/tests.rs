@@ -706,6 +706,29 @@ fn missing_rights_are_not_installed_by_the_plugin_where_it_would_remove_what_an_
     }
 }
 
+/// Rules and subjects are owned as whole lists, which `managedFields` does not show the items of. Those of an earlier version go.
+#[test]
+fn missing_rights_are_not_installed_by_the_plugin_where_it_would_remove_rules_or_subjects_that_an_overlay_adds() {
+    let rules = json!([{"apiGroups": ["mesh.example"], "resources": ["routes"], "verbs": ["get"]}]);
+    let subjects = json!([{"kind": "ServiceAccount", "namespace": "ci", "name": "ci"}]);
+    let again = "# apply its manifests again, with your images and options";
+    let own = format!("NAME:{}", deploy::Options::default().tag);
+    for (sentence, kind, list, items, image, expected) in [
+        ("a rule", "ClusterRole", "rules", &rules, own.as_str(), again),
+        ("a subject", "ClusterRoleBinding", "subjects", &subjects, own.as_str(), again),
+        ("a rule of an earlier version", "ClusterRole", "rules", &rules, "NAME:v0.0.9", "kubectl brupop install"),
+    ] {
+        let mut facts = healthy();
+        run(&mut facts, image);
+        found(&mut facts, "ClusterRole", names::CONTROLLER)["rules"] = json!([]);
+        assert!(step(&facts, "RightsMissing").starts_with("kubectl brupop install"), "{sentence}: without it");
+        let there = found(&mut facts, kind, names::CONTROLLER)[list].as_array_mut().unwrap();
+        there.extend(items.as_array().unwrap().clone());
+        let step = step(&facts, "RightsMissing");
+        assert!(step.starts_with(expected), "{sentence}: {step}");
+    }
+}
+
 #[test]
 fn missing_rights_are_installed_by_the_tool_that_keeps_the_objects() {
     let argo = json!({"annotations": {"argocd.argoproj.io/tracking-id": "app:apps/Deployment:n/x"}});

@@ -79,7 +79,7 @@ async fn list(client: &Client, source: &Source, fields: &Fields) -> Objects {
 
 async fn read(client: &Client, source: &Source, fields: &Fields) -> anyhow::Result<BTreeMap<String, Value>> {
     let (resource, capabilities) = call("get the kind", pinned_kind(client, &source.group_version_kind())).await?;
-    let namespace = source.namespace_in(&capabilities.scope)?;
+    let namespace = source.namespace_in(&capabilities)?;
     let api: Api<DynamicObject> = Api::dynamic(client.clone(), &resource, &capabilities.scope).constrain(namespace);
     let (field_selector, label_selector) = source.selectors();
     let params = ListParams { field_selector, label_selector, ..ListParams::default().limit(LIMIT) };

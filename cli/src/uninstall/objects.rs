@@ -209,8 +209,11 @@ pub(super) async fn remove(client: &Client, objects: &[Value]) -> anyhow::Result
                 break;
             }
             if Instant::now() >= deadline {
-                let whole = call(&format!("get {resource}"), api.get(&name)).await;
-                let causes = whole.map(|whole| keeping(&whole)).unwrap_or_default().join("; ");
+                let whole = if_there(call(&format!("get {resource}"), api.get(&name)).await);
+                if matches!(whole, Ok(None)) {
+                    break;
+                }
+                let causes = whole.ok().flatten().as_ref().map(keeping).unwrap_or_default().join("; ");
                 let causes = if causes.is_empty() { "no reason is known" } else { &causes };
                 // As the condition NamespaceContentRemaining names them.
                 let of_pods = if causes.contains(" pods. ") {
@@ -234,7 +237,7 @@ pub(super) async fn remove(client: &Client, objects: &[Value]) -> anyhow::Result
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{AGAIN, AWAY, Server};
+    use super::super::testing::{AGAIN, AWAY, LATE, Server};
     use super::*;
 
     /// As cert-manager makes the Secret of its Certificate.
@@ -253,6 +256,17 @@ mod tests {
         let path = "/api/v1/namespaces/brupop-system/secrets/brupop-apiserver-tls";
         let server = Server::default();
         let meta = json!({"name": names::SERVING_SECRET, "uid": "1", "annotations": {AWAY: ""}});
+        server.add(path, json!({"apiVersion": "v1", "kind": "Secret", "metadata": meta}));
+        remove(&server.client(), &made()).await.unwrap();
+        assert_eq!(server.paths(), Vec::<String>::new());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn object_that_goes_when_the_time_is_over_is_gone() {
+        let path = "/api/v1/namespaces/brupop-system/secrets/brupop-apiserver-tls";
+        let server = Server::default();
+        let meta =
+            json!({"name": names::SERVING_SECRET, "uid": "1", "finalizers": ["example/a"], "annotations": {LATE: ""}});
         server.add(path, json!({"apiVersion": "v1", "kind": "Secret", "metadata": meta}));
         remove(&server.client(), &made()).await.unwrap();
         assert_eq!(server.paths(), Vec::<String>::new());

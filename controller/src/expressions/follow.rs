@@ -174,7 +174,7 @@ async fn observe(
         Ok(Err(error)) => return Unread::Fails(root_cause(&error)),
         Err(_) => return silent(),
     };
-    let namespace = match source.namespace_in(&capabilities.scope) {
+    let namespace = match source.namespace_in(&capabilities) {
         Ok(namespace) => namespace,
         Err(why) => return why,
     };

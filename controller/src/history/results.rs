@@ -403,17 +403,11 @@ mod tests {
         let mut results = Results::default();
         collected(&mut results, &[rebooting()], &[]);
         let (none, going_on) = (Vec::new(), BTreeSet::from([7]));
-        assert_eq!(
-            collected(&mut results, &[], &[(ID, true)]),
-            (none.clone(), going_on.clone()),
-            "the machine is waited for"
-        );
         let joined = shadow("u2", json!({}));
-        assert_eq!(
-            collected(&mut results, std::slice::from_ref(&joined), &[(ID, true)]),
-            (none.clone(), going_on),
-            "its agent reports"
-        );
+        for (why, shadows) in [("the machine is waited for", vec![]), ("its agent reports", vec![joined.clone()])] {
+            let found = collected(&mut results, &shadows, &[(ID, true)]);
+            assert_eq!(found, (none.clone(), going_on.clone()), "{why}");
+        }
         let goes_on = shadow("u2", json!({"progress": progress("Returning", None)}));
         assert_eq!(collected(&mut results, &[goes_on], &[(ID, true)]), (none, BTreeSet::new()));
         let ended = shadow("u2", json!({"results": [result(None)]}));

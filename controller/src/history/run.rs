@@ -9,6 +9,7 @@ use models::backoff::Backoff;
 use models::history::{RECORD_AUDIENCE, RecordClaims, record_digest};
 use models::names;
 use models::operator::Slot;
+use models::plain::{cut, some};
 use models::time::{after, signed};
 use planner::history::{
     HistoryAction, HistoryPlan, HistorySnapshot, OpenPage, RECORD_UNREADABLE, RowId, WAITING, Waiting, ended_rollouts,
@@ -328,7 +329,7 @@ impl Historian {
                     waiting,
                     self.results.in_memory()
                 );
-                (false, REFUSED, models::plain::cut(&message, 2000))
+                (false, REFUSED, cut(&message, 2000))
             }
         };
         self.failure = failure;
@@ -345,15 +346,13 @@ impl Historian {
     /// Names the records that this version cannot read, with what to do about them.
     fn unreadable_records(&self) -> Option<String> {
         let named: Vec<&str> = self.unreadable.keys().take(NAMED).map(String::as_str).collect();
-        let others = match self.unreadable.len() - named.len() {
-            _ if named.is_empty() => return None,
-            0 => String::new(),
-            others => format!(" and {others} others"),
-        };
+        if named.is_empty() {
+            return None;
+        }
         Some(format!(
-            "this version cannot read the records {}{others}, and leaves them alone. Updates go on, and all other records are written. \
+            "this version cannot read the records {}, and leaves them alone. Updates go on, and all other records are written. \
              Install the version that wrote them again, or delete them: kubectl delete brh -n {} {}",
-            named.join(", "),
+            some(self.unreadable.keys(), NAMED),
             self.applier.namespace,
             named.join(" ")
         ))

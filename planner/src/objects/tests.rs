@@ -132,6 +132,7 @@ fn objects_that_several_checks_read_are_one_source_with_the_fields_of_all() {
 #[test]
 fn namespace_of_a_check_has_to_fit_the_scope_of_its_kind() {
     let missing = || Err(Unread::NoNamespace("main".into()));
+    let of = |scope| ApiCapabilities { scope, subresources: vec![], operations: vec!["list".into(), "watch".into()] };
     for (scope, namespace, name, expected) in [
         (Scope::Namespaced, Some("rook"), Some("main"), Ok("rook")),
         (Scope::Namespaced, Some("rook"), None, Ok("rook")),
@@ -141,7 +142,24 @@ fn namespace_of_a_check_has_to_fit_the_scope_of_its_kind() {
         (Scope::Cluster, Some("rook"), None, Err(Unread::Namespace)),
     ] {
         let source = Source { namespace: namespace.map(str::to_owned), ..Source::of(&check(name, "")) };
-        assert_eq!(source.namespace_in(&scope), expected, "{scope:?} {namespace:?} {name:?}");
+        assert_eq!(source.namespace_in(&of(scope)), expected, "{namespace:?} {name:?}");
+    }
+}
+
+/// As of `metrics.k8s.io`.
+#[test]
+fn objects_of_a_kind_that_cannot_be_watched_are_not_known() {
+    let of = |verbs: &[&str]| {
+        let operations = verbs.iter().map(|verb| (*verb).to_owned()).collect();
+        ApiCapabilities { scope: Scope::Cluster, subresources: vec![], operations }
+    };
+    let source = Source::of(&check(None, ""));
+    for (verbs, expected) in [
+        (&["get", "list", "watch"][..], Ok("")),
+        (&["get", "list"][..], Err(Unread::NoWatch)),
+        (&["get"][..], Err(Unread::NoWatch)),
+    ] {
+        assert_eq!(source.namespace_in(&of(verbs)), expected, "{verbs:?}");
     }
 }
 

@@ -52,7 +52,7 @@ pub(super) fn withdraw(ctx: &NodeContext<'_>) -> Action {
     idle_state(ctx, host_settings(ctx))
 }
 
-/// Withdraws the desired state, and permits disarming in this boot an image that another client armed.
+/// Withdraws the desired state, and permits disarming in this boot an armed image that the agent has no record of.
 pub(super) fn withdraw_and_disarm(ctx: &NodeContext<'_>) -> Action {
     idle_state(ctx, HostPolicy { disarm_in_boot: Some(ctx.facts().boot_id.clone()), ..host_settings(ctx) })
 }

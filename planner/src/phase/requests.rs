@@ -50,7 +50,7 @@ fn is_in_pause(ctx: &NodeContext<'_>) -> bool {
     })
 }
 
-/// Carries out a `retry`: an image that another client armed may be disarmed, in this boot; then the back-off ends, and a node that
+/// Carries out a `retry`: an armed image without a record may be disarmed, in this boot; then the back-off ends, and a node that
 /// has not proven its version is verified again.
 pub(super) fn retry(ctx: &NodeContext<'_>) -> Option<Action> {
     ctx.shadow.pending_retry()?;

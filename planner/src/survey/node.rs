@@ -215,7 +215,7 @@ impl<'a> NodeContext<'a> {
         self.host_condition().filter(is_unusable)
     }
 
-    /// Returns whether another client armed an image on the host.
+    /// Returns whether an image is armed on the host that its agent has no record of.
     pub(crate) fn is_armed_by_other(&self) -> bool {
         self.host_condition().is_some_and(|condition| condition.reason == models::shadow::HOST_ARMED_BY_OTHER)
     }

@@ -45,6 +45,22 @@ fn host_that_may_be_armed_is_disarmed_while_no_report_is_answered() {
 }
 
 #[test]
+fn armed_host_is_disarmed_soon_after_the_withdrawal_while_the_report_about_it_is_not_answered() {
+    simulate(async |_| {
+        let bench = Bench::without_agent().await;
+        bench.web.create();
+        let agent = InProcessAgent::start(&bench);
+        let view = until_permit_requested(&bench).await;
+        bench.web.web_fault(WebFault::ReportsHang);
+        bench.issue_permit(&bench.claims(&view));
+        assert!(pass_until(MINUTE / 2, || disk_armed(&bench)).await, "{:#?}", bench.web.view());
+        bench.withdraw();
+        assert!(pass_until(MINUTE / 2, || !disk_armed(&bench)).await, "{:#?}", bench.web.view());
+        agent.end().await.unwrap();
+    });
+}
+
+#[test]
 fn failure_that_lasts_is_no_warning_at_each_try() {
     let cases: [(&str, fn(&Bench)); 3] = [
         ("no stream is opened", |bench| bench.web.web_fault(WebFault::Rejects("503 Service Unavailable"))),

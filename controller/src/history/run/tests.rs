@@ -52,6 +52,15 @@ async fn record_that_cannot_be_read_is_reported_until_it_is_gone() {
     assert_eq!(history.facts().state, Some((true, RECORDED, String::new())));
 }
 
+#[tokio::test]
+async fn records_that_cannot_be_read_are_named_with_the_number_of_the_others() {
+    let (mut historian, _) = historian(tower_test::mock::pair().0);
+    historian.unreadable = (1..=4).map(|number| (format!("rollout-{number}"), "5".to_owned())).collect();
+    let message = historian.unreadable_records().unwrap();
+    assert!(message.contains("the records rollout-1, rollout-2, rollout-3 and 1 more, and leaves"), "{message}");
+    assert!(message.ends_with(" rollout-1 rollout-2 rollout-3"), "{message}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn pass_ends_at_a_call_that_hangs_and_goes_on_after_one_that_is_refused() {
     for (sentence, answers, expected) in [("no answer", false, 1), ("each is refused", true, 20)] {
