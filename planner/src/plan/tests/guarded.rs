@@ -190,14 +190,16 @@ fn node_waits_before_its_cordon_while_a_budget_is_in_back_off() {
     let wait =
         |until| Wait::BudgetNeverAllows { pod: "shop/db-0".into(), budget: "shop/db".into(), until, is_static: false };
     let ask = json!({});
-    let groups = json!({"nodeGroups": [{"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "drain": {"guardedPods": "Wait"}}]});
+    let group = json!([{"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "drain": {"guardedPods": "Wait"}}]);
+    let forced_group = json!({"drain": {"atDeadline": "Force"}, "nodeGroups": group});
     for (sentence, spec, back_off, now, expected) in [
         ("it was never asked", ask.clone(), None, 0, None),
         ("it refused", ask.clone(), Some(("db/1", 100)), 99, Some(wait(Some(t(100))))),
         ("the time is over", ask.clone(), Some(("db/1", 100)), 100, None),
         ("the budget has changed since", ask.clone(), Some(("db/0", 100)), 0, None),
         ("policy waits", json!({"drain": {"guardedPods": "Wait"}}), None, 0, Some(wait(None))),
-        ("policy of its group waits", groups, None, 0, Some(wait(None))),
+        ("policy of its group waits", json!({"nodeGroups": group}), None, 0, Some(wait(None))),
+        ("policy of its group waits, and that of all deletes what stays", forced_group, None, 0, Some(wait(None))),
         ("policy deletes what stays", json!({"drain": {"atDeadline": "Force"}}), Some(("db/1", 100)), 0, None),
     ] {
         let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
