@@ -260,8 +260,8 @@ fn begins_drain(node: &NodeView, action: &Action) -> bool {
 }
 
 /// S13: no drain begins on a node that is not Ready, or while a budget is known to keep a pod there: one whose pods cannot be counted, or are
-/// broken, or one that guards the pod where policy waits for that. Pods that policy deletes at the deadline are no reason: static ones and
-/// those of a drill are not.
+/// broken, or one that guards the pod where policy waits for that. Where policy deletes pods at the deadline, the first two are no reason: static
+/// pods and those of a drill are not deleted.
 fn check_blockers(budgets: &Budgets<'_>, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
     if !begins_drain(node, action) {
         return None;
@@ -280,11 +280,11 @@ fn check_blockers(budgets: &Budgets<'_>, policy: &Policy, node: &NodeView, actio
     let evicts = node.progress().and_then(|progress| progress.drill.as_ref()).is_some_and(|drill| drill.evict);
     let forces = drain.at_deadline == AtDeadline::Force && !evicts;
     let ends = known.iter().filter(|pod| pod.mirror && !pod.finished);
-    goes.into_iter().filter(|_| !forces).chain(ends).find_map(|pod| {
+    goes.into_iter().chain(ends).find_map(|pod| {
         let keeps = |budget: &&BudgetFacts| {
             let broken = budget.sync_error.is_some() || budget.lacks() > 0;
             let waits = pod.mirror || drain.guarded_pods == GuardedPods::Wait;
-            let keeps = broken || (waits && budget.guards(pod));
+            let keeps = (broken && (pod.mirror || !forces)) || (waits && budget.guards(pod));
             keeps && budget.selects(pod) && !budget.lets_go(pod)
         };
         let budget = budgets.beside(pod).find(keeps)?;

@@ -51,10 +51,13 @@ fn forces(ctx: &NodeContext<'_>) -> bool {
 }
 
 /// Returns a budget that keeps a pod on the node, or lets a static one not end. A pod that no budget lets go is deleted at the
-/// deadline, where policy requires it; nothing is done to a static pod then.
+/// deadline, where policy requires it, unless policy waits for guarded pods; nothing is done to a static pod then.
 pub(crate) fn budgets_allow(ctx: &NodeContext<'_>) -> Option<Obstacle> {
     if forces(ctx) {
-        return static_budget(ctx).map(Obstacle::Refused);
+        let waits = ctx.group().drain.guarded_pods == GuardedPods::Wait;
+        let never = |(pod, budget)| Wait::BudgetNeverAllows { pod, budget, until: None, is_static: false };
+        let kept = || first_guarded(ctx).filter(|_| waits).map(never);
+        return static_budget(ctx).or_else(kept).map(Obstacle::Refused);
     }
     budget_refusal(ctx, with_fate(ctx, |fate| fate == Fate::Goes).chain(static_pods(ctx)))?;
     budget_refusal(ctx, sorted(ctx).evictable.into_iter().chain(static_pods(ctx))).map(Obstacle::Refused)
@@ -70,12 +73,16 @@ pub(crate) fn static_budget(ctx: &NodeContext<'_>) -> Option<Wait> {
     budget_refusal(ctx, static_pods(ctx))
 }
 
-/// Returns the first pod of the node that a budget guards: nodes without one come first.
-pub(crate) fn guarded(ctx: &NodeContext<'_>) -> Option<Wait> {
+/// Returns the first pod of the node that a budget guards, and the budget.
+fn first_guarded(ctx: &NodeContext<'_>) -> Option<(String, String)> {
     let guards = |pod: &PodFacts| ctx.survey.budgets.beside(pod).find(|budget| budget.guards(pod));
     let guarded = |pod: &'_ PodFacts| guards(pod).map(|budget| (pod.title(), budget.title()));
-    let (pod, budget) = with_fate(ctx, |fate| fate == Fate::Goes).filter_map(guarded).min()?;
-    Some(Wait::GuardedPods { pod, budget })
+    with_fate(ctx, |fate| fate == Fate::Goes).filter_map(guarded).min()
+}
+
+/// Returns the wait of a node with a pod that a budget guards: nodes without one come first.
+pub(crate) fn guarded(ctx: &NodeContext<'_>) -> Option<Wait> {
+    first_guarded(ctx).map(|(pod, budget)| Wait::GuardedPods { pod, budget })
 }
 
 /// Returns the pods of the node that a drain would evict and that may take longer to end than the drain may take, each with its grace
@@ -331,24 +338,30 @@ mod tests {
     }
 
     #[test]
-    fn pdb_that_never_allows_disruption_does_not_block_forced_drain() {
+    fn pdb_that_never_allows_disruption_blocks_no_forced_drain_unless_policy_waits_for_guarded_pods() {
         let web = || PodFacts {
             labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
             ready: true,
             ..pod("a", false)
         };
-        for (sentence, at_deadline, drill, refused) in [
-            ("a drain that is not forced", AtDeadline::Release, None, true),
-            ("a forced one", AtDeadline::Force, None, false),
-            ("a drill with evictions, which deletes nothing", AtDeadline::Force, Some("1 evict"), true),
-            ("a dry one", AtDeadline::Force, Some("1"), false),
+        let never = || budget(3, 3);
+        let broken = || BudgetFacts { healthy: 2, allowed: 0, ..budget(2, 3) };
+        let (asks, waits) = (GuardedPods::Ask, GuardedPods::Wait);
+        for (sentence, at_deadline, guarded_pods, drill, budget, refused) in [
+            ("a drain that is not forced", AtDeadline::Release, waits, None, never(), true),
+            ("a forced one", AtDeadline::Force, asks, None, never(), false),
+            ("a forced one, and policy waits", AtDeadline::Force, waits, None, never(), true),
+            ("a forced one, policy waits, and one is broken", AtDeadline::Force, waits, None, broken(), false),
+            ("a drill with evictions, which deletes nothing", AtDeadline::Force, waits, Some("1 evict"), never(), true),
+            ("a dry one", AtDeadline::Force, asks, Some("1"), never(), false),
+            ("a dry one, and policy waits", AtDeadline::Force, waits, Some("1"), never(), true),
         ] {
             let refusal = refusal_of(before_drain, |view, policy| {
-                view.budgets = vec![budget(3, 3)];
+                view.budgets = vec![budget];
                 let node = view.nodes.get_mut("a").unwrap();
                 node.pods = Some(vec![web()]);
                 node.shadow.as_mut().unwrap().drill = drill.map(str::to_owned);
-                (policy.all.drain.guarded_pods, policy.all.drain.at_deadline) = (GuardedPods::Wait, at_deadline);
+                (policy.all.drain.guarded_pods, policy.all.drain.at_deadline) = (guarded_pods, at_deadline);
             });
             let found = refusal.map(|obstacle| obstacle.into_wait().as_str());
             assert_eq!(found, refused.then_some("BudgetNeverAllows"), "{sentence}");

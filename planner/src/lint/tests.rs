@@ -926,6 +926,7 @@ fn validator_drops_a_drain_that_a_known_budget_blocks() {
     };
     let counted = || BudgetFacts { healthy: 3, allowed: 1, ..budget() };
     let uncounted = || BudgetFacts { sync_error: Some("no scale".into()), allowed: 0, ..counted() };
+    let guards = || BudgetFacts { allowed: 0, ..counted() };
     let node_with = |pod: PodFacts, step: Step| {
         let mut node = at("a", step, 0, HostState::StagedUpdate);
         node.pods = Some(vec![PodFacts { ready: true, ..pod }]);
@@ -933,7 +934,8 @@ fn validator_drops_a_drain_that_a_known_budget_blocks() {
     };
     let begins = |mut view: ClusterView, budget: BudgetFacts, forced: bool| {
         view.budgets = vec![budget];
-        let drain = json!({"atDeadline": if forced { "Force" } else { "Release" }, "markedPods": "Wait"});
+        let at_deadline = if forced { "Force" } else { "Release" };
+        let drain = json!({"atDeadline": at_deadline, "guardedPods": "Wait", "markedPods": "Wait"});
         let policy = crate::fixtures::with_policy(&mut view, json!({"drain": drain}));
         let mut status = view.nodes["a"].shadow.as_ref().unwrap().status.controller_status();
         status.report.progress = Some(progress(Step::Draining, 0));
@@ -957,6 +959,8 @@ fn validator_drops_a_drain_that_a_known_budget_blocks() {
         ("during the drain, the API server answers", budget(), Step::Draining, false, None),
         ("policy deletes what stays", budget(), Step::Staged, true, None),
         ("its pods are healthy", counted(), Step::Staged, false, None),
+        ("it guards a pod, and policy waits", guards(), Step::Staged, false, Some("S13")),
+        ("it guards a pod, and policy waits and deletes what stays", guards(), Step::Staged, true, Some("S13")),
         ("its pods cannot be counted", uncounted(), Step::Staged, false, Some("S13")),
     ] {
         let findings = begins(node_with(pod("a", false), step), budget, forced);

@@ -90,6 +90,15 @@ pub(super) fn denied_since(ctx: &NodeContext<'_>, pod: &PodFacts) -> Option<Time
     }
 }
 
+/// Returns the budget that refuses the eviction of a pod, if the last answer to it was its refusal. An earlier leader may have got it.
+pub(super) fn refused_by<'a>(ctx: &NodeContext<'a>, pod: &PodFacts) -> Option<&'a str> {
+    let budget = match ctx.node.blocked.get(&pod.uid) {
+        Some(answer) => &answer.budget,
+        None => &recorded(ctx, pod)?.budget,
+    };
+    budget.as_deref()
+}
+
 /// Returns a pod to evict that has not gone, as far as anything is known about its eviction.
 fn not_evicted<'a>(ctx: &NodeContext<'a>, pod: &'a PodFacts) -> Option<Staying<'a>> {
     let denied_since = denied_since(ctx, pod);

@@ -12,9 +12,10 @@ use models::shadow::{
 };
 use models::time::{after, signed};
 
-use super::blockers::denied_since;
+use super::blockers::{denied_since, refused_by};
 use super::result::bounded;
 use super::row::{Attempt, Turn, fail};
+use crate::claims::ClaimField;
 use crate::decision::Action;
 use crate::drain::{DENIAL_RETRIED, Sorted, listed, unlisted};
 use crate::survey::NodeContext;
@@ -170,21 +171,32 @@ pub(super) fn refusing_budgets<'a>(ctx: &NodeContext<'a>) -> Vec<&'a BudgetFacts
     refusing.into_values().take(REFUSING_BUDGETS).collect()
 }
 
-/// Returns those of these budgets that were asked in vain. One with broken pods may let the others go once all are healthy.
+/// Returns whether one of these budgets was asked in vain: the last answer about a pod of the node is its refusal. One with broken pods may let
+/// the others go once all are healthy.
+pub(super) fn was_asked_in_vain(ctx: &NodeContext<'_>, budget: &BudgetFacts) -> bool {
+    let title = budget.title();
+    let refuses = |pod: &PodFacts| refused_by(ctx, pod) == Some(title.as_str());
+    !budget.is_unwell() && ctx.node.pods.iter().flatten().any(refuses)
+}
+
+/// Returns those of these budgets that were asked in vain.
 pub(super) fn asked_in_vain(ctx: &NodeContext<'_>) -> Vec<RefusingBudget> {
-    let asked = refusing_budgets(ctx).into_iter().filter(|budget| !budget.is_unwell());
+    let asked = refusing_budgets(ctx).into_iter().filter(|budget| was_asked_in_vain(ctx, budget));
     asked.map(|budget| RefusingBudget { budget: budget.title(), revision: budget.revision.clone() }).collect()
 }
 
 /// Returns when the guarded pods that are asked first, and that a budget keeps, are given up: `guardedTimeout` after the last one whose eviction
-/// was accepted.
+/// was accepted, or after the claim. None is asked while the node is not cordoned.
 pub(super) fn asked_until(ctx: &Attempt<'_>) -> Option<Timestamp> {
-    let drain = ctx.drain_status().filter(|drain| !drain.asked_first.is_empty())?;
+    let cordoned = ctx.facts().claims_in_effect().has(ClaimField::Cordon);
+    let drain = ctx.drain_status().filter(|drain| cordoned && !drain.asked_first.is_empty())?;
     if refusing_budgets(ctx).is_empty() {
         return None;
     }
     let accepted = drain.asked_first.iter().filter_map(|first| first.accepted).max();
-    Some(ctx.deadline(accepted.unwrap_or(ctx.progress.since), ctx.group().drain.guarded_timeout))
+    let asked = accepted.unwrap_or(ctx.progress.since);
+    let since = ctx.facts().claimed_since.map_or(asked, |claimed| claimed.max(asked));
+    Some(ctx.deadline(since, ctx.group().drain.guarded_timeout))
 }
 
 /// Returns whether policy has what is left at the deadline deleted. A drill goes past no budget: nothing is urgent in it. Nor does a drain that is

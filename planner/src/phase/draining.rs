@@ -12,10 +12,11 @@ use super::blockers::{BLOCKED_AFTER, denied_since, name_blockers};
 use super::claim::{claim_due, ended_during_drain};
 use super::drained::{
     asked_until, deadline, fail_for_returning_pod, first_few, forces, is_forced, ordered_until, pods_gone,
-    record_accepted, record_new, refusing_budgets, remaining_listed, returning_pod, still_guarded, with_drain_ended,
+    record_accepted, record_new, refusing_budgets, remaining_listed, returning_pod, still_guarded, was_asked_in_vain,
+    with_drain_ended,
 };
 use super::dry_run;
-use super::overdue::{delete_remaining, drain_timed_out};
+use super::overdue::{delete_remaining, drain_timed_out, kept_by};
 use super::permits::{permit_request, rehearsal_request};
 use super::result::mark_moved;
 use super::row::{Attempt, Outcome, Turn, act, fail, stay};
@@ -48,7 +49,8 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         return fail(FailureReason::DrainRefused, message);
     }
     let asked_until = asked_until(ctx);
-    let given_up = asked_until.is_some_and(|until| ctx.now >= until.min(deadline));
+    // While a claim is due, no pod is asked.
+    let given_up = claim.is_none() && asked_until.is_some_and(|until| ctx.now >= until.min(deadline));
     if given_up && !forces(ctx) {
         return guarded_pods_stayed(ctx, sorted.as_ref());
     }
@@ -133,8 +135,11 @@ fn guarded_pods_stayed(ctx: &Attempt<'_>, sorted: Option<&Sorted<'_>>) -> Turn {
         return drain_timed_out(ctx, true, sorted);
     }
     let pods: Vec<_> = sorted.into_iter().flat_map(|sorted| still_guarded(ctx, sorted)).collect();
-    let (unwell, asked): (Vec<&BudgetFacts>, Vec<&BudgetFacts>) =
+    let (unwell, well): (Vec<&BudgetFacts>, Vec<&BudgetFacts>) =
         refusing_budgets(ctx).into_iter().partition(|budget| budget.is_unwell());
+    let (asked, others): (Vec<&BudgetFacts>, Vec<&BudgetFacts>) =
+        well.into_iter().partition(|budget| was_asked_in_vain(ctx, budget));
+    let kept = sorted.filter(|_| !others.is_empty()).map(|sorted| kept_by(ctx, sorted)).unwrap_or_default();
     let refuse = |budgets: &[&BudgetFacts], why: &str| {
         let titles: Vec<_> = budgets.iter().map(|budget| budget.title()).collect();
         (!titles.is_empty())
@@ -142,10 +147,11 @@ fn guarded_pods_stayed(ctx: &Attempt<'_>, sorted: Option<&Sorted<'_>>) -> Turn {
     };
     let asked = refuse(&asked, "although they were asked");
     let unwell = refuse(&unwell, "while pods of them are not healthy or cannot be counted");
+    let others = refuse(&others, "but the last eviction was not refused by them");
     let message = format!(
-        "still on the node: {}; {}, and no pod but those asked first was evicted",
+        "still on the node: {}; {}, and no pod but those asked first was evicted{kept}",
         named(&pods),
-        asked.into_iter().chain(unwell).collect::<Vec<_>>().join("; ")
+        asked.into_iter().chain(unwell).chain(others).collect::<Vec<_>>().join("; ")
     );
     fail(FailureReason::GuardedPodsStayed, message)
 }

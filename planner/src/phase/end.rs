@@ -60,8 +60,8 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     let guarded = reason == FailureReason::GuardedPodsStayed;
     let refusing_budgets = if guarded { asked_in_vain(ctx) } else { Vec::new() };
     // Trouble of the cluster may be that it has no room for the pods: no failure, but the next drain would bring it back. Nor is a node taken
-    // out of service again and again where its host offers the version now and then, or its agent says so, or where pods break at each drain,
-    // so that no budget backs off.
+    // out of service again and again where its host offers the version now and then, or its agent says so, or where pods break or a webhook
+    // fails at each drain, so that no budget backs off.
     let superseded = reason == FailureReason::Superseded && progress.step.place() != Place::Waiting;
     if guarded && refusing_budgets.is_empty() {
         record.not_before = Some(after(ctx.now, unwell_back_off(ctx, &record)));
@@ -94,8 +94,8 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     Action::Status { status: Box::new(status), note: Some(note) }
 }
 
-/// Returns how long a node backs off whose guarded pods stayed while pods of their budgets were broken: as after a failure, and twice as long
-/// as before where its last attempt ended so, too.
+/// Returns how long a node backs off whose guarded pods stayed and no budget was asked in vain, as while pods of it were broken: as after a
+/// failure, and twice as long as before where its last attempt ended so, too.
 fn unwell_back_off(ctx: &Attempt<'_>, before: &Record) -> Duration {
     let first = ctx.policy.back_off_after(before.failures.max(1));
     let ended_so = |last: &&AttemptResult| {

@@ -84,7 +84,7 @@ pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline:
 
 /// Returns, as the end of a message, what keeps the first pod that is left and that the shadow names or policy refuses
 /// to evict. Empty where there is no such pod.
-fn kept_by(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> String {
+pub(super) fn kept_by(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> String {
     let named = ctx.drain_status().map(|drain| drain.blockers.as_slice()).unwrap_or_default();
     let is_left = |blocker: &&Blocker| sorted.left().any(|pod| pod.is_titled(&blocker.pod));
     let Some(Blocker { pod, budget, message, .. }) = named.iter().find(is_left).cloned() else {

@@ -8,6 +8,7 @@ use models::shadow::{AttemptResult, HostState, Record, Step};
 use serde_json::{Value, json};
 
 use super::drain::names;
+use crate::claims::ClaimFields;
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::{Plan, plan};
@@ -47,6 +48,11 @@ fn pods(view: &mut ClusterView) -> &mut Vec<PodFacts> {
     view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap()
 }
 
+/// Has the API server refuse the eviction of a pod of node `a`, for a budget or for another reason.
+fn refuses(view: &mut ClusterView, name: &str, budget: Option<&str>) {
+    view.nodes.get_mut("a").unwrap().blocked.insert(name.to_owned(), answer(budget, 1, false));
+}
+
 /// Lets a pod of node `a` end, as after its eviction.
 pub(super) fn leaves(view: &mut ClusterView, name: &str) {
     pods(view).retain(|pod| pod.name != name);
@@ -77,7 +83,7 @@ pub(super) fn drain_after(
     let started = plan(&view, &policy, t(0)).actions.remove("a").unwrap();
     written(&mut view, &started);
     let facts = &mut view.nodes.get_mut("a").unwrap().facts;
-    (facts.claims, facts.unschedulable) = (crate::claims::ClaimFields::USUAL, true);
+    (facts.claims, facts.unschedulable) = (ClaimFields::USUAL, true);
     (view, policy)
 }
 
@@ -121,6 +127,7 @@ fn node_is_released_when_guarded_pods_stay_and_only_their_budget_backs_off() {
     let (mut view, policy) = drain_of(json!({}), on_node, vec![guard("db", 1)]);
     let made = settle(&mut view, &policy, 599);
     assert_eq!((asked(&made), made.wake), (vec!["db-0"], Some(t(600))));
+    refuses(&mut view, "db-0", Some("shop/db"));
     let made = plan(&view, &policy, t(600));
     assert_eq!(outcome(&made), "GuardedPodsStayed");
     settle(&mut view, &policy, 600);
@@ -152,7 +159,8 @@ fn node_is_released_when_guarded_pods_stay_and_only_their_budget_backs_off() {
 
 #[test]
 fn back_off_of_a_budget_grows_although_no_pod_is_watched_between_two_attempts() {
-    let (begun, policy) = drain_of(json!({}), vec![pod_of("db", "db-0")], vec![guard("db", 1)]);
+    let (mut begun, policy) = drain_of(json!({}), vec![pod_of("db", "db-0")], vec![guard("db", 1)]);
+    refuses(&mut begun, "db-0", Some("shop/db"));
     let mut back_offs = Vec::new();
     for times in 1..=3 {
         let mut view = begun.clone();
@@ -190,14 +198,16 @@ fn node_waits_before_its_cordon_while_a_budget_is_in_back_off() {
     let wait =
         |until| Wait::BudgetNeverAllows { pod: "shop/db-0".into(), budget: "shop/db".into(), until, is_static: false };
     let ask = json!({});
-    let groups = json!({"nodeGroups": [{"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "drain": {"guardedPods": "Wait"}}]});
+    let group = json!([{"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "drain": {"guardedPods": "Wait"}}]);
+    let forced_group = json!({"drain": {"atDeadline": "Force"}, "nodeGroups": group});
     for (sentence, spec, back_off, now, expected) in [
         ("it was never asked", ask.clone(), None, 0, None),
         ("it refused", ask.clone(), Some(("db/1", 100)), 99, Some(wait(Some(t(100))))),
         ("the time is over", ask.clone(), Some(("db/1", 100)), 100, None),
         ("the budget has changed since", ask.clone(), Some(("db/0", 100)), 0, None),
         ("policy waits", json!({"drain": {"guardedPods": "Wait"}}), None, 0, Some(wait(None))),
-        ("policy of its group waits", groups, None, 0, Some(wait(None))),
+        ("policy of its group waits", json!({"nodeGroups": group}), None, 0, Some(wait(None))),
+        ("policy of its group waits, and that of all deletes what stays", forced_group, None, 0, Some(wait(None))),
         ("policy deletes what stays", json!({"drain": {"atDeadline": "Force"}}), Some(("db/1", 100)), 0, None),
     ] {
         let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
@@ -249,6 +259,7 @@ fn of_two_budgets_the_one_that_opens_does_not_back_off_and_no_other_pod_moves() 
     assert_eq!(asked(&settle(&mut view, &policy, 1)), ["db-0", "mq-0"]);
     leaves(&mut view, "db-0");
     assert_eq!(asked(&settle(&mut view, &policy, 100)), ["mq-0"]);
+    refuses(&mut view, "mq-0", Some("shop/mq"));
     settle(&mut view, &policy, 700);
     assert_eq!(record(&view).last.as_ref().unwrap().reason, "GuardedPodsStayed");
     let budgets: Vec<_> = record(&view).refusing_budgets.iter().map(|refusing| refusing.budget.as_str()).collect();
@@ -283,6 +294,56 @@ fn budget_whose_pods_are_broken_when_the_guarded_ones_are_given_up_is_not_one_th
         let not_before = Some(t(earlier - 100_000));
         let view = stays(Some(Record { last: Some(last), not_before, ..Record::default() }));
         assert_eq!(record(&view).not_before, Some(t(600 + expected)), "after {earlier} s");
+    }
+}
+
+#[test]
+fn node_backs_off_in_place_of_a_budget_that_did_not_refuse_the_last_eviction() {
+    for (sentence, budget, answer) in [
+        ("it refused", Some("shop/db"), None),
+        ("a webhook fails", None, Some("shop/db-0 does not leave the node: not now")),
+        ("another budget refused", Some("shop/all"), Some("shop/all allows no disruption of shop/db-0")),
+    ] {
+        let expected = answer.is_none();
+        for leader_changes in [false, true] {
+            let on_node = vec![pod_of("db", "db-0"), pod_of("web", "web-0")];
+            let (mut view, policy) = drain_of(json!({}), on_node, vec![guard("db", 1)]);
+            refuses(&mut view, "db-0", budget);
+            settle(&mut view, &policy, 599);
+            if leader_changes {
+                view.nodes.get_mut("a").unwrap().blocked.clear();
+            }
+            settle(&mut view, &policy, 600);
+            let ended = record(&view);
+            let last = ended.last.as_ref().unwrap();
+            assert_eq!(last.reason, "GuardedPodsStayed", "{sentence}");
+            assert_eq!(ended.refusing_budgets.len(), usize::from(expected), "{sentence}, {leader_changes}");
+            assert_eq!(ended.not_before, (!expected).then(|| t(1200)), "{sentence}, {leader_changes}");
+            let message = &last.message;
+            assert_eq!(message.contains("although they were asked"), expected, "{sentence}: {message}");
+            assert!(answer.is_none_or(|answer| message.contains(answer)), "{sentence}, with the answer: {message}");
+        }
+    }
+}
+
+#[test]
+fn time_of_guarded_pods_begins_with_the_claim_and_no_budget_is_blamed_before() {
+    for (sentence, claims, cordoned) in [
+        ("the cordon is missing", ClaimFields::default(), false),
+        ("another field is missing", ClaimFields::CORDON, true),
+    ] {
+        let (mut view, policy) = drain_of(json!({}), vec![pod_of("db", "db-0")], vec![guard("db", 1)]);
+        let facts = &mut view.nodes.get_mut("a").unwrap().facts;
+        (facts.claims, facts.unschedulable) = (claims, cordoned);
+        let made = settle(&mut view, &policy, 600);
+        assert!(matches!(made.actions.get("a"), Some(Action::Claim { .. })), "{sentence}: {made:?}");
+        let facts = &mut view.nodes.get_mut("a").unwrap().facts;
+        (facts.claims, facts.unschedulable, facts.claimed_since) = (ClaimFields::USUAL, true, Some(t(700)));
+        assert_eq!(asked(&settle(&mut view, &policy, 1299)), ["db-0"], "{sentence}");
+        settle(&mut view, &policy, 1300);
+        let ended = record(&view);
+        assert_eq!(ended.last.as_ref().unwrap().reason, "GuardedPodsStayed", "{sentence}");
+        assert_eq!(ended.refusing_budgets, [], "{sentence}: none has answered");
     }
 }
 
