@@ -83,8 +83,10 @@ impl Applier {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Carries out the writes of a plan in their order, up to the first that fails.
+    /// Carries out the writes of a plan in their order, up to the first that fails. A refused change of owners keeps none of the others from
+    /// being written.
     pub async fn write_history(&self, operator_uid: &str, actions: Vec<RevisionAction>) -> Result<(), ApplyError> {
+        let mut refused = None;
         for action in &actions {
             self.leadership.check()?;
             let number = self.revisions.get(name(action)).map(|known| known.number);
@@ -97,6 +99,11 @@ impl Applier {
                 Ok(false) => continue,
                 Err(error) => error,
             };
+            let of_owners = matches!(action, RevisionAction::Adopt { .. } | RevisionAction::Release { .. });
+            if of_owners && error.is_lasting() && !error.is_unknown() {
+                refused = Some(error);
+                continue;
+            }
             // Perhaps carried out, perhaps its name is taken: the next plan is made of what there is.
             let conflict = error.code() == Some(409);
             if error.is_unknown() || conflict {
@@ -109,7 +116,7 @@ impl Applier {
             }
             return Err(error);
         }
-        Ok(())
+        refused.map_or(Ok(()), Err)
     }
 
     /// Carries out one write. Returns false if there was nothing to do.
@@ -172,7 +179,31 @@ impl Applier {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::apply::tests::applier_answering;
+
+    #[tokio::test]
+    async fn revision_is_created_also_where_owners_of_another_one_may_not_be_changed() {
+        let denied = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403, "message": "no"});
+        let (applier, calls) = applier_answering(move |call| match call.method.as_str() {
+            "PATCH" => denied.clone(),
+            _ => call.body.clone(),
+        });
+        let revision = json!({
+            "apiVersion": "apps/v1", "kind": "ControllerRevision",
+            "metadata": {"name": "default-1"}, "data": {}, "revision": 1,
+        });
+        let actions = vec![
+            RevisionAction::Release { name: "default-0".into(), patch: json!({}) },
+            RevisionAction::Create(Box::new(serde_json::from_value(revision).unwrap())),
+        ];
+        let written = applier.write_history("op", actions).await;
+        assert_eq!(written.map_err(|error| error.code()), Err(Some(403)), "the next plan has it again");
+        let methods: Vec<String> = calls.lock().unwrap().iter().map(|call| call.method.clone()).collect();
+        assert_eq!(methods, ["PATCH", "POST"]);
+    }
 
     #[test]
     fn renumberings_that_another_client_undoes_become_rare() {
