@@ -174,6 +174,7 @@ impl Driver {
         let operator = view.operator.as_ref().filter(|_| !actions.is_empty());
         let Some(uid) = operator.map(|operator| operator.uid.clone()) else {
             self.writes.retain(|target| *target != Target::History);
+            self.revisions_failing = None;
             return None;
         };
         if !self.writes.is_free(&Target::History) {

@@ -1,5 +1,6 @@
 //! The problems of the operator, for the condition `Degraded`.
 
+use jiff::Timestamp;
 use models::plain::{cut, some_by};
 
 use crate::policy::Policy;
@@ -55,7 +56,7 @@ pub(super) fn joined(problems: &[impl ToString]) -> String {
 
 /// Returns the condition `Degraded`, with the gravest problem.
 pub(super) fn degraded(
-    (view, policy): (&ClusterView, &Policy),
+    (view, policy, now): (&ClusterView, &Policy, Timestamp),
     reported: &ReportedFacts,
     web_api_missing: bool,
     misunderstood: &[String],
@@ -65,7 +66,7 @@ pub(super) fn degraded(
         // A request that is not understood is no error of the operator, and hides none.
         (holds, reason, message) if !holds || reason == MISUNDERSTOOD => {
             let others = unreadable(view).or_else(|| conflict(view)).or_else(|| unread_objects(reported));
-            let others = others.or_else(|| unrecorded(history?));
+            let others = others.or_else(|| unrecorded(view, history?, now));
             others.unwrap_or((holds, reason, message))
         }
         // These reasons stop no node.
@@ -159,6 +160,10 @@ fn unread_objects(reported: &ReportedFacts) -> Option<ConditionParts> {
 }
 
 /// Returns the reason for which the policy has no revision, if there is one.
-fn unrecorded(history: &RevisionPlan) -> Option<ConditionParts> {
-    Some((true, UNRECORDED, cut(history.problem.as_ref()?, 2000)))
+fn unrecorded(view: &ClusterView, history: &RevisionPlan, now: Timestamp) -> Option<ConditionParts> {
+    let failing = view.revisions_failing.as_ref().filter(|failing| failing.is_lasting(now));
+    let failing = failing.filter(|_| history.update.is_none());
+    let refused = || Some(format!("the policy's revision cannot be written: {}; updates go on", failing?.error));
+    let problem = history.problem.clone().or_else(refused)?;
+    Some((true, UNRECORDED, cut(&problem, 2000)))
 }
