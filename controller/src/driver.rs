@@ -307,7 +307,7 @@ impl Driver {
         self.evict(std::mem::take(&mut plan.evictions), now);
         let estimate = estimate_due(&view, reported.estimates.as_ref());
         if estimate.is_some_and(|at| at <= now) {
-            self.estimates.make(&view, &policy, now);
+            self.estimates.make(view, &policy, now);
         }
         Some(Wake {
             time: plan.wake.into_iter().chain(estimate.filter(|at| *at > now)).min(),

@@ -141,8 +141,7 @@ impl Driver {
         let taken = planner::plan::retracted(&operator.status.slots, &status.slots);
         self.retracting = Some(Retracting::with(self.retracting.take(), &operator.resource_version, taken));
         self.operator_written = Some(now);
-        let (applier, view, status) = (self.applier.clone(), view.clone(), status.clone());
-        self.write(Target::Operator, async move { applier.write_operator(&view, &status).await });
+        self.write(Target::Operator, self.applier.write_operator(view, status));
         None
     }
 
