@@ -461,6 +461,13 @@ fn rollout_has_record_and_steps_a_name_also_while_revision_of_policy_cannot_be_w
         let degraded = true_condition(&status.conditions, DEGRADED);
         let shown = degraded.filter(|shown| shown.message.contains("exceeded quota")).map(|shown| &*shown.reason);
         assert_eq!(shown, expected.map(|_| UNRECORDED), "{sentence}: {degraded:?}");
+        fleet.view.revisions_failing = None;
+        for revisions in [Some(Vec::new()), None] {
+            fleet.view.revisions = revisions;
+            let next = plan(&fleet.view, &fleet.policy, t(second)).status.unwrap();
+            let kept = true_condition(&next.conditions, DEGRADED).is_some();
+            assert_eq!(kept, expected.is_some(), "the next leader does not know yet: {sentence}");
+        }
     }
     let mut fleet = recorded();
     let denied = "policy_revision failed: denied (403)".into();
