@@ -18,7 +18,7 @@ use jiff::Timestamp;
 use planner::plan::plan_reporting;
 use planner::policy::Policy;
 use planner::simulation::estimate_due;
-use planner::view::{BudgetFacts, CsiNodeFacts, DaemonSetFacts, ServiceFacts, Standings, WebApiOutage};
+use planner::view::{BudgetFacts, CsiNodeFacts, DaemonSetFacts, Failing, ServiceFacts, Standings, WebApiOutage};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -106,6 +106,7 @@ pub struct Driver {
     /// The read of the policy's revisions since the lead was taken. Nothing but the history waits for it.
     revisions_read: Reading,
     renumberings: Pace,
+    revisions_failing: Option<Failing>,
     expressions: Expressions,
     migration: Progress,
     history: History,
@@ -170,6 +171,7 @@ impl Driver {
             reading,
             revisions_read: Reading::default().of(&revisions),
             renumberings: Pace::default(),
+            revisions_failing: None,
             expressions,
             migration,
             history,
@@ -305,7 +307,7 @@ impl Driver {
         self.evict(std::mem::take(&mut plan.evictions), now);
         let estimate = estimate_due(&view, reported.estimates.as_ref());
         if estimate.is_some_and(|at| at <= now) {
-            self.estimates.make(&view, &policy, now);
+            self.estimates.make(view, &policy, now);
         }
         Some(Wake {
             time: plan.wake.into_iter().chain(estimate.filter(|at| *at > now)).min(),

@@ -36,12 +36,13 @@ impl Estimates {
         self.state.lock().facts.clone()
     }
 
-    /// Begins to make new ones, unless some are being made. Nothing waits for them.
-    pub fn make(&self, view: &ClusterView, policy: &Policy, now: Timestamp) {
+    /// Begins to make new ones, unless some are being made. Nothing waits for them. No copy of pods is kept meanwhile: they are left out.
+    pub fn make(&self, mut view: ClusterView, policy: &Policy, now: Timestamp) {
         if std::mem::replace(&mut self.state.lock().under_way, true) {
             return;
         }
-        let (view, policy, nothing) = (view.clone(), policy.clone(), no_estimate(view, now));
+        view.nodes.values_mut().for_each(|node| node.pods = None);
+        let (policy, nothing) = (policy.clone(), no_estimate(&view, now));
         let (state, pages, changed) = (self.state.clone(), self.pages.clone(), self.changed.clone());
         tokio::spawn(async move {
             let updates = pages.last_updates().await;

@@ -113,24 +113,32 @@ impl Applier {
     }
 
     /// Applies the operator's status, slots and counts in one write at the version that the plan was made on, and
-    /// publishes Events about what is new in it.
-    pub async fn write_operator(
+    /// publishes Events about what is new in it. The write keeps nothing of the view but the operator's resource.
+    pub fn write_operator(
         &self,
         view: &ClusterView,
         status: &BottlerocketUpdateOperatorStatus,
-    ) -> Result<(), ApplyError> {
-        let Some(operator) = &view.operator else { return Ok(()) };
-        self.leadership.check()?;
-        shadow::record_operator_status(self, operator, status).await?;
+    ) -> impl Future<Output = Result<(), ApplyError>> + Send + use<> {
+        let (applier, operator, status) = (self.clone(), view.operator.clone(), status.clone());
         let began_again = |rollout: &ActiveRollout| planner::plan::began_again(view, rollout);
-        decisions::of_operator(&operator.status, status, &began_again).into_iter().for_each(Line::log);
-        let mut news = planner::plan::news(&operator.status.conditions, &status.conditions);
-        news.extend(planner::plan::approval_news(&operator.status, status));
-        news.extend(planner::plan::continue_news(&operator.status, status));
-        for note in news.into_iter().chain(planner::plan::urgent_news(&operator.status, status)) {
-            self.recorder.send(event::operator(operator, &self.namespace), note, self.leadership.now());
+        let lines = match &operator {
+            Some(operator) => decisions::of_operator(&operator.status, &status, &began_again),
+            None => Vec::new(),
+        };
+        async move {
+            let Some(operator) = operator else { return Ok(()) };
+            applier.leadership.check()?;
+            shadow::record_operator_status(&applier, &operator, &status).await?;
+            lines.into_iter().for_each(Line::log);
+            let mut news = planner::plan::news(&operator.status.conditions, &status.conditions);
+            news.extend(planner::plan::approval_news(&operator.status, &status));
+            news.extend(planner::plan::continue_news(&operator.status, &status));
+            for note in news.into_iter().chain(planner::plan::urgent_news(&operator.status, &status)) {
+                let about = event::operator(&operator, &applier.namespace);
+                applier.recorder.send(about, note, applier.leadership.now());
+            }
+            Ok(())
         }
-        Ok(())
     }
 }
 

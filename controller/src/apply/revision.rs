@@ -83,8 +83,10 @@ impl Applier {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Carries out the writes of a plan in their order, up to the first that fails.
+    /// Carries out the writes of a plan in their order, up to the first that fails. A refused change of owners or creation keeps none of the
+    /// others from being written: deletions may make room in a quota.
     pub async fn write_history(&self, operator_uid: &str, actions: Vec<RevisionAction>) -> Result<(), ApplyError> {
+        let mut refused = None;
         for action in &actions {
             self.leadership.check()?;
             let number = self.revisions.get(name(action)).map(|known| known.number);
@@ -97,6 +99,14 @@ impl Applier {
                 Ok(false) => continue,
                 Err(error) => error,
             };
+            let goes_on = matches!(
+                action,
+                RevisionAction::Adopt { .. } | RevisionAction::Release { .. } | RevisionAction::Create(_)
+            );
+            if goes_on && error.is_lasting() && !error.is_unknown() {
+                refused = Some(error);
+                continue;
+            }
             // Perhaps carried out, perhaps its name is taken: the next plan is made of what there is.
             let conflict = error.code() == Some(409);
             if error.is_unknown() || conflict {
@@ -107,9 +117,11 @@ impl Applier {
             if let Some(found) = found.filter(|found| error.is_unknown() && has_effect(action, found)) {
                 log(action, Some(found.number));
             }
-            return Err(error);
+            // The policy has no revision for the first reason, whether others can be deleted or not.
+            let deletes = matches!(action, RevisionAction::Delete { .. });
+            return Err(refused.filter(|_| deletes).unwrap_or(error));
         }
-        Ok(())
+        refused.map_or(Ok(()), Err)
     }
 
     /// Carries out one write. Returns false if there was nothing to do.
@@ -172,7 +184,42 @@ impl Applier {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::apply::tests::applier_answering;
+
+    #[tokio::test]
+    async fn refused_change_of_owners_or_creation_keeps_no_other_write_back() {
+        let cases: [(&'static [&'static str], &str); 3] =
+            [(&["PATCH"], "PATCH"), (&["PATCH", "POST"], "POST"), (&["POST", "DELETE"], "POST")];
+        for (denied, reported) in cases {
+            let (applier, calls) = applier_answering(move |call| match call.method.as_str() {
+                method if denied.contains(&method) => {
+                    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403, "message": method})
+                }
+                "DELETE" => json!({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 200}),
+                "PATCH" => json!({
+                    "apiVersion": "apps/v1", "kind": "ControllerRevision",
+                    "metadata": {"name": "default-0"}, "data": {}, "revision": 1,
+                }),
+                _ => call.body.clone(),
+            });
+            let revision = json!({
+                "apiVersion": "apps/v1", "kind": "ControllerRevision",
+                "metadata": {"name": "default-2"}, "data": {}, "revision": 2,
+            });
+            let actions = vec![
+                RevisionAction::Release { name: "default-0".into(), patch: json!({}) },
+                RevisionAction::Create(Box::new(serde_json::from_value(revision).unwrap())),
+                RevisionAction::Delete { name: "default-1".into(), uid: "u".into() },
+            ];
+            let error = applier.write_history("op", actions).await.unwrap_err();
+            assert_eq!(error.text(), format!("policy_revision failed: {reported} (403)"), "the next plan has it again");
+            let methods: Vec<String> = calls.lock().unwrap().iter().map(|call| call.method.clone()).collect();
+            assert_eq!(methods, ["PATCH", "POST", "DELETE"], "denied: {denied:?}");
+        }
+    }
 
     #[test]
     fn renumberings_that_another_client_undoes_become_rare() {

@@ -8,7 +8,7 @@ use models::backoff::{Backoff, Delays};
 use models::resource_version::newer;
 use models::time::{after, between};
 use planner::drain::{BLOCKED_RETRY, eviction_pause};
-use planner::view::{Blocked, ClusterView, LeaseObservations, Refused};
+use planner::view::{Blocked, ClusterView, Failing, LeaseObservations, Refused};
 use planner::wait::Wait;
 use tokio::time::Instant;
 
@@ -113,12 +113,28 @@ impl Driver {
         }
     }
 
+    /// Records whether the policy's revisions can be written. A passing failure changes nothing.
+    fn record_history(&mut self, error: Option<&ApplyError>) {
+        let since = self.revisions_failing.as_ref().map(|failing| failing.since);
+        match error {
+            None => self.revisions_failing = None,
+            Some(error) if error.is_lasting() => {
+                let since = since.unwrap_or_else(|| self.applier.leadership.now());
+                self.revisions_failing = Some(Failing { since, error: error.text() });
+            }
+            Some(_) => {}
+        }
+    }
+
     /// Records the end of a write and what was learned from it.
     pub(super) fn record_write(&mut self, target: Target, result: Result<Learned, ApplyError>) {
         let now = Instant::now();
         self.writes.end(target.clone(), result.as_ref().err(), now);
         if let Err(error) = &result {
             self.report_failure(&target, error, now);
+        }
+        if target == Target::History {
+            self.record_history(result.as_ref().err());
         }
         let Target::Node(node) = target else { return };
         match result {

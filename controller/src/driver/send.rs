@@ -141,8 +141,7 @@ impl Driver {
         let taken = planner::plan::retracted(&operator.status.slots, &status.slots);
         self.retracting = Some(Retracting::with(self.retracting.take(), &operator.resource_version, taken));
         self.operator_written = Some(now);
-        let (applier, view, status) = (self.applier.clone(), view.clone(), status.clone());
-        self.write(Target::Operator, async move { applier.write_operator(&view, &status).await });
+        self.write(Target::Operator, self.applier.write_operator(view, status));
         None
     }
 
@@ -174,6 +173,7 @@ impl Driver {
         let operator = view.operator.as_ref().filter(|_| !actions.is_empty());
         let Some(uid) = operator.map(|operator| operator.uid.clone()) else {
             self.writes.retain(|target| *target != Target::History);
+            self.revisions_failing = None;
             return None;
         };
         if !self.writes.is_free(&Target::History) {

@@ -128,6 +128,7 @@ impl Driver {
             standby: self.peers.standby(self.own_node.as_deref(), &nodes),
             signing: self.applier.signer.keys(),
             history: self.history.facts(),
+            revisions_failing: self.revisions_failing.clone(),
             ..ClusterView::default()
         };
         if !view.stale && !view.earlier_pods.is_empty() {

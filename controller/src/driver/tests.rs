@@ -497,3 +497,23 @@ async fn failing_action_is_remembered_since_its_first_failure_until_it_succeeds_
     take_node_in(&driver, &nodes, "Releasing", &serde_json::json!({"state": "Idle", "attempt": 1}));
     assert_eq!(seen(&mut driver), None, "of an earlier step");
 }
+
+#[tokio::test]
+async fn failing_write_of_revisions_is_remembered_since_its_first_failure_until_it_succeeds_or_is_not_due() {
+    let (mut driver, _) = driver();
+    let ends = |driver: &mut Driver, result| driver.record_write(Target::History, result);
+    let seen = |driver: &mut Driver| driver.view(Clock::default().now()).revisions_failing;
+    ends(&mut driver, Err(ApplyError::Changed("the operator's resource")));
+    assert_eq!(seen(&mut driver), None, "a conflict is none");
+    ends(&mut driver, Err(ApplyError::NoKey));
+    let first = seen(&mut driver).unwrap();
+    ends(&mut driver, Err(ApplyError::Late));
+    let again = seen(&mut driver).unwrap();
+    assert_eq!(again.since, first.since);
+    assert!(again.error.contains("did not finish within"), "{}", again.error);
+    ends(&mut driver, Ok(Learned::default()));
+    assert_eq!(seen(&mut driver), None);
+    ends(&mut driver, Err(ApplyError::NoKey));
+    driver.write_history(&ClusterView::default(), Vec::new());
+    assert_eq!(seen(&mut driver), None);
+}

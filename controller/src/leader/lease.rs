@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, ObjectMeta, PostParams};
 use kube::runtime::watcher;
 use models::backoff::Backoff;
+use models::resource_version::{is_valid, newer};
 use tokio::sync::watch;
 
 use crate::clock::Clock;
@@ -103,6 +104,19 @@ struct Campaign {
     after: Option<Instant>,
     observed: Option<Observed>,
     lease: Option<Lease>,
+    /// The newest version of the Lease that this candidate has seen; empty before the first. It outlives `lease`.
+    newest: String,
+}
+
+/// The result of one try to get or keep the lease.
+enum Attempt {
+    /// The lease is held as of the beginning of the try.
+    Held,
+    /// Another candidate holds it, or it is left to others for now.
+    Waits,
+    /// The API server has an older Lease than this candidate has seen: etcd was restored to an earlier state. Watches go on from
+    /// versions that the cluster has not reached again, so that no cache of this process would see a change for long.
+    Restored,
 }
 
 fn record_of(lease: &Lease) -> Record {
@@ -142,7 +156,17 @@ impl Campaign {
         if self.observed.as_ref().is_some_and(|o| !o.record.holder.is_empty() && o.record.holder != self.identity) {
             self.after = None;
         }
+        let version = lease.as_ref().and_then(|lease| lease.metadata.resource_version.as_deref());
+        if let Some(version) = version.filter(|version| is_valid(version) && newer(version, &self.newest)) {
+            version.clone_into(&mut self.newest);
+        }
         self.lease = lease;
+    }
+
+    /// Returns whether an answer of the API server is older than what this candidate has seen before.
+    fn is_restored(&self, lease: &Lease) -> bool {
+        let version = lease.metadata.resource_version.as_deref();
+        version.is_some_and(|version| is_valid(version) && newer(&self.newest, version))
     }
 
     /// Returns the moment at which the lease may be taken, if that is not now.
@@ -160,18 +184,21 @@ impl Campaign {
         }
     }
 
-    /// Tries once to get or keep the lease. `Ok(true)`: it is held as of the beginning of this call.
-    async fn attempt(&mut self) -> Result<bool, kube::Error> {
+    /// Tries once to get or keep the lease.
+    async fn attempt(&mut self) -> Result<Attempt, kube::Error> {
         // A leader renews what it wrote last without reading it first; after a conflict it reads.
         let held = self.lease.as_ref().is_some_and(|l| record_of(l).holder == self.identity);
         if !held {
             let lease = self.api.get_opt(&self.name).await?;
+            if lease.as_ref().is_some_and(|lease| self.is_restored(lease)) {
+                return Ok(Attempt::Restored);
+            }
             self.saw(lease);
         }
         // The answer to the read may just have set the clock.
         let now = self.clock.now();
         let written = match next(&self.identity, self.observed.as_ref(), self.after, Instant::now()) {
-            Next::Wait(_) => return Ok(false),
+            Next::Wait(_) => return Ok(Attempt::Waits),
             Next::Create => {
                 let lease = Lease {
                     metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
@@ -186,9 +213,11 @@ impl Campaign {
             }
         };
         match written {
+            // The earlier state had no Lease.
+            Ok(lease) if self.is_restored(&lease) => Ok(Attempt::Restored),
             Ok(lease) => {
                 self.saw(Some(lease));
-                Ok(true)
+                Ok(Attempt::Held)
             }
             Err(error) => {
                 // After any error: read again before the next try.
@@ -286,8 +315,9 @@ fn changes(api: Api<Lease>, name: &str) -> BoxStream<'static, Option<Lease>> {
 }
 
 /// Takes part in the election until the lease is lost or released. The future ends with an error when a lease that was
-/// held is lost, and without one, with the lease released, when `stop` has a value. A candidate that has handed a lease
-/// over leaves it to others until `after`, and takes it then if it is still free.
+/// held is lost, or when the cluster was restored to an earlier state, and without one, with the lease released, when `stop`
+/// has a value. A candidate that has handed a lease over leaves it to others until `after`, and takes it then if it is still
+/// free.
 pub fn campaign(
     api: Api<Lease>,
     name: String,
@@ -301,7 +331,8 @@ pub fn campaign(
     let leadership = Leadership { lead: receiver, renew_deadline: parameters.renew_deadline, clock: clock.clone() };
     // A standby receives renewals and a release at once. The death of a leader shows when the Lease has run out.
     let mut changes = changes(api.clone(), &name);
-    let mut campaign = Campaign { api, name, identity, parameters, clock, after, observed: None, lease: None };
+    let (observed, lease, newest) = (None, None, String::new());
+    let mut campaign = Campaign { api, name, identity, parameters, clock, after, observed, lease, newest };
     let run = async move {
         let mut last: Option<Instant> = None;
         loop {
@@ -309,7 +340,7 @@ pub fn campaign(
             let limit = if last.is_some() { parameters.call_limit } else { parameters.renew_deadline };
             let answer = tokio::time::timeout(limit, campaign.attempt()).await;
             let pause = match answer {
-                Ok(Ok(true)) => {
+                Ok(Ok(Attempt::Held)) => {
                     let first = last.is_none();
                     last = Some(began);
                     lead.send_modify(|lead| {
@@ -321,8 +352,12 @@ pub fn campaign(
                     changes = stream::pending().boxed();
                     parameters.renew_period
                 }
-                Ok(Ok(false)) if last.is_some() => return Err(LostLease),
-                Ok(Ok(false)) => Duration::ZERO,
+                Ok(Ok(Attempt::Restored)) => {
+                    tracing::warn!("the cluster was restored to an earlier state: this process starts again");
+                    return Err(LostLease);
+                }
+                Ok(Ok(Attempt::Waits)) if last.is_some() => return Err(LostLease),
+                Ok(Ok(Attempt::Waits)) => Duration::ZERO,
                 Ok(Err(kube::Error::Api(status))) if status.code == 409 => {
                     // For a leader: the answer to a renewal was lost, or the lease is. The next read shows which.
                     tracing::debug!("the lease has changed meanwhile");

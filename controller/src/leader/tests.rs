@@ -132,6 +132,16 @@ impl Server {
         self.state.lock().unwrap().put(lease);
     }
 
+    /// Restores an earlier state of the cluster, in which the Lease was created or did not exist.
+    fn restore(&self, has_lease: bool) {
+        let mut state = self.state.lock().unwrap();
+        state.version = u64::from(has_lease);
+        state.lease = state.lease.take().filter(|_| has_lease).map(|mut lease| {
+            lease["metadata"]["resourceVersion"] = json!("1");
+            lease
+        });
+    }
+
     fn holder(&self) -> Option<String> {
         let state = self.state.lock().unwrap();
         state.lease.as_ref().map(|lease| lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned())
@@ -268,5 +278,32 @@ async fn leader_continues_after_lost_renewal_response() {
     server.held_by("a");
     let renewals = server.count("PUT a");
     server.asked("PUT a", renewals + 5).await;
+    assert!(candidate.leadership.check().is_ok() && !candidate.end.is_finished());
+}
+
+#[tokio::test]
+async fn leader_ends_when_cluster_is_restored_to_an_earlier_state() {
+    for has_lease in [true, false] {
+        let (server, api) = Server::start();
+        let candidate = stand(&api, None);
+        candidate.leads().await;
+        server.asked("PUT a", 3).await;
+        server.restore(has_lease);
+        let end = tokio::time::timeout(Duration::from_secs(60), candidate.end).await;
+        assert!(end.expect("its caches see no change any more").unwrap().is_err(), "with a Lease: {has_lease}");
+        assert_eq!(server.holder().as_deref(), Some("a"), "it leads again once it has started again");
+    }
+}
+
+#[tokio::test]
+async fn leader_creates_deleted_lease_again_and_continues() {
+    let (server, api) = Server::start();
+    let candidate = stand(&api, None);
+    candidate.leads().await;
+    server.asked("PUT a", 3).await;
+    server.state.lock().unwrap().lease = None;
+    server.asked("POST a", 2).await;
+    let renewals = server.count("PUT a");
+    server.asked("PUT a", renewals + 3).await;
     assert!(candidate.leadership.check().is_ok() && !candidate.end.is_finished());
 }

@@ -1,11 +1,8 @@
 //! Writes of the controller status that several phases make.
 
-use std::time::Duration;
-
 use jiff::Timestamp;
 use models::condition::true_condition;
 use models::shadow::{BLOCKED, CORDONED, ControllerStatus, DRAINED};
-use models::time::after;
 
 use crate::decision::{Action, Decision, Note, Verdict};
 use crate::survey::NodeContext;
@@ -34,12 +31,9 @@ pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) 
     Decision { verdict: Verdict::Act(Action::Status { status: Box::new(status), note }), ..decision }
 }
 
-/// The time for which an action has to fail before its node shows it: an API server that restarts is no news.
-const FAILS_FOR: Duration = Duration::from_secs(60);
-
 /// Returns the wait for an action that has failed for a while.
 pub(crate) fn failing(node: &NodeView, now: Timestamp) -> Option<Wait> {
-    let Failing { since, error } = node.failing.as_ref().filter(|failing| after(failing.since, FAILS_FOR) <= now)?;
+    let Failing { since, error } = node.failing.as_ref().filter(|failing| failing.is_lasting(now))?;
     Some(Wait::ActionFails { since: *since, error: error.chars().take(1000).collect() })
 }
 

@@ -56,12 +56,13 @@ fn begun_as(view: &ClusterView, own: &Key, above: i64) -> Option<i64> {
     named.filter(|number| *number > above && !taken.contains(number)).max()
 }
 
-/// Returns the revision of the policy in force; `None` while its record is behind the policy.
-fn revision(view: &ClusterView, policy: &Policy) -> Option<RecordedRevision> {
+/// Returns the revision of the policy in force, without a number where it has none for long; `None` while its record is behind the policy.
+fn revision(view: &ClusterView, policy: &Policy, now: Timestamp) -> Option<RecordedRevision> {
     let status = &view.operator.as_ref()?.status;
     let Some(revisions) = &view.revisions else { return Some(RecordedRevision::default()) };
     let degraded = true_condition(&status.conditions, DEGRADED);
-    if degraded.is_some_and(|condition| condition.reason == UNRECORDED) {
+    let fails = view.revisions_failing.as_ref().is_some_and(|failing| failing.is_lasting(now));
+    if degraded.is_some_and(|condition| condition.reason == UNRECORDED) || (fails && status.update_revision.is_none()) {
         // The policy has no revision, and may not get one for long.
         return Some(RecordedRevision::default());
     }
@@ -134,7 +135,7 @@ pub(crate) fn keep(
 ) -> Numbers {
     let Some(mut count) = highest(view) else { return Numbers::default() };
     let mut wake = None;
-    let Some(revision) = revision(view, policy) else { return Numbers { highest: Some(count), wake } };
+    let Some(revision) = revision(view, policy, now) else { return Numbers { highest: Some(count), wake } };
     let mut begun = begun_lately(view, rollouts, now);
     let mut replaced = Vec::new();
     for rollout in rollouts.iter_mut() {

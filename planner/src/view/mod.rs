@@ -5,6 +5,7 @@
 mod answer;
 mod earlier;
 mod facts;
+mod failing;
 mod history;
 mod managers;
 mod node;
@@ -33,6 +34,7 @@ use crate::wait::{UnfinishedEviction, Wait, WaitReason};
 
 pub use answer::Answer;
 pub use earlier::EarlierPod;
+pub use failing::Failing;
 pub use history::{HistoryFacts, HistoryObject, RecordFacts};
 pub use managers::{RequestManagers, SharedField};
 pub use node::NodeFacts;
@@ -168,14 +170,6 @@ pub struct Refused {
     pub wait: Wait,
     /// Time of the next check.
     pub again_at: Timestamp,
-}
-
-/// An action about a node that has failed, each time since; kept in memory only.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failing {
-    pub since: Timestamp,
-    /// The last error, with its causes.
-    pub error: String,
 }
 
 /// Observations of a node's own Lease. Its times are the node's own, whose clock may be off: they are compared with
@@ -379,6 +373,8 @@ pub struct ClusterView {
     /// The ControllerRevisions in the operator's namespace; `None` until they are known. Nothing but the history waits for
     /// them.
     pub revisions: Option<Vec<RevisionFacts>>,
+    /// The writes of the policy's revisions, while they fail.
+    pub revisions_failing: Option<Failing>,
     /// The node that this controller runs on.
     pub own_node: Option<String>,
     /// Time since which this controller leads. It gives each step of an earlier leader some time again.

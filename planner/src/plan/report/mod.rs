@@ -352,7 +352,7 @@ pub(super) fn status(
 
     let mut conditions = operator.status.conditions.clone();
     let blocked = blocked(view, survey, plan, find_condition(&conditions, BLOCKED));
-    let degraded = degraded((view, policy), reported, survey.web_api_missing, &operator.misunderstood, history);
+    let degraded = degraded((view, policy, now), reported, survey.web_api_missing, &operator.misunderstood, history);
     let new = [
         (ENABLED, (policy.enabled, if policy.enabled { "Enabled" } else { "Disabled" }, switched.to_owned())),
         (WINDOW_OPEN, window(survey)),

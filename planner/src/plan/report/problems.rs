@@ -1,9 +1,12 @@
 //! The problems of the operator, for the condition `Degraded`.
 
+use jiff::Timestamp;
+use models::condition::true_condition;
+use models::operator::DEGRADED;
 use models::plain::{cut, some_by};
 
 use crate::policy::Policy;
-use crate::revisions::RevisionPlan;
+use crate::revisions::{RevisionPlan, is_in_force};
 use crate::survey::records::UNRECORDED;
 use crate::view::{ClusterView, ReportedFacts, SharedField, TlsFacts};
 use crate::wait::{Wait, WaitReason};
@@ -55,7 +58,7 @@ pub(super) fn joined(problems: &[impl ToString]) -> String {
 
 /// Returns the condition `Degraded`, with the gravest problem.
 pub(super) fn degraded(
-    (view, policy): (&ClusterView, &Policy),
+    (view, policy, now): (&ClusterView, &Policy, Timestamp),
     reported: &ReportedFacts,
     web_api_missing: bool,
     misunderstood: &[String],
@@ -65,7 +68,7 @@ pub(super) fn degraded(
         // A request that is not understood is no error of the operator, and hides none.
         (holds, reason, message) if !holds || reason == MISUNDERSTOOD => {
             let others = unreadable(view).or_else(|| conflict(view)).or_else(|| unread_objects(reported));
-            let others = others.or_else(|| unrecorded(history?));
+            let others = others.or_else(|| unrecorded((view, policy, now), history));
             others.unwrap_or((holds, reason, message))
         }
         // These reasons stop no node.
@@ -158,7 +161,23 @@ fn unread_objects(reported: &ReportedFacts) -> Option<ConditionParts> {
     Some((true, UNREAD_OBJECTS, cut(&format!("checks of spec.health have no result: {listed}"), 2000)))
 }
 
-/// Returns the reason for which the policy has no revision, if there is one.
-fn unrecorded(history: &RevisionPlan) -> Option<ConditionParts> {
-    Some((true, UNRECORDED, cut(history.problem.as_ref()?, 2000)))
+/// Returns the reason for which the policy has no revision, if there is one. A leader that has just begun, or has paused, keeps that which
+/// was reported before until it knows.
+fn unrecorded(
+    (view, policy, now): (&ClusterView, &Policy, Timestamp),
+    history: Option<&RevisionPlan>,
+) -> Option<ConditionParts> {
+    if history.is_some_and(|history| history.update.is_some()) {
+        return None;
+    }
+    let failing = view.revisions_failing.as_ref().filter(|failing| failing.is_lasting(now));
+    let refused = || Some(format!("the policy's revision cannot be written: {}; updates go on", failing?.error));
+    let before = || {
+        let status = &view.operator.as_ref()?.status;
+        let before = true_condition(&status.conditions, DEGRADED).filter(|before| before.reason == UNRECORDED)?;
+        is_in_force(status, policy).then(|| before.message.clone())
+    };
+    let problem = history.and_then(|history| history.problem.clone());
+    let problem = problem.or_else(|| history.and_then(|_| refused())).or_else(before)?;
+    Some((true, UNRECORDED, cut(&problem, 2000)))
 }

@@ -7,7 +7,7 @@ use semver::Version;
 use super::*;
 use crate::fixtures::{NEW, OLD, at, cluster, node, progress, record_history, rollout, t, updated, with_policy};
 use crate::plan::plan;
-use crate::view::NodeView;
+use crate::view::{Failing, NodeView};
 
 /// A version after [`NEW`].
 const NEWER: Version = Version::new(1, 21, 0);
@@ -434,6 +434,45 @@ fn rollout_ends_as_stopped_when_policy_no_longer_requires_version() {
     assert_eq!(fleet.settle(), [(NEW, 1, Running)], "another policy requires it too");
     fleet.policy = with_policy(&mut fleet.view, serde_json::json!({"version": {"target": OLD.to_string()}}));
     assert_eq!(fleet.settle(), [(NEW, 1, Stopped)]);
+}
+
+#[test]
+fn rollout_has_record_and_steps_a_name_also_while_revision_of_policy_cannot_be_written() {
+    let quota = Failing { since: t(0), error: "policy_revision failed: exceeded quota (403)".into() };
+    for (sentence, failing, second, expected) in [
+        ("the revision is about to be written", None, 600, None),
+        ("the first try has failed", Some(quota.clone()), 59, None),
+        ("each try has failed for a minute", Some(quota), 60, Some("1/2")),
+    ] {
+        let mut fleet = Fleet::of(vec![node("a")]);
+        (fleet.view.revisions, fleet.view.revisions_failing) = (Some(Vec::new()), failing);
+        for _ in 0..4 {
+            if let Some(mut status) = plan(&fleet.view, &fleet.policy, t(second)).status {
+                status.slots.clear();
+                *fleet.status() = status;
+            }
+        }
+        let status = fleet.status();
+        let rollout = status.active_rollouts.iter().find(|rollout| rollout.record.is_some());
+        let revision = rollout.and_then(|rollout| Some(&rollout.record.as_ref()?.revision));
+        assert!(revision.is_none_or(|revision| *revision == RecordedRevision::default()), "{sentence}: {revision:?}");
+        let name = rollout.map(|rollout| rollout.step_name(2));
+        assert_eq!(name.as_deref(), expected, "{sentence}");
+        let degraded = true_condition(&status.conditions, DEGRADED);
+        let shown = degraded.filter(|shown| shown.message.contains("exceeded quota")).map(|shown| &*shown.reason);
+        assert_eq!(shown, expected.map(|_| UNRECORDED), "{sentence}: {degraded:?}");
+        fleet.view.revisions_failing = None;
+        for revisions in [Some(Vec::new()), None] {
+            fleet.view.revisions = revisions;
+            let next = plan(&fleet.view, &fleet.policy, t(second)).status.unwrap();
+            let kept = true_condition(&next.conditions, DEGRADED).is_some();
+            assert_eq!(kept, expected.is_some(), "the next leader does not know yet: {sentence}");
+        }
+    }
+    let mut fleet = recorded();
+    let denied = "policy_revision failed: denied (403)".into();
+    fleet.view.revisions_failing = Some(Failing { since: t(-600), error: denied });
+    assert_eq!(fleet.settle(), [(NEW, 1, Running)], "the policy has its revision: that of another one fails");
 }
 
 #[test]
