@@ -62,7 +62,8 @@ fn armed_host_is_disarmed_soon_after_the_withdrawal_while_the_report_about_it_is
 
 #[test]
 fn failure_that_lasts_is_no_warning_at_each_try() {
-    let cases: [(&str, fn(&Bench)); 3] = [
+    type Failure = fn(&Bench);
+    let cases: [(&str, Failure); 3] = [
         ("no stream is opened", |bench| bench.web.web_fault(WebFault::Rejects("503 Service Unavailable"))),
         ("no report is stored", |bench| bench.web.refuse(Some(|_| true))),
         ("the host does not answer", |bench| {
