@@ -1070,7 +1070,11 @@ async fn objects_without_an_answer_are_named_and_more_than_three_end_the_check()
         match facts::read(&server.client(), names::SYSTEM_NAMESPACE).await {
             Ok(facts) => {
                 assert!(!ends, "{:?}", facts.not_read);
-                assert_eq!(facts.not_read, ["cannot get clusterroles: the API server answers 500: "], "once for all of them");
+                assert_eq!(
+                    facts.not_read,
+                    ["cannot get clusterroles: the API server answers 500: "],
+                    "once for all of them"
+                );
             }
             Err(error) => assert!(ends, "{error:#}"),
         }
