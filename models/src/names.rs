@@ -80,8 +80,8 @@ pub const MIGRATE_STORAGE_ANNOTATION: &str = "brupop.bottlerocket.aws/migrate-st
 pub const TEST_NOTICES_ANNOTATION: &str = "brupop.bottlerocket.aws/test-notices";
 /// Annotation on a shadow while its migration is under way: its content in the earlier operator's version.
 pub const MIGRATED_FROM_ANNOTATION: &str = "brupop.bottlerocket.aws/migrated-from";
-/// Annotation on a shadow: the node's back-off ends, and an armed image that its agent has no record of may be disarmed.
-/// Its value names the request.
+/// Annotation on a shadow: the node's back-off ends, and an armed image without a record of its agent may be disarmed. Its value
+/// names the request.
 pub const RETRY_ANNOTATION: &str = "brupop.bottlerocket.aws/retry";
 /// Annotation on a shadow: the attempt under way ends and the node is released. Its value names the request.
 pub const RELEASE_ANNOTATION: &str = "brupop.bottlerocket.aws/release";
