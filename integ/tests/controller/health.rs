@@ -177,11 +177,15 @@ async fn daemon_set_that_fails_on_other_nodes_too_is_not_waited_for(
         let rest: Vec<&str> = all.into_iter().filter(|name| !world.is_updated(name, &NEW)).collect();
         let name = until_verified(cluster, &rest).await?;
         assert!(node != "node-1" || name == node, "{name} has gone first");
-        cluster.planned().await?;
-        // The other pods are looked at once the node has been ill for a moment.
-        cluster.pass(Duration::from_mins(2)).await?;
         let progress = |world: &ClusterState| world.shadow(&name).and_then(|s| s.status.controller.progress.clone());
+        let is_ill = |world: &ClusterState| progress(world).is_some_and(|progress| progress.interrupted.is_some());
         let soaks = |world: &ClusterState| progress(world).is_some_and(|progress| progress.interrupted.is_none());
+        cluster.planned().await?;
+        // Seen before time passes: the other pods are looked at once the node has been ill for a moment.
+        if name == "node-1" {
+            cluster.until("its pod fails", is_ill).await?;
+        }
+        cluster.pass(Duration::from_mins(2)).await?;
         cluster.until("it soaks", soaks).await?;
         cluster.pass(Duration::from_mins(5)).await?;
         cluster.until("it is updated after its soak", |world| world.is_updated(&name, &NEW)).await?;
