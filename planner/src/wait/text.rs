@@ -160,14 +160,19 @@ fn fallen(nodes: &[String]) -> usize {
     nodes.iter().filter(|node| has_fallen(node)).count()
 }
 
+/// Returns the end of a sentence about several nodes that says what holds for such a one, if one is among them.
+fn of_fallen(nodes: &[String]) -> String {
+    match fallen(nodes) {
+        0 => String::new(),
+        _ => format!("; one with the end {FALLEN} or {UNDER_PRESSURE} {BACK}"),
+    }
+}
+
 pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
     let verified =
         "Each that exists and is not held is verified again every hour, and at once by kubectl brupop retry NODE";
-    let again = match fallen(nodes) {
-        0 => verified.to_owned(),
-        count if count == nodes.len() => format!("Each {BACK}"),
-        _ => format!("{verified}; one with the end {FALLEN} or {UNDER_PRESSURE} {BACK}"),
-    };
+    let all_fell = !nodes.is_empty() && fallen(nodes) == nodes.len();
+    let again = if all_fell { format!("Each {BACK}") } else { format!("{verified}{}", of_fallen(nodes)) };
     let (nodes, approve) = (named(nodes), approve(approval));
     format!(
         "is not passed: its places are used up by nodes that have not proven the version{nodes}. {again}. To accept them: {approve}"
@@ -203,13 +208,10 @@ pub(super) fn braked(count: usize, nodes: &[String], until: Option<Timestamp>, t
                 .to_owned()
         }
     };
-    let back = match fallen(nodes) {
-        0 => String::new(),
-        _ => format!("; one with the end {FALLEN} or {UNDER_PRESSURE} {BACK}"),
-    };
     format!(
-        "the rollout is braked: {count} update(s) have ended without a proof{}{back}; {next}{BEFORE_RESUME}{}",
+        "the rollout is braked: {count} update(s) have ended without a proof{}{}; {next}{BEFORE_RESUME}{}",
         named(nodes),
+        of_fallen(nodes),
         resume()
     )
 }
