@@ -137,7 +137,7 @@ mod tests {
         ] {
             let (address, _) = start(1, Duration::from_secs(1));
             let held = open("127.0.0.1", address, text).await;
-            // Its source may have another one once it has ended.
+            // Another connection of this source is served once it has ended.
             let deadline = Instant::now() + DEADLINE;
             while !answer(open("127.0.0.1", address, HEALTH).await).await.starts_with("HTTP/1.1 200") {
                 assert!(Instant::now() < deadline, "{what}");

@@ -266,7 +266,7 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
 fn given_up(view: &ClusterView, name: &str, shadow: Option<&ShadowFacts>, at: Timestamp) -> String {
     let drain = shadow.and_then(|shadow| shadow.status.controller.drain.as_ref());
     let mut denied = drain.into_iter().flat_map(|drain| &drain.blockers).filter_map(|blocker| blocker.denied_since);
-    // What is denied is not deleted either, whatever policy says of the deadline.
+    // A pod whose eviction is denied is not deleted either, whatever policy says of the deadline.
     if denied.any(|since| after(since, DENIAL_RETRIED) == at) {
         return DENIED_FOR_GOOD.to_owned();
     }
