@@ -25,8 +25,6 @@ binary() {
   case ${BRUPOP_ALL_TESTS:-}:$name in 1:scenarios | 1:manifests | 1:controller | 1:drains) arguments=(--include-ignored) ;; esac
   # An hour, whose figures are those of its process alone: make test-soak.
   if [ "$name" = controller ]; then arguments+=(--skip soak::memory); fi
-  # Known to fail: docs/limits.md, "DaemonSets that fail on other nodes". To be mended first of all, and run here again.
-  if [ "$name" = controller ]; then arguments+=(--skip health::daemon_set_that_fails_on_other_nodes_too_is_not_waited_for); fi
   IFS=$'\t' read -r kind _ folder path < <(entry "$name")
   echo "$name: started ($kind)"
   cd "$folder"
