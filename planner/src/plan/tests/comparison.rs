@@ -12,6 +12,7 @@ use crate::decision::Action;
 use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::plan::plan;
+use crate::policy::{Policy, Target, Urgent};
 use crate::view::{ClusterView, NodeFacts, NodeView, OwnerHealth, PodFacts};
 use crate::wait::Wait;
 
@@ -459,6 +460,51 @@ fn nodes_beside_a_failed_zone_show_nothing_about_the_version_of_the_ill_ones() {
     }
 }
 
+#[test]
+fn rollout_that_takes_no_ill_node_off_its_version_is_held() {
+    const ILL: [&str; 3] = ["b", "c", "d"];
+    fn urgent(policy: &mut Policy) {
+        policy.urgent = Some(Urgent { from: NEW, reason: "CVE-2026-1234".into(), until: t(600) });
+    }
+    let case = |sentence: &str, image: &str, held: bool, change: fn(&mut ClusterView, &mut Policy)| {
+        let (mut view, mut policy) = unwell(draining());
+        policy.target = Target::Exact(NEW);
+        for name in ILL {
+            facts(&mut view, name).os_image = image.to_owned();
+        }
+        change(&mut view, &mut policy);
+        let made = plan(&view, &policy, t(60));
+        let waits = made.waits.get("e").map(Wait::as_str) == Some("ClusterUnwell");
+        let ends = matches!(made.actions.get("a"), Some(Action::Status { .. }));
+        assert_eq!((waits, ends), (held, held), "{sentence}: {:?}", made.waits.get("e"));
+    };
+    let (later, earlier) = ("Bottlerocket OS 1.21.0 (aws-k8s-1.37)", "Bottlerocket OS 1.20.0 (aws-k8s-1.37)");
+    let other = "Amazon Linux 2023.6.20241111";
+    case("it goes back", later, false, |_, _| {});
+    case("they run another system", other, true, |_, _| {});
+    case("one of them runs another system", earlier, true, |view, _| {
+        facts(view, "b").os_image = "Amazon Linux 2023.6.20241111".to_owned();
+    });
+    case("they are of another variant", "Bottlerocket OS 1.21.0 (metal-k8s-1.37)", true, |_, _| {});
+    case("they are of another architecture", later, true, |view, _| {
+        for name in ILL {
+            view.nodes.get_mut(name).unwrap().shadow.as_mut().unwrap().status.agent.arch = Some("aarch64".into());
+        }
+    });
+    case("they are not under the operator", later, true, |view, _| {
+        for name in ILL {
+            facts(view, name).labelled = false;
+        }
+    });
+    case("policy takes no node back", later, true, |_, policy| policy.target = Target::Latest);
+    case("policy allows their version", later, true, |_, policy| policy.target = Target::parse(">=1.20.0").unwrap());
+    case("it is urgent", earlier, false, |_, policy| urgent(policy));
+    case("it is urgent, and they run another system", other, true, |_, policy| urgent(policy));
+    case("nodes of another variant are well with it", earlier, true, |view, _| {
+        facts(view, "f").os_image = format!("Bottlerocket OS {NEW} (metal-k8s-1.37)");
+    });
+}
+
 /// A user holds nodes and powers them off, as for a repair.
 #[test]
 fn nodes_that_users_take_down_are_no_trouble_of_the_cluster() {
@@ -526,7 +572,7 @@ fn rollout_that_takes_nodes_off_the_version_of_the_ill_ones_is_not_held() {
     ];
     for (sentence, change, held) in cases {
         let (mut view, policy) = unwell(draining());
-        facts(&mut view, "d").labelled = true;
+        let policy = Policy { target: Target::Exact(NEW), ..policy };
         change(&mut view);
         let made = plan(&view, &policy, t(60));
         let waits = made.waits.get("e").map(Wait::as_str) == Some("ClusterUnwell");
