@@ -9,7 +9,7 @@ use models::shadow::{Blocker, DrainStatus, PodMove};
 
 use super::blockers::name_blockers;
 use super::claim::{not_claimed, unclaimed};
-use super::drained::{fail_for_returning_pod, record_new, returning_pod};
+use super::drained::{fail_for_returning_pod, first_few, record_new, returning_pod};
 use super::result::mark_moved;
 use super::row::{Attempt, Turn, act, fail};
 use crate::claims::ClaimField;
@@ -25,7 +25,8 @@ use crate::wait::Wait;
 const FORCE_LIMIT: Duration = Duration::from_secs(5 * 60);
 
 /// Continues after the deadline without the pods that do not leave, as policy allows: they are recorded first, then
-/// deleted, each under its uid; those that have outlived their own grace period without it.
+/// deleted, each under its uid; those that have outlived their own grace period without it. Where policy waits for guarded pods, no deletion begins
+/// while a budget keeps one of them.
 pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline: Timestamp) -> Turn {
     if let Some(pod) = returning_pod(ctx, sorted) {
         return fail_for_returning_pod(pod);
@@ -36,6 +37,11 @@ pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline:
     let drain = ctx.drain_status().cloned().unwrap_or_default();
     let names: Vec<_> = sorted.left().map(PodFacts::title).collect();
     let Some(forced) = drain.forced_since else {
+        if let Some(kept) = gates::undeletable(ctx, sorted.evictable.iter().copied()) {
+            let left = first_few(&names);
+            let why = "nothing is deleted past a budget, since spec.drain.guardedPods is Wait";
+            return fail(FailureReason::DrainTimedOut, format!("still on the node: {left}; {why}: {kept}"));
+        }
         let message = format!(
             "the drain has taken {:?}: deleting what is left, past all budgets, as policy requires: {}",
             ctx.group().drain.timeout,
