@@ -295,6 +295,30 @@ fn replica_that_was_ill_on_the_node_that_it_comes_from_is_no_difference() {
     }
 }
 
+/// The others may have recovered meanwhile.
+#[test]
+fn pod_is_excused_at_the_end_of_a_soak_by_what_is_read_after_it_alone() {
+    let ill = OwnerHealth { others_unhealthy: 1, ..EVIDENCE };
+    let well = OwnerHealth { updated_failing: 0, ..EVIDENCE };
+    for (sentence, then, proven) in [("they are still ill", ill, true), ("they have recovered", well, false)] {
+        let mut watch = Watch::of(verifying(vec![PodFacts { lost_ready_at: Some(t(20)), ..failing() }]));
+        let mut late = Watch::of(watch.view.nodes["a"].clone());
+        watch.found = ill;
+        assert_eq!(watch.at(20), Some(Wait::Soaking { until: t(SOAKED) }), "{sentence}");
+        watch.found = then;
+        watch.at(SOAKED);
+        assert_eq!((watch.result().0.is_some(), watch.read), (proven, 2), "{sentence}");
+        // They fall ill at the deadline: the soak begins again.
+        late.found = well;
+        assert_eq!(late.at(20).unwrap().as_str(), "Settling", "{sentence}");
+        late.found = ill;
+        assert_eq!(late.at(DEADLINE), Some(Wait::Soaking { until: t(DEADLINE + SOAKED) }), "{sentence}");
+        late.found = then;
+        late.at(DEADLINE + SOAKED);
+        assert_eq!((late.result(), late.read), (if proven { is_updated() } else { is_unproven() }, 3), "{sentence}");
+    }
+}
+
 /// A model server may load for longer than the time that any pod may need.
 #[test]
 fn pod_that_its_startup_probe_allows_to_start_interrupts_no_soak_and_proves_nothing_until_it_is_ready() {
