@@ -262,6 +262,9 @@ pub(super) fn check_unwell(view: &ClusterView, policy: &Policy, plan: &Plan, new
     let ill = unwell.of_starts()?.ill;
     let urgency = Urgency::of(view, policy, now);
     let cures = |to: &Version, node: &NodeView| unwell.is_cured_by(&policy.target, node, to, urgency.applies(node, to));
-    let held = new.iter().find(|node| node.progress().is_none_or(|progress| !cures(&progress.version, node)))?;
+    let goes = |node: &NodeView| {
+        node.progress().is_some_and(|progress| !progress.mode().is_drill() && cures(&progress.version, node))
+    };
+    let held = new.iter().find(|node| !goes(node))?;
     broken("S13", format!("{} is given a slot while {ill} nodes have fallen ill at once", held.facts.name))
 }

@@ -527,6 +527,15 @@ fn rollout_that_takes_no_ill_node_off_its_version_is_held() {
     case("nodes of another variant are well with it", earlier, true, |view, _| {
         facts(view, "f").os_image = format!("Bottlerocket OS {NEW} (metal-k8s-1.37)");
     });
+
+    // A drill brings no node to a version, however urgent that is.
+    let (mut view, mut policy) = unwell(draining());
+    urgent(&mut policy);
+    view.nodes.get_mut("f").unwrap().shadow.as_mut().unwrap().drill = Some("1".into());
+    let made = plan(&view, &policy, t(60));
+    let Some(Action::Status { status, .. }) = made.actions.get("f") else { panic!("{:?}", made.actions) };
+    let drill = status.report.record.as_ref().and_then(|record| record.drill.as_ref());
+    assert_eq!(drill.map(|drill| drill.result.as_str()), Some("ClusterUnwell"));
 }
 
 /// A user holds nodes and powers them off, as for a repair.
