@@ -7,7 +7,7 @@ use std::time::Duration;
 use models::operator::{AtDeadline, GuardedPods, MarkedPods};
 use models::time::after;
 
-use super::Obstacle;
+use super::{Obstacle, on_their_way::exhausted};
 use crate::drain::{self, Fate, Sorted};
 use crate::rules::Refusal;
 use crate::survey::{NodeContext, budgets};
@@ -76,8 +76,8 @@ pub(crate) fn static_budget(ctx: &NodeContext<'_>) -> Option<Wait> {
 }
 
 /// Returns the wait for a budget that keeps one of these pods, where policy waits for guarded pods: it is not deleted at the deadline either.
-pub(crate) fn undeletable<'a>(ctx: &NodeContext<'_>, left: impl Iterator<Item = &'a PodFacts>) -> Option<Wait> {
-    if waits(ctx) { budget_refusal(ctx, left) } else { None }
+pub(crate) fn undeletable(ctx: &NodeContext<'_>, left: &[&PodFacts]) -> Option<Wait> {
+    if waits(ctx) { budget_refusal(ctx, left.iter().copied()).or_else(|| exhausted(ctx, left)) } else { None }
 }
 
 /// Returns the first pod of the node that a budget guards, and the budget.

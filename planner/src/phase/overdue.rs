@@ -37,7 +37,7 @@ pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline:
     let drain = ctx.drain_status().cloned().unwrap_or_default();
     let names: Vec<_> = sorted.left().map(PodFacts::title).collect();
     let Some(forced) = drain.forced_since else {
-        if let Some(kept) = gates::undeletable(ctx, sorted.evictable.iter().copied()) {
+        if let Some(kept) = gates::undeletable(ctx, &sorted.evictable) {
             let left = first_few(&names);
             let why = "nothing is deleted past a budget, since spec.drain.guardedPods is Wait";
             return fail(FailureReason::DrainTimedOut, format!("still on the node: {left}; {why}: {kept}"));

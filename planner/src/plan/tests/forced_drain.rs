@@ -156,6 +156,15 @@ fn forced_drain_deletes_nothing_past_a_budget_where_policy_waits_for_guarded_pod
     });
     case("policy does not wait, and a pod of it is broken", "Ask", deletes, broken);
 
+    for (allowed, end) in [(1, released), (2, deletes)] {
+        let drain = serde_json::json!({"timeout": "1m", "atDeadline": "Force", "guardedPods": "Wait"});
+        let (pods, budget) = (["db-0", "db-1"], BudgetFacts { allowed, desired: 3 - allowed, ..guard("db", 3) });
+        let pods = pods.map(|name| pod_of("db", name)).into();
+        let (mut view, policy) = drain_of(serde_json::json!({"drain": drain}), pods, vec![budget]);
+        settle(&mut view, &policy, 1);
+        assert_eq!(outcome(&plan(&view, &policy, t(60))), end, "it lets {allowed} of two pods go");
+    }
+
     let (mut view, policy) = begun("Wait");
     settle(&mut view, &policy, 60);
     broken(&mut view.budgets[0]);
