@@ -273,10 +273,12 @@ impl Unwell {
     pub(crate) fn is_cured_by(&self, target: &Target, node: &NodeView, version: &Version, urgent: bool) -> bool {
         let (variant, arch) = kind_by_node(node);
         let is_good = || self.good.iter().any(|good| borrowed(good) == (variant, arch, version));
-        let takes_off = |runs: &Version| {
+        self.runs.iter().any(|(of, on, runs)| {
+            let is_of_kind = (of.as_str(), on.as_str()) == (variant, arch);
             let goes_back = runs > version && target.pins() && !target.allows(runs);
-            goes_back || (runs < version && (urgent || is_good()))
-        };
-        self.runs.iter().any(|(of, on, runs)| (of.as_str(), on.as_str()) == (variant, arch) && takes_off(runs))
+            // A bad version is taken off all kinds at once.
+            (goes_back && (is_of_kind || node.facts.os_version().as_ref() == Some(runs)))
+                || (is_of_kind && runs < version && (urgent || is_good()))
+        })
     }
 }

@@ -13,6 +13,7 @@ use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::plan::plan;
 use crate::policy::{Policy, Target, Urgent};
+use crate::survey::unwell::Unwell;
 use crate::view::{ClusterView, NodeFacts, NodeView, OwnerHealth, PodFacts};
 use crate::wait::Wait;
 
@@ -527,6 +528,16 @@ fn rollout_that_takes_no_ill_node_off_its_version_is_held() {
     case("nodes of another variant are well with it", earlier, true, |view, _| {
         facts(view, "f").os_image = format!("Bottlerocket OS {NEW} (metal-k8s-1.37)");
     });
+
+    // A bad version is taken off nodes of all kinds.
+    let (mut view, _) = unwell(draining());
+    for name in ILL {
+        facts(&mut view, name).os_image = "Bottlerocket OS 1.21.0 (metal-k8s-1.37)".to_owned();
+    }
+    facts(&mut view, "e").os_image = later.to_owned();
+    let found = Unwell::of(&view, t(60));
+    let cured = |name: &str| found.is_cured_by(&Target::Exact(NEW), &view.nodes[name], &NEW, false);
+    assert_eq!((cured("e"), cured("f")), (true, false));
 
     // A drill brings no node to a version, however urgent that is.
     let (mut view, mut policy) = unwell(draining());
