@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 
 use models::names::INTERFACE_LABEL;
 use models::operator::{AtDeadline, CordonedNodes, GuardedPods, MarkedPods, Slot};
-use models::shadow::{HostPolicy, HostState, Mode, Place, Progress, Step};
+use models::shadow::{DrainStatus, HostPolicy, HostState, Mode, Place, Progress, Step};
 use models::time::after;
 
 use self::breach::{Broken, broken};
@@ -23,7 +23,7 @@ use crate::drain;
 use crate::hooks::{self, HookAnswer};
 use crate::phase::Phase;
 use crate::plan::{LISTED_PODS, Plan, ShadowChange};
-use crate::policy::Policy;
+use crate::policy::{Drain, Policy};
 use crate::survey::budgets::Budgets;
 use crate::survey::key::kind;
 use crate::survey::quarantine::Quarantine;
@@ -259,12 +259,10 @@ fn begins_drain(node: &NodeView, action: &Action) -> bool {
     action.next_step().is_some_and(|next| next.place() == Place::Leaving && goes_on(next))
 }
 
-/// S13: no drain begins on a node that is not Ready, or while a budget is known to keep a pod there: one whose pods cannot be counted, or are
-/// broken, or one that guards the pod where policy waits for that. Where policy deletes pods at the deadline, the first two are no reason: static
-/// pods and those of a drill are not deleted.
+/// S13: no drain begins on a node that is not Ready, or while a budget is known to keep a pod there.
 fn check_blockers(budgets: &Budgets<'_>, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
     if !begins_drain(node, action) {
-        return None;
+        return check_deletion(budgets, policy, node, action);
     }
     if !node.facts.ready {
         return broken("S13", "its drain begins although it is not Ready");
@@ -278,18 +276,42 @@ fn check_blockers(budgets: &Budgets<'_>, policy: &Policy, node: &NodeView, actio
         return broken("S13", format!("its drain begins although {} is marked as not to be moved", pod.title()));
     }
     let evicts = node.progress().and_then(|progress| progress.drill.as_ref()).is_some_and(|drill| drill.evict);
-    let forces = drain.at_deadline == AtDeadline::Force && !evicts;
+    let deletes = drain.at_deadline == AtDeadline::Force && !evicts;
     let ends = known.iter().filter(|pod| pod.mirror && !pod.finished);
     goes.into_iter().chain(ends).find_map(|pod| {
-        let keeps = |budget: &&BudgetFacts| {
-            let broken = budget.sync_error.is_some() || budget.lacks() > 0;
-            let waits = pod.mirror || drain.guarded_pods == GuardedPods::Wait;
-            let keeps = (broken && (pod.mirror || !forces)) || (waits && budget.guards(pod));
-            keeps && budget.selects(pod) && !budget.lets_go(pod)
-        };
-        let budget = budgets.beside(pod).find(keeps)?;
+        let budget = keeping(budgets, drain, deletes, pod)?;
         broken("S13", format!("its drain begins although {} keeps {}", budget.title(), pod.title()))
     })
+}
+
+/// S13: where policy waits for guarded pods, nothing is deleted at the deadline while a budget is known to keep a pod.
+fn check_deletion(budgets: &Budgets<'_>, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
+    let Action::Status { status, .. } = action else { return None };
+    let recorded = node.shadow.as_ref()?.status.controller.drain.as_ref();
+    let is_forced = |drain: Option<&DrainStatus>| drain.is_some_and(|drain| drain.forced_since.is_some());
+    let drain = &policy.for_node(&node.facts).drain;
+    if drain.guarded_pods != GuardedPods::Wait || is_forced(recorded) || !is_forced(status.report.drain.as_ref()) {
+        return None;
+    }
+    let known = node.pods.as_deref().unwrap_or_default();
+    drain::sort(known, drain.rules, recorded).evictable.into_iter().find_map(|pod| {
+        let budget = keeping(budgets, drain, true, pod)?;
+        broken("S13", format!("{} would be deleted although {} keeps it", pod.title(), budget.title()))
+    })
+}
+
+/// Returns a budget that is known to keep a pod: one whose pods cannot be counted, or are broken, or one that guards the pod where policy waits
+/// for that. Where policy deletes pods at the deadline, the first two are no reason, unless it waits for guarded pods: then one that is not counted
+/// so far is a reason, too. Static pods are not deleted.
+fn keeping<'a>(budgets: &Budgets<'a>, drain: &Drain, deletes: bool, pod: &PodFacts) -> Option<&'a BudgetFacts> {
+    let waits = drain.guarded_pods == GuardedPods::Wait;
+    let keeps = |budget: &&BudgetFacts| {
+        let is_unknown = deletes && waits && !pod.mirror && budget.unknown_for(pod).is_some();
+        let is_unwell = (pod.mirror || waits || !deletes) && budget.is_unwell();
+        let refuses = is_unwell || ((pod.mirror || waits) && budget.guards(pod));
+        (is_unknown || (refuses && !budget.lets_go(pod))) && budget.selects(pod)
+    };
+    budgets.beside(pod).find(keeps)
 }
 
 /// Returns whether the attempt under way is the repeated verification of a node.

@@ -98,7 +98,7 @@ impl NodeMemory {
                 budgets.get(budget).is_none_or(|budget| budget.allowed > 0 || budget.lacks() < *count)
             }
             Wait::BudgetSyncFailed { budget, .. } => {
-                budgets.get(budget).is_none_or(|budget| budget.sync_error.is_none())
+                budgets.get(budget).is_none_or(|budget| budget.sync_error.is_none() && budget.is_counted())
             }
             _ => false,
         };

@@ -176,7 +176,7 @@ pub enum GuardedPods {
     /// Evicts them first and alone, and releases the node if they stay.
     #[default]
     Ask,
-    /// Does not begin the drain while there are any.
+    /// Does not begin the drain while there are any, and has no pod deleted past its budget.
     Wait,
 }
 
@@ -263,7 +263,7 @@ pub struct DrainPolicy {
     pub at_deadline: Option<AtDeadline>,
     /// Handling of pods whose PodDisruptionBudget allows no disruption although all its pods are healthy, as of the primary of a
     /// database or of a virtual machine. `Ask` cordons the node and evicts these pods first, and no others before they have left: many
-    /// move once they are asked. `Wait` does not begin the drain. Default Ask.
+    /// move once they are asked. `Wait` does not begin the drain, and `atDeadline: Force` deletes no pod past its budget then. Default Ask.
     pub guarded_pods: Option<GuardedPods>,
     /// Time, since the last eviction of a guarded pod that was accepted, after which the node is released if others of them stay. Their
     /// PodDisruptionBudgets are not asked for an hour then, up to a day where they stay again and again. Default 10m.

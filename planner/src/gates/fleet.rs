@@ -57,7 +57,7 @@ pub(crate) fn is_not_braked(ctx: &NodeContext<'_>) -> Option<Wait> {
     (brake.room == 0).then(|| brake.wait.clone())
 }
 
-/// Nodes have not fallen ill at once, or the rollout takes nodes off the version that the ill ones run.
+/// Nodes have not fallen ill at once, or the rollout takes ill ones off their version.
 pub(crate) fn cluster_is_well(ctx: &NodeContext<'_>) -> Option<Wait> {
     not_cured(ctx, ctx.survey.unwell.of_starts()?)
 }
@@ -67,11 +67,13 @@ pub(crate) fn cluster_unwell(ctx: &NodeContext<'_>) -> Option<Wait> {
     not_cured(ctx, ctx.survey.unwell.open()?)
 }
 
-/// Returns the wait for trouble of the cluster, unless the rollout takes nodes off the version that the ill ones run.
+/// Returns the wait for trouble of the cluster, unless the rollout takes ill ones off their version. A drill takes none.
 fn not_cured(ctx: &NodeContext<'_>, span: &UnwellSpan) -> Option<Wait> {
-    let cures = ctx
-        .version()
-        .is_ok_and(|version| ctx.survey.unwell.is_cured_by(version, ctx.survey.urgency.applies(ctx.node, version)));
+    let takes_off = |version| {
+        let urgent = ctx.survey.urgency.applies(ctx.node, version);
+        ctx.survey.unwell.is_cured_by(&ctx.policy.target, ctx.node, version, urgent)
+    };
+    let cures = !ctx.mode().is_drill() && ctx.version().is_ok_and(takes_off);
     (!cures).then(|| Wait::of_unwell(span))
 }
 

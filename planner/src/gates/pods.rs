@@ -7,7 +7,7 @@ use std::time::Duration;
 use models::operator::{AtDeadline, GuardedPods, MarkedPods};
 use models::time::after;
 
-use super::Obstacle;
+use super::{Obstacle, on_their_way::exhausted};
 use crate::drain::{self, Fate, Sorted};
 use crate::rules::Refusal;
 use crate::survey::{NodeContext, budgets};
@@ -50,14 +50,16 @@ fn forces(ctx: &NodeContext<'_>) -> bool {
     ctx.group().drain.at_deadline == AtDeadline::Force && (!ctx.mode().is_drill() || ctx.mode().is_dry())
 }
 
+/// Returns whether policy waits for pods that a budget guards.
+fn waits(ctx: &NodeContext<'_>) -> bool {
+    ctx.group().drain.guarded_pods == GuardedPods::Wait
+}
+
 /// Returns a budget that keeps a pod on the node, or lets a static one not end. A pod that no budget lets go is deleted at the
 /// deadline, where policy requires it, unless policy waits for guarded pods; nothing is done to a static pod then.
 pub(crate) fn budgets_allow(ctx: &NodeContext<'_>) -> Option<Obstacle> {
-    if forces(ctx) {
-        let waits = ctx.group().drain.guarded_pods == GuardedPods::Wait;
-        let never = |(pod, budget)| Wait::BudgetNeverAllows { pod, budget, until: None, is_static: false };
-        let kept = || first_guarded(ctx).filter(|_| waits).map(never);
-        return static_budget(ctx).or_else(kept).map(Obstacle::Refused);
+    if forces(ctx) && !waits(ctx) {
+        return static_budget(ctx).map(Obstacle::Refused);
     }
     budget_refusal(ctx, with_fate(ctx, |fate| fate == Fate::Goes).chain(static_pods(ctx)))?;
     budget_refusal(ctx, sorted(ctx).evictable.into_iter().chain(static_pods(ctx))).map(Obstacle::Refused)
@@ -71,6 +73,11 @@ fn static_pods<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> 
 /// Returns the wait for a budget over a static pod, which the reboot ends.
 pub(crate) fn static_budget(ctx: &NodeContext<'_>) -> Option<Wait> {
     budget_refusal(ctx, static_pods(ctx))
+}
+
+/// Returns the wait for a budget that keeps one of these pods, where policy waits for guarded pods: it is not deleted at the deadline either.
+pub(crate) fn undeletable(ctx: &NodeContext<'_>, left: &[&PodFacts]) -> Option<Wait> {
+    if waits(ctx) { budget_refusal(ctx, left.iter().copied()).or_else(|| exhausted(ctx, left)) } else { None }
 }
 
 /// Returns the first pod of the node that a budget guards, and the budget.
@@ -150,20 +157,22 @@ fn daemon_sets(pods: &[PodFacts]) -> Option<Obstacle> {
 }
 
 /// Returns a budget that would keep a pod on the node: one that cannot be counted, or whose pods are broken; one that guards it, where
-/// policy waits for that, it was asked in vain or the pod is static; or several over one pod, which the eviction API refuses. A broken
-/// pod that may go is no reason to wait.
+/// policy waits for that, it was asked in vain or the pod is static; or several over one pod, which the eviction API refuses. Where policy waits
+/// and would delete the pod at the deadline, a budget that is not counted so far keeps it, too. A broken pod that may go is no reason to wait.
 fn budget_refusal<'a>(ctx: &NodeContext<'_>, evictable: impl Iterator<Item = &'a PodFacts>) -> Option<Wait> {
     let back_offs = &ctx.survey.budget_back_offs;
-    let waits = ctx.group().drain.guarded_pods == GuardedPods::Wait;
+    let waits = waits(ctx);
+    let protects = waits && forces(ctx);
     evictable.filter(|pod| !pod.pending).find_map(|pod| {
         let guarding: Vec<_> = ctx.survey.budgets.over(pod).collect();
         if guarding.len() > 1 {
             let budgets: BTreeSet<_> = guarding.into_iter().map(BudgetFacts::title).collect();
             return Some(Wait::MultipleBudgets { pod: pod.title(), budgets: budgets.into_iter().collect() });
         }
-        let guard = guarding.into_iter().next().filter(|budget| !budget.lets_go(pod))?;
+        let unknown = |budget: &BudgetFacts| budget.unknown_for(pod).filter(|_| protects && !pod.mirror);
+        let guard = guarding.into_iter().next().filter(|budget| unknown(budget).is_some() || !budget.lets_go(pod))?;
         let (title, budget) = (pod.title(), guard.title());
-        if let Some(message) = guard.sync_error.clone() {
+        if let Some(message) = guard.sync_error.clone().or_else(|| unknown(guard).map(str::to_owned)) {
             return Some(Wait::BudgetSyncFailed { pod: title, budget, message });
         }
         if guard.lacks() > 0 {
@@ -197,6 +206,11 @@ mod tests {
     use crate::fixtures::{pod, t};
     use crate::wait::UnfinishedEviction;
 
+    fn web() -> PodFacts {
+        let labels = Arc::new([("app".to_owned(), "web".to_owned())].into());
+        PodFacts { labels, ready: true, ..pod("a", false) }
+    }
+
     fn budget(desired: i32, expected: i32) -> BudgetFacts {
         BudgetFacts {
             namespace: "shop".into(),
@@ -222,11 +236,6 @@ mod tests {
 
     #[test]
     fn pdb_that_allows_no_disruption_is_reported() {
-        let web = || PodFacts {
-            labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
-            ready: true,
-            ..pod("a", false)
-        };
         let refused = Some(Wait::BudgetNeverAllows {
             pod: "shop/p-a".into(),
             budget: "shop/web".into(),
@@ -318,11 +327,6 @@ mod tests {
 
     #[test]
     fn multiple_pdbs_for_one_pod_are_reported() {
-        let web = || PodFacts {
-            labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
-            ready: true,
-            ..pod("a", false)
-        };
         let second = || BudgetFacts { name: "all".into(), lets_unhealthy_go: true, ..budget(1, 3) };
         let names = ["shop/all", "shop/web"].map(str::to_owned).to_vec();
         let refused = Some(Wait::MultipleBudgets { pod: "shop/p-a".into(), budgets: names });
@@ -339,19 +343,12 @@ mod tests {
 
     #[test]
     fn pdb_that_never_allows_disruption_blocks_no_forced_drain_unless_policy_waits_for_guarded_pods() {
-        let web = || PodFacts {
-            labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
-            ready: true,
-            ..pod("a", false)
-        };
         let never = || budget(3, 3);
-        let broken = || BudgetFacts { healthy: 2, allowed: 0, ..budget(2, 3) };
         let (asks, waits) = (GuardedPods::Ask, GuardedPods::Wait);
         for (sentence, at_deadline, guarded_pods, drill, budget, refused) in [
             ("a drain that is not forced", AtDeadline::Release, waits, None, never(), true),
             ("a forced one", AtDeadline::Force, asks, None, never(), false),
             ("a forced one, and policy waits", AtDeadline::Force, waits, None, never(), true),
-            ("a forced one, policy waits, and one is broken", AtDeadline::Force, waits, None, broken(), false),
             ("a drill with evictions, which deletes nothing", AtDeadline::Force, waits, Some("1 evict"), never(), true),
             ("a dry one", AtDeadline::Force, asks, Some("1"), never(), false),
             ("a dry one, and policy waits", AtDeadline::Force, waits, Some("1"), never(), true),
@@ -369,13 +366,33 @@ mod tests {
     }
 
     #[test]
-    fn budget_over_a_static_pod_keeps_its_node_from_the_reboot_that_ends_it() {
-        let member = || PodFacts {
-            labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
-            ready: true,
-            mirror: true,
-            ..pod("a", false)
+    fn forced_drain_waits_for_budgets_that_are_broken_or_not_counted_where_policy_waits_for_guarded_pods() {
+        let lets_go = || budget(2, 3);
+        let stale = || BudgetFacts { stale: true, ..lets_go() };
+        let failed = BudgetFacts { sync_error: Some("no scale".into()), allowed: 0, ..lets_go() };
+        let all = BudgetFacts { name: "all".into(), ..lets_go() };
+        let broken = BudgetFacts { healthy: 2, allowed: 0, ..lets_go() };
+        let sick = || PodFacts { ready: false, ..web() };
+        let case = |sentence: &str, pod: PodFacts, budgets: Vec<BudgetFacts>, refused: Option<&str>| {
+            let found = refusal_by(pod, budgets, AtDeadline::Force).map(|wait| wait.as_str());
+            assert_eq!(found, refused, "{sentence}");
         };
+        case("it lets the pod go", web(), vec![lets_go()], None);
+        case("a pod is broken", web(), vec![broken], Some("BudgetUnhealthy"));
+        case("its numbers are of an earlier spec", web(), vec![stale()], Some("BudgetSyncFailed"));
+        case("it has counted no pods", web(), vec![budget(0, 0)], Some("BudgetSyncFailed"));
+        case("its pods cannot be counted", web(), vec![failed], Some("BudgetSyncFailed"));
+        case("another one selects the pod", web(), vec![lets_go(), all], Some("MultipleBudgets"));
+        case("a broken pod, whatever its numbers are", sick(), vec![stale()], Some("BudgetSyncFailed"));
+        let lenient = BudgetFacts { lets_unhealthy_go: true, ..stale() };
+        case("a broken pod that it lets go, whatever its numbers are", sick(), vec![lenient], None);
+        case("a pod that has not begun", PodFacts { pending: true, ..web() }, vec![stale()], None);
+        case("a static pod, which is not deleted", PodFacts { mirror: true, ..web() }, vec![stale()], None);
+    }
+
+    #[test]
+    fn budget_over_a_static_pod_keeps_its_node_from_the_reboot_that_ends_it() {
+        let member = || PodFacts { mirror: true, ..web() };
         let wait = |make: fn(String, String) -> Wait| Some(make("shop/p-a".to_owned(), "shop/web".to_owned()));
         for (sentence, pod, budget, expected) in [
             ("one of three members may be away", member(), budget(2, 3), None),

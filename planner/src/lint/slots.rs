@@ -254,14 +254,17 @@ pub(super) fn check_alone(view: &ClusterView, policy: &Policy, plan: &Plan, new:
     alone.collect()
 }
 
-/// S13: in an unwell cluster no slot is given, but for a rollout that takes nodes off the version that the ill ones run.
+/// S13: in an unwell cluster no slot is given, but for a rollout that takes ill nodes off their version.
 pub(super) fn check_unwell(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Broken> {
     let uid = &new.first()?.facts.uid;
     let now = plan.slots.iter().flatten().find(|slot| slot.uid == *uid)?.since;
     let unwell = Unwell::of(view, now);
     let ill = unwell.of_starts()?.ill;
     let urgency = Urgency::of(view, policy, now);
-    let cures = |to: &Version, node: &NodeView| unwell.is_cured_by(to, urgency.applies(node, to));
-    let held = new.iter().find(|node| node.progress().is_none_or(|progress| !cures(&progress.version, node)))?;
+    let cures = |to: &Version, node: &NodeView| unwell.is_cured_by(&policy.target, node, to, urgency.applies(node, to));
+    let goes = |node: &NodeView| {
+        node.progress().is_some_and(|progress| !progress.mode().is_drill() && cures(&progress.version, node))
+    };
+    let held = new.iter().find(|node| !goes(node))?;
     broken("S13", format!("{} is given a slot while {ill} nodes have fallen ill at once", held.facts.name))
 }

@@ -957,7 +957,7 @@ fn validator_drops_a_drain_that_a_known_budget_blocks() {
         ("after its hooks have answered", budget(), Step::BeforeDrain, false, Some("S13")),
         ("after it has left its load balancers", budget(), Step::LeavingLoadBalancer, false, Some("S13")),
         ("during the drain, the API server answers", budget(), Step::Draining, false, None),
-        ("policy deletes what stays", budget(), Step::Staged, true, None),
+        ("a pod of it is broken, and policy waits and deletes what stays", budget(), Step::Staged, true, Some("S13")),
         ("its pods are healthy", counted(), Step::Staged, false, None),
         ("it guards a pod, and policy waits", guards(), Step::Staged, false, Some("S13")),
         ("it guards a pod, and policy waits and deletes what stays", guards(), Step::Staged, true, Some("S13")),
@@ -988,6 +988,42 @@ fn properties_are_those_of_the_docs_and_all_that_a_finding_names() {
     let is_number = |text: &&str| text.strip_prefix('S').is_some_and(|number| number.parse::<u8>().is_ok());
     let named: Vec<_> = texts.filter(is_number).collect();
     assert!(named.len() > 20 && named.iter().all(|name| PROPERTIES.contains(name)), "{named:?}");
+}
+
+#[test]
+fn validator_drops_a_deletion_that_a_known_budget_blocks_where_policy_waits_for_guarded_pods() {
+    let lets_go = || BudgetFacts {
+        namespace: "shop".into(),
+        name: "web".into(),
+        allowed: 1,
+        healthy: 3,
+        desired: 2,
+        expected: 3,
+        selector: Some(kube::core::Selector::from_iter([kube::core::Expression::DoesNotExist("app".into())])),
+        ..BudgetFacts::default()
+    };
+    let case = |sentence: &str, guarded_pods: &str, begun: bool, budget: BudgetFacts, expected: Option<&str>| {
+        let mut node = at("a", Step::Draining, 0, HostState::StagedUpdate);
+        node.pods = Some(vec![PodFacts { ready: true, ..pod("a", false) }]);
+        let shadow = node.shadow.as_mut().unwrap();
+        let forced = || DrainStatus { forced_since: Some(t(60)), ..DrainStatus::default() };
+        shadow.status.controller.drain = Some(if begun { forced() } else { DrainStatus::default() });
+        let mut status = shadow.status.controller_status();
+        status.report.drain = Some(forced());
+        let (mut view, _) = cluster(vec![node], &["a"]);
+        view.budgets = vec![budget];
+        let drain = json!({"atDeadline": "Force", "guardedPods": guarded_pods});
+        let policy = crate::fixtures::with_policy(&mut view, json!({"drain": drain}));
+        let findings = lint(&view, &policy, &mut acts("a", Action::Status { status: Box::new(status), note: None }));
+        assert_eq!(findings.first().map(|finding| finding.property), expected, "{sentence}: {findings:?}");
+    };
+    let broken = || BudgetFacts { allowed: 0, healthy: 2, ..lets_go() };
+    case("it lets the pod go", "Wait", false, lets_go(), None);
+    case("a pod of it is broken", "Wait", false, broken(), Some("S13"));
+    case("it guards the pod", "Wait", false, BudgetFacts { allowed: 0, ..lets_go() }, Some("S13"));
+    case("its numbers are of an earlier spec", "Wait", false, BudgetFacts { stale: true, ..lets_go() }, Some("S13"));
+    case("policy does not wait", "Ask", false, broken(), None);
+    case("the deletion has begun", "Wait", true, broken(), None);
 }
 
 /// A graceful shutdown renews the Lease of its node, and ends in a reboot.

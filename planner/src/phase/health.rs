@@ -94,7 +94,7 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
         return looking(judged(ctx, &lasting));
     }
     // Empty at last: also past the deadline the expressions have the soak to stay so.
-    let soaked = quiet.iter().flatten().map(|quiet| after(quiet.since, after_policy.soak)).fold(until, Timestamp::max);
+    let soaked = soak_ends(ctx);
     let limit = after(deadline.max(soaked), LASTING);
     let (mut missing, mut again) = (usable::missing(ctx), deadline);
     if missing.is_empty() {
@@ -354,12 +354,20 @@ fn was_unhealthy_before_drill(ctx: &Attempt<'_>, own: &String) -> bool {
     ctx.mode().is_drill() && ctx.drain_status().is_some_and(|drain| drain.unhealthy_before.contains(own))
 }
 
-/// Returns what was read lately of the pods of an owner.
+/// Returns when the soak is over, in which the expressions have to stay quiet, too.
+fn soak_ends(ctx: &Attempt<'_>) -> Timestamp {
+    let after_policy = &ctx.group().after;
+    let quiet = gates::quiet(&after_policy.checks, ctx.subject(), &ctx.view.expressions);
+    quiet.iter().flatten().map(|quiet| after(quiet.since, after_policy.soak)).fold(soaked(ctx), Timestamp::max)
+}
+
+/// Returns what was read lately of the pods of an owner: at the end of a soak, since then, as they may have recovered in it.
 fn read<'a>(ctx: &Attempt<'a>, owner: &String, deadline: Timestamp) -> Option<&'a OwnerHealth> {
-    let fresh = if ctx.now < deadline { READ_AGAIN } else { LASTING };
+    let (fresh, end) = (if ctx.now < deadline { READ_AGAIN } else { LASTING }, soak_ends(ctx));
     // Several owners are read one after the other: what was read since the deadline is not read again.
     let is_fresh = |health: &&OwnerHealth| {
-        health.lacks_pods.is_none() && (after(health.read_at, fresh) > ctx.now || health.read_at >= deadline)
+        let is_recent = after(health.read_at, fresh) > ctx.now || health.read_at >= deadline;
+        health.lacks_pods.is_none() && is_recent && (ctx.now < end || health.read_at >= end)
     };
     ctx.node.node.owners.get(owner).filter(is_fresh)
 }

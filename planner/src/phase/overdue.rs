@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use models::operator::GuardedPods;
 use models::reason::FailureReason;
 use models::shadow::{Blocker, DrainStatus, PodMove};
 
 use super::blockers::name_blockers;
 use super::claim::{not_claimed, unclaimed};
-use super::drained::{fail_for_returning_pod, record_new, returning_pod};
+use super::drained::{fail_for_returning_pod, first_few, record_new, returning_pod};
 use super::result::mark_moved;
 use super::row::{Attempt, Turn, act, fail};
 use crate::claims::ClaimField;
@@ -25,7 +26,8 @@ use crate::wait::Wait;
 const FORCE_LIMIT: Duration = Duration::from_secs(5 * 60);
 
 /// Continues after the deadline without the pods that do not leave, as policy allows: they are recorded first, then
-/// deleted, each under its uid; those that have outlived their own grace period without it.
+/// deleted, each under its uid; those that have outlived their own grace period without it. Where policy waits for guarded pods, no deletion begins
+/// while a budget keeps one of them.
 pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline: Timestamp) -> Turn {
     if let Some(pod) = returning_pod(ctx, sorted) {
         return fail_for_returning_pod(pod);
@@ -36,9 +38,16 @@ pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline:
     let drain = ctx.drain_status().cloned().unwrap_or_default();
     let names: Vec<_> = sorted.left().map(PodFacts::title).collect();
     let Some(forced) = drain.forced_since else {
+        if let Some(kept) = gates::undeletable(ctx, &sorted.evictable) {
+            let left = first_few(&names);
+            let why = "nothing is deleted past a budget, since spec.drain.guardedPods is Wait";
+            return fail(FailureReason::DrainTimedOut, format!("still on the node: {left}; {why}: {kept}"));
+        }
+        let policy = &ctx.group().drain;
+        let past = if policy.guarded_pods == GuardedPods::Wait { "which no budget keeps" } else { "past all budgets" };
         let message = format!(
-            "the drain has taken {:?}: deleting what is left, past all budgets, as policy requires: {}",
-            ctx.group().drain.timeout,
+            "the drain has taken {:?}: deleting what is left, {past}, as policy requires: {}",
+            policy.timeout,
             names.join(", ")
         );
         let mut status = ctx.controller_status();

@@ -17,7 +17,9 @@ use models::shadow::{Mode, Place, Progress};
 use models::time::{after, between, signed};
 use semver::Version;
 
+use super::key::{Key, borrowed, kind_by_node};
 use super::unavailable::comes_or_goes;
+use crate::policy::Target;
 use crate::view::{ClusterView, NodeFacts, NodeView};
 
 /// The longest time for which clocks stop for an attempt, and after which a node that is ill says nothing any more.
@@ -46,10 +48,10 @@ pub(crate) struct Unwell {
     pub(crate) spans: Vec<UnwellSpan>,
     /// The trouble of the last day, where none of these times goes on.
     last_day: Option<UnwellSpan>,
-    /// The versions that the ill nodes run, while it goes on; `None` for a node that names none.
-    runs: BTreeSet<Option<Version>>,
-    /// The versions whose nodes are well among ill ones, while it goes on.
-    good: BTreeSet<Version>,
+    /// The versions that ill nodes run, by their kind, while it goes on. Those that no rollout takes off their version are left out.
+    runs: BTreeSet<Key>,
+    /// The versions, by kind, whose nodes are well among ill ones, while it goes on.
+    good: BTreeSet<Key>,
     /// The time at which it may end without another event.
     pub(crate) wake: Option<Timestamp>,
     now: Timestamp,
@@ -166,16 +168,23 @@ fn observed((since, found): &(Timestamp, Comparison<'_>), now: Timestamp) -> Unw
     }
 }
 
-/// Returns the versions most of whose nodes are well, in those zones alone in which at least half of the other nodes have fallen ill. Where these
-/// are well, or there are none, it shows nothing: another zone may have failed.
-fn good_versions(view: &ClusterView, since: Timestamp, now: Timestamp) -> BTreeSet<Version> {
-    let mut versions: BTreeMap<Version, BTreeMap<&str, (usize, usize)>> = BTreeMap::new();
-    for facts in view.nodes.values().filter(|node| is_in_service(node)).map(|node| &node.facts) {
-        let Some(version) = facts.os_version().filter(|_| facts.bottlerocket()) else { continue };
-        let (well, ill) = versions.entry(version).or_default().entry(facts.zone()).or_default();
-        *(if facts.is_well() { well } else { ill }) += 1;
+/// Returns the kind and the version of a node under the operator that runs Bottlerocket; other nodes are in no rollout.
+fn runs_as(node: &NodeView) -> Option<Key> {
+    let version = node.facts.os_version().filter(|_| node.facts.labelled && node.facts.bottlerocket())?;
+    let (variant, arch) = kind_by_node(node);
+    Some((variant.to_owned(), arch.to_owned(), version))
+}
+
+/// Returns the versions, by kind, most of whose nodes are well, in those zones alone in which at least half of the other nodes have fallen ill.
+/// Where these are well, or there are none, it shows nothing: another zone may have failed.
+fn good_versions(view: &ClusterView, since: Timestamp, now: Timestamp) -> BTreeSet<Key> {
+    let mut versions: BTreeMap<Key, BTreeMap<&str, (usize, usize)>> = BTreeMap::new();
+    for node in view.nodes.values().filter(|node| is_in_service(node)) {
+        let Some(version) = runs_as(node) else { continue };
+        let (well, ill) = versions.entry(version).or_default().entry(node.facts.zone()).or_default();
+        *(if node.facts.is_well() { well } else { ill }) += 1;
     }
-    let is_good = |version: &Version, zones: &BTreeMap<&str, (usize, usize)>| {
+    let is_good = |(_, _, version): &Key, zones: &BTreeMap<&str, (usize, usize)>| {
         let (mut good, mut bad) = (0, 0);
         for (zone, (well, ill)) in zones {
             let others = Comparison::in_zone(view, zone, &BTreeSet::from([version]), since, now);
@@ -220,7 +229,7 @@ impl Unwell {
         let last_day = trouble.is_none().then(|| in_last_day(view, now)).filter(|(_, found)| found.is_trouble());
         let ill = || trouble.iter().chain(&last_day).flat_map(|(_, compared)| &compared.ill);
         let wake = ill().filter_map(|facts| facts.ill_since()).min().map(|since| after(since, LONGEST));
-        let runs = ill().map(|facts| facts.os_version()).collect();
+        let runs = ill().filter_map(|facts| runs_as(view.nodes.get(&facts.name)?)).collect();
         let since = trouble.iter().chain(&last_day).map(|(since, _)| *since).next();
         let good = since.map(|since| good_versions(view, since, now)).unwrap_or_default();
         Self { spans, last_day: last_day.map(|trouble| observed(&trouble, now)), runs, good, wake, now }
@@ -259,11 +268,17 @@ impl Unwell {
         if moves { end.max(after(self.now, STOPPED)) } else { end }
     }
 
-    /// Returns whether a rollout of this version takes nodes off the version that the ill ones run: it goes back to an earlier one, it
-    /// is urgent, or most of the nodes that run it already among ill ones are well.
-    pub(crate) fn is_cured_by(&self, version: &Version, urgent: bool) -> bool {
-        let leaves = |runs: &Option<Version>| runs.as_ref().is_some_and(|runs| runs != version);
-        let goes_back = || self.runs.iter().flatten().any(|runs| runs > version);
-        self.runs.iter().any(leaves) && (urgent || self.good.contains(version) || goes_back())
+    /// Returns whether a rollout of this version to nodes like this one takes ill ones off theirs: it goes back to an earlier version, which
+    /// policy does only from one that it does not allow, it is urgent, or most of the nodes that run it already among ill ones are well.
+    pub(crate) fn is_cured_by(&self, target: &Target, node: &NodeView, version: &Version, urgent: bool) -> bool {
+        let (variant, arch) = kind_by_node(node);
+        let is_good = || self.good.iter().any(|good| borrowed(good) == (variant, arch, version));
+        self.runs.iter().any(|(of, on, runs)| {
+            let is_of_kind = (of.as_str(), on.as_str()) == (variant, arch);
+            let goes_back = runs > version && target.pins() && !target.allows(runs);
+            // A bad version is taken off all kinds at once.
+            (goes_back && (is_of_kind || node.facts.os_version().as_ref() == Some(runs)))
+                || (is_of_kind && runs < version && (urgent || is_good()))
+        })
     }
 }

@@ -423,8 +423,8 @@ impl Projection for BudgetFacts {
     /// Only a budget that allows more than before can unblock a drain, or a node that could never be drained.
     fn matters(&self, old: &Self) -> bool {
         self.allowed > old.allowed
-            || (self.desired, self.expected, self.lets_unhealthy_go, self.lacks() > 0)
-                != (old.desired, old.expected, old.lets_unhealthy_go, old.lacks() > 0)
+            || (self.desired, self.expected, self.stale, self.lets_unhealthy_go, self.lacks() > 0)
+                != (old.desired, old.expected, old.stale, old.lets_unhealthy_go, old.lacks() > 0)
             || (&self.sync_error, &self.revision) != (&old.sync_error, &old.revision)
             || self.selector != old.selector
     }

@@ -299,8 +299,21 @@ impl BudgetFacts {
 
     /// Returns whether it guards this pod: it allows nothing although all its pods are healthy.
     pub fn guards(&self, pod: &PodFacts) -> bool {
-        let counted = !self.stale && self.expected > 0;
-        counted && !self.is_unwell() && !self.lets_go(pod) && self.selects(pod)
+        self.is_counted() && !self.is_unwell() && !self.lets_go(pod) && self.selects(pod)
+    }
+
+    /// Returns whether its numbers are those of its spec, and of pods.
+    pub const fn is_counted(&self) -> bool {
+        !self.stale && self.expected > 0
+    }
+
+    /// Returns why its numbers show nothing about this pod, for users, if that is so. The API server reads none of them for a pod that has not begun,
+    /// nor for one that is not Ready where those may go.
+    pub(crate) const fn unknown_for(&self, pod: &PodFacts) -> Option<&'static str> {
+        if pod.pending || (!pod.ready && self.lets_unhealthy_go) || self.is_counted() {
+            return None;
+        }
+        Some(if self.stale { "its status is of an earlier spec" } else { "its status counts none" })
     }
 
     /// Returns whether pods of it are broken, or cannot be counted: what it allows then says nothing about healthy ones.

@@ -304,7 +304,7 @@ pub enum Wait {
     },
     /// Kubernetes cannot count the pods of a budget.
     #[error(
-        "Kubernetes cannot count the pods of the PodDisruptionBudget {budget}, so that it allows no disruption of {pod}: {message}"
+        "Kubernetes has no count of the pods of the PodDisruptionBudget {budget}, so that nothing shows that it lets {pod} go: {message}"
     )]
     BudgetSyncFailed { pod: String, budget: String, message: String },
     /// Pods were deleted and do not end.

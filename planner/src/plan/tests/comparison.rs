@@ -12,6 +12,8 @@ use crate::decision::Action;
 use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::plan::plan;
+use crate::policy::{Policy, Target, Urgent};
+use crate::survey::unwell::Unwell;
 use crate::view::{ClusterView, NodeFacts, NodeView, OwnerHealth, PodFacts};
 use crate::wait::Wait;
 
@@ -294,6 +296,30 @@ fn replica_that_was_ill_on_the_node_that_it_comes_from_is_no_difference() {
     }
 }
 
+/// The others may have recovered meanwhile.
+#[test]
+fn pod_is_excused_at_the_end_of_a_soak_by_what_is_read_after_it_alone() {
+    let ill = OwnerHealth { others_unhealthy: 1, ..EVIDENCE };
+    let well = OwnerHealth { updated_failing: 0, ..EVIDENCE };
+    for (sentence, then, proven) in [("they are still ill", ill, true), ("they have recovered", well, false)] {
+        let mut watch = Watch::of(verifying(vec![PodFacts { lost_ready_at: Some(t(20)), ..failing() }]));
+        let mut late = Watch::of(watch.view.nodes["a"].clone());
+        watch.found = ill;
+        assert_eq!(watch.at(20), Some(Wait::Soaking { until: t(SOAKED) }), "{sentence}");
+        watch.found = then;
+        watch.at(SOAKED);
+        assert_eq!((watch.result().0.is_some(), watch.read), (proven, 2), "{sentence}");
+        // They fall ill at the deadline: the soak begins again.
+        late.found = well;
+        assert_eq!(late.at(20).unwrap().as_str(), "Settling", "{sentence}");
+        late.found = ill;
+        assert_eq!(late.at(DEADLINE), Some(Wait::Soaking { until: t(DEADLINE + SOAKED) }), "{sentence}");
+        late.found = then;
+        late.at(DEADLINE + SOAKED);
+        assert_eq!((late.result(), late.read), (if proven { is_updated() } else { is_unproven() }, 3), "{sentence}");
+    }
+}
+
 /// A model server may load for longer than the time that any pod may need.
 #[test]
 fn pod_that_its_startup_probe_allows_to_start_interrupts_no_soak_and_proves_nothing_until_it_is_ready() {
@@ -459,6 +485,70 @@ fn nodes_beside_a_failed_zone_show_nothing_about_the_version_of_the_ill_ones() {
     }
 }
 
+#[test]
+fn rollout_that_takes_no_ill_node_off_its_version_is_held() {
+    const ILL: [&str; 3] = ["b", "c", "d"];
+    fn urgent(policy: &mut Policy) {
+        policy.urgent = Some(Urgent { from: NEW, reason: "CVE-2026-1234".into(), until: t(600) });
+    }
+    let case = |sentence: &str, image: &str, held: bool, change: fn(&mut ClusterView, &mut Policy)| {
+        let (mut view, mut policy) = unwell(draining());
+        policy.target = Target::Exact(NEW);
+        for name in ILL {
+            facts(&mut view, name).os_image = image.to_owned();
+        }
+        change(&mut view, &mut policy);
+        let made = plan(&view, &policy, t(60));
+        let waits = made.waits.get("e").map(Wait::as_str) == Some("ClusterUnwell");
+        let ends = matches!(made.actions.get("a"), Some(Action::Status { .. }));
+        assert_eq!((waits, ends), (held, held), "{sentence}: {:?}", made.waits.get("e"));
+    };
+    let (later, earlier) = ("Bottlerocket OS 1.21.0 (aws-k8s-1.37)", "Bottlerocket OS 1.20.0 (aws-k8s-1.37)");
+    let other = "Amazon Linux 2023.6.20241111";
+    case("it goes back", later, false, |_, _| {});
+    case("they run another system", other, true, |_, _| {});
+    case("one of them runs another system", earlier, true, |view, _| {
+        facts(view, "b").os_image = "Amazon Linux 2023.6.20241111".to_owned();
+    });
+    case("they are of another variant", "Bottlerocket OS 1.21.0 (metal-k8s-1.37)", true, |_, _| {});
+    case("they are of another architecture", later, true, |view, _| {
+        for name in ILL {
+            view.nodes.get_mut(name).unwrap().shadow.as_mut().unwrap().status.agent.arch = Some("aarch64".into());
+        }
+    });
+    case("they are not under the operator", later, true, |view, _| {
+        for name in ILL {
+            facts(view, name).labelled = false;
+        }
+    });
+    case("policy takes no node back", later, true, |_, policy| policy.target = Target::Latest);
+    case("policy allows their version", later, true, |_, policy| policy.target = Target::parse(">=1.20.0").unwrap());
+    case("it is urgent", earlier, false, |_, policy| urgent(policy));
+    case("it is urgent, and they run another system", other, true, |_, policy| urgent(policy));
+    case("nodes of another variant are well with it", earlier, true, |view, _| {
+        facts(view, "f").os_image = format!("Bottlerocket OS {NEW} (metal-k8s-1.37)");
+    });
+
+    // A bad version is taken off nodes of all kinds.
+    let (mut view, _) = unwell(draining());
+    for name in ILL {
+        facts(&mut view, name).os_image = "Bottlerocket OS 1.21.0 (metal-k8s-1.37)".to_owned();
+    }
+    facts(&mut view, "e").os_image = later.to_owned();
+    let found = Unwell::of(&view, t(60));
+    let cured = |name: &str| found.is_cured_by(&Target::Exact(NEW), &view.nodes[name], &NEW, false);
+    assert_eq!((cured("e"), cured("f")), (true, false));
+
+    // A drill brings no node to a version, however urgent that is.
+    let (mut view, mut policy) = unwell(draining());
+    urgent(&mut policy);
+    view.nodes.get_mut("f").unwrap().shadow.as_mut().unwrap().drill = Some("1".into());
+    let made = plan(&view, &policy, t(60));
+    let Some(Action::Status { status, .. }) = made.actions.get("f") else { panic!("{:?}", made.actions) };
+    let drill = status.report.record.as_ref().and_then(|record| record.drill.as_ref());
+    assert_eq!(drill.map(|drill| drill.result.as_str()), Some("ClusterUnwell"));
+}
+
 /// A user holds nodes and powers them off, as for a repair.
 #[test]
 fn nodes_that_users_take_down_are_no_trouble_of_the_cluster() {
@@ -526,7 +616,7 @@ fn rollout_that_takes_nodes_off_the_version_of_the_ill_ones_is_not_held() {
     ];
     for (sentence, change, held) in cases {
         let (mut view, policy) = unwell(draining());
-        facts(&mut view, "d").labelled = true;
+        let policy = Policy { target: Target::Exact(NEW), ..policy };
         change(&mut view);
         let made = plan(&view, &policy, t(60));
         let waits = made.waits.get("e").map(Wait::as_str) == Some("ClusterUnwell");

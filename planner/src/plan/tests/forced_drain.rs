@@ -126,6 +126,52 @@ fn drain_that_is_found_a_day_after_its_deadline_deletes_nothing_unless_it_had_be
     }
 }
 
+/// The budget has let the pod go when the drain began.
+#[test]
+fn forced_drain_deletes_nothing_past_a_budget_where_policy_waits_for_guarded_pods() {
+    fn broken(budget: &mut BudgetFacts) {
+        (budget.allowed, budget.healthy, budget.desired) = (0, 1, 1);
+    }
+    let begun = |guarded_pods: &str| {
+        let drain = serde_json::json!({"timeout": "1m", "atDeadline": "Force", "guardedPods": guarded_pods});
+        let lets_one_go = BudgetFacts { allowed: 1, desired: 1, ..guard("db", 2) };
+        drain_of(serde_json::json!({"drain": drain}), vec![pod_of("db", "db-0")], vec![lets_one_go])
+    };
+    let case = |sentence: &str, guarded_pods: &str, end: &str, change: fn(&mut BudgetFacts)| {
+        let (mut view, policy) = begun(guarded_pods);
+        assert_eq!(asked(&settle(&mut view, &policy, 1)), ["db-0"], "{sentence}");
+        change(&mut view.budgets[0]);
+        let mut made = plan(&view, &policy, t(60));
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{sentence}");
+        assert_eq!(outcome(&made), end, "{sentence}: {:?}", made.actions);
+    };
+    let (deletes, released) = ("step Draining", "DrainTimedOut");
+    case("it lets the pod go", "Wait", deletes, |_| {});
+    case("a pod of it is broken", "Wait", released, broken);
+    case("it guards the pod", "Wait", released, |budget| (budget.allowed, budget.desired) = (0, 2));
+    case("its numbers are of an earlier spec", "Wait", released, |budget| budget.stale = true);
+    case("it has counted no pods", "Wait", released, |budget| (budget.allowed, budget.expected) = (0, 0));
+    case("its pods cannot be counted", "Wait", released, |budget| {
+        (budget.allowed, budget.sync_error) = (0, Some("no scale".into()));
+    });
+    case("policy does not wait, and a pod of it is broken", "Ask", deletes, broken);
+
+    for (allowed, end) in [(1, released), (2, deletes)] {
+        let drain = serde_json::json!({"timeout": "1m", "atDeadline": "Force", "guardedPods": "Wait"});
+        let (pods, budget) = (["db-0", "db-1"], BudgetFacts { allowed, desired: 3 - allowed, ..guard("db", 3) });
+        let pods = pods.map(|name| pod_of("db", name)).into();
+        let (mut view, policy) = drain_of(serde_json::json!({"drain": drain}), pods, vec![budget]);
+        settle(&mut view, &policy, 1);
+        assert_eq!(outcome(&plan(&view, &policy, t(60))), end, "it lets {allowed} of two pods go");
+    }
+
+    let (mut view, policy) = begun("Wait");
+    settle(&mut view, &policy, 60);
+    broken(&mut view.budgets[0]);
+    let evictions = plan(&view, &policy, t(61)).evictions;
+    assert!(evictions.get("a").is_some_and(|evictions| evictions.delete), "it has begun: {evictions:?}");
+}
+
 /// `Force`, and a pod that policy refuses came to the node meanwhile.
 #[test]
 fn forced_drain_fails_on_refused_pod_or_unready_node() {

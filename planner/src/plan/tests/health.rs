@@ -424,7 +424,7 @@ fn owners_of_pods_that_come_up_after_a_boot_are_read_when_a_soak_is_over() {
     }
     assert_eq!(watch.at(SOAKED), Some(Wait::Soaking { until: t(2 * SOAKED) }), "it is ill elsewhere, too");
     watch.at(2 * SOAKED);
-    assert_eq!((watch.result(), watch.read), (is_updated(), 1));
+    assert_eq!((watch.result(), watch.read), (is_updated(), 2));
     // One that was ill before, and has no others, interrupts nothing.
     let mut node = verifying(vec![booted]);
     unhealthy_before(&mut node, NEW);
