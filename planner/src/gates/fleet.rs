@@ -116,14 +116,13 @@ pub(crate) fn blackout(ctx: &NodeContext<'_>) -> Option<Wait> {
 
 #[cfg(test)]
 mod tests {
-    use models::operator::{BottlerocketUpdateOperatorSpec, CountOrPercent, KnownVersion, Quarantined};
-    use models::reason::FailureReason;
+    use models::operator::{BottlerocketUpdateOperatorSpec, CountOrPercent, KnownVersion};
     use models::shadow::{HostState, Step, VersionFailure};
 
     use super::super::begin;
     use super::super::testing::refusal_of;
     use super::*;
-    use crate::fixtures::{NEW, OLD, at, failure, t};
+    use crate::fixtures::{NEW, OLD, at, failure, fallen_back, seen};
     use crate::policy::{CanaryStep, Policy};
 
     #[test]
@@ -177,19 +176,9 @@ mod tests {
         });
         assert_eq!(in_a_record, frozen);
         let in_the_operators_status = refusal_of(is_not_frozen, |view, _| {
-            view.operator.as_mut().unwrap().status.versions.push(KnownVersion {
-                version: OLD,
-                variant: "another".into(),
-                arch: "x86_64".into(),
-                first_seen: t(0),
-                failed: vec![],
-                quarantined: Some(Quarantined {
-                    reason: FailureReason::BootFellBack,
-                    nodes: vec![],
-                    since: t(0),
-                    contained: false,
-                }),
-            });
+            let quarantined = Some(fallen_back(&[]));
+            let known = KnownVersion { variant: "another".into(), quarantined, ..seen(OLD, 0) };
+            view.operator.as_mut().unwrap().status.versions.push(known);
         });
         assert_eq!(in_the_operators_status, frozen, "also when the node that failed is deleted");
     }

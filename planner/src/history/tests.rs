@@ -8,11 +8,11 @@ use models::condition::{Condition, ConditionStatus};
 use models::history::{
     BottlerocketRolloutHistory, BottlerocketRolloutHistorySpec, BottlerocketRolloutHistoryStatus, EntryKind,
 };
-use models::operator::{CompletionEstimate, ENABLED, Quarantined, RolloutLedger, WINDOW_OPEN};
+use models::operator::{CompletionEstimate, ENABLED, KnownVersion, Quarantined, RolloutLedger, WINDOW_OPEN};
 use models::shadow::{DrainedPod, Drill, PodMove, RolloutResult, UPDATED};
 
 use super::*;
-use crate::fixtures::{NEW, OLD, recorded, rollout, t};
+use crate::fixtures::{NEW, OLD, condition, fallen_back, recorded, rollout, seen, t};
 
 const VARIANT: &str = "aws-k8s-1.37";
 const ARCH: &str = "x86_64";
@@ -37,6 +37,11 @@ struct Leader {
     removed: BTreeSet<i64>,
     records: BTreeMap<String, RecordFacts>,
     open: BTreeMap<String, OpenPage>,
+}
+
+/// A condition that has this status since a second.
+fn since(type_: &str, status: ConditionStatus, reason: &str, second: i64) -> Condition {
+    Condition { status, last_transition_time: t(second), ..condition(type_, reason, "m") }
 }
 
 fn result(number: i64, attempt: i64, ended: i64, pods: usize) -> RolloutResult {
@@ -402,14 +407,7 @@ fn first_estimate_goes_with_the_next_write_or_after_the_wait_of_a_page() {
 
 #[test]
 fn entry_that_updates_are_enabled_again_goes_with_the_next_write_or_after_the_wait_of_a_page() {
-    let enabled = |status: ConditionStatus, at: i64| Condition {
-        type_: ENABLED.into(),
-        status,
-        reason: "x".into(),
-        message: "m".into(),
-        last_transition_time: t(at),
-        observed_generation: None,
-    };
+    let enabled = |status, at: i64| since(ENABLED, status, "x", at);
     let (mut server, mut leader) = (Server::new(), Leader::default());
     server.operator.status.conditions = vec![enabled(ConditionStatus::False, 1)];
     server.settle(&mut leader, 1, 0);
@@ -491,23 +489,11 @@ fn entries_tell_each_change_once_under_every_leader() {
     let set = |server: &mut Server, type_: &str, status: ConditionStatus, at: i64| {
         let conditions = &mut server.operator.status.conditions;
         conditions.retain(|condition| condition.type_ != type_);
-        conditions.push(Condition {
-            type_: type_.into(),
-            status,
-            reason: "x".into(),
-            message: "m".into(),
-            last_transition_time: t(at),
-            observed_generation: None,
-        });
+        conditions.push(since(type_, status, "x", at));
     };
     server.operator.managers.enabled = Some("kubectl-edit".into());
     server.operator.managers.approve_step = Some("kubectl-annotate".into());
-    let quarantined = Quarantined {
-        reason: models::reason::FailureReason::BootFellBack,
-        nodes: vec!["n1".into()],
-        since: t(40),
-        contained: false,
-    };
+    let quarantined = Quarantined { since: t(40), ..fallen_back(&["n1"]) };
     server.operator.managers.urgent = Some("kubectl-patch".into());
     let urgency =
         models::operator::UrgencyRecord { from: NEW, reason: "CVE-2026-1234".into(), since: t(31), until: t(60) };
@@ -541,14 +527,8 @@ fn entries_tell_each_change_once_under_every_leader() {
         (
             Box::new(|s| {
                 set(s, models::operator::FROZEN, ConditionStatus::True, 40);
-                s.operator.status.versions = vec![models::operator::KnownVersion {
-                    version: NEW,
-                    variant: VARIANT.into(),
-                    arch: ARCH.into(),
-                    first_seen: t(0),
-                    failed: Vec::new(),
-                    quarantined: Some(quarantined.clone()),
-                }];
+                let quarantined = Some(quarantined.clone());
+                s.operator.status.versions = vec![KnownVersion { quarantined, ..seen(NEW, 0) }];
             }),
             &[EntryKind::Quarantined, EntryKind::Frozen],
         ),
@@ -662,21 +642,13 @@ fn end_of_a_freeze_or_brake_is_attributed_to_the_user_whose_resume_ended_it() {
         let (mut server, mut leader) = (Server::new(), Leader::default());
         server.operator.managers.resume = Some("kubectl-brupop".into());
         let ledger = |until| Some(RolloutLedger { braked_until: until, ..RolloutLedger::default() });
-        let condition = |type_: &str, status, reason: &str, at| Condition {
-            type_: type_.into(),
-            status,
-            reason: reason.into(),
-            message: "m".into(),
-            last_transition_time: t(at),
-            observed_generation: None,
-        };
         let frozen = models::operator::FROZEN;
-        server.operator.status.conditions = vec![condition(frozen, ConditionStatus::True, "VersionFailed", 40)];
+        server.operator.status.conditions = vec![since(frozen, ConditionStatus::True, "VersionFailed", 40)];
         server.operator.status.active_rollouts[0].ledger = ledger(Some(t(99)));
         server.settle(&mut leader, 40, 0);
         server.operator.status.conditions = vec![
-            condition(frozen, ConditionStatus::False, freeze, ended),
-            condition(models::operator::BRAKED, ConditionStatus::False, brake, ended),
+            since(frozen, ConditionStatus::False, freeze, ended),
+            since(models::operator::BRAKED, ConditionStatus::False, brake, ended),
         ];
         server.operator.status.active_rollouts[0].ledger = ledger(None);
         server.settle(&mut leader, 50, 0);
@@ -695,27 +667,12 @@ fn rollout_of_the_failed_kind_stays_frozen_in_its_record_while_others_go_on() {
         let (mut server, mut leader) = (Server::new(), Leader::default());
         server.settle(&mut leader, 0, 1);
         server.operator.managers.continue_others = client.map(str::to_owned);
-        let condition = |status, reason: &str, at| Condition {
-            type_: models::operator::FROZEN.into(),
-            status,
-            reason: reason.into(),
-            message: "m".into(),
-            last_transition_time: t(at),
-            observed_generation: None,
-        };
-        let quarantined = |contained| Quarantined {
-            reason: models::reason::FailureReason::BootFellBack,
-            nodes: vec!["n1".into()],
-            since: t(40),
-            contained,
-        };
-        let known = |contained| models::operator::KnownVersion {
-            version: NEW,
-            variant: VARIANT.into(),
+        let condition = |status, reason: &str, at| since(models::operator::FROZEN, status, reason, at);
+        let quarantined = |contained| Quarantined { since: t(40), contained, ..fallen_back(&["n1"]) };
+        let known = |contained| KnownVersion {
             arch: if own { ARCH.into() } else { "another".into() },
-            first_seen: t(0),
-            failed: Vec::new(),
             quarantined: Some(quarantined(contained)),
+            ..seen(NEW, 0)
         };
         server.operator.status.conditions = vec![condition(ConditionStatus::True, "VersionFailed", 40)];
         server.operator.status.versions = vec![known(false)];

@@ -1,8 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, KnownVersion, MAX_SLOTS, Quarantined};
-use models::reason::FailureReason;
+use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, KnownVersion, MAX_SLOTS, RolloutLedger};
 use models::shadow::{
     AppliedSettings, Armed, ArmedPhase, BottlerocketShadowSpec, DrainStatus, DrainedPod, Drill, Progress,
 };
@@ -11,7 +10,7 @@ use serde_json::json;
 use super::*;
 use crate::claims::ClaimFields;
 use crate::decision::Eviction;
-use crate::fixtures::{NEW, at, cluster, node, pod, progress, t};
+use crate::fixtures::{NEW, at, cluster, cluster_with, fallen_back, node, pod, progress, rollout, seen, slot, t};
 use crate::rules::Rules;
 use crate::view::ShadowFacts;
 
@@ -52,19 +51,7 @@ fn world(spec: serde_json::Value, frozen: bool) -> (ClusterView, Policy) {
     let operator = view.operator.as_mut().unwrap();
     operator.spec = serde_json::from_value::<BottlerocketUpdateOperatorSpec>(spec).unwrap();
     if frozen {
-        operator.status.versions = vec![KnownVersion {
-            version: NEW,
-            variant: "aws-k8s-1.37".into(),
-            arch: "x86_64".into(),
-            first_seen: t(0),
-            failed: vec![],
-            quarantined: Some(Quarantined {
-                since: t(0),
-                reason: FailureReason::BootFellBack,
-                nodes: vec!["x".into()],
-                contained: false,
-            }),
-        }];
+        operator.status.versions = vec![KnownVersion { quarantined: Some(fallen_back(&["x"])), ..seen(NEW, 0) }];
     }
     let policy = Policy::from_spec(&operator.spec).unwrap();
     (view, policy)
@@ -299,9 +286,8 @@ fn validator_gives_no_slot_beyond_the_places_of_a_step() {
         ("a step whose accepted node is tried again without a proof", (0, 1, 1, 1), vec!["a"], false),
     ] {
         let nodes = ["a", "c"].map(|name| at(name, Step::Staged, 0, HostState::StagedUpdate));
-        let (mut view, _) = cluster(nodes.into(), &[]);
         let spec = json!({"maxUnavailable": 5, "strategy": {"canary": [{"nodes": 1}]}});
-        let policy = crate::fixtures::with_policy(&mut view, spec);
+        let (mut view, policy) = cluster_with(nodes.into(), &[], spec);
         let (proven, unproven, before, passed) = ledger;
         let recorded = models::operator::RolloutLedger { passed: before, ..Default::default() };
         let recorded = models::operator::ActiveRollout { ledger: Some(recorded), ..crate::fixtures::rollout(NEW) };
@@ -337,8 +323,7 @@ fn validator_passes_no_canary_step_without_its_soak_and_its_approval() {
         ("more nodes have joined after the last one", json!([{"nodes": "10%", "soak": "1h"}]), unchanged, 40, false),
     ];
     for (sentence, steps, change, base, broken) in cases {
-        let (mut view, _) = cluster(vec![node("a")], &[]);
-        let policy = crate::fixtures::with_policy(&mut view, json!({"strategy": {"canary": steps}}));
+        let (mut view, policy) = cluster_with(vec![node("a")], &[], json!({"strategy": {"canary": steps}}));
         let of = |base, passed| {
             let ledger = models::operator::RolloutLedger { base, passed, proven: 3, ..Default::default() };
             ActiveRollout { ledger: Some(ledger), ..crate::fixtures::rollout(NEW) }
@@ -517,34 +502,7 @@ type Change<'a> = &'a dyn Fn(&mut NodeView, &mut ShadowFacts);
 fn validator_rejects_deletion_of_shadow_until_node_is_released() {
     let armed =
         || Armed { attempt: 1, boot_id: "b1".into(), version: NEW, phase: ArmedPhase::Arming, nonce: "n".into() };
-    let cases: [(&str, Change<'_>, bool); 9] = [
-        ("nothing is left", &|_, _| {}, true),
-        ("it is under the operator", &|node, _| node.facts.labelled = true, false),
-        ("it is claimed", &|node, _| node.facts.claims = ClaimFields::CORDON, false),
-        (
-            "an attempt is under way",
-            &|_, shadow| shadow.status.controller.progress = Some(progress(Step::Staging, 0)),
-            false,
-        ),
-        ("its desired state is not withdrawn", &|_, shadow| shadow.spec.state = HostState::StagedUpdate, false),
-        ("its host is armed", &|_, shadow| shadow.status.agent.armed = Some(armed()), false),
-        (
-            "its host was armed before its last reboot",
-            &|_, shadow| shadow.status.agent.armed = Some(Armed { boot_id: "b0".into(), ..armed() }),
-            true,
-        ),
-        (
-            "its host is to have a setting",
-            &|_, shadow| shadow.spec.host.get_or_insert_default().version_lock = Some("1.20.5".into()),
-            false,
-        ),
-        (
-            "its host has settings",
-            &|_, shadow| shadow.status.agent.host.get_or_insert_default().applied = Some(AppliedSettings::default()),
-            false,
-        ),
-    ];
-    for (sentence, change, allowed) in cases {
+    let case = |sentence: &str, allowed: bool, change: Change<'_>| {
         let (mut view, policy) = world(json!({}), false);
         let node = view.nodes.get_mut("c").unwrap();
         node.facts.labelled = false;
@@ -555,7 +513,24 @@ fn validator_rejects_deletion_of_shadow_until_node_is_released() {
         let findings: Vec<_> = lint(&view, &policy, &mut plan).iter().map(|finding| finding.property).collect();
         assert_eq!((findings.is_empty(), plan.shadows.len()), (allowed, usize::from(allowed)), "{sentence}");
         assert!(findings.iter().all(|property| *property == "S9"), "{sentence}: {findings:?}");
-    }
+    };
+    case("nothing is left", true, &|_, _| {});
+    case("it is under the operator", false, &|node, _| node.facts.labelled = true);
+    case("it is claimed", false, &|node, _| node.facts.claims = ClaimFields::CORDON);
+    case("an attempt is under way", false, &|_, shadow| {
+        shadow.status.controller.progress = Some(progress(Step::Staging, 0));
+    });
+    case("its desired state is not withdrawn", false, &|_, shadow| shadow.spec.state = HostState::StagedUpdate);
+    case("its host is armed", false, &|_, shadow| shadow.status.agent.armed = Some(armed()));
+    case("its host was armed before its last reboot", true, &|_, shadow| {
+        shadow.status.agent.armed = Some(Armed { boot_id: "b0".into(), ..armed() });
+    });
+    case("its host is to have a setting", false, &|_, shadow| {
+        shadow.spec.host.get_or_insert_default().version_lock = Some("1.20.5".into());
+    });
+    case("its host has settings", false, &|_, shadow| {
+        shadow.status.agent.host.get_or_insert_default().applied = Some(AppliedSettings::default());
+    });
 }
 
 #[test]
@@ -729,25 +704,7 @@ fn validator_rejects_what_takes_a_verified_node_out_of_service() {
 #[test]
 fn validator_accepts_a_verification_of_what_an_idle_node_runs_alone() {
     type Change = fn(&mut NodeView, &mut Policy, &mut Progress);
-    let cases: [(&str, bool, Change, Option<&str>); 11] = [
-        ("it begins", false, |_, _, _| {}, None),
-        ("hooks are awaited", true, |_, _, next| next.step = Step::AfterUpdate, None),
-        ("it ends", true, |_, _, next| next.step = Step::Releasing, None),
-        ("it drains", true, |_, _, next| next.step = Step::Draining, Some("S1")),
-        ("it waits for a reboot", true, |_, _, next| next.step = Step::Returning, Some("S1")),
-        ("it takes the node out of service", true, |_, _, next| next.disruptive = true, Some("S1")),
-        ("it becomes an update", true, |_, _, next| next.verification = false, Some("S1")),
-        ("it is of another version", false, |_, _, next| next.version = crate::fixtures::OLD, Some("S1")),
-        ("the node is claimed", false, |node, _, _| node.facts.claims = ClaimFields::CORDON, Some("S1")),
-        (
-            "under an invalid policy",
-            false,
-            |_, policy, _| policy.errors = crate::fixtures::invalid_policy(),
-            Some("S13"),
-        ),
-        ("a user holds the node", false, |node, _, _| node.facts.hold = Some(crate::hold::Hold::default()), Some("S4")),
-    ];
-    for (sentence, under_way, change, property) in cases {
+    let case = |sentence: &str, under_way: bool, property: Option<&str>, change: Change| {
         let (mut view, mut policy, mut next) = in_verification(under_way);
         let node = view.nodes.get_mut("v").unwrap();
         change(node, &mut policy, &mut next);
@@ -756,7 +713,20 @@ fn validator_accepts_a_verification_of_what_an_idle_node_runs_alone() {
         let mut plan = acts("v", Action::Status { status: Box::new(status), note: None });
         let findings = lint(&view, &policy, &mut plan);
         assert_eq!(findings.first().map(|finding| finding.property), property, "{sentence}: {findings:?}");
-    }
+    };
+    case("it begins", false, None, |_, _, _| {});
+    case("hooks are awaited", true, None, |_, _, next| next.step = Step::AfterUpdate);
+    case("it ends", true, None, |_, _, next| next.step = Step::Releasing);
+    case("it drains", true, Some("S1"), |_, _, next| next.step = Step::Draining);
+    case("it waits for a reboot", true, Some("S1"), |_, _, next| next.step = Step::Returning);
+    case("it takes the node out of service", true, Some("S1"), |_, _, next| next.disruptive = true);
+    case("it becomes an update", true, Some("S1"), |_, _, next| next.verification = false);
+    case("it is of another version", false, Some("S1"), |_, _, next| next.version = crate::fixtures::OLD);
+    case("the node is claimed", false, Some("S1"), |node, _, _| node.facts.claims = ClaimFields::CORDON);
+    case("under an invalid policy", false, Some("S13"), |_, policy, _| {
+        policy.errors = crate::fixtures::invalid_policy();
+    });
+    case("a user holds the node", false, Some("S4"), |node, _, _| node.facts.hold = Some(crate::hold::Hold::default()));
 }
 
 #[test]
@@ -798,8 +768,7 @@ fn validator_rejects_drain_without_answer_of_hooks() {
         node.facts.hook_answers = answer.into_iter().map(|answer| ("ceph".to_owned(), answer)).collect();
         let updates = node.shadow.as_mut().unwrap().status.agent.updates.as_mut().unwrap();
         updates.available_versions = vec![NEW];
-        let (mut view, _) = cluster(vec![node], &["a"]);
-        let policy = crate::fixtures::with_policy(&mut view, spec);
+        let (view, policy) = cluster_with(vec![node], &["a"], spec);
         let mut status = view.nodes["a"].shadow.as_ref().unwrap().status.controller_status();
         status.report.progress = Some(progress(next, since));
         let mut plan = acts("a", Action::Status { status: Box::new(status), note: None });
@@ -994,17 +963,7 @@ fn properties_are_those_of_the_docs_and_all_that_a_finding_names() {
 #[test]
 fn release_of_node_that_may_be_shutting_down_is_dropped() {
     type Change = fn(&mut NodeView);
-    let cases: [(&str, Change, bool); 4] = [
-        ("not Ready in the boot of its permit", |_| {}, false),
-        ("Ready in it", |node| node.facts.ready = true, true),
-        ("in another boot", |node| node.facts.boot_id = "b2".into(), true),
-        (
-            "without a permit",
-            |node| node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().permit_issued = false,
-            true,
-        ),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: bool, change: Change| {
         let mut node = at("a", Step::Releasing, 0, HostState::Idle);
         node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().permit_issued = true;
         node.facts.ready = false;
@@ -1015,5 +974,11 @@ fn release_of_node_that_may_be_shutting_down_is_dropped() {
         let found = lint(&view, &policy, &mut plan);
         assert_eq!((found.is_empty(), plan.actions.contains_key("a")), (expected, expected), "{sentence}: {found:?}");
         assert!(found.iter().all(|finding| finding.property == "S9"), "{sentence}");
-    }
+    };
+    case("not Ready in the boot of its permit", false, |_| {});
+    case("Ready in it", true, |node| node.facts.ready = true);
+    case("in another boot", true, |node| node.facts.boot_id = "b2".into());
+    case("without a permit", true, |node| {
+        node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().permit_issued = false;
+    });
 }

@@ -68,8 +68,7 @@ fn attempt_without_cordon_ends_at_deadline() {
             Some(&Action::Claim { fields: ClaimFields::USUAL, note: None })
         );
         let later = plan(&view, &policy, t(3600));
-        let Some(Action::Status { status, .. }) = later.actions.get("a") else { panic!("{:?}", later.actions) };
-        assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
+        assert_eq!(status_of(&later).report.progress.as_ref().unwrap().step, Step::Releasing);
     }
 }
 
@@ -262,8 +261,7 @@ fn node_is_recordoned_three_times_where_it_was_claimed_for_its_hooks_first() {
         serde_json::json!({"loadBalancer": {"leaveBeforeDrain": "1h"}, "hooks": [{"name": "ceph", "before": {}}]});
     let mut node = at("a", Step::BeforeDrain, 0, HostState::StagedUpdate);
     (node.facts.claims, node.facts.unschedulable) = (ClaimFields::default(), false);
-    let (mut view, _) = cluster(vec![node], &["a"]);
-    let policy = with_policy(&mut view, hooks);
+    let (mut view, policy) = cluster_with(vec![node], &["a"], hooks);
     assert_eq!(claimed(&mut view, &policy), None);
     shadow(&mut view).status.controller.progress.as_mut().unwrap().step = Step::LeavingLoadBalancer;
     assert_eq!(claimed(&mut view, &policy), None, "with the label");
@@ -274,8 +272,7 @@ fn node_is_recordoned_three_times_where_it_was_claimed_for_its_hooks_first() {
     }
     view.nodes.get_mut("a").unwrap().facts.unschedulable = false;
     let made = plan(&view, &policy, t(1));
-    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
-    let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
+    let last = last_of(&made);
     assert!(last.reason == "Uncordoned" && last.message.contains("4 times"), "{last:?}");
 }
 

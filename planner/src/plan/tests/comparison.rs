@@ -121,54 +121,7 @@ fn trouble_of_the_cluster_proves_nothing_after_a_day() {
 #[test]
 fn node_that_alone_is_ill_until_the_deadline_counts_against_its_version() {
     type Change = fn(&mut ClusterView);
-    let cases: [(&str, &[&str], Change, bool); 10] = [
-        ("others are well", &ALL[1..], |_| {}, true),
-        ("one of three is ill too", &ALL[1..], |view| not_ready(view, &["b"], 20), true),
-        ("others were ill before", &ALL[1..], |view| not_ready(view, &["b", "c", "d"], -1_000_000), true),
-        (
-            "for a time that is not known",
-            &ALL[1..],
-            |view| {
-                not_ready(view, &["b", "c", "d"], 20);
-                view.nodes.values_mut().for_each(|node| node.facts.not_ready_since = None);
-            },
-            true,
-        ),
-        (
-            "others join",
-            &ALL[1..],
-            |view| {
-                not_ready(view, &["b", "c", "d"], 20);
-                for node in view.nodes.values_mut().filter(|node| node.facts.name != "a") {
-                    node.facts.joining = true;
-                    node.shadow = None;
-                }
-            },
-            true,
-        ),
-        (
-            "most of the others are ill, and run the version, too",
-            &ALL[1..],
-            |view| {
-                not_ready(view, &["b", "c"], 20);
-                view.nodes.values_mut().for_each(|node| node.facts.os_image = format!("Bottlerocket OS {NEW} (x)"));
-            },
-            true,
-        ),
-        (
-            "all others are ill, and run the version, too",
-            &ALL[1..],
-            |view| {
-                not_ready(view, &["b", "c", "d"], 20);
-                view.nodes.values_mut().for_each(|node| node.facts.os_image = format!("Bottlerocket OS {NEW} (x)"));
-            },
-            false,
-        ),
-        ("it is the only node", &[], |_| {}, true),
-        ("the only other node is well", &["b"], |_| {}, true),
-        ("the only other node is ill too", &["b"], |view| not_ready(view, &["b"], 20), false),
-    ];
-    for (sentence, others, change, blamed) in cases {
+    let case = |sentence: &str, others: &[&str], blamed: bool, change: Change| {
         let mut watch = beside(others);
         under_pressure(&mut watch.view, &["a"], 20);
         change(&mut watch.view);
@@ -177,7 +130,32 @@ fn node_that_alone_is_ill_until_the_deadline_counts_against_its_version() {
         assert_eq!(watch.result().0, None, "{sentence}");
         watch.at(DEADLINE);
         assert_eq!(watch.result(), if blamed { is_blamed() } else { is_unproven() }, "{sentence}");
-    }
+    };
+    case("others are well", &ALL[1..], true, |_| {});
+    case("one of three is ill too", &ALL[1..], true, |view| not_ready(view, &["b"], 20));
+    case("others were ill before", &ALL[1..], true, |view| not_ready(view, &["b", "c", "d"], -1_000_000));
+    case("for a time that is not known", &ALL[1..], true, |view| {
+        not_ready(view, &["b", "c", "d"], 20);
+        view.nodes.values_mut().for_each(|node| node.facts.not_ready_since = None);
+    });
+    case("others join", &ALL[1..], true, |view| {
+        not_ready(view, &["b", "c", "d"], 20);
+        for node in view.nodes.values_mut().filter(|node| node.facts.name != "a") {
+            node.facts.joining = true;
+            node.shadow = None;
+        }
+    });
+    case("most of the others are ill, and run the version, too", &ALL[1..], true, |view| {
+        not_ready(view, &["b", "c"], 20);
+        view.nodes.values_mut().for_each(|node| node.facts.os_image = format!("Bottlerocket OS {NEW} (x)"));
+    });
+    case("all others are ill, and run the version, too", &ALL[1..], false, |view| {
+        not_ready(view, &["b", "c", "d"], 20);
+        view.nodes.values_mut().for_each(|node| node.facts.os_image = format!("Bottlerocket OS {NEW} (x)"));
+    });
+    case("it is the only node", &[], true, |_| {});
+    case("the only other node is well", &["b"], true, |_| {});
+    case("the only other node is ill too", &["b"], false, |view| not_ready(view, &["b"], 20));
 }
 
 /// An autoscaler ends the machine a minute before it deletes the Node; a user powers it off for a repair.
@@ -221,24 +199,20 @@ fn node_that_a_user_or_an_autoscaler_takes_away_is_no_evidence_against_its_versi
 fn pods_of_a_node_that_a_user_or_an_autoscaler_takes_away_are_no_evidence_against_its_version() {
     type Change = fn(&mut NodeFacts);
     type End = (Option<String>, bool);
-    let cases: [(&str, Change, End); 4] = [
-        ("it stays", |_| {}, is_blamed()),
-        ("an autoscaler removes it", |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()), is_unproven()),
-        ("it is being deleted", |facts| facts.deleting = true, is_unproven()),
-        (
-            "a user has held it before",
-            |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(10))),
-            (Some("Held".to_owned()), false),
-        ),
-    ];
-    for (sentence, change, end) in cases {
+    let case = |sentence: &str, end: End, change: Change| {
         let mut watch = Watch::of(verifying(vec![failing()]));
         watch.found = EVIDENCE;
         change(facts(&mut watch.view, "a"));
         watch.at(20);
         watch.at(DEADLINE);
         assert_eq!(watch.result(), end, "{sentence}: {}", watch.message());
-    }
+    };
+    case("it stays", is_blamed(), |_| {});
+    case("an autoscaler removes it", is_unproven(), |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()));
+    case("it is being deleted", is_unproven(), |facts| facts.deleting = true);
+    case("a user has held it before", (Some("Held".to_owned()), false), |facts| {
+        (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(10)));
+    });
 }
 
 /// Follows node `a`, whose attempt has ended while a user held it, and which has a place without a proof.
@@ -463,20 +437,7 @@ fn nodes_beside_a_failed_zone_show_nothing_about_the_version_of_the_ill_ones() {
 #[test]
 fn nodes_that_users_take_down_are_no_trouble_of_the_cluster() {
     type Change = fn(&mut NodeFacts);
-    let cases: [(&str, Change, bool); 7] = [
-        ("they go down by themselves", |_| {}, true),
-        (
-            "their machines are shut down",
-            |facts| facts.taints = vec!["node.cloudprovider.kubernetes.io/shutdown:NoSchedule".into()],
-            false,
-        ),
-        ("held before", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(10))), false),
-        ("held for long", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(-3600))), true),
-        ("held after that", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(30))), true),
-        ("cordoned before", |facts| (facts.unschedulable, facts.cordoned_since) = (true, Some(t(10))), false),
-        ("cordoned after that", |facts| (facts.unschedulable, facts.cordoned_since) = (true, Some(t(30))), true),
-    ];
-    for (sentence, change, is_trouble) in cases {
+    let case = |sentence: &str, is_trouble: bool, change: Change| {
         let (mut view, policy) = unwell(draining());
         for number in 0..10 {
             let mut other = node(&format!("o{number}"));
@@ -490,7 +451,16 @@ fn nodes_that_users_take_down_are_no_trouble_of_the_cluster() {
         let waits = made.waits.get("e").map(Wait::as_str) == Some("ClusterUnwell");
         let spans = made.status.unwrap().unwell.len();
         assert_eq!((waits, spans), (is_trouble, usize::from(is_trouble)), "{sentence}: {:?}", made.waits.get("e"));
-    }
+    };
+    case("they go down by themselves", true, |_| {});
+    case("their machines are shut down", false, |facts| {
+        facts.taints = vec!["node.cloudprovider.kubernetes.io/shutdown:NoSchedule".into()];
+    });
+    case("held before", false, |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(10))));
+    case("held for long", true, |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(-3600))));
+    case("held after that", true, |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(30))));
+    case("cordoned before", false, |facts| (facts.unschedulable, facts.cordoned_since) = (true, Some(t(10))));
+    case("cordoned after that", true, |facts| (facts.unschedulable, facts.cordoned_since) = (true, Some(t(30))));
 }
 
 #[test]
@@ -501,30 +471,7 @@ fn rollout_that_takes_nodes_off_the_version_of_the_ill_ones_is_not_held() {
             facts(view, name).os_image = "Bottlerocket OS 1.21.0 (aws-k8s-1.37)".into();
         }
     };
-    let cases: [(&str, Change, bool); 4] = [
-        ("it goes back", newer, false),
-        (
-            "it goes back, and one of them names no version",
-            |view| {
-                facts(view, "b").os_image = "Bottlerocket OS 1.21.0 (aws-k8s-1.37)".into();
-                facts(view, "c").os_image = "Debian GNU/Linux 12".into();
-            },
-            false,
-        ),
-        (
-            "some of them run another version",
-            |view| facts(view, "b").os_image = format!("Bottlerocket OS {NEW} (x)"),
-            true,
-        ),
-        (
-            "the nodes that run its version are well",
-            |view| {
-                facts(view, "f").os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
-            },
-            false,
-        ),
-    ];
-    for (sentence, change, held) in cases {
+    let case = |sentence: &str, held: bool, change: Change| {
         let (mut view, policy) = unwell(draining());
         facts(&mut view, "d").labelled = true;
         change(&mut view);
@@ -532,5 +479,16 @@ fn rollout_that_takes_nodes_off_the_version_of_the_ill_ones_is_not_held() {
         let waits = made.waits.get("e").map(Wait::as_str) == Some("ClusterUnwell");
         let ends = matches!(made.actions.get("a"), Some(Action::Status { .. }));
         assert_eq!((waits, ends), (held, held), "{sentence}: {:?}", made.waits.get("e"));
-    }
+    };
+    case("it goes back", false, newer);
+    case("it goes back, and one of them names no version", false, |view| {
+        facts(view, "b").os_image = "Bottlerocket OS 1.21.0 (aws-k8s-1.37)".into();
+        facts(view, "c").os_image = "Debian GNU/Linux 12".into();
+    });
+    case("some of them run another version", true, |view| {
+        facts(view, "b").os_image = format!("Bottlerocket OS {NEW} (x)");
+    });
+    case("the nodes that run its version are well", false, |view| {
+        facts(view, "f").os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    });
 }

@@ -5,7 +5,7 @@ use models::shadow::{HostState, Step};
 use serde_json::json;
 
 use crate::decision::Action;
-use crate::fixtures::{at, cluster, condition, question, t, with_policy};
+use crate::fixtures::{at, cluster, cluster_with, condition, question, record_of, t, with_policy};
 use crate::plan::{Plan, news, plan};
 use crate::policy::Policy;
 use crate::view::{Answer, ClusterView};
@@ -15,9 +15,9 @@ const NODES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
 /// Five staged nodes that wait for this expression, which returns this series for each of them.
 fn staged(query: &str, series: &str) -> (ClusterView, Policy) {
-    let (mut view, _) = cluster(NODES.map(|name| at(name, Step::Staged, 0, HostState::StagedUpdate)).into(), &[]);
-    let policy = with_policy(
-        &mut view,
+    let (mut view, policy) = cluster_with(
+        NODES.map(|name| at(name, Step::Staged, 0, HostState::StagedUpdate)).into(),
+        &[],
         json!({"health": {"before": {"expressions": [{"name": "errors", "query": query}]}},
             "prometheus": {"url": "http://p"}}),
     );
@@ -167,8 +167,7 @@ fn drain_begins_with_the_names_of_the_expressions_of_its_node_that_return_nothin
             assert_eq!(made.slots, None, "the slot stays");
             continue;
         };
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
-        let before = status.report.record.as_ref().unwrap().before.as_ref().unwrap();
+        let before = record_of(&made).before.as_ref().unwrap();
         assert_eq!(before.quiet_expressions, expected, "{sentence}");
     }
 }

@@ -80,8 +80,7 @@ pub(super) fn drain_after(
     let (mut view, _) = cluster(vec![staged], &["a"]);
     view.budgets = budgets;
     let policy = with_policy(&mut view, spec);
-    let started = plan(&view, &policy, t(0)).actions.remove("a").unwrap();
-    written(&mut view, &started);
+    write_due(&mut view, &policy, 0);
     let facts = &mut view.nodes.get_mut("a").unwrap().facts;
     (facts.claims, facts.unschedulable) = (ClaimFields::USUAL, true);
     (view, policy)

@@ -1051,8 +1051,7 @@ fn expression_of_several_nodes_is_queried_for_the_one_that_needs_the_latest_answ
         let spec = serde_json::json!({"prometheus": {"url": "http://p"},
             "health": {"after": {"expressions": [{"name": "errors", "query": "errors > 1"}]}}});
         let nodes = vec![verifying_since("a", first, vec![]), verifying_since("b", second, vec![])];
-        let (mut view, _) = cluster(nodes, &["a", "b"]);
-        let policy = with_policy(&mut view, spec);
+        let (view, policy) = cluster_with(nodes, &["a", "b"], spec);
         assert_eq!(plan(&view, &policy, t(55)).asked_again, [(question("errors > 1"), t(50))].into());
     }
 }

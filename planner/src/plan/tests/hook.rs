@@ -33,9 +33,7 @@ fn in_step(step: Step, spec: serde_json::Value) -> (ClusterView, Policy) {
         (node.facts.claims, node.facts.unschedulable) = (ClaimFields::default(), false);
         node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
     }
-    let (mut view, _) = cluster(vec![node], &["a"]);
-    let policy = with_policy(&mut view, spec);
-    (view, policy)
+    cluster_with(vec![node], &["a"], spec)
 }
 
 fn a(view: &mut ClusterView) -> &mut NodeView {
@@ -83,8 +81,7 @@ fn node_is_claimed_then_hooks_are_asked_then_awaited() {
     let request = ask(&mut view, &made);
     assert_eq!(Some(&request), hooks::request(&progress(Step::BeforeDrain, 0)).as_ref());
     // The wait is recorded on the shadow, and is what the plan counts afterwards.
-    let made = plan(&view, &policy, t(2));
-    written(&mut view, &made.actions["a"]);
+    write_due(&mut view, &policy, 2);
     let blocked = shadow(&mut view).status.conditions.iter().find(|c| c.type_ == BLOCKED).unwrap();
     assert!(blocked.reason == "AwaitingHook" && blocked.message.contains("ceph"), "{blocked:?}");
     let made = plan(&view, &policy, t(2));
@@ -127,8 +124,7 @@ fn message_names_the_hooks_that_are_still_awaited() {
     let (mut view, policy) = in_step(Step::BeforeDrain, both());
     let made = plan(&view, &policy, t(1));
     let request = ask(&mut view, &made);
-    let made = plan(&view, &policy, t(2));
-    written(&mut view, &made.actions["a"]);
+    write_due(&mut view, &policy, 2);
     answers(&mut view, "mute", &request);
     let made = plan(&view, &policy, t(3));
     let Some(Action::Status { status, note: None }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
@@ -169,34 +165,33 @@ fn hooks_that_were_never_asked_are_not_reported_as_silent() {
     let uncordoned = |view: &mut ClusterView| {
         (a(view).facts.claims, a(view).facts.unschedulable) = (ClaimFields::default(), false);
     };
-    for (sentence, step, change, reason, message) in [
-        (
-            "the node could not be cordoned",
-            Step::BeforeDrain,
-            uncordoned as fn(&mut ClusterView),
-            "DrainTimedOut",
-            "could not be cordoned",
-        ),
-        ("the request was not written", Step::BeforeDrain, |_| {}, "DrainTimedOut", "was not on the Node"),
-        ("nor that after the update", Step::AfterUpdate, |_| {}, "HookTimedOut", "was not on the Node"),
-        (
-            "they were asked, and another client has uncordoned the node",
-            Step::BeforeDrain,
-            |view| {
-                a(view).facts.hook_request = hooks::request(&progress(Step::BeforeDrain, 0));
-                (a(view).facts.claims, a(view).facts.unschedulable) = (ClaimFields::default(), false);
-            },
-            "HookTimedOut",
-            "hook ceph has not answered",
-        ),
-    ] {
+    let case = |sentence: &str, step: Step, reason: &str, message: &str, change: Change| {
         let (mut view, policy) = in_step(step, both());
         change(&mut view);
         let made = plan(&view, &policy, t(120));
         assert_eq!(outcome(&made), reason, "{sentence}");
         let Some(Action::Status { note: Some(note), .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
         assert!(note.message.contains(message), "{sentence}: {}", note.message);
-    }
+    };
+    case(
+        "the node could not be cordoned",
+        Step::BeforeDrain,
+        "DrainTimedOut",
+        "could not be cordoned",
+        uncordoned as fn(&mut ClusterView),
+    );
+    case("the request was not written", Step::BeforeDrain, "DrainTimedOut", "was not on the Node", |_| {});
+    case("nor that after the update", Step::AfterUpdate, "HookTimedOut", "was not on the Node", |_| {});
+    case(
+        "they were asked, and another client has uncordoned the node",
+        Step::BeforeDrain,
+        "HookTimedOut",
+        "hook ceph has not answered",
+        |view| {
+            a(view).facts.hook_request = hooks::request(&progress(Step::BeforeDrain, 0));
+            (a(view).facts.claims, a(view).facts.unschedulable) = (ClaimFields::default(), false);
+        },
+    );
     // Where policy goes on without any answer, the node has the time of its drain to be cordoned.
     let continues = json!({"hooks": [{"name": "mute", "before": {"timeout": "1m", "onTimeout": "Continue"}}]});
     let (mut view, policy) = in_step(Step::BeforeDrain, continues);
@@ -296,8 +291,7 @@ fn second_end_in_a_row_by_a_window_or_by_an_expression_of_the_fleet_is_a_failure
         answers(&mut view, "mute", &request);
         let made = plan(&view, &policy, t(3));
         assert_eq!(outcome(&made), expected, "after {before:?}");
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
-        assert_eq!(status.report.record.as_ref().unwrap().failures, failures, "after {before:?}");
+        assert_eq!(record_of(&made).failures, failures, "after {before:?}");
     }
 }
 
@@ -332,8 +326,7 @@ fn gates_are_checked_again_after_the_wait_for_hooks() {
         // A window that closes is no failure; by any other refusal the node backs off, and others go first.
         let backs_off = expected != "WindowEnded";
         let failures = i64::from(expected == "GateRefused");
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
-        let record = status.report.record.as_ref().unwrap();
+        let record = record_of(&made);
         assert_eq!((record.failures, record.not_before.is_some()), (failures, backs_off), "{sentence}");
         assert!(made.evictions.is_empty());
     }
@@ -346,8 +339,7 @@ fn host_that_cannot_be_used_when_hooks_have_answered_is_waited_for() {
         let waits = if reported.reason == HOST_BUSY { "HostBusy" } else { "HostNotUsable" };
         let (mut view, policy) = in_step(Step::BeforeDrain, json!({}));
         shadow(&mut view).status.conditions.push(reported);
-        let action = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
-        written(&mut view, &action);
+        write_due(&mut view, &policy, 1);
         assert_eq!(outcome(&plan(&view, &policy, t(600))), waits);
         let mut answers = view.clone();
         shadow(&mut answers).status.conditions.retain(|condition| condition.type_ != HOST_REACHABLE);
@@ -466,8 +458,7 @@ fn verified_node_awaits_hooks_and_then_is_updated() {
     assert_eq!(outcome(&plan(&view, &policy, t(2))), "step AfterUpdate");
     answers(&mut view, "ceph", &request);
     let made = plan(&view, &policy, t(3));
-    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
-    let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
+    let last = last_of(&made);
     assert_eq!((outcome(&made).as_str(), last.reason.as_str()), ("no attempt", "Updated"));
     // The slot is kept until then.
     assert!(made.slots.is_none() && made.status.unwrap().slots.len() == 1);
@@ -799,8 +790,7 @@ fn node_that_is_verified_again_while_hooks_are_awaited_has_its_whole_soak_and_ke
     answers(&mut view, "ceph", &request);
     answers(&mut view, "mute", &hooks::request(&progress(Step::BeforeDrain, 0)).unwrap());
     a(&mut view).facts.ready = false;
-    let made = plan(&view, &policy, t(30));
-    written(&mut view, &made.actions["a"]);
+    write_due(&mut view, &policy, 30);
     a(&mut view).facts.ready = true;
     let made = plan(&view, &policy, t(31));
     assert_eq!((outcome(&made).as_str(), made.waits.get("a")), ("Soaking", Some(&Wait::Soaking { until: t(90) })));
@@ -848,8 +838,7 @@ fn request_without_an_attempt_is_withdrawn() {
         }
         node.facts.hold = held.then(Hold::default);
         node.observed_for = std::time::Duration::from_secs(observed);
-        let (mut view, _) = cluster(vec![node], &[]);
-        let policy = with_policy(&mut view, json!({}));
+        let (view, policy) = cluster_with(vec![node], &[], json!({}));
         plan(&view, &policy, t(1)).actions.get("a").cloned()
     };
     let withdrawn = Some(Action::Hook { request: None });

@@ -57,8 +57,7 @@ fn settings_signed_by_replaced_key_are_signed_again() {
     ] {
         let spec = &mut node.shadow.as_mut().unwrap().spec;
         spec.host = Some(HostPolicy { signature: signature.cloned(), ..host.clone() });
-        let (mut view, _) = cluster(vec![node], &[]);
-        let policy = with_policy(&mut view, serde_json::json!({"version": {"ignoreWaves": true}}));
+        let (mut view, policy) = cluster_with(vec![node], &[], serde_json::json!({"version": {"ignoreWaves": true}}));
         // The last one signs.
         view.signing.signing_key = keys.last().cloned();
         view.signing.newest_key = keys.last().cloned();
@@ -93,8 +92,7 @@ fn settings_are_withdrawn_from_node_without_its_label() {
         let mut node = node("a");
         node.facts.labelled = labelled;
         node.shadow.as_mut().unwrap().spec.host = Some(HostPolicy { signature: Some(jws.clone()), ..(*host).clone() });
-        let (mut view, _) = cluster(vec![node], &[]);
-        let policy = with_policy(&mut view, spec.clone());
+        let (mut view, policy) = cluster_with(vec![node], &[], spec.clone());
         (view.signing.signing_key, view.signing.newest_key) = (Some(kid.clone()), Some(kid.clone()));
         view.signing.signing_keys = [kid.clone()].into();
         let made = plan(&view, &policy, t(1));
@@ -115,8 +113,7 @@ fn settings_signed_by_newest_key_are_not_signed_by_previous_key() {
         let mut node = node("a");
         let signature = Some(jws.clone());
         node.shadow.as_mut().unwrap().spec.host = Some(HostPolicy { signature, ..host.clone() });
-        let (mut view, _) = cluster(vec![node], &[]);
-        let policy = with_policy(&mut view, serde_json::json!({"version": {"ignoreWaves": true}}));
+        let (mut view, policy) = cluster_with(vec![node], &[], serde_json::json!({"version": {"ignoreWaves": true}}));
         (view.signing.signing_key, view.signing.newest_key) = (Some("before".to_owned()), Some(newest.to_owned()));
         view.signing.signing_keys = ["before", newest].map(str::to_owned).into();
         let written = matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Spec { .. }));

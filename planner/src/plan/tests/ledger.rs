@@ -5,7 +5,6 @@ use models::reason::{FailureReason, Proof};
 use models::shadow::{ArmedPhase, HostState, NodeProof, Permit, Step};
 use serde_json::json;
 
-use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::{Plan, ShadowChange, plan};
 use crate::policy::Policy;
@@ -149,8 +148,7 @@ fn end_of_an_attempt_records_its_place() {
         recorded_with(&mut view, None);
         let policy = Policy { present: true, ..policy };
         let made = plan(&view, &policy, t(5));
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
-        let record = status.report.record.as_ref().unwrap();
+        let record = record_of(&made);
         assert_eq!(record.proof.as_ref().map(|proof| proof.proof), expected, "{sentence}: {:?}", record.last);
         assert!(record.proof.as_ref().is_none_or(|proof| (proof.rollout, proof.attempt) == (7, 1)), "{sentence}");
     }
@@ -629,8 +627,7 @@ fn node_that_is_released_without_its_reboot_has_no_place() {
         let (mut view, policy) = cluster(vec![node, staged("b")], &["a"]);
         recorded_with(&mut view, Some(RolloutLedger { base: 2, ..RolloutLedger::default() }));
         let made = plan(&view, &policy, t(5));
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
-        let record = status.report.record.as_ref().unwrap();
+        let record = record_of(&made);
         assert_eq!(record.proof.as_ref().map(|proof| proof.proof), expected, "{sentence}");
     }
 }

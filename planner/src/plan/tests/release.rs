@@ -173,8 +173,7 @@ fn place_is_free_once_node_is_certain_to_be_on_its_old_version() {
         rollout.ledger.unwrap().unproven
     };
     assert_eq!(counts(&view), 1);
-    let action = plan(&view, &policy, t(60)).actions.remove("a").unwrap();
-    written(&mut view, &action);
+    write_due(&mut view, &policy, 60);
     assert_eq!(view.nodes["a"].progress(), None);
     assert_eq!(counts(&view), 0);
 }

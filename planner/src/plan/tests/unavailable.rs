@@ -29,20 +29,7 @@ fn given(view: &ClusterView, policy: &Policy, second: i64) -> (Vec<String>, Opti
 #[test]
 fn no_node_out_of_service_without_operator_blocks_fleet_for_ever() {
     type Change = fn(&mut NodeFacts);
-    let cases: [(&str, Change, bool); 5] = [
-        ("cordoned by a user", |facts| (facts.unschedulable, facts.cordoned_since) = (true, Some(t(0))), true),
-        ("not Ready", |facts| (facts.ready, facts.not_ready_since) = (false, Some(t(0))), true),
-        ("dead for a day", |facts| (facts.ready, facts.not_ready_since) = (false, Some(t(-86_400))), false),
-        (
-            "removed by an autoscaler",
-            |facts| {
-                (facts.unschedulable, facts.removed_by) = (true, Some("ToBeDeletedByClusterAutoscaler".into()));
-            },
-            false,
-        ),
-        ("in service", |_| {}, false),
-    ];
-    for (sentence, change, counts) in cases {
+    let case = |sentence: &str, counts: bool, change: Change| {
         let mut other = node("z");
         change(&mut other.facts);
         let (view, policy) = cluster(vec![staged("a"), other], &[]);
@@ -56,7 +43,14 @@ fn no_node_out_of_service_without_operator_blocks_fleet_for_ever() {
             let wake = plan(&view, &policy, t(60)).wake;
             assert!(wake.is_some_and(|wake| wake <= t(3600)), "{sentence}: {wake:?}");
         }
-    }
+    };
+    case("cordoned by a user", true, |facts| (facts.unschedulable, facts.cordoned_since) = (true, Some(t(0))));
+    case("not Ready", true, |facts| (facts.ready, facts.not_ready_since) = (false, Some(t(0))));
+    case("dead for a day", false, |facts| (facts.ready, facts.not_ready_since) = (false, Some(t(-86_400))));
+    case("removed by an autoscaler", false, |facts| {
+        (facts.unschedulable, facts.removed_by) = (true, Some("ToBeDeletedByClusterAutoscaler".into()));
+    });
+    case("in service", false, |_| {});
 }
 
 #[test]

@@ -113,63 +113,41 @@ fn half_of(view: &mut ClusterView, gpus: &str) {
 fn what_other_nodes_have_lost_as_well_is_not_missing() {
     type Change = fn(&mut ClusterView);
     let others = ["b", "c", "d", "e"];
-    let cases: [(&str, &[&str], Change, bool); 10] = [
-        ("all have it", &others, |_| {}, false),
-        (
-            "half of them have a part of it, as it has",
-            &others,
-            |view| {
-                half_of(view, "4");
-                has(view, "a", &[&[("nvidia.com/gpu", "4")], &GPUS[1..]].concat());
-            },
-            true,
-        ),
-        ("half of them have a part of it, and it has none", &others, |view| half_of(view, "4"), false),
-        ("half of them lost it", &others, |view| ["b", "c"].iter().for_each(|name| has(view, name, &[])), true),
-        ("one of four lost it", &others, |view| has(view, "b", &[]), false),
-        ("the only one lost it", &["b"], |view| has(view, "b", &[]), true),
-        ("it is alone", &[], |_| {}, false),
-        (
-            "those that lost it run the version",
-            &others,
-            |view| {
-                for name in ["b", "c"] {
-                    has(view, name, &[]);
-                    facts(view, name).os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
-                }
-            },
-            false,
-        ),
-        (
-            "those that lost it are being updated",
-            &others,
-            |view| {
-                for name in ["b", "c"] {
-                    let updating = at(name, Step::Draining, 0, HostState::StagedUpdate);
-                    view.nodes.insert(name.into(), updating);
-                }
-            },
-            false,
-        ),
-        (
-            "those that lost it had not been like it",
-            &others,
-            |view| {
-                let record = shadow(view).status.controller.record.as_mut().unwrap();
-                record.before.as_mut().unwrap().compared_with = vec!["d".into(), "e".into()];
-                ["b", "c"].iter().for_each(|name| has(view, name, &[]));
-            },
-            false,
-        ),
-    ];
-    for (sentence, others, change, excused) in cases {
+    let case = |sentence: &str, others: &[&str], excused: bool, change: Change| {
         let mut watch = back(GPUS, others);
         has(&mut watch.view, "a", &GPUS[1..]);
         change(&mut watch.view);
         watch.at(SOAKED);
         watch.at(DEADLINE);
         assert_eq!(watch.result(), if excused { is_updated() } else { is_not_usable() }, "{sentence}");
-    }
+    };
+    case("all have it", &others, false, |_| {});
+    case("half of them have a part of it, as it has", &others, true, |view| {
+        half_of(view, "4");
+        has(view, "a", &[&[("nvidia.com/gpu", "4")], &GPUS[1..]].concat());
+    });
+    case("half of them have a part of it, and it has none", &others, false, |view| half_of(view, "4"));
+    case("half of them lost it", &others, true, |view| ["b", "c"].iter().for_each(|name| has(view, name, &[])));
+    case("one of four lost it", &others, false, |view| has(view, "b", &[]));
+    case("the only one lost it", &["b"], true, |view| has(view, "b", &[]));
+    case("it is alone", &[], false, |_| {});
+    case("those that lost it run the version", &others, false, |view| {
+        for name in ["b", "c"] {
+            has(view, name, &[]);
+            facts(view, name).os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        }
+    });
+    case("those that lost it are being updated", &others, false, |view| {
+        for name in ["b", "c"] {
+            let updating = at(name, Step::Draining, 0, HostState::StagedUpdate);
+            view.nodes.insert(name.into(), updating);
+        }
+    });
+    case("those that lost it had not been like it", &others, false, |view| {
+        let record = shadow(view).status.controller.record.as_mut().unwrap();
+        record.before.as_mut().unwrap().compared_with = vec!["d".into(), "e".into()];
+        ["b", "c"].iter().for_each(|name| has(view, name, &[]));
+    });
 }
 
 #[test]
@@ -436,39 +414,14 @@ fn daemon_set_whose_pod_failed_before_the_drain_is_excused() {
     staged.pods = Some(vec![rejected("driver-1", -1)]);
     let (view, policy) = cluster(vec![staged], &["a"]);
     let made = plan(&view, &policy, t(0));
-    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
-    assert_eq!(status.report.record.as_ref().unwrap().unhealthy_before, ["driver"]);
+    assert_eq!(record_of(&made).unhealthy_before, ["driver"]);
 }
 
 #[test]
 fn csi_driver_that_is_not_back_proves_nothing() {
     type Change = fn(&mut ClusterView);
     const DRIVER: &[&str] = &["ebs.csi.aws.com"];
-    let cases: [(&str, Change, bool); 6] = [
-        ("it is back, with another one", |view| has_drivers(view, "a", &["new.csi", "ebs.csi.aws.com"]), false),
-        ("it is not", |view| has_drivers(view, "a", &[]), true),
-        ("its node has registered nothing", |view| has_drivers(view, "b", DRIVER), true),
-        (
-            "half of the others lost it as well: it was uninstalled",
-            |view| {
-                has_drivers(view, "a", &[]);
-                ["b", "c"].iter().for_each(|name| has_drivers(view, name, &[]));
-                ["d", "e"].iter().for_each(|name| has_drivers(view, name, DRIVER));
-            },
-            false,
-        ),
-        (
-            "one of the others lost it",
-            |view| {
-                has_drivers(view, "a", &[]);
-                has_drivers(view, "b", &[]);
-                ["c", "d", "e"].iter().for_each(|name| has_drivers(view, name, DRIVER));
-            },
-            true,
-        ),
-        ("drivers may not be read", |_| {}, false),
-    ];
-    for (sentence, change, missing) in cases {
+    let case = |sentence: &str, missing: bool, change: Change| {
         let mut watch = back(GPUS, &["b", "c", "d", "e"]);
         change(&mut watch.view);
         if watch.view.csi_nodes.as_ref().is_some_and(|known| known.len() < 3) {
@@ -480,42 +433,27 @@ fn csi_driver_that_is_not_back_proves_nothing() {
         if missing {
             assert!(watch.message().contains("the CSI driver ebs.csi.aws.com is missing"), "{}", watch.message());
         }
-    }
+    };
+    case("it is back, with another one", false, |view| has_drivers(view, "a", &["new.csi", "ebs.csi.aws.com"]));
+    case("it is not", true, |view| has_drivers(view, "a", &[]));
+    case("its node has registered nothing", true, |view| has_drivers(view, "b", DRIVER));
+    case("half of the others lost it as well: it was uninstalled", false, |view| {
+        has_drivers(view, "a", &[]);
+        ["b", "c"].iter().for_each(|name| has_drivers(view, name, &[]));
+        ["d", "e"].iter().for_each(|name| has_drivers(view, name, DRIVER));
+    });
+    case("one of the others lost it", true, |view| {
+        has_drivers(view, "a", &[]);
+        has_drivers(view, "b", &[]);
+        ["c", "d", "e"].iter().for_each(|name| has_drivers(view, name, DRIVER));
+    });
+    case("drivers may not be read", false, |_| {});
 }
 
 #[test]
 fn daemon_set_has_a_ready_pod_again_while_it_wants_the_node() {
     type Change = fn(&mut Watch);
-    let cases: [(&str, Change, bool); 9] = [
-        ("its pod is Ready", |watch| watch.pods().push(driver("driver-2")), false),
-        ("it has no pod", |_| {}, true),
-        (
-            "its pod is being deleted",
-            |watch| {
-                watch.pods().push(PodFacts { terminating: true, ..driver("driver-1") });
-            },
-            true,
-        ),
-        (
-            "its pod was created again a moment ago",
-            |watch| {
-                watch.pods().push(PodFacts { ready: false, started: Some(t(DEADLINE - 1)), ..driver("driver-3") });
-            },
-            true,
-        ),
-        ("it was uninstalled meanwhile", |watch| watch.view.daemon_sets.as_mut().unwrap().clear(), false),
-        ("it was deleted and created again", |watch| has_daemon_set(&mut watch.view, "another", &[]), false),
-        (
-            "it does not want the node any more",
-            |watch| {
-                has_daemon_set(&mut watch.view, "driver", &[("gpu", "true")]);
-            },
-            false,
-        ),
-        ("DaemonSets may not be read", |watch| watch.view.daemon_sets = None, false),
-        ("no pods are asked for", |watch| watch.policy.all.after.pods_ready = false, false),
-    ];
-    for (sentence, change, missing) in cases {
+    let case = |sentence: &str, missing: bool, change: Change| {
         let mut watch = back(GPUS, &["b", "c"]);
         has_daemon_set(&mut watch.view, "driver", &[]);
         change(&mut watch);
@@ -525,60 +463,28 @@ fn daemon_set_has_a_ready_pod_again_while_it_wants_the_node() {
         if missing {
             assert!(watch.message().contains("the DaemonSet shop/driver has no Ready pod"), "{}", watch.message());
         }
-    }
+    };
+    case("its pod is Ready", false, |watch| watch.pods().push(driver("driver-2")));
+    case("it has no pod", true, |_| {});
+    case("its pod is being deleted", true, |watch| {
+        watch.pods().push(PodFacts { terminating: true, ..driver("driver-1") });
+    });
+    case("its pod was created again a moment ago", true, |watch| {
+        watch.pods().push(PodFacts { ready: false, started: Some(t(DEADLINE - 1)), ..driver("driver-3") });
+    });
+    case("it was uninstalled meanwhile", false, |watch| watch.view.daemon_sets.as_mut().unwrap().clear());
+    case("it was deleted and created again", false, |watch| has_daemon_set(&mut watch.view, "another", &[]));
+    case("it does not want the node any more", false, |watch| {
+        has_daemon_set(&mut watch.view, "driver", &[("gpu", "true")]);
+    });
+    case("DaemonSets may not be read", false, |watch| watch.view.daemon_sets = None);
+    case("no pods are asked for", false, |watch| watch.policy.all.after.pods_ready = false);
 }
 
 #[test]
 fn node_whose_agent_cannot_take_it_to_another_version_proves_nothing() {
     type Change = fn(&mut ClusterView);
-    let cases: [(&str, Change, Option<&str>); 7] = [
-        ("its host does not answer", |view| shadow(view).status.conditions.push(unreachable()), Some("(Timeout)")),
-        (
-            "the agent does not know the state of its host",
-            |view| shadow(view).status.conditions.push(condition(HOST_REACHABLE, UNSUPPORTED_STATE, "x")),
-            Some("(UnsupportedState)"),
-        ),
-        (
-            "its host did not answer before the web API went away",
-            |view| {
-                shadow(view).status.conditions.push(unreachable());
-                view.web_api_missing = Some(t(0));
-            },
-            Some("(Timeout)"),
-        ),
-        (
-            "the agent has not reported in this boot, and its pod is not Ready",
-            |view| {
-                shadow(view).status.agent.boot_id = Some("b0".into());
-                view.nodes.get_mut("a").unwrap().agent_missing = Some(t(0));
-            },
-            Some("its agent has not reported since its boot"),
-        ),
-        (
-            "the same, and its pod is Ready",
-            |view| shadow(view).status.agent.boot_id = Some("b0".into()),
-            Some("its agent has not reported since its boot"),
-        ),
-        (
-            "the agent has reported, and is not heard any more",
-            |view| {
-                view.nodes.get_mut("a").unwrap().agent_missing = Some(t(0));
-                let silent = condition(HOST_REACHABLE, "AgentNotReady", "x");
-                let silent = models::condition::Condition { status: ConditionStatus::Unknown, ..silent };
-                shadow(view).status.conditions.push(silent);
-            },
-            None,
-        ),
-        (
-            "a user has removed its label, and the agent ended with it",
-            |view| {
-                facts(view, "a").labelled = false;
-                shadow(view).status.agent.boot_id = Some("b0".into());
-            },
-            None,
-        ),
-    ];
-    for (sentence, change, missing) in cases {
+    let case = |sentence: &str, missing: Option<&str>, change: Change| {
         let mut watch = Watch::of(verifying(vec![healthy()]));
         change(&mut watch.view);
         watch.at(SOAKED);
@@ -586,7 +492,36 @@ fn node_whose_agent_cannot_take_it_to_another_version_proves_nothing() {
         watch.at(DEADLINE);
         assert_eq!(watch.result(), if missing.is_some() { is_not_usable() } else { is_updated() }, "{sentence}");
         assert!(missing.is_none_or(|text| watch.message().contains(text)), "{sentence}: {}", watch.message());
-    }
+    };
+    case("its host does not answer", Some("(Timeout)"), |view| shadow(view).status.conditions.push(unreachable()));
+    case("the agent does not know the state of its host", Some("(UnsupportedState)"), |view| {
+        shadow(view).status.conditions.push(condition(HOST_REACHABLE, UNSUPPORTED_STATE, "x"));
+    });
+    case("its host did not answer before the web API went away", Some("(Timeout)"), |view| {
+        shadow(view).status.conditions.push(unreachable());
+        view.web_api_missing = Some(t(0));
+    });
+    case(
+        "the agent has not reported in this boot, and its pod is not Ready",
+        Some("its agent has not reported since its boot"),
+        |view| {
+            shadow(view).status.agent.boot_id = Some("b0".into());
+            view.nodes.get_mut("a").unwrap().agent_missing = Some(t(0));
+        },
+    );
+    case("the same, and its pod is Ready", Some("its agent has not reported since its boot"), |view| {
+        shadow(view).status.agent.boot_id = Some("b0".into());
+    });
+    case("the agent has reported, and is not heard any more", None, |view| {
+        view.nodes.get_mut("a").unwrap().agent_missing = Some(t(0));
+        let silent = condition(HOST_REACHABLE, "AgentNotReady", "x");
+        let silent = models::condition::Condition { status: ConditionStatus::Unknown, ..silent };
+        shadow(view).status.conditions.push(silent);
+    });
+    case("a user has removed its label, and the agent ended with it", None, |view| {
+        facts(view, "a").labelled = false;
+        shadow(view).status.agent.boot_id = Some("b0".into());
+    });
     let mut watch = Watch::of(verifying(vec![healthy()]));
     shadow(&mut watch.view).status.conditions.push(unreachable());
     watch.at(SOAKED);
@@ -684,26 +619,7 @@ fn static_pod_that_is_not_back_after_the_boot_is_named_and_proves_nothing() {
         let record = shadow(&mut watch.view).status.controller.record.as_mut().unwrap();
         &mut record.before.as_mut().unwrap().static_pods
     }
-    let cases: [(&str, Change, bool); 7] = [
-        ("it is back", |watch| watch.pods().push(static_pod("proxy-a")), false),
-        (
-            "it was evicted, or ended with the boot before",
-            |watch| {
-                watch.pods().push(PodFacts { ready: false, finished: true, failed: true, ..static_pod("proxy-a") });
-            },
-            true,
-        ),
-        ("another one is", |watch| watch.pods().push(static_pod("dns-a")), true),
-        ("none is", |_| {}, true),
-        (
-            "its mirror is being deleted",
-            |watch| watch.pods().push(PodFacts { terminating: true, ..static_pod("proxy-a") }),
-            true,
-        ),
-        ("no pods are asked for", |watch| watch.policy.all.after.pods_ready = false, false),
-        ("an earlier version of the operator has recorded none", |watch| recorded(watch).clear(), false),
-    ];
-    for (sentence, change, missing) in cases {
+    let case = |sentence: &str, missing: bool, change: Change| {
         let mut watch = back(GPUS, &["b", "c"]);
         recorded(&mut watch).push("shop/proxy-a".into());
         change(&mut watch);
@@ -713,7 +629,18 @@ fn static_pod_that_is_not_back_after_the_boot_is_named_and_proves_nothing() {
         if missing {
             assert!(watch.message().contains("the static pod shop/proxy-a is not running"), "{}", watch.message());
         }
-    }
+    };
+    case("it is back", false, |watch| watch.pods().push(static_pod("proxy-a")));
+    case("it was evicted, or ended with the boot before", true, |watch| {
+        watch.pods().push(PodFacts { ready: false, finished: true, failed: true, ..static_pod("proxy-a") });
+    });
+    case("another one is", true, |watch| watch.pods().push(static_pod("dns-a")));
+    case("none is", true, |_| {});
+    case("its mirror is being deleted", true, |watch| {
+        watch.pods().push(PodFacts { terminating: true, ..static_pod("proxy-a") });
+    });
+    case("no pods are asked for", false, |watch| watch.policy.all.after.pods_ready = false);
+    case("an earlier version of the operator has recorded none", false, |watch| recorded(watch).clear());
 }
 
 /// Node `a`, whose drain evicted pods of these ReplicaSets, and to which no pod has come after its update.
@@ -809,8 +736,7 @@ fn drain_records_replica_sets_of_each_namespace_before_further_ones_of_any() {
     staged.pods = Some(shop.chain([of("zoo", "api".into())]).collect());
     let (view, policy) = cluster(vec![staged, node("b")], &["a"]);
     let made = plan(&view, &policy, t(0));
-    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
-    let before = status.report.record.as_ref().unwrap().before.clone().unwrap();
+    let before = record_of(&made).before.clone().unwrap();
     let names: Vec<&str> = before.replica_sets.iter().map(|set| set.name.as_str()).collect();
     assert_eq!((names.len(), &names[..3]), (8, &["shop/web-0", "zoo/api", "shop/web-1"][..]));
 }

@@ -206,41 +206,35 @@ fn retry_of_node_that_cannot_be_verified_says_why() {
 #[test]
 fn node_is_verified_again_only_where_that_can_show_something() {
     type Change = fn(&mut ClusterView, &mut Policy);
-    let cases: [(&str, Change, bool); 20] = [
-        ("as it is", |_, _| {}, true),
-        ("a word of a newer version", |view, _| place(view).proof = Proof::Unknown, true),
-        ("the window is closed", |view, policy| *policy = with_policy(view, at_night()), true),
-        ("updates are disabled", |_, policy| policy.enabled = false, true),
-        ("another version has stopped the rollout", |view, _| fails(view, OLD), true),
-        ("another user has cordoned it", |view, _| a(view).facts.unschedulable = true, true),
-        ("proven", |view, _| place(view).proof = Proof::Proven, false),
-        ("failed", |view, _| place(view).proof = Proof::Failed, false),
-        ("held", |view, _| a(view).facts.hold = Some(Hold::default()), false),
-        ("being deleted", |view, _| a(view).facts.deleting = true, false),
-        ("an autoscaler removes it", |view, _| a(view).facts.removed_by = Some("ToBeDeleted".into()), false),
-        ("without the label", |view, _| a(view).facts.labelled = false, false),
-        ("not Ready", |view, _| a(view).facts.ready = false, false),
-        ("under pressure", |view, _| a(view).facts.pressure = Some("DiskPressure".into()), false),
-        ("its agent has not reported in this boot", |view, _| a(view).facts.boot_id = "b2".into(), false),
-        ("its host does not answer its agent", |view, _| shadow(view).status.conditions.push(unreachable()), false),
-        ("it runs another version", |view, _| a(view).facts.os_image = format!("Bottlerocket OS {OLD} (x)"), false),
-        ("the policy is invalid", |_, policy| policy.errors = invalid_policy(), false),
-        ("the version is quarantined", |view, _| fails(view, NEW), true),
-        (
-            "its rollout is over",
-            |view, _| {
-                view.nodes.remove("z");
-                view.operator.as_mut().unwrap().status.active_rollouts[0].ended = Some(t(60));
-            },
-            false,
-        ),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: bool, change: Change| {
         let (mut view, mut policy) = rollout_of(&["a"], canary());
         change(&mut view, &mut policy);
         let made = planned(&view, &policy, DUE);
         assert_eq!(outcome(&made) == "step Verifying", expected, "{sentence}: {}", outcome(&made));
-    }
+    };
+    case("as it is", true, |_, _| {});
+    case("a word of a newer version", true, |view, _| place(view).proof = Proof::Unknown);
+    case("the window is closed", true, |view, policy| *policy = with_policy(view, at_night()));
+    case("updates are disabled", true, |_, policy| policy.enabled = false);
+    case("another version has stopped the rollout", true, |view, _| fails(view, OLD));
+    case("another user has cordoned it", true, |view, _| a(view).facts.unschedulable = true);
+    case("proven", false, |view, _| place(view).proof = Proof::Proven);
+    case("failed", false, |view, _| place(view).proof = Proof::Failed);
+    case("held", false, |view, _| a(view).facts.hold = Some(Hold::default()));
+    case("being deleted", false, |view, _| a(view).facts.deleting = true);
+    case("an autoscaler removes it", false, |view, _| a(view).facts.removed_by = Some("ToBeDeleted".into()));
+    case("without the label", false, |view, _| a(view).facts.labelled = false);
+    case("not Ready", false, |view, _| a(view).facts.ready = false);
+    case("under pressure", false, |view, _| a(view).facts.pressure = Some("DiskPressure".into()));
+    case("its agent has not reported in this boot", false, |view, _| a(view).facts.boot_id = "b2".into());
+    case("its host does not answer its agent", false, |view, _| shadow(view).status.conditions.push(unreachable()));
+    case("it runs another version", false, |view, _| a(view).facts.os_image = format!("Bottlerocket OS {OLD} (x)"));
+    case("the policy is invalid", false, |_, policy| policy.errors = invalid_policy());
+    case("the version is quarantined", true, |view, _| fails(view, NEW));
+    case("its rollout is over", false, |view, _| {
+        view.nodes.remove("z");
+        view.operator.as_mut().unwrap().status.active_rollouts[0].ended = Some(t(60));
+    });
 }
 
 fn at_night() -> serde_json::Value {
@@ -323,23 +317,7 @@ fn nodes_beyond_those_that_a_ledger_names_are_counted_too() {
 #[test]
 fn verification_that_ends_without_a_proof_leaves_the_place_and_is_repeated() {
     type Change = fn(&mut ClusterView, &mut Policy);
-    let cases: [(&str, Change, FailureReason); 7] = [
-        ("held", |view, _| a(view).facts.hold = Some(Hold::default()), FailureReason::Held),
-        ("released", |view, _| shadow(view).release = Some("now".into()), FailureReason::ReleaseRequested),
-        ("without the label", |view, _| a(view).facts.labelled = false, FailureReason::LabelRemoved),
-        ("without a policy", |_, policy| policy.present = false, FailureReason::Disabled),
-        ("not Ready", |view, _| a(view).facts.ready = false, FailureReason::HealthUnknown),
-        ("rebooted", |view, _| a(view).facts.boot_id = "b2".into(), FailureReason::RebootedByOther),
-        (
-            "rebooted into another version",
-            |view, _| {
-                a(view).facts.boot_id = "b2".into();
-                a(view).facts.os_image = format!("Bottlerocket OS {OLD} (x)");
-            },
-            FailureReason::BootedOtherVersion,
-        ),
-    ];
-    for (sentence, change, reason) in cases {
+    let case = |sentence: &str, reason: FailureReason, change: Change| {
         let (mut view, policy) = rollout_of(&["a"], canary());
         turn(&mut view, &policy, DUE);
         let (mut after, mut changed) = (view.clone(), policy.clone());
@@ -360,7 +338,17 @@ fn verification_that_ends_without_a_proof_leaves_the_place_and_is_repeated() {
         shadow(&mut again).status.controller = after.nodes["a"].shadow.as_ref().unwrap().status.controller.clone();
         let verified = |second| outcome(&plan(&again, &policy, t(second))) == "step Verifying";
         assert!(!verified(due - 1) && verified(due), "{sentence}");
-    }
+    };
+    case("held", FailureReason::Held, |view, _| a(view).facts.hold = Some(Hold::default()));
+    case("released", FailureReason::ReleaseRequested, |view, _| shadow(view).release = Some("now".into()));
+    case("without the label", FailureReason::LabelRemoved, |view, _| a(view).facts.labelled = false);
+    case("without a policy", FailureReason::Disabled, |_, policy| policy.present = false);
+    case("not Ready", FailureReason::HealthUnknown, |view, _| a(view).facts.ready = false);
+    case("rebooted", FailureReason::RebootedByOther, |view, _| a(view).facts.boot_id = "b2".into());
+    case("rebooted into another version", FailureReason::BootedOtherVersion, |view, _| {
+        a(view).facts.boot_id = "b2".into();
+        a(view).facts.os_image = format!("Bottlerocket OS {OLD} (x)");
+    });
 }
 
 #[test]
