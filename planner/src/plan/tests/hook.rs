@@ -40,11 +40,19 @@ fn a(view: &mut ClusterView) -> &mut NodeView {
     view.nodes.get_mut("a").unwrap()
 }
 
-/// Writes the request that is due, and has these hooks answer it.
-fn ask(view: &mut ClusterView, made: &Plan) -> String {
+/// Writes the request that is due.
+fn ask(view: &mut ClusterView, policy: &Policy, second: i64) -> String {
+    let made = plan(view, policy, t(second));
     let Some(Action::Hook { request: Some(request) }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
     a(view).facts.hook_request = Some(request.clone());
     request.clone()
+}
+
+/// A node in a step whose hooks are asked, and their request.
+fn asked(step: Step, spec: serde_json::Value) -> (ClusterView, Policy, String) {
+    let (mut view, policy) = in_step(step, spec);
+    let request = ask(&mut view, &policy, 1);
+    (view, policy, request)
 }
 
 fn answers(view: &mut ClusterView, hook: &str, answer: &str) {
@@ -77,8 +85,7 @@ fn node_is_claimed_then_hooks_are_asked_then_awaited() {
     assert!(fields.has(ClaimField::Cordon) && !fields.has(ClaimField::Balancer), "connections go on");
 
     (a(&mut view).facts.claims, a(&mut view).facts.unschedulable) = (*fields, true);
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let request = ask(&mut view, &policy, 1);
     assert_eq!(Some(&request), hooks::request(&progress(Step::BeforeDrain, 0)).as_ref());
     // The wait is recorded on the shadow, and is what the plan counts afterwards.
     write_due(&mut view, &policy, 2);
@@ -97,11 +104,7 @@ fn node_is_claimed_then_hooks_are_asked_then_awaited() {
 
 #[test]
 fn each_hook_has_to_answer_this_very_request() {
-    let (mut view, policy) = in_step(Step::BeforeDrain, both());
-    let request = {
-        let made = plan(&view, &policy, t(1));
-        ask(&mut view, &made)
-    };
+    let (mut view, policy, request) = asked(Step::BeforeDrain, both());
     let old = request.replace("BeforeDrain/1/", "BeforeDrain/0/");
     for (ceph, mute, expected) in [
         (None, None, "step BeforeDrain"),
@@ -121,9 +124,7 @@ fn each_hook_has_to_answer_this_very_request() {
 
 #[test]
 fn message_names_the_hooks_that_are_still_awaited() {
-    let (mut view, policy) = in_step(Step::BeforeDrain, both());
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let (mut view, policy, request) = asked(Step::BeforeDrain, both());
     write_due(&mut view, &policy, 2);
     answers(&mut view, "mute", &request);
     let made = plan(&view, &policy, t(3));
@@ -136,9 +137,7 @@ fn message_names_the_hooks_that_are_still_awaited() {
 
 #[test]
 fn deadline_ends_or_continues_the_attempt_as_policy_says() {
-    let (mut view, policy) = in_step(Step::BeforeDrain, both());
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let (mut view, policy, request) = asked(Step::BeforeDrain, both());
     // Each hook has its own deadline. That of `mute` alone ends nothing.
     assert_eq!(outcome(&plan(&view, &policy, t(61))), "step BeforeDrain");
     assert_eq!(outcome(&plan(&view, &policy, t(119))), "step BeforeDrain");
@@ -202,9 +201,7 @@ fn hooks_that_were_never_asked_are_not_reported_as_silent() {
 #[test]
 fn refusal_ends_the_attempt_with_name_and_reason_also_where_timeout_continues() {
     for hook in ["ceph", "mute"] {
-        let (mut view, policy) = in_step(Step::BeforeDrain, both());
-        let made = plan(&view, &policy, t(1));
-        let request = ask(&mut view, &made);
+        let (mut view, policy, request) = asked(Step::BeforeDrain, both());
         answers(&mut view, hook, &format!("{request} Refused: HEALTH_WARN"));
         let made = plan(&view, &policy, t(2));
         assert_eq!(outcome(&made), "HookRefused");
@@ -217,9 +214,7 @@ fn refusal_ends_the_attempt_with_name_and_reason_also_where_timeout_continues() 
 
 #[test]
 fn hook_that_policy_drops_is_no_longer_awaited() {
-    let (mut view, policy) = in_step(Step::BeforeDrain, both());
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let (mut view, policy, request) = asked(Step::BeforeDrain, both());
     answers(&mut view, "mute", &request);
     assert_eq!(outcome(&plan(&view, &policy, t(2))), "step BeforeDrain");
     let policy = with_policy(&mut view, json!({"hooks": [{"name": "mute", "before": {}}]}));
@@ -232,9 +227,7 @@ fn hook_that_policy_drops_is_no_longer_awaited() {
 #[test]
 fn change_of_policy_begins_the_time_of_hooks_again() {
     for before in [json!({"timeout": "1h"}), json!({"timeout": "5m"})] {
-        let (mut view, policy) = in_step(Step::BeforeDrain, json!({"hooks": [{"name": "ceph", "before": before}]}));
-        let made = plan(&view, &policy, t(1));
-        ask(&mut view, &made);
+        let (mut view, policy, _) = asked(Step::BeforeDrain, json!({"hooks": [{"name": "ceph", "before": before}]}));
         assert_eq!(outcome(&plan(&view, &policy, t(299))), "step BeforeDrain");
         let added = json!({"hooks": [{"name": "ceph", "before": {"timeout": "5m"}}, {"name": "mute", "before": {}}]});
         let policy = with_policy(&mut view, added);
@@ -285,8 +278,7 @@ fn second_end_in_a_row_by_a_window_or_by_an_expression_of_the_fleet_is_a_failure
         let mut spec = both();
         change(&mut view, &mut spec);
         let policy = with_policy(&mut view, spec);
-        let made = plan(&view, &policy, t(1));
-        let request = ask(&mut view, &made);
+        let request = ask(&mut view, &policy, 1);
         answers(&mut view, "ceph", &request);
         answers(&mut view, "mute", &request);
         let made = plan(&view, &policy, t(3));
@@ -312,10 +304,7 @@ fn gates_are_checked_again_after_the_wait_for_hooks() {
         change(&mut view, &mut spec);
         let policy = with_policy(&mut view, spec);
         assert!(policy.errors.is_empty(), "{sentence}: {:?}", policy.errors);
-        let request = {
-            let made = plan(&view, &policy, t(1));
-            ask(&mut view, &made)
-        };
+        let request = ask(&mut view, &policy, 1);
         answers(&mut view, "ceph", &request);
         answers(&mut view, "mute", &request);
         let made = plan(&view, &policy, t(3));
@@ -353,9 +342,7 @@ fn expressions_are_queried_after_the_wait_for_hooks_and_have_to_return_nothing()
     let mut spec = both();
     spec["prometheus"] = json!({"url": "http://prometheus:9090"});
     spec["health"] = json!({"before": {"expressions": [{"name": "errors", "query": "errors > 0"}]}});
-    let (mut view, policy) = in_step(Step::BeforeDrain, spec);
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let (mut view, policy, request) = asked(Step::BeforeDrain, spec);
     answers(&mut view, "ceph", &request);
     answers(&mut view, "mute", &request);
     let made = plan(&view, &policy, t(3));
@@ -448,8 +435,7 @@ fn verified_node_awaits_hooks_and_then_is_updated() {
     let (mut view, policy) = in_step(Step::AfterUpdate, both());
     a(&mut view).facts.hook_request = hooks::request(&progress(Step::BeforeDrain, 0));
     answers(&mut view, "ceph", &hooks::request(&progress(Step::BeforeDrain, 0)).unwrap());
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let request = ask(&mut view, &policy, 1);
     assert!(request.starts_with("AfterUpdate/1/"), "{request}");
     assert_eq!(outcome(&plan(&view, &policy, t(119))), "step AfterUpdate");
     assert_eq!(outcome(&plan(&view, &policy, t(120))), "HookTimedOut");
@@ -467,8 +453,7 @@ fn verified_node_awaits_hooks_and_then_is_updated() {
     let (mut view, _) = in_step(Step::AfterUpdate, both());
     let hooks = json!([{"name": "mute", "after": {"timeout": "1m", "onTimeout": "Continue"}}]);
     let policy = with_policy(&mut view, json!({"hooks": hooks}));
-    let made = plan(&view, &policy, t(1));
-    ask(&mut view, &made);
+    ask(&mut view, &policy, 1);
     assert_eq!(outcome(&plan(&view, &policy, t(59))), "step AfterUpdate");
     let made = plan(&view, &policy, t(60));
     let Some(Action::Status { note: Some(note), .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
@@ -489,9 +474,7 @@ fn node_that_is_not_well_once_hooks_have_answered_is_verified_again_for_its_whol
     ];
     for (sentence, change, expected) in cases {
         for began in [0, -900] {
-            let (mut view, policy) = in_step(Step::AfterUpdate, both());
-            let made = plan(&view, &policy, t(1));
-            let request = ask(&mut view, &made);
+            let (mut view, _, request) = asked(Step::AfterUpdate, both());
             let progress = shadow(&mut view).status.controller.progress.as_mut().unwrap();
             (progress.verifying_since, progress.soak_restarted) = (Some(t(began)), true);
             let mut spec = both();
@@ -531,8 +514,7 @@ fn expressions_are_queried_while_hooks_are_awaited_after_an_update() {
     assert!(plan(&view, &policy, t(1)).expressions.contains(&question("errors{node=\"a\"} > 0")));
     // A new leader knows none of the answers at first.
     view.expressions.clear();
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let request = ask(&mut view, &policy, 1);
     answers(&mut view, "ceph", &request);
     view.leader_since = t(1);
     assert_eq!(outcome(&plan(&view, &policy, t(60))), "ExpressionsPending");
@@ -543,8 +525,7 @@ fn expressions_are_queried_while_hooks_are_awaited_after_an_update() {
 fn verification_goes_on_where_a_pod_is_not_ready_once_its_hooks_have_answered() {
     let (mut view, policy) = in_step(Step::AfterUpdate, both());
     shadow(&mut view).status.controller.progress.as_mut().unwrap().verification = true;
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let request = ask(&mut view, &policy, 1);
     answers(&mut view, "ceph", &request);
     assert_eq!(outcome(&plan(&view, &policy, t(2))), "no attempt", "it is well");
     a(&mut view).pods = Some(vec![pod("a", true)]);
@@ -555,9 +536,7 @@ fn verification_goes_on_where_a_pod_is_not_ready_once_its_hooks_have_answered() 
 #[test]
 fn node_that_is_not_well_after_a_second_wait_for_a_silent_hook_is_not_proven() {
     let hooks = json!([{"name": "ceph", "after": {"timeout": "2h", "onTimeout": "Continue"}}]);
-    let (mut view, policy) = in_step(Step::AfterUpdate, json!({"hooks": hooks}));
-    let made = plan(&view, &policy, t(1));
-    ask(&mut view, &made);
+    let (mut view, policy, _) = asked(Step::AfterUpdate, json!({"hooks": hooks}));
     a(&mut view).pods = Some(vec![pod("a", true)]);
     goes_on(&mut view, &policy, 7200, "step Verifying");
     a(&mut view).pods = Some(vec![]);
@@ -581,8 +560,7 @@ fn updated_node_is_protected_from_autoscalers_until_its_hooks_have_answered() {
     let protection: ClaimFields = [ClaimField::ScaleDown, ClaimField::DoNotDisrupt].into_iter().collect();
     (a(&mut view).facts.claims, a(&mut view).lease) = (protection, renewed_after(100));
     goes_on(&mut view, &policy, 100, "step AfterUpdate");
-    let made = plan(&view, &policy, t(101));
-    let request = ask(&mut view, &made);
+    let request = ask(&mut view, &policy, 101);
     goes_on(&mut view, &policy, 102, "step AfterUpdate");
     assert_eq!(outcome(&plan(&view, &policy, t(103))), "AwaitingHook");
     answers(&mut view, "ceph", &request);
@@ -603,9 +581,7 @@ fn node_that_falls_ill_soon_after_its_soak_counts_against_the_version_whatever_i
         ("an instant ago", 390, "", 400, "step Verifying"),
         ("hours later, when anything may be the cause", 7200, "", 8000, "step Verifying"),
     ] {
-        let (mut view, policy) = in_step(Step::AfterUpdate, both());
-        let made = plan(&view, &policy, t(1));
-        let request = ask(&mut view, &made);
+        let (mut view, policy, request) = asked(Step::AfterUpdate, both());
         let facts = &mut a(&mut view).facts;
         (facts.ready, facts.not_ready_since) = (false, Some(t(began)));
         answers(&mut view, "ceph", &format!("{request}{answer}"));
@@ -627,9 +603,7 @@ fn node_that_is_taken_away_while_its_hooks_are_awaited_counts_against_no_version
         ("an autoscaler removes it", |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()), "HealthUnknown"),
     ];
     for (sentence, change, end) in cases {
-        let (mut view, policy) = in_step(Step::AfterUpdate, both());
-        let made = plan(&view, &policy, t(1));
-        let request = ask(&mut view, &made);
+        let (mut view, policy, request) = asked(Step::AfterUpdate, both());
         let facts = &mut a(&mut view).facts;
         (facts.ready, facts.not_ready_since) = (false, Some(t(180)));
         change(facts);
@@ -659,9 +633,7 @@ fn node_that_is_rebooted_once_while_a_silent_hook_is_awaited_is_verified_again()
     for (sentence, change) in cases {
         for (action, end) in [("Continue", "no attempt"), ("Fail", "HookTimedOut")] {
             let hooks = json!([{"name": "ceph", "after": {"timeout": "2h", "onTimeout": action}}]);
-            let (mut view, policy) = in_step(Step::AfterUpdate, json!({"hooks": hooks}));
-            let made = plan(&view, &policy, t(1));
-            ask(&mut view, &made);
+            let (mut view, policy, _) = asked(Step::AfterUpdate, json!({"hooks": hooks}));
             change(&mut a(&mut view).facts);
             goes_on(&mut view, &policy, 7200, "step Verifying");
             let facts = &mut a(&mut view).facts;
@@ -688,16 +660,13 @@ fn node_that_falls_ill_after_its_first_verification_counts_against_nothing() {
     // Soon after another verification.
     let (mut view, policy) = in_step(Step::AfterUpdate, both());
     shadow(&mut view).status.controller.progress.as_mut().unwrap().soak_restarted = true;
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let request = ask(&mut view, &policy, 1);
     answers(&mut view, "ceph", &request);
     let facts = &mut a(&mut view).facts;
     (facts.ready, facts.not_ready_since) = (false, Some(t(180)));
     assert_eq!(outcome(&plan(&view, &policy, t(400))), "step Verifying");
     // It does not come back from a reboot.
-    let (mut view, policy) = in_step(Step::AfterUpdate, both());
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let (mut view, policy, request) = asked(Step::AfterUpdate, both());
     a(&mut view).facts.boot_id = "b2".into();
     answers(&mut view, "ceph", &request);
     goes_on(&mut view, &policy, 1000, "step Verifying");
@@ -716,9 +685,7 @@ fn node_that_is_rebooted_twice_soon_after_its_soak_counts_against_the_version() 
         ("late", 901, "step Verifying"),
     ] {
         let hooks = json!([{"name": "ceph", "after": {"timeout": "5m", "onTimeout": "Continue"}}]);
-        let (mut view, policy) = in_step(Step::AfterUpdate, json!({"hooks": hooks}));
-        let made = plan(&view, &policy, t(1));
-        ask(&mut view, &made);
+        let (mut view, policy, _) = asked(Step::AfterUpdate, json!({"hooks": hooks}));
         a(&mut view).facts.boot_id = "b2".into();
         goes_on(&mut view, &policy, 120, "step AfterUpdate");
         assert_eq!(outcome(&plan(&view, &policy, t(301))), "Soaking", "{sentence}: once is nothing");
@@ -730,9 +697,7 @@ fn node_that_is_rebooted_twice_soon_after_its_soak_counts_against_the_version() 
 /// The pods that its network needs start slowly.
 #[test]
 fn node_that_comes_back_slowly_from_one_reboot_soon_after_its_soak_does_not_count() {
-    let (mut view, policy) = in_step(Step::AfterUpdate, both());
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let (mut view, policy, request) = asked(Step::AfterUpdate, both());
     let facts = &mut a(&mut view).facts;
     (facts.boot_id, facts.ready, facts.not_ready_since) = ("b2".into(), false, Some(t(110)));
     goes_on(&mut view, &policy, 120, "step AfterUpdate");
@@ -745,9 +710,7 @@ fn node_that_comes_back_slowly_from_one_reboot_soon_after_its_soak_does_not_coun
 
 #[test]
 fn node_that_is_rebooted_once_soon_after_its_soak_is_verified_again() {
-    let (mut view, policy) = in_step(Step::AfterUpdate, both());
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let (mut view, policy, request) = asked(Step::AfterUpdate, both());
     a(&mut view).facts.boot_id = "b2".into();
     shadow(&mut view).status.agent.boot_id = Some("b2".into());
     goes_on(&mut view, &policy, 100, "step AfterUpdate");
@@ -762,9 +725,7 @@ fn node_that_is_rebooted_once_soon_after_its_soak_is_verified_again() {
 
 #[test]
 fn node_that_is_well_again_when_hooks_answer_is_updated() {
-    let (mut view, policy) = in_step(Step::AfterUpdate, both());
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let (mut view, policy, request) = asked(Step::AfterUpdate, both());
     a(&mut view).facts.ready = false;
     assert_eq!(outcome(&plan(&view, &policy, t(2))), "step AfterUpdate");
     a(&mut view).facts.ready = true;
@@ -774,9 +735,7 @@ fn node_that_is_well_again_when_hooks_answer_is_updated() {
 
 #[test]
 fn node_that_is_rebooted_into_another_version_ends_before_hooks_have_answered() {
-    let (mut view, policy) = in_step(Step::AfterUpdate, both());
-    let made = plan(&view, &policy, t(1));
-    ask(&mut view, &made);
+    let (mut view, policy, _) = asked(Step::AfterUpdate, both());
     let facts = &mut a(&mut view).facts;
     (facts.boot_id, facts.os_image) = ("b2".into(), format!("Bottlerocket OS {OLD} (aws-k8s-1.37)"));
     assert_eq!(outcome(&plan(&view, &policy, t(3))), "BootedOtherVersion");
@@ -784,9 +743,7 @@ fn node_that_is_rebooted_into_another_version_ends_before_hooks_have_answered() 
 
 #[test]
 fn node_that_is_verified_again_while_hooks_are_awaited_has_its_whole_soak_and_keeps_the_request() {
-    let (mut view, policy) = in_step(Step::AfterUpdate, both());
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let (mut view, policy, request) = asked(Step::AfterUpdate, both());
     answers(&mut view, "ceph", &request);
     answers(&mut view, "mute", &hooks::request(&progress(Step::BeforeDrain, 0)).unwrap());
     a(&mut view).facts.ready = false;
