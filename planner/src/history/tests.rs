@@ -359,10 +359,7 @@ fn record_that_a_user_deletes_is_not_created_again_from_results_that_are_left() 
     server.settle(&mut leader, 10, 0);
     server.objects.clear();
     leader.records.clear();
-    assert!(
-        !server.plan(&leader, 20).actions.is_empty(),
-        "a leader that never saw the record takes it for one that is missing"
-    );
+    assert!(!server.plan(&leader, 20).actions.is_empty(), "to a leader that never saw it, the record is missing");
     leader.removed.insert(7);
     let rows = BTreeSet::from([("a".to_owned(), 1)]);
     assert_eq!(server.plan(&leader, 20).actions, [HistoryAction::Clear { node: "a".into(), rows }]);
@@ -593,10 +590,8 @@ fn entries_tell_each_change_once_under_every_leader() {
     }
     let entries = server.status().entries;
     let of = |kind: EntryKind| entries.iter().find(|entry| entry.kind == kind).unwrap();
-    assert_eq!(
-        (of(EntryKind::Paused).time, of(EntryKind::Paused).field_manager.as_deref()),
-        (t(10), Some("kubectl-edit"))
-    );
+    let found = (of(EntryKind::Paused).time, of(EntryKind::Paused).field_manager.as_deref());
+    assert_eq!(found, (t(10), Some("kubectl-edit")));
     assert_eq!(of(EntryKind::Approved).field_manager.as_deref(), Some("kubectl-annotate"));
     let approved = entries.iter().filter(|entry| entry.kind == EntryKind::Approved);
     let approved: Vec<_> = approved.map(|entry| (entry.step, entry.message.as_str())).collect();

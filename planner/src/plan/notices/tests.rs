@@ -116,10 +116,8 @@ fn each_event_of_rollout_has_one_notice_under_any_leader() {
     let approval = cluster.turn(t(30));
     assert_eq!(events(&approval), ["AwaitingApproval"]);
     let cause = "the rollout of 1.20.5 for aws-k8s-1.37 x86_64: canary step 1 waits for approval";
-    assert_eq!(
-        (approval[0].cause.as_str(), approval[0].command.as_str()),
-        (cause, "kubectl brupop approve 1 --rollout 1")
-    );
+    let found = (approval[0].cause.as_str(), approval[0].command.as_str());
+    assert_eq!(found, (cause, "kubectl brupop approve 1 --rollout 1"));
     assert_eq!(approval[0].nodes, ["a"]);
     assert_eq!(cluster.turn(t(31)), []);
     // A node that joins in the place of one that is gone changes no step: its place stays proven.

@@ -422,10 +422,8 @@ fn conflict_of_field_managers_is_reported_with_field_and_manager() {
     let shared = SharedField { field: "spec.permit".into(), manager: "kubectl-edit".into() };
     view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap().shared_field = Some(shared);
     let condition = degraded(&view);
-    assert_eq!(
-        (condition.status, condition.reason.as_str()),
-        (models::condition::ConditionStatus::True, "FieldManagerConflict")
-    );
+    let found = (condition.status, condition.reason.as_str());
+    assert_eq!(found, (models::condition::ConditionStatus::True, "FieldManagerConflict"));
     for part in ["spec.permit", "brs-b", "kubectl-edit", "delete the shadow"] {
         assert!(condition.message.contains(part), "{}", condition.message);
     }

@@ -103,13 +103,8 @@ fn drained_node_proceeds_to_reboot_only_with_staged_image() {
     type Change<'a> = &'a dyn Fn(&mut NodeView);
     let case = |sentence: &str, node: NodeView, expected: bool, change: Change<'_>| {
         let made = plan_at(changed(node, change), 1);
-        assert_eq!(
-            step_of(&made) == Some(Step::Rebooting),
-            expected,
-            "{sentence}: {:?} {:?}",
-            made.actions,
-            made.waits
-        );
+        let found = step_of(&made) == Some(Step::Rebooting);
+        assert_eq!(found, expected, "{sentence}: {:?} {:?}", made.actions, made.waits);
     };
     case("staged", first(), true, &|_| {});
     case("its agent was restarted", first(), false, &|node| shadow(node).status.agent.state = Some(HostState::Idle));

@@ -355,12 +355,8 @@ fn brake_of_a_ledger_that_is_missing_is_rebuilt_from_the_nodes() {
             view.nodes.extend(nodes.into_iter().map(|node| (node.facts.name.clone(), node)));
             let made = plan(&view, &policy, t(60));
             let expected = braked.then(|| t(660));
-            assert_eq!(
-                ledger(&made).braked_until,
-                expected,
-                "{sentence}, made again: {made_again}: {:?}",
-                ledger(&made)
-            );
+            let found = ledger(&made).braked_until;
+            assert_eq!(found, expected, "{sentence}, made again: {made_again}: {:?}", ledger(&made));
         }
     }
 }
@@ -473,12 +469,8 @@ fn braked_rollout_that_another_version_has_followed_is_over() {
         rollouts.push(ActiveRollout { ledger, ..next });
         let status = plan(&view, &policy, t(300)).status.unwrap();
         let braked = models::condition::find_condition(&status.conditions, BRAKED).unwrap();
-        assert_eq!(
-            braked.status == models::condition::ConditionStatus::True,
-            is_braked,
-            "{used} used: {}",
-            braked.message
-        );
+        let found = braked.status == models::condition::ConditionStatus::True;
+        assert_eq!(found, is_braked, "{used} used: {}", braked.message);
     }
 }
 

@@ -23,11 +23,8 @@ fn node_waiting_only_for_its_slot_keeps_its_canary_place() {
         let (view, policy) = cluster_with(vec![staged, node("b")], &[], spec);
         let made = plan(&view, &policy, t(1));
         assert_eq!(made.slots.map_or(0, |slots| slots.len()), slots, "{sentence}");
-        assert!(
-            matches!(made.waits.get("b"), Some(Wait::CanaryStep { step: 1, .. })),
-            "{sentence}: {:?}",
-            made.actions
-        );
+        let waits = matches!(made.waits.get("b"), Some(Wait::CanaryStep { step: 1, .. }));
+        assert!(waits, "{sentence}: {:?}", made.actions);
     }
 }
 

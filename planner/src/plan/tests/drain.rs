@@ -552,10 +552,8 @@ fn end_of_drain_at_its_deadline_names_what_kept_the_pods() {
         let made = plan(&view, &policy, t(3600));
         assert_eq!(outcome(&made), "DrainTimedOut", "{sentence}");
         let message = &last_of(&made).message;
-        assert!(
-            message.starts_with("still on the node: shop/p-a; ") && message.contains(named),
-            "{sentence}: {message}"
-        );
+        let lists = message.starts_with("still on the node: shop/p-a; ");
+        assert!(lists && message.contains(named), "{sentence}: {message}");
     }
 }
 

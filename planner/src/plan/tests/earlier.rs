@@ -89,11 +89,8 @@ fn beside_earlier_operator_plan_has_only_a_report() {
     let almost = plan(&view, &policy, until.checked_sub(SignedDuration::from_secs(1)).unwrap());
     assert!(almost.actions.is_empty() && almost.evictions.is_empty(), "{almost:?}");
     let again = plan(&view, &policy, until);
-    assert_eq!(
-        (&again.actions, &again.evictions),
-        (&free_then.actions, &free_then.evictions),
-        "it continues as if nothing was"
-    );
+    let found = (&again.actions, &again.evictions);
+    assert_eq!(found, (&free_then.actions, &free_then.evictions), "it continues as if nothing was");
     assert_eq!(
         (&again.shadows, &again.labels, &again.slots),
         (&free_then.shadows, &free_then.labels, &free_then.slots)

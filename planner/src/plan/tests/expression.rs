@@ -48,10 +48,8 @@ fn expression_for_all_nodes_is_recorded_only_in_operator_status() {
     assert_eq!(first.actions, [].into(), "no write about a node");
     let conditions = &first.status.as_ref().unwrap().conditions;
     let condition = models::condition::true_condition(conditions, BLOCKED).unwrap();
-    assert_eq!(
-        (condition.reason.as_str(), condition.message.as_str()),
-        ("ExpressionFires", "the expression errors returned {} 7")
-    );
+    let found = (condition.reason.as_str(), condition.message.as_str());
+    assert_eq!(found, ("ExpressionFires", "the expression errors returned {} 7"));
     let notes: Vec<_> = news(&[], conditions).into_iter().map(|note| note.reason).collect();
     assert_eq!(notes, ["ExpressionFires"]);
     let again = carried_out(&mut view, &policy, &first);
@@ -99,10 +97,8 @@ fn node_whose_expressions_have_no_answer_says_so_and_keeps_its_slot() {
         assert_eq!(silent.slots, None, "the slot stays: {:?}", silent.actions);
         assert!(silent.expressions.contains(&question("errors > 1")));
         // The write that ends another reason comes first.
-        assert_eq!(
-            (silent.waits.get("a"), silent.actions.len()),
-            if blocked_before { (None, 1) } else { (Some(&pending), 0) }
-        );
+        let found = (silent.waits.get("a"), silent.actions.len());
+        assert_eq!(found, if blocked_before { (None, 1) } else { (Some(&pending), 0) });
         view.nodes.get_mut("a").unwrap().pods = None;
         assert_eq!(plan(&view, &policy, t(10)).slots, None, "also while its pods are not known");
         let firing = Answer::Firing { series: "{} 7".into(), since: t(0), asked: t(0) };

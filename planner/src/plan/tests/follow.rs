@@ -60,11 +60,8 @@ fn node_gets_label_only_while_nothing_else_is_under_way_or_due() {
     assert_eq!(relabelled(&|view| _ = view.busy.insert("a".into())), 0, "a write is under way");
     assert_eq!(relabelled(&|view| shadow(view).spec.host = None), 1, "with its settings");
     assert_eq!(relabelled(&|view| shadow(view).spec.state = HostState::StagedUpdate), 1, "with the withdrawal");
-    assert_eq!(
-        relabelled(&|view| shadow(view).status.controller.drain = Some(DrainStatus::default())),
-        0,
-        "after that"
-    );
+    let found = relabelled(&|view| shadow(view).status.controller.drain = Some(DrainStatus::default()));
+    assert_eq!(found, 0, "after that");
     assert_eq!(relabelled(&|view| shadow(view).status.agent.updates = None), 0, "its host has not looked yet");
     assert_eq!(relabelled(&|view| view.revisions = None), 0, "the revisions are not known");
     assert_eq!(relabelled(&|view| view.stale = true), 0);

@@ -191,10 +191,8 @@ fn drain_that_begins_again_after_a_forced_one_evicts_and_has_its_own_deadline() 
     view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), answer(Some("shop/web"), 110, false))].into();
     let named = plan(&view, &policy, t(115)).actions.remove("a").unwrap();
     let Action::Status { status, note: Some(note) } = &named else { panic!("{named:?}") };
-    assert_eq!(
-        (find_condition(&status.conditions, BLOCKED).unwrap().reason.as_str(), note.reason),
-        ("DrainBlocked", "DrainBlocked")
-    );
+    let found = (find_condition(&status.conditions, BLOCKED).unwrap().reason.as_str(), note.reason);
+    assert_eq!(found, ("DrainBlocked", "DrainBlocked"));
     written(&mut view, &named);
     let forced = plan(&view, &policy, t(170)).actions.remove("a").unwrap();
     let Action::Status { status, note: Some(note) } = &forced else { panic!("{forced:?}") };

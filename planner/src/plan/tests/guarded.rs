@@ -508,14 +508,10 @@ fn pod_whose_grace_period_outlasts_the_drain_is_named_and_asked_first_and_alone(
         ends_by: leaving.then(|| t(own)),
         ..pod_of("db", "db-0")
     };
+    let minute = json!({"drain": {"gracePeriod": "1m"}});
     for (sentence, spec, db, first) in [
         ("a week", json!({}), week(604_800, false), vec!["db-0"]),
-        (
-            "a week, of which policy leaves a minute",
-            json!({"drain": {"gracePeriod": "1m"}}),
-            week(604_800, false),
-            vec!["db-0", "web-0"],
-        ),
+        ("a week, of which policy leaves a minute", minute, week(604_800, false), vec!["db-0", "web-0"]),
         ("as long as the drain", json!({}), week(1800, false), vec!["db-0", "web-0"]),
         ("it was deleted before", json!({}), week(604_800, true), vec![]),
     ] {
@@ -529,10 +525,8 @@ fn pod_whose_grace_period_outlasts_the_drain_is_named_and_asked_first_and_alone(
     let (view, policy) = cluster(vec![staged], &["a"]);
     let started = plan(&view, &policy, t(0)).actions.remove("a");
     let Some(Action::Status { note: Some(note), .. }) = started else { panic!("{started:?}") };
-    assert!(
-        note.reason == "UpdateStarted" && note.message.contains("shop/db-0 (a grace period of 604800s)"),
-        "{note:?}"
-    );
+    let named = note.message.contains("shop/db-0 (a grace period of 604800s)");
+    assert!(note.reason == "UpdateStarted" && named, "{note:?}");
 }
 
 #[test]
@@ -573,10 +567,8 @@ fn budget_whose_pods_are_replaced_while_hooks_answer_ends_no_attempt() {
     let waits = made.actions.remove("a").unwrap();
     let Action::Status { status, .. } = &waits else { panic!("{waits:?}") };
     let blocked = models::condition::find_condition(&status.conditions, models::shadow::BLOCKED).unwrap();
-    assert_eq!(
-        (blocked.reason.as_str(), status.report.progress.as_ref().unwrap().step),
-        ("BudgetUnhealthy", Step::BeforeDrain)
-    );
+    let found = (blocked.reason.as_str(), status.report.progress.as_ref().unwrap().step);
+    assert_eq!(found, ("BudgetUnhealthy", Step::BeforeDrain));
     let mut over = view.clone();
     over.budgets[0].healthy = 3;
     over.budgets[0].allowed = 1;

@@ -288,11 +288,7 @@ fn unhealthy_pod_without_evidence_delays_update_until_deadline_and_proves_nothin
         assert!(wait.blocks() && wait.as_str() == "Settling", "{sentence}: {wait:?}");
         assert!(wait.to_string().contains("shop/p-a first (container app: CrashLoopBackOff)"), "{wait}");
         assert_eq!(watch.at(DEADLINE - 1).unwrap().as_str(), "Settling", "{sentence}");
-        assert_eq!(
-            (watch.result().0, watch.read),
-            (None, 2),
-            "{sentence}: read at the end of the soak, and later again"
-        );
+        assert_eq!((watch.result().0, watch.read), (None, 2), "{sentence}: at the end of the soak, and later again");
         watch.at(DEADLINE);
         assert_eq!((watch.result(), watch.read), (is_unproven(), 2), "{sentence}");
         assert!(watch.message().contains("shop/p-a (container app: CrashLoopBackOff)"), "{}", watch.message());
@@ -457,11 +453,8 @@ fn pods_failing_only_on_updated_nodes_count_as_version_failure() {
     assert_eq!(watch.result().0, None, "a pod has until the deadline");
     watch.at(DEADLINE);
     assert_eq!(watch.result(), is_blamed());
-    assert!(
-        watch.message().contains("shop/p-a is not healthy (container app: CrashLoopBackOff)"),
-        "{}",
-        watch.message()
-    );
+    let text = watch.message();
+    assert!(text.contains("shop/p-a is not healthy (container app: CrashLoopBackOff)"), "{text}");
     assert_eq!(watch.record().version_failures[0].reason, FailureReason::SoakFailed);
 }
 
@@ -740,11 +733,7 @@ fn running_version_is_read_from_node_and_otherwise_from_agent() {
         let progress = watch.view.nodes["a"].progress().unwrap();
         let expected = if updated { Step::Verifying } else { Step::Returning };
         assert_eq!(progress.step, expected, "{sentence}");
-        assert_eq!(
-            progress.verifying_since,
-            updated.then(|| t(10)),
-            "{sentence}: the deadline for health counts from then"
-        );
+        assert_eq!(progress.verifying_since, updated.then(|| t(10)), "{sentence}: its deadline counts from then");
     }
 }
 

@@ -67,10 +67,8 @@ fn settings_signed_by_replaced_key_are_signed_again() {
         assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{sentence}");
         let signed_again = match made.actions.get("a") {
             Some(Action::Spec { spec }) if spec.state == order.state => {
-                assert_eq!(
-                    (&spec.attempt, &spec.boot_id, &spec.version),
-                    (&order.attempt, &order.boot_id, &order.version)
-                );
+                let found = (&spec.attempt, &spec.boot_id, &spec.version);
+                assert_eq!(found, (&order.attempt, &order.boot_id, &order.version));
                 spec.host.as_ref().is_some_and(|host| host.signature.is_none())
             }
             _ => false,

@@ -240,10 +240,8 @@ fn update_of_a_node_that_had_fallen_takes_the_place_that_is_counted_under_its_na
         let verifying = at("a", Step::Verifying, 0, HostState::RebootedIntoUpdate);
         let (mut view, _) = cluster(vec![verifying, staged("b")], &["a"]);
         let nodes = vec![entry("a", Proof::Unproven, NOT_READY)];
-        recorded_with(
-            &mut view,
-            Some(RolloutLedger { base: 2, due: 1, unproven: 1, nodes, ..RolloutLedger::default() }),
-        );
+        let stored = RolloutLedger { base: 2, due: 1, unproven: 1, nodes, ..RolloutLedger::default() };
+        recorded_with(&mut view, Some(stored));
         let policy = canary(&mut view, &json!([{"nodes": 1}]));
         view.operator.as_mut().unwrap().status.slots[0].update.as_mut().unwrap().had = had;
         view.nodes.insert("a".into(), with_place("a", Proof::Proven, 7));
@@ -281,11 +279,8 @@ fn node_that_is_gone_after_its_permit_keeps_its_slot_until_its_machine_had_its_t
     let made = plan(&gone(false), &policy, t(60));
     assert_eq!((slots_of(&made), counts(&made)), (vec![], (0, 0, 0)), "before the permit its place is free");
     let made = plan(&gone(true), &policy, t(over - 1));
-    assert!(
-        made.slots.is_none() && made.wake.is_some_and(|wake| wake <= t(over)),
-        "it may come back: {:?}",
-        made.slots
-    );
+    let wakes = made.wake.is_some_and(|wake| wake <= t(over));
+    assert!(made.slots.is_none() && wakes, "it may come back: {:?}", made.slots);
     let made = plan(&gone(true), &policy, t(over));
     assert_eq!((slots_of(&made), counts(&made)), (vec![], (0, 1, 0)), "nothing shows what it has become");
     assert_eq!(ledger(&made).nodes.first().map(|node| node.node.as_str()), Some("a"));

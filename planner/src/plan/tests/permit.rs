@@ -135,11 +135,8 @@ fn control_plane_node_that_has_its_slot_is_not_cordoned_while_another_is_out_of_
         other(&mut view).facts.ready = ready;
         let made = plan(&view, &policy, t(1));
         assert_eq!(outcome(&made), expected, "{sentence}");
-        assert_eq!(
-            made.slots.as_ref().is_some_and(Vec::is_empty),
-            !ready,
-            "{sentence}: a slot that is not used is free"
-        );
+        let found = made.slots.as_ref().is_some_and(Vec::is_empty);
+        assert_eq!(found, !ready, "{sentence}: a slot that is not used is free");
     }
 }
 
@@ -310,10 +307,8 @@ fn end_of_drain_records_number_of_removed_pods() {
     assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Rebooting);
     assert_eq!(status.report.drain.as_ref().unwrap().removed, 3);
     let condition = find_condition(&status.conditions, DRAINED).unwrap();
-    assert_eq!(
-        (condition.reason.as_str(), condition.message.as_str()),
-        ("Drained", "all pods to evict have left the node")
-    );
+    let found = (condition.reason.as_str(), condition.message.as_str());
+    assert_eq!(found, ("Drained", "all pods to evict have left the node"));
 }
 
 #[test]

@@ -142,11 +142,8 @@ fn node_not_ready_after_its_attempt_keeps_its_cordon_and_frees_its_slot() {
         let mut view = view.clone();
         change(view.nodes.get_mut("a").unwrap());
         let made = planned(&view, &policy, 1_000_000);
-        assert_eq!(
-            (slots(&made).len(), made.actions.get("a") == Some(&Action::Release)),
-            (given, released),
-            "{sentence}"
-        );
+        let found = (slots(&made).len(), made.actions.get("a") == Some(&Action::Release));
+        assert_eq!(found, (given, released), "{sentence}");
     }
 }
 

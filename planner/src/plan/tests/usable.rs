@@ -241,10 +241,8 @@ fn drain_begins_with_the_facts_of_its_node_in_the_same_write() {
     let before = status.report.record.as_ref().unwrap().before.clone().unwrap();
     assert_eq!(before.allocatable.keys().collect::<Vec<_>>(), ["cpu", "memory", "nvidia.com/gpu"]);
     assert_eq!(before.allocatable["cpu"], "7910m");
-    assert_eq!(
-        (before.taints, before.compared_with),
-        (vec!["dedicated:NoSchedule".into()], vec!["c".into(), "b".into()])
-    );
+    let found = (before.taints, before.compared_with);
+    assert_eq!(found, (vec!["dedicated:NoSchedule".into()], vec!["c".into(), "b".into()]));
     let driver = OwnerBefore { name: "shop/driver".into(), uid: "driver".into() };
     assert_eq!((before.csi_drivers, before.daemon_sets), (vec!["ebs.csi.aws.com".into()], vec![driver]));
     assert_eq!(before.static_pods, ["shop/proxy-a"]);
@@ -310,27 +308,13 @@ fn pod_of_daemon_set_that_the_kubelet_rejects_is_waited_for_and_proves_nothing_a
 #[test]
 fn failed_pod_counts_as_ended_where_nothing_has_to_run_in_its_place() {
     let failed = |pod: PodFacts| PodFacts { ready: false, finished: true, failed: true, ..pod };
+    let gone = PodFacts { daemon_set_is: DaemonSetIs::Gone, ..rejected("driver-1", 1) };
     for (sentence, pods, podsready, expected) in [
-        (
-            "a DaemonSet has a Ready pod beside it",
-            vec![rejected("driver-1", 1), driver("driver-2")],
-            true,
-            is_updated(),
-        ),
+        ("a DaemonSet has another pod, Ready", vec![rejected("driver-1", 1), driver("driver-2")], true, is_updated()),
         ("no pods are asked for", vec![rejected("driver-1", 1)], false, is_updated()),
-        (
-            "a replica that was evicted: its owner has another one elsewhere",
-            vec![failed(healthy())],
-            true,
-            is_updated(),
-        ),
+        ("a replica that was evicted, and has another one", vec![failed(healthy())], true, is_updated()),
         ("a bare pod", vec![failed(pod("a", true))], true, is_updated()),
-        (
-            "its DaemonSet is gone",
-            vec![PodFacts { daemon_set_is: DaemonSetIs::Gone, ..rejected("driver-1", 1) }],
-            true,
-            is_updated(),
-        ),
+        ("its DaemonSet is gone", vec![gone], true, is_updated()),
         ("the DaemonSet has no other", vec![rejected("driver-1", 1)], true, is_unproven()),
     ] {
         let mut watch = Watch::of(verifying(pods));
@@ -355,17 +339,15 @@ fn pods_of_a_deployment_that_the_kubelet_rejects_are_waited_for_and_prove_nothin
     }
     watch.at(DEADLINE);
     assert_eq!(watch.result(), is_unproven());
-    assert!(
-        watch.message().contains(&format!("shop/web-{} (UnexpectedAdmissionError)", DEADLINE - 1)),
-        "{}",
-        watch.message()
-    );
+    let last = format!("shop/web-{} (UnexpectedAdmissionError)", DEADLINE - 1);
+    assert!(watch.message().contains(&last), "{}", watch.message());
 }
 
 #[test]
 fn rejected_pod_counts_until_its_owner_has_one_that_is_not() {
     let at_the_end = DEADLINE - 1;
     let replica = |at: i64| rejected_replica("web-1", at);
+    let mirrors = [replica(-2), healthy()].map(|pod| PodFacts { mirror: true, ..pod }).to_vec();
     for (sentence, pods, expected) in [
         ("nothing came after it", vec![replica(at_the_end)], is_unproven()),
         ("another one is Ready on the node", vec![replica(at_the_end), healthy()], is_updated()),
@@ -374,11 +356,7 @@ fn rejected_pod_counts_until_its_owner_has_one_that_is_not() {
         ("it was rejected before the update", vec![replica(-2)], is_updated()),
         ("it is of a Job", vec![PodFacts { runs_to_completion: true, ..replica(at_the_end) }], is_updated()),
         ("it has no controller", vec![PodFacts { controller_uid: None, ..replica(at_the_end) }], is_updated()),
-        (
-            "a static pod, which the kubelet does not try again",
-            vec![PodFacts { mirror: true, ..replica(-2) }, PodFacts { mirror: true, ..healthy() }],
-            is_unproven(),
-        ),
+        ("a static pod, which the kubelet does not try again", mirrors, is_unproven()),
     ] {
         let mut watch = Watch::of(verifying(pods));
         watch.at(DEADLINE);
@@ -600,11 +578,8 @@ fn report_is_waited_for_a_minute_after_the_soak_also_past_the_timeout() {
         let mut watch = Watch::of(verifying(vec![healthy()]));
         watch.policy.all.after.timeout = Duration::from_secs(30);
         shadow(&mut watch.view).status.agent.boot_id = None;
-        assert_eq!(
-            (watch.at(SOAKED), watch.at(SOAKED + 59)),
-            (Some(Wait::NoReport), Some(Wait::NoReport)),
-            "{sentence}"
-        );
+        let found = (watch.at(SOAKED), watch.at(SOAKED + 59));
+        assert_eq!(found, (Some(Wait::NoReport), Some(Wait::NoReport)), "{sentence}");
         shadow(&mut watch.view).status.agent.boot_id = reports.then(|| "b1".into());
         watch.at(SOAKED + 60);
         assert_eq!(watch.result(), if reports { is_updated() } else { is_not_usable() }, "{sentence}");

@@ -137,10 +137,8 @@ fn node_without_proof_is_verified_again_an_hour_after_its_last_attempt() {
     assert_eq!(outcome(&before), "UpToDate");
     assert_eq!(before.wake, Some(t(DUE)));
     let (notes, wait) = turn(&mut view, &policy, DUE);
-    assert_eq!(
-        notes.iter().map(|note| (note.reason, note.warning)).collect::<Vec<_>>(),
-        [("VerificationStarted", false)]
-    );
+    let found = notes.iter().map(|note| (note.reason, note.warning)).collect::<Vec<_>>();
+    assert_eq!(found, [("VerificationStarted", false)]);
     assert_eq!(wait, Some(Wait::Soaking { until: t(DUE + SOAK) }));
     let progress = view.nodes["a"].progress().unwrap();
     assert_eq!((progress.step, progress.attempt, &progress.version), (Step::Verifying, 2, &NEW));
@@ -286,10 +284,8 @@ fn node_whose_devices_are_back_proves_its_version_when_it_is_verified_again() {
     assert_eq!(wait.as_ref().map(Wait::as_str), Some("NodeNotUsable"), "{notes:?}");
     assert_eq!(planned(&view, &policy, DUE + SOAK).waits["z"].as_str(), "StepUnproven");
     turn(&mut view, &policy, DUE + TIMEOUT);
-    assert_eq!(
-        (record(&view).last.as_ref().unwrap().reason.as_str(), proof(&view).0),
-        ("NodeNotUsable", Proof::Unproven)
-    );
+    let found = (record(&view).last.as_ref().unwrap().reason.as_str(), proof(&view).0);
+    assert_eq!(found, ("NodeNotUsable", Proof::Unproven));
     a(&mut view).facts.allocatable = Arc::new(devices);
     turn(&mut view, &policy, DUE + TIMEOUT + DUE);
     turn(&mut view, &policy, DUE + TIMEOUT + DUE + SOAK);
