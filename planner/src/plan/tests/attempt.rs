@@ -317,8 +317,7 @@ fn pod_arriving_after_drain_resumes_it_once() {
 fn releasing_step_starts_at_time_of_failure() {
     let mut deleted = at("a", Step::Draining, 0, HostState::StagedUpdate);
     deleted.facts.deleting = true;
-    let made = plan_at(deleted, 50);
-    assert_eq!(status_of(&made).unwrap().progress.as_ref().unwrap().since, t(50));
+    assert_eq!(status_of(&plan_at(deleted, 50)).unwrap().progress.as_ref().unwrap().since, t(50));
 }
 
 #[test]

@@ -309,8 +309,7 @@ fn command_that_a_braked_node_shows_lets_it_go_on() {
     };
     let (mut view, _) = fleet(&["b"], recorded);
     let policy = with_policy(&mut view, json!({"maxUnavailable": 5, "strategy": {"canary": [{"nodes": 3}]}}));
-    let made = plan(&view, &policy, t(60));
-    assert_eq!(made.waits["b"].as_str(), "StepUnproven");
+    assert_eq!(plan(&view, &policy, t(60)).waits["b"].as_str(), "StepUnproven");
     view.operator.as_mut().unwrap().approve_step = Some("7/3/unproven@now".into());
     let made = plan(&view, &policy, t(61));
     assert_eq!(slots_of(&made), ["b"], "{}", made.waits["b"]);

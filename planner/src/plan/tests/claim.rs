@@ -133,8 +133,7 @@ fn held_node_keeps_cordon_and_releases_slot_until_hold_is_removed() {
     let record = view.nodes["a"].shadow.as_ref().unwrap().status.controller.record.clone().unwrap();
     assert_eq!(record.last.map(|last| last.reason).as_deref(), Some("Held"));
     assert_eq!((record.failures, record.not_before, record.version_failures), (0, None, vec![]), "it is no failure");
-    let made = plan(&view, &policy, t(20));
-    assert_eq!(made.slots, Some(vec![]), "it has no slot any more");
+    assert_eq!(plan(&view, &policy, t(20)).slots, Some(vec![]), "it has no slot any more");
     assert!(view.nodes["a"].facts.claimed());
     view.nodes.get_mut("a").unwrap().facts.hold = None;
     assert_eq!(plan(&view, &policy, t(21)).actions.get("a"), Some(&Action::Release));

@@ -63,8 +63,7 @@ fn nodes_that_are_all_not_ready_twice_blame_no_version() {
         well(&mut watch.view);
         assert_eq!(watch.at(second + 10), Some(Wait::Soaking { until: t(second + 10 + SOAKED) }));
     }
-    watch.at(55 + SOAKED);
-    assert_eq!(watch.result(), is_updated());
+    assert_eq!(watch.result_at(55 + SOAKED), is_updated());
 }
 
 #[test]
@@ -78,8 +77,7 @@ fn clocks_stop_while_most_nodes_are_ill() {
         }
         well(&mut watch.view);
         watch.at(DAY);
-        watch.at(DAY + SOAKED);
-        assert_eq!(watch.result(), is_updated());
+        assert_eq!(watch.result_at(DAY + SOAKED), is_updated());
         assert!(watch.view.operator.unwrap().status.unwell[0].until.is_some());
     }
 }
@@ -99,8 +97,7 @@ fn node_that_returns_into_trouble_of_the_cluster_is_waited_for() {
     }
     well(&mut watch.view);
     watch.at(2 * deadline);
-    watch.at(2 * deadline + SOAKED);
-    assert_eq!(watch.result(), is_updated());
+    assert_eq!(watch.result_at(2 * deadline + SOAKED), is_updated());
 }
 
 #[test]
@@ -109,10 +106,8 @@ fn trouble_of_the_cluster_proves_nothing_after_a_day() {
         let mut watch = beside(&ALL[1..]);
         not_ready(&mut watch.view, &ALL[..=half], 20);
         watch.at(20);
-        watch.at(DAY + DEADLINE - 1);
-        assert_eq!(watch.result().0, None);
-        watch.at(DAY + DEADLINE);
-        assert_eq!(watch.result(), is_unproven());
+        assert_eq!(watch.result_at(DAY + DEADLINE - 1).0, None);
+        assert_eq!(watch.result_at(DAY + DEADLINE), is_unproven());
         let span = watch.view.operator.unwrap().status.unwell.pop().unwrap();
         assert!(span.until.is_some(), "nodes that have been ill for longer say nothing: {span:?}");
     }
@@ -126,10 +121,8 @@ fn node_that_alone_is_ill_until_the_deadline_counts_against_its_version() {
         under_pressure(&mut watch.view, &["a"], 20);
         change(&mut watch.view);
         watch.at(20);
-        watch.at(DEADLINE - 1);
-        assert_eq!(watch.result().0, None, "{sentence}");
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if blamed { is_blamed() } else { is_unproven() }, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE - 1).0, None, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), if blamed { is_blamed() } else { is_unproven() }, "{sentence}");
     };
     case("others are well", &ALL[1..], true, |_| {});
     case("one of three is ill too", &ALL[1..], true, |view| not_ready(view, &["b"], 20));
@@ -185,8 +178,7 @@ fn node_that_a_user_or_an_autoscaler_takes_away_is_no_evidence_against_its_versi
         not_ready(&mut watch.view, &["a"], 20);
         change(facts(&mut watch.view, "a"));
         watch.at(20);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), end, "{sentence}: {}", watch.message());
+        assert_eq!(watch.result_at(DEADLINE), end, "{sentence}: {}", watch.message());
         if end == held_before() {
             assert!(watch.message().contains("a user had held the node before"), "{}", watch.message());
             is_verified_once_it_is_not_held_any_more(&mut watch);
@@ -200,12 +192,10 @@ fn pods_of_a_node_that_a_user_or_an_autoscaler_takes_away_are_no_evidence_agains
     type Change = fn(&mut NodeFacts);
     type End = (Option<String>, bool);
     let case = |sentence: &str, end: End, change: Change| {
-        let mut watch = Watch::of(verifying(vec![failing()]));
-        watch.found = EVIDENCE;
+        let mut watch = Watch::finding(EVIDENCE, verifying(vec![failing()]));
         change(facts(&mut watch.view, "a"));
         watch.at(20);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), end, "{sentence}: {}", watch.message());
+        assert_eq!(watch.result_at(DEADLINE), end, "{sentence}: {}", watch.message());
     };
     case("it stays", is_blamed(), |_| {});
     case("an autoscaler removes it", is_unproven(), |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()));
@@ -247,8 +237,7 @@ fn node_of_a_failed_zone_is_no_evidence_against_its_version() {
         }
         not_ready(&mut watch.view, &["a", "b", "c"], 20);
         watch.at(20);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if blamed { is_blamed() } else { is_unproven() }, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), if blamed { is_blamed() } else { is_unproven() }, "{sentence}");
     }
 }
 
@@ -263,8 +252,7 @@ fn replica_that_was_ill_on_the_node_that_it_comes_from_is_no_difference() {
         watch.view.nodes.insert("b".into(), drained);
         watch.found = OwnerHealth { others_healthy: 2, ..EVIDENCE };
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if excused { is_updated() } else { is_unproven() }, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), if excused { is_updated() } else { is_unproven() }, "{sentence}");
     }
 }
 
@@ -278,16 +266,14 @@ fn pod_that_its_startup_probe_allows_to_start_interrupts_no_soak_and_proves_noth
         ("its probe allows more", 3600, true, SOAKED),
         ("its probe allows more than the verification", 3600, false, DEADLINE),
     ] {
-        let mut watch = Watch::of(verifying(vec![healthy(), slow(startup)]));
-        watch.found = EVIDENCE;
+        let mut watch = Watch::finding(EVIDENCE, verifying(vec![healthy(), slow(startup)]));
         watch.at(1);
         watch.at(SOAKED - 1);
         if ready {
             *watch.pods() = vec![healthy(), healthy()];
             watch.at(SOAKED - 1);
         }
-        watch.at(soaked - 1);
-        assert_eq!(watch.result().0, None, "{sentence}");
+        assert_eq!(watch.result_at(soaked - 1).0, None, "{sentence}");
         watch.at(soaked);
         let expected = if ready { is_updated() } else { is_blamed() };
         assert_eq!(watch.result(), expected, "{sentence}");
@@ -303,8 +289,7 @@ fn one_instant_of_pressure_after_the_deadline_freezes_nothing() {
         watch.at(begun);
         watch.at(DEADLINE - 1);
         under_pressure(&mut watch.view, &["a"], DEADLINE);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), is_unproven(), "{begun}");
+        assert_eq!(watch.result_at(DEADLINE), is_unproven(), "{begun}");
     }
 }
 

@@ -252,8 +252,7 @@ fn attempt_ends_when_owner_keeps_placing_pods_on_cordoned_node() {
 fn drain_ends_when_node_is_being_deleted() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
     view.nodes.get_mut("a").unwrap().facts.deleting = true;
-    let made = plan(&view, &policy, t(1));
-    assert_eq!(last_of(&made).reason, "NodeDeleted");
+    assert_eq!(last_of(&plan(&view, &policy, t(1))).reason, "NodeDeleted");
 }
 
 /// The scheduler had not observed the cordon yet.

@@ -507,8 +507,7 @@ fn drill_that_waits_for_others_is_next_by_the_order_of_updates_and_is_ended_by_r
     assert_eq!((first.name, first.wait()), (TURN, Some(&queued)), "{checks:?}");
     shadow(&mut bench.view).release = Some("2".into());
     bench.step(true);
-    let found = bench.record();
-    assert_eq!(found.drill.map(|drill| drill.result).as_deref(), Some("ReleaseRequested"));
+    assert_eq!(bench.record().drill.map(|drill| drill.result).as_deref(), Some("ReleaseRequested"));
     for _ in 0..5 {
         bench.step(true);
     }

@@ -84,8 +84,7 @@ fn node_keeps_label_of_its_revision_until_it_follows_another() {
     let agent = &mut shadow(&mut view).status.agent;
     (agent.current_version, agent.updates) = (Some(NEW), Some(OfferedUpdates::default()));
     view.nodes.get_mut("a").unwrap().facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
-    let made = plan(&view, &pinned, t(2));
-    assert_eq!(made.relabelled.into_values().next(), status.update_revision);
+    assert_eq!(plan(&view, &pinned, t(2)).relabelled.into_values().next(), status.update_revision);
 }
 
 #[test]

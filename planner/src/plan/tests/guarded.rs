@@ -127,8 +127,7 @@ fn node_is_released_when_guarded_pods_stay_and_only_their_budget_backs_off() {
     let made = settle(&mut view, &policy, 599);
     assert_eq!((asked(&made), made.wake), (vec!["db-0"], Some(t(600))));
     refuses(&mut view, "db-0", Some("shop/db"));
-    let made = plan(&view, &policy, t(600));
-    assert_eq!(outcome(&made), "GuardedPodsStayed");
+    assert_eq!(outcome(&plan(&view, &policy, t(600))), "GuardedPodsStayed");
     settle(&mut view, &policy, 600);
     assert_eq!((record(&view).failures, record(&view).not_before), (0, None), "it counts as no failure of the node");
     let back_off = |times, last: i64, until: i64| BudgetBackOff {
@@ -239,8 +238,7 @@ fn time_of_guarded_pods_counts_from_the_last_one_that_goes() {
         assert_eq!(asked(&settle(&mut view, &policy, now)).len(), 1, "one request at a time for a budget");
         leaves(&mut view, &format!("vm-{number}"));
     }
-    let made = settle(&mut view, &policy, 8 * 90);
-    assert_eq!(asked(&made), ["web-0"]);
+    assert_eq!(asked(&settle(&mut view, &policy, 8 * 90)), ["web-0"]);
     // The last of them stays: ten minutes from the last but one.
     let on_node = vec![pod_of("vm", "vm-0"), pod_of("vm", "vm-1")];
     let (mut view, policy) = drain_of(json!({}), on_node, vec![guard("vm", 2)]);

@@ -89,6 +89,11 @@ impl Watch {
         Self { view, policy, found, lacking, unread, crashed: false, notes, read: 0 }
     }
 
+    /// The same, which reads this of every owner.
+    pub(super) fn finding(found: OwnerHealth, node: NodeView) -> Self {
+        Self { found, ..Self::of(node) }
+    }
+
     /// Carries out everything that is due at this second, and returns why the node waits.
     pub(super) fn at(&mut self, second: i64) -> Option<Wait> {
         for _ in 0..20 {
@@ -139,6 +144,12 @@ impl Watch {
         (record.last.map(|last| last.reason), !record.version_failures.is_empty())
     }
 
+    /// Carries out what is due at this second, and returns the result then.
+    pub(super) fn result_at(&mut self, second: i64) -> (Option<String>, bool) {
+        self.at(second);
+        self.result()
+    }
+
     pub(super) fn message(&self) -> String {
         self.record().last.map(|last| last.message).unwrap_or_default()
     }
@@ -164,8 +175,7 @@ pub(super) fn is_blamed() -> (Option<String>, bool) {
 fn update_ends_after_soak_when_all_pods_are_healthy() {
     let mut watch = Watch::of(verifying(vec![healthy()]));
     assert_eq!(watch.at(SOAKED - 1), Some(Wait::Soaking { until: t(SOAKED) }));
-    watch.at(SOAKED);
-    assert_eq!(watch.result(), is_updated());
+    assert_eq!(watch.result_at(SOAKED), is_updated());
     assert!(!watch.notes[0].warning && watch.read == 0, "{:?}", watch.notes);
     let status = &watch.view.nodes["a"].shadow.as_ref().unwrap().status;
     assert_eq!(find_condition(&status.conditions, HEALTHY).unwrap().reason, "Soaked");
@@ -182,10 +192,8 @@ fn soak_begins_again_with_a_node_that_is_ready_again_also_where_no_leader_saw_th
     ] {
         let mut watch = Watch::of(verifying(vec![healthy()]));
         watch.view.nodes.get_mut("a").unwrap().facts.ready_since = ready_since;
-        watch.at(soaked - 1);
-        assert_eq!(watch.result(), (None, false), "{sentence}");
-        watch.at(soaked);
-        assert_eq!(watch.result(), is_updated(), "{sentence}");
+        assert_eq!(watch.result_at(soaked - 1), (None, false), "{sentence}");
+        assert_eq!(watch.result_at(soaked), is_updated(), "{sentence}");
     }
 }
 
@@ -200,10 +208,8 @@ fn times_of_pods_that_have_not_come_keep_no_node_from_its_proof_and_prove_none()
         ("the boot has restarted it", PodFacts { restarted_at: ahead, restarts: 1, ..healthy() }, SOAKED, is_updated()),
     ] {
         let mut watch = Watch::of(verifying(vec![healthy(), old(pod).at(t(0))]));
-        watch.at(ended - 1);
-        assert_eq!(watch.result(), (None, false), "{sentence}");
-        watch.at(ended);
-        assert_eq!(watch.result(), end, "{sentence}: {}", watch.message());
+        assert_eq!(watch.result_at(ended - 1), (None, false), "{sentence}");
+        assert_eq!(watch.result_at(ended), end, "{sentence}: {}", watch.message());
     }
 }
 
@@ -213,17 +219,14 @@ fn node_whose_lease_is_not_renewed_after_its_soak_is_not_proven() {
     let mut watch = Watch::of(verifying(vec![healthy()]));
     watch.crashed = true;
     assert_eq!(watch.at(SOAKED), Some(Wait::Soaking { until: t(SOAKED + 10) }));
-    assert_eq!(watch.at(SOAKED + 10), Some(Wait::Soaking { until: t(SOAKED + 20) }));
-    assert_eq!(watch.result().0, None);
+    assert_eq!(assert_eq!(watch.result_at(SOAKED + 10), Some(Wait::Soaking { until: t(SOAKED + 20) })).0, None);
     // The host boots again within that minute.
     let mut rebooted = Watch::of(watch.view.nodes["a"].clone());
     rebooted.view.nodes.get_mut("a").unwrap().facts.boot_id = "b2".into();
     rebooted.at(SOAKED + 15);
     assert!(rebooted.view.nodes["a"].progress().is_some_and(|progress| progress.soak_restarted));
-    watch.at(DEADLINE + 59);
-    assert_eq!(watch.result().0, None);
-    watch.at(DEADLINE + 60);
-    assert_eq!(watch.result(), is_unproven());
+    assert_eq!(watch.result_at(DEADLINE + 59).0, None);
+    assert_eq!(watch.result_at(DEADLINE + 60), is_unproven());
     assert!(watch.message().contains("kube-node-lease has not been renewed since"), "{}", watch.message());
 
     let lease = |observed: &[(Option<i64>, i64)]| {
@@ -282,15 +285,16 @@ fn unhealthy_pod_without_evidence_delays_update_until_deadline_and_proves_nothin
         ("another pod is Ready on an updated node", OwnerHealth { updated_ready: 1, ..ok }),
         ("no pod is healthy on a node that is not updated", OwnerHealth { others_healthy: 0, ..ok }),
     ] {
-        let mut watch = Watch::of(verifying(vec![healthy(), failing()]));
-        watch.found = found;
+        let mut watch = Watch::finding(found, verifying(vec![healthy(), failing()]));
         let wait = watch.at(SOAKED).unwrap();
         assert!(wait.blocks() && wait.as_str() == "Settling", "{sentence}: {wait:?}");
         assert!(wait.to_string().contains("shop/p-a first (container app: CrashLoopBackOff)"), "{wait}");
-        assert_eq!(watch.at(DEADLINE - 1).unwrap().as_str(), "Settling", "{sentence}");
-        assert_eq!((watch.result().0, watch.read), (None, 2), "{sentence}: at the end of the soak, and later again");
-        watch.at(DEADLINE);
-        assert_eq!((watch.result(), watch.read), (is_unproven(), 2), "{sentence}");
+        assert_eq!(
+            assert_eq!((watch.result_at(DEADLINE - 1).unwrap().as_str(), "Settling", "{sentence}").0, watch.read),
+            (None, 2),
+            "{sentence}: at the end of the soak, and later again"
+        );
+        assert_eq!((watch.result_at(DEADLINE), watch.read), (is_unproven(), 2), "{sentence}");
         assert!(watch.message().contains("shop/p-a (container app: CrashLoopBackOff)"), "{}", watch.message());
         assert!(watch.notes.iter().any(|note| note.warning && note.reason == "UpdateFailed"), "{:?}", watch.notes);
         assert_eq!(plan(&watch.view, &watch.policy, t(DEADLINE)).slots, Some(vec![]), "{sentence}: its slot is free");
@@ -299,10 +303,9 @@ fn unhealthy_pod_without_evidence_delays_update_until_deadline_and_proves_nothin
 
 #[test]
 fn pod_that_is_ill_elsewhere_too_is_not_waited_for() {
-    let mut watch = Watch::of(verifying(vec![healthy(), failing()]));
-    watch.found = OwnerHealth { others_unhealthy: 1, ..EVIDENCE };
-    watch.at(SOAKED);
-    assert_eq!((watch.result(), watch.read), (is_updated(), 1));
+    let mut watch =
+        Watch::finding(OwnerHealth { others_unhealthy: 1, ..EVIDENCE }, verifying(vec![healthy(), failing()]));
+    assert_eq!((watch.result_at(SOAKED), watch.read), (is_updated(), 1));
     assert!(watch.message().contains("shop/p-a (container app: CrashLoopBackOff)"), "{}", watch.message());
     let record = watch.record();
     assert_eq!((record.failures, record.not_before), (0, None));
@@ -313,11 +316,10 @@ fn pod_that_is_ill_elsewhere_too_is_not_waited_for() {
 
 #[test]
 fn one_ill_pod_among_many_elsewhere_excuses_none() {
-    let mut watch = Watch::of(verifying(vec![failing()]));
-    watch.found = OwnerHealth { others_healthy: 3, others_unhealthy: 1, ..EVIDENCE };
+    let mut watch =
+        Watch::finding(OwnerHealth { others_healthy: 3, others_unhealthy: 1, ..EVIDENCE }, verifying(vec![failing()]));
     assert_eq!(watch.at(SOAKED).unwrap().as_str(), "Settling");
-    watch.at(DEADLINE);
-    assert_eq!(watch.result(), is_unproven(), "nor does it blame the version");
+    assert_eq!(watch.result_at(DEADLINE), is_unproven(), "nor does it blame the version");
 }
 
 #[test]
@@ -332,18 +334,16 @@ fn pod_of_a_daemon_set_that_was_ill_on_another_node_excuses_none() {
 #[test]
 fn pod_that_is_starting_is_waited_for_and_nothing_is_read_of_its_owner() {
     let starting = |since: i64| PodFacts { started: Some(t(since)), ..failing() };
-    let mut watch = Watch::of(verifying(vec![starting(SOAKED - 1)]));
-    watch.found = OwnerHealth { others_unhealthy: 1, ..EVIDENCE };
+    let mut watch =
+        Watch::finding(OwnerHealth { others_unhealthy: 1, ..EVIDENCE }, verifying(vec![starting(SOAKED - 1)]));
     assert_eq!(watch.at(SOAKED).unwrap().as_str(), "Settling");
     assert_eq!(watch.at(SOAKED + 118).unwrap().as_str(), "Settling");
     assert_eq!(watch.read, 0);
-    watch.at(SOAKED + 119);
-    assert_eq!((watch.result(), watch.read), (is_updated(), 1));
+    assert_eq!((watch.result_at(SOAKED + 119), watch.read), (is_updated(), 1));
     // At the deadline it has not had its time.
     let mut watch = Watch::of(verifying(vec![starting(DEADLINE - 30)]));
     watch.at(DEADLINE - 1);
-    watch.at(DEADLINE);
-    assert_eq!(watch.result(), is_updated());
+    assert_eq!(watch.result_at(DEADLINE), is_updated());
 }
 
 #[test]
@@ -355,8 +355,7 @@ fn soak_restarts_when_a_ready_pod_no_longer_is() {
     assert_eq!(watch.at(20).unwrap().as_str(), "Settling");
     *watch.pods() = vec![healthy()];
     assert_eq!(watch.at(59), Some(Wait::Soaking { until: t(59 + SOAKED) }), "not only what is left of it");
-    watch.at(59 + SOAKED);
-    assert_eq!(watch.result(), is_updated());
+    assert_eq!(watch.result_at(59 + SOAKED), is_updated());
 
     for (sentence, pod, found) in [
         ("it is just starting", PodFacts { started: Some(t(20)), ..failing() }, EVIDENCE),
@@ -365,12 +364,10 @@ fn soak_restarts_when_a_ready_pod_no_longer_is() {
         ("it is to end by itself", PodFacts { runs_to_completion: true, ..lost(20) }, EVIDENCE),
         ("its owner's pods are ill elsewhere", lost(20), OwnerHealth { others_unhealthy: 1, ..EVIDENCE }),
     ] {
-        let mut watch = Watch::of(verifying(vec![pod]));
-        watch.found = found;
+        let mut watch = Watch::finding(found, verifying(vec![pod]));
         assert_eq!(watch.at(20), Some(Wait::Soaking { until: t(SOAKED) }), "{sentence}");
         *watch.pods() = vec![healthy()];
-        watch.at(SOAKED);
-        assert_eq!(watch.result(), is_updated(), "{sentence}");
+        assert_eq!(watch.result_at(SOAKED), is_updated(), "{sentence}");
     }
 }
 
@@ -386,8 +383,7 @@ fn soak_begins_when_the_last_pod_is_ready_after_the_boot() {
         ("it has never been Ready", old, 5 * SOAKED),
         ("its time to start ends in the soak", slow, SOAKED - 1),
     ] {
-        let mut watch = Watch::of(verifying(vec![healthy(), pod]));
-        watch.found = EVIDENCE;
+        let mut watch = Watch::finding(EVIDENCE, verifying(vec![healthy(), pod]));
         watch.at(1);
         watch.at(20);
         assert_eq!((watch.read, watch.notes.len()), (0, 0), "{sentence}: a boot is nothing to report");
@@ -396,10 +392,8 @@ fn soak_begins_when_the_last_pod_is_ready_after_the_boot() {
         }
         *watch.pods() = vec![healthy(), healthy()];
         assert_eq!(watch.at(ready), Some(Wait::Soaking { until: t(ready + SOAKED) }), "{sentence}");
-        watch.at(ready + SOAKED - 1);
-        assert_eq!(watch.result().0, None, "{sentence}");
-        watch.at(ready + SOAKED);
-        assert_eq!(watch.result(), is_updated(), "{sentence}");
+        assert_eq!(watch.result_at(ready + SOAKED - 1).0, None, "{sentence}");
+        assert_eq!(watch.result_at(ready + SOAKED), is_updated(), "{sentence}");
     }
 }
 
@@ -412,15 +406,13 @@ fn starting_pod_wakes_the_verification_when_its_time_is_over() {
 #[test]
 fn owners_of_pods_that_come_up_after_a_boot_are_read_when_a_soak_is_over() {
     let booted = PodFacts { lost_ready_at: Some(t(-30)), restarts: 1, ..failing() };
-    let mut watch = Watch::of(verifying(vec![booted.clone()]));
-    watch.found = OwnerHealth { others_unhealthy: 1, ..EVIDENCE };
+    let mut watch = Watch::finding(OwnerHealth { others_unhealthy: 1, ..EVIDENCE }, verifying(vec![booted.clone()]));
     for second in [1, 20, SOAKED - 1] {
         assert_eq!(watch.at(second), Some(Wait::Soaking { until: t(second + SOAKED) }), "not before {second}");
         assert_eq!(watch.read, 0);
     }
     assert_eq!(watch.at(SOAKED), Some(Wait::Soaking { until: t(2 * SOAKED) }), "it is ill elsewhere, too");
-    watch.at(2 * SOAKED);
-    assert_eq!((watch.result(), watch.read), (is_updated(), 1));
+    assert_eq!((watch.result_at(2 * SOAKED), watch.read), (is_updated(), 1));
     // One that was ill before, and has no others, interrupts nothing.
     let mut node = verifying(vec![booted]);
     unhealthy_before(&mut node, NEW);
@@ -433,26 +425,20 @@ fn owners_of_pods_that_come_up_after_a_boot_are_read_when_a_soak_is_over() {
 #[test]
 fn pod_that_is_lost_at_the_deadline_counts_only_by_comparison() {
     for (found, expected) in [(OwnerHealth::default(), is_unproven()), (EVIDENCE, is_blamed())] {
-        let mut watch = Watch::of(verifying(vec![healthy()]));
-        watch.found = found;
+        let mut watch = Watch::finding(found, verifying(vec![healthy()]));
         watch.at(20);
         *watch.pods() = vec![PodFacts { lost_ready_at: Some(t(30)), ..failing() }];
         watch.at(30);
-        watch.at(DEADLINE - 1);
-        assert_eq!(watch.result().0, None);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), expected);
+        assert_eq!(watch.result_at(DEADLINE - 1).0, None);
+        assert_eq!(watch.result_at(DEADLINE), expected);
     }
 }
 
 #[test]
 fn pods_failing_only_on_updated_nodes_count_as_version_failure() {
-    let mut watch = Watch::of(verifying(vec![healthy(), failing()]));
-    watch.found = EVIDENCE;
-    watch.at(DEADLINE - 1);
-    assert_eq!(watch.result().0, None, "a pod has until the deadline");
-    watch.at(DEADLINE);
-    assert_eq!(watch.result(), is_blamed());
+    let mut watch = Watch::finding(EVIDENCE, verifying(vec![healthy(), failing()]));
+    assert_eq!(watch.result_at(DEADLINE - 1).0, None, "a pod has until the deadline");
+    assert_eq!(watch.result_at(DEADLINE), is_blamed());
     let text = watch.message();
     assert!(text.contains("shop/p-a is not healthy (container app: CrashLoopBackOff)"), "{text}");
     assert_eq!(watch.record().version_failures[0].reason, FailureReason::SoakFailed);
@@ -460,13 +446,11 @@ fn pods_failing_only_on_updated_nodes_count_as_version_failure() {
 
 #[test]
 fn update_succeeds_when_pods_become_healthy_before_deadline() {
-    let mut watch = Watch::of(verifying(vec![failing()]));
-    watch.found = EVIDENCE;
+    let mut watch = Watch::finding(EVIDENCE, verifying(vec![failing()]));
     watch.at(DEADLINE - 1);
     *watch.pods() = vec![healthy()];
     assert_eq!(watch.at(DEADLINE - 1), Some(Wait::Soaking { until: t(DEADLINE - 1 + SOAKED) }), "the whole soak");
-    watch.at(DEADLINE - 1 + SOAKED);
-    assert_eq!(watch.result(), is_updated());
+    assert_eq!(watch.result_at(DEADLINE - 1 + SOAKED), is_updated());
 }
 
 /// The owner, as the record of a node's last drain names it.
@@ -501,8 +485,11 @@ fn owner_with_an_ill_pod_before_the_drain_is_excused_unless_most_of_its_other_po
                 assert!(watch.notes.last().unwrap().warning, "{:?}", watch.notes);
             } else {
                 assert_eq!(wait.unwrap().as_str(), "Settling", "{sentence}");
-                watch.at(DEADLINE);
-                assert_eq!(watch.result(), is_unproven(), "{sentence}: nor is it evidence against the version");
+                assert_eq!(
+                    watch.result_at(DEADLINE),
+                    is_unproven(),
+                    "{sentence}: nor is it evidence against the version"
+                );
             }
             assert!(watch.message().contains("shop/p-a (container app: CrashLoopBackOff)"), "{}", watch.message());
         }
@@ -518,8 +505,7 @@ fn drill_of_another_node_changes_nothing_about_the_pods_that_were_ill_before_its
         other.shadow.as_mut().unwrap().status.controller.progress = Some(drill);
         let mut watch = Watch::of(verifying(vec![healthy(), failing()]));
         watch.view.nodes.insert("b".into(), other);
-        watch.at(SOAKED);
-        assert_eq!(watch.result(), is_updated(), "a drill for {version}");
+        assert_eq!(watch.result_at(SOAKED), is_updated(), "a drill for {version}");
     }
 }
 
@@ -531,11 +517,9 @@ fn pod_of_a_stateful_set_that_was_ill_on_its_node_before_the_drain_is_no_differe
         let mut record = updated();
         record.unhealthy_before = vec!["set".into(), replica(0).replica().unwrap()];
         node.shadow.as_mut().unwrap().status.controller.record = Some(record);
-        let mut watch = Watch::of(node);
-        watch.found = OwnerHealth { others_healthy: 2, ..EVIDENCE };
+        let mut watch = Watch::finding(OwnerHealth { others_healthy: 2, ..EVIDENCE }, node);
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if excused { is_updated() } else { is_unproven() }, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), if excused { is_updated() } else { is_unproven() }, "{sentence}");
         assert!(watch.message().contains(&format!("db-{number}")), "{sentence}: {}", watch.message());
     }
 }
@@ -548,8 +532,7 @@ fn owner_with_an_ill_pod_before_an_update_to_another_version_is_evidence() {
     watch.view.nodes.insert("b".into(), other);
     watch.found = EVIDENCE;
     assert_eq!(watch.at(SOAKED).unwrap().as_str(), "Settling");
-    watch.at(DEADLINE);
-    assert_eq!(watch.result(), is_blamed());
+    assert_eq!(watch.result_at(DEADLINE), is_blamed());
 }
 
 #[test]
@@ -558,8 +541,7 @@ fn starting_pod_of_an_owner_with_an_ill_pod_before_the_drain_is_waited_for() {
     unhealthy_before(&mut node, NEW);
     let mut watch = Watch::of(node);
     assert_eq!(watch.at(SOAKED).unwrap().as_str(), "Settling");
-    watch.at(SOAKED + 119);
-    assert_eq!((watch.result(), watch.read), (is_updated(), 1), "it is ill, and has no others");
+    assert_eq!((watch.result_at(SOAKED + 119), watch.read), (is_updated(), 1), "it is ill, and has no others");
 }
 
 #[test]
@@ -596,8 +578,7 @@ fn pod_that_comes_back_to_its_node_by_itself_is_excused_if_it_was_ill_there_befo
         unhealthy_before(&mut node, NEW);
         let record = node.shadow.as_mut().unwrap().status.controller.record.as_mut().unwrap();
         record.unhealthy_before = vec![before.into()];
-        let mut watch = Watch::of(node);
-        watch.found = EVIDENCE;
+        let mut watch = Watch::finding(EVIDENCE, node);
         let wait = watch.at(SOAKED);
         if excused {
             assert_eq!((watch.result(), watch.read), (is_updated(), 0), "{sentence}");
@@ -619,8 +600,7 @@ fn up_to_eight_owners_are_read_for_evidence() {
     assert_eq!((watch.read, watch.result()), (8, is_unproven()), "no more than eight");
     assert!(watch.message().contains("20 pod(s)"), "{}", watch.message());
     let (mirror, bare) = (PodFacts { mirror: true, ..failing() }, PodFacts { controller_uid: None, ..failing() });
-    let mut watch = Watch::of(verifying(vec![mirror, bare]));
-    watch.found = EVIDENCE;
+    let mut watch = Watch::finding(EVIDENCE, verifying(vec![mirror, bare]));
     watch.at(DEADLINE);
     assert_eq!((watch.read, watch.result()), (0, is_unproven()));
 }
@@ -674,21 +654,16 @@ fn restarted_container_prolongs_soak() {
     // Another pod leaves, however often its own containers were restarted.
     watch.pods().remove(0);
     assert_eq!(watch.at(29 + SOAKED).unwrap().as_str(), "Settling");
-    watch.at(30 + SOAKED);
-    assert_eq!((watch.result(), watch.message().contains("for the soak")), (is_updated(), true));
+    assert_eq!((watch.result_at(30 + SOAKED), watch.message().contains("for the soak")), (is_updated(), true));
 
     let mut watch = Watch::of(verifying(vec![restarted(0)]));
-    watch.at(SOAKED);
-    assert_eq!(watch.result(), is_updated(), "restarted before the soak began");
+    assert_eq!(watch.result_at(SOAKED), is_updated(), "restarted before the soak began");
 
     let mut watch = Watch::of(verifying(vec![restarted(DEADLINE - 1)]));
-    watch.at(DEADLINE);
-    assert_eq!(watch.result(), is_unproven());
+    assert_eq!(watch.result_at(DEADLINE), is_unproven());
     assert!(watch.message().contains("restarted"), "{}", watch.message());
-    let mut watch = Watch::of(verifying(vec![restarted(DEADLINE - 1)]));
-    watch.found = EVIDENCE;
-    watch.at(DEADLINE);
-    assert_eq!(watch.result(), is_blamed());
+    let mut watch = Watch::finding(EVIDENCE, verifying(vec![restarted(DEADLINE - 1)]));
+    assert_eq!(watch.result_at(DEADLINE), is_blamed());
 }
 
 #[test]
@@ -744,8 +719,7 @@ fn reboot_during_soak_restarts_it_unless_version_changed() {
         node.facts.boot_id = "b2".into();
         node.facts.os_image = format!("Bottlerocket OS {version} (aws-k8s-1.37)");
         let mut watch = Watch::of(node);
-        watch.at(30);
-        assert_eq!(watch.result().0, expected, "{version}");
+        assert_eq!(watch.result_at(30).0, expected, "{version}");
         if expected.is_none() {
             let progress = watch.view.nodes["a"].progress().unwrap();
             assert_eq!((progress.step, progress.soak_restarted), (Step::Verifying, true));
@@ -756,8 +730,7 @@ fn reboot_during_soak_restarts_it_unless_version_changed() {
     let mut node = verifying(vec![healthy()]);
     node.facts.os_image = "a custom image".into();
     let mut watch = Watch::of(node);
-    watch.at(SOAKED);
-    assert_eq!(watch.result(), is_updated());
+    assert_eq!(watch.result_at(SOAKED), is_updated());
 }
 
 #[test]
@@ -765,11 +738,9 @@ fn second_boot_during_soak_counts_as_version_failure() {
     let mut node = verifying(vec![healthy()]);
     node.facts.boot_id = "b2".into();
     let mut watch = Watch::of(node);
-    watch.at(30);
-    assert_eq!(watch.result(), (None, false), "the first one restarts the soak");
+    assert_eq!(watch.result_at(30), (None, false), "the first one restarts the soak");
     watch.view.nodes.get_mut("a").unwrap().facts.boot_id = "b3".into();
-    watch.at(40);
-    assert_eq!(watch.result(), is_blamed());
+    assert_eq!(watch.result_at(40), is_blamed());
     assert_eq!(watch.message(), "the node did not stay Ready in one boot");
 }
 
@@ -781,8 +752,7 @@ fn node_not_ready_after_boot_fails_at_deadline() {
     let mut watch = Watch::of(node);
     let deadline = watch.policy.returning.as_secs().cast_signed();
     assert_eq!(watch.at(deadline - 1), Some(Wait::AwaitingReady));
-    watch.at(deadline);
-    assert_eq!(watch.result(), (Some("NotReadyAfterBoot".into()), true));
+    assert_eq!(watch.result_at(deadline), (Some("NotReadyAfterBoot".into()), true));
     assert_eq!(watch.message(), "the node was not Ready on the new version within 30m (spec.deadlines.return)");
 }
 
@@ -841,8 +811,7 @@ fn expression_counts_against_the_version_only_if_it_is_the_nodes_own_was_quiet_b
         others_return(&mut watch, &[("b", QUIET), ("c", QUIET)]);
         were_quiet(&mut watch, quiet);
         assert_eq!(watch.at(SOAKED).unwrap().as_str(), "ExpressionFires", "{sentence}");
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), expected, "{sentence}: {}", watch.message());
+        assert_eq!(watch.result_at(DEADLINE), expected, "{sentence}: {}", watch.message());
         assert!(watch.message().contains("the expression own returned {} 7"), "{sentence}: {}", watch.message());
     }
     let mut watch = with_expressions(&[own(0)]);
@@ -852,8 +821,7 @@ fn expression_counts_against_the_version_only_if_it_is_the_nodes_own_was_quiet_b
     let progress = verified.status.controller.progress.as_mut().unwrap();
     (progress.verification, progress.disruptive) = (true, false);
     watch.at(SOAKED);
-    watch.at(DEADLINE);
-    assert_eq!(watch.result(), is_unproven(), "days later it may have other causes");
+    assert_eq!(watch.result_at(DEADLINE), is_unproven(), "days later it may have other causes");
     let failed = || ("fails", "down{node=\"$node\"}", Answer::Failed { message: "no answer".into() });
     let mut watch = with_expressions(&[failed(), own(0)]);
     assert_eq!(watch.at(SOAKED).unwrap().as_str(), "ExpressionFires", "whatever else has no answer");
@@ -882,8 +850,7 @@ fn check_of_objects_counts_against_the_version_as_an_expression_does() {
         }
         watch.view.expressions.insert(about("a"), answer);
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), expected, "{sentence}: {}", watch.message());
+        assert_eq!(watch.result_at(DEADLINE), expected, "{sentence}: {}", watch.message());
     }
 }
 
@@ -904,8 +871,7 @@ fn expression_that_returns_something_for_nodes_without_the_version_too_counts_ag
         let mut watch = with_expressions(&[("own", OF_A_NODE, fires())]);
         others_return(&mut watch, &others);
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), expected, "{sentence}: {}", watch.message());
+        assert_eq!(watch.result_at(DEADLINE), expected, "{sentence}: {}", watch.message());
         assert!(watch.message().contains("the expression own returned {} 7"), "{sentence}: {}", watch.message());
     }
 }
@@ -938,29 +904,24 @@ fn expression_is_queried_for_three_other_nodes_right_before_it_counts_against_th
     all_answer(&mut watch, &Answer::Firing { series: "{} 7".into(), since: t(-600), asked: t(DEADLINE - 1) });
     assert_eq!(watch.at(DEADLINE + 1).unwrap().as_str(), "ExpressionFires", "nor does a result of before");
     answered(&mut watch, DEADLINE);
-    watch.at(DEADLINE + 2);
-    assert_eq!(watch.result(), is_blamed());
+    assert_eq!(watch.result_at(DEADLINE + 2), is_blamed());
     let mut watch = silent();
     assert_eq!(watch.at(DEADLINE + 59).unwrap().as_str(), "ExpressionFires");
-    watch.at(DEADLINE + 60);
-    assert_eq!(watch.result(), is_unproven(), "Prometheus does not answer");
+    assert_eq!(watch.result_at(DEADLINE + 60), is_unproven(), "Prometheus does not answer");
     // The clock of the verification had stopped until long after the deadline.
     let mut watch = silent();
     watch.view.web_api_outage = Some(WebApiOutage { began: t(SOAKED), ended: t(DEADLINE + 600) });
     assert_eq!(watch.at(DEADLINE + 660).unwrap().as_str(), "ExpressionFires");
     let mut unanswered = Watch::of(watch.view.nodes["a"].clone());
     (unanswered.view, unanswered.policy) = (watch.view.clone(), watch.policy.clone());
-    unanswered.at(DEADLINE + 720);
-    assert_eq!(unanswered.result(), is_unproven());
+    assert_eq!(unanswered.result_at(DEADLINE + 720), is_unproven());
     answered(&mut watch, DEADLINE + 661);
-    watch.at(DEADLINE + 661);
-    assert_eq!(watch.result(), is_blamed());
+    assert_eq!(watch.result_at(DEADLINE + 661), is_blamed());
     // It has ended meanwhile.
     let mut watch = silent();
     watch.view.expressions.insert(query("a"), Answer::Quiet { since: t(DEADLINE + 1), asked: Timestamp::MAX });
     watch.at(DEADLINE + 1);
-    watch.at(DEADLINE + 1 + SOAKED);
-    assert_eq!(watch.result(), is_updated());
+    assert_eq!(watch.result_at(DEADLINE + 1 + SOAKED), is_updated());
 }
 
 /// Prometheus does not answer for a while, or another leader has no answer yet, which knows no earlier ones.
@@ -984,8 +945,7 @@ fn expression_without_an_answer_does_not_end_an_interruption() {
         watch.view.expressions = with(&fires(since));
         others_return(&mut watch, &[("b", QUIET)]);
         watch.at(answered);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), expected, "{sentence}: {}", watch.message());
+        assert_eq!(watch.result_at(DEADLINE), expected, "{sentence}: {}", watch.message());
     }
 }
 
@@ -999,11 +959,9 @@ fn answer_from_before_the_end_of_the_soak_proves_nothing() {
         assert_eq!(again, [(question("errors{node=\"a\"} > 1"), t(SOAKED))].into(), "it is queried at once");
         let mut silent = Watch::of(watch.view.nodes["a"].clone());
         (silent.view, silent.policy) = (watch.view.clone(), watch.policy.clone());
-        silent.at(DEADLINE + 60);
-        assert_eq!(silent.result(), is_unproven());
+        assert_eq!(silent.result_at(DEADLINE + 60), is_unproven());
         *watch.view.expressions.values_mut().next().unwrap() = quiet(SOAKED);
-        watch.at(SOAKED + 1);
-        assert_eq!(watch.result(), is_updated());
+        assert_eq!(watch.result_at(SOAKED + 1), is_updated());
     }
 }
 
@@ -1025,8 +983,7 @@ fn expression_is_queried_when_verification_begins_and_shortly_before_it_ends() {
         *watch.view.expressions.values_mut().next().unwrap() =
             Answer::Quiet { since: t(DEADLINE - 60), asked: Timestamp::MAX };
         watch.at(DEADLINE - 60);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), is_updated(), "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), is_updated(), "{sentence}");
     }
     // The clock was set back: it would be sent without end.
     let set_back = with_expressions(&[("errors", OF_A_NODE, Answer::Failed { message: "no answer".into() })]);
@@ -1054,8 +1011,11 @@ fn expression_must_be_quiet_for_soak_and_fails_version_at_deadline() {
         Answer::Firing { series: "{} 7".into(), since: t(0), asked: Timestamp::MAX },
     )]);
     assert_eq!(of_the_fleet.at(DEADLINE - 1).unwrap().as_str(), "ExpressionFires");
-    of_the_fleet.at(DEADLINE);
-    assert_eq!(of_the_fleet.result(), (Some("HealthUnknown".into()), false), "it is no evidence against the version");
+    assert_eq!(
+        of_the_fleet.result_at(DEADLINE),
+        (Some("HealthUnknown".into()), false),
+        "it is no evidence against the version"
+    );
 
     let mut firing = watch(Answer::Firing { series: "{} 7".into(), since: t(0), asked: Timestamp::MAX });
     others_return(&mut firing, &[("b", QUIET)]);
@@ -1063,28 +1023,24 @@ fn expression_must_be_quiet_for_soak_and_fails_version_at_deadline() {
         assert_eq!(firing.at(second).unwrap().as_str(), "ExpressionFires");
     }
     assert_eq!(firing.result().0, None);
-    firing.at(DEADLINE);
-    assert_eq!(firing.result(), is_blamed());
+    assert_eq!(firing.result_at(DEADLINE), is_blamed());
 
     let mut instant = watch(Answer::Quiet { since: t(DEADLINE - 1), asked: Timestamp::MAX });
     instant.at(DEADLINE);
     *instant.view.expressions.values_mut().next().unwrap() =
         Answer::Firing { series: "{} 7".into(), since: t(DEADLINE + 1), asked: Timestamp::MAX };
-    instant.at(DEADLINE + 1);
-    assert_eq!(instant.result(), is_unproven(), "once after the deadline is no evidence");
+    assert_eq!(instant.result_at(DEADLINE + 1), is_unproven(), "once after the deadline is no evidence");
 
     let mut quiet = watch(Answer::Quiet { since: t(DEADLINE - 1), asked: Timestamp::MAX });
     let until = DEADLINE - 1 + SOAKED;
     for second in [SOAKED, DEADLINE, until - 1] {
         assert_eq!(quiet.at(second), Some(Wait::Soaking { until: t(until) }), "{second}");
     }
-    quiet.at(until);
-    assert_eq!(quiet.result(), is_updated());
+    assert_eq!(quiet.result_at(until), is_updated());
 
     let mut failed = watch(Answer::Failed { message: "no answer".into() });
     assert_eq!(failed.at(DEADLINE - 1).unwrap().as_str(), "ExpressionFails");
-    failed.at(DEADLINE);
-    assert_eq!(failed.result(), (Some("HealthUnknown".into()), false));
+    assert_eq!(failed.result_at(DEADLINE), (Some("HealthUnknown".into()), false));
 }
 
 #[test]
@@ -1092,17 +1048,14 @@ fn terminating_finished_and_excluded_pods_do_not_delay_update() {
     let workflow = PodFacts { controller: Some("Workflow build".into()), runs_to_completion: true, ..failing() };
     let ending = vec![PodFacts { finished: true, ..failing() }, PodFacts { terminating: true, ..failing() }, workflow];
     let mut watch = Watch::of(verifying(ending));
-    watch.at(SOAKED);
-    assert_eq!(watch.result(), is_updated());
+    assert_eq!(watch.result_at(SOAKED), is_updated());
     let mut watch = Watch::of(verifying(vec![failing()]));
     watch.policy.all.after.pods_ready = false;
-    watch.at(SOAKED);
-    assert_eq!(watch.result(), is_updated());
+    assert_eq!(watch.result_at(SOAKED), is_updated());
     let mut watch = Watch::of(verifying(vec![]));
     watch.view.nodes.get_mut("a").unwrap().pods = None;
     assert_eq!(watch.at(SOAKED), Some(Wait::ReadingPods));
-    watch.at(DEADLINE);
-    assert_eq!(watch.result(), (Some("HealthUnknown".into()), false));
+    assert_eq!(watch.result_at(DEADLINE), (Some("HealthUnknown".into()), false));
 }
 
 #[test]
@@ -1113,14 +1066,11 @@ fn node_pressure_until_deadline_counts_as_version_failure() {
     assert_eq!(watch.at(SOAKED), Some(Wait::NodePressure { condition: "DiskPressure".into() }));
     watch.view.nodes.get_mut("a").unwrap().facts.pressure = None;
     assert_eq!(watch.at(SOAKED), Some(Wait::Soaking { until: t(2 * SOAKED) }), "the soak begins again");
-    watch.at(2 * SOAKED);
-    assert_eq!(watch.result(), is_updated());
+    assert_eq!(watch.result_at(2 * SOAKED), is_updated());
     let mut watch = Watch::of(node);
     watch.at(SOAKED);
-    watch.at(DEADLINE - 1);
-    assert_eq!(watch.result().0, None);
-    watch.at(DEADLINE);
-    assert_eq!(watch.result(), is_blamed());
+    assert_eq!(watch.result_at(DEADLINE - 1).0, None);
+    assert_eq!(watch.result_at(DEADLINE), is_blamed());
     assert!(watch.message().contains("DiskPressure"), "{}", watch.message());
 }
 

@@ -444,8 +444,7 @@ fn verified_node_awaits_hooks_and_then_is_updated() {
     assert_eq!(outcome(&plan(&view, &policy, t(2))), "step AfterUpdate");
     answers(&mut view, "ceph", &request);
     let made = plan(&view, &policy, t(3));
-    let last = last_of(&made);
-    assert_eq!((outcome(&made).as_str(), last.reason.as_str()), ("no attempt", "Updated"));
+    assert_eq!((outcome(&made).as_str(), last_of(&made).reason.as_str()), ("no attempt", "Updated"));
     // The slot is kept until then.
     assert!(made.slots.is_none() && made.status.unwrap().slots.len() == 1);
 
@@ -753,8 +752,7 @@ fn node_that_is_verified_again_while_hooks_are_awaited_has_its_whole_soak_and_ke
     assert_eq!((outcome(&made).as_str(), made.waits.get("a")), ("Soaking", Some(&Wait::Soaking { until: t(90) })));
     // Another client removes it. A hook that has not answered it was asked too.
     a(&mut view).facts.hook_request = None;
-    let made = plan(&view, &policy, t(31));
-    assert_eq!(made.actions.get("a"), Some(&Action::Hook { request: Some(request) }));
+    assert_eq!(plan(&view, &policy, t(31)).actions.get("a"), Some(&Action::Hook { request: Some(request) }));
 }
 
 /// The desired state is withdrawn first.

@@ -161,8 +161,7 @@ fn slot_of_an_earlier_version_learns_that_its_node_is_of_the_control_plane() {
     let labels = [(models::names::CONTROL_PLANE_LABEL.to_owned(), String::new())];
     view.nodes.get_mut("a").unwrap().facts.labels = std::sync::Arc::new(labels.into());
     assert!(!view.operator.as_ref().unwrap().status.slots[0].update.as_ref().unwrap().control_plane);
-    let slots = plan(&view, &policy, t(5)).slots.unwrap();
-    assert!(slots[0].update.as_ref().unwrap().control_plane);
+    assert!(plan(&view, &policy, t(5)).slots.unwrap()[0].update.as_ref().unwrap().control_plane);
 }
 
 #[test]

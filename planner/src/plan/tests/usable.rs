@@ -86,8 +86,7 @@ fn device_that_is_not_back_is_named_and_proves_nothing_at_the_timeout() {
     waits(&mut watch, DEADLINE - 1);
     assert!(condition(&watch, BLOCKED).message.ends_with("nvidia.com/gpu is 7 and was 8"), "of what is missing now");
     assert_eq!(watch.result().0, None, "within the time");
-    watch.at(DEADLINE);
-    assert_eq!((watch.result(), watch.message()), (is_not_usable(), text.replace(" 0 ", " 7 ")));
+    assert_eq!((watch.result_at(DEADLINE), watch.message()), (is_not_usable(), text.replace(" 0 ", " 7 ")));
     assert_eq!(condition(&watch, HEALTHY).status, ConditionStatus::Unknown);
     assert!(watch.record().before.is_some(), "its next verification asks for the same");
 }
@@ -97,11 +96,13 @@ fn device_that_comes_minutes_after_ready_is_waited_for() {
     let mut watch = back(GPUS, &["b"]);
     has(&mut watch.view, "a", &GPUS[1..]);
     watch.at(SOAKED);
-    watch.at(10 * SOAKED);
-    assert_eq!(watch.result().0, None);
+    assert_eq!(watch.result_at(10 * SOAKED).0, None);
     has(&mut watch.view, "a", GPUS);
-    watch.at(10 * SOAKED + 1);
-    assert_eq!((watch.result(), watch.record().before), (is_updated(), None), "a proven node needs its facts no more");
+    assert_eq!(
+        (watch.result_at(10 * SOAKED + 1), watch.record().before),
+        (is_updated(), None),
+        "a proven node needs its facts no more"
+    );
 }
 
 /// Leaves so many devices on two nodes of four.
@@ -118,8 +119,7 @@ fn what_other_nodes_have_lost_as_well_is_not_missing() {
         has(&mut watch.view, "a", &GPUS[1..]);
         change(&mut watch.view);
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if excused { is_updated() } else { is_not_usable() }, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), if excused { is_updated() } else { is_not_usable() }, "{sentence}");
     };
     case("all have it", &others, false, |_| {});
     case("half of them have a part of it, as it has", &others, true, |view| {
@@ -165,8 +165,7 @@ fn new_taint_is_waited_for_and_one_that_was_there_before_is_no_fault() {
         facts(&mut watch.view, "b").taints = owned(on_others);
         facts(&mut watch.view, "c").taints = owned(on_others);
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), expected, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), expected, "{sentence}");
         if expected == is_not_usable() {
             let text = "the taint node.cilium.io/agent-not-ready:NoExecute is new";
             assert!(watch.message().contains(text), "{}", watch.message());
@@ -177,8 +176,7 @@ fn new_taint_is_waited_for_and_one_that_was_there_before_is_no_fault() {
     facts(&mut watch.view, "a").taints = vec![start_up.into()];
     assert!(waits(&mut watch, SOAKED).contains(start_up));
     facts(&mut watch.view, "a").taints.clear();
-    watch.at(SOAKED + 1);
-    assert_eq!(watch.result(), is_updated());
+    assert_eq!(watch.result_at(SOAKED + 1), is_updated());
 }
 
 #[test]
@@ -187,8 +185,7 @@ fn cpu_memory_and_disk_may_differ_by_a_tenth() {
         let mut watch = back(GPUS, &["b", "c"]);
         has(&mut watch.view, "a", &[GPUS[0], ("cpu", "7200m"), ("memory", memory)]);
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), expected, "{memory}");
+        assert_eq!(watch.result_at(DEADLINE), expected, "{memory}");
     }
 }
 
@@ -199,8 +196,7 @@ fn nothing_is_missing_where_the_facts_are_lost_or_were_never_recorded() {
         shadow(&mut watch.view).status.controller.record = record;
         has(&mut watch.view, "a", &[]);
         facts(&mut watch.view, "a").taints = vec!["new:NoSchedule".into()];
-        watch.at(SOAKED);
-        assert_eq!(watch.result(), is_updated());
+        assert_eq!(watch.result_at(SOAKED), is_updated());
     }
 }
 
@@ -298,10 +294,8 @@ fn pod_of_daemon_set_that_the_kubelet_rejects_is_waited_for_and_proves_nothing_a
     assert!(waits(&mut watch, SOAKED).contains("shop/driver-1 first (UnexpectedAdmissionError)"));
     // Its DaemonSet creates it again and again.
     *watch.pods() = vec![healthy(), rejected("driver-2", DEADLINE - 1)];
-    watch.at(DEADLINE - 1);
-    assert_eq!(watch.result().0, None);
-    watch.at(DEADLINE);
-    assert_eq!(watch.result(), is_unproven());
+    assert_eq!(watch.result_at(DEADLINE - 1).0, None);
+    assert_eq!(watch.result_at(DEADLINE), is_unproven());
     assert!(watch.message().contains("shop/driver-2 (UnexpectedAdmissionError)"), "{}", watch.message());
 }
 
@@ -320,8 +314,7 @@ fn failed_pod_counts_as_ended_where_nothing_has_to_run_in_its_place() {
         let mut watch = Watch::of(verifying(pods));
         watch.policy.all.after.pods_ready = podsready;
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), expected, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), expected, "{sentence}");
     }
 }
 
@@ -337,8 +330,7 @@ fn pods_of_a_deployment_that_the_kubelet_rejects_are_waited_for_and_prove_nothin
         );
         assert_eq!(waits(&mut watch, second), expected);
     }
-    watch.at(DEADLINE);
-    assert_eq!(watch.result(), is_unproven());
+    assert_eq!(watch.result_at(DEADLINE), is_unproven());
     let last = format!("shop/web-{} (UnexpectedAdmissionError)", DEADLINE - 1);
     assert!(watch.message().contains(&last), "{}", watch.message());
 }
@@ -359,8 +351,7 @@ fn rejected_pod_counts_until_its_owner_has_one_that_is_not() {
         ("a static pod, which the kubelet does not try again", mirrors, is_unproven()),
     ] {
         let mut watch = Watch::of(verifying(pods));
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), expected, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), expected, "{sentence}");
     }
 }
 
@@ -369,8 +360,7 @@ fn rejected_pod_that_runs_elsewhere_by_now_is_named_and_is_a_pod_of_a_workload()
     let mut watch = Watch::of(verifying(vec![rejected_replica("web-1", 10)]));
     assert!(waits(&mut watch, SOAKED).contains("shop/web-1 first (UnexpectedAdmissionError)"));
     watch.at(10 + 120);
-    watch.at(10 + 120 + SOAKED);
-    assert_eq!(watch.result(), is_updated());
+    assert_eq!(watch.result_at(10 + 120 + SOAKED), is_updated());
     assert!(watch.message().contains("shop/web-1 (UnexpectedAdmissionError)"), "{}", watch.message());
     assert!(!watch.record().without_workloads);
     let job = PodFacts { runs_to_completion: true, ..rejected_replica("job-1", 10) };
@@ -391,8 +381,7 @@ fn daemon_set_whose_pod_failed_before_the_drain_is_excused() {
     let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
     staged.pods = Some(vec![rejected("driver-1", -1)]);
     let (view, policy) = cluster(vec![staged], &["a"]);
-    let made = plan(&view, &policy, t(0));
-    assert_eq!(record_of(&made).unhealthy_before, ["driver"]);
+    assert_eq!(record_of(&plan(&view, &policy, t(0))).unhealthy_before, ["driver"]);
 }
 
 #[test]
@@ -406,8 +395,7 @@ fn csi_driver_that_is_not_back_proves_nothing() {
             ["b", "c", "d", "e"].iter().for_each(|name| has_drivers(&mut watch.view, name, DRIVER));
         }
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if missing { is_not_usable() } else { is_updated() }, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), if missing { is_not_usable() } else { is_updated() }, "{sentence}");
         if missing {
             assert!(watch.message().contains("the CSI driver ebs.csi.aws.com is missing"), "{}", watch.message());
         }
@@ -436,8 +424,7 @@ fn daemon_set_has_a_ready_pod_again_while_it_wants_the_node() {
         has_daemon_set(&mut watch.view, "driver", &[]);
         change(&mut watch);
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if missing { is_not_usable() } else { is_updated() }, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), if missing { is_not_usable() } else { is_updated() }, "{sentence}");
         if missing {
             assert!(watch.message().contains("the DaemonSet shop/driver has no Ready pod"), "{}", watch.message());
         }
@@ -465,10 +452,12 @@ fn node_whose_agent_cannot_take_it_to_another_version_proves_nothing() {
     let case = |sentence: &str, missing: Option<&str>, change: Change| {
         let mut watch = Watch::of(verifying(vec![healthy()]));
         change(&mut watch.view);
-        watch.at(SOAKED);
-        assert_eq!(watch.result().0.is_none(), missing.is_some(), "{sentence}: it is waited for");
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if missing.is_some() { is_not_usable() } else { is_updated() }, "{sentence}");
+        assert_eq!(watch.result_at(SOAKED).0.is_none(), missing.is_some(), "{sentence}: it is waited for");
+        assert_eq!(
+            watch.result_at(DEADLINE),
+            if missing.is_some() { is_not_usable() } else { is_updated() },
+            "{sentence}"
+        );
         assert!(missing.is_none_or(|text| watch.message().contains(text)), "{sentence}: {}", watch.message());
     };
     case("its host does not answer", Some("(Timeout)"), |view| shadow(view).status.conditions.push(unreachable()));
@@ -504,8 +493,7 @@ fn node_whose_agent_cannot_take_it_to_another_version_proves_nothing() {
     shadow(&mut watch.view).status.conditions.push(unreachable());
     watch.at(SOAKED);
     shadow(&mut watch.view).status.conditions.retain(|condition| condition.type_ != HOST_REACHABLE);
-    watch.at(SOAKED + 1);
-    assert_eq!(watch.result(), is_updated(), "its host answers again");
+    assert_eq!(watch.result_at(SOAKED + 1), is_updated(), "its host answers again");
 }
 
 /// No agent can report without the web API.
@@ -523,8 +511,7 @@ fn first_report_is_waited_for_past_the_timeout_while_the_web_api_is_away() {
         watch.view.web_api_outage = Some(WebApiOutage { began: t(10), ended: t(BACK) });
         assert_eq!(watch.at(BACK + 59), Some(Wait::NoReport), "its agent is about to be connected");
         shadow(&mut watch.view).status.agent.boot_id = reports.then(|| "b1".into());
-        watch.at(BACK + 60);
-        assert_eq!(watch.result(), if reports { is_updated() } else { is_not_usable() }, "{reports}");
+        assert_eq!(watch.result_at(BACK + 60), if reports { is_updated() } else { is_not_usable() }, "{reports}");
     }
 }
 
@@ -546,13 +533,11 @@ fn clock_of_verification_stops_while_the_web_api_is_away_for_a_day_at_most() {
     watch.view.web_api_missing = None;
     watch.view.web_api_outage = Some(WebApiOutage { began: t(10), ended: t(DEADLINE + 20) });
     shadow(&mut watch.view).status.agent.boot_id = Some("b1".into());
-    watch.at(DEADLINE + 11 + SOAKED);
-    assert_eq!(watch.result(), is_updated(), "{}", watch.message());
+    assert_eq!(watch.result_at(DEADLINE + 11 + SOAKED), is_updated(), "{}", watch.message());
 
     let mut watch = unreported();
     assert_eq!(watch.at(DAY - 1), Some(Wait::WebApiNotReady));
-    watch.at(DAY);
-    assert_eq!(watch.result(), is_not_usable());
+    assert_eq!(watch.result_at(DAY), is_not_usable());
 }
 
 #[test]
@@ -567,8 +552,7 @@ fn new_leader_gives_agents_time_for_the_report_that_an_outage_of_the_web_api_has
         assert_eq!(watch.at(leads_since + 59), Some(Wait::NoReport), "{sentence}");
         watch.at(until - 1);
         assert!(watch.result().0.is_none(), "{sentence}");
-        watch.at(until);
-        assert_eq!(watch.result(), is_not_usable(), "{sentence}");
+        assert_eq!(watch.result_at(until), is_not_usable(), "{sentence}");
     }
 }
 
@@ -581,8 +565,7 @@ fn report_is_waited_for_a_minute_after_the_soak_also_past_the_timeout() {
         let found = (watch.at(SOAKED), watch.at(SOAKED + 59));
         assert_eq!(found, (Some(Wait::NoReport), Some(Wait::NoReport)), "{sentence}");
         shadow(&mut watch.view).status.agent.boot_id = reports.then(|| "b1".into());
-        watch.at(SOAKED + 60);
-        assert_eq!(watch.result(), if reports { is_updated() } else { is_not_usable() }, "{sentence}");
+        assert_eq!(watch.result_at(SOAKED + 60), if reports { is_updated() } else { is_not_usable() }, "{sentence}");
     }
 }
 
@@ -599,8 +582,7 @@ fn static_pod_that_is_not_back_after_the_boot_is_named_and_proves_nothing() {
         recorded(&mut watch).push("shop/proxy-a".into());
         change(&mut watch);
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if missing { is_not_usable() } else { is_updated() }, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), if missing { is_not_usable() } else { is_updated() }, "{sentence}");
         if missing {
             assert!(watch.message().contains("the static pod shop/proxy-a is not running"), "{}", watch.message());
         }
@@ -653,10 +635,8 @@ fn evicted_pods_that_are_not_created_again_are_named_and_prove_nothing() {
         let mut watch = emptied(sets);
         watch.lacking = lacking.iter().map(|uid| (*uid).to_owned()).collect();
         change(&mut watch);
-        watch.at(SOAKED);
-        assert_eq!(watch.result().0.is_some(), proven, "{sentence}: it is waited for");
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if proven { is_updated() } else { is_not_usable() }, "{sentence}");
+        assert_eq!(watch.result_at(SOAKED).0.is_some(), proven, "{sentence}: it is waited for");
+        assert_eq!(watch.result_at(DEADLINE), if proven { is_updated() } else { is_not_usable() }, "{sentence}");
         assert_eq!(watch.read, read, "{sentence}");
         let text = "pods of shop/api-1, shop/web-1 were evicted, and none was created again";
         assert_eq!(watch.message().contains(text), !proven, "{sentence}: {}", watch.message());
@@ -669,10 +649,8 @@ fn node_without_workloads_proves_its_version_once_evicted_pods_are_created_again
     watch.lacking = vec!["api".into(), "web".into()];
     assert!(waits(&mut watch, SOAKED).contains("shop/api-1, shop/web-1"));
     watch.lacking.pop();
-    watch.at(SOAKED + 299);
-    assert_eq!((watch.result().0, watch.read), (None, 2), "they are read every five minutes");
-    watch.at(SOAKED + 300);
-    assert_eq!((watch.result(), watch.read), (is_updated(), 4));
+    assert_eq!((watch.result_at(SOAKED + 299).0, watch.read), (None, 2), "they are read every five minutes");
+    assert_eq!((watch.result_at(SOAKED + 300), watch.read), (is_updated(), 4));
     assert!(watch.record().without_workloads);
 }
 
@@ -687,10 +665,8 @@ fn replica_sets_that_are_not_known_are_read_again_and_prove_nothing() {
         }
         let mut answered = Watch::of(watch.view.nodes["a"].clone());
         (answered.view, answered.policy) = (watch.view.clone(), watch.policy.clone());
-        answered.at(DEADLINE + 59);
-        assert_eq!(answered.result(), is_updated(), "{sentence}");
-        watch.at(DEADLINE + 60);
-        assert_eq!(watch.result(), is_unproven(), "{sentence}");
+        assert_eq!(answered.result_at(DEADLINE + 59), is_updated(), "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE + 60), is_unproven(), "{sentence}");
         let text = format!("the ReplicaSet shop/{unread}-1 could not be read");
         assert!(watch.message().contains(&text), "{}", watch.message());
     }

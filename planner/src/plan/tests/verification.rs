@@ -683,8 +683,7 @@ fn verification_that_shows_nothing_leaves_a_failed_place_failed() {
     turn(&mut view, &policy, 61);
     assert!(!is_verified(&view), "it has ended");
     assert_eq!(proof(&view).0, Proof::Failed);
-    let made = planned(&view, &policy, 62);
-    assert_eq!(counts(&made), (0, 0, 1), "no approval accepts it");
+    assert_eq!(counts(&planned(&view, &policy, 62)), (0, 0, 1), "no approval accepts it");
 }
 
 /// The built-in defaults say when its node is released, and nothing about its version.
@@ -717,10 +716,8 @@ fn update_that_ends_without_a_policy_neither_proves_its_version_nor_counts_again
             watch.policy = policy;
             changes.iter().for_each(|change| change(&mut watch));
             watch.at(0);
-            watch.at(second - 1);
-            assert_eq!(watch.result().0, None, "{sentence}: too early");
-            watch.at(second);
-            assert_eq!(watch.result(), (Some(reason.to_owned()), false), "{sentence}: {}", watch.message());
+            assert_eq!(watch.result_at(second - 1).0, None, "{sentence}: too early");
+            assert_eq!(watch.result_at(second), (Some(reason.to_owned()), false), "{sentence}: {}", watch.message());
             assert_eq!(watch.record().proof.map(|place| place.proof), Some(Proof::Unproven), "{sentence}");
             assert!(watch.view.nodes["a"].progress().is_none(), "{sentence}: the node is released");
         }
@@ -729,6 +726,5 @@ fn update_that_ends_without_a_policy_neither_proves_its_version_nor_counts_again
     watch.policy = Policy::default();
     let facts = &mut a(&mut watch.view).facts;
     (facts.claims, facts.unschedulable) = (ClaimFields::default(), false);
-    watch.at(1);
-    assert_eq!(watch.result(), (Some("BootFellBack".to_owned()), true), "whatever policy says");
+    assert_eq!(watch.result_at(1), (Some("BootFellBack".to_owned()), true), "whatever policy says");
 }

@@ -314,8 +314,7 @@ fn pinned_downgrade_ignores_minimum_age() {
         cluster_with(vec![node], &[], serde_json::json!({"version": {"target": "1.19.0", "minimumAge": "72h"}}));
     let host = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().spec.host.as_mut().unwrap();
     host.version_lock = Some(down.to_string());
-    let made = plan(&view, &policy, t(1));
-    assert_eq!(status_of(&made).report.progress.as_ref().unwrap().version, down);
+    assert_eq!(status_of(&plan(&view, &policy, t(1))).report.progress.as_ref().unwrap().version, down);
 }
 
 /// A node that has failed on the new version.
