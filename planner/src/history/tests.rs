@@ -494,100 +494,70 @@ fn entries_tell_each_change_once_under_every_leader() {
     server.operator.managers.urgent = Some("kubectl-patch".into());
     let urgency =
         models::operator::UrgencyRecord { from: NEW, reason: "CVE-2026-1234".into(), since: t(31), until: t(60) };
-    type Change<'a> = Box<dyn Fn(&mut Server) + 'a>;
-    let steps: Vec<(Change<'_>, &[EntryKind])> = vec![
-        (Box::new(|s| set(s, ENABLED, ConditionStatus::True, 1)), &[]),
-        (Box::new(|s| set(s, WINDOW_OPEN, ConditionStatus::True, 1)), &[]),
-        (Box::new(|s| set(s, ENABLED, ConditionStatus::False, 10)), &[EntryKind::Paused]),
-        // That updates go on waits for another entry.
-        (Box::new(|s| set(s, ENABLED, ConditionStatus::True, 20)), &[]),
-        (Box::new(|s| set(s, ENABLED, ConditionStatus::False, 25)), &[EntryKind::Resumed, EntryKind::Paused]),
-        (Box::new(|s| set(s, ENABLED, ConditionStatus::True, 28)), &[]),
-        (Box::new(|s| set(s, WINDOW_OPEN, ConditionStatus::False, 30)), &[EntryKind::Resumed, EntryKind::WindowClosed]),
-        (Box::new(|s| set(s, WINDOW_OPEN, ConditionStatus::True, 31)), &[EntryKind::WindowOpened]),
-        (
-            Box::new(|s| {
-                s.operator.status.urgent = Some(urgency.clone());
-                s.operator.status.active_rollouts[0].urgent_until = Some(t(60));
-            }),
-            &[EntryKind::Urgent],
-        ),
-        (Box::new(|s| s.operator.status.urgent.as_mut().unwrap().until = t(70)), &[EntryKind::Urgent]),
-        (Box::new(|s| s.operator.status.active_rollouts[0].urgent_until = None), &[EntryKind::UrgencyEnded]),
-        (
-            Box::new(|s| {
-                let active = &mut s.operator.status.active_rollouts[0];
-                (active.approved_step, active.steps_passed) = (Some(2), 2);
-            }),
-            &[EntryKind::Approved, EntryKind::StepPassed, EntryKind::StepPassed],
-        ),
-        (
-            Box::new(|s| {
-                set(s, models::operator::FROZEN, ConditionStatus::True, 40);
-                let quarantined = Some(quarantined.clone());
-                s.operator.status.versions = vec![KnownVersion { quarantined, ..seen(NEW, 0) }];
-            }),
-            &[EntryKind::Quarantined, EntryKind::Frozen],
-        ),
-        (Box::new(|s| set(s, models::operator::FROZEN, ConditionStatus::False, 50)), &[EntryKind::Resumed]),
-        (
-            Box::new(|s| {
-                let active = &mut s.operator.status.active_rollouts[0];
-                let mut ledger = RolloutLedger { due: 9, braked_until: Some(t(60)), ..RolloutLedger::default() };
-                ledger.move_node(None, ("n3", models::reason::Proof::Unproven, "RebootTimedOut"));
-                ledger.row.clone_from(&ledger.nodes);
-                active.ledger = Some(ledger);
-            }),
-            &[EntryKind::Braked],
-        ),
-        (
-            Box::new(|s| {
-                let ledger = s.operator.status.active_rollouts[0].ledger.as_mut().unwrap();
-                ledger.braked_until = None;
-            }),
-            &[EntryKind::Resumed],
-        ),
-        (
-            Box::new(|s| {
-                let active = &mut s.operator.status.active_rollouts[0];
-                (active.approved_step, active.steps_passed) = (Some(1), 1);
-            }),
-            &[EntryKind::StepDueAgain],
-        ),
-        (
-            Box::new(|s| {
-                let active = &mut s.operator.status.active_rollouts[0];
-                active.ledger.as_mut().unwrap().accept();
-                (active.approved_step, active.steps_passed) = (Some(2), 2);
-            }),
-            &[EntryKind::Approved, EntryKind::StepPassed],
-        ),
-        (
-            Box::new(|s| {
-                let ledger = s.operator.status.active_rollouts[0].ledger.as_mut().unwrap();
-                ledger.move_node(None, ("n30", models::reason::Proof::Unproven, "RebootTimedOut"));
-                ledger.accept();
-            }),
-            &[EntryKind::Approved],
-        ),
-        // An earlier build wrote it, and the step became due again.
-        (Box::new(|s| s.operator.status.active_rollouts[0].approved_step = Some(4)), &[]),
-        (
-            Box::new(|s| {
-                let active = &mut s.operator.status.active_rollouts[0];
-                (active.approved_step, active.steps_passed) = (Some(3), 3);
-            }),
-            &[EntryKind::Approved, EntryKind::StepPassed],
-        ),
-    ];
     let mut expected = vec![EntryKind::Begun];
-    for (change, added) in steps {
+    let mut step = |added: &[EntryKind], change: &dyn Fn(&mut Server)| {
         change(&mut server);
         server.settle(&mut leader, 100, 1);
         server.settle(&mut leader, 101, 0);
         expected.extend(added);
         assert_eq!(server.entries(), expected);
-    }
+    };
+    step(&[], &|s| set(s, ENABLED, ConditionStatus::True, 1));
+    step(&[], &|s| set(s, WINDOW_OPEN, ConditionStatus::True, 1));
+    step(&[EntryKind::Paused], &|s| set(s, ENABLED, ConditionStatus::False, 10));
+    // That updates go on waits for another entry.
+    step(&[], &|s| set(s, ENABLED, ConditionStatus::True, 20));
+    step(&[EntryKind::Resumed, EntryKind::Paused], &|s| set(s, ENABLED, ConditionStatus::False, 25));
+    step(&[], &|s| set(s, ENABLED, ConditionStatus::True, 28));
+    step(&[EntryKind::Resumed, EntryKind::WindowClosed], &|s| set(s, WINDOW_OPEN, ConditionStatus::False, 30));
+    step(&[EntryKind::WindowOpened], &|s| set(s, WINDOW_OPEN, ConditionStatus::True, 31));
+    step(&[EntryKind::Urgent], &|s| {
+        s.operator.status.urgent = Some(urgency.clone());
+        s.operator.status.active_rollouts[0].urgent_until = Some(t(60));
+    });
+    step(&[EntryKind::Urgent], &|s| s.operator.status.urgent.as_mut().unwrap().until = t(70));
+    step(&[EntryKind::UrgencyEnded], &|s| s.operator.status.active_rollouts[0].urgent_until = None);
+    step(&[EntryKind::Approved, EntryKind::StepPassed, EntryKind::StepPassed], &|s| {
+        let active = &mut s.operator.status.active_rollouts[0];
+        (active.approved_step, active.steps_passed) = (Some(2), 2);
+    });
+    step(&[EntryKind::Quarantined, EntryKind::Frozen], &|s| {
+        set(s, models::operator::FROZEN, ConditionStatus::True, 40);
+        let quarantined = Some(quarantined.clone());
+        s.operator.status.versions = vec![KnownVersion { quarantined, ..seen(NEW, 0) }];
+    });
+    step(&[EntryKind::Resumed], &|s| set(s, models::operator::FROZEN, ConditionStatus::False, 50));
+    step(&[EntryKind::Braked], &|s| {
+        let active = &mut s.operator.status.active_rollouts[0];
+        let mut ledger = RolloutLedger { due: 9, braked_until: Some(t(60)), ..RolloutLedger::default() };
+        ledger.move_node(None, ("n3", models::reason::Proof::Unproven, "RebootTimedOut"));
+        ledger.row.clone_from(&ledger.nodes);
+        active.ledger = Some(ledger);
+    });
+    step(&[EntryKind::Resumed], &|s| {
+        let ledger = s.operator.status.active_rollouts[0].ledger.as_mut().unwrap();
+        ledger.braked_until = None;
+    });
+    step(&[EntryKind::StepDueAgain], &|s| {
+        let active = &mut s.operator.status.active_rollouts[0];
+        (active.approved_step, active.steps_passed) = (Some(1), 1);
+    });
+    step(&[EntryKind::Approved, EntryKind::StepPassed], &|s| {
+        let active = &mut s.operator.status.active_rollouts[0];
+        active.ledger.as_mut().unwrap().accept();
+        (active.approved_step, active.steps_passed) = (Some(2), 2);
+    });
+    step(&[EntryKind::Approved], &|s| {
+        let ledger = s.operator.status.active_rollouts[0].ledger.as_mut().unwrap();
+        ledger.move_node(None, ("n30", models::reason::Proof::Unproven, "RebootTimedOut"));
+        ledger.accept();
+    });
+    // An earlier build wrote it, and the step became due again.
+    step(&[], &|s| s.operator.status.active_rollouts[0].approved_step = Some(4));
+    step(&[EntryKind::Approved, EntryKind::StepPassed], &|s| {
+        let active = &mut s.operator.status.active_rollouts[0];
+        (active.approved_step, active.steps_passed) = (Some(3), 3);
+    });
     let entries = server.status().entries;
     let of = |kind: EntryKind| entries.iter().find(|entry| entry.kind == kind).unwrap();
     let found = (of(EntryKind::Paused).time, of(EntryKind::Paused).field_manager.as_deref());
