@@ -10,7 +10,10 @@ use serde_json::json;
 use super::*;
 use crate::claims::ClaimFields;
 use crate::decision::Eviction;
-use crate::fixtures::{NEW, at, cluster, cluster_with, fallen_back, node, pod, progress, rollout, seen, slot, t};
+use crate::fixtures::{
+    NEW, at, cluster, cluster_with, fallen_back, first_update, invalid_policy, node, pod, progress, rollout, seen,
+    slot, t, with_policy,
+};
 use crate::rules::Rules;
 use crate::view::ShadowFacts;
 
@@ -32,8 +35,6 @@ fn world(spec: serde_json::Value, frozen: bool) -> (ClusterView, Policy) {
         addon("addon-2", "one"),
         addon("addon-3", "two"),
     ]);
-    let listed =
-        |uid: &str| DrainedPod { namespace: "shop".into(), name: uid.into(), uid: uid.into(), ..DrainedPod::default() };
     drained.shadow.as_mut().unwrap().status.controller.drain = Some(DrainStatus {
         pods: [listed("p-b"), listed("addon-1")].into(),
         evicted_owners: vec!["one".into()],
@@ -57,16 +58,22 @@ fn world(spec: serde_json::Value, frozen: bool) -> (ClusterView, Policy) {
     (view, policy)
 }
 
+/// A pod in the record of a drain.
+fn listed(uid: &str) -> DrainedPod {
+    DrainedPod { namespace: "shop".into(), name: uid.into(), uid: uid.into(), ..DrainedPod::default() }
+}
+
 fn slots(nodes: &[&str]) -> Plan {
-    let slot = |n: &&str| Slot { uid: format!("uid-{n}"), node: (*n).into(), since: t(0), update: None };
-    Plan { slots: Some(nodes.iter().map(slot).collect()), ..Plan::default() }
+    Plan { slots: Some(nodes.iter().map(|name| slot(name)).collect()), ..Plan::default() }
 }
 
 fn acts(node: &str, action: Action) -> Plan {
     Plan { actions: BTreeMap::from([(node.to_owned(), action)]), ..Plan::default() }
 }
 
-fn removes(node: &str, evictions: Evictions) -> Plan {
+fn removes(node: &str, uid: &str, delete: bool) -> Plan {
+    let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: uid.into() };
+    let evictions = Evictions { pods: vec![pod], grace: None, delete, dry_run: false };
     Plan { evictions: BTreeMap::from([(node.to_owned(), evictions)]), ..Plan::default() }
 }
 
@@ -88,13 +95,23 @@ fn reboot(node: &str, boot: &str) -> Plan {
 }
 
 fn evicts(node: &str, uid: &str) -> Plan {
-    let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: uid.into() };
-    removes(node, Evictions { pods: vec![pod], grace: None, delete: false, dry_run: false })
+    removes(node, uid, false)
 }
 
 fn deletes(node: &str, uid: &str) -> Plan {
-    let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: uid.into() };
-    removes(node, Evictions { pods: vec![pod], grace: None, delete: true, dry_run: false })
+    removes(node, uid, true)
+}
+
+/// The property that a plan breaks first.
+fn broken(view: &ClusterView, policy: &Policy, mut plan: Plan) -> Option<&'static str> {
+    lint(view, policy, &mut plan).first().map(|finding| finding.property)
+}
+
+/// The write of the status of a node with other progress.
+fn goes_on(node: &NodeView, progress: Progress) -> Action {
+    let mut status = node.shadow.as_ref().unwrap().status.controller_status();
+    status.report.progress = Some(progress);
+    Action::Status { status: Box::new(status), note: None }
 }
 
 #[test]
@@ -110,8 +127,7 @@ fn validator_rejects_second_control_plane_node() {
             view.nodes.get_mut(name).unwrap().facts.labels = labels;
         }
         view.nodes.get_mut(labelled).unwrap().facts.ready = ready;
-        let found = lint(&view, &policy, &mut slots(&["b", "a"]));
-        assert_eq!(found.first().map(|finding| finding.property), property, "{sentence}: {found:?}");
+        assert_eq!(broken(&view, &policy, slots(&["b", "a"])), property, "{sentence}");
     }
 }
 
@@ -131,8 +147,7 @@ fn validator_rejects_reboot_of_control_plane_node_while_another_is_not_ready() {
         let slots = &mut view.operator.as_mut().unwrap().status.slots;
         slots[0].update.as_mut().unwrap().permitting_since = Some(t(0));
         let permit = Action::Permit { nonce: "n".into(), rules: Rules::default(), pods_stay: false };
-        let found = lint(&view, &policy, &mut acts("b", permit));
-        assert_eq!(found.first().map(|finding| finding.property), property, "{sentence}: {found:?}");
+        assert_eq!(broken(&view, &policy, acts("b", permit)), property, "{sentence}");
     }
 }
 
@@ -144,6 +159,9 @@ fn validator_rejects_only_plans_that_violate_safety_properties() {
     };
     let two = || json!({"maxUnavailable": 2});
     let zones = || json!({"maxUnavailable": 3, "strategy": {"oneZoneAtATime": true}});
+    let cordoned = json!({"maxUnavailable": 2, "drain": {"cordonedNodes": "Update"}});
+    let forced = json!({"drain": {"atDeadline": "Force"}});
+    let cordon = Action::Claim { fields: ClaimFields::CORDON, note: None };
     for (sentence, spec, frozen, plan, property) in [
         ("two slots of two", two(), false, slots(&["b", "a"]), None),
         ("two slots of one", json!({}), false, slots(&["b", "a"]), Some("S1")),
@@ -161,28 +179,10 @@ fn validator_rejects_only_plans_that_violate_safety_properties() {
         ("a drain without a slot", two(), false, goes_to("a", Step::Draining), Some("S1")),
         ("an attempt on a cordoned node", two(), false, goes_to("d", Step::Staging), Some("S4")),
         ("a drain of a cordoned node", two(), false, goes_to("e", Step::Draining), Some("S4")),
-        (
-            "a drain of a cordoned node that policy asks for",
-            json!({"maxUnavailable": 2, "drain": {"cordonedNodes": "Update"}}),
-            false,
-            goes_to("e", Step::Draining),
-            None,
-        ),
-        (
-            "a cordon without a slot",
-            two(),
-            false,
-            acts("a", Action::Claim { fields: ClaimFields::CORDON, note: None }),
-            Some("S1"),
-        ),
+        ("a drain of a cordoned node that policy asks for", cordoned, false, goes_to("e", Step::Draining), None),
+        ("a cordon without a slot", two(), false, acts("a", cordon), Some("S1")),
         ("a deletion that policy does not ask for", two(), false, deletes("b", "p-b"), Some("S6")),
-        (
-            "a deletion that policy asks for",
-            json!({"drain": {"atDeadline": "Force"}}),
-            false,
-            deletes("b", "p-b"),
-            None,
-        ),
+        ("a deletion that policy asks for", forced, false, deletes("b", "p-b"), None),
         ("a reboot before the drain", two(), false, reboot("a", "b1"), Some("S3")),
         ("a reboot of another boot", two(), false, reboot("b", "b0"), Some("S2")),
         ("an eviction of a pod that is not there", two(), false, evicts("b", "other"), Some("S6")),
@@ -211,12 +211,7 @@ fn validator_rejects_a_slot_beyond_those_that_one_object_holds() {
     let (view, policy) = world(json!({"maxUnavailable": 10_000}), false);
     for (others, property) in [(MAX_SLOTS - 2, None), (MAX_SLOTS - 1, Some("S1"))] {
         let mut plan = slots(&["b", "a"]);
-        let gone = (0..others).map(|number| Slot {
-            uid: format!("gone-{number}"),
-            node: "gone".into(),
-            since: t(0),
-            update: None,
-        });
+        let gone = (0..others).map(|number| Slot { uid: format!("gone-{number}"), ..slot("gone") });
         plan.slots.as_mut().unwrap().extend(gone);
         let findings = lint(&view, &policy, &mut plan);
         assert_eq!(findings.first().map(|f| f.property), property, "{others} others: {findings:?}");
@@ -227,12 +222,10 @@ fn validator_rejects_a_slot_beyond_those_that_one_object_holds() {
 fn validator_rejects_drain_for_version_no_longer_offered() {
     for (offered, property) in [(true, None), (false, Some("S7"))] {
         let (mut view, policy) = world(json!({"maxUnavailable": 2}), false);
-        let slot = Slot { uid: "uid-a".into(), node: "a".into(), since: t(0), update: None };
-        view.operator.as_mut().unwrap().status.slots.push(slot);
+        view.operator.as_mut().unwrap().status.slots.push(slot("a"));
         let agent = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status.agent;
         agent.updates.as_mut().unwrap().chosen_version = offered.then_some(NEW);
-        let findings = lint(&view, &policy, &mut goes_to("a", Step::Draining));
-        assert_eq!(findings.first().map(|f| f.property), property, "{findings:?}");
+        assert_eq!(broken(&view, &policy, goes_to("a", Step::Draining)), property);
     }
 }
 
@@ -263,14 +256,13 @@ fn validator_accepts_reboot_only_for_attempt_that_drained_node() {
         let mut attempt = progress(Step::Rebooting, 0);
         change(&mut attempt);
         controller.progress = Some(attempt);
-        let findings = lint(&view, &policy, &mut reboot("b", "b1"));
-        assert_eq!(findings.first().map(|f| f.property), property, "{sentence}: {findings:?}");
+        assert_eq!(broken(&view, &policy, reboot("b", "b1")), property, "{sentence}");
     }
 }
 
 /// The slot of a node for its update.
 fn slot_of_update(name: &str) -> Slot {
-    Slot { update: Some(crate::fixtures::first_update()), ..crate::fixtures::slot(name) }
+    Slot { update: Some(first_update()), ..slot(name) }
 }
 
 /// Under a canary step of one node, with what the plan records of the rollout.
@@ -289,11 +281,11 @@ fn validator_gives_no_slot_beyond_the_places_of_a_step() {
         let spec = json!({"maxUnavailable": 5, "strategy": {"canary": [{"nodes": 1}]}});
         let (mut view, policy) = cluster_with(nodes.into(), &[], spec);
         let (proven, unproven, before, passed) = ledger;
-        let recorded = models::operator::RolloutLedger { passed: before, ..Default::default() };
-        let recorded = models::operator::ActiveRollout { ledger: Some(recorded), ..crate::fixtures::rollout(NEW) };
+        let recorded = RolloutLedger { passed: before, ..Default::default() };
+        let recorded = ActiveRollout { ledger: Some(recorded), ..rollout(NEW) };
         view.operator.as_mut().unwrap().status.active_rollouts = vec![recorded];
-        let ledger = models::operator::RolloutLedger { base: 3, proven, unproven, passed, ..Default::default() };
-        let active = models::operator::ActiveRollout { ledger: Some(ledger), ..crate::fixtures::rollout(NEW) };
+        let ledger = RolloutLedger { base: 3, proven, unproven, passed, ..Default::default() };
+        let active = ActiveRollout { ledger: Some(ledger), ..rollout(NEW) };
         let mut status = view.operator.as_ref().unwrap().status.clone();
         status.active_rollouts = vec![active];
         let slots = given.iter().map(|name| slot_of_update(name)).collect();
@@ -325,8 +317,8 @@ fn validator_passes_no_canary_step_without_its_soak_and_its_approval() {
     for (sentence, steps, change, base, broken) in cases {
         let (mut view, policy) = cluster_with(vec![node("a")], &[], json!({"strategy": {"canary": steps}}));
         let of = |base, passed| {
-            let ledger = models::operator::RolloutLedger { base, passed, proven: 3, ..Default::default() };
-            ActiveRollout { ledger: Some(ledger), ..crate::fixtures::rollout(NEW) }
+            let ledger = RolloutLedger { base, passed, proven: 3, ..Default::default() };
+            ActiveRollout { ledger: Some(ledger), ..rollout(NEW) }
         };
         let mut recorded = of(4, 1);
         change(&mut recorded);
@@ -351,10 +343,10 @@ fn validator_gives_no_slot_by_a_step_that_still_soaks() {
     for (second, urgent_until, broken) in [(3599, None, true), (3600, None, false), (60, Some(t(9000)), false)] {
         let (mut view, _) = cluster(vec![node("a")], &[]);
         let canary = json!([{"nodes": 1}, {"nodes": 3, "soak": "1h"}]);
-        let policy = crate::fixtures::with_policy(&mut view, json!({"strategy": {"canary": canary}}));
+        let policy = with_policy(&mut view, json!({"strategy": {"canary": canary}}));
         let of = |passed| {
-            let ledger = models::operator::RolloutLedger { base: 4, passed, proven: 3, ..Default::default() };
-            let rollout = crate::fixtures::rollout(NEW);
+            let ledger = RolloutLedger { base: 4, passed, proven: 3, ..Default::default() };
+            let rollout = rollout(NEW);
             ActiveRollout { ledger: Some(ledger), step_done: Some(t(0)), urgent_until, ..rollout }
         };
         let operator = view.operator.as_mut().unwrap();
@@ -378,9 +370,9 @@ fn validator_counts_places_among_the_nodes_that_are_left() {
         let (mut view, _) = cluster(nodes.collect(), &[]);
         view.unreadable.nodes = (0..hidden).map(|number| (format!("hidden-{number}"), "a field".into())).collect();
         let spec = json!({"maxUnavailable": 5, "strategy": {"canary": [{"nodes": "10%"}]}});
-        let policy = crate::fixtures::with_policy(&mut view, spec);
-        let ledger = models::operator::RolloutLedger { base: 300, proven: 2, ..Default::default() };
-        let active = models::operator::ActiveRollout { ledger: Some(ledger), ..crate::fixtures::rollout(NEW) };
+        let policy = with_policy(&mut view, spec);
+        let ledger = RolloutLedger { base: 300, proven: 2, ..Default::default() };
+        let active = ActiveRollout { ledger: Some(ledger), ..rollout(NEW) };
         let mut status = view.operator.as_ref().unwrap().status.clone();
         status.active_rollouts = vec![active];
         let slots = vec![slot_of_update("n000")];
@@ -399,9 +391,8 @@ fn validator_issues_no_permit_before_its_slot_records_it() {
             view.operator.as_mut().unwrap().status.slots[0].update.as_mut().unwrap().permitting_since = None;
         }
         let rules = policy.all.drain.rules_at(t(0));
-        let mut plan = acts("a", Action::Permit { nonce: "n".into(), rules, pods_stay: false });
-        let findings = lint(&view, &policy, &mut plan);
-        assert_eq!(findings.first().map(|finding| finding.property), expected, "{findings:?}");
+        let permit = Action::Permit { nonce: "n".into(), rules, pods_stay: false };
+        assert_eq!(broken(&view, &policy, acts("a", permit)), expected);
     }
 }
 
@@ -426,13 +417,11 @@ fn validator_proves_no_version_on_a_held_node_with_the_operators_cordon() {
 fn validator_treats_reassigned_retracted_slot_as_new() {
     for (retracted, property) in [(false, None), (true, Some("S1"))] {
         let (mut view, policy) = world(json!({}), false);
-        let slot = Slot { uid: "uid-a".into(), node: "a".into(), since: t(0), update: None };
-        view.operator.as_mut().unwrap().status.slots.push(slot);
+        view.operator.as_mut().unwrap().status.slots.push(slot("a"));
         if retracted {
             view.retracted = ["uid-a".to_owned()].into();
         }
-        let findings = lint(&view, &policy, &mut slots(&["b", "e", "a"]));
-        assert_eq!(findings.first().map(|f| f.property), property, "{findings:?}");
+        assert_eq!(broken(&view, &policy, slots(&["b", "e", "a"])), property);
     }
 }
 
@@ -442,8 +431,7 @@ fn validator_rejects_repeated_deletion_in_flight_but_not_after_eviction() {
         let (mut view, policy) = world(json!({"drain": {"atDeadline": "Force"}}), false);
         let sent = crate::view::InFlight { since: t(0), deletes: deletes_now };
         view.nodes.get_mut("b").unwrap().in_flight.insert("p-b".into(), sent);
-        let findings = lint(&view, &policy, &mut deletes("b", "p-b"));
-        assert_eq!(findings.first().map(|f| f.property), property, "{sentence} is under way: {findings:?}");
+        assert_eq!(broken(&view, &policy, deletes("b", "p-b")), property, "{sentence} is under way");
     }
 }
 
@@ -454,8 +442,7 @@ fn full_pod_list_does_not_stop_drain() {
         let node = view.nodes.get_mut("b").unwrap();
         node.pods = Some((0..pods).map(|n| PodFacts { uid: format!("pod-{n}"), ..pod("b", false) }).collect());
         node.shadow.as_mut().unwrap().status.controller.drain = Some(DrainStatus::default());
-        let findings = lint(&view, &policy, &mut evicts("b", "pod-0"));
-        assert_eq!(findings.first().map(|f| f.property), property, "{pods} pods: {findings:?}");
+        assert_eq!(broken(&view, &policy, evicts("b", "pod-0")), property, "{pods} pods");
     }
 }
 
@@ -651,9 +638,7 @@ fn validator_rejects_reboot_and_unrequested_eviction_in_a_drill() {
         ("deletions", true, deletes("b", "p-b"), Some("S6")),
     ] {
         let (view, policy) = in_drill(evict);
-        let mut plan = plan;
-        let findings = lint(&view, &policy, &mut plan);
-        assert_eq!(findings.first().map(|finding| finding.property), property, "{sentence}: {findings:?}");
+        assert_eq!(broken(&view, &policy, plan), property, "{sentence}");
     }
     let (mut view, policy) = in_drill(false);
     view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap().spec.state = HostState::RebootedIntoUpdate;
@@ -708,11 +693,8 @@ fn validator_accepts_a_verification_of_what_an_idle_node_runs_alone() {
         let (mut view, mut policy, mut next) = in_verification(under_way);
         let node = view.nodes.get_mut("v").unwrap();
         change(node, &mut policy, &mut next);
-        let mut status = node.shadow.as_ref().unwrap().status.controller_status();
-        status.report.progress = Some(next);
-        let mut plan = acts("v", Action::Status { status: Box::new(status), note: None });
-        let findings = lint(&view, &policy, &mut plan);
-        assert_eq!(findings.first().map(|finding| finding.property), property, "{sentence}: {findings:?}");
+        let plan = acts("v", goes_on(node, next));
+        assert_eq!(broken(&view, &policy, plan), property, "{sentence}");
     };
     case("it begins", false, None, |_, _, _| {});
     case("hooks are awaited", true, None, |_, _, next| next.step = Step::AfterUpdate);
@@ -724,7 +706,7 @@ fn validator_accepts_a_verification_of_what_an_idle_node_runs_alone() {
     case("it is of another version", false, Some("S1"), |_, _, next| next.version = crate::fixtures::OLD);
     case("the node is claimed", false, Some("S1"), |node, _, _| node.facts.claims = ClaimFields::CORDON);
     case("under an invalid policy", false, Some("S13"), |_, policy, _| {
-        policy.errors = crate::fixtures::invalid_policy();
+        policy.errors = invalid_policy();
     });
     case("a user holds the node", false, Some("S4"), |node, _, _| node.facts.hold = Some(crate::hold::Hold::default()));
 }
@@ -733,32 +715,17 @@ fn validator_accepts_a_verification_of_what_an_idle_node_runs_alone() {
 fn validator_rejects_drain_without_answer_of_hooks() {
     let wait = |action: &str| json!({"hooks": [{"name": "ceph", "before": {"timeout": "60s", "onTimeout": action}}]});
     let request = || crate::hooks::request(&progress(Step::BeforeDrain, 0)).unwrap();
+    let (after, earlier) = (json!({"hooks": [{"name": "ceph", "after": {}}]}), Some("BeforeDrain/0/1".to_owned()));
     for (sentence, spec, step, answer, since, next, accepted) in [
         ("answered", wait("Fail"), Step::BeforeDrain, Some(request()), 1, Step::Draining, true),
         ("no hook", json!({}), Step::Staged, None, 1, Step::Draining, true),
-        (
-            "not awaited before",
-            json!({"hooks": [{"name": "ceph", "after": {}}]}),
-            Step::Staged,
-            None,
-            1,
-            Step::Draining,
-            true,
-        ),
+        ("not awaited before", after, Step::Staged, None, 1, Step::Draining, true),
         ("the hooks come first", wait("Fail"), Step::Staged, None, 1, Step::BeforeDrain, true),
         ("not asked", wait("Continue"), Step::Staged, None, 60, Step::Draining, false),
         ("no answer", wait("Fail"), Step::BeforeDrain, None, 600, Step::Draining, false),
         ("no answer, a drill", wait("Fail"), Step::BeforeDrain, None, 600, Step::Draining, false),
         ("no answer, a load balancer", wait("Fail"), Step::BeforeDrain, None, 600, Step::LeavingLoadBalancer, false),
-        (
-            "an earlier answer",
-            wait("Fail"),
-            Step::BeforeDrain,
-            Some("BeforeDrain/0/1".into()),
-            1,
-            Step::Draining,
-            false,
-        ),
+        ("an earlier answer", wait("Fail"), Step::BeforeDrain, earlier, 1, Step::Draining, false),
         ("too early", wait("Continue"), Step::BeforeDrain, None, 59, Step::Draining, false),
         ("late, and policy continues", wait("Continue"), Step::BeforeDrain, None, 60, Step::Draining, true),
         ("a drain under way", wait("Fail"), Step::Draining, None, 1, Step::Rebooting, true),
@@ -769,12 +736,8 @@ fn validator_rejects_drain_without_answer_of_hooks() {
         let updates = node.shadow.as_mut().unwrap().status.agent.updates.as_mut().unwrap();
         updates.available_versions = vec![NEW];
         let (view, policy) = cluster_with(vec![node], &["a"], spec);
-        let mut status = view.nodes["a"].shadow.as_ref().unwrap().status.controller_status();
-        status.report.progress = Some(progress(next, since));
-        let mut plan = acts("a", Action::Status { status: Box::new(status), note: None });
-        let findings = lint(&view, &policy, &mut plan);
-        let expected = (!accepted).then_some("S11");
-        assert_eq!(findings.first().map(|finding| finding.property), expected, "{sentence}: {findings:?}");
+        let plan = acts("a", goes_on(&view.nodes["a"], progress(next, since)));
+        assert_eq!(broken(&view, &policy, plan), (!accepted).then_some("S11"), "{sentence}");
     }
 }
 
@@ -782,8 +745,8 @@ fn validator_rejects_drain_without_answer_of_hooks() {
 fn validator_drops_what_starts_under_an_invalid_policy_and_permits_to_excluded_versions() {
     let findings = |node, excluded: &str, invalid: bool, action: Action| {
         let (mut view, _) = cluster(vec![node], &["a"]);
-        let mut policy = crate::fixtures::with_policy(&mut view, json!({"version": {"exclude": [excluded]}}));
-        policy.errors = if invalid { crate::fixtures::invalid_policy() } else { vec![] };
+        let mut policy = with_policy(&mut view, json!({"version": {"exclude": [excluded]}}));
+        policy.errors = if invalid { invalid_policy() } else { vec![] };
         let mut plan = acts("a", action);
         let found = lint(&view, &policy, &mut plan).into_iter().map(|finding| finding.property).next();
         assert_eq!(plan.actions.is_empty(), found.is_some());
@@ -791,9 +754,8 @@ fn validator_drops_what_starts_under_an_invalid_policy_and_permits_to_excluded_v
     };
     let goes_to = |step| {
         let node = at("a", step, 0, HostState::StagedUpdate);
-        let mut status = node.shadow.as_ref().unwrap().status.controller_status();
-        status.report.progress = Some(progress(Step::Draining, 0));
-        (node, Action::Status { status: Box::new(status), note: None })
+        let action = goes_on(&node, progress(Step::Draining, 0));
+        (node, action)
     };
     for (step, invalid, expected) in
         [(Step::Staged, true, Some("S13")), (Step::Staged, false, None), (Step::LeavingLoadBalancer, true, None)]
@@ -832,19 +794,13 @@ fn validator_drops_what_leads_to_a_reboot_without_a_usable_policy() {
             let mut node = at("a", step, 0, state);
             let shadow = node.shadow.as_mut().unwrap();
             shadow.spec.permit = permitted.then(|| models::shadow::Permit { nonce: "n".into(), jws: "j".into() });
-            let mut status = shadow.status.controller_status();
             let action = match next {
-                Some(next) => {
-                    status.report.progress = Some(progress(next, 0));
-                    Action::Status { status: Box::new(status), note: None }
-                }
+                Some(next) => goes_on(&node, progress(next, 0)),
                 None => Action::Permit { nonce: "m".into(), rules: Rules::default(), pods_stay: false },
             };
             let (view, policy) = cluster(vec![node], &["a"]);
             let policy = Policy { unusable, ..policy };
-            let findings = lint(&view, &policy, &mut acts("a", action));
-            let found = findings.first().map(|finding| finding.property);
-            assert_eq!(found, expected, "{sentence}, unusable: {unusable}: {findings:?}");
+            assert_eq!(broken(&view, &policy, acts("a", action)), expected, "{sentence}, unusable: {unusable}");
         }
     }
 }
@@ -865,9 +821,7 @@ fn validator_drops_what_disrupts_a_node_without_a_usable_policy() {
         let mut node = at("a", step, 0, state);
         node.facts.claims = if claimed { ClaimFields::USUAL } else { ClaimFields::default() };
         node.pods = Some(vec![pod("a", false)]);
-        let listed =
-            DrainedPod { namespace: "shop".into(), name: "p-a".into(), uid: "p-a".into(), ..DrainedPod::default() };
-        let drain = DrainStatus { pods: [listed].into(), ..DrainStatus::default() };
+        let drain = DrainStatus { pods: [listed("p-a")].into(), ..DrainStatus::default() };
         node.shadow.as_mut().unwrap().status.controller.drain = Some(drain);
         let (view, policy) = cluster(vec![node], &["a"]);
         for (unusable, expected) in [(true, dropped.then_some("S13")), (false, None)] {
@@ -905,10 +859,8 @@ fn validator_drops_a_drain_that_a_known_budget_blocks() {
         view.budgets = vec![budget];
         let at_deadline = if forced { "Force" } else { "Release" };
         let drain = json!({"atDeadline": at_deadline, "guardedPods": "Wait", "markedPods": "Wait"});
-        let policy = crate::fixtures::with_policy(&mut view, json!({"drain": drain}));
-        let mut status = view.nodes["a"].shadow.as_ref().unwrap().status.controller_status();
-        status.report.progress = Some(progress(Step::Draining, 0));
-        lint(&view, &policy, &mut acts("a", Action::Status { status: Box::new(status), note: None }))
+        let policy = with_policy(&mut view, json!({"drain": drain}));
+        broken(&view, &policy, acts("a", goes_on(&view.nodes["a"], progress(Step::Draining, 0))))
     };
     let (mirror, marked) = (PodFacts { mirror: true, ..pod("a", false) }, PodFacts { marked: true, ..pod("a", false) });
     for (sentence, pod, budget) in [
@@ -916,9 +868,8 @@ fn validator_drops_a_drain_that_a_known_budget_blocks() {
         ("a pod that is marked as not to be moved", marked, counted()),
     ] {
         for forced in [false, true] {
-            let findings = begins(node_with(pod.clone(), Step::Staged), budget.clone(), forced);
-            let found = findings.first().map(|finding| finding.property);
-            assert_eq!(found, Some("S13"), "{sentence}, {forced}: {findings:?}");
+            let found = begins(node_with(pod.clone(), Step::Staged), budget.clone(), forced);
+            assert_eq!(found, Some("S13"), "{sentence}, {forced}");
         }
     }
     for (sentence, budget, step, forced, expected) in [
@@ -932,14 +883,12 @@ fn validator_drops_a_drain_that_a_known_budget_blocks() {
         ("it guards a pod, and policy waits and deletes what stays", guards(), Step::Staged, true, Some("S13")),
         ("its pods cannot be counted", uncounted(), Step::Staged, false, Some("S13")),
     ] {
-        let findings = begins(node_with(pod("a", false), step), budget, forced);
-        assert_eq!(findings.first().map(|finding| finding.property), expected, "{sentence}: {findings:?}");
+        assert_eq!(begins(node_with(pod("a", false), step), budget, forced), expected, "{sentence}");
     }
     for step in [Step::Staged, Step::BeforeDrain, Step::LeavingLoadBalancer] {
         let mut view = node_with(pod("a", false), step);
         view.nodes.get_mut("a").unwrap().facts.ready = false;
-        let findings = begins(view, counted(), false);
-        assert_eq!(findings.first().map(|finding| finding.property), Some("S13"), "not Ready, {step:?}: {findings:?}");
+        assert_eq!(begins(view, counted(), false), Some("S13"), "not Ready, {step:?}");
     }
 }
 
