@@ -242,20 +242,18 @@ fn validator_accepts_ongoing_drain_and_staging_of_withdrawn_version() {
 #[test]
 fn validator_accepts_reboot_only_for_attempt_that_drained_node() {
     type Change = fn(&mut models::shadow::Progress);
-    let cases: [(&str, Change, Option<&str>); 4] = [
-        ("as it has to be", |_| {}, None),
-        ("while it drains", |progress| progress.step = Step::Draining, Some("S3")),
-        ("another attempt", |progress| progress.attempt = 2, Some("S3")),
-        ("of an attempt that disrupted nothing", |progress| progress.disruptive = false, Some("S3")),
-    ];
-    for (sentence, change, property) in cases {
+    let case = |sentence: &str, property: Option<&str>, change: Change| {
         let (mut view, policy) = world(json!({"maxUnavailable": 2}), false);
         let controller = &mut view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap().status.controller;
         let mut attempt = progress(Step::Rebooting, 0);
         change(&mut attempt);
         controller.progress = Some(attempt);
         assert_eq!(broken(&view, &policy, reboot("b", "b1")), property, "{sentence}");
-    }
+    };
+    case("as it has to be", None, |_| {});
+    case("while it drains", Some("S3"), |progress| progress.step = Step::Draining);
+    case("another attempt", Some("S3"), |progress| progress.attempt = 2);
+    case("of an attempt that disrupted nothing", Some("S3"), |progress| progress.disruptive = false);
 }
 
 #[test]

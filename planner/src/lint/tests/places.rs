@@ -51,17 +51,7 @@ fn validator_passes_no_canary_step_without_its_soak_and_its_approval() {
     let soaked: Change = |recorded| recorded.step_done = Some(t(0));
     let approved: Change = |recorded| (recorded.step_done, recorded.approved) = (Some(t(0)), true);
     let unchanged: Change = |_| {};
-    let cases: [(&str, serde_json::Value, Change, i64, bool); 8] = [
-        ("policy has no steps", json!([]), soaked, 4, true),
-        ("policy has no step above the place", json!([{"nodes": 1}]), soaked, 4, true),
-        ("a step without a soak", steps(json!({"nodes": 3})), unchanged, 4, false),
-        ("its soak is not recorded", steps(soak.clone()), unchanged, 4, true),
-        ("its soak is recorded", steps(soak), soaked, 4, false),
-        ("it is not approved", steps(manual.clone()), soaked, 4, true),
-        ("it is approved", steps(manual), approved, 4, false),
-        ("more nodes have joined after the last one", json!([{"nodes": "10%", "soak": "1h"}]), unchanged, 40, false),
-    ];
-    for (sentence, steps, change, base, broken) in cases {
+    let case = |sentence: &str, steps: serde_json::Value, base: i64, broken: bool, change: Change| {
         let (mut view, policy) = cluster_with(vec![node("a")], &[], json!({"strategy": {"canary": steps}}));
         let of = |base, passed| {
             let ledger = RolloutLedger { base, passed, proven: 3, ..Default::default() };
@@ -81,7 +71,15 @@ fn validator_passes_no_canary_step_without_its_soak_and_its_approval() {
         assert_eq!(found, broken, "{sentence}");
         let left = plan.status.unwrap().active_rollouts;
         assert_eq!(left == [recorded], broken, "{sentence}: what is recorded stays");
-    }
+    };
+    case("policy has no steps", json!([]), 4, true, soaked);
+    case("policy has no step above the place", json!([{"nodes": 1}]), 4, true, soaked);
+    case("a step without a soak", steps(json!({"nodes": 3})), 4, false, unchanged);
+    case("its soak is not recorded", steps(soak.clone()), 4, true, unchanged);
+    case("its soak is recorded", steps(soak), 4, false, soaked);
+    case("it is not approved", steps(manual.clone()), 4, true, soaked);
+    case("it is approved", steps(manual), 4, false, approved);
+    case("more nodes have joined after the last one", json!([{"nodes": "10%", "soak": "1h"}]), 40, false, unchanged);
 }
 
 /// The plan that passes a step of three gives the next slot. The soak of an hour began at 0 s.

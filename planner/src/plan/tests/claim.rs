@@ -312,19 +312,7 @@ fn protection_from_autoscalers_lasts_until_the_node_is_verified() {
         node.facts.claims = node.facts.claims.without(ClaimFields::CORDON);
         node.facts.hold = Some(Hold::default());
     };
-    let cases: [(&str, NodeView, Change, Option<Action>); 10] = [
-        ("it is back", back(), |_, _| {}, kept.clone()),
-        ("it is verified", verifying(), with_protection, None),
-        ("it was claimed again meanwhile", verifying(), |_, _| {}, kept),
-        ("it has proven the version", verified(), with_protection, Some(Action::Release)),
-        ("policy protects no node", back(), unprotected, Some(Action::Release)),
-        ("policy protects none any more", back(), switched_off, Some(Action::Release)),
-        ("the ownership of its fields was reset", back(), reset, Some(Action::Release)),
-        ("a user holds it as it is", verifying(), held, None),
-        ("a user holds it in service", verifying(), held_in_service, None),
-        ("it has proven the version, and a user holds it", verified(), held_in_service, Some(Action::Release)),
-    ];
-    for (sentence, mut node, change, expected) in cases {
+    let case = |sentence: &str, mut node: NodeView, expected: Option<Action>, change: Change| {
         let (_, mut policy) = cluster(vec![], &[]);
         change(&mut node, &mut policy);
         let (view, _) = cluster(vec![node], &["a"]);
@@ -332,7 +320,17 @@ fn protection_from_autoscalers_lasts_until_the_node_is_verified() {
         assert_eq!(crate::lint::lint(&view, &policy, &mut made.clone()), [], "{sentence}");
         let action = made.actions.get("a").filter(|action| !matches!(action, Action::Status { .. }));
         assert_eq!(action, expected.as_ref(), "{sentence}: {:?}", made.waits);
-    }
+    };
+    case("it is back", back(), kept.clone(), |_, _| {});
+    case("it is verified", verifying(), None, with_protection);
+    case("it was claimed again meanwhile", verifying(), kept, |_, _| {});
+    case("it has proven the version", verified(), Some(Action::Release), with_protection);
+    case("policy protects no node", back(), Some(Action::Release), unprotected);
+    case("policy protects none any more", back(), Some(Action::Release), switched_off);
+    case("the ownership of its fields was reset", back(), Some(Action::Release), reset);
+    case("a user holds it as it is", verifying(), None, held);
+    case("a user holds it in service", verifying(), None, held_in_service);
+    case("it has proven the version, and a user holds it", verified(), Some(Action::Release), held_in_service);
 }
 
 /// A policy engine that does not let the controller write Nodes, or is away.

@@ -163,17 +163,7 @@ fn node_that_a_user_or_an_autoscaler_takes_away_is_no_evidence_against_its_versi
         (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(since)));
     }
     let held_before = || (Some("Held".to_owned()), false);
-    let cases: [(&str, Change, End); 8] = [
-        ("it goes down by itself", |_| {}, is_blamed()),
-        ("a repair cordons it after that", |facts| cordoned(facts, 21), is_blamed()),
-        ("a user has cordoned it before", |facts| cordoned(facts, 19), is_unproven()),
-        ("a user holds it after that", |facts| held(facts, 21), is_blamed()),
-        ("a user has held it before", |facts| held(facts, 20), held_before()),
-        ("its hold has ended", |facts| facts.held_since = Some(t(19)), is_blamed()),
-        ("an autoscaler removes it", |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()), is_unproven()),
-        ("it is being deleted", |facts| facts.deleting = true, is_unproven()),
-    ];
-    for (sentence, change, end) in cases {
+    let case = |sentence: &str, end: End, change: Change| {
         let mut watch = beside(&ALL[1..]);
         not_ready(&mut watch.view, &["a"], 20);
         change(facts(&mut watch.view, "a"));
@@ -183,7 +173,15 @@ fn node_that_a_user_or_an_autoscaler_takes_away_is_no_evidence_against_its_versi
             assert!(watch.message().contains("a user had held the node before"), "{}", watch.message());
             is_verified_once_it_is_not_held_any_more(&mut watch);
         }
-    }
+    };
+    case("it goes down by itself", is_blamed(), |_| {});
+    case("a repair cordons it after that", is_blamed(), |facts| cordoned(facts, 21));
+    case("a user has cordoned it before", is_unproven(), |facts| cordoned(facts, 19));
+    case("a user holds it after that", is_blamed(), |facts| held(facts, 21));
+    case("a user has held it before", held_before(), |facts| held(facts, 20));
+    case("its hold has ended", is_blamed(), |facts| facts.held_since = Some(t(19)));
+    case("an autoscaler removes it", is_unproven(), |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()));
+    case("it is being deleted", is_unproven(), |facts| facts.deleting = true);
 }
 
 /// The pods of an owner fail on updated nodes alone.

@@ -539,12 +539,7 @@ fn agent_that_does_not_know_drills_ends_drill_before_the_node_is_claimed() {
 #[test]
 fn drill_request_waits_for_a_host_until_its_agent_has_reported() {
     type Change = fn(&mut ClusterView);
-    let cases: [(&str, Change, &str); 3] = [
-        ("a report of an earlier boot", |view| shadow(view).status.agent.boot_id = Some("b0".into()), "waits"),
-        ("the agent is behind", |view| shadow(view).generation = 2, "waits"),
-        ("the agent has reported", |_| {}, "HostNotUsable"),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: &str, change: Change| {
         let mut bench = Bench::new(&["a"], "1");
         shadow(&mut bench.view).status.conditions.push(unreachable());
         change(&mut bench.view);
@@ -553,7 +548,10 @@ fn drill_request_waits_for_a_host_until_its_agent_has_reported() {
         }
         let ended = bench.record().drill.map_or_else(|| "waits".to_owned(), |drill| drill.result);
         assert_eq!(ended, expected, "{sentence}");
-    }
+    };
+    case("a report of an earlier boot", "waits", |view| shadow(view).status.agent.boot_id = Some("b0".into()));
+    case("the agent is behind", "waits", |view| shadow(view).generation = 2);
+    case("the agent has reported", "HostNotUsable", |_| {});
 }
 
 #[test]
@@ -730,20 +728,18 @@ fn drill_asks_hooks_with_and_without_eviction() {
 #[test]
 fn drill_whose_node_does_not_stay_well_until_its_hooks_have_answered_does_not_pass() {
     type Change = fn(&mut NodeFacts);
-    let cases: [(&str, Change, &str); 4] = [
-        ("it stays well", |_| {}, "Passed"),
-        ("not Ready", |facts| facts.ready = false, "SoakFailed"),
-        ("rebooted", |facts| facts.boot_id = "b2".into(), "RebootedByOther"),
-        ("held", |facts| facts.hold = Some(Hold::default()), "Held"),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: &str, change: Change| {
         let mut bench = Bench::new(&["a"], "1");
         let spec = serde_json::json!({"hooks": [{"name": "ceph", "after": {}}]});
         bench.policy = crate::fixtures::with_policy(&mut bench.view, spec);
         bench.until(Step::AfterUpdate);
         change(&mut bench.view.nodes.get_mut("a").unwrap().facts);
         assert_eq!(bench.end().result, expected, "{sentence}");
-    }
+    };
+    case("it stays well", "Passed", |_| {});
+    case("not Ready", "SoakFailed", |facts| facts.ready = false);
+    case("rebooted", "RebootedByOther", |facts| facts.boot_id = "b2".into());
+    case("held", "Held", |facts| facts.hold = Some(Hold::default()));
 }
 
 #[test]

@@ -76,24 +76,22 @@ fn gates_are_checked_again_after_the_wait_for_load_balancers() {
 /// An agent is replaced, a pod restarts, the API server does not answer.
 #[test]
 fn what_may_end_by_itself_is_waited_for_once_the_node_has_left_its_load_balancers() {
-    let cases: [(&str, Change); 3] = [
-        ("AgentNotReady", |view, _| a(view).agent_missing = Some(t(-60))),
-        ("PodsNotReady", |view, spec| {
-            a(view).pods = Some(vec![pod("a", false)]);
-            spec["health"] = json!({"before": {"podsReady": true}});
-        }),
-        ("DrainRefused", |view, _| {
-            let daemon_set_is = DaemonSetIs::Unreadable;
-            let unread = PodFacts { daemon_set: Some("log".into()), daemon_set_is, ready: true, ..pod("a", false) };
-            a(view).pods = Some(vec![unread]);
-        }),
-    ];
-    for (waits, change) in cases {
+    let case = |waits: &str, change: Change| {
         let (mut view, policy) = leaving(change);
         write_due(&mut view, &policy, 300);
         assert_eq!(outcome(&plan(&view, &policy, t(600))), waits);
         assert_eq!(outcome(&plan(&view, &policy, t(300 + 1800))), "GateRefused", "{waits}: not for ever");
-    }
+    };
+    case("AgentNotReady", |view, _| a(view).agent_missing = Some(t(-60)));
+    case("PodsNotReady", |view, spec| {
+        a(view).pods = Some(vec![pod("a", false)]);
+        spec["health"] = json!({"before": {"podsReady": true}});
+    });
+    case("DrainRefused", |view, _| {
+        let daemon_set_is = DaemonSetIs::Unreadable;
+        let unread = PodFacts { daemon_set: Some("log".into()), daemon_set_is, ready: true, ..pod("a", false) };
+        a(view).pods = Some(vec![unread]);
+    });
 }
 
 #[test]

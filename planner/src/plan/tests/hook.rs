@@ -261,16 +261,7 @@ fn fire(view: &mut ClusterView, spec: &mut serde_json::Value, query: &str) {
 #[test]
 fn second_end_in_a_row_by_a_window_or_by_an_expression_of_the_fleet_is_a_failure() {
     let fire: Change = |view, spec| fire(view, spec, "errors > 0");
-    let cases: [(Option<&str>, Change, &str, i64); 7] = [
-        (None, close_window, "WindowEnded", 0),
-        (Some("BlackoutBegan"), close_window, "WindowEnded", 0),
-        (Some("WindowEnded"), close_window, "GateRefused", 1),
-        (Some("GateRefused"), close_window, "GateRefused", 1),
-        (None, fire, "ClusterUnwell", 0),
-        (Some("ClusterUnwell"), fire, "GateRefused", 1),
-        (Some("GateRefused"), fire, "GateRefused", 1),
-    ];
-    for (before, change, expected, failures) in cases {
+    let case = |before: Option<&str>, expected: &str, failures: i64, change: Change| {
         let (mut view, _) = in_step(Step::BeforeDrain, both());
         let last =
             before.map(|reason| models::shadow::AttemptResult { reason: reason.into(), ..updated().last.unwrap() });
@@ -284,21 +275,20 @@ fn second_end_in_a_row_by_a_window_or_by_an_expression_of_the_fleet_is_a_failure
         let made = plan(&view, &policy, t(3));
         assert_eq!(outcome(&made), expected, "after {before:?}");
         assert_eq!(record_of(&made).failures, failures, "after {before:?}");
-    }
+    };
+    case(None, "WindowEnded", 0, close_window);
+    case(Some("BlackoutBegan"), "WindowEnded", 0, close_window);
+    case(Some("WindowEnded"), "GateRefused", 1, close_window);
+    case(Some("GateRefused"), "GateRefused", 1, close_window);
+    case(None, "ClusterUnwell", 0, fire);
+    case(Some("ClusterUnwell"), "GateRefused", 1, fire);
+    case(Some("GateRefused"), "GateRefused", 1, fire);
 }
 
 /// The window has closed, an expression fires, a budget has become impossible.
 #[test]
 fn gates_are_checked_again_after_the_wait_for_hooks() {
-    let cases: [(&str, Change, &str); 6] = [
-        ("nothing has changed", |_, _| {}, "step Draining"),
-        ("updates are switched off", |_, spec| spec["enabled"] = json!(false), "step Draining"),
-        ("window", close_window, "WindowEnded"),
-        ("node", |view, _| a(view).facts.ready = false, "GateRefused"),
-        ("expression of the node", |view, spec| fire(view, spec, "errors{node=\"$node\"} > 0"), "GateRefused"),
-        ("expression of the fleet", |view, spec| fire(view, spec, "errors > 0"), "ClusterUnwell"),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: &str, change: Change| {
         let (mut view, _) = in_step(Step::BeforeDrain, both());
         let mut spec = both();
         change(&mut view, &mut spec);
@@ -310,7 +300,7 @@ fn gates_are_checked_again_after_the_wait_for_hooks() {
         let made = plan(&view, &policy, t(3));
         assert_eq!(outcome(&made), expected, "{sentence}");
         if expected == "step Draining" {
-            continue;
+            return;
         }
         // A window that closes is no failure; by any other refusal the node backs off, and others go first.
         let backs_off = expected != "WindowEnded";
@@ -318,7 +308,13 @@ fn gates_are_checked_again_after_the_wait_for_hooks() {
         let record = record_of(&made);
         assert_eq!((record.failures, record.not_before.is_some()), (failures, backs_off), "{sentence}");
         assert!(made.evictions.is_empty());
-    }
+    };
+    case("nothing has changed", "step Draining", |_, _| {});
+    case("updates are switched off", "step Draining", |_, spec| spec["enabled"] = json!(false));
+    case("window", "WindowEnded", close_window);
+    case("node", "GateRefused", |view, _| a(view).facts.ready = false);
+    case("expression of the node", "GateRefused", |view, spec| fire(view, spec, "errors{node=\"$node\"} > 0"));
+    case("expression of the fleet", "ClusterUnwell", |view, spec| fire(view, spec, "errors > 0"));
 }
 
 /// A host may not answer for some seconds, as while its API server restarts.
@@ -463,15 +459,7 @@ fn verified_node_awaits_hooks_and_then_is_updated() {
 /// A policy with long hooks: what the verification had left is over long before they answer.
 #[test]
 fn node_that_is_not_well_once_hooks_have_answered_is_verified_again_for_its_whole_time() {
-    let cases: [(&str, Change, &str); 6] = [
-        ("it is not Ready", |view, _| a(view).facts.ready = false, "step Verifying"),
-        ("it is under pressure", |view, _| a(view).facts.pressure = Some("DiskPressure".into()), "step Verifying"),
-        ("it was rebooted, as in its soak before", |view, _| a(view).facts.boot_id = "b3".into(), "step Returning"),
-        ("a pod is not Ready", |view, _| a(view).pods = Some(vec![pod("a", true)]), "step Verifying"),
-        ("an expression fires", fire_after, "step Verifying"),
-        ("a taint is new", taint, "Soaking"),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: &str, change: Change| {
         for began in [0, -900] {
             let (mut view, _, request) = asked(Step::AfterUpdate, both());
             let progress = shadow(&mut view).status.controller.progress.as_mut().unwrap();
@@ -488,7 +476,13 @@ fn node_that_is_not_well_once_hooks_have_answered_is_verified_again_for_its_whol
             written(&mut view, &made.actions["a"]);
             assert_eq!(outcome(&plan(&view, &policy, t(4))), expected, "{sentence}, verified since {began}");
         }
-    }
+    };
+    case("it is not Ready", "step Verifying", |view, _| a(view).facts.ready = false);
+    case("it is under pressure", "step Verifying", |view, _| a(view).facts.pressure = Some("DiskPressure".into()));
+    case("it was rebooted, as in its soak before", "step Returning", |view, _| a(view).facts.boot_id = "b3".into());
+    case("a pod is not Ready", "step Verifying", |view, _| a(view).pods = Some(vec![pod("a", true)]));
+    case("an expression fires", "step Verifying", fire_after);
+    case("a taint is new", "Soaking", taint);
 }
 
 /// Has an expression of `health.after` return something for node `a`.
@@ -597,18 +591,16 @@ fn node_that_falls_ill_soon_after_its_soak_counts_against_the_version_whatever_i
 #[test]
 fn node_that_is_taken_away_while_its_hooks_are_awaited_counts_against_no_version() {
     type Change = fn(&mut NodeFacts);
-    let cases: [(&str, Change, &str); 2] = [
-        ("a user has held it", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(100))), "Held"),
-        ("an autoscaler removes it", |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()), "HealthUnknown"),
-    ];
-    for (sentence, change, end) in cases {
+    let case = |sentence: &str, end: &str, change: Change| {
         let (mut view, policy, request) = asked(Step::AfterUpdate, both());
         let facts = &mut a(&mut view).facts;
         (facts.ready, facts.not_ready_since) = (false, Some(t(180)));
         change(facts);
         answers(&mut view, "ceph", &format!("{request} Refused: disks are away"));
         assert_eq!(outcome(&plan(&view, &policy, t(400))), end, "{sentence}");
-    }
+    };
+    case("a user has held it", "Held", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(100))));
+    case("an autoscaler removes it", "HealthUnknown", |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()));
 }
 
 /// Carries out the write that is due, which goes on to this step.
@@ -622,14 +614,7 @@ fn goes_on(view: &mut ClusterView, policy: &Policy, second: i64, step: &str) {
 #[test]
 fn node_that_is_rebooted_once_while_a_silent_hook_is_awaited_is_verified_again() {
     type Change = fn(&mut NodeFacts);
-    let cases: [(&str, Change); 2] = [
-        ("it is back", |facts| facts.boot_id = "b2".into()),
-        ("it is going down", |facts| {
-            facts.ready = false;
-            facts.not_ready_since = Some(t(7190));
-        }),
-    ];
-    for (sentence, change) in cases {
+    let case = |sentence: &str, change: Change| {
         for (action, end) in [("Continue", "no attempt"), ("Fail", "HookTimedOut")] {
             let hooks = json!([{"name": "ceph", "after": {"timeout": "2h", "onTimeout": action}}]);
             let (mut view, policy, _) = asked(Step::AfterUpdate, json!({"hooks": hooks}));
@@ -651,7 +636,12 @@ fn node_that_is_rebooted_once_while_a_silent_hook_is_awaited_is_verified_again()
             let ended = plan(&view, &policy, t(14_501));
             assert_eq!(outcome(&ended), "HealthUnknown", "{sentence}, {action}: it counts against nothing");
         }
-    }
+    };
+    case("it is back", |facts| facts.boot_id = "b2".into());
+    case("it is going down", |facts| {
+        facts.ready = false;
+        facts.not_ready_since = Some(t(7190));
+    });
 }
 
 #[test]

@@ -138,19 +138,17 @@ fn attempt_without_progress_ends_and_is_disruptive_with_slot_or_claim() {
 
 #[test]
 fn idle_node_starts_staging_only_without_objection() {
-    let cases: &[(&str, Change, &str)] = &[
-        ("nothing does", |_, _| {}, "step Staging"),
-        ("the node is being deleted", |view, _| a(view).facts.deleting = true, "Deleting"),
-        ("its shadow is being deleted", |view, _| shadow(view).deleting = true, "Deleting"),
-        ("it has lost its label", |view, _| a(view).facts.labelled = false, "NotLabelled"),
-        ("no report of this boot", |view, _| a(view).facts.boot_id = "b2".into(), "NoReport"),
-        ("the agent has not confirmed", |view, _| shadow(view).generation = 2, "AgentNotSynced"),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: &str, change: Change| {
         let (mut view, mut policy) = cluster(vec![node("a")], &[]);
         change(&mut view, &mut policy);
-        assert_eq!(outcome(&plan(&view, &policy, t(1))), *expected, "{sentence}");
-    }
+        assert_eq!(outcome(&plan(&view, &policy, t(1))), expected, "{sentence}");
+    };
+    case("nothing does", "step Staging", |_, _| {});
+    case("the node is being deleted", "Deleting", |view, _| a(view).facts.deleting = true);
+    case("its shadow is being deleted", "Deleting", |view, _| shadow(view).deleting = true);
+    case("it has lost its label", "NotLabelled", |view, _| a(view).facts.labelled = false);
+    case("no report of this boot", "NoReport", |view, _| a(view).facts.boot_id = "b2".into());
+    case("the agent has not confirmed", "AgentNotSynced", |view, _| shadow(view).generation = 2);
 }
 
 #[test]

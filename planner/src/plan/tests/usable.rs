@@ -620,18 +620,7 @@ fn evicted_pods_that_are_not_created_again_are_named_and_prove_nothing() {
         watch.view.nodes.get_mut("b").unwrap().pods = Some(vec![new]);
     }
     let both: Sets = &["api", "web"];
-    let cases: [(&str, Sets, Sets, Change, usize, bool); 9] = [
-        ("neither has its pods", both, both, |_| {}, 4, false),
-        ("the first one has, or cannot be read", both, &["web"], |_| {}, 1, true),
-        ("the second one has", both, &["api"], |_| {}, 2, true),
-        ("a pod was created on another node", both, both, |watch| created(watch, 10), 0, true),
-        ("a pod was created before the drain", both, both, |watch| created(watch, 0), 4, false),
-        ("pods of one alone were evicted", &["web"], both, |_| {}, 0, true),
-        ("none were, or an earlier version of the operator has recorded none", &[], both, |_| {}, 0, true),
-        ("a pod has come to the node", both, both, |watch| watch.pods().push(healthy()), 0, true),
-        ("no pods are asked for", both, both, |watch| watch.policy.all.after.pods_ready = false, 0, true),
-    ];
-    for (sentence, sets, lacking, change, read, proven) in cases {
+    let case = |sentence: &str, sets: Sets, lacking: Sets, read: usize, proven: bool, change: Change| {
         let mut watch = emptied(sets);
         watch.lacking = lacking.iter().map(|uid| (*uid).to_owned()).collect();
         change(&mut watch);
@@ -640,7 +629,16 @@ fn evicted_pods_that_are_not_created_again_are_named_and_prove_nothing() {
         assert_eq!(watch.read, read, "{sentence}");
         let text = "pods of shop/api-1, shop/web-1 were evicted, and none was created again";
         assert_eq!(watch.message().contains(text), !proven, "{sentence}: {}", watch.message());
-    }
+    };
+    case("neither has its pods", both, both, 4, false, |_| {});
+    case("the first one has, or cannot be read", both, &["web"], 1, true, |_| {});
+    case("the second one has", both, &["api"], 2, true, |_| {});
+    case("a pod was created on another node", both, both, 0, true, |watch| created(watch, 10));
+    case("a pod was created before the drain", both, both, 4, false, |watch| created(watch, 0));
+    case("pods of one alone were evicted", &["web"], both, 0, true, |_| {});
+    case("none were, or an earlier version of the operator has recorded none", &[], both, 0, true, |_| {});
+    case("a pod has come to the node", both, both, 0, true, |watch| watch.pods().push(healthy()));
+    case("no pods are asked for", both, both, 0, true, |watch| watch.policy.all.after.pods_ready = false);
 }
 
 #[test]

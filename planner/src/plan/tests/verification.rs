@@ -514,19 +514,17 @@ fn late_healthy_return_resolves_its_own_failure_and_the_rollout_goes_on() {
 #[test]
 fn late_return_resolves_nothing_beyond_its_own_failure() {
     type Change = fn(&mut ClusterView);
-    let cases: [(&str, Change, bool); 6] = [
-        ("the node that came back late", |_| {}, true),
-        ("it runs its old version", |view| a(view).facts.os_image = format!("Bottlerocket OS {OLD} (x)"), false),
-        ("it is not Ready", |view| a(view).facts.ready = false, false),
-        ("it failed in its soak", |view| place(view).reason = "SoakFailed".into(), false),
-        ("it fell back", |view| place(view).reason = "BootFellBack".into(), false),
-        ("a user has resolved the failure", |view| place(view).proof = Proof::Proven, false),
-    ];
-    for (sentence, change, verified) in cases {
+    let case = |sentence: &str, verified: bool, change: Change| {
         let (mut view, policy) = late();
         change(&mut view);
         assert_eq!(outcome(&planned(&view, &policy, 60)) == "step Verifying", verified, "{sentence}");
-    }
+    };
+    case("the node that came back late", true, |_| {});
+    case("it runs its old version", false, |view| a(view).facts.os_image = format!("Bottlerocket OS {OLD} (x)"));
+    case("it is not Ready", false, |view| a(view).facts.ready = false);
+    case("it failed in its soak", false, |view| place(view).reason = "SoakFailed".into());
+    case("it fell back", false, |view| place(view).reason = "BootFellBack".into());
+    case("a user has resolved the failure", false, |view| place(view).proof = Proof::Proven);
     // Another node has failed as well: the version stays quarantined.
     let (mut view, policy) = late();
     fails(&mut view, NEW);
@@ -560,26 +558,7 @@ fn verification_beside_a_desired_state_ends() {
 #[test]
 fn place_without_a_proof_that_nodes_do_not_record_is_verified_too() {
     type Change = fn(&mut ClusterView);
-    let cases: [(&str, Change); 4] = [
-        ("the operator's resource was deleted and made again", |view| {
-            view.history.highest = Some(40);
-            let status = &mut view.operator.as_mut().unwrap().status;
-            (status.active_rollouts, status.rollout_count) = (Vec::new(), None);
-        }),
-        ("the same, and numbers begin again", |view| {
-            view.history.highest = Some(0);
-            let status = &mut view.operator.as_mut().unwrap().status;
-            (status.active_rollouts, status.rollout_count) = (Vec::new(), None);
-        }),
-        ("an earlier version of the operator recorded its end, and no place", |view| {
-            shadow(view).status.controller.record.as_mut().unwrap().proof = None;
-            view.operator.as_mut().unwrap().status.active_rollouts[0].ledger = None;
-        }),
-        ("its Node was deleted and registered again without a record", |view| {
-            shadow(view).status.controller.record = None;
-        }),
-    ];
-    for (sentence, change) in cases {
+    let case = |sentence: &str, change: Change| {
         let (mut view, policy) = rollout_of(&["a"], canary());
         change(&mut view);
         let at_once = [ENDED + 1, ENDED + 2, ENDED + 2 + SOAK, ENDED + 3 + SOAK];
@@ -594,7 +573,24 @@ fn place_without_a_proof_that_nodes_do_not_record_is_verified_too() {
         }
         let made = planned(&view, &policy, DUE + SOAK + 2);
         assert_eq!((counts(&made), made.waits.get("z")), ((1, 0, 0), None), "{sentence}");
-    }
+    };
+    case("the operator's resource was deleted and made again", |view| {
+        view.history.highest = Some(40);
+        let status = &mut view.operator.as_mut().unwrap().status;
+        (status.active_rollouts, status.rollout_count) = (Vec::new(), None);
+    });
+    case("the same, and numbers begin again", |view| {
+        view.history.highest = Some(0);
+        let status = &mut view.operator.as_mut().unwrap().status;
+        (status.active_rollouts, status.rollout_count) = (Vec::new(), None);
+    });
+    case("an earlier version of the operator recorded its end, and no place", |view| {
+        shadow(view).status.controller.record.as_mut().unwrap().proof = None;
+        view.operator.as_mut().unwrap().status.active_rollouts[0].ledger = None;
+    });
+    case("its Node was deleted and registered again without a record", |view| {
+        shadow(view).status.controller.record = None;
+    });
 }
 
 #[test]
