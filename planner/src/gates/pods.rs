@@ -190,6 +190,7 @@ mod tests {
     use std::sync::Arc;
 
     use kube::core::{Expression, Selector};
+    use serde_json::{Value, json};
 
     use super::super::before_drain;
     use super::super::testing::refusal_of;
@@ -210,6 +211,12 @@ mod tests {
         }
     }
 
+    /// A Ready pod of the budget.
+    fn web() -> PodFacts {
+        let labels = Arc::new([("app".to_owned(), "web".to_owned())].into());
+        PodFacts { labels, ready: true, ..pod("a", false) }
+    }
+
     /// Returns the refusal of a node with this pod under these budgets, where policy waits for those that guard a pod.
     fn refusal_by(pod: PodFacts, budgets: Vec<BudgetFacts>, at_deadline: AtDeadline) -> Option<Wait> {
         let refusal = refusal_of(before_drain, |view, policy| {
@@ -222,11 +229,6 @@ mod tests {
 
     #[test]
     fn pdb_that_allows_no_disruption_is_reported() {
-        let web = || PodFacts {
-            labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
-            ready: true,
-            ..pod("a", false)
-        };
         let refused = Some(Wait::BudgetNeverAllows {
             pod: "shop/p-a".into(),
             budget: "shop/web".into(),
@@ -271,12 +273,7 @@ mod tests {
             ("the numbers of an earlier spec", web(), BudgetFacts { stale: true, ..broken(1, 2) }, None),
             ("a pod beside a broken one that may go", web(), lenient(), unhealthy(1)),
             ("its pods cannot be counted", web(), uncounted(), Some(failed)),
-            (
-                "a pod of one that cannot be counted that has not begun",
-                PodFacts { pending: true, ..web() },
-                uncounted(),
-                None,
-            ),
+            ("one of it that has not begun", PodFacts { pending: true, ..web() }, uncounted(), None),
             ("one may go", web(), budget(2, 3), None),
             ("a budget of no pods is ignored", web(), budget(0, 0), None),
             ("a pod that has not begun", PodFacts { pending: true, ..web() }, budget(3, 3), None),
@@ -295,18 +292,15 @@ mod tests {
         let second = |second| Some(crate::fixtures::t(second));
         let dying = |ends_by| PodFacts { terminating: true, ends_by, ..pod("a", false) };
         let refused = Some(Obstacle::Refused(Wait::PodsTerminating { pod: "shop/p-a".into(), count: 1 }));
+        let (daemon_set, daemon_set_is) = (Some("log".into()), DaemonSetIs::There);
+        let of_a_set = PodFacts { daemon_set, daemon_set_is, ..dying(second(-60)) };
         for (sentence, pod, skips, expected) in [
             ("it runs", pod("a", false), false, None),
             ("a minute after its grace period", dying(second(-60)), false, refused),
             ("it has a second left", dying(second(-59)), false, None),
             ("policy leaves it to the reboot", dying(second(-60)), true, None),
             ("its containers have ended", PodFacts { finished: true, ..dying(second(-60)) }, false, None),
-            (
-                "of a DaemonSet",
-                PodFacts { daemon_set: Some("log".into()), daemon_set_is: DaemonSetIs::There, ..dying(second(-60)) },
-                false,
-                None,
-            ),
+            ("of a DaemonSet", of_a_set, false, None),
         ] {
             let wait = refusal_of(before_drain, |view, policy| {
                 view.nodes.get_mut("a").unwrap().pods = Some(vec![pod.clone()]);
@@ -318,11 +312,6 @@ mod tests {
 
     #[test]
     fn multiple_pdbs_for_one_pod_are_reported() {
-        let web = || PodFacts {
-            labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
-            ready: true,
-            ..pod("a", false)
-        };
         let second = || BudgetFacts { name: "all".into(), lets_unhealthy_go: true, ..budget(1, 3) };
         let names = ["shop/all", "shop/web"].map(str::to_owned).to_vec();
         let refused = Some(Wait::MultipleBudgets { pod: "shop/p-a".into(), budgets: names });
@@ -339,11 +328,6 @@ mod tests {
 
     #[test]
     fn pdb_that_never_allows_disruption_blocks_no_forced_drain_unless_policy_waits_for_guarded_pods() {
-        let web = || PodFacts {
-            labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
-            ready: true,
-            ..pod("a", false)
-        };
         let never = || budget(3, 3);
         let broken = || BudgetFacts { healthy: 2, allowed: 0, ..budget(2, 3) };
         let (asks, waits) = (GuardedPods::Ask, GuardedPods::Wait);
@@ -370,33 +354,18 @@ mod tests {
 
     #[test]
     fn budget_over_a_static_pod_keeps_its_node_from_the_reboot_that_ends_it() {
-        let member = || PodFacts {
-            labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
-            ready: true,
-            mirror: true,
-            ..pod("a", false)
-        };
-        let wait = |make: fn(String, String) -> Wait| Some(make("shop/p-a".to_owned(), "shop/web".to_owned()));
+        let member = || PodFacts { mirror: true, ..web() };
+        let names = || ("shop/p-a".to_owned(), "shop/web".to_owned());
+        let (pod, budget_name) = names();
+        let unhealthy = Wait::BudgetUnhealthy { pod, budget: budget_name, count: 1, eviction: None };
+        let (pod, budget_name) = names();
+        let never = Wait::BudgetNeverAllows { pod, budget: budget_name, until: None, is_static: true };
+        let broken = || BudgetFacts { healthy: 2, allowed: 0, ..budget(2, 3) };
         for (sentence, pod, budget, expected) in [
             ("one of three members may be away", member(), budget(2, 3), None),
-            (
-                "another member is broken",
-                member(),
-                BudgetFacts { healthy: 2, allowed: 0, ..budget(2, 3) },
-                wait(|pod, budget| Wait::BudgetUnhealthy { pod, budget, count: 1, eviction: None }),
-            ),
-            (
-                "the broken member is this one",
-                PodFacts { ready: false, ..member() },
-                BudgetFacts { healthy: 2, allowed: 0, ..budget(2, 3) },
-                None,
-            ),
-            (
-                "none may ever be away",
-                member(),
-                budget(3, 3),
-                wait(|pod, budget| Wait::BudgetNeverAllows { pod, budget, until: None, is_static: true }),
-            ),
+            ("another member is broken", member(), broken(), Some(unhealthy)),
+            ("the broken member is this one", PodFacts { ready: false, ..member() }, broken(), None),
+            ("none may ever be away", member(), budget(3, 3), Some(never)),
         ] {
             // Policy asks pods that can move, and may delete what does not.
             for at_deadline in [AtDeadline::Release, AtDeadline::Force] {
@@ -414,33 +383,17 @@ mod tests {
     fn marked_pods_are_waited_for_where_policy_says_so_for_all_or_for_a_group() {
         let refused = || Some(Obstacle::Refused(Wait::MarkedPods { pod: "shop/p-a".into(), count: 1 }));
         let marked = || PodFacts { marked: true, ..pod("a", false) };
+        let (waits, evicts) = (json!({"markedPods": "Wait"}), json!({"markedPods": "Evict"}));
+        let group = |drain: &Value| json!([{"name": "ci", "selector": {}, "drain": drain}]);
         let of_a_set = || PodFacts { daemon_set: Some("log".into()), daemon_set_is: DaemonSetIs::There, ..marked() };
         for (sentence, pod, spec, expected) in [
-            ("by default they are evicted", marked(), serde_json::json!({}), None),
-            ("policy waits", marked(), serde_json::json!({"drain": {"markedPods": "Wait"}}), refused()),
-            ("no mark", pod("a", false), serde_json::json!({"drain": {"markedPods": "Wait"}}), None),
-            (
-                "it has ended",
-                PodFacts { finished: true, ..marked() },
-                serde_json::json!({"drain": {"markedPods": "Wait"}}),
-                None,
-            ),
-            ("of a DaemonSet", of_a_set(), serde_json::json!({"drain": {"markedPods": "Wait"}}), None),
-            (
-                "the group waits",
-                marked(),
-                serde_json::json!({"nodeGroups": [{"name": "ci", "selector": {}, "drain": {"markedPods": "Wait"}}]}),
-                refused(),
-            ),
-            (
-                "the group evicts",
-                marked(),
-                serde_json::json!({
-                    "drain": {"markedPods": "Wait"},
-                    "nodeGroups": [{"name": "web", "selector": {}, "drain": {"markedPods": "Evict"}}],
-                }),
-                None,
-            ),
+            ("by default they are evicted", marked(), json!({}), None),
+            ("policy waits", marked(), json!({"drain": waits}), refused()),
+            ("no mark", pod("a", false), json!({"drain": waits}), None),
+            ("it has ended", PodFacts { finished: true, ..marked() }, json!({"drain": waits}), None),
+            ("of a DaemonSet", of_a_set(), json!({"drain": waits}), None),
+            ("the group waits", marked(), json!({"nodeGroups": group(&waits)}), refused()),
+            ("the group evicts", marked(), json!({"drain": waits, "nodeGroups": group(&evicts)}), None),
         ] {
             let wait = refusal_of(before_drain, |view, policy| {
                 view.nodes.get_mut("a").unwrap().pods = Some(vec![pod]);
