@@ -91,7 +91,7 @@ fn soak_restarts_when_a_ready_pod_no_longer_is() {
 
 #[test]
 fn soak_begins_when_the_last_pod_is_ready_after_the_boot() {
-    // Its containers were restarted by the boot.
+    // The boot has restarted its containers.
     let booted = |second: i64| PodFacts { lost_ready_at: Some(t(second)), restarts: 1, ..failing() };
     let old = PodFacts { started: Some(t(-600)), ..failing() };
     let slow = PodFacts { started: Some(t(-110)), ..failing() };
@@ -398,7 +398,7 @@ fn update_message_notes_absence_of_workload_pods() {
         assert_eq!(watch.message().contains("no pods of workloads"), lonely, "{sentence}: {}", watch.message());
         assert_eq!(watch.record().without_workloads, lonely, "{sentence}");
     }
-    // Its pods do not have to be Ready, and they are there.
+    // Pods do not have to be Ready, and they are there.
     let mut watch = Watch::of(verifying(vec![failing()]));
     watch.policy.all.after.pods_ready = false;
     watch.at(SOAKED);
