@@ -209,7 +209,8 @@ fn node_whose_lease_is_not_renewed_after_its_soak_is_not_proven() {
     let mut watch = Watch::of(verifying(vec![healthy()]));
     watch.crashed = true;
     assert_eq!(watch.at(SOAKED), Some(Wait::Soaking { until: t(SOAKED + 10) }));
-    assert_eq!(assert_eq!(watch.result_at(SOAKED + 10), Some(Wait::Soaking { until: t(SOAKED + 20) })).0, None);
+    assert_eq!(watch.at(SOAKED + 10), Some(Wait::Soaking { until: t(SOAKED + 20) }));
+    assert_eq!(watch.result().0, None);
     // The host boots again within that minute.
     let mut rebooted = Watch::of(watch.view.nodes["a"].clone());
     rebooted.view.nodes.get_mut("a").unwrap().facts.boot_id = "b2".into();
@@ -279,11 +280,9 @@ fn unhealthy_pod_without_evidence_delays_update_until_deadline_and_proves_nothin
         let wait = watch.at(SOAKED).unwrap();
         assert!(wait.blocks() && wait.as_str() == "Settling", "{sentence}: {wait:?}");
         assert!(wait.to_string().contains("shop/p-a first (container app: CrashLoopBackOff)"), "{wait}");
-        assert_eq!(
-            assert_eq!((watch.result_at(DEADLINE - 1).unwrap().as_str(), "Settling", "{sentence}").0, watch.read),
-            (None, 2),
-            "{sentence}: at the end of the soak, and later again"
-        );
+        assert_eq!(watch.at(DEADLINE - 1).unwrap().as_str(), "Settling", "{sentence}");
+        let found = (watch.result().0, watch.read);
+        assert_eq!(found, (None, 2), "{sentence}: read at the end of the soak, and later again");
         assert_eq!((watch.result_at(DEADLINE), watch.read), (is_unproven(), 2), "{sentence}");
         assert!(watch.message().contains("shop/p-a (container app: CrashLoopBackOff)"), "{}", watch.message());
         assert!(watch.notes.iter().any(|note| note.warning && note.reason == "UpdateFailed"), "{:?}", watch.notes);
