@@ -198,6 +198,11 @@ mod tests {
     use crate::fixtures::{pod, t};
     use crate::wait::UnfinishedEviction;
 
+    fn web() -> PodFacts {
+        let labels = Arc::new([("app".to_owned(), "web".to_owned())].into());
+        PodFacts { labels, ready: true, ..pod("a", false) }
+    }
+
     fn budget(desired: i32, expected: i32) -> BudgetFacts {
         BudgetFacts {
             namespace: "shop".into(),
@@ -209,12 +214,6 @@ mod tests {
             selector: Some(Selector::from_iter([Expression::Equal("app".into(), "web".into())])),
             ..BudgetFacts::default()
         }
-    }
-
-    /// A Ready pod of the budget.
-    fn web() -> PodFacts {
-        let labels = Arc::new([("app".to_owned(), "web".to_owned())].into());
-        PodFacts { labels, ready: true, ..pod("a", false) }
     }
 
     /// Returns the refusal of a node with this pod under these budgets, where policy waits for those that guard a pod.
