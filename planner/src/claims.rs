@@ -324,10 +324,8 @@ mod tests {
             "annotations": {SCALE_DOWN_ANNOTATION: "true", DO_NOT_DISRUPT_ANNOTATION: "false"},
         }));
         assert_eq!(set_by_others(&meta, true), fields(&ClaimField::ALL));
-        assert_eq!(
-            set_by_others(&meta, false),
-            fields(&[ClaimField::Balancer, ClaimField::ScaleDown, ClaimField::DoNotDisrupt])
-        );
+        let found = set_by_others(&meta, false);
+        assert_eq!(found, fields(&[ClaimField::Balancer, ClaimField::ScaleDown, ClaimField::DoNotDisrupt]));
         assert_eq!(set_otherwise(&meta), fields(&[ClaimField::Balancer, ClaimField::DoNotDisrupt]));
         assert_eq!(set_by_others(&ObjectMeta::default(), false), ClaimFields::default());
     }

@@ -294,11 +294,8 @@ mod tests {
         ] {
             let sorted = sort(&pods, Rules::default(), None);
             let first = [FirstPod { uid: "uid-db".into(), accepted: None, unguarded: false }];
-            assert_eq!(
-                sorted.first_to_go(Some(&first)).map(|pod| pod.name.as_str()).collect::<Vec<_>>(),
-                expected,
-                "{sentence}"
-            );
+            let found = sorted.first_to_go(Some(&first)).map(|pod| pod.name.as_str()).collect::<Vec<_>>();
+            assert_eq!(found, expected, "{sentence}");
             assert!(sorted.first_to_go(None).eq(sorted.evictable.iter().copied()), "{sentence}: without an order");
         }
     }

@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus};
-use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
+use models::operator::{
+    ActiveRollout, BottlerocketUpdateOperatorSpec, KnownVersion, Quarantined, RolloutLedger, RolloutRecord, Slot,
+    SlotUpdate,
+};
 use models::reason::{FailureReason, Proof};
 use models::shadow::{
-    Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, Failure, HOST_REACHABLE, HostState, NodeProof,
-    OfferedUpdates, Place, Progress, Record, Step, UPDATED, is_agent_condition,
+    Armed, ArmedPhase, AttemptResult, ControllerStatus, DrainStatus, DrainedPod, Failure, HOST_REACHABLE, HostState,
+    NodeProof, OfferedUpdates, Place, Progress, Record, Step, UPDATED, is_agent_condition,
 };
 use semver::Version;
 
@@ -137,6 +140,31 @@ pub(crate) fn cluster(nodes: Vec<NodeView>, slots: &[&str]) -> (ClusterView, Pol
     (ClusterView { nodes, operator: Some(operator), leader_since: t(-100_000), ..ClusterView::default() }, policy)
 }
 
+/// Like [`cluster`], under the policy of `spec`.
+pub(crate) fn cluster_with(nodes: Vec<NodeView>, slots: &[&str], spec: serde_json::Value) -> (ClusterView, Policy) {
+    let (mut view, _) = cluster(nodes, slots);
+    let policy = with_policy(&mut view, spec);
+    (view, policy)
+}
+
+/// A version that the operator knows since a second.
+pub(crate) fn seen(version: Version, second: i64) -> KnownVersion {
+    KnownVersion {
+        version,
+        variant: "aws-k8s-1.37".into(),
+        arch: "x86_64".into(),
+        first_seen: t(second),
+        failed: vec![],
+        quarantined: None,
+    }
+}
+
+/// The quarantine of a version on which these nodes have fallen back, since 0 s.
+pub(crate) fn fallen_back(nodes: &[&str]) -> Quarantined {
+    let nodes = nodes.iter().map(|node| (*node).to_owned()).collect();
+    Quarantined { reason: FailureReason::BootFellBack, nodes, since: t(0), contained: false }
+}
+
 pub(crate) fn failure(version: Version) -> models::shadow::VersionFailure {
     models::shadow::VersionFailure {
         version,
@@ -223,11 +251,13 @@ pub(crate) fn draining(spec: serde_json::Value, pods: Vec<PodFacts>) -> (Cluster
     node.shadow.as_mut().unwrap().status.controller.drain =
         Some(DrainStatus { pods: pods_listed, ..DrainStatus::default() });
     node.pods = Some(pods);
-    let (mut view, _) = cluster(vec![node], &["a"]);
-    let operator = view.operator.as_mut().unwrap();
-    operator.spec = serde_json::from_value(spec).unwrap();
-    let policy = Policy::from_spec(&operator.spec).unwrap();
-    (view, policy)
+    cluster_with(vec![node], &["a"], spec)
+}
+
+/// Carries out the write about node `a` that is due at this second.
+pub(crate) fn write_due(view: &mut ClusterView, policy: &Policy, second: i64) {
+    let action = crate::plan::plan(view, policy, t(second)).actions.remove("a").unwrap();
+    written(view, &action);
 }
 
 pub(crate) fn written(view: &mut ClusterView, action: &Action) {
@@ -307,6 +337,24 @@ pub(crate) fn failed(reason: FailureReason) -> NodeView {
     shadow.status.agent.failure =
         Some(Failure { attempt: 1, step: HostState::RebootedIntoUpdate, reason, message: String::new(), time: t(1) });
     node
+}
+
+/// The status of node `a` that a plan writes.
+pub(crate) fn status_of(made: &Plan) -> &ControllerStatus {
+    match made.actions.get("a") {
+        Some(Action::Status { status, .. }) => status,
+        other => panic!("{other:?}: {:?}", made.waits),
+    }
+}
+
+/// The record of node `a` that a plan writes.
+pub(crate) fn record_of(made: &Plan) -> &Record {
+    status_of(made).report.record.as_ref().unwrap()
+}
+
+/// The end of an attempt of node `a` that a plan writes.
+pub(crate) fn last_of(made: &Plan) -> &AttemptResult {
+    record_of(made).last.as_ref().unwrap()
 }
 
 /// The outcome of a plan for node `a`: the next write, the reason of a failure, or the reason why it waits.

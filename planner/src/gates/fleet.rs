@@ -118,14 +118,14 @@ pub(crate) fn blackout(ctx: &NodeContext<'_>) -> Option<Wait> {
 
 #[cfg(test)]
 mod tests {
-    use models::operator::{BottlerocketUpdateOperatorSpec, CountOrPercent, KnownVersion, Quarantined};
-    use models::reason::FailureReason;
+    use models::operator::{BottlerocketUpdateOperatorSpec, CountOrPercent, KnownVersion};
     use models::shadow::{HostState, Step, VersionFailure};
+    use serde_json::{Value, json};
 
     use super::super::begin;
     use super::super::testing::refusal_of;
     use super::*;
-    use crate::fixtures::{NEW, OLD, at, failure, t};
+    use crate::fixtures::{NEW, OLD, at, failure, fallen_back, seen};
     use crate::policy::{CanaryStep, Policy};
 
     #[test]
@@ -179,19 +179,9 @@ mod tests {
         });
         assert_eq!(in_a_record, frozen);
         let in_the_operators_status = refusal_of(is_not_frozen, |view, _| {
-            view.operator.as_mut().unwrap().status.versions.push(KnownVersion {
-                version: OLD,
-                variant: "another".into(),
-                arch: "x86_64".into(),
-                first_seen: t(0),
-                failed: vec![],
-                quarantined: Some(Quarantined {
-                    reason: FailureReason::BootFellBack,
-                    nodes: vec![],
-                    since: t(0),
-                    contained: false,
-                }),
-            });
+            let quarantined = Some(fallen_back(&[]));
+            let known = KnownVersion { variant: "another".into(), quarantined, ..seen(OLD, 0) };
+            view.operator.as_mut().unwrap().status.versions.push(known);
         });
         assert_eq!(in_the_operators_status, frozen, "also when the node that failed is deleted");
     }
@@ -227,74 +217,54 @@ mod tests {
     }
 
     /// Checks at 08:00 UTC on Friday, 2027-01-15.
-    fn refusal_at_eight(spec: &str) -> Option<Wait> {
-        let spec: BottlerocketUpdateOperatorSpec = serde_json::from_str(spec).unwrap();
+    fn refusal_at_eight(spec: Value) -> Option<Wait> {
+        let spec: BottlerocketUpdateOperatorSpec = serde_json::from_value(spec).unwrap();
         refusal_of(window_is_open, |_, policy| *policy = Policy::from_spec(&spec).unwrap())
     }
 
+    /// The schedule of all nodes, and that of the node's group.
     #[test]
     fn node_uses_window_of_its_group_or_of_all_nodes() {
+        let windows =
+            |hour: &str, hours: u32| json!([{"cron": format!("0 {hour} * * *"), "duration": format!("{hours}h")}]);
+        let window = |hour: &str, hours: u32| Some(json!({"windows": windows(hour, hours)}));
+        let blackout = |day: &str| Some(json!({"blackouts": [{"from": day}]}));
+        let early = || Some(json!({"windows": windows("7", 2), "stopStartingBefore": "90m"}));
+        let dark = || Some(json!({"windows": windows("*", 1), "blackouts": [{"from": "2027-01-15"}]}));
+        let stop = || Some(json!({"stopStartingBefore": "90m"}));
         let opens = |text: &str| Some(Wait::WindowClosed { opens: Some(text.parse().unwrap()) });
-        for (sentence, spec, expected) in [
-            ("no windows", r#"{}"#, None),
-            ("an open one", r#"{"schedule": {"windows": [{"cron": "0 7 * * *", "duration": "2h"}]}}"#, None),
-            (
-                "a closed one",
-                r#"{"schedule": {"windows": [{"cron": "0 9 * * *", "duration": "2h"}]}}"#,
-                opens("2027-01-15T09:00:00Z"),
-            ),
-            (
-                "too close to the end of an open one",
-                r#"{"schedule": {"windows": [{"cron": "0 7 * * *", "duration": "2h"}], "stopStartingBefore": "90m"}}"#,
-                opens("2027-01-16T07:00:00Z"),
-            ),
-            (
-                "a blackout in an open one",
-                r#"{"schedule": {"windows": [{"cron": "0 * * * *", "duration": "1h"}], "blackouts": [{"from": "2027-01-15"}]}}"#,
-                Some(Wait::Blackout { ends: Some("2027-01-16T00:00:00Z".parse().unwrap()) }),
-            ),
-            (
-                "the group's window, which is open",
-                r#"{"schedule": {"windows": [{"cron": "0 9 * * *", "duration": "2h"}]},
-                    "nodeGroups": [{"name": "g", "selector": {}, "schedule": {"windows": [{"cron": "0 7 * * *", "duration": "2h"}]}}]}"#,
-                None,
-            ),
-            (
-                "the group's window, which is closed",
-                r#"{"nodeGroups": [{"name": "g", "selector": {}, "schedule": {"windows": [{"cron": "0 9 * * *", "duration": "2h"}]}}]}"#,
-                opens("2027-01-15T09:00:00Z"),
-            ),
-            (
-                "a blackout of all nodes in the group's window",
-                r#"{"schedule": {"blackouts": [{"from": "2027-01-15"}]},
-                    "nodeGroups": [{"name": "g", "selector": {}, "schedule": {"windows": [{"cron": "0 * * * *", "duration": "1h"}]}}]}"#,
-                Some(Wait::Blackout { ends: Some("2027-01-16T00:00:00Z".parse().unwrap()) }),
-            ),
+        let ends = |text: &str| Some(Wait::Blackout { ends: Some(text.parse().unwrap()) });
+        let (at_nine, tomorrow) = (|| opens("2027-01-15T09:00:00Z"), || opens("2027-01-16T07:00:00Z"));
+        let midnight = || ends("2027-01-16T00:00:00Z");
+        for (sentence, all, group, expected) in [
+            ("no windows", None, None, None),
+            ("an open one", window("7", 2), None, None),
+            ("a closed one", window("9", 2), None, at_nine()),
+            ("too close to the end of an open one", early(), None, tomorrow()),
+            ("a blackout in an open one", dark(), None, midnight()),
+            ("the group's window, which is open", window("9", 2), window("7", 2), None),
+            ("the group's window, which is closed", None, window("9", 2), at_nine()),
+            ("a blackout of all nodes in the group's window", blackout("2027-01-15"), window("*", 1), midnight()),
             (
                 "the group's own blackout beside one of all nodes",
-                r#"{"schedule": {"blackouts": [{"from": "2027-01-16"}]},
-                    "nodeGroups": [{"name": "g", "selector": {}, "schedule": {"blackouts": [{"from": "2027-01-15"}]}}]}"#,
-                Some(Wait::Blackout { ends: Some("2027-01-17T00:00:00Z".parse().unwrap()) }),
+                blackout("2027-01-16"),
+                blackout("2027-01-15"),
+                ends("2027-01-17T00:00:00Z"),
             ),
-            (
-                "the windows of all nodes where the group has a blackout alone",
-                r#"{"schedule": {"windows": [{"cron": "0 9 * * *", "duration": "2h"}]},
-                    "nodeGroups": [{"name": "g", "selector": {}, "schedule": {"blackouts": [{"from": "2027-02-01"}]}}]}"#,
-                opens("2027-01-15T09:00:00Z"),
-            ),
-            (
-                "the group's window, with the time before its end of all nodes",
-                r#"{"schedule": {"stopStartingBefore": "90m"},
-                    "nodeGroups": [{"name": "g", "selector": {}, "schedule": {"windows": [{"cron": "0 7 * * *", "duration": "2h"}]}}]}"#,
-                opens("2027-01-16T07:00:00Z"),
-            ),
-            (
-                "another group's window is none of its business",
-                r#"{"nodeGroups": [{"name": "g", "selector": {"matchLabels": {"tier": "db"}}, "schedule": {"windows": [{"cron": "0 9 * * *", "duration": "2h"}]}}]}"#,
-                None,
-            ),
+            ("windows of all where the group has a blackout alone", window("9", 2), blackout("2027-02-01"), at_nine()),
+            ("the group's window, with the time before its end of all", stop(), window("7", 2), tomorrow()),
         ] {
+            let mut spec = json!({});
+            if let Some(schedule) = all {
+                spec["schedule"] = schedule;
+            }
+            if let Some(schedule) = group {
+                spec["nodeGroups"] = json!([{"name": "g", "selector": {}, "schedule": schedule}]);
+            }
             assert_eq!(refusal_at_eight(spec), expected, "{sentence}");
         }
+        let selector = json!({"matchLabels": {"tier": "db"}});
+        let other = json!({"nodeGroups": [{"name": "g", "selector": selector, "schedule": window("9", 2)}]});
+        assert_eq!(refusal_at_eight(other), None, "another group's window is none of its business");
     }
 }

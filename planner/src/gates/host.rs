@@ -145,44 +145,36 @@ mod tests {
 
     #[test]
     fn attempt_starts_only_on_reporting_host_without_foreign_changes() {
-        let cases: [(&str, Change<'_>, Option<Wait>); 9] = [
-            ("as it was left", &|_| {}, None),
-            ("no report", &|shadow| shadow.status.agent.boot_id = None, Some(Wait::NoReport)),
-            (
-                "a report of an earlier boot",
-                &|shadow| shadow.status.agent.boot_id = Some("b0".into()),
-                Some(Wait::NoReport),
-            ),
-            ("armed by another client", &|shadow| reported(shadow, HOST_ARMED_BY_OTHER), Some(Wait::HostArmedByOther)),
-            (
-                "busy for long",
-                &|shadow| reported(shadow, HOST_BUSY),
-                Some(Wait::HostBusy { message: "as reported".into() }),
-            ),
-            (
-                "busy for long, without an offer, on the version of policy, and behind its shadow",
-                &|shadow| {
-                    reported(shadow, HOST_BUSY);
-                    shadow.status.agent.updates = None;
-                    shadow.status.agent.current_version = Some(NEW);
-                    shadow.generation = 2;
-                },
-                Some(Wait::HostBusy { message: "as reported".into() }),
-            ),
-            (
-                "locked by another client",
-                &|shadow| shadow.status.agent.host.get_or_insert_default().conflicting_lock = Some("1.0.0".into()),
-                Some(Wait::LockedByOther { lock: "1.0.0".into() }),
-            ),
-            ("the agent is behind", &|shadow| shadow.generation = 2, Some(Wait::AgentNotSynced)),
-            ("no number is left", &|shadow| shadow.spec.attempt = MOST_ATTEMPTS, Some(Wait::AttemptsExhausted)),
-        ];
-        for (sentence, change, expected) in cases {
+        let case = |sentence: &str, expected: Option<Wait>, change: Change<'_>| {
             let wait = refusal_of(begin, |view, policy| {
                 policy.target = Target::Exact(NEW);
                 change(view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap());
             });
             assert_eq!(wait, expected, "{sentence}");
-        }
+        };
+        case("as it was left", None, &|_| {});
+        case("no report", Some(Wait::NoReport), &|shadow| shadow.status.agent.boot_id = None);
+        case("a report of an earlier boot", Some(Wait::NoReport), &|shadow| {
+            shadow.status.agent.boot_id = Some("b0".into());
+        });
+        case("armed by another client", Some(Wait::HostArmedByOther), &|shadow| reported(shadow, HOST_ARMED_BY_OTHER));
+        case("busy for long", Some(Wait::HostBusy { message: "as reported".into() }), &|shadow| {
+            reported(shadow, HOST_BUSY);
+        });
+        case(
+            "busy for long, without an offer, on the version of policy, and behind its shadow",
+            Some(Wait::HostBusy { message: "as reported".into() }),
+            &|shadow| {
+                reported(shadow, HOST_BUSY);
+                shadow.status.agent.updates = None;
+                shadow.status.agent.current_version = Some(NEW);
+                shadow.generation = 2;
+            },
+        );
+        case("locked by another client", Some(Wait::LockedByOther { lock: "1.0.0".into() }), &|shadow| {
+            shadow.status.agent.host.get_or_insert_default().conflicting_lock = Some("1.0.0".into());
+        });
+        case("the agent is behind", Some(Wait::AgentNotSynced), &|shadow| shadow.generation = 2);
+        case("no number is left", Some(Wait::AttemptsExhausted), &|shadow| shadow.spec.attempt = MOST_ATTEMPTS);
     }
 }

@@ -199,6 +199,7 @@ mod tests {
     use std::sync::Arc;
 
     use kube::core::{Expression, Selector};
+    use serde_json::{Value, json};
 
     use super::super::before_drain;
     use super::super::testing::refusal_of;
@@ -280,12 +281,7 @@ mod tests {
             ("the numbers of an earlier spec", web(), BudgetFacts { stale: true, ..broken(1, 2) }, None),
             ("a pod beside a broken one that may go", web(), lenient(), unhealthy(1)),
             ("its pods cannot be counted", web(), uncounted(), Some(failed)),
-            (
-                "a pod of one that cannot be counted that has not begun",
-                PodFacts { pending: true, ..web() },
-                uncounted(),
-                None,
-            ),
+            ("one of it that has not begun", PodFacts { pending: true, ..web() }, uncounted(), None),
             ("one may go", web(), budget(2, 3), None),
             ("a budget of no pods is ignored", web(), budget(0, 0), None),
             ("a pod that has not begun", PodFacts { pending: true, ..web() }, budget(3, 3), None),
@@ -304,18 +300,15 @@ mod tests {
         let second = |second| Some(crate::fixtures::t(second));
         let dying = |ends_by| PodFacts { terminating: true, ends_by, ..pod("a", false) };
         let refused = Some(Obstacle::Refused(Wait::PodsTerminating { pod: "shop/p-a".into(), count: 1 }));
+        let (daemon_set, daemon_set_is) = (Some("log".into()), DaemonSetIs::There);
+        let of_a_set = PodFacts { daemon_set, daemon_set_is, ..dying(second(-60)) };
         for (sentence, pod, skips, expected) in [
             ("it runs", pod("a", false), false, None),
             ("a minute after its grace period", dying(second(-60)), false, refused),
             ("it has a second left", dying(second(-59)), false, None),
             ("policy leaves it to the reboot", dying(second(-60)), true, None),
             ("its containers have ended", PodFacts { finished: true, ..dying(second(-60)) }, false, None),
-            (
-                "of a DaemonSet",
-                PodFacts { daemon_set: Some("log".into()), daemon_set_is: DaemonSetIs::There, ..dying(second(-60)) },
-                false,
-                None,
-            ),
+            ("of a DaemonSet", of_a_set, false, None),
         ] {
             let wait = refusal_of(before_drain, |view, policy| {
                 view.nodes.get_mut("a").unwrap().pods = Some(vec![pod.clone()]);
@@ -393,27 +386,17 @@ mod tests {
     #[test]
     fn budget_over_a_static_pod_keeps_its_node_from_the_reboot_that_ends_it() {
         let member = || PodFacts { mirror: true, ..web() };
-        let wait = |make: fn(String, String) -> Wait| Some(make("shop/p-a".to_owned(), "shop/web".to_owned()));
+        let names = || ("shop/p-a".to_owned(), "shop/web".to_owned());
+        let (pod, budget_name) = names();
+        let unhealthy = Wait::BudgetUnhealthy { pod, budget: budget_name, count: 1, eviction: None };
+        let (pod, budget_name) = names();
+        let never = Wait::BudgetNeverAllows { pod, budget: budget_name, until: None, is_static: true };
+        let broken = || BudgetFacts { healthy: 2, allowed: 0, ..budget(2, 3) };
         for (sentence, pod, budget, expected) in [
             ("one of three members may be away", member(), budget(2, 3), None),
-            (
-                "another member is broken",
-                member(),
-                BudgetFacts { healthy: 2, allowed: 0, ..budget(2, 3) },
-                wait(|pod, budget| Wait::BudgetUnhealthy { pod, budget, count: 1, eviction: None }),
-            ),
-            (
-                "the broken member is this one",
-                PodFacts { ready: false, ..member() },
-                BudgetFacts { healthy: 2, allowed: 0, ..budget(2, 3) },
-                None,
-            ),
-            (
-                "none may ever be away",
-                member(),
-                budget(3, 3),
-                wait(|pod, budget| Wait::BudgetNeverAllows { pod, budget, until: None, is_static: true }),
-            ),
+            ("another member is broken", member(), broken(), Some(unhealthy)),
+            ("the broken member is this one", PodFacts { ready: false, ..member() }, broken(), None),
+            ("none may ever be away", member(), budget(3, 3), Some(never)),
         ] {
             // Policy asks pods that can move, and may delete what does not.
             for at_deadline in [AtDeadline::Release, AtDeadline::Force] {
@@ -431,33 +414,17 @@ mod tests {
     fn marked_pods_are_waited_for_where_policy_says_so_for_all_or_for_a_group() {
         let refused = || Some(Obstacle::Refused(Wait::MarkedPods { pod: "shop/p-a".into(), count: 1 }));
         let marked = || PodFacts { marked: true, ..pod("a", false) };
+        let (waits, evicts) = (json!({"markedPods": "Wait"}), json!({"markedPods": "Evict"}));
+        let group = |drain: &Value| json!([{"name": "ci", "selector": {}, "drain": drain}]);
         let of_a_set = || PodFacts { daemon_set: Some("log".into()), daemon_set_is: DaemonSetIs::There, ..marked() };
         for (sentence, pod, spec, expected) in [
-            ("by default they are evicted", marked(), serde_json::json!({}), None),
-            ("policy waits", marked(), serde_json::json!({"drain": {"markedPods": "Wait"}}), refused()),
-            ("no mark", pod("a", false), serde_json::json!({"drain": {"markedPods": "Wait"}}), None),
-            (
-                "it has ended",
-                PodFacts { finished: true, ..marked() },
-                serde_json::json!({"drain": {"markedPods": "Wait"}}),
-                None,
-            ),
-            ("of a DaemonSet", of_a_set(), serde_json::json!({"drain": {"markedPods": "Wait"}}), None),
-            (
-                "the group waits",
-                marked(),
-                serde_json::json!({"nodeGroups": [{"name": "ci", "selector": {}, "drain": {"markedPods": "Wait"}}]}),
-                refused(),
-            ),
-            (
-                "the group evicts",
-                marked(),
-                serde_json::json!({
-                    "drain": {"markedPods": "Wait"},
-                    "nodeGroups": [{"name": "web", "selector": {}, "drain": {"markedPods": "Evict"}}],
-                }),
-                None,
-            ),
+            ("by default they are evicted", marked(), json!({}), None),
+            ("policy waits", marked(), json!({"drain": waits}), refused()),
+            ("no mark", pod("a", false), json!({"drain": waits}), None),
+            ("it has ended", PodFacts { finished: true, ..marked() }, json!({"drain": waits}), None),
+            ("of a DaemonSet", of_a_set(), json!({"drain": waits}), None),
+            ("the group waits", marked(), json!({"nodeGroups": group(&waits)}), refused()),
+            ("the group evicts", marked(), json!({"drain": waits, "nodeGroups": group(&evicts)}), None),
         ] {
             let wait = refusal_of(before_drain, |view, policy| {
                 view.nodes.get_mut("a").unwrap().pods = Some(vec![pod]);

@@ -8,11 +8,11 @@ use models::condition::{Condition, ConditionStatus};
 use models::history::{
     BottlerocketRolloutHistory, BottlerocketRolloutHistorySpec, BottlerocketRolloutHistoryStatus, EntryKind,
 };
-use models::operator::{CompletionEstimate, ENABLED, Quarantined, RolloutLedger, WINDOW_OPEN};
+use models::operator::{CompletionEstimate, ENABLED, KnownVersion, Quarantined, RolloutLedger, WINDOW_OPEN};
 use models::shadow::{DrainedPod, Drill, PodMove, RolloutResult, UPDATED};
 
 use super::*;
-use crate::fixtures::{NEW, OLD, recorded, rollout, t};
+use crate::fixtures::{NEW, OLD, condition, fallen_back, recorded, rollout, seen, t};
 
 const VARIANT: &str = "aws-k8s-1.37";
 const ARCH: &str = "x86_64";
@@ -37,6 +37,11 @@ struct Leader {
     removed: BTreeSet<i64>,
     records: BTreeMap<String, RecordFacts>,
     open: BTreeMap<String, OpenPage>,
+}
+
+/// A condition that has this status since a second.
+fn since(type_: &str, status: ConditionStatus, reason: &str, second: i64) -> Condition {
+    Condition { status, last_transition_time: t(second), ..condition(type_, reason, "m") }
 }
 
 fn result(number: i64, attempt: i64, ended: i64, pods: usize) -> RolloutResult {
@@ -354,10 +359,7 @@ fn record_that_a_user_deletes_is_not_created_again_from_results_that_are_left() 
     server.settle(&mut leader, 10, 0);
     server.objects.clear();
     leader.records.clear();
-    assert!(
-        !server.plan(&leader, 20).actions.is_empty(),
-        "a leader that never saw the record takes it for one that is missing"
-    );
+    assert!(!server.plan(&leader, 20).actions.is_empty(), "to a leader that never saw it, the record is missing");
     leader.removed.insert(7);
     let rows = BTreeSet::from([("a".to_owned(), 1)]);
     assert_eq!(server.plan(&leader, 20).actions, [HistoryAction::Clear { node: "a".into(), rows }]);
@@ -402,14 +404,7 @@ fn first_estimate_goes_with_the_next_write_or_after_the_wait_of_a_page() {
 
 #[test]
 fn entry_that_updates_are_enabled_again_goes_with_the_next_write_or_after_the_wait_of_a_page() {
-    let enabled = |status: ConditionStatus, at: i64| Condition {
-        type_: ENABLED.into(),
-        status,
-        reason: "x".into(),
-        message: "m".into(),
-        last_transition_time: t(at),
-        observed_generation: None,
-    };
+    let enabled = |status, at: i64| since(ENABLED, status, "x", at);
     let (mut server, mut leader) = (Server::new(), Leader::default());
     server.operator.status.conditions = vec![enabled(ConditionStatus::False, 1)];
     server.settle(&mut leader, 1, 0);
@@ -491,132 +486,82 @@ fn entries_tell_each_change_once_under_every_leader() {
     let set = |server: &mut Server, type_: &str, status: ConditionStatus, at: i64| {
         let conditions = &mut server.operator.status.conditions;
         conditions.retain(|condition| condition.type_ != type_);
-        conditions.push(Condition {
-            type_: type_.into(),
-            status,
-            reason: "x".into(),
-            message: "m".into(),
-            last_transition_time: t(at),
-            observed_generation: None,
-        });
+        conditions.push(since(type_, status, "x", at));
     };
     server.operator.managers.enabled = Some("kubectl-edit".into());
     server.operator.managers.approve_step = Some("kubectl-annotate".into());
-    let quarantined = Quarantined {
-        reason: models::reason::FailureReason::BootFellBack,
-        nodes: vec!["n1".into()],
-        since: t(40),
-        contained: false,
-    };
+    let quarantined = Quarantined { since: t(40), ..fallen_back(&["n1"]) };
     server.operator.managers.urgent = Some("kubectl-patch".into());
     let urgency =
         models::operator::UrgencyRecord { from: NEW, reason: "CVE-2026-1234".into(), since: t(31), until: t(60) };
-    type Change<'a> = Box<dyn Fn(&mut Server) + 'a>;
-    let steps: Vec<(Change<'_>, &[EntryKind])> = vec![
-        (Box::new(|s| set(s, ENABLED, ConditionStatus::True, 1)), &[]),
-        (Box::new(|s| set(s, WINDOW_OPEN, ConditionStatus::True, 1)), &[]),
-        (Box::new(|s| set(s, ENABLED, ConditionStatus::False, 10)), &[EntryKind::Paused]),
-        // That updates go on waits for another entry.
-        (Box::new(|s| set(s, ENABLED, ConditionStatus::True, 20)), &[]),
-        (Box::new(|s| set(s, ENABLED, ConditionStatus::False, 25)), &[EntryKind::Resumed, EntryKind::Paused]),
-        (Box::new(|s| set(s, ENABLED, ConditionStatus::True, 28)), &[]),
-        (Box::new(|s| set(s, WINDOW_OPEN, ConditionStatus::False, 30)), &[EntryKind::Resumed, EntryKind::WindowClosed]),
-        (Box::new(|s| set(s, WINDOW_OPEN, ConditionStatus::True, 31)), &[EntryKind::WindowOpened]),
-        (
-            Box::new(|s| {
-                s.operator.status.urgent = Some(urgency.clone());
-                s.operator.status.active_rollouts[0].urgent_until = Some(t(60));
-            }),
-            &[EntryKind::Urgent],
-        ),
-        (Box::new(|s| s.operator.status.urgent.as_mut().unwrap().until = t(70)), &[EntryKind::Urgent]),
-        (Box::new(|s| s.operator.status.active_rollouts[0].urgent_until = None), &[EntryKind::UrgencyEnded]),
-        (
-            Box::new(|s| {
-                let active = &mut s.operator.status.active_rollouts[0];
-                (active.approved_step, active.steps_passed) = (Some(2), 2);
-            }),
-            &[EntryKind::Approved, EntryKind::StepPassed, EntryKind::StepPassed],
-        ),
-        (
-            Box::new(|s| {
-                set(s, models::operator::FROZEN, ConditionStatus::True, 40);
-                s.operator.status.versions = vec![models::operator::KnownVersion {
-                    version: NEW,
-                    variant: VARIANT.into(),
-                    arch: ARCH.into(),
-                    first_seen: t(0),
-                    failed: Vec::new(),
-                    quarantined: Some(quarantined.clone()),
-                }];
-            }),
-            &[EntryKind::Quarantined, EntryKind::Frozen],
-        ),
-        (Box::new(|s| set(s, models::operator::FROZEN, ConditionStatus::False, 50)), &[EntryKind::Resumed]),
-        (
-            Box::new(|s| {
-                let active = &mut s.operator.status.active_rollouts[0];
-                let mut ledger = RolloutLedger { due: 9, braked_until: Some(t(60)), ..RolloutLedger::default() };
-                ledger.move_node(None, ("n3", models::reason::Proof::Unproven, "RebootTimedOut"));
-                ledger.row.clone_from(&ledger.nodes);
-                active.ledger = Some(ledger);
-            }),
-            &[EntryKind::Braked],
-        ),
-        (
-            Box::new(|s| {
-                let ledger = s.operator.status.active_rollouts[0].ledger.as_mut().unwrap();
-                ledger.braked_until = None;
-            }),
-            &[EntryKind::Resumed],
-        ),
-        (
-            Box::new(|s| {
-                let active = &mut s.operator.status.active_rollouts[0];
-                (active.approved_step, active.steps_passed) = (Some(1), 1);
-            }),
-            &[EntryKind::StepDueAgain],
-        ),
-        (
-            Box::new(|s| {
-                let active = &mut s.operator.status.active_rollouts[0];
-                active.ledger.as_mut().unwrap().accept();
-                (active.approved_step, active.steps_passed) = (Some(2), 2);
-            }),
-            &[EntryKind::Approved, EntryKind::StepPassed],
-        ),
-        (
-            Box::new(|s| {
-                let ledger = s.operator.status.active_rollouts[0].ledger.as_mut().unwrap();
-                ledger.move_node(None, ("n30", models::reason::Proof::Unproven, "RebootTimedOut"));
-                ledger.accept();
-            }),
-            &[EntryKind::Approved],
-        ),
-        // An earlier build wrote it, and the step became due again.
-        (Box::new(|s| s.operator.status.active_rollouts[0].approved_step = Some(4)), &[]),
-        (
-            Box::new(|s| {
-                let active = &mut s.operator.status.active_rollouts[0];
-                (active.approved_step, active.steps_passed) = (Some(3), 3);
-            }),
-            &[EntryKind::Approved, EntryKind::StepPassed],
-        ),
-    ];
     let mut expected = vec![EntryKind::Begun];
-    for (change, added) in steps {
+    let mut step = |added: &[EntryKind], change: &dyn Fn(&mut Server)| {
         change(&mut server);
         server.settle(&mut leader, 100, 1);
         server.settle(&mut leader, 101, 0);
         expected.extend(added);
         assert_eq!(server.entries(), expected);
-    }
+    };
+    step(&[], &|s| set(s, ENABLED, ConditionStatus::True, 1));
+    step(&[], &|s| set(s, WINDOW_OPEN, ConditionStatus::True, 1));
+    step(&[EntryKind::Paused], &|s| set(s, ENABLED, ConditionStatus::False, 10));
+    // That updates go on waits for another entry.
+    step(&[], &|s| set(s, ENABLED, ConditionStatus::True, 20));
+    step(&[EntryKind::Resumed, EntryKind::Paused], &|s| set(s, ENABLED, ConditionStatus::False, 25));
+    step(&[], &|s| set(s, ENABLED, ConditionStatus::True, 28));
+    step(&[EntryKind::Resumed, EntryKind::WindowClosed], &|s| set(s, WINDOW_OPEN, ConditionStatus::False, 30));
+    step(&[EntryKind::WindowOpened], &|s| set(s, WINDOW_OPEN, ConditionStatus::True, 31));
+    step(&[EntryKind::Urgent], &|s| {
+        s.operator.status.urgent = Some(urgency.clone());
+        s.operator.status.active_rollouts[0].urgent_until = Some(t(60));
+    });
+    step(&[EntryKind::Urgent], &|s| s.operator.status.urgent.as_mut().unwrap().until = t(70));
+    step(&[EntryKind::UrgencyEnded], &|s| s.operator.status.active_rollouts[0].urgent_until = None);
+    step(&[EntryKind::Approved, EntryKind::StepPassed, EntryKind::StepPassed], &|s| {
+        let active = &mut s.operator.status.active_rollouts[0];
+        (active.approved_step, active.steps_passed) = (Some(2), 2);
+    });
+    step(&[EntryKind::Quarantined, EntryKind::Frozen], &|s| {
+        set(s, models::operator::FROZEN, ConditionStatus::True, 40);
+        let quarantined = Some(quarantined.clone());
+        s.operator.status.versions = vec![KnownVersion { quarantined, ..seen(NEW, 0) }];
+    });
+    step(&[EntryKind::Resumed], &|s| set(s, models::operator::FROZEN, ConditionStatus::False, 50));
+    step(&[EntryKind::Braked], &|s| {
+        let active = &mut s.operator.status.active_rollouts[0];
+        let mut ledger = RolloutLedger { due: 9, braked_until: Some(t(60)), ..RolloutLedger::default() };
+        ledger.move_node(None, ("n3", models::reason::Proof::Unproven, "RebootTimedOut"));
+        ledger.row.clone_from(&ledger.nodes);
+        active.ledger = Some(ledger);
+    });
+    step(&[EntryKind::Resumed], &|s| {
+        let ledger = s.operator.status.active_rollouts[0].ledger.as_mut().unwrap();
+        ledger.braked_until = None;
+    });
+    step(&[EntryKind::StepDueAgain], &|s| {
+        let active = &mut s.operator.status.active_rollouts[0];
+        (active.approved_step, active.steps_passed) = (Some(1), 1);
+    });
+    step(&[EntryKind::Approved, EntryKind::StepPassed], &|s| {
+        let active = &mut s.operator.status.active_rollouts[0];
+        active.ledger.as_mut().unwrap().accept();
+        (active.approved_step, active.steps_passed) = (Some(2), 2);
+    });
+    step(&[EntryKind::Approved], &|s| {
+        let ledger = s.operator.status.active_rollouts[0].ledger.as_mut().unwrap();
+        ledger.move_node(None, ("n30", models::reason::Proof::Unproven, "RebootTimedOut"));
+        ledger.accept();
+    });
+    // An earlier build wrote it, and the step became due again.
+    step(&[], &|s| s.operator.status.active_rollouts[0].approved_step = Some(4));
+    step(&[EntryKind::Approved, EntryKind::StepPassed], &|s| {
+        let active = &mut s.operator.status.active_rollouts[0];
+        (active.approved_step, active.steps_passed) = (Some(3), 3);
+    });
     let entries = server.status().entries;
     let of = |kind: EntryKind| entries.iter().find(|entry| entry.kind == kind).unwrap();
-    assert_eq!(
-        (of(EntryKind::Paused).time, of(EntryKind::Paused).field_manager.as_deref()),
-        (t(10), Some("kubectl-edit"))
-    );
+    let found = (of(EntryKind::Paused).time, of(EntryKind::Paused).field_manager.as_deref());
+    assert_eq!(found, (t(10), Some("kubectl-edit")));
     assert_eq!(of(EntryKind::Approved).field_manager.as_deref(), Some("kubectl-annotate"));
     let approved = entries.iter().filter(|entry| entry.kind == EntryKind::Approved);
     let approved: Vec<_> = approved.map(|entry| (entry.step, entry.message.as_str())).collect();
@@ -662,21 +607,13 @@ fn end_of_a_freeze_or_brake_is_attributed_to_the_user_whose_resume_ended_it() {
         let (mut server, mut leader) = (Server::new(), Leader::default());
         server.operator.managers.resume = Some("kubectl-brupop".into());
         let ledger = |until| Some(RolloutLedger { braked_until: until, ..RolloutLedger::default() });
-        let condition = |type_: &str, status, reason: &str, at| Condition {
-            type_: type_.into(),
-            status,
-            reason: reason.into(),
-            message: "m".into(),
-            last_transition_time: t(at),
-            observed_generation: None,
-        };
         let frozen = models::operator::FROZEN;
-        server.operator.status.conditions = vec![condition(frozen, ConditionStatus::True, "VersionFailed", 40)];
+        server.operator.status.conditions = vec![since(frozen, ConditionStatus::True, "VersionFailed", 40)];
         server.operator.status.active_rollouts[0].ledger = ledger(Some(t(99)));
         server.settle(&mut leader, 40, 0);
         server.operator.status.conditions = vec![
-            condition(frozen, ConditionStatus::False, freeze, ended),
-            condition(models::operator::BRAKED, ConditionStatus::False, brake, ended),
+            since(frozen, ConditionStatus::False, freeze, ended),
+            since(models::operator::BRAKED, ConditionStatus::False, brake, ended),
         ];
         server.operator.status.active_rollouts[0].ledger = ledger(None);
         server.settle(&mut leader, 50, 0);
@@ -695,27 +632,12 @@ fn rollout_of_the_failed_kind_stays_frozen_in_its_record_while_others_go_on() {
         let (mut server, mut leader) = (Server::new(), Leader::default());
         server.settle(&mut leader, 0, 1);
         server.operator.managers.continue_others = client.map(str::to_owned);
-        let condition = |status, reason: &str, at| Condition {
-            type_: models::operator::FROZEN.into(),
-            status,
-            reason: reason.into(),
-            message: "m".into(),
-            last_transition_time: t(at),
-            observed_generation: None,
-        };
-        let quarantined = |contained| Quarantined {
-            reason: models::reason::FailureReason::BootFellBack,
-            nodes: vec!["n1".into()],
-            since: t(40),
-            contained,
-        };
-        let known = |contained| models::operator::KnownVersion {
-            version: NEW,
-            variant: VARIANT.into(),
+        let condition = |status, reason: &str, at| since(models::operator::FROZEN, status, reason, at);
+        let quarantined = |contained| Quarantined { since: t(40), contained, ..fallen_back(&["n1"]) };
+        let known = |contained| KnownVersion {
             arch: if own { ARCH.into() } else { "another".into() },
-            first_seen: t(0),
-            failed: Vec::new(),
             quarantined: Some(quarantined(contained)),
+            ..seen(NEW, 0)
         };
         server.operator.status.conditions = vec![condition(ConditionStatus::True, "VersionFailed", 40)];
         server.operator.status.versions = vec![known(false)];

@@ -129,10 +129,8 @@ mod tests {
     #[test]
     fn shadow_of_recreated_node_is_deleted() {
         let recreated = NodeFacts { uid: "node-2".into(), ..node() };
-        assert_eq!(
-            changes_of(recreated, Some(shadow())),
-            [ShadowChange::Delete { node: "a".into(), uid: "shadow-1".into() }]
-        );
+        let found = changes_of(recreated, Some(shadow()));
+        assert_eq!(found, [ShadowChange::Delete { node: "a".into(), uid: "shadow-1".into() }]);
     }
 
     #[test]
@@ -159,10 +157,8 @@ mod tests {
         let mut ordered = shadow();
         ordered.spec.state = HostState::StagedUpdate;
         assert_eq!(changes_of(unlabelled.clone(), Some(ordered)), []);
-        assert_eq!(
-            changes_of(NodeFacts { claims: crate::claims::ClaimFields::CORDON, ..unlabelled }, Some(shadow())),
-            []
-        );
+        let found = changes_of(NodeFacts { claims: crate::claims::ClaimFields::CORDON, ..unlabelled }, Some(shadow()));
+        assert_eq!(found, []);
     }
 
     #[test]

@@ -106,60 +106,46 @@ mod tests {
 
     #[test]
     fn agent_that_is_not_ready_for_30_seconds_on_a_ready_node_is_silent() {
-        let cases: [(&str, Change, Option<&str>); 23] = [
-            ("an agent without a Ready pod", |_| {}, Some("AgentNotReady")),
-            ("one that is connected", |view| of_a(view).agent_missing = None, None),
-            ("one for 29 s", |view| of_a(view).agent_missing = Some(t(-29)), None),
-            ("one of a node that is not Ready", |view| of_a(view).facts.ready = false, None),
-            ("one of a node without the label", |view| of_a(view).facts.labelled = false, None),
-            ("one of a node without a shadow", |view| of_a(view).shadow = None, None),
-            ("no pod of the web API is Ready", |view| loses_web_api(view, -60, Some(-50)), Some("WebApiNotReady")),
-            ("the same before the agent has noticed", |view| loses_web_api(view, -30, None), Some("WebApiNotReady")),
-            ("it is not Ready for 29 s", |view| loses_web_api(view, -29, None), None),
-            (
-                "it is not Ready either, for a shorter time",
-                |view| loses_web_api(view, -59, Some(-60)),
-                Some("AgentNotReady"),
-            ),
-            ("it is back since 29 s", |view| has_web_api_back(view, -60, -29), None),
-            ("it is back since 30 s", |view| has_web_api_back(view, -60, -30), Some("AgentNotReady")),
-            ("the agent was lost before", |view| has_web_api_back(view, -59, -1), Some("AgentNotReady")),
-            ("it is recorded", |view| says(view, ConditionStatus::Unknown, "AgentNotReady", -5), None),
-            (
-                "another silence is recorded",
-                |view| says(view, ConditionStatus::Unknown, "WebApiNotReady", -99),
-                Some("AgentNotReady"),
-            ),
-            (
-                "the agent has reported since it was written",
-                |view| of_a(view).silence_written = Some((WaitReason::AgentNotReady, t(-599))),
-                None,
-            ),
-            (
-                "the same ten minutes ago",
-                |view| of_a(view).silence_written = Some((WaitReason::AgentNotReady, t(-600))),
-                Some("AgentNotReady"),
-            ),
-            ("its host did not answer it", |view| says(view, ConditionStatus::False, "Timeout", -99), None),
-            ("its host was busy", |view| says(view, ConditionStatus::True, HOST_BUSY, -99), None),
-            (
-                "another client had armed its host",
-                |view| says(view, ConditionStatus::True, HOST_ARMED_BY_OTHER, -99),
-                None,
-            ),
-            ("the state was not known", |view| says(view, ConditionStatus::True, UNSUPPORTED_STATE, -99), None),
-            (
-                "a setting of its host could not be changed, which no gate refuses",
-                |view| says(view, ConditionStatus::True, "SettingsFailed", -99),
-                Some("AgentNotReady"),
-            ),
-            ("another write is under way", |view| _ = view.busy.insert("a".into()), None),
-        ];
-        for (sentence, change, expected) in cases {
+        let case = |sentence: &str, expected: Option<&str>, change: Change| {
             let written = written(change);
             assert_eq!(written.as_ref().map(|condition| condition.reason.as_str()), expected, "{sentence}");
             assert!(written.is_none_or(|condition| condition.status == ConditionStatus::Unknown), "{sentence}");
-        }
+        };
+        case("an agent without a Ready pod", Some("AgentNotReady"), |_| {});
+        case("one that is connected", None, |view| of_a(view).agent_missing = None);
+        case("one for 29 s", None, |view| of_a(view).agent_missing = Some(t(-29)));
+        case("one of a node that is not Ready", None, |view| of_a(view).facts.ready = false);
+        case("one of a node without the label", None, |view| of_a(view).facts.labelled = false);
+        case("one of a node without a shadow", None, |view| of_a(view).shadow = None);
+        case("no pod of the web API is Ready", Some("WebApiNotReady"), |view| loses_web_api(view, -60, Some(-50)));
+        case("the same before the agent has noticed", Some("WebApiNotReady"), |view| loses_web_api(view, -30, None));
+        case("it is not Ready for 29 s", None, |view| loses_web_api(view, -29, None));
+        case("it is not Ready either, for a shorter time", Some("AgentNotReady"), |view| {
+            loses_web_api(view, -59, Some(-60));
+        });
+        case("it is back since 29 s", None, |view| has_web_api_back(view, -60, -29));
+        case("it is back since 30 s", Some("AgentNotReady"), |view| has_web_api_back(view, -60, -30));
+        case("the agent was lost before", Some("AgentNotReady"), |view| has_web_api_back(view, -59, -1));
+        case("it is recorded", None, |view| says(view, ConditionStatus::Unknown, "AgentNotReady", -5));
+        case("another silence is recorded", Some("AgentNotReady"), |view| {
+            says(view, ConditionStatus::Unknown, "WebApiNotReady", -99);
+        });
+        case("the agent has reported since it was written", None, |view| {
+            of_a(view).silence_written = Some((WaitReason::AgentNotReady, t(-599)));
+        });
+        case("the same ten minutes ago", Some("AgentNotReady"), |view| {
+            of_a(view).silence_written = Some((WaitReason::AgentNotReady, t(-600)));
+        });
+        case("its host did not answer it", None, |view| says(view, ConditionStatus::False, "Timeout", -99));
+        case("its host was busy", None, |view| says(view, ConditionStatus::True, HOST_BUSY, -99));
+        case("another client had armed its host", None, |view| {
+            says(view, ConditionStatus::True, HOST_ARMED_BY_OTHER, -99);
+        });
+        case("the state was not known", None, |view| says(view, ConditionStatus::True, UNSUPPORTED_STATE, -99));
+        case("a setting of its host could not be changed, which no gate refuses", Some("AgentNotReady"), |view| {
+            says(view, ConditionStatus::True, "SettingsFailed", -99);
+        });
+        case("another write is under way", None, |view| _ = view.busy.insert("a".into()));
     }
 
     #[test]

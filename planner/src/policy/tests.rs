@@ -253,30 +253,28 @@ fn group_that_sets_one_field_of_its_health_checks_keeps_the_others_of_all_nodes(
     };
     let named = |name: &str| vec![Check::Query(Expression { name: name.into(), query: "up == 0".into() })];
     type Change = fn(&mut GroupPolicy);
-    let cases: [(&str, Change); 9] = [
-        ("{}", |_| {}),
-        (r#"{"before": {}, "after": {"expressions": []}}"#, |_| {}),
-        (r#"{"before": {"podsReady": false}}"#, |own| own.before.pods_ready = false),
-        (r#"{"before": {"maxUnhealthyNodes": 1}}"#, |own| {
-            own.before.max_unhealthy_nodes = Some(CountOrPercent::Count(1));
-        }),
-        (r#"{"after": {"soak": "3m"}}"#, |own| own.after.soak = Duration::from_mins(3)),
-        (r#"{"after": {"soak": "30m"}}"#, |own| {
-            (own.after.soak, own.after.timeout) = (Duration::from_mins(30), Duration::from_mins(60));
-        }),
-        (r#"{"after": {"timeout": "1h"}}"#, |own| own.after.timeout = Duration::from_mins(60)),
-        (r#"{"after": {"podsReady": true}}"#, |own| own.after.pods_ready = true),
-        (r#"{"after": {"expressions": [{"name": "c", "query": "up == 0"}]}}"#, |own| {
-            own.after.checks = vec![Check::Query(Expression { name: "c".into(), query: "up == 0".into() })];
-        }),
-    ];
-    for (group, change) in cases {
+    let case = |group: &str, change: Change| {
         let policy = policy(group);
         assert_eq!((&policy.all.before.checks, &policy.all.after.checks), (&named("a"), &named("b")));
         let mut expected = policy.all.clone();
         change(&mut expected);
         assert_eq!(*policy.for_node(&NodeFacts::default()), expected, "{group}");
-    }
+    };
+    case("{}", |_| {});
+    case(r#"{"before": {}, "after": {"expressions": []}}"#, |_| {});
+    case(r#"{"before": {"podsReady": false}}"#, |own| own.before.pods_ready = false);
+    case(r#"{"before": {"maxUnhealthyNodes": 1}}"#, |own| {
+        own.before.max_unhealthy_nodes = Some(CountOrPercent::Count(1));
+    });
+    case(r#"{"after": {"soak": "3m"}}"#, |own| own.after.soak = Duration::from_mins(3));
+    case(r#"{"after": {"soak": "30m"}}"#, |own| {
+        (own.after.soak, own.after.timeout) = (Duration::from_mins(30), Duration::from_mins(60));
+    });
+    case(r#"{"after": {"timeout": "1h"}}"#, |own| own.after.timeout = Duration::from_mins(60));
+    case(r#"{"after": {"podsReady": true}}"#, |own| own.after.pods_ready = true);
+    case(r#"{"after": {"expressions": [{"name": "c", "query": "up == 0"}]}}"#, |own| {
+        own.after.checks = vec![Check::Query(Expression { name: "c".into(), query: "up == 0".into() })];
+    });
 }
 
 #[test]

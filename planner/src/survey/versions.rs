@@ -211,7 +211,7 @@ fn most_needed(mut known: Vec<KnownVersion>, kinds: &Kinds<'_>, policy: &Policy)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{NEW, OLD, cluster, node, t, with_policy};
+    use crate::fixtures::{NEW, OLD, cluster, fallen_back, node, seen, t, with_policy};
     use crate::policy::{Exclusion, Target};
     use crate::survey::Survey;
     use crate::survey::want::Want;
@@ -226,6 +226,20 @@ mod tests {
             available_versions: versions.to_vec(),
             ..models::shadow::OfferedUpdates::default()
         });
+        node
+    }
+
+    /// The time since which the new version is known, at 5 s.
+    fn first_seen(view: &ClusterView, policy: &Policy) -> Option<Timestamp> {
+        let known = known(view, &kinds(view), &Quarantine::of(view, 1), policy, t(5));
+        known.iter().find(|known| known.version == NEW).map(|known| known.first_seen)
+    }
+
+    /// A node that was offered the new version, and whose refreshes fail since.
+    fn failing(name: &str) -> NodeView {
+        let mut node = offered(name, Some(&[NEW, OLD]));
+        let updates = node.shadow.as_mut().unwrap().status.agent.updates.as_mut().unwrap();
+        updates.refresh_failure = Some("no route".into());
         node
     }
 
@@ -245,9 +259,7 @@ mod tests {
             ("one of three, and one never reports", vec![new(), old("b"), silent("c")], true),
         ] {
             let (view, policy) = cluster(nodes, &[]);
-            let known = known(&view, &kinds(&view), &Quarantine::of(&view, 1), &policy, t(5));
-            let since = known.iter().find(|known| known.version == NEW).map(|known| known.first_seen);
-            assert_eq!(since, begins.then(|| t(5)), "{sentence}");
+            assert_eq!(first_seen(&view, &policy), begins.then(|| t(5)), "{sentence}");
         }
     }
 
@@ -264,25 +276,21 @@ mod tests {
                 node
             });
             let (view, policy) = cluster(nodes.collect(), &[]);
-            let known = known(&view, &kinds(&view), &Quarantine::of(&view, 1), &policy, t(5));
-            assert_eq!(known.iter().any(|known| known.version == NEW), new, "{sentence}");
+            assert_eq!(first_seen(&view, &policy).is_some(), new, "{sentence}");
         }
     }
 
     #[test]
     fn known_version_is_kept_while_offered_failed_or_unrefreshed() {
-        let quarantined =
-            Quarantined { reason: FailureReason::BootFellBack, nodes: vec![], since: t(0), contained: false };
         for (sentence, offers, failed, quarantined, stays) in [
             ("it is offered", Some(&[NEW][..]), vec![], None, true),
             ("it is offered no more", Some(&[OLD][..]), vec![], None, false),
             ("a node failed with it", Some(&[OLD][..]), vec!["a".to_owned()], None, true),
-            ("it is quarantined", Some(&[OLD][..]), vec![], Some(quarantined), true),
+            ("it is quarantined", Some(&[OLD][..]), vec![], Some(fallen_back(&[])), true),
             ("no host has refreshed", None, vec![], None, true),
         ] {
             let (mut view, policy) = cluster(vec![offered("a", offers)], &[]);
-            let key = ("aws-k8s-1.37".into(), "x86_64".into(), NEW);
-            let stored = KnownVersion { failed, quarantined, ..new_version(&key, t(0)) };
+            let stored = KnownVersion { failed, quarantined, ..seen(NEW, 0) };
             view.operator.as_mut().unwrap().status.versions = vec![stored];
             let known = known(&view, &kinds(&view), &Quarantine::of(&view, 1), &policy, t(5));
             assert_eq!(known.first().map(|known| known.first_seen), stays.then(|| t(0)), "{sentence}");
@@ -301,8 +309,7 @@ mod tests {
             ("no other one is", old("b"), false),
         ] {
             let (mut view, policy) = cluster(vec![new("a"), other, old("c")], &[]);
-            let key = ("aws-k8s-1.37".into(), "x86_64".into(), NEW);
-            view.operator.as_mut().unwrap().status.versions = vec![new_version(&key, t(0))];
+            view.operator.as_mut().unwrap().status.versions = vec![seen(NEW, 0)];
             let survey = Survey::of(&view, &policy, t(5));
             let since = survey.known.iter().find(|known| known.version == NEW).map(|known| known.first_seen);
             assert_eq!(since, stays.then(|| t(0)), "{sentence}");
@@ -318,17 +325,9 @@ mod tests {
         let old = |name: &str| offered(name, Some(&[OLD]));
         let new = |name: &str| offered(name, Some(&[NEW, OLD]));
         let unrefreshed = |name: &str| offered(name, None);
-        let agent = |node: &mut NodeView, change: &dyn Fn(&mut models::shadow::AgentReport)| {
-            change(&mut node.shadow.as_mut().unwrap().status.agent);
-        };
-        let failing = |name: &str| {
-            let mut node = new(name);
-            agent(&mut node, &|agent| agent.updates.as_mut().unwrap().refresh_failure = Some("no route".into()));
-            node
-        };
         let updated = |name: &str| {
             let mut node = unrefreshed(name);
-            agent(&mut node, &|agent| agent.current_version = Some(NEW));
+            node.shadow.as_mut().unwrap().status.agent.current_version = Some(NEW);
             node
         };
         let late = || [old("c"), old("d")];
@@ -343,23 +342,14 @@ mod tests {
             ("nothing is known of both", vec![unrefreshed("a"), unrefreshed("b")], false),
         ] {
             let (mut view, policy) = cluster(early.into_iter().chain(late()).collect(), &[]);
-            let key = ("aws-k8s-1.37".into(), "x86_64".into(), NEW);
-            view.operator.as_mut().unwrap().status.versions = vec![new_version(&key, t(0))];
-            let kinds = kinds(&view);
-            let known = known(&view, &kinds, &Quarantine::of(&view, 1), &policy, t(5));
-            let since = known.iter().find(|known| known.version == NEW).map(|known| known.first_seen);
-            assert_eq!(since, stays.then(|| t(0)), "{sentence}");
+            view.operator.as_mut().unwrap().status.versions = vec![seen(NEW, 0)];
+            assert_eq!(first_seen(&view, &policy), stays.then(|| t(0)), "{sentence}");
         }
     }
 
     #[test]
     fn nodes_whose_refreshes_fail_for_ever_keep_no_withdrawn_version_once_more_others_have_refreshed() {
-        let failing = |index: usize| {
-            let mut node = offered(&format!("f{index}"), Some(&[NEW, OLD]));
-            let shadow = node.shadow.as_mut().unwrap();
-            shadow.status.agent.updates.as_mut().unwrap().refresh_failure = Some("no route".into());
-            node
-        };
+        let failing = |index: usize| failing(&format!("f{index}"));
         for (sentence, fail, refreshed, stays) in [
             ("as many have refreshed", 2, 2, true),
             ("more have refreshed", 2, 3, false),
@@ -368,10 +358,8 @@ mod tests {
         ] {
             let others = (0..refreshed).map(|index| offered(&format!("r{index}"), Some(&[OLD])));
             let (mut view, policy) = cluster((0..fail).map(failing).chain(others).collect(), &[]);
-            let key = ("aws-k8s-1.37".into(), "x86_64".into(), NEW);
-            view.operator.as_mut().unwrap().status.versions = vec![new_version(&key, t(0))];
-            let known = known(&view, &kinds(&view), &Quarantine::of(&view, 1), &policy, t(5));
-            assert_eq!(known.iter().any(|known| known.version == NEW), stays, "{sentence}");
+            view.operator.as_mut().unwrap().status.versions = vec![seen(NEW, 0)];
+            assert_eq!(first_seen(&view, &policy).is_some(), stays, "{sentence}");
         }
     }
 
@@ -379,17 +367,11 @@ mod tests {
     #[test]
     fn lock_and_reasons_are_kept_while_nodes_that_were_offered_the_version_have_not_refreshed() {
         let late = ["c", "d"].map(|name| offered(name, Some(&[OLD])));
-        let early = ["a", "b"].map(|name| {
-            let mut node = offered(name, Some(&[NEW, OLD]));
-            let shadow = node.shadow.as_mut().unwrap();
-            shadow.status.agent.updates.as_mut().unwrap().refresh_failure = Some("no route".into());
-            node
-        });
+        let early = ["a", "b"].map(failing);
         let (mut view, _) = cluster(early.into_iter().chain(late).collect(), &[]);
         let version = serde_json::json!({"target": ">=1.20.0, <2.0.0", "minimumAge": "1h"});
         let policy = with_policy(&mut view, serde_json::json!({"version": version}));
-        let key = ("aws-k8s-1.37".into(), "x86_64".into(), NEW);
-        view.operator.as_mut().unwrap().status.versions = vec![new_version(&key, t(0))];
+        view.operator.as_mut().unwrap().status.versions = vec![seen(NEW, 0)];
         let survey = Survey::of(&view, &policy, t(7200));
         let want = |name: &str| survey.find(name).unwrap().want.clone().unwrap();
         let fails = Wait::RefreshFails { message: "no route".into() };
@@ -400,10 +382,7 @@ mod tests {
     #[test]
     fn failed_version_is_kept_when_list_is_full() {
         let (mut view, policy) = cluster(vec![], &[]);
-        let version = |patch: u64| {
-            let key = ("aws-k8s-1.37".into(), "x86_64".into(), Version::new(2, 0, patch));
-            new_version(&key, t(0))
-        };
+        let version = |patch: u64| seen(Version::new(2, 0, patch), 0);
         let failed = KnownVersion { version: NEW, failed: vec!["a".into()], ..version(0) };
         let operator = view.operator.as_mut().unwrap();
         operator.status.versions = (0..200).map(version).chain([failed]).collect();
@@ -441,10 +420,8 @@ mod tests {
             ("one version", of(parse("1.20.5")), v(49), NEW),
         ] {
             let (mut view, _) = cluster((1..=KINDS).map(|kind| host(kind, &chosen)).collect(), &[]);
-            let of_gone_kind = |patch| {
-                let key = ("aws-k8s-0.1".into(), "x86_64".into(), Version::new(9, 0, patch));
-                new_version(&key, t(0))
-            };
+            let of_gone_kind =
+                |patch| KnownVersion { variant: "aws-k8s-0.1".into(), ..seen(Version::new(9, 0, patch), 0) };
             view.operator.as_mut().unwrap().status.versions = (0..100).map(of_gone_kind).collect();
             for second in [0, 100] {
                 let found = known(&view, &kinds(&view), &Quarantine::of(&view, 1), &policy, t(second));

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use models::operator::Quarantined;
-use models::reason::FailureReason;
 use models::shadow::OfferedUpdates;
 
 use super::*;
-use crate::fixtures::{NEW, OLD, cluster, node, t};
+use crate::fixtures::{NEW, OLD, cluster, fallen_back, node, seen, t};
 use crate::policy::{Exclusion, Target};
 use crate::view::NodeView;
 
@@ -19,17 +18,6 @@ fn running(name: &str, version: Version, offers: &[Version]) -> NodeView {
     agent.current_version = Some(version);
     agent.updates = Some(OfferedUpdates { available_versions: offers.to_vec(), ..OfferedUpdates::default() });
     node
-}
-
-fn seen(version: Version, second: i64) -> KnownVersion {
-    KnownVersion {
-        version,
-        variant: "aws-k8s-1.37".into(),
-        arch: "x86_64".into(),
-        first_seen: t(second),
-        failed: vec![],
-        quarantined: None,
-    }
 }
 
 /// The time since which node `a`, which runs [`OLD`], is behind, and the newest version that it lacks.
@@ -44,8 +32,7 @@ fn behind(policy: &Policy, known: &[KnownVersion], offers: &[Version]) -> Option
 #[test]
 fn node_is_behind_since_first_version_that_it_lacks_and_may_take() {
     let both = || vec![seen(MIDDLE, 10), seen(NEW, 20)];
-    let quarantined =
-        Quarantined { reason: FailureReason::BootFellBack, nodes: vec![], since: t(30), contained: false };
+    let quarantined = Quarantined { since: t(30), ..fallen_back(&[]) };
     let held = Quarantined { contained: true, ..quarantined.clone() };
     let held = KnownVersion { quarantined: Some(held), ..seen(MIDDLE, 10) };
     let bad = KnownVersion { quarantined: Some(quarantined), ..seen(MIDDLE, 10) };

@@ -1,12 +1,12 @@
 //! The events that notices are about, in turns of leaders over one cluster.
 
-use models::operator::{LedgerNode, NoticeFormat, NoticeReceiver, Quarantined, RolloutLedger};
-use models::reason::{FailureReason, Proof};
+use models::operator::{LedgerNode, NoticeFormat, NoticeReceiver, RolloutLedger};
+use models::reason::Proof;
 use models::shadow::HostState;
 use serde_json::json;
 
 use super::*;
-use crate::fixtures::{NEW, condition, failure, node, rollout, t, updated, with_policy};
+use crate::fixtures::{NEW, condition, failure, fallen_back, node, rollout, seen, t, updated, with_policy};
 use crate::plan::{plan, plan_reporting};
 use crate::policy::{CanaryStep, Policy};
 use crate::view::{NodeView, NoticeFacts};
@@ -116,10 +116,8 @@ fn each_event_of_rollout_has_one_notice_under_any_leader() {
     let approval = cluster.turn(t(30));
     assert_eq!(events(&approval), ["AwaitingApproval"]);
     let cause = "the rollout of 1.20.5 for aws-k8s-1.37 x86_64: canary step 1 waits for approval";
-    assert_eq!(
-        (approval[0].cause.as_str(), approval[0].command.as_str()),
-        (cause, "kubectl brupop approve 1 --rollout 1")
-    );
+    let found = (approval[0].cause.as_str(), approval[0].command.as_str());
+    assert_eq!(found, (cause, "kubectl brupop approve 1 --rollout 1"));
     assert_eq!(approval[0].nodes, ["a"]);
     assert_eq!(cluster.turn(t(31)), []);
     // A node that joins in the place of one that is gone changes no step: its place stays proven.
@@ -289,19 +287,8 @@ fn past_events_have_no_notice_when_notices_are_enabled() {
     (old.steps_passed, old.step_done) = (1, Some(t(0)));
     let status = &mut cluster.view.operator.as_mut().unwrap().status;
     status.active_rollouts = vec![old];
-    status.versions = vec![KnownVersion {
-        version: NEW,
-        variant: "aws-k8s-1.37".into(),
-        arch: "x86_64".into(),
-        first_seen: t(0),
-        failed: vec!["a".into()],
-        quarantined: Some(Quarantined {
-            reason: FailureReason::BootFellBack,
-            nodes: vec!["a".into()],
-            since: t(0),
-            contained: false,
-        }),
-    }];
+    status.versions =
+        vec![KnownVersion { failed: vec!["a".into()], quarantined: Some(fallen_back(&["a"])), ..seen(NEW, 0) }];
     cluster.block("a", Some(-3600));
     assert_eq!(cluster.turn(t(60)), []);
     assert!(cluster.state().is_some());

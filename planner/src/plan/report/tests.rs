@@ -7,7 +7,10 @@ use models::shadow::{HostState, Step};
 use super::problems::*;
 use super::*;
 use crate::decision::Note;
-use crate::fixtures::{NEW, at, cluster, condition, failure, node, record_history, recorded, rollout, t, with_policy};
+use crate::fixtures::{
+    NEW, at, cluster, cluster_with, condition, failure, node, record_history, recorded, rollout, t, updated,
+    with_policy,
+};
 use crate::hold::Hold;
 use crate::objects::Unread;
 use crate::policy::{Policy, PolicyError, Target};
@@ -89,8 +92,7 @@ fn node_whose_version_is_quarantined_or_no_longer_wanted_does_not_count_as_faile
             let record = &mut other.shadow.as_mut().unwrap().status.controller.record;
             record.get_or_insert_default().version_failures.push(crate::fixtures::failure(NEW));
         }
-        let (mut view, _) = cluster(vec![failed, other], &[]);
-        let policy = crate::fixtures::with_policy(&mut view, spec);
+        let (view, policy) = cluster_with(vec![failed, other], &[], spec);
         let made = crate::plan::plan(&view, &policy, t(1));
         counts(&Survey::of(&view, &policy, t(1)), &made).failed
     };
@@ -118,13 +120,11 @@ fn node_whose_attempt_ended_for_an_unknown_reason_counts_as_failed() {
 /// The result of an attempt to the new version.
 fn result(reason: &str) -> models::shadow::AttemptResult {
     models::shadow::AttemptResult {
-        attempt: 1,
         from: None,
-        version: NEW,
         reason: reason.into(),
-        message: String::new(),
         started: t(0),
         ended: t(0),
+        ..updated().last.unwrap()
     }
 }
 
@@ -158,15 +158,8 @@ fn degraded_message_includes_policy_and_certificate_errors() {
 }
 
 fn conditions(frozen: Option<(bool, &str)>) -> Vec<Condition> {
-    let condition = |(holds, message): (bool, &str)| Condition {
-        type_: FROZEN.to_owned(),
-        status: holds.into(),
-        reason: "x".to_owned(),
-        message: message.to_owned(),
-        last_transition_time: t(0),
-        observed_generation: None,
-    };
-    frozen.into_iter().map(condition).collect()
+    let of = |(holds, message): (bool, &str)| Condition { status: holds.into(), ..condition(FROZEN, "x", message) };
+    frozen.into_iter().map(of).collect()
 }
 
 #[test]
@@ -217,8 +210,7 @@ fn unknown_request_hides_no_other_cause() {
         ("beside credentials", credentials, none, CREDENTIALS),
         ("beside a shadow with two field managers", serde_json::json!({}), shared, CONFLICT),
     ] {
-        let (mut view, _) = cluster(vec![node("a")], &[]);
-        let policy = with_policy(&mut view, spec);
+        let (mut view, policy) = cluster_with(vec![node("a")], &[], spec);
         view.operator.as_mut().unwrap().misunderstood = vec!["m".to_owned()];
         change(&mut view);
         let conditions = crate::plan::plan(&view, &policy, t(0)).status.unwrap().conditions;
@@ -228,8 +220,7 @@ fn unknown_request_hides_no_other_cause() {
 
 #[test]
 fn duration_outside_its_bounds_degrades_operator_and_stops_nothing() {
-    let (mut view, _) = cluster(vec![node("a")], &[]);
-    let policy = with_policy(&mut view, serde_json::json!({"drain": {"timeout": "0s"}}));
+    let (view, policy) = cluster_with(vec![node("a")], &[], serde_json::json!({"drain": {"timeout": "0s"}}));
     let plan = crate::plan::plan(&view, &policy, t(0));
     let conditions = plan.status.unwrap().conditions;
     let condition = find_condition(&conditions, DEGRADED).unwrap();
@@ -431,10 +422,8 @@ fn conflict_of_field_managers_is_reported_with_field_and_manager() {
     let shared = SharedField { field: "spec.permit".into(), manager: "kubectl-edit".into() };
     view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap().shared_field = Some(shared);
     let condition = degraded(&view);
-    assert_eq!(
-        (condition.status, condition.reason.as_str()),
-        (models::condition::ConditionStatus::True, "FieldManagerConflict")
-    );
+    let found = (condition.status, condition.reason.as_str());
+    assert_eq!(found, (models::condition::ConditionStatus::True, "FieldManagerConflict"));
     for part in ["spec.permit", "brs-b", "kubectl-edit", "delete the shadow"] {
         assert!(condition.message.contains(part), "{}", condition.message);
     }

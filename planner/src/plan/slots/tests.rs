@@ -189,31 +189,7 @@ fn control_plane_nodes_are_taken_one_at_a_time_while_all_others_are_ready() {
         view.unmanaged.insert(facts.name.clone(), facts);
     }
     let busy = |node: &str| Some(Wait::ControlPlaneBusy { node: node.into() });
-    let cases: [(&str, Change, [Option<Wait>; 2]); 8] = [
-        ("all are Ready", |_| {}, [None, None]),
-        (
-            "one is not, for years",
-            |view| {
-                let facts = facts(view, "c1");
-                (facts.ready, facts.not_ready_since) = (false, Some(t(-1_000_000_000)));
-            },
-            [busy("c1"), None],
-        ),
-        (
-            "one was never Ready",
-            |view| {
-                let facts = facts(view, "c1");
-                (facts.ready, facts.joining) = (false, true);
-            },
-            [busy("c1"), None],
-        ),
-        ("one is cordoned by a user", |view| facts(view, "c1").unschedulable = true, [None, None]),
-        ("one is updated", |view| facts(view, "c1").claims = ClaimFields::USUAL, [busy("c1"), None]),
-        ("one has a slot", |view| view.operator.as_mut().unwrap().status.slots = vec![slot("c1")], [busy("c1"), None]),
-        ("one that is not the operator's is not Ready", |view| unmanaged(view, false), [busy("etcd"), None]),
-        ("one that is not the operator's is Ready", |view| unmanaged(view, true), [None, None]),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: [Option<Wait>; 2], change: Change| {
         let mut nodes: Vec<_> = ["c0", "c1", "worker"].map(node).into();
         for node in &mut nodes[..2] {
             node.facts.labels = Arc::new([(models::names::CONTROL_PLANE_LABEL.to_owned(), String::new())].into());
@@ -229,7 +205,21 @@ fn control_plane_nodes_are_taken_one_at_a_time_while_all_others_are_ready() {
         let mut budget = budget;
         budget.take(survey.find("c0").unwrap());
         assert!(budget.refusal(&policy, survey.find("c1").unwrap()).is_some(), "{sentence}");
-    }
+    };
+    case("all are Ready", [None, None], |_| {});
+    case("one is not, for years", [busy("c1"), None], |view| {
+        let facts = facts(view, "c1");
+        (facts.ready, facts.not_ready_since) = (false, Some(t(-1_000_000_000)));
+    });
+    case("one was never Ready", [busy("c1"), None], |view| {
+        let facts = facts(view, "c1");
+        (facts.ready, facts.joining) = (false, true);
+    });
+    case("one is cordoned by a user", [None, None], |view| facts(view, "c1").unschedulable = true);
+    case("one is updated", [busy("c1"), None], |view| facts(view, "c1").claims = ClaimFields::USUAL);
+    case("one has a slot", [busy("c1"), None], |view| view.operator.as_mut().unwrap().status.slots = vec![slot("c1")]);
+    case("one that is not the operator's is not Ready", [busy("etcd"), None], |view| unmanaged(view, false));
+    case("one that is not the operator's is Ready", [None, None], |view| unmanaged(view, true));
 }
 
 #[test]

@@ -53,43 +53,35 @@ fn permit_requires_matching_attempt_boot_and_version() {
         change(shadow(node).status.agent.armed.as_mut().unwrap());
     };
     type Change<'a> = &'a dyn Fn(&mut NodeView);
-    let cases: [(&str, Change, bool); 6] = [
-        ("the request fits", &|_| {}, true),
-        ("of another attempt", &|node| requested(node, &|armed| armed.attempt = 2), false),
-        ("for another version", &|node| requested(node, &|armed| armed.version = OLD), false),
-        ("of another boot", &|node| requested(node, &|armed| armed.boot_id = "b0".into()), false),
-        ("for a desired state of another boot", &|node| shadow(node).spec.boot_id = Some("b0".into()), false),
-        (
-            "desired state and request of another boot",
-            &|node| {
-                shadow(node).spec.boot_id = Some("b0".into());
-                requested(node, &|armed| armed.boot_id = "b0".into());
-            },
-            false,
-        ),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: bool, change: Change<'_>| {
         let made = plan_at(changed(asking(), change), 1);
         let permit = matches!(made.actions.get("a"), Some(Action::Permit { .. }));
         assert_eq!(permit, expected, "{sentence}: {:?}", made.actions);
-    }
+    };
+    case("the request fits", true, &|_| {});
+    case("of another attempt", false, &|node| requested(node, &|armed| armed.attempt = 2));
+    case("for another version", false, &|node| requested(node, &|armed| armed.version = OLD));
+    case("of another boot", false, &|node| requested(node, &|armed| armed.boot_id = "b0".into()));
+    case("for a desired state of another boot", false, &|node| shadow(node).spec.boot_id = Some("b0".into()));
+    case("desired state and request of another boot", false, &|node| {
+        shadow(node).spec.boot_id = Some("b0".into());
+        requested(node, &|armed| armed.boot_id = "b0".into());
+    });
 }
 
 #[test]
 fn drain_requires_agent_confirmation_of_staged_image_in_current_boot() {
     type Change<'a> = &'a dyn Fn(&mut NodeView);
-    let cases: [(&str, Change, bool); 5] = [
-        ("it has", &|_| {}, true),
-        ("for an earlier desired state", &|node| shadow(node).status.agent.observed_generation = Some(0), false),
-        ("in another boot", &|node| shadow(node).status.agent.boot_id = Some("b0".into()), false),
-        ("another state", &|node| shadow(node).status.agent.state = Some(HostState::Idle), false),
-        ("the desired state is of another boot", &|node| shadow(node).spec.boot_id = Some("b0".into()), false),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: bool, change: Change<'_>| {
         let made = plan_at(changed(at("a", Step::Staged, 0, HostState::StagedUpdate), change), 1);
         let drains = status_of(&made).and_then(|status| status.progress.as_ref()).is_some_and(|p| p.disruptive);
         assert_eq!(drains, expected, "{sentence}: {:?} {:?}", made.actions, made.waits);
-    }
+    };
+    case("it has", true, &|_| {});
+    case("for an earlier desired state", false, &|node| shadow(node).status.agent.observed_generation = Some(0));
+    case("in another boot", false, &|node| shadow(node).status.agent.boot_id = Some("b0".into()));
+    case("another state", false, &|node| shadow(node).status.agent.state = Some(HostState::Idle));
+    case("the desired state is of another boot", false, &|node| shadow(node).spec.boot_id = Some("b0".into()));
 }
 
 #[test]
@@ -109,40 +101,24 @@ fn drained_node_proceeds_to_reboot_only_with_staged_image() {
         node
     };
     type Change<'a> = &'a dyn Fn(&mut NodeView);
-    let cases: [(&str, NodeView, Change, bool); 7] = [
-        ("staged", first(), &|_| {}, true),
-        ("its agent was restarted", first(), &|node| shadow(node).status.agent.state = Some(HostState::Idle), false),
-        ("resumed", resumed(), &|_| {}, true),
-        (
-            "resumed with a permit",
-            resumed(),
-            &|node| shadow(node).spec.permit = Some(Permit { nonce: "n".into(), jws: "j".into() }),
-            false,
-        ),
-        (
-            "resumed and armed",
-            resumed(),
-            &|node| shadow(node).status.agent.armed = Some(armed(ArmedPhase::Activated)),
-            false,
-        ),
-        ("resumed without a request", resumed(), &|node| shadow(node).status.agent.armed = None, false),
-        (
-            "resumed after a restart of the agent",
-            resumed(),
-            &|node| shadow(node).status.agent.state = Some(HostState::Idle),
-            false,
-        ),
-    ];
-    for (sentence, node, change, expected) in cases {
+    let case = |sentence: &str, node: NodeView, expected: bool, change: Change<'_>| {
         let made = plan_at(changed(node, change), 1);
-        assert_eq!(
-            step_of(&made) == Some(Step::Rebooting),
-            expected,
-            "{sentence}: {:?} {:?}",
-            made.actions,
-            made.waits
-        );
-    }
+        let found = step_of(&made) == Some(Step::Rebooting);
+        assert_eq!(found, expected, "{sentence}: {:?} {:?}", made.actions, made.waits);
+    };
+    case("staged", first(), true, &|_| {});
+    case("its agent was restarted", first(), false, &|node| shadow(node).status.agent.state = Some(HostState::Idle));
+    case("resumed", resumed(), true, &|_| {});
+    case("resumed with a permit", resumed(), false, &|node| {
+        shadow(node).spec.permit = Some(Permit { nonce: "n".into(), jws: "j".into() });
+    });
+    case("resumed and armed", resumed(), false, &|node| {
+        shadow(node).status.agent.armed = Some(armed(ArmedPhase::Activated));
+    });
+    case("resumed without a request", resumed(), false, &|node| shadow(node).status.agent.armed = None);
+    case("resumed after a restart of the agent", resumed(), false, &|node| {
+        shadow(node).status.agent.state = Some(HostState::Idle);
+    });
 }
 
 #[test]
@@ -195,8 +171,7 @@ fn foreign_version_lock_blocks_only_if_policy_sets_a_lock() {
     let mut pinned = locked();
     let host = shadow(&mut pinned).spec.host.take().unwrap();
     shadow(&mut pinned).spec.host = Some(HostPolicy { version_lock: Some(NEW.to_string()), ..host });
-    let (mut view, _) = cluster(vec![pinned], &[]);
-    let policy = with_policy(&mut view, serde_json::json!({"version": {"target": "1.20.5"}}));
+    let (view, policy) = cluster_with(vec![pinned], &[], serde_json::json!({"version": {"target": "1.20.5"}}));
     let made = plan(&view, &policy, t(1));
     let Some(Action::Status { note: Some(note), .. }) = made.actions.get("a") else {
         panic!("{:?} {:?}", made.actions, made.waits)
@@ -258,20 +233,7 @@ fn new_leader_grants_grace_only_to_steps_of_previous_leader() {
 #[test]
 fn attempt_without_slot_and_claim_is_disruptive_only_with_permit() {
     type Change<'a> = &'a dyn Fn(&mut ShadowFacts);
-    let cases: [(&str, Change, bool); 3] = [
-        ("without a permit", &|_| {}, false),
-        (
-            "with one in the desired state",
-            &|shadow| shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: "j".into() }),
-            true,
-        ),
-        (
-            "with one in the record",
-            &|shadow| shadow.status.controller.progress.as_mut().unwrap().permit_issued = true,
-            true,
-        ),
-    ];
-    for (sentence, change, disruptive) in cases {
+    let case = |sentence: &str, disruptive: bool, change: Change<'_>| {
         let mut forged = at("a", Step::Draining, 0, HostState::StagedUpdate);
         forged.facts = node("a").facts;
         change(shadow(&mut forged));
@@ -279,7 +241,14 @@ fn attempt_without_slot_and_claim_is_disruptive_only_with_permit() {
         let made = plan(&view, &policy, t(1));
         let ended = status_of(&made).and_then(|status| status.progress.as_ref()).map(|p| (p.step, p.disruptive));
         assert_eq!(ended, Some((Step::Releasing, disruptive)), "{sentence}: {:?}", made.waits);
-    }
+    };
+    case("without a permit", false, &|_| {});
+    case("with one in the desired state", true, &|shadow| {
+        shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: "j".into() });
+    });
+    case("with one in the record", true, &|shadow| {
+        shadow.status.controller.progress.as_mut().unwrap().permit_issued = true;
+    });
 }
 
 #[test]
@@ -298,9 +267,9 @@ fn pods_are_watched_from_leaving_load_balancer_until_end_of_verification() {
 
 #[test]
 fn expressions_are_queried_before_drain_of_node_with_slot() {
-    let (mut view, _) = cluster(vec![at("a", Step::Staged, 0, HostState::StagedUpdate)], &["a"]);
-    let policy = with_policy(
-        &mut view,
+    let (view, policy) = cluster_with(
+        vec![at("a", Step::Staged, 0, HostState::StagedUpdate)],
+        &["a"],
         serde_json::json!({
             "prometheus": {"url": "http://prometheus:9090"},
             "health": {"before": {"expressions": [{"name": "errors", "query": "errors{node=\"$node\"} > 0"}]}},
@@ -348,8 +317,7 @@ fn pod_arriving_after_drain_resumes_it_once() {
 fn releasing_step_starts_at_time_of_failure() {
     let mut deleted = at("a", Step::Draining, 0, HostState::StagedUpdate);
     deleted.facts.deleting = true;
-    let made = plan_at(deleted, 50);
-    assert_eq!(status_of(&made).unwrap().progress.as_ref().unwrap().since, t(50));
+    assert_eq!(status_of(&plan_at(deleted, 50)).unwrap().progress.as_ref().unwrap().since, t(50));
 }
 
 #[test]

@@ -122,8 +122,7 @@ fn retry_ends_the_pause_also_if_its_acknowledgement_is_written_first() {
     let made = plan(&view, &policy, t(60));
     assert!(!made.actions.contains_key("a"), "not acknowledged yet: {:?}", made.actions);
     view.operator.as_mut().unwrap().status = made.status.unwrap();
-    let made = plan(&view, &policy, t(61));
-    written(&mut view, &made.actions["a"]);
+    write_due(&mut view, &policy, 61);
     assert!(shadow(&mut view).pending_retry().is_none(), "acknowledged once the end of the pause is recorded");
     assert_eq!(ledger(&plan(&view, &policy, t(62))).braked_until, Some(t(60)));
 }
@@ -310,8 +309,7 @@ fn command_that_a_braked_node_shows_lets_it_go_on() {
     };
     let (mut view, _) = fleet(&["b"], recorded);
     let policy = with_policy(&mut view, json!({"maxUnavailable": 5, "strategy": {"canary": [{"nodes": 3}]}}));
-    let made = plan(&view, &policy, t(60));
-    assert_eq!(made.waits["b"].as_str(), "StepUnproven");
+    assert_eq!(plan(&view, &policy, t(60)).waits["b"].as_str(), "StepUnproven");
     view.operator.as_mut().unwrap().approve_step = Some("7/3/unproven@now".into());
     let made = plan(&view, &policy, t(61));
     assert_eq!(slots_of(&made), ["b"], "{}", made.waits["b"]);
@@ -356,12 +354,8 @@ fn brake_of_a_ledger_that_is_missing_is_rebuilt_from_the_nodes() {
             view.nodes.extend(nodes.into_iter().map(|node| (node.facts.name.clone(), node)));
             let made = plan(&view, &policy, t(60));
             let expected = braked.then(|| t(660));
-            assert_eq!(
-                ledger(&made).braked_until,
-                expected,
-                "{sentence}, made again: {made_again}: {:?}",
-                ledger(&made)
-            );
+            let found = ledger(&made).braked_until;
+            assert_eq!(found, expected, "{sentence}, made again: {made_again}: {:?}", ledger(&made));
         }
     }
 }
@@ -474,12 +468,8 @@ fn braked_rollout_that_another_version_has_followed_is_over() {
         rollouts.push(ActiveRollout { ledger, ..next });
         let status = plan(&view, &policy, t(300)).status.unwrap();
         let braked = models::condition::find_condition(&status.conditions, BRAKED).unwrap();
-        assert_eq!(
-            braked.status == models::condition::ConditionStatus::True,
-            is_braked,
-            "{used} used: {}",
-            braked.message
-        );
+        let found = braked.status == models::condition::ConditionStatus::True;
+        assert_eq!(found, is_braked, "{used} used: {}", braked.message);
     }
 }
 
@@ -503,38 +493,7 @@ fn one_node_without_a_proof_from_before_one_stops_no_trial() {
 #[test]
 fn nodes_without_a_proof_from_before_one_brake_until_one_of_them_proves_the_version_or_runs_another() {
     type Change = fn(&mut ClusterView);
-    let cases: [(&str, Change, bool); 11] = [
-        ("all three run it", |_| {}, true),
-        ("one is gone", |view| drop(view.nodes.remove("c")), true),
-        ("one is held", |view| c(view).facts.hold = Some(crate::hold::Hold::default()), true),
-        ("one has lost its label", |view| c(view).facts.labelled = false, true),
-        (
-            "one has lost its label and its shadow",
-            |view| {
-                let left = view.nodes.remove("c").unwrap().facts;
-                view.unmanaged.insert("c".into(), crate::view::NodeFacts { labelled: false, ..left });
-            },
-            true,
-        ),
-        ("another machine has the name of one", |view| *c(view) = node("c"), true),
-        ("one has proven it", |view| *c(view) = with_place("c", Proof::Proven, 7), false),
-        ("one has proven it and is held", |view| *c(view) = held(with_place("c", Proof::Proven, 7)), false),
-        ("one runs the old version", |view| *c(view) = runs(with_place("c", Proof::Unproven, 7), false), false),
-        (
-            "one runs the old version and is held",
-            |view| *c(view) = held(runs(with_place("c", Proof::Unproven, 7), false)),
-            false,
-        ),
-        (
-            "one cannot be read",
-            |view| {
-                view.nodes.remove("c");
-                view.unreadable.nodes.insert("c".into(), "a field".into());
-            },
-            true,
-        ),
-    ];
-    for (sentence, change, braked) in cases {
+    let case = |sentence: &str, braked: bool, change: Change| {
         let ends = ["a", "b", "c"].map(|name| (name, Proof::Unproven, "HookTimedOut"));
         let mut row = row(&ends);
         row.iter_mut().for_each(|end| end.before_proof = true);
@@ -546,7 +505,26 @@ fn nodes_without_a_proof_from_before_one_brake_until_one_of_them_proves_the_vers
         change(&mut view);
         let made = plan(&view, &policy, t(60));
         assert_eq!(ledger(&made).braked_until.is_some(), braked, "{sentence}: {:?}", ledger(&made));
-    }
+    };
+    case("all three run it", true, |_| {});
+    case("one is gone", true, |view| drop(view.nodes.remove("c")));
+    case("one is held", true, |view| c(view).facts.hold = Some(crate::hold::Hold::default()));
+    case("one has lost its label", true, |view| c(view).facts.labelled = false);
+    case("one has lost its label and its shadow", true, |view| {
+        let left = view.nodes.remove("c").unwrap().facts;
+        view.unmanaged.insert("c".into(), crate::view::NodeFacts { labelled: false, ..left });
+    });
+    case("another machine has the name of one", true, |view| *c(view) = node("c"));
+    case("one has proven it", false, |view| *c(view) = with_place("c", Proof::Proven, 7));
+    case("one has proven it and is held", false, |view| *c(view) = held(with_place("c", Proof::Proven, 7)));
+    case("one runs the old version", false, |view| *c(view) = runs(with_place("c", Proof::Unproven, 7), false));
+    case("one runs the old version and is held", false, |view| {
+        *c(view) = held(runs(with_place("c", Proof::Unproven, 7), false));
+    });
+    case("one cannot be read", true, |view| {
+        view.nodes.remove("c");
+        view.unreadable.nodes.insert("c".into(), "a field".into());
+    });
 }
 
 /// One of three nodes has proven the version, and a user deletes the second one while it is verified.

@@ -1,6 +1,6 @@
 //! Canary steps: the places of nodes in them.
 
-use models::operator::{KnownVersion, RolloutLedger};
+use models::operator::RolloutLedger;
 use models::reason::Proof;
 use models::shadow::{HostState, OfferedUpdates, Record, Step};
 use semver::Version;
@@ -19,16 +19,12 @@ fn node_waiting_only_for_its_slot_keeps_its_canary_place() {
     for (sentence, pods, slots) in [("its pods are being read", None, 0), ("it gets its slot now", Some(vec![]), 1)] {
         let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
         staged.pods = pods;
-        let (mut view, _) = cluster(vec![staged, node("b")], &[]);
         let spec = serde_json::json!({"maxUnavailable": 2, "strategy": {"canary": [{"nodes": 1}]}});
-        let policy = with_policy(&mut view, spec);
+        let (view, policy) = cluster_with(vec![staged, node("b")], &[], spec);
         let made = plan(&view, &policy, t(1));
         assert_eq!(made.slots.map_or(0, |slots| slots.len()), slots, "{sentence}");
-        assert!(
-            matches!(made.waits.get("b"), Some(Wait::CanaryStep { step: 1, .. })),
-            "{sentence}: {:?}",
-            made.actions
-        );
+        let waits = matches!(made.waits.get("b"), Some(Wait::CanaryStep { step: 1, .. }));
+        assert!(waits, "{sentence}: {:?}", made.actions);
     }
 }
 
@@ -37,9 +33,8 @@ fn node_waiting_only_for_its_slot_keeps_its_canary_place() {
 fn staged_node_counts_once_in_canary_step() {
     let mut ready = at("a", Step::Staging, 0, HostState::StagedUpdate);
     ready.pods = None;
-    let (mut view, _) = cluster(vec![ready, node("b"), node("c")], &[]);
     let spec = serde_json::json!({"maxUnavailable": 2, "strategy": {"canary": [{"nodes": 2}]}});
-    let policy = with_policy(&mut view, spec);
+    let (view, policy) = cluster_with(vec![ready, node("b"), node("c")], &[], spec);
     let made = plan(&view, &policy, t(1));
     assert!(made.pods.contains("a"), "it is looked at: {:?}", made.waits);
     assert!(made.actions.get("b").is_some_and(Plan::starts), "{:?}", made.waits);
@@ -52,9 +47,8 @@ fn node_that_waits_for_the_first_one_counts_once_in_canary_step() {
     for step in [Step::Staging, Step::Staged] {
         let image = |(name, step)| at(name, step, 0, HostState::StagedUpdate);
         let under_way = [("a", Step::Draining), ("b", step)].map(image);
-        let (mut view, _) = cluster(under_way.into_iter().chain([node("c"), node("d")]).collect(), &["a"]);
         let spec = serde_json::json!({"maxUnavailable": 3, "strategy": {"canary": [{"nodes": 3}]}});
-        let policy = with_policy(&mut view, spec);
+        let (view, policy) = cluster_with(under_way.into_iter().chain([node("c"), node("d")]).collect(), &["a"], spec);
         let made = plan(&view, &policy, t(1));
         assert!(made.actions.get("c").is_some_and(Plan::starts), "{step:?}: {:?}", made.waits);
         assert!(matches!(made.waits.get("d"), Some(Wait::CanaryStep { step: 1, .. })), "{step:?}: {:?}", made.actions);
@@ -90,9 +84,9 @@ fn approval_is_requested_also_while_window_is_closed() {
     for (sentence, enabled, expected) in [("a closed window", true, true), ("updates are disabled", false, false)] {
         let mut done = node("a");
         done.shadow.as_mut().unwrap().status.controller.record = Some(updated());
-        let (mut view, _) = cluster(vec![done, node("b")], &[]);
-        let policy = with_policy(
-            &mut view,
+        let (mut view, policy) = cluster_with(
+            vec![done, node("b")],
+            &[],
             serde_json::json!({
                 "enabled": enabled,
                 "strategy": {"canary": [{"nodes": 1, "approval": "Manual"}]},
@@ -109,9 +103,8 @@ fn approval_is_requested_also_while_window_is_closed() {
 /// Under a canary step of one, and with room for more.
 #[test]
 fn node_with_pending_first_write_keeps_its_canary_place() {
-    let (mut view, _) = cluster(vec![node("a"), node("b")], &[]);
     let spec = serde_json::json!({"maxUnavailable": 2, "strategy": {"canary": [{"nodes": 1}]}});
-    let policy = with_policy(&mut view, spec);
+    let (mut view, policy) = cluster_with(vec![node("a"), node("b")], &[], spec);
     view.busy.insert("a".into());
     let made = plan(&view, &policy, t(1));
     assert!(matches!(made.waits.get("b"), Some(Wait::CanaryStep { step: 1, .. })), "{:?}", made.actions);
@@ -193,14 +186,7 @@ fn full_step_soaks_and_takes_approval_while_no_host_has_the_version_as_its_targe
             let (mut view, _) = cluster(vec![proven, left], &[]);
             let ledger = RolloutLedger { base: 2, due: 1, share: 1, proven: 1, ..RolloutLedger::default() };
             recorded_with(&mut view, Some(ledger));
-            view.operator.as_mut().unwrap().status.versions = vec![KnownVersion {
-                version: NEW,
-                variant: "aws-k8s-1.37".into(),
-                arch: "x86_64".into(),
-                first_seen: t(0),
-                failed: vec![],
-                quarantined: None,
-            }];
+            view.operator.as_mut().unwrap().status.versions = vec![seen(NEW, 0)];
             let canary = serde_json::json!([{"nodes": 1, "soak": soak, "approval": approval}]);
             let spec = serde_json::json!({"version": {"target": target}, "strategy": {"canary": canary}});
             let policy = with_policy(&mut view, spec);

@@ -68,8 +68,7 @@ fn attempt_without_cordon_ends_at_deadline() {
             Some(&Action::Claim { fields: ClaimFields::USUAL, note: None })
         );
         let later = plan(&view, &policy, t(3600));
-        let Some(Action::Status { status, .. }) = later.actions.get("a") else { panic!("{:?}", later.actions) };
-        assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
+        assert_eq!(status_of(&later).report.progress.as_ref().unwrap().step, Step::Releasing);
     }
 }
 
@@ -134,8 +133,7 @@ fn held_node_keeps_cordon_and_releases_slot_until_hold_is_removed() {
     let record = view.nodes["a"].shadow.as_ref().unwrap().status.controller.record.clone().unwrap();
     assert_eq!(record.last.map(|last| last.reason).as_deref(), Some("Held"));
     assert_eq!((record.failures, record.not_before, record.version_failures), (0, None, vec![]), "it is no failure");
-    let made = plan(&view, &policy, t(20));
-    assert_eq!(made.slots, Some(vec![]), "it has no slot any more");
+    assert_eq!(plan(&view, &policy, t(20)).slots, Some(vec![]), "it has no slot any more");
     assert!(view.nodes["a"].facts.claimed());
     view.nodes.get_mut("a").unwrap().facts.hold = None;
     assert_eq!(plan(&view, &policy, t(21)).actions.get("a"), Some(&Action::Release));
@@ -262,8 +260,7 @@ fn node_is_recordoned_three_times_where_it_was_claimed_for_its_hooks_first() {
         serde_json::json!({"loadBalancer": {"leaveBeforeDrain": "1h"}, "hooks": [{"name": "ceph", "before": {}}]});
     let mut node = at("a", Step::BeforeDrain, 0, HostState::StagedUpdate);
     (node.facts.claims, node.facts.unschedulable) = (ClaimFields::default(), false);
-    let (mut view, _) = cluster(vec![node], &["a"]);
-    let policy = with_policy(&mut view, hooks);
+    let (mut view, policy) = cluster_with(vec![node], &["a"], hooks);
     assert_eq!(claimed(&mut view, &policy), None);
     shadow(&mut view).status.controller.progress.as_mut().unwrap().step = Step::LeavingLoadBalancer;
     assert_eq!(claimed(&mut view, &policy), None, "with the label");
@@ -274,8 +271,7 @@ fn node_is_recordoned_three_times_where_it_was_claimed_for_its_hooks_first() {
     }
     view.nodes.get_mut("a").unwrap().facts.unschedulable = false;
     let made = plan(&view, &policy, t(1));
-    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
-    let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
+    let last = last_of(&made);
     assert!(last.reason == "Uncordoned" && last.message.contains("4 times"), "{last:?}");
 }
 
@@ -316,19 +312,7 @@ fn protection_from_autoscalers_lasts_until_the_node_is_verified() {
         node.facts.claims = node.facts.claims.without(ClaimFields::CORDON);
         node.facts.hold = Some(Hold::default());
     };
-    let cases: [(&str, NodeView, Change, Option<Action>); 10] = [
-        ("it is back", back(), |_, _| {}, kept.clone()),
-        ("it is verified", verifying(), with_protection, None),
-        ("it was claimed again meanwhile", verifying(), |_, _| {}, kept),
-        ("it has proven the version", verified(), with_protection, Some(Action::Release)),
-        ("policy protects no node", back(), unprotected, Some(Action::Release)),
-        ("policy protects none any more", back(), switched_off, Some(Action::Release)),
-        ("the ownership of its fields was reset", back(), reset, Some(Action::Release)),
-        ("a user holds it as it is", verifying(), held, None),
-        ("a user holds it in service", verifying(), held_in_service, None),
-        ("it has proven the version, and a user holds it", verified(), held_in_service, Some(Action::Release)),
-    ];
-    for (sentence, mut node, change, expected) in cases {
+    let case = |sentence: &str, mut node: NodeView, expected: Option<Action>, change: Change| {
         let (_, mut policy) = cluster(vec![], &[]);
         change(&mut node, &mut policy);
         let (view, _) = cluster(vec![node], &["a"]);
@@ -336,7 +320,17 @@ fn protection_from_autoscalers_lasts_until_the_node_is_verified() {
         assert_eq!(crate::lint::lint(&view, &policy, &mut made.clone()), [], "{sentence}");
         let action = made.actions.get("a").filter(|action| !matches!(action, Action::Status { .. }));
         assert_eq!(action, expected.as_ref(), "{sentence}: {:?}", made.waits);
-    }
+    };
+    case("it is back", back(), kept.clone(), |_, _| {});
+    case("it is verified", verifying(), None, with_protection);
+    case("it was claimed again meanwhile", verifying(), kept, |_, _| {});
+    case("it has proven the version", verified(), Some(Action::Release), with_protection);
+    case("policy protects no node", back(), Some(Action::Release), unprotected);
+    case("policy protects none any more", back(), Some(Action::Release), switched_off);
+    case("the ownership of its fields was reset", back(), Some(Action::Release), reset);
+    case("a user holds it as it is", verifying(), None, held);
+    case("a user holds it in service", verifying(), None, held_in_service);
+    case("it has proven the version, and a user holds it", verified(), Some(Action::Release), held_in_service);
 }
 
 /// A policy engine that does not let the controller write Nodes, or is away.

@@ -65,8 +65,7 @@ fn nodes_that_are_all_not_ready_twice_blame_no_version() {
         well(&mut watch.view);
         assert_eq!(watch.at(second + 10), Some(Wait::Soaking { until: t(second + 10 + SOAKED) }));
     }
-    watch.at(55 + SOAKED);
-    assert_eq!(watch.result(), is_updated());
+    assert_eq!(watch.result_at(55 + SOAKED), is_updated());
 }
 
 #[test]
@@ -80,8 +79,7 @@ fn clocks_stop_while_most_nodes_are_ill() {
         }
         well(&mut watch.view);
         watch.at(DAY);
-        watch.at(DAY + SOAKED);
-        assert_eq!(watch.result(), is_updated());
+        assert_eq!(watch.result_at(DAY + SOAKED), is_updated());
         assert!(watch.view.operator.unwrap().status.unwell[0].until.is_some());
     }
 }
@@ -101,8 +99,7 @@ fn node_that_returns_into_trouble_of_the_cluster_is_waited_for() {
     }
     well(&mut watch.view);
     watch.at(2 * deadline);
-    watch.at(2 * deadline + SOAKED);
-    assert_eq!(watch.result(), is_updated());
+    assert_eq!(watch.result_at(2 * deadline + SOAKED), is_updated());
 }
 
 #[test]
@@ -111,10 +108,8 @@ fn trouble_of_the_cluster_proves_nothing_after_a_day() {
         let mut watch = beside(&ALL[1..]);
         not_ready(&mut watch.view, &ALL[..=half], 20);
         watch.at(20);
-        watch.at(DAY + DEADLINE - 1);
-        assert_eq!(watch.result().0, None);
-        watch.at(DAY + DEADLINE);
-        assert_eq!(watch.result(), is_unproven());
+        assert_eq!(watch.result_at(DAY + DEADLINE - 1).0, None);
+        assert_eq!(watch.result_at(DAY + DEADLINE), is_unproven());
         let span = watch.view.operator.unwrap().status.unwell.pop().unwrap();
         assert!(span.until.is_some(), "nodes that have been ill for longer say nothing: {span:?}");
     }
@@ -123,63 +118,39 @@ fn trouble_of_the_cluster_proves_nothing_after_a_day() {
 #[test]
 fn node_that_alone_is_ill_until_the_deadline_counts_against_its_version() {
     type Change = fn(&mut ClusterView);
-    let cases: [(&str, &[&str], Change, bool); 10] = [
-        ("others are well", &ALL[1..], |_| {}, true),
-        ("one of three is ill too", &ALL[1..], |view| not_ready(view, &["b"], 20), true),
-        ("others were ill before", &ALL[1..], |view| not_ready(view, &["b", "c", "d"], -1_000_000), true),
-        (
-            "for a time that is not known",
-            &ALL[1..],
-            |view| {
-                not_ready(view, &["b", "c", "d"], 20);
-                view.nodes.values_mut().for_each(|node| node.facts.not_ready_since = None);
-            },
-            true,
-        ),
-        (
-            "others join",
-            &ALL[1..],
-            |view| {
-                not_ready(view, &["b", "c", "d"], 20);
-                for node in view.nodes.values_mut().filter(|node| node.facts.name != "a") {
-                    node.facts.joining = true;
-                    node.shadow = None;
-                }
-            },
-            true,
-        ),
-        (
-            "most of the others are ill, and run the version, too",
-            &ALL[1..],
-            |view| {
-                not_ready(view, &["b", "c"], 20);
-                view.nodes.values_mut().for_each(|node| node.facts.os_image = format!("Bottlerocket OS {NEW} (x)"));
-            },
-            true,
-        ),
-        (
-            "all others are ill, and run the version, too",
-            &ALL[1..],
-            |view| {
-                not_ready(view, &["b", "c", "d"], 20);
-                view.nodes.values_mut().for_each(|node| node.facts.os_image = format!("Bottlerocket OS {NEW} (x)"));
-            },
-            false,
-        ),
-        ("it is the only node", &[], |_| {}, true),
-        ("the only other node is well", &["b"], |_| {}, true),
-        ("the only other node is ill too", &["b"], |view| not_ready(view, &["b"], 20), false),
-    ];
-    for (sentence, others, change, blamed) in cases {
+    let case = |sentence: &str, others: &[&str], blamed: bool, change: Change| {
         let mut watch = beside(others);
         under_pressure(&mut watch.view, &["a"], 20);
         change(&mut watch.view);
         watch.at(20);
-        watch.at(DEADLINE - 1);
-        assert_eq!(watch.result().0, None, "{sentence}");
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if blamed { is_blamed() } else { is_unproven() }, "{sentence}");
-    }
+        assert_eq!(watch.result_at(DEADLINE - 1).0, None, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), if blamed { is_blamed() } else { is_unproven() }, "{sentence}");
+    };
+    case("others are well", &ALL[1..], true, |_| {});
+    case("one of three is ill too", &ALL[1..], true, |view| not_ready(view, &["b"], 20));
+    case("others were ill before", &ALL[1..], true, |view| not_ready(view, &["b", "c", "d"], -1_000_000));
+    case("for a time that is not known", &ALL[1..], true, |view| {
+        not_ready(view, &["b", "c", "d"], 20);
+        view.nodes.values_mut().for_each(|node| node.facts.not_ready_since = None);
+    });
+    case("others join", &ALL[1..], true, |view| {
+        not_ready(view, &["b", "c", "d"], 20);
+        for node in view.nodes.values_mut().filter(|node| node.facts.name != "a") {
+            node.facts.joining = true;
+            node.shadow = None;
+        }
+    });
+    case("most of the others are ill, and run the version, too", &ALL[1..], true, |view| {
+        not_ready(view, &["b", "c"], 20);
+        view.nodes.values_mut().for_each(|node| node.facts.os_image = format!("Bottlerocket OS {NEW} (x)"));
+    });
+    case("all others are ill, and run the version, too", &ALL[1..], false, |view| {
+        not_ready(view, &["b", "c", "d"], 20);
+        view.nodes.values_mut().for_each(|node| node.facts.os_image = format!("Bottlerocket OS {NEW} (x)"));
+    });
+    case("it is the only node", &[], true, |_| {});
+    case("the only other node is well", &["b"], true, |_| {});
+    case("the only other node is ill too", &["b"], false, |view| not_ready(view, &["b"], 20));
 }
 
 /// An autoscaler ends the machine a minute before it deletes the Node; a user powers it off for a repair.
@@ -194,28 +165,25 @@ fn node_that_a_user_or_an_autoscaler_takes_away_is_no_evidence_against_its_versi
         (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(since)));
     }
     let held_before = || (Some("Held".to_owned()), false);
-    let cases: [(&str, Change, End); 8] = [
-        ("it goes down by itself", |_| {}, is_blamed()),
-        ("a repair cordons it after that", |facts| cordoned(facts, 21), is_blamed()),
-        ("a user has cordoned it before", |facts| cordoned(facts, 19), is_unproven()),
-        ("a user holds it after that", |facts| held(facts, 21), is_blamed()),
-        ("a user has held it before", |facts| held(facts, 20), held_before()),
-        ("its hold has ended", |facts| facts.held_since = Some(t(19)), is_blamed()),
-        ("an autoscaler removes it", |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()), is_unproven()),
-        ("it is being deleted", |facts| facts.deleting = true, is_unproven()),
-    ];
-    for (sentence, change, end) in cases {
+    let case = |sentence: &str, end: End, change: Change| {
         let mut watch = beside(&ALL[1..]);
         not_ready(&mut watch.view, &["a"], 20);
         change(facts(&mut watch.view, "a"));
         watch.at(20);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), end, "{sentence}: {}", watch.message());
+        assert_eq!(watch.result_at(DEADLINE), end, "{sentence}: {}", watch.message());
         if end == held_before() {
             assert!(watch.message().contains("a user had held the node before"), "{}", watch.message());
             is_verified_once_it_is_not_held_any_more(&mut watch);
         }
-    }
+    };
+    case("it goes down by itself", is_blamed(), |_| {});
+    case("a repair cordons it after that", is_blamed(), |facts| cordoned(facts, 21));
+    case("a user has cordoned it before", is_unproven(), |facts| cordoned(facts, 19));
+    case("a user holds it after that", is_blamed(), |facts| held(facts, 21));
+    case("a user has held it before", held_before(), |facts| held(facts, 20));
+    case("its hold has ended", is_blamed(), |facts| facts.held_since = Some(t(19)));
+    case("an autoscaler removes it", is_unproven(), |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()));
+    case("it is being deleted", is_unproven(), |facts| facts.deleting = true);
 }
 
 /// The pods of an owner fail on updated nodes alone.
@@ -223,24 +191,18 @@ fn node_that_a_user_or_an_autoscaler_takes_away_is_no_evidence_against_its_versi
 fn pods_of_a_node_that_a_user_or_an_autoscaler_takes_away_are_no_evidence_against_its_version() {
     type Change = fn(&mut NodeFacts);
     type End = (Option<String>, bool);
-    let cases: [(&str, Change, End); 4] = [
-        ("it stays", |_| {}, is_blamed()),
-        ("an autoscaler removes it", |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()), is_unproven()),
-        ("it is being deleted", |facts| facts.deleting = true, is_unproven()),
-        (
-            "a user has held it before",
-            |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(10))),
-            (Some("Held".to_owned()), false),
-        ),
-    ];
-    for (sentence, change, end) in cases {
-        let mut watch = Watch::of(verifying(vec![failing()]));
-        watch.found = EVIDENCE;
+    let case = |sentence: &str, end: End, change: Change| {
+        let mut watch = Watch::finding(EVIDENCE, verifying(vec![failing()]));
         change(facts(&mut watch.view, "a"));
         watch.at(20);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), end, "{sentence}: {}", watch.message());
-    }
+        assert_eq!(watch.result_at(DEADLINE), end, "{sentence}: {}", watch.message());
+    };
+    case("it stays", is_blamed(), |_| {});
+    case("an autoscaler removes it", is_unproven(), |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()));
+    case("it is being deleted", is_unproven(), |facts| facts.deleting = true);
+    case("a user has held it before", (Some("Held".to_owned()), false), |facts| {
+        (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(10)));
+    });
 }
 
 /// Follows node `a`, whose attempt has ended while a user held it, and which has a place without a proof.
@@ -275,8 +237,7 @@ fn node_of_a_failed_zone_is_no_evidence_against_its_version() {
         }
         not_ready(&mut watch.view, &["a", "b", "c"], 20);
         watch.at(20);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if blamed { is_blamed() } else { is_unproven() }, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), if blamed { is_blamed() } else { is_unproven() }, "{sentence}");
     }
 }
 
@@ -291,8 +252,7 @@ fn replica_that_was_ill_on_the_node_that_it_comes_from_is_no_difference() {
         watch.view.nodes.insert("b".into(), drained);
         watch.found = OwnerHealth { others_healthy: 2, ..EVIDENCE };
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if excused { is_updated() } else { is_unproven() }, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), if excused { is_updated() } else { is_unproven() }, "{sentence}");
     }
 }
 
@@ -330,16 +290,14 @@ fn pod_that_its_startup_probe_allows_to_start_interrupts_no_soak_and_proves_noth
         ("its probe allows more", 3600, true, SOAKED),
         ("its probe allows more than the verification", 3600, false, DEADLINE),
     ] {
-        let mut watch = Watch::of(verifying(vec![healthy(), slow(startup)]));
-        watch.found = EVIDENCE;
+        let mut watch = Watch::finding(EVIDENCE, verifying(vec![healthy(), slow(startup)]));
         watch.at(1);
         watch.at(SOAKED - 1);
         if ready {
             *watch.pods() = vec![healthy(), healthy()];
             watch.at(SOAKED - 1);
         }
-        watch.at(soaked - 1);
-        assert_eq!(watch.result().0, None, "{sentence}");
+        assert_eq!(watch.result_at(soaked - 1).0, None, "{sentence}");
         watch.at(soaked);
         let expected = if ready { is_updated() } else { is_blamed() };
         assert_eq!(watch.result(), expected, "{sentence}");
@@ -355,8 +313,7 @@ fn one_instant_of_pressure_after_the_deadline_freezes_nothing() {
         watch.at(begun);
         watch.at(DEADLINE - 1);
         under_pressure(&mut watch.view, &["a"], DEADLINE);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), is_unproven(), "{begun}");
+        assert_eq!(watch.result_at(DEADLINE), is_unproven(), "{begun}");
     }
 }
 
@@ -553,20 +510,7 @@ fn rollout_that_takes_no_ill_node_off_its_version_is_held() {
 #[test]
 fn nodes_that_users_take_down_are_no_trouble_of_the_cluster() {
     type Change = fn(&mut NodeFacts);
-    let cases: [(&str, Change, bool); 7] = [
-        ("they go down by themselves", |_| {}, true),
-        (
-            "their machines are shut down",
-            |facts| facts.taints = vec!["node.cloudprovider.kubernetes.io/shutdown:NoSchedule".into()],
-            false,
-        ),
-        ("held before", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(10))), false),
-        ("held for long", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(-3600))), true),
-        ("held after that", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(30))), true),
-        ("cordoned before", |facts| (facts.unschedulable, facts.cordoned_since) = (true, Some(t(10))), false),
-        ("cordoned after that", |facts| (facts.unschedulable, facts.cordoned_since) = (true, Some(t(30))), true),
-    ];
-    for (sentence, change, is_trouble) in cases {
+    let case = |sentence: &str, is_trouble: bool, change: Change| {
         let (mut view, policy) = unwell(draining());
         for number in 0..10 {
             let mut other = node(&format!("o{number}"));
@@ -580,7 +524,16 @@ fn nodes_that_users_take_down_are_no_trouble_of_the_cluster() {
         let waits = made.waits.get("e").map(Wait::as_str) == Some("ClusterUnwell");
         let spans = made.status.unwrap().unwell.len();
         assert_eq!((waits, spans), (is_trouble, usize::from(is_trouble)), "{sentence}: {:?}", made.waits.get("e"));
-    }
+    };
+    case("they go down by themselves", true, |_| {});
+    case("their machines are shut down", false, |facts| {
+        facts.taints = vec!["node.cloudprovider.kubernetes.io/shutdown:NoSchedule".into()];
+    });
+    case("held before", false, |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(10))));
+    case("held for long", true, |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(-3600))));
+    case("held after that", true, |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(30))));
+    case("cordoned before", false, |facts| (facts.unschedulable, facts.cordoned_since) = (true, Some(t(10))));
+    case("cordoned after that", true, |facts| (facts.unschedulable, facts.cordoned_since) = (true, Some(t(30))));
 }
 
 #[test]
@@ -591,30 +544,7 @@ fn rollout_that_takes_nodes_off_the_version_of_the_ill_ones_is_not_held() {
             facts(view, name).os_image = "Bottlerocket OS 1.21.0 (aws-k8s-1.37)".into();
         }
     };
-    let cases: [(&str, Change, bool); 4] = [
-        ("it goes back", newer, false),
-        (
-            "it goes back, and one of them names no version",
-            |view| {
-                facts(view, "b").os_image = "Bottlerocket OS 1.21.0 (aws-k8s-1.37)".into();
-                facts(view, "c").os_image = "Debian GNU/Linux 12".into();
-            },
-            false,
-        ),
-        (
-            "some of them run another version",
-            |view| facts(view, "b").os_image = format!("Bottlerocket OS {NEW} (x)"),
-            true,
-        ),
-        (
-            "the nodes that run its version are well",
-            |view| {
-                facts(view, "f").os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
-            },
-            false,
-        ),
-    ];
-    for (sentence, change, held) in cases {
+    let case = |sentence: &str, held: bool, change: Change| {
         let (mut view, policy) = unwell(draining());
         let policy = Policy { target: Target::Exact(NEW), ..policy };
         change(&mut view);
@@ -622,5 +552,16 @@ fn rollout_that_takes_nodes_off_the_version_of_the_ill_ones_is_not_held() {
         let waits = made.waits.get("e").map(Wait::as_str) == Some("ClusterUnwell");
         let ends = matches!(made.actions.get("a"), Some(Action::Status { .. }));
         assert_eq!((waits, ends), (held, held), "{sentence}: {:?}", made.waits.get("e"));
-    }
+    };
+    case("it goes back", false, newer);
+    case("it goes back, and one of them names no version", false, |view| {
+        facts(view, "b").os_image = "Bottlerocket OS 1.21.0 (aws-k8s-1.37)".into();
+        facts(view, "c").os_image = "Debian GNU/Linux 12".into();
+    });
+    case("some of them run another version", true, |view| {
+        facts(view, "b").os_image = format!("Bottlerocket OS {NEW} (x)");
+    });
+    case("the nodes that run its version are well", false, |view| {
+        facts(view, "f").os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    });
 }

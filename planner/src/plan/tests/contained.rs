@@ -8,7 +8,7 @@ use semver::Version;
 use serde_json::json;
 
 use crate::decision::Action;
-use crate::fixtures::{NEW, OLD, at, cluster, failure, node, t, with_policy};
+use crate::fixtures::{NEW, OLD, at, cluster, cluster_with, failure, node, t, with_policy};
 use crate::lint::lint;
 use crate::plan::{Plan, continue_news, news, plan};
 use crate::policy::Policy;
@@ -34,8 +34,8 @@ fn fail(view: &mut ClusterView, name: &str, arch: &str, version: Version) {
 /// Two nodes of each of two kinds: `a` has failed, `b` is like it, `x` and `y` are of the other kind. The freeze is recorded.
 fn frozen() -> (ClusterView, Policy) {
     let other = |name| of_arch(node(name), ARM);
-    let (mut view, _) = cluster(vec![node("a"), node("b"), other("x"), other("y")], &[]);
-    let policy = with_policy(&mut view, json!({"maxUnavailable": 4}));
+    let (mut view, policy) =
+        cluster_with(vec![node("a"), node("b"), other("x"), other("y")], &[], json!({"maxUnavailable": 4}));
     view.operator.as_mut().unwrap().status.observed_generation = Some(1);
     fail(&mut view, "a", "x86_64", NEW);
     turn(&mut view, &policy, 1);
@@ -306,6 +306,5 @@ fn version_that_is_excluded_for_one_kind_is_taken_by_the_other() {
     record.version_failures[0].resolved_by = Some("monday".into());
     view.operator.as_mut().unwrap().resume = Some("monday".into());
     turn(&mut view, &policy, 2);
-    let made = turn(&mut view, &policy, 3);
-    assert_eq!(begun(&made), ["x", "y"]);
+    assert_eq!(begun(&turn(&mut view, &policy, 3)), ["x", "y"]);
 }

@@ -29,15 +29,7 @@ fn drain_with_silent_agent_ends_at_deadline() {
 /// Two pods are held back, and one of them leaves: the condition that users read names the one that is left.
 #[test]
 fn blocked_drain_names_remaining_pod() {
-    let held_back = Blocked {
-        budget: Some("shop/web".into()),
-        message: "not now".into(),
-        since: t(1),
-        retry_at: t(100),
-        denied_since: None,
-        accepted: false,
-        deleted: false,
-    };
+    let held_back = answer(Some("shop/web"), 1, false);
     let mut draining = at("a", Step::Draining, 0, HostState::StagedUpdate);
     draining.pods = Some(vec![pod("1", false), pod("2", false)]);
     draining.blocked = [("p-1".to_owned(), held_back.clone()), ("p-2".to_owned(), held_back)].into();
@@ -86,10 +78,8 @@ fn pod_that_policy_keeps_and_that_comes_during_a_drain_ends_it_only_while_no_pod
         let sentence = format!("{spec}, {runner:?}");
         let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
         staged.pods = Some(vec![pod("web", false)]);
-        let (mut view, _) = cluster(vec![staged], &["a"]);
-        let policy = with_policy(&mut view, serde_json::json!({"drain": spec}));
-        let started = plan(&view, &policy, t(0)).actions.remove("a").unwrap();
-        written(&mut view, &started);
+        let (mut view, policy) = cluster_with(vec![staged], &["a"], serde_json::json!({"drain": spec}));
+        write_due(&mut view, &policy, 0);
         let node = view.nodes.get_mut("a").unwrap();
         (node.facts.claims, node.facts.unschedulable) = (ClaimFields::USUAL, true);
         node.pods = Some(if gone { vec![runner] } else { vec![pod("web", false), runner] });
@@ -122,8 +112,7 @@ fn eviction_waits_for_load_balancer_delay() {
     view.operator.as_mut().unwrap().spec =
         serde_json::from_value(serde_json::json!({"loadBalancer": {"leaveBeforeDrain": "30s"}})).unwrap();
     let policy = Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
-    let started = plan(&view, &policy, t(0)).actions.remove("a").unwrap();
-    written(&mut view, &started);
+    write_due(&mut view, &policy, 0);
     let Some(Action::Claim { fields, .. }) = plan(&view, &policy, t(1)).actions.remove("a") else { panic!() };
     assert!(fields.has(crate::claims::ClaimField::Balancer) && fields.has(crate::claims::ClaimField::Cordon));
     let facts = &mut view.nodes.get_mut("a").unwrap().facts;
@@ -134,8 +123,7 @@ fn eviction_waits_for_load_balancer_delay() {
     // The claim was made late, for example by a later leader.
     view.nodes.get_mut("a").unwrap().facts.claimed_since = Some(t(20));
     assert_eq!(plan(&view, &policy, t(30)).waits.get("a"), Some(&Wait::LeavingLoadBalancer { until: t(50) }));
-    let drains = plan(&view, &policy, t(50)).actions.remove("a").unwrap();
-    written(&mut view, &drains);
+    write_due(&mut view, &policy, 50);
     assert!(plan(&view, &policy, t(51)).evictions.get("a").is_some_and(|e| !e.delete));
 }
 
@@ -192,8 +180,7 @@ fn drain_evicts_pods_tolerating_cordon_once_and_names_returned_ones() {
     let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
     staged.pods = Some(vec![addon("first"), addon("second"), pod("a", false)]);
     let (mut view, policy) = cluster(vec![staged], &["a"]);
-    let started = plan(&view, &policy, t(0)).actions.remove("a").unwrap();
-    written(&mut view, &started);
+    write_due(&mut view, &policy, 0);
     let node = view.nodes.get_mut("a").unwrap();
     (node.facts.claims, node.facts.unschedulable) = (ClaimFields::USUAL, true);
     // One more came before the first eviction, so it has not come back.
@@ -233,8 +220,7 @@ fn attempt_ends_when_owner_keeps_placing_pods_on_cordoned_node() {
     ] {
         let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
         staged.pods = Some(vec![pinned("p-0".into())]);
-        let (mut view, _) = cluster(vec![staged], &["a"]);
-        let policy = with_policy(&mut view, spec.clone());
+        let (mut view, policy) = cluster_with(vec![staged], &["a"], spec.clone());
         let (mut evictions, mut last) = (0, None);
         for second in 0..30 {
             let mut made = plan(&view, &policy, t(second));
@@ -266,9 +252,7 @@ fn attempt_ends_when_owner_keeps_placing_pods_on_cordoned_node() {
 fn drain_ends_when_node_is_being_deleted() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
     view.nodes.get_mut("a").unwrap().facts.deleting = true;
-    let made = plan(&view, &policy, t(1));
-    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
-    assert_eq!(status.report.record.as_ref().unwrap().last.as_ref().unwrap().reason, "NodeDeleted");
+    assert_eq!(last_of(&plan(&view, &policy, t(1))).reason, "NodeDeleted");
 }
 
 /// The scheduler had not observed the cordon yet.
@@ -298,13 +282,11 @@ fn pod_placed_on_drained_node_restarts_drain_once_before_permit() {
             let shadow = node.shadow.as_mut().unwrap();
             shadow.status.controller = status.report.clone();
             shadow.generation = 2;
-            let recorded = plan(&view, &policy, t(2)).actions.remove("a").unwrap();
-            written(&mut view, &recorded);
+            write_due(&mut view, &policy, 2);
             assert!(plan(&view, &policy, t(2)).evictions.get("a").is_some_and(|e| !e.delete));
             let back = PodFacts { uid: "back".into(), tolerates_cordon, ..pod("a", false) };
             view.nodes.get_mut("a").unwrap().pods = Some(if tolerates_cordon { vec![back] } else { vec![] });
-            let drained = plan(&view, &policy, t(3)).actions.remove("a").unwrap();
-            written(&mut view, &drained);
+            write_due(&mut view, &policy, 3);
             let gone = plan(&view, &policy, t(4));
             let given = matches!(gone.actions.get("a"), Some(Action::Permit { nonce, .. }) if nonce == "new");
             assert!(given, "{:?} {:?}", gone.actions, gone.waits);
@@ -324,16 +306,14 @@ fn pod_tolerating_cordon_that_arrives_during_drain_is_evicted_once() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![ours("first")]);
     let status = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status;
     status.controller.drain = Some(models::shadow::DrainStatus::default());
-    let noted = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
-    written(&mut view, &noted);
+    write_due(&mut view, &policy, 1);
     let Evictions { pods, delete: false, .. } = plan(&view, &policy, t(2)).evictions.remove("a").unwrap() else {
         panic!()
     };
     assert_eq!(pods[0].uid, "first");
     view.nodes.get_mut("a").unwrap().pods = Some(vec![ours("second")]);
     let made = plan(&view, &policy, t(3));
-    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
-    assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Rebooting);
+    assert_eq!(status_of(&made).report.progress.as_ref().unwrap().step, Step::Rebooting);
 }
 
 #[test]
@@ -371,15 +351,7 @@ fn waiting_critical_pod_causes_no_busy_wakeups() {
     let critical = PodFacts { critical: true, ..pod("dns", false) };
     let leaving = PodFacts { terminating: true, ends_by: Some(t(500)), ..pod("a", false) };
     let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![critical, leaving]);
-    let refused = Blocked {
-        budget: Some("shop/dns".into()),
-        message: "not now".into(),
-        since: t(1),
-        retry_at: t(5),
-        denied_since: None,
-        accepted: false,
-        deleted: false,
-    };
+    let refused = Blocked { retry_at: t(5), ..answer(Some("shop/dns"), 1, false) };
     view.nodes.get_mut("a").unwrap().blocked = [("p-dns".to_owned(), refused)].into();
     let mut made = plan(&view, &policy, t(10));
     for _ in 0..5 {
@@ -460,8 +432,7 @@ fn denial_is_named_with_its_time_and_kept_for_the_next_leader() {
     assert_eq!(in_row(&mut view, denied(166)), "DrainRefused");
     // A denial after another answer is a first one.
     assert_eq!(in_row(&mut view, answer(None, 166, false)), "step Draining");
-    let other = plan(&view, &policy, t(166)).actions.remove("a").unwrap();
-    written(&mut view, &other);
+    write_due(&mut view, &policy, 166);
     assert_eq!(in_row(&mut view, Blocked { retry_at: t(166), ..denied(166) }), "p-a");
 }
 
@@ -491,8 +462,7 @@ fn hold_and_deadline_end_drain_with_evictions_in_flight() {
     view.nodes.get_mut("a").unwrap().in_flight = [("p-a".to_owned(), sent)].into();
     let ended = |view: &ClusterView, at| {
         let made = plan(view, &policy, at);
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
-        assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
+        assert_eq!(status_of(&made).report.progress.as_ref().unwrap().step, Step::Releasing);
         assert!(made.evictions.is_empty() && Plan::ends_drain(&made.actions["a"]));
     };
     ended(&view, t(60));
@@ -575,18 +545,14 @@ fn end_of_drain_at_its_deadline_names_what_kept_the_pods() {
         let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![pod("a", false)]);
         let last = Blocked { message: message.into(), ..answer(budget, 1, false) };
         view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), last)].into();
-        let named_at = plan(&view, &policy, t(10)).actions.remove("a").unwrap();
-        written(&mut view, &named_at);
+        write_due(&mut view, &policy, 10);
         // Another leader has no answer yet.
         view.nodes.get_mut("a").unwrap().blocked.clear();
         let made = plan(&view, &policy, t(3600));
         assert_eq!(outcome(&made), "DrainTimedOut", "{sentence}");
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!() };
-        let message = &status.report.record.as_ref().unwrap().last.as_ref().unwrap().message;
-        assert!(
-            message.starts_with("still on the node: shop/p-a; ") && message.contains(named),
-            "{sentence}: {message}"
-        );
+        let message = &last_of(&made).message;
+        let lists = message.starts_with("still on the node: shop/p-a; ");
+        assert!(lists && message.contains(named), "{sentence}: {message}");
     }
 }
 
@@ -597,8 +563,7 @@ fn recently_accepted_eviction_causes_no_status_write() {
     let (mut view, policy) = draining(spec, vec![pod("a", false), pod("b", false)]);
     let refused = || answer(Some("shop/web"), 1, false);
     view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), refused()), ("p-b".to_owned(), refused())].into();
-    let named = plan(&view, &policy, t(6)).actions.remove("a").unwrap();
-    written(&mut view, &named);
+    write_due(&mut view, &policy, 6);
     assert!(plan(&view, &policy, t(20)).actions.is_empty());
     let node = view.nodes.get_mut("a").unwrap();
     node.pods.as_mut().unwrap().remove(0);
@@ -619,8 +584,7 @@ fn drain_counts_as_blocked_while_evictions_are_retried() {
         (status.counts.unwrap().blocked, status.waiting.iter().map(|w| w.reason.clone()).collect::<Vec<_>>())
     };
     view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), answer(Some("shop/web"), 1, false))].into();
-    let named = plan(&view, &policy, t(6)).actions.remove("a").unwrap();
-    written(&mut view, &named);
+    write_due(&mut view, &policy, 6);
     let expected = (1, vec!["DrainBlocked".to_owned()]);
     assert_eq!(blocked(&view, t(7)), expected);
     assert_eq!(plan(&view, &policy, t(1000)).evictions.len(), 1, "asked for again");

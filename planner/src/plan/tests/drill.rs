@@ -342,56 +342,41 @@ fn drill_with_download_stages_image_and_leaves_it_disarmed() {
 fn gate_of_an_update_ends_request_with_its_reason() {
     type Change = fn(&mut Bench);
     let facts = |bench: &mut Bench| bench.view.nodes.get_mut("a").unwrap().facts.clone();
-    let cases: &[(&str, &str, Change, &str)] = &[
-        ("disabled", "1", |b| b.policy.enabled = false, "Disabled"),
-        ("without the operator's resource", "1", |b| b.policy.present = false, "NoOperatorResource"),
-        ("held", "1", |b| b.view.nodes.get_mut("a").unwrap().facts.hold = Some(Hold::default()), "Held"),
-        ("not Ready", "1", |b| b.view.nodes.get_mut("a").unwrap().facts.ready = false, "NodeNotReady"),
-        ("cordoned by others", "1", |b| b.view.nodes.get_mut("a").unwrap().facts.unschedulable = true, "Cordoned"),
-        (
-            "under pressure",
-            "1",
-            |b| b.view.nodes.get_mut("a").unwrap().facts.pressure = Some("DiskPressure".into()),
-            "NodePressure",
-        ),
-        (
-            "frozen",
-            "1",
-            |b| {
-                let record = shadow(&mut b.view).status.controller.record.get_or_insert_default();
-                record.version_failures.push(failure(NEW));
-            },
-            "Frozen",
-        ),
-        (
-            "outside of the window, also with pre-staging",
-            "1",
-            |b| {
-                b.policy = with_policy(
-                    &mut b.view,
-                    serde_json::json!({
-                        "schedule": {"windows": [{"cron": "0 3 1 1 *", "duration": "1h"}]},
-                        "strategy": {"preStage": {"maxNodes": 1}},
-                    }),
-                );
-            },
-            "WindowClosed",
-        ),
-        ("nothing to download", "1 download", |_| {}, "UpToDate"),
-    ];
-    for (sentence, request, change, expected) in cases {
+    let case = |sentence: &str, request: &str, expected: &str, change: Change| {
         let mut bench = Bench::new(&["a", "b"], request);
         change(&mut bench);
         let before = facts(&mut bench);
         bench.step(true);
         let record = bench.record();
         let found = record.drill.clone().unwrap_or_else(|| panic!("{sentence}: {:?}", bench.plan().waits));
-        assert_eq!((found.result.as_str(), found.attempt), (*expected, None), "{sentence}");
-        assert_eq!(record.requests.unwrap().drill.as_deref(), Some(*request), "{sentence}");
+        assert_eq!((found.result.as_str(), found.attempt), (expected, None), "{sentence}");
+        assert_eq!(record.requests.unwrap().drill.as_deref(), Some(request), "{sentence}");
         assert_eq!(bench.events, ["DrillFailed"], "{sentence}");
         assert_eq!(facts(&mut bench), before, "{sentence}: the node was changed");
         assert!(bench.steps.is_empty() && bench.states.is_empty(), "{sentence}: {:?}", bench.steps);
-    }
+    };
+    case("disabled", "1", "Disabled", |b| b.policy.enabled = false);
+    case("without the operator's resource", "1", "NoOperatorResource", |b| b.policy.present = false);
+    case("held", "1", "Held", |b| b.view.nodes.get_mut("a").unwrap().facts.hold = Some(Hold::default()));
+    case("not Ready", "1", "NodeNotReady", |b| b.view.nodes.get_mut("a").unwrap().facts.ready = false);
+    case("cordoned by others", "1", "Cordoned", |b| b.view.nodes.get_mut("a").unwrap().facts.unschedulable = true);
+    case("under pressure", "1", "NodePressure", |b| {
+        b.view.nodes.get_mut("a").unwrap().facts.pressure = Some("DiskPressure".into());
+    });
+    case("frozen", "1", "Frozen", |b| {
+        let record = shadow(&mut b.view).status.controller.record.get_or_insert_default();
+        record.version_failures.push(failure(NEW));
+    });
+    case("outside of the window, also with pre-staging", "1", "WindowClosed", |b| {
+        b.policy = with_policy(
+            &mut b.view,
+            serde_json::json!({
+                "schedule": {"windows": [{"cron": "0 3 1 1 *", "duration": "1h"}]},
+                "strategy": {"preStage": {"maxNodes": 1}},
+            }),
+        );
+    });
+    case("nothing to download", "1 download", "UpToDate", |_| {});
 }
 
 #[test]
@@ -522,8 +507,7 @@ fn drill_that_waits_for_others_is_next_by_the_order_of_updates_and_is_ended_by_r
     assert_eq!((first.name, first.wait()), (TURN, Some(&queued)), "{checks:?}");
     shadow(&mut bench.view).release = Some("2".into());
     bench.step(true);
-    let found = bench.record();
-    assert_eq!(found.drill.map(|drill| drill.result).as_deref(), Some("ReleaseRequested"));
+    assert_eq!(bench.record().drill.map(|drill| drill.result).as_deref(), Some("ReleaseRequested"));
     for _ in 0..5 {
         bench.step(true);
     }
@@ -555,12 +539,7 @@ fn agent_that_does_not_know_drills_ends_drill_before_the_node_is_claimed() {
 #[test]
 fn drill_request_waits_for_a_host_until_its_agent_has_reported() {
     type Change = fn(&mut ClusterView);
-    let cases: [(&str, Change, &str); 3] = [
-        ("a report of an earlier boot", |view| shadow(view).status.agent.boot_id = Some("b0".into()), "waits"),
-        ("the agent is behind", |view| shadow(view).generation = 2, "waits"),
-        ("the agent has reported", |_| {}, "HostNotUsable"),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: &str, change: Change| {
         let mut bench = Bench::new(&["a"], "1");
         shadow(&mut bench.view).status.conditions.push(unreachable());
         change(&mut bench.view);
@@ -569,7 +548,10 @@ fn drill_request_waits_for_a_host_until_its_agent_has_reported() {
         }
         let ended = bench.record().drill.map_or_else(|| "waits".to_owned(), |drill| drill.result);
         assert_eq!(ended, expected, "{sentence}");
-    }
+    };
+    case("a report of an earlier boot", "waits", |view| shadow(view).status.agent.boot_id = Some("b0".into()));
+    case("the agent is behind", "waits", |view| shadow(view).generation = 2);
+    case("the agent has reported", "HostNotUsable", |_| {});
 }
 
 #[test]
@@ -585,61 +567,42 @@ fn drill_does_not_pass_while_the_agent_cannot_use_its_host() {
 #[test]
 fn hold_release_pause_freeze_or_reboot_ends_drill_with_its_reason() {
     type Change = fn(&mut Bench);
-    let cases: &[(&str, Step, Change, &str)] = &[
-        ("a hold", Step::Rebooting, |b| b.view.nodes.get_mut("a").unwrap().facts.hold = Some(Hold::default()), "Held"),
-        ("a release", Step::Rebooting, |b| shadow(&mut b.view).release = Some("now".into()), "ReleaseRequested"),
-        (
-            "a release in the soak",
-            Step::Verifying,
-            |b| shadow(&mut b.view).release = Some("now".into()),
-            "ReleaseRequested",
-        ),
-        ("disabled before the slot", Step::Staging, |b| b.policy.enabled = false, "Disabled"),
-        (
-            "frozen before the slot",
-            Step::Staging,
-            |b| {
-                let record = shadow(&mut b.view).status.controller.record.get_or_insert_default();
-                record.version_failures.push(failure(NEW));
-            },
-            "Frozen",
-        ),
-        (
-            "rebooted by another client",
-            Step::Rebooting,
-            |b| b.view.nodes.get_mut("a").unwrap().facts.boot_id = "b2".into(),
-            "RebootedByOther",
-        ),
-        (
-            "not Ready in the soak",
-            Step::Verifying,
-            |b| b.view.nodes.get_mut("a").unwrap().facts.ready = false,
-            "SoakFailed",
-        ),
-        (
-            "a hold in the soak",
-            Step::Verifying,
-            |b| b.view.nodes.get_mut("a").unwrap().facts.hold = Some(Hold::default()),
-            "Held",
-        ),
-    ];
-    for (sentence, step, change, expected) in cases {
+    let case = |sentence: &str, step: Step, expected: &str, change: Change| {
         let mut bench = Bench::new(&["a"], "1");
-        bench.until(*step);
+        bench.until(step);
         change(&mut bench);
         for _ in 0..10 {
             bench.step(true);
         }
         let found = bench.record().drill.unwrap_or_else(|| panic!("{sentence}: {:?}", bench.plan().waits));
-        assert_eq!(found.result, *expected, "{sentence}");
+        assert_eq!(found.result, expected, "{sentence}");
         // The fleet is frozen by the failure of the case itself.
         let record = bench.record();
         assert_eq!((record.failures, record.not_before, record.last), (0, None, None), "{sentence}");
         // A hold keeps a node that is out of service as it is.
         let facts = &bench.view.nodes["a"].facts;
-        assert!(!facts.claimed() || (facts.held() && *step == Step::Rebooting), "{sentence}");
+        assert!(!facts.claimed() || (facts.held() && step == Step::Rebooting), "{sentence}");
         assert_eq!(bench.view.nodes["a"].step(), None, "{sentence}");
-    }
+    };
+    case("a hold", Step::Rebooting, "Held", |b| b.view.nodes.get_mut("a").unwrap().facts.hold = Some(Hold::default()));
+    case("a release", Step::Rebooting, "ReleaseRequested", |b| shadow(&mut b.view).release = Some("now".into()));
+    case("a release in the soak", Step::Verifying, "ReleaseRequested", |b| {
+        shadow(&mut b.view).release = Some("now".into());
+    });
+    case("disabled before the slot", Step::Staging, "Disabled", |b| b.policy.enabled = false);
+    case("frozen before the slot", Step::Staging, "Frozen", |b| {
+        let record = shadow(&mut b.view).status.controller.record.get_or_insert_default();
+        record.version_failures.push(failure(NEW));
+    });
+    case("rebooted by another client", Step::Rebooting, "RebootedByOther", |b| {
+        b.view.nodes.get_mut("a").unwrap().facts.boot_id = "b2".into();
+    });
+    case("not Ready in the soak", Step::Verifying, "SoakFailed", |b| {
+        b.view.nodes.get_mut("a").unwrap().facts.ready = false;
+    });
+    case("a hold in the soak", Step::Verifying, "Held", |b| {
+        b.view.nodes.get_mut("a").unwrap().facts.hold = Some(Hold::default());
+    });
 }
 
 #[test]
@@ -765,20 +728,18 @@ fn drill_asks_hooks_with_and_without_eviction() {
 #[test]
 fn drill_whose_node_does_not_stay_well_until_its_hooks_have_answered_does_not_pass() {
     type Change = fn(&mut NodeFacts);
-    let cases: [(&str, Change, &str); 4] = [
-        ("it stays well", |_| {}, "Passed"),
-        ("not Ready", |facts| facts.ready = false, "SoakFailed"),
-        ("rebooted", |facts| facts.boot_id = "b2".into(), "RebootedByOther"),
-        ("held", |facts| facts.hold = Some(Hold::default()), "Held"),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: &str, change: Change| {
         let mut bench = Bench::new(&["a"], "1");
         let spec = serde_json::json!({"hooks": [{"name": "ceph", "after": {}}]});
         bench.policy = crate::fixtures::with_policy(&mut bench.view, spec);
         bench.until(Step::AfterUpdate);
         change(&mut bench.view.nodes.get_mut("a").unwrap().facts);
         assert_eq!(bench.end().result, expected, "{sentence}");
-    }
+    };
+    case("it stays well", "Passed", |_| {});
+    case("not Ready", "SoakFailed", |facts| facts.ready = false);
+    case("rebooted", "RebootedByOther", |facts| facts.boot_id = "b2".into());
+    case("held", "Held", |facts| facts.hold = Some(Hold::default()));
 }
 
 #[test]

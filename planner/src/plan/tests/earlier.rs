@@ -11,7 +11,7 @@ use models::time::after;
 use serde_json::json;
 
 use super::*;
-use crate::fixtures::{NEW, at, cluster, node, pod, t, with_policy};
+use crate::fixtures::{NEW, at, cluster, cluster_with, node, pod, t, with_policy};
 use crate::policy::Policy;
 use crate::survey::condition;
 use crate::view::{ClusterView, PodFacts};
@@ -89,11 +89,8 @@ fn beside_earlier_operator_plan_has_only_a_report() {
     let almost = plan(&view, &policy, until.checked_sub(SignedDuration::from_secs(1)).unwrap());
     assert!(almost.actions.is_empty() && almost.evictions.is_empty(), "{almost:?}");
     let again = plan(&view, &policy, until);
-    assert_eq!(
-        (&again.actions, &again.evictions),
-        (&free_then.actions, &free_then.evictions),
-        "it continues as if nothing was"
-    );
+    let found = (&again.actions, &again.evictions);
+    assert_eq!(found, (&free_then.actions, &free_then.evictions), "it continues as if nothing was");
     assert_eq!(
         (&again.shadows, &again.labels, &again.slots),
         (&free_then.shadows, &free_then.labels, &free_then.slots)
@@ -119,8 +116,7 @@ fn up_to_date_nodes_still_count_as_current_beside_earlier_operator() {
 fn attempt_paused_beyond_its_deadline_gets_its_whole_time_again() {
     let mut drained = at("a", Step::Draining, 0, HostState::StagedUpdate);
     drained.pods = Some(vec![pod("a", false)]);
-    let (mut view, _) = cluster(vec![drained], &["a"]);
-    let policy = with_policy(&mut view, json!({"drain": {"timeout": "10m"}}));
+    let (mut view, policy) = cluster_with(vec![drained], &["a"], json!({"drain": {"timeout": "10m"}}));
     let next_step = |plan: &Plan| plan.actions.get("a").and_then(Action::next_step);
     let failed = |view: &ClusterView, second| next_step(&plan(view, &policy, t(second))) == Some(Step::Releasing);
     assert!(failed(&view, 601), "without a pause the drain ends at its deadline");

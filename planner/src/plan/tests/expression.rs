@@ -5,7 +5,7 @@ use models::shadow::{HostState, Step};
 use serde_json::json;
 
 use crate::decision::Action;
-use crate::fixtures::{at, cluster, condition, question, t, with_policy};
+use crate::fixtures::{at, cluster, cluster_with, condition, question, record_of, t, with_policy};
 use crate::plan::{Plan, news, plan};
 use crate::policy::Policy;
 use crate::view::{Answer, ClusterView};
@@ -15,9 +15,9 @@ const NODES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
 /// Five staged nodes that wait for this expression, which returns this series for each of them.
 fn staged(query: &str, series: &str) -> (ClusterView, Policy) {
-    let (mut view, _) = cluster(NODES.map(|name| at(name, Step::Staged, 0, HostState::StagedUpdate)).into(), &[]);
-    let policy = with_policy(
-        &mut view,
+    let (mut view, policy) = cluster_with(
+        NODES.map(|name| at(name, Step::Staged, 0, HostState::StagedUpdate)).into(),
+        &[],
         json!({"health": {"before": {"expressions": [{"name": "errors", "query": query}]}},
             "prometheus": {"url": "http://p"}}),
     );
@@ -48,10 +48,8 @@ fn expression_for_all_nodes_is_recorded_only_in_operator_status() {
     assert_eq!(first.actions, [].into(), "no write about a node");
     let conditions = &first.status.as_ref().unwrap().conditions;
     let condition = models::condition::true_condition(conditions, BLOCKED).unwrap();
-    assert_eq!(
-        (condition.reason.as_str(), condition.message.as_str()),
-        ("ExpressionFires", "the expression errors returned {} 7")
-    );
+    let found = (condition.reason.as_str(), condition.message.as_str());
+    assert_eq!(found, ("ExpressionFires", "the expression errors returned {} 7"));
     let notes: Vec<_> = news(&[], conditions).into_iter().map(|note| note.reason).collect();
     assert_eq!(notes, ["ExpressionFires"]);
     let again = carried_out(&mut view, &policy, &first);
@@ -99,10 +97,8 @@ fn node_whose_expressions_have_no_answer_says_so_and_keeps_its_slot() {
         assert_eq!(silent.slots, None, "the slot stays: {:?}", silent.actions);
         assert!(silent.expressions.contains(&question("errors > 1")));
         // The write that ends another reason comes first.
-        assert_eq!(
-            (silent.waits.get("a"), silent.actions.len()),
-            if blocked_before { (None, 1) } else { (Some(&pending), 0) }
-        );
+        let found = (silent.waits.get("a"), silent.actions.len());
+        assert_eq!(found, if blocked_before { (None, 1) } else { (Some(&pending), 0) });
         view.nodes.get_mut("a").unwrap().pods = None;
         assert_eq!(plan(&view, &policy, t(10)).slots, None, "also while its pods are not known");
         let firing = Answer::Firing { series: "{} 7".into(), since: t(0), asked: t(0) };
@@ -167,8 +163,7 @@ fn drain_begins_with_the_names_of_the_expressions_of_its_node_that_return_nothin
             assert_eq!(made.slots, None, "the slot stays");
             continue;
         };
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
-        let before = status.report.record.as_ref().unwrap().before.as_ref().unwrap();
+        let before = record_of(&made).before.as_ref().unwrap();
         assert_eq!(before.quiet_expressions, expected, "{sentence}");
     }
 }

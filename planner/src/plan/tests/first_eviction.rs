@@ -46,63 +46,52 @@ fn a(view: &mut ClusterView) -> &mut crate::view::NodeView {
 
 #[test]
 fn gates_are_checked_again_after_the_wait_for_load_balancers() {
-    let cases: [(&str, Change, &str); 7] = [
-        ("nothing has changed", |_, _| {}, "step Draining"),
-        ("updates are switched off", |_, spec| spec["enabled"] = json!(false), "step Draining"),
-        (
-            "the window has closed in which it began",
-            |_, spec| spec["schedule"] = json!({"windows": [{"cron": "0 12 * * *", "duration": "1h"}]}),
-            "step Draining",
-        ),
-        ("the node is not Ready", |view, _| a(view).facts.ready = false, "GateRefused"),
-        ("it is short of disk", |view, _| a(view).facts.pressure = Some("DiskPressure".into()), "GateRefused"),
-        (
-            "more nodes are not Ready than policy allows, and the agent may be back",
-            |view, spec| {
-                a(view).agent_missing = Some(t(-60));
-                for name in ["b", "c"] {
-                    let mut down = node(name);
-                    down.facts.ready = false;
-                    view.nodes.insert(name.into(), down);
-                }
-                spec["health"] = json!({"before": {"maxUnhealthyNodes": 1}});
-            },
-            "ClusterUnwell",
-        ),
-        ("a pod may not be evicted", |view, _| a(view).pods = Some(vec![pod("a", true)]), "GateRefused"),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: &str, change: Change| {
         let (view, policy) = leaving(change);
         assert_eq!(outcome(&plan(&view, &policy, t(299))), "LeavingLoadBalancer", "{sentence}");
         let made = plan(&view, &policy, t(300));
         assert_eq!(outcome(&made), expected, "{sentence}");
         assert!(made.evictions.is_empty(), "{sentence}");
         assert_eq!(crate::lint::lint(&view, &policy, &mut made.clone()), [], "{sentence}");
-    }
+    };
+    case("nothing has changed", "step Draining", |_, _| {});
+    case("updates are switched off", "step Draining", |_, spec| spec["enabled"] = json!(false));
+    case("the window has closed in which it began", "step Draining", |_, spec| {
+        spec["schedule"] = json!({"windows": [{"cron": "0 12 * * *", "duration": "1h"}]});
+    });
+    case("the node is not Ready", "GateRefused", |view, _| a(view).facts.ready = false);
+    case("it is short of disk", "GateRefused", |view, _| a(view).facts.pressure = Some("DiskPressure".into()));
+    case("more nodes are not Ready than policy allows, and the agent may be back", "ClusterUnwell", |view, spec| {
+        a(view).agent_missing = Some(t(-60));
+        for name in ["b", "c"] {
+            let mut down = node(name);
+            down.facts.ready = false;
+            view.nodes.insert(name.into(), down);
+        }
+        spec["health"] = json!({"before": {"maxUnhealthyNodes": 1}});
+    });
+    case("a pod may not be evicted", "GateRefused", |view, _| a(view).pods = Some(vec![pod("a", true)]));
 }
 
 /// An agent is replaced, a pod restarts, the API server does not answer.
 #[test]
 fn what_may_end_by_itself_is_waited_for_once_the_node_has_left_its_load_balancers() {
-    let cases: [(&str, Change); 3] = [
-        ("AgentNotReady", |view, _| a(view).agent_missing = Some(t(-60))),
-        ("PodsNotReady", |view, spec| {
-            a(view).pods = Some(vec![pod("a", false)]);
-            spec["health"] = json!({"before": {"podsReady": true}});
-        }),
-        ("DrainRefused", |view, _| {
-            let daemon_set_is = DaemonSetIs::Unreadable;
-            let unread = PodFacts { daemon_set: Some("log".into()), daemon_set_is, ready: true, ..pod("a", false) };
-            a(view).pods = Some(vec![unread]);
-        }),
-    ];
-    for (waits, change) in cases {
+    let case = |waits: &str, change: Change| {
         let (mut view, policy) = leaving(change);
-        let action = plan(&view, &policy, t(300)).actions.remove("a").unwrap();
-        written(&mut view, &action);
+        write_due(&mut view, &policy, 300);
         assert_eq!(outcome(&plan(&view, &policy, t(600))), waits);
         assert_eq!(outcome(&plan(&view, &policy, t(300 + 1800))), "GateRefused", "{waits}: not for ever");
-    }
+    };
+    case("AgentNotReady", |view, _| a(view).agent_missing = Some(t(-60)));
+    case("PodsNotReady", |view, spec| {
+        a(view).pods = Some(vec![pod("a", false)]);
+        spec["health"] = json!({"before": {"podsReady": true}});
+    });
+    case("DrainRefused", |view, _| {
+        let daemon_set_is = DaemonSetIs::Unreadable;
+        let unread = PodFacts { daemon_set: Some("log".into()), daemon_set_is, ready: true, ..pod("a", false) };
+        a(view).pods = Some(vec![unread]);
+    });
 }
 
 #[test]
@@ -118,9 +107,8 @@ fn broken_pods_of_a_budget_are_waited_for_once_the_node_has_left_its_load_balanc
     view.budgets = vec![budget(3)];
     let made = plan(&view, &policy, t(400));
     assert_eq!(outcome(&made), "step Draining");
-    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
     let first = FirstPod { uid: "p-a".into(), accepted: None, unguarded: false };
-    assert_eq!(status.report.drain.as_ref().unwrap().asked_first, [first]);
+    assert_eq!(status_of(&made).report.drain.as_ref().unwrap().asked_first, [first]);
 }
 
 #[test]

@@ -60,11 +60,8 @@ fn node_gets_label_only_while_nothing_else_is_under_way_or_due() {
     assert_eq!(relabelled(&|view| _ = view.busy.insert("a".into())), 0, "a write is under way");
     assert_eq!(relabelled(&|view| shadow(view).spec.host = None), 1, "with its settings");
     assert_eq!(relabelled(&|view| shadow(view).spec.state = HostState::StagedUpdate), 1, "with the withdrawal");
-    assert_eq!(
-        relabelled(&|view| shadow(view).status.controller.drain = Some(DrainStatus::default())),
-        0,
-        "after that"
-    );
+    let found = relabelled(&|view| shadow(view).status.controller.drain = Some(DrainStatus::default()));
+    assert_eq!(found, 0, "after that");
     assert_eq!(relabelled(&|view| shadow(view).status.agent.updates = None), 0, "its host has not looked yet");
     assert_eq!(relabelled(&|view| view.revisions = None), 0, "the revisions are not known");
     assert_eq!(relabelled(&|view| view.stale = true), 0);
@@ -87,8 +84,7 @@ fn node_keeps_label_of_its_revision_until_it_follows_another() {
     let agent = &mut shadow(&mut view).status.agent;
     (agent.current_version, agent.updates) = (Some(NEW), Some(OfferedUpdates::default()));
     view.nodes.get_mut("a").unwrap().facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
-    let made = plan(&view, &pinned, t(2));
-    assert_eq!(made.relabelled.into_values().next(), status.update_revision);
+    assert_eq!(plan(&view, &pinned, t(2)).relabelled.into_values().next(), status.update_revision);
 }
 
 #[test]

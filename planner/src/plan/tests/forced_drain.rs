@@ -60,8 +60,7 @@ fn forced_drain_is_recorded_then_deletes_with_grace_then_without() {
 fn forced_drain_deletes_without_grace_only_after_grace_period() {
     let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
     let (mut view, policy) = draining(spec, vec![pod("a", false)]);
-    let recorded = plan(&view, &policy, t(60)).actions.remove("a").unwrap();
-    written(&mut view, &recorded);
+    write_due(&mut view, &policy, 60);
     let made = plan(&view, &policy, t(60));
     assert!(made.evictions.get("a").is_some_and(|e| e.delete && e.grace.is_none()), "{:?}", made.actions);
     let ends = 60 + 3600;
@@ -89,8 +88,7 @@ fn forced_drain_deletes_without_grace_only_after_grace_period() {
 fn forced_drain_goes_on_under_a_new_leader() {
     let spec = |timeout: &str| serde_json::json!({"drain": {"timeout": timeout, "atDeadline": "Force"}});
     let (mut view, policy) = draining(spec("1m"), vec![pod("a", false)]);
-    let recorded = plan(&view, &policy, t(60)).actions.remove("a").unwrap();
-    written(&mut view, &recorded);
+    write_due(&mut view, &policy, 60);
     view.leader_since = t(90);
     let made = plan(&view, &policy, t(91));
     assert!(made.evictions.get("a").is_some_and(|evictions| evictions.delete), "{:?}", made.actions);
@@ -111,8 +109,7 @@ fn drain_that_is_found_a_day_after_its_deadline_deletes_nothing_unless_it_had_be
         let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
         let (mut view, policy) = draining(spec, vec![pod("a", false)]);
         if begun {
-            let recorded = plan(&view, &policy, t(60)).actions.remove("a").unwrap();
-            written(&mut view, &recorded);
+            write_due(&mut view, &policy, 60);
         }
         view.leader_since = t(led_since);
         let deletes = |second| plan(&view, &policy, t(second)).evictions.get("a").map(|evictions| evictions.delete);
@@ -183,8 +180,7 @@ fn forced_drain_fails_on_refused_pod_or_unready_node() {
         let status = &mut node.shadow.as_mut().unwrap().status;
         status.controller.drain = Some(models::shadow::DrainStatus { forced_since: Some(t(60)), ..Default::default() });
         let made = plan(&view, &policy, t(61));
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
-        let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
+        let last = last_of(&made);
         assert_eq!(last.reason, "DrainTimedOut");
         assert_eq!(last.message.contains("not Ready"), !ready, "{}", last.message);
     }
@@ -225,14 +221,13 @@ fn drain_that_begins_again_after_a_forced_one_evicts_and_has_its_own_deadline() 
     let shadow = node.shadow.as_mut().unwrap();
     shadow.status.agent.armed = Some(armed(ArmedPhase::Arming));
     shadow.status.controller.drain = Some(DrainStatus { forced_since: Some(t(60)), ..DrainStatus::default() });
-    let (mut view, _) = cluster(vec![node], &["a"]);
-    let policy = with_policy(&mut view, serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}}));
+    let (mut view, policy) =
+        cluster_with(vec![node], &["a"], serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}}));
     // Another pod, which its budget guards now.
     view.budgets = vec![guarding()];
     view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap()[0].ready = true;
     for second in [110, 110] {
-        let action = plan(&view, &policy, t(second)).actions.remove("a").unwrap();
-        written(&mut view, &action);
+        write_due(&mut view, &policy, second);
     }
     let drain = view.nodes["a"].shadow.as_ref().unwrap().status.controller.drain.clone().unwrap();
     assert_eq!((drain.forced_since, drain.pods[0].moved), (None, None), "the pod is evicted");
@@ -242,10 +237,8 @@ fn drain_that_begins_again_after_a_forced_one_evicts_and_has_its_own_deadline() 
     view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), answer(Some("shop/web"), 110, false))].into();
     let named = plan(&view, &policy, t(115)).actions.remove("a").unwrap();
     let Action::Status { status, note: Some(note) } = &named else { panic!("{named:?}") };
-    assert_eq!(
-        (find_condition(&status.conditions, BLOCKED).unwrap().reason.as_str(), note.reason),
-        ("DrainBlocked", "DrainBlocked")
-    );
+    let found = (find_condition(&status.conditions, BLOCKED).unwrap().reason.as_str(), note.reason);
+    assert_eq!(found, ("DrainBlocked", "DrainBlocked"));
     written(&mut view, &named);
     let forced = plan(&view, &policy, t(170)).actions.remove("a").unwrap();
     let Action::Status { status, note: Some(note) } = &forced else { panic!("{forced:?}") };

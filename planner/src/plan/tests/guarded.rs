@@ -80,8 +80,7 @@ pub(super) fn drain_after(
     let (mut view, _) = cluster(vec![staged], &["a"]);
     view.budgets = budgets;
     let policy = with_policy(&mut view, spec);
-    let started = plan(&view, &policy, t(0)).actions.remove("a").unwrap();
-    written(&mut view, &started);
+    write_due(&mut view, &policy, 0);
     let facts = &mut view.nodes.get_mut("a").unwrap().facts;
     (facts.claims, facts.unschedulable) = (ClaimFields::USUAL, true);
     (view, policy)
@@ -128,8 +127,7 @@ fn node_is_released_when_guarded_pods_stay_and_only_their_budget_backs_off() {
     let made = settle(&mut view, &policy, 599);
     assert_eq!((asked(&made), made.wake), (vec!["db-0"], Some(t(600))));
     refuses(&mut view, "db-0", Some("shop/db"));
-    let made = plan(&view, &policy, t(600));
-    assert_eq!(outcome(&made), "GuardedPodsStayed");
+    assert_eq!(outcome(&plan(&view, &policy, t(600))), "GuardedPodsStayed");
     settle(&mut view, &policy, 600);
     assert_eq!((record(&view).failures, record(&view).not_before), (0, None), "it counts as no failure of the node");
     let back_off = |times, last: i64, until: i64| BudgetBackOff {
@@ -240,8 +238,7 @@ fn time_of_guarded_pods_counts_from_the_last_one_that_goes() {
         assert_eq!(asked(&settle(&mut view, &policy, now)).len(), 1, "one request at a time for a budget");
         leaves(&mut view, &format!("vm-{number}"));
     }
-    let made = settle(&mut view, &policy, 8 * 90);
-    assert_eq!(asked(&made), ["web-0"]);
+    assert_eq!(asked(&settle(&mut view, &policy, 8 * 90)), ["web-0"]);
     // The last of them stays: ten minutes from the last but one.
     let on_node = vec![pod_of("vm", "vm-0"), pod_of("vm", "vm-1")];
     let (mut view, policy) = drain_of(json!({}), on_node, vec![guard("vm", 2)]);
@@ -509,14 +506,10 @@ fn pod_whose_grace_period_outlasts_the_drain_is_named_and_asked_first_and_alone(
         ends_by: leaving.then(|| t(own)),
         ..pod_of("db", "db-0")
     };
+    let minute = json!({"drain": {"gracePeriod": "1m"}});
     for (sentence, spec, db, first) in [
         ("a week", json!({}), week(604_800, false), vec!["db-0"]),
-        (
-            "a week, of which policy leaves a minute",
-            json!({"drain": {"gracePeriod": "1m"}}),
-            week(604_800, false),
-            vec!["db-0", "web-0"],
-        ),
+        ("a week, of which policy leaves a minute", minute, week(604_800, false), vec!["db-0", "web-0"]),
         ("as long as the drain", json!({}), week(1800, false), vec!["db-0", "web-0"]),
         ("it was deleted before", json!({}), week(604_800, true), vec![]),
     ] {
@@ -530,10 +523,8 @@ fn pod_whose_grace_period_outlasts_the_drain_is_named_and_asked_first_and_alone(
     let (view, policy) = cluster(vec![staged], &["a"]);
     let started = plan(&view, &policy, t(0)).actions.remove("a");
     let Some(Action::Status { note: Some(note), .. }) = started else { panic!("{started:?}") };
-    assert!(
-        note.reason == "UpdateStarted" && note.message.contains("shop/db-0 (a grace period of 604800s)"),
-        "{note:?}"
-    );
+    let named = note.message.contains("shop/db-0 (a grace period of 604800s)");
+    assert!(note.reason == "UpdateStarted" && named, "{note:?}");
 }
 
 #[test]
@@ -574,10 +565,8 @@ fn budget_whose_pods_are_replaced_while_hooks_answer_ends_no_attempt() {
     let waits = made.actions.remove("a").unwrap();
     let Action::Status { status, .. } = &waits else { panic!("{waits:?}") };
     let blocked = models::condition::find_condition(&status.conditions, models::shadow::BLOCKED).unwrap();
-    assert_eq!(
-        (blocked.reason.as_str(), status.report.progress.as_ref().unwrap().step),
-        ("BudgetUnhealthy", Step::BeforeDrain)
-    );
+    let found = (blocked.reason.as_str(), status.report.progress.as_ref().unwrap().step);
+    assert_eq!(found, ("BudgetUnhealthy", Step::BeforeDrain));
     let mut over = view.clone();
     over.budgets[0].healthy = 3;
     over.budgets[0].allowed = 1;

@@ -33,20 +33,26 @@ fn in_step(step: Step, spec: serde_json::Value) -> (ClusterView, Policy) {
         (node.facts.claims, node.facts.unschedulable) = (ClaimFields::default(), false);
         node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
     }
-    let (mut view, _) = cluster(vec![node], &["a"]);
-    let policy = with_policy(&mut view, spec);
-    (view, policy)
+    cluster_with(vec![node], &["a"], spec)
 }
 
 fn a(view: &mut ClusterView) -> &mut NodeView {
     view.nodes.get_mut("a").unwrap()
 }
 
-/// Writes the request that is due, and has these hooks answer it.
-fn ask(view: &mut ClusterView, made: &Plan) -> String {
+/// Writes the request that is due.
+fn ask(view: &mut ClusterView, policy: &Policy, second: i64) -> String {
+    let made = plan(view, policy, t(second));
     let Some(Action::Hook { request: Some(request) }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
     a(view).facts.hook_request = Some(request.clone());
     request.clone()
+}
+
+/// A node in a step whose hooks are asked, and their request.
+fn asked(step: Step, spec: serde_json::Value) -> (ClusterView, Policy, String) {
+    let (mut view, policy) = in_step(step, spec);
+    let request = ask(&mut view, &policy, 1);
+    (view, policy, request)
 }
 
 fn answers(view: &mut ClusterView, hook: &str, answer: &str) {
@@ -79,12 +85,10 @@ fn node_is_claimed_then_hooks_are_asked_then_awaited() {
     assert!(fields.has(ClaimField::Cordon) && !fields.has(ClaimField::Balancer), "connections go on");
 
     (a(&mut view).facts.claims, a(&mut view).facts.unschedulable) = (*fields, true);
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let request = ask(&mut view, &policy, 1);
     assert_eq!(Some(&request), hooks::request(&progress(Step::BeforeDrain, 0)).as_ref());
     // The wait is recorded on the shadow, and is what the plan counts afterwards.
-    let made = plan(&view, &policy, t(2));
-    written(&mut view, &made.actions["a"]);
+    write_due(&mut view, &policy, 2);
     let blocked = shadow(&mut view).status.conditions.iter().find(|c| c.type_ == BLOCKED).unwrap();
     assert!(blocked.reason == "AwaitingHook" && blocked.message.contains("ceph"), "{blocked:?}");
     let made = plan(&view, &policy, t(2));
@@ -100,11 +104,7 @@ fn node_is_claimed_then_hooks_are_asked_then_awaited() {
 
 #[test]
 fn each_hook_has_to_answer_this_very_request() {
-    let (mut view, policy) = in_step(Step::BeforeDrain, both());
-    let request = {
-        let made = plan(&view, &policy, t(1));
-        ask(&mut view, &made)
-    };
+    let (mut view, policy, request) = asked(Step::BeforeDrain, both());
     let old = request.replace("BeforeDrain/1/", "BeforeDrain/0/");
     for (ceph, mute, expected) in [
         (None, None, "step BeforeDrain"),
@@ -124,11 +124,8 @@ fn each_hook_has_to_answer_this_very_request() {
 
 #[test]
 fn message_names_the_hooks_that_are_still_awaited() {
-    let (mut view, policy) = in_step(Step::BeforeDrain, both());
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
-    let made = plan(&view, &policy, t(2));
-    written(&mut view, &made.actions["a"]);
+    let (mut view, policy, request) = asked(Step::BeforeDrain, both());
+    write_due(&mut view, &policy, 2);
     answers(&mut view, "mute", &request);
     let made = plan(&view, &policy, t(3));
     let Some(Action::Status { status, note: None }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
@@ -140,9 +137,7 @@ fn message_names_the_hooks_that_are_still_awaited() {
 
 #[test]
 fn deadline_ends_or_continues_the_attempt_as_policy_says() {
-    let (mut view, policy) = in_step(Step::BeforeDrain, both());
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let (mut view, policy, request) = asked(Step::BeforeDrain, both());
     // Each hook has its own deadline. That of `mute` alone ends nothing.
     assert_eq!(outcome(&plan(&view, &policy, t(61))), "step BeforeDrain");
     assert_eq!(outcome(&plan(&view, &policy, t(119))), "step BeforeDrain");
@@ -169,34 +164,22 @@ fn hooks_that_were_never_asked_are_not_reported_as_silent() {
     let uncordoned = |view: &mut ClusterView| {
         (a(view).facts.claims, a(view).facts.unschedulable) = (ClaimFields::default(), false);
     };
-    for (sentence, step, change, reason, message) in [
-        (
-            "the node could not be cordoned",
-            Step::BeforeDrain,
-            uncordoned as fn(&mut ClusterView),
-            "DrainTimedOut",
-            "could not be cordoned",
-        ),
-        ("the request was not written", Step::BeforeDrain, |_| {}, "DrainTimedOut", "was not on the Node"),
-        ("nor that after the update", Step::AfterUpdate, |_| {}, "HookTimedOut", "was not on the Node"),
-        (
-            "they were asked, and another client has uncordoned the node",
-            Step::BeforeDrain,
-            |view| {
-                a(view).facts.hook_request = hooks::request(&progress(Step::BeforeDrain, 0));
-                (a(view).facts.claims, a(view).facts.unschedulable) = (ClaimFields::default(), false);
-            },
-            "HookTimedOut",
-            "hook ceph has not answered",
-        ),
-    ] {
+    let case = |sentence: &str, step: Step, reason: &str, message: &str, change: fn(&mut ClusterView)| {
         let (mut view, policy) = in_step(step, both());
         change(&mut view);
         let made = plan(&view, &policy, t(120));
         assert_eq!(outcome(&made), reason, "{sentence}");
         let Some(Action::Status { note: Some(note), .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
         assert!(note.message.contains(message), "{sentence}: {}", note.message);
-    }
+    };
+    case("the node was not cordoned", Step::BeforeDrain, "DrainTimedOut", "could not be cordoned", uncordoned);
+    case("the request was not written", Step::BeforeDrain, "DrainTimedOut", "was not on the Node", |_| {});
+    case("nor that after the update", Step::AfterUpdate, "HookTimedOut", "was not on the Node", |_| {});
+    let silent = "hook ceph has not answered";
+    case("they were asked, and the node is uncordoned", Step::BeforeDrain, "HookTimedOut", silent, |view| {
+        a(view).facts.hook_request = hooks::request(&progress(Step::BeforeDrain, 0));
+        (a(view).facts.claims, a(view).facts.unschedulable) = (ClaimFields::default(), false);
+    });
     // Where policy goes on without any answer, the node has the time of its drain to be cordoned.
     let continues = json!({"hooks": [{"name": "mute", "before": {"timeout": "1m", "onTimeout": "Continue"}}]});
     let (mut view, policy) = in_step(Step::BeforeDrain, continues);
@@ -207,9 +190,7 @@ fn hooks_that_were_never_asked_are_not_reported_as_silent() {
 #[test]
 fn refusal_ends_the_attempt_with_name_and_reason_also_where_timeout_continues() {
     for hook in ["ceph", "mute"] {
-        let (mut view, policy) = in_step(Step::BeforeDrain, both());
-        let made = plan(&view, &policy, t(1));
-        let request = ask(&mut view, &made);
+        let (mut view, policy, request) = asked(Step::BeforeDrain, both());
         answers(&mut view, hook, &format!("{request} Refused: HEALTH_WARN"));
         let made = plan(&view, &policy, t(2));
         assert_eq!(outcome(&made), "HookRefused");
@@ -222,9 +203,7 @@ fn refusal_ends_the_attempt_with_name_and_reason_also_where_timeout_continues() 
 
 #[test]
 fn hook_that_policy_drops_is_no_longer_awaited() {
-    let (mut view, policy) = in_step(Step::BeforeDrain, both());
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let (mut view, policy, request) = asked(Step::BeforeDrain, both());
     answers(&mut view, "mute", &request);
     assert_eq!(outcome(&plan(&view, &policy, t(2))), "step BeforeDrain");
     let policy = with_policy(&mut view, json!({"hooks": [{"name": "mute", "before": {}}]}));
@@ -237,9 +216,7 @@ fn hook_that_policy_drops_is_no_longer_awaited() {
 #[test]
 fn change_of_policy_begins_the_time_of_hooks_again() {
     for before in [json!({"timeout": "1h"}), json!({"timeout": "5m"})] {
-        let (mut view, policy) = in_step(Step::BeforeDrain, json!({"hooks": [{"name": "ceph", "before": before}]}));
-        let made = plan(&view, &policy, t(1));
-        ask(&mut view, &made);
+        let (mut view, policy, _) = asked(Step::BeforeDrain, json!({"hooks": [{"name": "ceph", "before": before}]}));
         assert_eq!(outcome(&plan(&view, &policy, t(299))), "step BeforeDrain");
         let added = json!({"hooks": [{"name": "ceph", "before": {"timeout": "5m"}}, {"name": "mute", "before": {}}]});
         let policy = with_policy(&mut view, added);
@@ -273,16 +250,7 @@ fn fire(view: &mut ClusterView, spec: &mut serde_json::Value, query: &str) {
 #[test]
 fn second_end_in_a_row_by_a_window_or_by_an_expression_of_the_fleet_is_a_failure() {
     let fire: Change = |view, spec| fire(view, spec, "errors > 0");
-    let cases: [(Option<&str>, Change, &str, i64); 7] = [
-        (None, close_window, "WindowEnded", 0),
-        (Some("BlackoutBegan"), close_window, "WindowEnded", 0),
-        (Some("WindowEnded"), close_window, "GateRefused", 1),
-        (Some("GateRefused"), close_window, "GateRefused", 1),
-        (None, fire, "ClusterUnwell", 0),
-        (Some("ClusterUnwell"), fire, "GateRefused", 1),
-        (Some("GateRefused"), fire, "GateRefused", 1),
-    ];
-    for (before, change, expected, failures) in cases {
+    let case = |before: Option<&str>, expected: &str, failures: i64, change: Change| {
         let (mut view, _) = in_step(Step::BeforeDrain, both());
         let last =
             before.map(|reason| models::shadow::AttemptResult { reason: reason.into(), ..updated().last.unwrap() });
@@ -290,53 +258,52 @@ fn second_end_in_a_row_by_a_window_or_by_an_expression_of_the_fleet_is_a_failure
         let mut spec = both();
         change(&mut view, &mut spec);
         let policy = with_policy(&mut view, spec);
-        let made = plan(&view, &policy, t(1));
-        let request = ask(&mut view, &made);
+        let request = ask(&mut view, &policy, 1);
         answers(&mut view, "ceph", &request);
         answers(&mut view, "mute", &request);
         let made = plan(&view, &policy, t(3));
         assert_eq!(outcome(&made), expected, "after {before:?}");
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
-        assert_eq!(status.report.record.as_ref().unwrap().failures, failures, "after {before:?}");
-    }
+        assert_eq!(record_of(&made).failures, failures, "after {before:?}");
+    };
+    case(None, "WindowEnded", 0, close_window);
+    case(Some("BlackoutBegan"), "WindowEnded", 0, close_window);
+    case(Some("WindowEnded"), "GateRefused", 1, close_window);
+    case(Some("GateRefused"), "GateRefused", 1, close_window);
+    case(None, "ClusterUnwell", 0, fire);
+    case(Some("ClusterUnwell"), "GateRefused", 1, fire);
+    case(Some("GateRefused"), "GateRefused", 1, fire);
 }
 
 /// The window has closed, an expression fires, a budget has become impossible.
 #[test]
 fn gates_are_checked_again_after_the_wait_for_hooks() {
-    let cases: [(&str, Change, &str); 6] = [
-        ("nothing has changed", |_, _| {}, "step Draining"),
-        ("updates are switched off", |_, spec| spec["enabled"] = json!(false), "step Draining"),
-        ("window", close_window, "WindowEnded"),
-        ("node", |view, _| a(view).facts.ready = false, "GateRefused"),
-        ("expression of the node", |view, spec| fire(view, spec, "errors{node=\"$node\"} > 0"), "GateRefused"),
-        ("expression of the fleet", |view, spec| fire(view, spec, "errors > 0"), "ClusterUnwell"),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: &str, change: Change| {
         let (mut view, _) = in_step(Step::BeforeDrain, both());
         let mut spec = both();
         change(&mut view, &mut spec);
         let policy = with_policy(&mut view, spec);
         assert!(policy.errors.is_empty(), "{sentence}: {:?}", policy.errors);
-        let request = {
-            let made = plan(&view, &policy, t(1));
-            ask(&mut view, &made)
-        };
+        let request = ask(&mut view, &policy, 1);
         answers(&mut view, "ceph", &request);
         answers(&mut view, "mute", &request);
         let made = plan(&view, &policy, t(3));
         assert_eq!(outcome(&made), expected, "{sentence}");
         if expected == "step Draining" {
-            continue;
+            return;
         }
         // A window that closes is no failure; by any other refusal the node backs off, and others go first.
         let backs_off = expected != "WindowEnded";
         let failures = i64::from(expected == "GateRefused");
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
-        let record = status.report.record.as_ref().unwrap();
+        let record = record_of(&made);
         assert_eq!((record.failures, record.not_before.is_some()), (failures, backs_off), "{sentence}");
         assert!(made.evictions.is_empty());
-    }
+    };
+    case("nothing has changed", "step Draining", |_, _| {});
+    case("updates are switched off", "step Draining", |_, spec| spec["enabled"] = json!(false));
+    case("window", "WindowEnded", close_window);
+    case("node", "GateRefused", |view, _| a(view).facts.ready = false);
+    case("expression of the node", "GateRefused", |view, spec| fire(view, spec, "errors{node=\"$node\"} > 0"));
+    case("expression of the fleet", "ClusterUnwell", |view, spec| fire(view, spec, "errors > 0"));
 }
 
 /// A host may not answer for some seconds, as while its API server restarts.
@@ -346,8 +313,7 @@ fn host_that_cannot_be_used_when_hooks_have_answered_is_waited_for() {
         let waits = if reported.reason == HOST_BUSY { "HostBusy" } else { "HostNotUsable" };
         let (mut view, policy) = in_step(Step::BeforeDrain, json!({}));
         shadow(&mut view).status.conditions.push(reported);
-        let action = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
-        written(&mut view, &action);
+        write_due(&mut view, &policy, 1);
         assert_eq!(outcome(&plan(&view, &policy, t(600))), waits);
         let mut answers = view.clone();
         shadow(&mut answers).status.conditions.retain(|condition| condition.type_ != HOST_REACHABLE);
@@ -361,9 +327,7 @@ fn expressions_are_queried_after_the_wait_for_hooks_and_have_to_return_nothing()
     let mut spec = both();
     spec["prometheus"] = json!({"url": "http://prometheus:9090"});
     spec["health"] = json!({"before": {"expressions": [{"name": "errors", "query": "errors > 0"}]}});
-    let (mut view, policy) = in_step(Step::BeforeDrain, spec);
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let (mut view, policy, request) = asked(Step::BeforeDrain, spec);
     answers(&mut view, "ceph", &request);
     answers(&mut view, "mute", &request);
     let made = plan(&view, &policy, t(3));
@@ -456,8 +420,7 @@ fn verified_node_awaits_hooks_and_then_is_updated() {
     let (mut view, policy) = in_step(Step::AfterUpdate, both());
     a(&mut view).facts.hook_request = hooks::request(&progress(Step::BeforeDrain, 0));
     answers(&mut view, "ceph", &hooks::request(&progress(Step::BeforeDrain, 0)).unwrap());
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let request = ask(&mut view, &policy, 1);
     assert!(request.starts_with("AfterUpdate/1/"), "{request}");
     assert_eq!(outcome(&plan(&view, &policy, t(119))), "step AfterUpdate");
     assert_eq!(outcome(&plan(&view, &policy, t(120))), "HookTimedOut");
@@ -466,9 +429,7 @@ fn verified_node_awaits_hooks_and_then_is_updated() {
     assert_eq!(outcome(&plan(&view, &policy, t(2))), "step AfterUpdate");
     answers(&mut view, "ceph", &request);
     let made = plan(&view, &policy, t(3));
-    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
-    let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
-    assert_eq!((outcome(&made).as_str(), last.reason.as_str()), ("no attempt", "Updated"));
+    assert_eq!((outcome(&made).as_str(), last_of(&made).reason.as_str()), ("no attempt", "Updated"));
     // The slot is kept until then.
     assert!(made.slots.is_none() && made.status.unwrap().slots.len() == 1);
 
@@ -476,8 +437,7 @@ fn verified_node_awaits_hooks_and_then_is_updated() {
     let (mut view, _) = in_step(Step::AfterUpdate, both());
     let hooks = json!([{"name": "mute", "after": {"timeout": "1m", "onTimeout": "Continue"}}]);
     let policy = with_policy(&mut view, json!({"hooks": hooks}));
-    let made = plan(&view, &policy, t(1));
-    ask(&mut view, &made);
+    ask(&mut view, &policy, 1);
     assert_eq!(outcome(&plan(&view, &policy, t(59))), "step AfterUpdate");
     let made = plan(&view, &policy, t(60));
     let Some(Action::Status { note: Some(note), .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
@@ -488,19 +448,9 @@ fn verified_node_awaits_hooks_and_then_is_updated() {
 /// A policy with long hooks: what the verification had left is over long before they answer.
 #[test]
 fn node_that_is_not_well_once_hooks_have_answered_is_verified_again_for_its_whole_time() {
-    let cases: [(&str, Change, &str); 6] = [
-        ("it is not Ready", |view, _| a(view).facts.ready = false, "step Verifying"),
-        ("it is under pressure", |view, _| a(view).facts.pressure = Some("DiskPressure".into()), "step Verifying"),
-        ("it was rebooted, as in its soak before", |view, _| a(view).facts.boot_id = "b3".into(), "step Returning"),
-        ("a pod is not Ready", |view, _| a(view).pods = Some(vec![pod("a", true)]), "step Verifying"),
-        ("an expression fires", fire_after, "step Verifying"),
-        ("a taint is new", taint, "Soaking"),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: &str, change: Change| {
         for began in [0, -900] {
-            let (mut view, policy) = in_step(Step::AfterUpdate, both());
-            let made = plan(&view, &policy, t(1));
-            let request = ask(&mut view, &made);
+            let (mut view, _, request) = asked(Step::AfterUpdate, both());
             let progress = shadow(&mut view).status.controller.progress.as_mut().unwrap();
             (progress.verifying_since, progress.soak_restarted) = (Some(t(began)), true);
             let mut spec = both();
@@ -515,7 +465,13 @@ fn node_that_is_not_well_once_hooks_have_answered_is_verified_again_for_its_whol
             written(&mut view, &made.actions["a"]);
             assert_eq!(outcome(&plan(&view, &policy, t(4))), expected, "{sentence}, verified since {began}");
         }
-    }
+    };
+    case("it is not Ready", "step Verifying", |view, _| a(view).facts.ready = false);
+    case("it is under pressure", "step Verifying", |view, _| a(view).facts.pressure = Some("DiskPressure".into()));
+    case("it was rebooted, as in its soak before", "step Returning", |view, _| a(view).facts.boot_id = "b3".into());
+    case("a pod is not Ready", "step Verifying", |view, _| a(view).pods = Some(vec![pod("a", true)]));
+    case("an expression fires", "step Verifying", fire_after);
+    case("a taint is new", "Soaking", taint);
 }
 
 /// Has an expression of `health.after` return something for node `a`.
@@ -540,8 +496,7 @@ fn expressions_are_queried_while_hooks_are_awaited_after_an_update() {
     assert!(plan(&view, &policy, t(1)).expressions.contains(&question("errors{node=\"a\"} > 0")));
     // A new leader knows none of the answers at first.
     view.expressions.clear();
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let request = ask(&mut view, &policy, 1);
     answers(&mut view, "ceph", &request);
     view.leader_since = t(1);
     assert_eq!(outcome(&plan(&view, &policy, t(60))), "ExpressionsPending");
@@ -552,8 +507,7 @@ fn expressions_are_queried_while_hooks_are_awaited_after_an_update() {
 fn verification_goes_on_where_a_pod_is_not_ready_once_its_hooks_have_answered() {
     let (mut view, policy) = in_step(Step::AfterUpdate, both());
     shadow(&mut view).status.controller.progress.as_mut().unwrap().verification = true;
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let request = ask(&mut view, &policy, 1);
     answers(&mut view, "ceph", &request);
     assert_eq!(outcome(&plan(&view, &policy, t(2))), "no attempt", "it is well");
     a(&mut view).pods = Some(vec![pod("a", true)]);
@@ -564,9 +518,7 @@ fn verification_goes_on_where_a_pod_is_not_ready_once_its_hooks_have_answered() 
 #[test]
 fn node_that_is_not_well_after_a_second_wait_for_a_silent_hook_is_not_proven() {
     let hooks = json!([{"name": "ceph", "after": {"timeout": "2h", "onTimeout": "Continue"}}]);
-    let (mut view, policy) = in_step(Step::AfterUpdate, json!({"hooks": hooks}));
-    let made = plan(&view, &policy, t(1));
-    ask(&mut view, &made);
+    let (mut view, policy, _) = asked(Step::AfterUpdate, json!({"hooks": hooks}));
     a(&mut view).pods = Some(vec![pod("a", true)]);
     goes_on(&mut view, &policy, 7200, "step Verifying");
     a(&mut view).pods = Some(vec![]);
@@ -590,8 +542,7 @@ fn updated_node_is_protected_from_autoscalers_until_its_hooks_have_answered() {
     let protection: ClaimFields = [ClaimField::ScaleDown, ClaimField::DoNotDisrupt].into_iter().collect();
     (a(&mut view).facts.claims, a(&mut view).lease) = (protection, renewed_after(100));
     goes_on(&mut view, &policy, 100, "step AfterUpdate");
-    let made = plan(&view, &policy, t(101));
-    let request = ask(&mut view, &made);
+    let request = ask(&mut view, &policy, 101);
     goes_on(&mut view, &policy, 102, "step AfterUpdate");
     assert_eq!(outcome(&plan(&view, &policy, t(103))), "AwaitingHook");
     answers(&mut view, "ceph", &request);
@@ -612,9 +563,7 @@ fn node_that_falls_ill_soon_after_its_soak_counts_against_the_version_whatever_i
         ("an instant ago", 390, "", 400, "step Verifying"),
         ("hours later, when anything may be the cause", 7200, "", 8000, "step Verifying"),
     ] {
-        let (mut view, policy) = in_step(Step::AfterUpdate, both());
-        let made = plan(&view, &policy, t(1));
-        let request = ask(&mut view, &made);
+        let (mut view, policy, request) = asked(Step::AfterUpdate, both());
         let facts = &mut a(&mut view).facts;
         (facts.ready, facts.not_ready_since) = (false, Some(t(began)));
         answers(&mut view, "ceph", &format!("{request}{answer}"));
@@ -631,20 +580,16 @@ fn node_that_falls_ill_soon_after_its_soak_counts_against_the_version_whatever_i
 #[test]
 fn node_that_is_taken_away_while_its_hooks_are_awaited_counts_against_no_version() {
     type Change = fn(&mut NodeFacts);
-    let cases: [(&str, Change, &str); 2] = [
-        ("a user has held it", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(100))), "Held"),
-        ("an autoscaler removes it", |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()), "HealthUnknown"),
-    ];
-    for (sentence, change, end) in cases {
-        let (mut view, policy) = in_step(Step::AfterUpdate, both());
-        let made = plan(&view, &policy, t(1));
-        let request = ask(&mut view, &made);
+    let case = |sentence: &str, end: &str, change: Change| {
+        let (mut view, policy, request) = asked(Step::AfterUpdate, both());
         let facts = &mut a(&mut view).facts;
         (facts.ready, facts.not_ready_since) = (false, Some(t(180)));
         change(facts);
         answers(&mut view, "ceph", &format!("{request} Refused: disks are away"));
         assert_eq!(outcome(&plan(&view, &policy, t(400))), end, "{sentence}");
-    }
+    };
+    case("a user has held it", "Held", |facts| (facts.hold, facts.held_since) = (Some(Hold::default()), Some(t(100))));
+    case("an autoscaler removes it", "HealthUnknown", |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()));
 }
 
 /// Carries out the write that is due, which goes on to this step.
@@ -658,19 +603,10 @@ fn goes_on(view: &mut ClusterView, policy: &Policy, second: i64, step: &str) {
 #[test]
 fn node_that_is_rebooted_once_while_a_silent_hook_is_awaited_is_verified_again() {
     type Change = fn(&mut NodeFacts);
-    let cases: [(&str, Change); 2] = [
-        ("it is back", |facts| facts.boot_id = "b2".into()),
-        ("it is going down", |facts| {
-            facts.ready = false;
-            facts.not_ready_since = Some(t(7190));
-        }),
-    ];
-    for (sentence, change) in cases {
+    let case = |sentence: &str, change: Change| {
         for (action, end) in [("Continue", "no attempt"), ("Fail", "HookTimedOut")] {
             let hooks = json!([{"name": "ceph", "after": {"timeout": "2h", "onTimeout": action}}]);
-            let (mut view, policy) = in_step(Step::AfterUpdate, json!({"hooks": hooks}));
-            let made = plan(&view, &policy, t(1));
-            ask(&mut view, &made);
+            let (mut view, policy, _) = asked(Step::AfterUpdate, json!({"hooks": hooks}));
             change(&mut a(&mut view).facts);
             goes_on(&mut view, &policy, 7200, "step Verifying");
             let facts = &mut a(&mut view).facts;
@@ -689,7 +625,12 @@ fn node_that_is_rebooted_once_while_a_silent_hook_is_awaited_is_verified_again()
             let ended = plan(&view, &policy, t(14_501));
             assert_eq!(outcome(&ended), "HealthUnknown", "{sentence}, {action}: it counts against nothing");
         }
-    }
+    };
+    case("it is back", |facts| facts.boot_id = "b2".into());
+    case("it is going down", |facts| {
+        facts.ready = false;
+        facts.not_ready_since = Some(t(7190));
+    });
 }
 
 #[test]
@@ -697,16 +638,13 @@ fn node_that_falls_ill_after_its_first_verification_counts_against_nothing() {
     // Soon after another verification.
     let (mut view, policy) = in_step(Step::AfterUpdate, both());
     shadow(&mut view).status.controller.progress.as_mut().unwrap().soak_restarted = true;
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let request = ask(&mut view, &policy, 1);
     answers(&mut view, "ceph", &request);
     let facts = &mut a(&mut view).facts;
     (facts.ready, facts.not_ready_since) = (false, Some(t(180)));
     assert_eq!(outcome(&plan(&view, &policy, t(400))), "step Verifying");
     // It does not come back from a reboot.
-    let (mut view, policy) = in_step(Step::AfterUpdate, both());
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let (mut view, policy, request) = asked(Step::AfterUpdate, both());
     a(&mut view).facts.boot_id = "b2".into();
     answers(&mut view, "ceph", &request);
     goes_on(&mut view, &policy, 1000, "step Verifying");
@@ -725,9 +663,7 @@ fn node_that_is_rebooted_twice_soon_after_its_soak_counts_against_the_version() 
         ("late", 901, "step Verifying"),
     ] {
         let hooks = json!([{"name": "ceph", "after": {"timeout": "5m", "onTimeout": "Continue"}}]);
-        let (mut view, policy) = in_step(Step::AfterUpdate, json!({"hooks": hooks}));
-        let made = plan(&view, &policy, t(1));
-        ask(&mut view, &made);
+        let (mut view, policy, _) = asked(Step::AfterUpdate, json!({"hooks": hooks}));
         a(&mut view).facts.boot_id = "b2".into();
         goes_on(&mut view, &policy, 120, "step AfterUpdate");
         assert_eq!(outcome(&plan(&view, &policy, t(301))), "Soaking", "{sentence}: once is nothing");
@@ -739,9 +675,7 @@ fn node_that_is_rebooted_twice_soon_after_its_soak_counts_against_the_version() 
 /// The pods that its network needs start slowly.
 #[test]
 fn node_that_comes_back_slowly_from_one_reboot_soon_after_its_soak_does_not_count() {
-    let (mut view, policy) = in_step(Step::AfterUpdate, both());
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let (mut view, policy, request) = asked(Step::AfterUpdate, both());
     let facts = &mut a(&mut view).facts;
     (facts.boot_id, facts.ready, facts.not_ready_since) = ("b2".into(), false, Some(t(110)));
     goes_on(&mut view, &policy, 120, "step AfterUpdate");
@@ -754,9 +688,7 @@ fn node_that_comes_back_slowly_from_one_reboot_soon_after_its_soak_does_not_coun
 
 #[test]
 fn node_that_is_rebooted_once_soon_after_its_soak_is_verified_again() {
-    let (mut view, policy) = in_step(Step::AfterUpdate, both());
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let (mut view, policy, request) = asked(Step::AfterUpdate, both());
     a(&mut view).facts.boot_id = "b2".into();
     shadow(&mut view).status.agent.boot_id = Some("b2".into());
     goes_on(&mut view, &policy, 100, "step AfterUpdate");
@@ -771,9 +703,7 @@ fn node_that_is_rebooted_once_soon_after_its_soak_is_verified_again() {
 
 #[test]
 fn node_that_is_well_again_when_hooks_answer_is_updated() {
-    let (mut view, policy) = in_step(Step::AfterUpdate, both());
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let (mut view, policy, request) = asked(Step::AfterUpdate, both());
     a(&mut view).facts.ready = false;
     assert_eq!(outcome(&plan(&view, &policy, t(2))), "step AfterUpdate");
     a(&mut view).facts.ready = true;
@@ -783,9 +713,7 @@ fn node_that_is_well_again_when_hooks_answer_is_updated() {
 
 #[test]
 fn node_that_is_rebooted_into_another_version_ends_before_hooks_have_answered() {
-    let (mut view, policy) = in_step(Step::AfterUpdate, both());
-    let made = plan(&view, &policy, t(1));
-    ask(&mut view, &made);
+    let (mut view, policy, _) = asked(Step::AfterUpdate, both());
     let facts = &mut a(&mut view).facts;
     (facts.boot_id, facts.os_image) = ("b2".into(), format!("Bottlerocket OS {OLD} (aws-k8s-1.37)"));
     assert_eq!(outcome(&plan(&view, &policy, t(3))), "BootedOtherVersion");
@@ -793,21 +721,17 @@ fn node_that_is_rebooted_into_another_version_ends_before_hooks_have_answered() 
 
 #[test]
 fn node_that_is_verified_again_while_hooks_are_awaited_has_its_whole_soak_and_keeps_the_request() {
-    let (mut view, policy) = in_step(Step::AfterUpdate, both());
-    let made = plan(&view, &policy, t(1));
-    let request = ask(&mut view, &made);
+    let (mut view, policy, request) = asked(Step::AfterUpdate, both());
     answers(&mut view, "ceph", &request);
     answers(&mut view, "mute", &hooks::request(&progress(Step::BeforeDrain, 0)).unwrap());
     a(&mut view).facts.ready = false;
-    let made = plan(&view, &policy, t(30));
-    written(&mut view, &made.actions["a"]);
+    write_due(&mut view, &policy, 30);
     a(&mut view).facts.ready = true;
     let made = plan(&view, &policy, t(31));
     assert_eq!((outcome(&made).as_str(), made.waits.get("a")), ("Soaking", Some(&Wait::Soaking { until: t(90) })));
     // Another client removes it. A hook that has not answered it was asked too.
     a(&mut view).facts.hook_request = None;
-    let made = plan(&view, &policy, t(31));
-    assert_eq!(made.actions.get("a"), Some(&Action::Hook { request: Some(request) }));
+    assert_eq!(plan(&view, &policy, t(31)).actions.get("a"), Some(&Action::Hook { request: Some(request) }));
 }
 
 /// The desired state is withdrawn first.
@@ -848,8 +772,7 @@ fn request_without_an_attempt_is_withdrawn() {
         }
         node.facts.hold = held.then(Hold::default);
         node.observed_for = std::time::Duration::from_secs(observed);
-        let (mut view, _) = cluster(vec![node], &[]);
-        let policy = with_policy(&mut view, json!({}));
+        let (view, policy) = cluster_with(vec![node], &[], json!({}));
         plan(&view, &policy, t(1)).actions.get("a").cloned()
     };
     let withdrawn = Some(Action::Hook { request: None });

@@ -57,8 +57,7 @@ fn settings_signed_by_replaced_key_are_signed_again() {
     ] {
         let spec = &mut node.shadow.as_mut().unwrap().spec;
         spec.host = Some(HostPolicy { signature: signature.cloned(), ..host.clone() });
-        let (mut view, _) = cluster(vec![node], &[]);
-        let policy = with_policy(&mut view, serde_json::json!({"version": {"ignoreWaves": true}}));
+        let (mut view, policy) = cluster_with(vec![node], &[], serde_json::json!({"version": {"ignoreWaves": true}}));
         // The last one signs.
         view.signing.signing_key = keys.last().cloned();
         view.signing.newest_key = keys.last().cloned();
@@ -68,10 +67,8 @@ fn settings_signed_by_replaced_key_are_signed_again() {
         assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{sentence}");
         let signed_again = match made.actions.get("a") {
             Some(Action::Spec { spec }) if spec.state == order.state => {
-                assert_eq!(
-                    (&spec.attempt, &spec.boot_id, &spec.version),
-                    (&order.attempt, &order.boot_id, &order.version)
-                );
+                let found = (&spec.attempt, &spec.boot_id, &spec.version);
+                assert_eq!(found, (&order.attempt, &order.boot_id, &order.version));
                 spec.host.as_ref().is_some_and(|host| host.signature.is_none())
             }
             _ => false,
@@ -93,8 +90,7 @@ fn settings_are_withdrawn_from_node_without_its_label() {
         let mut node = node("a");
         node.facts.labelled = labelled;
         node.shadow.as_mut().unwrap().spec.host = Some(HostPolicy { signature: Some(jws.clone()), ..(*host).clone() });
-        let (mut view, _) = cluster(vec![node], &[]);
-        let policy = with_policy(&mut view, spec.clone());
+        let (mut view, policy) = cluster_with(vec![node], &[], spec.clone());
         (view.signing.signing_key, view.signing.newest_key) = (Some(kid.clone()), Some(kid.clone()));
         view.signing.signing_keys = [kid.clone()].into();
         let made = plan(&view, &policy, t(1));
@@ -115,8 +111,7 @@ fn settings_signed_by_newest_key_are_not_signed_by_previous_key() {
         let mut node = node("a");
         let signature = Some(jws.clone());
         node.shadow.as_mut().unwrap().spec.host = Some(HostPolicy { signature, ..host.clone() });
-        let (mut view, _) = cluster(vec![node], &[]);
-        let policy = with_policy(&mut view, serde_json::json!({"version": {"ignoreWaves": true}}));
+        let (mut view, policy) = cluster_with(vec![node], &[], serde_json::json!({"version": {"ignoreWaves": true}}));
         (view.signing.signing_key, view.signing.newest_key) = (Some("before".to_owned()), Some(newest.to_owned()));
         view.signing.signing_keys = ["before", newest].map(str::to_owned).into();
         let written = matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Spec { .. }));

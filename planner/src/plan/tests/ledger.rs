@@ -5,7 +5,6 @@ use models::reason::{FailureReason, Proof};
 use models::shadow::{ArmedPhase, HostState, NodeProof, Permit, Step};
 use serde_json::json;
 
-use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::{Plan, ShadowChange, plan};
 use crate::policy::Policy;
@@ -149,8 +148,7 @@ fn end_of_an_attempt_records_its_place() {
         recorded_with(&mut view, None);
         let policy = Policy { present: true, ..policy };
         let made = plan(&view, &policy, t(5));
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
-        let record = status.report.record.as_ref().unwrap();
+        let record = record_of(&made);
         assert_eq!(record.proof.as_ref().map(|proof| proof.proof), expected, "{sentence}: {:?}", record.last);
         assert!(record.proof.as_ref().is_none_or(|proof| (proof.rollout, proof.attempt) == (7, 1)), "{sentence}");
     }
@@ -163,8 +161,7 @@ fn slot_of_an_earlier_version_learns_that_its_node_is_of_the_control_plane() {
     let labels = [(models::names::CONTROL_PLANE_LABEL.to_owned(), String::new())];
     view.nodes.get_mut("a").unwrap().facts.labels = std::sync::Arc::new(labels.into());
     assert!(!view.operator.as_ref().unwrap().status.slots[0].update.as_ref().unwrap().control_plane);
-    let slots = plan(&view, &policy, t(5)).slots.unwrap();
-    assert!(slots[0].update.as_ref().unwrap().control_plane);
+    assert!(plan(&view, &policy, t(5)).slots.unwrap()[0].update.as_ref().unwrap().control_plane);
 }
 
 #[test]
@@ -242,10 +239,8 @@ fn update_of_a_node_that_had_fallen_takes_the_place_that_is_counted_under_its_na
         let verifying = at("a", Step::Verifying, 0, HostState::RebootedIntoUpdate);
         let (mut view, _) = cluster(vec![verifying, staged("b")], &["a"]);
         let nodes = vec![entry("a", Proof::Unproven, NOT_READY)];
-        recorded_with(
-            &mut view,
-            Some(RolloutLedger { base: 2, due: 1, unproven: 1, nodes, ..RolloutLedger::default() }),
-        );
+        let stored = RolloutLedger { base: 2, due: 1, unproven: 1, nodes, ..RolloutLedger::default() };
+        recorded_with(&mut view, Some(stored));
         let policy = canary(&mut view, &json!([{"nodes": 1}]));
         view.operator.as_mut().unwrap().status.slots[0].update.as_mut().unwrap().had = had;
         view.nodes.insert("a".into(), with_place("a", Proof::Proven, 7));
@@ -283,11 +278,8 @@ fn node_that_is_gone_after_its_permit_keeps_its_slot_until_its_machine_had_its_t
     let made = plan(&gone(false), &policy, t(60));
     assert_eq!((slots_of(&made), counts(&made)), (vec![], (0, 0, 0)), "before the permit its place is free");
     let made = plan(&gone(true), &policy, t(over - 1));
-    assert!(
-        made.slots.is_none() && made.wake.is_some_and(|wake| wake <= t(over)),
-        "it may come back: {:?}",
-        made.slots
-    );
+    let wakes = made.wake.is_some_and(|wake| wake <= t(over));
+    assert!(made.slots.is_none() && wakes, "it may come back: {:?}", made.slots);
     let made = plan(&gone(true), &policy, t(over));
     assert_eq!((slots_of(&made), counts(&made)), (vec![], (0, 1, 0)), "nothing shows what it has become");
     assert_eq!(ledger(&made).nodes.first().map(|node| node.node.as_str()), Some("a"));
@@ -629,8 +621,7 @@ fn node_that_is_released_without_its_reboot_has_no_place() {
         let (mut view, policy) = cluster(vec![node, staged("b")], &["a"]);
         recorded_with(&mut view, Some(RolloutLedger { base: 2, ..RolloutLedger::default() }));
         let made = plan(&view, &policy, t(5));
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
-        let record = status.report.record.as_ref().unwrap();
+        let record = record_of(&made);
         assert_eq!(record.proof.as_ref().map(|proof| proof.proof), expected, "{sentence}");
     }
 }

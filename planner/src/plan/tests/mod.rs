@@ -20,6 +20,8 @@ mod forced_drain;
 mod guarded;
 mod hand_over;
 mod health;
+mod health_expressions;
+mod health_pods;
 mod hook;
 mod key;
 mod ledger;

@@ -14,8 +14,7 @@ use crate::view::{Blocked, ClusterView, InFlight, PodFacts};
 fn forced(pods: Vec<PodFacts>) -> (ClusterView, Policy) {
     let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
     let (mut view, policy) = draining(spec, pods);
-    let recorded = plan(&view, &policy, t(60));
-    written(&mut view, &recorded.actions["a"]);
+    write_due(&mut view, &policy, 60);
     (view, policy)
 }
 
@@ -71,8 +70,7 @@ fn pod_whose_deletion_is_not_answered_is_named_so() {
         let sent = InFlight { since: t(61), deletes };
         view.nodes.get_mut("a").unwrap().in_flight = [("p-a".to_owned(), sent)].into();
         let made = plan(&view, &policy, t(66));
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
-        assert_eq!(status.report.drain.as_ref().unwrap().blockers[0].message, message, "{sentence}");
+        assert_eq!(status_of(&made).report.drain.as_ref().unwrap().blockers[0].message, message, "{sentence}");
     }
 }
 
@@ -132,77 +130,62 @@ fn plan_wakes_for_deletion_retry() {
 #[test]
 fn timed_out_drain_reports_cause() {
     type Change = fn(&mut ClusterView);
-    let cases: &[(&str, Change, FailureReason, &str)] = &[
-        ("pods are left", |_| {}, FailureReason::DrainTimedOut, "still on the node: shop/p-a"),
-        (
-            "the kubelet is silent",
-            |view| view.nodes.get_mut("a").unwrap().facts.ready = false,
-            FailureReason::DrainTimedOut,
-            "still on the node, which is not Ready: shop/p-a",
-        ),
-        (
-            "a pod that would be lost has come",
-            |view| view.nodes.get_mut("a").unwrap().pods = Some(vec![pod("late", true)]),
-            FailureReason::DrainTimedOut,
-            "still on the node: shop/p-late; shop/p-late has no controller and would be lost by a drain (1 pod(s) like \
-             that); delete or move it, or set spec.drain.barePods to Evict",
-        ),
-        (
-            "it could not be cordoned",
-            |view| view.nodes.get_mut("a").unwrap().facts.unschedulable = false,
-            FailureReason::DrainTimedOut,
-            "the node could not be cordoned",
-        ),
-        (
-            "an annotation could not be set, and pods are left",
-            |view| view.nodes.get_mut("a").unwrap().facts.claims = ClaimFields::CORDON,
-            FailureReason::DrainTimedOut,
-            "still on the node: shop/p-a; cluster-autoscaler.kubernetes.io/scale-down-disabled, karpenter.sh/do-not-disrupt \
-             could not be set on the node: see the controller's log",
-        ),
-        (
-            "an annotation could not be set, and no pod is left",
-            |view| {
-                let node = view.nodes.get_mut("a").unwrap();
-                (node.facts.claims, node.pods) = (ClaimFields::CORDON, Some(vec![]));
-            },
-            FailureReason::DrainTimedOut,
-            "cluster-autoscaler.kubernetes.io/scale-down-disabled, karpenter.sh/do-not-disrupt could not be set on the \
-             node: see the controller's log",
-        ),
-        (
-            "its pods could not be read",
-            |view| view.nodes.get_mut("a").unwrap().pods = None,
-            FailureReason::DrainTimedOut,
-            "the pods on the node could not be read",
-        ),
-        (
-            "its image is gone",
-            |view| {
-                let node = view.nodes.get_mut("a").unwrap();
-                node.pods = Some(vec![]);
-                node.shadow.as_mut().unwrap().status.agent.state = Some(HostState::Idle);
-            },
-            FailureReason::NotStaged,
-            "the staged image is gone",
-        ),
-        (
-            "its agent is silent",
-            |view| {
-                let node = view.nodes.get_mut("a").unwrap();
-                node.pods = Some(vec![]);
-                node.shadow.as_mut().unwrap().generation = 2;
-            },
-            FailureReason::AgentSilent,
-            "the agent has not confirmed the desired state",
-        ),
-    ];
-    for (sentence, change, reason, message) in cases {
+    let case = |sentence: &str, reason: FailureReason, message: &str, change: Change| {
         let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1m"}}), vec![pod("a", false)]);
         change(&mut view);
         let made = plan(&view, &policy, t(60));
         let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {made:?}") };
         let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
-        assert_eq!((last.reason.as_str(), last.message.as_str()), (reason.as_str(), *message), "{sentence}");
-    }
+        assert_eq!((last.reason.as_str(), last.message.as_str()), (reason.as_str(), message), "{sentence}");
+    };
+    case("pods are left", FailureReason::DrainTimedOut, "still on the node: shop/p-a", |_| {});
+    case(
+        "the kubelet is silent",
+        FailureReason::DrainTimedOut,
+        "still on the node, which is not Ready: shop/p-a",
+        |view| view.nodes.get_mut("a").unwrap().facts.ready = false,
+    );
+    case(
+        "a pod that would be lost has come",
+        FailureReason::DrainTimedOut,
+        "still on the node: shop/p-late; shop/p-late has no controller and would be lost by a drain (1 pod(s) like \
+             that); delete or move it, or set spec.drain.barePods to Evict",
+        |view| view.nodes.get_mut("a").unwrap().pods = Some(vec![pod("late", true)]),
+    );
+    case("it could not be cordoned", FailureReason::DrainTimedOut, "the node could not be cordoned", |view| {
+        view.nodes.get_mut("a").unwrap().facts.unschedulable = false;
+    });
+    case(
+        "an annotation could not be set, and pods are left",
+        FailureReason::DrainTimedOut,
+        "still on the node: shop/p-a; cluster-autoscaler.kubernetes.io/scale-down-disabled, karpenter.sh/do-not-disrupt \
+             could not be set on the node: see the controller's log",
+        |view| view.nodes.get_mut("a").unwrap().facts.claims = ClaimFields::CORDON,
+    );
+    case(
+        "an annotation could not be set, and no pod is left",
+        FailureReason::DrainTimedOut,
+        "cluster-autoscaler.kubernetes.io/scale-down-disabled, karpenter.sh/do-not-disrupt could not be set on the \
+             node: see the controller's log",
+        |view| {
+            let node = view.nodes.get_mut("a").unwrap();
+            (node.facts.claims, node.pods) = (ClaimFields::CORDON, Some(vec![]));
+        },
+    );
+    case(
+        "its pods could not be read",
+        FailureReason::DrainTimedOut,
+        "the pods on the node could not be read",
+        |view| view.nodes.get_mut("a").unwrap().pods = None,
+    );
+    case("its image is gone", FailureReason::NotStaged, "the staged image is gone", |view| {
+        let node = view.nodes.get_mut("a").unwrap();
+        node.pods = Some(vec![]);
+        node.shadow.as_mut().unwrap().status.agent.state = Some(HostState::Idle);
+    });
+    case("its agent is silent", FailureReason::AgentSilent, "the agent has not confirmed the desired state", |view| {
+        let node = view.nodes.get_mut("a").unwrap();
+        node.pods = Some(vec![]);
+        node.shadow.as_mut().unwrap().generation = 2;
+    });
 }

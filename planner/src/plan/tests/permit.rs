@@ -28,34 +28,24 @@ fn permit(nonce: &str) -> Option<Permit> {
 
 #[test]
 fn permit_is_issued_once_per_request() {
-    let cases: &[(&str, Change, &str)] = &[
-        ("no request", |_| {}, "AwaitingAgent"),
-        ("a request", |view| shadow(view).status.agent.armed = Some(armed(ArmedPhase::Arming)), "permit for n"),
-        (
-            "a request that is answered",
-            |view| {
-                shadow(view).status.agent.armed = Some(armed(ArmedPhase::Arming));
-                shadow(view).spec.permit = permit("n");
-            },
-            "AwaitingReboot",
-        ),
-        (
-            "another request after an answer",
-            |view| {
-                shadow(view).status.agent.armed = Some(armed(ArmedPhase::Arming));
-                shadow(view).spec.permit = permit("earlier");
-            },
-            "permit for n",
-        ),
-        ("an answer without a request", |view| shadow(view).spec.permit = permit("n"), "AwaitingReboot"),
-        ("another attempt is desired", |view| shadow(view).spec.attempt = 2, "ProgressLost"),
-        ("the desired state is gone", |view| shadow(view).spec.state = HostState::Idle, "ProgressLost"),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: &str, change: Change| {
         let (mut view, policy) = drained();
         change(&mut view);
-        assert_eq!(outcome(&plan(&view, &policy, t(1))), *expected, "{sentence}");
-    }
+        assert_eq!(outcome(&plan(&view, &policy, t(1))), expected, "{sentence}");
+    };
+    case("no request", "AwaitingAgent", |_| {});
+    case("a request", "permit for n", |view| shadow(view).status.agent.armed = Some(armed(ArmedPhase::Arming)));
+    case("a request that is answered", "AwaitingReboot", |view| {
+        shadow(view).status.agent.armed = Some(armed(ArmedPhase::Arming));
+        shadow(view).spec.permit = permit("n");
+    });
+    case("another request after an answer", "permit for n", |view| {
+        shadow(view).status.agent.armed = Some(armed(ArmedPhase::Arming));
+        shadow(view).spec.permit = permit("earlier");
+    });
+    case("an answer without a request", "AwaitingReboot", |view| shadow(view).spec.permit = permit("n"));
+    case("another attempt is desired", "ProgressLost", |view| shadow(view).spec.attempt = 2);
+    case("the desired state is gone", "ProgressLost", |view| shadow(view).spec.state = HostState::Idle);
 }
 
 /// A node of the control plane in a step of its update, whose agent requests its permit, beside another one `z`.
@@ -75,88 +65,7 @@ fn other(view: &mut ClusterView) -> &mut NodeView {
 
 #[test]
 fn control_plane_node_is_not_permitted_to_reboot_while_another_is_out_of_service() {
-    let cases: &[(&str, Change, &str)] = &[
-        ("the other is Ready", |_| {}, "permit for n"),
-        (
-            "the other has become NotReady since the slot was given",
-            |view| other(view).facts.ready = false,
-            "ControlPlaneBusy",
-        ),
-        (
-            "one that is not the operator's is not Ready",
-            |view| {
-                let facts = NodeFacts { ready: false, labelled: false, ..view.nodes.remove("z").unwrap().facts };
-                view.unmanaged.insert("z".into(), facts);
-            },
-            "ControlPlaneBusy",
-        ),
-        (
-            "the other may still reboot, and is Ready",
-            |view| {
-                let mut releasing = progress(Step::Releasing, 0);
-                (releasing.permit_issued, releasing.disruptive) = (true, false);
-                other(view).shadow.as_mut().unwrap().status.controller.progress = Some(releasing);
-            },
-            "ControlPlaneBusy",
-        ),
-        (
-            "the other had its slot before",
-            |view| {
-                let slots = &mut view.operator.as_mut().unwrap().status.slots;
-                slots.push(models::operator::Slot { since: t(-1), ..slot("z") });
-            },
-            "ControlPlaneBusy",
-        ),
-        (
-            "the other had its slot afterwards",
-            |view| view.operator.as_mut().unwrap().status.slots.push(slot("z")),
-            "permit for n",
-        ),
-        (
-            "the other had its slot afterwards, and is permitted to reboot",
-            |view| {
-                view.operator.as_mut().unwrap().status.slots.push(slot("z"));
-                let labels = other(view).facts.labels.clone();
-                *other(view) = at("z", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
-                other(view).facts.labels = labels;
-                let shadow = other(view).shadow.as_mut().unwrap();
-                (shadow.status.controller.drain, shadow.spec.permit) = (Some(DrainStatus::default()), permit("z"));
-            },
-            "ControlPlaneBusy",
-        ),
-        (
-            "it has a permit, and requests another",
-            |view| {
-                shadow(view).spec.permit = permit("earlier");
-                other(view).facts.ready = false;
-            },
-            "ControlPlaneBusy",
-        ),
-        ("it is the only one", |view| _ = view.nodes.remove("z"), "permit for n"),
-        (
-            "a worker is not Ready",
-            |view| (other(view).facts.labels, other(view).facts.ready) = (Arc::default(), false),
-            "permit for n",
-        ),
-        (
-            "it is a worker itself",
-            |view| {
-                other(view).facts.ready = false;
-                view.nodes.get_mut("a").unwrap().facts.labels = Arc::default();
-                view.operator.as_mut().unwrap().status.slots[0].update.as_mut().unwrap().control_plane = false;
-            },
-            "permit for n",
-        ),
-        (
-            "its Node lacks the label, which its slot records",
-            |view| {
-                other(view).facts.ready = false;
-                view.nodes.get_mut("a").unwrap().facts.labels = Arc::default();
-            },
-            "ControlPlaneBusy",
-        ),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: &str, change: Change| {
         let (mut view, policy) = of_control_plane(Step::Rebooting, HostState::RebootedIntoUpdate);
         change(&mut view);
         let made = plan(&view, &policy, t(1));
@@ -165,9 +74,54 @@ fn control_plane_node_is_not_permitted_to_reboot_while_another_is_out_of_service
             written(&mut view, action);
         }
         let made = plan(&view, &policy, t(1));
-        assert_eq!(outcome(&made), *expected, "{sentence}");
+        assert_eq!(outcome(&made), expected, "{sentence}");
         assert_eq!(crate::lint::lint(&view, &policy, &mut made.clone()), [], "{sentence}");
-    }
+    };
+    case("the other is Ready", "permit for n", |_| {});
+    case("the other has become NotReady since the slot was given", "ControlPlaneBusy", |view| {
+        other(view).facts.ready = false;
+    });
+    case("one that is not the operator's is not Ready", "ControlPlaneBusy", |view| {
+        let facts = NodeFacts { ready: false, labelled: false, ..view.nodes.remove("z").unwrap().facts };
+        view.unmanaged.insert("z".into(), facts);
+    });
+    case("the other may still reboot, and is Ready", "ControlPlaneBusy", |view| {
+        let mut releasing = progress(Step::Releasing, 0);
+        (releasing.permit_issued, releasing.disruptive) = (true, false);
+        other(view).shadow.as_mut().unwrap().status.controller.progress = Some(releasing);
+    });
+    case("the other had its slot before", "ControlPlaneBusy", |view| {
+        let slots = &mut view.operator.as_mut().unwrap().status.slots;
+        slots.push(models::operator::Slot { since: t(-1), ..slot("z") });
+    });
+    case("the other had its slot afterwards", "permit for n", |view| {
+        view.operator.as_mut().unwrap().status.slots.push(slot("z"));
+    });
+    case("the other had its slot afterwards, and is permitted to reboot", "ControlPlaneBusy", |view| {
+        view.operator.as_mut().unwrap().status.slots.push(slot("z"));
+        let labels = other(view).facts.labels.clone();
+        *other(view) = at("z", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+        other(view).facts.labels = labels;
+        let shadow = other(view).shadow.as_mut().unwrap();
+        (shadow.status.controller.drain, shadow.spec.permit) = (Some(DrainStatus::default()), permit("z"));
+    });
+    case("it has a permit, and requests another", "ControlPlaneBusy", |view| {
+        shadow(view).spec.permit = permit("earlier");
+        other(view).facts.ready = false;
+    });
+    case("it is the only one", "permit for n", |view| _ = view.nodes.remove("z"));
+    case("a worker is not Ready", "permit for n", |view| {
+        (other(view).facts.labels, other(view).facts.ready) = (Arc::default(), false);
+    });
+    case("it is a worker itself", "permit for n", |view| {
+        other(view).facts.ready = false;
+        view.nodes.get_mut("a").unwrap().facts.labels = Arc::default();
+        view.operator.as_mut().unwrap().status.slots[0].update.as_mut().unwrap().control_plane = false;
+    });
+    case("its Node lacks the label, which its slot records", "ControlPlaneBusy", |view| {
+        other(view).facts.ready = false;
+        view.nodes.get_mut("a").unwrap().facts.labels = Arc::default();
+    });
 }
 
 #[test]
@@ -181,11 +135,8 @@ fn control_plane_node_that_has_its_slot_is_not_cordoned_while_another_is_out_of_
         other(&mut view).facts.ready = ready;
         let made = plan(&view, &policy, t(1));
         assert_eq!(outcome(&made), expected, "{sentence}");
-        assert_eq!(
-            made.slots.as_ref().is_some_and(Vec::is_empty),
-            !ready,
-            "{sentence}: a slot that is not used is free"
-        );
+        let found = made.slots.as_ref().is_some_and(Vec::is_empty);
+        assert_eq!(found, !ready, "{sentence}: a slot that is not used is free");
     }
 }
 
@@ -228,8 +179,7 @@ fn reboot_timeout_names_what_has_held_back_another_permit() {
         shadow(&mut view).spec.permit = permit(nonce);
         let made = plan(&view, &policy, t(1800));
         assert_eq!(outcome(&made), "RebootTimedOut", "{sentence}");
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
-        let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
+        let last = last_of(&made);
         assert_eq!(last.message.contains("z of the control plane"), named, "{sentence}: {}", last.message);
     }
 }
@@ -286,84 +236,60 @@ fn permit_is_not_issued_while_pods_are_leaving() {
 fn reboot_timeout_reports_agent_host_or_image_as_cause() {
     let (no_request, not_written) = ("requested no permit", "requested a permit, and none could be written");
     let no_reboot = "not seen in another boot";
-    let cases: &[(&str, Change, &str, &str)] = &[
-        ("the agent never asked", |_| {}, "AgentSilent", no_request),
-        ("the host has its permit", |view| shadow(view).spec.permit = permit("n"), "RebootTimedOut", no_reboot),
-        (
-            "the agent asked, and no permit could be written",
-            |view| shadow(view).status.agent.armed = Some(armed(ArmedPhase::Arming)),
-            "AgentSilent",
-            not_written,
-        ),
-        (
-            "the image is armed, and the node is there",
-            |view| shadow(view).status.agent.armed = Some(armed(ArmedPhase::Activated)),
-            "AgentSilent",
-            not_written,
-        ),
-        (
-            "the request is of an earlier attempt",
-            |view| shadow(view).status.agent.armed = Some(Armed { attempt: 0, ..armed(ArmedPhase::Arming) }),
-            "AgentSilent",
-            no_request,
-        ),
-        (
-            "the node is silent, and nothing is armed",
-            |view| view.nodes.get_mut("a").unwrap().facts.ready = false,
-            "AgentSilent",
-            no_request,
-        ),
-        (
-            "the image is armed by a permit, and the node is silent since: its host may be shutting down, or start slowly",
-            |view| {
-                shadow(view).spec.permit = permit("n");
-                shadow(view).status.agent.armed = Some(armed(ArmedPhase::Activated));
-                view.nodes.get_mut("a").unwrap().facts.ready = false;
-            },
-            "RebootTimedOut",
-            no_reboot,
-        ),
-    ];
-    for (sentence, change, expected, cause) in cases {
+    let case = |sentence: &str, expected: &str, cause: &str, change: Change| {
         let (mut view, policy) = drained();
         change(&mut view);
         let deadline = i64::try_from(policy.reboot.as_secs()).unwrap();
         let made = plan(&view, &policy, t(deadline));
-        assert_eq!(outcome(&made), *expected, "{sentence}");
+        assert_eq!(outcome(&made), expected, "{sentence}");
         let Action::Status { note: Some(note), .. } = &made.actions["a"] else { panic!("{made:?}") };
         assert!(note.message.contains("within 30m (spec.deadlines.reboot)"), "{sentence}: {note:?}");
         assert!(note.message.contains(cause), "{sentence}: {note:?}");
-    }
+    };
+    case("the agent never asked", "AgentSilent", no_request, |_| {});
+    case("the host has its permit", "RebootTimedOut", no_reboot, |view| shadow(view).spec.permit = permit("n"));
+    case("the agent asked, and no permit could be written", "AgentSilent", not_written, |view| {
+        shadow(view).status.agent.armed = Some(armed(ArmedPhase::Arming));
+    });
+    case("the image is armed, and the node is there", "AgentSilent", not_written, |view| {
+        shadow(view).status.agent.armed = Some(armed(ArmedPhase::Activated));
+    });
+    case("the request is of an earlier attempt", "AgentSilent", no_request, |view| {
+        shadow(view).status.agent.armed = Some(Armed { attempt: 0, ..armed(ArmedPhase::Arming) });
+    });
+    case("the node is silent, and nothing is armed", "AgentSilent", no_request, |view| {
+        view.nodes.get_mut("a").unwrap().facts.ready = false;
+    });
+    case(
+        "the image is armed by a permit, and the node is silent since: its host may be shutting down, or start slowly",
+        "RebootTimedOut",
+        no_reboot,
+        |view| {
+            shadow(view).spec.permit = permit("n");
+            shadow(view).status.agent.armed = Some(armed(ArmedPhase::Activated));
+            view.nodes.get_mut("a").unwrap().facts.ready = false;
+        },
+    );
 }
 
 #[test]
 fn reboot_before_desired_reboot_ends_attempt_at_once() {
-    let cases: &[(&str, Change, &str)] = &[
-        ("the reboot is not desired yet", |view| shadow(view).spec.state = HostState::StagedUpdate, "RebootedByOther"),
-        ("the agent has something to report", |_| {}, "step Returning"),
-        (
-            "the image was armed by a permit, and is staged again",
-            |view| {
-                (shadow(view).spec.state, shadow(view).spec.permit) = (HostState::StagedUpdate, permit("n"));
-                shadow(view).status.agent.armed = Some(armed(ArmedPhase::Activated));
-            },
-            "step Returning",
-        ),
-        (
-            "the agent reports it as armed, and no permit was issued",
-            |view| {
-                shadow(view).spec.state = HostState::StagedUpdate;
-                shadow(view).status.agent.armed = Some(armed(ArmedPhase::Activated));
-            },
-            "RebootedByOther",
-        ),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: &str, change: Change| {
         let (mut view, policy) = drained();
         view.nodes.get_mut("a").unwrap().facts.boot_id = "b2".into();
         change(&mut view);
-        assert_eq!(outcome(&plan(&view, &policy, t(1))), *expected, "{sentence}");
-    }
+        assert_eq!(outcome(&plan(&view, &policy, t(1))), expected, "{sentence}");
+    };
+    case("the reboot is not desired yet", "RebootedByOther", |view| shadow(view).spec.state = HostState::StagedUpdate);
+    case("the agent has something to report", "step Returning", |_| {});
+    case("the image was armed by a permit, and is staged again", "step Returning", |view| {
+        (shadow(view).spec.state, shadow(view).spec.permit) = (HostState::StagedUpdate, permit("n"));
+        shadow(view).status.agent.armed = Some(armed(ArmedPhase::Activated));
+    });
+    case("the agent reports it as armed, and no permit was issued", "RebootedByOther", |view| {
+        shadow(view).spec.state = HostState::StagedUpdate;
+        shadow(view).status.agent.armed = Some(armed(ArmedPhase::Activated));
+    });
 }
 
 #[test]
@@ -381,10 +307,8 @@ fn end_of_drain_records_number_of_removed_pods() {
     assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Rebooting);
     assert_eq!(status.report.drain.as_ref().unwrap().removed, 3);
     let condition = find_condition(&status.conditions, DRAINED).unwrap();
-    assert_eq!(
-        (condition.reason.as_str(), condition.message.as_str()),
-        ("Drained", "all pods to evict have left the node")
-    );
+    let found = (condition.reason.as_str(), condition.message.as_str());
+    assert_eq!(found, ("Drained", "all pods to evict have left the node"));
 }
 
 #[test]

@@ -130,24 +130,19 @@ fn node_not_ready_after_its_attempt_keeps_its_cordon_and_frees_its_slot() {
     policy.max_unavailable = models::operator::CountOrPercent::Count(2);
     assert_eq!(slots(&planned(&view, &policy, 1_000_000)), ["b"], "and nothing more than that");
     type Change = fn(&mut NodeView);
-    let cases: [(&str, Change, usize, bool); 6] = [
-        ("it shuts down", |_| {}, 1, false),
-        ("a user holds it", |node| node.facts.hold = Some(Hold::default()), 2, false),
-        ("it is being deleted", |node| node.facts.deleting = true, 2, false),
-        ("an autoscaler removes it", |node| node.facts.removed_by = Some("ToBeDeleted".into()), 2, false),
-        ("it is Ready again, in the same boot", |node| node.facts.ready = true, 1, true),
-        ("it comes back in another boot", |node| node.facts.boot_id = "b2".into(), 1, true),
-    ];
-    for (sentence, change, given, released) in cases {
+    let case = |sentence: &str, given: usize, released: bool, change: Change| {
         let mut view = view.clone();
         change(view.nodes.get_mut("a").unwrap());
         let made = planned(&view, &policy, 1_000_000);
-        assert_eq!(
-            (slots(&made).len(), made.actions.get("a") == Some(&Action::Release)),
-            (given, released),
-            "{sentence}"
-        );
-    }
+        let found = (slots(&made).len(), made.actions.get("a") == Some(&Action::Release));
+        assert_eq!(found, (given, released), "{sentence}");
+    };
+    case("it shuts down", 1, false, |_| {});
+    case("a user holds it", 2, false, |node| node.facts.hold = Some(Hold::default()));
+    case("it is being deleted", 2, false, |node| node.facts.deleting = true);
+    case("an autoscaler removes it", 2, false, |node| node.facts.removed_by = Some("ToBeDeleted".into()));
+    case("it is Ready again, in the same boot", 1, true, |node| node.facts.ready = true);
+    case("it comes back in another boot", 1, true, |node| node.facts.boot_id = "b2".into());
 }
 
 #[test]
@@ -173,8 +168,7 @@ fn place_is_free_once_node_is_certain_to_be_on_its_old_version() {
         rollout.ledger.unwrap().unproven
     };
     assert_eq!(counts(&view), 1);
-    let action = plan(&view, &policy, t(60)).actions.remove("a").unwrap();
-    written(&mut view, &action);
+    write_due(&mut view, &policy, 60);
     assert_eq!(view.nodes["a"].progress(), None);
     assert_eq!(counts(&view), 0);
 }

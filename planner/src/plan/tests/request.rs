@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::annotations::{HOLD_REFUSED, Misunderstood, UNKNOWN_REQUEST};
 use crate::decision::Action;
-use crate::fixtures::{NEW, at, cluster, failure, node, shadow, t, updated, with_policy, written};
+use crate::fixtures::{NEW, at, cluster, cluster_with, failure, node, shadow, t, updated, write_due, written};
 use crate::hold::Hold;
 use crate::plan::plan;
 use crate::view::{ClusterView, NodeFacts, Projection as _, ShadowFacts};
@@ -50,8 +50,7 @@ fn retry_ends_back_off_once_and_is_acknowledged() {
     view.operator.as_mut().unwrap().spec.enabled = Some(false);
     let policy = crate::policy::Policy { enabled: false, ..policy };
     shadow(&mut view).retry = Some("now".into());
-    let made = plan(&view, &policy, t(1));
-    written(&mut view, &made.actions["a"]);
+    write_due(&mut view, &policy, 1);
     assert_eq!(acknowledged(&mut view), (Some("now".into()), None));
     assert_eq!(shadow(&mut view).status.controller.record.as_ref().unwrap().not_before, None);
     assert_eq!(plan(&view, &policy, t(2)).actions.get("a"), None, "it is carried out once");
@@ -173,8 +172,7 @@ fn release_of_node_in_service_is_only_acknowledged() {
     let policy = crate::policy::Policy { enabled: false, ..policy };
     shadow(&mut view).release = Some("now".into());
     let before = shadow(&mut view).status.clone();
-    let made = plan(&view, &policy, t(1));
-    written(&mut view, &made.actions["a"]);
+    write_due(&mut view, &policy, 1);
     assert_eq!(acknowledged(&mut view), (None, Some("now".into())));
     assert_eq!(plan(&view, &policy, t(2)).actions.get("a"), None, "it is carried out once");
     let mut after = shadow(&mut view).status.clone();
@@ -215,8 +213,7 @@ fn released_node_begins_again_after_the_others_and_at_once_if_there_are_none() {
         ("images are downloaded ahead of time", vec![node("b")], pre_staged.clone(), false),
         ("it is alone, and images are downloaded ahead of time", vec![], pre_staged, true),
     ] {
-        let (mut view, _) = cluster(others.into_iter().chain([released()]).collect(), &[]);
-        let policy = with_policy(&mut view, spec);
+        let (view, policy) = cluster_with(others.into_iter().chain([released()]).collect(), &[], spec);
         let made = plan(&view, &policy, t(100));
         assert_eq!(made.actions.contains_key("a"), begins, "{sentence}: {made:?}");
         assert!(begins || matches!(made.waits.get("a"), Some(Wait::Queued { .. })), "{sentence}: {made:?}");

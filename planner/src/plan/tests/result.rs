@@ -9,7 +9,6 @@ use models::shadow::{
 };
 
 use crate::claims::ClaimFields;
-use crate::decision::Action;
 use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::plan::plan;
@@ -28,10 +27,7 @@ fn in_history(node: &mut NodeView, place: RolloutPlace) {
 /// The controller status in the next write for node `a`.
 fn next(view: &ClusterView, policy: &Policy, second: i64) -> models::shadow::ControllerReport {
     let made = plan(view, policy, t(second));
-    let Some(Action::Status { status, .. }) = made.actions.get("a") else {
-        panic!("{:?} {:?}", made.actions, made.waits)
-    };
-    status.report.clone()
+    status_of(&made).report.clone()
 }
 
 /// The result that the next write for node `a` adds, which is the write that ends the attempt.
@@ -153,8 +149,7 @@ fn pod_that_is_deleted_past_its_budgets_is_forced() {
     assert!(plan(&view, &policy, t(60)).evictions["a"].delete);
     // One that comes afterwards is listed, then deleted as well.
     on_node(&mut view, vec![pod("d", false)]);
-    let listed = plan(&view, &policy, t(61)).actions.remove("a").unwrap();
-    written(&mut view, &listed);
+    write_due(&mut view, &policy, 61);
     assert!(plan(&view, &policy, t(61)).evictions["a"].delete);
     on_node(&mut view, vec![]);
     let report = next(&view, &policy, 62);
@@ -233,25 +228,7 @@ fn result_of_failed_drain_tells_pods_that_left_from_those_that_did_not() {
 #[test]
 fn result_of_attempt_that_ends_before_drain_has_neither_pods_nor_drain_times() {
     type Change = fn(&mut NodeView);
-    let cases: [(Step, Change, &str); 3] = [
-        (
-            Step::Staging,
-            |node| {
-                let agent = &mut node.shadow.as_mut().unwrap().status.agent;
-                agent.failure = Some(Failure {
-                    attempt: 1,
-                    step: HostState::StagedUpdate,
-                    reason: FailureReason::PrepareFailed,
-                    message: "no space".into(),
-                    time: t(1),
-                });
-            },
-            "PrepareFailed",
-        ),
-        (Step::Staged, |node| node.facts.labelled = false, "LabelRemoved"),
-        (Step::Staged, |node| node.facts.hold = Some(Hold::default()), "Held"),
-    ];
-    for (step, change, reason) in cases {
+    let case = |step: Step, reason: &str, change: Change| {
         let mut node = at("a", step, 0, HostState::StagedUpdate);
         in_history(&mut node, place());
         node.pods = Some(vec![pod("a", false)]);
@@ -263,7 +240,19 @@ fn result_of_attempt_that_ends_before_drain_has_neither_pods_nor_drain_times() {
         assert_eq!((result.boot_before.as_str(), result.boot_after.as_str()), ("b1", "b1"), "{reason}");
         assert_eq!((result.drain_started, result.drain_ended, result.soak_started), (None, None, None), "{reason}");
         assert!(result.pods.is_empty() && result.running.is_empty(), "{reason}: {result:?}");
-    }
+    };
+    case(Step::Staging, "PrepareFailed", |node| {
+        let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+        agent.failure = Some(Failure {
+            attempt: 1,
+            step: HostState::StagedUpdate,
+            reason: FailureReason::PrepareFailed,
+            message: "no space".into(),
+            time: t(1),
+        });
+    });
+    case(Step::Staged, "LabelRemoved", |node| node.facts.labelled = false);
+    case(Step::Staged, "Held", |node| node.facts.hold = Some(Hold::default()));
 }
 
 /// It began before the rollout had a number, or under an earlier release.
@@ -275,8 +264,8 @@ fn result_of_attempt_without_number_gets_that_of_its_rollout() {
         let mut node = at("a", Step::Staged, 0, HostState::StagedUpdate);
         node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().rollout = place;
         node.facts.hold = Some(Hold::default());
-        let (mut view, _) = cluster(vec![node], &[]);
-        let policy = with_policy(&mut view, serde_json::json!({"strategy": {"canary": [{"nodes": 1}]}}));
+        let (mut view, policy) =
+            cluster_with(vec![node], &[], serde_json::json!({"strategy": {"canary": [{"nodes": 1}]}}));
         view.operator.as_mut().unwrap().status.rollout_count = Some(6);
         let result = result(&view, &policy, 5);
         assert_eq!((result.rollout, result.step, result.boot_before), (7, step, boot));

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use models::operator::KnownVersion;
 use models::reason::FailureReason;
 use models::shadow::{AttemptResult, BLOCKED, HostState, Permit, Record, Step};
 use serde_json::{Value, json};
@@ -173,8 +172,7 @@ fn canary_step_limits_slots_and_checks() {
         if !read {
             nodes.iter_mut().for_each(|node| node.pods = None);
         }
-        let (mut view, _) = cluster(nodes.into(), &[]);
-        let policy = with_policy(&mut view, json!({"maxUnavailable": 2, "strategy": strategy}));
+        let (view, policy) = cluster_with(nodes.into(), &[], json!({"maxUnavailable": 2, "strategy": strategy}));
         let made = plan(&view, &policy, t(1));
         assert_eq!(made.pods.len(), 1, "{:?}", made.waits);
         assert_eq!(made.slots.map_or(0, |slots| slots.len()), usize::from(read), "{:?}", made.waits);
@@ -226,8 +224,7 @@ fn begun(made: &Plan) -> usize {
 #[test]
 fn staging_starts_on_twice_as_many_nodes_as_free_slots() {
     let idle = || (0..8).map(|n| node(&format!("idle-{n}")));
-    let (mut view, _) = cluster(idle().collect(), &[]);
-    let policy = with_policy(&mut view, json!({"maxUnavailable": 3}));
+    let (view, policy) = cluster_with(idle().collect(), &[], json!({"maxUnavailable": 3}));
     let made = plan(&view, &policy, t(1));
     assert_eq!(begun(&made), 6);
     assert_eq!(made.waits["idle-7"], Wait::Queued { position: 7, behind: Some("idle-6".into()) });
@@ -236,8 +233,7 @@ fn staging_starts_on_twice_as_many_nodes_as_free_slots() {
     let mut downloading = at("downloading", Step::Staging, 0, HostState::StagedUpdate);
     downloading.shadow.as_mut().unwrap().status.agent.state = Some(HostState::Idle);
     let staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
-    let (mut view, _) = cluster(idle().chain([downloading, staged]).collect(), &[]);
-    let policy = with_policy(&mut view, json!({"maxUnavailable": 3}));
+    let (view, policy) = cluster_with(idle().chain([downloading, staged]).collect(), &[], json!({"maxUnavailable": 3}));
     let made = plan(&view, &policy, t(1));
     assert_eq!(made.slots.as_ref().map(Vec::len), Some(1));
     assert_eq!(begun(&made), 2 * 3 - 2);
@@ -251,8 +247,11 @@ fn node_that_waits_for_its_turn_is_blocked_no_longer_by_what_is_over() {
     for (reason, removed) in [("Held", true), ("BackOff", true), ("AgentNotReady", true), ("DrainRefused", false)] {
         let mut waiting = node("b");
         waiting.shadow.as_mut().unwrap().status.conditions.push(condition(BLOCKED, reason, ""));
-        let (mut view, _) = cluster(vec![at("a", Step::Draining, 0, HostState::StagedUpdate), waiting], &["a"]);
-        let policy = with_policy(&mut view, json!({"maxUnavailable": 1}));
+        let (view, policy) = cluster_with(
+            vec![at("a", Step::Draining, 0, HostState::StagedUpdate), waiting],
+            &["a"],
+            json!({"maxUnavailable": 1}),
+        );
         let made = plan(&view, &policy, t(1));
         let unblocked = matches!(made.actions.get("b"), Some(Action::Status { status, note: None })
             if !status.conditions.iter().any(|condition| condition.type_ == BLOCKED) && status.report.progress.is_none());
@@ -264,16 +263,9 @@ fn node_that_waits_for_its_turn_is_blocked_no_longer_by_what_is_over() {
 #[test]
 fn plan_wakes_when_version_reaches_minimum_age() {
     for (second, expected) in [(1, Some(t(100))), (99, Some(t(100))), (100, None), (101, None)] {
-        let (mut view, _) = cluster(vec![node("a"), node("b")], &[]);
-        let policy = with_policy(&mut view, json!({"version": {"minimumAge": "100s"}, "enabled": false}));
-        view.operator.as_mut().unwrap().status.versions = vec![KnownVersion {
-            version: NEW,
-            variant: "aws-k8s-1.37".into(),
-            arch: "x86_64".into(),
-            first_seen: t(0),
-            failed: Vec::new(),
-            quarantined: None,
-        }];
+        let (mut view, policy) =
+            cluster_with(vec![node("a"), node("b")], &[], json!({"version": {"minimumAge": "100s"}, "enabled": false}));
+        view.operator.as_mut().unwrap().status.versions = vec![seen(NEW, 0)];
         let made = plan(&view, &policy, t(second));
         assert_eq!(made.wake.filter(|wake| *wake <= t(100)), expected, "at {second} s");
     }
@@ -309,8 +301,7 @@ fn slot_is_kept_by_write_that_starts_drain() {
     staged.pods = Some(vec![]);
     let (view, policy) = cluster(vec![staged], &["a"]);
     let made = plan(&view, &policy, t(1));
-    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
-    assert_eq!(status.report.progress.as_ref().map(|progress| progress.step), Some(Step::Draining));
+    assert_eq!(status_of(&made).report.progress.as_ref().map(|progress| progress.step), Some(Step::Draining));
     assert_eq!(made.slots, None, "the slot stays as it is recorded");
 }
 
@@ -379,8 +370,7 @@ fn unclaimed_node_that_lost_its_slot_is_released() {
     let (view, policy) = cluster(vec![late, at("b", Step::Draining, 0, HostState::StagedUpdate)], &["b"]);
     let made = plan(&view, &policy, t(1));
     assert_eq!(made.slots, None, "b's alone");
-    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
-    assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
+    assert_eq!(status_of(&made).report.progress.as_ref().unwrap().step, Step::Releasing);
 }
 
 /// Another client than the controller writes attempts into the status of all shadows.
@@ -434,8 +424,7 @@ fn slots_are_restored_from_attempts_before_new_ones_are_assigned() {
         at("c", Step::Rebooting, 0, HostState::RebootedIntoUpdate),
         verifying,
     ];
-    let (mut view, _) = cluster(nodes, &[]);
-    let policy = with_policy(&mut view, serde_json::json!({"maxUnavailable": 2}));
+    let (view, policy) = cluster_with(nodes, &[], serde_json::json!({"maxUnavailable": 2}));
     let made = plan(&view, &policy, t(1));
     let slots: Vec<_> = made.slots.unwrap().into_iter().map(|slot| slot.node).collect();
     assert_eq!(slots, ["b", "c", "d"]);
@@ -458,8 +447,7 @@ fn completed_update_is_recorded_without_slot() {
         verifying.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().attempt = attempt;
         let (view, policy) = cluster(vec![verifying], &[]);
         let made = plan(&view, &policy, t(100));
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
-        let last = status.report.record.as_ref().and_then(|record| record.last.as_ref()).unwrap();
+        let last = status_of(&made).report.record.as_ref().and_then(|record| record.last.as_ref()).unwrap();
         assert_eq!(last.reason, reason, "{sentence}");
     }
 }

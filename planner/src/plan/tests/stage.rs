@@ -27,49 +27,37 @@ fn staging() -> (ClusterView, Policy) {
 
 #[test]
 fn staging_continues_or_ends_with_desired_state_and_policy() {
-    let cases: &[(&str, Change, &str)] = &[
-        ("it is under way", |_, _| {}, "Staging"),
-        ("it is not the desired state yet", |view, _| shadow(view).spec.attempt = 0, "request StagedUpdate of 1"),
-        ("a later attempt is desired", |view, _| shadow(view).spec.attempt = 2, "ProgressLost"),
-        ("its desired state is gone", |view, _| shadow(view).spec.state = HostState::Idle, "ProgressLost"),
-        ("updates are disabled", |_, policy| policy.enabled = false, "Disabled"),
-        (
-            "updates are disabled, and the image is there",
-            |view, policy| {
-                policy.enabled = false;
-                shadow(view).status.agent.state = Some(HostState::StagedUpdate);
-            },
-            "step Staged",
-        ),
-        (
-            "updates are disabled, and it has a slot",
-            |view, policy| {
-                policy.enabled = false;
-                view.operator.as_mut().unwrap().status.slots = vec![slot("a")];
-            },
-            "Staging",
-        ),
-        (
-            "the host runs the version by now",
-            |view, _| shadow(view).status.agent.current_version = Some(NEW),
-            "UpdatedByOther",
-        ),
-        (
-            "the host ran the version in another boot, and has not reported in this one",
-            |view, _| {
-                a(view).facts.boot_id = "b2".into();
-                shadow(view).status.agent.current_version = Some(NEW);
-            },
-            "request StagedUpdate of 1",
-        ),
-        ("the host was rebooted", |view, _| a(view).facts.boot_id = "b2".into(), "request StagedUpdate of 1"),
-        ("the image is there", |view, _| shadow(view).status.agent.state = Some(HostState::StagedUpdate), "Queued"),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: &str, change: Change| {
         let (mut view, mut policy) = staging();
         change(&mut view, &mut policy);
-        assert_eq!(outcome(&plan(&view, &policy, t(1))), *expected, "{sentence}");
-    }
+        assert_eq!(outcome(&plan(&view, &policy, t(1))), expected, "{sentence}");
+    };
+    case("it is under way", "Staging", |_, _| {});
+    case("it is not the desired state yet", "request StagedUpdate of 1", |view, _| shadow(view).spec.attempt = 0);
+    case("a later attempt is desired", "ProgressLost", |view, _| shadow(view).spec.attempt = 2);
+    case("its desired state is gone", "ProgressLost", |view, _| shadow(view).spec.state = HostState::Idle);
+    case("updates are disabled", "Disabled", |_, policy| policy.enabled = false);
+    case("updates are disabled, and the image is there", "step Staged", |view, policy| {
+        policy.enabled = false;
+        shadow(view).status.agent.state = Some(HostState::StagedUpdate);
+    });
+    case("updates are disabled, and it has a slot", "Staging", |view, policy| {
+        policy.enabled = false;
+        view.operator.as_mut().unwrap().status.slots = vec![slot("a")];
+    });
+    case("the host runs the version by now", "UpdatedByOther", |view, _| {
+        shadow(view).status.agent.current_version = Some(NEW);
+    });
+    case(
+        "the host ran the version in another boot, and has not reported in this one",
+        "request StagedUpdate of 1",
+        |view, _| {
+            a(view).facts.boot_id = "b2".into();
+            shadow(view).status.agent.current_version = Some(NEW);
+        },
+    );
+    case("the host was rebooted", "request StagedUpdate of 1", |view, _| a(view).facts.boot_id = "b2".into());
+    case("the image is there", "Queued", |view, _| shadow(view).status.agent.state = Some(HostState::StagedUpdate));
 }
 
 #[test]
@@ -99,8 +87,8 @@ fn node_with_its_image_records_that_it_waits_for_others_once_that_has_lasted() {
     ] {
         let mut next = at("b", Step::Staging, 0, HostState::StagedUpdate);
         change.into_iter().for_each(|change| change(&mut next));
-        let (mut view, _) = cluster(vec![at("a", Step::Draining, 0, HostState::StagedUpdate), next], &["a"]);
-        let policy = with_policy(&mut view, spec);
+        let (view, policy) =
+            cluster_with(vec![at("a", Step::Draining, 0, HostState::StagedUpdate), next], &["a"], spec);
         let made = plan(&view, &policy, t(now));
         let step = made.actions.get("b").and_then(Action::next_step);
         assert_eq!(step, recorded.then_some(Step::Staged), "{sentence}: {:?}", made.waits);
@@ -150,19 +138,17 @@ fn attempt_without_progress_ends_and_is_disruptive_with_slot_or_claim() {
 
 #[test]
 fn idle_node_starts_staging_only_without_objection() {
-    let cases: &[(&str, Change, &str)] = &[
-        ("nothing does", |_, _| {}, "step Staging"),
-        ("the node is being deleted", |view, _| a(view).facts.deleting = true, "Deleting"),
-        ("its shadow is being deleted", |view, _| shadow(view).deleting = true, "Deleting"),
-        ("it has lost its label", |view, _| a(view).facts.labelled = false, "NotLabelled"),
-        ("no report of this boot", |view, _| a(view).facts.boot_id = "b2".into(), "NoReport"),
-        ("the agent has not confirmed", |view, _| shadow(view).generation = 2, "AgentNotSynced"),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: &str, change: Change| {
         let (mut view, mut policy) = cluster(vec![node("a")], &[]);
         change(&mut view, &mut policy);
-        assert_eq!(outcome(&plan(&view, &policy, t(1))), *expected, "{sentence}");
-    }
+        assert_eq!(outcome(&plan(&view, &policy, t(1))), expected, "{sentence}");
+    };
+    case("nothing does", "step Staging", |_, _| {});
+    case("the node is being deleted", "Deleting", |view, _| a(view).facts.deleting = true);
+    case("its shadow is being deleted", "Deleting", |view, _| shadow(view).deleting = true);
+    case("it has lost its label", "NotLabelled", |view, _| a(view).facts.labelled = false);
+    case("no report of this boot", "NoReport", |view, _| a(view).facts.boot_id = "b2".into());
+    case("the agent has not confirmed", "AgentNotSynced", |view, _| shadow(view).generation = 2);
 }
 
 #[test]
@@ -184,8 +170,7 @@ fn blocked_condition_has_the_newest_message_of_the_host() {
     for message in ["no route", "certificate expired"] {
         let updates = OfferedUpdates { refresh_failure: Some(message.into()), ..OfferedUpdates::default() };
         shadow(&mut view).status.agent.updates = Some(updates);
-        let made = plan(&view, &policy, t(1));
-        written(&mut view, &made.actions["a"]);
+        write_due(&mut view, &policy, 1);
         let blocked = true_condition(&shadow(&mut view).status.conditions, BLOCKED).unwrap();
         assert_eq!(blocked.message, format!("the host cannot check for updates: {message}"));
     }

@@ -29,20 +29,7 @@ fn given(view: &ClusterView, policy: &Policy, second: i64) -> (Vec<String>, Opti
 #[test]
 fn no_node_out_of_service_without_operator_blocks_fleet_for_ever() {
     type Change = fn(&mut NodeFacts);
-    let cases: [(&str, Change, bool); 5] = [
-        ("cordoned by a user", |facts| (facts.unschedulable, facts.cordoned_since) = (true, Some(t(0))), true),
-        ("not Ready", |facts| (facts.ready, facts.not_ready_since) = (false, Some(t(0))), true),
-        ("dead for a day", |facts| (facts.ready, facts.not_ready_since) = (false, Some(t(-86_400))), false),
-        (
-            "removed by an autoscaler",
-            |facts| {
-                (facts.unschedulable, facts.removed_by) = (true, Some("ToBeDeletedByClusterAutoscaler".into()));
-            },
-            false,
-        ),
-        ("in service", |_| {}, false),
-    ];
-    for (sentence, change, counts) in cases {
+    let case = |sentence: &str, counts: bool, change: Change| {
         let mut other = node("z");
         change(&mut other.facts);
         let (view, policy) = cluster(vec![staged("a"), other], &[]);
@@ -56,7 +43,14 @@ fn no_node_out_of_service_without_operator_blocks_fleet_for_ever() {
             let wake = plan(&view, &policy, t(60)).wake;
             assert!(wake.is_some_and(|wake| wake <= t(3600)), "{sentence}: {wake:?}");
         }
-    }
+    };
+    case("cordoned by a user", true, |facts| (facts.unschedulable, facts.cordoned_since) = (true, Some(t(0))));
+    case("not Ready", true, |facts| (facts.ready, facts.not_ready_since) = (false, Some(t(0))));
+    case("dead for a day", false, |facts| (facts.ready, facts.not_ready_since) = (false, Some(t(-86_400))));
+    case("removed by an autoscaler", false, |facts| {
+        (facts.unschedulable, facts.removed_by) = (true, Some("ToBeDeletedByClusterAutoscaler".into()));
+    });
+    case("in service", false, |_| {});
 }
 
 #[test]
@@ -124,59 +118,7 @@ fn control_plane_nodes_go_one_at_a_time_whatever_else_is_out_of_service() {
     fn other(view: &mut ClusterView) -> &mut NodeView {
         view.nodes.get_mut("z").unwrap()
     }
-    let cases: [(&str, Change, bool); 11] = [
-        ("all are Ready", |_| {}, true),
-        ("one has not been Ready for a month", |view| other(view).facts.ready = false, false),
-        ("one joins", |view| (other(view).facts.ready, other(view).facts.joining) = (false, true), false),
-        (
-            "one that is not the operator's is not Ready",
-            |view| {
-                let facts = NodeFacts { ready: false, labelled: false, ..view.nodes.remove("z").unwrap().facts };
-                view.unmanaged.insert("z".into(), facts);
-            },
-            false,
-        ),
-        (
-            "one may still reboot, and is Ready",
-            |view| {
-                let mut releasing = progress(Step::Releasing, 0);
-                (releasing.permit_issued, releasing.disruptive) = (true, false);
-                other(view).shadow.as_mut().unwrap().status.controller.progress = Some(releasing);
-            },
-            false,
-        ),
-        (
-            "one is updated",
-            |view| {
-                let labels = other(view).facts.labels.clone();
-                *other(view) = at("z", Step::Draining, 999_999, HostState::StagedUpdate);
-                other(view).facts.labels = labels;
-                view.operator.as_mut().unwrap().status.slots = vec![with_slot("z", true)];
-            },
-            false,
-        ),
-        (
-            "one is updated, and was registered again without the label",
-            |view| {
-                *other(view) = at("z", Step::Draining, 999_999, HostState::StagedUpdate);
-                view.operator.as_mut().unwrap().status.slots = vec![with_slot("z", true)];
-            },
-            false,
-        ),
-        (
-            "one is gone whose machine may still reboot",
-            |view| view.operator.as_mut().unwrap().status.slots = vec![with_slot("gone", true)],
-            false,
-        ),
-        (
-            "a worker is gone whose machine may still reboot",
-            |view| view.operator.as_mut().unwrap().status.slots = vec![with_slot("gone", false)],
-            true,
-        ),
-        ("one is cordoned by a user", |view| other(view).facts.unschedulable = true, true),
-        ("a worker is not Ready", |view| view.nodes.get_mut("w").unwrap().facts.ready = false, true),
-    ];
-    for (sentence, change, goes) in cases {
+    let case = |sentence: &str, goes: bool, change: Change| {
         let mut other = of_control_plane("z");
         other.shadow.as_mut().unwrap().status.controller.progress = None;
         let nodes = vec![of_control_plane("a"), of_control_plane("b"), other, node("w")];
@@ -188,9 +130,38 @@ fn control_plane_nodes_go_one_at_a_time_whatever_else_is_out_of_service() {
         let (slots, wait) = given(&view, &policy, 1_000_000);
         let own: Vec<_> = slots.iter().filter(|slot| ["a", "b"].contains(&slot.as_str())).collect();
         assert_eq!(own.len(), usize::from(goes), "{sentence}: {slots:?}, {wait:?}");
-        let made = plan(&view, &policy, t(1_000_000));
-        assert_eq!(made.waits["b"].as_str(), "ControlPlaneBusy", "{sentence}");
-    }
+        assert_eq!(plan(&view, &policy, t(1_000_000)).waits["b"].as_str(), "ControlPlaneBusy", "{sentence}");
+    };
+    case("all are Ready", true, |_| {});
+    case("one has not been Ready for a month", false, |view| other(view).facts.ready = false);
+    case("one joins", false, |view| (other(view).facts.ready, other(view).facts.joining) = (false, true));
+    case("one that is not the operator's is not Ready", false, |view| {
+        let facts = NodeFacts { ready: false, labelled: false, ..view.nodes.remove("z").unwrap().facts };
+        view.unmanaged.insert("z".into(), facts);
+    });
+    case("one may still reboot, and is Ready", false, |view| {
+        let mut releasing = progress(Step::Releasing, 0);
+        (releasing.permit_issued, releasing.disruptive) = (true, false);
+        other(view).shadow.as_mut().unwrap().status.controller.progress = Some(releasing);
+    });
+    case("one is updated", false, |view| {
+        let labels = other(view).facts.labels.clone();
+        *other(view) = at("z", Step::Draining, 999_999, HostState::StagedUpdate);
+        other(view).facts.labels = labels;
+        view.operator.as_mut().unwrap().status.slots = vec![with_slot("z", true)];
+    });
+    case("one is updated, and was registered again without the label", false, |view| {
+        *other(view) = at("z", Step::Draining, 999_999, HostState::StagedUpdate);
+        view.operator.as_mut().unwrap().status.slots = vec![with_slot("z", true)];
+    });
+    case("one is gone whose machine may still reboot", false, |view| {
+        view.operator.as_mut().unwrap().status.slots = vec![with_slot("gone", true)];
+    });
+    case("a worker is gone whose machine may still reboot", true, |view| {
+        view.operator.as_mut().unwrap().status.slots = vec![with_slot("gone", false)];
+    });
+    case("one is cordoned by a user", true, |view| other(view).facts.unschedulable = true);
+    case("a worker is not Ready", true, |view| view.nodes.get_mut("w").unwrap().facts.ready = false);
 }
 
 /// A slot of a node whose reboot may be permitted.
@@ -207,16 +178,14 @@ fn update_without_a_permit_ends_when_others_remove_its_node() {
         let permit = models::shadow::Permit { nonce: "n".into(), jws: String::new() };
         node.shadow.as_mut().unwrap().spec.permit = Some(permit);
     };
-    let cases: [(&str, NodeView, Change, &str); 4] = [
-        ("its image is staged", staged("a"), |_| {}, "NodeDeleted"),
-        ("it is drained", at("a", Step::Draining, 0, HostState::StagedUpdate), |_| {}, "NodeDeleted"),
-        ("it is to reboot", at("a", Step::Rebooting, 0, drained), |_| {}, "NodeDeleted"),
-        ("its reboot is permitted", at("a", Step::Rebooting, 0, drained), permitted, "AwaitingReboot"),
-    ];
-    for (sentence, mut node, change, expected) in cases {
+    let case = |sentence: &str, mut node: NodeView, expected: &str, change: Change| {
         node.facts.removed_by = Some("karpenter.sh/disrupted".into());
         change(&mut node);
         let (view, policy) = cluster(vec![node], &["a"]);
         assert_eq!(outcome(&plan(&view, &policy, t(60))), expected, "{sentence}");
-    }
+    };
+    case("its image is staged", staged("a"), "NodeDeleted", |_| {});
+    case("it is drained", at("a", Step::Draining, 0, HostState::StagedUpdate), "NodeDeleted", |_| {});
+    case("it is to reboot", at("a", Step::Rebooting, 0, drained), "NodeDeleted", |_| {});
+    case("its reboot is permitted", at("a", Step::Rebooting, 0, drained), "AwaitingReboot", permitted);
 }

@@ -86,8 +86,7 @@ fn device_that_is_not_back_is_named_and_proves_nothing_at_the_timeout() {
     waits(&mut watch, DEADLINE - 1);
     assert!(condition(&watch, BLOCKED).message.ends_with("nvidia.com/gpu is 7 and was 8"), "of what is missing now");
     assert_eq!(watch.result().0, None, "within the time");
-    watch.at(DEADLINE);
-    assert_eq!((watch.result(), watch.message()), (is_not_usable(), text.replace(" 0 ", " 7 ")));
+    assert_eq!((watch.result_at(DEADLINE), watch.message()), (is_not_usable(), text.replace(" 0 ", " 7 ")));
     assert_eq!(condition(&watch, HEALTHY).status, ConditionStatus::Unknown);
     assert!(watch.record().before.is_some(), "its next verification asks for the same");
 }
@@ -97,11 +96,13 @@ fn device_that_comes_minutes_after_ready_is_waited_for() {
     let mut watch = back(GPUS, &["b"]);
     has(&mut watch.view, "a", &GPUS[1..]);
     watch.at(SOAKED);
-    watch.at(10 * SOAKED);
-    assert_eq!(watch.result().0, None);
+    assert_eq!(watch.result_at(10 * SOAKED).0, None);
     has(&mut watch.view, "a", GPUS);
-    watch.at(10 * SOAKED + 1);
-    assert_eq!((watch.result(), watch.record().before), (is_updated(), None), "a proven node needs its facts no more");
+    assert_eq!(
+        (watch.result_at(10 * SOAKED + 1), watch.record().before),
+        (is_updated(), None),
+        "a proven node needs its facts no more"
+    );
 }
 
 /// Leaves so many devices on two nodes of four.
@@ -113,63 +114,40 @@ fn half_of(view: &mut ClusterView, gpus: &str) {
 fn what_other_nodes_have_lost_as_well_is_not_missing() {
     type Change = fn(&mut ClusterView);
     let others = ["b", "c", "d", "e"];
-    let cases: [(&str, &[&str], Change, bool); 10] = [
-        ("all have it", &others, |_| {}, false),
-        (
-            "half of them have a part of it, as it has",
-            &others,
-            |view| {
-                half_of(view, "4");
-                has(view, "a", &[&[("nvidia.com/gpu", "4")], &GPUS[1..]].concat());
-            },
-            true,
-        ),
-        ("half of them have a part of it, and it has none", &others, |view| half_of(view, "4"), false),
-        ("half of them lost it", &others, |view| ["b", "c"].iter().for_each(|name| has(view, name, &[])), true),
-        ("one of four lost it", &others, |view| has(view, "b", &[]), false),
-        ("the only one lost it", &["b"], |view| has(view, "b", &[]), true),
-        ("it is alone", &[], |_| {}, false),
-        (
-            "those that lost it run the version",
-            &others,
-            |view| {
-                for name in ["b", "c"] {
-                    has(view, name, &[]);
-                    facts(view, name).os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
-                }
-            },
-            false,
-        ),
-        (
-            "those that lost it are being updated",
-            &others,
-            |view| {
-                for name in ["b", "c"] {
-                    let updating = at(name, Step::Draining, 0, HostState::StagedUpdate);
-                    view.nodes.insert(name.into(), updating);
-                }
-            },
-            false,
-        ),
-        (
-            "those that lost it had not been like it",
-            &others,
-            |view| {
-                let record = shadow(view).status.controller.record.as_mut().unwrap();
-                record.before.as_mut().unwrap().compared_with = vec!["d".into(), "e".into()];
-                ["b", "c"].iter().for_each(|name| has(view, name, &[]));
-            },
-            false,
-        ),
-    ];
-    for (sentence, others, change, excused) in cases {
+    let case = |sentence: &str, others: &[&str], excused: bool, change: Change| {
         let mut watch = back(GPUS, others);
         has(&mut watch.view, "a", &GPUS[1..]);
         change(&mut watch.view);
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if excused { is_updated() } else { is_not_usable() }, "{sentence}");
-    }
+        assert_eq!(watch.result_at(DEADLINE), if excused { is_updated() } else { is_not_usable() }, "{sentence}");
+    };
+    case("all have it", &others, false, |_| {});
+    case("half of them have a part of it, as it has", &others, true, |view| {
+        half_of(view, "4");
+        has(view, "a", &[&[("nvidia.com/gpu", "4")], &GPUS[1..]].concat());
+    });
+    case("half of them have a part of it, and it has none", &others, false, |view| half_of(view, "4"));
+    case("half of them lost it", &others, true, |view| ["b", "c"].iter().for_each(|name| has(view, name, &[])));
+    case("one of four lost it", &others, false, |view| has(view, "b", &[]));
+    case("the only one lost it", &["b"], true, |view| has(view, "b", &[]));
+    case("it is alone", &[], false, |_| {});
+    case("those that lost it run the version", &others, false, |view| {
+        for name in ["b", "c"] {
+            has(view, name, &[]);
+            facts(view, name).os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        }
+    });
+    case("those that lost it are being updated", &others, false, |view| {
+        for name in ["b", "c"] {
+            let updating = at(name, Step::Draining, 0, HostState::StagedUpdate);
+            view.nodes.insert(name.into(), updating);
+        }
+    });
+    case("those that lost it had not been like it", &others, false, |view| {
+        let record = shadow(view).status.controller.record.as_mut().unwrap();
+        record.before.as_mut().unwrap().compared_with = vec!["d".into(), "e".into()];
+        ["b", "c"].iter().for_each(|name| has(view, name, &[]));
+    });
 }
 
 #[test]
@@ -187,8 +165,7 @@ fn new_taint_is_waited_for_and_one_that_was_there_before_is_no_fault() {
         facts(&mut watch.view, "b").taints = owned(on_others);
         facts(&mut watch.view, "c").taints = owned(on_others);
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), expected, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), expected, "{sentence}");
         if expected == is_not_usable() {
             let text = "the taint node.cilium.io/agent-not-ready:NoExecute is new";
             assert!(watch.message().contains(text), "{}", watch.message());
@@ -199,8 +176,7 @@ fn new_taint_is_waited_for_and_one_that_was_there_before_is_no_fault() {
     facts(&mut watch.view, "a").taints = vec![start_up.into()];
     assert!(waits(&mut watch, SOAKED).contains(start_up));
     facts(&mut watch.view, "a").taints.clear();
-    watch.at(SOAKED + 1);
-    assert_eq!(watch.result(), is_updated());
+    assert_eq!(watch.result_at(SOAKED + 1), is_updated());
 }
 
 #[test]
@@ -209,8 +185,7 @@ fn cpu_memory_and_disk_may_differ_by_a_tenth() {
         let mut watch = back(GPUS, &["b", "c"]);
         has(&mut watch.view, "a", &[GPUS[0], ("cpu", "7200m"), ("memory", memory)]);
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), expected, "{memory}");
+        assert_eq!(watch.result_at(DEADLINE), expected, "{memory}");
     }
 }
 
@@ -221,8 +196,7 @@ fn nothing_is_missing_where_the_facts_are_lost_or_were_never_recorded() {
         shadow(&mut watch.view).status.controller.record = record;
         has(&mut watch.view, "a", &[]);
         facts(&mut watch.view, "a").taints = vec!["new:NoSchedule".into()];
-        watch.at(SOAKED);
-        assert_eq!(watch.result(), is_updated());
+        assert_eq!(watch.result_at(SOAKED), is_updated());
     }
 }
 
@@ -263,10 +237,8 @@ fn drain_begins_with_the_facts_of_its_node_in_the_same_write() {
     let before = status.report.record.as_ref().unwrap().before.clone().unwrap();
     assert_eq!(before.allocatable.keys().collect::<Vec<_>>(), ["cpu", "memory", "nvidia.com/gpu"]);
     assert_eq!(before.allocatable["cpu"], "7910m");
-    assert_eq!(
-        (before.taints, before.compared_with),
-        (vec!["dedicated:NoSchedule".into()], vec!["c".into(), "b".into()])
-    );
+    let found = (before.taints, before.compared_with);
+    assert_eq!(found, (vec!["dedicated:NoSchedule".into()], vec!["c".into(), "b".into()]));
     let driver = OwnerBefore { name: "shop/driver".into(), uid: "driver".into() };
     assert_eq!((before.csi_drivers, before.daemon_sets), (vec!["ebs.csi.aws.com".into()], vec![driver]));
     assert_eq!(before.static_pods, ["shop/proxy-a"]);
@@ -322,44 +294,27 @@ fn pod_of_daemon_set_that_the_kubelet_rejects_is_waited_for_and_proves_nothing_a
     assert!(waits(&mut watch, SOAKED).contains("shop/driver-1 first (UnexpectedAdmissionError)"));
     // Its DaemonSet creates it again and again.
     *watch.pods() = vec![healthy(), rejected("driver-2", DEADLINE - 1)];
-    watch.at(DEADLINE - 1);
-    assert_eq!(watch.result().0, None);
-    watch.at(DEADLINE);
-    assert_eq!(watch.result(), is_unproven());
+    assert_eq!(watch.result_at(DEADLINE - 1).0, None);
+    assert_eq!(watch.result_at(DEADLINE), is_unproven());
     assert!(watch.message().contains("shop/driver-2 (UnexpectedAdmissionError)"), "{}", watch.message());
 }
 
 #[test]
 fn failed_pod_counts_as_ended_where_nothing_has_to_run_in_its_place() {
     let failed = |pod: PodFacts| PodFacts { ready: false, finished: true, failed: true, ..pod };
+    let gone = PodFacts { daemon_set_is: DaemonSetIs::Gone, ..rejected("driver-1", 1) };
     for (sentence, pods, podsready, expected) in [
-        (
-            "a DaemonSet has a Ready pod beside it",
-            vec![rejected("driver-1", 1), driver("driver-2")],
-            true,
-            is_updated(),
-        ),
+        ("a DaemonSet has another pod, Ready", vec![rejected("driver-1", 1), driver("driver-2")], true, is_updated()),
         ("no pods are asked for", vec![rejected("driver-1", 1)], false, is_updated()),
-        (
-            "a replica that was evicted: its owner has another one elsewhere",
-            vec![failed(healthy())],
-            true,
-            is_updated(),
-        ),
+        ("a replica that was evicted, and has another one", vec![failed(healthy())], true, is_updated()),
         ("a bare pod", vec![failed(pod("a", true))], true, is_updated()),
-        (
-            "its DaemonSet is gone",
-            vec![PodFacts { daemon_set_is: DaemonSetIs::Gone, ..rejected("driver-1", 1) }],
-            true,
-            is_updated(),
-        ),
+        ("its DaemonSet is gone", vec![gone], true, is_updated()),
         ("the DaemonSet has no other", vec![rejected("driver-1", 1)], true, is_unproven()),
     ] {
         let mut watch = Watch::of(verifying(pods));
         watch.policy.all.after.pods_ready = podsready;
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), expected, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), expected, "{sentence}");
     }
 }
 
@@ -375,19 +330,16 @@ fn pods_of_a_deployment_that_the_kubelet_rejects_are_waited_for_and_prove_nothin
         );
         assert_eq!(waits(&mut watch, second), expected);
     }
-    watch.at(DEADLINE);
-    assert_eq!(watch.result(), is_unproven());
-    assert!(
-        watch.message().contains(&format!("shop/web-{} (UnexpectedAdmissionError)", DEADLINE - 1)),
-        "{}",
-        watch.message()
-    );
+    assert_eq!(watch.result_at(DEADLINE), is_unproven());
+    let last = format!("shop/web-{} (UnexpectedAdmissionError)", DEADLINE - 1);
+    assert!(watch.message().contains(&last), "{}", watch.message());
 }
 
 #[test]
 fn rejected_pod_counts_until_its_owner_has_one_that_is_not() {
     let at_the_end = DEADLINE - 1;
     let replica = |at: i64| rejected_replica("web-1", at);
+    let mirrors = [replica(-2), healthy()].map(|pod| PodFacts { mirror: true, ..pod }).to_vec();
     for (sentence, pods, expected) in [
         ("nothing came after it", vec![replica(at_the_end)], is_unproven()),
         ("another one is Ready on the node", vec![replica(at_the_end), healthy()], is_updated()),
@@ -396,15 +348,10 @@ fn rejected_pod_counts_until_its_owner_has_one_that_is_not() {
         ("it was rejected before the update", vec![replica(-2)], is_updated()),
         ("it is of a Job", vec![PodFacts { runs_to_completion: true, ..replica(at_the_end) }], is_updated()),
         ("it has no controller", vec![PodFacts { controller_uid: None, ..replica(at_the_end) }], is_updated()),
-        (
-            "a static pod, which the kubelet does not try again",
-            vec![PodFacts { mirror: true, ..replica(-2) }, PodFacts { mirror: true, ..healthy() }],
-            is_unproven(),
-        ),
+        ("a static pod, which the kubelet does not try again", mirrors, is_unproven()),
     ] {
         let mut watch = Watch::of(verifying(pods));
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), expected, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), expected, "{sentence}");
     }
 }
 
@@ -413,8 +360,7 @@ fn rejected_pod_that_runs_elsewhere_by_now_is_named_and_is_a_pod_of_a_workload()
     let mut watch = Watch::of(verifying(vec![rejected_replica("web-1", 10)]));
     assert!(waits(&mut watch, SOAKED).contains("shop/web-1 first (UnexpectedAdmissionError)"));
     watch.at(10 + 120);
-    watch.at(10 + 120 + SOAKED);
-    assert_eq!(watch.result(), is_updated());
+    assert_eq!(watch.result_at(10 + 120 + SOAKED), is_updated());
     assert!(watch.message().contains("shop/web-1 (UnexpectedAdmissionError)"), "{}", watch.message());
     assert!(!watch.record().without_workloads);
     let job = PodFacts { runs_to_completion: true, ..rejected_replica("job-1", 10) };
@@ -435,164 +381,119 @@ fn daemon_set_whose_pod_failed_before_the_drain_is_excused() {
     let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
     staged.pods = Some(vec![rejected("driver-1", -1)]);
     let (view, policy) = cluster(vec![staged], &["a"]);
-    let made = plan(&view, &policy, t(0));
-    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
-    assert_eq!(status.report.record.as_ref().unwrap().unhealthy_before, ["driver"]);
+    assert_eq!(record_of(&plan(&view, &policy, t(0))).unhealthy_before, ["driver"]);
 }
 
 #[test]
 fn csi_driver_that_is_not_back_proves_nothing() {
     type Change = fn(&mut ClusterView);
     const DRIVER: &[&str] = &["ebs.csi.aws.com"];
-    let cases: [(&str, Change, bool); 6] = [
-        ("it is back, with another one", |view| has_drivers(view, "a", &["new.csi", "ebs.csi.aws.com"]), false),
-        ("it is not", |view| has_drivers(view, "a", &[]), true),
-        ("its node has registered nothing", |view| has_drivers(view, "b", DRIVER), true),
-        (
-            "half of the others lost it as well: it was uninstalled",
-            |view| {
-                has_drivers(view, "a", &[]);
-                ["b", "c"].iter().for_each(|name| has_drivers(view, name, &[]));
-                ["d", "e"].iter().for_each(|name| has_drivers(view, name, DRIVER));
-            },
-            false,
-        ),
-        (
-            "one of the others lost it",
-            |view| {
-                has_drivers(view, "a", &[]);
-                has_drivers(view, "b", &[]);
-                ["c", "d", "e"].iter().for_each(|name| has_drivers(view, name, DRIVER));
-            },
-            true,
-        ),
-        ("drivers may not be read", |_| {}, false),
-    ];
-    for (sentence, change, missing) in cases {
+    let case = |sentence: &str, missing: bool, change: Change| {
         let mut watch = back(GPUS, &["b", "c", "d", "e"]);
         change(&mut watch.view);
         if watch.view.csi_nodes.as_ref().is_some_and(|known| known.len() < 3) {
             ["b", "c", "d", "e"].iter().for_each(|name| has_drivers(&mut watch.view, name, DRIVER));
         }
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if missing { is_not_usable() } else { is_updated() }, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), if missing { is_not_usable() } else { is_updated() }, "{sentence}");
         if missing {
             assert!(watch.message().contains("the CSI driver ebs.csi.aws.com is missing"), "{}", watch.message());
         }
-    }
+    };
+    case("it is back, with another one", false, |view| has_drivers(view, "a", &["new.csi", "ebs.csi.aws.com"]));
+    case("it is not", true, |view| has_drivers(view, "a", &[]));
+    case("its node has registered nothing", true, |view| has_drivers(view, "b", DRIVER));
+    case("half of the others lost it as well: it was uninstalled", false, |view| {
+        has_drivers(view, "a", &[]);
+        ["b", "c"].iter().for_each(|name| has_drivers(view, name, &[]));
+        ["d", "e"].iter().for_each(|name| has_drivers(view, name, DRIVER));
+    });
+    case("one of the others lost it", true, |view| {
+        has_drivers(view, "a", &[]);
+        has_drivers(view, "b", &[]);
+        ["c", "d", "e"].iter().for_each(|name| has_drivers(view, name, DRIVER));
+    });
+    case("drivers may not be read", false, |_| {});
 }
 
 #[test]
 fn daemon_set_has_a_ready_pod_again_while_it_wants_the_node() {
     type Change = fn(&mut Watch);
-    let cases: [(&str, Change, bool); 9] = [
-        ("its pod is Ready", |watch| watch.pods().push(driver("driver-2")), false),
-        ("it has no pod", |_| {}, true),
-        (
-            "its pod is being deleted",
-            |watch| {
-                watch.pods().push(PodFacts { terminating: true, ..driver("driver-1") });
-            },
-            true,
-        ),
-        (
-            "its pod was created again a moment ago",
-            |watch| {
-                watch.pods().push(PodFacts { ready: false, started: Some(t(DEADLINE - 1)), ..driver("driver-3") });
-            },
-            true,
-        ),
-        ("it was uninstalled meanwhile", |watch| watch.view.daemon_sets.as_mut().unwrap().clear(), false),
-        ("it was deleted and created again", |watch| has_daemon_set(&mut watch.view, "another", &[]), false),
-        (
-            "it does not want the node any more",
-            |watch| {
-                has_daemon_set(&mut watch.view, "driver", &[("gpu", "true")]);
-            },
-            false,
-        ),
-        ("DaemonSets may not be read", |watch| watch.view.daemon_sets = None, false),
-        ("no pods are asked for", |watch| watch.policy.all.after.pods_ready = false, false),
-    ];
-    for (sentence, change, missing) in cases {
+    let case = |sentence: &str, missing: bool, change: Change| {
         let mut watch = back(GPUS, &["b", "c"]);
         has_daemon_set(&mut watch.view, "driver", &[]);
         change(&mut watch);
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if missing { is_not_usable() } else { is_updated() }, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), if missing { is_not_usable() } else { is_updated() }, "{sentence}");
         if missing {
             assert!(watch.message().contains("the DaemonSet shop/driver has no Ready pod"), "{}", watch.message());
         }
-    }
+    };
+    case("its pod is Ready", false, |watch| watch.pods().push(driver("driver-2")));
+    case("it has no pod", true, |_| {});
+    case("its pod is being deleted", true, |watch| {
+        watch.pods().push(PodFacts { terminating: true, ..driver("driver-1") });
+    });
+    case("its pod was created again a moment ago", true, |watch| {
+        watch.pods().push(PodFacts { ready: false, started: Some(t(DEADLINE - 1)), ..driver("driver-3") });
+    });
+    case("it was uninstalled meanwhile", false, |watch| watch.view.daemon_sets.as_mut().unwrap().clear());
+    case("it was deleted and created again", false, |watch| has_daemon_set(&mut watch.view, "another", &[]));
+    case("it does not want the node any more", false, |watch| {
+        has_daemon_set(&mut watch.view, "driver", &[("gpu", "true")]);
+    });
+    case("DaemonSets may not be read", false, |watch| watch.view.daemon_sets = None);
+    case("no pods are asked for", false, |watch| watch.policy.all.after.pods_ready = false);
 }
 
 #[test]
 fn node_whose_agent_cannot_take_it_to_another_version_proves_nothing() {
     type Change = fn(&mut ClusterView);
-    let cases: [(&str, Change, Option<&str>); 7] = [
-        ("its host does not answer", |view| shadow(view).status.conditions.push(unreachable()), Some("(Timeout)")),
-        (
-            "the agent does not know the state of its host",
-            |view| shadow(view).status.conditions.push(condition(HOST_REACHABLE, UNSUPPORTED_STATE, "x")),
-            Some("(UnsupportedState)"),
-        ),
-        (
-            "its host did not answer before the web API went away",
-            |view| {
-                shadow(view).status.conditions.push(unreachable());
-                view.web_api_missing = Some(t(0));
-            },
-            Some("(Timeout)"),
-        ),
-        (
-            "the agent has not reported in this boot, and its pod is not Ready",
-            |view| {
-                shadow(view).status.agent.boot_id = Some("b0".into());
-                view.nodes.get_mut("a").unwrap().agent_missing = Some(t(0));
-            },
-            Some("its agent has not reported since its boot"),
-        ),
-        (
-            "the same, and its pod is Ready",
-            |view| shadow(view).status.agent.boot_id = Some("b0".into()),
-            Some("its agent has not reported since its boot"),
-        ),
-        (
-            "the agent has reported, and is not heard any more",
-            |view| {
-                view.nodes.get_mut("a").unwrap().agent_missing = Some(t(0));
-                let silent = condition(HOST_REACHABLE, "AgentNotReady", "x");
-                let silent = models::condition::Condition { status: ConditionStatus::Unknown, ..silent };
-                shadow(view).status.conditions.push(silent);
-            },
-            None,
-        ),
-        (
-            "a user has removed its label, and the agent ended with it",
-            |view| {
-                facts(view, "a").labelled = false;
-                shadow(view).status.agent.boot_id = Some("b0".into());
-            },
-            None,
-        ),
-    ];
-    for (sentence, change, missing) in cases {
+    let case = |sentence: &str, missing: Option<&str>, change: Change| {
         let mut watch = Watch::of(verifying(vec![healthy()]));
         change(&mut watch.view);
-        watch.at(SOAKED);
-        assert_eq!(watch.result().0.is_none(), missing.is_some(), "{sentence}: it is waited for");
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if missing.is_some() { is_not_usable() } else { is_updated() }, "{sentence}");
+        assert_eq!(watch.result_at(SOAKED).0.is_none(), missing.is_some(), "{sentence}: it is waited for");
+        assert_eq!(
+            watch.result_at(DEADLINE),
+            if missing.is_some() { is_not_usable() } else { is_updated() },
+            "{sentence}"
+        );
         assert!(missing.is_none_or(|text| watch.message().contains(text)), "{sentence}: {}", watch.message());
-    }
+    };
+    case("its host does not answer", Some("(Timeout)"), |view| shadow(view).status.conditions.push(unreachable()));
+    case("the agent does not know the state of its host", Some("(UnsupportedState)"), |view| {
+        shadow(view).status.conditions.push(condition(HOST_REACHABLE, UNSUPPORTED_STATE, "x"));
+    });
+    case("its host did not answer before the web API went away", Some("(Timeout)"), |view| {
+        shadow(view).status.conditions.push(unreachable());
+        view.web_api_missing = Some(t(0));
+    });
+    case(
+        "the agent has not reported in this boot, and its pod is not Ready",
+        Some("its agent has not reported since its boot"),
+        |view| {
+            shadow(view).status.agent.boot_id = Some("b0".into());
+            view.nodes.get_mut("a").unwrap().agent_missing = Some(t(0));
+        },
+    );
+    case("the same, and its pod is Ready", Some("its agent has not reported since its boot"), |view| {
+        shadow(view).status.agent.boot_id = Some("b0".into());
+    });
+    case("the agent has reported, and is not heard any more", None, |view| {
+        view.nodes.get_mut("a").unwrap().agent_missing = Some(t(0));
+        let silent = condition(HOST_REACHABLE, "AgentNotReady", "x");
+        let silent = models::condition::Condition { status: ConditionStatus::Unknown, ..silent };
+        shadow(view).status.conditions.push(silent);
+    });
+    case("a user has removed its label, and the agent ended with it", None, |view| {
+        facts(view, "a").labelled = false;
+        shadow(view).status.agent.boot_id = Some("b0".into());
+    });
     let mut watch = Watch::of(verifying(vec![healthy()]));
     shadow(&mut watch.view).status.conditions.push(unreachable());
     watch.at(SOAKED);
     shadow(&mut watch.view).status.conditions.retain(|condition| condition.type_ != HOST_REACHABLE);
-    watch.at(SOAKED + 1);
-    assert_eq!(watch.result(), is_updated(), "its host answers again");
+    assert_eq!(watch.result_at(SOAKED + 1), is_updated(), "its host answers again");
 }
 
 /// No agent can report without the web API.
@@ -610,8 +511,7 @@ fn first_report_is_waited_for_past_the_timeout_while_the_web_api_is_away() {
         watch.view.web_api_outage = Some(WebApiOutage { began: t(10), ended: t(BACK) });
         assert_eq!(watch.at(BACK + 59), Some(Wait::NoReport), "its agent is about to be connected");
         shadow(&mut watch.view).status.agent.boot_id = reports.then(|| "b1".into());
-        watch.at(BACK + 60);
-        assert_eq!(watch.result(), if reports { is_updated() } else { is_not_usable() }, "{reports}");
+        assert_eq!(watch.result_at(BACK + 60), if reports { is_updated() } else { is_not_usable() }, "{reports}");
     }
 }
 
@@ -633,13 +533,11 @@ fn clock_of_verification_stops_while_the_web_api_is_away_for_a_day_at_most() {
     watch.view.web_api_missing = None;
     watch.view.web_api_outage = Some(WebApiOutage { began: t(10), ended: t(DEADLINE + 20) });
     shadow(&mut watch.view).status.agent.boot_id = Some("b1".into());
-    watch.at(DEADLINE + 11 + SOAKED);
-    assert_eq!(watch.result(), is_updated(), "{}", watch.message());
+    assert_eq!(watch.result_at(DEADLINE + 11 + SOAKED), is_updated(), "{}", watch.message());
 
     let mut watch = unreported();
     assert_eq!(watch.at(DAY - 1), Some(Wait::WebApiNotReady));
-    watch.at(DAY);
-    assert_eq!(watch.result(), is_not_usable());
+    assert_eq!(watch.result_at(DAY), is_not_usable());
 }
 
 #[test]
@@ -654,8 +552,7 @@ fn new_leader_gives_agents_time_for_the_report_that_an_outage_of_the_web_api_has
         assert_eq!(watch.at(leads_since + 59), Some(Wait::NoReport), "{sentence}");
         watch.at(until - 1);
         assert!(watch.result().0.is_none(), "{sentence}");
-        watch.at(until);
-        assert_eq!(watch.result(), is_not_usable(), "{sentence}");
+        assert_eq!(watch.result_at(until), is_not_usable(), "{sentence}");
     }
 }
 
@@ -665,14 +562,10 @@ fn report_is_waited_for_a_minute_after_the_soak_also_past_the_timeout() {
         let mut watch = Watch::of(verifying(vec![healthy()]));
         watch.policy.all.after.timeout = Duration::from_secs(30);
         shadow(&mut watch.view).status.agent.boot_id = None;
-        assert_eq!(
-            (watch.at(SOAKED), watch.at(SOAKED + 59)),
-            (Some(Wait::NoReport), Some(Wait::NoReport)),
-            "{sentence}"
-        );
+        let found = (watch.at(SOAKED), watch.at(SOAKED + 59));
+        assert_eq!(found, (Some(Wait::NoReport), Some(Wait::NoReport)), "{sentence}");
         shadow(&mut watch.view).status.agent.boot_id = reports.then(|| "b1".into());
-        watch.at(SOAKED + 60);
-        assert_eq!(watch.result(), if reports { is_updated() } else { is_not_usable() }, "{sentence}");
+        assert_eq!(watch.result_at(SOAKED + 60), if reports { is_updated() } else { is_not_usable() }, "{sentence}");
     }
 }
 
@@ -684,36 +577,27 @@ fn static_pod_that_is_not_back_after_the_boot_is_named_and_proves_nothing() {
         let record = shadow(&mut watch.view).status.controller.record.as_mut().unwrap();
         &mut record.before.as_mut().unwrap().static_pods
     }
-    let cases: [(&str, Change, bool); 7] = [
-        ("it is back", |watch| watch.pods().push(static_pod("proxy-a")), false),
-        (
-            "it was evicted, or ended with the boot before",
-            |watch| {
-                watch.pods().push(PodFacts { ready: false, finished: true, failed: true, ..static_pod("proxy-a") });
-            },
-            true,
-        ),
-        ("another one is", |watch| watch.pods().push(static_pod("dns-a")), true),
-        ("none is", |_| {}, true),
-        (
-            "its mirror is being deleted",
-            |watch| watch.pods().push(PodFacts { terminating: true, ..static_pod("proxy-a") }),
-            true,
-        ),
-        ("no pods are asked for", |watch| watch.policy.all.after.pods_ready = false, false),
-        ("an earlier version of the operator has recorded none", |watch| recorded(watch).clear(), false),
-    ];
-    for (sentence, change, missing) in cases {
+    let case = |sentence: &str, missing: bool, change: Change| {
         let mut watch = back(GPUS, &["b", "c"]);
         recorded(&mut watch).push("shop/proxy-a".into());
         change(&mut watch);
         watch.at(SOAKED);
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if missing { is_not_usable() } else { is_updated() }, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), if missing { is_not_usable() } else { is_updated() }, "{sentence}");
         if missing {
             assert!(watch.message().contains("the static pod shop/proxy-a is not running"), "{}", watch.message());
         }
-    }
+    };
+    case("it is back", false, |watch| watch.pods().push(static_pod("proxy-a")));
+    case("it was evicted, or ended with the boot before", true, |watch| {
+        watch.pods().push(PodFacts { ready: false, finished: true, failed: true, ..static_pod("proxy-a") });
+    });
+    case("another one is", true, |watch| watch.pods().push(static_pod("dns-a")));
+    case("none is", true, |_| {});
+    case("its mirror is being deleted", true, |watch| {
+        watch.pods().push(PodFacts { terminating: true, ..static_pod("proxy-a") });
+    });
+    case("no pods are asked for", false, |watch| watch.policy.all.after.pods_ready = false);
+    case("an earlier version of the operator has recorded none", false, |watch| recorded(watch).clear());
 }
 
 /// Node `a`, whose drain evicted pods of these ReplicaSets, and to which no pod has come after its update.
@@ -736,29 +620,25 @@ fn evicted_pods_that_are_not_created_again_are_named_and_prove_nothing() {
         watch.view.nodes.get_mut("b").unwrap().pods = Some(vec![new]);
     }
     let both: Sets = &["api", "web"];
-    let cases: [(&str, Sets, Sets, Change, usize, bool); 9] = [
-        ("neither has its pods", both, both, |_| {}, 4, false),
-        ("the first one has, or cannot be read", both, &["web"], |_| {}, 1, true),
-        ("the second one has", both, &["api"], |_| {}, 2, true),
-        ("a pod was created on another node", both, both, |watch| created(watch, 10), 0, true),
-        ("a pod was created before the drain", both, both, |watch| created(watch, 0), 4, false),
-        ("pods of one alone were evicted", &["web"], both, |_| {}, 0, true),
-        ("none were, or an earlier version of the operator has recorded none", &[], both, |_| {}, 0, true),
-        ("a pod has come to the node", both, both, |watch| watch.pods().push(healthy()), 0, true),
-        ("no pods are asked for", both, both, |watch| watch.policy.all.after.pods_ready = false, 0, true),
-    ];
-    for (sentence, sets, lacking, change, read, proven) in cases {
+    let case = |sentence: &str, sets: Sets, lacking: Sets, read: usize, proven: bool, change: Change| {
         let mut watch = emptied(sets);
         watch.lacking = lacking.iter().map(|uid| (*uid).to_owned()).collect();
         change(&mut watch);
-        watch.at(SOAKED);
-        assert_eq!(watch.result().0.is_some(), proven, "{sentence}: it is waited for");
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), if proven { is_updated() } else { is_not_usable() }, "{sentence}");
+        assert_eq!(watch.result_at(SOAKED).0.is_some(), proven, "{sentence}: it is waited for");
+        assert_eq!(watch.result_at(DEADLINE), if proven { is_updated() } else { is_not_usable() }, "{sentence}");
         assert_eq!(watch.read, read, "{sentence}");
         let text = "pods of shop/api-1, shop/web-1 were evicted, and none was created again";
         assert_eq!(watch.message().contains(text), !proven, "{sentence}: {}", watch.message());
-    }
+    };
+    case("neither has its pods", both, both, 4, false, |_| {});
+    case("the first one has, or cannot be read", both, &["web"], 1, true, |_| {});
+    case("the second one has", both, &["api"], 2, true, |_| {});
+    case("a pod was created on another node", both, both, 0, true, |watch| created(watch, 10));
+    case("a pod was created before the drain", both, both, 4, false, |watch| created(watch, 0));
+    case("pods of one alone were evicted", &["web"], both, 0, true, |_| {});
+    case("none were, or an earlier version of the operator has recorded none", &[], both, 0, true, |_| {});
+    case("a pod has come to the node", both, both, 0, true, |watch| watch.pods().push(healthy()));
+    case("no pods are asked for", both, both, 0, true, |watch| watch.policy.all.after.pods_ready = false);
 }
 
 #[test]
@@ -767,10 +647,8 @@ fn node_without_workloads_proves_its_version_once_evicted_pods_are_created_again
     watch.lacking = vec!["api".into(), "web".into()];
     assert!(waits(&mut watch, SOAKED).contains("shop/api-1, shop/web-1"));
     watch.lacking.pop();
-    watch.at(SOAKED + 299);
-    assert_eq!((watch.result().0, watch.read), (None, 2), "they are read every five minutes");
-    watch.at(SOAKED + 300);
-    assert_eq!((watch.result(), watch.read), (is_updated(), 4));
+    assert_eq!((watch.result_at(SOAKED + 299).0, watch.read), (None, 2), "they are read every five minutes");
+    assert_eq!((watch.result_at(SOAKED + 300), watch.read), (is_updated(), 4));
     assert!(watch.record().without_workloads);
 }
 
@@ -785,10 +663,8 @@ fn replica_sets_that_are_not_known_are_read_again_and_prove_nothing() {
         }
         let mut answered = Watch::of(watch.view.nodes["a"].clone());
         (answered.view, answered.policy) = (watch.view.clone(), watch.policy.clone());
-        answered.at(DEADLINE + 59);
-        assert_eq!(answered.result(), is_updated(), "{sentence}");
-        watch.at(DEADLINE + 60);
-        assert_eq!(watch.result(), is_unproven(), "{sentence}");
+        assert_eq!(answered.result_at(DEADLINE + 59), is_updated(), "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE + 60), is_unproven(), "{sentence}");
         let text = format!("the ReplicaSet shop/{unread}-1 could not be read");
         assert!(watch.message().contains(&text), "{}", watch.message());
     }
@@ -809,8 +685,7 @@ fn drain_records_replica_sets_of_each_namespace_before_further_ones_of_any() {
     staged.pods = Some(shop.chain([of("zoo", "api".into())]).collect());
     let (view, policy) = cluster(vec![staged, node("b")], &["a"]);
     let made = plan(&view, &policy, t(0));
-    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
-    let before = status.report.record.as_ref().unwrap().before.clone().unwrap();
+    let before = record_of(&made).before.clone().unwrap();
     let names: Vec<&str> = before.replica_sets.iter().map(|set| set.name.as_str()).collect();
     assert_eq!((names.len(), &names[..3]), (8, &["shop/web-0", "zoo/api", "shop/web-1"][..]));
 }

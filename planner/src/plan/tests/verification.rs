@@ -137,10 +137,8 @@ fn node_without_proof_is_verified_again_an_hour_after_its_last_attempt() {
     assert_eq!(outcome(&before), "UpToDate");
     assert_eq!(before.wake, Some(t(DUE)));
     let (notes, wait) = turn(&mut view, &policy, DUE);
-    assert_eq!(
-        notes.iter().map(|note| (note.reason, note.warning)).collect::<Vec<_>>(),
-        [("VerificationStarted", false)]
-    );
+    let found = notes.iter().map(|note| (note.reason, note.warning)).collect::<Vec<_>>();
+    assert_eq!(found, [("VerificationStarted", false)]);
     assert_eq!(wait, Some(Wait::Soaking { until: t(DUE + SOAK) }));
     let progress = view.nodes["a"].progress().unwrap();
     assert_eq!((progress.step, progress.attempt, &progress.version), (Step::Verifying, 2, &NEW));
@@ -206,41 +204,35 @@ fn retry_of_node_that_cannot_be_verified_says_why() {
 #[test]
 fn node_is_verified_again_only_where_that_can_show_something() {
     type Change = fn(&mut ClusterView, &mut Policy);
-    let cases: [(&str, Change, bool); 20] = [
-        ("as it is", |_, _| {}, true),
-        ("a word of a newer version", |view, _| place(view).proof = Proof::Unknown, true),
-        ("the window is closed", |view, policy| *policy = with_policy(view, at_night()), true),
-        ("updates are disabled", |_, policy| policy.enabled = false, true),
-        ("another version has stopped the rollout", |view, _| fails(view, OLD), true),
-        ("another user has cordoned it", |view, _| a(view).facts.unschedulable = true, true),
-        ("proven", |view, _| place(view).proof = Proof::Proven, false),
-        ("failed", |view, _| place(view).proof = Proof::Failed, false),
-        ("held", |view, _| a(view).facts.hold = Some(Hold::default()), false),
-        ("being deleted", |view, _| a(view).facts.deleting = true, false),
-        ("an autoscaler removes it", |view, _| a(view).facts.removed_by = Some("ToBeDeleted".into()), false),
-        ("without the label", |view, _| a(view).facts.labelled = false, false),
-        ("not Ready", |view, _| a(view).facts.ready = false, false),
-        ("under pressure", |view, _| a(view).facts.pressure = Some("DiskPressure".into()), false),
-        ("its agent has not reported in this boot", |view, _| a(view).facts.boot_id = "b2".into(), false),
-        ("its host does not answer its agent", |view, _| shadow(view).status.conditions.push(unreachable()), false),
-        ("it runs another version", |view, _| a(view).facts.os_image = format!("Bottlerocket OS {OLD} (x)"), false),
-        ("the policy is invalid", |_, policy| policy.errors = invalid_policy(), false),
-        ("the version is quarantined", |view, _| fails(view, NEW), true),
-        (
-            "its rollout is over",
-            |view, _| {
-                view.nodes.remove("z");
-                view.operator.as_mut().unwrap().status.active_rollouts[0].ended = Some(t(60));
-            },
-            false,
-        ),
-    ];
-    for (sentence, change, expected) in cases {
+    let case = |sentence: &str, expected: bool, change: Change| {
         let (mut view, mut policy) = rollout_of(&["a"], canary());
         change(&mut view, &mut policy);
         let made = planned(&view, &policy, DUE);
         assert_eq!(outcome(&made) == "step Verifying", expected, "{sentence}: {}", outcome(&made));
-    }
+    };
+    case("as it is", true, |_, _| {});
+    case("a word of a newer version", true, |view, _| place(view).proof = Proof::Unknown);
+    case("the window is closed", true, |view, policy| *policy = with_policy(view, at_night()));
+    case("updates are disabled", true, |_, policy| policy.enabled = false);
+    case("another version has stopped the rollout", true, |view, _| fails(view, OLD));
+    case("another user has cordoned it", true, |view, _| a(view).facts.unschedulable = true);
+    case("proven", false, |view, _| place(view).proof = Proof::Proven);
+    case("failed", false, |view, _| place(view).proof = Proof::Failed);
+    case("held", false, |view, _| a(view).facts.hold = Some(Hold::default()));
+    case("being deleted", false, |view, _| a(view).facts.deleting = true);
+    case("an autoscaler removes it", false, |view, _| a(view).facts.removed_by = Some("ToBeDeleted".into()));
+    case("without the label", false, |view, _| a(view).facts.labelled = false);
+    case("not Ready", false, |view, _| a(view).facts.ready = false);
+    case("under pressure", false, |view, _| a(view).facts.pressure = Some("DiskPressure".into()));
+    case("its agent has not reported in this boot", false, |view, _| a(view).facts.boot_id = "b2".into());
+    case("its host does not answer its agent", false, |view, _| shadow(view).status.conditions.push(unreachable()));
+    case("it runs another version", false, |view, _| a(view).facts.os_image = format!("Bottlerocket OS {OLD} (x)"));
+    case("the policy is invalid", false, |_, policy| policy.errors = invalid_policy());
+    case("the version is quarantined", true, |view, _| fails(view, NEW));
+    case("its rollout is over", false, |view, _| {
+        view.nodes.remove("z");
+        view.operator.as_mut().unwrap().status.active_rollouts[0].ended = Some(t(60));
+    });
 }
 
 fn at_night() -> serde_json::Value {
@@ -292,10 +284,8 @@ fn node_whose_devices_are_back_proves_its_version_when_it_is_verified_again() {
     assert_eq!(wait.as_ref().map(Wait::as_str), Some("NodeNotUsable"), "{notes:?}");
     assert_eq!(planned(&view, &policy, DUE + SOAK).waits["z"].as_str(), "StepUnproven");
     turn(&mut view, &policy, DUE + TIMEOUT);
-    assert_eq!(
-        (record(&view).last.as_ref().unwrap().reason.as_str(), proof(&view).0),
-        ("NodeNotUsable", Proof::Unproven)
-    );
+    let found = (record(&view).last.as_ref().unwrap().reason.as_str(), proof(&view).0);
+    assert_eq!(found, ("NodeNotUsable", Proof::Unproven));
     a(&mut view).facts.allocatable = Arc::new(devices);
     turn(&mut view, &policy, DUE + TIMEOUT + DUE);
     turn(&mut view, &policy, DUE + TIMEOUT + DUE + SOAK);
@@ -323,23 +313,7 @@ fn nodes_beyond_those_that_a_ledger_names_are_counted_too() {
 #[test]
 fn verification_that_ends_without_a_proof_leaves_the_place_and_is_repeated() {
     type Change = fn(&mut ClusterView, &mut Policy);
-    let cases: [(&str, Change, FailureReason); 7] = [
-        ("held", |view, _| a(view).facts.hold = Some(Hold::default()), FailureReason::Held),
-        ("released", |view, _| shadow(view).release = Some("now".into()), FailureReason::ReleaseRequested),
-        ("without the label", |view, _| a(view).facts.labelled = false, FailureReason::LabelRemoved),
-        ("without a policy", |_, policy| policy.present = false, FailureReason::Disabled),
-        ("not Ready", |view, _| a(view).facts.ready = false, FailureReason::HealthUnknown),
-        ("rebooted", |view, _| a(view).facts.boot_id = "b2".into(), FailureReason::RebootedByOther),
-        (
-            "rebooted into another version",
-            |view, _| {
-                a(view).facts.boot_id = "b2".into();
-                a(view).facts.os_image = format!("Bottlerocket OS {OLD} (x)");
-            },
-            FailureReason::BootedOtherVersion,
-        ),
-    ];
-    for (sentence, change, reason) in cases {
+    let case = |sentence: &str, reason: FailureReason, change: Change| {
         let (mut view, policy) = rollout_of(&["a"], canary());
         turn(&mut view, &policy, DUE);
         let (mut after, mut changed) = (view.clone(), policy.clone());
@@ -360,7 +334,17 @@ fn verification_that_ends_without_a_proof_leaves_the_place_and_is_repeated() {
         shadow(&mut again).status.controller = after.nodes["a"].shadow.as_ref().unwrap().status.controller.clone();
         let verified = |second| outcome(&plan(&again, &policy, t(second))) == "step Verifying";
         assert!(!verified(due - 1) && verified(due), "{sentence}");
-    }
+    };
+    case("held", FailureReason::Held, |view, _| a(view).facts.hold = Some(Hold::default()));
+    case("released", FailureReason::ReleaseRequested, |view, _| shadow(view).release = Some("now".into()));
+    case("without the label", FailureReason::LabelRemoved, |view, _| a(view).facts.labelled = false);
+    case("without a policy", FailureReason::Disabled, |_, policy| policy.present = false);
+    case("not Ready", FailureReason::HealthUnknown, |view, _| a(view).facts.ready = false);
+    case("rebooted", FailureReason::RebootedByOther, |view, _| a(view).facts.boot_id = "b2".into());
+    case("rebooted into another version", FailureReason::BootedOtherVersion, |view, _| {
+        a(view).facts.boot_id = "b2".into();
+        a(view).facts.os_image = format!("Bottlerocket OS {OLD} (x)");
+    });
 }
 
 #[test]
@@ -530,19 +514,17 @@ fn late_healthy_return_resolves_its_own_failure_and_the_rollout_goes_on() {
 #[test]
 fn late_return_resolves_nothing_beyond_its_own_failure() {
     type Change = fn(&mut ClusterView);
-    let cases: [(&str, Change, bool); 6] = [
-        ("the node that came back late", |_| {}, true),
-        ("it runs its old version", |view| a(view).facts.os_image = format!("Bottlerocket OS {OLD} (x)"), false),
-        ("it is not Ready", |view| a(view).facts.ready = false, false),
-        ("it failed in its soak", |view| place(view).reason = "SoakFailed".into(), false),
-        ("it fell back", |view| place(view).reason = "BootFellBack".into(), false),
-        ("a user has resolved the failure", |view| place(view).proof = Proof::Proven, false),
-    ];
-    for (sentence, change, verified) in cases {
+    let case = |sentence: &str, verified: bool, change: Change| {
         let (mut view, policy) = late();
         change(&mut view);
         assert_eq!(outcome(&planned(&view, &policy, 60)) == "step Verifying", verified, "{sentence}");
-    }
+    };
+    case("the node that came back late", true, |_| {});
+    case("it runs its old version", false, |view| a(view).facts.os_image = format!("Bottlerocket OS {OLD} (x)"));
+    case("it is not Ready", false, |view| a(view).facts.ready = false);
+    case("it failed in its soak", false, |view| place(view).reason = "SoakFailed".into());
+    case("it fell back", false, |view| place(view).reason = "BootFellBack".into());
+    case("a user has resolved the failure", false, |view| place(view).proof = Proof::Proven);
     // Another node has failed as well: the version stays quarantined.
     let (mut view, policy) = late();
     fails(&mut view, NEW);
@@ -576,26 +558,7 @@ fn verification_beside_a_desired_state_ends() {
 #[test]
 fn place_without_a_proof_that_nodes_do_not_record_is_verified_too() {
     type Change = fn(&mut ClusterView);
-    let cases: [(&str, Change); 4] = [
-        ("the operator's resource was deleted and made again", |view| {
-            view.history.highest = Some(40);
-            let status = &mut view.operator.as_mut().unwrap().status;
-            (status.active_rollouts, status.rollout_count) = (Vec::new(), None);
-        }),
-        ("the same, and numbers begin again", |view| {
-            view.history.highest = Some(0);
-            let status = &mut view.operator.as_mut().unwrap().status;
-            (status.active_rollouts, status.rollout_count) = (Vec::new(), None);
-        }),
-        ("an earlier version of the operator recorded its end, and no place", |view| {
-            shadow(view).status.controller.record.as_mut().unwrap().proof = None;
-            view.operator.as_mut().unwrap().status.active_rollouts[0].ledger = None;
-        }),
-        ("its Node was deleted and registered again without a record", |view| {
-            shadow(view).status.controller.record = None;
-        }),
-    ];
-    for (sentence, change) in cases {
+    let case = |sentence: &str, change: Change| {
         let (mut view, policy) = rollout_of(&["a"], canary());
         change(&mut view);
         let at_once = [ENDED + 1, ENDED + 2, ENDED + 2 + SOAK, ENDED + 3 + SOAK];
@@ -610,7 +573,24 @@ fn place_without_a_proof_that_nodes_do_not_record_is_verified_too() {
         }
         let made = planned(&view, &policy, DUE + SOAK + 2);
         assert_eq!((counts(&made), made.waits.get("z")), ((1, 0, 0), None), "{sentence}");
-    }
+    };
+    case("the operator's resource was deleted and made again", |view| {
+        view.history.highest = Some(40);
+        let status = &mut view.operator.as_mut().unwrap().status;
+        (status.active_rollouts, status.rollout_count) = (Vec::new(), None);
+    });
+    case("the same, and numbers begin again", |view| {
+        view.history.highest = Some(0);
+        let status = &mut view.operator.as_mut().unwrap().status;
+        (status.active_rollouts, status.rollout_count) = (Vec::new(), None);
+    });
+    case("an earlier version of the operator recorded its end, and no place", |view| {
+        shadow(view).status.controller.record.as_mut().unwrap().proof = None;
+        view.operator.as_mut().unwrap().status.active_rollouts[0].ledger = None;
+    });
+    case("its Node was deleted and registered again without a record", |view| {
+        shadow(view).status.controller.record = None;
+    });
 }
 
 #[test]
@@ -699,8 +679,7 @@ fn verification_that_shows_nothing_leaves_a_failed_place_failed() {
     turn(&mut view, &policy, 61);
     assert!(!is_verified(&view), "it has ended");
     assert_eq!(proof(&view).0, Proof::Failed);
-    let made = planned(&view, &policy, 62);
-    assert_eq!(counts(&made), (0, 0, 1), "no approval accepts it");
+    assert_eq!(counts(&planned(&view, &policy, 62)), (0, 0, 1), "no approval accepts it");
 }
 
 /// The built-in defaults say when its node is released, and nothing about its version.
@@ -733,10 +712,8 @@ fn update_that_ends_without_a_policy_neither_proves_its_version_nor_counts_again
             watch.policy = policy;
             changes.iter().for_each(|change| change(&mut watch));
             watch.at(0);
-            watch.at(second - 1);
-            assert_eq!(watch.result().0, None, "{sentence}: too early");
-            watch.at(second);
-            assert_eq!(watch.result(), (Some(reason.to_owned()), false), "{sentence}: {}", watch.message());
+            assert_eq!(watch.result_at(second - 1).0, None, "{sentence}: too early");
+            assert_eq!(watch.result_at(second), (Some(reason.to_owned()), false), "{sentence}: {}", watch.message());
             assert_eq!(watch.record().proof.map(|place| place.proof), Some(Proof::Unproven), "{sentence}");
             assert!(watch.view.nodes["a"].progress().is_none(), "{sentence}: the node is released");
         }
@@ -745,6 +722,5 @@ fn update_that_ends_without_a_policy_neither_proves_its_version_nor_counts_again
     watch.policy = Policy::default();
     let facts = &mut a(&mut watch.view).facts;
     (facts.claims, facts.unschedulable) = (ClaimFields::default(), false);
-    watch.at(1);
-    assert_eq!(watch.result(), (Some("BootFellBack".to_owned()), true), "whatever policy says");
+    assert_eq!(watch.result_at(1), (Some("BootFellBack".to_owned()), true), "whatever policy says");
 }

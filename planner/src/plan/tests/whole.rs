@@ -59,8 +59,7 @@ fn node_not_seen_since_its_reboot_has_proven_nothing() {
     shadow.status.agent.armed = Some(armed(ArmedPhase::Activated));
     let (view, policy) = cluster(vec![gone], &["a"]);
     let plan = plan(&view, &policy, t(3600));
-    let Some(Action::Status { status, .. }) = plan.actions.get("a") else { panic!("{:?}", plan.waits) };
-    let record = status.report.record.as_ref().unwrap();
+    let record = record_of(&plan);
     let proof = record.proof.as_ref().map(|proof| (proof.proof, proof.reason.as_str()));
     assert_eq!((proof, record.version_failures.len()), (Some((Proof::Unproven, "RebootTimedOut")), 0));
 }
@@ -121,8 +120,7 @@ fn resume_present_at_creation_is_ignored_and_new_value_ends_freeze() {
     let operator = view.operator.as_mut().unwrap();
     (operator.status, operator.resume) = (status, Some("tuesday".into()));
     let resumed = plan(&view, &policy, t(2));
-    let Some(Action::Status { status, .. }) = resumed.actions.get("a") else { panic!("{:?}", resumed.actions) };
-    let record = status.report.record.as_ref().unwrap();
+    let record = record_of(&resumed);
     assert_eq!(record.version_failures[0].resolved_by.as_deref(), Some("tuesday"));
 }
 
@@ -139,8 +137,7 @@ fn staged_attempt_ends_when_policy_no_longer_wants_its_version() {
         let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
         let shadow = staged.shadow.as_mut().unwrap();
         shadow.status.controller.progress.as_mut().unwrap().version = version;
-        let (mut view, _) = cluster(vec![staged], &[]);
-        let policy = with_policy(&mut view, spec);
+        let (view, policy) = cluster_with(vec![staged], &[], spec);
         let made = plan(&view, &policy, t(1));
         let reason = match made.actions.get("a") {
             Some(Action::Status { status, .. }) => {
@@ -171,8 +168,7 @@ fn exclusion_pin_and_blackout_end_every_attempt_without_a_permit() {
             (&window, (step == Step::BeforeDrain).then_some("WindowEnded")),
             (&age, None),
         ] {
-            let (mut view, _) = cluster(vec![at("a", step, 0, state)], &["a"]);
-            let policy = with_policy(&mut view, spec.clone());
+            let (view, policy) = cluster_with(vec![at("a", step, 0, state)], &["a"], spec.clone());
             let made = plan(&view, &policy, t(1));
             let report = match made.actions.get("a") {
                 Some(Action::Status { status, .. }) => Some(&status.report),
@@ -188,19 +184,16 @@ fn exclusion_pin_and_blackout_end_every_attempt_without_a_permit() {
         let mut permitted = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
         permitted.shadow.as_mut().unwrap().spec.permit =
             Some(models::shadow::Permit { nonce: "n".into(), jws: "j".into() });
-        let (mut view, _) = cluster(vec![permitted], &["a"]);
-        let policy = with_policy(&mut view, spec.clone());
+        let (view, policy) = cluster_with(vec![permitted], &["a"], spec.clone());
         let made = plan(&view, &policy, t(1));
         assert!(made.actions.is_empty(), "the permit stands, {spec}: {:?}", made.actions);
     }
     for (spec, text) in [(exclusion, "PolicyChanged"), (pin, "PolicyChanged")] {
-        let (mut view, _) = cluster(vec![at("a", Step::Staged, 0, HostState::StagedUpdate)], &["a"]);
-        let policy = with_policy(&mut view, spec);
+        let (view, policy) = cluster_with(vec![at("a", Step::Staged, 0, HostState::StagedUpdate)], &["a"], spec);
         let made = format!("{:?}", plan(&view, &policy, t(1)).actions);
         assert!(made.contains(text), "a node with a slot that is being checked: {made}");
     }
-    let (mut view, _) = cluster(vec![at("a", Step::Staged, 0, HostState::StagedUpdate)], &["a"]);
-    let policy = with_policy(&mut view, blackout);
+    let (view, policy) = cluster_with(vec![at("a", Step::Staged, 0, HostState::StagedUpdate)], &["a"], blackout);
     let made = plan(&view, &policy, t(1));
     assert_eq!(made.waits["a"].as_str(), "Blackout", "its image stays");
     assert_eq!(made.slots, Some(vec![]), "its slot does not");
@@ -266,14 +259,7 @@ fn healthy_condition_follows_the_update() {
     let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
     node.facts.boot_id = "b2".into();
     (node.facts.claims, node.facts.unschedulable) = (crate::claims::ClaimFields::default(), false);
-    let before = models::condition::Condition {
-        type_: models::shadow::HEALTHY.into(),
-        status: models::condition::ConditionStatus::True,
-        reason: "Soaked".into(),
-        message: String::new(),
-        last_transition_time: t(-1000),
-        observed_generation: None,
-    };
+    let before = condition(models::shadow::HEALTHY, "Soaked", "");
     let shadow = node.shadow.as_mut().unwrap();
     shadow.status.conditions.push(before);
     let agent = &mut shadow.status.agent;
@@ -303,8 +289,7 @@ fn plan_wakes_when_offered_version_reaches_minimum_age() {
     let older = Version::new(1, 20, 4);
     let updates = node.shadow.as_mut().unwrap().status.agent.updates.as_mut().unwrap();
     updates.available_versions = vec![NEW, older.clone()];
-    let (mut view, _) = cluster(vec![node], &[]);
-    let policy = with_policy(&mut view, serde_json::json!({"version": {"minimumAge": "1h"}}));
+    let (mut view, policy) = cluster_with(vec![node], &[], serde_json::json!({"version": {"minimumAge": "1h"}}));
     let first = plan(&view, &policy, t(0));
     let operator = view.operator.as_mut().unwrap();
     operator.status = first.status.unwrap();
@@ -325,13 +310,11 @@ fn pinned_downgrade_ignores_minimum_age() {
         available_versions: vec![down.clone()],
         ..OfferedUpdates::default()
     });
-    let (mut view, _) = cluster(vec![node], &[]);
-    let policy = with_policy(&mut view, serde_json::json!({"version": {"target": "1.19.0", "minimumAge": "72h"}}));
+    let (mut view, policy) =
+        cluster_with(vec![node], &[], serde_json::json!({"version": {"target": "1.19.0", "minimumAge": "72h"}}));
     let host = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().spec.host.as_mut().unwrap();
     host.version_lock = Some(down.to_string());
-    let made = plan(&view, &policy, t(1));
-    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
-    assert_eq!(status.report.progress.as_ref().unwrap().version, down);
+    assert_eq!(status_of(&plan(&view, &policy, t(1))).report.progress.as_ref().unwrap().version, down);
 }
 
 /// A node that has failed on the new version.
@@ -353,8 +336,8 @@ fn failed_nodes(view: &mut ClusterView, made: &Plan) -> Vec<String> {
 
 #[test]
 fn failure_that_shadow_and_operator_status_record_counts_once() {
-    let (mut view, _) = cluster(vec![with_failure("a"), node("b")], &[]);
-    let policy = with_policy(&mut view, serde_json::json!({"failurePolicy": {"maxFailures": 2}}));
+    let (mut view, policy) =
+        cluster_with(vec![with_failure("a"), node("b")], &[], serde_json::json!({"failurePolicy": {"maxFailures": 2}}));
     for second in 1..4 {
         let made = plan(&view, &policy, t(second));
         assert_eq!(made.quarantine.frozen_by(), None, "one node has failed, at {second}");
@@ -364,8 +347,8 @@ fn failure_that_shadow_and_operator_status_record_counts_once() {
 
 #[test]
 fn names_of_all_failed_nodes_are_kept_when_each_is_deleted() {
-    let (mut view, _) = cluster(vec![node("other")], &[]);
-    let policy = with_policy(&mut view, serde_json::json!({"failurePolicy": {"maxFailures": 20}}));
+    let (mut view, policy) =
+        cluster_with(vec![node("other")], &[], serde_json::json!({"failurePolicy": {"maxFailures": 20}}));
     let names: Vec<String> = (1..=20).map(|number| format!("n{number:02}")).collect();
     for (before, name) in names.iter().enumerate() {
         view.nodes.insert(name.clone(), with_failure(name));
@@ -379,8 +362,8 @@ fn names_of_all_failed_nodes_are_kept_when_each_is_deleted() {
 /// With a failure budget of two, each node that fails is deleted by another controller.
 #[test]
 fn failures_of_deleted_nodes_count_until_resume() {
-    let (mut view, _) = cluster(vec![with_failure("a")], &[]);
-    let policy = with_policy(&mut view, serde_json::json!({"failurePolicy": {"maxFailures": 2}}));
+    let (mut view, policy) =
+        cluster_with(vec![with_failure("a")], &[], serde_json::json!({"failurePolicy": {"maxFailures": 2}}));
     let first = plan(&view, &policy, t(1));
     assert!(first.quarantine.is_empty());
     view.operator.as_mut().unwrap().status = first.status.unwrap();
@@ -412,8 +395,8 @@ fn blocked_staged_nodes_do_not_prevent_other_starts() {
     // The same under a canary step of one.
     let mut bare = at("a", Step::Staged, 0, HostState::StagedUpdate);
     bare.pods = Some(vec![pod("a", true)]);
-    let (mut view, _) = cluster(vec![bare, node("c")], &[]);
-    let policy = with_policy(&mut view, serde_json::json!({"strategy": {"canary": [{"nodes": 1}]}}));
+    let (view, policy) =
+        cluster_with(vec![bare, node("c")], &[], serde_json::json!({"strategy": {"canary": [{"nodes": 1}]}}));
     let made = plan(&view, &policy, t(1));
     assert!(made.actions.get("c").is_some_and(Plan::starts), "{:?}", made.waits);
 }
@@ -500,8 +483,7 @@ fn current_revision_advances_when_all_nodes_follow_policy() {
         node.shadow.as_mut().unwrap().status.agent.updates = Some(OfferedUpdates::default());
         node
     };
-    let (mut view, _) = cluster(vec![current(), node("b")], &[]);
-    let policy = with_policy(&mut view, serde_json::json!({}));
+    let (mut view, policy) = cluster_with(vec![current(), node("b")], &[], serde_json::json!({}));
     record_history(&mut view, &policy);
     let first = plan(&view, &policy, t(1)).status.unwrap();
     assert!(first.update_revision.is_some());

@@ -89,8 +89,7 @@ fn recreated_operator_adopts_orphans_and_leaves_revisions_of_its_predecessor() {
     world.objects.values_mut().for_each(ORPHAN);
     world.operator().uid = "op-2".into();
     world.operator().status = Default::default();
-    let planned = world.plan();
-    assert_eq!(planned.update, Some(world.named(B)), "adopted in this very plan");
+    assert_eq!(world.plan().update, Some(world.named(B)), "adopted in this very plan");
     let done = world.settle();
     assert!(done.len() == 2 && done.iter().all(|action| action.starts_with("adopt")), "{done:?}");
     assert_eq!(before.len(), 2);

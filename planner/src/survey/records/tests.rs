@@ -160,41 +160,31 @@ fn versions_that_change_all_the_time_begin_no_more_records_than_an_hour_has() {
 #[test]
 fn rollout_for_which_something_was_done_to_a_node_gets_its_record_at_once() {
     type Change = fn(&mut Fleet);
-    let cases: [(&str, Change, bool); 8] = [
-        ("several hosts name it", |_| {}, false),
-        ("the first of the records began an hour ago", |fleet| _ = fleet.view.history.begun.insert(1, t(-3600)), true),
-        ("an image is being downloaded", |fleet| fleet.add(under_way_in(0, NEW)), false),
-        ("a download ended", |fleet| fleet.add(ended_in(0, &NEW)), false),
-        ("the number of its attempts was given to it before", |fleet| fleet.add(under_way_in(77, NEW)), true),
-        (
-            "a slot",
-            |fleet| {
-                let (view, _) = cluster(vec![at("b", Step::Staged, 0, HostState::StagedUpdate)], &["b"]);
-                fleet.add(view.nodes["b"].clone());
-                fleet.status().slots = view.operator.unwrap().status.slots;
-            },
-            true,
-        ),
-        ("a node is out of service", |fleet| fleet.add(at("b", Step::Draining, 0, HostState::StagedUpdate)), true),
-        (
-            "a node was out of service",
-            |fleet| {
-                let mut node = ended_in(0, &NEW);
-                let results = &mut node.shadow.as_mut().unwrap().status.controller.results;
-                std::sync::Arc::make_mut(&mut results[0]).drain_started = Some(t(0));
-                fleet.add(node);
-            },
-            true,
-        ),
-    ];
-    for (sentence, change, at_once) in cases {
+    let case = |sentence: &str, at_once: bool, change: Change| {
         let mut fleet = Fleet::of(vec![node("a"), node("b"), node("c")]);
         exhaust(&mut fleet.view, 0);
         change(&mut fleet);
         let status = plan(&fleet.view, &fleet.policy, t(1)).status.unwrap();
         let recorded = status.active_rollouts.iter().any(|rollout| rollout.version == NEW && rollout.record.is_some());
         assert_eq!(recorded, at_once, "{sentence}");
-    }
+    };
+    case("several hosts name it", false, |_| {});
+    case("the first of the records began an hour ago", true, |fleet| _ = fleet.view.history.begun.insert(1, t(-3600)));
+    case("an image is being downloaded", false, |fleet| fleet.add(under_way_in(0, NEW)));
+    case("a download ended", false, |fleet| fleet.add(ended_in(0, &NEW)));
+    case("the number of its attempts was given to it before", true, |fleet| fleet.add(under_way_in(77, NEW)));
+    case("a slot", true, |fleet| {
+        let (view, _) = cluster(vec![at("b", Step::Staged, 0, HostState::StagedUpdate)], &["b"]);
+        fleet.add(view.nodes["b"].clone());
+        fleet.status().slots = view.operator.unwrap().status.slots;
+    });
+    case("a node is out of service", true, |fleet| fleet.add(at("b", Step::Draining, 0, HostState::StagedUpdate)));
+    case("a node was out of service", true, |fleet| {
+        let mut node = ended_in(0, &NEW);
+        let results = &mut node.shadow.as_mut().unwrap().status.controller.results;
+        std::sync::Arc::make_mut(&mut results[0]).drain_started = Some(t(0));
+        fleet.add(node);
+    });
 }
 
 /// One host that reports its version, and then the one before it, and so on, has updates to get again and again.
@@ -269,36 +259,34 @@ fn rollout_back_and_forth_between_versions_gets_three_numbers() {
 #[test]
 fn number_is_above_every_one_that_is_known() {
     type Change = fn(&mut Fleet);
-    let cases: [(&str, Change); 5] = [
-        ("the status", |fleet| fleet.status().rollout_count = Some(7)),
-        ("the history", |fleet| fleet.view.history.highest = Some(7)),
-        ("the record of another rollout", |fleet| {
-            let record = RolloutRecord {
-                number: 7,
-                begun: t(0),
-                first: None,
-                revision: RecordedRevision::default(),
-                phase: Completed,
-                ended: Some(t(0)),
-                first_estimate: None,
-            };
-            fleet.status().active_rollouts = vec![ActiveRollout { record: Some(record), ..rollout(OLD) }];
-        }),
-        ("an attempt under way", |fleet| {
-            fleet.add(under_way_in(7, OLD));
-        }),
-        ("the result of an attempt", |fleet| {
-            fleet.add(ended_in(7, &OLD));
-        }),
-    ];
-    for (sentence, change) in cases {
+    let case = |sentence: &str, change: Change| {
         // The operator's status was lost.
         let mut fleet = Fleet::of(vec![node("a")]);
         change(&mut fleet);
         fleet.settle();
         assert_eq!(fleet.newest(), (8, None), "{sentence}");
         assert_eq!(fleet.status().rollout_count, Some(8), "{sentence}");
-    }
+    };
+    case("the status", |fleet| fleet.status().rollout_count = Some(7));
+    case("the history", |fleet| fleet.view.history.highest = Some(7));
+    case("the record of another rollout", |fleet| {
+        let record = RolloutRecord {
+            number: 7,
+            begun: t(0),
+            first: None,
+            revision: RecordedRevision::default(),
+            phase: Completed,
+            ended: Some(t(0)),
+            first_estimate: None,
+        };
+        fleet.status().active_rollouts = vec![ActiveRollout { record: Some(record), ..rollout(OLD) }];
+    });
+    case("an attempt under way", |fleet| {
+        fleet.add(under_way_in(7, OLD));
+    });
+    case("the result of an attempt", |fleet| {
+        fleet.add(ended_in(7, &OLD));
+    });
 }
 
 #[test]

@@ -562,10 +562,8 @@ fn approval_passes_only_one_step() {
     let mut two = fleet(4, 2, 0);
     two.operator = view.operator;
     let rollouts = followed(&two, &policy, 101);
-    assert_eq!(
-        one(&rollouts).wait,
-        Some(Wait::CanaryStep { step: 2, until: None, approval: Some("7/2".into()), nodes: vec![] })
-    );
+    let second = Wait::CanaryStep { step: 2, until: None, approval: Some("7/2".into()), nodes: vec![] };
+    assert_eq!(one(&rollouts).wait, Some(second));
 }
 
 #[test]

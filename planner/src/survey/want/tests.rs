@@ -4,6 +4,7 @@ use models::operator::BottlerocketUpdateOperatorSpec;
 use models::shadow::OfferedUpdates;
 
 use super::*;
+use crate::fixtures::{seen, t};
 
 fn want(
     policy: &Policy,
@@ -23,10 +24,6 @@ fn v(text: &str) -> Version {
     text.parse().unwrap()
 }
 
-fn t(second: i64) -> Timestamp {
-    Timestamp::from_second(1_800_000_000 + second).unwrap()
-}
-
 fn host(current: &str, chosen: Option<&str>, available: &[&str]) -> AgentReport {
     AgentReport {
         current_version: Some(v(current)),
@@ -42,14 +39,7 @@ fn host(current: &str, chosen: Option<&str>, available: &[&str]) -> AgentReport 
 }
 
 fn known(version: &str, first_seen: i64) -> KnownVersion {
-    KnownVersion {
-        version: v(version),
-        variant: "aws-k8s-1.37".into(),
-        arch: "x86_64".into(),
-        first_seen: t(first_seen),
-        failed: vec![],
-        quarantined: None,
-    }
+    seen(v(version), first_seen)
 }
 
 fn policy(version: &str) -> Policy {
@@ -57,186 +47,77 @@ fn policy(version: &str) -> Policy {
     Policy::from_spec(&spec).unwrap()
 }
 
+/// The cells of a table: a row on each line.
+fn cells<const COLUMNS: usize>(table: &str) -> Vec<[&str; COLUMNS]> {
+    let rows = table.trim().lines().map(|row| row.split(" | ").map(str::trim).collect::<Vec<_>>());
+    rows.map(|row| <[&str; COLUMNS]>::try_from(row).unwrap()).collect()
+}
+
+/// The version that a cell has.
+fn version(cell: &str) -> Option<&str> {
+    Some(cell).filter(|cell| *cell != "-")
+}
+
+/// A host with this version, which has chosen another one of those that it is offered.
+fn in_words(current: &str, chosen: &str, offered: &str, all: &[&str]) -> AgentReport {
+    let offered: Vec<&str> = if offered == "all" { all.to_vec() } else { offered.split(' ').collect() };
+    host(current, version(chosen), &offered)
+}
+
+/// The version that is wanted, or the reason why none is, with what the reason names.
+fn wanted(cell: &str) -> Result<Version, Wait> {
+    let (reason, named) = cell.split_once(' ').unwrap_or((cell, ""));
+    Err(match reason {
+        "UpToDate" => Wait::UpToDate,
+        "WaveNotCome" => Wait::WaveNotCome { version: v(named) },
+        "NotChosen" => Wait::NotChosen { version: v(named) },
+        "Pinning" => Wait::Pinning { version: v(named) },
+        "NotOffered" => Wait::NotOffered { target: named.to_owned(), newest: Some(v("1.20.5")) },
+        "Excluded" => {
+            let (version, rule) = named.split_once(" by ").unwrap();
+            Wait::Excluded { version: v(version), rule: rule.to_owned() }
+        }
+        "TooYoung" => {
+            let (version, until) = named.split_once(" until ").unwrap();
+            Wait::TooYoung { version: v(version), until: Some(t(until.parse().unwrap())) }
+        }
+        version => return Ok(v(version)),
+    })
+}
+
+/// Under a policy, a host that runs a version, has chosen one of those that it is offered, and knows of one since 0 s; then the lock and
+/// the version that are wanted.
 #[test]
 fn target_version_and_lock_follow_policy_and_offers() {
-    let wave = |version: &str| Err(Wait::WaveNotCome { version: v(version) });
-    let not_offered = |target: &str| Err(Wait::NotOffered { target: target.to_owned(), newest: Some(v("1.20.5")) });
-    let pinning = |version: &str| Err(Wait::Pinning { version: v(version) });
-    let offers = ["1.20.5", "1.20.4", "1.20.0", "1.19.0"];
-    for (sentence, policy_text, host, known, pin, expected) in [
-        (
-            "latest takes what the host chooses",
-            r#"{}"#,
-            host("1.20.0", Some("1.20.5"), &offers),
-            vec![],
-            None,
-            Ok(v("1.20.5")),
-        ),
-        ("latest never goes down", r#"{}"#, host("1.20.9", Some("1.20.5"), &offers), vec![], None, Err(Wait::UpToDate)),
-        (
-            "a host that is offered nothing is up to date",
-            r#"{}"#,
-            host("1.20.0", None, &["1.20.0"]),
-            vec![],
-            None,
-            Err(Wait::UpToDate),
-        ),
-        (
-            "a host whose wave has not come shows this reason",
-            r#"{}"#,
-            host("1.20.0", None, &["1.20.0"]),
-            vec![known("1.20.5", 0)],
-            None,
-            wave("1.20.5"),
-        ),
-        (
-            "a host whose own lock passes over what it is offered shows this reason",
-            r#"{}"#,
-            host("1.20.0", None, &offers),
-            vec![known("1.20.5", 0)],
-            None,
-            Err(Wait::NotChosen { version: v("1.20.5") }),
-        ),
-        (
-            "latest takes the newest version below an excluded one, by the host's lock",
-            r#"{"exclude": ["1.20.5"]}"#,
-            host("1.20.0", Some("1.20.5"), &offers),
-            vec![],
-            Some("1.20.4"),
-            pinning("1.20.4"),
-        ),
-        (
-            "an excluded version is not taken where there is no other one",
-            r#"{"exclude": ["1.20.5"]}"#,
-            host("1.20.4", Some("1.20.5"), &offers),
-            vec![],
-            None,
-            Err(Wait::Excluded { version: v("1.20.5"), rule: "1.20.5".into() }),
-        ),
-        (
-            "an exact version that the host chooses is taken",
-            r#"{"target": "1.20.4"}"#,
-            host("1.20.0", Some("1.20.4"), &offers),
-            vec![],
-            Some("1.20.4"),
-            Ok(v("1.20.4")),
-        ),
-        (
-            "an exact version below the running one is taken",
-            r#"{"target": "1.19.0"}"#,
-            host("1.20.5", Some("1.19.0"), &offers),
-            vec![],
-            Some("1.19.0"),
-            Ok(v("1.19.0")),
-        ),
-        (
-            "the host has to be configured first",
-            r#"{"target": "1.20.4"}"#,
-            host("1.20.0", Some("1.20.5"), &offers),
-            vec![],
-            Some("1.20.4"),
-            pinning("1.20.4"),
-        ),
-        (
-            "an exact version that runs already stays pinned",
-            r#"{"target": "1.20.0"}"#,
-            host("1.20.0", Some("1.20.5"), &offers),
-            vec![],
-            Some("1.20.0"),
-            Err(Wait::UpToDate),
-        ),
-        (
-            "an exact version that no host is offered is waited for",
-            r#"{"target": "1.30.0"}"#,
-            host("1.20.0", Some("1.20.5"), &offers),
-            vec![],
-            Some("1.30.0"),
-            not_offered("1.30.0"),
-        ),
-        (
-            "an exact version that others are offered waits for its wave",
-            r#"{"target": "1.20.6"}"#,
-            host("1.20.0", None, &["1.20.0"]),
-            vec![known("1.20.6", 0)],
-            Some("1.20.6"),
-            wave("1.20.6"),
-        ),
-        (
-            "a range takes its highest version",
-            r#"{"target": "<1.20.5"}"#,
-            host("1.20.0", Some("1.20.4"), &offers),
-            vec![],
-            Some("1.20.4"),
-            Ok(v("1.20.4")),
-        ),
-        (
-            "a range leads down as well",
-            r#"{"target": "~1.19"}"#,
-            host("1.20.0", Some("1.19.0"), &offers),
-            vec![],
-            Some("1.19.0"),
-            Ok(v("1.19.0")),
-        ),
-        (
-            "a range keeps the highest version that runs",
-            r#"{"target": "~1.20"}"#,
-            host("1.20.5", None, &offers),
-            vec![],
-            Some("1.20.5"),
-            Err(Wait::UpToDate),
-        ),
-        (
-            "a range passes over what is excluded",
-            r#"{"target": "~1.20", "exclude": ["1.20.5"]}"#,
-            host("1.20.0", Some("1.20.4"), &offers),
-            vec![],
-            Some("1.20.4"),
-            Ok(v("1.20.4")),
-        ),
-        (
-            "a range that excludes all but lower ones leaves the running version",
-            r#"{"target": "~1.20", "exclude": [">1.20.0"]}"#,
-            host("1.20.0", Some("1.20.5"), &offers),
-            vec![],
-            Some("1.20.0"),
-            Err(Wait::Excluded { version: v("1.20.5"), rule: ">1.20.0".to_owned() }),
-        ),
-        (
-            "an empty range is waited for",
-            r#"{"target": "~2.0"}"#,
-            host("1.20.0", None, &offers),
-            vec![],
-            None,
-            not_offered("~2.0"),
-        ),
-        (
-            "a target without its patch is a range",
-            r#"{"target": "1.19"}"#,
-            host("1.20.0", Some("1.20.5"), &offers),
-            vec![],
-            Some("1.19.0"),
-            pinning("1.19.0"),
-        ),
-        (
-            "an excluded minor release covers no later one",
-            r#"{"exclude": ["1.19"]}"#,
-            host("1.20.0", Some("1.20.5"), &offers),
-            vec![],
-            None,
-            Ok(v("1.20.5")),
-        ),
-        (
-            "a range of which all versions are excluded names the newest and the rule",
-            r#"{"target": "1.19", "exclude": ["<1.20"]}"#,
-            host("1.20.0", Some("1.20.5"), &offers),
-            vec![],
-            None,
-            Err(Wait::Excluded { version: v("1.19.0"), rule: "<1.20".into() }),
-        ),
-    ] {
-        let pin = pin.map(v);
-        let got = want(&policy(policy_text), &known, &host, None, t(0));
-        assert_eq!(got, Want { pin, version: expected }, "{sentence}");
+    let table = r#"
+        latest takes what the host chooses | {} | 1.20.0 | 1.20.5 | all | - | - | 1.20.5
+        latest never goes down | {} | 1.20.9 | 1.20.5 | all | - | - | UpToDate
+        a host that is offered nothing is up to date | {} | 1.20.0 | - | 1.20.0 | - | - | UpToDate
+        a host whose wave has not come shows this reason | {} | 1.20.0 | - | 1.20.0 | 1.20.5 | - | WaveNotCome 1.20.5
+        a host whose own lock passes over what it is offered shows this reason | {} | 1.20.0 | - | all | 1.20.5 | - | NotChosen 1.20.5
+        latest takes the newest version below an excluded one, by the host's lock | {"exclude": ["1.20.5"]} | 1.20.0 | 1.20.5 | all | - | 1.20.4 | Pinning 1.20.4
+        an excluded version is not taken where there is no other one | {"exclude": ["1.20.5"]} | 1.20.4 | 1.20.5 | all | - | - | Excluded 1.20.5 by 1.20.5
+        an exact version that the host chooses is taken | {"target": "1.20.4"} | 1.20.0 | 1.20.4 | all | - | 1.20.4 | 1.20.4
+        an exact version below the running one is taken | {"target": "1.19.0"} | 1.20.5 | 1.19.0 | all | - | 1.19.0 | 1.19.0
+        the host has to be configured first | {"target": "1.20.4"} | 1.20.0 | 1.20.5 | all | - | 1.20.4 | Pinning 1.20.4
+        an exact version that runs already stays pinned | {"target": "1.20.0"} | 1.20.0 | 1.20.5 | all | - | 1.20.0 | UpToDate
+        an exact version that no host is offered is waited for | {"target": "1.30.0"} | 1.20.0 | 1.20.5 | all | - | 1.30.0 | NotOffered 1.30.0
+        an exact version that others are offered waits for its wave | {"target": "1.20.6"} | 1.20.0 | - | 1.20.0 | 1.20.6 | 1.20.6 | WaveNotCome 1.20.6
+        a range takes its highest version | {"target": "<1.20.5"} | 1.20.0 | 1.20.4 | all | - | 1.20.4 | 1.20.4
+        a range leads down as well | {"target": "~1.19"} | 1.20.0 | 1.19.0 | all | - | 1.19.0 | 1.19.0
+        a range keeps the highest version that runs | {"target": "~1.20"} | 1.20.5 | - | all | - | 1.20.5 | UpToDate
+        a range passes over what is excluded | {"target": "~1.20", "exclude": ["1.20.5"]} | 1.20.0 | 1.20.4 | all | - | 1.20.4 | 1.20.4
+        a range that excludes all but lower ones leaves the running version | {"target": "~1.20", "exclude": [">1.20.0"]} | 1.20.0 | 1.20.5 | all | - | 1.20.0 | Excluded 1.20.5 by >1.20.0
+        an empty range is waited for | {"target": "~2.0"} | 1.20.0 | - | all | - | - | NotOffered ~2.0
+        a target without its patch is a range | {"target": "1.19"} | 1.20.0 | 1.20.5 | all | - | 1.19.0 | Pinning 1.19.0
+        an excluded minor release covers no later one | {"exclude": ["1.19"]} | 1.20.0 | 1.20.5 | all | - | - | 1.20.5
+        a range of which all versions are excluded names the newest and the rule | {"target": "1.19", "exclude": ["<1.20"]} | 1.20.0 | 1.20.5 | all | - | - | Excluded 1.19.0 by <1.20
+    "#;
+    for [sentence, text, current, chosen, offered, seen, pin, expected] in cells(table) {
+        let host = in_words(current, chosen, offered, &["1.20.5", "1.20.4", "1.20.0", "1.19.0"]);
+        let known: Vec<_> = version(seen).into_iter().map(|seen| known(seen, 0)).collect();
+        let got = want(&policy(text), &known, &host, None, t(0));
+        assert_eq!(got, Want { pin: version(pin).map(v), version: wanted(expected) }, "{sentence}");
     }
 }
 
@@ -263,63 +144,27 @@ fn version_is_not_taken_before_minimum_age() {
     assert_eq!(want(&policy, &[elsewhere], &host, None, t(3600)).version, young(None), "another kind of host");
 }
 
+/// A host that runs a version, has chosen one of those that it is offered, and is locked to one, at a second; then the lock and the
+/// version that are wanted.
 #[test]
 fn latest_selects_newest_version_past_minimum_age() {
     let policy = Policy { minimum_age: Duration::from_secs(3600), ..policy("{}") };
     // A release every half an hour.
     let known = [known("1.20.3", -2000), known("1.20.4", -3000), known("1.20.5", -1200), known("1.20.6", 600)];
-    let offers = ["1.20.6", "1.20.5", "1.20.4", "1.20.3", "1.20.0"];
-    let pinning = |version: &str| Err(Wait::Pinning { version: v(version) });
-    let young = |version: &str, until| Err(Wait::TooYoung { version: v(version), until: Some(t(until)) });
-    let newest = || host("1.20.0", Some("1.20.6"), &offers);
-    for (sentence, host, locked, now, pin, version) in [
-        ("nothing is old enough", newest(), None, 500, None, young("1.20.6", 4200)),
-        ("an older one is", newest(), None, 700, Some("1.20.4"), pinning("1.20.4")),
-        (
-            "the host has chosen it",
-            host("1.20.0", Some("1.20.4"), &offers),
-            Some("1.20.4"),
-            800,
-            Some("1.20.4"),
-            Ok(v("1.20.4")),
-        ),
-        (
-            "a newer one has become old enough since",
-            host("1.20.0", Some("1.20.4"), &offers),
-            Some("1.20.4"),
-            2400,
-            Some("1.20.5"),
-            pinning("1.20.5"),
-        ),
-        (
-            "it was withdrawn",
-            host("1.20.0", None, &["1.20.6", "1.20.0"]),
-            Some("1.20.4"),
-            800,
-            None,
-            young("1.20.6", 4200),
-        ),
-        (
-            "it runs, and the lock is put back",
-            host("1.20.4", None, &offers),
-            Some("1.20.4"),
-            800,
-            None,
-            young("1.20.6", 4200),
-        ),
-        ("it runs without a lock", host("1.20.4", Some("1.20.6"), &offers), None, 800, None, young("1.20.6", 4200)),
-        (
-            "a version below that the host's own lock chooses is taken",
-            host("1.20.0", Some("1.20.3"), &offers),
-            None,
-            5000,
-            None,
-            Ok(v("1.20.3")),
-        ),
-    ] {
-        let locked = locked.map(v);
-        let got = want(&policy, &known, &host, locked.as_ref(), t(now));
-        assert_eq!(got, Want { pin: pin.map(v), version }, "{sentence}");
+    let table = "
+        nothing is old enough | 1.20.0 | 1.20.6 | all | - | 500 | - | TooYoung 1.20.6 until 4200
+        an older one is | 1.20.0 | 1.20.6 | all | - | 700 | 1.20.4 | Pinning 1.20.4
+        the host has chosen it | 1.20.0 | 1.20.4 | all | 1.20.4 | 800 | 1.20.4 | 1.20.4
+        a newer one has become old enough since | 1.20.0 | 1.20.4 | all | 1.20.4 | 2400 | 1.20.5 | Pinning 1.20.5
+        it was withdrawn | 1.20.0 | - | 1.20.6 1.20.0 | 1.20.4 | 800 | - | TooYoung 1.20.6 until 4200
+        it runs, and the lock is put back | 1.20.4 | - | all | 1.20.4 | 800 | - | TooYoung 1.20.6 until 4200
+        it runs without a lock | 1.20.4 | 1.20.6 | all | - | 800 | - | TooYoung 1.20.6 until 4200
+        a version below that the host's own lock chooses is taken | 1.20.0 | 1.20.3 | all | - | 5000 | - | 1.20.3
+    ";
+    for [sentence, current, chosen, offered, locked, now, pin, expected] in cells(table) {
+        let host = in_words(current, chosen, offered, &["1.20.6", "1.20.5", "1.20.4", "1.20.3", "1.20.0"]);
+        let got = want(&policy, &known, &host, version(locked).map(v).as_ref(), t(now.parse().unwrap()));
+        assert_eq!(got, Want { pin: version(pin).map(v), version: wanted(expected) }, "{sentence}");
     }
 }
 

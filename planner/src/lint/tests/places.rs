@@ -1,0 +1,159 @@
+//! Places of canary steps, and what a slot records.
+
+use models::operator::{ActiveRollout, RolloutLedger};
+use serde_json::json;
+
+use super::*;
+use crate::claims::ClaimFields;
+use crate::fixtures::{NEW, at, cluster, cluster_with, first_update, node, rollout, slot, t, with_policy};
+
+/// The slot of a node for its update.
+fn slot_of_update(name: &str) -> Slot {
+    Slot { update: Some(first_update()), ..slot(name) }
+}
+
+/// Under a canary step of one node, with what the plan records of the rollout.
+#[test]
+fn validator_gives_no_slot_beyond_the_places_of_a_step() {
+    for (sentence, ledger, given, broken) in [
+        ("the first", (0, 0, 0, 0), vec!["a"], false),
+        ("the second beside the first", (0, 0, 0, 0), vec!["a", "c"], true),
+        ("the second after one without proof", (0, 1, 0, 0), vec!["a"], true),
+        ("the second after a proven one, while it soaks", (1, 0, 0, 0), vec!["a"], true),
+        ("the second after a proven one, whose step is passed", (1, 0, 0, 1), vec!["a"], false),
+        ("a step that is passed without a proof", (0, 1, 0, 1), vec!["a"], true),
+        ("a step whose accepted node is tried again without a proof", (0, 1, 1, 1), vec!["a"], false),
+    ] {
+        let nodes = ["a", "c"].map(|name| at(name, Step::Staged, 0, HostState::StagedUpdate));
+        let spec = json!({"maxUnavailable": 5, "strategy": {"canary": [{"nodes": 1}]}});
+        let (mut view, policy) = cluster_with(nodes.into(), &[], spec);
+        let (proven, unproven, before, passed) = ledger;
+        let recorded = RolloutLedger { passed: before, ..Default::default() };
+        let recorded = ActiveRollout { ledger: Some(recorded), ..rollout(NEW) };
+        view.operator.as_mut().unwrap().status.active_rollouts = vec![recorded];
+        let ledger = RolloutLedger { base: 3, proven, unproven, passed, ..Default::default() };
+        let active = ActiveRollout { ledger: Some(ledger), ..rollout(NEW) };
+        let mut status = view.operator.as_ref().unwrap().status.clone();
+        status.active_rollouts = vec![active];
+        let slots = given.iter().map(|name| slot_of_update(name)).collect();
+        let mut plan = Plan { slots: Some(slots), status: Some(status), ..Plan::default() };
+        let found = lint(&view, &policy, &mut plan).iter().any(|finding| finding.property == "S12");
+        assert_eq!(found, broken, "{sentence}");
+    }
+}
+
+/// One place of four is passed; the plan passes three.
+#[test]
+fn validator_passes_no_canary_step_without_its_soak_and_its_approval() {
+    type Change = fn(&mut ActiveRollout);
+    let steps = |second: serde_json::Value| json!([{"nodes": 1}, second]);
+    let (soak, manual) = (json!({"nodes": 3, "soak": "1h"}), json!({"nodes": 3, "soak": "1h", "approval": "Manual"}));
+    let soaked: Change = |recorded| recorded.step_done = Some(t(0));
+    let approved: Change = |recorded| (recorded.step_done, recorded.approved) = (Some(t(0)), true);
+    let unchanged: Change = |_| {};
+    let case = |sentence: &str, steps: serde_json::Value, base: i64, broken: bool, change: Change| {
+        let (mut view, policy) = cluster_with(vec![node("a")], &[], json!({"strategy": {"canary": steps}}));
+        let of = |base, passed| {
+            let ledger = RolloutLedger { base, passed, proven: 3, ..Default::default() };
+            ActiveRollout { ledger: Some(ledger), ..rollout(NEW) }
+        };
+        let mut recorded = of(4, 1);
+        change(&mut recorded);
+        let operator = view.operator.as_mut().unwrap();
+        operator.status.active_rollouts = vec![recorded.clone()];
+        // An approval that is acknowledged stays on the resource.
+        operator.approve_step = Some("7/1@earlier".into());
+        operator.status.requests.get_or_insert_default().approve_step.clone_from(&operator.approve_step);
+        let mut status = operator.status.clone();
+        status.active_rollouts = vec![of(base, 3)];
+        let mut plan = Plan { status: Some(status), ..Plan::default() };
+        let found = lint(&view, &policy, &mut plan).iter().any(|finding| finding.property == "S12");
+        assert_eq!(found, broken, "{sentence}");
+        let left = plan.status.unwrap().active_rollouts;
+        assert_eq!(left == [recorded], broken, "{sentence}: what is recorded stays");
+    };
+    case("policy has no steps", json!([]), 4, true, soaked);
+    case("policy has no step above the place", json!([{"nodes": 1}]), 4, true, soaked);
+    case("a step without a soak", steps(json!({"nodes": 3})), 4, false, unchanged);
+    case("its soak is not recorded", steps(soak.clone()), 4, true, unchanged);
+    case("its soak is recorded", steps(soak), 4, false, soaked);
+    case("it is not approved", steps(manual.clone()), 4, true, soaked);
+    case("it is approved", steps(manual), 4, false, approved);
+    case("more nodes have joined after the last one", json!([{"nodes": "10%", "soak": "1h"}]), 40, false, unchanged);
+}
+
+/// The plan that passes a step of three gives the next slot. The soak of an hour began at 0 s.
+#[test]
+fn validator_gives_no_slot_by_a_step_that_still_soaks() {
+    for (second, urgent_until, broken) in [(3599, None, true), (3600, None, false), (60, Some(t(9000)), false)] {
+        let (mut view, _) = cluster(vec![node("a")], &[]);
+        let canary = json!([{"nodes": 1}, {"nodes": 3, "soak": "1h"}]);
+        let policy = with_policy(&mut view, json!({"strategy": {"canary": canary}}));
+        let of = |passed| {
+            let ledger = RolloutLedger { base: 4, passed, proven: 3, ..Default::default() };
+            let rollout = rollout(NEW);
+            ActiveRollout { ledger: Some(ledger), step_done: Some(t(0)), urgent_until, ..rollout }
+        };
+        let operator = view.operator.as_mut().unwrap();
+        operator.status.active_rollouts = vec![of(1)];
+        let mut status = operator.status.clone();
+        status.active_rollouts = vec![of(3)];
+        let slots = vec![Slot { since: t(second), ..slot_of_update("a") }];
+        let mut plan = Plan { slots: Some(slots), status: Some(status), ..Plan::default() };
+        let found = lint(&view, &policy, &mut plan).iter().any(|finding| finding.property == "S12");
+        assert_eq!(found, broken, "{second}");
+    }
+}
+
+/// The rollout began with 300 nodes, of which two have proven the version. A third is given a slot.
+#[test]
+fn validator_counts_places_among_the_nodes_that_are_left() {
+    for (sentence, left, hidden, broken) in
+        [("few are left", 8, 0, true), ("most are left", 298, 0, false), ("most cannot be read", 8, 290, false)]
+    {
+        let nodes = (0..left).map(|number| at(&format!("n{number:03}"), Step::Staged, 0, HostState::StagedUpdate));
+        let (mut view, _) = cluster(nodes.collect(), &[]);
+        view.unreadable.nodes = (0..hidden).map(|number| (format!("hidden-{number}"), "a field".into())).collect();
+        let spec = json!({"maxUnavailable": 5, "strategy": {"canary": [{"nodes": "10%"}]}});
+        let policy = with_policy(&mut view, spec);
+        let ledger = RolloutLedger { base: 300, proven: 2, ..Default::default() };
+        let active = ActiveRollout { ledger: Some(ledger), ..rollout(NEW) };
+        let mut status = view.operator.as_ref().unwrap().status.clone();
+        status.active_rollouts = vec![active];
+        let slots = vec![slot_of_update("n000")];
+        let mut plan = Plan { slots: Some(slots), status: Some(status), ..Plan::default() };
+        let found = lint(&view, &policy, &mut plan).iter().any(|finding| finding.property == "S12");
+        assert_eq!(found, broken, "{sentence}");
+    }
+}
+
+#[test]
+fn validator_issues_no_permit_before_its_slot_records_it() {
+    for (recorded, expected) in [(true, None), (false, Some("S12"))] {
+        let node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+        let (mut view, policy) = cluster(vec![node], &["a"]);
+        if !recorded {
+            view.operator.as_mut().unwrap().status.slots[0].update.as_mut().unwrap().permitting_since = None;
+        }
+        let rules = policy.all.drain.rules_at(t(0));
+        let permit = Action::Permit { nonce: "n".into(), rules, pods_stay: false };
+        assert_eq!(broken(&view, &policy, acts("a", permit)), expected);
+    }
+}
+
+#[test]
+fn validator_proves_no_version_on_a_held_node_with_the_operators_cordon() {
+    for (sentence, held, cordoned, broken) in
+        [("held and cordoned", true, true, true), ("held", true, false, false), ("cordoned", false, true, false)]
+    {
+        let mut verified = at("a", Step::Verifying, 0, HostState::Idle);
+        verified.facts.claims = if cordoned { ClaimFields::CORDON } else { ClaimFields::default() };
+        verified.facts.hold = held.then(crate::hold::Hold::default);
+        let (view, policy) = cluster(vec![verified], &["a"]);
+        let mut status = models::shadow::ControllerStatus::default();
+        status.report.record = Some(crate::fixtures::updated());
+        let mut plan = acts("a", Action::Status { status: Box::new(status), note: None });
+        let found = lint(&view, &policy, &mut plan).iter().any(|finding| finding.property == "S12");
+        assert_eq!(found, broken, "{sentence}");
+    }
+}
