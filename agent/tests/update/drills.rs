@@ -78,6 +78,7 @@ async fn reboot_permit_is_refused_in_a_drill_and_rehearsal_permit_for_a_reboot()
     assert!(!calls.iter().any(|call| call.contains("activate") || call.contains("reboot")), "{calls:?}");
     bench.withdraw();
     bench.web.until("it is withdrawn", |v| acknowledged(v) && v.status.report.armed.is_none()).await;
+    assert_eq!(bench.calls().iter().filter(|call| call.contains("prepare")).count(), 1, "nothing is downloaded again");
 }
 
 #[tokio::test(flavor = "multi_thread")]
