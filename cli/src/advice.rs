@@ -367,10 +367,7 @@ mod tests {
         let (approval, nodes) = ("7/1/unproven".to_owned(), vec!["b (HookTimedOut)".to_owned()]);
         let earlier = Wait::EarlierOperatorRunning { pods: vec!["a/b".to_owned()], count: 1 };
         for (wait, end) in [
-            (
-                Wait::StepUnproven { step: 1, approval, nodes },
-                "at once by kubectl brupop retry NODE -n ops --context c",
-            ),
+            (Wait::StepUnproven { step: 1, approval, nodes }, "by kubectl brupop retry NODE -n ops --context c"),
             (Wait::StepFailed { step: 1, nodes: vec![] }, "nodes have failed on the version"),
             (Wait::Braked { count: 3, nodes: vec![], until: None, trial: Some("a".to_owned()) }, "a is tried alone"),
             (Wait::HostArmedByOther, "let the operator disarm it"),

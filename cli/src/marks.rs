@@ -210,11 +210,7 @@ mod tests {
         let other = json!({"f:spec": {"f:taints": {}}});
         for (sentence, entries, expected) in [
             ("as the earlier operator writes", json!([entry("unknown", "Update", &cordon)]), true),
-            (
-                "another client owns other fields",
-                json!([entry("unknown", "Update", &cordon), entry("kubelet", "Update", &other)]),
-                true,
-            ),
+            ("one owns others", json!([entry("unknown", "Update", &cordon), entry("kubelet", "Update", &other)]), true),
             ("kubectl", json!([entry("kubectl", "Update", &cordon)]), false),
             ("both", json!([entry("unknown", "Update", &cordon), entry("kubectl", "Update", &cordon)]), false),
             ("an apply", json!([entry("unknown", "Apply", &cordon)]), false),

@@ -562,12 +562,7 @@ fn missing_rights_are_installed_by_the_plugin_only_with_the_images_that_run() {
     let own = deploy::Options::default().tag;
     let again = "# apply its manifests again, with your images and options and without the policy: docs/install.md";
     for (sentence, image, of_controller, expected) in [
-        (
-            "this version",
-            format!("r.example/b/NAME:{own}"),
-            None,
-            "kubectl brupop install --registry r.example/b  # leaves",
-        ),
+        ("current", format!("r.example/b/NAME:{own}"), None, "kubectl brupop install --registry r.example/b  # leaves"),
         ("no registry", format!("NAME:{own}"), None, "kubectl brupop install  # leaves the policy as it is"),
         (
             "one architecture",
@@ -602,12 +597,7 @@ fn missing_rights_are_installed_by_the_plugin_only_with_the_images_that_run() {
             None,
             "kubectl brupop doctor  # with the plugin of the operator's version, v9.0.0",
         ),
-        (
-            "one part of a later version",
-            "NAME:v9.0.0".to_owned(),
-            Some(format!("NAME:{own}")),
-            "kubectl brupop doctor  # with",
-        ),
+        ("one part of it", "NAME:v9.0.0".to_owned(), Some(format!("NAME:{own}")), "kubectl brupop doctor  # with"),
         (
             "one part of a later version, beside digests",
             "NAME@sha256:0".to_owned(),
@@ -986,11 +976,7 @@ fn cluster_without_the_operator_gets_one_finding() {
 #[test]
 fn namespace_without_an_operator_gets_one_finding_that_names_those_with_one() {
     for (others, message, next) in [
-        (
-            Some(vec!["ops", "brupop-system"]),
-            "there is one in ops, brupop-system",
-            Some("kubectl brupop doctor -n ops"),
-        ),
+        (Some(vec!["ops", "brupop-system"]), "one in ops, brupop-system", Some("kubectl brupop doctor -n ops")),
         (Some(vec![]), "nor in any other", Some("kubectl brupop preflight -n brupop-system")),
         (None, "which other namespaces have one could not be read", None),
     ] {

@@ -433,12 +433,7 @@ fn takeover_does_not_begin_where_it_would_lose_the_definition_or_mix_up_shadows(
             |f| f.workloads[0].kept["metadata"]["namespace"] = json!(names::SYSTEM_NAMESPACE),
             "blocked",
         ),
-        (
-            "Argo CD late",
-            "prune v3",
-            |f| meta_of(f)["labels"] = json!({"argocd.argoproj.io/instance": "x"}),
-            "prune v3",
-        ),
+        ("Argo late", "prune v3", |f| meta_of(f)["labels"] = json!({"argocd.argoproj.io/instance": "x"}), "prune v3"),
     ]);
 }
 

@@ -179,11 +179,7 @@ async fn invalid_prometheus_response_fails_with_advice() {
     let endless = Reply::Raw(format!("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n{giant}").into_bytes());
     let bad = r#"{"status":"error","errorType":"bad_data","error":"1:4: parse error"}"#;
     for (what, reply, message) in [
-        (
-            "a query with a mistake",
-            reply("400 Bad Request", "", bad),
-            "could not evaluate the expression: 1:4: parse error",
-        ),
+        ("a mistake", reply("400 Bad Request", "", bad), "could not evaluate the expression: 1:4: parse error"),
         (
             "an error of the server's own",
             reply("503 Service Unavailable", "", "down"),
@@ -207,11 +203,7 @@ async fn invalid_prometheus_response_fails_with_advice() {
             reply("302 Found", "location: http://me:secret@other/login?token=secret\r\n", QUIET),
             "redirects to http://other/login, and redirects are not followed",
         ),
-        (
-            "a number",
-            ok(r#"{"status":"success","data":{"resultType":"scalar","result":[1,"0"]}}"#),
-            "write a comparison of series",
-        ),
+        ("a number", ok(r#"{"status":"success","data":{"resultType":"scalar","result":[1,"0"]}}"#), "a comparison"),
     ] {
         let shown = why(answer_to(reply).await);
         assert!(shown.contains(message) && !shown.contains("secret"), "{what}: {shown}");
@@ -304,11 +296,7 @@ async fn refused_query_names_credentials_to_correct_and_never_shows_them() {
             &[("token", &b"secret"[..])],
             "it refuses the token of the Secret brupop-prometheus in brupop-system",
         ),
-        (
-            "with password",
-            &[("username", &b"me"[..]), ("password", b"secret")],
-            "it refuses the username and password of",
-        ),
+        ("password", &[("username", &b"me"[..]), ("password", b"secret")], "it refuses the username and password of"),
     ] {
         for status in ["401 Unauthorized", "403 Forbidden"] {
             let server = Server::start(move |_, _| reply(status, login, "no")).await;

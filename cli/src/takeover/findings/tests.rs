@@ -147,24 +147,12 @@ fn each_fact_has_its_finding() {
             vec![(First, "UpdatesUnderWay"), (First, "MayReboot"), (Note, "MayBeArmed")],
         ),
         ("a node that failed", &|f| f.shadows = vec![shadow("a", "Idle", "Idle", 2)], vec![(Note, "MayBeArmed")]),
-        (
-            "a shadow without a node",
-            &|f| f.shadows.push(shadow("gone", "Idle", "Idle", 0)),
-            vec![(Note, "ShadowsWithoutNode")],
-        ),
-        (
-            "a node without a shadow",
-            &|f| f.nodes.push(node("new", None, json!({}))),
-            vec![(First, "NodesWithoutShadow")],
-        ),
+        ("without a node", &|f| f.shadows.push(shadow("gone", "Idle", "Idle", 0)), vec![(Note, "ShadowsWithoutNode")]),
+        ("without a shadow", &|f| f.nodes.push(node("new", None, json!({}))), vec![(First, "NodesWithoutShadow")]),
         ("a missing right", &|f| f.missing_rights = vec!["list pods".into()], vec![(First, "RightsMissing")]),
         ("a node that is down", &|f| f.nodes[0].ready = false, vec![(First, "NodesNotReady")]),
         ("the same without the label", &|f| (f.nodes[0].ready, f.nodes[0].interface) = (false, None), vec![]),
-        (
-            "the same after the end of the earlier operator",
-            &|f| (f.nodes[0].ready, f.workloads, f.pods) = (false, vec![], vec![]),
-            vec![],
-        ),
+        ("the same after its operator", &|f| (f.nodes[0].ready, f.workloads, f.pods) = (false, vec![], vec![]), vec![]),
         (
             "the same, about to reboot",
             &|f| {
