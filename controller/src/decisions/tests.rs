@@ -9,24 +9,12 @@ use super::*;
 use planner::claims::ClaimFields;
 
 fn at(step: Step) -> ControllerReport {
-    let progress = Progress {
-        step,
-        since: Timestamp::UNIX_EPOCH,
-        attempt: 3,
-        boot_id: "boot".into(),
-        version: Version::new(1, 20, 5),
-        from: None,
-        started: Timestamp::UNIX_EPOCH,
-        permit_issued: false,
-        soak_restarted: false,
-        interrupted: None,
-        verifying_since: None,
-        drill: None,
-        verification: false,
-        rollout: None,
-        disruptive: false,
-    };
-    ControllerReport { progress: Some(progress), ..ControllerReport::default() }
+    let progress = serde_json::json!({
+        "step": step, "since": Timestamp::UNIX_EPOCH, "attempt": 3, "bootId": "boot", "version": "1.20.5",
+        "started": Timestamp::UNIX_EPOCH,
+    });
+    let progress = Some(serde_json::from_value(progress).unwrap());
+    ControllerReport { progress, ..ControllerReport::default() }
 }
 
 fn ended(report: ControllerReport, reason: &str) -> ControllerReport {
