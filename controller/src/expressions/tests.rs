@@ -286,17 +286,11 @@ async fn unusable_secret_fails_query_with_advice_and_nothing_is_sent() {
 #[tokio::test]
 async fn refused_query_names_credentials_to_correct_and_never_shows_them() {
     let login = "www-authenticate: Basic\r\n";
+    let write = "write a token, or a username and password, into the Secret brupop-prometheus in brupop-system";
+    let refuses = "it refuses the token of the Secret brupop-prometheus in brupop-system";
     for (name, keys, message) in [
-        (
-            "without",
-            &[][..],
-            "write a token, or a username and password, into the Secret brupop-prometheus in brupop-system",
-        ),
-        (
-            "with token",
-            &[("token", &b"secret"[..])],
-            "it refuses the token of the Secret brupop-prometheus in brupop-system",
-        ),
+        ("without", &[][..], write),
+        ("with token", &[("token", &b"secret"[..])], refuses),
         ("password", &[("username", &b"me"[..]), ("password", b"secret")], "it refuses the username and password of"),
     ] {
         for status in ["401 Unauthorized", "403 Forbidden"] {
