@@ -151,22 +151,18 @@ fn status_names_one_time_for_each_node_and_it_is_the_one_of_its_reason() {
     let leaves = kept("it is being deleted and has until 2026-01-01T00:11:00Z to end");
     let outlasts = kept("it is being deleted and has until 2026-01-08T00:00:00Z to end");
     let over = kept("it is being deleted and has until 2026-01-01T00:09:00Z to end");
-    let of_step = "DrainBlocked, 20m left (until 2026-01-01T00:30:00Z)";
+    let of_step = ", 20m left (until 2026-01-01T00:30:00Z)";
     for (step, conditions, expected) in [
         ("Verifying", json!([]), "Soaking, 3m 20s left: the node has to stay healthy until 2026-01-01T00:13:20Z"),
         ("Draining", recorded("AwaitingHook", hook), &format!("AwaitingHook, 2m left: {hook}")),
-        ("Draining", recorded("DrainBlocked", "no disruption"), &format!("{of_step}: no disruption")),
+        ("Draining", recorded("DrainBlocked", "no disruption"), &format!("DrainBlocked{of_step}: no disruption")),
         ("Draining", recorded("DrainBlocked", unfinished), &format!("DrainBlocked, 1m left: {unfinished}")),
         ("Draining", recorded("DrainBlocked", &denied), &format!("DrainBlocked, 30s left: {denied}")),
         ("Draining", recorded("DrainBlocked", &leaves), &format!("DrainBlocked, 1m left: {leaves}")),
-        ("Draining", recorded("DrainBlocked", &outlasts), &format!("{of_step}: {outlasts}")),
-        ("Draining", recorded("DrainBlocked", &over), &format!("{of_step}: {over}")),
+        ("Draining", recorded("DrainBlocked", &outlasts), &format!("DrainBlocked{of_step}: {outlasts}")),
+        ("Draining", recorded("DrainBlocked", &over), &format!("DrainBlocked{of_step}: {over}")),
         ("Staging", recorded("BudgetUnhealthy", unfinished), &format!("BudgetUnhealthy, 1m left: {unfinished}")),
-        (
-            "Draining",
-            recorded("RefreshFails", foreign),
-            &format!("RefreshFails, 20m left (until 2026-01-01T00:30:00Z): {foreign}"),
-        ),
+        ("Draining", recorded("RefreshFails", foreign), &format!("RefreshFails{of_step}: {foreign}")),
     ] {
         let mut status = idle();
         status["conditions"] = conditions;

@@ -101,15 +101,11 @@ fn claims_and_permits_log_one_line_each() {
         shadow
     };
     let (none, cordon) = (ClaimFields::default(), ClaimFields::CORDON);
+    let again = "node claimed again: it was uncordoned by others";
     for (sentence, before, after, expected) in [
         ("claimed", (none, false, None), (cordon, true, None), vec![(false, "node claimed")]),
         ("nothing", (cordon, true, None), (cordon, true, None), vec![]),
-        (
-            "claimed again",
-            (cordon, false, None),
-            (cordon, true, None),
-            vec![(true, "node claimed again: it was uncordoned by others")],
-        ),
+        ("claimed again", (cordon, false, None), (cordon, true, None), vec![(true, again)]),
         ("released", (cordon, true, None), (none, false, None), vec![(false, "node rebooted: released")]),
         ("permitted", (cordon, true, None), (cordon, true, Some("1")), vec![(false, "reboot permitted")]),
         ("permitted before", (cordon, true, Some("1")), (cordon, true, Some("1")), vec![]),

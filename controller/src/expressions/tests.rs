@@ -181,11 +181,7 @@ async fn invalid_prometheus_response_fails_with_advice() {
     let bad = r#"{"status":"error","errorType":"bad_data","error":"1:4: parse error"}"#;
     for (what, reply, message) in [
         ("a mistake", reply("400 Bad Request", "", bad), "could not evaluate the expression: 1:4: parse error"),
-        (
-            "an error of the server's own",
-            reply("503 Service Unavailable", "", "down"),
-            "answered 503: is spec.prometheus.url the base",
-        ),
+        ("its error", reply("503 Service Unavailable", "", "down"), "answered 503: is spec.prometheus.url the base"),
         ("nothing, from a server that fails", reply("500 Internal Server Error", "", QUIET), "answered 500"),
         ("another server", reply("404 Not Found", "", "<html>"), "answered 404: is spec.prometheus.url the base"),
         ("a page", ok("<html>"), "not Prometheus' JSON: is spec.prometheus.url the base"),

@@ -113,12 +113,7 @@ fn steps_of_takeover_follow_each_other() {
     let pruned = Definition { stored: vec!["v3".into()], resource_version: "71".into(), ..takeover() };
     for (sentence, definition, known, expected) in [
         ("the policy is tried first", &now, Known::default(), Step::TryReadOnly),
-        (
-            "writable earlier versions block",
-            &now,
-            Known { read_only: Some(false), ..ready() },
-            Step::Blocked(Block::ReadOnlyPolicy),
-        ),
+        ("writable ones stop", &now, Known { read_only: Some(false), ..ready() }, Step::Blocked(Block::ReadOnlyPolicy)),
         ("then all objects are passed", &now, ready(), Step::Pass(Earlier)),
         ("objects were rewritten: wait", &now, passed(Earlier, &now, 2), Step::Wait),
         ("none was found, and a version is to be pruned: wait", &now, passed(Earlier, &now, 0), Step::Wait),
