@@ -144,16 +144,6 @@ fn instance_that_is_gone_is_forgotten() {
 }
 
 #[test]
-fn process_is_resumed_although_an_instance_cannot_be_set_healthy() {
-    let mut world = World::prepared(AwsMode::SuspendReplaceUnhealthy);
-    world.request("a", "AfterUpdate/1/100");
-    world.instance("a").unhealthy = true;
-    assert_eq!(world.decide(), ["healthy i-a"]);
-    world.given_up.insert("i-a".into());
-    assert_eq!(world.decide(), ["resume web i-a"]);
-}
-
-#[test]
 fn group_is_resumed_with_its_last_node() {
     let mut world = World::prepared(AwsMode::SuspendReplaceUnhealthy);
     world.request("b", "BeforeDrain/1/200");

@@ -367,10 +367,7 @@ mod tests {
         let (approval, nodes) = ("7/1/unproven".to_owned(), vec!["b (HookTimedOut)".to_owned()]);
         let earlier = Wait::EarlierOperatorRunning { pods: vec!["a/b".to_owned()], count: 1 };
         for (wait, end) in [
-            (
-                Wait::StepUnproven { step: 1, approval, nodes },
-                "at once by kubectl brupop retry NODE -n ops --context c",
-            ),
+            (Wait::StepUnproven { step: 1, approval, nodes }, "by kubectl brupop retry NODE -n ops --context c"),
             (Wait::StepFailed { step: 1, nodes: vec![] }, "nodes have failed on the version"),
             (Wait::Braked { count: 3, nodes: vec![], until: None, trial: Some("a".to_owned()) }, "a is tried alone"),
             (Wait::HostArmedByOther, "let the operator disarm it"),
@@ -391,19 +388,16 @@ mod tests {
         let version: semver::Version = "1.20.5".parse().unwrap();
         let (approval, nodes) = ("7/1".to_owned(), vec!["b".to_owned()]);
         let braked = |until| Wait::Braked { count: 3, nodes: vec![], until, trial: None };
+        let (skip, resume) = ("brupop quarantine 1.20.5", "brupop resume --failures 1.20.5");
+        let (unproven, accept) =
+            (Wait::StepUnproven { step: 1, approval, nodes: nodes.clone() }, "brupop approve 1 --rollout 7 --unproven");
         for (wait, expected) in [
-            (
-                Wait::Frozen { version: version.clone() },
-                ["brupop quarantine 1.20.5", "brupop resume --failures 1.20.5"],
-            ),
-            (Wait::Quarantined { version }, ["brupop quarantine 1.20.5", "brupop resume --failures 1.20.5"]),
-            (
-                Wait::StepUnproven { step: 1, approval, nodes: nodes.clone() },
-                ["brupop retry b", "brupop approve 1 --rollout 7 --unproven"],
-            ),
-            (braked(None), ["brupop retry NODE", "brupop resume --failures 1.20.5"]),
-            (braked(Some(now())), ["brupop resume --failures 1.20.5", ""]),
-            (Wait::StepFailed { step: 1, nodes }, ["brupop resume --failures 1.20.5", ""]),
+            (Wait::Frozen { version: version.clone() }, [skip, resume]),
+            (Wait::Quarantined { version }, [skip, resume]),
+            (unproven, ["brupop retry b", accept]),
+            (braked(None), ["brupop retry NODE", resume]),
+            (braked(Some(now())), [resume, ""]),
+            (Wait::StepFailed { step: 1, nodes }, [resume, ""]),
             (Wait::BackOff { until: now(), reason: "x".to_owned() }, ["brupop retry a", ""]),
             (Wait::HostArmedByOther, ["brupop retry a", ""]),
             (Wait::Cordoned, ["uncordon a", ""]),

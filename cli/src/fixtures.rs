@@ -18,6 +18,15 @@ pub(crate) fn snapshot(name: &str, text: &str) {
     assert!(text == expected, "{} differs ({WRITE}=1 writes it):\n{text}\n--- expected:\n{expected}", path.display());
 }
 
+/// Compares a page with its snapshot in colours. Without them it is the plain page.
+pub(crate) fn coloured(name: &str, plain: &str, text: &str) {
+    let (first, rest) = text.split_once("\u{1b}[").unwrap();
+    let rest = rest.split("\u{1b}[").filter_map(|part| part.split_once('m'));
+    let without: String = std::iter::once(first).chain(rest.map(|(_, part)| part)).collect();
+    assert_eq!(without, plain);
+    snapshot(name, text);
+}
+
 /// Returns the names of all fields in a value.
 pub(crate) fn fields(value: &Value) -> BTreeSet<String> {
     match value {

@@ -325,13 +325,7 @@ mod tests {
         let delete = "kubectl delete helmrelease x -n flux-system";
         for (sentence, found, named_unread, tools, expected) in [
             ("recorded", recorded(), false, vec![helm()], vec![uninstall]),
-            (
-                "recorded in one namespace, and another one may not be read",
-                recorded(),
-                true,
-                vec![helm()],
-                vec![uninstall],
-            ),
+            ("recorded in one namespace, another one is unread", recorded(), true, vec![helm()], vec![uninstall]),
             ("forgotten", vec![], false, vec![helm()], vec![]),
             ("Secrets may not be listed", vec![], true, vec![helm()], vec![list]),
             ("kept by Flux", recorded(), false, vec![flux("helmrelease"), helm()], vec![delete, uninstall]),
@@ -350,12 +344,7 @@ mod tests {
         for (sentence, namespace, elsewhere, found) in [
             ("this operator's", names::SYSTEM_NAMESPACE, true, false),
             ("another one", "old", true, true),
-            (
-                "in this operator's namespace, which an object of the earlier one names",
-                names::SYSTEM_NAMESPACE,
-                false,
-                true,
-            ),
+            ("in this one's namespace, which an earlier object names", names::SYSTEM_NAMESPACE, false, true),
         ] {
             let mut releases = Releases::default();
             releases.add_record("brupop", namespace.to_owned(), "s".to_owned(), elsewhere);

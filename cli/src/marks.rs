@@ -163,41 +163,25 @@ mod tests {
             |release: Option<&str>| Tool::Helm { release: release.map(str::to_owned), namespace: "n".to_owned() };
         let argo = || vec![Tool::ArgoCd { application: "app".to_owned() }];
         let flux = |kind| vec![Tool::Flux { kind, name: "x".to_owned(), namespace: "flux-system".to_owned() }];
+        let (managed_by, instance) = ("app.kubernetes.io/managed-by", "app.kubernetes.io/instance");
+        let label = |key: &str, value: &str| json!({"labels": {key: value}});
+        let of_flux = |tool: &str| {
+            let key = |part: &str| format!("{tool}.toolkit.fluxcd.io/{part}");
+            json!({"labels": {key("name"): "x", key("namespace"): "flux-system"}})
+        };
+        let release = json!({"meta.helm.sh/release-name": "r", "meta.helm.sh/release-namespace": "n"});
+        let of_chart = json!({"labels": {instance: "app", managed_by: "Helm"}, "annotations": release});
+        let tracked = json!({"annotations": {"argocd.argoproj.io/tracking-id": "app:apps/Deployment:n/x"}});
         for (sentence, object, expected) in [
-            ("no tool", json!({"labels": {"app.kubernetes.io/managed-by": "brupop"}}), vec![]),
-            (
-                "a release",
-                json!({"annotations": {"meta.helm.sh/release-name": "r", "meta.helm.sh/release-namespace": "n"}}),
-                vec![helm(Some("r"))],
-            ),
-            (
-                "Helm without a release",
-                json!({"namespace": "n", "labels": {"app.kubernetes.io/managed-by": "Helm"}}),
-                vec![helm(None)],
-            ),
-            ("an application by Kubernetes' label", json!({"labels": {"app.kubernetes.io/instance": "app"}}), argo()),
-            (
-                "the same label of a chart",
-                json!({"labels": {"app.kubernetes.io/instance": "app", "app.kubernetes.io/managed-by": "Helm"},
-                    "annotations": {"meta.helm.sh/release-name": "r", "meta.helm.sh/release-namespace": "n"}}),
-                vec![helm(Some("r"))],
-            ),
-            ("an application by label", json!({"labels": {"argocd.argoproj.io/instance": "app"}}), argo()),
-            (
-                "an application by annotation",
-                json!({"annotations": {"argocd.argoproj.io/tracking-id": "app:apps/Deployment:n/x"}}),
-                argo(),
-            ),
-            (
-                "a Kustomization",
-                json!({"labels": {"kustomize.toolkit.fluxcd.io/name": "x", "kustomize.toolkit.fluxcd.io/namespace": "flux-system"}}),
-                flux("kustomization"),
-            ),
-            (
-                "a HelmRelease",
-                json!({"labels": {"helm.toolkit.fluxcd.io/name": "x", "helm.toolkit.fluxcd.io/namespace": "flux-system"}}),
-                flux("helmrelease"),
-            ),
+            ("no tool", label(managed_by, "brupop"), vec![]),
+            ("a release", json!({"annotations": release}), vec![helm(Some("r"))]),
+            ("Helm without a release", json!({"namespace": "n", "labels": {managed_by: "Helm"}}), vec![helm(None)]),
+            ("an application by Kubernetes' label", label(instance, "app"), argo()),
+            ("the same label of a chart", of_chart, vec![helm(Some("r"))]),
+            ("an application by label", label("argocd.argoproj.io/instance", "app"), argo()),
+            ("an application by annotation", tracked, argo()),
+            ("a Kustomization", of_flux("kustomize"), flux("kustomization")),
+            ("a HelmRelease", of_flux("helm"), flux("helmrelease")),
         ] {
             assert_eq!(Tool::all_of(&meta(object)), expected, "{sentence}");
         }
@@ -210,11 +194,7 @@ mod tests {
         let other = json!({"f:spec": {"f:taints": {}}});
         for (sentence, entries, expected) in [
             ("as the earlier operator writes", json!([entry("unknown", "Update", &cordon)]), true),
-            (
-                "another client owns other fields",
-                json!([entry("unknown", "Update", &cordon), entry("kubelet", "Update", &other)]),
-                true,
-            ),
+            ("one owns others", json!([entry("unknown", "Update", &cordon), entry("kubelet", "Update", &other)]), true),
             ("kubectl", json!([entry("kubectl", "Update", &cordon)]), false),
             ("both", json!([entry("unknown", "Update", &cordon), entry("kubectl", "Update", &cordon)]), false),
             ("an apply", json!([entry("unknown", "Apply", &cordon)]), false),

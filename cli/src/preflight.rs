@@ -292,11 +292,7 @@ pub(crate) mod tests {
                 Some("kubectl edit helmrelease brupop -n flux-system"),
             ),
             ("of kubectl", json!({"annotations": {"a": "b"}}), None),
-            (
-                "of a release that was forgotten, without its annotation",
-                json!({"labels": {"app.kubernetes.io/managed-by": "Helm"}}),
-                None,
-            ),
+            ("of a forgotten release", json!({"labels": {"app.kubernetes.io/managed-by": "Helm"}}), None),
         ] {
             let metas: [ObjectMeta; 2] = [ObjectMeta::default(), serde_json::from_value(metadata).unwrap()];
             let reason = left_to_helm("deployments a b -n c", &metas);

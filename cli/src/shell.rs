@@ -117,18 +117,8 @@ mod tests {
         for (sentence, options, command, expected) in [
             ("no option", vec![], "kubectl uncordon a", "kubectl uncordon a"),
             ("of kubectl", of_context(), "kubectl uncordon a", "kubectl uncordon a --context prod-eu"),
-            (
-                "of the plugin",
-                of_context(),
-                "kubectl brupop retry a -n ops",
-                "kubectl brupop retry a -n ops --context prod-eu",
-            ),
-            (
-                "with a comment",
-                of_file(),
-                "kubectl delete node a  # gone",
-                "kubectl delete node a --kubeconfig 'a file'  # gone",
-            ),
+            ("own", of_context(), "kubectl brupop retry a -n ops", "kubectl brupop retry a -n ops --context prod-eu"),
+            ("note", of_file(), "kubectl delete node a  # gone", "kubectl delete node a --kubeconfig 'a file'  # gone"),
             ("of several options", of_user(), "kubectl get nodes", "kubectl get nodes --as me --context c"),
             ("of Helm", of_user(), "helm list -A", "helm list -A --kube-as-user me --kube-context c"),
             ("of Flux", of_context(), "flux suspend kustomization a", "flux suspend kustomization a --context prod-eu"),

@@ -250,7 +250,16 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
+    use kube::core::DeserializeGuard;
+    use kube::runtime::watcher::Event;
+    use planner::view::{NodeFacts, Projection, ShadowFacts};
     use watches::Sink as _;
+
+    use super::Cache;
+
+    fn cache<P: Projection>() -> Cache<P> {
+        Cache::new(Arc::new(tokio::sync::watch::channel(0).0))
+    }
 
     fn node(version: &str) -> k8s_openapi::api::core::v1::Node {
         serde_json::from_value(serde_json::json!({
@@ -262,10 +271,7 @@ mod tests {
 
     #[test]
     fn response_after_deletion_does_not_restore_object() {
-        use kube::core::DeserializeGuard;
-        use kube::runtime::watcher::Event;
-        let cache =
-            super::Cache::<planner::view::NodeFacts>::new(std::sync::Arc::new(tokio::sync::watch::channel(0).0));
+        let cache = cache::<NodeFacts>();
         cache.take(0, Event::Init);
         cache.take(0, Event::InitApply(DeserializeGuard(Ok(node("5")))));
         cache.take(0, Event::InitDone);
@@ -279,9 +285,6 @@ mod tests {
     /// A running leader that knew the object decides like a new one, which never did.
     #[test]
     fn unreadable_object_is_named_and_not_among_the_items_until_it_can_be_read_or_is_gone() {
-        use kube::core::DeserializeGuard;
-        use kube::runtime::watcher::Event;
-        use planner::view::ShadowFacts;
         let shadow = |version: &str, not_before: &str| -> DeserializeGuard<models::shadow::BottlerocketShadow> {
             serde_json::from_value(serde_json::json!({
                 "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
@@ -291,13 +294,12 @@ mod tests {
             .unwrap()
         };
         let (good, bad) = ("2026-01-01T00:00:00Z", "9999-12-31T23:59:59Z");
-        let new = || super::Cache::<ShadowFacts>::new(std::sync::Arc::new(tokio::sync::watch::channel(0).0));
-        let list = |cache: &super::Cache<ShadowFacts>, object| {
+        let list = |cache: &Cache<ShadowFacts>, object| {
             cache.take(0, Event::Init);
             cache.take(0, Event::InitApply(object));
             cache.take(0, Event::InitDone);
         };
-        let (running, later) = (new(), new());
+        let (running, later) = (cache(), cache());
         list(&running, shadow("5", good));
         assert!(running.get("a").is_some() && running.unreadable().is_empty());
         running.take(0, Event::Apply(shadow("6", bad)));
@@ -319,9 +321,7 @@ mod tests {
 
     #[test]
     fn cache_is_read_only_after_list_started_since_request() {
-        use kube::runtime::watcher::Event;
-        let cache =
-            super::Cache::<planner::view::NodeFacts>::new(std::sync::Arc::new(tokio::sync::watch::channel(0).0));
+        let cache = cache::<NodeFacts>();
         let list = |number| {
             cache.take(number, Event::Init);
             cache.take(number, Event::InitDone);
@@ -355,7 +355,7 @@ mod tests {
             let (service, mut handle) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
             let lists_first = Arc::new(AtomicBool::new(false));
             let begin = || {
-                let cache = super::Cache::<planner::view::NodeFacts>::new(Arc::new(tokio::sync::watch::channel(0).0));
+                let cache = cache::<NodeFacts>();
                 let api = kube::Api::all(kube::Client::new(service.clone(), "default"));
                 let run = cache.run_as_watch_list(api, super::watcher::Config::default(), lists_first.clone());
                 (cache, tokio::spawn(run))
@@ -384,8 +384,7 @@ mod tests {
         use kube::client::Body;
         let (service, mut handle) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
         let client = kube::Client::new(service, "default");
-        let cache =
-            super::Cache::<planner::view::NodeFacts>::new(std::sync::Arc::new(tokio::sync::watch::channel(0).0));
+        let cache = cache::<NodeFacts>();
         let run = cache.run(kube::Api::all(client), kube::runtime::watcher::Config::default());
         let watches = tokio::spawn(run);
         let mut kept = Vec::new();

@@ -185,11 +185,7 @@ mod tests {
             ("nothing is under way", Ages::default(), None),
             ("a call within its deadline", calls(Kind::Eviction, 60), None),
             ("a call at its deadline, which is about to end", calls(Kind::Eviction, 70), None),
-            (
-                "a call that its deadline did not end",
-                calls(Kind::Eviction, 96),
-                Some(Stuck::Call(Kind::Eviction, seconds(96))),
-            ),
+            ("one that its deadline left", calls(Kind::Eviction, 96), Some(Stuck::Call(Kind::Eviction, seconds(96)))),
             ("a shorter deadline", calls(Kind::Read, 96), Some(Stuck::Call(Kind::Read, seconds(96)))),
             ("a process that does not lead", turn(None), None),
             ("a leader at rest", turn(Some(31)), None),

@@ -39,118 +39,35 @@ fn writes(lock: &str) -> SettingsChange {
 
 #[test]
 fn version_lock_decision_follows_policy_host_and_report() {
-    let nothing = FoundSettings::default();
-    let leave = SettingsChange::default();
-    let unset = HostSettings::default();
-    let found_unset = FoundSettings { version_lock: None, ..set("1.20.5") };
+    let (none, nothing) = (RequestedSettings::default, FoundSettings::default);
+    let (unset, leave) = (HostSettings::default, SettingsChange::default);
+    let found_unset = || FoundSettings { version_lock: None, ..set("1.20.5") };
+    let changing = || replacing("1.20.0", "1.20.5");
     for (sentence, requested, now, record, expected, change) in [
-        (
-            "nothing requested, nothing of the operator's",
-            RequestedSettings::default(),
-            has("v1.19.0"),
-            &nothing,
-            &nothing,
-            leave.clone(),
-        ),
-        ("an open host is locked", lock(NEW), has("latest"), &nothing, &set("1.20.5"), writes("1.20.5")),
-        ("also one that never had a lock", lock(NEW), unset.clone(), &nothing, &found_unset, writes("1.20.5")),
-        ("the operator's own lock remains", lock(NEW), has("1.20.5"), &set("1.20.5"), &set("1.20.5"), leave.clone()),
-        ("whatever its form", lock(NEW), has("v1.20.5"), &set("1.20.5"), &set("1.20.5"), leave.clone()),
-        (
-            "the same lock of another client remains the other client's",
-            lock(NEW),
-            has("v1.20.5"),
-            &nothing,
-            &nothing,
-            leave.clone(),
-        ),
-        ("another lock is another client's", lock(NEW), has("v1.19.0"), &nothing, &foreign("v1.19.0"), leave.clone()),
-        (
-            "also in place of the operator's",
-            lock(NEW),
-            has("v1.19.0"),
-            &set("1.20.5"),
-            &foreign("v1.19.0"),
-            leave.clone(),
-        ),
-        (
-            "it is reported until it is removed",
-            lock(NEW),
-            has("latest"),
-            &foreign("v1.19.0"),
-            &set("1.20.5"),
-            writes("1.20.5"),
-        ),
-        (
-            "an unlocked host is another client's no more",
-            lock(NEW),
-            has("latest"),
-            &set("1.20.5"),
-            &set("1.20.5"),
-            writes("1.20.5"),
-        ),
-        (
-            "the requested lock changes",
-            lock(OLD),
-            has("1.20.5"),
-            &set("1.20.5"),
-            &replacing("1.20.0", "1.20.5"),
-            writes("1.20.0"),
-        ),
-        (
-            "and a crash before the change finds both as the operator's",
-            lock(OLD),
-            has("1.20.5"),
-            &replacing("1.20.0", "1.20.5"),
-            &replacing("1.20.0", "1.20.5"),
-            writes("1.20.0"),
-        ),
-        ("or after it", lock(OLD), has("1.20.0"), &replacing("1.20.0", "1.20.5"), &set("1.20.0"), leave.clone()),
-        ("it changes back", lock(NEW), has("1.20.5"), &replacing("1.20.0", "1.20.5"), &set("1.20.5"), leave.clone()),
-        (
-            "a removed lock is restored",
-            RequestedSettings::default(),
-            has("1.20.5"),
-            &set("1.20.5"),
-            &set("1.20.5"),
-            writes("latest"),
-        ),
-        (
-            "also in the middle of a change of locks",
-            RequestedSettings::default(),
-            has("1.20.5"),
-            &replacing("1.20.0", "1.20.5"),
-            &replacing("1.20.0", "1.20.5"),
-            writes("latest"),
-        ),
-        ("once", RequestedSettings::default(), has("latest"), &set("1.20.5"), &nothing, leave.clone()),
-        (
-            "never what was never set",
-            RequestedSettings::default(),
-            unset.clone(),
-            &found_unset,
-            &nothing,
-            leave.clone(),
-        ),
-        (
-            "not what another client changed since",
-            RequestedSettings::default(),
-            has("v1.19.0"),
-            &set("1.20.5"),
-            &nothing,
-            leave.clone(),
-        ),
-        (
-            "a removed lock forgets the other client's",
-            RequestedSettings::default(),
-            has("v1.19.0"),
-            &foreign("v1.19.0"),
-            &nothing,
-            leave,
-        ),
+        ("nothing is requested, nor set", none(), has("v1.19.0"), nothing(), nothing(), leave()),
+        ("an open host is locked", lock(NEW), has("latest"), nothing(), set("1.20.5"), writes("1.20.5")),
+        ("also one that never had a lock", lock(NEW), unset(), nothing(), found_unset(), writes("1.20.5")),
+        ("the operator's own lock remains", lock(NEW), has("1.20.5"), set("1.20.5"), set("1.20.5"), leave()),
+        ("whatever its form", lock(NEW), has("v1.20.5"), set("1.20.5"), set("1.20.5"), leave()),
+        ("the same lock of another client is its own", lock(NEW), has("v1.20.5"), nothing(), nothing(), leave()),
+        ("another lock is another client's", lock(NEW), has("v1.19.0"), nothing(), foreign("v1.19.0"), leave()),
+        ("also in place of the operator's", lock(NEW), has("v1.19.0"), set("1.20.5"), foreign("v1.19.0"), leave()),
+        ("until it is removed", lock(NEW), has("latest"), foreign("v1.19.0"), set("1.20.5"), writes("1.20.5")),
+        ("an unlocked host is locked again", lock(NEW), has("latest"), set("1.20.5"), set("1.20.5"), writes("1.20.5")),
+        ("the requested lock changes", lock(OLD), has("1.20.5"), set("1.20.5"), changing(), writes("1.20.0")),
+        ("a crash before the change: both are own", lock(OLD), has("1.20.5"), changing(), changing(), writes("1.20.0")),
+        ("or after it", lock(OLD), has("1.20.0"), changing(), set("1.20.0"), leave()),
+        ("it changes back", lock(NEW), has("1.20.5"), changing(), set("1.20.5"), leave()),
+        ("a removed lock is restored", none(), has("1.20.5"), set("1.20.5"), set("1.20.5"), writes("latest")),
+        ("also where none was set", none(), has("1.20.5"), found_unset(), found_unset(), writes("latest")),
+        ("also in a change of locks", none(), has("1.20.5"), changing(), changing(), writes("latest")),
+        ("once", none(), has("latest"), set("1.20.5"), nothing(), leave()),
+        ("never what was never set", none(), unset(), found_unset(), nothing(), leave()),
+        ("not what another client changed since", none(), has("v1.19.0"), set("1.20.5"), nothing(), leave()),
+        ("the other client's is forgotten", none(), has("v1.19.0"), foreign("v1.19.0"), nothing(), leave()),
     ] {
-        let decision = decide(&requested, &now, record);
-        assert_eq!(decision, SettingsDecision { record: expected.clone(), change }, "{sentence}");
+        let decision = decide(&requested, &now, &record);
+        assert_eq!(decision, SettingsDecision { record: expected, change }, "{sentence}");
     }
 }
 
@@ -317,6 +234,7 @@ fn refresh_result_shows_whether_settings_are_effective() {
     };
     let both = ["1.20.5", "1.20.0"];
     let by = |lock| Expected { lock, offered_before: None };
+    let after = |offered| Expected { lock: None, offered_before: Some(offered) };
     for (sentence, expected, status, runs, shown) in [
         ("the lock is chosen", by(Some(NEW)), refreshed("Available", &both, Some("1.20.5")), OLD, true),
         ("also downwards", by(Some(OLD)), refreshed("Available", &both, Some("1.20.0")), NEW, true),
@@ -329,20 +247,8 @@ fn refresh_result_shows_whether_settings_are_effective() {
         ("or runs", by(None), refreshed("Idle", &both, None), NEW, true),
         ("an earlier lock still chooses", by(None), refreshed("Available", &both, Some("1.20.0")), OTHER, false),
         ("an earlier lock still applies", by(None), refreshed("Idle", &both, None), OLD, false),
-        (
-            "the list has not changed with the waves",
-            Expected { lock: None, offered_before: Some(vec![NEW, OLD]) },
-            refreshed("Available", &both, Some("1.20.5")),
-            OLD,
-            false,
-        ),
-        (
-            "the list has changed with the waves",
-            Expected { lock: None, offered_before: Some(vec![OLD]) },
-            refreshed("Available", &both, Some("1.20.5")),
-            OLD,
-            true,
-        ),
+        ("the waves change nothing", after(vec![NEW, OLD]), refreshed("Available", &both, Some("1.20.5")), OLD, false),
+        ("the waves change the list", after(vec![OLD]), refreshed("Available", &both, Some("1.20.5")), OLD, true),
     ] {
         assert_eq!(expected.is_shown(&status, &runs), shown, "{sentence}");
     }

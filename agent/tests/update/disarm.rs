@@ -1,9 +1,8 @@
 //! Hosts that have to be disarmed, and those that another client armed.
 
 use integ::host::{Command, Fault, Transport, UpdateState, Worker};
-use models::condition::find_condition;
 use models::reason::FailureReason;
-use models::shadow::{HOST_REACHABLE, HostState};
+use models::shadow::HostState;
 use models::wire::ShadowView;
 
 use super::*;
@@ -44,7 +43,7 @@ async fn disk_armed_without_record_is_reported_and_disarmed_by_new_download() {
         Worker::Exits { status: 1, stderr: "no network".into(), overwrote: false },
     ));
     bench.withdraw();
-    let pending = |v: &ShadowView| reached(v) == Some("DeactivateFailed") && v.status.report.armed.is_some();
+    let pending = |v: &ShadowView| reach(v) == "DeactivateFailed" && v.status.report.armed.is_some();
     let view = bench.web.until("it is reported", pending).await;
     assert!(!acknowledged(&view) && disk_armed(&bench));
     let idle = bench.web.until("it is disarmed", acknowledged).await;
@@ -85,26 +84,13 @@ async fn host_disarmed_by_other_client_before_activation_is_observed_is_not_arme
     assert_eq!((activations, crate::faults::arms(&bench.host.log())), (1, 1), "{:?}", bench.calls());
 }
 
-/// Stages and arms an image on the host as another client.
-async fn arm_by_another(bench: &Bench) {
-    for command in [Command::Refresh, Command::Prepare, Command::Activate] {
-        bench.host.foreign(command).await.unwrap();
-        bench.host.lock_free().await;
-    }
-}
-
-/// Returns the reason of the host's condition.
-fn reached(view: &ShadowView) -> Option<&str> {
-    find_condition(&view.status.conditions, HOST_REACHABLE).map(|c| c.reason.as_str())
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn host_armed_by_other_client_is_reported_and_not_disarmed() {
     let mut bench = Bench::new().await;
     bench.kill_agent().await;
     arm_by_another(&bench).await;
     bench.start_agent();
-    bench.web.until("it is reported", |v| reached(v) == Some("HostArmedByOther")).await;
+    bench.web.until("it is reported", |v| reach(v) == "HostArmedByOther").await;
     bench.stage(1);
     until_failed(&bench, FailureReason::HostArmedByOther).await;
     assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Ready);
@@ -117,7 +103,7 @@ async fn host_armed_by_other_client_is_disarmed_with_permission_for_current_boot
     bench.kill_agent().await;
     arm_by_another(&bench).await;
     bench.start_agent();
-    bench.web.until("it is reported", |v| reached(v) == Some("HostArmedByOther")).await;
+    bench.web.until("it is reported", |v| reach(v) == "HostArmedByOther").await;
     let permit = |boot: String| {
         let policy = models::shadow::HostPolicy { disarm_in_boot: Some(boot), ..Default::default() };
         bench.web.change_spec(|spec| spec.host = Some(policy));
@@ -126,7 +112,7 @@ async fn host_armed_by_other_client_is_disarmed_with_permission_for_current_boot
     bench.web.until("it is read", acknowledged).await;
     assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Ready);
     permit(bench.boot());
-    let view = bench.web.until("it is disarmed", |v| acknowledged(v) && reached(v) == Some("Answered")).await;
+    let view = bench.web.until("it is disarmed", |v| acknowledged(v) && reach(v) == "Answered").await;
     assert_eq!((view.status.report.state, failed(&view)), (Some(HostState::Idle), None));
     assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Staged);
     bench.stage_and_wait(1).await;

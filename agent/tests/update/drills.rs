@@ -1,7 +1,6 @@
 //! Drills: the agent requests and verifies a permit as for a reboot, and calls nothing on its host.
 
 use models::permit::{PermitClaims, RehearsalClaims};
-use models::shadow::Permit;
 
 use super::*;
 
@@ -17,20 +16,8 @@ async fn rehearsal_requested(bench: &Bench, attempt: i64) -> ShadowView {
 }
 
 /// The claims of a permit for the reboot that is rehearsed.
-fn claims(view: &ShadowView) -> PermitClaims {
-    PermitClaims {
-        node_uid: "node-uid".into(),
-        boot_id: view.spec.boot_id.clone().unwrap(),
-        attempt: view.spec.attempt,
-        version: view.spec.version.clone().unwrap(),
-        nonce: view.status.report.rehearsal.as_ref().unwrap().nonce.clone(),
-        host: view.spec.host.clone(),
-    }
-}
-
-fn issue<T: serde::Serialize>(bench: &Bench, nonce: &str, claims: &T) {
-    let (nonce, jws) = (nonce.to_owned(), bench.sign(claims));
-    bench.web.change_spec(|spec| spec.permit = Some(Permit { nonce, jws }));
+fn claims(bench: &Bench, view: &ShadowView) -> PermitClaims {
+    bench.claims_with(view, &view.status.report.rehearsal.as_ref().unwrap().nonce)
 }
 
 fn assert_nothing_armed_or_rebooted(bench: &Bench) {
@@ -45,8 +32,8 @@ async fn drill_verifies_its_permit_and_calls_neither_activate_nor_reboot() {
     let boot = bench.boot();
     let request = rehearsal_requested(&bench, 1).await;
     assert!(!acknowledged(&request) && request.status.report.armed.is_none(), "{request:?}");
-    let claims = claims(&request);
-    issue(&bench, &claims.nonce, &RehearsalClaims::of(claims.clone()));
+    let claims = claims(&bench, &request);
+    bench.issue(&claims.nonce, &RehearsalClaims::of(claims.clone()));
     let verified = |v: &ShadowView| v.status.report.rehearsal.as_ref().is_some_and(|r| r.verified) && acknowledged(v);
     let view = bench.web.until("the permit is verified", verified).await;
     assert_eq!(view.status.report.state, Some(HostState::RehearsedUpdate));
@@ -62,8 +49,8 @@ async fn drill_verifies_its_permit_and_calls_neither_activate_nor_reboot() {
 async fn reboot_permit_is_refused_in_a_drill_and_rehearsal_permit_for_a_reboot() {
     let bench = Bench::new().await;
     let request = rehearsal_requested(&bench, 1).await;
-    let reboot = claims(&request);
-    issue(&bench, &reboot.nonce, &reboot);
+    let reboot = claims(&bench, &request);
+    bench.issue(&reboot.nonce, &reboot);
     bench.logged("the permit is refused error=\"it is for another purpose").await;
     assert_nothing_armed_or_rebooted(&bench);
     bench.withdraw();
@@ -72,20 +59,21 @@ async fn reboot_permit_is_refused_in_a_drill_and_rehearsal_permit_for_a_reboot()
     bench.stage_and_wait(2).await;
     let request = bench.permit_requested().await;
     let claims = bench.claims(&request);
-    issue(&bench, &claims.nonce, &RehearsalClaims::of(claims.clone()));
+    bench.issue(&claims.nonce, &RehearsalClaims::of(claims.clone()));
     bench.logged_times("the permit is refused error=\"it is for another purpose", 2).await;
     let calls = bench.calls();
     assert!(!calls.iter().any(|call| call.contains("activate") || call.contains("reboot")), "{calls:?}");
     bench.withdraw();
     bench.web.until("it is withdrawn", |v| acknowledged(v) && v.status.report.armed.is_none()).await;
+    assert_eq!(bench.calls().iter().filter(|call| call.contains("prepare")).count(), 1, "nothing is downloaded again");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn restarted_agent_requests_the_permit_of_its_drill_again() {
     let mut bench = Bench::new().await;
     let request = rehearsal_requested(&bench, 1).await;
-    let old = claims(&request);
-    issue(&bench, &old.nonce, &RehearsalClaims::of(old.clone()));
+    let old = claims(&bench, &request);
+    bench.issue(&old.nonce, &RehearsalClaims::of(old.clone()));
     bench.web.until("it is verified", |v| v.status.report.rehearsal.as_ref().is_some_and(|r| r.verified)).await;
     bench.kill_agent().await;
     bench.start_agent();

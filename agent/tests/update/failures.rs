@@ -1,8 +1,8 @@
 //! Failures of an attempt.
 
-use integ::host::{BootFault, Command, Fault, RebootFault, UpdateState, Worker};
+use integ::host::{BootFault, Command, Fault, RebootFault, Worker};
 use models::reason::FailureReason;
-use models::shadow::{ArmedPhase, HostState};
+use models::shadow::HostState;
 use semver::Version;
 
 use super::*;
@@ -22,20 +22,6 @@ async fn fallback_boot_is_reported_as_boot_fell_back() {
     bench.withdraw();
     bench.web.until("it is idle", |v| acknowledged(v) && v.spec.state == HostState::Idle).await;
     bench.stage_and_wait(2).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn power_loss_before_arming_is_reported_as_rebooted_by_other() {
-    let mut bench = Bench::new().await;
-    let boot = bench.boot();
-    bench.stage_and_wait(1).await;
-    bench.permit_requested().await;
-    bench.kill_agent().await;
-    bench.host.power_loss().await;
-    bench.host.booted_after(&boot).await;
-    bench.start_agent();
-    let view = until_failed(&bench, FailureReason::RebootedByOther).await;
-    assert_eq!(view.status.report.armed, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -85,31 +71,4 @@ async fn single_arming_failure_and_lost_reboot_response_do_not_fail_attempt() {
     bench.rebooted(&boot).await;
     bench.web.until("the update is reached", |v| v.status.report.state == Some(HostState::RebootedIntoUpdate)).await;
     assert_eq!(bench.calls().iter().filter(|call| call.contains("/reboot")).count(), 1);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn refused_reboot_fails_attempt_and_withdrawal_disarms_host() {
-    let bench = Bench::new().await;
-    bench.host.script(Fault::reboot(RebootFault::Refused { stderr: "an inhibitor".into() }).times(3));
-    bench.stage_and_wait(1).await;
-    let request = bench.permit_requested().await;
-    bench.issue_permit(&bench.claims(&request));
-    let view = until_failed(&bench, FailureReason::RebootRefused).await;
-    assert_eq!(phase(&view), Some(ArmedPhase::Activated), "it is armed still");
-    bench.withdraw();
-    let view = bench.web.until("it is idle", |v| acknowledged(v) && v.spec.state == HostState::Idle).await;
-    assert_eq!(view.status.report.armed, None);
-    assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Staged);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn attempt_withdrawn_during_download_ends_idle() {
-    let bench = Bench::new().await;
-    bench.host.script(Fault::command(Command::Prepare, Worker::Waits));
-    bench.stage(1);
-    bench.until_running(Command::Prepare).await;
-    bench.withdraw();
-    bench.finish_command().await;
-    let view = bench.web.until("it is idle", |v| acknowledged(v) && v.spec.state == HostState::Idle).await;
-    assert_eq!((view.status.report.state, failed(&view)), (Some(HostState::Idle), None));
 }

@@ -16,8 +16,9 @@ use std::time::Duration;
 
 use bench::{Bench, LIMIT, NEW, OLD};
 use integ::host::{Command, Fault, UpdateState, Worker};
+use models::condition::find_condition;
 use models::reason::FailureReason;
-use models::shadow::{ArmedPhase, HostState};
+use models::shadow::{ArmedPhase, HOST_REACHABLE, HostState};
 use models::wire::ShadowView;
 
 fn failed(view: &ShadowView) -> Option<FailureReason> {
@@ -30,6 +31,19 @@ fn phase(view: &ShadowView) -> Option<ArmedPhase> {
 
 fn acknowledged(view: &ShadowView) -> bool {
     view.status.report.observed_generation == Some(view.metadata.generation)
+}
+
+/// Returns the reason of the condition about the host.
+fn reach(view: &ShadowView) -> String {
+    find_condition(&view.status.conditions, HOST_REACHABLE).map(|c| c.reason.clone()).unwrap_or_default()
+}
+
+/// Stages and arms an image on the host as another client.
+async fn arm_by_another(bench: &Bench) {
+    for command in [Command::Refresh, Command::Prepare, Command::Activate] {
+        bench.host.foreign(command).await.unwrap();
+        bench.host.lock_free().await;
+    }
 }
 
 async fn until_failed(bench: &Bench, reason: FailureReason) -> ShadowView {

@@ -2,37 +2,16 @@
 
 use std::time::Duration;
 
-use integ::host::{Command, Fault, Worker};
+use integ::host::Command;
 use jsonwebtoken::jwk::Jwk;
 use jsonwebtoken::{Algorithm, EncodingKey};
-use models::permit::{PERMIT_LIFETIME, PermitClaims};
+use models::permit::PERMIT_LIFETIME;
 use models::reason::FailureReason;
 use models::shadow::{ArmedPhase, HostState};
 use models::wire::ShadowView;
-use semver::Version;
 use serde_json::json;
 
 use super::*;
-
-#[tokio::test(flavor = "multi_thread")]
-async fn permit_for_other_node_boot_attempt_or_version_is_ignored() {
-    let bench = Bench::new().await;
-    bench.stage_and_wait(1).await;
-    let request = bench.permit_requested().await;
-    let right = bench.claims(&request);
-    for (what, wrong) in [
-        ("node", PermitClaims { node_uid: "another".into(), ..right.clone() }),
-        ("boot", PermitClaims { boot_id: "another".into(), ..right.clone() }),
-        ("attempt", PermitClaims { attempt: 2, ..right.clone() }),
-        ("version", PermitClaims { version: Version::new(1, 20, 6), ..right.clone() }),
-    ] {
-        bench.issue_permit(&wrong);
-        bench.logged(&format!("the permit is refused error=\"it is for another {what}")).await;
-    }
-    bench.withdraw();
-    bench.web.until("it is withdrawn", |v| acknowledged(v) && v.status.report.armed.is_none()).await;
-    assert!(!bench.calls().iter().any(|c| c.contains("activate") || c.contains("reboot")), "{:?}", bench.calls());
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn permit_signed_with_unpublished_key_is_accepted_once_key_arrives() {
@@ -78,17 +57,6 @@ async fn suspended_agent_rejects_expired_permit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn attempt_withdrawn_before_permit_causes_no_new_download() {
-    let bench = Bench::new().await;
-    bench.stage_and_wait(1).await;
-    bench.permit_requested().await;
-    bench.withdraw();
-    let idle = bench.web.until("it is idle", acknowledged).await;
-    assert_eq!(idle.status.report.armed, None);
-    assert_eq!(bench.calls().iter().filter(|call| call.contains("prepare")).count(), 1);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn host_disarmed_by_other_client_is_not_rebooted() {
     let bench = Bench::new().await;
     bench.stage_and_wait(1).await;
@@ -111,27 +79,4 @@ async fn host_disarmed_by_other_client_is_not_rebooted() {
     let calls = bench.calls();
     let times = |what: &str| calls.iter().filter(|call| call.contains(what)).count();
     assert_eq!((times("prepare"), times("activate-update")), (1, 1), "{calls:?}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn agent_killed_after_arming_requests_new_permit() {
-    let mut bench = Bench::new().await;
-    let boot = bench.boot();
-    bench.stage_and_wait(1).await;
-    let request = bench.permit_requested().await;
-    bench.host.script(Fault::command(Command::Activate, Worker::Waits));
-    let old = bench.claims(&request);
-    bench.issue_permit(&old);
-    bench.until_running(Command::Activate).await;
-    bench.kill_agent().await;
-    bench.finish_command().await;
-    bench.host.lock_free().await;
-    bench.start_agent();
-    let request = bench.web.until("it asks again", |v| phase(v) == Some(ArmedPhase::Activated)).await;
-    assert_ne!(bench.claims(&request).nonce, old.nonce, "a permit never outlives the process that asked for it");
-    assert!(!bench.calls().iter().any(|call| call.contains("reboot")));
-    bench.issue_permit(&bench.claims(&request));
-    bench.rebooted(&boot).await;
-    bench.web.until("the update is reached", |v| v.status.report.state == Some(HostState::RebootedIntoUpdate)).await;
-    assert_eq!(bench.calls().iter().filter(|call| call.contains("activate")).count(), 1);
 }

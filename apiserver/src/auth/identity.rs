@@ -150,11 +150,7 @@ pub(crate) mod tests {
                 |b| b.username = "system:serviceaccount:brupop-agents:default".into(),
                 Refusal::OtherAccount,
             ),
-            (
-                "an account whose name begins with the agent's",
-                |b| b.username = format!("{USERNAME}-2"),
-                Refusal::OtherAccount,
-            ),
+            ("one whose name begins with the agent's", |b| b.username = format!("{USERNAME}-2"), Refusal::OtherAccount),
             ("an administrator", |b| b.username = "admin".into(), Refusal::OtherAccount),
             ("no pod uid", |b| b.pod_uid = None, Refusal::NoPod),
             ("no node name", |b| b.node_name = None, Refusal::NoNode),

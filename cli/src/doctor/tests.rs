@@ -13,7 +13,7 @@ use crate::cluster::testing::{
     braked, cluster, condition, fleet, idle, lease, node, now, operator, own, shadow, step_used_up,
 };
 use crate::cluster::{AgentPod, Cluster, ControllerLease};
-use crate::fixtures::snapshot;
+use crate::fixtures::{coloured, snapshot};
 use crate::shell::testing::{with_context, without_context};
 use crate::uninstall::testing::Server;
 
@@ -85,10 +85,17 @@ fn fleet_of(facts: &mut Facts) -> &mut Cluster {
     facts.cluster.as_mut().unwrap()
 }
 
-fn await_aws(facts: &mut Facts) {
-    let spec = json!({"autoscaling": {"aws": {"mode": "Standby"}}});
-    let operator = operator(&spec, &json!({"observedGeneration": 1}));
+/// Gives the operator's resource this policy, which the controller has seen.
+fn set_policy(facts: &mut Facts, spec: &Value) {
+    set_operator(facts, operator(spec, &json!({"observedGeneration": 1})));
+}
+
+fn set_operator(facts: &mut Facts, operator: Value) {
     fleet_of(facts).add_operator(&serde_json::from_value(operator).unwrap());
+}
+
+fn await_aws(facts: &mut Facts) {
+    set_policy(facts, &json!({"autoscaling": {"aws": {"mode": "Standby"}}}));
 }
 
 /// A pod, and so many budgets over it, each of which counts so many healthy ones of two.
@@ -124,13 +131,12 @@ fn selector(label: k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector
 fn report(type_: &str, status: &str, reason: &str, facts: &mut Facts) {
     let condition = json!({"type": type_, "status": status, "reason": reason, "message": "m",
         "lastTransitionTime": "2026-01-01T00:00:00Z"});
-    let operator = operator(&json!({}), &json!({"observedGeneration": 1, "conditions": [condition]}));
-    fleet_of(facts).add_operator(&serde_json::from_value(operator).unwrap());
+    set_operator(facts, operator(&json!({}), &json!({"observedGeneration": 1, "conditions": [condition]})));
 }
 
-/// A reason that the controller has recorded on the node.
-fn block(reason: &str, facts: &mut Facts) {
-    let condition = condition("Blocked", reason, "m");
+/// A condition of the shadow of the node.
+fn block(type_: &str, reason: &str, facts: &mut Facts) {
+    let condition = condition(type_, reason, "m");
     let shadow = fleet_of(facts).shadows.get_mut("a").unwrap();
     shadow.status.conditions.push(serde_json::from_value(condition).unwrap());
 }
@@ -143,8 +149,7 @@ fn relabel(facts: &mut Facts, labels: Value) {
 
 /// Gives the policy these node groups.
 fn group(facts: &mut Facts, groups: &Value) {
-    let operator = operator(&json!({"nodeGroups": groups}), &json!({"observedGeneration": 1}));
-    fleet_of(facts).add_operator(&serde_json::from_value(operator).unwrap());
+    set_policy(facts, &json!({"nodeGroups": groups}));
 }
 
 #[test]
@@ -175,8 +180,7 @@ fn hidden_node_group_of_which_the_operator_warns_has_no_note() {
     ] {
         let mut facts = healthy();
         let status = json!({"observedGeneration": 1, "conditions": conditions});
-        let operator = operator(&json!({"nodeGroups": groups}), &status);
-        fleet_of(&mut facts).add_operator(&serde_json::from_value(operator).unwrap());
+        set_operator(&mut facts, operator(&json!({"nodeGroups": groups}), &status));
         let found = Diagnosis::of(&facts).findings;
         let found: Vec<Severity> =
             found.iter().filter(|found| found.reason == "NodeGroupHidden").map(|found| found.severity).collect();
@@ -216,11 +220,9 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         ("Missing", Error, "clusterrole/brupop-controller-force", &|f| {
             let selector = json!({"matchLabels": {"pool": "batch"}});
             let group = json!({"name": "batch", "selector": selector, "drain": {"atDeadline": "Force"}});
-            let operator = operator(&json!({"nodeGroups": [group]}), &json!({"observedGeneration": 1}));
-            let cluster = fleet_of(f);
-            assert!(required_by(&cluster.policy()).is_empty());
-            cluster.add_operator(&serde_json::from_value(operator).unwrap());
-            let required = required_by(&cluster.policy());
+            assert!(required_by(&fleet_of(f).policy()).is_empty());
+            set_policy(f, &json!({"nodeGroups": [group]}));
+            let required = required_by(&fleet_of(f).policy());
             f.objects.extend(required.into_iter().map(|wanted| Installed { wanted, found: None }));
         }),
         ("NotReady", Error, "deployment/brupop-system/brupop-controller", &|f| {
@@ -279,22 +281,19 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
             let cluster = fleet_of(f);
             (cluster.operator, cluster.own) = (None, Some(own(&[(names::CONTROLLER, true)])));
         }),
-        ("ActionFails", Error, "node/a", &|f| block("ActionFails", f)),
-        ("ExpressionFails", Error, "node/a", &|f| block("ExpressionFails", f)),
+        ("ActionFails", Error, "node/a", &|f| block("Blocked", "ActionFails", f)),
+        ("ExpressionFails", Error, "node/a", &|f| block("Blocked", "ExpressionFails", f)),
         ("PolicyRejected", Error, OPERATOR, &|f| {
             let spec =
                 json!({"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "4h", "timeZone": "Mars/Base"}]}});
-            let operator = operator(&spec, &json!({"observedGeneration": 1}));
-            fleet_of(f).add_operator(&serde_json::from_value(operator).unwrap());
+            set_policy(f, &spec);
         }),
         ("Braked", Warning, OPERATOR, &|f| f.cluster = Some(braked("Unproven"))),
         ("StepFailed", Warning, OPERATOR, &|f| f.cluster = Some(step_used_up(true))),
         ("StepUnproven", Warning, OPERATOR, &|f| f.cluster = Some(step_used_up(false))),
         ("NodeGroupEmpty", Note, OPERATOR, &|f| {
-            group(
-                f,
-                &json!([{"name": "db", "selector": {"matchLabels": {"teir": "db"}}}, {"name": "rest", "selector": {}}]),
-            );
+            let misspelt = json!({"matchLabels": {"teir": "db"}});
+            group(f, &json!([{"name": "db", "selector": misspelt}, {"name": "rest", "selector": {}}]));
         }),
         ("NodeGroupHidden", Note, OPERATOR, &|f| {
             let all = json!({"matchExpressions": [{"key": names::INTERFACE_LABEL, "operator": "Exists"}]});
@@ -314,16 +313,8 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         }),
         ("NoShadow", Warning, "node/a", &|f| fleet_of(f).shadows.clear()),
         ("NoAgentPod", Error, "node/a", &|f| fleet_of(f).agents = Some(vec![])),
-        ("HostNotUsable", Warning, "node/a", &|f| {
-            let condition = condition("HostReachable", "UnsupportedState", "x");
-            let shadow = fleet_of(f).shadows.get_mut("a").unwrap();
-            shadow.status.conditions.push(serde_json::from_value(condition).unwrap());
-        }),
-        ("HostBusy", Warning, "node/a", &|f| {
-            let condition = condition("HostReachable", "HostBusy", "since noon");
-            let shadow = fleet_of(f).shadows.get_mut("a").unwrap();
-            shadow.status.conditions.push(serde_json::from_value(condition).unwrap());
-        }),
+        ("HostNotUsable", Warning, "node/a", &|f| block("HostReachable", "UnsupportedState", f)),
+        ("HostBusy", Warning, "node/a", &|f| block("HostReachable", "HostBusy", f)),
         ("AwsHookMissing", Error, "deployment/brupop-system/brupop-aws", &|f| {
             await_aws(f);
             f.aws = Some(Hook::default());
@@ -494,29 +485,15 @@ fn next_steps_for_objects_of_a_release_are_those_of_helm() {
     let helm =
         |name: &str| json!({"meta.helm.sh/release-name": name, "meta.helm.sh/release-namespace": "brupop-system"});
     let flux = json!({"helm.toolkit.fluxcd.io/name": "x", "helm.toolkit.fluxcd.io/namespace": "flux-system"});
+    let none = || json!({});
+    let (crds, all) = ("helm upgrade brupop-crds CHART -n brupop-system", "helm upgrade brupop CHART -n brupop-system");
+    let (apply, again) = ("kubectl apply --server-side -f crds.yaml  # of", "# apply its manifests again");
+    let edit = "kubectl edit helmrelease x -n flux-system";
     for (sentence, of_definitions, rest, labels, expected) in [
-        (
-            "two releases",
-            helm("brupop-crds"),
-            helm("brupop"),
-            json!({}),
-            ["helm upgrade brupop-crds CHART -n brupop-system", "helm upgrade brupop CHART -n brupop-system"],
-        ),
-        (
-            "definitions of kubectl",
-            json!({}),
-            helm("brupop"),
-            json!({}),
-            ["kubectl apply --server-side -f crds.yaml  # of", "helm upgrade brupop CHART -n brupop-system"],
-        ),
-        (
-            "the rest of kubectl",
-            helm("brupop-crds"),
-            json!({}),
-            json!({}),
-            ["helm upgrade brupop-crds CHART -n brupop-system", "# apply its manifests again"],
-        ),
-        ("of Flux", helm("brupop"), helm("brupop"), flux, ["kubectl edit helmrelease x -n flux-system"; 2]),
+        ("two releases", helm("brupop-crds"), helm("brupop"), none(), [crds, all]),
+        ("definitions of kubectl", none(), helm("brupop"), none(), [apply, all]),
+        ("the rest of kubectl", helm("brupop-crds"), none(), none(), [crds, again]),
+        ("of Flux", helm("brupop"), helm("brupop"), flux, [edit; 2]),
     ] {
         let mut facts = outdated();
         for object in &mut facts.objects {
@@ -561,32 +538,18 @@ fn step(facts: &Facts, reason: &str) -> String {
 fn missing_rights_are_installed_by_the_plugin_only_with_the_images_that_run() {
     let own = deploy::Options::default().tag;
     let again = "# apply its manifests again, with your images and options and without the policy: docs/install.md";
+    let leaves = "kubectl brupop install --registry r.example/b  # leaves";
+    let of_one = format!("kubectl brupop install --tag {own}-arm64  # leaves");
+    let changes = "kubectl brupop install --registry r.example/b  # changes the operator to the version of this plugin";
+    let changes_too = "kubectl brupop install  # changes the operator";
+    let later = "kubectl brupop doctor  # with the plugin of the operator's version, v9.0.0";
+    let newest = || "NAME:v9.0.0".to_owned();
     for (sentence, image, of_controller, expected) in [
-        (
-            "this version",
-            format!("r.example/b/NAME:{own}"),
-            None,
-            "kubectl brupop install --registry r.example/b  # leaves",
-        ),
+        ("this version", format!("r.example/b/NAME:{own}"), None, leaves),
         ("no registry", format!("NAME:{own}"), None, "kubectl brupop install  # leaves the policy as it is"),
-        (
-            "one architecture",
-            format!("NAME:{own}-arm64"),
-            None,
-            &*format!("kubectl brupop install --tag {own}-arm64  # leaves"),
-        ),
-        (
-            "an earlier version",
-            "r.example/b/NAME:v0.0.9".to_owned(),
-            None,
-            "kubectl brupop install --registry r.example/b  # changes the operator to the version of this plugin",
-        ),
-        (
-            "an update that has not ended",
-            "NAME:v0.0.9".to_owned(),
-            Some(format!("NAME:{own}")),
-            "kubectl brupop install  # changes the operator",
-        ),
+        ("one architecture", format!("NAME:{own}-arm64"), None, of_one.as_str()),
+        ("an earlier version", "r.example/b/NAME:v0.0.9".to_owned(), None, changes),
+        ("an unfinished update", "NAME:v0.0.9".to_owned(), Some(format!("NAME:{own}")), changes_too),
         ("an earlier version for one architecture", "NAME:v0.0.9-arm64".to_owned(), None, again),
         ("several architectures", format!("NAME:{own}-arm64"), Some(format!("NAME:{own}-amd64")), again),
         ("several registries", format!("NAME:{own}"), Some(format!("r.example/NAME:{own}")), again),
@@ -596,22 +559,12 @@ fn missing_rights_are_installed_by_the_plugin_only_with_the_images_that_run() {
         ("a tag and a digest, as of a release", format!("NAME:{own}@sha256:0"), None, again),
         ("names of the user's own", format!("my-NAME:{own}"), None, again),
         ("names that begin as those of this project", format!("NAME-hardened:{own}"), None, again),
-        (
-            "a later version",
-            "NAME:v9.0.0".to_owned(),
-            None,
-            "kubectl brupop doctor  # with the plugin of the operator's version, v9.0.0",
-        ),
-        (
-            "one part of a later version",
-            "NAME:v9.0.0".to_owned(),
-            Some(format!("NAME:{own}")),
-            "kubectl brupop doctor  # with",
-        ),
+        ("a later version", newest(), None, later),
+        ("one part of a later version", newest(), Some(format!("NAME:{own}")), "kubectl brupop doctor  # with"),
         (
             "one part of a later version, beside digests",
             "NAME@sha256:0".to_owned(),
-            Some("NAME:v9.0.0@sha256:0".to_owned()),
+            Some(newest() + "@sha256:0"),
             "kubectl brupop doctor  # with",
         ),
     ] {
@@ -769,49 +722,26 @@ fn optional_objects_are_installed_by_their_own_manifests_or_values() {
         facts.aws = Some(Hook { ready: Some(1), ..Hook::default() });
         facts.objects.extend(facts.optional_objects().unwrap().into_iter().map(installed));
     };
-    let cases: [(&str, &str, Break<'_>, &str, &str); 4] = [
-        (
-            "a right of the hook for AWS",
-            "RightsMissing",
-            &|facts| {
-                with_hook(facts);
-                found(facts, "ClusterRole", names::AWS)["rules"] = json!([]);
-            },
-            "aws.yaml",
-            "aws.enabled",
-        ),
-        (
-            "the version of that hook alone",
-            "MixedVersions",
-            &|facts| {
-                with_hook(facts);
-                retag(facts, Some(names::AWS), ":v0.0.9");
-            },
-            "aws.yaml",
-            "aws.enabled",
-        ),
-        (
-            "that hook",
-            "AwsHookMissing",
-            &|facts| {
-                await_aws(facts);
-                facts.aws = Some(Hook::default());
-            },
-            "aws.yaml",
-            "aws.enabled",
-        ),
-        (
-            "a rule of the right to delete pods",
-            "RightsMissing",
-            &|facts| {
-                facts.objects.extend(deploy::force().into_iter().map(installed));
-                found(facts, "ClusterRole", "brupop-controller-force")["rules"] = json!([]);
-            },
-            "force.yaml",
-            "rbac.forceDrain",
-        ),
+    let (of_aws, of_force) = (("aws.yaml", "aws.enabled"), ("force.yaml", "rbac.forceDrain"));
+    let cases: [(&str, &str, (&str, &str), Break<'_>); 4] = [
+        ("a right of the hook for AWS", "RightsMissing", of_aws, &|facts| {
+            with_hook(facts);
+            found(facts, "ClusterRole", names::AWS)["rules"] = json!([]);
+        }),
+        ("the version of that hook alone", "MixedVersions", of_aws, &|facts| {
+            with_hook(facts);
+            retag(facts, Some(names::AWS), ":v0.0.9");
+        }),
+        ("that hook", "AwsHookMissing", of_aws, &|facts| {
+            await_aws(facts);
+            facts.aws = Some(Hook::default());
+        }),
+        ("a rule of the right to delete pods", "RightsMissing", of_force, &|facts| {
+            facts.objects.extend(deploy::force().into_iter().map(installed));
+            found(facts, "ClusterRole", "brupop-controller-force")["rules"] = json!([]);
+        }),
     ];
-    for (sentence, reason, broken, file, value) in cases {
+    for (sentence, reason, (file, value), broken) in cases {
         let mut facts = healthy();
         broken(&mut facts);
         let with_kubectl = step(&facts, reason);
@@ -986,11 +916,7 @@ fn cluster_without_the_operator_gets_one_finding() {
 #[test]
 fn namespace_without_an_operator_gets_one_finding_that_names_those_with_one() {
     for (others, message, next) in [
-        (
-            Some(vec!["ops", "brupop-system"]),
-            "there is one in ops, brupop-system",
-            Some("kubectl brupop doctor -n ops"),
-        ),
+        (Some(vec!["ops", "brupop-system"]), "one in ops, brupop-system", Some("kubectl brupop doctor -n ops")),
         (Some(vec![]), "nor in any other", Some("kubectl brupop preflight -n brupop-system")),
         (None, "which other namespaces have one could not be read", None),
     ] {
@@ -1109,12 +1035,13 @@ fn diagnosis_fits_the_terminal_and_has_the_documented_shape() {
     facts.endpoints = Some(0);
     facts.not_read.push("you need the right to list leases in kube-node-lease".to_owned());
     let diagnosis = Diagnosis::of(&facts);
-    for (width, colour) in [(80, false), (200, false), (80, true)] {
-        let text = diagnosis.page(Some(width), colour).to_string();
+    let page = |width, colour| diagnosis.page(Some(width), colour).to_string();
+    for width in [80, 200] {
         let fits = |line: &str| line.chars().count() <= width || line.trim().starts_with("kubectl");
-        assert!(colour || text.lines().all(fits), "{text}");
-        snapshot(&format!("doctor-{width}{}.txt", if colour { "-colour" } else { "" }), &text);
+        assert!(page(width, false).lines().all(fits), "{}", page(width, false));
     }
+    coloured("doctor-80-colour.txt", &page(80, false), &page(80, true));
+    snapshot("doctor-200.txt", &page(200, false));
     let documented = include_str!("../../../docs/plugin.md");
     for field in crate::fixtures::fields(&serde_json::to_value(&diagnosis).unwrap()) {
         assert!(documented.contains(&format!("`{field}`")), "docs/plugin.md lacks `{field}`");

@@ -8,7 +8,7 @@ use crate::cluster::ControllerLease;
 use crate::cluster::testing::{
     braked, cluster, condition, fleet, idle, lease, node, now, one, operator, own, progress, shadow, with_expression,
 };
-use crate::fixtures::snapshot;
+use crate::fixtures::{coloured, snapshot};
 use crate::shell::testing::{with_context, without_context};
 
 fn text(explanation: &Explanation) -> String {
@@ -20,14 +20,15 @@ fn explanation_of_a_waiting_a_draining_and_a_failed_node_fits_the_terminal() {
     let fleet = fleet();
     for name in ["blocked", "failed", "silent"] {
         let explanation = explain(&fleet, name, now());
-        for (width, colour) in [(80, false), (200, false), (80, true)] {
-            let text = text::render(&explanation, Some(width), colour).to_string();
+        let page = |width, colour| text::render(&explanation, Some(width), colour).to_string();
+        for width in [80, 200] {
             let fits = |line: &str| line.chars().count() <= width || line.contains(" kubectl ");
-            assert!(colour || text.lines().all(fits), "{text}");
-            let colour = if colour { "-colour" } else { "" };
-            snapshot(&format!("explain-{name}-{width}{colour}.txt"), &text);
+            assert!(page(width, false).lines().all(fits), "{}", page(width, false));
         }
+        coloured(&format!("explain-{name}-80-colour.txt"), &page(80, false), &page(80, true));
     }
+    let failed = text::render(&explain(&fleet, "failed", now()), Some(200), false).to_string();
+    snapshot("explain-failed-200.txt", &failed);
 }
 
 #[test]

@@ -396,13 +396,7 @@ mod tests {
         type Case<'a> = (&'a str, &'a [&'a str], &'a [&'a Value], &'a [&'a str], Option<&'a str>);
         let cases: [Case<'_>; 10] = [
             ("the last rollout", &["x86"], &[&first, &last], &[], Some("1.20.0")),
-            (
-                "a follow-up and a drill come after it",
-                &["x86"],
-                &[&first, &last, &follow_up, &drill],
-                &[],
-                Some("1.20.0"),
-            ),
+            ("a follow-up and a drill come later", &["x86"], &[&first, &last, &follow_up, &drill], &[], Some("1.20.0")),
             ("most ran an excluded version", &["x86"], &[&last], &["1.20"], Some("1.19.0")),
             ("all ran an excluded version", &["x86"], &[&first], &["1.17.0"], None),
             ("the last one led back", &["x86"], &[&last, &back], &[], None),

@@ -457,12 +457,7 @@ mod tests {
         next["attempt"] = json!(2);
         let again = shadow(&json!({"progress": next, "record": acknowledged}));
         for (sentence, shadow, node, part) in [
-            (
-                "not acknowledged",
-                shadow(&json!({"progress": at("Draining")})),
-                None,
-                "pending: for the controller to end",
-            ),
+            ("not taken", shadow(&json!({"progress": at("Draining")})), None, "pending: for the controller to end"),
             ("without a permit", releasing(false), None, "pending: for the controller to release"),
             ("with a permit", releasing(true), None, "pending: its reboot was permitted"),
             ("updated again", again, None, "released; its next update has begun already"),

@@ -396,54 +396,35 @@ fn earlier_operator_that_is_not_as_expected_is_stopped_kept_or_waited_for() {
 fn takeover_does_not_begin_where_it_would_lose_the_definition_or_mix_up_shadows() {
     check(&[
         ("a definition that is deleted", "namespace", |f| definition_of(f).deleting = true, "blocked"),
-        (
-            "Argo CD may delete it",
-            "namespace",
-            |f| meta_of(f)["labels"] = json!({"argocd.argoproj.io/instance": "updates"}),
-            "blocked",
-        ),
-        (
-            "Argo CD is kept from it",
-            "namespace",
-            |f| {
-                meta_of(f)["annotations"] = json!({
-                    "argocd.argoproj.io/tracking-id": "updates:x", "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
-                });
-            },
-            "namespace",
-        ),
-        (
-            "Flux may delete it",
-            "namespace",
-            |f| meta_of(f)["labels"] = json!({"kustomize.toolkit.fluxcd.io/name": "updates"}),
-            "blocked",
-        ),
-        (
-            "Flux is kept from it",
-            "namespace",
-            |f| {
-                meta_of(f)["labels"] = json!({"kustomize.toolkit.fluxcd.io/name": "updates"});
-                meta_of(f)["annotations"] = json!({"kustomize.toolkit.fluxcd.io/prune": "disabled"});
-            },
-            "namespace",
-        ),
-        (
-            "the earlier operator in the namespace of this one",
-            "namespace",
-            |f| f.workloads[0].kept["metadata"]["namespace"] = json!(names::SYSTEM_NAMESPACE),
-            "blocked",
-        ),
-        (
-            "Argo CD late",
-            "prune v3",
-            |f| meta_of(f)["labels"] = json!({"argocd.argoproj.io/instance": "x"}),
-            "prune v3",
-        ),
+        ("Argo CD may delete it", "namespace", |f| mark(f, "labels", ARGO, "updates"), "blocked"),
+        ("Argo CD late", "prune v3", |f| mark(f, "labels", ARGO, "x"), "prune v3"),
+        ("Flux may delete it", "namespace", |f| mark(f, "labels", FLUX, "updates"), "blocked"),
+        ("Flux is kept from it", "namespace", flux_that_keeps_it, "namespace"),
+        ("Argo CD is kept from it", "namespace", argo_cd_that_keeps_it, "namespace"),
+        ("the earlier operator in the namespace of this one", "namespace", in_the_namespace_of_this_one, "blocked"),
     ]);
 }
 
-fn meta_of(facts: &mut Facts) -> &mut Value {
-    &mut definition_of(facts).live.kept["metadata"]
+const ARGO: &str = "argocd.argoproj.io/instance";
+const FLUX: &str = "kustomize.toolkit.fluxcd.io/name";
+
+/// Gives the definition a label or an annotation.
+fn mark(facts: &mut Facts, part: &str, key: &str, value: &str) {
+    definition_of(facts).live.kept["metadata"][part][key] = value.into();
+}
+
+fn in_the_namespace_of_this_one(facts: &mut Facts) {
+    facts.workloads[0].kept["metadata"]["namespace"] = json!(names::SYSTEM_NAMESPACE);
+}
+
+fn flux_that_keeps_it(facts: &mut Facts) {
+    mark(facts, "labels", FLUX, "updates");
+    mark(facts, "annotations", "kustomize.toolkit.fluxcd.io/prune", "disabled");
+}
+
+fn argo_cd_that_keeps_it(facts: &mut Facts) {
+    mark(facts, "annotations", "argocd.argoproj.io/tracking-id", "updates:x");
+    mark(facts, "annotations", "argocd.argoproj.io/sync-options", "Prune=false,Delete=false");
 }
 
 #[test]

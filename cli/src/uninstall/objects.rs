@@ -240,36 +240,21 @@ mod tests {
     use super::super::testing::{AGAIN, AWAY, LATE, Server};
     use super::*;
 
-    /// As cert-manager makes the Secret of its Certificate.
     #[tokio::test(start_paused = true)]
-    async fn secret_that_another_client_makes_again_is_not_awaited() {
+    async fn object_that_goes_late_or_comes_back_does_not_keep_the_removal() {
         let path = "/api/v1/namespaces/brupop-system/secrets/brupop-apiserver-tls";
-        let server = Server::default();
-        let meta = json!({"name": names::SERVING_SECRET, "uid": "1", "annotations": {AGAIN: ""}});
-        server.add(path, json!({"apiVersion": "v1", "kind": "Secret", "metadata": meta}));
-        remove(&server.client(), &made()).await.unwrap();
-        assert_eq!(server.paths(), [path]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn removal_goes_on_after_an_answer_that_the_api_server_is_away() {
-        let path = "/api/v1/namespaces/brupop-system/secrets/brupop-apiserver-tls";
-        let server = Server::default();
-        let meta = json!({"name": names::SERVING_SECRET, "uid": "1", "annotations": {AWAY: ""}});
-        server.add(path, json!({"apiVersion": "v1", "kind": "Secret", "metadata": meta}));
-        remove(&server.client(), &made()).await.unwrap();
-        assert_eq!(server.paths(), Vec::<String>::new());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn object_that_goes_when_the_time_is_over_is_gone() {
-        let path = "/api/v1/namespaces/brupop-system/secrets/brupop-apiserver-tls";
-        let server = Server::default();
-        let meta =
-            json!({"name": names::SERVING_SECRET, "uid": "1", "finalizers": ["example/a"], "annotations": {LATE: ""}});
-        server.add(path, json!({"apiVersion": "v1", "kind": "Secret", "metadata": meta}));
-        remove(&server.client(), &made()).await.unwrap();
-        assert_eq!(server.paths(), Vec::<String>::new());
+        for (sentence, more, left) in [
+            ("cert-manager makes the Secret of its Certificate again", json!({"annotations": {AGAIN: ""}}), vec![path]),
+            ("the API server is away", json!({"annotations": {AWAY: ""}}), vec![]),
+            ("it goes when the time is over", json!({"annotations": {LATE: ""}, "finalizers": ["example/a"]}), vec![]),
+        ] {
+            let server = Server::default();
+            let mut meta = json!({"name": names::SERVING_SECRET, "uid": "1"});
+            meta.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            server.add(path, json!({"apiVersion": "v1", "kind": "Secret", "metadata": meta}));
+            remove(&server.client(), &made()).await.unwrap();
+            assert_eq!(server.paths(), left, "{sentence}");
+        }
     }
 
     /// As Argo CD or Flux makes all that is deleted.

@@ -169,28 +169,14 @@ fn rollout_is_complete_when_all_nodes_have_proven_the_version_that_they_run() {
     stuck.0["updates"] = json!({"availableVersions": [], "lastRefresh": t, "refreshFailure": "no route"});
     for (sentence, max_failures, (status, ledger), hold, ended_at, expected) in [
         ("it failed its soak, which freezes", 1, end("SoakFailed", "Failed", false), None, None, Some(End::Frozen)),
-        (
-            "it failed its soak, which freezes nothing",
-            2,
-            end("SoakFailed", "Failed", false),
-            None,
-            None,
-            Some(End::Frozen),
-        ),
+        ("it failed it, which freezes nothing", 2, end("SoakFailed", "Failed", false), None, None, Some(End::Frozen)),
         ("it failed its soak, and is to be updated to a later version", 2, leaves, None, None, None),
         ("it failed its soak, and its repository is away", 2, stuck, None, None, Some(End::Frozen)),
         ("a user has resolved the failure", 2, resolved, None, None, Some(End::Completed)),
         ("it is verified again", 2, end("HookTimedOut", "Unproven", false), None, None, None),
         ("it came back late, and is verified again", 2, end("NotReadyAfterBoot", "Failed", false), None, None, None),
         ("a hold keeps it from that", 2, end("HookTimedOut", "Unproven", false), Some(""), None, Some(End::Frozen)),
-        (
-            "the hold has an end",
-            2,
-            end("HookTimedOut", "Unproven", false),
-            Some("until=2026-01-02T00:00:00Z"),
-            None,
-            None,
-        ),
+        ("the hold ends", 2, end("HookTimedOut", "Unproven", false), Some("until=2026-01-02T00:00:00Z"), None, None),
         ("a user has accepted it", 2, end("HookTimedOut", "Unproven", true), None, None, Some(End::Completed)),
         ("its rollout has ended", 2, end("HookTimedOut", "Unproven", false), None, Some(t), Some(End::Completed)),
     ] {

@@ -218,12 +218,7 @@ async fn refused_deletion_of_a_pod_is_read_like_a_refused_eviction() {
         ("it is gone", 404, "not found", Meaning::Leaves),
         ("another pod has its name", 409, "the UID in the precondition does not match", Meaning::OtherPod),
         ("the server is busy", 429, "too many requests", Meaning::Retry(std::time::Duration::from_secs(1))),
-        (
-            "the server is broken",
-            500,
-            "etcdserver: request timed out",
-            Meaning::Retry(std::time::Duration::from_secs(2)),
-        ),
+        ("it is broken", 500, "etcdserver: request timed out", Meaning::Retry(std::time::Duration::from_secs(2))),
     ] {
         let (applier, _) = applier_answering(
             move |_| json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message}),
@@ -302,23 +297,18 @@ async fn label_is_applied_under_separate_field_manager_without_force() {
     assert!(call.query.contains("fieldManager=brupop-labels") && !call.query.contains("force=true"), "{call:?}");
 }
 
+/// In a dry run it asks the API server to persist nothing.
 #[tokio::test]
 async fn eviction_carries_observed_pod_uid() {
-    let pod = Eviction { namespace: "shop".into(), name: "web-1".into(), uid: "pod-uid".into() };
-    let call = call_about(pod, Removal::default()).await;
-    assert_eq!(call.path, "/api/v1/namespaces/shop/pods/web-1/eviction");
-    assert!(!call.query.contains("dryRun"), "{call:?}");
-    // The key is `deleteOptions`; the client's own `evict` writes another one, which the server ignores.
-    assert_eq!(call.body["deleteOptions"]["preconditions"]["uid"], "pod-uid");
-}
-
-#[tokio::test]
-async fn dry_run_of_eviction_asks_api_server_to_persist_nothing() {
-    let pod = Eviction { namespace: "shop".into(), name: "web-1".into(), uid: "pod-uid".into() };
-    let call = call_about(pod, Removal { dry_run: true, ..Removal::default() }).await;
-    assert_eq!(call.path, "/api/v1/namespaces/shop/pods/web-1/eviction");
-    assert!(call.query.contains("dryRun=All"), "{call:?}");
-    assert_eq!(call.body["deleteOptions"]["preconditions"]["uid"], "pod-uid");
+    for dry_run in [false, true] {
+        let pod = Eviction { namespace: "shop".into(), name: "web-1".into(), uid: "pod-uid".into() };
+        let call = call_about(pod, Removal { dry_run, ..Removal::default() }).await;
+        assert_eq!(call.path, "/api/v1/namespaces/shop/pods/web-1/eviction");
+        assert_eq!(call.query.contains("dryRun=All"), dry_run, "{call:?}");
+        assert!(dry_run || !call.query.contains("dryRun"), "{call:?}");
+        // The key is `deleteOptions`; the client's own `evict` writes another one, which the server ignores.
+        assert_eq!(call.body["deleteOptions"]["preconditions"]["uid"], "pod-uid");
+    }
 }
 
 #[tokio::test]

@@ -136,8 +136,19 @@ fn take<P: planner::view::Projection>(cache: &Cache<P>, object: serde_json::Valu
     cache.take(0, Event::Apply(DeserializeGuard(Ok(serde_json::from_value(object).unwrap()))));
 }
 
-/// Takes in node `a` and its shadow with this step and this desired state.
-fn take_node_in(driver: &Driver, nodes: &Cache<NodeFacts>, step: &str, desired: &serde_json::Value) {
+/// Takes in the operator's resource at this version, with this status.
+fn take_operator(driver: &Driver, version: &str, status: &serde_json::Value) {
+    let metadata = serde_json::json!({"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": version});
+    take(&driver.applier.operator, serde_json::json!({"metadata": metadata, "spec": {}, "status": status}));
+}
+
+/// Takes in node `a` and its shadow with this step and the desired state that belongs to it.
+fn take_node_in(driver: &Driver, nodes: &Cache<NodeFacts>, step: &str) {
+    let desired = match step {
+        "Releasing" => serde_json::json!({"state": "Idle", "attempt": 1}),
+        "Draining" => serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"}),
+        _ => serde_json::json!({"state": "StagedUpdate", "attempt": 1}),
+    };
     take(
         nodes,
         serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5", "labels": {
@@ -175,9 +186,8 @@ fn refusal(pod: &str, request: u64) -> Evicted {
 
 #[tokio::test]
 async fn evictions_in_flight_do_not_make_node_busy_and_end_with_drain() {
-    let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
     let (mut driver, nodes) = driver();
-    take_node_in(&driver, &nodes, "Draining", &desired);
+    take_node_in(&driver, &nodes, "Draining");
     let now = Clock::default().now();
     driver.evict(evictions(&["first", "second"]), now);
     let view = driver.view(now);
@@ -190,7 +200,7 @@ async fn evictions_in_flight_do_not_make_node_busy_and_end_with_drain() {
     assert_eq!(view.nodes["a"].in_flight.keys().collect::<Vec<_>>(), ["uid-second"]);
     assert_eq!(view.nodes["a"].blocked.keys().collect::<Vec<_>>(), ["uid-first"]);
     list(&driver.applier.shadows);
-    take_node_in(&driver, &nodes, "Releasing", &serde_json::json!({"state": "Idle", "attempt": 1}));
+    take_node_in(&driver, &nodes, "Releasing");
     assert!(driver.view(now).nodes["a"].in_flight.is_empty());
     driver.record_eviction(refusal("second", 2));
     assert_eq!(driver.view(now).nodes["a"].blocked.len(), 1);
@@ -198,9 +208,8 @@ async fn evictions_in_flight_do_not_make_node_busy_and_end_with_drain() {
 
 #[tokio::test(start_paused = true)]
 async fn stopped_leader_waits_for_eviction_responses() {
-    let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
     let (mut driver, nodes, mut server) = driver_and_server();
-    take_node_in(&driver, &nodes, "Draining", &desired);
+    take_node_in(&driver, &nodes, "Draining");
     driver.evict(evictions(&["web"]), Clock::default().now());
     let (request, reply) = server.next_request().await.unwrap();
     assert!(request.uri().path().ends_with("/eviction"));
@@ -216,11 +225,10 @@ async fn stopped_leader_waits_for_eviction_responses() {
 
 #[tokio::test]
 async fn eviction_of_long_refused_pod_is_retried_less_often() {
-    let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
     let seconds = jiff::SignedDuration::from_secs;
     for (refused, pause) in [(0, 5), (60, 30), (600, 60)] {
         let (mut driver, nodes) = driver();
-        take_node_in(&driver, &nodes, "Draining", &desired);
+        take_node_in(&driver, &nodes, "Draining");
         let now = Clock::default().now();
         driver.evict(evictions(&["web"]), now - seconds(refused));
         driver.record_eviction(refusal("web", 1));
@@ -231,9 +239,8 @@ async fn eviction_of_long_refused_pod_is_retried_less_often() {
 
 #[tokio::test]
 async fn denials_in_a_row_count_from_the_first_one_and_are_retried_often() {
-    let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
     let (mut driver, nodes) = driver();
-    take_node_in(&driver, &nodes, "Draining", &desired);
+    take_node_in(&driver, &nodes, "Draining");
     let now = Clock::default().now();
     // A budget has refused it for long.
     driver.evict(evictions(&["web"]), now - jiff::SignedDuration::from_secs(3600));
@@ -269,12 +276,7 @@ async fn refused_eviction_is_retried_at_once_if_pdb_already_allows_it() {
         ("it lets another go already", vec![budget("8", 0), budget("9", 1)], true),
     ] {
         let (mut driver, nodes) = driver();
-        take_node_in(
-            &driver,
-            &nodes,
-            "Draining",
-            &serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"}),
-        );
+        take_node_in(&driver, &nodes, "Draining");
         take(&driver.budgets, budget("7", 1));
         let now = Clock::default().now();
         driver.view(now);
@@ -291,13 +293,9 @@ async fn refused_eviction_is_retried_at_once_if_pdb_already_allows_it() {
 #[tokio::test]
 async fn leader_waits_for_all_caches_before_deciding() {
     let (mut driver, nodes) = driver();
-    take_node_in(&driver, &nodes, "Staged", &serde_json::json!({"state": "StagedUpdate", "attempt": 1}));
+    take_node_in(&driver, &nodes, "Staged");
     let slot = serde_json::json!({"uid": "node-1", "node": "a", "since": "2026-01-01T00:00:00Z"});
-    take(
-        &driver.applier.operator,
-        serde_json::json!({"metadata": {"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": "7"},
-            "spec": {}, "status": {"slots": [slot]}}),
-    );
+    take_operator(&driver, "7", &serde_json::json!({"slots": [slot]}));
     driver.reading = Reading::default().of(&driver.budgets);
     assert_eq!(driver.turn(), None);
     assert!(!driver.writing() && driver.retracting.is_none());
@@ -308,17 +306,14 @@ async fn leader_waits_for_all_caches_before_deciding() {
 
 #[tokio::test]
 async fn removed_slot_stays_retracted_until_operator_resource_changes() {
-    let operator = |version: &str, slots: serde_json::Value| {
-        serde_json::json!({"metadata": {"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": version},
-            "spec": {}, "status": {"slots": slots}})
-    };
     let slot = serde_json::json!({"uid": "node-1", "node": "a", "since": "2026-01-01T00:00:00Z"});
+    let slots = serde_json::json!({"slots": [slot]});
     let (mut driver, _) = driver();
     // The previous leader may be about to remove the slots that the first read shows.
-    take(&driver.applier.operator, operator("6", serde_json::json!([slot])));
+    take_operator(&driver, "6", &slots);
     let now = Clock::default().now();
     assert_eq!(driver.view(now).slots().count(), 0);
-    take(&driver.applier.operator, operator("7", serde_json::json!([slot])));
+    take_operator(&driver, "7", &slots);
     let view = driver.view(now);
     assert_eq!(view.slots().count(), 1);
     let without = |view: &ClusterView| {
@@ -341,7 +336,7 @@ async fn removed_slot_stays_retracted_until_operator_resource_changes() {
     driver.write_operator(&view, &counts);
     assert_eq!(driver.view(now).slots().count(), 0);
     // The resource has changed: it records the slots, and no write for the version before it can arrive any more.
-    take(&driver.applier.operator, operator("8", serde_json::json!([slot])));
+    take_operator(&driver, "8", &slots);
     assert_eq!(driver.view(now).slots().count(), 1);
 }
 
@@ -350,11 +345,7 @@ async fn counts_wait_for_another_write_and_anything_else_for_a_second() {
     let (mut driver, _) = driver();
     let progressing = serde_json::json!({"type": "Progressing", "status": "True", "reason": "Updating", "message": "",
         "lastTransitionTime": "2026-01-01T00:00:00Z"});
-    take(
-        &driver.applier.operator,
-        serde_json::json!({"metadata": {"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": "7"},
-            "spec": {}, "status": {"conditions": [progressing]}}),
-    );
+    take_operator(&driver, "7", &serde_json::json!({"conditions": [progressing]}));
     let view = driver.view(Clock::default().now());
     let status = &view.operator.as_ref().unwrap().status;
     let counts = models::operator::Counts { staged: 1, ..Default::default() };
@@ -387,12 +378,9 @@ async fn counts_wait_for_another_write_and_anything_else_for_a_second() {
 async fn new_leader_keeps_only_slots_of_started_drains() {
     for (step, begun) in [("Staging", false), ("Staged", false), ("Draining", true), ("Verifying", true)] {
         let (mut driver, nodes) = driver();
-        take_node_in(&driver, &nodes, step, &serde_json::json!({"state": "StagedUpdate", "attempt": 1}));
-        take(
-            &driver.applier.operator,
-            serde_json::json!({"metadata": {"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": "7"},
-                "spec": {}, "status": {"slots": [{"uid": "node-1", "node": "a", "since": "2026-01-01T00:00:00Z"}]}}),
-        );
+        take_node_in(&driver, &nodes, step);
+        let slot = serde_json::json!({"uid": "node-1", "node": "a", "since": "2026-01-01T00:00:00Z"});
+        take_operator(&driver, "7", &serde_json::json!({"slots": [slot]}));
         assert_eq!(driver.view(Clock::default().now()).slots().count(), usize::from(begun), "{step}");
     }
 }
@@ -400,7 +388,7 @@ async fn new_leader_keeps_only_slots_of_started_drains() {
 #[tokio::test]
 async fn observed_duration_of_release_follows_monotonic_clock() {
     let (mut driver, nodes) = driver();
-    take_node_in(&driver, &nodes, "Releasing", &serde_json::json!({"state": "Idle", "attempt": 1}));
+    take_node_in(&driver, &nodes, "Releasing");
     // However often it checks in between, and whatever the clock shows.
     let now = Clock::default().now();
     assert_eq!(driver.view(now).nodes["a"].observed_for, Duration::ZERO);
@@ -416,11 +404,7 @@ async fn back_off_of_a_pdb_goes_on_while_no_pod_is_watched_and_ends_when_the_pdb
     let now = Clock::default().now();
     let back_off =
         serde_json::json!({"budget": "shop/web", "revision": "pdb-1/2", "times": 2, "last": now, "until": now});
-    take(
-        &driver.applier.operator,
-        serde_json::json!({"metadata": {"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": "7"},
-            "spec": {}, "status": {"budgetBackOffs": [back_off]}}),
-    );
+    take_operator(&driver, "7", &serde_json::json!({"budgetBackOffs": [back_off]}));
     let budget = |version: &str| {
         serde_json::json!({"metadata": {"namespace": "shop", "name": "web", "uid": "pdb-1", "generation": 2,
             "resourceVersion": version}})
@@ -455,9 +439,8 @@ async fn pause_of_removed_node_causes_no_busy_wakeups() {
 
 #[tokio::test]
 async fn failing_action_is_remembered_since_its_first_failure_until_it_succeeds_or_its_step_is_over() {
-    let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
     let (mut driver, nodes) = driver();
-    take_node_in(&driver, &nodes, "Draining", &desired);
+    take_node_in(&driver, &nodes, "Draining");
     let fails = |driver: &mut Driver, status: bool, error| {
         driver.memory.entry("a".into()).or_default().writes_status = status;
         driver.record_write(Target::Node("a".into()), error);
@@ -494,7 +477,7 @@ async fn failing_action_is_remembered_since_its_first_failure_until_it_succeeds_
     assert_eq!(seen(&mut driver), None, "it is not due any more");
     fails(&mut driver, false, Err(ApplyError::NoKey));
     list(&driver.applier.shadows);
-    take_node_in(&driver, &nodes, "Releasing", &serde_json::json!({"state": "Idle", "attempt": 1}));
+    take_node_in(&driver, &nodes, "Releasing");
     assert_eq!(seen(&mut driver), None, "of an earlier step");
 }
 

@@ -158,12 +158,17 @@ impl Bench {
     }
 
     pub(crate) fn claims(&self, view: &ShadowView) -> PermitClaims {
+        self.claims_with(view, &view.status.report.armed.as_ref().unwrap().nonce)
+    }
+
+    /// The claims of a permit for the reboot of the desired state, with this nonce.
+    pub(crate) fn claims_with(&self, view: &ShadowView, nonce: &str) -> PermitClaims {
         PermitClaims {
             node_uid: "node-uid".into(),
             boot_id: view.spec.boot_id.clone().unwrap(),
             attempt: view.spec.attempt,
             version: view.spec.version.clone().unwrap(),
-            nonce: view.status.report.armed.as_ref().unwrap().nonce.clone(),
+            nonce: nonce.to_owned(),
             host: view.spec.host.clone(),
         }
     }
@@ -190,8 +195,12 @@ impl Bench {
     }
 
     pub(crate) fn issue_permit(&self, claims: &PermitClaims) {
-        let jws = self.sign(claims);
-        let nonce = claims.nonce.clone();
+        self.issue(&claims.nonce, claims);
+    }
+
+    /// Answers a nonce with these claims.
+    pub(crate) fn issue<T: serde::Serialize>(&self, nonce: &str, claims: &T) {
+        let (nonce, jws) = (nonce.to_owned(), self.sign(claims));
         self.web.change_spec(|spec| spec.permit = Some(Permit { nonce, jws }));
     }
 

@@ -1,7 +1,7 @@
 //! Each call to the host in an update, with each fault at it: the update ends as without one, in the same attempt, and
 //! nothing is done twice. A few faults may end the attempt instead, and then the host is disarmed and not rebooted.
 
-use integ::host::{Fault, Transport};
+use integ::host::{Fault, Transport, VersionLock};
 use models::permit::PERMIT_LIFETIME;
 use models::reason::FailureReason;
 use models::shadow::{HostPolicy, HostState};
@@ -156,6 +156,10 @@ async fn update_with(fault: Option<(usize, CallFault)>, what: &str) -> End {
     assert_eq!((report.current_version, &host.running_version), (Some(version.clone()), &version), "{what}");
     assert_eq!((report.state, report.armed), (Some(HostState::Idle), None), "{what}");
     assert_eq!(host.disk.next(), Some(host.disk.active), "{what}: the disk is armed");
+    // An agent that is started again knows the lock as the operator's, by what was reported before the change.
+    let own = report.host.and_then(|found| found.applied).and_then(|own| own.version_lock);
+    assert_eq!(own.as_deref(), Some("1.20.5"), "{what}");
+    assert_eq!(host.settings.version_lock, VersionLock::parse("1.20.5").ok(), "{what}");
     let log = bench.host.log();
     if end.failure.is_none() {
         assert_eq!(acts, (1, 1), "{what}: armed and rebooted {log:#?}");

@@ -16,6 +16,8 @@ use std::time::Duration;
 
 use agent::config::Config;
 use integ::host::{Event, EventKind, ShutdownBy};
+use models::shadow::HostState;
+use models::wire::ShadowView;
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, LocalSet};
 use tokio::time::Instant;
@@ -154,6 +156,35 @@ pub(crate) fn simulate(scenario: impl AsyncFnOnce(&Counts)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     LocalSet::new().block_on(&runtime, scenario(&counts));
     drop(guard);
+}
+
+/// Runs a scenario in simulated time, beside an agent that is ended after it.
+fn simulate_agent(scenario: impl AsyncFnOnce(&Bench)) {
+    simulate(async |_| {
+        let bench = Bench::without_agent().await;
+        bench.web.create();
+        let agent = InProcessAgent::start(&bench);
+        scenario(&bench).await;
+        agent.end().await.unwrap();
+    });
+}
+
+/// Lets time pass until the shadow matches.
+async fn until(bench: &Bench, limit: Duration, holds: impl Fn(&ShadowView) -> bool) {
+    assert!(pass_until(limit, || holds(&bench.web.view())).await, "{:#?}", bench.web.view());
+}
+
+fn is_staged(view: &ShadowView) -> bool {
+    view.status.report.state == Some(HostState::StagedUpdate)
+}
+
+/// Stages an image, and waits until the agent requests a permit for it.
+async fn until_permit_requested(bench: &Bench) -> ShadowView {
+    bench.stage(1);
+    until(bench, MINUTE, is_staged).await;
+    bench.request_reboot();
+    until(bench, MINUTE, |view| view.status.report.armed.is_some()).await;
+    bench.web.view()
 }
 
 /// Returns how often the host was rebooted by the agent, or accepted its reboot request.

@@ -8,8 +8,8 @@ use std::collections::HashSet;
 
 use integ::host::{BootFault, Command, Fault, HostOptions, RebootFault, Transport, Worker};
 use integ::machine::Power;
-use models::permit::{PermitClaims, RehearsalClaims};
-use models::shadow::{HostState, Permit};
+use models::permit::RehearsalClaims;
+use models::shadow::HostState;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{Rng as _, SeedableRng as _};
@@ -174,16 +174,8 @@ impl<'a> RandomRun<'a> {
             return;
         };
         if self.rng.random_bool(0.7) && self.answered.insert(request.nonce.clone()) {
-            let claims = RehearsalClaims::of(PermitClaims {
-                node_uid: "node-uid".into(),
-                boot_id: request.boot_id.clone(),
-                attempt: request.attempt,
-                version: request.version.clone(),
-                nonce: request.nonce.clone(),
-                host: view.spec.host.clone(),
-            });
-            let (nonce, jws) = (request.nonce.clone(), self.bench.sign(&claims));
-            self.bench.web.change_spec(|spec| spec.permit = Some(Permit { nonce, jws }));
+            let claims = self.bench.claims_with(&view, &request.nonce);
+            self.bench.issue(&request.nonce, &RehearsalClaims::of(claims));
         }
     }
 

@@ -1,62 +1,34 @@
-//! The agent beside a web API that ends streams, does not answer, or is away for long.
-
-use std::collections::BTreeSet;
+//! The agent beside a web API that does not answer, or is away for long.
 
 use integ::host::{Command, Fault, Transport, Worker};
 
-use super::constant_faults::until_permit_requested;
 use super::*;
 use crate::bench::web::WebFault;
-use crate::disk_armed;
-
-#[test]
-fn stream_after_one_that_has_ended_begins_on_another_connection() {
-    simulate(async |_| {
-        let bench = Bench::without_agent().await;
-        bench.web.create();
-        bench.web.web_fault(WebFault::PeriodicStreamEnds);
-        let agent = InProcessAgent::start(&bench);
-        let connections = || bench.web.stream_connections();
-        assert!(pass_until(MINUTE, || connections().len() >= 5).await, "{:?}", connections());
-        let distinct: BTreeSet<u64> = connections().into_iter().collect();
-        assert_eq!(distinct.len(), connections().len(), "{:?}", connections());
-        assert_eq!(bench.web.resumed_sessions(), 0, "each connection verifies the certificate");
-        agent.end().await.unwrap();
-    });
-}
+use crate::{acknowledged, disk_armed, failed};
 
 #[test]
 fn host_that_may_be_armed_is_disarmed_while_no_report_is_answered() {
-    simulate(async |_| {
-        let bench = Bench::without_agent().await;
-        bench.web.create();
-        let agent = InProcessAgent::start(&bench);
-        let view = until_permit_requested(&bench).await;
+    simulate_agent(async |bench| {
+        let view = until_permit_requested(bench).await;
         bench.host.script(Fault::command(Command::Activate, Worker::LosesRecord));
         bench.issue_permit(&bench.claims(&view));
-        let failed = || bench.web.view().status.report.failure.is_some();
-        assert!(pass_until(MINUTE, failed).await, "{:#?}", bench.web.view());
-        assert!(disk_armed(&bench));
+        until(bench, MINUTE, |view| failed(view).is_some()).await;
+        assert!(disk_armed(bench));
         bench.web.web_fault(WebFault::ReportsHang);
         bench.withdraw();
-        assert!(pass_until(MINUTE, || !disk_armed(&bench)).await, "{:#?}", bench.web.view());
-        agent.end().await.unwrap();
+        assert!(pass_until(MINUTE, || !disk_armed(bench)).await, "{:#?}", bench.web.view());
     });
 }
 
 #[test]
 fn armed_host_is_disarmed_soon_after_the_withdrawal_while_the_report_about_it_is_not_answered() {
-    simulate(async |_| {
-        let bench = Bench::without_agent().await;
-        bench.web.create();
-        let agent = InProcessAgent::start(&bench);
-        let view = until_permit_requested(&bench).await;
+    simulate_agent(async |bench| {
+        let view = until_permit_requested(bench).await;
         bench.web.web_fault(WebFault::ReportsHang);
         bench.issue_permit(&bench.claims(&view));
-        assert!(pass_until(MINUTE / 2, || disk_armed(&bench)).await, "{:#?}", bench.web.view());
+        assert!(pass_until(MINUTE / 2, || disk_armed(bench)).await, "{:#?}", bench.web.view());
         bench.withdraw();
-        assert!(pass_until(MINUTE / 2, || !disk_armed(&bench)).await, "{:#?}", bench.web.view());
-        agent.end().await.unwrap();
+        assert!(pass_until(MINUTE / 2, || !disk_armed(bench)).await, "{:#?}", bench.web.view());
     });
 }
 
@@ -75,8 +47,7 @@ fn failure_that_lasts_is_no_warning_at_each_try() {
             let bench = Bench::without_agent().await;
             bench.web.create();
             let agent = InProcessAgent::start(&bench);
-            let reported = || bench.web.view().status.report.observed_generation == Some(1);
-            assert!(pass_until(MINUTE, reported).await, "{what}");
+            until(&bench, MINUTE, acknowledged).await;
             fault(&bench);
             bench.stage(1);
             let before = counts.warnings();

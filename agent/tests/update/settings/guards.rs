@@ -110,10 +110,7 @@ async fn settings_are_not_changed_while_reboot_is_requested_or_other_version_is_
 #[tokio::test(flavor = "multi_thread")]
 async fn settings_are_not_changed_while_image_is_armed() {
     let bench = Bench::new().await;
-    for command in [Command::Refresh, Command::Prepare, Command::Activate] {
-        bench.host.foreign(command).await.unwrap();
-        bench.host.lock_free().await;
-    }
+    arm_by_another(&bench).await;
     // The agent has not read the host since.
     bench.request_settings(Some("1.20.5"), None);
     bench.web.until("it is reported", |v| acknowledged(v) && reach(v) == "HostArmedByOther").await;
@@ -135,10 +132,7 @@ async fn settings_are_not_restored_while_image_is_armed() {
     let (pin, gone) = (rarely(bench.policy(Some("1.20.5"), None)), rarely(bench.policy(None, None)));
     bench.web.change_spec(|spec| spec.host = Some(pin));
     until_called(&bench, READ, 3).await;
-    for command in [Command::Refresh, Command::Prepare, Command::Activate] {
-        bench.host.foreign(command).await.unwrap();
-        bench.host.lock_free().await;
-    }
+    arm_by_another(&bench).await;
     bench.web.change_spec(|spec| spec.host = Some(gone));
     let view = bench.web.until("it is reported", |v| acknowledged(v) && reach(v) == "HostArmedByOther").await;
     assert_eq!(view.status.report.host, Some(set("1.20.5")), "it is still to be put back");

@@ -109,6 +109,9 @@ type Case<'a> = (&'a str, &'a dyn Fn(&mut Facts), Vec<(Severity, &'a str)>);
 #[test]
 fn each_fact_has_its_finding() {
     use Severity::{Blocks, First, Note};
+    let fails = || Conversion::Fails("no endpoints".into());
+    let monitored = || shadow("a", "MonitoringUpdate", "RebootedIntoUpdate", 0);
+    let about_to_reboot = || shadow("a", "RebootedIntoUpdate", "StagedAndPerformedUpdate", 0);
     let cases: [Case<'_>; 23] = [
         ("an idle install", &|_| {}, vec![]),
         ("nothing", &|f| *f = Facts::default(), vec![(Note, "NothingFound")]),
@@ -125,51 +128,31 @@ fn each_fact_has_its_finding() {
         ("a deleted definition", &|f| definition_of(f).deleting = true, vec![(Blocks, "DefinitionIsDeleted")]),
         ("in a takeover", &|f| definition_of(f).versions.push("v3".into()), vec![(Note, "TakeoverBegun")]),
         ("after a takeover", &|f| definition_of(f).versions = vec!["v3".into()], vec![(Note, "TakenOver")]),
-        (
-            "a dead webhook",
-            &|f| definition_of(f).conversion = Conversion::Fails("no endpoints".into()),
-            vec![(Note, "WebhookDoesNotAnswer")],
-        ),
+        ("a dead webhook", &|f| definition_of(f).conversion = fails(), vec![(Note, "WebhookDoesNotAnswer")]),
         ("a pod without a workload", &|f| f.pods.push(pod("agent")), vec![(Blocks, "PodsWithoutWorkload")]),
         (
             "a shadow that cannot be read",
             &|f| (f.shadows, f.unreadable) = (vec![], vec![format!("{NAMESPACE}/brs-a")]),
             vec![(Blocks, "ShadowsUnreadable")],
         ),
-        (
-            "a node under way",
-            &|f| f.shadows = vec![shadow("a", "MonitoringUpdate", "RebootedIntoUpdate", 0)],
-            vec![(First, "UpdatesUnderWay")],
-        ),
+        ("a node under way", &|f| f.shadows = vec![monitored()], vec![(First, "UpdatesUnderWay")]),
         (
             "a node about to reboot",
-            &|f| f.shadows = vec![shadow("a", "RebootedIntoUpdate", "StagedAndPerformedUpdate", 0)],
+            &|f| f.shadows = vec![about_to_reboot()],
             vec![(First, "UpdatesUnderWay"), (First, "MayReboot"), (Note, "MayBeArmed")],
         ),
         ("a node that failed", &|f| f.shadows = vec![shadow("a", "Idle", "Idle", 2)], vec![(Note, "MayBeArmed")]),
-        (
-            "a shadow without a node",
-            &|f| f.shadows.push(shadow("gone", "Idle", "Idle", 0)),
-            vec![(Note, "ShadowsWithoutNode")],
-        ),
-        (
-            "a node without a shadow",
-            &|f| f.nodes.push(node("new", None, json!({}))),
-            vec![(First, "NodesWithoutShadow")],
-        ),
+        ("without a node", &|f| f.shadows.push(shadow("gone", "Idle", "Idle", 0)), vec![(Note, "ShadowsWithoutNode")]),
+        ("without a shadow", &|f| f.nodes.push(node("new", None, json!({}))), vec![(First, "NodesWithoutShadow")]),
         ("a missing right", &|f| f.missing_rights = vec!["list pods".into()], vec![(First, "RightsMissing")]),
         ("a node that is down", &|f| f.nodes[0].ready = false, vec![(First, "NodesNotReady")]),
         ("the same without the label", &|f| (f.nodes[0].ready, f.nodes[0].interface) = (false, None), vec![]),
-        (
-            "the same after the end of the earlier operator",
-            &|f| (f.nodes[0].ready, f.workloads, f.pods) = (false, vec![], vec![]),
-            vec![],
-        ),
+        ("the same after its operator", &|f| (f.nodes[0].ready, f.workloads, f.pods) = (false, vec![], vec![]), vec![]),
         (
             "the same, about to reboot",
             &|f| {
                 (f.nodes[0].ready, f.workloads, f.pods) = (false, vec![], vec![]);
-                f.shadows = vec![shadow("a", "RebootedIntoUpdate", "StagedAndPerformedUpdate", 0)];
+                f.shadows = vec![about_to_reboot()];
             },
             vec![(First, "UpdatesUnderWay"), (First, "MayReboot"), (First, "NodesNotReady"), (Note, "MayBeArmed")],
         ),
@@ -277,48 +260,31 @@ fn marks_and_labels_left_on_nodes_have_command_to_remove_them() {
 
 #[test]
 fn owner_of_definition_has_consequence_and_command() {
-    let helm = || Tool::Helm { release: Some("shadow".into()), namespace: "ns".into() };
+    let helm = |release: &str| Tool::Helm { release: Some(release.into()), namespace: "ns".into() };
     let argo = || Tool::ArgoCd { application: "brupop".into() };
     let flux = |kind| Tool::Flux { kind, name: "brupop".into(), namespace: "flux-system".into() };
     let keep = |annotation: &str| format!("kubectl annotate crd {DEFINITION} {annotation} --overwrite");
+    let by_argo = vec![
+        "argocd app set brupop --sync-policy none".to_owned(),
+        keep("argocd.argoproj.io/sync-options=Prune=false,Delete=false"),
+    ];
+    let by_flux = vec![
+        "flux suspend kustomization brupop -n flux-system".to_owned(),
+        keep("kustomize.toolkit.fluxcd.io/prune=disabled"),
+    ];
+    let of_release = vec!["flux suspend helmrelease brupop -n flux-system".to_owned()];
+    let record = |name: &str| vec![format!("kubectl get secret -A -l owner=helm,name={name}")];
+    let unnamed = Tool::Helm { release: None, namespace: "ns".into() };
+    let uninstalled =
+        "uninstalling it, now or at any later time, deletes the definition, and every shadow of this operator";
+    let (goes, uninstalls) = ("every shadow of this operator goes with it", "deleting it uninstalls its Helm release");
     for (tool, reason, sentence, commands) in [
-        (
-            helm(),
-            "HelmOwnsDefinition",
-            "uninstalling it, now or at any later time, deletes the definition, and every shadow of this operator",
-            vec!["kubectl get secret -A -l owner=helm,name=shadow".to_owned()],
-        ),
-        (
-            Tool::Helm { release: Some("x; rm".into()), namespace: "ns".into() },
-            "HelmOwnsDefinition",
-            "x; rm",
-            vec!["kubectl get secret -A -l owner=helm,name='x; rm'".to_owned()],
-        ),
-        (Tool::Helm { release: None, namespace: "ns".into() }, "HelmOwnsDefinition", "helm list -A", vec![]),
-        (
-            argo(),
-            "ArgoCdOwnsDefinition",
-            "every shadow of this operator goes with it",
-            vec![
-                "argocd app set brupop --sync-policy none".to_owned(),
-                keep("argocd.argoproj.io/sync-options=Prune=false,Delete=false"),
-            ],
-        ),
-        (
-            flux("kustomization"),
-            "FluxOwnsDefinition",
-            "every shadow of this operator goes with it",
-            vec![
-                "flux suspend kustomization brupop -n flux-system".to_owned(),
-                keep("kustomize.toolkit.fluxcd.io/prune=disabled"),
-            ],
-        ),
-        (
-            flux("helmrelease"),
-            "FluxOwnsDefinition",
-            "deleting it uninstalls its Helm release",
-            vec!["flux suspend helmrelease brupop -n flux-system".to_owned()],
-        ),
+        (helm("shadow"), "HelmOwnsDefinition", uninstalled, record("shadow")),
+        (helm("x; rm"), "HelmOwnsDefinition", "x; rm", record("'x; rm'")),
+        (unnamed, "HelmOwnsDefinition", "helm list -A", vec![]),
+        (argo(), "ArgoCdOwnsDefinition", goes, by_argo),
+        (flux("kustomization"), "FluxOwnsDefinition", goes, by_flux),
+        (flux("helmrelease"), "FluxOwnsDefinition", uninstalls, of_release),
     ] {
         let mut facts = idle();
         definition_of(&mut facts).tools = vec![tool];
@@ -329,7 +295,7 @@ fn owner_of_definition_has_consequence_and_command() {
         assert_eq!(of(&facts), [], "this operator's definition");
     }
     for (tool, reason, severity) in [
-        (helm(), "HelmOwnsWorkloads", Severity::Note),
+        (helm("shadow"), "HelmOwnsWorkloads", Severity::Note),
         (argo(), "ArgoCdOwnsWorkloads", Severity::First),
         (flux("kustomization"), "FluxOwnsWorkloads", Severity::First),
     ] {

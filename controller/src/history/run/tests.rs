@@ -106,14 +106,7 @@ fn writes_that_wait_for_an_unreadable_shadow_are_reported_and_new_records_are_no
         ("a write is due", &unreadable, false, vec![clear()], vec![], true),
         ("a record begins", &unreadable, false, vec![begin()], vec![begin()], false),
         ("a record begins, and another write is due", &unreadable, false, vec![begin(), clear()], vec![begin()], true),
-        (
-            "a record is read before it is known which writes are due",
-            &unreadable,
-            true,
-            vec![read()],
-            vec![read()],
-            true,
-        ),
+        ("a record is read before the due writes are known", &unreadable, true, vec![read()], vec![read()], true),
     ] {
         let mut plan = HistoryPlan { actions, ..HistoryPlan::default() };
         let waits_for = hold_back(&mut plan, unreadable, before.then(|| "before: a".to_owned()));

@@ -113,12 +113,7 @@ fn steps_of_takeover_follow_each_other() {
     let pruned = Definition { stored: vec!["v3".into()], resource_version: "71".into(), ..takeover() };
     for (sentence, definition, known, expected) in [
         ("the policy is tried first", &now, Known::default(), Step::TryReadOnly),
-        (
-            "writable earlier versions block",
-            &now,
-            Known { read_only: Some(false), ..ready() },
-            Step::Blocked(Block::ReadOnlyPolicy),
-        ),
+        ("writable ones stop", &now, Known { read_only: Some(false), ..ready() }, Step::Blocked(Block::ReadOnlyPolicy)),
         ("then all objects are passed", &now, ready(), Step::Pass(Earlier)),
         ("objects were rewritten: wait", &now, passed(Earlier, &now, 2), Step::Wait),
         ("none was found, and a version is to be pruned: wait", &now, passed(Earlier, &now, 0), Step::Wait),
@@ -129,12 +124,7 @@ fn steps_of_takeover_follow_each_other() {
             Known { waited: false, ..after_wait(passed(Earlier, &now, 1)) },
             Step::Wait,
         ),
-        (
-            "none is left after the wait: prune at the version before the check",
-            &now,
-            after_wait(passed(Earlier, &now, 0)),
-            Step::Prune("70".into()),
-        ),
+        ("none is left after the wait: prune", &now, after_wait(passed(Earlier, &now, 0)), Step::Prune("70".into())),
         (
             "an object that cannot be migrated keeps the versions",
             &now,
@@ -142,12 +132,7 @@ fn steps_of_takeover_follow_each_other() {
             Step::Blocked(Block::Refused(vec![Refusal { object: "old/brs-a".into(), message: "denied".into() }])),
         ),
         ("after the prune it is complete", &pruned, after_wait(passed(Earlier, &now, 0)), Step::Complete),
-        (
-            "storedVersions was pruned by another client and old objects are left",
-            &pruned,
-            passed(Earlier, &pruned, 1),
-            Step::Wait,
-        ),
+        ("another client has pruned, and old objects are left", &pruned, passed(Earlier, &pruned, 1), Step::Wait),
         ("the definition was changed: pass again", &changed, after_wait(passed(Earlier, &now, 0)), Step::Pass(Earlier)),
         ("a pass of other work does not count", &now, after_wait(passed(All, &now, 0)), Step::Pass(Earlier)),
     ] {

@@ -140,10 +140,7 @@ fn file_without_all_values_of_the_chart_is_one_error_with_what_to_do() {
         ),
         ("a: {max_concurrent_updates: 3}\nb: {max_concurrent_updates: 2}", "several places: a, b"),
         ("a: {max_concurrent_updates: 3}\nupdate_window_start: x", "several places: a, its top level"),
-        (
-            &format!("{of_helm}{{valuesFrom: [{{kind: ConfigMap, name: x}}], values: {own}}}}}"),
-            "spec.valuesFrom names values",
-        ),
+        (&format!("{of_helm}{{valuesFrom: [{{kind: ConfigMap, name: x}}], values: {own}}}}}"), "spec.valuesFrom names"),
         (&format!("{of_helm}{{{released}}}}}"), "it has no values"),
         ("{apiVersion: helm.toolkit.fluxcd.io/v2, kind: HelmRelease}", "it is a HelmRelease"),
         (
@@ -206,10 +203,7 @@ fn values_for_another_chart_than_the_released_one_are_refused() {
     for (file, expected) in [
         (of_flux(CHART, "HelmRepository", "valuesFiles: [a.yaml]", own), "spec.chart.spec.valuesFiles names values"),
         (of_flux(CHART, "HelmRepository", "valuesFile: a.yaml", own), "spec.chart.spec.valuesFile names values"),
-        (
-            of_flux("platform", "HelmRepository", "version: x", &below),
-            "the chart \"platform\" (spec.chart.spec.chart) may",
-        ),
+        (of_flux("platform", "HelmRepository", "version: x", &below), "the chart \"platform\" (spec.chart.spec.chart)"),
         (of_flux(&format!("./charts/{CHART}"), "GitRepository", "version: x", own), "may have values of its own"),
         (of_flux(CHART, "HelmRepository", "version: x", &below), "spec.values.brupop is not where the chart"),
         (
@@ -217,15 +211,9 @@ fn values_for_another_chart_than_the_released_one_are_refused() {
             "a chart that is not named at spec.chart.spec.chart may have values",
         ),
         (of_argo("path: charts/platform", &below), "the chart \"charts/platform\" (spec.source.path) may"),
-        (
-            of_argo(&format!("repoURL: 'https://example.com/x', path: charts/{CHART}"), own),
-            "may have values of its own",
-        ),
+        (of_argo(&format!("repoURL: 'https://example.com/x', path: charts/{CHART}"), own), "may have values"),
         (of_argo("chart: platform", &below), "the chart \"platform\" (spec.source.chart) may"),
-        (
-            format!("releases: [{{chart: ./charts/{CHART}, values: [{own}]}}]"),
-            "(releases[0].chart) may have values of its own",
-        ),
+        (format!("releases: [{{chart: ./charts/{CHART}, values: [{own}]}}]"), "(releases[0].chart) may have values"),
         (format!("repositories: []\nreleases: [{{chart: a/{CHART}, values: [{own}]}}]"), "(releases[0].chart) may"),
     ] {
         let error = error(&file);
