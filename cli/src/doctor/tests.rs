@@ -821,7 +821,8 @@ fn optional_objects_are_installed_by_their_own_manifests_or_values() {
         );
         found(&mut facts, "ClusterRole", names::CONTROLLER)["metadata"]["annotations"] = release.clone();
         let with_helm = step(&facts, reason);
-        let expected = format!("helm upgrade brupop CHART -n ops  # with the value {value}: ");
+        let upgrade = "helm upgrade brupop CHART -n ops --reset-then-reuse-values";
+        let expected = format!("{upgrade}  # with the value {value}: ");
         assert!(with_helm.starts_with(&expected), "{sentence}: {with_helm}");
     }
 }
