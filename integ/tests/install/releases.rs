@@ -258,7 +258,7 @@ async fn plugin_leaves_a_release_to_helm_and_uninstalls_all_but_its_namespace() 
     for command in ["preflight", "install"] {
         let (success, refused) = plugin(&control_plane, &[command]).await?;
         ensure!(
-            !success && refused.contains("of the Helm release brupop-crds in the namespace"),
+            !success && refused.contains("the definitions are of the Helm release brupop-crds in the namespace"),
             "{command}: {refused}"
         );
     }
