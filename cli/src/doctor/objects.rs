@@ -164,6 +164,9 @@ fn install(objects: &[Installed]) -> Option<String> {
 /// Fields that [`has_options`] leaves out: the image, and what [`grants_more`] and [`definition`] compare.
 const BY_THEMSELVES: [&str; 4] = ["image", "rules", "subjects", "versions"];
 
+/// A map that is owned as a whole: with an entry of another field manager, an apply of this one conflicts.
+const NODE_SELECTOR: &str = "/spec/template/spec/nodeSelector";
+
 /// Returns whether an installation by this plugin would set back what a user has patched. It applies as the field
 /// manager of the manifests: the API server removes what this manager has applied before, as of an overlay, and leaves
 /// out now. What another version has otherwise counts too, since it looks the same.
@@ -176,6 +179,7 @@ fn has_options(object: &Installed) -> bool {
     let entries = found["metadata"]["managedFields"].as_array().into_iter().flatten();
     let mut applied = entries.filter(|entry| entry["manager"] == KUBECTL && entry["operation"] == "Apply");
     first_difference(wanted, found, "", &BY_THEMSELVES).is_some()
+        || wanted.pointer(NODE_SELECTOR) != found.pointer(NODE_SELECTOR)
         || applied.any(|entry| sets_back(wanted, found, &entry["fieldsV1"]))
 }
 

@@ -640,10 +640,11 @@ fn missing_rights_are_installed_by_the_plugin_only_with_the_images_that_run() {
 #[test]
 fn missing_rights_are_not_installed_by_the_plugin_where_it_would_set_options_back() {
     let enforce = "/metadata/labels/pod-security.kubernetes.io~1enforce";
+    let pool = json!({"kubernetes.io/os": "linux", "pool": "system"});
     for (kind, name, path, value) in [
         ("Deployment", names::CONTROLLER, "/spec/replicas", json!(5)),
         ("Deployment", names::CONTROLLER, "/spec/template/spec/tolerations", json!([{"operator": "Exists"}])),
-        ("Deployment", names::CONTROLLER, "/spec/template/spec/nodeSelector", json!({"pool": "system"})),
+        ("Deployment", names::CONTROLLER, "/spec/template/spec/nodeSelector", pool),
         ("Deployment", names::CONTROLLER, "/spec/template/spec/priorityClassName", json!("own")),
         ("Deployment", names::CONTROLLER, "/spec/template/spec/containers/0/imagePullPolicy", json!("Always")),
         ("Deployment", names::CONTROLLER, "/spec/template/spec/containers/0/args/0", json!("--cluster-domain=example")),
@@ -724,15 +725,15 @@ fn missing_rights_are_not_installed_by_the_plugin_where_it_would_remove_what_an_
     }
 }
 
-/// A node selector is owned as a whole map, which `managedFields` does not show the entries of.
+/// A selector is owned as a whole map, which `managedFields` does not show the entries of.
 #[test]
-fn missing_rights_are_not_installed_by_the_plugin_where_it_would_remove_what_an_overlay_adds_to_a_node_selector() {
+fn missing_rights_are_not_installed_by_the_plugin_where_it_would_remove_what_an_overlay_adds_to_a_selector() {
     let mut facts = healthy();
     found(&mut facts, "ClusterRole", names::CONTROLLER)["rules"] = json!([]);
-    let workload = found(&mut facts, "Deployment", names::CONTROLLER);
-    let fields = json!({"f:spec": {"f:template": {"f:spec": {"f:nodeSelector": {}}}}});
-    workload["metadata"]["managedFields"] = json!([{"manager": "kubectl", "operation": "Apply", "fieldsV1": fields}]);
-    workload["spec"]["template"]["spec"]["nodeSelector"]["pool"] = json!("system");
+    let service = found(&mut facts, "Service", names::APISERVER);
+    let fields = json!({"f:spec": {"f:selector": {}}});
+    service["metadata"]["managedFields"] = json!([{"manager": "kubectl", "operation": "Apply", "fieldsV1": fields}]);
+    service["spec"]["selector"]["track"] = json!("stable");
     let step = step(&facts, "RightsMissing");
     assert!(step.starts_with("# apply its manifests again"), "{step}");
 }
