@@ -20,7 +20,8 @@ pub(crate) fn release_of(meta: &ObjectMeta) -> Option<(String, String)> {
     })
 }
 
-/// Returns the command that upgrades the release of an object: of one that Flux keeps, the command that changes its `HelmRelease`.
+/// Returns the command that upgrades the release of an object: of one that Flux keeps, the command that changes its `HelmRelease`. Without
+/// the option, Helm would set the release's other values back to their defaults as soon as a user adds one.
 pub(crate) fn upgrade_of(meta: &ObjectMeta) -> Option<String> {
     let (release, namespace) = release_of(meta)?;
     let kept = Tool::all_of(meta).into_iter().find_map(|tool| match tool {
@@ -29,7 +30,7 @@ pub(crate) fn upgrade_of(meta: &ObjectMeta) -> Option<String> {
     });
     Some(for_cluster(&match kept {
         Some((name, namespace)) => format!("kubectl edit helmrelease {} -n {}", word(&name), word(&namespace)),
-        None => format!("helm upgrade {} CHART -n {}", word(&release), word(&namespace)),
+        None => format!("helm upgrade {} CHART -n {} --reset-then-reuse-values", word(&release), word(&namespace)),
     }))
 }
 

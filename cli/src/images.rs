@@ -31,7 +31,7 @@ pub(crate) fn version(tag: &str) -> Option<[u64; 4]> {
 }
 
 /// Returns the operator's container of a workload, given the workload of this version. Those that a user has added are left out.
-pub(crate) fn container_of<'a>(wanted: &Value, found: &'a Value) -> Option<&'a Value> {
+fn container_of<'a>(wanted: &Value, found: &'a Value) -> Option<&'a Value> {
     let own = wanted.pointer("/spec/template/spec/containers/0/name")?;
     let containers = found.pointer("/spec/template/spec/containers")?.as_array()?;
     containers.iter().find(|container| container["name"] == *own)

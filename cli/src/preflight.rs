@@ -35,14 +35,25 @@ pub(crate) fn outdated(version: &Info) -> Option<String> {
 }
 
 /// Returns the reason why objects are left to Helm, if one is of a release. With equal values an apply is no conflict, and makes this plugin an
-/// owner beside Helm: each later `helm upgrade` is refused then. `objects` names them, as kubectl takes them.
-fn left_to_helm<'a>(objects: &str, found: impl IntoIterator<Item = &'a ObjectMeta>) -> Option<String> {
+/// owner beside Helm: each later `helm upgrade` is refused then. `what` begins the sentence, and `objects` names them, as kubectl takes them.
+/// Helm upgrades an operator that is installed, and installs one that is not.
+fn left_to_helm<'a>(
+    what: &str,
+    objects: &str,
+    is_installed: bool,
+    found: impl IntoIterator<Item = &'a ObjectMeta>,
+) -> Option<String> {
     let found = found.into_iter().find_map(|meta| Some((release_of(meta)?, upgrade_of(meta)?)));
     let ((release, namespace), upgrade) = found?;
     let (release, namespace) = (word(&release), word(&namespace));
+    let (next, section) = if is_installed {
+        (upgrade, "Upgrade")
+    } else {
+        (for_cluster(&format!("helm install brupop CHART -n {namespace}")), "With Helm")
+    };
     Some(format!(
-        "the operator is of the Helm release {release} in the namespace {namespace}: {upgrade} (docs/install.md, \"Upgrade\"). If Helm has \
-         forgotten the release ({}): {}",
+        "{what} of the Helm release {release} in the namespace {namespace}: {next} (docs/install.md, \"{section}\"). If Helm has forgotten the \
+         release ({}): {}",
         for_cluster(&format!("helm list -n {namespace}")),
         for_cluster(&format!("kubectl annotate {objects} meta.helm.sh/release-name-"))
     ))
@@ -155,15 +166,19 @@ pub(crate) async fn preflight(client: Client, namespace: &str) -> anyhow::Result
             problems.push(format!("the API server refuses the definition {name}: {error:#}"));
         }
     }
-    let definitions: Vec<&str> = of_releases.iter().map(|(name, _)| name.as_str()).collect();
-    let definitions = format!("customresourcedefinitions {}", definitions.join(" "));
-    problems.extend(left_to_helm(&definitions, of_releases.iter().map(|(_, meta)| meta)));
     let everything = deploy::everything()?;
-    problems.extend(being_deleted(&client, &everything).await?);
-    problems.extend(check_elsewhere(&client, &everything).await.err().map(|error| format!("{error:#}")));
     let deployments = deployments(&client, &everything).await?;
+    let elsewhere = check_elsewhere(&client, &everything).await.err().map(|error| format!("{error:#}"));
+    let definitions: Vec<&str> = of_releases.iter().map(|(name, _)| name.as_str()).collect();
+    let named = format!("customresourcedefinitions {}", definitions.join(" "));
+    let is_installed = !deployments.is_empty() || elsewhere.is_some();
+    let metas = of_releases.iter().map(|(_, meta)| meta);
+    problems.extend(left_to_helm("the definitions are", &named, is_installed, metas));
+    problems.extend(being_deleted(&client, &everything).await?);
+    problems.extend(elsewhere);
     let named = format!("deployments {} -n {}", DEPLOYMENTS.join(" "), names::SYSTEM_NAMESPACE);
-    problems.extend(left_to_helm(&named, deployments.iter().map(|(_, found)| &found.metadata)));
+    let metas = deployments.iter().map(|(_, found)| &found.metadata);
+    problems.extend(left_to_helm("the operator is", &named, true, metas));
     problems.extend(older_than(&deployments));
     if !problems.is_empty() {
         bail!("the operator cannot be installed, and nothing was changed:\n  {}", problems.join("\n  "));
@@ -295,7 +310,7 @@ pub(crate) mod tests {
             ("of a forgotten release", json!({"labels": {"app.kubernetes.io/managed-by": "Helm"}}), None),
         ] {
             let metas: [ObjectMeta; 2] = [ObjectMeta::default(), serde_json::from_value(metadata).unwrap()];
-            let reason = left_to_helm("deployments a b -n c", &metas);
+            let reason = left_to_helm("the operator is", "deployments a b -n c", true, &metas);
             assert_eq!(reason.is_some(), upgrade.is_some(), "{sentence}: {reason:?}");
             for part in
                 upgrade.into_iter().chain(["release platform in the namespace ops", "annotate deployments a b -n c "])
@@ -303,5 +318,14 @@ pub(crate) mod tests {
                 assert!(reason.as_ref().is_none_or(|reason| reason.contains(part)), "{sentence}: {reason:?}");
             }
         }
+    }
+
+    #[test]
+    fn operator_is_installed_by_helm_where_the_definitions_alone_are_of_a_release() {
+        let release = json!({"meta.helm.sh/release-name": "brupop-crds", "meta.helm.sh/release-namespace": "ops"});
+        let meta: ObjectMeta = serde_json::from_value(json!({"annotations": release})).unwrap();
+        let reason = left_to_helm("the definitions are", "customresourcedefinitions a", false, [&meta]).unwrap();
+        let expected = "the definitions are of the Helm release brupop-crds in the namespace ops: helm install brupop CHART -n ops (";
+        assert!(reason.starts_with(expected), "{reason}");
     }
 }

@@ -14,7 +14,7 @@ use super::facts::Installed;
 use super::finding::{Finding, NAMED, Severity};
 use crate::advice::{command, some};
 use crate::helm::upgrade_of;
-use crate::images::{container_of, image_of, newer, own_tag, tag, version};
+use crate::images::{image_of, newer, own_tag, tag, version};
 use crate::install::{Rollout, agents_of, rollout};
 use crate::marks::Tool;
 use crate::preflight::KUBECTL;
@@ -148,7 +148,10 @@ fn install(objects: &[Installed]) -> Option<String> {
         }
         (first, "leaves the policy as it is. With other options than these: docs/install.md, Upgrade".to_owned())
     } else if images.iter().all(|(of, tag)| *of == registry && is_release(tag)) {
-        let remark = format!("changes the operator to the version of this plugin, {own}: docs/install.md, Upgrade");
+        let remark = format!(
+            "changes the operator to the version of this plugin, {own}, and removes rules and subjects that an overlay has added: docs/install.md, \
+             Upgrade"
+        );
         (own.as_str(), remark)
     } else {
         return None;
@@ -158,22 +161,15 @@ fn install(objects: &[Installed]) -> Option<String> {
     Some(format!("{}  # {remark}", command(names::SYSTEM_NAMESPACE, &format!("install{registry}{tag}"))))
 }
 
-/// Values of the user's own in fields that an installation sets.
-const PATCHED: [&str; 9] = [
-    "/metadata/labels/pod-security.kubernetes.io~1enforce",
-    "/spec/egress",
-    "/spec/ingress",
-    "/spec/maxUnavailable",
-    "/spec/replicas",
-    "/spec/template/spec/affinity",
-    "/spec/template/spec/nodeSelector",
-    "/spec/template/spec/priorityClassName",
-    "/spec/template/spec/tolerations",
-];
+/// Fields that [`has_options`] leaves out: the image, and what [`grants_more`] and [`definition`] compare.
+const BY_THEMSELVES: [&str; 4] = ["image", "rules", "subjects", "versions"];
+
+/// A map that is owned as a whole: with an entry of another field manager, an apply of this one conflicts.
+const NODE_SELECTOR: &str = "/spec/template/spec/nodeSelector";
 
 /// Returns whether an installation by this plugin would set back what a user has patched. It applies as the field
 /// manager of the manifests: the API server removes what this manager has applied before, as of an overlay, and leaves
-/// out now.
+/// out now. What another version has otherwise counts too, since it looks the same.
 fn has_options(object: &Installed) -> bool {
     let wanted = &object.wanted;
     // Optional objects are installed by themselves, and a policy that exists stays as it is.
@@ -182,40 +178,41 @@ fn has_options(object: &Installed) -> bool {
     let Some(found) = object.found.as_ref().filter(|_| is_applied) else { return false };
     let entries = found["metadata"]["managedFields"].as_array().into_iter().flatten();
     let mut applied = entries.filter(|entry| entry["manager"] == KUBECTL && entry["operation"] == "Apply");
-    let container_differs = |(own, running): (&Value, &Value)| {
-        let is_own = |argument: &Value| own["args"].as_array().is_some_and(|own| own.contains(argument));
-        ["imagePullPolicy", "resources"].into_iter().any(|field| running[field] != own[field])
-            || !running["args"].as_array().into_iter().flatten().all(is_own)
-    };
-    applied.any(|entry| lacks(wanted, &entry["fieldsV1"]))
-        || PATCHED.iter().any(|path| found.pointer(path) != wanted.pointer(path))
-        || container_of(wanted, wanted).zip(container_of(wanted, found)).is_some_and(container_differs)
+    first_difference(wanted, found, "", &BY_THEMSELVES).is_some()
+        || wanted.pointer(NODE_SELECTOR) != found.pointer(NODE_SELECTOR)
+        || applied.any(|entry| sets_back(wanted, found, &entry["fieldsV1"]))
 }
 
-/// Returns whether an object lacks one of these fields, in the form of `managedFields`: `f:` and a name, `k:` and the
-/// keys of an item of a list, each with the fields in it, or `v:` and a member of a set. A list or map that is owned as a
-/// whole, such as tolerations or a node selector, has no fields in it: [`PATCHED`] compares it.
-fn lacks(object: &Value, fields: &Value) -> bool {
-    let item = |keys: &str| {
-        let keys: Value = serde_json::from_str(keys).ok()?;
-        // A key with its default may be left out.
-        let has = |item: &Value, (key, value): (&String, &Value)| item.get(key).is_none_or(|own| own == value);
-        object.as_array()?.iter().find(|item| keys.as_object().into_iter().flatten().all(|key| has(item, key)))
-    };
-    let member = |value: &str| {
-        let value: Value = serde_json::from_str(value).ok()?;
-        object.as_array()?.iter().find(|own| **own == value)
-    };
+/// Returns whether an object lacks one of these fields of the object in the cluster, in the form of `managedFields`, or has another value
+/// in it. A list or map that is owned as a whole, such as tolerations or a node selector, has no fields in it.
+fn sets_back(wanted: &Value, found: &Value, fields: &Value) -> bool {
     fields.as_object().into_iter().flatten().any(|(field, inner)| {
-        let value = match field.split_once(':') {
-            Some(("f", name)) => object.get(name),
-            Some(("k", keys)) => item(keys),
-            Some(("v", value)) => member(value),
-            // `.` is the object itself.
-            _ => return false,
+        // `.` is the object itself.
+        let Some((form, name)) = field.split_once(':').filter(|(_, name)| !BY_THEMSELVES.contains(name)) else {
+            return false;
         };
-        value.is_none_or(|value| lacks(value, inner))
+        let (own, there) = (part(wanted, form, name), part(found, form, name));
+        own.zip(there).map_or(own.is_none(), |(own, there)| {
+            let is_whole = inner.as_object().is_none_or(serde_json::Map::is_empty);
+            if is_whole { own != there } else { sets_back(own, there, inner) }
+        })
     })
+}
+
+/// Returns the part of an object that `managedFields` name: `f` and a name, `k` and the keys of an item of a list, or `v` and a member of a
+/// set.
+fn part<'a>(object: &'a Value, form: &str, name: &str) -> Option<&'a Value> {
+    if form == "f" {
+        return object.get(name);
+    }
+    let keys: Value = serde_json::from_str(name).ok()?;
+    // A key with its default may be left out.
+    let has = |item: &Value, (key, value): (&String, &Value)| item.get(key).is_none_or(|own| own == value);
+    let mut items = object.as_array()?.iter();
+    match keys.as_object().filter(|_| form == "k") {
+        Some(keys) => items.find(|item| keys.iter().all(|key| has(item, key))),
+        None => items.find(|item| **item == keys),
+    }
 }
 
 /// Returns whether a role has more rules, or a binding more subjects, than this version has: of an overlay, which an installation would remove.
@@ -313,7 +310,7 @@ fn definition(wanted: &Value, found: &Value) -> Vec<Finding> {
             findings.push(Finding::error("VersionMissing", message).next([APPLY_DEFINITIONS.to_owned()]));
             continue;
         };
-        if let Some(path) = first_difference(&version["schema"], &same["schema"], "") {
+        if let Some(path) = first_difference(&version["schema"], &same["schema"], "", &["description"]) {
             let message = format!(
                 "its schema in {number} is not that of this plugin's version ({}): {path}. One of them is older; where that is the definition, \
                  the API server refuses writes of the operator ({UNDECLARED})",
@@ -332,18 +329,23 @@ fn definition(wanted: &Value, found: &Value) -> Vec<Finding> {
     findings
 }
 
-/// Returns the first part of a schema that differs, other than descriptions. What only the cluster has does not count.
-fn first_difference(wanted: &Value, found: &Value, path: &str) -> Option<String> {
+/// Returns the first part of an object or a schema that differs, other than fields of these names. What only the cluster has does not count.
+fn first_difference(wanted: &Value, found: &Value, path: &str, except: &[&str]) -> Option<String> {
     match (wanted, found) {
         (Value::Object(wanted), Value::Object(found)) => {
-            wanted.iter().filter(|(name, _)| *name != "description").find_map(|(name, value)| {
+            wanted.iter().filter(|(name, _)| !except.contains(&name.as_str())).find_map(|(name, value)| {
                 let inner = matches!(name.as_str(), "properties" | "openAPIV3Schema" | "items");
                 let path = if inner { path.to_owned() } else { format!("{path}.{name}") };
                 match found.get(name) {
-                    Some(other) => first_difference(value, other, &path),
+                    Some(other) => first_difference(value, other, &path, except),
                     None => Some(format!("{path} is missing")),
                 }
             })
+        }
+        // Other field managers may have added to a list whose items have names.
+        (Value::Array(wanted), Value::Array(found)) if wanted.iter().any(|item| item.get("name").is_some()) => {
+            let has = |item: &Value| found.iter().any(|other| first_difference(item, other, path, except).is_none());
+            (!wanted.iter().all(has)).then(|| format!("{path} differs"))
         }
         _ if wanted == found => None,
         _ => Some(format!("{path} differs")),

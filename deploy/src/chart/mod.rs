@@ -165,6 +165,17 @@ mod tests {
         assert!(!defaults.contains("unschedulable"), "twice by default: {defaults}");
     }
 
+    #[test]
+    fn commands_of_the_notes_name_the_namespace_of_the_release() {
+        let notes = include_str!("../../chart/templates/NOTES.txt");
+        for command in ["helm upgrade ", "kubectl brupop ", "kubectl get "] {
+            assert!(notes.contains(command), "{command}");
+            for line in notes.lines().filter(|line| line.contains(command)) {
+                assert!(line.contains(" --namespace {{ .Release.Namespace }}"), "{line}");
+            }
+        }
+    }
+
     /// The templates have the arguments of the manifests, and those of values.
     #[test]
     fn workloads_have_only_arguments_that_programs_of_an_earlier_version_know() {

@@ -5,7 +5,7 @@ use integ::bed::TestClusterOptions;
 use models::names::{INTERFACE_LABEL, INTERFACE_VERSION};
 use serde_json::json;
 
-use crate::plugin::shell;
+use crate::plugin::{output_text, plugin, shell};
 use crate::support::{ScenarioContext, nodes, run};
 
 const PAGE: &str = include_str!("../../../docs/quick-start.md");
@@ -40,6 +40,10 @@ async fn quick_start_updates_a_node_by_the_commands_of_its_page() -> anyhow::Res
             }
         }
         ctx.updated().await?;
+        // Defaults of the API server in what the plugin has installed are no options of the user's own.
+        ctx.kubectl(&["delete", "pdb", "-n", "brupop-system", "brupop-controller"]).await?;
+        let found = output_text(&plugin(ctx, &["doctor"]).await?);
+        ensure!(found.contains("kubectl brupop install --registry registry.example/brupop"), "{found}");
         Ok(())
     })
     .await?;
