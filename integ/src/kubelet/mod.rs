@@ -82,8 +82,6 @@ pub struct KubeletOptions {
     pub shutdown_grace: Duration,
     /// The same for critical pods.
     pub shutdown_grace_critical: Duration,
-    /// Further paths of every container and their real paths.
-    pub extra_path_rewrites: Vec<(String, PathBuf)>,
 }
 
 impl std::fmt::Debug for KubeletOptions {
@@ -120,7 +118,6 @@ impl KubeletOptions {
             lease_period: Duration::from_secs(2),
             shutdown_grace: Duration::from_secs(2),
             shutdown_grace_critical: Duration::from_secs(1),
-            extra_path_rewrites: Vec::new(),
         }
     }
 }

@@ -45,7 +45,7 @@ pub(crate) struct Processes {
 struct Running {
     closed: bool,
     containers: BTreeMap<u32, PodProcess>,
-    /// Probes and hooks: ended with the rest, but not containers.
+    /// Probes: ended with the rest, but not containers.
     helpers: Vec<u32>,
 }
 
@@ -68,7 +68,7 @@ impl Processes {
         Ok(child)
     }
 
-    /// Starts a probe or a hook.
+    /// Starts a probe.
     pub(crate) fn start_helper(&self, bed: &Path, launch: &Launch) -> Result<Child> {
         let mut state = locked(&self.state);
         let (child, pid) = spawn(&state, bed, launch)?;

@@ -30,7 +30,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::env::{Data, Mounts, config_map_data, field, secret_data};
+use super::env::{Mounts, field};
 use super::pods::PauseGate;
 use super::process::locked;
 
@@ -56,6 +56,9 @@ pub(crate) enum MountError {
 
 /// Content of a volume: each file's path, bytes and mode.
 type Payload = BTreeMap<String, (Vec<u8>, u32)>;
+
+/// The contents of a ConfigMap or a Secret.
+type Data = BTreeMap<String, Vec<u8>>;
 
 /// One ConfigMap or Secret as last seen.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,7 +97,6 @@ pub(crate) struct Volumes {
     directory: PathBuf,
     machine_root: PathBuf,
     pod_ip: Ipv4Addr,
-    host_ip: Ipv4Addr,
     seen: Mutex<BTreeMap<(Kind, String), watch::Receiver<Seen>>>,
     watches: Mutex<JoinSet<()>>,
     changed: Arc<Notify>,
@@ -103,20 +105,13 @@ pub(crate) struct Volumes {
 }
 
 impl Volumes {
-    pub(crate) fn new(
-        client: Client,
-        pod: Pod,
-        directory: PathBuf,
-        machine_root: PathBuf,
-        (pod_ip, host_ip): (Ipv4Addr, Ipv4Addr),
-    ) -> Self {
+    pub(crate) fn new(client: Client, pod: Pod, directory: PathBuf, machine_root: PathBuf, pod_ip: Ipv4Addr) -> Self {
         Self {
             client,
             pod,
             directory,
             machine_root,
             pod_ip,
-            host_ip,
             seen: Mutex::default(),
             watches: Mutex::default(),
             changed: Arc::default(),
@@ -135,14 +130,8 @@ impl Volumes {
 
     /// The real paths of the mounts of `container`, in addition to those that every container has.
     pub(crate) fn mounts(&self, container: &Container, implicit: &[(String, PathBuf)]) -> Mounts {
-        let own = container.volume_mounts.iter().flatten().map(|mount| {
-            let volume = self.path(&mount.name);
-            let real = match mount.sub_path.as_deref() {
-                Some(below) if !below.is_empty() => volume.join(below),
-                _ => volume,
-            };
-            (mount.mount_path.clone(), real)
-        });
+        let mounts = container.volume_mounts.iter().flatten();
+        let own = mounts.map(|mount| (mount.mount_path.clone(), self.path(&mount.name)));
         Mounts::new(own.chain(implicit.iter().cloned()).collect())
     }
 
@@ -261,8 +250,6 @@ impl Volumes {
             let object = Object { volume: name, kind: Kind::Secret, name: secret, optional: source.optional };
             let data = self.read(&object).await?;
             place(&mut payload, &object, data, source.items.as_deref(), source.default_mode)?;
-        } else if let Some(source) = &volume.downward_api {
-            self.place_fields(&mut payload, source.items.as_deref(), source.default_mode);
         } else if let Some(source) = &volume.projected {
             for part in source.sources.iter().flatten() {
                 if let Some(from) = &part.config_map {
@@ -292,8 +279,7 @@ impl Volumes {
 
     fn place_fields(&self, payload: &mut Payload, items: Option<&[DownwardAPIVolumeFile]>, mode: Option<i32>) {
         for item in items.unwrap_or_default() {
-            let value =
-                item.field_ref.as_ref().and_then(|f| field(&self.pod, &f.field_path, self.pod_ip, self.host_ip));
+            let value = item.field_ref.as_ref().and_then(|f| field(&self.pod, &f.field_path, self.pod_ip));
             payload.insert(item.path.clone(), (value.unwrap_or_default().into_bytes(), mode_of(item.mode.or(mode))));
         }
     }
@@ -417,6 +403,16 @@ where
             }
         }
     }
+}
+
+fn config_map_data(object: &ConfigMap) -> Data {
+    let text = object.data.iter().flatten().map(|(k, v)| (k.clone(), v.clone().into_bytes()));
+    let binary = object.binary_data.iter().flatten().map(|(k, v)| (k.clone(), v.0.clone()));
+    text.chain(binary).collect()
+}
+
+fn secret_data(object: &Secret) -> Data {
+    object.data.iter().flatten().map(|(k, v)| (k.clone(), v.0.clone())).collect()
 }
 
 fn mode_of(mode: Option<i32>) -> u32 {
