@@ -109,21 +109,13 @@ test-vm: tools tools-vm control-plane build ## Run the scenarios on real nodes i
 
 ##### Measurements and searches for defects
 
-.PHONY: bench-plan bench-simulate bench-api bench-idle bench-fleet fuzz mutants
+.PHONY: bench-plan bench-simulate bench-fleet fuzz mutants
 bench-plan: tools ## Measure one plan over 100, 5,000 and 100,000 nodes
 	@$(UNCHECKED) $(CARGO) bench --locked -p planner --bench plan
 
 bench-simulate: tools ## Measure simulated rollouts of 100, 5,000 and 100,000 nodes: seconds and memory (ARGS="5000" for other sizes)
 	@$(UNCHECKED) $(CARGO) build --release --locked -p planner --example bench_simulate
 	@"$(TARGET)/release/examples/bench_simulate" $(ARGS)
-
-bench-api: tools control-plane build ## Measure the web API with 1,000 connected agents (ARGS="--help" for more)
-	@deploy/images/build.sh "$(SHIPPED)" brupop-apiserver
-	@BRUPOP_APISERVER_BIN="$(SHIPPED)/brupop-apiserver" $(CARGO) run --quiet --locked -p integ --example bench_api -- $(ARGS)
-
-bench-idle: tools control-plane build ## Measure an idle fleet, outages of the API server and fail-overs (ARGS="--help" for more)
-	@$(CARGO) build --workspace --locked --examples
-	@BRUPOP_BIN_DIR="$(TARGET)/debug" "$(TARGET)/debug/examples/bench_idle" $(ARGS)
 
 # Release builds of all that is measured, and of the agents' tasks. The plugin, which nothing here runs, may be any build.
 bench-fleet: own-architecture tools control-plane build ## Measure a fleet of agents: idle, in a rollout, in outages; writes docs/scale.md (ARGS="--help" for more)
