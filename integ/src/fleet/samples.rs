@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -59,14 +60,14 @@ impl Samples {
             loop {
                 ticks.tick().await;
                 let sample = sample(&folder);
-                samples.lock().unwrap_or_else(PoisonError::into_inner).push(sample);
+                samples.lock().push(sample);
             }
         });
         Self { all, task: task.abort_handle() }
     }
 
     fn between<T>(&self, from: Instant, to: Instant, read: impl FnOnce(&[&Sample]) -> T) -> T {
-        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.all.lock();
         let within: Vec<&Sample> = all.iter().filter(|sample| sample.at >= from && sample.at <= to).collect();
         read(&within)
     }

@@ -22,7 +22,7 @@ mod volumes;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -30,6 +30,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::api::PostParams;
 use kube::{Api, Client};
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -44,7 +45,7 @@ use crate::machine::{Machine, Power};
 use address::IpPool;
 use node::NodeKeeper;
 use pods::{PauseGate, Pods};
-use process::{Processes, locked};
+use process::Processes;
 
 /// Options of a kubelet stand-in.
 #[derive(Clone)]
@@ -196,7 +197,7 @@ struct Inner {
 
 impl Inner {
     fn boot(&self) -> Option<(Arc<Ctx>, Arc<NodeKeeper>)> {
-        self.boot.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.boot.lock().clone()
     }
 }
 
@@ -309,7 +310,7 @@ async fn supervise(inner: Arc<Inner>, registered: watch::Sender<bool>) {
             gate: inner.gate.clone(),
         });
         let node = Arc::new(NodeKeeper::new(ctx.clone()));
-        *locked(&inner.boot) = Some((ctx.clone(), node.clone()));
+        *inner.boot.lock() = Some((ctx.clone(), node.clone()));
         let over = {
             let mut machine = machine.clone();
             async move {
@@ -322,7 +323,7 @@ async fn supervise(inner: Arc<Inner>, registered: watch::Sender<bool>) {
         }
         // Power is lost: first the processes, so that the tasks can do nothing more with them.
         ctx.processes.close();
-        *locked(&inner.boot) = None;
+        *inner.boot.lock() = None;
         let _ = std::fs::remove_dir_all(inner.options.bed.join("k").join(inner.options.address.node.to_string()));
     }
 }

@@ -9,14 +9,15 @@
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodCondition};
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -24,7 +25,6 @@ use tokio::time::{Instant, sleep};
 
 use super::Ctx;
 use super::container::ContainerTask;
-use super::process::locked;
 use super::status::{
     ContainerPhase, ContainerView, Ended, LOST, SHUT_DOWN, StatusInput, Verdict, restart_policy, status_patch,
 };
@@ -92,12 +92,12 @@ impl PodShared {
     }
 
     pub(crate) fn view(&self, index: usize) -> Option<ContainerView> {
-        locked(&self.views).get(index).cloned()
+        self.views.lock().get(index).cloned()
     }
 
     /// Changes the state of a container, and triggers a post of the status if it differs.
     pub(crate) fn update(&self, index: usize, change: impl FnOnce(&mut ContainerView)) {
-        let mut views = locked(&self.views);
+        let mut views = self.views.lock();
         let Some(view) = views.get_mut(index) else { return };
         let before = view.clone();
         change(view);
@@ -108,7 +108,7 @@ impl PodShared {
 
     /// Returns true if the end of the pod is not awaited (vanished, or with a verdict), also with a stuck volume.
     pub(crate) fn is_cut_short(&self) -> bool {
-        self.vanished.load(Ordering::SeqCst) || locked(&self.verdict).is_some()
+        self.vanished.load(Ordering::SeqCst) || self.verdict.lock().is_some()
     }
 
     fn api(&self) -> Api<Pod> {
@@ -138,8 +138,8 @@ impl PodShared {
         let others = reported.into_iter().filter(|c| !known.iter().any(|k| k.type_ == c.type_)).collect::<Vec<_>>();
         known.extend(others);
         let patch = {
-            let views = locked(&self.views);
-            let verdict = locked(&self.verdict);
+            let views = self.views.lock();
+            let verdict = self.verdict.lock();
             let input = StatusInput {
                 pod: &pod,
                 containers: &views,
@@ -213,7 +213,7 @@ pub(crate) async fn reject(ctx: Arc<Ctx>, pod: Arc<Pod>, verdict: Verdict) {
     let (_sender, receiver) = watch::channel(pod);
     let host = ctx.options.address.host_ip();
     let shared = Arc::new(PodShared::new(ctx, receiver, host, PathBuf::new()));
-    *locked(&shared.verdict) = Some(verdict);
+    *shared.verdict.lock() = Some(verdict);
     shared.post_until_done().await;
 }
 
@@ -311,7 +311,7 @@ fn lost(container_id: String) -> Ended {
 pub(crate) async fn run(ctx: Arc<Ctx>, pod: watch::Receiver<Arc<Pod>>, mut orders: watch::Receiver<Order>) {
     ctx.may_act().await;
     let first = pod.borrow().clone();
-    let own_ip = locked(&ctx.ips).take();
+    let own_ip = ctx.ips.lock().take();
     let pod_ip = own_ip.unwrap_or_else(|| ctx.options.address.host_ip());
     let uid = first.metadata.uid.clone().unwrap_or_default();
     let directory = ctx.pod_directory(&uid);
@@ -333,7 +333,7 @@ pub(crate) async fn run(ctx: Arc<Ctx>, pod: watch::Receiver<Arc<Pod>>, mut order
     let gone = shared.vanished.load(Ordering::SeqCst) || shared.post_until_done().await == Written::Gone;
     let _ = tokio::fs::remove_dir_all(&directory).await;
     if let Some(ip) = own_ip {
-        locked(&ctx.ips).release(ip);
+        ctx.ips.lock().release(ip);
     }
     if !gone && shared.current().metadata.deletion_timestamp.is_some() {
         delete(&shared, &uid).await;
@@ -376,7 +376,7 @@ async fn mount(shared: &Arc<PodShared>) {
         let message = error.to_string();
         if message != last_message {
             shared.ctx.event(&shared.current(), "Warning", "FailedMount", &message);
-            let count = locked(&shared.views).len();
+            let count = shared.views.lock().len();
             for index in 0..count {
                 shared.update(index, |v| v.wait("ContainerCreating", Some(message.clone())));
             }
@@ -426,7 +426,7 @@ async fn end(
             Order::Live => {}
             Order::Shutdown(grace) => {
                 limits.push(now + grace);
-                *locked(&shared.verdict) = Some(SHUT_DOWN);
+                *shared.verdict.lock() = Some(SHUT_DOWN);
             }
             Order::Vanished => {
                 shared.vanished.store(true, Ordering::SeqCst);
@@ -441,7 +441,7 @@ async fn end(
             changed = orders.changed(), if orders_open => orders_open = changed.is_ok(),
         }
     }
-    for view in locked(&shared.views).iter_mut() {
+    for view in shared.views.lock().iter_mut() {
         view.ready = false;
         view.started = false;
         if let ContainerPhase::Waiting { .. } = view.doing {

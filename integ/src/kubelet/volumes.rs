@@ -11,7 +11,7 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::TryStreamExt;
@@ -25,6 +25,7 @@ use k8s_openapi::api::core::v1::{
 use kube::api::PostParams;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Resource};
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -32,7 +33,6 @@ use tokio::time::{sleep, timeout};
 
 use super::env::{Mounts, field};
 use super::pods::PauseGate;
-use super::process::locked;
 
 /// Timeout of the API calls of one attempt to mount.
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -165,7 +165,7 @@ impl Volumes {
     /// and different each time, and does nothing while it is paused.
     pub(crate) async fn keep_current(&self, lag: Duration, gate: &PauseGate) {
         loop {
-            let due = locked(&self.tokens).values().map(|t| t.renew_at).min();
+            let due = self.tokens.lock().values().map(|t| t.renew_at).min();
             let wait = due.map_or(Duration::from_secs(3600), |due| {
                 Duration::try_from(due.duration_since(Timestamp::now())).unwrap_or_default()
             });
@@ -228,12 +228,12 @@ impl Volumes {
 
     async fn write(&self, volume: &Volume) -> Result<(), MountError> {
         let Some(payload) = self.payload(volume).await? else { return Ok(()) };
-        if locked(&self.written).get(&volume.name) == Some(&payload) {
+        if self.written.lock().get(&volume.name) == Some(&payload) {
             return Ok(());
         }
         write_atomically(&self.path(&volume.name), &payload)
             .map_err(|source| MountError::Io { volume: volume.name.clone(), source })?;
-        locked(&self.written).insert(volume.name.clone(), payload);
+        self.written.lock().insert(volume.name.clone(), payload);
         Ok(())
     }
 
@@ -288,7 +288,7 @@ impl Volumes {
     async fn token(&self, volume: &str, source: &ServiceAccountTokenProjection) -> Result<String, MountError> {
         let key = (volume.to_owned(), source.path.clone());
         let now = Timestamp::now();
-        let known = locked(&self.tokens).get(&key).cloned();
+        let known = self.tokens.lock().get(&key).cloned();
         match known {
             Some(known) if now < known.renew_at => return Ok(known.value),
             _ => {}
@@ -321,7 +321,7 @@ impl Volumes {
         let life = expires.as_second() - now.as_second();
         let renew_at = now + jiff::SignedDuration::from_secs((life * 4 / 5).max(1));
         let value = status.token.unwrap_or_default();
-        locked(&self.tokens).insert(key, Token { value: value.clone(), renew_at });
+        self.tokens.lock().insert(key, Token { value: value.clone(), renew_at });
         Ok(value)
     }
 
@@ -340,12 +340,12 @@ impl Volumes {
     }
 
     fn follow(&self, kind: Kind, name: &str) -> watch::Receiver<Seen> {
-        let mut seen = locked(&self.seen);
+        let mut seen = self.seen.lock();
         let entry = seen.entry((kind, name.to_owned())).or_insert_with(|| {
             let (sender, receiver) = watch::channel(Seen::NotYet);
             let namespace = self.pod.metadata.namespace.clone().unwrap_or_default();
             let (client, name, changed) = (self.client.clone(), name.to_owned(), self.changed.clone());
-            let mut watches = locked(&self.watches);
+            let mut watches = self.watches.lock();
             match kind {
                 Kind::ConfigMap => {
                     let api = Api::<ConfigMap>::namespaced(client, &namespace);
