@@ -50,7 +50,7 @@ check: lint ## Run format, lints, words, generated files, unit tests and simulat
 	@integ/run/unit.sh --quick
 
 ifdef TEST
-test: tools tools-lint control-plane helm definitions next agent prometheus moto
+test: tools tools-lint control-plane helm definitions build next agent prometheus moto
 	@BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" integ/run/named.sh $(TEST)
 else
 test: tools tools-lint tools-go tools-disk ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
@@ -136,10 +136,8 @@ mutants: tools tools-mutants ## Change the planner's rules one by one and list t
 build: tools ## Build all programs, unoptimised
 	@$(CARGO) build --workspace --bins --locked
 
-# In the same build folder, so that no dependency is built once more; the second build puts the present programs back.
 next: tools ## Build the programs of a stand-in for the next version (integ/next), for the tests that mix two versions
-	@integ/next/build.sh "$(TARGET)/next"
-	@$(CARGO) build --workspace --bins --locked
+	@$(UNCHECKED) integ/next/build.sh "$(TARGET)/next"
 
 agent: own-architecture tools ## Build the agent as it ships: small and static
 	@deploy/images/build.sh "$(SHIPPED)" brupop-agent

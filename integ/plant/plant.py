@@ -27,7 +27,8 @@ ROOT = HERE.parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve()
 FOLDER = TARGET / "plant"
 SOURCE = FOLDER / "source"
-PROGRAMS = ["brupop-agent", "brupop-apiserver", "brupop-controller", "brupop-aws", "kubectl-brupop"]
+# The programs of the copy; those of the present sources stay where they are.
+OUT = FOLDER / "out"
 # Another version is another package to cargo: its outputs stand beside those of the present one.
 VERSION = "0.3.0"
 # The least number of bugs in the list.
@@ -173,7 +174,7 @@ def plant(bugs):
 
 def cargo(arguments, manifest, **options):
     command = [os.environ.get("CARGO", "cargo"), *arguments, "--manifest-path", str(manifest)]
-    environment = os.environ | {"CARGO_TARGET_DIR": str(TARGET)}
+    environment = os.environ | {"CARGO_TARGET_DIR": str(OUT), "CARGO_BUILD_BUILD_DIR": str(TARGET)}
     for name in ("RUSTC_WORKSPACE_WRAPPER", "CLIPPY_ARGS"):
         environment.pop(name, None)
     return subprocess.run(command, env=environment, **options)
@@ -181,34 +182,17 @@ def cargo(arguments, manifest, **options):
 
 def build(tests, units):
     """Builds programs and tests, and returns the programs of the tests with their folders, by name."""
-    manifest, debug, kept = SOURCE / "Cargo.toml", TARGET / "debug", FOLDER / ".present"
-    shutil.rmtree(kept, ignore_errors=True)
-    kept.mkdir(parents=True)
-    for program in PROGRAMS:
-        if (debug / program).is_file():
-            os.link(debug / program, kept / program)
-    try:
-        # All packages: another choice selects other features, and builds every dependency once more.
-        if cargo(["build", "--workspace", "--locked", "--bins"], manifest).returncode:
-            fail("the planted sources cannot be compiled: an entry of integ/plant/bugs.toml does not fit them")
-        binaries = {test.split(" ")[0] for test in tests}
-        chosen = [option for binary in sorted(binaries) if not binary.endswith("/src") for option in ("--test", binary)]
-        chosen += ["--lib", "--bins"] if units or any(binary.endswith("/src") for binary in binaries) else []
-        built = cargo(["test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics", *chosen],
-                      manifest, stdout=subprocess.PIPE, text=True)
-        if built.returncode:
-            fail(f"the tests of the planted sources cannot be compiled (cargo ended with {built.returncode})")
-        programs = FOLDER / "bin"
-        programs.mkdir(exist_ok=True)
-        for program in PROGRAMS:
-            (programs / program).unlink(missing_ok=True)
-            shutil.copy(debug / program, programs / program)
-    finally:
-        for program in list(kept.iterdir()):
-            # Where both are one file, a rename does nothing.
-            (debug / program.name).unlink(missing_ok=True)
-            program.replace(debug / program.name)
-        kept.rmdir()
+    manifest = SOURCE / "Cargo.toml"
+    # All packages: another choice selects other features, and builds every dependency once more.
+    if cargo(["build", "--workspace", "--locked", "--bins"], manifest).returncode:
+        fail("the planted sources cannot be compiled: an entry of integ/plant/bugs.toml does not fit them")
+    binaries = {test.split(" ")[0] for test in tests}
+    chosen = [option for binary in sorted(binaries) if not binary.endswith("/src") for option in ("--test", binary)]
+    chosen += ["--lib", "--bins"] if units or any(binary.endswith("/src") for binary in binaries) else []
+    built = cargo(["test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics", *chosen],
+                  manifest, stdout=subprocess.PIPE, text=True)
+    if built.returncode:
+        fail(f"the tests of the planted sources cannot be compiled (cargo ended with {built.returncode})")
     found = {}
     for line in built.stdout.splitlines():
         message = json.loads(line)
@@ -234,7 +218,7 @@ class Run:
         self.logs.mkdir(parents=True)
 
     def environment(self, bug):
-        programs = FOLDER / "bin"
+        programs = OUT / "debug"
         names = {"AGENT": "agent", "APISERVER": "apiserver", "CONTROLLER": "controller", "AWS": "aws"}
         environment = os.environ | {f"BRUPOP_{name}_BIN": str(programs / f"brupop-{program}") for name, program in names.items()}
         environment |= {"BRUPOP_BIN_DIR": str(programs)}
