@@ -3,38 +3,8 @@
 use super::*;
 
 #[test]
-fn deployment_of_unmapped_image_becomes_ready_and_is_deleted() {
+fn container_of_unmapped_image_behaves_as_its_annotations_say() {
     on_a_node("pretend", async |bed| {
-        let labels = json!({"app": "pause"});
-        let spec = json!({
-            "replicas": 3,
-            "selector": {"matchLabels": labels},
-            "template": {
-                "metadata": {"labels": labels},
-                "spec": {
-                    "nodeSelector": {"test": "pretend"},
-                    "containers": [{"name": "pause", "image": "registry.k8s.io/pause:3.10"}],
-                },
-            },
-        });
-        let _: Deployment = bed.create(json!({"metadata": {"name": "pause"}, "spec": spec})).await;
-        let deployments: Api<Deployment> = bed.api();
-        until("three ready pods", async || {
-            let status = deployments.get("pause").await.unwrap().status.unwrap_or_default();
-            (status.ready_replicas == Some(3)).then_some(())
-        })
-        .await;
-        let pods = bed.api::<Pod>().list(&ListParams::default()).await.unwrap();
-        for pod in &pods {
-            assert!(pod.status.as_ref().unwrap().pod_ip.as_deref().unwrap().starts_with("10."));
-        }
-        assert!(bed.kubelet.processes().is_empty());
-        deployments.delete("pause", &DeleteParams::background()).await.unwrap();
-        for pod in pods {
-            bed.gone(pod.metadata.name.as_deref().unwrap()).await;
-        }
-
-        // Behaviour by annotation.
         let containers = json!([{"name": "c", "image": "pause"}]);
         let _: Pod = bed
             .create(json!({
@@ -43,6 +13,7 @@ fn deployment_of_unmapped_image_becomes_ready_and_is_deleted() {
             }))
             .await;
         bed.see("odd", "it runs and is not ready", |p| phase(p) == "Running" && !is_ready(p)).await;
+        assert!(bed.kubelet.processes().is_empty());
         let healthy = json!({"metadata": {"annotations": {"sim/never-ready": null, "sim/restarts": "4"}}});
         bed.api::<Pod>().patch("odd", &PatchParams::default(), &Patch::Merge(healthy)).await.unwrap();
         bed.see("odd", "it becomes ready after four restarts", |p| is_ready(p) && restarts(p) == 4).await;
@@ -139,22 +110,6 @@ fn process_has_environment_and_volumes_of_its_pod() {
 }
 
 #[test]
-fn pod_with_service_account_token_gets_working_kubeconfig() {
-    on_a_node("kubeconfig", async |bed| {
-        let script = "cat $KUBECONFIG; echo; echo proxy=[$HTTPS_PROXY]; sleep 100";
-        bed.pod("p", json!({"terminationGracePeriodSeconds": 0, "containers": [shell(script)]})).await;
-        let log = bed.logged("p", "proxy=[]").await;
-        let config: kube::config::Kubeconfig = serde_json::from_str(log.lines().next().unwrap()).unwrap();
-        assert!(config.auth_infos[0].auth_info.as_ref().unwrap().token_file.is_some());
-        let config = kube::Config::from_custom_kubeconfig(config, &Default::default()).await.unwrap();
-        let client = Client::try_from(config).unwrap();
-        let refused = Api::<Secret>::namespaced(client, "kubeconfig").list(&ListParams::default()).await.unwrap_err();
-        let message = refused.to_string();
-        assert!(message.contains("system:serviceaccount:kubeconfig:default"), "{message}");
-    });
-}
-
-#[test]
 fn pod_that_needs_what_the_stand_in_lacks_does_not_start() {
     on_a_node("lacks", async |bed| {
         let mut container = shell("sleep 100");
@@ -234,12 +189,5 @@ fn probes_control_readiness_restarts_and_service_endpoints() {
         let state = glob_one(&shared().control_plane.dir().join("k"), &short).join("v/state");
         std::fs::write(state.join("sick"), "").unwrap();
         bed.see("b", "it was restarted", |p| restarts(p) >= 1).await;
-
-        let mut container = shell("sleep 0.3; touch $D/file; sleep 100");
-        container["env"] = json!([{"name": "D", "value": "/d"}]);
-        container["volumeMounts"] = json!([{"name": "state", "mountPath": "/d"}]);
-        container["readinessProbe"] = json!({"exec": {"command": ["test", "-f", "/d/file"]}});
-        bed.pod("c", spec(container)).await;
-        bed.see("c", "a command finds it ready", is_ready).await;
     });
 }
