@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use tokio::process::Command;
 
-/// Binaries that a start needs; kwok is not one of them.
+/// Binaries that a start needs.
 const NEEDED: [&str; 5] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"];
 
 #[derive(Clone, Debug)]
