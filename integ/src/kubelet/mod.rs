@@ -79,10 +79,6 @@ pub struct KubeletOptions {
     pub status_period: Duration,
     /// Interval at which the Node's Lease is renewed.
     pub lease_period: Duration,
-    /// Longest time that an ordinary pod may take to end when the node shuts down.
-    pub shutdown_grace: Duration,
-    /// The same for critical pods.
-    pub shutdown_grace_critical: Duration,
 }
 
 impl std::fmt::Debug for KubeletOptions {
@@ -117,8 +113,6 @@ impl KubeletOptions {
             volume_lag: Duration::ZERO,
             status_period: Duration::from_secs(10),
             lease_period: Duration::from_secs(2),
-            shutdown_grace: Duration::from_secs(2),
-            shutdown_grace_critical: Duration::from_secs(1),
         }
     }
 }
