@@ -23,7 +23,13 @@ beside() {
   local status=0
   case $1 in
   units) "$here/unit.sh" || status=$? ;;
-  builds) "$make" --no-print-directory next agent >"$run/builds.txt" 2>&1 || { status=$?; cat "$run/builds.txt"; } ;;
+  builds)
+    "$make" --no-print-directory next agent >"$run/builds.txt" 2>&1 || status=$?
+    if [ "$status" != 0 ]; then
+      cat "$run/builds.txt"
+      printf 'builds\t%s\n' "the output is in $run/builds.txt" >>"$run/failed"
+    fi
+    ;;
   esac
   processors "$run/$1.times.txt"
   printf '%s\t%s\t  %s\n' "$SECONDS" "$used" "$1" >>"$run/times.txt"
@@ -64,8 +70,6 @@ step() {
   return "$status"
 }
 
-at_once() { printf '%s\n' "$@" | xargs -n 1 -P 2 "$here/test.sh" --beside; }
-
 summary() {
   local status=$?
   printf '\nSeconds of each part, and how many its processes used of the processors:\n'
@@ -101,7 +105,7 @@ step "documentation" "$make" --no-print-directory docs
 step "control plane, Helm, other servers" "$make" --no-print-directory control-plane helm definitions prometheus moto
 # Unit tests, of which the longest use one processor, and what only end-to-end tests need: programs of a next version, and the agent as
 # it ships.
-step "unit tests, and builds beside them" at_once units builds
+step "unit tests, and builds beside them" xargs -n 1 -P 2 "$here/test.sh" --beside <<<$'units\nbuilds'
 step "tests in documentation" "$cargo" test --workspace --locked --quiet --doc
 
 # Two binaries at a time, so that one computes while the other waits; the longest ones first.
