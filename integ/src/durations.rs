@@ -96,7 +96,7 @@ fn seconds(ticks: u64) -> f64 {
     ticks as f64 / TICKS
 }
 
-/// Reads those of a running process.
+/// Reads the ticks of a running process.
 pub(crate) fn ticks(process: u32) -> Option<Ticks> {
     parse(&std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
 }

@@ -5,7 +5,8 @@
 //!
 //! Deliberate differences from a real kubelet: no namespaces, so paths of mounts in arguments and environment are
 //! replaced by the real ones; a pod that is `10.a.b.c` for Kubernetes gets `127.a.b.c` in its environment; restarts,
-//! readiness and mounts are retried sooner.
+//! readiness and mounts are retried sooner. A pod that needs what no pod of the operator has (init containers, hooks, variables from
+//! a Secret) is not started, and says so.
 
 mod address;
 mod container;

@@ -254,13 +254,20 @@ fn containers(pod: &Pod) -> &[Container] {
 fn unsupported(pod: &Pod) -> Option<&'static str> {
     let spec = pod.spec.as_ref()?;
     let any = |needs: fn(&Container) -> bool| spec.containers.iter().any(needs);
+    let gets = |c: &Container| {
+        let probes = [&c.readiness_probe, &c.liveness_probe].into_iter().flatten();
+        probes.filter_map(|probe| probe.http_get.as_ref()).any(|get| get.host.is_some() || get.http_headers.is_some())
+    };
     let rows = [
         ("init containers", spec.init_containers.as_ref().is_some_and(|init| !init.is_empty())),
         ("the host's network", spec.host_network == Some(true)),
         ("variables from an object", any(|c| c.env_from.as_ref().is_some_and(|from| !from.is_empty()))),
         ("a hook", any(|c| c.lifecycle.is_some())),
         ("a startup probe", any(|c| c.startup_probe.is_some())),
+        ("a probe with a host or headers", any(gets)),
         ("a working directory", any(|c| c.working_dir.is_some())),
+        ("a part of a volume", any(|c| c.volume_mounts.iter().flatten().any(|mount| mount.sub_path.is_some()))),
+        ("a volume of fields", spec.volumes.iter().flatten().any(|volume| volume.downward_api.is_some())),
     ];
     rows.into_iter().find_map(|(what, needed)| needed.then_some(what))
 }

@@ -19,7 +19,7 @@ use jiff::Timestamp;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{
-    ConfigMap, Container, DownwardAPIVolumeFile, HostPathVolumeSource, KeyToPath, Pod, Secret, ServiceAccount,
+    ConfigMap, Container, DownwardAPIProjection, HostPathVolumeSource, KeyToPath, Pod, Secret, ServiceAccount,
     ServiceAccountTokenProjection, Volume,
 };
 use kube::api::PostParams;
@@ -44,6 +44,8 @@ pub(crate) enum MountError {
     Missing { volume: String, kind: &'static str, name: String },
     #[error("MountVolume.SetUp failed for volume {volume:?}: references non-existent {kind} key: {key}")]
     MissingKey { volume: String, kind: &'static str, key: String },
+    #[error("MountVolume.SetUp failed for volume {volume:?}: the source of {path:?} is not supported")]
+    Field { volume: String, path: String },
     #[error("MountVolume.SetUp failed for volume {volume:?}: timed out waiting for {kind} {name:?}")]
     Waiting { volume: String, kind: &'static str, name: String },
     #[error("MountVolume.SetUp failed for volume {volume:?}: hostPath type check failed: {path} is not {wanted}")]
@@ -264,7 +266,7 @@ impl Volumes {
                     place(&mut payload, &object, data, from.items.as_deref(), source.default_mode)?;
                 }
                 if let Some(from) = &part.downward_api {
-                    self.place_fields(&mut payload, from.items.as_deref(), source.default_mode);
+                    payload.extend(self.fields(name, from, source.default_mode)?);
                 }
                 if let Some(from) = &part.service_account_token {
                     let token = self.token(name, from).await?;
@@ -277,11 +279,15 @@ impl Volumes {
         Ok(Some(payload))
     }
 
-    fn place_fields(&self, payload: &mut Payload, items: Option<&[DownwardAPIVolumeFile]>, mode: Option<i32>) {
-        for item in items.unwrap_or_default() {
-            let value = item.field_ref.as_ref().and_then(|f| field(&self.pod, &f.field_path, self.pod_ip));
-            payload.insert(item.path.clone(), (value.unwrap_or_default().into_bytes(), mode_of(item.mode.or(mode))));
+    fn fields(&self, volume: &str, from: &DownwardAPIProjection, mode: Option<i32>) -> Result<Payload, MountError> {
+        let mut payload = Payload::new();
+        for item in from.items.iter().flatten() {
+            let value = item.field_ref.as_ref().and_then(|of| field(&self.pod, &of.field_path, self.pod_ip));
+            let unsupported = || MountError::Field { volume: volume.to_owned(), path: item.path.clone() };
+            let value = value.ok_or_else(unsupported)?;
+            payload.insert(item.path.clone(), (value.into_bytes(), mode_of(item.mode.or(mode))));
         }
+        Ok(payload)
     }
 
     /// A token for the pod, requested as the node, and renewed after four fifths of its life.
