@@ -50,7 +50,7 @@ check: lint ## Run format, lints, words, generated files, unit tests and simulat
 	@integ/run/unit.sh --quick
 
 ifdef TEST
-test: tools tools-lint control-plane helm definitions next agent prometheus moto
+test: tools tools-lint control-plane helm definitions build next agent prometheus moto
 	@BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" integ/run/named.sh $(TEST)
 else
 test: tools tools-lint tools-go tools-disk ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
@@ -109,21 +109,13 @@ test-vm: tools tools-vm control-plane build ## Run the scenarios on real nodes i
 
 ##### Measurements and searches for defects
 
-.PHONY: bench-plan bench-simulate bench-api bench-idle bench-fleet fuzz mutants
+.PHONY: bench-plan bench-simulate bench-fleet fuzz mutants
 bench-plan: tools ## Measure one plan over 100, 5,000 and 100,000 nodes
 	@$(UNCHECKED) $(CARGO) bench --locked -p planner --bench plan
 
 bench-simulate: tools ## Measure simulated rollouts of 100, 5,000 and 100,000 nodes: seconds and memory (ARGS="5000" for other sizes)
 	@$(UNCHECKED) $(CARGO) build --release --locked -p planner --example bench_simulate
 	@"$(TARGET)/release/examples/bench_simulate" $(ARGS)
-
-bench-api: tools control-plane build ## Measure the web API with 1,000 connected agents (ARGS="--help" for more)
-	@deploy/images/build.sh "$(SHIPPED)" brupop-apiserver
-	@BRUPOP_APISERVER_BIN="$(SHIPPED)/brupop-apiserver" $(CARGO) run --quiet --locked -p integ --example bench_api -- $(ARGS)
-
-bench-idle: tools control-plane build ## Measure an idle fleet, outages of the API server and fail-overs (ARGS="--help" for more)
-	@$(CARGO) build --workspace --locked --examples
-	@BRUPOP_BIN_DIR="$(TARGET)/debug" "$(TARGET)/debug/examples/bench_idle" $(ARGS)
 
 # Release builds of all that is measured, and of the agents' tasks. The plugin, which nothing here runs, may be any build.
 bench-fleet: own-architecture tools control-plane build ## Measure a fleet of agents: idle, in a rollout, in outages; writes docs/scale.md (ARGS="--help" for more)
@@ -144,10 +136,8 @@ mutants: tools tools-mutants ## Change the planner's rules one by one and list t
 build: tools ## Build all programs, unoptimised
 	@$(CARGO) build --workspace --bins --locked
 
-# In the same build folder, so that no dependency is built once more; the second build puts the present programs back.
 next: tools ## Build the programs of a stand-in for the next version (integ/next), for the tests that mix two versions
-	@integ/next/build.sh "$(TARGET)/next"
-	@$(CARGO) build --workspace --bins --locked
+	@$(UNCHECKED) integ/next/build.sh "$(TARGET)/next"
 
 agent: own-architecture tools ## Build the agent as it ships: small and static
 	@deploy/images/build.sh "$(SHIPPED)" brupop-agent

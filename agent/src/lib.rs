@@ -26,7 +26,7 @@ mod settings;
 mod situation;
 mod staging;
 mod statement;
-pub mod stream;
+mod stream;
 mod views;
 
 use std::future::Future;

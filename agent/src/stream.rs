@@ -44,7 +44,7 @@ fn is_success(held: Duration, ended: bool) -> bool {
 }
 
 /// Returns the delay before the next stream: random, up to a limit that doubles with each failed one.
-pub fn pause(backoff: &mut Backoff, success: bool) -> Duration {
+fn pause(backoff: &mut Backoff, success: bool) -> Duration {
     let limit = if success {
         backoff.reset();
         RECONNECT

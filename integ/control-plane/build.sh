@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the control plane that the tests and the demo run on, from Go modules and nothing else, into a cache folder:
-# etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubectl and (for load tests) kwok.
+# etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kubectl.
 #
 #   build.sh           build what is missing, then print the folder that holds the binaries
 #   build.sh --where   only print that folder
@@ -10,7 +10,6 @@
 #
 #   BRUPOP_CACHE        where to keep the binaries   (default: $XDG_CACHE_HOME/brupop or ~/.cache/brupop)
 #   KUBEBUILDER_ASSETS  a folder that has the binaries already; it is used as it is and nothing is built
-#   BRUPOP_WITH_KWOK=1  build kwok too; only load tests need it
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -30,14 +29,12 @@ fi
 
 cache=${BRUPOP_CACHE:-${XDG_CACHE_HOME:-${HOME:?HOME is not set; set BRUPOP_CACHE}/.cache}/brupop}
 key=$(cat "$here"/kubernetes/go.mod "$here"/kubernetes/go.sum "$here"/etcd/go.mod "$here"/etcd/go.sum \
-  "$here"/kwok/go.mod "$here"/kwok/go.sum "$here/go.sh" "${BASH_SOURCE[0]}" | sha256sum | cut -c1-16)
+  "$here/go.sh" "${BASH_SOURCE[0]}" | sha256sum | cut -c1-16)
 bin=$cache/control-plane/$key
 if [ "${1:-}" = --where ]; then echo "$bin"; exit 0; fi
 
-wanted=$needed
-[ -z "${BRUPOP_WITH_KWOK:-}" ] || wanted="$wanted kwok"
 missing=""
-for b in $wanted; do [ -x "$bin/$b" ] || missing="$missing $b"; done
+for b in $needed; do [ -x "$bin/$b" ] || missing="$missing $b"; done
 if [ -z "$missing" ]; then echo "$bin"; exit 0; fi
 
 command -v go >/dev/null || die "Go 1.26 or later is needed to build the control plane (once, under 6 minutes): install it from your distribution or go.dev/dl, or set KUBEBUILDER_ASSETS to a folder with:$missing"
@@ -80,10 +77,6 @@ fi
 if ! all_there kube-apiserver kube-controller-manager kube-scheduler kubectl; then
   build kubernetes "Kubernetes $kubernetes_version" "${kubernetes_flags[@]}" tool
   for b in kube-apiserver kube-controller-manager kube-scheduler kubectl; do mv "$part/$b" "$bin/$b"; done
-fi
-if [ -n "${BRUPOP_WITH_KWOK:-}" ] && ! all_there kwok; then
-  build kwok kwok -ldflags "-s -w" tool
-  mv "$part/kwok" "$bin/kwok"
 fi
 say "ready in $((SECONDS - started)) s: $bin"
 echo "$bin"

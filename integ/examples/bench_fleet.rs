@@ -25,9 +25,6 @@ struct Arguments {
     /// Page that the figures are written to.
     #[arg(long)]
     page: Option<PathBuf>,
-    /// Folder that the values of the charts are written to, second by second.
-    #[arg(long)]
-    csv: Option<PathBuf>,
     /// Runs the process of the fleet that this file describes, as the bench itself does.
     #[arg(long, hide = true)]
     fleet: Option<PathBuf>,
@@ -70,9 +67,6 @@ async fn main() -> anyhow::Result<()> {
     ensure!(allowed >= needed, "{needed} open files are needed, {allowed} are allowed: raise the limit (`ulimit -n`)");
     let section = Bench::start(arguments.options).await?.measure().await?;
     println!("{section}");
-    if let Some(folder) = &arguments.csv {
-        section.write_values(folder)?;
-    }
     match &arguments.page {
         Some(page) => Page::new(page).write(&section),
         None => Ok(()),

@@ -27,7 +27,8 @@ ROOT = HERE.parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve()
 FOLDER = TARGET / "plant"
 SOURCE = FOLDER / "source"
-PROGRAMS = ["brupop-agent", "brupop-apiserver", "brupop-controller", "brupop-aws", "kubectl-brupop"]
+# The programs of the copy; those of the present sources stay where they are.
+OUT = FOLDER / "out"
 # Another version is another package to cargo: its outputs stand beside those of the present one.
 VERSION = "0.3.0"
 # The least number of bugs in the list.
@@ -173,42 +174,25 @@ def plant(bugs):
 
 def cargo(arguments, manifest, **options):
     command = [os.environ.get("CARGO", "cargo"), *arguments, "--manifest-path", str(manifest)]
-    environment = os.environ | {"CARGO_TARGET_DIR": str(TARGET)}
+    environment = os.environ | {"CARGO_TARGET_DIR": str(OUT), "CARGO_BUILD_BUILD_DIR": str(TARGET)}
     for name in ("RUSTC_WORKSPACE_WRAPPER", "CLIPPY_ARGS"):
         environment.pop(name, None)
     return subprocess.run(command, env=environment, **options)
 
 
-def build(tests, units):
+def build(tests):
     """Builds programs and tests, and returns the programs of the tests with their folders, by name."""
-    manifest, debug, kept = SOURCE / "Cargo.toml", TARGET / "debug", FOLDER / ".present"
-    shutil.rmtree(kept, ignore_errors=True)
-    kept.mkdir(parents=True)
-    for program in PROGRAMS:
-        if (debug / program).is_file():
-            os.link(debug / program, kept / program)
-    try:
-        # All packages: another choice selects other features, and builds every dependency once more.
-        if cargo(["build", "--workspace", "--locked", "--bins"], manifest).returncode:
-            fail("the planted sources cannot be compiled: an entry of integ/plant/bugs.toml does not fit them")
-        binaries = {test.split(" ")[0] for test in tests}
-        chosen = [option for binary in sorted(binaries) if not binary.endswith("/src") for option in ("--test", binary)]
-        chosen += ["--lib", "--bins"] if units or any(binary.endswith("/src") for binary in binaries) else []
-        built = cargo(["test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics", *chosen],
-                      manifest, stdout=subprocess.PIPE, text=True)
-        if built.returncode:
-            fail(f"the tests of the planted sources cannot be compiled (cargo ended with {built.returncode})")
-        programs = FOLDER / "bin"
-        programs.mkdir(exist_ok=True)
-        for program in PROGRAMS:
-            (programs / program).unlink(missing_ok=True)
-            shutil.copy(debug / program, programs / program)
-    finally:
-        for program in list(kept.iterdir()):
-            # Where both are one file, a rename does nothing.
-            (debug / program.name).unlink(missing_ok=True)
-            program.replace(debug / program.name)
-        kept.rmdir()
+    manifest = SOURCE / "Cargo.toml"
+    # All packages: another choice selects other features, and builds every dependency once more.
+    if cargo(["build", "--workspace", "--locked", "--bins"], manifest).returncode:
+        fail("the planted sources cannot be compiled: an entry of integ/plant/bugs.toml does not fit them")
+    binaries = {test.split(" ")[0] for test in tests}
+    chosen = [option for binary in sorted(binaries) if not binary.endswith("/src") for option in ("--test", binary)]
+    chosen += ["--lib", "--bins"] if any(binary.endswith("/src") for binary in binaries) else []
+    built = cargo(["test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics", *chosen],
+                  manifest, stdout=subprocess.PIPE, text=True)
+    if built.returncode:
+        fail(f"the tests of the planted sources cannot be compiled (cargo ended with {built.returncode})")
     found = {}
     for line in built.stdout.splitlines():
         message = json.loads(line)
@@ -234,7 +218,7 @@ class Run:
         self.logs.mkdir(parents=True)
 
     def environment(self, bug):
-        programs = FOLDER / "bin"
+        programs = OUT / "debug"
         names = {"AGENT": "agent", "APISERVER": "apiserver", "CONTROLLER": "controller", "AWS": "aws"}
         environment = os.environ | {f"BRUPOP_{name}_BIN": str(programs / f"brupop-{program}") for name, program in names.items()}
         environment |= {"BRUPOP_BIN_DIR": str(programs)}
@@ -285,7 +269,6 @@ def main():
     parser.add_argument("--list", action="store_true", help="list the bugs")
     parser.add_argument("--jobs", type=int, default=4, metavar="N", help="tests that run at a time (4)")
     parser.add_argument("--all-tests", action="store_true", help="run all tests of a bug, also after one that has failed")
-    parser.add_argument("--units", action="store_true", help="run the unit tests with each bug too, and show which notices it")
     options = parser.parse_args()
     bugs = read_bugs()
     unknown = [name for name in options.names if name not in bugs]
@@ -306,7 +289,7 @@ def main():
     tests = sorted({test for bug in chosen.values() for test in bug["tests"]})
     began = time.monotonic()
     plant(bugs)
-    run = Run(build(tests, options.units))
+    run = Run(build(tests))
     print(f"{len(bugs)} bugs planted and compiled in {time.monotonic() - began:.0f} s", flush=True)
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         sys.exit(judge(run, pool, chosen, options))
@@ -332,26 +315,10 @@ def judge(run, pool, chosen, options):
         return name, outcome
 
     outcomes = dict(pool.map(with_bug, chosen.items()))
-    if options.units:
-        show_units(run, pool, chosen)
     missed = [name for name, outcome in outcomes.items() if outcome != "caught"]
     print(f"{len(outcomes) - len(missed)} of {len(outcomes)} planted bugs are caught"
           + (f"; not caught: {', '.join(missed)}" if missed else ""))
     return 1 if missed else 0
-
-
-def show_units(run, pool, chosen):
-    """Shows the unit tests that fail with each bug. The simulation takes too long for that."""
-    def units(name):
-        crate = chosen[name]["file"].split("/")[0]
-        noticed = []
-        for binary in sorted({f"{crate}/src"} | ({"controller/src", "cli/src"} if crate == "planner" else set())):
-            log = f"{name}.units.{binary.replace('/', '.')}.log"
-            run.program(binary, ["--skip", "simulation::", "--skip", "control_plane"], name, 600, log)
-            noticed += [f"{binary} {test}" for test in re.findall(r"^test (\S+) \.\.\. FAILED$", (run.logs / log).read_text(), re.MULTILINE)]
-        print(f"unit tests with {name}: {', '.join(noticed) or 'none notices it'}", flush=True)
-
-    list(pool.map(units, chosen))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,24 @@ cargo=${CARGO:-cargo}
 # entry NAME: prints the line of a test binary.
 entry() { awk -F'\t' -v name="$1" '$2 == name && ($1 == "test" || name == "integ")' "$run/binaries.txt"; }
 
+# beside units | builds: runs one of two parts that run beside one another, and keeps its time.
+beside() {
+  local status=0
+  case $1 in
+  units) "$here/unit.sh" || status=$? ;;
+  builds)
+    "$make" --no-print-directory next agent >"$run/builds.txt" 2>&1 || status=$?
+    if [ "$status" != 0 ]; then
+      cat "$run/builds.txt"
+      printf 'builds\t%s\n' "the output is in $run/builds.txt" >>"$run/failed"
+    fi
+    ;;
+  esac
+  processors "$run/$1.times.txt"
+  printf '%s\t%s\t  %s\n' "$SECONDS" "$used" "$1" >>"$run/times.txt"
+  exit "$status"
+}
+
 # binary NAME: runs a test binary.
 binary() {
   local name=$1 arguments=() kind folder path
@@ -30,11 +48,15 @@ binary() {
   cd "$folder"
   CARGO_MANIFEST_DIR=$folder exec "$here/binary.sh" "$name" "$path" "${arguments[@]}"
 }
-if [ "${1:-}" = --binary ]; then binary "$2"; fi
 
 # shellcheck source=integ/run/processors.sh
 . "$here/processors.sh"
 used=0
+case ${1:-} in
+--binary) binary "$2" ;;
+--beside) beside "$2" ;;
+esac
+
 # step NAME COMMAND...: runs a part and keeps its time.
 step() {
   part=$1
@@ -79,10 +101,9 @@ step "compiling" "$here/compile.sh"
 step "generated files, dependencies" "$here/lint.sh" --late
 step "documentation" "$make" --no-print-directory docs
 step "control plane, Helm, other servers" "$make" --no-print-directory control-plane helm definitions prometheus moto
-step "programs of a next version" "$make" --no-print-directory next
-step "the agent as it ships" "$make" --no-print-directory agent
-# These need the processors, and end soon.
-step "unit tests" "$here/unit.sh"
+# Unit tests, of which the longest use one processor, and what only end-to-end tests need: programs of a next version, and the agent as
+# it ships.
+step "unit tests, and builds beside them" xargs -n 1 -P 2 "$here/test.sh" --beside <<<$'units\nbuilds'
 step "tests in documentation" "$cargo" test --workspace --locked --quiet --doc
 
 # Two binaries at a time, so that one computes while the other waits; the longest ones first.

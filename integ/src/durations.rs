@@ -17,7 +17,7 @@ pub const DURATIONS: &str = "BRUPOP_DURATIONS";
 pub const PROCESSOR_TIMES: &str = "BRUPOP_PROCESSOR_TIMES";
 
 /// Ticks of a second in `/proc/PID/stat`: those of every architecture that the control plane is built for.
-const TICKS: f64 = 100.0;
+pub(crate) const TICKS: f64 = 100.0;
 
 /// Measures one test, from its creation to its drop.
 pub struct Stopwatch {
@@ -50,8 +50,8 @@ pub struct ProcessorTimes {
 
 /// Ticks of a process, and of those of its children that have ended.
 #[derive(Clone, Copy, Default)]
-struct Ticks {
-    own: u64,
+pub(crate) struct Ticks {
+    pub(crate) own: u64,
     ended: u64,
 }
 
@@ -96,7 +96,8 @@ fn seconds(ticks: u64) -> f64 {
     ticks as f64 / TICKS
 }
 
-fn ticks(process: u32) -> Option<Ticks> {
+/// Reads the ticks of a running process.
+pub(crate) fn ticks(process: u32) -> Option<Ticks> {
     parse(&std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
 }
 

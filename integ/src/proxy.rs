@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use futures::TryStreamExt;
@@ -13,6 +13,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Api, Client};
+use parking_lot::Mutex;
 use rand::seq::IndexedRandom;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -76,7 +77,7 @@ impl ConnectProxy {
     /// Diverts each new connection to an address of the scenario, as a client that impersonates a Service does; with
     /// `None`, back to the Service.
     pub fn divert(&self, to: Option<SocketAddr>) {
-        *self.diverted.lock().unwrap_or_else(PoisonError::into_inner) = to;
+        *self.diverted.lock() = to;
     }
 
     /// The proxy's URL, for `HTTPS_PROXY`.
@@ -213,7 +214,7 @@ struct Names {
 
 impl Names {
     fn resolve(&self, target: &str) -> Result<SocketAddr, ResolveError> {
-        if let Some(address) = *self.diverted.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(address) = *self.diverted.lock() {
             return Ok(address);
         }
         let (name, namespace, port) =

@@ -114,17 +114,7 @@ pub struct Reader {
 impl Reader {
     /// A reader of the log at `path`, from its beginning.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self::since(path, 0)
-    }
-
-    /// A reader of the log at `path`, from `offset`, which another reader gave.
-    pub fn since(path: impl Into<PathBuf>, offset: u64) -> Self {
-        Self { path: path.into(), offset }
-    }
-
-    /// Position of the reader in bytes: the end of the last complete line.
-    pub fn offset(&self) -> u64 {
-        self.offset
+        Self { path: path.into(), offset: 0 }
     }
 
     /// Frees the disk of what was read, for every reader. Positions stay, and file systems that cannot do so keep it.
@@ -297,7 +287,6 @@ mod tests {
         assert_eq!(records.len(), 1);
         assert_eq!(records[0].audit_id, "b");
         assert!(reader.read().unwrap().is_empty());
-        assert_eq!(Reader::since(file.path(), 0).read().unwrap().len(), 2);
     }
 
     #[test]

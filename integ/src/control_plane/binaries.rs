@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use tokio::process::Command;
+use tokio::sync::OnceCell;
 
-/// Binaries that a start needs; kwok is not one of them.
+/// Binaries that a start needs.
 const NEEDED: [&str; 5] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"];
 
 #[derive(Clone, Debug)]
@@ -15,8 +16,13 @@ pub(super) struct Binaries {
 }
 
 impl Binaries {
-    /// Finds the folder and checks that each binary is in it.
+    /// Finds the folder, once for all control planes of this process, and checks that each binary is in it.
     pub(super) async fn locate() -> anyhow::Result<Self> {
+        static FOUND: OnceCell<Binaries> = OnceCell::const_new();
+        FOUND.get_or_try_init(Self::find).await.cloned()
+    }
+
+    async fn find() -> anyhow::Result<Self> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("control-plane/build.sh");
         let output = Command::new(&script).arg("--where").kill_on_drop(true).output().await.with_context(|| {
             format!("cannot run {}; run this program from the checkout that built it", script.display())

@@ -38,7 +38,7 @@ mod settings;
 mod storage;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use self::reaper::{RUN_DIRECTORY_VARIABLE, marked, processes_of};
 pub use self::second::{Behind, SecondApiServer};
@@ -299,11 +299,6 @@ impl ControlPlane {
             .env("KUBERC", "off");
         marked(&mut command, self.dir());
         command
-    }
-
-    /// The audit log, one JSON object per line.
-    pub fn audit_log(&self) -> &Path {
-        &self.audit_log
     }
 
     /// A reader of the audit log, from its beginning.

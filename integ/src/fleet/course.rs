@@ -1,7 +1,7 @@
 //! The course of a rollout: what the shadows and the operator's status show, from one watch of each.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
@@ -12,6 +12,7 @@ use models::condition::{ConditionStatus, find_condition};
 use models::names::SYSTEM_NAMESPACE;
 use models::operator::{BottlerocketUpdateOperator, FROZEN};
 use models::shadow::{BottlerocketShadow, HEALTHY, HostState, Step};
+use parking_lot::{Mutex, MutexGuard};
 use semver::Version;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -53,14 +54,14 @@ impl Course {
         let course = Self::default();
         let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
         let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-        let mut tasks = course.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = course.tasks.lock();
         let of_shadows = course.seen.clone();
         tasks.spawn(async move {
             let mut shadows =
                 Box::pin(watcher(shadows, watcher::Config::default()).default_backoff().applied_objects());
             while let Some(next) = shadows.next().await {
                 if let Ok(shadow) = next {
-                    locked(&of_shadows).see_shadow(&shadow);
+                    of_shadows.lock().see_shadow(&shadow);
                 }
             }
         });
@@ -70,7 +71,7 @@ impl Course {
             let mut operators = Box::pin(watch.applied_objects());
             while let Some(next) = operators.next().await {
                 if let Ok(operator) = next {
-                    locked(&of_operator).see_operator(&operator);
+                    of_operator.lock().see_operator(&operator);
                 }
             }
         });
@@ -79,7 +80,7 @@ impl Course {
     }
 
     fn lock(&self) -> MutexGuard<'_, Seen> {
-        locked(&self.seen)
+        self.seen.lock()
     }
 
     /// Waits until the agents of so many nodes have reported.
@@ -191,10 +192,6 @@ impl Course {
         }
         slots
     }
-}
-
-fn locked(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
-    seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Seen {

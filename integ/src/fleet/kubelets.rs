@@ -1,14 +1,15 @@
 //! The shared parts of the kubelets of a fleet: one client, the nodes, and the repetition of writes that fail.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Config};
 use models::names::{AGENT_NAMESPACE, TRUST_CA_KEY, TRUST_CONFIG_MAP, TRUST_PERMIT_KEYS};
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::sleep;
 
@@ -45,11 +46,6 @@ pub(super) struct Kubelets {
     /// Number of writes that failed and were repeated.
     pub(super) failures: AtomicUsize,
     turn: Semaphore,
-}
-
-/// Locks, also after a panic elsewhere: the data is consistent after each statement.
-pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A client of the cluster's administrator, past the proxy that the agents find in the environment.

@@ -34,5 +34,4 @@ pub use bench::Bench;
 pub use options::Options;
 pub use page::{Page, Row, Section};
 pub use process::run;
-pub use requests::Part;
 pub use spec::FleetSpec;

@@ -42,8 +42,6 @@ struct Chart {
     name: String,
     title: String,
     svg: String,
-    /// The values as comma-separated lines.
-    csv: String,
 }
 
 /// The section of one run.
@@ -76,21 +74,12 @@ impl Section {
     /// Adds a chart of lines, one value for each second, with marks at some seconds.
     pub fn chart(&mut self, name: &str, title: &str, lines: Vec<(&'static str, Vec<f64>)>, marks: &[(f64, &str)]) {
         let lines: Vec<Line> = lines.into_iter().map(|(name, values)| Line { name, values }).collect();
-        let (svg, csv) = (svg(title, &lines, marks), csv(&lines));
-        self.charts.push(Chart { name: name.to_owned(), title: title.to_owned(), svg, csv });
+        let svg = svg(title, &lines, marks);
+        self.charts.push(Chart { name: name.to_owned(), title: title.to_owned(), svg });
     }
 
     fn file(&self, chart: &str) -> String {
         format!("images/scale-{}-{chart}.svg", self.run)
-    }
-
-    /// Writes the values of the charts into a folder.
-    pub fn write_values(&self, folder: &Path) -> anyhow::Result<()> {
-        std::fs::create_dir_all(folder)?;
-        for chart in &self.charts {
-            std::fs::write(folder.join(format!("{}-{}.csv", self.run, chart.name)), &chart.csv)?;
-        }
-        Ok(())
     }
 
     /// The section as Markdown.
@@ -119,18 +108,6 @@ impl std::fmt::Display for Section {
         }
         write!(f, "\n{}", self.details)
     }
-}
-
-/// The values of lines, one row for each second.
-fn csv(lines: &[Line]) -> String {
-    let names: Vec<&str> = lines.iter().map(|line| line.name).collect();
-    let mut text = format!("second,{}\n", names.join(","));
-    for second in 0..lines.iter().map(|line| line.values.len()).max().unwrap_or_default() {
-        let values: Vec<String> =
-            lines.iter().map(|line| line.values.get(second).map_or_else(String::new, ToString::to_string)).collect();
-        let _ = writeln!(text, "{second},{}", values.join(","));
-    }
-    text
 }
 
 /// The page.

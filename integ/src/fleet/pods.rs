@@ -13,7 +13,7 @@ use kube::{Api, ResourceExt as _};
 use models::names::{AGENT, COMPONENT_LABEL};
 use tokio::time::sleep;
 
-use super::kubelets::{FleetNode, Kubelets, locked};
+use super::kubelets::{FleetNode, Kubelets};
 use super::spec::FleetSpec;
 use crate::kubelet::{ScriptedPod, scripted_status};
 use crate::machine::Power;
@@ -86,13 +86,13 @@ impl Kubelets {
             return;
         }
         let (Some(step), Some(uid)) = (next_step(&pod), pod.uid()) else { return };
-        if !locked(&self.steps).insert((uid.clone(), step)) {
+        if !self.steps.lock().insert((uid.clone(), step)) {
             return;
         }
         let kubelets = self.clone();
         tokio::spawn(async move {
             kubelets.take_step(&node, &pod, step).await;
-            locked(&kubelets.steps).remove(&(uid, step));
+            kubelets.steps.lock().remove(&(uid, step));
         });
     }
 

@@ -1,10 +1,10 @@
 //! The operator's requests to the API server, from its audit log.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
 use models::names::{AGENT, AGENT_NAMESPACE, APISERVER, CONTROLLER, SYSTEM_NAMESPACE};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::control_plane::audit::{Reader, Record, Stage};
 use crate::oracle::service_account;
@@ -14,7 +14,7 @@ pub(super) const OUTLINE: &str = include_str!("audit-policy.yaml");
 
 /// A component of the operator that makes requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub(super) enum Part {
     /// The controller.
     Controller,
     /// The web API.
@@ -25,7 +25,7 @@ pub enum Part {
 
 impl Part {
     /// Name in tables.
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Controller => "controller",
             Self::WebApi => "web API",
@@ -34,7 +34,7 @@ impl Part {
     }
 
     /// The component that made a request.
-    pub fn of(record: &Record) -> Option<Self> {
+    pub(super) fn of(record: &Record) -> Option<Self> {
         [(Self::Controller, SYSTEM_NAMESPACE, CONTROLLER), (Self::WebApi, SYSTEM_NAMESPACE, APISERVER)]
             .into_iter()
             .chain([(Self::Agent, AGENT_NAMESPACE, AGENT)])
@@ -78,7 +78,7 @@ impl Requests {
     }
 
     fn lock(&self) -> MutexGuard<'_, Log> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Reads what was logged since the last call.

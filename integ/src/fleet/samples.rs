@@ -2,16 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::control_plane::processes_of;
-
-/// Ticks of a second in `/proc/PID/stat`: those of every architecture that the control plane is built for.
-const TICKS: f64 = 100.0;
+use crate::durations::{TICKS, ticks};
 
 /// Size in bytes of a page on every architecture that the control plane is built for.
 const PAGE: f64 = 4096.0;
@@ -59,14 +58,14 @@ impl Samples {
             loop {
                 ticks.tick().await;
                 let sample = sample(&folder);
-                samples.lock().unwrap_or_else(PoisonError::into_inner).push(sample);
+                samples.lock().push(sample);
             }
         });
         Self { all, task: task.abort_handle() }
     }
 
     fn between<T>(&self, from: Instant, to: Instant, read: impl FnOnce(&[&Sample]) -> T) -> T {
-        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.all.lock();
         let within: Vec<&Sample> = all.iter().filter(|sample| sample.at >= from && sample.at <= to).collect();
         read(&within)
     }
@@ -135,15 +134,7 @@ fn read_process(process: u32) -> Option<Process> {
     }
     let memory = std::fs::read_to_string(format!("/proc/{process}/statm")).ok()?;
     let pages: f64 = memory.split(' ').nth(1)?.parse().ok()?;
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    Some(Process { program, resident: pages * PAGE / MEBIBYTE, time: processor_time(&stat)? })
-}
-
-/// Reads user and system time, the fields 14 and 15 of `/proc/PID/stat`. The second one, the name, may have blanks.
-fn processor_time(stat: &str) -> Option<f64> {
-    let (_, fields) = stat.rsplit_once(')')?;
-    let ticks: Vec<f64> = fields.split_whitespace().skip(11).take(2).map_while(|field| field.parse().ok()).collect();
-    (ticks.len() == 2).then(|| ticks.iter().sum::<f64>() / TICKS)
+    Some(Process { program, resident: pages * PAGE / MEBIBYTE, time: ticks(process)?.own as f64 / TICKS })
 }
 
 fn read_processors() -> Option<(f64, f64)> {
@@ -163,8 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_from_proc() {
-        assert_eq!(processor_time("7 (a b) c) S 1 7 7 0 -1 4194560 1 0 0 0 120 30 4 1 20 0 1"), Some(1.5));
+    fn idle_ticks_are_read_from_proc() {
         assert_eq!(processors("cpu  10 1 20 60 5 0 4 0 3 0\ncpu0 1 1 1 1\n"), Some((65.0, 100.0)));
     }
 

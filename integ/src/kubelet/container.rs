@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
+use k8s_openapi::api::core::v1::{Container, Pod};
 use models::backoff::{Backoff, Delays};
 use nix::sys::signal::Signal;
 use tokio::process::Child;
@@ -21,11 +21,11 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use self::ended::{completed, ended};
 use self::exec::Inside;
-use super::env::{EnvError, EnvInput, Mounts, expand, kubeconfig};
+use super::env::{EnvError, Mounts, expand, kubeconfig, variables};
 use super::pod::PodShared;
 use super::probes::{Exec, Target};
 use super::process::{Launch, PodProcess, signal_group};
-use super::status::{ContainerPhase, ContainerView, Ended};
+use super::status::{ContainerPhase, ContainerView, Ended, restart_policy};
 
 /// First and longest back-off of a container that keeps ending: much shorter than the real kubelet's 10 s to 5 min, of
 /// the same shape.
@@ -53,7 +53,7 @@ pub(crate) struct ContainerTask {
     pub(crate) spec: Container,
 }
 
-/// The environment of one run of a container; probes and hooks run in the same one.
+/// The environment of one run of a container; probes run in the same one.
 #[derive(Clone)]
 struct Surroundings {
     image: String,
@@ -88,7 +88,7 @@ impl ContainerTask {
             if stop.borrow().is_some() {
                 return;
             }
-            let pause = match self.launch(!first).await {
+            let pause = match self.launch(!first) {
                 Err(error) => {
                     let reason =
                         if error.is::<EnvError>() { "CreateContainerConfigError" } else { "RunContainerError" };
@@ -146,22 +146,19 @@ impl ContainerTask {
 
     fn restarts(&self, success: bool) -> bool {
         let pod = self.pod.current();
-        let policy = pod.spec.as_ref().and_then(|s| s.restart_policy.as_deref()).unwrap_or("Always");
-        let init = self.pod.view(self.index).is_some_and(|v| v.init);
-        match policy {
-            _ if init => !success && policy != "Never",
+        match restart_policy(&pod) {
             "Never" => false,
             "OnFailure" => !success,
             _ => true,
         }
     }
 
-    async fn launch(&self, again: bool) -> Result<(Child, Surroundings)> {
+    fn launch(&self, again: bool) -> Result<(Child, Surroundings)> {
         let pod = self.pod.current();
         if again {
             self.pod.volumes.bind_host_paths()?;
         }
-        let surroundings = self.surroundings(&pod).await?;
+        let surroundings = self.surroundings(&pod)?;
         let (program, args) = self.command_line(&surroundings)?;
         let meta = &pod.metadata;
         let text = |value: &Option<String>| value.clone().unwrap_or_default();
@@ -169,14 +166,8 @@ impl ContainerTask {
         if let Some(parent) = log.parent() {
             std::fs::create_dir_all(parent)?;
         }
-        let directory = self.spec.working_dir.as_deref().and_then(|d| surroundings.mounts.real(d));
-        let launch = Launch {
-            program,
-            args,
-            env: surroundings.env.clone(),
-            directory: directory.unwrap_or_else(|| surroundings.directory.clone()),
-            log: Some(log),
-        };
+        let (env, directory) = (surroundings.env.clone(), surroundings.directory.clone());
+        let launch = Launch { program, args, env, directory, log: Some(log) };
         let who = PodProcess {
             namespace: text(&meta.namespace),
             pod: text(&meta.name),
@@ -188,33 +179,27 @@ impl ContainerTask {
         let ctx = &self.pod.ctx;
         let child = ctx.processes.start(&ctx.options.bed, &launch, who)?;
         let id = format!("sim://{:016x}{:016x}", rand::random::<u64>(), rand::random::<u64>());
-        let probes = self.spec.startup_probe.is_some();
         self.update(|v| {
             if again {
                 v.restarts += 1;
             }
             v.run(Timestamp::now());
             v.container_id = id;
-            v.started = !probes;
-            v.ready = !probes && self.spec.readiness_probe.is_none();
+            v.started = true;
+            v.ready = self.spec.readiness_probe.is_none();
         });
         Ok((child, surroundings))
     }
 
-    async fn surroundings(&self, pod: &Pod) -> Result<Surroundings> {
+    fn surroundings(&self, pod: &Pod) -> Result<Surroundings> {
         let ctx = &self.pod.ctx;
         let directory = self.pod.directory.clone();
         let (home, tmp) = (directory.join("home"), directory.join("tmp"));
         std::fs::create_dir_all(&home)?;
         std::fs::create_dir_all(&tmp)?;
-        let mut implicit = vec![("/proc".to_owned(), ctx.options.machine.root().join("proc"))];
-        implicit.extend(ctx.options.extra_path_rewrites.iter().cloned());
+        let implicit = [("/proc".to_owned(), ctx.options.machine.root().join("proc"))];
         let mounts = self.pod.volumes.mounts(&self.spec, &implicit);
-
-        let pod_ip = self.pod.pod_ip;
-        let host_ip = ctx.options.address.host_ip();
-        let input = EnvInput { client: &ctx.client, pod, container: &self.spec, pod_ip, host_ip };
-        let own = input.resolve().await?;
+        let own = variables(pod, &self.spec, self.pod.pod_ip)?;
 
         let mut env: Vec<(String, String)> = Vec::new();
         let mut set = |name: &str, value: String| env.push((name.to_owned(), value));
@@ -267,11 +252,11 @@ impl ContainerTask {
         let deadline = stop.clone();
         let (dead, mut found_dead) = mpsc::channel(1);
         let mut probes = JoinSet::new();
-        probes.spawn(self.clone().probe(surroundings.clone(), dead));
+        probes.spawn(self.clone().probe(surroundings, dead));
         let processes = &self.pod.ctx.processes;
         let status = tokio::select! {
             status = processes.wait(&mut child) => status,
-            () = stopped(&mut stop) => self.end(&mut child, &surroundings, deadline).await,
+            () = stopped(&mut stop) => self.end(&mut child, deadline).await,
             Some(why) = found_dead.recv() => {
                 let pod = self.pod.current();
                 let name = &self.spec.name;
@@ -279,7 +264,7 @@ impl ContainerTask {
                 self.pod.ctx.event(&pod, "Normal", "Killing", &format!("Container {name} failed, will be restarted"));
                 let grace = grace_period(&pod);
                 let (sender, receiver) = watch::channel(Some(Instant::now() + grace));
-                let status = self.end(&mut child, &surroundings, receiver).await;
+                let status = self.end(&mut child, receiver).await;
                 drop(sender);
                 status
             }
@@ -292,18 +277,10 @@ impl ContainerTask {
     async fn end(
         &self,
         child: &mut Child,
-        surroundings: &Surroundings,
         mut deadline: watch::Receiver<Option<Instant>>,
     ) -> std::io::Result<ExitStatus> {
         let processes = &self.pod.ctx.processes;
         let pid = child.id();
-        if let Some(hook) = self.spec.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref()) {
-            tokio::select! {
-                () = self.hook(hook, surroundings) => {}
-                status = processes.wait(child) => return status,
-                () = passed(&mut deadline) => {}
-            }
-        }
         if let Some(pid) = pid {
             signal_group(pid, Signal::SIGTERM);
         }
@@ -318,40 +295,10 @@ impl ContainerTask {
         }
     }
 
-    async fn hook(&self, hook: &LifecycleHandler, surroundings: &Surroundings) {
-        let result = if let Some(action) = &hook.sleep {
-            sleep(Duration::from_secs(u64::try_from(action.seconds).unwrap_or_default())).await;
-            Ok(())
-        } else if let Some(action) = &hook.http_get {
-            self.target().http_get(action).await
-        } else if let Some(command) = hook.exec.as_ref().and_then(|e| e.command.as_ref()) {
-            Inside { task: self, surroundings }.exec(command).await
-        } else {
-            Ok(())
-        };
-        if let Err(why) = result {
-            self.pod.ctx.event(&self.pod.current(), "Warning", "FailedPreStopHook", &why);
-        }
-    }
-
-    fn target(&self) -> Target {
-        Target { http: self.pod.ctx.http.clone(), pod_ip: self.pod.pod_ip, container: self.spec.clone() }
-    }
-
     /// Runs the probes; the first message on `dead` is the reason to restart the container.
     async fn probe(self, surroundings: Surroundings, dead: mpsc::Sender<String>) {
-        let target = self.target();
+        let target = Target { http: self.pod.ctx.http.clone(), pod_ip: self.pod.pod_ip, container: self.spec.clone() };
         let inside = Inside { task: &self, surroundings: &surroundings };
-        if let Some(startup) = &self.spec.startup_probe {
-            if let Err(why) = target.until_started(startup, &inside).await {
-                let _ = dead.send(format!("Startup probe failed: {why}")).await;
-                return;
-            }
-            self.update(|v| {
-                v.started = true;
-                v.ready = self.spec.readiness_probe.is_none();
-            });
-        }
         let readiness = async {
             let Some(probe) = &self.spec.readiness_probe else { return };
             let tell = |ready: bool, why: &str| {
@@ -376,17 +323,12 @@ impl ContainerTask {
     async fn simulate_container(&self) {
         let mut stop = self.pod.stop.subscribe();
         let mut pods = self.pod.pod.clone();
-        let init = self.pod.view(self.index).is_some_and(|v| v.init);
         let since = Timestamp::now();
         self.update(|v| {
             v.run(since);
             v.container_id = format!("sim://{:016x}", rand::random::<u64>());
             v.started = true;
         });
-        if init {
-            self.update(|v| v.doing = ContainerPhase::Ended(completed(since, v.container_id.clone())));
-            return;
-        }
         let ready_at = annotation(&self.pod.current(), READY_AFTER)
             .map_or(Some(Duration::ZERO), |after| parse_duration(&after))
             .map(|after| Instant::now() + after);

@@ -5,7 +5,8 @@
 //!
 //! Deliberate differences from a real kubelet: no namespaces, so paths of mounts in arguments and environment are
 //! replaced by the real ones; a pod that is `10.a.b.c` for Kubernetes gets `127.a.b.c` in its environment; restarts,
-//! readiness and mounts are retried sooner.
+//! readiness and mounts are retried sooner. A pod that needs what no pod of the operator has (init containers, hooks, variables from
+//! a Secret) is not started, and says so.
 
 mod address;
 mod container;
@@ -22,7 +23,7 @@ mod volumes;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -30,6 +31,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::api::PostParams;
 use kube::{Api, Client};
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -44,7 +46,7 @@ use crate::machine::{Machine, Power};
 use address::IpPool;
 use node::NodeKeeper;
 use pods::{PauseGate, Pods};
-use process::{Processes, locked};
+use process::Processes;
 
 /// Options of a kubelet stand-in.
 #[derive(Clone)]
@@ -78,12 +80,6 @@ pub struct KubeletOptions {
     pub status_period: Duration,
     /// Interval at which the Node's Lease is renewed.
     pub lease_period: Duration,
-    /// Longest time that an ordinary pod may take to end when the node shuts down.
-    pub shutdown_grace: Duration,
-    /// The same for critical pods.
-    pub shutdown_grace_critical: Duration,
-    /// Further paths of every container and their real paths.
-    pub extra_path_rewrites: Vec<(String, PathBuf)>,
 }
 
 impl std::fmt::Debug for KubeletOptions {
@@ -118,9 +114,6 @@ impl KubeletOptions {
             volume_lag: Duration::ZERO,
             status_period: Duration::from_secs(10),
             lease_period: Duration::from_secs(2),
-            shutdown_grace: Duration::from_secs(2),
-            shutdown_grace_critical: Duration::from_secs(1),
-            extra_path_rewrites: Vec::new(),
         }
     }
 }
@@ -199,7 +192,7 @@ struct Inner {
 
 impl Inner {
     fn boot(&self) -> Option<(Arc<Ctx>, Arc<NodeKeeper>)> {
-        self.boot.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.boot.lock().clone()
     }
 }
 
@@ -312,7 +305,7 @@ async fn supervise(inner: Arc<Inner>, registered: watch::Sender<bool>) {
             gate: inner.gate.clone(),
         });
         let node = Arc::new(NodeKeeper::new(ctx.clone()));
-        *locked(&inner.boot) = Some((ctx.clone(), node.clone()));
+        *inner.boot.lock() = Some((ctx.clone(), node.clone()));
         let over = {
             let mut machine = machine.clone();
             async move {
@@ -325,7 +318,7 @@ async fn supervise(inner: Arc<Inner>, registered: watch::Sender<bool>) {
         }
         // Power is lost: first the processes, so that the tasks can do nothing more with them.
         ctx.processes.close();
-        *locked(&inner.boot) = None;
+        *inner.boot.lock() = None;
         let _ = std::fs::remove_dir_all(inner.options.bed.join("k").join(inner.options.address.node.to_string()));
     }
 }

@@ -1,22 +1,23 @@
 //! One pod from its binding to the node until its end.
 //!
 //! ```text
-//! bound ─► mount volumes ─► init containers ─► containers ──► deleted, or the node shuts down
-//!             (retried)         (in turn)      (until stop)       │ SIGTERM, grace, SIGKILL
-//!                                                                 ▼
-//!                                               final status ─► DELETE (only if deleted)
+//! bound ─► mount volumes ─► containers ──► deleted, or the node shuts down
+//!             (retried)    (until stop)       │ SIGTERM, grace, SIGKILL
+//!                                             ▼
+//!                           final status ─► DELETE (only if deleted)
 //! ```
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodCondition};
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -24,8 +25,9 @@ use tokio::time::{Instant, sleep};
 
 use super::Ctx;
 use super::container::ContainerTask;
-use super::process::locked;
-use super::status::{ContainerPhase, ContainerView, Ended, LOST, SHUT_DOWN, StatusInput, Verdict, status_patch};
+use super::status::{
+    ContainerPhase, ContainerView, Ended, LOST, SHUT_DOWN, StatusInput, Verdict, restart_policy, status_patch,
+};
 use super::volumes::Volumes;
 
 /// Delay before a retry of a failure outside this pod.
@@ -90,12 +92,12 @@ impl PodShared {
     }
 
     pub(crate) fn view(&self, index: usize) -> Option<ContainerView> {
-        locked(&self.views).get(index).cloned()
+        self.views.lock().get(index).cloned()
     }
 
     /// Changes the state of a container, and triggers a post of the status if it differs.
     pub(crate) fn update(&self, index: usize, change: impl FnOnce(&mut ContainerView)) {
-        let mut views = locked(&self.views);
+        let mut views = self.views.lock();
         let Some(view) = views.get_mut(index) else { return };
         let before = view.clone();
         change(view);
@@ -106,7 +108,7 @@ impl PodShared {
 
     /// Returns true if the end of the pod is not awaited (vanished, or with a verdict), also with a stuck volume.
     pub(crate) fn is_cut_short(&self) -> bool {
-        self.vanished.load(Ordering::SeqCst) || locked(&self.verdict).is_some()
+        self.vanished.load(Ordering::SeqCst) || self.verdict.lock().is_some()
     }
 
     fn api(&self) -> Api<Pod> {
@@ -136,8 +138,8 @@ impl PodShared {
         let others = reported.into_iter().filter(|c| !known.iter().any(|k| k.type_ == c.type_)).collect::<Vec<_>>();
         known.extend(others);
         let patch = {
-            let views = locked(&self.views);
-            let verdict = locked(&self.verdict);
+            let views = self.views.lock();
+            let verdict = self.verdict.lock();
             let input = StatusInput {
                 pod: &pod,
                 containers: &views,
@@ -211,7 +213,7 @@ pub(crate) async fn reject(ctx: Arc<Ctx>, pod: Arc<Pod>, verdict: Verdict) {
     let (_sender, receiver) = watch::channel(pod);
     let host = ctx.options.address.host_ip();
     let shared = Arc::new(PodShared::new(ctx, receiver, host, PathBuf::new()));
-    *locked(&shared.verdict) = Some(verdict);
+    *shared.verdict.lock() = Some(verdict);
     shared.post_until_done().await;
 }
 
@@ -223,7 +225,7 @@ impl PodShared {
             Pod::clone(&now),
             directory.join("v"),
             ctx.options.machine.root().to_owned(),
-            (pod_ip, ctx.options.address.host_ip()),
+            pod_ip,
         );
         let started = now.status.as_ref().and_then(|s| s.start_time.as_ref()).map_or_else(Timestamp::now, |t| t.0);
         Self {
@@ -244,37 +246,50 @@ impl PodShared {
     }
 }
 
-fn init_containers(pod: &Pod) -> Vec<Container> {
-    pod.spec.as_ref().and_then(|s| s.init_containers.clone()).unwrap_or_default()
+fn containers(pod: &Pod) -> &[Container] {
+    pod.spec.as_ref().map(|s| s.containers.as_slice()).unwrap_or_default()
 }
 
-fn containers(pod: &Pod) -> Vec<Container> {
-    pod.spec.as_ref().map(|s| s.containers.clone()).unwrap_or_default()
+/// The first thing that a pod needs and the stand-in lacks: such a pod is not started.
+fn unsupported(pod: &Pod) -> Option<&'static str> {
+    let spec = pod.spec.as_ref()?;
+    let any = |needs: fn(&Container) -> bool| spec.containers.iter().any(needs);
+    let gets = |c: &Container| {
+        let probes = [&c.readiness_probe, &c.liveness_probe].into_iter().flatten();
+        probes.filter_map(|probe| probe.http_get.as_ref()).any(|get| get.host.is_some() || get.http_headers.is_some())
+    };
+    let rows = [
+        ("init containers", spec.init_containers.as_ref().is_some_and(|init| !init.is_empty())),
+        ("the host's network", spec.host_network == Some(true)),
+        ("variables from an object", any(|c| c.env_from.as_ref().is_some_and(|from| !from.is_empty()))),
+        ("a hook", any(|c| c.lifecycle.is_some())),
+        ("a startup probe", any(|c| c.startup_probe.is_some())),
+        ("a probe with a host or headers", any(gets)),
+        ("a working directory", any(|c| c.working_dir.is_some())),
+        ("a part of a volume", any(|c| c.volume_mounts.iter().flatten().any(|mount| mount.sub_path.is_some()))),
+        ("a volume of fields", spec.volumes.iter().flatten().any(|volume| volume.downward_api.is_some())),
+    ];
+    rows.into_iter().find_map(|(what, needed)| needed.then_some(what))
 }
 
 /// The state of the containers before anything is started. A run in an earlier boot of the machine counts as a run.
 fn views(pod: &Pod) -> Vec<ContainerView> {
     let status = pod.status.as_ref();
     let before = |name: &str| -> Option<&ContainerStatus> {
-        let main = status.into_iter().flat_map(|s| s.container_statuses.iter().flatten());
-        let init = status.into_iter().flat_map(|s| s.init_container_statuses.iter().flatten());
-        main.chain(init).find(|c| c.name == name)
+        status.into_iter().flat_map(|s| s.container_statuses.iter().flatten()).find(|c| c.name == name)
     };
-    let view = |container: &Container, init: bool| {
+    let view = |container: &Container| {
         let earlier = before(&container.name).filter(|c| c.container_id.as_deref().is_some_and(|id| !id.is_empty()));
         let restarts = earlier.map_or(0, |c| u32::try_from(c.restart_count).unwrap_or_default() + 1);
         let last = earlier.map(|c| lost(c.container_id.clone().unwrap_or_default()));
-        let policy = pod.spec.as_ref().and_then(|s| s.restart_policy.as_deref()).unwrap_or("Always");
-        let reason = if init || init_containers(pod).is_empty() { "ContainerCreating" } else { "PodInitializing" };
         let (doing, last) = match last {
             // It will be restarted, so that the pod goes on.
-            Some(last) if policy == "Always" && init_containers(pod).is_empty() => (ContainerPhase::Ended(last), None),
-            last => (ContainerPhase::waiting(reason, None), last),
+            Some(last) if restart_policy(pod) == "Always" => (ContainerPhase::Ended(last), None),
+            last => (ContainerPhase::waiting("ContainerCreating", None), last),
         };
         ContainerView {
             name: container.name.clone(),
             image: container.image.clone().unwrap_or_default(),
-            init,
             doing,
             last,
             restarts,
@@ -283,8 +298,7 @@ fn views(pod: &Pod) -> Vec<ContainerView> {
             container_id: String::new(),
         }
     };
-    let init: Vec<_> = init_containers(pod).iter().map(|c| view(c, true)).collect();
-    init.into_iter().chain(containers(pod).iter().map(|c| view(c, false))).collect()
+    containers(pod).iter().map(view).collect()
 }
 
 /// The end of a container that was not observed.
@@ -304,8 +318,7 @@ fn lost(container_id: String) -> Ended {
 pub(crate) async fn run(ctx: Arc<Ctx>, pod: watch::Receiver<Arc<Pod>>, mut orders: watch::Receiver<Order>) {
     ctx.may_act().await;
     let first = pod.borrow().clone();
-    let host_network = first.spec.as_ref().and_then(|s| s.host_network) == Some(true);
-    let own_ip = if host_network { None } else { locked(&ctx.ips).take() };
+    let own_ip = ctx.ips.lock().take();
     let pod_ip = own_ip.unwrap_or_else(|| ctx.options.address.host_ip());
     let uid = first.metadata.uid.clone().unwrap_or_default();
     let directory = ctx.pod_directory(&uid);
@@ -327,7 +340,7 @@ pub(crate) async fn run(ctx: Arc<Ctx>, pod: watch::Receiver<Arc<Pod>>, mut order
     let gone = shared.vanished.load(Ordering::SeqCst) || shared.post_until_done().await == Written::Gone;
     let _ = tokio::fs::remove_dir_all(&directory).await;
     if let Some(ip) = own_ip {
-        locked(&ctx.ips).release(ip);
+        ctx.ips.lock().release(ip);
     }
     if !gone && shared.current().metadata.deletion_timestamp.is_some() {
         delete(&shared, &uid).await;
@@ -342,26 +355,20 @@ async fn live(shared: &Arc<PodShared>, running: &mut JoinSet<()>) {
     }
     // A real kubelet takes longer to start a container than to report that it will.
     shared.post().await;
-    let all = init_containers(&pod).into_iter().chain(containers(&pod)).collect::<Vec<_>>();
+    if let Some(what) = unsupported(&pod) {
+        let message = format!("the kubelet stand-in does not support {what}");
+        shared.ctx.event(&pod, "Warning", "Failed", &message);
+        shared.update(0, |v| v.wait("CreateContainerError", Some(message)));
+        return std::future::pending().await;
+    }
     let images = &shared.ctx.options.images;
     let is_process = |c: &Container| images.contains(c.image.as_deref().unwrap_or_default());
-    let mounted = all.iter().any(is_process);
+    let mounted = containers(&pod).iter().any(is_process);
     if mounted {
         mount(shared).await;
     }
-    let task = |index: usize, spec: &Container| ContainerTask { pod: shared.clone(), index, spec: spec.clone() };
-    let init = init_containers(&pod).len();
-    for (index, spec) in all.iter().enumerate().take(init) {
-        running.spawn(task(index, spec).run());
-        while running.join_next().await.is_some() {}
-        let succeeded =
-            shared.view(index).is_some_and(|v| matches!(v.doing, ContainerPhase::Ended(e) if e.exit_code == 0));
-        if !succeeded {
-            return std::future::pending().await;
-        }
-    }
-    for (index, spec) in all.iter().enumerate().skip(init) {
-        running.spawn(task(index, spec).run());
+    for (index, spec) in containers(&pod).iter().enumerate() {
+        running.spawn(ContainerTask { pod: shared.clone(), index, spec: spec.clone() }.run());
     }
     if mounted {
         shared.volumes.keep_current(shared.ctx.options.volume_lag, &shared.ctx.gate).await;
@@ -376,7 +383,7 @@ async fn mount(shared: &Arc<PodShared>) {
         let message = error.to_string();
         if message != last_message {
             shared.ctx.event(&shared.current(), "Warning", "FailedMount", &message);
-            let count = locked(&shared.views).len();
+            let count = shared.views.lock().len();
             for index in 0..count {
                 shared.update(index, |v| v.wait("ContainerCreating", Some(message.clone())));
             }
@@ -426,7 +433,7 @@ async fn end(
             Order::Live => {}
             Order::Shutdown(grace) => {
                 limits.push(now + grace);
-                *locked(&shared.verdict) = Some(SHUT_DOWN);
+                *shared.verdict.lock() = Some(SHUT_DOWN);
             }
             Order::Vanished => {
                 shared.vanished.store(true, Ordering::SeqCst);
@@ -441,7 +448,7 @@ async fn end(
             changed = orders.changed(), if orders_open => orders_open = changed.is_ok(),
         }
     }
-    for view in locked(&shared.views).iter_mut() {
+    for view in shared.views.lock().iter_mut() {
         view.ready = false;
         view.started = false;
         if let ContainerPhase::Waiting { .. } = view.doing {

@@ -21,6 +21,10 @@ use super::status::REJECTED;
 /// Priority from which a pod is critical: the node ends it after all others.
 const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
+/// Longest time that an ordinary pod, and a critical one, may take to end when the node shuts down.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
+const SHUTDOWN_GRACE_CRITICAL: Duration = Duration::from_secs(1);
+
 /// Requests the end of the node's pods; the reply comes when they have ended.
 pub(crate) type ShutdownRequest = oneshot::Sender<()>;
 
@@ -146,8 +150,7 @@ impl Pods {
     /// Ends the pods of the current group.
     fn order_group(&self) {
         let Some(shutdown) = &self.shutdown else { return };
-        let options = &self.ctx.options;
-        let limit = if shutdown.critical { options.shutdown_grace_critical } else { options.shutdown_grace };
+        let limit = if shutdown.critical { SHUTDOWN_GRACE_CRITICAL } else { SHUTDOWN_GRACE };
         for worker in self.group(shutdown.critical) {
             let grace = grace_period(&worker.pod.borrow()).min(limit);
             worker.orders.send_if_modified(|order| {

@@ -1,11 +1,10 @@
-//! Startup, readiness and liveness probes.
+//! Readiness and liveness probes.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, ExecAction, HTTPGetAction, Probe, TCPSocketAction};
+use k8s_openapi::api::core::v1::{Container, ExecAction, HTTPGetAction, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
 use super::address::to_process;
@@ -26,7 +25,6 @@ pub(crate) struct Target {
 /// Kind of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProbeKind {
-    Startup,
     Readiness,
     Liveness,
 }
@@ -42,8 +40,8 @@ pub(crate) struct ProbeTiming {
 }
 
 impl ProbeTiming {
-    /// The rhythm of `probe`. Startup and readiness probes run more often than the spec says, which only makes things
-    /// quicker; liveness keeps the spec's times, so that a stalled process lives as long here as in a cluster.
+    /// The rhythm of `probe`. A readiness probe runs more often than the spec says, which only makes things quicker; liveness
+    /// keeps the spec's times, so that a stalled process lives as long here as in a cluster.
     pub(crate) fn of(probe: &Probe, which: ProbeKind) -> Self {
         let seconds = |value: Option<i32>, default: u64| {
             Duration::from_secs(value.and_then(|v| u64::try_from(v).ok()).filter(|v| *v > 0).unwrap_or(default))
@@ -54,11 +52,7 @@ impl ProbeTiming {
         let delay = seconds(probe.initial_delay_seconds, 0);
         let period = seconds(probe.period_seconds, 10);
         // A readiness probe that starts a program each time is as rare as in a cluster, once its container is ready.
-        let quick = match which {
-            ProbeKind::Startup => true,
-            ProbeKind::Readiness => probe.exec.is_none(),
-            ProbeKind::Liveness => false,
-        };
+        let quick = which == ProbeKind::Readiness && probe.exec.is_none();
         Self {
             delay: if quick { delay.min(LONGEST) } else { delay },
             period: if quick { period.min(LONGEST) } else { period },
@@ -66,12 +60,6 @@ impl ProbeTiming {
             successes: count(probe.success_threshold, 1),
             failures: count(probe.failure_threshold, 3),
         }
-    }
-
-    /// Time that the spec allows for failures of a startup probe.
-    pub(crate) fn startup_budget(probe: &Probe) -> Duration {
-        let spec = Self::of(probe, ProbeKind::Liveness);
-        spec.delay + spec.period * spec.failures
     }
 
     /// Delay before the next probe.
@@ -113,32 +101,19 @@ impl Target {
         if let Some(action) = &probe.http_get {
             return self.http_get(action).await;
         }
-        if let Some(TCPSocketAction { host, port }) = &probe.tcp_socket {
-            let port = self.port(port).ok_or("no such port")?;
-            let host = self.host(host.as_deref());
-            return TcpStream::connect((host.as_str(), port)).await.map(drop).map_err(|e| e.to_string());
-        }
         if let Some(ExecAction { command: Some(command) }) = &probe.exec {
             return exec.exec(command).await;
         }
         Err("this kind of probe is not supported".to_owned())
     }
 
-    pub(crate) async fn http_get(&self, action: &HTTPGetAction) -> Result<(), String> {
+    async fn http_get(&self, action: &HTTPGetAction) -> Result<(), String> {
         let scheme = action.scheme.as_deref().unwrap_or("HTTP").to_lowercase();
-        let host = self.host(action.host.as_deref());
-        let port = self.port(&action.port).ok_or("no such port")?;
+        let (host, port) = (to_process(self.pod_ip), self.port(&action.port).ok_or("no such port")?);
         let path = action.path.as_deref().unwrap_or_default().trim_start_matches('/');
-        let mut request = self.http.get(format!("{scheme}://{host}:{port}/{path}"));
-        for header in action.http_headers.iter().flatten() {
-            request = request.header(&header.name, &header.value);
-        }
-        let status = request.send().await.map_err(|e| format!("{e:?}"))?.status().as_u16();
+        let answer = self.http.get(format!("{scheme}://{host}:{port}/{path}")).send().await;
+        let status = answer.map_err(|e| format!("{e:?}"))?.status().as_u16();
         if (200..400).contains(&status) { Ok(()) } else { Err(format!("HTTP probe failed with statuscode: {status}")) }
-    }
-
-    fn host(&self, named: Option<&str>) -> String {
-        named.filter(|h| !h.is_empty()).map_or_else(|| to_process(self.pod_ip).to_string(), str::to_owned)
     }
 
     fn port(&self, port: &IntOrString) -> Option<u16> {
@@ -150,27 +125,6 @@ impl Target {
             }
         };
         u16::try_from(number).ok()
-    }
-
-    /// Probes until the container has started, or has failed to.
-    pub(crate) async fn until_started(&self, probe: &Probe, exec: &impl Exec) -> Result<(), String> {
-        let rhythm = ProbeTiming::of(probe, ProbeKind::Startup);
-        let last = tokio::time::Instant::now() + ProbeTiming::startup_budget(probe);
-        sleep(rhythm.delay).await;
-        let mut tally = ProbeCounter::default();
-        loop {
-            match self.ask(probe, rhythm.timeout, exec).await {
-                Ok(()) if tally.take(true, &rhythm).is_some() => return Ok(()),
-                Ok(()) => {}
-                Err(why) => {
-                    tally.take(false, &rhythm);
-                    if tokio::time::Instant::now() >= last {
-                        return Err(why);
-                    }
-                }
-            }
-            sleep(rhythm.pause(false)).await;
-        }
     }
 
     /// Probes for ever; reports each change of readiness.

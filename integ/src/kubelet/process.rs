@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use parking_lot::Mutex;
 use tokio::process::{Child, Command};
 
 use crate::control_plane::marked;
@@ -30,11 +30,6 @@ pub struct PodProcess {
     pub image: String,
 }
 
-/// Locks, also after a panic elsewhere: the data behind these locks is consistent after each statement.
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The processes of one boot of a node. Once closed it starts no more, as on a machine without power.
 #[derive(Debug, Default)]
 pub(crate) struct Processes {
@@ -45,7 +40,7 @@ pub(crate) struct Processes {
 struct Running {
     closed: bool,
     containers: BTreeMap<u32, PodProcess>,
-    /// Probes and hooks: ended with the rest, but not containers.
+    /// Probes: ended with the rest, but not containers.
     helpers: Vec<u32>,
 }
 
@@ -61,16 +56,16 @@ pub(crate) struct Launch {
 impl Processes {
     /// Starts a container's process and sets the pid in `who`.
     pub(crate) fn start(&self, bed: &Path, launch: &Launch, mut who: PodProcess) -> Result<Child> {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         let (child, pid) = spawn(&state, bed, launch)?;
         who.pid = pid;
         state.containers.insert(pid, who);
         Ok(child)
     }
 
-    /// Starts a probe or a hook.
+    /// Starts a probe.
     pub(crate) fn start_helper(&self, bed: &Path, launch: &Launch) -> Result<Child> {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         let (child, pid) = spawn(&state, bed, launch)?;
         state.helpers.push(pid);
         Ok(child)
@@ -88,22 +83,22 @@ impl Processes {
     }
 
     pub(crate) fn forget(&self, pid: u32) {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         state.containers.remove(&pid);
         state.helpers.retain(|p| *p != pid);
     }
 
     pub(crate) fn list(&self) -> Vec<PodProcess> {
-        locked(&self.state).containers.values().cloned().collect()
+        self.state.lock().containers.values().cloned().collect()
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        locked(&self.state).closed
+        self.state.lock().closed
     }
 
     /// Ends every process at once, and starts none from now on.
     pub(crate) fn close(&self) {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         state.closed = true;
         for pid in state.containers.keys().chain(&state.helpers) {
             signal_group(*pid, Signal::SIGKILL);

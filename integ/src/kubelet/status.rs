@@ -37,7 +37,6 @@ impl ContainerPhase {
 pub(crate) struct ContainerView {
     pub(crate) name: String,
     pub(crate) image: String,
-    pub(crate) init: bool,
     pub(crate) doing: ContainerPhase,
     pub(crate) last: Option<Ended>,
     pub(crate) restarts: u32,
@@ -115,15 +114,14 @@ pub(crate) struct StatusInput<'a> {
 /// The status as a strategic merge patch that touches only the kubelet's fields. `conditions` are those already
 /// reported; a transition time changes only with the status.
 pub(crate) fn status_patch(input: &StatusInput<'_>, conditions: &[PodCondition], now: Timestamp) -> Value {
-    let (init, main): (Vec<_>, Vec<_>) = input.containers.iter().partition(|c| c.init);
-    let initialized = init.iter().all(|c| matches!(&c.doing, ContainerPhase::Ended(e) if e.exit_code == 0));
-    let ended = phase(input, &main, initialized);
+    let containers = input.containers;
+    let ended = phase(input);
     // A pod that completes when its node shuts down has succeeded: only its condition tells of the shutdown.
     let verdict = input.verdict.filter(|v| !(v.disruption && ended == "Succeeded"));
     let phase = verdict.map_or(ended, |v| v.phase);
     let finished = phase == "Succeeded" || phase == "Failed";
-    let unready: Vec<&str> = main.iter().filter(|c| !c.ready).map(|c| c.name.as_str()).collect();
-    let all_ready = unready.is_empty() && !main.is_empty() && !finished;
+    let unready: Vec<&str> = containers.iter().filter(|c| !c.ready).map(|c| c.name.as_str()).collect();
+    let all_ready = unready.is_empty() && !containers.is_empty() && !finished;
     let why_not = match (all_ready, finished) {
         (true, _) => (None, None),
         (false, true) if phase == "Succeeded" => (Some("PodCompleted"), None),
@@ -132,14 +130,14 @@ pub(crate) fn status_patch(input: &StatusInput<'_>, conditions: &[PodCondition],
             (Some("ContainersNotReady"), Some(format!("containers with unready status: [{}]", unready.join(" "))))
         }
     };
-    let sandbox = has_sandbox(input.containers) && !finished;
+    let sandbox = has_sandbox(containers) && !finished;
     let no_sandbox = (Some("PodSandboxNotReady"), Some("pod sandbox is not ready".to_owned()));
     let completed = ((phase == "Succeeded").then_some("PodCompleted"), None);
     let condition =
         |kind: &str, holds: bool, why: (_, Option<String>)| condition(input, conditions, now, kind, holds, why);
     let mut reported = vec![
         condition("PodReadyToStartContainers", sandbox, if sandbox { (None, None) } else { no_sandbox }),
-        condition("Initialized", initialized || finished, completed),
+        condition("Initialized", true, completed),
         condition("ContainersReady", all_ready, why_not.clone()),
         condition("Ready", all_ready && gates_pass(input.pod, conditions), why_not),
     ];
@@ -158,17 +156,11 @@ pub(crate) fn status_patch(input: &StatusInput<'_>, conditions: &[PodCondition],
         "hostIP": host_ip,
         "hostIPs": [{"$patch": "replace"}, {"ip": host_ip}],
         "conditions": reported,
-        "containerStatuses": main.iter().map(|c| container_status(c)).collect::<Vec<_>>(),
+        "containerStatuses": containers.iter().map(container_status).collect::<Vec<_>>(),
     });
-    if let Some(fields) = status.as_object_mut() {
-        if let Some(ip) = input.pod_ip {
-            fields.insert("podIP".to_owned(), json!(ip.to_string()));
-            fields.insert("podIPs".to_owned(), json!([{"$patch": "replace"}, {"ip": ip.to_string()}]));
-        }
-        if !init.is_empty() {
-            let statuses = init.iter().map(|c| container_status(c)).collect();
-            fields.insert("initContainerStatuses".to_owned(), Value::Array(statuses));
-        }
+    if let Some(ip) = input.pod_ip {
+        status["podIP"] = json!(ip.to_string());
+        status["podIPs"] = json!([{"$patch": "replace"}, {"ip": ip.to_string()}]);
     }
     json!({"metadata": {"uid": input.pod.metadata.uid}, "status": status})
 }
@@ -226,7 +218,6 @@ pub fn scripted_status(pod: &Pod, state: ScriptedPod, host_ip: Ipv4Addr, now: Ti
     let containers = containers.map(|container| ContainerView {
         name: container.name.clone(),
         image: container.image.clone().unwrap_or_default(),
-        init: false,
         doing: doing.clone(),
         last: last.clone(),
         restarts,
@@ -249,21 +240,14 @@ pub fn scripted_status(pod: &Pod, state: ScriptedPod, host_ip: Ipv4Addr, now: Ti
     status_patch(&input, known, now)
 }
 
-fn phase(input: &StatusInput<'_>, main: &[&ContainerView], initialized: bool) -> &'static str {
-    let policy = input.pod.spec.as_ref().and_then(|s| s.restart_policy.as_deref()).unwrap_or("Always");
-    let init_failed = input
-        .containers
-        .iter()
-        .any(|c| c.init && policy == "Never" && matches!(&c.doing, ContainerPhase::Ended(e) if e.exit_code != 0));
-    if init_failed {
-        return "Failed";
-    }
-    let ended = |c: &&ContainerView| match &c.doing {
+fn phase(input: &StatusInput<'_>) -> &'static str {
+    let (policy, containers) = (restart_policy(input.pod), input.containers);
+    let ended = |c: &ContainerView| match &c.doing {
         ContainerPhase::Ended(e) => Some(e.exit_code),
         ContainerPhase::Waiting { .. } | ContainerPhase::Running { .. } => None,
     };
-    let codes: Vec<i32> = main.iter().filter_map(ended).collect();
-    let all_ended = codes.len() == main.len() && !main.is_empty();
+    let codes: Vec<i32> = containers.iter().filter_map(ended).collect();
+    let all_ended = codes.len() == containers.len() && !containers.is_empty();
     let final_now = match policy {
         _ if input.ending => all_ended,
         "Never" => all_ended,
@@ -273,14 +257,18 @@ fn phase(input: &StatusInput<'_>, main: &[&ContainerView], initialized: bool) ->
     if final_now {
         return if codes.iter().all(|c| *c == 0) { "Succeeded" } else { "Failed" };
     }
-    let begun = |c: &&ContainerView| !matches!(c.doing, ContainerPhase::Waiting { .. }) || c.last.is_some();
-    if initialized && !main.is_empty() && main.iter().all(begun) { "Running" } else { "Pending" }
+    let begun = |c: &ContainerView| !matches!(c.doing, ContainerPhase::Waiting { .. }) || c.last.is_some();
+    if !containers.is_empty() && containers.iter().all(begun) { "Running" } else { "Pending" }
+}
+
+pub(crate) fn restart_policy(pod: &Pod) -> &str {
+    pod.spec.as_ref().and_then(|s| s.restart_policy.as_deref()).unwrap_or("Always")
 }
 
 /// Returns true if the pod has come as far as its containers: a real kubelet makes the sandbox after the volumes.
 fn has_sandbox(containers: &[ContainerView]) -> bool {
     containers.iter().any(|c| match &c.doing {
-        ContainerPhase::Waiting { reason, .. } => reason != "ContainerCreating" && reason != "PodInitializing",
+        ContainerPhase::Waiting { reason, .. } => reason != "ContainerCreating",
         ContainerPhase::Running { .. } => true,
         ContainerPhase::Ended(ended) => ended.reason != LOST,
     })
@@ -370,7 +358,6 @@ mod tests {
         ContainerView {
             name: "c".into(),
             image: "i".into(),
-            init: false,
             doing,
             last: None,
             restarts: 0,

@@ -11,7 +11,7 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::TryStreamExt;
@@ -19,20 +19,20 @@ use jiff::Timestamp;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{
-    ConfigMap, Container, DownwardAPIVolumeFile, HostPathVolumeSource, KeyToPath, Pod, Secret, ServiceAccount,
+    ConfigMap, Container, DownwardAPIProjection, HostPathVolumeSource, KeyToPath, Pod, Secret, ServiceAccount,
     ServiceAccountTokenProjection, Volume,
 };
 use kube::api::PostParams;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Resource};
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::env::{Data, Mounts, config_map_data, field, secret_data};
+use super::env::{Mounts, field};
 use super::pods::PauseGate;
-use super::process::locked;
 
 /// Timeout of the API calls of one attempt to mount.
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -44,6 +44,8 @@ pub(crate) enum MountError {
     Missing { volume: String, kind: &'static str, name: String },
     #[error("MountVolume.SetUp failed for volume {volume:?}: references non-existent {kind} key: {key}")]
     MissingKey { volume: String, kind: &'static str, key: String },
+    #[error("MountVolume.SetUp failed for volume {volume:?}: the source of {path:?} is not supported")]
+    Field { volume: String, path: String },
     #[error("MountVolume.SetUp failed for volume {volume:?}: timed out waiting for {kind} {name:?}")]
     Waiting { volume: String, kind: &'static str, name: String },
     #[error("MountVolume.SetUp failed for volume {volume:?}: hostPath type check failed: {path} is not {wanted}")]
@@ -56,6 +58,9 @@ pub(crate) enum MountError {
 
 /// Content of a volume: each file's path, bytes and mode.
 type Payload = BTreeMap<String, (Vec<u8>, u32)>;
+
+/// The contents of a ConfigMap or a Secret.
+type Data = BTreeMap<String, Vec<u8>>;
 
 /// One ConfigMap or Secret as last seen.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,7 +99,6 @@ pub(crate) struct Volumes {
     directory: PathBuf,
     machine_root: PathBuf,
     pod_ip: Ipv4Addr,
-    host_ip: Ipv4Addr,
     seen: Mutex<BTreeMap<(Kind, String), watch::Receiver<Seen>>>,
     watches: Mutex<JoinSet<()>>,
     changed: Arc<Notify>,
@@ -103,20 +107,13 @@ pub(crate) struct Volumes {
 }
 
 impl Volumes {
-    pub(crate) fn new(
-        client: Client,
-        pod: Pod,
-        directory: PathBuf,
-        machine_root: PathBuf,
-        (pod_ip, host_ip): (Ipv4Addr, Ipv4Addr),
-    ) -> Self {
+    pub(crate) fn new(client: Client, pod: Pod, directory: PathBuf, machine_root: PathBuf, pod_ip: Ipv4Addr) -> Self {
         Self {
             client,
             pod,
             directory,
             machine_root,
             pod_ip,
-            host_ip,
             seen: Mutex::default(),
             watches: Mutex::default(),
             changed: Arc::default(),
@@ -135,14 +132,8 @@ impl Volumes {
 
     /// The real paths of the mounts of `container`, in addition to those that every container has.
     pub(crate) fn mounts(&self, container: &Container, implicit: &[(String, PathBuf)]) -> Mounts {
-        let own = container.volume_mounts.iter().flatten().map(|mount| {
-            let volume = self.path(&mount.name);
-            let real = match mount.sub_path.as_deref() {
-                Some(below) if !below.is_empty() => volume.join(below),
-                _ => volume,
-            };
-            (mount.mount_path.clone(), real)
-        });
+        let mounts = container.volume_mounts.iter().flatten();
+        let own = mounts.map(|mount| (mount.mount_path.clone(), self.path(&mount.name)));
         Mounts::new(own.chain(implicit.iter().cloned()).collect())
     }
 
@@ -176,7 +167,7 @@ impl Volumes {
     /// and different each time, and does nothing while it is paused.
     pub(crate) async fn keep_current(&self, lag: Duration, gate: &PauseGate) {
         loop {
-            let due = locked(&self.tokens).values().map(|t| t.renew_at).min();
+            let due = self.tokens.lock().values().map(|t| t.renew_at).min();
             let wait = due.map_or(Duration::from_secs(3600), |due| {
                 Duration::try_from(due.duration_since(Timestamp::now())).unwrap_or_default()
             });
@@ -239,12 +230,12 @@ impl Volumes {
 
     async fn write(&self, volume: &Volume) -> Result<(), MountError> {
         let Some(payload) = self.payload(volume).await? else { return Ok(()) };
-        if locked(&self.written).get(&volume.name) == Some(&payload) {
+        if self.written.lock().get(&volume.name) == Some(&payload) {
             return Ok(());
         }
         write_atomically(&self.path(&volume.name), &payload)
             .map_err(|source| MountError::Io { volume: volume.name.clone(), source })?;
-        locked(&self.written).insert(volume.name.clone(), payload);
+        self.written.lock().insert(volume.name.clone(), payload);
         Ok(())
     }
 
@@ -261,8 +252,6 @@ impl Volumes {
             let object = Object { volume: name, kind: Kind::Secret, name: secret, optional: source.optional };
             let data = self.read(&object).await?;
             place(&mut payload, &object, data, source.items.as_deref(), source.default_mode)?;
-        } else if let Some(source) = &volume.downward_api {
-            self.place_fields(&mut payload, source.items.as_deref(), source.default_mode);
         } else if let Some(source) = &volume.projected {
             for part in source.sources.iter().flatten() {
                 if let Some(from) = &part.config_map {
@@ -277,7 +266,7 @@ impl Volumes {
                     place(&mut payload, &object, data, from.items.as_deref(), source.default_mode)?;
                 }
                 if let Some(from) = &part.downward_api {
-                    self.place_fields(&mut payload, from.items.as_deref(), source.default_mode);
+                    payload.extend(self.fields(name, from, source.default_mode)?);
                 }
                 if let Some(from) = &part.service_account_token {
                     let token = self.token(name, from).await?;
@@ -290,19 +279,22 @@ impl Volumes {
         Ok(Some(payload))
     }
 
-    fn place_fields(&self, payload: &mut Payload, items: Option<&[DownwardAPIVolumeFile]>, mode: Option<i32>) {
-        for item in items.unwrap_or_default() {
-            let value =
-                item.field_ref.as_ref().and_then(|f| field(&self.pod, &f.field_path, self.pod_ip, self.host_ip));
-            payload.insert(item.path.clone(), (value.unwrap_or_default().into_bytes(), mode_of(item.mode.or(mode))));
+    fn fields(&self, volume: &str, from: &DownwardAPIProjection, mode: Option<i32>) -> Result<Payload, MountError> {
+        let mut payload = Payload::new();
+        for item in from.items.iter().flatten() {
+            let value = item.field_ref.as_ref().and_then(|of| field(&self.pod, &of.field_path, self.pod_ip));
+            let unsupported = || MountError::Field { volume: volume.to_owned(), path: item.path.clone() };
+            let value = value.ok_or_else(unsupported)?;
+            payload.insert(item.path.clone(), (value.into_bytes(), mode_of(item.mode.or(mode))));
         }
+        Ok(payload)
     }
 
     /// A token for the pod, requested as the node, and renewed after four fifths of its life.
     async fn token(&self, volume: &str, source: &ServiceAccountTokenProjection) -> Result<String, MountError> {
         let key = (volume.to_owned(), source.path.clone());
         let now = Timestamp::now();
-        let known = locked(&self.tokens).get(&key).cloned();
+        let known = self.tokens.lock().get(&key).cloned();
         match known {
             Some(known) if now < known.renew_at => return Ok(known.value),
             _ => {}
@@ -335,7 +327,7 @@ impl Volumes {
         let life = expires.as_second() - now.as_second();
         let renew_at = now + jiff::SignedDuration::from_secs((life * 4 / 5).max(1));
         let value = status.token.unwrap_or_default();
-        locked(&self.tokens).insert(key, Token { value: value.clone(), renew_at });
+        self.tokens.lock().insert(key, Token { value: value.clone(), renew_at });
         Ok(value)
     }
 
@@ -354,12 +346,12 @@ impl Volumes {
     }
 
     fn follow(&self, kind: Kind, name: &str) -> watch::Receiver<Seen> {
-        let mut seen = locked(&self.seen);
+        let mut seen = self.seen.lock();
         let entry = seen.entry((kind, name.to_owned())).or_insert_with(|| {
             let (sender, receiver) = watch::channel(Seen::NotYet);
             let namespace = self.pod.metadata.namespace.clone().unwrap_or_default();
             let (client, name, changed) = (self.client.clone(), name.to_owned(), self.changed.clone());
-            let mut watches = locked(&self.watches);
+            let mut watches = self.watches.lock();
             match kind {
                 Kind::ConfigMap => {
                     let api = Api::<ConfigMap>::namespaced(client, &namespace);
@@ -417,6 +409,16 @@ where
             }
         }
     }
+}
+
+fn config_map_data(object: &ConfigMap) -> Data {
+    let text = object.data.iter().flatten().map(|(k, v)| (k.clone(), v.clone().into_bytes()));
+    let binary = object.binary_data.iter().flatten().map(|(k, v)| (k.clone(), v.0.clone()));
+    text.chain(binary).collect()
+}
+
+fn secret_data(object: &Secret) -> Data {
+    object.data.iter().flatten().map(|(k, v)| (k.clone(), v.0.clone())).collect()
 }
 
 fn mode_of(mode: Option<i32>) -> u32 {

@@ -1,7 +1,7 @@
 //! Collects the states of one Node, its Lease, and the pods of one namespace.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::bail;
@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
+use parking_lot::{Mutex, MutexGuard};
 use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -123,7 +124,7 @@ impl Watch {
 
     /// Everything that was collected so far.
     pub fn lock(&self) -> MutexGuard<'_, Collected> {
-        self.collected.lock().unwrap_or_else(PoisonError::into_inner)
+        self.collected.lock()
     }
 
     /// The sequences of what was collected.
@@ -185,6 +186,6 @@ async fn follow<K>(
                 continue;
             }
         };
-        add(&mut collected.lock().unwrap_or_else(PoisonError::into_inner), object, gone);
+        add(&mut collected.lock(), object, gone);
     }
 }

@@ -6,7 +6,7 @@
 //! it.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
@@ -16,6 +16,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{ApiResource, DynamicObject, ListParams, VersionMatch, WatchEvent, WatchParams};
 use kube::{Api, Client, ResourceExt};
 use models::names;
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -56,11 +57,11 @@ struct Shared {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, History> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+        self.history.lock()
     }
 
     fn seen(&self) -> MutexGuard<'_, Vec<Change>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.lock()
     }
 
     fn add(&self, change: Change) {
@@ -71,12 +72,12 @@ impl Shared {
     }
 
     fn fail(&self, error: &anyhow::Error) {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| format!("{error:#}"));
+        self.failure.lock().get_or_insert_with(|| format!("{error:#}"));
         self.progress.send_modify(|_| {});
     }
 
     fn check(&self) -> anyhow::Result<()> {
-        match &*self.failure.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*self.failure.lock() {
             Some(failure) => Err(anyhow!("the history is incomplete: {failure}")),
             None => Ok(()),
         }

@@ -12,29 +12,18 @@ use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
 use semver::Version;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
 use super::facts::Kind;
 use super::hosts::HostLog;
 use super::report::Property;
 use super::scenario::{APISERVER, CONTROLLER};
 use super::*;
+use crate::control_plane::tests::until;
 use crate::control_plane::{ControlPlane, Options};
 use crate::host::{Host, HostOptions, Releases, client};
 
 /// Ends a test that would hang; no test measures time.
 const LONG: Duration = Duration::from_secs(240);
-
-async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + LONG;
-    loop {
-        if let Some(seen) = look().await {
-            return seen;
-        }
-        assert!(Instant::now() < deadline, "not seen: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
 
 async fn install(client: &Client) {
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());

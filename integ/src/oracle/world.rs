@@ -9,7 +9,7 @@ use models::operator::BottlerocketUpdateOperatorStatus;
 use models::shadow::{HostState, Mode, Record, Step};
 use semver::Version;
 
-use super::facts::{Budget, Field, Node, Object, Operator, Pod, Shadow};
+use super::facts::{Budget, Node, Object, Operator, Pod, Shadow};
 use super::history::Change;
 
 /// A variant, an architecture and a version.
@@ -126,11 +126,6 @@ impl ClusterState {
     pub fn is_released(&self, node: &str) -> bool {
         let claimed = self.nodes.get(node).is_none_or(|node| node.claimed());
         !claimed && self.shadow(node).is_some_and(|shadow| shadow.step().is_none())
-    }
-
-    /// Returns true if a node has the label that puts it under the operator.
-    pub fn is_under_operator(&self, node: &Node) -> bool {
-        node.fields.contains_key(&Field::Label(names::INTERFACE_LABEL.to_owned()))
     }
 
     /// The status of the operator's resource.

@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use semver::Version;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
@@ -58,8 +59,7 @@ async fn watch(path: PathBuf, arrivals: Arc<Mutex<Vec<Arrival>>>) {
         let length = tokio::fs::metadata(&path).await.map_or(0, |metadata| metadata.len());
         if length > seen {
             seen = length;
-            let mut arrivals = arrivals.lock().unwrap_or_else(PoisonError::into_inner);
-            arrivals.push(Arrival { length, at: Timestamp::now() });
+            arrivals.lock().push(Arrival { length, at: Timestamp::now() });
         }
         sleep(LOOK).await;
     }
@@ -193,7 +193,7 @@ impl Guest {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(error.into()),
         };
-        let arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+        let arrivals = self.arrivals.lock();
         let (mut events, mut end) = (Vec::new(), 0);
         for line in text.split_inclusive('\n') {
             end += line.len() as u64;

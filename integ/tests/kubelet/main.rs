@@ -20,7 +20,7 @@ use integ::host::{Host, HostOptions, Releases};
 use integ::kubelet::{Addresses, Images, Kubelet, KubeletOptions};
 use integ::machine::{Machine, MachineState, Power};
 use integ::proxy::{ConnectProxy, Sources};
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::authentication::v1::TokenReview;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret, Service, ServiceAccount};

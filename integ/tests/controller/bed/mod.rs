@@ -325,7 +325,7 @@ impl ScriptedCluster {
     /// Waits until every agent has reported what its host runs.
     pub(crate) async fn reported(&self) -> anyhow::Result<()> {
         let reported = |world: &ClusterState| {
-            world.nodes.values().filter(|node| world.is_under_operator(node)).all(|node| {
+            world.nodes.values().filter(|node| node.labelled()).all(|node| {
                 world.shadow_of(node).is_some_and(|shadow| {
                     shadow.status.agent.boot_id.as_deref() == Some(node.boot_id.as_str())
                         && shadow.status.agent.updates.is_some()
