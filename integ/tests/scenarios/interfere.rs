@@ -15,6 +15,7 @@ use kube::api::{Patch, PatchParams};
 use models::shadow::{ArmedPhase, HostState};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use semver::Version;
 use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, timeout_at};
@@ -116,6 +117,14 @@ pub(crate) async fn blocked_drain(ctx: &ScenarioContext) -> anyhow::Result<Strin
 /// The same with an existing workload and operator.
 pub(crate) async fn release_into_blocked_drain(ctx: &ScenarioContext) -> anyhow::Result<String> {
     ctx.release();
+    until_drain_is_blocked(ctx).await
+}
+
+/// The same for another version, after a drain that was unblocked.
+pub(crate) async fn blocked_drain_of(ctx: &ScenarioContext, version: &Version) -> anyhow::Result<String> {
+    ctx.spread_shop().await?;
+    ctx.guarded_shop(2 * ctx.bed.members.len()).await?;
+    ctx.bed.releases.publish(version.clone());
     until_drain_is_blocked(ctx).await
 }
 

@@ -231,6 +231,11 @@ impl ScenarioContext {
         self.shop_with(pods, json!({"minAvailable": pods})).await
     }
 
+    /// Has the pods of the workload created again, which spreads them over all nodes.
+    pub(crate) async fn spread_shop(&self) -> anyhow::Result<()> {
+        self.kubectl(&["-n", SHOP, "delete", "pods", "--all"]).await.map(drop)
+    }
+
     /// Waits until so many pods of the workload are Ready and their budget knows it.
     pub(crate) async fn shop_is_ready(&self, pods: usize) -> anyhow::Result<()> {
         self.until(&format!("{pods} pods of the workload are Ready"), |world| {
