@@ -98,7 +98,7 @@ pub(crate) async fn equals_the_run_although_controllers_are_killed(
     ensure!(ends == (Some(&EntryKind::Begun), Some(&EntryKind::Completed)), "{kinds:?}");
     let world = history.end();
     let mut left = world.shadows.values().flat_map(|shadow| &shadow.status.controller.results);
-    ensure!(left.all(|result| record.rows.iter().any(|row| row.result == *result)), "not all are on pages");
+    ensure!(left.all(|result| record.rows.iter().any(|row| row.result == **result)), "not all are on pages");
     let pods: usize = record.rows.iter().map(|row| row.result.pods.len()).sum();
     ensure!((record.status.nodes, record.status.pods) == (nodes, i64::try_from(pods)?), "{:?}", record.status);
     ensure!(pods > 0 && record.rows.iter().all(|row| row.result.rollout == record.rollout.number), "{:?}", record.rows);
