@@ -1,11 +1,12 @@
-//! Crashes, power losses and reboots by other clients during an update.
+//! Crashes, power losses, an agent that is stopped, and a node that is lost, during updates.
 
 use std::time::Duration;
 
+use anyhow::{Context as _, ensure};
 use deploy::Component;
 use integ::bed::TestClusterOptions;
 use integ::host::faults::Transport;
-use integ::host::{Fault, Timings};
+use integ::host::{Command, Fault, Timings, Worker};
 use models::condition::ConditionStatus;
 use models::shadow::UPDATED;
 use nix::sys::signal::Signal;
@@ -14,95 +15,102 @@ use rand::seq::{IndexedRandom as _, SliceRandom as _};
 use semver::Version;
 use serde_json::json;
 
-use crate::interfere::{blocked_drain, is_armed, permit_of, released, signal, unblock, until_host};
-use crate::support::{NEW, ScenarioContext, ScenarioResult, nodes, run};
+use crate::interfere::{
+    agent_on, blocked_drain, blocked_drain_of, finish_command, is_activate, is_armed, permit_of, released, signal,
+    unblock, until_host, withdraw,
+};
+use crate::support::{LIMIT, ScenarioContext, is_on, nodes, other, run};
 
 /// Longest duration of an update that is interrupted during evictions. The API server counts a pod against its budget
 /// before it deletes it; where the caller's death cancels the request in between, the budget is one pod short until
 /// Kubernetes resets it two minutes later, and the drain is rightly blocked meanwhile.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Asserts that a node's first attempt failed for a reason that is not charged to the version, and a later one did not.
-fn assert_rebooted_by_other_then_updated(ending: &ScenarioResult, node: &str) {
-    let attempts = ending.history.attempts();
-    let results: Vec<_> = attempts.iter().filter(|a| a.node == node).map(|a| a.result.as_deref()).collect();
-    assert_eq!(results, [Some("RebootedByOther"), Some(UPDATED)]);
-    // It was never charged to the version.
+#[tokio::test(flavor = "multi_thread")]
+async fn power_loss_stopped_agent_and_lost_node_cost_no_version_and_no_second_reboot() -> anyhow::Result<()> {
+    let mut options = nodes(2);
+    options.deploy.controller_replicas = 2;
+    options.deploy.apiserver_replicas = 2;
+    let ending = run(options, async |ctx| {
+        power_loss_before_arming_is_no_version_failure(ctx).await.context("power loss between permit and arming")?;
+        agent_stopped_during_arming_disarms_host(ctx).await.context("agent that is stopped while its host is armed")?;
+        drain_completes_without_the_other_node(ctx).await.context("loss of the other node during a drain")
+    })
+    .await?;
+    // Each node three times; and the image that was armed for the stopped agent.
+    let stats = &ending.verdict.stats;
+    assert_eq!((stats.arms, stats.reboots), (7, 6));
+    Ok(())
+}
+
+async fn power_loss_before_arming_is_no_version_failure(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    let target = blocked_drain(ctx).await?;
+    let host = &ctx.bed.member(&target)?.host;
+    // The host delays the command and never starts it.
+    host.script(Fault::request("POST", "/actions/activate-update", Transport::Slow(Duration::from_secs(60))));
+    unblock(ctx).await?;
+    ctx.until("the permit is issued", |world| permit_of(world, &target).is_some()).await?;
+    host.power_loss().await;
+    ensure!(!is_armed(host));
+    // The agent may not have asked the host yet; the next attempt's request is not delayed.
+    host.clear_faults();
+    released(ctx, &target).await?;
+    let history = ctx.updated().await?;
+    let results: Vec<_> = history.results(&target).into_iter().map(|(_, reason)| reason).collect();
+    ensure!(results == ["RebootedByOther", UPDATED], "{results:?}");
     let mut charged = false;
-    let world = ending.history.replay(|_, _, world| {
+    history.replay(|_, _, world| {
         charged |=
             world.shadows.values().flat_map(|s| &s.status.controller.record).any(|r| !r.version_failures.is_empty());
         charged |= world.operator_condition("Frozen").is_some_and(|c| c.status == ConditionStatus::True);
     });
-    assert!(!charged, "the version is not to blame");
-    assert!(world.nodes.values().all(|n| !n.claimed()));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn power_loss_between_permit_and_arming_is_no_version_failure() -> anyhow::Result<()> {
-    let mut target = String::new();
-    let ending = run(nodes(2), async |ctx| {
-        target = blocked_drain(ctx).await?;
-        let host = &ctx.bed.member(&target)?.host;
-        // The host delays the command and never starts it.
-        host.script(Fault::request("POST", "/actions/activate-update", Transport::Slow(Duration::from_secs(60))));
-        unblock(ctx).await?;
-        ctx.until("the permit is issued", |world| permit_of(world, &target).is_some()).await?;
-        host.power_loss().await;
-        anyhow::ensure!(!is_armed(host));
-        // The agent may not have asked the host yet; the next attempt's request is not delayed.
-        host.clear_faults();
-        released(ctx, &target).await?;
-        ctx.updated().await?;
-        Ok(())
-    })
-    .await?;
-    assert_rebooted_by_other_then_updated(&ending, &target);
-    let stats = &ending.verdict.stats;
-    assert_eq!((stats.permits, stats.arms, stats.reboots), (3, 2, 2));
+    ensure!(!charged, "the version is not to blame");
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn single_node_with_operator_is_updated() -> anyhow::Result<()> {
-    const PODS: usize = 2;
-    let ending = run(TestClusterOptions::default(), async |ctx| {
-        ctx.shop_with(PODS, json!({"maxUnavailable": "100%"})).await?;
-        ctx.install().await?;
-        ctx.release();
-        ctx.updated().await?;
-        ctx.shop_is_ready(PODS).await
+/// The desired state is withdrawn while its agent is stopped: it may not take effect.
+async fn agent_stopped_during_arming_disarms_host(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    let version = Version::new(1, 20, 6);
+    let target = blocked_drain_of(ctx, &version).await?;
+    let host = &ctx.bed.member(&target)?.host;
+    host.script(Fault::command(Command::Activate, Worker::Waits));
+    let before = host.log().iter().filter(|event| is_activate(event)).count();
+    unblock(ctx).await?;
+    let mut seen = 0;
+    until_host(host, "the host is asked to arm", |event| {
+        seen += usize::from(is_activate(event));
+        seen > before
     })
     .await?;
-    let attempts = ending.history.attempts();
-    assert!(attempts.len() == 1 && attempts[0].updated(), "{attempts:#?}");
-    let replicas = deploy::Options::default();
-    let own = usize::from(replicas.controller_replicas) + usize::from(replicas.apiserver_replicas);
-    assert_eq!(ending.verdict.stats.evictions, own + PODS, "each pod that was there was evicted once");
+    let agent = agent_on(ctx, &target).await?;
+    signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
+    withdraw(ctx, &target).await?;
+    finish_command(host).await?;
+    ensure!(is_armed(host), "the image is armed while the agent sleeps");
+    let boot = host.snapshot().boot_id;
+    let world = ctx.bed.recorder.so_far()?.end();
+    ensure!(world.nodes[&target].claimed(), "a node that may still reboot is not released");
+
+    signal(&[agent], Signal::SIGCONT);
+    released(ctx, &target).await?;
+    ensure!(host.snapshot().boot_id == boot, "the host was rebooted on a withdrawn order");
+    ensure!(!is_armed(host), "the host was released with an image armed");
+    let history = ctx.bed.wait_updated(&version, LIMIT).await?;
+    let of_version = history.results(&target).into_iter().filter(|(to, _)| *to == version);
+    let results: Vec<_> = of_version.map(|(_, reason)| reason).collect();
+    ensure!(results == ["RebootTimedOut", UPDATED], "{results:?}");
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn updates_complete_after_api_server_restarts() -> anyhow::Result<()> {
-    const PODS: usize = 4;
-    let mut options = nodes(2);
-    // The recorder reads the changes during the outage from etcd's history.
-    options.control_plane.watch_cache = false;
-    let ending = run(options, async |ctx| {
-        ctx.shop_with(PODS, json!({"maxUnavailable": 2})).await?;
-        ctx.install().await?;
-        ctx.release();
-        for _ in 0..2 {
-            let changes = ctx.rng.random_range(1..60);
-            after_changes(ctx, changes, &NEW).await?;
-            ctx.bed.control_plane.restart_apiserver().await?;
-        }
-        ctx.bed.wait_updated(&NEW, PATIENCE).await?;
-        ctx.shop_is_ready(PODS).await
-    })
-    .await?;
-    assert_eq!(ending.history.attempts().iter().filter(|a| a.updated()).count(), 2);
-    assert_eq!(ending.verdict.stats.reboots, 2);
+async fn drain_completes_without_the_other_node(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    let version = Version::new(1, 20, 7);
+    let target = blocked_drain_of(ctx, &version).await?;
+    let other = other(&target);
+    ctx.bed.member(other)?.host.power_off();
+    unblock(ctx).await?;
+    ctx.until("the node is updated", |world| is_on(world, &target, &version)).await?;
+    ctx.bed.member(other)?.host.power_on();
+    ctx.bed.wait_updated(&version, LIMIT).await?;
     Ok(())
 }
 
@@ -131,25 +139,31 @@ async fn after_events(ctx: &ScenarioContext, node: &str, events: usize, version:
     }
 }
 
+/// The API server is killed and started again.
 #[tokio::test(flavor = "multi_thread")]
-async fn updates_complete_after_random_component_kills() -> anyhow::Result<()> {
+async fn updates_complete_after_random_kills_of_components_and_api_server() -> anyhow::Result<()> {
     const PODS: usize = 6;
     const PARTS: [Component; 3] = [Component::Controller, Component::Apiserver, Component::Agent];
-    const ROUNDS: u64 = 4;
-    // More, if some component was never hit while there was something to interrupt.
+    // Beside the numbers of these.
+    const API_SERVER: usize = PARTS.len();
+    const ROUNDS: u64 = 3;
+    // More, if some part was never hit while there was something to interrupt.
     const MOST_ROUNDS: u64 = 8;
     let brief = Duration::from_millis(100);
     let timings = Timings { prepare: brief, activate: brief, shutdown: brief, ..Timings::instant() };
+    let mut options = TestClusterOptions { timings, ..nodes(3) };
+    // The recorder reads the changes during an outage from etcd's history.
+    options.control_plane.watch_cache = false;
     let mut rounds = 0;
-    let mut hits = [0_usize; PARTS.len()];
-    let ending = run(TestClusterOptions { timings, ..nodes(3) }, async |ctx| {
+    let mut hits = [0_usize; PARTS.len() + 1];
+    let ending = run(options, async |ctx| {
         ctx.shop_with(PODS, json!({"maxUnavailable": 3})).await?;
         ctx.install().await?;
         while rounds < ROUNDS || (rounds < MOST_ROUNDS && hits.contains(&0)) {
             let version = Version::new(1, 20, 5 + rounds);
             ctx.bed.releases.publish(version.clone());
-            // Each component once, and one of them twice.
-            let mut kills = vec![0, 1, 2, ctx.rng.random_range(0..PARTS.len())];
+            // Each once, and one of the operator's components twice.
+            let mut kills = vec![0, 1, 2, API_SERVER, ctx.rng.random_range(0..PARTS.len())];
             kills.shuffle(&mut ctx.rng);
             for part in kills {
                 let by_host = ctx.rng.random_bool(0.3);
@@ -163,16 +177,19 @@ async fn updates_complete_after_random_component_kills() -> anyhow::Result<()> {
                 }
                 let world = ctx.bed.recorder.so_far()?.end();
                 let under_way = world.shadows.values().any(|shadow| shadow.status.controller.progress.is_some());
-                let running = ctx.bed.processes_of(PARTS[part]);
-                if let Some(process) = running.choose(&mut ctx.rng) {
+                if part == API_SERVER {
+                    ctx.bed.control_plane.restart_apiserver().await?;
+                } else {
+                    let running = ctx.bed.processes_of(PARTS[part]);
+                    let Some(process) = running.choose(&mut ctx.rng) else { continue };
                     signal(std::slice::from_ref(process), Signal::SIGKILL);
-                    hits[part] += usize::from(under_way);
                 }
+                hits[part] += usize::from(under_way);
             }
             ctx.bed.wait_updated(&version, PATIENCE).await?;
             rounds += 1;
         }
-        assert!(!hits.contains(&0), "kills of {PARTS:?} while an update was under way: {hits:?}");
+        assert!(!hits.contains(&0), "kills of {PARTS:?} and the API server while an update was under way: {hits:?}");
         ctx.shop_is_ready(PODS).await
     })
     .await?;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use integ::bed::workload;
+use anyhow::ensure;
 use integ::rollout_history::{Recorded, ensure_rows_equal_run, objects, with_phases};
 use kube::api::ListParams;
 use models::history::{EntryKind, RolloutPhase};
@@ -11,9 +11,8 @@ use serde_json::json;
 
 use crate::crashes::PATIENCE;
 use crate::interfere::{poll, signal};
-use crate::leaders::two_controllers;
 use crate::plugin::{output_text, plugin};
-use crate::support::{NEW, SHOP, ScenarioContext, run};
+use crate::support::{NEW, SHOP, ScenarioContext};
 
 /// Has the controller remove the records of ended rollouts, with their pages.
 pub(crate) async fn remove_ended(ctx: &ScenarioContext) -> anyhow::Result<()> {
@@ -80,34 +79,28 @@ async fn recorded_phase(ctx: &ScenarioContext) -> anyhow::Result<Option<RolloutP
     Ok(record.map(|record| record.status.map_or(RolloutPhase::Running, |status| status.phase)))
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn history_equals_the_run_although_controllers_are_killed_after_each_of_its_writes() -> anyhow::Result<()> {
-    const PODS: usize = 6;
-    let (mut all, mut order) = (Vec::new(), BTreeMap::new());
-    let ending = run(two_controllers(3), async |ctx| {
-        ctx.shop_with(PODS, json!({"maxUnavailable": 3})).await?;
-        workload::apply(&ctx.bed.client, vec![workload::service(SHOP, "web")]).await?;
-        ctx.install().await?;
-        ctx.reported().await?;
-        ctx.release();
-        kill_after_changes(ctx, 12).await?;
-        ctx.bed.wait_updated(&NEW, PATIENCE).await?;
-        all = until_phases(ctx, "the rollout is recorded as completed", &[RolloutPhase::Completed]).await?;
-        order = boots(ctx);
-        let verified = plugin(ctx, &["history", "--verify"]).await?;
-        anyhow::ensure!(verified.status.success(), "{}", output_text(&verified));
-        Ok(())
-    })
-    .await?;
+/// Rolls a release out to so many nodes while every controller is killed after each change of the history, and compares that with the run.
+pub(crate) async fn equals_the_run_although_controllers_are_killed(
+    ctx: &ScenarioContext,
+    nodes: i64,
+) -> anyhow::Result<()> {
+    ctx.release();
+    kill_after_changes(ctx, 12).await?;
+    ctx.bed.wait_updated(&NEW, PATIENCE).await?;
+    let all = until_phases(ctx, "the rollout is recorded as completed", &[RolloutPhase::Completed]).await?;
+    let verified = plugin(ctx, &["history", "--verify"]).await?;
+    ensure!(verified.status.success(), "{}", output_text(&verified));
     let record = &all[0];
-    ensure_rows_equal_run(&record.rows, &ending.history, &order, SHOP)?;
+    let history = ctx.bed.recorder.so_far()?;
+    ensure_rows_equal_run(&record.rows, &history, &boots(ctx), SHOP)?;
     let kinds = record.kinds();
-    assert_eq!((kinds.first(), kinds.last()), (Some(&EntryKind::Begun), Some(&EntryKind::Completed)), "{kinds:?}");
-    let world = ending.world();
-    let left = world.shadows.values().flat_map(|shadow| &shadow.status.controller.results);
-    assert!(left.clone().all(|result| record.rows.iter().any(|row| row.result == **result)), "all are on pages");
+    let ends = (kinds.first(), kinds.last());
+    ensure!(ends == (Some(&EntryKind::Begun), Some(&EntryKind::Completed)), "{kinds:?}");
+    let world = history.end();
+    let mut left = world.shadows.values().flat_map(|shadow| &shadow.status.controller.results);
+    ensure!(left.all(|result| record.rows.iter().any(|row| row.result == **result)), "not all are on pages");
     let pods: usize = record.rows.iter().map(|row| row.result.pods.len()).sum();
-    assert_eq!((record.status.nodes, record.status.pods), (3, i64::try_from(pods)?));
-    assert!(pods > 0 && record.rows.iter().all(|row| row.result.rollout == record.rollout.number));
+    ensure!((record.status.nodes, record.status.pods) == (nodes, i64::try_from(pods)?), "{:?}", record.status);
+    ensure!(pods > 0 && record.rows.iter().all(|row| row.result.rollout == record.rollout.number), "{:?}", record.rows);
     Ok(())
 }

@@ -9,9 +9,13 @@ use integ::host::faults::Transport;
 use integ::host::{Event, EventKind, Fault, Host};
 use integ::kubelet::PodProcess;
 use integ::oracle::ClusterState;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
 use models::shadow::{ArmedPhase, HostState};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use semver::Version;
 use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, timeout_at};
@@ -22,6 +26,10 @@ use crate::support::{LIMIT, SHOP, ScenarioContext, is_released, shadow_of};
 /// Delay of a host's status response to an agent where a scenario needs the time to act: longer than a busy machine
 /// takes to see the desired state and to stop a process, shorter than the agent's timeout.
 const AGENT_WAITS: Duration = Duration::from_secs(10);
+
+/// The pause between two polls: twice the time that a poll takes, within these bounds.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Sends a signal to processes of pods. One that has ended needs none.
 pub(crate) fn signal(processes: &[PodProcess], signal: Signal) {
@@ -46,11 +54,14 @@ pub(crate) async fn agent_on(ctx: &ScenarioContext, node: &str) -> anyhow::Resul
 pub(crate) async fn poll<T>(what: &str, mut look: impl AsyncFnMut() -> anyhow::Result<Option<T>>) -> anyhow::Result<T> {
     let deadline = Instant::now() + LIMIT;
     loop {
+        let began = Instant::now();
         if let Some(found) = look().await? {
             return Ok(found);
         }
         anyhow::ensure!(Instant::now() < deadline, "not within {LIMIT:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        // One that runs a program leaves the processors to what it waits for.
+        let pause = 2 * began.elapsed();
+        tokio::time::sleep(pause.clamp(SHORTEST_PAUSE, LONGEST_PAUSE)).await;
     }
 }
 
@@ -106,6 +117,18 @@ pub(crate) async fn blocked_drain(ctx: &ScenarioContext) -> anyhow::Result<Strin
 /// The same with an existing workload and operator.
 pub(crate) async fn release_into_blocked_drain(ctx: &ScenarioContext) -> anyhow::Result<String> {
     ctx.release();
+    until_drain_is_blocked(ctx).await
+}
+
+/// The same for another version, after a drain that was unblocked.
+pub(crate) async fn blocked_drain_of(ctx: &ScenarioContext, version: &Version) -> anyhow::Result<String> {
+    ctx.spread_shop().await?;
+    ctx.guarded_shop(2 * ctx.bed.members.len()).await?;
+    ctx.bed.releases.publish(version.clone());
+    until_drain_is_blocked(ctx).await
+}
+
+async fn until_drain_is_blocked(ctx: &ScenarioContext) -> anyhow::Result<String> {
     let world = ctx.until("a drain is blocked by the budget", |world| blocked_node(world).is_some()).await?;
     blocked_node(&world).context("just seen")
 }
@@ -121,8 +144,9 @@ fn blocked_node(world: &ClusterState) -> Option<String> {
 
 /// Unblocks the drain of [`blocked_drain`].
 pub(crate) async fn unblock(ctx: &ScenarioContext) -> anyhow::Result<()> {
-    let patch = r#"{"spec":{"minAvailable":0}}"#;
-    ctx.kubectl(&["-n", SHOP, "patch", "pdb", "web", "--type=merge", "-p", patch]).await?;
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(ctx.bed.client.clone(), SHOP);
+    let open = json!({"spec": {"minAvailable": 0}});
+    budgets.patch("web", &PatchParams::default(), &Patch::Merge(open)).await?;
     Ok(())
 }
 
@@ -164,10 +188,7 @@ pub(crate) fn permit_of<'a>(world: &'a ClusterState, node: &str) -> Option<&'a s
 
 /// Sets the deadline from the desired state to reboot to the new boot.
 pub(crate) async fn reboot_deadline(ctx: &ScenarioContext, limit: &str) -> anyhow::Result<()> {
-    let patch = json!({"spec": {"deadlines": {"reboot": limit}}}).to_string();
-    ctx.kubectl(&["-n", models::names::SYSTEM_NAMESPACE, "patch", "bruo", "default", "--type=merge", "-p", &patch])
-        .await?;
-    Ok(())
+    ctx.policy(&json!({"deadlines": {"reboot": limit}})).await
 }
 
 /// Lets the desired state to reboot be withdrawn after its permit, by its deadline. Later attempts have time again.

@@ -1,12 +1,12 @@
 //! End-to-end scenarios: the operator, installed from its manifests, on a real control plane with simulated hosts. Each
-//! runs on its own test cluster and ends with the oracle, which checks the safety properties at every revision.
+//! runs on its own test cluster and ends with the oracle, which checks the safety properties at every revision. A start takes
+//! longer than most of what is seen: what needs the same cluster is a step of one walk through it, and an error names its step.
 //!
 //! `support` lets at most six of them run at a time, whatever number of threads the test runner has: a test cluster
 //! is a dozen processes, and more of them on a small machine would only wait for each other.
 
 mod aws;
 mod crashes;
-mod drains;
 mod history;
 mod hostile;
 mod interfere;
@@ -26,4 +26,3 @@ mod takeover;
 mod takeover_preflight;
 mod uninstall;
 mod versions;
-mod withdrawn;

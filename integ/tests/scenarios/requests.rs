@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use anyhow::ensure;
 use deploy::Component;
 use integ::control_plane::audit::{Record, Stage, requests};
 use integ::host::{Event, EventKind, Timings};
@@ -133,53 +134,47 @@ const WATCH_LASTS: u64 = 290;
 /// Interval at which a leader renews its lease, in seconds.
 const RENEWS: u64 = 6;
 
-#[tokio::test(flavor = "multi_thread")]
-async fn idle_cluster_causes_only_lease_writes_and_open_watches() -> anyhow::Result<()> {
-    let mut options = nodes(2);
-    options.deploy.controller_replicas = 2;
-    run(options, async |ctx| {
-        let began = Timestamp::now();
-        ctx.shop(2).await?;
-        ctx.install().await?;
-        // A standby that starts lists all objects.
-        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=240s"]).await?;
-        ctx.until("the operator has counted both nodes", |world| {
-            world.operator.as_ref().and_then(|o| o.status.counts.as_ref()).is_some_and(|c| c.current == 2)
-        })
-        .await?;
-        // Two renewals for pending requests: the first may come at any moment, and there is more than a second, for
-        // which counts of the fleet may be delayed, between the two. Then several with hosts that check for updates
-        // each second.
-        ctx.renewals(2).await?;
-        let from = Timestamp::now();
-        let refreshes = refreshes(ctx);
-        ctx.renewals(3).await?;
-        assert!(self::refreshes(ctx) > refreshes, "the hosts were looking for updates meanwhile");
-        let (until, all) = (Timestamp::now(), recorded(ctx).await?);
-        let idle = requests(&all).filter(|record| record.received > from && part(record).is_some()).cloned();
-        let (writes, reads): (Vec<_>, Vec<_>) = idle.partition(Record::is_write);
-        let (writes, reads) = (table(&writes), table(&reads));
-        print("Writes of an idle cluster", &writes);
-        print("Reads of an idle cluster", &reads);
-        // A TokenReview is a query in the form of a write: nothing is stored.
-        let stored: Table = writes.into_iter().filter(|((_, _, what), _)| what != "tokenreviews").collect();
-        let lease = ("controller", "update".to_owned(), "leases".to_owned());
-        assert_eq!(stored.keys().collect::<Vec<_>>(), [&lease]);
-        assert!(stored[&lease] >= 3);
-        let seconds = |from: Timestamp| u64::try_from(until.duration_since(from).as_secs());
-        let renewed = seconds(from)? / RENEWS + 2;
-        assert!(stored[&lease] as u64 <= renewed, "{stored:?} where {renewed} are allowed");
-
-        // Everything else is known through open watches. One that has reached its duration is opened again.
-        let renewals = if seconds(began)? < WATCH_LASTS { 0 } else { 4 };
-        for ((part, verb, what), made) in &reads {
-            let allowed = if verb == "watch" { renewals } else { 0 };
-            assert!(*made as u64 <= allowed, "{part}: {verb} {what}: {made} where {allowed} are allowed");
-        }
-        assert_eq!(open_watches(&all, "web API", "bottlerocketshadows"), 1, "by one replica, for two agents");
-        Ok(())
+/// Ensures this of a cluster with two labelled nodes and two controllers, in which nothing has happened since it was installed.
+pub(crate) async fn idle_cluster_causes_only_lease_writes_and_open_watches(
+    ctx: &ScenarioContext,
+    installed: Timestamp,
+) -> anyhow::Result<()> {
+    // A standby that starts lists all objects.
+    ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=240s"]).await?;
+    ctx.until("the operator has counted both nodes", |world| {
+        world.operator.as_ref().and_then(|o| o.status.counts.as_ref()).is_some_and(|c| c.current == 2)
     })
     .await?;
+    // Two renewals for pending requests: the first may come at any moment, and there is more than a second, for
+    // which counts of the fleet may be delayed, between the two. Then several with hosts that check for updates
+    // each second.
+    ctx.renewals(2).await?;
+    let from = Timestamp::now();
+    let refreshes = refreshes(ctx);
+    ctx.renewals(3).await?;
+    ensure!(self::refreshes(ctx) > refreshes, "the hosts were not looking for updates meanwhile");
+    let (until, all) = (Timestamp::now(), recorded(ctx).await?);
+    let idle = requests(&all).filter(|record| record.received > from && part(record).is_some()).cloned();
+    let (writes, reads): (Vec<_>, Vec<_>) = idle.partition(Record::is_write);
+    let (writes, reads) = (table(&writes), table(&reads));
+    print("Writes of an idle cluster", &writes);
+    print("Reads of an idle cluster", &reads);
+    // A TokenReview is a query in the form of a write: nothing is stored.
+    let stored: Table = writes.into_iter().filter(|((_, _, what), _)| what != "tokenreviews").collect();
+    let lease = ("controller", "update".to_owned(), "leases".to_owned());
+    ensure!(stored.keys().eq([&lease]), "{stored:#?}");
+    let seconds = |from: Timestamp| u64::try_from(until.duration_since(from).as_secs());
+    let renewed = seconds(from)? / RENEWS + 2;
+    ensure!((3..=renewed).contains(&(stored[&lease] as u64)), "{stored:?} where {renewed} are allowed");
+
+    // Everything else is known through open watches. One that has reached its duration is opened again.
+    let renewals = if seconds(installed)? < WATCH_LASTS { 0 } else { 4 };
+    for ((part, verb, what), made) in &reads {
+        let allowed = if verb == "watch" { renewals } else { 0 };
+        ensure!(*made as u64 <= allowed, "{part}: {verb} {what}: {made} where {allowed} are allowed");
+    }
+    let open = open_watches(&all, "web API", "bottlerocketshadows");
+    ensure!(open == 1, "{open} watches by one replica, for two agents");
     Ok(())
 }
 

@@ -1,17 +1,23 @@
 //! Updates without obstacles.
 
 use integ::bed::TestClusterOptions;
+use models::log::LogFormat;
 use models::shadow::{HostState, Step};
 
+use crate::logs::ensure_each_decision_is_logged_once;
 use crate::support::{NEW, OLD, SHOP, run, shadow_of};
+
+const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
 
 /// The reports of an agent in one update.
 const AGENT_REPORTS: &str = include_str!("../../testdata/agent-reports.txt");
 
 #[tokio::test(flavor = "multi_thread")]
-async fn three_nodes_update_one_at_a_time_within_pdb() -> anyhow::Result<()> {
+async fn three_nodes_update_one_at_a_time_within_pdb_and_their_log_has_each_decision_once() -> anyhow::Result<()> {
     const PODS: usize = 6;
-    let ending = run(TestClusterOptions { nodes: 3, ..TestClusterOptions::default() }, async |ctx| {
+    let deploy = deploy::Options { log_format: Some(LogFormat::Json), ..deploy::Options::default() };
+    let options = TestClusterOptions { nodes: NODES.len(), deploy, ..TestClusterOptions::default() };
+    let ending = run(options, async |ctx| {
         ctx.shop(PODS).await?;
         ctx.install().await?;
         ctx.release();
@@ -20,7 +26,8 @@ async fn three_nodes_update_one_at_a_time_within_pdb() -> anyhow::Result<()> {
             world.shadows.values().all(|shadow| shadow.status.agent.state == Some(HostState::Idle))
         })
         .await?;
-        ctx.shop_is_ready(PODS).await
+        ctx.shop_is_ready(PODS).await?;
+        ensure_each_decision_is_logged_once(ctx, &NODES)
     })
     .await?;
 
@@ -36,7 +43,7 @@ async fn three_nodes_update_one_at_a_time_within_pdb() -> anyhow::Result<()> {
     assert_eq!(stats.out_of_service, 1);
     assert!(stats.evictions >= PODS, "each pod of the workload moved at least once: {stats:?}");
     let world = ending.world();
-    for name in ["node-1", "node-2", "node-3"] {
+    for name in NODES {
         let shadow = shadow_of(&world, name).unwrap();
         assert_eq!(shadow.status.agent.current_version, Some(NEW));
         assert_eq!(shadow.status.agent.failure, None);

@@ -11,11 +11,13 @@ use integ::host::EventKind;
 use integ::oracle::{Attempt, ClusterState, Expectations, Field, History, Node, Property, Shadow, Verdict};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::Api;
+use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use models::condition::{Condition, ConditionStatus, find_condition};
 use models::names::{AGENT_NAMESPACE, CONTROLLER, OPERATOR_NAME, SYSTEM_NAMESPACE};
-use models::operator::BottlerocketUpdateOperatorStatus;
+use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus};
 use models::shadow::{Record, Step};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
@@ -229,6 +231,11 @@ impl ScenarioContext {
         self.shop_with(pods, json!({"minAvailable": pods})).await
     }
 
+    /// Has the pods of the workload created again, which spreads them over all nodes.
+    pub(crate) async fn spread_shop(&self) -> anyhow::Result<()> {
+        self.kubectl(&["-n", SHOP, "delete", "pods", "--all"]).await.map(drop)
+    }
+
     /// Waits until so many pods of the workload are Ready and their budget knows it.
     pub(crate) async fn shop_is_ready(&self, pods: usize) -> anyhow::Result<()> {
         self.until(&format!("{pods} pods of the workload are Ready"), |world| {
@@ -288,9 +295,15 @@ impl ScenarioContext {
 
     /// Changes the policy as `kubectl patch` does: a merge patch over `spec`.
     pub(crate) async fn policy(&self, spec: &Value) -> anyhow::Result<()> {
-        let patch = json!({"spec": spec}).to_string();
-        self.kubectl(&["-n", SYSTEM_NAMESPACE, "patch", "bruo", OPERATOR_NAME, "--type=merge", "-p", &patch]).await?;
+        let kubectl = PatchParams { field_manager: Some("kubectl-patch".to_owned()), ..PatchParams::default() };
+        self.policies().patch(OPERATOR_NAME, &kubectl, &Patch::Merge(json!({"spec": spec}))).await?;
         Ok(())
+    }
+
+    /// The operator's resources, as they are, whatever a version of the types knows of them.
+    pub(crate) fn policies(&self) -> Api<DynamicObject> {
+        let kind = ApiResource::erase::<BottlerocketUpdateOperator>(&());
+        Api::namespaced_with(self.bed.client.clone(), SYSTEM_NAMESPACE, &kind)
     }
 
     /// Deletes the pods of a component of the operator, which its workload then replaces.
@@ -397,25 +410,24 @@ pub(crate) async fn until_event(
     reason: &str,
     words: &[&str],
 ) -> anyhow::Result<String> {
+    let events: Api<Event> = Api::namespaced(ctx.bed.client.clone(), namespace);
+    let text = |event: Event| {
+        let text = event.message.filter(|_| event.reason.as_deref() == Some(reason))?;
+        words.iter().all(|word| text.contains(word)).then_some(text)
+    };
     poll(&format!("an Event {reason} with {words:?}"), async || {
-        let events = ctx.kubectl(&["-n", namespace, "get", "events", "-o", "json"]).await?;
-        let events: Value = serde_json::from_str(&events)?;
-        let text = |event: &Value| {
-            let text = event["message"].as_str().filter(|_| event["reason"] == reason)?;
-            words.iter().all(|word| text.contains(word)).then(|| text.to_owned())
-        };
-        Ok(events["items"].as_array().and_then(|events| events.iter().find_map(text)))
+        Ok(events.list(&ListParams::default()).await?.items.into_iter().find_map(text))
     })
     .await
 }
 
-/// The metrics that the first pod of the controller exports.
+/// The metrics that a pod of the controller exports.
 pub(crate) async fn controller_metrics(ctx: &ScenarioContext) -> anyhow::Result<String> {
+    let pods: Api<Pod> = Api::namespaced(ctx.bed.client.clone(), SYSTEM_NAMESPACE);
     let selector = format!("app.kubernetes.io/component={CONTROLLER}");
-    let pods: Value = serde_json::from_str(
-        &ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "pods", "-l", &selector, "-o", "json"]).await?,
-    )?;
-    let ip = pods["items"][0]["status"]["podIP"].as_str().unwrap_or_default().parse()?;
+    let pods = pods.list(&ListParams::default().labels(&selector)).await?.items;
+    let pod = pods.into_iter().find(|pod| pod.metadata.deletion_timestamp.is_none());
+    let ip = pod.and_then(|pod| pod.status?.pod_ip).unwrap_or_default().parse()?;
     let url = format!("http://{}:8080/metrics", integ::kubelet::to_process(ip));
     Ok(reqwest::Client::builder().no_proxy().build()?.get(url).send().await?.error_for_status()?.text().await?)
 }

@@ -53,19 +53,14 @@ pub(crate) async fn everything(ctx: &ScenarioContext) -> anyhow::Result<BTreeSet
     Ok(all)
 }
 
-/// Waits until the difference between the objects before and now is as expected: Kubernetes itself cleans up after a
-/// deletion, shortly after it.
-async fn until_left(
-    ctx: &ScenarioContext,
-    before: &BTreeSet<String>,
-    good: impl Fn(&[&String], &[&String]) -> bool,
-) -> anyhow::Result<()> {
+/// Waits until the objects are those before: Kubernetes itself cleans up after a deletion, shortly after it.
+async fn until_restored(ctx: &ScenarioContext, before: &BTreeSet<String>) -> anyhow::Result<()> {
     let deadline = tokio::time::Instant::now() + LIMIT;
     loop {
         let after = everything(ctx).await?;
         let left: Vec<_> = after.difference(before).collect();
         let lost: Vec<_> = before.difference(&after).collect();
-        if good(&left, &lost) {
+        if left.is_empty() && lost.is_empty() {
             return Ok(());
         }
         anyhow::ensure!(tokio::time::Instant::now() < deadline, "left: {left:#?}\nlost: {lost:#?}");
@@ -83,29 +78,32 @@ async fn uninstall_during_drain_releases_node_and_restores_cluster() -> anyhow::
     run_expecting(options, ANY, async |ctx| {
         ctx.guarded_shop(4).await?;
         let before = everything(ctx).await?;
-        ctx.install().await?;
-        ctx.release();
-        ctx.until("a drain is blocked", |world| {
-            world.shadows.values().any(|shadow| {
-                let drain = shadow.status.controller.drain.as_ref();
-                drain.is_some_and(|drain| !drain.blockers.is_empty())
-            })
-        })
-        .await?;
-        let asked = plugin(ctx, &["uninstall"]).await?;
-        assert!(!asked.status.success() && output_text(&asked).contains("--yes"), "{}", output_text(&asked));
-        let dry = plugin(ctx, &["uninstall", "--dry-run"]).await?;
-        assert!(dry.status.success() && output_text(&dry).contains("would delete"), "{}", output_text(&dry));
-        assert!(everything(ctx).await?.iter().any(|id| id.contains("brs-node-1")), "nothing has gone yet");
-
-        let done = plugin(ctx, &["uninstall", "--yes"]).await?;
-        assert!(done.status.success(), "{}", output_text(&done));
-        until_left(ctx, &before, |left, lost| left.is_empty() && lost.is_empty()).await?;
+        for by_plugin in [true, false] {
+            ctx.install().await?;
+            release_into_blocked_drain(ctx).await?;
+            if by_plugin {
+                plugin_uninstalls(ctx).await.context("the plugin uninstalls")?;
+            } else {
+                documented_commands_uninstall(ctx).await.context("the documented commands uninstall")?;
+            }
+            until_restored(ctx, &before).await?;
+        }
         let again = plugin(ctx, &["uninstall", "--yes"]).await?;
         assert!(again.status.success(), "{}", output_text(&again));
         Ok(())
     })
     .await?;
+    Ok(())
+}
+
+async fn plugin_uninstalls(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    let asked = plugin(ctx, &["uninstall"]).await?;
+    assert!(!asked.status.success() && output_text(&asked).contains("--yes"), "{}", output_text(&asked));
+    let dry = plugin(ctx, &["uninstall", "--dry-run"]).await?;
+    assert!(dry.status.success() && output_text(&dry).contains("would delete"), "{}", output_text(&dry));
+    assert!(everything(ctx).await?.iter().any(|id| id.contains("brs-node-1")), "nothing has gone yet");
+    let done = plugin(ctx, &["uninstall", "--yes"]).await?;
+    assert!(done.status.success(), "{}", output_text(&done));
     Ok(())
 }
 
@@ -136,33 +134,22 @@ fn users_of_helm_look_at_the_same_before_they_uninstall() {
     assert_eq!(helm, kubectl);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn documented_commands_uninstall_operator() -> anyhow::Result<()> {
-    run_expecting(nodes(2), ANY, async |ctx| {
-        ctx.guarded_shop(4).await?;
-        let before = everything(ctx).await?;
-        ctx.install().await?;
-        release_into_blocked_drain(ctx).await?;
-        let (first, rest) = documented();
-        let (looks, rest): (Vec<_>, Vec<_>) =
-            first.iter().skip(1).chain(&rest).partition(|line| line.contains(" get "));
-        assert!(looks.len() == 3 && rest.len() >= 3, "{looks:?} {rest:?}");
-        shell(ctx, &first[0]).await?;
-        for look in looks {
-            poll("nothing is left", async || {
-                let output = shell(ctx, look).await?;
-                let bare = output.lines().all(|line| line.split_whitespace().count() < 2);
-                Ok(bare.then_some(()))
-            })
-            .await?;
-        }
-        for line in rest {
-            shell(ctx, line).await?;
-        }
-        // The last line removes the label of the nodes, too, as documented.
-        until_left(ctx, &before, |left, _| left.is_empty()).await
-    })
-    .await?;
+async fn documented_commands_uninstall(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    let (first, rest) = documented();
+    let (looks, rest): (Vec<_>, Vec<_>) = first.iter().skip(1).chain(&rest).partition(|line| line.contains(" get "));
+    assert!(looks.len() == 3 && rest.len() >= 3, "{looks:?} {rest:?}");
+    shell(ctx, &first[0]).await?;
+    for look in looks {
+        poll("nothing is left", async || {
+            let output = shell(ctx, look).await?;
+            let bare = output.lines().all(|line| line.split_whitespace().count() < 2);
+            Ok(bare.then_some(()))
+        })
+        .await?;
+    }
+    for line in rest {
+        shell(ctx, line).await?;
+    }
     Ok(())
 }
 
@@ -287,7 +274,7 @@ async fn earlier_operator_is_not_modified() -> anyhow::Result<()> {
         assert!(done.status.success(), "{}", output_text(&done));
         let stays = "CustomResourceDefinition bottlerocketshadows.brupop.bottlerocket.aws stays";
         assert!(output_text(&done).contains(stays), "{}", output_text(&done));
-        until_left(ctx, &before, |left, lost| left.is_empty() && lost.is_empty()).await?;
+        until_restored(ctx, &before).await?;
         assert_eq!(earlier_operator_objects(ctx).await?, theirs);
         Ok(())
     })

@@ -9,7 +9,7 @@ use deploy::Component;
 use integ::bed::TestClusterOptions;
 use integ::oracle::{History, Object};
 use models::condition::find_condition;
-use models::names::{AGENT_NAMESPACE, APISERVER, SYSTEM_NAMESPACE};
+use models::names::{AGENT_NAMESPACE, APISERVER, HOLD_ANNOTATION, SYSTEM_NAMESPACE};
 use models::shadow::{HOST_REACHABLE, HostState, Step, UPDATED};
 use nix::sys::signal::Signal;
 use rand::Rng as _;
@@ -18,21 +18,17 @@ use serde_json::{Value, json};
 
 use crate::crashes::{PATIENCE, after_changes};
 use crate::interfere::{agent_on, poll, signal};
-use crate::support::{ScenarioContext, last_reason, nodes, run, shadow_of};
+use crate::support::{NEW, ScenarioContext, last_reason, nodes, run, shadow_of};
 
 /// The tag of the next version's images.
 const NEXT: &str = "next";
 
-/// Every order in which the components can be replaced.
-const ORDERS: [[Component; 3]; 6] = {
+/// Every order in which the components can be replaced. In each half, every mixture of both versions occurs.
+const ORDERS: [[[Component; 3]; 3]; 2] = {
     use Component::{Agent, Apiserver, Controller};
     [
-        [Agent, Apiserver, Controller],
-        [Controller, Agent, Apiserver],
-        [Apiserver, Controller, Agent],
-        [Apiserver, Agent, Controller],
-        [Agent, Controller, Apiserver],
-        [Controller, Apiserver, Agent],
+        [[Agent, Apiserver, Controller], [Controller, Agent, Apiserver], [Apiserver, Controller, Agent]],
+        [[Apiserver, Agent, Controller], [Agent, Controller, Apiserver], [Controller, Apiserver, Agent]],
     ]
 };
 
@@ -137,14 +133,22 @@ async fn rollout_continues_during_component_upgrades_and_rollbacks_in_any_order(
         ctx.install().await?;
         add_to_the_definitions(ctx).await?;
         let present = ctx.bed.options.deploy.tag.clone();
-        for (number, order) in (0_u64..).zip(ORDERS) {
-            roll_out(ctx, &Version::new(1, 20, 5 + 2 * number), order, NEXT).await?;
+        unknown_desired_state_is_ignored_and_unknown_step_ended(ctx, &present)
+            .await
+            .context("a controller of the next version beside older components")?;
+        updates += 2 * NODES;
+        let [mut upgrades, mut rollbacks] = ORDERS;
+        if ctx.rng.random_bool(0.5) {
+            std::mem::swap(&mut upgrades, &mut rollbacks);
+        }
+        for (number, (upgrade, rollback)) in (0_u64..).zip(upgrades.into_iter().zip(rollbacks)) {
+            roll_out(ctx, &Version::new(1, 20, 7 + 2 * number), upgrade, NEXT).await?;
             // Fields that an older web API did not accept are reported again to the newer one.
             poll("the next version has said what is new", async || {
                 Ok((next_version_fields(ctx).await? == vec![json!("next"); NODES]).then_some(()))
             })
             .await?;
-            roll_out(ctx, &Version::new(1, 20, 6 + 2 * number), order, &present).await?;
+            roll_out(ctx, &Version::new(1, 20, 8 + 2 * number), rollback, &present).await?;
             updates += 2 * NODES;
         }
         // The definitions go back last. The patch above owns the list of versions.
@@ -152,65 +156,56 @@ async fn rollout_continues_during_component_upgrades_and_rollbacks_in_any_order(
         ctx.kubectl(&["apply", "--server-side", "--force-conflicts", "-f", definitions]).await?;
         let served = ctx.kubectl(&["get", "-f", definitions, "-o", "json"]).await?;
         anyhow::ensure!(!served.contains("ovelty"), "fields of the next version are left in the definitions");
-        let last = Version::new(1, 20, 5 + 2 * ORDERS.len() as u64);
+        let last = Version::new(1, 20, 20);
         ctx.bed.releases.publish(last.clone());
         ctx.bed.wait_updated(&last, PATIENCE).await?;
         updates += NODES;
         Ok(())
     })
     .await?;
-    assert!(entered_unknown_step(&ending.history), "the step that only the next version has was seen");
-    // An older agent may or may not get a desired state here that it does not know; the scenario below forces it. A
-    // component that is replaced may cost an attempt its time, never a node a second reboot.
+    // A component that is replaced may cost an attempt its time, never a node a second reboot.
     let updated = ending.history.attempts().iter().filter(|attempt| attempt.updated()).count();
     assert_eq!((updated, ending.verdict.stats.reboots), (updates, updates));
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn older_components_ignore_unknown_desired_state_and_older_controller_ends_unknown_step() -> anyhow::Result<()> {
-    let newer = Version::new(1, 20, 6);
-    let ending = run(TestClusterOptions { next: Some(NEXT.to_owned()), ..nodes(1) }, async |ctx| {
-        ctx.install().await?;
-        add_to_the_definitions(ctx).await?;
-        let present = ctx.bed.options.deploy.tag.clone();
-        // Agent and web API do not know the desired state of this controller: the update continues without it.
-        replace(ctx, Component::Controller, NEXT).await?;
-        ctx.release();
-        let so_far = ctx.updated().await?;
-        anyhow::ensure!(
-            entered_unknown_step(&so_far) && reported_unknown_state(&so_far),
-            "nothing unknown was desired"
-        );
+/// Agent and web API do not know the desired state of the next version's controller: the update continues without it. An older
+/// controller ends the step that it does not know.
+async fn unknown_desired_state_is_ignored_and_unknown_step_ended(
+    ctx: &ScenarioContext,
+    present: &str,
+) -> anyhow::Result<()> {
+    replace(ctx, Component::Controller, NEXT).await?;
+    ctx.release();
+    let so_far = ctx.updated().await?;
+    anyhow::ensure!(entered_unknown_step(&so_far) && reported_unknown_state(&so_far), "nothing unknown was desired");
 
-        // The next attempt is in that step, since its agent is silent, when the older controller comes back.
-        ctx.policy(&json!({"enabled": false})).await?;
-        ctx.bed.releases.publish(newer.clone());
-        ctx.until("the agent offers the newer release", |world| {
-            shadow_of(world, "node-1").and_then(|shadow| shadow.status.agent.updates.as_ref()?.chosen_version.as_ref())
-                == Some(&newer)
-        })
-        .await?;
-        let agent = agent_on(ctx, "node-1").await?;
-        signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
-        ctx.policy(&json!({"enabled": true})).await?;
-        ctx.until_step("node-1", Step::Unknown).await?;
-        replace(ctx, Component::Controller, &present).await?;
-        ctx.until("the older controller has ended what it does not know, before anything was disrupted", |world| {
-            let taken_back = shadow_of(world, "node-1").is_some_and(|s| s.spec.state == HostState::Idle);
-            let untouched = world.nodes.values().all(|node| !node.claimed() && node.ready);
-            last_reason(world, "node-1").as_deref() == Some("ProgressLost") && taken_back && untouched
-        })
-        .await?;
-        signal(&[agent], Signal::SIGCONT);
-        ctx.bed.wait_updated(&newer, PATIENCE).await?;
-        Ok(())
+    // The next attempt is in that step, since its agent is silent, when the older controller comes back.
+    let newer = Version::new(1, 20, 6);
+    ctx.policy(&json!({"enabled": false})).await?;
+    ctx.kubectl(&["annotate", "node", "node-2", &format!("{HOLD_ANNOTATION}=")]).await?;
+    ctx.bed.releases.publish(newer.clone());
+    ctx.until("the agent offers the newer release", |world| {
+        shadow_of(world, "node-1").and_then(|shadow| shadow.status.agent.updates.as_ref()?.chosen_version.as_ref())
+            == Some(&newer)
     })
     .await?;
-    let results = ending.history.results("node-1");
-    let (old, new) = (Version::new(1, 20, 5), newer);
-    let expected = [(old, UPDATED), (new.clone(), "ProgressLost"), (new, UPDATED)];
-    assert_eq!(results, expected.map(|(version, result)| (version, result.to_owned())));
-    assert_eq!(ending.verdict.stats.reboots, 2);
+    let agent = agent_on(ctx, "node-1").await?;
+    signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
+    ctx.policy(&json!({"enabled": true})).await?;
+    ctx.until_step("node-1", Step::Unknown).await?;
+    replace(ctx, Component::Controller, present).await?;
+    ctx.until("the older controller has ended what it does not know, before anything was disrupted", |world| {
+        let taken_back = shadow_of(world, "node-1").is_some_and(|s| s.spec.state == HostState::Idle);
+        let untouched = world.nodes.values().all(|node| !node.claimed() && node.ready);
+        last_reason(world, "node-1").as_deref() == Some("ProgressLost") && taken_back && untouched
+    })
+    .await?;
+    signal(&[agent], Signal::SIGCONT);
+    ctx.kubectl(&["annotate", "node", "node-2", &format!("{HOLD_ANNOTATION}-")]).await?;
+    let results = ctx.bed.wait_updated(&newer, PATIENCE).await?.results("node-1");
+    let expected = [(NEW, UPDATED), (newer.clone(), "ProgressLost"), (newer, UPDATED)];
+    let expected = expected.map(|(version, result)| (version, result.to_owned()));
+    anyhow::ensure!(results == expected, "{results:?}");
     Ok(())
 }

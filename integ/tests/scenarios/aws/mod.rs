@@ -12,16 +12,19 @@ use anyhow::{Context as _, ensure};
 use deploy::Component;
 use integ::bed::{Programs, workload};
 use integ::kubelet::PodProcess;
-use integ::oracle::{Expectations, Field, service_account, settled_audit};
+use integ::oracle::{Attempt, Expectations, Field, service_account, settled_audit};
 use integ::rights;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
 use models::names::{AWS, AWS_HOOK, HOOK_ANSWER_PREFIX, SYSTEM_NAMESPACE};
 use nix::sys::signal::Signal;
+use semver::Version;
 use serde_json::{Value, json};
 
 use self::moto::Aws;
 use self::proxy::{CREDENTIALS, Fault, WEB_IDENTITY};
 use crate::interfere::{poll, signal};
-use crate::support::{EVENTS_OF_NODES, ScenarioContext, nodes, record, run, run_expecting, until_event};
+use crate::support::{EVENTS_OF_NODES, LIMIT, NEW, ScenarioContext, nodes, record, run, run_expecting, until_event};
 
 const STANDBY: &str = "Standby";
 const SUSPEND: &str = "SuspendReplaceUnhealthy";
@@ -115,10 +118,9 @@ async fn install_with(
 
 /// The record of the program.
 async fn recorded(ctx: &ScenarioContext) -> anyhow::Result<Vec<String>> {
-    let found =
-        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "configmap", AWS, "--ignore-not-found", "-o", "json"]).await?;
-    let map: Value = if found.trim().is_empty() { Value::Null } else { serde_json::from_str(&found)? };
-    Ok(map["data"].as_object().map(|data| data.keys().cloned().collect()).unwrap_or_default())
+    let maps: Api<ConfigMap> = Api::namespaced(ctx.bed.client.clone(), SYSTEM_NAMESPACE);
+    let data = maps.get_opt(AWS).await?.and_then(|map| map.data).unwrap_or_default();
+    Ok(data.into_keys().collect())
 }
 
 /// Waits until the group is as it was at first, nothing is recorded, and no answer is left.
@@ -174,112 +176,124 @@ fn documented(statements: &[usize]) -> anyhow::Result<BTreeSet<String>> {
     Ok(actions.iter().flatten().map(|action| action.trim_start_matches("autoscaling:").to_owned()).collect())
 }
 
-/// A rollout over two nodes of a group and one without, which needs these statements of the policy and these
-/// credentials, for which it makes this call.
-async fn rolls_out(
-    with: &str,
-    statements: &[usize],
-    expected: &[&str],
-    (credentials, source): (Credentials, &str),
-) -> anyhow::Result<()> {
-    let ending = run(nodes(3), async |ctx| {
+#[tokio::test(flavor = "multi_thread")]
+async fn rollouts_in_both_modes_terminate_nothing_whatever_happens_to_program_and_calls() -> anyhow::Result<()> {
+    // Two nodes of a group, and one without.
+    run(nodes(3), async |ctx| {
         let mut aws = Aws::start(ctx, 1, 2).await?;
-        install_with(ctx, &mut aws, credentials).await?;
-        ctx.policy(&mode(with)).await?;
-        ctx.release();
-        ctx.updated().await?;
-        restored(ctx, &aws, OWN).await?;
-        assert_eq!(aws.terminated(), [""; 0]);
-        let every = aws.reads_every().context("no two reads")?;
-        assert!(every >= Duration::from_secs(1), "{every:?}");
-        let calls = aws.calls();
-        for action in expected {
-            let times = calls.iter().filter(|call| call.as_str() == *action).count();
-            // The calls about a process and about the health may be repeated, and are where the answer is seen late.
-            assert!(times == 2 || with == SUSPEND && times > 2, "{action}: {calls:?}");
-        }
-        let mut needed = documented(statements)?;
-        needed.insert(source.to_owned());
-        assert_eq!(calls.into_iter().collect::<BTreeSet<_>>(), needed);
-        until_event(ctx, EVENTS_OF_NODES, "AutoScalingPrepared", &["is in no Auto Scaling group"]).await?;
-        Ok(())
+        install_with(ctx, &mut aws, Credentials::WebIdentity).await?;
+        rolls_out_in_standby(ctx, &aws).await.context("a rollout in Standby")?;
+        rolls_out_with_suspended_process(ctx, &aws).await.context("a rollout with a suspended process")?;
+        let attempts = ctx.bed.recorder.so_far()?.attempts();
+        ensure!(attempts.len() == 6 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
+        killed_program_leaves_no_instance_in_standby(ctx, &aws).await.context("the program is killed")?;
+        denied_and_limited_calls_are_named(ctx, &aws).await.context("calls are denied and limited")?;
+        every_right_is_used(ctx, &aws).await
     })
     .await?;
-    ending.assert_updates(3);
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn rollout_in_standby_terminates_nothing() -> anyhow::Result<()> {
-    rolls_out(STANDBY, &[0, 1], &["EnterStandby", "ExitStandby"], (Credentials::WebIdentity, WEB_IDENTITY)).await
+async fn rolls_out_in_standby(ctx: &ScenarioContext, aws: &Aws) -> anyhow::Result<()> {
+    rolls_out(ctx, aws, STANDBY, &NEW).await?;
+    let calls = aws.calls();
+    for action in ["EnterStandby", "ExitStandby"] {
+        ensure!(calls.iter().filter(|call| *call == action).count() == 2, "{action}: {calls:?}");
+    }
+    ensure_calls(aws, &[0, 1], WEB_IDENTITY)
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn rollout_with_suspended_process_terminates_nothing() -> anyhow::Result<()> {
-    // The reboot marks the instance unhealthy, and it would be replaced as soon as the process is resumed.
-    let expected = ["SuspendProcesses", "SetInstanceHealth", "ResumeProcesses"];
-    rolls_out(SUSPEND, &[0, 2, 3], &expected, (Credentials::PodIdentity, CREDENTIALS)).await
+async fn rolls_out_with_suspended_process(ctx: &ScenarioContext, aws: &Aws) -> anyhow::Result<()> {
+    aws.forget_calls();
+    workload::apply(&ctx.bed.client, objects(aws, Credentials::PodIdentity)?).await?;
+    let deployment = format!("deployment/{AWS}");
+    ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", &deployment, "--timeout=240s"]).await?;
+    rolls_out(ctx, aws, SUSPEND, &Version::new(1, 20, 6)).await?;
+    let calls = aws.calls();
+    // The reboot marks the instance unhealthy, and it would be replaced as soon as the process is resumed. Each call may be
+    // repeated where the answer is seen late.
+    for action in ["SuspendProcesses", "SetInstanceHealth", "ResumeProcesses"] {
+        ensure!(calls.iter().filter(|call| *call == action).count() >= 2, "{action}: {calls:?}");
+    }
+    ensure_calls(aws, &[0, 2, 3], CREDENTIALS)
+}
+
+/// Rolls a version out in a mode.
+async fn rolls_out(ctx: &ScenarioContext, aws: &Aws, with: &str, version: &Version) -> anyhow::Result<()> {
+    ctx.policy(&mode(with)).await?;
+    ctx.bed.releases.publish(version.clone());
+    ctx.bed.wait_updated(version, LIMIT).await?;
+    restored(ctx, aws, OWN).await?;
+    ensure_nothing_terminated(aws)?;
+    let every = aws.reads_every().context("no two reads")?;
+    ensure!(every >= Duration::from_secs(1), "{every:?}");
+    until_event(ctx, EVENTS_OF_NODES, "AutoScalingPrepared", &["is in no Auto Scaling group"]).await?;
+    Ok(())
+}
+
+/// Ensures that the program made the calls that these statements of the documented policy allow, and this one for its credentials.
+fn ensure_calls(aws: &Aws, statements: &[usize], source: &str) -> anyhow::Result<()> {
+    let mut needed = documented(statements)?;
+    needed.insert(source.to_owned());
+    let made = aws.calls().into_iter().collect::<BTreeSet<_>>();
+    ensure!(made == needed, "made: {made:?}, documented: {needed:?}");
+    Ok(())
+}
+
+fn ensure_nothing_terminated(aws: &Aws) -> anyhow::Result<()> {
+    let terminated = aws.terminated();
+    ensure!(terminated.is_empty(), "{terminated:?}");
+    Ok(())
 }
 
 /// The program is killed while a call is carried out, on the way in and on the way out.
-#[tokio::test(flavor = "multi_thread")]
-async fn killed_program_leaves_no_instance_in_standby() -> anyhow::Result<()> {
+async fn killed_program_leaves_no_instance_in_standby(ctx: &ScenarioContext, aws: &Aws) -> anyhow::Result<()> {
     let (into, out) = ("EnterStandby", "ExitStandby");
-    run(nodes(2), async |ctx| {
-        let mut aws = Aws::start(ctx, 1, 2).await?;
-        install(ctx, &mut aws).await?;
-        ctx.policy(&mode(STANDBY)).await?;
-        aws.fail(into, Fault::Unanswered, 1);
-        aws.fail(out, Fault::Unanswered, 1);
-        ctx.release();
-        for action in [into, out] {
-            aws.called(action, 1).await?;
-            signal(&processes(ctx), Signal::SIGKILL);
-        }
-        ctx.updated().await?;
-        restored(ctx, &aws, OWN).await?;
-        assert_eq!(aws.terminated(), [""; 0]);
-        Ok(())
-    })
-    .await?;
-    Ok(())
+    let version = Version::new(1, 20, 7);
+    ctx.policy(&mode(STANDBY)).await?;
+    aws.forget_calls();
+    aws.fail(into, Fault::Unanswered, 1);
+    aws.fail(out, Fault::Unanswered, 1);
+    ctx.bed.releases.publish(version.clone());
+    for action in [into, out] {
+        aws.called(action, 1).await?;
+        signal(&processes(ctx), Signal::SIGKILL);
+    }
+    ctx.bed.wait_updated(&version, LIMIT).await?;
+    restored(ctx, aws, OWN).await?;
+    ensure_nothing_terminated(aws)
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn denied_and_limited_calls_are_named() -> anyhow::Result<()> {
-    run(nodes(1), async |ctx| {
-        let mut aws = Aws::start(ctx, 0, 1).await?;
-        install(ctx, &mut aws).await?;
-        for action in ["DescribeAutoScalingInstances", "EnterStandby"] {
-            aws.fail(action, Fault::Denied, usize::MAX);
-        }
-        aws.fail("ExitStandby", Fault::Throttled, 2);
-        ctx.policy(&mode(STANDBY)).await?;
-        ctx.release();
-        for action in ["DescribeAutoScalingInstances", "EnterStandby"] {
-            let named = format!("IAM denies autoscaling:{action}");
-            let refused = |message: &str| message.contains(&named) && message.contains("docs/aws.md");
-            ctx.until(&format!("an attempt is refused for {action}"), |world| {
-                record(world, "node-1").last.is_some_and(|last| refused(&last.message))
-            })
-            .await?;
-            aws.fail(action, Fault::Denied, 0);
-        }
-        until_event(ctx, EVENTS_OF_NODES, "AutoScalingCallFailed", &["limits the rate of autoscaling:ExitStandby"])
-            .await?;
-        ctx.updated().await?;
-        restored(ctx, &aws, OWN).await?;
+async fn denied_and_limited_calls_are_named(ctx: &ScenarioContext, aws: &Aws) -> anyhow::Result<()> {
+    let version = Version::new(1, 20, 8);
+    for action in ["DescribeAutoScalingInstances", "EnterStandby"] {
+        aws.fail(action, Fault::Denied, usize::MAX);
+    }
+    aws.fail("ExitStandby", Fault::Throttled, 2);
+    ctx.bed.releases.publish(version.clone());
+    for action in ["DescribeAutoScalingInstances", "EnterStandby"] {
+        let named = format!("IAM denies autoscaling:{action}");
+        let refused = |message: &str| message.contains(&named) && message.contains("docs/aws.md");
+        ctx.until(&format!("an attempt is refused for {action}"), |world| {
+            world.nodes.keys().any(|node| record(world, node).last.is_some_and(|last| refused(&last.message)))
+        })
+        .await?;
+        aws.fail(action, Fault::Denied, 0);
+    }
+    until_event(ctx, EVENTS_OF_NODES, "AutoScalingCallFailed", &["limits the rate of autoscaling:ExitStandby"]).await?;
+    ctx.bed.wait_updated(&version, LIMIT).await?;
+    restored(ctx, aws, OWN).await
+}
 
-        let audit = settled_audit(&mut ctx.bed.control_plane.audit(), &ctx.bed.client).await?;
-        let findings = rights::findings(&rights::granted(&objects(&aws, Credentials::Keys)?)?, &audit);
-        let mut wrong: Vec<String> = findings.iter().map(ToString::to_string).collect();
-        wrong.extend(rights::writes::unlisted(&audit));
-        let account = service_account(SYSTEM_NAMESPACE, AWS);
-        wrong.retain(|finding| finding.contains(&account));
-        ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
-        Ok(())
-    })
-    .await?;
+/// Ensures that the run used each right of the program, and no other.
+async fn every_right_is_used(ctx: &ScenarioContext, aws: &Aws) -> anyhow::Result<()> {
+    let audit = settled_audit(&mut ctx.bed.control_plane.audit(), &ctx.bed.client).await?;
+    let findings = rights::findings(&rights::granted(&objects(aws, Credentials::Keys)?)?, &audit);
+    let mut wrong: Vec<String> = findings.iter().map(ToString::to_string).collect();
+    wrong.extend(rights::writes::unlisted(&audit));
+    let account = service_account(SYSTEM_NAMESPACE, AWS);
+    wrong.retain(|finding| finding.contains(&account));
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     Ok(())
 }
 

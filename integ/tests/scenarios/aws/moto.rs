@@ -24,6 +24,9 @@ use crate::support::ScenarioContext;
 /// The group of most scenarios.
 pub(super) const GROUP: &str = "web";
 
+/// Between two health checks; a reboot takes longer.
+const BETWEEN_CHECKS: Duration = Duration::from_millis(250);
+
 /// A group, as AWS shows it.
 #[derive(Debug)]
 pub(super) struct Group {
@@ -174,7 +177,7 @@ impl Aws {
                 if let Ok(replaced) = checker.round(&down).await {
                     locked(&terminated).extend(replaced);
                 }
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                tokio::time::sleep(BETWEEN_CHECKS).await;
             }
         });
     }
@@ -187,6 +190,13 @@ impl Aws {
     /// The calls of the program so far.
     pub(super) fn calls(&self) -> Vec<String> {
         locked(&self.state).calls.clone()
+    }
+
+    /// Counts calls and reads from now on.
+    pub(super) fn forget_calls(&self) {
+        let mut state = locked(&self.state);
+        state.calls.clear();
+        state.reads.clear();
     }
 
     /// The shortest time between two reads of the program.

@@ -12,37 +12,39 @@ use anyhow::{Context as _, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use integ::host::{Event, EventKind};
-use integ::oracle::{Expectations, Property};
+use integ::oracle::{Attempt, Expectations, Property};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use models::permit::{PERMIT_LIFETIME, PermitClaims, SettingsClaims};
 use models::shadow::{ArmedPhase, BottlerocketShadowSpec, HostPolicy, HostState, Permit};
+use semver::Version;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::agent_log::AgentLog;
 use self::server::{CompromisedWebApi, locked, report};
 use self::tampering::{HiddenActivation, WithheldPermits, WithheldSettings};
-use crate::interfere::{blocked_drain, is_activate, is_call, poll, unblock};
-use crate::support::{NEW, OLD, ScenarioContext, is_released, is_updated, nodes, other, run, run_except};
+use crate::interfere::{blocked_drain, blocked_drain_of, is_activate, is_call, poll, unblock};
+use crate::support::{LIMIT, NEW, OLD, ScenarioContext, is_on, is_released, nodes, other, run, run_except};
 
 /// Returns true for a request to a host that takes it down.
 fn is_disruptive(event: &Event) -> bool {
     is_activate(event) || is_call(event, "/actions/reboot")
 }
 
-fn ensure_not_disrupted(ctx: &ScenarioContext, node: &str) -> anyhow::Result<()> {
+/// Ensures that a host was not taken down since the web API is compromised.
+fn ensure_not_disrupted(ctx: &ScenarioContext, hostile: &CompromisedWebApi, node: &str) -> anyhow::Result<()> {
     let log = ctx.bed.member(node)?.host.log();
-    let acts: Vec<_> = log.iter().filter(|event| is_disruptive(event)).collect();
+    let acts: Vec<_> = log.iter().skip(hostile.events_before(node)).filter(|event| is_disruptive(event)).collect();
     ensure!(acts.is_empty(), "{node} was touched: {acts:?}");
     Ok(())
 }
 
-/// Switches the agents back to the real web API, and waits until every node is updated. The agents continue to run: the
-/// views of a compromised web API must have no lasting effect.
-async fn restore_web_api(ctx: &ScenarioContext, hostile: CompromisedWebApi) -> anyhow::Result<()> {
+/// Switches the agents back to the real web API, and waits until every node is updated to a version. The agents continue to
+/// run: the views of a compromised web API must have no lasting effect.
+async fn restore_web_api(ctx: &ScenarioContext, hostile: CompromisedWebApi, version: &Version) -> anyhow::Result<()> {
     ctx.bed.divert(None);
     drop(hostile);
-    ctx.updated().await?;
+    ctx.bed.wait_updated(version, LIMIT).await?;
     Ok(())
 }
 
@@ -96,7 +98,7 @@ async fn until_permit_refused(
     let log = AgentLog::from_now(ctx, node).await?;
     let mut shown = None;
     poll(&format!("the agent of {node} refuses the permit: {why}"), async || {
-        ensure_not_disrupted(ctx, node)?;
+        ensure_not_disrupted(ctx, hostile, node)?;
         let Some(nonce) = requested_nonce(hostile, node)? else { return Ok(None) };
         if shown.as_ref() != Some(&nonce) {
             let permit = Some(Permit { jws: permit(&nonce)?, nonce: nonce.clone() });
@@ -109,108 +111,109 @@ async fn until_permit_refused(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn forged_altered_replayed_or_other_nodes_permit_is_refused() -> anyhow::Result<()> {
-    run(nodes(2), async |ctx| {
+async fn forged_and_withheld_permits_and_settings_are_refused() -> anyhow::Result<()> {
+    let ending = run(nodes(2), async |ctx| {
         ctx.shop(4).await?;
         ctx.install().await?;
-        let permits = WithheldPermits::default();
-        let hostile = CompromisedWebApi::start(ctx, permits.clone()).await?;
-        ctx.reported().await?;
-        // The first node's permit passes, and is stored. It is not known yet which node is the first.
-        ctx.release();
-        let world = ctx.until("a node is updated", |w| w.nodes.keys().any(|node| is_updated(w, node))).await?;
-        let first = world.nodes.keys().find(|node| is_updated(&world, node)).context("just seen")?.clone();
-        let target = other(&first);
-        permits.withhold_from(Some(target));
-        let others = permits
-            .of(&first)
-            .pop()
-            .and_then(|view| view.spec.permit)
-            .context("the first node's permit was not seen")?;
-
-        let given = permits.until(target, 1).await?.remove(0);
-        let permit = given.spec.permit.clone().context("a permit")?;
-        let (header, claims) = parts(&permit.jws)?;
-        let kid = header.kid.context("a key id")?;
-        let order = BottlerocketShadowSpec { permit: None, ..given.spec };
-        hostile.forge_shadow(target, order.clone())?;
-        // All that a permit has to contain for this node, this boot, this attempt: the forged one lacks only the
-        // signature.
-        let fits = |nonce: &str| {
-            let mut claims = claims.clone();
-            claims["nonce"] = json!(nonce);
-            claims
-        };
-        let unsigned = URL_SAFE_NO_PAD.encode(json!({"alg": "none", "kid": kid}).to_string());
-        let unsigned = |claims: Value| format!("{unsigned}.{}.", URL_SAFE_NO_PAD.encode(claims.to_string()));
-        let until_permit_refused = async |permit: &dyn Fn(&str) -> anyhow::Result<String>, why: &str| {
-            until_permit_refused(ctx, &hostile, target, &order, permit, why).await
-        };
-        until_permit_refused(&|nonce| forged(&kid, &fits(nonce)), "its signature is wrong").await?;
-        until_permit_refused(&|nonce| forged("other", &fits(nonce)), "its key 'other' is not trusted here").await?;
-        until_permit_refused(&|nonce| Ok(unsigned(fits(nonce))), "it is no signed statement").await?;
-        // Another node's permit, unchanged and with matching fields.
-        until_permit_refused(&|_| Ok(others.jws.clone()), "it is for another node").await?;
-        until_permit_refused(&|nonce| altered(&others.jws, &fits(nonce)), "its signature is wrong").await?;
-        // The node's own permit, but delayed until the agent has requested another; and then with the matching nonce.
-        poll("the agent asks again", async || {
-            Ok(requested_nonce(&hostile, target)?.filter(|nonce| *nonce != permit.nonce))
-        })
-        .await?;
-        until_permit_refused(&|_| Ok(permit.jws.clone()), "it is for another nonce").await?;
-        until_permit_refused(&|nonce| altered(&permit.jws, &fits(nonce)), "its signature is wrong").await?;
-        ensure_not_disrupted(ctx, target)?;
-        permits.withhold_from(None);
-        restore_web_api(ctx, hostile).await
+        settings::forged_desired_states_and_settings_are_refused(ctx).await.context("desired states and settings")?;
+        forged_altered_replayed_or_other_nodes_permit_is_refused(ctx).await.context("permits")?;
+        withheld_permit_is_refused_after_attempt_ended(ctx).await.context("a withheld permit")
     })
-    .await?
-    .assert_updates(2);
+    .await?;
+    assert!(ending.verdict.stats.reboots >= 6);
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn withheld_permit_is_refused_after_attempt_ended() -> anyhow::Result<()> {
-    let ending = run(nodes(2), async |ctx| {
-        let target = blocked_drain(ctx).await?;
-        let permits = WithheldPermits::default();
-        permits.withhold_from(Some(&target));
-        let hostile = CompromisedWebApi::start(ctx, permits.clone()).await?;
-        unblock(ctx).await?;
-        let given = permits.until(&target, 1).await?.remove(0);
-        crate::interfere::withdraw(ctx, &target).await?;
-        // No other attempt comes between.
-        ctx.policy(&json!({"enabled": false})).await?;
-        ctx.until("the node is released", |world| is_released(world, &target)).await?;
-        ensure_not_disrupted(ctx, &target)?;
-        // The image is staged once more, which needs no signature. Then comes the earlier desired state, with its
-        // permit: the agent accepts the desired state, and requests a permit with another nonce.
-        let staged = BottlerocketShadowSpec { state: HostState::StagedUpdate, permit: None, ..given.spec.clone() };
-        hostile.forge_shadow(&target, staged)?;
-        until_version_staged(&hostile, &target).await?;
-        let log = AgentLog::from_now(ctx, &target).await?;
-        let permit = given.spec.permit.clone().context("a permit")?;
-        hostile.forge_shadow(&target, given.spec.clone())?;
-        log.until(&["desired state state=RebootedIntoUpdate"]).await?;
-        poll("the agent asks again", async || {
-            ensure_not_disrupted(ctx, &target)?;
-            Ok(requested_nonce(&hostile, &target)?.filter(|nonce| *nonce != permit.nonce))
-        })
-        .await?;
-        until_permit_refused(
-            ctx,
-            &hostile,
-            &target,
-            &given.spec,
-            |_| Ok(permit.jws.clone()),
-            "it is for another nonce",
-        )
-        .await?;
-        ensure_not_disrupted(ctx, &target)?;
-        ctx.policy(&json!({"enabled": true})).await?;
-        restore_web_api(ctx, hostile).await
+async fn forged_altered_replayed_or_other_nodes_permit_is_refused(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    let version = Version::new(1, 20, 6);
+    let permits = WithheldPermits::default();
+    let hostile = CompromisedWebApi::start(ctx, permits.clone()).await?;
+    ctx.reported().await?;
+    // The first node's permit passes, and is stored. It is not known yet which node is the first.
+    ctx.bed.releases.publish(version.clone());
+    let world = ctx.until("a node is updated", |w| w.nodes.keys().any(|node| is_on(w, node, &version))).await?;
+    let first = world.nodes.keys().find(|node| is_on(&world, node, &version)).context("just seen")?.clone();
+    let target = other(&first);
+    permits.withhold_from(Some(target));
+    let others =
+        permits.of(&first).pop().and_then(|view| view.spec.permit).context("the first node's permit was not seen")?;
+
+    let given = permits.until(target, 1).await?.remove(0);
+    let permit = given.spec.permit.clone().context("a permit")?;
+    let (header, claims) = parts(&permit.jws)?;
+    let kid = header.kid.context("a key id")?;
+    let order = BottlerocketShadowSpec { permit: None, ..given.spec };
+    hostile.forge_shadow(target, order.clone())?;
+    // All that a permit has to contain for this node, this boot, this attempt: the forged one lacks only the
+    // signature.
+    let fits = |nonce: &str| {
+        let mut claims = claims.clone();
+        claims["nonce"] = json!(nonce);
+        claims
+    };
+    let unsigned = URL_SAFE_NO_PAD.encode(json!({"alg": "none", "kid": kid}).to_string());
+    let unsigned = |claims: Value| format!("{unsigned}.{}.", URL_SAFE_NO_PAD.encode(claims.to_string()));
+    let until_permit_refused = async |permit: &dyn Fn(&str) -> anyhow::Result<String>, why: &str| {
+        until_permit_refused(ctx, &hostile, target, &order, permit, why).await
+    };
+    until_permit_refused(&|nonce| forged(&kid, &fits(nonce)), "its signature is wrong").await?;
+    until_permit_refused(&|nonce| forged("other", &fits(nonce)), "its key 'other' is not trusted here").await?;
+    until_permit_refused(&|nonce| Ok(unsigned(fits(nonce))), "it is no signed statement").await?;
+    // Another node's permit, unchanged and with matching fields.
+    until_permit_refused(&|_| Ok(others.jws.clone()), "it is for another node").await?;
+    until_permit_refused(&|nonce| altered(&others.jws, &fits(nonce)), "its signature is wrong").await?;
+    // The node's own permit, but delayed until the agent has requested another; and then with the matching nonce.
+    poll(
+        "the agent asks again",
+        async || Ok(requested_nonce(&hostile, target)?.filter(|nonce| *nonce != permit.nonce)),
+    )
+    .await?;
+    until_permit_refused(&|_| Ok(permit.jws.clone()), "it is for another nonce").await?;
+    until_permit_refused(&|nonce| altered(&permit.jws, &fits(nonce)), "its signature is wrong").await?;
+    ensure_not_disrupted(ctx, &hostile, target)?;
+    permits.withhold_from(None);
+    restore_web_api(ctx, hostile, &version).await?;
+    ensure_attempts_updated(ctx, 4)
+}
+
+async fn withheld_permit_is_refused_after_attempt_ended(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    let version = Version::new(1, 20, 7);
+    let target = blocked_drain_of(ctx, &version).await?;
+    let permits = WithheldPermits::default();
+    permits.withhold_from(Some(&target));
+    let hostile = CompromisedWebApi::start(ctx, permits.clone()).await?;
+    unblock(ctx).await?;
+    let given = permits.until(&target, 1).await?.remove(0);
+    crate::interfere::withdraw(ctx, &target).await?;
+    // No other attempt comes between.
+    ctx.policy(&json!({"enabled": false})).await?;
+    ctx.until("the node is released", |world| is_released(world, &target)).await?;
+    ensure_not_disrupted(ctx, &hostile, &target)?;
+    // The image is staged once more, which needs no signature. Then comes the earlier desired state, with its
+    // permit: the agent accepts the desired state, and requests a permit with another nonce.
+    let staged = BottlerocketShadowSpec { state: HostState::StagedUpdate, permit: None, ..given.spec.clone() };
+    hostile.forge_shadow(&target, staged)?;
+    until_version_staged(&hostile, &target).await?;
+    let log = AgentLog::from_now(ctx, &target).await?;
+    let permit = given.spec.permit.clone().context("a permit")?;
+    hostile.forge_shadow(&target, given.spec.clone())?;
+    log.until(&["desired state state=RebootedIntoUpdate"]).await?;
+    poll("the agent asks again", async || {
+        ensure_not_disrupted(ctx, &hostile, &target)?;
+        Ok(requested_nonce(&hostile, &target)?.filter(|nonce| *nonce != permit.nonce))
     })
     .await?;
-    assert!(ending.verdict.stats.reboots >= 2);
+    let replayed = |_: &str| Ok(permit.jws.clone());
+    until_permit_refused(ctx, &hostile, &target, &given.spec, replayed, "it is for another nonce").await?;
+    ensure_not_disrupted(ctx, &hostile, &target)?;
+    ctx.policy(&json!({"enabled": true})).await?;
+    restore_web_api(ctx, hostile, &version).await
+}
+
+/// Ensures that so many attempts were made so far, all of which ended with an update.
+fn ensure_attempts_updated(ctx: &ScenarioContext, updates: usize) -> anyhow::Result<()> {
+    let attempts = ctx.bed.recorder.so_far()?.attempts();
+    ensure!(attempts.len() == updates && attempts.iter().all(Attempt::updated), "{attempts:#?}");
     Ok(())
 }
 
@@ -239,7 +242,7 @@ async fn forged_acknowledgement_of_activation_does_not_release_node_before_reboo
         let boot = ctx.bed.member(&target)?.host.snapshot().boot_id;
         ctx.until("the node is released", |world| is_released(world, &target)).await?;
         ensure!(ctx.bed.member(&target)?.host.snapshot().boot_id != boot, "it was released before it went down");
-        restore_web_api(ctx, hostile).await
+        restore_web_api(ctx, hostile, &NEW).await
     })
     .await?;
     assert!(ending.verdict.stats.reboots >= 2);

@@ -74,6 +74,8 @@ struct State {
 /// The compromised web API, until it is dropped.
 pub(crate) struct CompromisedWebApi {
     state: Arc<State>,
+    /// The number of events in the log of each host before.
+    before: BTreeMap<String, usize>,
     _tasks: JoinSet<()>,
 }
 
@@ -128,10 +130,16 @@ impl CompromisedWebApi {
                 });
             }
         });
+        let before = ctx.bed.members.iter().map(|member| (member.name.clone(), member.host.log().len())).collect();
         ctx.bed.divert(Some(address));
         // Streams to the real web API that are open already would continue.
         ctx.restart(deploy::Component::Agent).await?;
-        Ok(Self { state, _tasks: tasks })
+        Ok(Self { state, before, _tasks: tasks })
+    }
+
+    /// The number of events in the log of a host before the web API was replaced.
+    pub(super) fn events_before(&self, node: &str) -> usize {
+        self.before.get(node).copied().unwrap_or_default()
     }
 
     /// Replaces a node's true shadow by a forged one from now on, with this desired state. It behaves as a true one

@@ -46,11 +46,6 @@ async fn annotate(ctx: &ScenarioContext, node: &str, value: &str) -> Result<()> 
     Ok(())
 }
 
-/// Has the pods of the workload created again, which spreads them over all nodes.
-pub(super) async fn spread_pods(w: &Walk<'_>) -> Result<()> {
-    w.kubectl(&["-n", SHOP, "delete", "pods", "--all"]).await.map(drop)
-}
-
 pub(super) async fn nothing_runs_on_the_nodes(w: &mut Walk<'_>) -> Result<()> {
     w.rehearse("drill", &["drill node-1", "drill node-1 --evict", "drill node-9"]).await?;
     w.rehearse("nothing-to-do", &["approve", "retry node-1", "release node-1"]).await?;
@@ -110,7 +105,7 @@ pub(super) async fn evictions_move_pods_and_the_node_is_released(w: &mut Walk<'_
     ensure!(!world.nodes["node-1"].claimed() && record(&world, "node-1").last.is_none(), "it is claimed");
     no_host_was_changed(w)?;
     // Before the next drill: the oracle would take its dry run of an eviction for the reason why a pod is deleted later.
-    spread_pods(w).await?;
+    w.spread_shop().await?;
     w.shop(4).await
 }
 

@@ -174,9 +174,8 @@ impl Walk<'_> {
 
     /// The parts of the operator's resource that users write: spec and its annotations.
     async fn written(&self) -> Result<[Value; 2]> {
-        let text = self.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "bruo", OPERATOR_NAME, "-o", "json"]).await?;
-        let resource: Value = serde_json::from_str(&text)?;
-        Ok([resource["spec"].clone(), resource["metadata"]["annotations"].clone()])
+        let resource = self.policies().get(OPERATOR_NAME).await?;
+        Ok([resource.data["spec"].clone(), json!(resource.metadata.annotations)])
     }
 
     /// A path in a folder of this test cluster alone.

@@ -139,7 +139,7 @@ fn draining(world: &ClusterState) -> Option<String> {
 
 pub(super) async fn released_node_is_drained_after_the_other_one(w: &mut Walk<'_>) -> Result<()> {
     w.policy(&json!({"strategy": {"canary": null}})).await?;
-    drill::spread_pods(w).await?;
+    w.spread_shop().await?;
     w.guarded_shop(4).await?;
     w.ok("pin latest", &["the target is latest"]).await?;
     let first = release_into_blocked_drain(w).await?;

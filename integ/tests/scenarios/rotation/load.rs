@@ -61,6 +61,9 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// Longest wait for a heartbeat of a stream. An agent has less: three missing ones.
 pub(super) const SILENCE: Duration = Duration::from_secs(120);
 
+/// Between two reads of one node. Trust that comes too late is missing for [`LAG`].
+pub(super) const BETWEEN_READS: Duration = Duration::from_millis(100);
+
 /// Between two reports of one node, which the web API limits to one a second on average, the agent's own included.
 pub(super) const BETWEEN_REPORTS: Duration = Duration::from_millis(1_500);
 
@@ -179,7 +182,7 @@ pub(super) async fn read_in_loop(client: AgentClient, tally: Arc<LoadCounts>) {
             tally.refused(&client.node, &error);
         }
         tally.asked.fetch_add(1, Ordering::Relaxed);
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(BETWEEN_READS).await;
     }
 }
 

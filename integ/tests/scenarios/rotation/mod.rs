@@ -9,9 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::Context as _;
-use deploy::Component;
-use integ::bed::{TestClusterOptions, TestNode};
+use anyhow::{Context as _, ensure};
+use integ::bed::TestClusterOptions;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::Api;
@@ -25,17 +24,21 @@ use models::wire::ShadowView;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use reqwest::header::IF_MATCH;
 use reqwest::{Certificate, Client, Proxy, StatusCode};
+use semver::Version;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use self::load::Load;
 use crate::interfere::{agent_on, poll};
-use crate::support::{ScenarioContext, nodes, run, status};
+use crate::support::{LIMIT, ScenarioContext, nodes, run, status};
 
 /// Wait of the controllers, and longest delay of the kubelets: far apart, for a kubelet on a busy machine is late.
 const WAIT: &str = "--trust-wait=20s";
 const LAG: Duration = Duration::from_secs(2);
+
+/// The taint of nodes with agents alone.
+const AGENTS_ONLY: &str = "example.com/agents-only";
 
 fn options(count: usize) -> TestClusterOptions {
     let mut options = TestClusterOptions { volume_lag: LAG, ..nodes(count) };
@@ -128,122 +131,98 @@ async fn acknowledged(ctx: &ScenarioContext, value: &str) -> anyhow::Result<()> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn certificate_ca_and_signing_key_rotation_fails_no_request() -> anyhow::Result<()> {
-    let mut options = options(2);
+async fn rotated_and_deleted_secrets_fail_no_request_and_offline_nodes_reconnect() -> anyhow::Result<()> {
+    let mut options = options(4);
     // Each has its own volumes, which its own kubelet updates at its own time.
     options.deploy.apiserver_replicas = 2;
     let ending = run(options, async |ctx| {
+        // They run nothing of the operator but their agents.
+        let taint = format!("{AGENTS_ONLY}=:NoSchedule");
+        ctx.kubectl(&["taint", "nodes", "node-3", "node-4", &taint]).await?;
         ctx.install().await?;
         ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=240s"]).await?;
-        let load = Load::of(ctx, &["node-1", "node-2"]).await?;
-        let first = material(ctx).await?;
-        // A certificate alone is replaced at once: its authority is known everywhere.
-        delete(ctx, SERVING_SECRET).await?;
-        poll("there is another certificate", async || {
-            let serving = secret(ctx, SERVING_SECRET).await?;
-            Ok(serving.and_then(|s| field(&s, "tls.crt")).filter(|leaf| *leaf != first.leaf))
-        })
-        .await?;
-        anyhow::ensure!(material(ctx).await?.authority == first.authority);
+        deleted_secrets_are_recreated_without_failed_requests(ctx).await.context("Secrets are deleted")?;
+        rotation_fails_no_request_and_offline_nodes_reconnect(ctx).await.context("a user asks for a rotation")
+    })
+    .await?;
+    ending.assert_updates(8);
+    Ok(())
+}
 
-        let before = material(ctx).await?;
-        ask_for(ctx, ROTATE_CERTIFICATES_ANNOTATION, "1").await?;
-        ask_for(ctx, ROTATE_SIGNING_KEY_ANNOTATION, "1").await?;
-        acknowledged(ctx, "1").await?;
-        certificates_rotated(ctx, &before).await?;
+async fn deleted_secrets_are_recreated_without_failed_requests(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    let load = Load::of(ctx, &["node-1", "node-2"]).await?;
+    // A certificate alone is replaced at once: its authority is known everywhere.
+    let before = material(ctx).await?;
+    delete(ctx, SERVING_SECRET).await?;
+    poll("there is another certificate", async || {
+        let serving = secret(ctx, SERVING_SECRET).await?;
+        Ok(serving.and_then(|s| field(&s, "tls.crt")).filter(|leaf| *leaf != before.leaf))
+    })
+    .await?;
+    ensure!(material(ctx).await?.authority == before.authority);
+
+    let before = material(ctx).await?;
+    delete(ctx, CA_SECRET).await?;
+    certificates_rotated(ctx, &before).await?;
+
+    // Both at once: the certificates in use stay trusted until they are replaced.
+    let before = material(ctx).await?;
+    delete(ctx, CA_SECRET).await?;
+    delete(ctx, SERVING_SECRET).await?;
+    certificates_rotated(ctx, &before).await?;
+    load.end().await?;
+    poll("the authorities that a person has thrown away are not trusted any more", async || {
         let bundle = trust(ctx).await?[TRUST_CA_KEY].clone();
-        anyhow::ensure!(bundle.contains(before.authority.trim()), "what it issued is good for a long time: {bundle}");
-        key_rotated(ctx, &before).await?;
-        load.end().await?;
-
-        // The new key signs.
-        ctx.release();
-        ctx.updated().await?;
-        Ok(())
+        Ok((bundle.matches("BEGIN").count() == 1).then_some(()))
     })
     .await?;
-    ending.assert_updates(2);
+
+    // Authority and key together: agents would be disconnected for a wait, and so would any client that starts
+    // meanwhile.
+    let before = material(ctx).await?;
+    delete(ctx, CA_SECRET).await?;
+    let maps: Api<ConfigMap> = Api::namespaced(ctx.bed.client.clone(), AGENT_NAMESPACE);
+    maps.delete(TRUST_CONFIG_MAP, &DeleteParams::default()).await?;
+    poll("what is in service and what is trusted are of one authority", async || {
+        let Ok(now) = material(ctx).await else { return Ok(None) };
+        Ok((now.authority != before.authority && now.leaf != before.leaf).then_some(()))
+    })
+    .await?;
+
+    // A deleted key is revoked at once, and the next one signs.
+    let before = published_keys(ctx).await?;
+    delete(ctx, PERMIT_KEY_SECRET).await?;
+    revoked(ctx, &before).await?;
+    ctx.release();
+    ctx.updated().await?;
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn nodes_offline_during_rotation_reconnect() -> anyhow::Result<()> {
-    // Two of the four run nothing of the operator but their agents.
-    let ending = run(options(4), async |ctx| {
-        ctx.install().await?;
-        let before = material(ctx).await?;
-        let operator: Vec<_> = [Component::Controller, Component::Apiserver]
-            .into_iter()
-            .flat_map(|component| ctx.bed.processes_of(component))
-            .map(|process| process.pid)
-            .collect();
-        let runs_it = |member: &&TestNode| member.kubelet.processes().iter().any(|p| operator.contains(&p.pid));
-        let mut others = ctx.bed.members.iter().filter(|member| !runs_it(member));
-        // One machine is off; on the other the kubelet hangs and the agent continues with its old volumes.
-        let (off, hung) = (others.next().context("no node to spare")?, others.next().context("no node to spare")?);
-        let boot = off.host.snapshot().boot_id;
-        off.host.power_off();
-        hung.kubelet.pause();
-        ask_for(ctx, ROTATE_CERTIFICATES_ANNOTATION, "1").await?;
-        ask_for(ctx, ROTATE_SIGNING_KEY_ANNOTATION, "1").await?;
-        certificates_rotated(ctx, &before).await?;
-        key_rotated(ctx, &before).await?;
-        off.host.power_on();
-        off.host.booted_after(&boot).await;
-        hung.kubelet.resume();
-        ctx.reported().await?;
-        ctx.release();
-        ctx.updated().await?;
-        Ok(())
-    })
-    .await?;
-    ending.assert_updates(4);
-    Ok(())
-}
+async fn rotation_fails_no_request_and_offline_nodes_reconnect(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    let load = Load::of(ctx, &["node-1", "node-2"]).await?;
+    // One machine is off; on the other the kubelet hangs and the agent continues with its old volumes.
+    let (off, hung) = (ctx.bed.member("node-3")?, ctx.bed.member("node-4")?);
+    let boot = off.host.snapshot().boot_id;
+    off.host.power_off();
+    hung.kubelet.pause();
+    let before = material(ctx).await?;
+    ask_for(ctx, ROTATE_CERTIFICATES_ANNOTATION, "1").await?;
+    ask_for(ctx, ROTATE_SIGNING_KEY_ANNOTATION, "1").await?;
+    acknowledged(ctx, "1").await?;
+    certificates_rotated(ctx, &before).await?;
+    let bundle = trust(ctx).await?[TRUST_CA_KEY].clone();
+    ensure!(bundle.contains(before.authority.trim()), "what it issued is good for a long time: {bundle}");
+    key_rotated(ctx, &before).await?;
+    load.end().await?;
+    off.host.power_on();
+    off.host.booted_after(&boot).await;
+    hung.kubelet.resume();
+    ctx.reported().await?;
 
-#[tokio::test(flavor = "multi_thread")]
-async fn deleted_secrets_are_recreated_without_failed_requests() -> anyhow::Result<()> {
-    let ending = run(options(2), async |ctx| {
-        ctx.install().await?;
-        let load = Load::of(ctx, &["node-1", "node-2"]).await?;
-        let before = material(ctx).await?;
-        delete(ctx, CA_SECRET).await?;
-        certificates_rotated(ctx, &before).await?;
-
-        // Both at once: the certificates in use stay trusted until they are replaced.
-        let before = material(ctx).await?;
-        delete(ctx, CA_SECRET).await?;
-        delete(ctx, SERVING_SECRET).await?;
-        certificates_rotated(ctx, &before).await?;
-        load.end().await?;
-        poll("the authorities that a person has thrown away are not trusted any more", async || {
-            let bundle = trust(ctx).await?[TRUST_CA_KEY].clone();
-            Ok((bundle.matches("BEGIN").count() == 1).then_some(()))
-        })
-        .await?;
-
-        // Authority and key together: agents would be disconnected for a wait, and so would any client that starts
-        // meanwhile.
-        let before = material(ctx).await?;
-        delete(ctx, CA_SECRET).await?;
-        let maps: Api<ConfigMap> = Api::namespaced(ctx.bed.client.clone(), AGENT_NAMESPACE);
-        maps.delete(TRUST_CONFIG_MAP, &DeleteParams::default()).await?;
-        poll("what is in service and what is trusted are of one authority", async || {
-            let Ok(now) = material(ctx).await else { return Ok(None) };
-            Ok((now.authority != before.authority && now.leaf != before.leaf).then_some(()))
-        })
-        .await?;
-
-        // A deleted key is revoked at once, and the next one signs.
-        let before = published_keys(ctx).await?;
-        delete(ctx, PERMIT_KEY_SECRET).await?;
-        revoked(ctx, &before).await?;
-        ctx.release();
-        ctx.updated().await?;
-        Ok(())
-    })
-    .await?;
-    ending.assert_updates(2);
+    // The new key signs.
+    let version = Version::new(1, 20, 6);
+    ctx.bed.releases.publish(version.clone());
+    ctx.bed.wait_updated(&version, LIMIT).await?;
     Ok(())
 }
 
