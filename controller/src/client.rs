@@ -24,7 +24,8 @@ pub struct NoAnswer {
     limit: Duration,
 }
 
-/// Returns the frames of a watch until it ends, or has been silent for so long that its connection must be dead.
+/// Returns the frames of a watch until it ends, or has been silent for so long that its connection must be dead. That is no
+/// failure: the watch is resumed. After a restore of the cluster, the Lease ends the process.
 fn not_silent(watch: Body) -> impl Stream<Item = <BodyStream<Body> as Stream>::Item> + Send {
     futures::stream::unfold(BodyStream::new(watch), async |mut frames| {
         let frame = timeout(SILENCE, frames.next()).await.ok()??;

@@ -22,8 +22,10 @@ pub use known::Known;
 /// Time without any data after which the connection of a watch must be dead: the API server sends a bookmark about every
 /// minute. The client ends such a watch.
 ///
-/// A watch that fails so long after its last event is not resumed but begun with a list: where the cluster was restored to an
-/// earlier state, a resumed one shows nothing until the cluster has reached its version again.
+/// A watch that fails so long after its last event, of which a bookmark is none, is not resumed but begun with a list: where the
+/// cluster was restored to an earlier state, a resumed one shows nothing until the cluster has reached its version again. The list
+/// sets that time back, so that a quiet watch that fails again and again is listed once in this time. One that ends without a
+/// failure is resumed.
 pub const SILENCE: Duration = Duration::from_secs(150);
 
 /// Deadline for a page of a list.
@@ -55,8 +57,8 @@ pub trait Sink<K>: Sync {
     fn failed(&self) {}
 }
 
-/// Watches for as long as it is polled. A lost watch is resumed, or begun with a list after [`SILENCE`]. A list that fails or
-/// is not answered within 30 s is retried. Each new number in `reads` causes a new list.
+/// Watches for as long as it is polled. A lost watch is resumed, or begun with a list where it fails [`SILENCE`] after its last
+/// event. A list that fails or is not answered within 30 s is retried. Each new number in `reads` causes a new list.
 pub async fn run<K>(
     api: Api<DeserializeGuard<K>>,
     config: watcher::Config,
@@ -223,7 +225,7 @@ mod tests {
                 // A resumed watch waits for a version that the cluster has not reached again.
                 stream::iter(list(version)).chain(stream::once(failure)).chain(stream::pending())
             };
-            let run = timeout(Duration::from_mins(60), follow(watch, watch::channel(0).1, &listed)).await;
+            let run = timeout(Duration::from_hours(1), follow(watch, watch::channel(0).1, &listed)).await;
             assert!(run.is_err(), "it watches on");
             assert_eq!(*listed.0.lock().unwrap(), expected, "the watch fails after {quiet:?}");
         }
