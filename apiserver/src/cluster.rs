@@ -20,10 +20,6 @@ use tokio::runtime::Handle;
 use crate::metrics::{Call, CallResult, Metrics};
 use crate::shadow::Shadow;
 
-/// Time-out of a silent connection to the API server. A watch gets a bookmark about every minute; without this limit
-/// one with a dead connection would never end, and streams would show old states.
-pub(crate) const SILENCE: Duration = Duration::from_secs(150);
-
 /// Returns the deadline of a call. Admission webhooks see TokenReviews too. An agent waits 15 s longer than a review takes for
 /// the head of an answer, up to 5 s of which its token waits for the review, and longer by an apply for the answer to a report.
 const fn deadline(call: Call) -> Duration {

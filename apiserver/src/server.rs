@@ -30,7 +30,7 @@ use crate::app::{App, Limits};
 use crate::auth::identity::agent_username;
 use crate::auth::keys::Wanted;
 use crate::auth::review::Reviewer;
-use crate::cluster::{Cluster, SILENCE};
+use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::heads::limited;
 use crate::metrics::Metrics;
@@ -92,7 +92,8 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> anyhow::
     let mut kubernetes = kube::Config::infer().await.context("no way to reach Kubernetes was found")?;
     // Otherwise the client would retry writes and TokenReviews by itself.
     kubernetes.default_retry = false;
-    kubernetes.read_timeout = Some(SILENCE);
+    // Without a limit, a watch with a dead connection would never end, and streams would show old states.
+    kubernetes.read_timeout = Some(watches::SILENCE);
     let client = Client::try_from(kubernetes).context("the Kubernetes client could not be made")?;
     let running = Running::start(&config, Limits::USUAL, client).await?;
     tracing::info!(api = %running.api, plain = %running.plain, "listening");

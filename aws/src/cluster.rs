@@ -18,12 +18,9 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
-use watches::{Known, Sink};
+use watches::{Known, SILENCE, Sink};
 
 use crate::facts::{Node, Operator, Policy, answer_annotation};
-
-/// Time without any data after which a connection must be dead: a watch gets a bookmark about every minute.
-const SILENCE: Duration = Duration::from_secs(150);
 
 /// Longest note of an Event, in bytes.
 const NOTE: usize = 1000;

@@ -7,15 +7,13 @@ use http::{Method, Request};
 use http_body_util::{BodyStream, Either, Full, StreamBody};
 use kube::client::Body;
 use tokio::time::timeout;
+use watches::SILENCE;
 
 use crate::calls::{Calls, Kind};
 use crate::metrics::Metrics;
 
 /// Deadline for opening a connection.
 pub const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-
-/// Time without any data after which a watch is opened again: the API server sends a bookmark about every minute.
-const WATCH_SILENCE: Duration = Duration::from_secs(150);
 
 /// A call without an answer in time. It may have been carried out all the same.
 #[derive(Debug, thiserror::Error)]
@@ -26,10 +24,11 @@ pub struct NoAnswer {
     limit: Duration,
 }
 
-/// Returns the frames of a watch until it ends, or has been silent for so long that its connection must be dead.
+/// Returns the frames of a watch until it ends, or has been silent for so long that its connection must be dead. That is no
+/// failure: the watch is resumed. After a restore of the cluster, the Lease ends the process.
 fn not_silent(watch: Body) -> impl Stream<Item = <BodyStream<Body> as Stream>::Item> + Send {
     futures::stream::unfold(BodyStream::new(watch), async |mut frames| {
-        let frame = timeout(WATCH_SILENCE, frames.next()).await.ok()??;
+        let frame = timeout(SILENCE, frames.next()).await.ok()??;
         Some((frame, frames))
     })
 }
@@ -155,6 +154,6 @@ mod tests {
         let began = Instant::now();
         let events: Vec<_> = maps.watch(&WatchParams::default(), "0").await.unwrap().collect().await;
         assert!(events.len() == 1 && events[0].is_ok(), "{events:?}");
-        assert_eq!(began.elapsed().as_secs(), WATCH_SILENCE.as_secs());
+        assert_eq!(began.elapsed().as_secs(), SILENCE.as_secs());
     }
 }

@@ -44,8 +44,8 @@ use crate::config::Config;
 use crate::replica::Replica;
 use crate::surroundings::Surroundings;
 
-/// Runs the controller until `stop` turns true or the lease is lost, which is an error: the process has to end, since
-/// another replica may lead already.
+/// Runs the controller until `stop` turns true. That the lease is lost, or the cluster restored to an earlier state, is an
+/// error: the process has to end, since another replica may lead already, or its caches show no changes.
 pub async fn run(config: Config, surroundings: Surroundings, stop: watch::Receiver<bool>) -> anyhow::Result<()> {
     Predicate::log_with(|expression| tracing::info!(expression, "parsing expression of a check of objects"));
     let listen = config.plain_listen;

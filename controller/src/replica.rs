@@ -33,7 +33,7 @@ use crate::earlier::EarlierPods;
 use crate::expressions::{self, Expressions};
 use crate::history::{Historian, History};
 use crate::http;
-use crate::leader::{self, Leadership, Parameters, Peers, Release};
+use crate::leader::{self, CampaignError, Leadership, Parameters, Peers, Release};
 use crate::metrics::Metrics;
 use crate::migrate::{Migrator, Progress};
 use crate::notices::{self, Notices};
@@ -138,7 +138,8 @@ impl Replica {
         http::serve(listen, self.metrics.clone(), self.calls.clone(), is_ready, self.stop.clone())
     }
 
-    /// Campaigns for the Lease and leads while it holds it, until the process has to stop. Losing the Lease is an error.
+    /// Campaigns for the Lease and leads while it holds it, until the process has to stop. An end of the campaign before
+    /// that is an error.
     pub(crate) async fn run(&self) -> anyhow::Result<()> {
         let identity = &self.config.identity;
         let dated = leader::dated(self.client.clone(), self.clock.clone());
@@ -159,7 +160,7 @@ impl Replica {
             let work = self.lead(leadership);
             tokio::pin!(campaign, work);
             let end = tokio::select! {
-                lost = &mut campaign => lost.map(|()| End::Stopped),
+                ended = &mut campaign => ended.map(|()| End::Stopped),
                 end = &mut work => {
                     let how = match (&end, &self.config.node_name) {
                         (End::HandedOver, Some(node)) => Release::HandedOver(node.clone()),
@@ -175,9 +176,11 @@ impl Replica {
                     after = Some(Instant::now() + TAKE_BACK);
                 }
                 Ok(End::Stopped) => return Ok(()),
-                Err(lost) => {
-                    tracing::warn!(identity, "lease lost");
-                    return Err(lost.into());
+                Err(error) => {
+                    if matches!(error, CampaignError::Lost(_)) {
+                        tracing::warn!(identity, "lease lost");
+                    }
+                    return Err(error.into());
                 }
             }
         }

@@ -15,9 +15,18 @@ use kube::runtime::watcher::{self, Event};
 use models::backoff::{Backoff, equal_jitter};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 pub use known::Known;
+
+/// Time without any data after which the connection of a watch must be dead: the API server sends a bookmark about every
+/// minute. The client ends such a watch.
+///
+/// A watch that fails so long after its last event, of which a bookmark is none, is not resumed but begun with a list: where the
+/// cluster was restored to an earlier state, a resumed one shows nothing until the cluster has reached its version again. The list
+/// sets that time back, so that a quiet watch that fails again and again is listed once in this time. One that ends without a
+/// failure is resumed.
+pub const SILENCE: Duration = Duration::from_secs(150);
 
 /// Deadline for a page of a list.
 const LIST_LIMIT: Duration = Duration::from_secs(30);
@@ -48,8 +57,8 @@ pub trait Sink<K>: Sync {
     fn failed(&self) {}
 }
 
-/// Watches for as long as it is polled. A lost watch is resumed. A list that fails or is not answered within 30 s is
-/// retried. Each new number in `reads` causes a new list.
+/// Watches for as long as it is polled. A lost watch is resumed, or begun with a list where it fails [`SILENCE`] after its last
+/// event. A list that fails or is not answered within 30 s is retried. Each new number in `reads` causes a new list.
 pub async fn run<K>(
     api: Api<DeserializeGuard<K>>,
     config: watcher::Config,
@@ -107,19 +116,20 @@ where
     loop {
         let read = *reads.borrow_and_update();
         let mut events = watch().boxed();
-        let mut listed = false;
+        // The time of the last event since the list; `None` until that is complete.
+        let mut shown: Option<Instant> = None;
         loop {
             let next = async {
                 // A quiet watch is no error; the client ends a dead one.
-                if listed { Ok(events.next().await) } else { timeout(LIST_LIMIT, events.next()).await }
+                if shown.is_some() { Ok(events.next().await) } else { timeout(LIST_LIMIT, events.next()).await }
             };
             let pause = tokio::select! {
                 Ok(()) = reads.changed() => break,
                 next = next => match next {
                     Ok(Some(Ok(event))) => {
-                        listed = match event {
-                            Event::Init | Event::InitApply(_) => false,
-                            Event::InitDone | Event::Apply(_) | Event::Delete(_) => true,
+                        shown = match event {
+                            Event::Init | Event::InitApply(_) => None,
+                            Event::InitDone | Event::Apply(_) | Event::Delete(_) => Some(Instant::now()),
                         };
                         // Each try of a list begins with an event of its own.
                         if !matches!(event, Event::Init) {
@@ -157,6 +167,9 @@ where
                 Ok(()) = reads.changed() => break,
                 () = sleep(pause) => {}
             }
+            if shown.is_some_and(|at| at.elapsed() >= SILENCE) {
+                break;
+            }
         }
     }
 }
@@ -168,7 +181,55 @@ fn is_not_served(error: &watcher::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::io::ErrorKind;
+    use std::sync::Mutex;
+
+    use futures::stream;
+    use kube::ResourceExt as _;
+    use kube::core::{ObjectMeta, PartialObjectMetaExt as _};
+    use models::shadow::BottlerocketShadow;
+
     use super::*;
+
+    type Shadow = PartialObjectMeta<BottlerocketShadow>;
+
+    /// The versions of the objects that lists have shown.
+    #[derive(Default)]
+    struct Listed(Mutex<Vec<String>>);
+
+    impl Sink<Shadow> for Listed {
+        fn take(&self, _: u64, event: Event<DeserializeGuard<Shadow>>) {
+            if let Event::InitApply(shadow) = event {
+                self.0.lock().unwrap().extend(shadow.resource_version());
+            }
+        }
+    }
+
+    fn list(version: &str) -> [watcher::Result<Event<DeserializeGuard<Shadow>>>; 3] {
+        let metadata = ObjectMeta { resource_version: Some(version.to_owned()), ..ObjectMeta::default() };
+        let shadow = DeserializeGuard(Ok(metadata.into_response_partial()));
+        [Ok(Event::Init), Ok(Event::InitApply(shadow)), Ok(Event::InitDone)]
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watch_that_was_silent_shows_the_earlier_state_that_the_cluster_was_restored_to() {
+        for (quiet, expected) in [(SILENCE, vec!["50", "20"]), (SILENCE / 2, vec!["50"])] {
+            let (first, listed) = (Cell::new(true), Listed::default());
+            let watch = || {
+                let (version, quiet) = if first.replace(false) { ("50", quiet) } else { ("20", Duration::MAX) };
+                let failure = async move {
+                    sleep(quiet).await;
+                    Err(watcher::Error::WatchFailed(kube::Error::ReadEvents(ErrorKind::TimedOut.into())))
+                };
+                // A resumed watch waits for a version that the cluster has not reached again.
+                stream::iter(list(version)).chain(stream::once(failure)).chain(stream::pending())
+            };
+            let run = timeout(Duration::from_hours(1), follow(watch, watch::channel(0).1, &listed)).await;
+            assert!(run.is_err(), "it watches on");
+            assert_eq!(*listed.0.lock().unwrap(), expected, "the watch fails after {quiet:?}");
+        }
+    }
 
     #[test]
     fn retry_delays_grow_to_a_few_seconds_with_jitter() {

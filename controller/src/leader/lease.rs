@@ -28,6 +28,17 @@ const CONFLICT_PAUSE: Duration = Duration::from_millis(100);
 #[error("the lease is lost; another replica may lead already, so this one ends")]
 pub struct LostLease;
 
+/// The failure of a campaign: this process must not write any more, and ends.
+#[derive(Debug, thiserror::Error)]
+pub enum CampaignError {
+    /// A lease that was held is lost.
+    #[error(transparent)]
+    Lost(LostLease),
+    /// The API server has an older lease than this candidate has seen.
+    #[error("the cluster was restored to an earlier state: this process ends, and starts again to list everything")]
+    Restored,
+}
+
 /// The leadership of this process, as far as it can know. Clones share it.
 #[derive(Clone)]
 pub struct Leadership {
@@ -326,7 +337,7 @@ pub fn campaign(
     clock: Clock,
     after: Option<Instant>,
     mut stop: watch::Receiver<Option<Release>>,
-) -> (Leadership, impl Future<Output = Result<(), LostLease>>) {
+) -> (Leadership, impl Future<Output = Result<(), CampaignError>>) {
     let (lead, receiver) = watch::channel(Lead::default());
     let leadership = Leadership { lead: receiver, renew_deadline: parameters.renew_deadline, clock: clock.clone() };
     // A standby receives renewals and a release at once. The death of a leader shows when the Lease has run out.
@@ -352,11 +363,8 @@ pub fn campaign(
                     changes = stream::pending().boxed();
                     parameters.renew_period
                 }
-                Ok(Ok(Attempt::Restored)) => {
-                    tracing::warn!("the cluster was restored to an earlier state: this process starts again");
-                    return Err(LostLease);
-                }
-                Ok(Ok(Attempt::Waits)) if last.is_some() => return Err(LostLease),
+                Ok(Ok(Attempt::Restored)) => return Err(CampaignError::Restored),
+                Ok(Ok(Attempt::Waits)) if last.is_some() => return Err(CampaignError::Lost(LostLease)),
                 Ok(Ok(Attempt::Waits)) => Duration::ZERO,
                 Ok(Err(kube::Error::Api(status))) if status.code == 409 => {
                     // For a leader: the answer to a renewal was lost, or the lease is. The next read shows which.
@@ -373,7 +381,7 @@ pub fn campaign(
                 }
             };
             if last.is_some_and(|at| at.elapsed() >= parameters.renew_deadline) {
-                return Err(LostLease);
+                return Err(CampaignError::Lost(LostLease));
             }
             let stopped = campaign.rest(pause, last.is_some(), &mut changes, &mut stop).await;
             if let Some(how) = stopped {

@@ -14,5 +14,5 @@ mod tests;
 pub(crate) use date::date;
 pub use date::dated;
 pub use election::Parameters;
-pub use lease::{Leadership, LostLease, Release, campaign};
+pub use lease::{CampaignError, Leadership, LostLease, Release, campaign};
 pub use peers::Peers;

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 
-use super::{Leadership, LostLease, Parameters, Release, campaign};
+use super::{CampaignError, Leadership, Parameters, Release, campaign};
 
 /// A server with one Lease. Requests are logged, with the holder that a write names.
 #[derive(Clone)]
@@ -162,7 +162,7 @@ impl Server {
 struct Candidate {
     leadership: Leadership,
     stop: watch::Sender<Option<Release>>,
-    end: tokio::task::JoinHandle<Result<(), LostLease>>,
+    end: tokio::task::JoinHandle<Result<(), CampaignError>>,
 }
 
 fn stand(api: &Api<Lease>, after: Option<Instant>) -> Candidate {
@@ -177,6 +177,12 @@ fn stand(api: &Api<Lease>, after: Option<Instant>) -> Candidate {
 impl Candidate {
     async fn leads(&self) {
         assert!(tokio::time::timeout(Duration::from_secs(60), self.leadership.acquired()).await.unwrap());
+    }
+
+    /// Waits until its campaign fails, and returns the error's text.
+    async fn failure(self) -> String {
+        let end = tokio::time::timeout(Duration::from_secs(60), self.end).await;
+        end.expect("its campaign goes on").unwrap().unwrap_err().to_string()
     }
 }
 
@@ -230,7 +236,8 @@ async fn leader_ends_with_error_when_lease_is_taken() {
     let candidate = stand(&api, None);
     candidate.leads().await;
     server.held_by("b");
-    assert!(candidate.end.await.unwrap().is_err());
+    let failure = candidate.failure().await;
+    assert!(failure.contains("the lease is lost"), "{failure}");
     assert_eq!(server.holder().as_deref(), Some("b"), "and takes nothing back");
 }
 
@@ -289,10 +296,28 @@ async fn leader_ends_when_cluster_is_restored_to_an_earlier_state() {
         candidate.leads().await;
         server.asked("PUT a", 3).await;
         server.restore(has_lease);
-        let end = tokio::time::timeout(Duration::from_secs(60), candidate.end).await;
-        assert!(end.expect("its caches see no change any more").unwrap().is_err(), "with a Lease: {has_lease}");
+        let failure = candidate.failure().await;
+        assert!(failure.contains("restored to an earlier state"), "with a Lease: {has_lease}: {failure}");
         assert_eq!(server.holder().as_deref(), Some("a"), "it leads again once it has started again");
     }
+}
+
+#[tokio::test]
+async fn standby_ends_when_cluster_is_restored_to_an_earlier_state() {
+    let (server, api) = Server::start();
+    server.held_by("b");
+    let candidate = stand(&api, None);
+    for renewal in 1..=3 {
+        server.asked("WATCH", renewal).await;
+        server.held_by("b");
+    }
+    server.asked("WATCH", 4).await;
+    server.restore(true);
+    // The leader has ended for the same reason, and was stopped while it led again.
+    server.held_by("");
+    let failure = candidate.failure().await;
+    assert!(failure.contains("restored to an earlier state"), "{failure}");
+    assert_eq!(server.holder().as_deref(), Some(""), "and takes nothing");
 }
 
 #[tokio::test]
