@@ -42,7 +42,8 @@ async fn rollout_whose_hook_is_silent_is_braked_and_tries_one_node_after_a_pause
     cluster.fleet.release(NEW);
     let mut ended: BTreeSet<String> = BTreeSet::new();
     for _ in 0..3 {
-        ended.insert(next_times_out(cluster, &ended).await?);
+        let node = next_times_out(cluster, &ended).await?;
+        ended.insert(node);
     }
     let braked = cluster.until_operator(BRAKED, ConditionStatus::True).await?;
     assert!(
@@ -61,7 +62,8 @@ async fn rollout_whose_hook_is_silent_is_braked_and_tries_one_node_after_a_pause
     cluster.until("the others wait for it", pauses).await?;
     // The first pause is of ten minutes.
     cluster.pass(Duration::from_mins(11)).await?;
-    ended.insert(next_times_out(cluster, &ended).await?);
+    let tried = next_times_out(cluster, &ended).await?;
+    ended.insert(tried);
     let world = cluster.until("the last one waits for it", pauses).await?;
     let spared = world.nodes.keys().find(|node| !ended.contains(*node)).context("one is left")?.clone();
     cluster.recorder.so_far()?.replay(|change, _, world| {

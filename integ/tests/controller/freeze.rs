@@ -112,7 +112,7 @@ async fn freeze_holds_the_failed_kind_alone_after_a_request_and_persists_until_e
             world.status().requests.is_some_and(|requests| requests.resume.as_deref() == Some("second"))
         })
         .await?;
-    // Their back-offs end.
+    // The back-offs end.
     cluster.pass(Duration::from_hours(2)).await?;
     cluster.updated().await?;
     cluster.until_operator(FROZEN, ConditionStatus::False).await?;

@@ -26,7 +26,7 @@ async fn set_csi_drivers(cluster: &ScriptedCluster, node: &str, drivers: Value) 
     Ok(())
 }
 
-/// Its devices, its CSI driver and its pod of a DaemonSet.
+/// The node had devices, a CSI driver and a pod of a DaemonSet.
 async fn canary_without_what_its_node_had_before_proves_nothing_until_that_is_back(
     cluster: &mut ScriptedCluster,
 ) -> anyhow::Result<()> {
@@ -48,7 +48,7 @@ async fn canary_without_what_its_node_had_before_proves_nothing_until_that_is_ba
     let before = world.record(&canary).before.unwrap_or_default();
     assert_eq!(before.csi_drivers, [DRIVER]);
     assert!(before.daemon_sets.iter().any(|set| set.name == "shop/driver"), "{:?}", before.daemon_sets);
-    // Its kubelet knows of the device and the driver, and neither plugin registers after the boot.
+    // The kubelet knows of the device and the driver, and neither plugin registers after the boot.
     cluster.fleet.script(&canary, |node| node.gpus = Some(0));
     set_csi_drivers(cluster, &canary, json!([])).await?;
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), SHOP);

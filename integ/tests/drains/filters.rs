@@ -1,4 +1,4 @@
-//! What keeps a node from its cordon, and pods that a drain waits for.
+//! Obstacles that keep a node from its cordon, and pods that a drain waits for.
 
 use models::names::HOLD_ANNOTATION;
 use models::shadow::Step;
