@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::deadlines::{events, never_stopping_pods};
 use crate::fleet::Case;
+use crate::state::CaseState;
 use crate::webhook::Webhook;
 
 crate::cases![
@@ -106,7 +107,7 @@ async fn recreated_pods_that_tolerate_cordon_are_not_evicted_again_before_reboot
                 && state.pods_on_node("db").iter().any(|pod| pod.ready)
         })
         .await?;
-    let uids = |state: &crate::state::CaseState<'_>| -> Vec<String> {
+    let uids = |state: &CaseState<'_>| -> Vec<String> {
         state.pods_on_node("addon").iter().map(|pod| pod.uid.clone()).collect()
     };
     let back = uids(&state);
@@ -120,17 +121,28 @@ async fn recreated_pods_that_tolerate_cordon_are_not_evicted_again_before_reboot
     Ok(())
 }
 
-async fn policy_overrides_grace_period_of_pods(case: Case) -> anyhow::Result<()> {
-    case.set_drain_policy("grace").await?;
-    case.deployment("web", 1, never_stopping_pods(600)).await?;
-    let pod = case.state()?.pods_on_node("web")[0].name.clone();
-    case.start_update().await?;
-    case.until("it was evicted", |state| state.pods_on_node("web").iter().any(|pod| pod.terminating)).await?;
+/// The grace period of a pod at its eviction. Its node has the policy `grace` then, and the pod is gone, as an administrator may have it.
+async fn grace_period_at_eviction(case: &Case, app: &str) -> anyhow::Result<String> {
+    let evicted = |state: &CaseState<'_>| state.pods_on_node(app).iter().any(|pod| pod.terminating);
+    let pod = case.until("it is evicted", evicted).await?.pods_on_node(app)[0].name.clone();
     let seconds = case
         .kubectl_in_namespace(&["get", "pod", &pod, "-o", "jsonpath={.metadata.deletionGracePeriodSeconds}"])
         .await?;
-    assert_eq!(seconds, "1");
+    case.set_drain_policy("grace").await?;
     case.kubectl_in_namespace(&["delete", "pod", &pod, "--force", "--grace-period=0", "--ignore-not-found"]).await?;
+    Ok(seconds)
+}
+
+async fn policy_overrides_grace_period_of_pods(case: Case) -> anyhow::Result<()> {
+    case.deployment_on_node("web", 1, never_stopping_pods(600)).await?;
+    // System-critical pods are evicted last, when the policy is another one.
+    let mut last = never_stopping_pods(600);
+    last["spec"]["priorityClassName"] = json!("system-cluster-critical");
+    case.deployment_on_node("dns", 1, last).await?;
+    case.allow_spare_nodes().await?;
+    case.start_update().await?;
+    assert_eq!(grace_period_at_eviction(&case, "web").await?, "600", "the pod's own");
+    assert_eq!(grace_period_at_eviction(&case, "dns").await?, "1");
     case.updated().await?;
     Ok(())
 }
