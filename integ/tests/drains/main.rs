@@ -60,6 +60,6 @@ fn main() -> ExitCode {
         ("endings", endings::cases()),
         ("filters", filters::cases()),
     ];
-    let nodes = modules.iter().map(|(_, cases)| cases.len()).sum();
+    let nodes: usize = modules.iter().map(|(_, cases)| cases.len()).sum();
     named_cases::run(&arguments, modules, move || Fleet::start(nodes), run_case, Fleet::judge)
 }
