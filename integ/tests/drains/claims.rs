@@ -59,6 +59,8 @@ async fn fields_that_users_set_before_an_update_stay(case: Case) -> anyhow::Resu
     case.kubectl(&["cordon", &case.node]).await?;
     case.start_update().await?;
     let end = case.updated().await?;
+    let claimed = [Some("true"), Some("maintenance"), Some("false"), Some("true")];
+    assert_eq!(claim_fields(&case.drained().await?), claimed, "what users have not set is claimed all the same");
     assert_eq!(claim_fields(&end), [Some("true"), Some("maintenance"), Some("false"), None]);
     assert!(end.field(&Field::Taints).is_some_and(|taints| taints.contains("example.com/theirs")));
     Ok(())

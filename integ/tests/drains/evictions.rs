@@ -1,6 +1,7 @@
 //! Responses of the eviction endpoint, and pods that do not go the usual way.
 
 use anyhow::Context as _;
+use models::names::HOLD_ANNOTATION;
 use models::shadow::{DRAINED, Step};
 use serde_json::{Value, json};
 
@@ -11,6 +12,7 @@ use crate::webhook::Webhook;
 
 crate::cases![
     eviction_is_retried_while_webhook_is_unreachable_and_ends_attempt_with_its_message_once_it_denies,
+    hanging_evictions_do_not_delay_other_pods_or_hold,
     recreated_pods_that_tolerate_cordon_are_not_evicted_again_before_reboot,
     policy_overrides_grace_period_of_pods,
 ];
@@ -74,6 +76,38 @@ async fn eviction_is_retried_while_webhook_is_unreachable_and_ends_attempt_with_
     case.retry().await?;
     case.updated().await?;
     assert!(!events(&case, "DrainBlocked").await?.is_empty());
+    Ok(())
+}
+
+async fn hanging_evictions_do_not_delay_other_pods_or_hold(case: Case) -> anyhow::Result<()> {
+    // One after the other they would take longer than any timeout here.
+    const PODS: usize = 12;
+    case.deployment_on_node("web", PODS, json!({})).await?;
+    case.deployment("zoo", 1, json!({})).await?;
+    let server = Webhook::hanging().await?;
+    let name = format!("hangs-in-{}", case.namespace);
+    let mut config = webhook(&case, &name, &json!({"url": server.url, "caBundle": server.ca_bundle}));
+    config["webhooks"][0]["timeoutSeconds"] = json!(30);
+    config["webhooks"][0]["matchConditions"] = json!([{"name": "web", "expression": "request.name.startsWith('web')"}]);
+    case.apply(config).await?;
+    // Rules that are created later are not in force earlier.
+    let refusing = format!("refuses-in-{}", case.namespace);
+    let mut second = webhook(&case, &refusing, &json!({"url": "https://127.0.0.1:1/evictions"}));
+    second["webhooks"][0]["matchConditions"] = json!([{"name": "zoo", "expression": "request.name.startsWith('zoo')"}]);
+    case.apply(second).await?;
+    let pod = case.state()?.pods_on_node("zoo")[0].name.clone();
+    until_admission_denies(&case, &pod, "failed calling webhook").await?;
+    case.kubectl(&["delete", "validatingwebhookconfiguration", &refusing]).await?;
+
+    case.start_update().await?;
+    case.until("the pod that nothing holds back is gone", |state| state.pods_on_node("zoo").is_empty()).await?;
+    case.blocked("DrainBlocked", &["/web-"]).await?;
+    case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}=audit")]).await?;
+    let state = case.until("the attempt has ended", |state| state.step().is_none()).await?;
+    assert_eq!(state.pods_on_node("web").iter().filter(|pod| !pod.terminating).count(), PODS);
+    case.kubectl(&["delete", "validatingwebhookconfiguration", &name]).await?;
+    case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}-")]).await?;
+    case.updated().await?;
     Ok(())
 }
 

@@ -52,7 +52,8 @@ fn policy() -> Value {
         "version": {"refreshInterval": "1s"},
         "maxUnavailable": "100%",
         "health": {"after": {"soak": "1s"}},
-        "failurePolicy": {"backOff": "1h"},
+        // The most, so that attempts that cases let fail brake no other one's.
+        "failurePolicy": {"backOff": "1h", "maxConsecutiveFailures": 64},
         // Among others, a claim without an attempt is kept for this long: the hosts here go down at once.
         "deadlines": {"shutdown": "5s"},
         "loadBalancer": {"leaveBeforeDrain": "1s"},

@@ -1,4 +1,4 @@
-//! An admission webhook that refuses every request.
+//! An admission webhook that refuses every request, or does not answer.
 
 use std::sync::Arc;
 
@@ -32,6 +32,15 @@ impl Drop for Webhook {
 impl Webhook {
     /// Starts a webhook that refuses with this message.
     pub(crate) async fn refusing(message: &'static str) -> anyhow::Result<Self> {
+        Self::start(Some(message)).await
+    }
+
+    /// Starts a webhook that accepts requests and does not answer.
+    pub(crate) async fn hanging() -> anyhow::Result<Self> {
+        Self::start(None).await
+    }
+
+    async fn start(message: Option<&'static str>) -> anyhow::Result<Self> {
         let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])?;
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(own.signing_key.serialize_der()));
         let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
@@ -46,6 +55,10 @@ impl Webhook {
                 let acceptor = acceptor.clone();
                 tokio::spawn(async move {
                     let Ok(stream) = acceptor.accept(stream).await else { return };
+                    let Some(message) = message else {
+                        let _open = stream;
+                        return std::future::pending().await;
+                    };
                     if let Err(error) = answer(stream, message).await {
                         eprintln!("the webhook was not asked as it should be: {error:#}");
                     }
