@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use integ::oracle::{ClusterState, Object};
 use models::condition::ConditionStatus;
-use models::names::RESUME_ANNOTATION;
+use models::names::{RESUME_ANNOTATION, RETRY_ANNOTATION};
 use models::operator::{ActiveRollout, BRAKED};
 use models::shadow::Step;
 use serde_json::json;
@@ -36,9 +36,9 @@ async fn next_times_out(cluster: &ScriptedCluster, before: &BTreeSet<String>) ->
 async fn rollout_whose_hook_is_silent_is_braked_and_tries_one_node_after_a_pause_until_a_user_resumes_it(
     cluster: &mut ScriptedCluster,
 ) -> anyhow::Result<()> {
-    cluster.expectations.max_unavailable = Some(5);
+    cluster.expectations.max_unavailable = Some(6);
     let hooks = json!([{"name": "storage", "before": {"timeout": "10m", "onTimeout": "Fail"}}]);
-    cluster.start(5, json!({"maxUnavailable": 5, "hooks": hooks})).await?;
+    cluster.start(6, json!({"maxUnavailable": 6, "hooks": hooks})).await?;
     cluster.fleet.release(NEW);
     let mut ended: BTreeSet<String> = BTreeSet::new();
     for _ in 0..3 {
@@ -62,6 +62,12 @@ async fn rollout_whose_hook_is_silent_is_braked_and_tries_one_node_after_a_pause
     cluster.until("the others wait for it", pauses).await?;
     // The first pause is of ten minutes.
     cluster.pass(Duration::from_mins(11)).await?;
+    let tried = next_times_out(cluster, &ended).await?;
+    ended.insert(tried);
+    // A request for one of the two that are left ends the next pause.
+    let world = cluster.until("the others wait for it again", pauses).await?;
+    let node = world.nodes.keys().find(|node| !ended.contains(*node)).context("two are left")?;
+    cluster.request_of_node(node, RETRY_ANNOTATION, "now").await?;
     let tried = next_times_out(cluster, &ended).await?;
     ended.insert(tried);
     let world = cluster.until("the last one waits for it", pauses).await?;

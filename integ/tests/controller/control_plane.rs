@@ -27,9 +27,16 @@ async fn control_plane_node_that_is_registered_again_goes_on_under_another_leade
     cluster.create_policy(json!({"maxUnavailable": "100%", "ignoreUnavailableAfter": "1m"})).await?;
     // So that none of them is the first one on the version.
     prove(&cluster.client, &NEW).await?;
+    // One is not Ready, for longer than `ignoreUnavailableAfter`.
+    cluster.fleet.script("cp-3", |node| node.ready = false);
+    cluster.until("one is not Ready", |world| world.nodes.get("cp-3").is_some_and(|node| !node.ready)).await?;
+    cluster.pass(Duration::from_hours(2)).await?;
     cluster.start_controller(&ControllerOptions::default())?;
     cluster.reported().await?;
     cluster.fleet.release(NEW);
+    cluster.until("the others wait for it", |world| world.waiting("ControlPlaneBusy") == 2).await?;
+    assert!(cluster.now()?.nodes.values().all(|node| !node.claimed()));
+    cluster.fleet.script("cp-3", |node| node.ready = true);
     let down = |world: &ClusterState| {
         let is_down = |name: &&str| {
             world.step(name) == Some(Step::Rebooting) && world.nodes.get(*name).is_some_and(|node| node.shutting_down)

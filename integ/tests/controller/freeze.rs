@@ -19,8 +19,8 @@ crate::cases![freeze_holds_the_failed_kind_alone_after_a_request_and_persists_un
 /// Waits until the rollout is frozen because this node alone failed, and all nodes are released.
 async fn until_frozen_by(cluster: &ScriptedCluster, node: &str) -> anyhow::Result<()> {
     let quarantined = |world: &ClusterState| {
-        let known = world.status().versions.into_iter().find(|known| known.version == NEW)?;
-        known.quarantined.filter(|quarantined| quarantined.nodes == [node])
+        let known = world.status().versions.into_iter().filter(|known| known.version == NEW);
+        known.filter_map(|known| known.quarantined).find(|quarantined| quarantined.nodes == [node])
     };
     let world = cluster
         .until("the rollout is frozen, and every node is released", |world| {

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use integ::bed::{merge, workload};
-use integ::oracle::ClusterState;
+use integ::oracle::{ClusterState, Field};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::{Api, Resource as _};
 use models::condition::ConditionStatus;
-use models::names::PRIORITY_LABEL;
+use models::names::{DO_NOT_DISRUPT_ANNOTATION, PRIORITY_LABEL, SCALE_DOWN_ANNOTATION};
 use models::reason::FailureReason;
 use models::shadow::{BLOCKED, Step};
 use serde_json::{Value, json};
@@ -94,10 +94,19 @@ async fn daemon_set_failing_on_updated_nodes_freezes_rollout(cluster: &mut Scrip
     Ok(())
 }
 
+/// Returns whether a node has the annotations that keep autoscalers from removing it.
+fn is_protected(world: &ClusterState, node: &str) -> bool {
+    let fields = &world.nodes[node].fields;
+    let has = |name: &str| fields.contains_key(&Field::Annotation(name.to_owned()));
+    has(SCALE_DOWN_ANNOTATION) && has(DO_NOT_DISRUPT_ANNOTATION)
+}
+
 async fn pressure_in_the_soak_begins_it_again(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
     cluster.start(1, json!({"health": {"after": {"soak": "10m", "timeout": "30m"}}})).await?;
     cluster.fleet.release(NEW);
     let node = until_verified(cluster, &["node-1"]).await?;
+    let world = cluster.planned().await?;
+    assert!(is_protected(&world, &node) && !world.nodes[&node].claimed(), "in service, and protected from autoscalers");
     cluster.pass(Duration::from_mins(9)).await?;
     cluster.fleet.script(&node, |node| node.pressure = Some("DiskPressure"));
     let blocked = |world: &ClusterState| world.condition(&node, BLOCKED).cloned();
@@ -109,7 +118,9 @@ async fn pressure_in_the_soak_begins_it_again(cluster: &mut ScriptedCluster) -> 
     let world = cluster.planned().await?;
     assert_eq!(world.step(&node), Some(Step::Verifying), "well for 16 minutes of 17, and not for ten in a row");
     cluster.pass(Duration::from_mins(3)).await?;
-    cluster.updated().await.map(drop)
+    let world = cluster.updated().await?;
+    assert!(!is_protected(&world, &node), "nothing is left");
+    Ok(())
 }
 
 async fn daemon_set_that_fails_on_other_nodes_too_is_not_waited_for(

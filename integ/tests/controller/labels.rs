@@ -11,7 +11,7 @@ use models::names::{INTERFACE_LABEL, INTERFACE_VERSION, LABEL_MANAGER};
 use models::shadow::Step;
 use serde_json::json;
 
-use crate::bed::{Boot, ControllerOptions, Held, NEW, ScriptedCluster};
+use crate::bed::{Boot, ControllerOptions, Held, NEW, SHOP, ScriptedCluster};
 use crate::leaders::until_drain_blocked;
 
 crate::cases![
@@ -171,6 +171,9 @@ async fn node_unlabelled_before_permit_is_released_and_after_it_is_updated_befor
     leave(cluster, Some(Step::Rebooting)).await?;
     cluster.fleet.power_on(NODE);
     cluster.until_step(NODE, Step::Verifying).await?;
+    // The soak begins with the last pod that comes back.
+    cluster.until("its pods are back", |world| world.ready_pods(SHOP) == 4).await?;
+    cluster.planned().await?;
     cluster.pass(Duration::from_mins(10)).await?;
     left(cluster).await?;
     assert_eq!(reboots_and_updates(cluster).await?, (1, 1));
