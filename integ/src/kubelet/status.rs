@@ -91,14 +91,6 @@ pub(crate) const REJECTED: Verdict = Verdict {
     disruption: false,
 };
 
-/// The verdict on a pod whose devices a kubelet cannot assign.
-const NOT_ADMITTED: Verdict = Verdict {
-    phase: "Failed",
-    reason: "UnexpectedAdmissionError",
-    message: "Pod was rejected: Allocate failed due to no healthy devices present",
-    disruption: false,
-};
-
 /// Input of a status.
 pub(crate) struct StatusInput<'a> {
     pub(crate) pod: &'a Pod,
@@ -186,8 +178,6 @@ pub enum ScriptedPod {
     Terminated,
     /// It has completed because its node shut down gracefully.
     ShutDown,
-    /// The kubelet has rejected it: it has no containers.
-    Rejected,
 }
 
 /// The status of a pod in that state, as a strategic merge patch.
@@ -202,19 +192,17 @@ pub fn scripted_status(pod: &Pod, state: ScriptedPod, host_ip: Ipv4Addr, now: Ti
         container_id: "scripted://1".to_owned(),
     };
     let (doing, last, restarts, ready) = match state {
-        ScriptedPod::Creating | ScriptedPod::Rejected => {
-            (ContainerPhase::waiting("ContainerCreating", None), None, 0, false)
-        }
+        ScriptedPod::Creating => (ContainerPhase::waiting("ContainerCreating", None), None, 0, false),
         ScriptedPod::Running { ready, restarts } => {
             (ContainerPhase::Running { since: now }, (restarts > 0).then(|| end(255, LOST)), restarts, ready)
         }
         ScriptedPod::Lost { restarts } => (ContainerPhase::Ended(end(255, LOST)), None, restarts, false),
         ScriptedPod::Terminated | ScriptedPod::ShutDown => (ContainerPhase::Ended(end(0, "Completed")), None, 0, false),
     };
-    let (rejected, shut_down) = (state == ScriptedPod::Rejected, state == ScriptedPod::ShutDown);
-    let created = state != ScriptedPod::Creating && !rejected;
+    let shut_down = state == ScriptedPod::ShutDown;
+    let created = state != ScriptedPod::Creating;
     let started = matches!(state, ScriptedPod::Running { .. });
-    let containers = pod.spec.iter().filter(|_| !rejected).flat_map(|spec| &spec.containers);
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let containers = containers.map(|container| ContainerView {
         name: container.name.clone(),
         image: container.image.clone().unwrap_or_default(),
@@ -233,7 +221,7 @@ pub fn scripted_status(pod: &Pod, state: ScriptedPod, host_ip: Ipv4Addr, now: Ti
         start_time: status.and_then(|status| status.start_time.as_ref()).map_or(now, |time| time.0),
         pod_ip: created.then_some(host_ip),
         host_ip,
-        verdict: if shut_down { Some(&SHUT_DOWN) } else { rejected.then_some(&NOT_ADMITTED) },
+        verdict: shut_down.then_some(&SHUT_DOWN),
         ending: shut_down || pod.metadata.deletion_timestamp.is_some(),
     };
     let known = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();

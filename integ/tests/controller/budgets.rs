@@ -1,56 +1,20 @@
 //! PodDisruptionBudgets that block a drain.
 
-use std::time::Duration;
-
 use anyhow::Context as _;
 use integ::bed::workload;
 use integ::oracle::{Attempt, ClusterState};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use kube::api::DeleteParams;
 use models::condition::ConditionStatus;
 use models::shadow::{BLOCKED, Step};
 use serde_json::json;
 
-use crate::bed::{NEW, PodRule, PodState, SHOP, ScriptedCluster, other};
+use crate::bed::{NEW, SHOP, ScriptedCluster, other};
 
 crate::cases![
     blocked_drain_is_reported_in_shadow_event_status_and_metric_while_other_node_updates,
     at_most_one_node_waits_for_disruptions_beyond_those_that_a_pdb_allows,
-    pod_that_outlives_its_grace_period_keeps_its_node_in_service,
 ];
-
-/// A kubelet that does not end a pod: no drain would.
-async fn pod_that_outlives_its_grace_period_keeps_its_node_in_service(
-    cluster: &mut ScriptedCluster,
-) -> anyhow::Result<()> {
-    cluster.start(1, json!({})).await?;
-    cluster.fleet.pods(PodRule { app: "stuck".into(), node: None, version: None, state: PodState::Stays });
-    let pod = json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": "stuck", "namespace": SHOP, "labels": {"app": "stuck"}},
-        "spec": {
-            "nodeName": "node-1", "terminationGracePeriodSeconds": 5,
-            "containers": [{"name": "app", "image": "example.invalid/app:1"}],
-        },
-    });
-    workload::apply(&cluster.client, vec![pod]).await?;
-    cluster.until("it runs", |world| world.ready_pods(SHOP) == 1).await?;
-    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), SHOP);
-    pods.delete("stuck", &DeleteParams::default()).await?;
-    cluster.pass(Duration::from_mins(2)).await?;
-    cluster.fleet.release(NEW);
-    cluster.until("the node waits for it", |world| world.waiting("PodsTerminating") == 1).await?;
-    cluster.pass(Duration::from_hours(2)).await?;
-    let world = cluster.planned().await?;
-    let blocked = world.condition("node-1", BLOCKED).context("not blocked")?;
-    assert!(blocked.reason == "PodsTerminating" && blocked.message.contains("shop/stuck"), "{blocked:?}");
-    cluster.recorder.so_far()?.replay(|_, _, world| {
-        assert!(!world.nodes.get("node-1").is_some_and(|node| node.claimed()), "it is never cordoned");
-    });
-    pods.delete("stuck", &DeleteParams::default().grace_period(0)).await?;
-    cluster.updated().await.map(drop)
-}
 
 async fn blocked_drain_is_reported_in_shadow_event_status_and_metric_while_other_node_updates(
     cluster: &mut ScriptedCluster,

@@ -8,16 +8,11 @@ use integ::oracle::{Attempt, ClusterState, Object};
 use jiff::{SignedDuration, Timestamp};
 use models::names::APPROVE_STEP_ANNOTATION;
 use models::operator::ActiveRollout;
-use models::shadow::Step;
 use serde_json::json;
 
 use crate::bed::{NEW, ScriptedCluster};
 
-crate::cases![
-    soak_of_canary_step_counts_once_across_controller_restart,
-    each_approval_passes_one_canary_step,
-    canary_without_proof_keeps_others_waiting_until_a_user_accepts_it,
-];
+crate::cases![soak_of_a_canary_step_counts_once_across_leaders_and_each_approval_passes_one_step,];
 
 fn rollout(world: &ClusterState) -> Option<ActiveRollout> {
     world.status().active_rollouts.into_iter().next()
@@ -48,44 +43,16 @@ fn due(cluster: &ScriptedCluster) -> anyhow::Result<String> {
     Ok(format!("{number}/{}", rollout.ledger.unwrap_or_default().due))
 }
 
-async fn canary_without_proof_keeps_others_waiting_until_a_user_accepts_it(
-    cluster: &mut ScriptedCluster,
-) -> anyhow::Result<()> {
-    let after = json!({"timeout": "10m", "onTimeout": "Fail"});
-    let policy = json!({
-        "maxUnavailable": 2, "strategy": {"canary": [{"nodes": 1}]}, "hooks": [{"name": "storage", "after": after}],
-    });
-    cluster.expectations.max_unavailable = Some(2);
-    cluster.start(3, policy).await?;
-    cluster.fleet.release(NEW);
-    let silent = |world: &ClusterState| world.shadows.values().any(|shadow| shadow.step() == Some(Step::AfterUpdate));
-    cluster.until("its hook is awaited after the update", silent).await?;
-    cluster.pass(Duration::from_mins(11)).await?;
-    let waits = |world: &ClusterState| world.status().slots.is_empty() && world.waiting("StepUnproven") == 2;
-    cluster.until("the others wait for a user", waits).await?;
-    // Another leader, and an approval that accepts nothing, change nothing.
-    cluster.replace_controller().await?;
-    let name = due(cluster)?;
-    for value in ["yes".to_owned(), format!("{name}@yes")] {
-        cluster.request(APPROVE_STEP_ANNOTATION, &value).await?;
-        assert!(waits(&cluster.planned().await?), "{value}");
-    }
-    let ledger = rollout(&cluster.recorder.so_far()?.end()).and_then(|rollout| rollout.ledger).context("no ledger")?;
-    assert_eq!((ledger.proven, ledger.unproven, ledger.nodes.len()), (0, 1, 1), "{ledger:?}");
-    cluster.policy(&json!({"hooks": null})).await?;
-    cluster.request(APPROVE_STEP_ANNOTATION, &format!("{name}/unproven@accepted")).await?;
-    let all = |world: &ClusterState| world.nodes.keys().all(|node| world.is_updated(node, &NEW));
-    cluster.until("all run the version", all).await?;
-    Ok(())
-}
-
-async fn soak_of_canary_step_counts_once_across_controller_restart(
+async fn soak_of_a_canary_step_counts_once_across_leaders_and_each_approval_passes_one_step(
     cluster: &mut ScriptedCluster,
 ) -> anyhow::Result<()> {
     const MINUTE: Duration = Duration::from_mins(1);
     const SOAK: Duration = Duration::from_hours(8);
-    let strategy = json!({"canary": [{"nodes": 1, "soak": "8h"}]});
-    cluster.start(2, json!({"maxUnavailable": 2, "strategy": strategy})).await?;
+    // Of four nodes, rounded up: three.
+    let steps = json!([
+        {"nodes": 1, "soak": "8h"}, {"nodes": 2, "approval": "Manual"}, {"nodes": "60%", "approval": "Manual"},
+    ]);
+    cluster.start(4, json!({"maxUnavailable": 2, "strategy": {"canary": steps}})).await?;
     cluster.fleet.release(NEW);
     until_step_done(cluster, 1, 0).await?;
     cluster.pass(SOAK / 2).await?;
@@ -93,43 +60,36 @@ async fn soak_of_canary_step_counts_once_across_controller_restart(
     cluster.pass(SOAK / 2 - 5 * MINUTE).await?;
     until_step_done(cluster, 1, 0).await?;
     cluster.pass(5 * MINUTE).await?;
-    cluster.updated().await?;
+
+    until_step_done(cluster, 2, 1).await?;
+    cluster.request(APPROVE_STEP_ANNOTATION, &format!("{}@one", due(cluster)?)).await?;
+    until_step_done(cluster, 3, 2).await?;
+    // One that names nothing, and one of a step that is passed, approve nothing more.
+    let (third, second) = (due(cluster)?, due(cluster)?.replace("/3", "/2"));
+    for value in ["two", &format!("{second}@again")] {
+        cluster.request(APPROVE_STEP_ANNOTATION, value).await?;
+        until_step_done(cluster, 3, 2).await?;
+    }
+    let value = format!("{third}@two");
+    cluster.request(APPROVE_STEP_ANNOTATION, &value).await?;
+    let world = cluster.updated().await?;
+    assert_eq!(world.status().requests.and_then(|requests| requests.approve_step), Some(value));
+    assert_eq!(rollout(&world).map(|rollout| rollout.steps_passed), Some(3));
 
     let history = cluster.recorder.so_far()?;
+    let attempts = history.attempts();
+    assert!(attempts.len() == 4 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
     let mut done: BTreeSet<Timestamp> = BTreeSet::new();
     for change in history.changes() {
         let Object::Operator(operator) = &change.object else { continue };
-        done.extend(operator.status.active_rollouts.first().iter().filter_map(|rollout| rollout.step_done));
+        let first = operator.status.active_rollouts.first().filter(|rollout| rollout.steps_passed == 0);
+        done.extend(first.and_then(|rollout| rollout.step_done));
     }
     assert_eq!(done.len(), 1, "the soak is counted once, from one moment: {done:?}");
-    let (world, done) = (history.end(), done.into_iter().next().unwrap_or_default());
+    let done = done.into_iter().next().unwrap_or_default();
     let mut results: Vec<_> = world.nodes.keys().filter_map(|node| world.record(node).last).collect();
     results.sort_by_key(|result| result.started);
     assert!(results[0].ended <= done);
     assert!(results[1].started >= done + SignedDuration::try_from(SOAK)?, "{results:#?}, {done:?}");
-    Ok(())
-}
-
-async fn each_approval_passes_one_canary_step(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
-    // Of three nodes, rounded up: two.
-    let strategy = json!({"canary": [{"nodes": 1, "approval": "Manual"}, {"nodes": "60%", "approval": "Manual"}]});
-    cluster.start(3, json!({"maxUnavailable": 2, "strategy": strategy})).await?;
-    cluster.fleet.release(NEW);
-    until_step_done(cluster, 1, 0).await?;
-    cluster.request(APPROVE_STEP_ANNOTATION, &format!("{}@one", due(cluster)?)).await?;
-    until_step_done(cluster, 2, 1).await?;
-    // One that names nothing, and one of a step that is passed, approve nothing more.
-    let (second, first) = (due(cluster)?, due(cluster)?.replace("/2", "/1"));
-    for value in ["two", &format!("{first}@again")] {
-        cluster.request(APPROVE_STEP_ANNOTATION, value).await?;
-        until_step_done(cluster, 2, 1).await?;
-    }
-    let value = format!("{second}@two");
-    cluster.request(APPROVE_STEP_ANNOTATION, &value).await?;
-    let world = cluster.updated().await?;
-    assert_eq!(world.status().requests.and_then(|requests| requests.approve_step), Some(value));
-    assert_eq!(rollout(&world).map(|rollout| rollout.steps_passed), Some(2));
-    let attempts = cluster.recorder.so_far()?.attempts();
-    assert!(attempts.len() == 3 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
     Ok(())
 }

@@ -1,35 +1,19 @@
-//! Drains: rights that are missing, a user's uncordon, and a node that waits behind one.
+//! Drains: rights that are missing, and a user's uncordons.
 
 use std::time::Duration;
 
-use integ::bed::workload;
-use integ::oracle::{ClusterState, Field};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
-use kube::Resource as _;
-use kube::api::{Api, DeleteParams};
-use models::condition::ConditionStatus;
-use models::names::HOLD_ANNOTATION;
-use models::shadow::{BLOCKED, Step};
-use serde_json::{Value, json};
+use anyhow::Context as _;
+use integ::oracle::Field;
+use models::shadow::Step;
+use serde_json::json;
 
-use crate::bed::{NEW, SHOP, ScriptedCluster, other};
-use crate::leaders::blocked_drain;
+use crate::bed::ScriptedCluster;
+use crate::leaders::{blocked_drain, until_drain_blocked};
 
 crate::cases![
     forced_deletion_needs_delete_permission,
-    node_uncordoned_by_user_during_drain_is_cordoned_again_with_event,
-    node_whose_hold_ends_is_queued_behind_a_blocked_drain,
-    marked_pods_keep_their_nodes_in_service_until_they_end_or_policy_evicts_them,
+    node_uncordoned_by_user_during_drain_is_cordoned_again_with_event_until_it_is_released,
 ];
-
-/// Waits until the drain of a node is blocked by a budget.
-pub(crate) async fn until_drain_blocked(cluster: &ScriptedCluster, node: &str) -> anyhow::Result<()> {
-    let blocked = |world: &ClusterState| {
-        let drain = world.shadow(node).and_then(|shadow| shadow.status.controller.drain.as_ref());
-        world.step(node) == Some(Step::Draining) && drain.is_some_and(|drain| !drain.blockers.is_empty())
-    };
-    cluster.until("the drain is blocked", blocked).await.map(drop)
-}
 
 /// Runs `kubectl` as an administrator.
 async fn kubectl(cluster: &ScriptedCluster, arguments: &[&str]) -> anyhow::Result<()> {
@@ -58,7 +42,7 @@ async fn forced_deletion_needs_delete_permission(cluster: &mut ScriptedCluster) 
     let updated = async {
         cluster.until("the node is released", |world| world.is_released(&node)).await?;
         cluster.pass(Duration::from_hours(1)).await?;
-        until_drain_blocked(cluster, &node).await?;
+        until_drain_blocked(cluster).await?;
         cluster.pass(TIMEOUT).await?;
         cluster.updated().await
     };
@@ -67,80 +51,30 @@ async fn forced_deletion_needs_delete_permission(cluster: &mut ScriptedCluster) 
     updated.map(drop)
 }
 
-async fn node_uncordoned_by_user_during_drain_is_cordoned_again_with_event(
+async fn node_uncordoned_by_user_during_drain_is_cordoned_again_with_event_until_it_is_released(
     cluster: &mut ScriptedCluster,
 ) -> anyhow::Result<()> {
     cluster.start(1, json!({})).await?;
     let node = blocked_drain(cluster).await?;
-    cluster.patch_node(&node, json!({"spec": {"unschedulable": null}})).await?;
-    cluster.until_event("Uncordoned", &["1 of 3"]).await?;
-    let world = cluster
-        .until("the node is cordoned again", |world| {
-            world.nodes[&node].claimed() && world.nodes[&node].fields.contains_key(&Field::Unschedulable)
-        })
-        .await?;
-    assert_eq!(world.step(&node), Some(Step::Draining), "the same attempt goes on");
-    cluster.unblock_shop().await?;
-    cluster.updated().await?;
-    assert_eq!(cluster.recorder.so_far()?.attempts().len(), 1);
-    Ok(())
-}
-
-async fn node_whose_hold_ends_is_queued_behind_a_blocked_drain(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
-    cluster.start(2, json!({})).await?;
-    let next = other(&blocked_drain(cluster).await?);
-    // The image is staged again behind the drain; a node that waits for its turn is not blocked.
-    for (hold, reason) in [(json!("audit"), Some("Held")), (Value::Null, None)] {
-        cluster.patch_node(next, json!({"metadata": {"annotations": {HOLD_ANNOTATION: hold}}})).await?;
-        let blocked = |world: &ClusterState| {
-            let blocked = world.condition(next, BLOCKED).filter(|blocked| blocked.status == ConditionStatus::True);
-            blocked.map(|blocked| blocked.reason.clone())
-        };
-        cluster
-            .until(&format!("the node is blocked by {reason:?}"), |world| blocked(world).as_deref() == reason)
+    let uncordon = json!({"spec": {"unschedulable": null}});
+    for times in 1..=3 {
+        cluster.patch_node(&node, uncordon.clone()).await?;
+        cluster.until_event("Uncordoned", &[&format!("{times} of 3")]).await?;
+        let world = cluster
+            .until("the node is cordoned again", |world| {
+                world.nodes[&node].claimed() && world.nodes[&node].fields.contains_key(&Field::Unschedulable)
+            })
             .await?;
+        assert_eq!(world.step(&node), Some(Step::Draining), "the same attempt goes on");
     }
+    cluster.patch_node(&node, uncordon).await?;
+    let world = cluster.until("the node is released", |world| world.is_released(&node)).await?;
+    let last = world.record(&node).last.context("it has ended")?;
+    assert!(last.reason == "Uncordoned" && last.message.contains("hold"), "{last:?}");
     cluster.unblock_shop().await?;
-    cluster.updated().await.map(drop)
-}
-
-async fn marked_pods_keep_their_nodes_in_service_until_they_end_or_policy_evicts_them(
-    cluster: &mut ScriptedCluster,
-) -> anyhow::Result<()> {
-    cluster.start(2, json!({"drain": {"markedPods": "Wait"}})).await?;
-    // An object that no controller creates pods for: those below are all that there are.
-    let owner = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "ci", "namespace": SHOP}});
-    let owner: ConfigMap = cluster.create(Api::namespaced(cluster.client.clone(), SHOP), owner).await?;
-    let runner = |node: &str, mark: &str, value: &str| {
-        json!({"apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": format!("runner-{node}"), "namespace": SHOP, "annotations": {mark: value},
-                "ownerReferences": [owner.controller_owner_ref(&())]},
-            "spec": {"nodeName": node, "containers": [{"name": "app", "image": "example.invalid/app:1"}]}})
-    };
-    let runners = vec![
-        runner("node-1", "karpenter.sh/do-not-disrupt", "true"),
-        runner("node-2", "cluster-autoscaler.kubernetes.io/safe-to-evict", "false"),
-    ];
-    workload::apply(&cluster.client, runners).await?;
-    cluster.until("both run", |world| world.ready_pods(SHOP) == 2).await?;
-    cluster.planned().await?;
-    cluster.fleet.release(NEW);
-    cluster.until("both nodes wait", |world| world.waiting("MarkedPods") == 2).await?;
-    cluster.pass(Duration::from_hours(8)).await?;
-    let world = cluster.planned().await?;
-    for node in ["node-1", "node-2"] {
-        let blocked = world.condition(node, BLOCKED).map(|blocked| blocked.message.clone()).unwrap_or_default();
-        assert!(blocked.contains(&format!("shop/runner-{node}")), "{blocked}");
-    }
-    cluster.recorder.so_far()?.replay(|_, _, world| {
-        assert!(world.nodes.values().all(|node| !node.claimed()), "none is cordoned");
-    });
-    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), SHOP);
-    pods.delete("runner-node-1", &DeleteParams::default()).await?;
-    let world = cluster.until("its node is updated", |world| world.is_updated("node-1", &NEW)).await?;
-    assert_eq!((world.ready_pods(SHOP), world.nodes["node-2"].claimed()), (1, false));
-    cluster.policy(&json!({"drain": {"markedPods": "Evict"}})).await?;
-    let world = cluster.updated().await?;
-    assert_eq!(world.ready_pods(SHOP), 0, "the other is evicted");
+    // The back-off ends.
+    cluster.pass(Duration::from_hours(1)).await?;
+    cluster.updated().await?;
+    assert_eq!(cluster.recorder.so_far()?.attempts().len(), 2);
     Ok(())
 }

@@ -6,23 +6,21 @@ use anyhow::Context as _;
 use integ::oracle::ClusterState;
 use models::condition::ConditionStatus;
 use models::names::{CONTINUE_OTHERS_ANNOTATION, HOLD_ANNOTATION, RESUME_ANNOTATION};
-use models::operator::{CONTAINED, FROZEN, Quarantined, frozen_since};
+use models::operator::{CONTAINED, FROZEN, frozen_since};
 use models::reason::FailureReason;
 use models::shadow::UPDATED;
+use semver::Version;
 use serde_json::json;
 
-use crate::bed::{Boot, ControllerOptions, NEW, OLD, ScriptedCluster, other};
+use crate::bed::{Boot, ControllerOptions, NEW, OLD, ScriptedCluster};
 
-crate::cases![
-    freeze_persists_until_resume_request_and_each_request_counts_once,
-    other_kind_goes_on_after_request_and_failed_kind_is_held_until_resume
-];
+crate::cases![freeze_holds_the_failed_kind_alone_after_a_request_and_persists_until_each_failure_is_resumed];
 
-/// Waits until the rollout is frozen because this node, or any if none is named, failed, and all nodes are released.
-async fn until_frozen_by(cluster: &ScriptedCluster, node: Option<&str>) -> anyhow::Result<Quarantined> {
+/// Waits until the rollout is frozen because this node alone failed, and all nodes are released.
+async fn until_frozen_by(cluster: &ScriptedCluster, node: &str) -> anyhow::Result<()> {
     let quarantined = |world: &ClusterState| {
-        let known = world.status().versions.into_iter().find(|known| known.version == NEW)?;
-        known.quarantined.filter(|q| node.is_none_or(|node| q.nodes == [node]))
+        let known = world.status().versions.into_iter().filter(|known| known.version == NEW);
+        known.filter_map(|known| known.quarantined).find(|quarantined| quarantined.nodes == [node])
     };
     let world = cluster
         .until("the rollout is frozen, and every node is released", |world| {
@@ -34,76 +32,19 @@ async fn until_frozen_by(cluster: &ScriptedCluster, node: Option<&str>) -> anyho
         .await?;
     let quarantined = quarantined(&world).context("just seen")?;
     assert_eq!(quarantined.reason, FailureReason::BootFellBack);
-    assert_eq!(quarantined.nodes.len(), 1, "the first one that fails stops the rollout: {quarantined:?}");
     let frozen = world.operator_condition(FROZEN).context("just seen")?;
-    for part in ["1.20.5", "BootFellBack", &quarantined.nodes[0], RESUME_ANNOTATION] {
+    for part in ["1.20.5", "BootFellBack", node, RESUME_ANNOTATION] {
         assert!(frozen.message.contains(part), "{part} in {frozen:?}");
-    }
-    Ok(quarantined)
-}
-
-async fn freeze_persists_until_resume_request_and_each_request_counts_once(
-    cluster: &mut ScriptedCluster,
-) -> anyhow::Result<()> {
-    cluster.start(2, json!({})).await?;
-    for node in ["node-1", "node-2"] {
-        cluster.fleet.script(node, |behaviour| behaviour.boot = Boot::FallsBack);
-    }
-    cluster.fleet.release(NEW);
-    let first = until_frozen_by(cluster, None).await?.nodes.remove(0);
-    let second = other(&first);
-    cluster.until_event("Frozen", &["1.20.5", &first]).await?;
-    cluster.until_metric("frozen", 1.0).await?;
-    cluster.until_metric("quarantined_versions", 1.0).await?;
-
-    cluster.delete_policy(&kube::api::DeleteParams::default()).await?;
-    cluster.replace_controller().await?;
-    cluster.create_policy(json!({})).await?;
-    until_frozen_by(cluster, Some(&first)).await?;
-    cluster.until("both nodes wait for it", |world| world.waiting("Quarantined") == 2).await?;
-
-    cluster.fleet.script(&first, |behaviour| behaviour.boot = Boot::Runs);
-    cluster.request(RESUME_ANNOTATION, "first").await?;
-    // Resolved failures do not count again: the other node freezes the rollout now.
-    until_frozen_by(cluster, Some(second)).await?;
-    // A request that was carried out is not carried out again.
-    cluster.request(RESUME_ANNOTATION, "first").await?;
-    let world = cluster.planned().await?;
-    assert_eq!(world.status().requests.and_then(|requests| requests.resume).as_deref(), Some("first"));
-    until_frozen_by(cluster, Some(second)).await?;
-
-    cluster.fleet.script(second, |behaviour| behaviour.boot = Boot::Runs);
-    cluster.request(RESUME_ANNOTATION, "second").await?;
-    cluster
-        .until("the request is acknowledged", |world| {
-            world.status().requests.is_some_and(|requests| requests.resume.as_deref() == Some("second"))
-        })
-        .await?;
-    // Their back-offs end.
-    cluster.pass(Duration::from_hours(2)).await?;
-    cluster.updated().await?;
-    cluster
-        .until("the rollout is not frozen", |world| {
-            world.operator_condition(FROZEN).is_some_and(|c| c.status == ConditionStatus::False)
-        })
-        .await?;
-    cluster.until_event("Resumed", &[]).await?;
-    cluster.until_metric("frozen", 0.0).await?;
-    cluster.until_metric("quarantined_versions", 0.0).await?;
-    let history = cluster.recorder.so_far()?;
-    for (node, nonce) in [(first.as_str(), "first"), (second, "second")] {
-        let failures = history.end().record(node).version_failures;
-        let resolved: Vec<_> = failures.into_iter().map(|failure| failure.resolved_by).collect();
-        assert_eq!(resolved, [Some(nonce.to_owned())], "{node}");
-        let mut ends: Vec<_> = history.results(node).into_iter().map(|(_, end)| end).collect();
-        // One that was staged when the first failed.
-        ends.retain(|end| end != "Quarantined");
-        assert_eq!(ends, ["BootFellBack", UPDATED], "{node}");
     }
     Ok(())
 }
 
-async fn other_kind_goes_on_after_request_and_failed_kind_is_held_until_resume(
+fn runs(world: &ClusterState, node: &str) -> Option<Version> {
+    world.shadow(node)?.status.agent.current_version.clone()
+}
+
+/// Both nodes of one kind fall back in their first update.
+async fn freeze_holds_the_failed_kind_alone_after_a_request_and_persists_until_each_failure_is_resumed(
     cluster: &mut ScriptedCluster,
 ) -> anyhow::Result<()> {
     let hold = async |cluster: &ScriptedCluster, value: serde_json::Value| {
@@ -123,7 +64,8 @@ async fn other_kind_goes_on_after_request_and_failed_kind_is_held_until_resume(
     cluster.start_controller(&ControllerOptions::default())?;
     cluster.reported().await?;
     cluster.fleet.release(NEW);
-    until_frozen_by(cluster, Some("node-3")).await?;
+    until_frozen_by(cluster, "node-3").await?;
+    cluster.until_metric("frozen", 1.0).await?;
     hold(cluster, json!(null)).await?;
     cluster.until("the other kind waits, too", |world| world.waiting("Frozen") == 2).await?;
     cluster.until_event("Frozen", &["1.20.5", "node-3", CONTINUE_OTHERS_ANNOTATION]).await?;
@@ -136,9 +78,6 @@ async fn other_kind_goes_on_after_request_and_failed_kind_is_held_until_resume(
     cluster.until_event(CONTAINED, &["1.20.5 for aws-k8s-1.37 aarch64", "node-3", "Other nodes go on"]).await?;
     cluster.until_metric("frozen", 0.0).await?;
     cluster.until_metric("quarantined_versions", 1.0).await?;
-    let runs = |world: &ClusterState, node: &str| {
-        world.shadow(node).and_then(|shadow| shadow.status.agent.current_version.clone())
-    };
     cluster
         .until("the other kind is updated", |world| {
             ["node-1", "node-2"].iter().all(|node| world.is_released(node) && runs(world, node) == Some(NEW))
@@ -149,18 +88,46 @@ async fn other_kind_goes_on_after_request_and_failed_kind_is_held_until_resume(
     let status = world.status();
     assert_eq!(status.requests.and_then(|requests| requests.continue_others).as_ref(), Some(&since));
     assert_eq!(world.operator_condition(FROZEN).context("it is recorded")?.reason, CONTAINED);
-    for node in ["node-3", "node-4"] {
-        assert_eq!(runs(&world, node), Some(OLD), "{node}");
-    }
-    assert!(cluster.recorder.so_far()?.results("node-4").iter().all(|(_, end)| end != UPDATED));
+    assert_eq!(["node-3", "node-4"].map(|node| runs(&world, node)), [Some(OLD), Some(OLD)]);
 
-    for node in ["node-3", "node-4"] {
-        cluster.fleet.script(node, |behaviour| behaviour.boot = Boot::Runs);
-    }
-    cluster.request(RESUME_ANNOTATION, "tuesday").await?;
-    cluster.until_event("Resumed", &[]).await?;
-    cluster.until("the one that has not failed is updated", |world| world.is_updated("node-4", &NEW)).await?;
+    cluster.fleet.script("node-3", |behaviour| behaviour.boot = Boot::Runs);
+    cluster.request(RESUME_ANNOTATION, "first").await?;
+    // Resolved failures do not count again: the other node freezes the rollout now.
+    until_frozen_by(cluster, "node-4").await?;
+    // A request that was carried out is not carried out again.
+    cluster.request(RESUME_ANNOTATION, "first").await?;
+    let world = cluster.planned().await?;
+    assert_eq!(world.status().requests.and_then(|requests| requests.resume).as_deref(), Some("first"));
+    until_frozen_by(cluster, "node-4").await?;
+    cluster.delete_policy(&kube::api::DeleteParams::default()).await?;
+    cluster.replace_controller().await?;
+    cluster.create_policy(json!({})).await?;
+    until_frozen_by(cluster, "node-4").await?;
+    cluster.until("both nodes wait for it", |world| world.waiting("Quarantined") == 2).await?;
+
+    cluster.fleet.script("node-4", |behaviour| behaviour.boot = Boot::Runs);
+    cluster.request(RESUME_ANNOTATION, "second").await?;
+    cluster
+        .until("the request is acknowledged", |world| {
+            world.status().requests.is_some_and(|requests| requests.resume.as_deref() == Some("second"))
+        })
+        .await?;
+    // The back-offs end.
     cluster.pass(Duration::from_hours(2)).await?;
     cluster.updated().await?;
-    cluster.until_metric("quarantined_versions", 0.0).await
+    cluster.until_operator(FROZEN, ConditionStatus::False).await?;
+    cluster.until_event("Resumed", &[]).await?;
+    cluster.until_metric("frozen", 0.0).await?;
+    cluster.until_metric("quarantined_versions", 0.0).await?;
+    let history = cluster.recorder.so_far()?;
+    for (node, nonce) in [("node-3", "first"), ("node-4", "second")] {
+        let failures = history.end().record(node).version_failures;
+        let resolved: Vec<_> = failures.into_iter().map(|failure| failure.resolved_by).collect();
+        assert_eq!(resolved, [Some(nonce.to_owned())], "{node}");
+        let mut ends: Vec<_> = history.results(node).into_iter().map(|(_, end)| end).collect();
+        // One that was staged when the other failed.
+        ends.retain(|end| end != "Quarantined");
+        assert_eq!(ends, ["BootFellBack", UPDATED], "{node}");
+    }
+    Ok(())
 }

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use integ::bed::{merge, workload};
-use integ::oracle::ClusterState;
+use integ::oracle::{ClusterState, Field};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::{Api, Resource as _};
 use models::condition::ConditionStatus;
-use models::names::PRIORITY_LABEL;
+use models::names::{DO_NOT_DISRUPT_ANNOTATION, PRIORITY_LABEL, SCALE_DOWN_ANNOTATION};
 use models::reason::FailureReason;
 use models::shadow::{BLOCKED, Step};
 use serde_json::{Value, json};
@@ -16,7 +16,6 @@ use crate::bed::{NEW, OLD, PodRule, PodState, SHOP, ScriptedCluster, closed_sche
 
 crate::cases![
     daemon_set_failing_on_updated_nodes_freezes_rollout,
-    pressure_on_most_nodes_stops_the_clocks_and_blames_no_version,
     pressure_in_the_soak_begins_it_again,
     daemon_set_that_fails_on_other_nodes_too_is_not_waited_for,
 ];
@@ -97,54 +96,19 @@ async fn daemon_set_failing_on_updated_nodes_freezes_rollout(cluster: &mut Scrip
     Ok(())
 }
 
-async fn pressure_on_most_nodes_stops_the_clocks_and_blames_no_version(
-    cluster: &mut ScriptedCluster,
-) -> anyhow::Result<()> {
-    const ALL: [&str; 4] = ["node-1", "node-2", "node-3", "node-4"];
-    cluster.start(4, json!({"health": {"after": {"soak": "5m", "timeout": "10m"}}})).await?;
-    cluster.fleet.release(NEW);
-    let first = until_verified(cluster, &ALL).await?;
-    let well = ALL.into_iter().rfind(|node| *node != first).unwrap_or_default();
-    let ill: Vec<&str> = ALL.into_iter().filter(|node| *node != well).collect();
-    let pressure = |pressure| ill.iter().for_each(|node| cluster.fleet.script(node, |node| node.pressure = pressure));
-    // Times in the conditions of Nodes are whole seconds.
-    cluster.pass(Duration::from_secs(10)).await?;
-    pressure(Some("MemoryPressure"));
-    let unwell = |world: &ClusterState| {
-        let blocked = world.operator_condition("Blocked").filter(|blocked| blocked.status == ConditionStatus::True);
-        blocked.is_some_and(|blocked| blocked.reason == "ClusterUnwell")
-    };
-    cluster.until("nothing else begins", unwell).await?;
-    // The controller has read its own status: a jump of the time before that would be one without the trouble.
-    cluster.planned().await?;
-    // Far beyond the time in which a node has to be well.
-    for _ in 0..6 {
-        cluster.pass(Duration::from_mins(10)).await?;
-        let world = cluster.planned().await?;
-        assert_eq!((world.step(&first), unwell(&world)), (Some(Step::Verifying), true));
-    }
-    pressure(None);
-    cluster.until("the cluster is well", |world| !unwell(world)).await?;
-    cluster.pass(Duration::from_mins(5)).await?;
-    let world = cluster.until("the first node is proven", |world| world.is_updated(&first, &NEW)).await?;
-    assert_eq!((world.record(&first).version_failures, world.record(&first).failures), (vec![], 0));
-    for left in (1..4).rev() {
-        let done = |world: &ClusterState| ALL.iter().filter(|node| world.is_updated(node, &NEW)).count() == 4 - left;
-        let world = cluster.until("as many are proven", done).await?;
-        let rest: Vec<&str> = ALL.into_iter().filter(|node| !world.is_updated(node, &NEW)).collect();
-        until_verified(cluster, &rest).await?;
-        cluster.planned().await?;
-        cluster.pass(Duration::from_mins(5)).await?;
-    }
-    let world = cluster.updated().await?;
-    assert!(world.status().versions.iter().all(|known| known.failed.is_empty() && known.quarantined.is_none()));
-    Ok(())
+/// Returns whether a node has the annotations that keep autoscalers from removing it.
+fn is_protected(world: &ClusterState, node: &str) -> bool {
+    let fields = &world.nodes[node].fields;
+    let has = |name: &str| fields.contains_key(&Field::Annotation(name.to_owned()));
+    has(SCALE_DOWN_ANNOTATION) && has(DO_NOT_DISRUPT_ANNOTATION)
 }
 
 async fn pressure_in_the_soak_begins_it_again(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
     cluster.start(1, json!({"health": {"after": {"soak": "10m", "timeout": "30m"}}})).await?;
     cluster.fleet.release(NEW);
     let node = until_verified(cluster, &["node-1"]).await?;
+    let world = cluster.planned().await?;
+    assert!(is_protected(&world, &node) && !world.nodes[&node].claimed(), "in service, and protected from autoscalers");
     cluster.pass(Duration::from_mins(9)).await?;
     cluster.fleet.script(&node, |node| node.pressure = Some("DiskPressure"));
     let blocked = |world: &ClusterState| world.condition(&node, BLOCKED).cloned();
@@ -156,7 +120,9 @@ async fn pressure_in_the_soak_begins_it_again(cluster: &mut ScriptedCluster) -> 
     let world = cluster.planned().await?;
     assert_eq!(world.step(&node), Some(Step::Verifying), "well for 16 minutes of 17, and not for ten in a row");
     cluster.pass(Duration::from_mins(3)).await?;
-    cluster.updated().await.map(drop)
+    let world = cluster.updated().await?;
+    assert!(!is_protected(&world, &node), "nothing is left");
+    Ok(())
 }
 
 async fn daemon_set_that_fails_on_other_nodes_too_is_not_waited_for(

@@ -168,13 +168,8 @@ async fn refused_history_is_reported_delays_no_update_and_is_written_later(
 /// For a part of each second the leader may not write, as after a stall of its machine, and still leads.
 async fn leader_whose_lease_is_renewed_late_keeps_the_history(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
     let (renew_deadline, renew_period) = (Duration::from_millis(700), Duration::from_millis(900));
-    for number in 1..=2 {
-        cluster.add_node(&format!("node-{number}"), &[]).await?;
-    }
-    cluster.create_policy(json!({})).await?;
     let lease = Parameters { renew_deadline, renew_period, ..LEASE };
-    cluster.start_controller(&ControllerOptions { lease, ..ControllerOptions::default() })?;
-    cluster.reported().await?;
+    cluster.start_with(2, json!({}), &ControllerOptions { lease, ..ControllerOptions::default() }).await?;
     cluster.fleet.release(NEW);
     cluster.updated().await?;
     until_completed(cluster, "the rollout is recorded", 1).await.map(drop)

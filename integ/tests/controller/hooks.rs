@@ -19,10 +19,8 @@ use tokio::process::{Child, Command};
 use crate::bed::{NEW, ScriptedCluster, other};
 
 crate::cases![
-    hook_is_awaited_before_drain_and_after_update,
-    request_survives_controller_and_ends_with_hold_and_policy,
+    hook_is_awaited_before_drain_and_after_update_across_leaders_until_a_hold_or_the_policy_ends_it,
     deletion_of_node_that_awaits_hook_frees_its_slot,
-    exclusion_and_pin_end_an_update_that_awaits_its_hook,
     examples_set_noout_and_silence_alerts_around_each_update,
 ];
 
@@ -53,63 +51,53 @@ async fn answer(cluster: &ScriptedCluster, node: &str, answer: &str) -> anyhow::
     annotate(cluster, node, &format!("{HOOK_ANSWER_PREFIX}storage"), answer.into()).await
 }
 
-async fn hook_is_awaited_before_drain_and_after_update(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
+async fn hook_is_awaited_before_drain_and_after_update_across_leaders_until_a_hold_or_the_policy_ends_it(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    const NODE: &str = "node-1";
     cluster.start(1, json!({"hooks": [{"name": "storage", "before": {}, "after": {}}]})).await?;
     cluster.fleet.release(NEW);
-    let before = requested(cluster, "node-1", "").await?;
+    let first = requested(cluster, NODE, "").await?;
     let world = cluster
         .until("the wait is shown and counted", |world| {
-            world.condition("node-1", BLOCKED).is_some_and(|blocked| blocked.reason == "AwaitingHook")
+            world.condition(NODE, BLOCKED).is_some_and(|blocked| blocked.reason == "AwaitingHook")
                 && world.waiting("AwaitingHook") == 1
         })
         .await?;
-    let message = world.condition("node-1", BLOCKED).map(|blocked| blocked.message.clone()).unwrap_or_default();
-    assert!(message.contains("storage") && message.contains(&before), "{message}");
-    assert_eq!(world.step("node-1"), Some(Step::BeforeDrain));
-    answer(cluster, "node-1", &before).await?;
-    let after = requested(cluster, "node-1", &before).await?;
-    assert!(before.starts_with("BeforeDrain/1/") && after.starts_with("AfterUpdate/1/"), "{before} {after}");
-    let world = cluster.until_step("node-1", Step::AfterUpdate).await?;
-    assert!(!world.nodes["node-1"].claimed(), "it is back in service");
-    answer(cluster, "node-1", &after).await?;
-    cluster.updated().await?;
-    let mut drained = false;
-    cluster.recorder.so_far()?.replay(|_, _, world| {
-        if world.step("node-1") == Some(Step::Draining) {
-            drained = true;
-            assert!(request(world, "node-1").is_some(), "the request stays");
-        }
-    });
-    assert!(drained);
-    Ok(())
-}
-
-async fn request_survives_controller_and_ends_with_hold_and_policy(
-    cluster: &mut ScriptedCluster,
-) -> anyhow::Result<()> {
-    cluster.start(1, before()).await?;
-    cluster.fleet.release(NEW);
-    let first = requested(cluster, "node-1", "").await?;
+    let message = world.condition(NODE, BLOCKED).map(|blocked| blocked.message.clone()).unwrap_or_default();
+    assert!(message.contains("storage") && message.contains(&first), "{message}");
     // Killed in the middle of the wait: the next one goes on with the same attempt.
     cluster.replace_controller().await?;
     let world = cluster.planned().await?;
-    assert_eq!((world.step("node-1"), request(&world, "node-1")), (Some(Step::BeforeDrain), Some(first.clone())));
+    assert_eq!((world.step(NODE), request(&world, NODE)), (Some(Step::BeforeDrain), Some(first.clone())));
 
-    annotate(cluster, "node-1", HOLD_ANNOTATION, "audit".into()).await?;
+    annotate(cluster, NODE, HOLD_ANNOTATION, "audit".into()).await?;
     let world = cluster
-        .until("the request is withdrawn", |world| request(world, "node-1").is_none() && world.step("node-1").is_none())
+        .until("the request is withdrawn", |world| request(world, NODE).is_none() && world.step(NODE).is_none())
         .await?;
-    assert_eq!(world.last_reason("node-1").as_deref(), Some("Held"));
-    assert!(world.nodes["node-1"].claimed(), "a held node stays cordoned");
-    annotate(cluster, "node-1", HOLD_ANNOTATION, Value::Null).await?;
+    assert_eq!(world.last_reason(NODE).as_deref(), Some("Held"));
+    assert!(world.nodes[NODE].claimed(), "a held node stays cordoned");
+    annotate(cluster, NODE, HOLD_ANNOTATION, Value::Null).await?;
     cluster.pass(Duration::from_mins(1)).await?;
 
-    // The policy drops the hook in the middle of the next wait.
-    let next = requested(cluster, "node-1", &first).await?;
-    assert!(next.starts_with("BeforeDrain/2/"), "{next}");
+    let before = requested(cluster, NODE, &first).await?;
+    answer(cluster, NODE, &before).await?;
+    let after = requested(cluster, NODE, &before).await?;
+    assert!(before.starts_with("BeforeDrain/2/") && after.starts_with("AfterUpdate/2/"), "{before} {after}");
+    let world = cluster.until_step(NODE, Step::AfterUpdate).await?;
+    assert!(!world.nodes[NODE].claimed(), "it is back in service");
+    let mut drained = false;
+    cluster.recorder.so_far()?.replay(|_, _, world| {
+        if world.step(NODE) == Some(Step::Draining) {
+            drained = true;
+            assert!(request(world, NODE).is_some(), "the request stays");
+        }
+    });
+    assert!(drained);
+    // The policy drops the hook in the middle of the wait.
     cluster.policy(&json!({"hooks": null})).await?;
     cluster.updated().await?;
-    cluster.until("the request is removed", |world| request(world, "node-1").is_none()).await.map(drop)
+    cluster.until("the request is removed", |world| request(world, NODE).is_none()).await.map(drop)
 }
 
 async fn deletion_of_node_that_awaits_hook_frees_its_slot(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
@@ -125,36 +113,6 @@ async fn deletion_of_node_that_awaits_hook_frees_its_slot(cluster: &mut Scripted
     answer(cluster, next, &request).await?;
     cluster.updated().await?;
     Ok(())
-}
-
-async fn exclusion_and_pin_end_an_update_that_awaits_its_hook(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
-    cluster.start(1, before()).await?;
-    cluster.fleet.release(NEW);
-    let mut asked = String::new();
-    for (stop, go) in [
-        (json!({"version": {"exclude": ["1.20.5"]}}), json!({"version": {"exclude": null}})),
-        (json!({"version": {"target": "1.20.0"}}), json!({"version": {"target": null}})),
-    ] {
-        asked = requested(cluster, "node-1", &asked).await?;
-        cluster.policy(&stop).await?;
-        cluster
-            .until("the node is back in service, and its hook is not asked any more", |world| {
-                world.is_released("node-1")
-                    && request(world, "node-1").is_none()
-                    && world.last_reason("node-1").as_deref() == Some("PolicyChanged")
-            })
-            .await?;
-        let record = cluster.planned().await?.record("node-1");
-        assert_eq!((record.failures, record.not_before), (0, None), "{stop}: it counts against nothing");
-        // The hook answers late.
-        answer(cluster, "node-1", &asked).await?;
-        let world = cluster.planned().await?;
-        assert!(world.is_released("node-1") && world.step("node-1").is_none(), "{stop}: {:?}", world.step("node-1"));
-        cluster.policy(&go).await?;
-    }
-    let last = requested(cluster, "node-1", &asked).await?;
-    answer(cluster, "node-1", &last).await?;
-    cluster.updated().await.map(drop)
 }
 
 /// Writes a program into a folder.

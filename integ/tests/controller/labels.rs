@@ -8,18 +8,15 @@ use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use models::names::{INTERFACE_LABEL, INTERFACE_VERSION, LABEL_MANAGER};
-use models::shadow::{HostState, Step};
-use semver::Version;
+use models::shadow::Step;
 use serde_json::json;
 
-use crate::bed::{Boot, ControllerOptions, Held, NEW, ScriptedCluster};
-use crate::drains::until_drain_blocked;
+use crate::bed::{Boot, ControllerOptions, Held, NEW, SHOP, ScriptedCluster};
+use crate::leaders::until_drain_blocked;
 
 crate::cases![
     label_nodes_labels_bottlerocket_nodes_unless_label_is_set,
-    node_unlabelled_before_permit_is_released_and_its_shadow_deleted,
-    node_unlabelled_after_permit_completes_update_before_shadow_deletion,
-    node_unlabelled_during_arming_keeps_shadow_while_host_is_armed,
+    node_unlabelled_before_permit_is_released_and_after_it_is_updated_before_its_shadow_is_deleted,
 ];
 
 fn label() -> Field {
@@ -144,10 +141,10 @@ async fn reboots_and_updates(cluster: &mut ScriptedCluster) -> anyhow::Result<(u
     Ok((reboots, updates))
 }
 
-async fn node_unlabelled_before_permit_is_released_and_its_shadow_deleted(
+async fn node_unlabelled_before_permit_is_released_and_after_it_is_updated_before_its_shadow_is_deleted(
     cluster: &mut ScriptedCluster,
 ) -> anyhow::Result<()> {
-    cluster.start(1, json!({})).await?;
+    cluster.start(1, json!({"health": {"after": {"soak": "10m"}}})).await?;
     leave(cluster, None).await?;
     left(cluster).await?;
 
@@ -162,66 +159,23 @@ async fn node_unlabelled_before_permit_is_released_and_its_shadow_deleted(
     cluster.shop(4, json!({"minAvailable": 4})).await?;
     cluster.block_shop().await?;
     cluster.label(NODE).await?;
-    until_drain_blocked(cluster, NODE).await?;
+    until_drain_blocked(cluster).await?;
     leave(cluster, Some(Step::Draining)).await?;
     left(cluster).await?;
     assert_eq!(reboots_and_updates(cluster).await?, (0, 0), "the host is as it was");
 
     cluster.unblock_shop().await?;
-    cluster.label(NODE).await?;
-    cluster.updated().await?;
-    assert_eq!(reboots_and_updates(cluster).await?, (1, 1));
-    Ok(())
-}
-
-async fn node_unlabelled_after_permit_completes_update_before_shadow_deletion(
-    cluster: &mut ScriptedCluster,
-) -> anyhow::Result<()> {
-    const NEWER: Version = Version::new(1, 20, 6);
-    cluster.start(1, json!({"health": {"after": {"soak": "10m"}}})).await?;
     cluster.fleet.script(NODE, |node| node.boot = Boot::Never);
-    cluster.fleet.release(NEW);
+    cluster.label(NODE).await?;
     cluster.until("the host goes down", |world| world.nodes[NODE].shutting_down).await?;
     leave(cluster, Some(Step::Rebooting)).await?;
     cluster.fleet.power_on(NODE);
     cluster.until_step(NODE, Step::Verifying).await?;
+    // The soak begins with the last pod that comes back.
+    cluster.until("its pods are back", |world| world.ready_pods(SHOP) == 4).await?;
+    cluster.planned().await?;
     cluster.pass(Duration::from_mins(10)).await?;
     left(cluster).await?;
-
-    cluster.label(NODE).await?;
-    cluster.fleet.release(NEWER);
-    cluster.until_step(NODE, Step::Verifying).await?;
-    leave(cluster, Some(Step::Verifying)).await?;
-    cluster.pass(Duration::from_mins(10)).await?;
-    left(cluster).await?;
-    assert_eq!(reboots_and_updates(cluster).await?, (2, 2));
-    Ok(())
-}
-
-/// The agent ends with the label, and so cannot disarm the host.
-async fn node_unlabelled_during_arming_keeps_shadow_while_host_is_armed(
-    cluster: &mut ScriptedCluster,
-) -> anyhow::Result<()> {
-    cluster.start(1, json!({})).await?;
-    cluster.fleet.script(NODE, |node| node.held = Some(Held::Activation));
-    cluster.fleet.release(NEW);
-    cluster
-        .until("the permit is issued", |world| world.shadow(NODE).is_some_and(|s| s.permit_nonce().is_some()))
-        .await?;
-    leave(cluster, Some(Step::Rebooting)).await?;
-    cluster.fleet.arm(NODE);
-    cluster.pass(Duration::from_hours(1)).await?;
-    cluster
-        .until("the desired state is withdrawn", |world| {
-            world.shadow(NODE).is_some_and(|shadow| shadow.spec.state == HostState::Idle)
-        })
-        .await?;
-    cluster.outlive_permit(NODE).await?;
-    let world = cluster.planned().await?;
-    assert!(world.shadow(NODE).is_some(), "nothing would record any more who armed the host");
-    // After any reboot nothing of the operator is armed.
-    cluster.fleet.reboot(NODE);
-    left(cluster).await?;
-    assert_eq!(reboots_and_updates(cluster).await?, (0, 0));
+    assert_eq!(reboots_and_updates(cluster).await?, (1, 1));
     Ok(())
 }

@@ -5,14 +5,12 @@
 //! A controller sees all nodes of its control plane, so the cases take turns on [`STAGES`] of them, and each leaves its
 //! control plane empty. `cargo test -p integ --test controller -- canary` runs the cases with that word in their name.
 
-mod autoscalers;
 mod bed;
 mod brake;
 mod budgets;
 mod canary;
 mod control_plane;
 mod drains;
-mod drills;
 mod earlier;
 mod expressions;
 mod failures;
@@ -22,7 +20,6 @@ mod health;
 mod history;
 mod hooks;
 mod labels;
-mod late;
 mod leader_kills;
 mod leaders;
 mod metrics;
@@ -30,12 +27,10 @@ mod mid_rollout_changes;
 mod migration;
 mod notices;
 mod objects;
-mod operator_resource;
 mod other_clients;
 mod percentages;
 mod prometheus;
 mod recorded;
-mod registered_again;
 mod revisions;
 mod silence;
 mod soak;
@@ -137,13 +132,11 @@ fn main() -> ExitCode {
     };
     let runner = Arc::new(Runner { runtime, idle: Mutex::default() });
     let mut trials: Vec<Trial> = modules![
-        autoscalers,
         brake,
         budgets,
         canary,
         control_plane,
         drains,
-        drills,
         earlier,
         expressions,
         failures,
@@ -153,7 +146,6 @@ fn main() -> ExitCode {
         history,
         hooks,
         labels,
-        late,
         leader_kills,
         leaders,
         metrics,
@@ -161,11 +153,9 @@ fn main() -> ExitCode {
         migration,
         notices,
         objects,
-        operator_resource,
         other_clients,
         percentages,
         recorded,
-        registered_again,
         revisions,
         silence,
         usable,

@@ -9,26 +9,23 @@ crate::cases![one_update_exports_expected_metric_series];
 /// The expected series. `*` replaces values that depend only on the speed of the machine.
 const EXPECTED: &str = include_str!("one_update.txt");
 
-/// The series of a text, without comments, with `*` for times. The number of conflicts is left out.
+/// The series of a text, without comments, with `*` for times. Left out are the number of conflicts, counters that are 0, buckets, and what is
+/// of the process and not of the update.
 fn series(text: &str) -> String {
     let mut lines = String::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let Some((name, value)) = line.rsplit_once(' ') else { continue };
-        if name.starts_with("brupop_controller_rejected_writes_total{code=\"409\"") {
-            continue;
-        }
         let plain = name.split('{').next().unwrap_or(name);
-        // Initialised to 0, and not touched by this update; or of the process and not of the update.
-        let born = ["_updates_total", "_transitions_total", "_rejected_writes_total"];
-        if (value == "0" && born.iter().any(|born| plain.ends_with(born)))
+        if name.starts_with("brupop_controller_rejected_writes_total{code=\"409\"")
+            || (value == "0" && plain.ends_with("_total"))
+            || plain.ends_with("_bucket")
             || plain.starts_with("process_")
             || plain.starts_with("brupop_controller_turn_duration_seconds")
             || plain == "brupop_build_info"
         {
             continue;
         }
-        let endless = name.contains("le=\"+Inf\"");
-        let timed = (plain.ends_with("_bucket") && !endless) || plain.ends_with("_sum") || plain.ends_with("_seconds");
+        let timed = plain.ends_with("_sum") || plain.ends_with("_seconds");
         lines.push_str(&format!("{name} {}\n", if timed { "*" } else { value }));
     }
     lines

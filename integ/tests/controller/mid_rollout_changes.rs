@@ -6,12 +6,10 @@ use models::operator::DEGRADED;
 use models::shadow::{HostState, Step, UPDATED};
 use serde_json::json;
 
-use crate::bed::{Held, NEW, OLD, ScriptedCluster, other};
+use crate::bed::{Held, NEW, ScriptedCluster, other};
 use crate::leaders::blocked_drain;
 
 crate::cases![
-    excluding_version_ends_every_attempt_without_a_permit,
-    blackout_releases_drained_node_and_keeps_images,
     invalid_policy_starts_nothing_new_and_what_is_under_way_ends,
     operator_resource_deletion_keeps_permitted_update_and_blocks_new_starts
 ];
@@ -37,51 +35,6 @@ fn ensure_results(cluster: &ScriptedCluster, drained: &str, staged: &str, given_
     let history = cluster.recorder.so_far()?;
     assert_eq!(history.results(drained), [(NEW, UPDATED.to_owned())]);
     assert_eq!(history.results(staged), [given_up, UPDATED].map(|end| (NEW, end.to_owned())));
-    Ok(())
-}
-
-async fn excluding_version_ends_every_attempt_without_a_permit(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
-    let (drained, staged) = drained_and_staged(cluster).await?;
-    cluster.policy(&json!({"version": {"exclude": ["1.20.5"]}})).await?;
-    let world = cluster
-        .until("both attempts are given up", |world| {
-            [&*drained, staged].into_iter().all(|node| is_given_up(world, node, "PolicyChanged"))
-                && world.waiting("Excluded") == 2
-        })
-        .await?;
-    for node in [&*drained, staged] {
-        let record = world.record(node);
-        let charged = (record.failures, record.not_before, record.version_failures);
-        assert_eq!(charged, (0, None, vec![]), "it counts against nothing");
-        assert_eq!(world.shadow(node).and_then(|shadow| shadow.status.agent.current_version.clone()), Some(OLD));
-    }
-    cluster.unblock_shop().await?;
-    cluster.policy(&json!({"version": {"exclude": null}})).await?;
-    cluster.updated().await?;
-    for node in [&*drained, staged] {
-        let results = cluster.recorder.so_far()?.results(node);
-        assert_eq!(results, ["PolicyChanged", UPDATED].map(|end| (NEW, end.to_owned())));
-    }
-    Ok(())
-}
-
-async fn blackout_releases_drained_node_and_keeps_images(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
-    let (drained, staged) = drained_and_staged(cluster).await?;
-    cluster.policy(&json!({"schedule": {"blackouts": [{"from": "2000-01-01", "to": "2100-01-01"}]}})).await?;
-    cluster
-        .until("the drained node is released, and waits with its image", |world| {
-            !world.nodes[&drained].claimed()
-                && world.last_reason(&drained).as_deref() == Some("BlackoutBegan")
-                && [&*drained, staged].into_iter().all(|node| world.step(node) == Some(Step::Staged))
-                && world.waiting("Blackout") == 2
-        })
-        .await?;
-    cluster.unblock_shop().await?;
-    cluster.policy(&json!({"schedule": {"blackouts": null}})).await?;
-    cluster.updated().await?;
-    let history = cluster.recorder.so_far()?;
-    assert_eq!(history.results(&drained), ["BlackoutBegan", UPDATED].map(|end| (NEW, end.to_owned())));
-    assert_eq!(history.results(staged), [(NEW, UPDATED.to_owned())]);
     Ok(())
 }
 

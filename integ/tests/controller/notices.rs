@@ -15,14 +15,10 @@ crate::cases![notices_of_frozen_rollout_survive_killed_leader_and_hanging_receiv
 /// A part of the receivers' addresses that no log may have.
 const SECRET_PATH: &str = "hook-7f3a";
 
-/// Starts a controller that reads the receivers' addresses here.
-fn start_controller(cluster: &mut ScriptedCluster, identity: &str, addresses: &Path) -> anyhow::Result<()> {
+/// A controller that reads the receivers' addresses here.
+fn controller(identity: &str, addresses: &Path) -> ControllerOptions {
     let arguments = vec![format!("--notices-dir={}", addresses.display())];
-    cluster.start_controller(&ControllerOptions {
-        identity: identity.to_owned(),
-        arguments,
-        ..ControllerOptions::default()
-    })
+    ControllerOptions { identity: identity.to_owned(), arguments, ..ControllerOptions::default() }
 }
 
 /// A policy with these receivers.
@@ -41,12 +37,8 @@ async fn notices_of_frozen_rollout_survive_killed_leader_and_hanging_receiver(
     for (name, receiver) in [("good", &good), ("hanging", &hanging)] {
         std::fs::write(addresses.path().join(name), &receiver.url)?;
     }
-    for node in ["node-1", "node-2"] {
-        cluster.add_node(node, &[]).await?;
-    }
-    cluster.create_policy(receivers(&["good", "hanging", "forgotten"])).await?;
-    start_controller(cluster, "controller-1", addresses.path())?;
-    cluster.reported().await?;
+    let policy = receivers(&["good", "hanging", "forgotten"]);
+    cluster.start_with(2, policy, &controller("controller-1", addresses.path())).await?;
     let problem = cluster.until_operator(NOTICES_SENT, ConditionStatus::False).await?;
     assert_eq!(problem.reason, "ReceiverUnusable");
     assert!(problem.message.contains("forgotten cannot be used: the Secret brupop-notices"), "{}", problem.message);
@@ -66,7 +58,7 @@ async fn notices_of_frozen_rollout_survive_killed_leader_and_hanging_receiver(
 
     cluster.controller()?.kill();
     cluster.free_lease().await?;
-    start_controller(cluster, "controller-2", addresses.path())?;
+    cluster.start_controller(&controller("controller-2", addresses.path()))?;
     good.answer(Answer::Taken);
     let frozen = good.until("Frozen", 1).await?;
     good.until("RolloutStarted", 1).await?;

@@ -1,9 +1,7 @@
 //! Budgets in percent, over groups and zones.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
-use integ::bed::prove;
 use integ::oracle::{ClusterState, Field};
 use models::names::ZONE_LABEL;
 use models::shadow::Step;
@@ -11,11 +9,7 @@ use serde_json::json;
 
 use crate::bed::{ControllerOptions, NEW, ScriptedCluster, closed_schedule, open_schedule};
 
-crate::cases![
-    percentages_round_down_and_only_one_zone_is_out_of_service,
-    node_that_a_user_has_cordoned_uses_up_budget_for_a_time_and_holds_no_fleet_for_ever,
-    node_that_is_not_ready_uses_up_budget_and_holds_other_zones_for_a_time,
-];
+crate::cases![percentages_round_down_and_only_one_zone_is_out_of_service];
 
 /// The nodes with their zones and groups.
 const FLEET: [(&str, &str, &str); 6] = [
@@ -77,53 +71,5 @@ async fn percentages_round_down_and_only_one_zone_is_out_of_service(
     assert!(pairs.iter().any(|tiers| *tiers == ["db", "web"]), "a full group gives way to the others: {pairs:?}");
     assert_eq!(history.max_out_of_service(), 2);
     assert_eq!(cluster.verdict().await?.stats.reboots, FLEET.len());
-    Ok(())
-}
-
-async fn node_that_is_not_ready_uses_up_budget_and_holds_other_zones_for_a_time(
-    cluster: &mut ScriptedCluster,
-) -> anyhow::Result<()> {
-    for (name, zone) in [("node-1", "a"), ("node-2", "a"), ("node-3", "b")] {
-        cluster.add_node(name, &[(ZONE_LABEL, zone)]).await?;
-    }
-    cluster.expectations.max_unavailable = Some(2);
-    cluster.create_policy(json!({"maxUnavailable": 2, "strategy": {"oneZoneAtATime": true}})).await?;
-    prove(&cluster.client, &NEW).await?;
-    cluster.fleet.script("node-1", |node| node.ready = false);
-    cluster.until("one is not Ready", |world| world.nodes.get("node-1").is_some_and(|node| !node.ready)).await?;
-    cluster.start_controller(&ControllerOptions::default())?;
-    cluster.reported().await?;
-    cluster.fleet.release(NEW);
-    cluster
-        .until("the node of its zone is updated, that of the other one waits", |world| {
-            world.is_updated("node-2", &NEW) && world.waiting("ZoneBusy") == 1
-        })
-        .await?;
-    let world = cluster.planned().await?;
-    assert!(world.shadow("node-3").is_some_and(|shadow| shadow.spec.attempt == 0) && !world.nodes["node-3"].claimed());
-    cluster.pass(Duration::from_mins(61)).await?;
-    cluster.until("that is updated too", |world| world.is_updated("node-3", &NEW)).await?;
-    cluster.fleet.script("node-1", |node| node.ready = true);
-    cluster.updated().await.map(drop)
-}
-
-async fn node_that_a_user_has_cordoned_uses_up_budget_for_a_time_and_holds_no_fleet_for_ever(
-    cluster: &mut ScriptedCluster,
-) -> anyhow::Result<()> {
-    cluster.start(3, json!({"maxUnavailable": 1})).await?;
-    cluster.patch_node("node-1", json!({"spec": {"unschedulable": true}})).await?;
-    cluster
-        .until("the cordon is seen", |world| world.nodes["node-1"].fields.contains_key(&Field::Unschedulable))
-        .await?;
-    cluster.fleet.release(NEW);
-    cluster.until("the others wait for the budget", |world| world.waiting("BudgetUsedUp") == 2).await?;
-    let world = cluster.planned().await?;
-    assert_eq!(world.out_of_service().len(), 0, "nothing has begun beside it");
-    // spec.ignoreUnavailableAfter is an hour.
-    cluster.pass(Duration::from_mins(61)).await?;
-    let others = |world: &ClusterState| ["node-2", "node-3"].iter().all(|node| world.is_updated(node, &NEW));
-    let world = cluster.until("the others are updated", others).await?;
-    assert!(world.nodes["node-1"].fields.contains_key(&Field::Unschedulable), "it is left as its user wants it");
-    assert_eq!(world.shadow("node-1").map(|shadow| shadow.spec.attempt), Some(0));
     Ok(())
 }

@@ -7,9 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::Context as _;
 use jiff::Timestamp;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
+
+use crate::bed::read_request;
 
 /// The server's data, and its queries.
 #[derive(Default)]
@@ -93,18 +95,7 @@ fn lock(known: &Mutex<PrometheusState>) -> MutexGuard<'_, PrometheusState> {
 
 /// Serves one request on its own connection.
 async fn serve(mut stream: TcpStream, known: &Mutex<PrometheusState>) -> anyhow::Result<()> {
-    let mut bytes = Vec::new();
-    let (head, body) = loop {
-        if stream.read_buf(&mut bytes).await? == 0 {
-            return Ok(());
-        }
-        let text = String::from_utf8_lossy(&bytes);
-        let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
-        let length = head.to_lowercase().lines().find_map(|l| l.strip_prefix("content-length: ")?.parse().ok());
-        if body.len() >= length.unwrap_or(0) {
-            break (head.to_owned(), body.to_owned());
-        }
-    };
+    let Some((head, body)) = read_request(&mut stream).await else { return Ok(()) };
     let required = lock(known).authorization.as_ref().map(|value| format!("authorization: {value}"));
     let (status, answer) = if required.is_some_and(|required| head.lines().all(|line| line != required)) {
         ("401 Unauthorized", "Unauthorized\n".to_owned())

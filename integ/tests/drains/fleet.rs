@@ -14,7 +14,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use models::names::{INTERFACE_LABEL, INTERFACE_VERSION, SYSTEM_NAMESPACE};
-use models::shadow::Step;
+use models::shadow::{BLOCKED, Step};
 use semver::Version;
 use serde_json::{Value, json};
 
@@ -29,9 +29,6 @@ pub(crate) const NEW: Version = Version::new(1, 20, 5);
 
 /// Nodes besides those under test: the operator runs on them, and pods move to them.
 const SPARE: usize = 3;
-
-/// Number of second nodes of all cases together.
-pub(crate) const SECOND_NODES: usize = 4;
 
 /// Keeps the scheduler from placing anything on a node under test but the case's own pods.
 const TAINT: &str = "example.com/case";
@@ -55,7 +52,8 @@ fn policy() -> Value {
         "version": {"refreshInterval": "1s"},
         "maxUnavailable": "100%",
         "health": {"after": {"soak": "1s"}},
-        "failurePolicy": {"backOff": "1h"},
+        // The most, so that attempts that cases let fail brake no other one's.
+        "failurePolicy": {"backOff": "1h", "maxConsecutiveFailures": 64},
         // Among others, a claim without an attempt is kept for this long: the hosts here go down at once.
         "deadlines": {"shutdown": "5s"},
         "loadBalancer": {"leaveBeforeDrain": "1s"},
@@ -63,7 +61,6 @@ fn policy() -> Value {
             group("evict-bare", json!({"barePods": "Evict", "atDeadline": "Force"})),
             group("keep-data", json!({"emptyDir": "Refuse"})),
             group("short", json!({"timeout": "1s"})),
-            group("force", json!({"timeout": "1s", "atDeadline": "Force"})),
             group(FORCE_LATER, json!({"atDeadline": "Force"})),
             group("force-bare", json!({"timeout": "1s", "atDeadline": "Force", "barePods": "Evict"})),
             group("wait", json!({"guardedPods": "Wait"})),
@@ -183,13 +180,6 @@ impl Case {
         Ok(case)
     }
 
-    /// Another node for this case's pods that is updated too.
-    pub(crate) async fn second_node(&self) -> anyhow::Result<String> {
-        let node = self.fleet.take_node()?;
-        self.allow(&node).await?;
-        Ok(node)
-    }
-
     async fn allow(&self, node: &str) -> anyhow::Result<()> {
         self.label(node, &self.place, "yes").await
     }
@@ -213,12 +203,6 @@ impl Case {
     /// The machine of the node.
     pub(crate) fn member(&self) -> anyhow::Result<&TestNode> {
         self.fleet.bed.member(&self.node)
-    }
-
-    /// Processes of the agent on the node.
-    pub(crate) fn agents(&self) -> anyhow::Result<Vec<integ::kubelet::PodProcess>> {
-        let image = deploy::image(deploy::Component::Agent, &self.fleet.bed.options.deploy);
-        Ok(self.member()?.kubelet.processes().into_iter().filter(|process| process.image == image).collect())
     }
 
     pub(crate) async fn apply(&self, object: Value) -> anyhow::Result<()> {
@@ -296,11 +280,6 @@ impl Case {
     /// Creates a budget over the pods labelled `app: <name>`, and waits until it counts so many healthy ones.
     pub(crate) async fn budget(&self, name: &str, healthy: usize, limit: Value) -> anyhow::Result<()> {
         self.apply(workload::budget(&self.namespace, name, limit)).await?;
-        self.counted(name, healthy).await
-    }
-
-    /// Waits until a budget counts so many healthy pods.
-    pub(crate) async fn counted(&self, name: &str, healthy: usize) -> anyhow::Result<()> {
         self.until(&format!("the budget {name} counts {healthy}"), |state| {
             let budget = state.world.budgets.get(&(state.namespace.clone(), name.to_owned()));
             budget.is_some_and(|budget| usize::try_from(budget.current_healthy) == Ok(healthy))
@@ -320,7 +299,7 @@ impl Case {
     /// has such a policy until [`Case::until_drain_blocked`].
     pub(crate) async fn block_with_pdb(&self, name: &str, pods: usize) -> anyhow::Result<()> {
         if self.state()?.field(&drain_policy()).is_none() {
-            self.let_drain_begin(&self.node).await?;
+            self.set_drain_policy(FORCE_LATER).await?;
         }
         self.apply(json!({
             "apiVersion": "v1", "kind": "Pod",
@@ -339,19 +318,9 @@ impl Case {
         self.label(&self.node, POLICY, policy).await
     }
 
-    /// Lets the drain of a node begin although a budget blocks it.
-    pub(crate) async fn let_drain_begin(&self, node: &str) -> anyhow::Result<()> {
-        self.label(node, POLICY, FORCE_LATER).await
-    }
-
     /// Labels the node for the operator: its update begins.
     pub(crate) async fn start_update(&self) -> anyhow::Result<()> {
-        self.label_node(&self.node).await
-    }
-
-    /// Labels a node for the operator.
-    pub(crate) async fn label_node(&self, node: &str) -> anyhow::Result<()> {
-        self.label(node, INTERFACE_LABEL, INTERFACE_VERSION).await
+        self.label(&self.node, INTERFACE_LABEL, INTERFACE_VERSION).await
     }
 
     /// The current state of the case's part of the cluster.
@@ -421,14 +390,20 @@ impl Case {
         Ok(state.last().context("just seen")?.1)
     }
 
-    /// Waits until the node is blocked for this reason, and returns the message.
-    pub(crate) async fn blocked(&self, reason: &str) -> anyhow::Result<String> {
-        let state = self
-            .until(&format!("the node waits with {reason}"), |state| {
-                state.blocked().is_some_and(|(blocked, _)| blocked == reason)
-            })
-            .await?;
-        Ok(state.blocked().context("just seen")?.1)
+    /// Waits until the node is blocked for this reason, with all of these parts in the message.
+    pub(crate) async fn blocked(&self, reason: &str, parts: &[&str]) -> anyhow::Result<CaseState<'static>> {
+        self.until(&format!("the node is blocked by {reason}: {parts:?}"), |state| {
+            let blocked = state.condition(BLOCKED).filter(|blocked| blocked.reason == reason);
+            blocked.is_some_and(|blocked| parts.iter().all(|part| blocked.message.contains(part)))
+        })
+        .await
+    }
+
+    /// The same, of a node that is left as it is.
+    pub(crate) async fn waits(&self, reason: &str, parts: &[&str]) -> anyhow::Result<CaseState<'static>> {
+        let state = self.blocked(reason, parts).await?;
+        anyhow::ensure!(!state.node().claimed(), "it is claimed: {}", state.describe());
+        Ok(state)
     }
 
     /// Waits until the drain is blocked by a budget. It goes on under the policy of all nodes if it could not begin under that.

@@ -50,7 +50,7 @@ async fn run_case(fleet: Arc<Fleet>, name: String, scenario: Scenario) -> anyhow
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(AT_ONCE);
-    // The longest cases are the first ones of the first two.
+    // The longest cases are the first ones.
     let modules = [
         ("claims", claims::cases()),
         ("evictions", evictions::cases()),
@@ -60,7 +60,6 @@ fn main() -> ExitCode {
         ("endings", endings::cases()),
         ("filters", filters::cases()),
     ];
-    // A case may need a second node.
-    let nodes = modules.iter().map(|(_, cases)| cases.len()).sum::<usize>() + fleet::SECOND_NODES;
+    let nodes: usize = modules.iter().map(|(_, cases)| cases.len()).sum();
     named_cases::run(&arguments, modules, move || Fleet::start(nodes), run_case, Fleet::judge)
 }

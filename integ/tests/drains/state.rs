@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use integ::oracle::{ClusterState, Field, Node, Pod, Shadow};
+use models::condition::{Condition, true_condition};
 use models::shadow::{BLOCKED, DrainStatus, Step};
 
 /// The state that a case sees.
@@ -66,11 +67,9 @@ impl CaseState<'_> {
         record.last.as_ref().map(|last| (last.reason.clone(), last.message.clone()))
     }
 
-    /// Reason and message of the node's `Blocked` condition.
-    pub(crate) fn blocked(&self) -> Option<(String, String)> {
-        let conditions = &self.shadow()?.status.conditions;
-        let blocked = models::condition::true_condition(conditions, BLOCKED)?;
-        Some((blocked.reason.clone(), blocked.message.clone()))
+    /// A condition of the shadow that is true.
+    pub(crate) fn condition(&self, type_: &str) -> Option<&Condition> {
+        true_condition(&self.shadow()?.status.conditions, type_)
     }
 
     /// Returns true if the failure counts against the version.
@@ -97,7 +96,7 @@ impl CaseState<'_> {
             self.name,
             self.step(),
             self.last(),
-            self.blocked(),
+            self.condition(BLOCKED),
             self.drain(),
             self.shadow().map(|shadow| &shadow.spec),
             self.shadow().map(|shadow| &shadow.status.agent),

@@ -1,43 +1,14 @@
-//! The access that the components' tokens give to the cluster's own API.
+//! The access that an agent's tokens give to the cluster's own API.
 
 use anyhow::ensure;
-use integ::control_plane::ControlPlane;
-use models::names::{
-    AGENT, AGENT_NAMESPACE, APISERVER, CA_SECRET, PERMIT_KEY_SECRET, SERVING_SECRET, SYSTEM_NAMESPACE,
-};
+use models::names::{AGENT, AGENT_NAMESPACE, CA_SECRET, PERMIT_KEY_SECRET, SERVING_SECRET, SYSTEM_NAMESPACE};
 use reqwest::{Client, Method};
 use serde_json::{Value, json};
 
 use crate::cases;
-use crate::refusal_test::{RefusalTest, TARGET_NODE, agent_pod, token};
+use crate::refusal_test::{RefusalTest, TARGET_NODE, token};
 
-cases![
-    api_server_refuses_web_api_token_of_agent,
-    agent_account_has_no_api_server_permissions,
-    web_api_account_may_not_write_or_delete_shadows,
-    web_api_account_may_not_access_nodes_pods_or_secrets,
-];
-
-struct ApiServerClient {
-    client: Client,
-    url: String,
-}
-
-impl ApiServerClient {
-    fn of(control_plane: &ControlPlane) -> anyhow::Result<Self> {
-        let ca = reqwest::Certificate::from_pem(control_plane.ca_pem().as_bytes())?;
-        let client = Client::builder().no_proxy().tls_certs_only([ca]).build()?;
-        Ok(Self { client, url: control_plane.url().to_owned() })
-    }
-
-    async fn request(&self, method: Method, path: &str, token: &str, body: Option<Value>) -> anyhow::Result<u16> {
-        let mut request = self.client.request(method, format!("{}{path}", self.url)).bearer_auth(token);
-        if let Some(body) = body {
-            request = request.header("Content-Type", "application/merge-patch+json").body(body.to_string());
-        }
-        Ok(request.send().await?.status().as_u16())
-    }
-}
+cases![api_server_refuses_web_api_token_of_agent, agent_account_has_no_api_server_permissions,];
 
 fn shadow(rest: &str) -> String {
     format!(
@@ -47,7 +18,7 @@ fn shadow(rest: &str) -> String {
 
 /// Read and write requests for all relevant objects.
 fn api_requests() -> Vec<(Method, String, Option<Value>)> {
-    let patch = || Some(json!({"metadata": {"labels": {"x": "y"}}}));
+    let label = json!({"metadata": {"labels": {"x": "y"}}});
     vec![
         (Method::GET, shadow(""), None),
         (Method::PATCH, shadow(""), Some(json!({"spec": {"state": "RebootedIntoUpdate"}}))),
@@ -55,7 +26,7 @@ fn api_requests() -> Vec<(Method, String, Option<Value>)> {
         (Method::DELETE, shadow(""), None),
         (Method::GET, "/api/v1/nodes".into(), None),
         (Method::GET, format!("/api/v1/nodes/{TARGET_NODE}"), None),
-        (Method::PATCH, format!("/api/v1/nodes/{TARGET_NODE}"), patch()),
+        (Method::PATCH, format!("/api/v1/nodes/{TARGET_NODE}"), Some(label)),
         (Method::GET, "/api/v1/pods".into(), None),
         (Method::GET, format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/{CA_SECRET}"), None),
         (Method::GET, format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/{PERMIT_KEY_SECRET}"), None),
@@ -64,54 +35,28 @@ fn api_requests() -> Vec<(Method, String, Option<Value>)> {
     ]
 }
 
-async fn api_server_refuses_web_api_token_of_agent(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    let cluster = ApiServerClient::of(&refusal_test.bed.control_plane)?;
+/// Sends all of these requests with a token, and checks the status of each answer.
+async fn assert_all_answered(refusal_test: &RefusalTest, token: &str, expected: u16) -> anyhow::Result<()> {
+    let control_plane = &refusal_test.bed.control_plane;
+    let ca = reqwest::Certificate::from_pem(control_plane.ca_pem().as_bytes())?;
+    let client = Client::builder().no_proxy().tls_certs_only([ca]).build()?;
     for (method, path, body) in api_requests() {
-        let status = cluster.request(method.clone(), &path, &refusal_test.own, body).await?;
-        ensure!(status == 401, "{method} {path}: {status}");
+        let mut request = client.request(method.clone(), format!("{}{path}", control_plane.url())).bearer_auth(token);
+        if let Some(body) = body {
+            request = request.header("Content-Type", "application/merge-patch+json").body(body.to_string());
+        }
+        let status = request.send().await?.status().as_u16();
+        ensure!(status == expected, "{method} {path}: {status}");
     }
     Ok(())
 }
 
-/// A token of an account for the cluster's own API.
-async fn api_server_token(refusal_test: &RefusalTest, namespace: &str, account: &str) -> anyhow::Result<String> {
-    let issuer = RefusalTest::claims(&refusal_test.own)?["iss"].as_str().unwrap_or_default().to_owned();
-    token(&refusal_test.bed, namespace, account, &issuer, None).await
+async fn api_server_refuses_web_api_token_of_agent(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+    assert_all_answered(refusal_test, &refusal_test.own, 401).await
 }
 
 async fn agent_account_has_no_api_server_permissions(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    let cluster = ApiServerClient::of(&refusal_test.bed.control_plane)?;
-    let token = api_server_token(refusal_test, AGENT_NAMESPACE, AGENT).await?;
-    for (method, path, body) in api_requests() {
-        let status = cluster.request(method.clone(), &path, &token, body).await?;
-        ensure!(status == 403, "{method} {path}: {status}");
-    }
-    Ok(())
-}
-
-async fn web_api_account_may_not_write_or_delete_shadows(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    let cluster = ApiServerClient::of(&refusal_test.bed.control_plane)?;
-    let token = api_server_token(refusal_test, SYSTEM_NAMESPACE, APISERVER).await?;
-    ensure!(cluster.request(Method::GET, &shadow(""), &token, None).await? == 200, "it reads shadows");
-    for method in [Method::PATCH, Method::PUT, Method::DELETE] {
-        let order = json!({"spec": {"state": "RebootedIntoUpdate", "attempt": 9}});
-        let status = cluster.request(method.clone(), &shadow(""), &token, Some(order)).await?;
-        ensure!(status == 403, "{method}: {status}");
-    }
-    // The API server drops the rest of the object in a write to the status, its spec included.
-    Ok(())
-}
-
-async fn web_api_account_may_not_access_nodes_pods_or_secrets(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    let cluster = ApiServerClient::of(&refusal_test.bed.control_plane)?;
-    let token = api_server_token(refusal_test, SYSTEM_NAMESPACE, APISERVER).await?;
-    for (method, path, body) in api_requests().into_iter().filter(|(_, path, _)| !path.contains("bottlerocketshadows"))
-    {
-        let status = cluster.request(method.clone(), &path, &token, body).await?;
-        ensure!(status == 403, "{method} {path}: {status}");
-    }
-    let pod = agent_pod(&refusal_test.bed, TARGET_NODE).await?.metadata.name.unwrap_or_default();
-    let eviction = format!("/api/v1/namespaces/{AGENT_NAMESPACE}/pods/{pod}/eviction");
-    ensure!(cluster.request(Method::POST, &eviction, &token, Some(json!({}))).await? == 403);
-    Ok(())
+    let issuer = RefusalTest::claims(&refusal_test.own)?["iss"].as_str().unwrap_or_default().to_owned();
+    let token = token(&refusal_test.bed, AGENT_NAMESPACE, AGENT, &issuer, None).await?;
+    assert_all_answered(refusal_test, &token, 403).await
 }

@@ -1,39 +1,41 @@
 //! Paths and methods that might reach another client's shadow.
 
+use anyhow::Context as _;
+
 use crate::cases;
 use crate::raw::Request;
 use crate::refusal_test::{FORBIDDEN, OTHER_NODE, RefusalTest, TARGET_NODE};
 
 cases![
     request_for_shadow_of_other_node_is_refused,
-    path_traversal_is_refused,
-    nonstandard_path_spelling_is_refused,
-    shadow_object_name_as_node_is_refused,
-    unknown_path_is_refused,
-    unsupported_method_is_refused,
-    watch_from_invalid_resource_version_is_refused,
+    path_that_is_spelled_otherwise_is_refused,
+    unsupported_request_is_refused,
     request_without_tls_is_refused,
     only_http_1_1_is_negotiated,
 ];
 
 const NOT_FOUND: (u16, &str) = (404, "not-found");
 
-/// Sends a request with the token of the other node's agent, which is valid for its own node.
-async fn assert_refused(refusal_test: &RefusalTest, path: String, expected: (u16, &str)) -> anyhow::Result<()> {
-    let reason = (expected == FORBIDDEN).then_some("OtherNode");
-    let request = Request::new("GET", path).bearer(&refusal_test.agents_token(OTHER_NODE).await?);
-    refusal_test.assert_refused(&request, expected, reason).await.map(|_| ())
-}
-
-async fn request_for_shadow_of_other_node_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    for node in [TARGET_NODE, "node-3", "no-such-node", "*", "-", "."] {
-        assert_refused(refusal_test, format!("/v1/nodes/{node}/shadow"), FORBIDDEN).await?;
+/// Sends requests with the token of the other node's agent, which is valid for its own node.
+async fn all_refused(refusal_test: &RefusalTest, rows: &[(String, (u16, &'static str))]) -> anyhow::Result<()> {
+    let token = refusal_test.agents_token(OTHER_NODE).await?;
+    for (path, expected) in rows {
+        let reason = (*expected == FORBIDDEN).then_some("OtherNode");
+        let request = Request::new("GET", path).bearer(&token);
+        refusal_test.assert_refused(&request, *expected, reason).await?;
     }
     Ok(())
 }
 
-async fn path_traversal_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    for (path, expected) in [
+async fn request_for_shadow_of_other_node_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+    let brs = format!("brs-{OTHER_NODE}");
+    let nodes = [TARGET_NODE, "node-3", "no-such-node", "*", "-", ".", brs.as_str()];
+    let rows = nodes.map(|node| (format!("/v1/nodes/{node}/shadow"), FORBIDDEN));
+    all_refused(refusal_test, &rows).await
+}
+
+async fn path_that_is_spelled_otherwise_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+    let rows = [
         (format!("/v1/nodes/{OTHER_NODE}/../{TARGET_NODE}/shadow"), NOT_FOUND),
         (format!("/v1/nodes/{OTHER_NODE}/shadow/../../{TARGET_NODE}/shadow"), NOT_FOUND),
         (format!("/v1/nodes/{OTHER_NODE}%2F..%2F{TARGET_NODE}/shadow"), FORBIDDEN),
@@ -45,14 +47,6 @@ async fn path_traversal_is_refused(refusal_test: &RefusalTest) -> anyhow::Result
         (format!("/v1/nodes/{TARGET_NODE};node={OTHER_NODE}/shadow"), FORBIDDEN),
         (format!("/v1/nodes/{TARGET_NODE}%23{OTHER_NODE}/shadow"), FORBIDDEN),
         (format!("/v1/nodes/{TARGET_NODE}%3Fnode={OTHER_NODE}/shadow"), FORBIDDEN),
-    ] {
-        assert_refused(refusal_test, path, expected).await?;
-    }
-    Ok(())
-}
-
-async fn nonstandard_path_spelling_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    for (path, expected) in [
         (format!("/v1/nodes/{}/shadow", OTHER_NODE.to_uppercase()), FORBIDDEN),
         (format!("/v1/nodes/{OTHER_NODE}./shadow"), FORBIDDEN),
         (format!("/v1/nodes/{OTHER_NODE}%20/shadow"), FORBIDDEN),
@@ -61,52 +55,28 @@ async fn nonstandard_path_spelling_is_refused(refusal_test: &RefusalTest) -> any
         (format!("/V1/nodes/{OTHER_NODE}/shadow"), NOT_FOUND),
         (format!("/v1/nodes/{OTHER_NODE}/shadow/"), NOT_FOUND),
         (format!("/v1/nodes/{OTHER_NODE}/Shadow"), NOT_FOUND),
-    ] {
-        assert_refused(refusal_test, path, expected).await?;
-    }
-    Ok(())
+        ("/".to_owned(), NOT_FOUND),
+        ("/metrics".to_owned(), NOT_FOUND),
+        ("/v1/nodes".to_owned(), NOT_FOUND),
+        ("/apis/brupop.bottlerocket.aws/v3/bottlerocketshadows".to_owned(), NOT_FOUND),
+    ];
+    all_refused(refusal_test, &rows).await
 }
 
-async fn shadow_object_name_as_node_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    assert_refused(refusal_test, format!("/v1/nodes/brs-{OTHER_NODE}/shadow"), FORBIDDEN).await
-}
-
-async fn unknown_path_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    for path in [
-        "/",
-        "/metrics",
-        "/healthz",
-        "/v1/nodes",
-        "/v1/nodes/",
-        "/v2/nodes/node-1/shadow",
-        "/api/v1/nodes",
-        "/apis/brupop.bottlerocket.aws/v3/bottlerocketshadows",
-        "/openapi.json",
-    ] {
-        assert_refused(refusal_test, path.to_owned(), NOT_FOUND).await?;
-    }
-    Ok(())
-}
-
-async fn unsupported_method_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+/// The unit tests of the web API have all methods of all paths, by its description.
+async fn unsupported_request_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
     let shadow = format!("/v1/nodes/{TARGET_NODE}/shadow");
-    for method in ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"] {
-        let request = Request::new(method, &shadow).bearer(&refusal_test.own);
-        refusal_test.assert_refused(&request, (405, "method-not-allowed"), None).await?;
-    }
-    for method in ["GET", "POST", "PATCH", "DELETE"] {
-        let request = Request::new(method, format!("{shadow}/status")).bearer(&refusal_test.own);
-        refusal_test.assert_refused(&request, (405, "method-not-allowed"), None).await?;
-    }
-    Ok(())
-}
-
-async fn watch_from_invalid_resource_version_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+    let mut rows = vec![
+        ("DELETE", shadow.clone(), (405, "method-not-allowed")),
+        ("PROPFIND", shadow.clone(), (405, "method-not-allowed")),
+        ("PATCH", format!("{shadow}/status"), (405, "method-not-allowed")),
+    ];
     for from in ["0", "-1", "1%0d%0aX:%20y", "latest", "1;2"] {
-        let path = format!("/v1/nodes/{TARGET_NODE}/shadow/watch?resourceVersion={from}");
-        refusal_test
-            .assert_refused(&Request::new("GET", path).bearer(&refusal_test.own), (400, "malformed-request"), None)
-            .await?;
+        rows.push(("GET", format!("{shadow}/watch?resourceVersion={from}"), (400, "malformed-request")));
+    }
+    for (method, path, expected) in rows {
+        let request = Request::new(method, &path).bearer(&refusal_test.own);
+        refusal_test.assert_refused(&request, expected, None).await.context(path)?;
     }
     Ok(())
 }

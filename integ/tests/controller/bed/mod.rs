@@ -42,7 +42,7 @@ pub(crate) use faults::{Due, Fault, Faults, Planned, Write};
 pub(crate) use node::{Boot, Fleet, Held, PodRule, PodState};
 pub(crate) use policy::{closed_schedule, open_schedule, other};
 pub(crate) use process::{ControllerOptions, ControllerProcess, LEASE, note_panics};
-pub(crate) use receiver::{Answer, Receiver};
+pub(crate) use receiver::{Answer, Receiver, read_request};
 pub(crate) use stage::Stage;
 pub(crate) use time::Time;
 
@@ -114,25 +114,39 @@ impl ScriptedCluster {
     }
 
     /// Starts so many nodes, the policy and a controller, and waits until every agent has reported. `policy` is merged over
-    /// `spec` of the default one, which has a soak of a minute; its updates are enabled.
+    /// `spec` of the default one, which has a soak of a second; its updates are enabled.
     pub(crate) async fn start(&mut self, nodes: usize, policy: Value) -> anyhow::Result<()> {
-        for number in 1..=nodes {
-            self.add_node(&format!("node-{number}"), &[]).await?;
-        }
+        self.start_with(nodes, policy, &ControllerOptions::default()).await
+    }
+
+    /// The same, with these options of the controller.
+    pub(crate) async fn start_with(
+        &mut self,
+        nodes: usize,
+        policy: Value,
+        options: &ControllerOptions,
+    ) -> anyhow::Result<()> {
+        self.add_nodes(nodes).await?;
         self.create_policy(policy).await?;
-        self.start_controller(&ControllerOptions::default())?;
+        self.start_controller(options)?;
         self.reported().await
     }
 
     /// The same, where a node has proven [`NEW`] already: otherwise the first one that is updated to it goes alone.
     pub(crate) async fn start_beside_proven(&mut self, nodes: usize, policy: Value) -> anyhow::Result<()> {
-        for number in 1..=nodes {
-            self.add_node(&format!("node-{number}"), &[]).await?;
-        }
+        self.add_nodes(nodes).await?;
         self.create_policy(policy).await?;
         prove(&self.client, &NEW).await?;
         self.start_controller(&ControllerOptions::default())?;
         self.reported().await
+    }
+
+    /// Adds nodes `node-1` to the one of this number.
+    async fn add_nodes(&self, nodes: usize) -> anyhow::Result<()> {
+        for number in 1..=nodes {
+            self.add_node(&format!("node-{number}"), &[]).await?;
+        }
+        Ok(())
     }
 
     /// Adds a node that runs [`OLD`], with more labels than the operator's.
@@ -302,12 +316,6 @@ impl ScriptedCluster {
         Ok(())
     }
 
-    /// Renews the Lease of a node whose kubelet still runs.
-    pub(crate) async fn renew_lease(&self, node: &str) -> anyhow::Result<()> {
-        renew_lease(&self.client, node, self.time.now()).await?;
-        Ok(())
-    }
-
     /// The state of the cluster now.
     pub(crate) fn now(&self) -> anyhow::Result<ClusterState> {
         self.recorder.now()
@@ -351,8 +359,7 @@ impl ScriptedCluster {
     /// Waits until a controller has planned with everything that is stored now: it acknowledges a change of the policy that
     /// changes no rule.
     pub(crate) async fn planned(&self) -> anyhow::Result<ClusterState> {
-        let api: Api<BottlerocketUpdateOperator> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
-        let operator = api.get(OPERATOR_NAME).await?;
+        let operator = self.operators().get(OPERATOR_NAME).await?;
         let limit = operator.spec.revision_history_limit.unwrap_or(10) + 1;
         let changed = self.policy(&json!({"revisionHistoryLimit": limit})).await?;
         let generation = changed.metadata.generation.unwrap_or_default();
@@ -362,15 +369,14 @@ impl ScriptedCluster {
 
     /// Changes the policy by a merge patch over `spec`.
     pub(crate) async fn policy(&self, spec: &Value) -> anyhow::Result<BottlerocketUpdateOperator> {
-        let api: Api<BottlerocketUpdateOperator> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
-        Ok(api.patch(OPERATOR_NAME, &PatchParams::default(), &Patch::Merge(json!({"spec": spec}))).await?)
+        let patch = Patch::Merge(json!({"spec": spec}));
+        Ok(self.operators().patch(OPERATOR_NAME, &PatchParams::default(), &patch).await?)
     }
 
     /// Annotates the policy.
     pub(crate) async fn request(&self, annotation: &str, value: &str) -> anyhow::Result<()> {
-        let api: Api<BottlerocketUpdateOperator> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
         let patch = Patch::Merge(json!({"metadata": {"annotations": {annotation: value}}}));
-        api.patch(OPERATOR_NAME, &PatchParams::default(), &patch).await?;
+        self.operators().patch(OPERATOR_NAME, &PatchParams::default(), &patch).await?;
         Ok(())
     }
 
@@ -427,21 +433,14 @@ impl ScriptedCluster {
     /// Waits until there is an Event of the operator with this reason whose text contains all of these, and returns it.
     pub(crate) async fn until_event(&self, reason: &str, words: &[&str]) -> anyhow::Result<String> {
         let events: Api<Event> = Api::all(self.client.clone());
-        let found = async {
-            loop {
-                let all = events.list(&ListParams::default()).await?;
-                let text = all.items.into_iter().find_map(|event| {
-                    let text = event.note.filter(|_| event.reason.as_deref() == Some(reason))?;
-                    words.iter().all(|word| text.contains(word)).then_some(text)
-                });
-                if let Some(text) = text {
-                    return anyhow::Ok(text);
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        };
-        let found = tokio::time::timeout(LIMIT, found).await;
-        found.with_context(|| format!("no Event {reason} with {words:?}"))?
+        poll(&format!("there is an Event {reason} with {words:?}"), async || {
+            let all = events.list(&ListParams::default()).await?;
+            Ok(all.items.into_iter().find_map(|event| {
+                let text = event.note.filter(|_| event.reason.as_deref() == Some(reason))?;
+                words.iter().all(|word| text.contains(word)).then_some(text)
+            }))
+        })
+        .await
     }
 
     /// The metrics of the controller that was started last.

@@ -106,10 +106,6 @@ pub(crate) struct PodRule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PodState {
     NotReady,
-    /// The kubelet rejects them when they come.
-    Rejected,
-    /// Asked to terminate, they stay.
-    Stays,
 }
 
 struct Scripted {
@@ -210,31 +206,6 @@ impl Fleet {
             if let Some(scripted) = state.nodes.get_mut(node) {
                 scripted.log(HostFact::Shutdown { by_api: false });
                 scripted.going_down = true;
-            }
-        });
-    }
-
-    /// Has another client install a version on a host, and reboot it before its agent can disarm it.
-    pub(crate) fn install(&self, node: &str, version: Version) {
-        self.change(|state| {
-            if let Some(scripted) = state.nodes.get_mut(node) {
-                (scripted.host.staged, scripted.host.armed) = (Some(version), true);
-                scripted.log(HostFact::Shutdown { by_api: false });
-                scripted.going_down = true;
-            }
-        });
-    }
-
-    /// Lets a held activation end, which the agent does not see.
-    pub(crate) fn arm(&self, node: &str) {
-        self.change(|state| {
-            if let Some(scripted) = state.nodes.get_mut(node)
-                && let Some(version) = scripted.host.staged.clone()
-            {
-                scripted.host.armed = true;
-                scripted.log(HostFact::ActivateAsked);
-                scripted.log(HostFact::Armed { version });
-                scripted.log(HostFact::ActivateEnded);
             }
         });
     }
@@ -726,7 +697,7 @@ impl Actors {
             None => self.admin.clone(),
         };
         let api: Api<Pod> = Api::namespaced(client, &pod.namespace().unwrap_or_default());
-        if terminating && (state != Some(PodState::Stays)) {
+        if terminating {
             if !finished {
                 return self.post_pod(&api, &pod, ScriptedPod::Terminated).await;
             }
@@ -739,7 +710,7 @@ impl Actors {
             self.pods.remove(uid);
             return Ok(false);
         }
-        if finished || terminating {
+        if finished {
             return Ok(false);
         }
         let has_status = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref()).is_some();
@@ -750,13 +721,11 @@ impl Actors {
             statuses.into_iter().any(|c| c.state.as_ref().is_some_and(|state| state.running.is_some()))
         };
         let wanted = match state {
-            Some(PodState::Rejected) => ScriptedPod::Rejected,
             _ if !has_status => ScriptedPod::Creating,
             None if shown.is_some_and(|shown| shown < restarts) && running(&pod) => {
                 ScriptedPod::Lost { restarts: shown.unwrap_or_default() }
             }
-            Some(PodState::NotReady) => ScriptedPod::Running { ready: false, restarts },
-            Some(PodState::Stays) | None => ScriptedPod::Running { ready: true, restarts },
+            state => ScriptedPod::Running { ready: state.is_none(), restarts },
         };
         self.post_pod(&api, &pod, wanted).await
     }

@@ -93,20 +93,26 @@ impl Drop for Receiver {
     }
 }
 
-/// Reads one request and returns its body, if it is a CloudEvent.
-async fn read(stream: &mut TcpStream) -> Option<Value> {
+/// Reads one request: its head and its body.
+pub(crate) async fn read_request(stream: &mut TcpStream) -> Option<(String, String)> {
     let mut bytes = Vec::new();
     loop {
         if stream.read_buf(&mut bytes).await.ok()? == 0 {
             return None;
         }
-        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let text = String::from_utf8_lossy(&bytes);
         let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
-        let head = head.to_lowercase();
-        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok())?;
-        if body.len() >= length {
-            let is_event = head.contains("content-type: application/cloudevents+json");
-            return serde_json::from_str(body).ok().filter(|_| is_event);
+        let lower = head.to_lowercase();
+        let length = lower.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+        if body.len() >= length.unwrap_or(0) {
+            return Some((head.to_owned(), body.to_owned()));
         }
     }
+}
+
+/// Reads one request and returns its body, if it is a CloudEvent.
+async fn read(stream: &mut TcpStream) -> Option<Value> {
+    let (head, body) = read_request(stream).await?;
+    let is_event = head.to_lowercase().contains("content-type: application/cloudevents+json");
+    serde_json::from_str(&body).ok().filter(|_| is_event)
 }
