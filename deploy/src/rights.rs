@@ -413,14 +413,4 @@ mod tests {
             assert!(rules().iter().any(permits), "{verb} {resource}");
         }
     }
-
-    #[test]
-    fn agents_have_no_role_bindings() {
-        for object in all() {
-            for subject in object["subjects"].as_array().into_iter().flatten() {
-                assert_ne!(subject["name"], AGENT);
-                assert_eq!(subject["namespace"], SYSTEM_NAMESPACE);
-            }
-        }
-    }
 }
