@@ -4,11 +4,11 @@
 mod table;
 
 use std::collections::BTreeSet;
-use std::process::{Output, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use integ::bed::{Programs, workload};
+use integ::bed::workload;
 use integ::control_plane::{ControlPlane, Options};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use self::table::{ARMED, Failed, LEFT, LISTS, On, REBOOT, ROWS, Row, V1};
 use super::takeover::{DEFINITION, EARLIER, definitions, object, settled, shadows_in};
-use super::{kubectl, until};
+use super::{kubectl, plugin, until};
 
 /// A second namespace of the earlier operator.
 const SECOND: &str = "updates";
@@ -255,12 +255,6 @@ async fn renew_leases(client: Client) -> anyhow::Result<()> {
             leases.patch(row.node, &PatchParams::apply("kubelet"), &Patch::Apply(lease)).await?;
         }
     }
-}
-
-async fn plugin(control_plane: &ControlPlane, arguments: &[&str]) -> anyhow::Result<Output> {
-    let mut command = tokio::process::Command::new(Programs::find()?.plugin);
-    command.args(arguments).env("KUBECONFIG", control_plane.kubeconfig()).stdin(Stdio::null()).kill_on_drop(true);
-    Ok(command.output().await?)
 }
 
 async fn preflight(control_plane: &ControlPlane) -> anyhow::Result<Value> {

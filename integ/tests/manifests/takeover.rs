@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use super::migration::is_stored_in;
-use super::{expect, until};
+use super::{expect, plugin, plugin_command, until};
 
 pub(super) const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
 pub(super) const EARLIER: &str = include_str!("../../testdata/earlier-operator.yaml");
@@ -73,11 +73,7 @@ async fn takeover_of_5000_nodes_keeps_every_back_off() -> anyhow::Result<()> {
         })
         .await?;
 
-    let output = tokio::process::Command::new(integ::bed::Programs::find()?.plugin)
-        .args(["takeover", "swap", "--yes"])
-        .env("KUBECONFIG", control_plane.kubeconfig())
-        .output()
-        .await?;
+    let output = plugin(&control_plane, &["takeover", "swap", "--yes"]).await?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let kind = ApiResource::from_gvk(&GroupVersionKind::gvk(names::GROUP, "v3", "BottlerocketShadow"));
     let own = Api::<DynamicObject>::all_with(client.clone(), &kind).list(&ListParams::default()).await?.items;
@@ -142,13 +138,9 @@ async fn shadow_that_api_server_behind_stores_during_takeover_is_recorded_before
         .await?;
     second.hold(Behind::Policies);
 
-    let mut swap = tokio::process::Command::new(integ::bed::Programs::find()?.plugin)
-        .args(["takeover", "swap", "--yes", "--settle", "1s"])
-        .env("KUBECONFIG", control_plane.kubeconfig())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()?;
+    let mut swap = plugin_command(control_plane.kubeconfig())?;
+    swap.args(["takeover", "swap", "--yes", "--settle", "1s"]).stdout(Stdio::piped());
+    let mut swap = swap.spawn()?;
     let mut lines = BufReader::new(swap.stdout.take().context("no output")?).lines();
     let mut printed = Vec::new();
     while let Some(line) = lines.next_line().await? {
