@@ -1,10 +1,13 @@
 //! The rights of the operator's accounts, and of a kubelet, as the API server's authorizers judge them.
 
 use anyhow::ensure;
+use integ::control_plane::ControlPlane;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::api::PostParams;
 use kube::{Api, Client};
 use models::names::{AGENT_NAMESPACE, GROUP as BRUPOP, SYSTEM_NAMESPACE};
+
+use super::{kubectl, until};
 
 const DEFINITIONS: &str = "apiextensions.k8s.io";
 const LEASES: &str = "coordination.k8s.io";
@@ -92,6 +95,22 @@ const RIGHTS: &[Right] = &[
     (KUBELET, "get", "", "secrets", SYSTEM_NAMESPACE, "brupop-history-key", false),
 ];
 
+/// Rights of users to the resources, each with the roles of the cluster that contain it.
+const OF_USERS: [(&str, &str, &str); 12] = [
+    ("watch", "bottlerocketshadows", "view edit admin"),
+    ("list", "bottlerocketupdateoperators", "view edit admin"),
+    ("get", "bottlerocketrollouthistories", "view edit admin"),
+    ("patch", "bottlerocketupdateoperators", "edit admin"),
+    ("create", "bottlerocketupdateoperators", "edit admin"),
+    ("patch", "bottlerocketshadows", "edit admin"),
+    ("patch", "bottlerocketrollouthistories", ""),
+    ("create", "bottlerocketshadows", ""),
+    ("create", "bottlerocketrollouthistories", ""),
+    ("delete", "bottlerocketupdateoperators", "admin"),
+    ("delete", "bottlerocketshadows", "admin"),
+    ("delete", "bottlerocketrollouthistories", "admin"),
+];
+
 pub(super) async fn accounts_have_expected_rights(client: Client) -> anyhow::Result<()> {
     let reviews: Api<SubjectAccessReview> = Api::all(client);
     for &(user, verb, group, resource, namespace, name, allowed) in RIGHTS {
@@ -105,16 +124,47 @@ pub(super) async fn accounts_have_expected_rights(client: Client) -> anyhow::Res
             name: Some(name.into()),
             ..ResourceAttributes::default()
         };
-        let spec = SubjectAccessReviewSpec {
-            user: Some(user.into()),
-            groups: (user == KUBELET).then(|| vec!["system:nodes".to_owned()]),
-            resource_attributes: Some(attributes.clone()),
-            ..SubjectAccessReviewSpec::default()
-        };
-        let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
-        let answer = reviews.create(&PostParams::default(), &review).await?;
-        let may = answer.status.is_some_and(|status| status.allowed);
+        let may = may(&reviews, user, attributes.clone()).await?;
         ensure!(may == allowed, "{user}: {attributes:?} is allowed: {may}");
+    }
+    Ok(())
+}
+
+async fn may(reviews: &Api<SubjectAccessReview>, user: &str, attributes: ResourceAttributes) -> anyhow::Result<bool> {
+    let spec = SubjectAccessReviewSpec {
+        user: Some(user.into()),
+        groups: (user == KUBELET).then(|| vec!["system:nodes".to_owned()]),
+        resource_attributes: Some(attributes),
+        ..SubjectAccessReviewSpec::default()
+    };
+    let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
+    let answer = reviews.create(&PostParams::default(), &review).await?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
+}
+
+/// Checks the roles of the cluster, to which the controller manager adds those of the operator's resources.
+pub(super) async fn roles_of_the_cluster_contain_rights_to_the_resources(
+    control_plane: &ControlPlane,
+) -> anyhow::Result<()> {
+    let reviews: Api<SubjectAccessReview> = Api::all(control_plane.client());
+    let right = |verb: &str, resource: &str| ResourceAttributes {
+        verb: Some(verb.into()),
+        group: Some(BRUPOP.into()),
+        resource: Some(resource.into()),
+        namespace: Some(SYSTEM_NAMESPACE.into()),
+        ..ResourceAttributes::default()
+    };
+    for role in ["view", "edit", "admin"] {
+        let (bound, user) = (format!("--clusterrole={role}"), format!("--user={role}"));
+        kubectl(control_plane, &["create", "rolebinding", role, &bound, &user, "-n", SYSTEM_NAMESPACE]).await?;
+    }
+    let last = right("delete", "bottlerocketrollouthistories");
+    until("the rights are added", async || may(&reviews, "admin", last.clone()).await).await?;
+    for (verb, resource, roles) in OF_USERS {
+        for user in ["view", "edit", "admin", "other"] {
+            let may = may(&reviews, user, right(verb, resource)).await?;
+            ensure!(may == roles.split(' ').any(|role| role == user), "{user} may {verb} {resource}: {may}");
+        }
     }
     Ok(())
 }
