@@ -65,10 +65,6 @@ async fn charts_pass_lint_and_package() -> anyhow::Result<()> {
     for chart in [OPERATOR, DEFINITIONS] {
         helm.line(&format!("lint --strict --namespace {SYSTEM_NAMESPACE} {chart}")).await?;
     }
-    for (values, ..) in rows()? {
-        let file = helm.values(&values)?;
-        helm.line(&format!("lint --strict --namespace {SYSTEM_NAMESPACE} {OPERATOR} -f {file}")).await?;
-    }
     Ok(())
 }
 
