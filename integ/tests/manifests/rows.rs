@@ -20,7 +20,7 @@ use models::names::{self, BALANCER_LABEL, RETRY_ANNOTATION, SYSTEM_NAMESPACE, sh
 use models::shadow::{BottlerocketShadow, HostState};
 use serde_json::{Value, json};
 
-use self::table::{ARMED, Failed, LEFT, LISTS, On, REBOOT, ROWS, Row, V1};
+use self::table::{ARMED, LEFT, LISTS, On, REBOOT, ROWS, Row};
 use super::takeover::{DEFINITION, EARLIER, definitions, object, settled, shadows_in};
 use super::{kubectl, plugin, until};
 
@@ -37,10 +37,11 @@ impl Row {
                 let now = Timestamp::now();
                 content["status"]["crash_count"] = json!(crashes);
                 content["status"]["state_transition_failure_timestamp"] = match self.failed {
-                    Failed::Never => Value::Null,
-                    Failed::AMinuteAgo => json!(now - SignedDuration::from_mins(1)),
-                    Failed::InAnHour => json!(now + SignedDuration::from_hours(1)),
-                    Failed::NoTime => json!("monday"),
+                    "" => Value::Null,
+                    "a minute ago" => json!(now - SignedDuration::from_mins(1)),
+                    "in an hour" => json!(now + SignedDuration::from_hours(1)),
+                    "at no time" => json!("monday"),
+                    other => unreachable!("{other}"),
                 };
             }
         }
@@ -54,7 +55,7 @@ impl Row {
     /// Everything that the node loses when the printed commands are run.
     fn released(&self) -> BTreeSet<String> {
         let mut all = BTreeSet::new();
-        for on in self.on {
+        for on in &self.on {
             all.extend(match on {
                 On::Cordon => vec!["spec unschedulable=true".to_owned(), "owned f:spec/f:unschedulable".to_owned()],
                 On::Balancer => vec![
@@ -72,7 +73,7 @@ impl Row {
     fn commands(&self) -> Vec<String> {
         let node = self.node;
         let mut all = Vec::new();
-        for on in self.on {
+        for on in &self.on {
             match on {
                 On::Cordon => all.push(format!("kubectl uncordon {node}")),
                 On::Balancer => all.push(format!("kubectl label node {node} {BALANCER_LABEL}-")),
@@ -117,7 +118,7 @@ async fn each_state_that_earlier_operator_leaves_is_reported_carried_over_and_re
     let output = String::from_utf8(swapped.stdout)?;
     ensure!(swapped.status.success(), "{output}{}", String::from_utf8_lossy(&swapped.stderr));
     let waited = output.lines().find(|line| line.contains("asked hosts to reboot")).unwrap_or_default();
-    for row in &ROWS {
+    for row in ROWS.iter() {
         let named = waited.contains(&format!("of {} has", row.node));
         ensure!(named == row.may_reboot(), "{}: {waited}", row.sentence);
     }
@@ -153,7 +154,10 @@ async fn earlier_operator(control_plane: &ControlPlane) -> anyhow::Result<()> {
     for row in ROWS.iter().filter(|row| row.stored == "v1") {
         node_with_shadow(control_plane, row).await?;
     }
-    create_shadow(&client, earlier::NAMESPACE, &V1.shadow(0), "v1", "gone", None).await?;
+    let gone = json!({"spec": {"state": "Idle", "version": "1.20.5"}, "status": {
+        "current_state": "Idle", "current_version": "1.20.0", "target_version": "1.20.5",
+    }});
+    create_shadow(&client, earlier::NAMESPACE, &gone, "v1", "gone", None).await?;
     definitions(&client).patch(DEFINITION, &helm, &Patch::Apply(definition)).await?;
     let at_v2 = shadows_in(&client, earlier::NAMESPACE, "v2");
     until("the webhook is in force", async || Ok(at_v2.get("brs-gone").await.is_err())).await?;
@@ -190,7 +194,7 @@ async fn node_with_shadow(control_plane: &ControlPlane, row: &Row) -> anyhow::Re
     let unnamed = PatchParams::default();
     let other = json!({"metadata": {"labels": {"example.com/tool": "x"}, "annotations": {"example.com/tool": "x"}}});
     nodes.patch(name, &unnamed, &Patch::Merge(other)).await?;
-    for on in row.on {
+    for on in &row.on {
         match on {
             On::Cordon => {
                 let cordon = Patch::Strategic(json!({"spec": {"unschedulable": true}}));
@@ -265,7 +269,7 @@ async fn preflight(control_plane: &ControlPlane) -> anyhow::Result<Value> {
 
 /// Checks that each node is named once in those of the lists that its row has, and in no other.
 fn check_lists(report: &Value, lists: &[&str]) -> anyhow::Result<()> {
-    for row in &ROWS {
+    for row in ROWS.iter() {
         for list in lists {
             let found = report.pointer(list).and_then(Value::as_array).with_context(|| format!("no {list}"))?;
             let times = found.iter().filter(|name| **name == row.node).count();
@@ -280,7 +284,7 @@ fn check_nodes_that_are_down(report: &Value) -> anyhow::Result<()> {
     let all = report["findings"].as_array().into_iter().flatten();
     let found = all.filter(|finding| finding["reason"] == "NodesNotReady");
     let down = found.map(|finding| finding["text"].to_string()).collect::<String>();
-    for row in &ROWS {
+    for row in ROWS.iter() {
         let named = down.contains(&format!(" {};", row.node));
         ensure!(named == row.on.contains(&On::NotReady), "{}: {down}", row.sentence);
     }
@@ -292,7 +296,7 @@ async fn check_way_back(control_plane: &ControlPlane) -> anyhow::Result<()> {
     let output = plugin(control_plane, &["takeover", "undo", "--yes"]).await?;
     let text = String::from_utf8(output.stderr)?;
     ensure!(!output.status.success() && text.contains("the takeover is complete"), "{text}");
-    for row in &ROWS {
+    for row in ROWS.iter() {
         let named = text.contains(&format!(" {} ", shadow_name(row.node)));
         ensure!(named == row.listed.contains(&ARMED), "{}: {text}", row.sentence);
     }
@@ -304,7 +308,7 @@ async fn check_shadows(client: &Client) -> anyhow::Result<()> {
     let all: Api<BottlerocketShadow> = Api::all(client.clone());
     let all = all.list(&kube::api::ListParams::default()).await?.items;
     ensure!(all.len() == ROWS.len(), "one for each node that exists: {all:?}");
-    for row in &ROWS {
+    for row in ROWS.iter() {
         let name = shadow_name(row.node);
         let found = all
             .iter()
@@ -334,7 +338,7 @@ async fn check_commands(control_plane: &ControlPlane, output: &str) -> anyhow::R
     };
     let mut before = Vec::new();
     let mut script = String::new();
-    for row in &ROWS {
+    for row in ROWS.iter() {
         let (mut expected, mut found) = (row.commands(), printed(row.node));
         if row.on.contains(&On::KubectlCordon) {
             // The user's own decision.
