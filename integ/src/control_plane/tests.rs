@@ -73,6 +73,13 @@ async fn control_plane_starts_schedules_pods_and_cleans_up() {
     let version = client.apiserver_version().await.unwrap();
     assert_eq!((version.major.as_str(), version.minor.as_str()), ("1", "37"));
 
+    // A member of two groups has the rights of both; an unknown user has none.
+    let two = bed.client_as("anybody", &["some", "system:masters"]).unwrap();
+    Api::<Node>::all(two).list(&ListParams::default()).await.unwrap();
+    let none = bed.client_as("anybody", &[]).unwrap();
+    let refused = Api::<Node>::all(none).list(&ListParams::default()).await.unwrap_err();
+    assert_eq!(code(&refused), 403, "{refused}");
+
     // Tokens: signed with an elliptic-curve key, for an audience.
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
     let request: TokenRequest = serde_json::from_value(json!({"spec": {"audiences": ["tests"]}})).unwrap();
@@ -113,37 +120,12 @@ async fn control_plane_starts_schedules_pods_and_cleans_up() {
 }
 
 #[tokio::test]
-async fn kubelet_may_update_only_its_own_node() {
-    let bed = ControlPlane::start(Options::default()).await.unwrap();
-    let nodes: Api<Node> = Api::all(bed.client());
-    for name in ["a", "b"] {
-        nodes.create(&PostParams::default(), &node(name)).await.unwrap();
-    }
-    let kubelet = bed.client_as("system:node:a", &["system:nodes"]).unwrap();
-    let nodes: Api<Node> = Api::all(kubelet.clone());
-    let patch = Patch::Merge(json!({"status": {"nodeInfo": {"bootID": "x"}}}));
-    let parameters = PatchParams::default();
-    nodes.patch_status("a", &parameters, &patch).await.unwrap();
-    let refused = nodes.patch_status("b", &parameters, &patch).await.unwrap_err();
-    assert_eq!(code(&refused), 403, "{refused}");
-    let maps: Api<ConfigMap> = Api::namespaced(kubelet, "default");
-    let refused = maps.get("kube-root-ca.crt").await.unwrap_err();
-    assert_eq!(code(&refused), 403, "{refused}");
-
-    // A member of two groups has the rights of both; an unknown user has none.
-    let two = bed.client_as("anybody", &["some", "system:masters"]).unwrap();
-    Api::<Node>::all(two).list(&ListParams::default()).await.unwrap();
-    let none = bed.client_as("anybody", &[]).unwrap();
-    let refused = Api::<Node>::all(none).list(&ListParams::default()).await.unwrap_err();
-    assert_eq!(code(&refused), 403, "{refused}");
-}
-
-#[tokio::test]
-async fn apiserver_restart_keeps_address_and_data() {
-    let mut bed = ControlPlane::start(Options::default()).await.unwrap();
+async fn apiserver_restart_keeps_address_data_and_without_watch_cache_all_events() {
+    let mut bed = ControlPlane::start(Options { watch_cache: false, ..Options::default() }).await.unwrap();
     let client = bed.client();
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "default");
     maps.create(&PostParams::default(), &config_map("kept")).await.unwrap();
+    let from = history(&maps, 300).await;
     let url = bed.url().to_owned();
 
     bed.kill_apiserver().await.unwrap();
@@ -151,6 +133,9 @@ async fn apiserver_restart_keeps_address_and_data() {
     bed.restart_apiserver().await.unwrap();
     assert_eq!(bed.url(), url);
     until("the map, by a client from before", async || maps.get("kept").await.ok()).await;
+    let seen = first_events(&Api::namespaced(bed.client(), "default"), &from, 300).await.unwrap();
+    let expected: Vec<String> = (0..300).map(|number| number.to_string()).collect();
+    assert_eq!(seen, expected);
 
     // The controllers have reconnected, and the audit log continues.
     let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(client.clone());
@@ -173,7 +158,7 @@ async fn apiserver_restart_keeps_address_and_data() {
 }
 
 #[tokio::test]
-async fn audit_log_records_user_request_and_preconditions() {
+async fn audit_log_records_user_request_and_preconditions_and_drop_removes_processes_and_directory() {
     let bed = ControlPlane::start(Options::default()).await.unwrap();
     let mut reader = bed.audit();
     reader.read().unwrap();
@@ -227,6 +212,16 @@ async fn audit_log_records_user_request_and_preconditions() {
     let whole = audit::Reader::since(bed.audit_log(), 0).read().unwrap();
     let rest = audit::Reader::since(bed.audit_log(), offset).read().unwrap();
     eprintln!("{} records of the start, {} since", whole.len() - rest.len(), rest.len());
+
+    let dir = bed.dir().to_owned();
+    let mut pod = Command::new("sleep");
+    pod.arg("1000");
+    let mut pod = marked(&mut pod, &dir).spawn().unwrap();
+    assert_eq!(processes_of(&dir).unwrap().len(), 5);
+    drop(bed);
+    assert!(!dir.exists());
+    assert_eq!(processes_of(&dir).unwrap(), Vec::<u32>::new());
+    assert!(!pod.wait().await.unwrap().success());
 }
 
 /// Changes one ConfigMap `times` times and returns its revision before the first change.
@@ -253,33 +248,6 @@ async fn first_events(maps: &Api<ConfigMap>, from: &str, count: usize) -> Result
         }
     }
     Ok(seen)
-}
-
-#[tokio::test]
-async fn without_watch_cache_all_events_are_watchable_after_restart() {
-    let options = Options { watch_cache: false, ..Options::default() };
-    let mut bed = ControlPlane::start(options).await.unwrap();
-    let maps: Api<ConfigMap> = Api::namespaced(bed.client(), "default");
-    let from = history(&maps, 300).await;
-    bed.restart_apiserver().await.unwrap();
-    let maps: Api<ConfigMap> = Api::namespaced(bed.client(), "default");
-    let seen = first_events(&maps, &from, 300).await.unwrap();
-    let expected: Vec<String> = (0..300).map(|number| number.to_string()).collect();
-    assert_eq!(seen, expected);
-}
-
-#[tokio::test]
-async fn dropped_control_plane_removes_processes_and_directory() {
-    let bed = ControlPlane::start(Options::default()).await.unwrap();
-    let dir = bed.dir().to_owned();
-    let mut pod = Command::new("sleep");
-    pod.arg("1000");
-    let mut pod = marked(&mut pod, &dir).spawn().unwrap();
-    assert_eq!(processes_of(&dir).unwrap().len(), 5);
-    drop(bed);
-    assert!(!dir.exists());
-    assert_eq!(processes_of(&dir).unwrap(), Vec::<u32>::new());
-    assert!(!pod.wait().await.unwrap().success());
 }
 
 /// Environment variable with the file into which the program below writes the folder of its test cluster.
