@@ -146,63 +146,11 @@ async fn nothing_names_a_namespace_that_values_replace() -> anyhow::Result<()> {
 async fn invalid_values_are_refused_with_place_and_reason() -> anyhow::Result<()> {
     let helm = Helm::find(None).await?;
     let digest = format!("sha256:{}", "a".repeat(64));
-    for (values, place, reason) in [
-        (json!({"controller": {"replica": 3}}), "/controller", "'replica' not allowed"),
-        (json!({"controller": {"replicas": "3"}}), "/controller/replicas", "want integer"),
-        (json!({"imagePullSecrets": ["registry"]}), "/imagePullSecrets/0", "want object"),
-        (json!({"image": {"digests": {"agent": "v1"}}}), "/image/digests/agent", "does not match pattern"),
-        (
-            json!({"image": {"tag": "v9", "digests": {"agent": digest, "apiserver": digest, "controller": digest, "aws": digest}}}),
-            "image.tag",
-            "has no effect",
-        ),
-        (json!({"networkPolicy": {"apiServerPorts": []}}), "networkPolicy.apiServerPorts", "name a port"),
-        (
-            json!({"policy": {"spec": {"autoscaling": {"aws": {"mode": "Standby"}}}}}),
-            "policy.spec.autoscaling.aws",
-            "aws.enabled",
-        ),
-        (
-            json!({"policy": {"spec": {"drain": {"atDeadline": "Force"}}}}),
-            "policy.spec.drain.atDeadline",
-            "rbac.forceDrain",
-        ),
-        (
-            json!({"policy": {"spec": {"nodeGroups": [
-                {"name": "web", "selector": {"matchLabels": {"pool": "web"}}, "drain": {"timeout": "1h"}},
-                {"name": "batch", "selector": {"matchLabels": {"pool": "batch"}}, "drain": {"atDeadline": "Force"}},
-                {"name": "rest", "selector": {}},
-            ]}}}),
-            "policy.spec.nodeGroups: drain.atDeadline: Force of the group batch",
-            "rbac.forceDrain",
-        ),
-        (json!({"logging": {"format": "yaml"}}), "/logging/format", "must be one of 'text', 'json'"),
-        (json!({"policy": {"enabled": "yes"}}), "/policy/enabled", "want boolean"),
-        (json!({"enabled": true}), "enabled", "Updates are enabled by policy.enabled"),
-        (json!({"policy": {"spec": {"enabled": true}}}), "/policy/spec", "'enabled' not allowed"),
-        (json!({"policy": {"spec": {"maxUnavailble": 1}}}), "/policy/spec", "'maxUnavailble' not allowed"),
-        (json!({"policy": {"spec": {"drain": {"timeout": 30}}}}), "/policy/spec/drain/timeout", "want string"),
-        (json!({"networkPolicy": {"apiServerPorts": [0]}}), "/networkPolicy/apiServerPorts/0", "minimum"),
-        (json!({"namespaces": {"agents": {"name": "Hosts"}}}), "/namespaces/agents/name", "does not match pattern"),
-        (
-            json!({"namespaces": {"agents": {"name": "brupop-system"}}}),
-            "namespaces.agents.name",
-            "a namespace of their own",
-        ),
-        (json!({"certificate": {"source": "cert-manager"}}), "certificate.issuer.name", "the name of an issuer"),
-        (json!({"commonLabels": {"app.kubernetes.io/name": "x"}}), "commonLabels", "is set by the chart itself"),
-        (
-            json!({"controller": {"podLabels": {"app.kubernetes.io/component": "x"}}}),
-            "controller.podLabels",
-            "is set by the chart itself",
-        ),
-        (
-            json!({"monitoring": {"podMonitor": {"enabled": true}, "serviceMonitor": {"enabled": true}}}),
-            "monitoring",
-            "not both",
-        ),
-    ] {
-        let file = helm.values(&values)?;
+    let text = include_str!("refused.txt").replace("DIGEST", &digest);
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let cells: Vec<&str> = line.split(" | ").collect();
+        let [values, place, reason] = cells[..] else { bail!("{line}") };
+        let file = helm.values(&serde_json::from_str(values)?)?;
         let error = helm.refused(&format!("template brupop {OPERATOR} -n {SYSTEM_NAMESPACE} -f {file}")).await?;
         ensure!(error.contains(place) && error.contains(reason), "{values}: {error}");
     }
