@@ -136,14 +136,7 @@ fn daemon_set_pod_recovers_from_power_loss_in_apiserver_outage() {
         let version = semver::Version::new(1, 20, 0);
         let host = Host::start(HostOptions::new("node-1", &root, version, Releases::default())).await.unwrap();
         let addresses = Addresses::claim().unwrap();
-        let mut options = KubeletOptions::new(
-            control_plane.client_as("system:node:node-1", &["system:nodes"]).unwrap(),
-            control_plane.url(),
-            control_plane.ca_file(),
-            control_plane.dir(),
-            host.machine(),
-            addresses.node(1),
-        );
+        let mut options = kubelet_options(&control_plane, "node-1", host.machine(), addresses.node(1));
         options.images = Images::new().map("sh:1", "/bin/sh");
         let kubelet = Kubelet::start(options).await.unwrap();
         let mut container = shell("trap 'exit 0' TERM; test -S $SOCKET && cat $BOOT; while :; do sleep 0.05; done");
