@@ -38,7 +38,7 @@ mod settings;
 mod storage;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use self::reaper::{RUN_DIRECTORY_VARIABLE, marked, processes_of};
 pub use self::second::{Behind, SecondApiServer};

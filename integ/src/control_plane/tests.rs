@@ -13,7 +13,7 @@ use super::*;
 /// Ends a test that would hang; no test measures time.
 const LONG: Duration = Duration::from_secs(240);
 
-async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + LONG;
     loop {
         if let Some(seen) = look().await {

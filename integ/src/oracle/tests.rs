@@ -1,7 +1,6 @@
 //! The recorder and the audit log on a real control plane.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -12,29 +11,15 @@ use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
 use semver::Version;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
 use super::facts::Kind;
 use super::hosts::HostLog;
 use super::report::Property;
 use super::scenario::{APISERVER, CONTROLLER};
 use super::*;
+use crate::control_plane::tests::until;
 use crate::control_plane::{ControlPlane, Options};
 use crate::host::{Host, HostOptions, Releases, client};
-
-/// Ends a test that would hang; no test measures time.
-const LONG: Duration = Duration::from_secs(240);
-
-async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + LONG;
-    loop {
-        if let Some(seen) = look().await {
-            return seen;
-        }
-        assert!(Instant::now() < deadline, "not seen: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
 
 async fn install(client: &Client) {
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());

@@ -53,25 +53,16 @@ async fn cases(client: &Client) -> anyhow::Result<Vec<Case>> {
     let mut under_way = status("StagedAndPerformedUpdate", huge);
     under_way["crash_count"] = 0.into();
     let not_before = failed_at + 40.minutes();
+    let recently = failing(3, &failed_at.to_string());
+    let in_future = failing(2, "2999-01-01T00:00:00Z");
+    let idle = || spec("Idle", Value::Null);
     let all = [
         ("brs-v1", "v1", spec("PerformedUpdate", "1.20.5".into()), status("StagedUpdate", "1.20.0"), Value::Null),
-        ("brs-v1-no-status", "v1", spec("Idle", Value::Null), Value::Null, Value::Null),
-        ("brs-no-status", "v2", spec("Idle", Value::Null), Value::Null, Value::Null),
-        (
-            "brs-failing",
-            "v2",
-            spec("Idle", Value::Null),
-            failing(3, &failed_at.to_string()),
-            json!({"failures": 3, "notBefore": not_before}),
-        ),
-        ("brs-most", "v2", spec("Idle", Value::Null), failing(u32::MAX, "monday"), json!({"failures": 10})),
-        (
-            "brs-future",
-            "v2",
-            spec("ErrorReset", Value::Null),
-            failing(2, "2999-01-01T00:00:00Z"),
-            json!({"failures": 2}),
-        ),
+        ("brs-v1-no-status", "v1", idle(), Value::Null, Value::Null),
+        ("brs-no-status", "v2", idle(), Value::Null, Value::Null),
+        ("brs-failing", "v2", idle(), recently, json!({"failures": 3, "notBefore": not_before})),
+        ("brs-most", "v2", idle(), failing(u32::MAX, "monday"), json!({"failures": 10})),
+        ("brs-future", "v2", spec("ErrorReset", Value::Null), in_future, json!({"failures": 2})),
         ("brs-huge-version", "v2", spec("RebootedIntoUpdate", huge.into()), under_way, Value::Null),
     ];
     let case =
