@@ -18,7 +18,7 @@ use models::{earlier, names};
 use serde_json::{Value, json};
 
 use crate::migrator::Replicas;
-use crate::takeover::{DEFINITION, EARLIER, definitions, object, settled, shadows, take_over};
+use crate::takeover::{self, DEFINITION, EARLIER, definitions, object, settled, shadows, take_over};
 use crate::until;
 
 /// A shadow of the earlier operator, and what becomes of it.
@@ -87,18 +87,9 @@ async fn earlier_definition(client: &Client, storage: &str) -> anyhow::Result<()
     Ok(())
 }
 
-/// Creates a shadow as the earlier operator does.
 async fn create(client: &Client, case: &Case) -> anyhow::Result<()> {
-    let api = shadows(client, case.version);
-    let mut shadow = object(case.version, case.name, &json!({"spec": case.spec}))?;
-    shadow.metadata.owner_references = Some(vec![serde_json::from_value(case.owner.clone())?]);
-    let manager = PostParams { field_manager: Some(earlier::MANAGER.to_owned()), ..PostParams::default() };
-    settled(case.name, async || api.create(&manager, &shadow).await.map(|_| ())).await?;
-    if !case.status.is_null() {
-        let manager = PatchParams { field_manager: Some(earlier::MANAGER.to_owned()), ..PatchParams::default() };
-        api.patch_status(case.name, &manager, &Patch::Merge(json!({"status": case.status}))).await?;
-    }
-    Ok(())
+    let content = json!({"spec": case.spec, "status": case.status});
+    takeover::create(client, earlier::NAMESPACE, (case.version, case.name), Some(&case.owner), &content).await
 }
 
 fn path(name: &str) -> String {

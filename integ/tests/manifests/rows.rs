@@ -13,7 +13,7 @@ use integ::control_plane::{ControlPlane, Options};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use models::earlier;
 use models::names::{self, BALANCER_LABEL, RETRY_ANNOTATION, SYSTEM_NAMESPACE, shadow_name};
@@ -21,7 +21,7 @@ use models::shadow::{BottlerocketShadow, HostState};
 use serde_json::{Value, json};
 
 use self::table::{ARMED, LEFT, LISTS, On, REBOOT, ROWS, Row};
-use super::takeover::{DEFINITION, EARLIER, definitions, object, settled, shadows_in};
+use super::takeover::{DEFINITION, EARLIER, create, definitions, shadows_in};
 use super::{kubectl, plugin, until};
 
 /// A second namespace of the earlier operator.
@@ -157,7 +157,7 @@ async fn earlier_operator(control_plane: &ControlPlane) -> anyhow::Result<()> {
     let gone = json!({"spec": {"state": "Idle", "version": "1.20.5"}, "status": {
         "current_state": "Idle", "current_version": "1.20.0", "target_version": "1.20.5",
     }});
-    create_shadow(&client, earlier::NAMESPACE, &gone, "v1", "gone", None).await?;
+    create(&client, earlier::NAMESPACE, ("v1", "brs-gone"), None, &gone).await?;
     definitions(&client).patch(DEFINITION, &helm, &Patch::Apply(definition)).await?;
     let at_v2 = shadows_in(&client, earlier::NAMESPACE, "v2");
     until("the webhook is in force", async || Ok(at_v2.get("brs-gone").await.is_err())).await?;
@@ -194,6 +194,8 @@ async fn node_with_shadow(control_plane: &ControlPlane, row: &Row) -> anyhow::Re
     let unnamed = PatchParams::default();
     let other = json!({"metadata": {"labels": {"example.com/tool": "x"}, "annotations": {"example.com/tool": "x"}}});
     nodes.patch(name, &unnamed, &Patch::Merge(other)).await?;
+    let owner = json!({"apiVersion": "v1", "kind": "Node", "name": name, "uid": node.uid()});
+    let shadow = shadow_name(name);
     for on in &row.on {
         match on {
             On::Cordon => {
@@ -213,36 +215,12 @@ async fn node_with_shadow(control_plane: &ControlPlane, row: &Row) -> anyhow::Re
                 }
             }
             On::SecondShadow(crashes) => {
-                create_shadow(&client, SECOND, &row.shadow(*crashes), row.stored, name, node.uid()).await?;
+                create(&client, SECOND, (row.stored, &shadow), Some(&owner), &row.shadow(*crashes)).await?;
             }
             On::NotReady => {}
         }
     }
-    create_shadow(&client, earlier::NAMESPACE, &row.shadow(row.crashes), row.stored, name, node.uid()).await
-}
-
-async fn create_shadow(
-    client: &Client,
-    namespace: &str,
-    content: &Value,
-    version: &str,
-    node: &str,
-    uid: Option<String>,
-) -> anyhow::Result<()> {
-    let (name, api) = (shadow_name(node), shadows_in(client, namespace, version));
-    let mut new: DynamicObject = object(version, &name, &json!({"spec": content["spec"]}))?;
-    new.metadata.namespace = Some(namespace.to_owned());
-    if let Some(uid) = uid {
-        let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}]);
-        new.metadata.owner_references = serde_json::from_value(owner)?;
-    }
-    settled("a shadow of the earlier operator", async || api.create(&PostParams::default(), &new).await.map(|_| ()))
-        .await?;
-    if !content["status"].is_null() {
-        let status = Patch::Merge(json!({"status": content["status"]}));
-        api.patch_status(&name, &PatchParams::default(), &status).await?;
-    }
-    Ok(())
+    create(&client, earlier::NAMESPACE, (row.stored, &shadow), Some(&owner), &row.shadow(row.crashes)).await
 }
 
 /// Renews the Leases of the nodes that may reboot, as their kubelets do.

@@ -176,19 +176,35 @@ async fn earlier_operator(client: &Client) -> anyhow::Result<()> {
     definitions(client).create(&PostParams::default(), &definition).await?;
     let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": earlier::NAMESPACE}}))?;
     Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &namespace).await?;
-    let api = shadows(client, "v2");
     for name in ["brs-idle", "brs-migrated"] {
         let spec = json!({"state": "Idle", "state_transition_timestamp": null, "version": null});
-        let object = object("v2", name, &json!({"spec": spec}))?;
-        settled("a shadow of the earlier operator", async || {
-            api.create(&PostParams::default(), &object).await.map(|_| ())
-        })
-        .await?;
-        let status = json!({"status": {
+        let status = json!({
             "current_state": "Idle", "current_version": "1.20.0", "target_version": "1.20.5", "crash_count": 3,
             "state_transition_failure_timestamp": "2024-05-01T10:00:00+00:00",
-        }});
-        api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await?;
+        });
+        create(client, earlier::NAMESPACE, ("v2", name), None, &json!({"spec": spec, "status": status})).await?;
+    }
+    Ok(())
+}
+
+/// Creates a shadow as the earlier operator does, of a node if one is referred to, and with its status if there is one.
+pub(super) async fn create(
+    client: &Client,
+    namespace: &str,
+    (version, name): (&str, &str),
+    owner: Option<&Value>,
+    content: &Value,
+) -> anyhow::Result<()> {
+    let api = shadows_in(client, namespace, version);
+    let mut shadow = object(version, name, &json!({"spec": content["spec"]}))?;
+    shadow.metadata.namespace = Some(namespace.to_owned());
+    shadow.metadata.owner_references = owner.map(|owner| serde_json::from_value(json!([owner]))).transpose()?;
+    let manager = || Some(earlier::MANAGER.to_owned());
+    let params = PostParams { field_manager: manager(), ..PostParams::default() };
+    settled(name, async || api.create(&params, &shadow).await.map(|_| ())).await?;
+    if !content["status"].is_null() {
+        let params = PatchParams { field_manager: manager(), ..PatchParams::default() };
+        api.patch_status(name, &params, &Patch::Merge(json!({"status": content["status"]}))).await?;
     }
     Ok(())
 }
