@@ -272,7 +272,7 @@ async fn set_is_unbootable_after_power_cut_in_mid_write() {
 }
 
 #[tokio::test]
-async fn failed_write_is_a_failed_prepare() {
+async fn command_that_cannot_read_an_image_or_the_flags_fails() {
     let machine = Machine::up().await;
     machine.refresh().await;
     std::fs::remove_file(machine.path("releases/1.20.5.img")).unwrap();
@@ -280,12 +280,9 @@ async fn failed_write_is_a_failed_prepare() {
     assert_eq!(status["update_state"], "Available");
     assert_eq!(status["most_recent_command"]["cmd_status"], "Failed");
     assert_eq!(machine.set_b().tries_left, 0);
-}
 
-#[tokio::test]
-async fn unreadable_flags_fail_a_command() {
-    let machine = Machine::up().await;
-    machine.stage().await;
+    std::fs::write(machine.path("releases/1.20.5.img"), image()).unwrap();
+    assert_eq!(machine.command("prepare").await["update_state"], "Staged");
     std::fs::write(machine.path("flags"), vec![0; 65536]).unwrap();
     let status = machine.command("activate").await;
     assert_eq!(status["update_state"], "Staged");
@@ -294,7 +291,7 @@ async fn unreadable_flags_fail_a_command() {
 }
 
 #[tokio::test]
-async fn restart_of_process_keeps_settings_status_and_transactions() {
+async fn restart_of_process_keeps_settings_status_and_transactions_and_reboot_settings_alone() {
     let mut machine = Machine::up().await;
     assert_eq!(machine.get("/settings?prefix=updates.seed").await, json!({"updates": {"seed": 7}}));
     machine.set(r#"{"updates":{"version-lock":"v1.20.5","ignore-waves":true,"seed":99}}"#).await;
@@ -308,15 +305,7 @@ async fn restart_of_process_keeps_settings_status_and_transactions() {
     assert_eq!(machine.status().await, status);
     assert_eq!(machine.get("/tx/list").await, json!(["open"]));
     assert_eq!(machine.command("activate").await["update_state"], "Ready");
-}
 
-#[tokio::test]
-async fn reboot_keeps_settings_alone() {
-    let machine = Machine::up().await;
-    machine.set(r#"{"updates":{"version-lock":"v1.20.5","ignore-waves":true}}"#).await;
-    machine.call("PATCH", "/settings?tx=open", Some(r#"{"updates":{"seed":3}}"#)).await;
-    machine.stage().await;
-    let settings = machine.get("/settings").await;
     let machine = machine.booted("second").await;
     assert_eq!(machine.get("/settings").await, settings);
     assert_eq!(machine.get("/tx/list").await, json!([]));
