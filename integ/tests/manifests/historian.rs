@@ -20,7 +20,7 @@ use models::names::HISTORY_KEY_SECRET;
 use serde_json::json;
 
 use self::fleet::{Fleet, Id, Leader, ago, result, uid};
-use crate::{control_plane_of_definitions, on_shared, plugin_command, until};
+use crate::{MANY, control_plane_of_definitions, node_name, on_shared, plugin_command, until};
 
 /// Puts one result on each of these nodes, and on the first of them one more.
 async fn updated(fleet: &Fleet, rollout: i64, nodes: &[&str], minutes: i64) -> anyhow::Result<Vec<Id>> {
@@ -342,8 +342,7 @@ fn running_record_of_other_operator_is_ended_as_stopped() -> anyhow::Result<()> 
     })
 }
 
-/// Number of nodes of a large cluster, and of the results that wait at once.
-const MANY: usize = 5_000;
+/// Number of the results that wait at once.
 const AT_ONCE: usize = 100;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -354,7 +353,7 @@ async fn history_of_5000_nodes_with_30_pods_is_complete_and_keeps_its_limits() -
     fleet.limits(json!({"maxMebibytes": 1024})).await?;
     fleet.rollout(1, RolloutPhase::Running).await?;
     let leader = fleet.lead(usize::MAX).await?;
-    let names: Vec<_> = (0..MANY).map(|n| format!("i-{n:017x}.eu-central-1.compute.internal")).collect();
+    let names: Vec<_> = (0..MANY).map(node_name).collect();
     let begun = std::time::Instant::now();
     let waiting = || {
         let waits = |shadow: &&planner::view::ShadowFacts| !shadow.status.controller.results.is_empty();

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::migrator::Replicas;
 use crate::takeover::{self, DEFINITION, EARLIER, definitions, object, settled, shadows, take_over};
-use crate::until;
+use crate::{MANY, node_name, until};
 
 /// A shadow of the earlier operator, and what becomes of it.
 struct Case {
@@ -276,16 +276,13 @@ async fn shadow_that_api_server_behind_stores_during_migration_is_migrated_befor
     control_plane.stop().await
 }
 
-/// Number of nodes of a large cluster.
-const MANY: usize = 5_000;
-
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes: make test-takeover runs it"]
 async fn migration_of_5000_shadows_takes_four_writes_for_each() -> anyhow::Result<()> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     let client = control_plane.client();
     earlier_definition(&client, "v2").await?;
-    let name = |number: usize| names::shadow_name(&format!("i-{number:017x}.eu-central-1.compute.internal"));
+    let name = |number: usize| names::shadow_name(&node_name(number));
     let failing = cases(&client).await?.into_iter().find(|case| case.name == "brs-failing").context("no such case")?;
     create(&client, &failing).await?;
     let api = shadows(&client, "v2");

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use super::migration::is_stored_in;
-use super::{expect, plugin, plugin_command, until};
+use super::{MANY, expect, node_name, plugin, plugin_command, until};
 
 pub(super) const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
 pub(super) const EARLIER: &str = include_str!("../../testdata/earlier-operator.yaml");
@@ -58,14 +58,6 @@ async fn takeover_definition_keeps_earlier_shadows_readable_and_refuses_writes_t
     drop(second);
     earlier_definition_is_refused(&client).await?;
     control_plane.stop().await
-}
-
-/// Number of nodes of a large cluster.
-const MANY: usize = 5_000;
-
-/// Names of equal length fill each ConfigMap of the record with the same number of shadows.
-fn node_name(number: usize) -> String {
-    format!("i-{number:017x}.eu-central-1.compute.internal")
 }
 
 #[tokio::test(flavor = "multi_thread")]

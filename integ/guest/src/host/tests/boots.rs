@@ -3,24 +3,6 @@
 use super::*;
 
 #[tokio::test]
-async fn first_status_after_lock_shows_result_of_command() {
-    let bench = bench().await;
-    bench.host.script(Fault::slow(Command::Refresh, Duration::from_millis(20)));
-    assert_eq!(bench.post(Command::Refresh).await, 204);
-    let deadline = tokio::time::Instant::now() + LIMIT;
-    loop {
-        let reply = bench.call("GET", "/updates/status", None).await;
-        if reply.status == 200 {
-            assert!(reply.body.contains(r#""update_state":"Available""#), "{}", reply.body);
-            break;
-        }
-        assert_eq!(reply.status, 423);
-        assert!(tokio::time::Instant::now() < deadline);
-        tokio::task::yield_now().await;
-    }
-}
-
-#[tokio::test]
 async fn command_holds_lock_until_it_ends_or_the_host_reboots() {
     let bench = bench().await;
     bench.host.script(Fault::command(Command::Refresh, Worker::Waits));
