@@ -308,4 +308,19 @@ mod tests {
             assert_eq!(mounts.rewrite(text), expected, "{text}");
         }
     }
+
+    #[test]
+    fn downward_api_returns_loopback_addresses() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "p", "namespace": "n", "labels": {"a/b": "c"}},
+            "spec": {"nodeName": "node-1", "containers": []},
+        }))
+        .unwrap();
+        let get = |path| field(&pod, path, Ipv4Addr::new(10, 2, 3, 4), Ipv4Addr::new(10, 2, 3, 1));
+        assert_eq!(get("status.podIP").as_deref(), Some("127.2.3.4"));
+        assert_eq!(get("status.hostIP").as_deref(), Some("127.2.3.1"));
+        assert_eq!(get("metadata.labels['a/b']").as_deref(), Some("c"));
+        assert_eq!(get("spec.nodeName").as_deref(), Some("node-1"));
+        assert_eq!(get("spec.unknown"), None);
+    }
 }

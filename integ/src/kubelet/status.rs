@@ -366,6 +366,20 @@ mod tests {
         .unwrap()
     }
 
+    fn view(doing: ContainerPhase, ready: bool) -> ContainerView {
+        ContainerView {
+            name: "c".into(),
+            image: "i".into(),
+            init: false,
+            doing,
+            last: None,
+            restarts: 0,
+            ready,
+            started: ready,
+            container_id: "x".into(),
+        }
+    }
+
     fn exited(exit_code: i32) -> ContainerPhase {
         ContainerPhase::Ended(Ended {
             exit_code,
@@ -379,20 +393,9 @@ mod tests {
     }
 
     fn status(policy: &str, doing: ContainerPhase, ready: bool, ending: bool, known: &[PodCondition]) -> Value {
-        let container = ContainerView {
-            name: "c".into(),
-            image: "i".into(),
-            init: false,
-            doing,
-            last: None,
-            restarts: 0,
-            ready,
-            started: ready,
-            container_id: "x".into(),
-        };
         let input = StatusInput {
             pod: &pod(policy),
-            containers: &[container],
+            containers: &[view(doing, ready)],
             start_time: Timestamp::UNIX_EPOCH,
             pod_ip: None,
             host_ip: Ipv4Addr::new(10, 1, 1, 1),

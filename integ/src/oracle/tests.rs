@@ -1,6 +1,7 @@
 //! The recorder and the audit log on a real control plane.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -20,6 +21,9 @@ use super::*;
 use crate::control_plane::tests::until;
 use crate::control_plane::{ControlPlane, Options};
 use crate::host::{Host, HostOptions, Releases, client};
+
+/// Ends a test that would hang; no test measures time.
+const LONG: Duration = Duration::from_secs(240);
 
 async fn install(client: &Client) {
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());

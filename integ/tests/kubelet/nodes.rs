@@ -3,15 +3,8 @@
 use super::*;
 
 #[test]
-fn deleted_pod_is_asked_to_end_and_one_that_is_deleted_by_force_is_killed() {
+fn pod_deleted_by_force_is_killed_at_once() {
     on_a_node("grace", async |bed| {
-        let polite = "trap 'echo asked; sleep 0.5; echo done; exit 0' TERM; echo up; while :; do sleep 0.05; done";
-        bed.pod("polite", json!({"terminationGracePeriodSeconds": 30, "containers": [shell(polite)]})).await;
-        bed.logged("polite", "up").await;
-        bed.api::<Pod>().delete("polite", &DeleteParams::default()).await.unwrap();
-        bed.gone("polite").await;
-        assert!(bed.log("polite", "c").ends_with("asked\ndone\n"));
-
         let deaf = "trap 'echo asked' TERM; echo up; while :; do sleep 0.05; done";
         bed.pod("forced", json!({"terminationGracePeriodSeconds": 600, "containers": [shell(deaf)]})).await;
         bed.logged("forced", "up").await;

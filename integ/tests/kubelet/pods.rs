@@ -3,8 +3,38 @@
 use super::*;
 
 #[test]
-fn annotations_control_pods_of_unmapped_images() {
+fn deployment_of_unmapped_image_becomes_ready_and_is_deleted() {
     on_a_node("pretend", async |bed| {
+        let labels = json!({"app": "pause"});
+        let spec = json!({
+            "replicas": 3,
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {
+                    "nodeSelector": {"test": "pretend"},
+                    "containers": [{"name": "pause", "image": "registry.k8s.io/pause:3.10"}],
+                },
+            },
+        });
+        let _: Deployment = bed.create(json!({"metadata": {"name": "pause"}, "spec": spec})).await;
+        let deployments: Api<Deployment> = bed.api();
+        until("three ready pods", async || {
+            let status = deployments.get("pause").await.unwrap().status.unwrap_or_default();
+            (status.ready_replicas == Some(3)).then_some(())
+        })
+        .await;
+        let pods = bed.api::<Pod>().list(&ListParams::default()).await.unwrap();
+        for pod in &pods {
+            assert!(pod.status.as_ref().unwrap().pod_ip.as_deref().unwrap().starts_with("10."));
+        }
+        assert!(bed.kubelet.processes().is_empty());
+        deployments.delete("pause", &DeleteParams::background()).await.unwrap();
+        for pod in pods {
+            bed.gone(pod.metadata.name.as_deref().unwrap()).await;
+        }
+
+        // Behaviour by annotation.
         let containers = json!([{"name": "c", "image": "pause"}]);
         let _: Pod = bed
             .create(json!({
@@ -34,7 +64,7 @@ fn process_has_environment_and_volumes_of_its_pod() {
         let mut container = shell(
             "echo name=$NAME ns=$NS node=$NODE label=$LABEL ip=$POD_IP at=$AT secret=$SECRET none=[$NONE]; \
              echo arg=$0; echo kube=$KUBECONFIG proxy=$HTTPS_PROXY; echo boot=$(cat $BOOT); \
-             test -S $SOCKET && echo socket; test -d $OPTIONAL && echo optional; \
+             test -S $SOCKET && echo socket; test -d $OPTIONAL && echo optional; echo token=$(cat $TOKEN/t)=; \
              echo low=$(cat $LOW/uid); while :; do echo word=$(cat $CONFIG/word); sleep 0.1; done",
         );
         container["args"].as_array_mut().unwrap().push(json!("--x=/etc/c/word"));
@@ -50,6 +80,7 @@ fn process_has_environment_and_volumes_of_its_pod() {
             {"name": "BOOT", "value": "/proc/sys/kernel/random/boot_id"},
             {"name": "SOCKET", "value": "/run/api.sock"},
             {"name": "OPTIONAL", "value": "/etc/optional"},
+            {"name": "TOKEN", "value": "/var/run/token"},
             {"name": "LOW", "value": "/etc/low"},
             {"name": "CONFIG", "value": "/etc/c"},
         ]);
@@ -57,8 +88,10 @@ fn process_has_environment_and_volumes_of_its_pod() {
             {"name": "config", "mountPath": "/etc/c"},
             {"name": "optional", "mountPath": "/etc/optional"},
             {"name": "socket", "mountPath": "/run/api.sock"},
+            {"name": "token", "mountPath": "/var/run/token"},
             {"name": "low", "mountPath": "/etc/low"},
         ]);
+        let token = json!({"serviceAccountToken": {"path": "t", "audience": "tests", "expirationSeconds": 600}});
         let spec = json!({
             "automountServiceAccountToken": false,
             "terminationGracePeriodSeconds": 1,
@@ -67,6 +100,7 @@ fn process_has_environment_and_volumes_of_its_pod() {
                 {"name": "config", "configMap": {"name": "config"}},
                 {"name": "optional", "configMap": {"name": "absent", "optional": true}},
                 {"name": "socket", "hostPath": {"path": "/run/api.sock", "type": "Socket"}},
+                {"name": "token", "projected": {"sources": [token]}},
                 {"name": "low", "downwardAPI": {"items": [{"path": "uid", "fieldRef": {"fieldPath": "metadata.uid"}}]}},
             ],
         });
@@ -84,6 +118,21 @@ fn process_has_environment_and_volumes_of_its_pod() {
         assert!(log.contains(&format!("kube= proxy={proxy}\n")), "{log}");
         let arg = log.lines().find_map(|l| l.strip_prefix("arg=--x=")).unwrap();
         assert!(arg.ends_with("/v/config/word"), "{arg}");
+
+        // The token names its audience, account and node, and is valid for its own audience only.
+        let token = log.lines().find_map(|l| l.strip_prefix("token=")).unwrap().trim_end_matches('=');
+        let reviews: Api<TokenReview> = Api::all(bed.client.clone());
+        let review =
+            |audience: &str| object(json!({"metadata": {}, "spec": {"token": token, "audiences": [audience]}}));
+        let seen = reviews.create(&PostParams::default(), &review("tests")).await.unwrap().status.unwrap();
+        assert_eq!(seen.authenticated, Some(true), "{seen:?}");
+        let user = seen.user.unwrap();
+        assert_eq!(user.username.as_deref(), Some("system:serviceaccount:sees:default"));
+        let extra = user.extra.unwrap();
+        assert_eq!(extra["authentication.kubernetes.io/node-name"].join(" "), bed.node);
+        assert_eq!(extra["authentication.kubernetes.io/pod-uid"], [uid]);
+        let seen = reviews.create(&PostParams::default(), &review("another")).await.unwrap().status.unwrap();
+        assert_ne!(seen.authenticated, Some(true));
 
         let second = Patch::Merge(json!({"data": {"word": "second"}}));
         bed.api::<ConfigMap>().patch("config", &PatchParams::default(), &second).await.unwrap();
@@ -205,5 +254,12 @@ fn probes_control_readiness_restarts_and_service_endpoints() {
         let state = glob_one(&shared().control_plane.dir().join("k"), &short).join("v/state");
         std::fs::write(state.join("sick"), "").unwrap();
         bed.see("b", "it was restarted", |p| restarts(p) >= 1).await;
+
+        let mut container = shell("sleep 0.3; touch $D/file; sleep 100");
+        container["env"] = json!([{"name": "D", "value": "/d"}]);
+        container["volumeMounts"] = json!([{"name": "state", "mountPath": "/d"}]);
+        container["readinessProbe"] = json!({"exec": {"command": ["test", "-f", "/d/file"]}});
+        bed.pod("c", spec(container)).await;
+        bed.see("c", "a command finds it ready", is_ready).await;
     });
 }
