@@ -220,6 +220,7 @@ mod tests {
             }
         }
         assert_eq!(schema("BottlerocketUpdateOperator")["properties"]["spec"]["default"], json!({}));
+        assert!(schema("BottlerocketShadow")["properties"]["spec"]["properties"]["permit"]["nullable"].is_null());
     }
 
     fn schema(kind: &str) -> Value {

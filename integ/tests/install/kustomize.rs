@@ -1,5 +1,5 @@
 //! The kustomization beside the manifests: as it is it has their objects, and the overlay of `docs/install.md` replaces the images.
-//! That a real API server accepts it is judged with the other blocks of the documentation.
+//! The commands of that section are tried with all others of the documentation.
 
 use std::path::Path;
 

@@ -43,8 +43,12 @@ async fn applier_start_failure_leaves_settings_committed_but_not_effective() {
 }
 
 #[tokio::test]
-async fn transactions_are_separate() {
+async fn transactions_are_separate_and_empty_commit_is_rejected() {
     let bench = bench().await;
+    for nothing in ["{}", r#"{"updates":{}}"#, r#"{"updates":{"version-lock":null}}"#] {
+        assert_eq!(bench.call("PATCH", "/settings?tx=mine", Some(nothing)).await.status, 204);
+        assert_eq!(bench.call("POST", "/tx/commit_and_apply?tx=mine", None).await.status, 422);
+    }
     assert_eq!(bench.call("PATCH", "/settings?tx=mine", Some(r#"{"updates":{"seed":1}}"#)).await.status, 204);
     assert_eq!(bench.call("POST", "/tx/commit_and_apply", None).await.status, 422);
     assert_eq!(bench.get("/tx?tx=mine").await, json!({"updates": {"seed": 1}}));
@@ -141,8 +145,10 @@ async fn request_is_executed_after_client_disconnects() {
 }
 
 #[tokio::test]
-async fn os_supports_prefix_queries() {
+async fn settings_and_os_support_keys_and_prefix_queries() {
     let bench = bench().await;
     assert_eq!(bench.get("/os?prefix=ver").await, json!({"version_id": "1.20.0"}));
-    assert_eq!(bench.get("/os?prefix=nothing").await, json!({}));
+    for nothing in ["/os?prefix=nothing", "/settings?prefix=motd", "/settings?keys=updates.seed"] {
+        assert_eq!(bench.get(nothing).await, json!({}), "{nothing}");
+    }
 }
