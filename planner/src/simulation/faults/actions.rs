@@ -144,12 +144,7 @@ impl World {
         let disrupts = match &action {
             Action::Claim { .. } | Action::Permit { .. } => true,
             Action::Spec { spec } => spec.state != HostState::Idle,
-            Action::Status { status, .. } => status.report.progress.as_ref().is_some_and(|p| p.disruptive),
-            Action::Release
-            | Action::Hook { .. }
-            | Action::ReadOwner { .. }
-            | Action::ReadReplicaSet { .. }
-            | Action::ReadLease => false,
+            action => action.next_progress().is_some_and(|progress| progress.disruptive),
         };
         assert!(!(verification && disrupts), "seed {seed}: {name} is disrupted in a verification: {action:?}");
         match action {
