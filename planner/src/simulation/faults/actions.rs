@@ -218,12 +218,9 @@ fn assert_ready(seed: u64, facts: &NodeFacts, before: Option<Step>) {
 /// A refusal by the API server, without a budget.
 fn refusal(node: &NodeView, sent: &InFlight, uid: &str, now: Timestamp) -> Blocked {
     Blocked {
-        budget: None,
         message: "not now".into(),
         since: node.blocked.get(uid).map_or(sent.since, |old| old.since),
         retry_at: now.checked_add(SignedDuration::from_secs(5)).unwrap(),
-        denied_since: None,
-        accepted: false,
-        deleted: false,
+        ..Blocked::default()
     }
 }
