@@ -66,9 +66,9 @@ impl ClaimField {
 
     /// Returns whether the fields of this entry name it.
     fn in_entry(self, entry: &ManagedFieldsEntry) -> bool {
-        let [section, field] = self.place().map(|name| format!("f:{name}"));
-        let owned = entry.fields_v1.as_ref().and_then(|fields| fields.0.get(section)?.get(field));
-        owned.is_some_and(|owned| self == Self::Cordon || owned.get(format!("f:{}", self.name())).is_some())
+        let [section, field] = self.place();
+        let path = [section, field, self.name()];
+        owns(entry, if self == Self::Cordon { &path[..2] } else { &path })
     }
 
     /// The value that a Node has for it; none for a node that is not cordoned.
@@ -154,6 +154,18 @@ impl ClaimsMade {
     }
 }
 
+/// Returns whether the fields of this entry have the one at this path.
+pub(crate) fn owns(entry: &ManagedFieldsEntry, path: &[&str]) -> bool {
+    let Some(fields) = &entry.fields_v1 else { return false };
+    path.iter().try_fold(&fields.0, |fields, name| fields.get(format!("f:{name}"))).is_some()
+}
+
+/// Returns the time of the last write by a field manager with such an entry, by the API server's clock; whole seconds.
+pub(crate) fn last_write(meta: &ObjectMeta, is_such: impl Fn(&ManagedFieldsEntry) -> bool) -> Option<Timestamp> {
+    let entries = meta.managed_fields.iter().flatten().filter(|entry| is_such(entry));
+    entries.filter_map(|entry| entry.time.as_ref().map(|time| time.0)).max()
+}
+
 /// Returns whether `entry` holds the fields that the controller's applies to the main resource own.
 fn is_ours(entry: &ManagedFieldsEntry) -> bool {
     entry.manager.as_deref() == Some(names::CONTROLLER_MANAGER)
@@ -167,17 +179,14 @@ pub fn owned(meta: &ObjectMeta) -> ClaimFields {
     ClaimField::ALL.into_iter().filter(|field| entries().any(|entry| field.in_entry(entry))).collect()
 }
 
-/// The time at which the claim was made, or last changed, by the API server's clock; whole seconds.
+/// The time at which the claim was made, or last changed.
 pub fn since(meta: &ObjectMeta) -> Option<Timestamp> {
-    let ours = meta.managed_fields.iter().flatten().filter(|entry| is_ours(entry));
-    ours.filter_map(|entry| entry.time.as_ref().map(|time| time.0)).max()
+    last_write(meta, is_ours)
 }
 
 /// The time of the last write by another field manager that owns the cordon.
 pub fn cordoned_by_others_since(meta: &ObjectMeta) -> Option<Timestamp> {
-    let others =
-        meta.managed_fields.iter().flatten().filter(|entry| !is_ours(entry) && ClaimField::Cordon.in_entry(entry));
-    others.filter_map(|entry| entry.time.as_ref().map(|time| time.0)).max()
+    last_write(meta, |entry| !is_ours(entry) && ClaimField::Cordon.in_entry(entry))
 }
 
 /// The fields that are set and not owned by the operator.

@@ -111,17 +111,8 @@ impl Action {
 
     /// Returns the attempt that a write of the controller status leads to.
     pub fn next_progress(&self) -> Option<&Progress> {
-        match self {
-            Self::Status { status, .. } => status.report.progress.as_ref(),
-            Self::Spec { .. }
-            | Self::Claim { .. }
-            | Self::Release
-            | Self::Hook { .. }
-            | Self::Permit { .. }
-            | Self::ReadOwner { .. }
-            | Self::ReadReplicaSet { .. }
-            | Self::ReadLease => None,
-        }
+        let Self::Status { status, .. } = self else { return None };
+        status.report.progress.as_ref()
     }
 }
 

@@ -197,10 +197,8 @@ pub fn grant(group: &str, resource: &str, namespace: Option<&str>, controller: &
 
 /// Returns the objects that the checks of a policy read, each with the fields that all of these read together.
 pub fn sources(policy: &Policy) -> BTreeMap<Source, Fields> {
-    let policies = policy.groups.iter().map(|group| &group.policy).chain([&policy.all]);
-    let checks = policies.flat_map(|policy| policy.before.checks.iter().chain(&policy.after.checks));
     let mut sources: BTreeMap<Source, Fields> = BTreeMap::new();
-    for check in checks {
+    for check in policy.checks() {
         let Check::Objects(check) = check else { continue };
         let Ok(predicate) = Predicate::of(&check.expression) else { continue };
         if check.is_about_secrets() {

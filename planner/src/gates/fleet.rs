@@ -8,13 +8,8 @@ use crate::survey::brake::Brake;
 use crate::wait::Wait;
 
 pub(crate) fn is_enabled(ctx: &NodeContext<'_>) -> Option<Wait> {
-    let policy = ctx.survey.policy;
-    match (policy.present, policy.enabled, policy.errors.is_empty()) {
-        (false, _, _) => Some(Wait::NoOperatorResource),
-        (true, false, _) => Some(Wait::Disabled),
-        (true, true, false) => Some(Wait::PolicyInvalid),
-        (true, true, true) => None,
-    }
+    let is_off = ctx.policy.present && !ctx.policy.enabled;
+    if is_off { Some(Wait::Disabled) } else { has_valid_policy(ctx) }
 }
 
 /// There is a policy, and it can be applied. Updates need not be enabled.

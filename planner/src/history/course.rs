@@ -295,8 +295,7 @@ fn follow_steps(entries: &mut Vec<HistoryEntry>, active: &ActiveRollout, manager
         entries.push(at(passed.saturating_add(1), EntryKind::StepDueAgain, ""));
     }
     let approved = last_step(entries, EntryKind::Approved);
-    // An earlier build kept the approval of a step that was due again.
-    if let Some(step) = active.approved_step.filter(|step| *step <= passed.saturating_add(1)) {
+    if let Some(step) = active.approved_step {
         let mut messages = accepted(entries, active);
         let is_entry = |entry: &HistoryEntry| (entry.kind, entry.step) == (EntryKind::Approved, Some(step));
         if step > approved && messages.is_empty() {

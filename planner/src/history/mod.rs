@@ -152,15 +152,17 @@ fn active<'a>(snapshot: &HistorySnapshot<'a>, record: &RecordFacts) -> Option<(&
     numbered(operator).find(|(_, place)| place.number == record.rollout.number)
 }
 
-/// Returns whether a result belongs to this rollout. One whose number was never recorded was begun before its rollout had
-/// one.
-fn belongs(snapshot: &HistorySnapshot<'_>, waiting: &Waiting, rollout: &RecordedRollout) -> bool {
+/// Returns whether a result belongs to the rollout with this number, and to one of the `same` version. One whose number was never recorded was
+/// begun before its rollout had one.
+fn is_of(snapshot: &HistorySnapshot<'_>, waiting: &Waiting, number: i64, same: bool) -> bool {
     let result = &waiting.result;
-    let same = (&waiting.variant, &waiting.arch, &result.to) == (&rollout.variant, &rollout.arch, &rollout.version);
-    if result.drill.is_some() || rollout.drill {
-        return same && result.drill.is_some() && rollout.drill;
-    }
-    result.rollout == rollout.number || (same && !is_known(snapshot, result.rollout))
+    result.drill.is_none() && (result.rollout == number || (same && !is_known(snapshot, result.rollout)))
+}
+
+/// Returns whether a result belongs to a record.
+fn belongs(snapshot: &HistorySnapshot<'_>, waiting: &Waiting, rollout: &RecordedRollout) -> bool {
+    let same = waiting.is_for(&rollout.variant, &rollout.arch, &rollout.version);
+    if rollout.drill { same && waiting.result.drill.is_some() } else { is_of(snapshot, waiting, rollout.number, same) }
 }
 
 /// Returns the running record that a result goes to: the newest of those that it belongs to.
@@ -189,19 +191,14 @@ fn begin(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
             let RecordedRollout { number, operator: of, drill, .. } = &record.rollout;
             *number == place.number && of.uid == operator.uid && !drill
         };
-        let own = |waiting: &&Waiting| {
-            let result = &waiting.result;
-            if result.drill.is_some() {
-                return false;
-            }
-            let same =
-                (&waiting.variant, &waiting.arch, &result.to) == (&active.variant, &active.arch, &active.version);
-            result.rollout == place.number || (same && !is_known(snapshot, result.rollout))
+        let own = |waiting: &Waiting| {
+            let same = waiting.is_for(&active.variant, &active.arch, &active.version);
+            is_of(snapshot, waiting, place.number, same)
         };
         if place.ended.is_some() && snapshot.removed.contains(&place.number) {
             continue;
         }
-        let waits = || place.ended.is_none() || snapshot.waiting.iter().any(|waiting| own(&waiting));
+        let waits = || place.ended.is_none() || snapshot.waiting.iter().any(own);
         if snapshot.records.values().any(has) || !waits() {
             continue;
         }
@@ -227,11 +224,15 @@ fn begin(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
             steps: spec.strategy.unwrap_or_default().canary,
             policy,
         };
-        // One that is being deleted, or cannot be read, keeps its name until it is gone.
-        let name = record_name(&rollout);
-        if !snapshot.objects.contains_key(&name) {
-            plan.actions.push(HistoryAction::Begin { name, rollout: Box::new(rollout) });
-        }
+        create(snapshot, rollout, plan);
+    }
+}
+
+/// Creates a record. One that is being deleted, or cannot be read, keeps its name until it is gone.
+fn create(snapshot: &HistorySnapshot<'_>, rollout: RecordedRollout, plan: &mut HistoryPlan) {
+    let name = record_name(&rollout);
+    if !snapshot.objects.contains_key(&name) {
+        plan.actions.push(HistoryAction::Begin { name, rollout: Box::new(rollout) });
     }
 }
 
@@ -274,10 +275,7 @@ fn begin_drills(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
             steps: Vec::new(),
             policy: policy_of(operator),
         };
-        let name = record_name(&rollout);
-        if !snapshot.objects.contains_key(&name) {
-            plan.actions.push(HistoryAction::Begin { name, rollout: Box::new(rollout) });
-        }
+        create(snapshot, rollout, plan);
     }
 }
 
@@ -435,7 +433,7 @@ fn drop_unknown(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
             return running || snapshot.operator.is_some();
         }
         let unnumbered = snapshot.operator.iter().flat_map(|operator| &operator.status.active_rollouts).any(|active| {
-            (&active.variant, &active.arch, &active.version) == (&waiting.variant, &waiting.arch, &waiting.result.to)
+            waiting.is_for(&active.variant, &active.arch, &active.version)
                 && !is_known(snapshot, number)
                 && (number == 0 && active.ended.is_none()
                     || active.record.as_ref().is_none_or(|place| place.ended.is_none()))
@@ -447,7 +445,7 @@ fn drop_unknown(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
         let number = waiting.result.rollout;
         let holds = |record: &RecordFacts| {
             let of = &record.rollout;
-            let same = (&of.variant, &of.arch, &of.version) == (&waiting.variant, &waiting.arch, &waiting.result.to);
+            let same = waiting.is_for(&of.variant, &of.arch, &of.version);
             !record.runs() && !of.drill && of.number == number && same
         };
         snapshot.removed.contains(&number) || snapshot.records.values().any(holds)

@@ -34,6 +34,11 @@ impl Waiting {
         (self.uid.clone(), self.result.attempt)
     }
 
+    /// Returns whether it is of an attempt at this version on a node of this variant and architecture.
+    pub(super) fn is_for(&self, variant: &str, arch: &str, version: &Version) -> bool {
+        (self.variant.as_str(), self.arch.as_str(), &self.result.to) == (variant, arch, version)
+    }
+
     pub(super) fn row(&self) -> HistoryRow {
         HistoryRow { node: self.node.clone(), uid: self.uid.clone(), result: RolloutResult::clone(&self.result) }
     }

@@ -48,8 +48,7 @@ fn await_hooks(ctx: &Attempt<'_>) -> Turn {
 
 /// Decides about a node that is not well and whose hooks are not awaited any more. Where its version is not to blame, it is verified again.
 fn not_well(ctx: &Attempt<'_>, is_rebooted: bool, soon: Timestamp) -> Turn {
-    // True once its hooks were asked before another verification. An earlier version of the operator also set it for another boot in the soak:
-    // then nothing counts here, either.
+    // True once its hooks were asked before another verification.
     let again = ctx.progress.soak_restarted;
     // One reboot is nothing, and its pods may start slowly.
     let may_come_back = ctx.progress.interrupted.is_some_and(|boot| ctx.now < after(boot, ctx.policy.returning));

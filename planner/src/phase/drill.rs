@@ -30,9 +30,7 @@ pub(super) fn passed(ctx: &Attempt<'_>, drill: &Drill) -> (Box<ControllerStatus>
         None => (DRILL_PASSED, format!("{pods} pod(s) may be evicted now, and the node stayed healthy")),
     };
     let mut status = ctx.controller_status();
-    let found = result_of(ctx, drill, Some(ctx), result, &message);
-    let note = note_of(&found);
-    status.report.record.get_or_insert_default().drill = Some(found);
+    let note = record(ctx, &mut status, drill, Some(ctx), (result, &message));
     keep_result(ctx, &mut status, result, &message, Vec::new());
     status.report.progress = None;
     forget_claim(ctx, &mut status);
@@ -44,9 +42,7 @@ pub(super) fn passed(ctx: &Attempt<'_>, drill: &Drill) -> (Box<ControllerStatus>
 pub(super) fn end(ctx: &Attempt<'_>, result: &str, message: &str) -> Action {
     let mut status = ctx.controller_status();
     let drill = ctx.progress.drill.clone().unwrap_or_default();
-    let found = result_of(ctx, &drill, Some(ctx), result, message);
-    let note = note_of(&found);
-    status.report.record.get_or_insert_default().drill = Some(found);
+    let note = record(ctx, &mut status, &drill, Some(ctx), (result, message));
     keep_result(ctx, &mut status, result, message, Vec::new());
     release(ctx, &mut status);
     Action::Status { status: Box::new(status), note: Some(note) }
@@ -57,26 +53,25 @@ pub(super) fn end_request(ctx: &NodeContext<'_>, request: &str, result: &str, me
     let mut status = ctx.controller_status();
     acknowledge_drill(ctx, &mut status);
     acknowledge_release(ctx, &mut status);
-    let found = result_of(ctx, &Drill::of(request), None, result, message);
-    let note = note_of(&found);
-    status.report.record.get_or_insert_default().drill = Some(found);
+    let note = record(ctx, &mut status, &Drill::of(request), None, (result, message));
     Action::Status { status: Box::new(status), note: Some(note) }
 }
 
-fn result_of(
+/// Records the result of a drill, of which there is no `attempt` before it has begun. Returns its Event.
+fn record(
     ctx: &NodeContext<'_>,
+    status: &mut ControllerStatus,
     drill: &Drill,
     attempt: Option<&Attempt<'_>>,
-    result: &str,
-    message: &str,
-) -> DrillResult {
+    (result, message): (&str, &str),
+) -> Note {
     let progress = attempt.map(|attempt| attempt.progress);
     let place = progress.and_then(|progress| progress.rollout.clone()).unwrap_or_default();
     // Before it has begun, a drain that is recorded is another one.
     let listed = ctx.drain_status().filter(|_| progress.is_some()).map_or(0, |drain| drain.pods.len());
     let pods =
         if drill.evict && progress.is_some() { pods_gone(ctx) } else { i64::try_from(listed).unwrap_or(i64::MAX) };
-    DrillResult {
+    let found = DrillResult {
         drill: drill.clone(),
         attempt: progress.map(|progress| progress.attempt),
         version: progress.map(|progress| progress.version.clone()),
@@ -88,11 +83,9 @@ fn result_of(
         soak_started: progress.and_then(|progress| progress.verifying_since),
         ended: ctx.now,
         pods,
-    }
-}
-
-fn note_of(found: &DrillResult) -> Note {
-    let event = EndEvent::of_drill(&found.result);
-    let message = format!("drill: {}: {}", found.result, found.message);
+    };
+    let event = EndEvent::of_drill(result);
+    let message = format!("drill: {result}: {}", found.message);
+    status.report.record.get_or_insert_default().drill = Some(found);
     Note { warning: event.is_warning(), reason: event.as_str(), message }
 }

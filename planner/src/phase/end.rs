@@ -14,7 +14,7 @@ use models::time::{after, between};
 
 use super::drained::{asked_in_vain, drain_blockers};
 use super::drill;
-use super::health::{pods_to_verify, unhealthy_pods};
+use super::health::{named, pods_to_verify, unhealthy_pods};
 use super::result::{keep_result, release, running};
 use super::row::{Attempt, Outcome, Turn, fail};
 use super::status::unblock;
@@ -29,9 +29,6 @@ use crate::wait::Wait;
 
 /// The number of failures against versions that a shadow keeps.
 const VERSION_FAILURES: usize = 8;
-
-/// The number of pods that a record names.
-const NAMED: usize = 4;
 
 /// Explanation of an end under the defaults alone, for users.
 const NO_POLICY: &str = "the operator's resource is gone, or no policy of it can be applied";
@@ -171,16 +168,11 @@ fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
         ctx.set_condition(&mut status, HEALTHY, true, "Soaked", &message);
         message
     } else {
-        let names: Vec<_> = unhealthy
-            .iter()
-            .take(NAMED)
-            .map(|unhealthy| format!("{} ({})", unhealthy.pod.title(), unhealthy.why()))
-            .collect();
         let message = format!(
             "Ready on {}, but {} pod(s) are not healthy, which does not count against the version: {}",
             progress.version,
             unhealthy.len(),
-            names.join(", ")
+            named(&unhealthy)
         );
         text = format!("{text}; {message}");
         ctx.set_condition(&mut status, HEALTHY, false, "PodsUnhealthy", &message);

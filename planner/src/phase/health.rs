@@ -400,12 +400,7 @@ fn judged(ctx: &Attempt<'_>, unhealthy: &[UnhealthyPod<'_>]) -> Turn {
             return blame(ctx, FailureReason::SoakFailed, &message);
         }
     }
-    let names: Vec<_> = unhealthy
-        .iter()
-        .take(NAMED)
-        .map(|unhealthy| format!("{} ({})", unhealthy.pod.title(), unhealthy.why()))
-        .collect();
-    let message = format!("{} pod(s) are not healthy: {}", unhealthy.len(), names.join(", "));
+    let message = format!("{} pod(s) are not healthy: {}", unhealthy.len(), named(unhealthy));
     if ctx.mode().is_drill() {
         return fail(FailureReason::SoakFailed, message);
     }
@@ -478,6 +473,12 @@ pub(super) fn unhealthy_pods<'b>(ctx: &NodeContext<'_>, pods: &[&'b PodFacts]) -
     pods.iter().filter_map(unhealthy).collect()
 }
 
+/// Names the first few of these pods, each with the reason why it is not healthy.
+pub(super) fn named(unhealthy: &[UnhealthyPod<'_>]) -> String {
+    let names = unhealthy.iter().take(NAMED).map(|one| format!("{} ({})", one.pod.title(), one.why()));
+    names.collect::<Vec<_>>().join(", ")
+}
+
 /// A pod that is not healthy on an updated node.
 #[derive(Clone, Copy)]
 pub(super) struct UnhealthyPod<'a> {
@@ -488,7 +489,7 @@ pub(super) struct UnhealthyPod<'a> {
 
 impl UnhealthyPod<'_> {
     /// Returns the reason why it is not healthy.
-    pub(super) fn why(&self) -> String {
+    fn why(&self) -> String {
         match self.pod.restarted_at.filter(|_| self.until.is_some()) {
             Some(at) => format!("a container was restarted at {at}"),
             None => self.pod.trouble.clone().unwrap_or_default(),

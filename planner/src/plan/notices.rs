@@ -50,10 +50,6 @@ fn named(rollout: &ActiveRollout) -> String {
     format!("the rollout of {} for {} {}", rollout.version, rollout.variant, rollout.arch)
 }
 
-fn subject(rollout: &ActiveRollout) -> String {
-    format!("rollout/{}", rollout.number())
-}
-
 /// Returns the part of an id that tells a rollout apart. Its number in the history does not: a rollout may have several.
 fn part(rollout: &ActiveRollout) -> String {
     let ActiveRollout { version, variant, arch, started, .. } = rollout;
@@ -148,15 +144,28 @@ impl Source<'_> {
         format!("{}{time}", cut(prefix, ID_LENGTH.saturating_sub(time.len())))
     }
 
-    /// Returns the first few nodes of a rollout that run its version, or that do not.
-    fn nodes(&self, rollout: &ActiveRollout, updated: bool) -> Vec<String> {
+    /// Returns the notice of an event of a rollout, with the first few nodes that run its version, or that do not as it starts.
+    fn of_rollout(
+        &self,
+        rollout: &ActiveRollout,
+        id: &str,
+        event: NoticeEvent,
+        time: Timestamp,
+        cause: &str,
+        command: &str,
+    ) -> Notice {
+        let updated = event != NoticeEvent::RolloutStarted;
         let runs = |node: &NodeView| {
             let version = node.shadow.as_ref().and_then(|shadow| shadow.status.agent.current_version.as_ref());
             version == Some(&rollout.version)
         };
         let is_such = |node: &&NodeView| node.facts.labelled && is_member(node, rollout) && runs(node) == updated;
-        let of = self.view.nodes.values().filter(is_such);
-        of.take(MOST_NODES).map(|node| node.facts.name.clone()).collect()
+        let of = self.view.nodes.values().filter(is_such).take(MOST_NODES);
+        let subject = format!("rollout/{}", rollout.number());
+        Notice {
+            nodes: of.map(|node| node.facts.name.clone()).collect(),
+            ..notice(id, event.as_str(), time, &subject, cause, command)
+        }
     }
 
     /// Returns the notice of an event that follows from the status.
@@ -168,19 +177,11 @@ impl Source<'_> {
                 let disabled = disabled.map_or_else(String::new, |condition| format!("; {}", condition.message));
                 let cause = format!("{} began{disabled}", named(rollout));
                 let begun = rollout.record.as_ref().map_or(self.now, |record| record.begun);
-                let nodes = self.nodes(rollout, false);
-                Notice {
-                    nodes,
-                    ..notice(id, NoticeEvent::RolloutStarted.as_str(), begun, &subject(rollout), &cause, STATUS)
-                }
+                self.of_rollout(rollout, id, NoticeEvent::RolloutStarted, begun, &cause, STATUS)
             }
             Fact::Passed(rollout, step) => {
                 let cause = format!("canary step {step} of {} is passed", named(rollout));
-                let (id, nodes) = (self.dated(id), self.nodes(rollout, true));
-                Notice {
-                    nodes,
-                    ..notice(&id, NoticeEvent::StepPassed.as_str(), self.now, &subject(rollout), &cause, STATUS)
-                }
+                self.of_rollout(rollout, &self.dated(id), NoticeEvent::StepPassed, self.now, &cause, STATUS)
             }
             Fact::Ended(rollout) => {
                 let record = rollout.record.as_ref();
@@ -188,11 +189,7 @@ impl Source<'_> {
                 let ended = record.and_then(|record| record.ended).unwrap_or(self.now);
                 let cause = format!("{} ended ({phase:?}): {}", named(rollout), end_of(phase));
                 let command = format!("kubectl brupop history {}", record.map_or(0, |record| record.number));
-                let nodes = self.nodes(rollout, true);
-                Notice {
-                    nodes,
-                    ..notice(id, NoticeEvent::RolloutEnded.as_str(), ended, &subject(rollout), &cause, &command)
-                }
+                self.of_rollout(rollout, id, NoticeEvent::RolloutEnded, ended, &cause, &command)
             }
             Fact::Frozen(known) => self.of_freeze(id, known),
             Fact::Unwell(span) => {
@@ -232,7 +229,6 @@ impl Source<'_> {
             let key = key_of(rollout);
             let state = self.survey.rollouts.by_key(&key)?;
             let is_frozen = self.survey.quarantine.spent.contains_key(&key);
-            let nodes = self.nodes(rollout, true);
             let stopped = state.wait.as_ref().and_then(Wait::step).is_some();
             let is_braked = |brake: &&Brake| matches!(brake.wait, Wait::Braked { .. }) && !stopped && !is_frozen;
             if let Some(brake) = state.brake.as_ref().filter(is_braked) {
@@ -240,11 +236,7 @@ impl Source<'_> {
                 let prefix = format!("{}/{}/braked/{number}/{tried}", self.uid, part(rollout));
                 let id = self.dated(&prefix);
                 let cause = format!("{}: {}", named(rollout), without_command(&brake.wait.to_string()));
-                let event = NoticeEvent::Braked.as_str();
-                return Some((
-                    prefix,
-                    Notice { nodes, ..notice(&id, event, self.now, &subject(rollout), &cause, STATUS) },
-                ));
+                return Some((prefix, self.of_rollout(rollout, &id, NoticeEvent::Braked, self.now, &cause, STATUS)));
             }
             let wait = state.wait.as_ref()?;
             let (step, request) = wait.step()?;
@@ -268,8 +260,8 @@ impl Source<'_> {
                 }
                 StepRequest::ApproveUnproven(_) | StepRequest::Resume => STATUS.to_owned(),
             };
-            let event = NoticeEvent::AwaitingApproval.as_str();
-            Some((prefix, Notice { nodes, ..notice(&id, event, self.now, &subject(rollout), &cause, &command) }))
+            let event = NoticeEvent::AwaitingApproval;
+            Some((prefix, self.of_rollout(rollout, &id, event, self.now, &cause, &command)))
         });
         awaited.collect()
     }

@@ -309,7 +309,7 @@ fn followed(survey: &Survey<'_>, slot: &Slot, node: &SurveyedNode<'_>, now: Time
     };
     let away = node.update().is_some_and(|progress| progress.step.place() >= Place::Away && !in_vain(progress));
     if let Some(update) = &mut update {
-        // A slot of an earlier version of the operator does not say so.
+        // The label may come after the slot.
         update.control_plane |= node.facts.control_plane();
     }
     if let Some(update) = update.as_mut().filter(|_| away) {

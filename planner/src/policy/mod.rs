@@ -332,6 +332,12 @@ impl Policy {
         self.max_unavailable.of(total).unwrap_or(1).min(MAX_SLOTS)
     }
 
+    /// Returns the checks of all nodes.
+    pub fn checks(&self) -> impl Iterator<Item = &Check> {
+        let policies = self.groups.iter().map(|group| &group.policy).chain([&self.all]);
+        policies.flat_map(|policy| policy.before.checks.iter().chain(&policy.after.checks))
+    }
+
     /// Returns the index of a node's group, if it is in one.
     pub fn group_of(&self, node: &NodeFacts) -> Option<usize> {
         self.groups.iter().position(|group| group.selector.matches(&node.labels))

@@ -114,11 +114,7 @@ impl Policy {
 
     /// Rejects expressions without a Prometheus server.
     fn reject_missing_prometheus(&self, errors: &mut Vec<PolicyError>) {
-        let asks = |policy: &GroupPolicy| {
-            let mut checks = policy.before.checks.iter().chain(&policy.after.checks);
-            checks.any(|check| matches!(check, Check::Query(_)))
-        };
-        if self.prometheus.is_none() && (asks(&self.all) || self.groups.iter().any(|g| asks(&g.policy))) {
+        if self.prometheus.is_none() && self.checks().any(|check| matches!(check, Check::Query(_))) {
             errors.push(PolicyError {
                 field: "spec.prometheus.url".to_owned(),
                 message: "expressions of spec.health need a Prometheus to ask; write its address here".to_owned(),

@@ -1,7 +1,4 @@
 //! The operator's own pods that carry an update out, and whether they are heard: the agent of a node, and the web API.
-//!
-//! Nothing is asked of the agents for this. The kubelet knows whether an agent runs and receives the web API's stream (the
-//! readiness of its pod), and writes that only when it changes.
 
 use std::time::Duration;
 

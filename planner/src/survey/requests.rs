@@ -3,53 +3,50 @@
 use models::operator::{ActiveRollout, BottlerocketUpdateOperatorStatus, KnownVersion, OperatorRequests, frozen_since};
 
 use crate::decision::Note;
-
 use crate::view::{ClusterView, OperatorFacts, ReportedFacts, ShadowFacts};
 
 /// Returns whether the resource's status was never written. Requests that it carries then are old ones: a manifest that
 /// was applied again must not end a freeze that outlived the previous resource.
-pub(crate) fn is_new(operator: &OperatorFacts) -> bool {
+fn is_new(operator: &OperatorFacts) -> bool {
     operator.status.observed_generation.is_none()
+}
+
+/// Returns the value of a request unless it is acknowledged.
+fn pending<'a>(
+    operator: &'a OperatorFacts,
+    asked: &'a Option<String>,
+    done: fn(&OperatorRequests) -> &Option<String>,
+) -> Option<&'a String> {
+    let requests = operator.status.requests.as_ref();
+    let done = requests.and_then(|requests| done(requests).as_ref());
+    asked.as_ref().filter(|asked| !is_new(operator) && Some(*asked) != done)
 }
 
 /// The value of a `resume` that is not acknowledged yet.
 pub(crate) fn pending_resume(operator: &OperatorFacts) -> Option<&String> {
-    if is_new(operator) {
-        return None;
-    }
-    let done = operator.status.requests.as_ref().and_then(|r| r.resume.as_ref());
-    operator.resume.as_ref().filter(|asked| Some(*asked) != done)
+    pending(operator, &operator.resume, |done| &done.resume)
 }
 
 /// The value of a `continue-others` that is not acknowledged yet.
 pub(crate) fn pending_continue(operator: &OperatorFacts) -> Option<&String> {
-    if is_new(operator) {
-        return None;
-    }
-    let done = operator.status.requests.as_ref().and_then(|requests| requests.continue_others.as_ref());
-    operator.continue_others.as_ref().filter(|asked| Some(*asked) != done)
+    pending(operator, &operator.continue_others, |done| &done.continue_others)
+}
+
+/// The value of an `approve-step` that is not acknowledged yet.
+pub(crate) fn pending_approval(operator: &OperatorFacts) -> Option<&String> {
+    pending(operator, &operator.approve_step, |done| &done.approve_step)
 }
 
 /// The values of `rotate-certificates` and `rotate-signing-key` that are not acknowledged yet.
 pub fn pending_rotations(operator: &OperatorFacts) -> (Option<String>, Option<String>) {
-    if is_new(operator) {
-        return (None, None);
-    }
-    let done = operator.status.requests.clone().unwrap_or_default();
-    let pending = |asked: &Option<String>, done: &Option<String>| asked.clone().filter(|_| asked != done);
-    (
-        pending(&operator.rotate_certificates, &done.rotate_certificates),
-        pending(&operator.rotate_signing_key, &done.rotate_signing_key),
-    )
+    let certificates = pending(operator, &operator.rotate_certificates, |done| &done.rotate_certificates);
+    let signing_key = pending(operator, &operator.rotate_signing_key, |done| &done.rotate_signing_key);
+    (certificates.cloned(), signing_key.cloned())
 }
 
 /// The value of `migrate-storage` that is not acknowledged yet.
 pub fn pending_migration(operator: &OperatorFacts) -> Option<&String> {
-    if is_new(operator) {
-        return None;
-    }
-    let done = operator.status.requests.as_ref().and_then(|requests| requests.migrate_storage.as_ref());
-    operator.migrate_storage.as_ref().filter(|asked| Some(*asked) != done)
+    pending(operator, &operator.migrate_storage, |done| &done.migrate_storage)
 }
 
 /// Returns whether a shadow has failures of versions that no `resume` has resolved.
@@ -66,12 +63,20 @@ pub(crate) fn resumed(view: &ClusterView) -> Option<String> {
     (!left).then(|| asked.clone())
 }
 
+/// Returns the value of a request that the `new` status acknowledges, and the `old` one did not. The annotations of a new resource are
+/// acknowledged without an effect.
+fn taken(
+    old: &BottlerocketUpdateOperatorStatus,
+    new: &BottlerocketUpdateOperatorStatus,
+    done: fn(&OperatorRequests) -> &Option<String>,
+) -> Option<String> {
+    let of = |status: &BottlerocketUpdateOperatorStatus| status.requests.as_ref().and_then(|all| done(all).clone());
+    of(new).filter(|value| old.observed_generation.is_some() && of(old).as_ref() != Some(value))
+}
+
 /// Returns the Event about an approval that was acknowledged and names steps of which none is approved by it.
 pub fn approval_news(old: &BottlerocketUpdateOperatorStatus, new: &BottlerocketUpdateOperatorStatus) -> Option<Note> {
-    let taken =
-        |status: &BottlerocketUpdateOperatorStatus| status.requests.as_ref().and_then(|r| r.approve_step.clone());
-    // The annotations of a new resource are acknowledged without an effect.
-    let value = taken(new).filter(|value| old.observed_generation.is_some() && taken(old).as_ref() != Some(value))?;
+    let value = taken(old, new, |done| &done.approve_step)?;
     let names = value.split_once('@').map_or(value.as_str(), |(names, _)| names);
     let names: Vec<&str> = names.split(',').map(str::trim).collect();
     let same = |before: &ActiveRollout, after: &ActiveRollout| {
@@ -106,9 +111,7 @@ pub fn approval_news(old: &BottlerocketUpdateOperatorStatus, new: &BottlerocketU
 
 /// Returns the Event about a `continue-others` that was acknowledged and by which no version is held for its own nodes alone.
 pub fn continue_news(old: &BottlerocketUpdateOperatorStatus, new: &BottlerocketUpdateOperatorStatus) -> Option<Note> {
-    let taken =
-        |status: &BottlerocketUpdateOperatorStatus| status.requests.as_ref().and_then(|r| r.continue_others.clone());
-    let value = taken(new).filter(|value| old.observed_generation.is_some() && taken(old).as_ref() != Some(value))?;
+    let value = taken(old, new, |done| &done.continue_others)?;
     let is_contained = |known: &KnownVersion| known.quarantined.as_ref().is_some_and(|found| found.contained);
     let contained =
         |status: &BottlerocketUpdateOperatorStatus| status.versions.iter().filter(|known| is_contained(known)).count();

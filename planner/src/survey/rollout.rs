@@ -15,6 +15,7 @@ use self::step::{Approval, Named, step_on, without_workloads};
 use super::brake::{self, Brake};
 use super::key::{Key, KeyRef, Targets, borrowed, is_member, key, key_of};
 use super::ledger::{self, Memory};
+use super::requests::pending_approval;
 use super::urgency::Urgency;
 use super::{ended, fallen, records, want};
 use crate::policy::Policy;
@@ -128,9 +129,7 @@ pub(crate) fn follow<'a>(
     lacking.extend(later.iter().map(|(node, version)| (node.facts.uid.as_str(), *version)));
     let later: BTreeSet<KeyRef<'_>> = later.into_iter().map(|(node, version)| key(node, version)).collect();
     keys.extend(going_on(view, &operator.status.active_rollouts, policy, &later, now));
-    let taken = operator.status.requests.as_ref().and_then(|requests| requests.approve_step.as_ref());
-    let is_pending = |asked: &&String| !super::requests::is_new(operator) && taken != Some(*asked);
-    let asked = operator.approve_step.as_ref().filter(is_pending);
+    let asked = pending_approval(operator);
     let approval = asked.map(|value| Approval::read(value)).unwrap_or_default();
     let urgency = Urgency::of(view, policy, now);
     let mut rollouts = Rollouts::default();

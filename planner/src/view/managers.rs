@@ -6,6 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use models::names::{self, AGENT_MANAGER, CONTROLLER_MANAGER, SILENCE_MANAGER};
 use models::plain::cut;
 
+use crate::claims::{last_write, owns};
+
 /// Manager under which the API server keeps the oldest entries once an object has more than ten of them; the operator's
 /// own creation of the shadow is the oldest.
 const FOLDED: &str = "ancient-changes";
@@ -39,24 +41,16 @@ pub struct RequestManagers {
 
 impl RequestManagers {
     pub(super) fn of(meta: &ObjectMeta) -> Self {
-        let owner = |section: &str, group: Option<&str>, field: &str| {
-            let entries = meta.managed_fields.iter().flatten().filter(|entry| {
-                let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
-                let section = fields.and_then(|fields| fields.get(format!("f:{section}")));
-                let group = match group {
-                    Some(group) => section.and_then(|section| section.get(format!("f:{group}"))),
-                    None => section,
-                };
-                group.is_some_and(|group| group.get(format!("f:{field}")).is_some())
-            });
+        let owner = |path: &[&str]| {
+            let entries = meta.managed_fields.iter().flatten().filter(|entry| owns(entry, path));
             let last = entries.max_by_key(|entry| entry.time.as_ref().map(|time| time.0))?;
             last.manager.as_deref().map(|manager| cut(manager, 128))
         };
-        let annotation = |name| owner("metadata", Some("annotations"), name);
+        let annotation = |name| owner(&["metadata", "annotations", name]);
         Self {
-            enabled: owner("spec", None, "enabled"),
-            version: owner("spec", None, "version"),
-            urgent: owner("spec", Some("version"), "urgent"),
+            enabled: owner(&["spec", "enabled"]),
+            version: owner(&["spec", "version"]),
+            urgent: owner(&["spec", "version", "urgent"]),
             approve_step: annotation(names::APPROVE_STEP_ANNOTATION),
             resume: annotation(names::RESUME_ANNOTATION),
             continue_others: annotation(names::CONTINUE_OTHERS_ANNOTATION),
@@ -66,19 +60,12 @@ impl RequestManagers {
 
 /// Returns the time of the last write that changed `spec`.
 pub(super) fn spec_changed(meta: &ObjectMeta) -> Option<Timestamp> {
-    let entries = meta.managed_fields.iter().flatten();
-    let of_spec =
-        entries.filter(|entry| entry.fields_v1.as_ref().is_some_and(|fields| fields.0.get("f:spec").is_some()));
-    of_spec.filter_map(|entry| entry.time.as_ref().map(|time| time.0)).max()
+    last_write(meta, |entry| owns(entry, &["spec"]))
 }
 
 /// Returns the time of the last write by a field manager that owns this annotation.
 pub(super) fn annotated(meta: &ObjectMeta, name: &str) -> Option<Timestamp> {
-    let entries = meta.managed_fields.iter().flatten().filter(|entry| {
-        let owned = entry.fields_v1.as_ref().and_then(|fields| fields.0.get("f:metadata")?.get("f:annotations"));
-        owned.is_some_and(|owned| owned.get(format!("f:{name}")).is_some())
-    });
-    entries.filter_map(|entry| entry.time.as_ref().map(|time| time.0)).max()
+    last_write(meta, |entry| owns(entry, &["metadata", "annotations", name]))
 }
 
 /// Returns the first such field in `spec` or `status`.

@@ -140,7 +140,7 @@ pub struct OperatorFacts {
 }
 
 /// The last answer to the eviction of a pod; kept in memory only.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Blocked {
     pub budget: Option<String>,
     pub message: String,

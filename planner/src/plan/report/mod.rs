@@ -237,10 +237,7 @@ fn blocked(
         let status = if view.earlier_pods.is_empty() { ConditionStatus::Unknown } else { ConditionStatus::True };
         return Some((status, wait.as_str(), wait.to_string()));
     }
-    let policy = survey.policy;
-    let policies = policy.groups.iter().map(|group| &group.policy).chain([&policy.all]);
-    let checks = policies.flat_map(|policy| policy.before.checks.iter().chain(&policy.after.checks));
-    let mut asked = checks.flat_map(|check| {
+    let mut asked = survey.policy.checks().flat_map(|check| {
         let of_all = plan.expressions.iter().filter(move |question| check.is_asked_of_all(question));
         of_all.filter_map(move |question| Some((check, view.expressions.get(question)?)))
     });

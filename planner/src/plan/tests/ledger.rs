@@ -154,9 +154,9 @@ fn end_of_an_attempt_records_its_place() {
     }
 }
 
-/// An earlier version of the operator has not recorded it, and the Node may be deleted while its machine reboots.
+/// The label may come after the slot, and the Node may be deleted while its machine reboots.
 #[test]
-fn slot_of_an_earlier_version_learns_that_its_node_is_of_the_control_plane() {
+fn slot_learns_that_its_node_is_of_the_control_plane() {
     let (mut view, policy) = cluster(vec![at("a", Step::Draining, 0, HostState::StagedUpdate)], &["a"]);
     let labels = [(models::names::CONTROL_PLANE_LABEL.to_owned(), String::new())];
     view.nodes.get_mut("a").unwrap().facts.labels = std::sync::Arc::new(labels.into());

@@ -144,12 +144,7 @@ impl World {
         let disrupts = match &action {
             Action::Claim { .. } | Action::Permit { .. } => true,
             Action::Spec { spec } => spec.state != HostState::Idle,
-            Action::Status { status, .. } => status.report.progress.as_ref().is_some_and(|p| p.disruptive),
-            Action::Release
-            | Action::Hook { .. }
-            | Action::ReadOwner { .. }
-            | Action::ReadReplicaSet { .. }
-            | Action::ReadLease => false,
+            action => action.next_progress().is_some_and(|progress| progress.disruptive),
         };
         assert!(!(verification && disrupts), "seed {seed}: {name} is disrupted in a verification: {action:?}");
         match action {
@@ -223,12 +218,9 @@ fn assert_ready(seed: u64, facts: &NodeFacts, before: Option<Step>) {
 /// A refusal by the API server, without a budget.
 fn refusal(node: &NodeView, sent: &InFlight, uid: &str, now: Timestamp) -> Blocked {
     Blocked {
-        budget: None,
         message: "not now".into(),
         since: node.blocked.get(uid).map_or(sent.since, |old| old.since),
         retry_at: now.checked_add(SignedDuration::from_secs(5)).unwrap(),
-        denied_since: None,
-        accepted: false,
-        deleted: false,
+        ..Blocked::default()
     }
 }

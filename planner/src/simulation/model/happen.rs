@@ -163,14 +163,10 @@ fn happen_to_objects(state: &mut State, world: &World, happens: &Move) {
 /// Has the kubelet register its Node again.
 fn registers(state: &mut State, node: usize) {
     let machine = state.machine(node);
-    let mut facts = world_node(node);
+    let mut facts = super::node(node).facts;
     facts.uid.push('+');
     (facts.boot_id, facts.os_image) = (machine.boot_id.clone(), machine.os_image.clone());
     state.truth[node].node = Some(Object::new(facts, 1_000_000));
-}
-
-fn world_node(node: usize) -> crate::view::NodeFacts {
-    super::node(node).facts
 }
 
 fn happen_to_controller(state: &mut State, world: &World, happens: &Move) {

@@ -182,7 +182,7 @@ pub(super) fn decision(state: &State, world: &World, controller: &Controller, wr
             let before = &controller.operator.value.status.slots;
             let new = status.slots.iter().find(|slot| !before.iter().any(|old| old.node == slot.node))?;
             let seen = controller.seen.iter().filter_map(|seen| seen.node.as_ref());
-            let claimed = seen.into_iter().any(|node| node.value.uid == slot_uid(new) && node.value.claimed());
+            let claimed = seen.into_iter().any(|node| node.value.uid == new.uid && node.value.claimed());
             if claimed {
                 return None;
             }
@@ -246,10 +246,6 @@ pub(super) fn decision(state: &State, world: &World, controller: &Controller, wr
         }
         _ => None,
     }
-}
-
-fn slot_uid(slot: &models::operator::Slot) -> &str {
-    &slot.uid
 }
 
 /// Returns whether a controller sees a failure that counts against the new version.

@@ -252,8 +252,8 @@ impl Memory {
     }
 }
 
-/// Returns what a cache shows of a node.
-fn node_of(seen: &Truth) -> Option<NodeView> {
+/// Returns the view of a node by these objects, without its pods.
+pub(super) fn node_of(seen: &Truth) -> Option<NodeView> {
     let facts = seen.node.as_ref()?.value.clone();
     let shadow = seen.shadow.as_ref().filter(|shadow| shadow.value.owner_uid.as_ref() == Some(&facts.uid));
     Some(NodeView { facts, shadow: shadow.map(|shadow| Box::new(shadow.value.clone())), ..NodeView::default() })

@@ -136,10 +136,7 @@ impl Write {
 /// Returns the view of a node as it is.
 pub(super) fn node_as_it_is(state: &State, node: usize) -> Option<NodeView> {
     let truth = &state.truth[node];
-    let facts = truth.node.as_ref()?.value.clone();
-    let shadow = truth.shadow.as_ref().filter(|shadow| shadow.value.owner_uid.as_ref() == Some(&facts.uid));
-    let shadow = shadow.map(|shadow| Box::new(shadow.value.clone()));
-    Some(NodeView { facts, shadow, pods: Some(truth.pods.value.clone()), ..NodeView::default() })
+    Some(NodeView { pods: Some(truth.pods.value.clone()), ..view::node_of(truth)? })
 }
 
 fn carry_out(state: &mut State, node: usize, action: Action) {

@@ -114,16 +114,7 @@ impl Run<'_> {
         let Some(node) = self.view.nodes.get_mut(name) else { return };
         if evictions.dry_run {
             for pod in &evictions.pods {
-                let (since, message) = (self.now, String::new());
-                let answer = Blocked {
-                    budget: None,
-                    message,
-                    since,
-                    retry_at: since,
-                    denied_since: None,
-                    accepted: true,
-                    deleted: false,
-                };
+                let answer = Blocked { since: self.now, retry_at: self.now, accepted: true, ..Blocked::default() };
                 node.blocked.insert(pod.uid.clone(), answer);
             }
             return;
@@ -192,16 +183,8 @@ impl Run<'_> {
                 *self.course.refusals.entry(title.clone()).or_default() += 1;
                 let since = blocked.get(&facts.uid).map_or(now, |before| before.since);
                 let refused = models::time::between(since, now);
-                let pause = drain::eviction_pause(drain::BLOCKED_RETRY, refused);
-                let answer = Blocked {
-                    budget: Some(title),
-                    message: String::new(),
-                    since,
-                    retry_at: models::time::after(now, pause),
-                    denied_since: None,
-                    accepted: false,
-                    deleted: false,
-                };
+                let retry_at = models::time::after(now, drain::eviction_pause(drain::BLOCKED_RETRY, refused));
+                let answer = Blocked { budget: Some(title), since, retry_at, ..Blocked::default() };
                 blocked.insert(facts.uid.clone(), answer);
             }
         }

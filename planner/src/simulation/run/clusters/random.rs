@@ -13,7 +13,7 @@ use crate::simulation::faults::seeds;
 use crate::simulation::host::Host;
 use crate::simulation::tests::fleet;
 use crate::simulation::{Fault, FaultEffect, PodTemplate, Scenario, Span};
-use crate::view::{DaemonSetIs, NodeView, PodFacts};
+use crate::view::{DaemonSetIs, PodFacts};
 
 /// The time at which all faults end.
 const REPAIRED: SignedDuration = SignedDuration::from_hours(2 * 24);
@@ -89,13 +89,10 @@ fn some_cluster(rng: &mut StdRng) -> (Scenario, Vec<usize>, Vec<(SignedDuration,
     let devices = Arc::new([("nvidia.com/gpu".to_owned(), "8".to_owned())].into());
     for member in &mut scenario.members {
         member.pods.push(1);
-        let mut node = NodeView::clone(&member.node);
+        let node = Arc::make_mut(&mut member.node);
         node.facts.allocatable = Arc::clone(&devices);
-        member.node = Arc::new(node);
         if kinds && rng.random_bool(0.5) {
-            let mut node = NodeView::clone(&member.node);
             node.shadow.as_mut().unwrap().status.agent.arch = Some("aarch64".into());
-            member.node = Arc::new(node);
         }
     }
     for effect in [
@@ -143,12 +140,12 @@ fn some_cluster(rng: &mut StdRng) -> (Scenario, Vec<usize>, Vec<(SignedDuration,
     }
     // The launch template of the autoscaler may be newer than its nodes.
     for member in scenario.members.iter_mut().skip(nodes).filter(|_| rng.random_bool(0.2)) {
-        let mut node = NodeView::clone(&member.node);
+        let node = Arc::make_mut(&mut member.node);
         node.facts.os_image = node.facts.os_image.replace(&OLD.to_string(), &NEW.to_string());
         let agent = &mut node.shadow.as_mut().unwrap().status.agent;
         agent.current_version = Some(NEW);
         agent.updates.as_mut().unwrap().chosen_version = None;
-        (member.node, member.host) = (Arc::new(node), Host::new(NEW));
+        member.host = Host::new(NEW);
     }
     if rng.random_bool(0.3) {
         changes.push((at(rng, 10), Change::RegistersAgain));

@@ -60,9 +60,7 @@ fn cluster(nodes: usize, spec: &Value, faults: &[(FaultEffect, &[usize])]) -> Sc
 }
 
 fn change_node(scenario: &mut Scenario, index: usize, change: impl FnOnce(&mut NodeView)) {
-    let mut node = NodeView::clone(&scenario.members[index].node);
-    change(&mut node);
-    scenario.members[index].node = Arc::new(node);
+    change(Arc::make_mut(&mut scenario.members[index].node));
 }
 
 /// The first of three nodes has a pod that its budget guards, as the primary of a database.
