@@ -19,7 +19,7 @@ use planner::view::{
 use tokio::task::JoinSet;
 
 use super::lease::ControllerLease;
-use super::{AgentPod, Cluster, OwnPods, Part, Unread};
+use super::{AgentPod, Cluster, Part, Unread};
 use crate::call::{get, if_read, if_there, is_transient, list_each, list_guarded};
 use crate::shell::for_cluster;
 
@@ -42,7 +42,7 @@ pub(crate) enum PodsOf {
 /// The answers about the pods of the earlier operator and of this one, and about the Lease of its controller.
 pub(crate) struct Components {
     earlier: anyhow::Result<Vec<String>>,
-    own: anyhow::Result<OwnPods>,
+    own: anyhow::Result<BTreeMap<String, PodFacts>>,
     lease: anyhow::Result<ControllerLease>,
     agents: anyhow::Result<Vec<AgentPod>>,
 }
@@ -295,11 +295,11 @@ async fn earlier_pods(client: &Client) -> anyhow::Result<Vec<String>> {
     Ok(found.into_iter().collect())
 }
 
-async fn own_pods(client: &Client, namespace: &str) -> anyhow::Result<OwnPods> {
+async fn own_pods(client: &Client, namespace: &str) -> anyhow::Result<BTreeMap<String, PodFacts>> {
     let selector = format!("{} in ({}, {})", names::COMPONENT_LABEL, names::CONTROLLER, names::APISERVER);
     let (params, right) = (ListParams::default().labels(&selector), format!("list pods in {namespace}"));
     let pods: Vec<PodFacts> = facts(Api::namespaced(client.clone(), namespace), params, &right).await?;
-    Ok(OwnPods { pods: pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect() })
+    Ok(pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect())
 }
 
 async fn controller_lease(client: &Client, namespace: &str) -> anyhow::Result<ControllerLease> {
@@ -354,7 +354,7 @@ mod tests {
     }
 
     fn components(lease: anyhow::Result<ControllerLease>) -> Components {
-        Components { earlier: Ok(vec![]), own: Ok(OwnPods::default()), lease, agents: Ok(vec![]) }
+        Components { earlier: Ok(vec![]), own: Ok(BTreeMap::new()), lease, agents: Ok(vec![]) }
     }
 
     #[test]
