@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use self::archive::Archive;
 use self::trim::trim;
 use crate::advice::some;
-use crate::call::{call, list, list_each, list_in};
+use crate::call::{call, installed, list, list_each, list_in};
 use crate::cluster::Cluster;
 use crate::files::create_private;
 use crate::page::{print_line, progress};
@@ -233,8 +233,7 @@ async fn node_events(bundle: &mut Bundle, client: &Client) -> anyhow::Result<()>
 
 /// Adds the logs of the operator's pods in a namespace. Of the agents, those of silent ones come first.
 async fn logs(bundle: &mut Bundle, client: &Client, namespace: &str, status: Option<&Report>) -> anyhow::Result<()> {
-    let params = ListParams::default().labels(&format!("{}={}", names::APPLICATION_LABEL, names::APPLICATION));
-    let listed = list_in::<Pod>(client, namespace, params).await;
+    let listed = list_in::<Pod>(client, namespace, installed()).await;
     let Some(pods) = bundle.part(&format!("logs/{namespace}"), listed) else { return Ok(()) };
     for pod in chosen(pods, status) {
         bundle.logs(client, namespace, &pod).await?;

@@ -13,14 +13,12 @@ use kube::core::DeserializeGuard;
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::{BottlerocketShadow, Step};
-use planner::view::{
-    BudgetFacts, CsiNodeFacts, DaemonSetFacts, DaemonSetIs, EarlierPod, PodFacts, Projection, ShadowFacts,
-};
+use planner::view::{BudgetFacts, CsiNodeFacts, DaemonSetFacts, DaemonSetIs, PodFacts, Projection, ShadowFacts};
 use tokio::task::JoinSet;
 
 use super::lease::ControllerLease;
 use super::{AgentPod, Cluster, Part, Unread};
-use crate::call::{get, if_read, if_there, is_transient, list_each, list_guarded};
+use crate::call::{earlier_pods, get, if_read, if_there, is_transient, list_each, list_guarded};
 use crate::shell::for_cluster;
 
 /// Number of lists of pods at a time.
@@ -55,7 +53,7 @@ impl Components {
             controller_lease(client, namespace),
             agent_pods(client)
         );
-        Self { earlier, own, lease, agents }
+        Self { earlier: earlier.map(|pods| pods.into_keys().collect()), own, lease, agents }
     }
 }
 
@@ -283,16 +281,6 @@ pub(crate) async fn pods_of(
             None => return Ok(by_node),
         }
     }
-}
-
-async fn earlier_pods(client: &Client) -> anyhow::Result<Vec<String>> {
-    let mut found = BTreeSet::new();
-    for selector in models::earlier::pod_selectors() {
-        let params = ListParams::default().labels(&selector);
-        let pods: Vec<EarlierPod> = facts(Api::all(client.clone()), params, LIST_PODS).await?;
-        found.extend(pods.into_iter().map(|pod| pod.title));
-    }
-    Ok(found.into_iter().collect())
 }
 
 async fn own_pods(client: &Client, namespace: &str) -> anyhow::Result<BTreeMap<String, PodFacts>> {

@@ -10,9 +10,9 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{Api, ApiResource, DynamicObject, ListParams, PostParams};
 use kube::{Client, Resource, ResourceExt as _};
 use models::earlier::{self, EarlierShadow};
-use models::names::{self, APPLICATION, APPLICATION_LABEL, GROUP, SHADOW_DEFINITION, SYSTEM_NAMESPACE};
+use models::names::{self, GROUP, SHADOW_DEFINITION, SYSTEM_NAMESPACE};
 use models::shadow::BottlerocketShadow;
-use planner::view::{EarlierPod, NodeFacts, Projection as _};
+use planner::view::{NodeFacts, Projection as _};
 use serde_json::{Value, json};
 
 use super::record::{self, Record};
@@ -124,18 +124,12 @@ async fn namespace_exists(client: &Client) -> anyhow::Result<bool> {
 async fn installed(client: &Client) -> anyhow::Result<bool> {
     let api: Api<Deployment> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let right = format!("get deployments in {SYSTEM_NAMESPACE}");
-    let mut found = if_there(call(&right, api.get_metadata(names::CONTROLLER)).await)?.is_some();
-    for namespace in [SYSTEM_NAMESPACE, names::AGENT_NAMESPACE] {
-        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-        let labelled = ListParams::default().labels(&format!("{APPLICATION_LABEL}={APPLICATION}"));
-        found |= !list(&pods, labelled, "list pods").await?.is_empty();
-    }
-    Ok(found)
+    let found = if_there(call(&right, api.get_metadata(names::CONTROLLER)).await)?.is_some();
+    Ok(found || !call::own_pods(client).await?.is_empty())
 }
 
 pub(crate) async fn record(client: &Client) -> anyhow::Result<Record> {
-    let labelled = ListParams::default().labels(&format!("{APPLICATION_LABEL}={APPLICATION}"));
-    Record::read(&list_in::<ConfigMap>(client, SYSTEM_NAMESPACE, labelled).await?)
+    Record::read(&list_in::<ConfigMap>(client, SYSTEM_NAMESPACE, call::installed()).await?)
 }
 
 async fn definition(client: &Client) -> anyhow::Result<Option<Definition>> {
@@ -176,18 +170,13 @@ async fn workloads(client: &Client) -> anyhow::Result<Vec<Live>> {
 
 /// Reads the earlier operator's pods, terminating ones included. One that has ended acts no more.
 async fn pods(client: &Client) -> anyhow::Result<Vec<String>> {
-    let api: Api<Pod> = Api::all(client.clone());
-    let mut found = BTreeSet::new();
-    for selector in earlier::pod_selectors() {
-        for pod in list(&api, ListParams::default().labels(&selector), "list pods").await? {
-            let Some(acting) = EarlierPod::project(&pod) else { continue };
-            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
-            let node = node.map(|node| format!(" on {node}")).unwrap_or_default();
-            let ends = if pod.metadata.deletion_timestamp.is_some() { ", terminating" } else { "" };
-            found.insert(format!("{}{node}{ends}", acting.title));
-        }
-    }
-    Ok(found.into_iter().collect())
+    let described = |(title, pod): (String, Pod)| {
+        let node = pod.spec.and_then(|spec| spec.node_name);
+        let node = node.map(|node| format!(" on {node}")).unwrap_or_default();
+        let ends = if pod.metadata.deletion_timestamp.is_some() { ", terminating" } else { "" };
+        format!("{title}{node}{ends}")
+    };
+    Ok(call::earlier_pods(client).await?.into_iter().map(described).collect())
 }
 
 /// The earlier operator's shadows, or the reason why they cannot be read; and this operator's.

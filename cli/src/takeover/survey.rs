@@ -1,6 +1,5 @@
 //! Reading the facts about the earlier operator. Nothing is written, and each call has a time limit.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -11,12 +10,11 @@ use kube::api::{Api, DynamicObject, ListParams};
 use kube::{Client, ResourceExt as _};
 use models::earlier;
 use models::names::{self, SHADOW_DEFINITION as DEFINITION};
-use planner::view::{EarlierPod, Projection as _};
 use serde_json::Value;
 use tokio::time::Instant;
 
 use super::facts::{Conversion, Definition, Facts, Shadow, Workload};
-use crate::call::{call, code, list, list_everywhere, nodes};
+use crate::call::{call, code, earlier_pods, list, list_everywhere, nodes};
 use crate::helm::Releases;
 use crate::marks::{NodeState, Tool};
 use crate::swap::{record, shadow_resource};
@@ -33,7 +31,9 @@ pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
     let mut facts = Facts { outdated: crate::preflight::outdated(&outdated), ..Facts::default() };
     facts.definition = definition(client).await?;
     facts.workloads = workloads(client).await?;
-    facts.pods = pods(client).await?;
+    // Nothing else of them is needed, and they are kept until the end.
+    let metadata_alone = |pod: Pod| Pod { metadata: pod.metadata, ..Pod::default() };
+    facts.pods = earlier_pods(client).await?.into_values().map(metadata_alone).collect();
     facts.nodes = nodes(client).await?.iter().map(NodeState::of).collect();
     if let Some(definition) = facts.definition.clone() {
         let read = shadows(client, &definition, &facts).await?;
@@ -92,19 +92,6 @@ pub(super) async fn recorded_workloads(client: &Client) -> anyhow::Result<Vec<Wo
 fn read_as<K: k8s_openapi::serde::de::DeserializeOwned>(object: &Value) -> anyhow::Result<K> {
     serde_json::from_value(object.clone())
         .with_context(|| format!("{} is recorded by takeover swap, but unreadable", deploy::yaml::id(object)))
-}
-
-/// Reads the earlier operator's pods that the takeover waits for.
-async fn pods(client: &Client) -> anyhow::Result<Vec<Pod>> {
-    let mut found = BTreeMap::new();
-    for selector in earlier::pod_selectors() {
-        let pods: Vec<Pod> = list_everywhere(client, ListParams::default().labels(&selector)).await?;
-        let theirs = pods.into_iter().filter(|pod| EarlierPod::project(pod).is_some());
-        // Nothing else of them is needed, and they are kept until the end.
-        let theirs = theirs.map(|pod| Pod { metadata: pod.metadata, ..Pod::default() });
-        found.extend(theirs.filter_map(|pod| Some((pod.uid()?, pod))));
-    }
-    Ok(found.into_values().collect())
 }
 
 /// Shadows of the earlier operator, and those that could not be read.
