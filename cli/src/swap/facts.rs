@@ -57,6 +57,7 @@ fn live(object: &DynamicObject, resource: &ApiResource) -> anyhow::Result<Live> 
         kept: record::kept(&value),
         uid: object.uid().unwrap_or_default(),
         version: object.resource_version().unwrap_or_default(),
+        deleting: object.metadata.deletion_timestamp.is_some(),
     })
 }
 
@@ -71,7 +72,8 @@ pub(super) async fn gather(
     let now = Timestamp::now();
     let definition = definition(client).await?;
     let phase = definition.as_ref().map_or(Phase::Absent, Definition::phase);
-    let (workloads, pods) = (workloads(client).await?, pods(client).await?);
+    let (mut workloads, pods) = (workloads(client).await?, pods(client).await?);
+    workloads.retain(|workload| !workload.deleting);
     // Nothing is decided by nodes and shadows before that, and a wait reads all facts every second.
     let (nodes, (earlier, own)) = if ahead || phase == Phase::Ours || (workloads.is_empty() && pods.is_empty()) {
         (nodes(client).await?, shadows(client, definition.as_ref(), phase).await?)
@@ -146,21 +148,21 @@ async fn definition(client: &Client) -> anyhow::Result<Option<Definition>> {
         storage: versions.iter().find(|version| version["storage"] == true).map(named).unwrap_or_default(),
         stored: stored.filter_map(Value::as_str).map(str::to_owned).collect(),
         versions: versions.iter().map(named).collect(),
-        deleting: found.metadata.deletion_timestamp.is_some(),
     }))
 }
 
 /// Reads the workloads whose pods are the earlier operator's.
-async fn workloads(client: &Client) -> anyhow::Result<Vec<Live>> {
+pub(crate) async fn workloads(client: &Client) -> anyhow::Result<Vec<Live>> {
     let mut found = Vec::new();
-    for (api, resource, right) in [
-        (untyped::<Deployment>(client), ApiResource::erase::<Deployment>(&()), "list deployments"),
-        (untyped::<DaemonSet>(client), ApiResource::erase::<DaemonSet>(&()), "list daemonsets"),
+    for (api, resource) in [
+        (untyped::<Deployment>(client), ApiResource::erase::<Deployment>(&())),
+        (untyped::<DaemonSet>(client), ApiResource::erase::<DaemonSet>(&())),
     ] {
-        for object in list(&api, ListParams::default(), right).await? {
+        let right = format!("list {} in all namespaces", resource.plural);
+        for object in list(&api, ListParams::default(), &right).await? {
             let labels = &object.data["spec"]["template"]["metadata"]["labels"];
             let labels: BTreeMap<String, String> = serde_json::from_value(labels.clone()).unwrap_or_default();
-            if earlier::is_pod_of(&labels) && object.metadata.deletion_timestamp.is_none() {
+            if earlier::is_pod_of(&labels) {
                 found.push(live(&object, &resource)?);
             }
         }

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use anyhow::Context as _;
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DynamicObject, ListParams};
@@ -14,10 +12,10 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::facts::{Conversion, Definition, Facts, Shadow, Workload};
-use crate::call::{call, code, earlier_pods, list, list_everywhere, nodes};
+use crate::call::{call, code, earlier_pods, list, nodes};
 use crate::helm::Releases;
 use crate::marks::{NodeState, Tool};
-use crate::swap::{record, shadow_resource};
+use crate::swap::{self, record, shadow_resource};
 
 /// Time limit of reading one shadow: a conversion webhook that does not answer keeps the API server waiting.
 const SHADOW_LIMIT: Duration = Duration::from_secs(10);
@@ -74,24 +72,14 @@ pub(super) async fn definition(client: &Client) -> anyhow::Result<Option<Definit
 
 /// Reads the workloads of the earlier operator, in any namespace.
 pub(super) async fn workloads(client: &Client) -> anyhow::Result<Vec<Workload>> {
-    let deployments: Vec<Deployment> = list_everywhere(client, ListParams::default()).await?;
-    let sets: Vec<DaemonSet> = list_everywhere(client, ListParams::default()).await?;
-    let deployments = deployments.iter().filter_map(Workload::of_deployment);
-    Ok(deployments.chain(sets.iter().filter_map(Workload::of_daemon_set)).collect())
+    Ok(swap::workloads(client).await?.iter().filter_map(|found| Workload::of(&found.kept)).collect())
 }
 
 /// Reads the workloads of the earlier operator that `takeover swap` has recorded.
 pub(super) async fn recorded_workloads(client: &Client) -> anyhow::Result<Vec<Workload>> {
     let record = record(client).await?;
-    let deployments = record.of_kind("Deployment").map(|object| Ok(Workload::of_deployment(&read_as(object)?)));
-    let sets = record.of_kind("DaemonSet").map(|object| Ok(Workload::of_daemon_set(&read_as(object)?)));
-    let all = deployments.chain(sets).collect::<anyhow::Result<Vec<_>>>()?.into_iter().flatten();
+    let all = record.of_kind("Deployment").chain(record.of_kind("DaemonSet")).filter_map(Workload::of);
     Ok(all.map(|workload| Workload { recorded: true, ..workload }).collect())
-}
-
-fn read_as<K: k8s_openapi::serde::de::DeserializeOwned>(object: &Value) -> anyhow::Result<K> {
-    serde_json::from_value(object.clone())
-        .with_context(|| format!("{} is recorded by takeover swap, but unreadable", deploy::yaml::id(object)))
 }
 
 /// Shadows of the earlier operator, and those that could not be read.

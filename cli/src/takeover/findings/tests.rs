@@ -1,4 +1,3 @@
-use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use models::earlier;
 use serde_json::{Value, json};
@@ -33,7 +32,7 @@ fn definition_of(facts: &mut Facts) -> &mut Definition {
 
 fn workload(labels: &Value, meta: &Value) -> Workload {
     let mut deployment = json!({
-        "metadata": meta,
+        "kind": "Deployment", "metadata": meta,
         "spec": {
             "selector": {"matchLabels": labels},
             "template": {
@@ -44,7 +43,7 @@ fn workload(labels: &Value, meta: &Value) -> Workload {
     });
     deployment["metadata"]["name"] = json!("brupop-controller-deployment");
     deployment["metadata"]["namespace"] = json!(NAMESPACE);
-    Workload::of_deployment(&serde_json::from_value::<Deployment>(deployment).unwrap()).unwrap()
+    Workload::of(&deployment).unwrap()
 }
 
 fn controller() -> Workload {
