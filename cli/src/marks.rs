@@ -64,6 +64,12 @@ impl Tool {
         }
         found
     }
+
+    /// Returns the named release of Helm that it is, and the namespace of that release.
+    pub(crate) fn release(self) -> Option<(String, String)> {
+        let Self::Helm { release, namespace } = self else { return None };
+        Some((release?, namespace))
+    }
 }
 
 /// The owners of a field that is set on a Node.

@@ -83,11 +83,7 @@ fn left_on_nodes(shadows: &BTreeMap<String, EarlierShadow>, armed: &[String], no
 
 /// The named Helm release of an object: name and namespace.
 fn release(object: &Value) -> Option<(String, String)> {
-    Tool::all_of_kept(object).into_iter().find_map(|tool| match tool {
-        Tool::Helm { release, namespace } if namespace.is_empty() => Some((release?, "default".to_owned())),
-        Tool::Helm { release, namespace } => Some((release?, namespace)),
-        Tool::ArgoCd { .. } | Tool::Flux { .. } => None,
-    })
+    Tool::all_of_kept(object).into_iter().find_map(Tool::release)
 }
 
 /// Returns the commands that make Helm forget a release, if one holds the definition: its uninstallation would delete the
