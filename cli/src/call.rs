@@ -192,7 +192,7 @@ pub(crate) fn installed() -> ListParams {
 }
 
 /// Lists the pods of this operator.
-pub(crate) async fn own_pods(client: &Client) -> anyhow::Result<Vec<Pod>> {
+pub(crate) async fn installed_pods(client: &Client) -> anyhow::Result<Vec<Pod>> {
     let mut found = Vec::new();
     for namespace in [names::SYSTEM_NAMESPACE, names::AGENT_NAMESPACE] {
         found.extend(list_in::<Pod>(client, namespace, installed()).await?);

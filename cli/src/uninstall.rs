@@ -349,7 +349,7 @@ async fn sweep(client: &Client) -> anyhow::Result<()> {
 
 /// Lists the operator's pods, and the nodes if there are any.
 async fn pods_left(client: &Client) -> anyhow::Result<(Vec<Pod>, Vec<Node>)> {
-    let left = call::own_pods(client).await?;
+    let left = call::installed_pods(client).await?;
     let nodes = if left.is_empty() { Vec::new() } else { call::nodes(client).await? };
     Ok((left, nodes))
 }

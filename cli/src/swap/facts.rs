@@ -127,7 +127,7 @@ async fn installed(client: &Client) -> anyhow::Result<bool> {
     let api: Api<Deployment> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let right = format!("get deployments in {SYSTEM_NAMESPACE}");
     let found = if_there(call(&right, api.get_metadata(names::CONTROLLER)).await)?.is_some();
-    Ok(found || !call::own_pods(client).await?.is_empty())
+    Ok(found || !call::installed_pods(client).await?.is_empty())
 }
 
 pub(crate) async fn record(client: &Client) -> anyhow::Result<Record> {
