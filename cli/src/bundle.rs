@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use self::archive::Archive;
 use self::trim::trim;
 use crate::advice::some;
-use crate::call::{call, list, list_each, list_in};
+use crate::call::{call, installed, list, list_each, list_in};
 use crate::cluster::Cluster;
 use crate::files::create_private;
 use crate::page::{print_line, progress};
@@ -56,29 +56,29 @@ pub(crate) struct Options {
     output: Option<PathBuf>,
 }
 
-/// Kinds of objects in a namespace: group, version, kind, plural.
-type Kind = (&'static str, &'static str, &'static str, &'static str);
+/// Kinds of objects in a namespace: group, version and kind.
+type Kind = (&'static str, &'static str, &'static str);
 
 const RESOURCES: [Kind; 4] = [
-    (names::GROUP, "v1", "BottlerocketUpdateOperator", "bottlerocketupdateoperators"),
-    (names::GROUP, "v3", "BottlerocketShadow", "bottlerocketshadows"),
-    (names::GROUP, "v1", "BottlerocketRolloutHistory", "bottlerocketrollouthistories"),
-    ("apps", "v1", "ControllerRevision", "controllerrevisions"),
+    (names::GROUP, "v1", "BottlerocketUpdateOperator"),
+    (names::GROUP, "v3", "BottlerocketShadow"),
+    (names::GROUP, "v1", "BottlerocketRolloutHistory"),
+    ("apps", "v1", "ControllerRevision"),
 ];
 
 /// The operator's own workloads, and what they depend on.
 const WORKLOADS: [Kind; 11] = [
-    ("apps", "v1", "Deployment", "deployments"),
-    ("apps", "v1", "ReplicaSet", "replicasets"),
-    ("apps", "v1", "DaemonSet", "daemonsets"),
-    ("", "v1", "Pod", "pods"),
-    ("", "v1", "Service", "services"),
-    ("", "v1", "ServiceAccount", "serviceaccounts"),
-    ("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices"),
-    ("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
-    ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),
-    ("coordination.k8s.io", "v1", "Lease", "leases"),
-    ("events.k8s.io", "v1", "Event", "events"),
+    ("apps", "v1", "Deployment"),
+    ("apps", "v1", "ReplicaSet"),
+    ("apps", "v1", "DaemonSet"),
+    ("", "v1", "Pod"),
+    ("", "v1", "Service"),
+    ("", "v1", "ServiceAccount"),
+    ("discovery.k8s.io", "v1", "EndpointSlice"),
+    ("policy", "v1", "PodDisruptionBudget"),
+    ("networking.k8s.io", "v1", "NetworkPolicy"),
+    ("coordination.k8s.io", "v1", "Lease"),
+    ("events.k8s.io", "v1", "Event"),
 ];
 
 struct Bundle {
@@ -107,20 +107,22 @@ impl Bundle {
         }
     }
 
-    async fn objects(&mut self, client: &Client, namespace: &str, kind: Kind, path: &str) -> anyhow::Result<()> {
-        let (group, version, kind, plural) = kind;
-        let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
+    /// Adds the objects of a kind, as a file named after it in a folder, whose name ends with a slash.
+    async fn objects(&mut self, client: &Client, namespace: &str, kind: Kind, folder: &str) -> anyhow::Result<()> {
+        let (group, version, kind) = kind;
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        let (api_version, plural) = (&resource.api_version, &resource.plural);
+        let path = format!("{folder}{plural}.json");
         let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
         let listed = list(&api, ListParams::default(), &format!("list {plural} in {namespace}")).await;
-        let Some(objects) = self.part(path, listed) else { return Ok(()) };
+        let Some(objects) = self.part(&path, listed) else { return Ok(()) };
         let objects = objects.into_iter().map(|object| {
             let mut object = serde_json::to_value(object).unwrap_or_default();
             object["kind"] = json!(kind);
             trim(object)
         });
-        let api_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
         let items: Vec<Value> = objects.collect();
-        self.json(path, &json!({"apiVersion": api_version, "kind": format!("{kind}List"), "items": items}))
+        self.json(&path, &json!({"apiVersion": api_version, "kind": format!("{kind}List"), "items": items}))
     }
 
     /// Adds the logs of a pod, those before its last restart too.
@@ -194,7 +196,7 @@ async fn fill(bundle: &mut Bundle, client: &Client, namespace: &str, time: Times
     }
     progress("reading objects ...");
     for kind in RESOURCES {
-        bundle.objects(client, namespace, kind, &format!("{}.json", kind.3)).await?;
+        bundle.objects(client, namespace, kind, "").await?;
     }
     let nodes: Api<Node> = Api::all(client.clone());
     let mut items = Vec::new();
@@ -206,7 +208,7 @@ async fn fill(bundle: &mut Bundle, client: &Client, namespace: &str, time: Times
     namespaces.dedup();
     for namespace in &namespaces {
         for kind in WORKLOADS {
-            bundle.objects(client, namespace, kind, &format!("{namespace}/{}.json", kind.3)).await?;
+            bundle.objects(client, namespace, kind, &format!("{namespace}/")).await?;
         }
     }
     node_events(bundle, client).await?;
@@ -233,8 +235,7 @@ async fn node_events(bundle: &mut Bundle, client: &Client) -> anyhow::Result<()>
 
 /// Adds the logs of the operator's pods in a namespace. Of the agents, those of silent ones come first.
 async fn logs(bundle: &mut Bundle, client: &Client, namespace: &str, status: Option<&Report>) -> anyhow::Result<()> {
-    let params = ListParams::default().labels(&format!("{}={}", names::APPLICATION_LABEL, names::APPLICATION));
-    let listed = list_in::<Pod>(client, namespace, params).await;
+    let listed = list_in::<Pod>(client, namespace, installed()).await;
     let Some(pods) = bundle.part(&format!("logs/{namespace}"), listed) else { return Ok(()) };
     for pod in chosen(pods, status) {
         bundle.logs(client, namespace, &pod).await?;

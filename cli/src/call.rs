@@ -1,6 +1,6 @@
 //! Calls to the API server, each with a time limit and with an error that names the missing right.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::Client;
@@ -17,7 +17,8 @@ use kube::client::AuthError;
 use kube::core::error_boundary::InvalidObject;
 use kube::core::{DeserializeGuard, ObjectList};
 use models::answer::is_of_rbac;
-use models::limits;
+use models::{earlier, limits, names};
+use planner::view::{EarlierPod, Projection as _};
 
 use crate::page::warn;
 use crate::shell::for_cluster;
@@ -183,6 +184,30 @@ pub(crate) async fn nodes(client: &Client) -> anyhow::Result<Vec<Node>> {
 /// Lists the Leases that the kubelets renew.
 pub(crate) async fn node_leases(client: &Client) -> anyhow::Result<Vec<Lease>> {
     list_in(client, NODE_LEASES, ListParams::default()).await
+}
+
+/// Selects what is installed with this operator.
+pub(crate) fn installed() -> ListParams {
+    ListParams::default().labels(&format!("{}={}", names::APPLICATION_LABEL, names::APPLICATION))
+}
+
+/// Lists the pods of this operator.
+pub(crate) async fn installed_pods(client: &Client) -> anyhow::Result<Vec<Pod>> {
+    let mut found = Vec::new();
+    for namespace in [names::SYSTEM_NAMESPACE, names::AGENT_NAMESPACE] {
+        found.extend(list_in::<Pod>(client, namespace, installed()).await?);
+    }
+    Ok(found)
+}
+
+/// Lists the pods of the earlier operator that have not ended, by namespace and name.
+pub(crate) async fn earlier_pods(client: &Client) -> anyhow::Result<BTreeMap<String, Pod>> {
+    let mut found = BTreeMap::new();
+    for selector in earlier::pod_selectors() {
+        let pods: Vec<Pod> = list_everywhere(client, ListParams::default().labels(&selector)).await?;
+        found.extend(pods.into_iter().filter_map(|pod| Some((EarlierPod::project(&pod)?.title, pod))));
+    }
+    Ok(found)
 }
 
 pub(crate) async fn list<K: Listed>(api: &Api<K>, params: ListParams, right: &str) -> anyhow::Result<Vec<K>> {

@@ -90,12 +90,6 @@ impl Unread {
     }
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct OwnPods {
-    /// The pods of controller and web API, by name.
-    pub(crate) pods: BTreeMap<String, PodFacts>,
-}
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AgentPod {
     pub(crate) name: String,
@@ -120,8 +114,8 @@ pub(crate) struct Cluster {
     /// Time since which nodes have been Ready, by name.
     pub(crate) ready_since: BTreeMap<String, Timestamp>,
     pub(crate) earlier_pods: Vec<String>,
-    /// The operator's own pods; `None` if they could not be read.
-    pub(crate) own: Option<OwnPods>,
+    /// The pods of controller and web API, by name; `None` if they could not be read.
+    pub(crate) own: Option<BTreeMap<String, PodFacts>>,
     /// `None` if it could not be read.
     pub(crate) lease: Option<ControllerLease>,
     /// The agents' pods; `None` if they could not be read.
@@ -146,7 +140,7 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Returns true if nothing of an operator was seen in the namespace.
     pub(crate) fn has_no_operator(&self) -> bool {
-        let pods = self.own.as_ref().is_some_and(|own| !own.pods.is_empty());
+        let pods = self.own.as_ref().is_some_and(|own| !own.is_empty());
         let unreadable = self.unreadable != UnreadableFacts::default();
         self.operator.is_none() && self.shadows.is_empty() && !unreadable && !pods
     }
@@ -229,7 +223,7 @@ impl Cluster {
         let before = now.saturating_sub(LONG).unwrap_or(now);
         let mut shadows = self.shadows.clone();
         let holder = self.lease.as_ref().and_then(|lease| lease.holder.as_ref());
-        let leader = self.own.as_ref().and_then(|own| own.pods.get(holder?));
+        let leader = self.own.as_ref().and_then(|own| own.get(holder?));
         let own_node = leader.map(|pod| pod.node.clone());
         // Where none leads, the next one is yet to come.
         let leads = self.lease.as_ref().filter(|lease| lease.trouble().is_none());
@@ -243,7 +237,7 @@ impl Cluster {
             standby: self.standby(own_node.as_deref()),
             own_node,
             unreadable: self.unreadable.clone(),
-            web_api_missing: self.own.as_ref().filter(|own| !own.has_ready(names::APISERVER)).map(|_| before),
+            web_api_missing: self.has_none_ready(names::APISERVER).then_some(before),
             ..ClusterView::default()
         };
         for facts in self.nodes.iter().flat_map(BTreeMap::values) {
@@ -280,7 +274,7 @@ impl Cluster {
 
     fn standby(&self, own_node: Option<&str>) -> Standby {
         let (Some(own), Some(lease), Some(nodes)) = (&self.own, &self.lease, &self.nodes) else { return Standby::None };
-        let controllers = own.pods.iter().filter(|(_, pod)| pod.is_of(names::CONTROLLER));
+        let controllers = own.iter().filter(|(_, pod)| pod.is_of(names::CONTROLLER));
         let controllers = controllers.map(|(name, pod)| (name.clone(), pod.clone())).collect();
         standby(lease.holder.as_deref().unwrap_or_default(), own_node, &controllers, nodes)
     }
@@ -290,11 +284,16 @@ impl Cluster {
     pub(crate) fn no_leader(&self) -> Option<(&'static str, String)> {
         let trouble = self.lease.as_ref().map(ControllerLease::trouble);
         // A pod whose kubelet is away is not Ready, and may lead all the same.
-        if trouble != Some(None) && self.own.as_ref().is_some_and(|own| !own.has_ready(names::CONTROLLER)) {
+        if trouble != Some(None) && self.has_none_ready(names::CONTROLLER) {
             let message = "no pod of the controller is Ready, so that nothing is done";
             return Some((CONTROLLER_NOT_READY, message.to_owned()));
         }
         Some((NO_LEADER, trouble??))
+    }
+
+    /// Returns whether no pod of this component, controller or web API, is Ready; false where that could not be read.
+    pub(crate) fn has_none_ready(&self, component: &str) -> bool {
+        self.own.as_ref().is_some_and(|own| !own.values().any(|pod| pod.is_of(component) && pod.serves()))
     }
 
     /// Returns the agent's pod of each node: the one that is Ready, where there are several.
@@ -336,11 +335,4 @@ pub(crate) fn settled(
         made = plan(view, policy, now);
     }
     made
-}
-
-impl OwnPods {
-    /// Returns whether a pod of a component is Ready.
-    pub(crate) fn has_ready(&self, component: &str) -> bool {
-        self.pods.values().any(|pod| pod.is_of(component) && pod.serves())
-    }
 }

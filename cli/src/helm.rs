@@ -14,10 +14,7 @@ use crate::shell::{for_cluster, word};
 
 /// Returns the release that an object names, and the namespace of that release.
 pub(crate) fn release_of(meta: &ObjectMeta) -> Option<(String, String)> {
-    Tool::all_of(meta).into_iter().find_map(|tool| match tool {
-        Tool::Helm { release: Some(release), namespace } => Some((release, namespace)),
-        Tool::Helm { release: None, .. } | Tool::ArgoCd { .. } | Tool::Flux { .. } => None,
-    })
+    Tool::all_of(meta).into_iter().find_map(Tool::release)
 }
 
 /// Returns the command that upgrades the release of an object: of one that Flux keeps, the command that changes its `HelmRelease`. Without

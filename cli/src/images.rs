@@ -30,16 +30,11 @@ pub(crate) fn version(tag: &str) -> Option<[u64; 4]> {
     (version.major < YEAR).then_some([version.major, version.minor, version.patch, candidate.unwrap_or(u64::MAX)])
 }
 
-/// Returns the operator's container of a workload, given the workload of this version. Those that a user has added are left out.
-fn container_of<'a>(wanted: &Value, found: &'a Value) -> Option<&'a Value> {
+/// Returns the image that a workload runs, given the workload of this version. Containers that a user has added are left out.
+pub(crate) fn image_of<'a>(wanted: &Value, found: &'a Value) -> Option<&'a str> {
     let own = wanted.pointer("/spec/template/spec/containers/0/name")?;
     let containers = found.pointer("/spec/template/spec/containers")?.as_array()?;
-    containers.iter().find(|container| container["name"] == *own)
-}
-
-/// Returns the image that a workload runs, given the workload of this version.
-pub(crate) fn image_of<'a>(wanted: &Value, found: &'a Value) -> Option<&'a str> {
-    container_of(wanted, found)?["image"].as_str()
+    containers.iter().find(|container| container["name"] == *own)?["image"].as_str()
 }
 
 /// Returns the newest tag of these images, if it names a later version than that of this plugin.

@@ -64,6 +64,12 @@ impl Tool {
         }
         found
     }
+
+    /// Returns the named release of Helm that it is, and the namespace of that release.
+    pub(crate) fn release(self) -> Option<(String, String)> {
+        let Self::Helm { release, namespace } = self else { return None };
+        Some((release?, namespace))
+    }
 }
 
 /// The owners of a field that is set on a Node.
@@ -108,10 +114,6 @@ pub(crate) struct NodeState {
     pub(crate) cordon: Option<Owners>,
     /// The owners of the balancer label, if it has the value that the earlier operator sets.
     pub(crate) balancer: Option<Owners>,
-    /// Annotations of the releases 0.1.
-    pub(crate) old_annotations: Vec<String>,
-    /// The label of the releases 0.1, if it has it.
-    pub(crate) old_label: Option<String>,
 }
 
 impl NodeState {
@@ -121,8 +123,6 @@ impl NodeState {
         let conditions = node.status.iter().map(|status| status.conditions.iter().flatten());
         let label = |name: &str| node.labels().get(name).cloned();
         let balancer = label(names::BALANCER_LABEL).filter(|value| value == earlier::BALANCER_VALUE);
-        let of_first = |name: &&str| format!("{}{name}", earlier::FIRST_RELEASES_PREFIX);
-        let annotations = earlier::FIRST_RELEASES_ANNOTATIONS.iter().map(of_first);
         Self {
             name: node.name_any(),
             uid: meta.uid.clone().unwrap_or_default(),
@@ -131,14 +131,7 @@ impl NodeState {
             cordon: cordoned.then(|| Owners::of(meta, &["f:spec", "f:unschedulable"])),
             balancer: balancer
                 .map(|_| Owners::of(meta, &["f:metadata", "f:labels", &format!("f:{}", names::BALANCER_LABEL)])),
-            old_annotations: annotations.filter(|name| node.annotations().contains_key(name)).collect(),
-            old_label: Some(of_first(&earlier::FIRST_RELEASES_NODE_LABEL)).filter(|name| label(name).is_some()),
         }
-    }
-
-    /// Returns whether the releases 0.1 have left anything on it.
-    pub(crate) fn is_marked(&self) -> bool {
-        !self.old_annotations.is_empty() || self.old_label.is_some()
     }
 
     /// Returns whether it has the label with the value that this operator selects.

@@ -47,10 +47,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Value> {
 /// Reads the `spec` of an operator's resource from a file that has it alone or in the whole resource.
 pub(crate) fn read_policy(path: &Path) -> anyhow::Result<Value> {
     let value = read(path)?;
-    Ok(match value.get("spec") {
-        Some(spec) => spec.clone(),
-        None => value,
-    })
+    Ok(value.get("spec").cloned().unwrap_or(value))
 }
 
 /// Returns the path of the first field that is in the input and not in what was read of it.

@@ -29,7 +29,7 @@ use self::objects::{GONE, PERIOD, answered, delete, find, made, remove};
 pub(crate) use self::objects::{api, is_marked};
 use self::remaining::{Left, Surroundings, not_taken_back, unfinished};
 use crate::advice::logs_of;
-use crate::call::{self, call, code, get, if_there, list_guarded, list_in};
+use crate::call::{self, call, code, get, if_there, list_guarded};
 use crate::helm::Releases;
 use crate::marks::Tool;
 use crate::page::{confirm, print_line};
@@ -349,11 +349,7 @@ async fn sweep(client: &Client) -> anyhow::Result<()> {
 
 /// Lists the operator's pods, and the nodes if there are any.
 async fn pods_left(client: &Client) -> anyhow::Result<(Vec<Pod>, Vec<Node>)> {
-    let mut left = Vec::new();
-    for namespace in [names::SYSTEM_NAMESPACE, names::AGENT_NAMESPACE] {
-        let own = ListParams::default().labels(&format!("{}={}", names::APPLICATION_LABEL, names::APPLICATION));
-        left.extend(list_in::<Pod>(client, namespace, own).await?);
-    }
+    let left = call::installed_pods(client).await?;
     let nodes = if left.is_empty() { Vec::new() } else { call::nodes(client).await? };
     Ok((left, nodes))
 }

@@ -34,14 +34,6 @@ pub const FIRST_RELEASES_LABEL: &str = "update-operator";
 /// Values of [`FIRST_RELEASES_LABEL`].
 pub const FIRST_RELEASES_COMPONENTS: [&str; 2] = ["controller", "agent"];
 
-/// Prefix of the annotations, and of one label, that releases 0.1 leave on Nodes.
-pub const FIRST_RELEASES_PREFIX: &str = "bottlerocket.aws/";
-/// Annotations that releases 0.1 leave on Nodes, without [`FIRST_RELEASES_PREFIX`].
-pub const FIRST_RELEASES_ANNOTATIONS: [&str; 5] =
-    ["action-wanted", "action-active", "action-state", "update-available", "operator-version"];
-/// Label that releases 0.1 leave on Nodes, without [`FIRST_RELEASES_PREFIX`].
-pub const FIRST_RELEASES_NODE_LABEL: &str = "update-available";
-
 /// Value that it gives to [`crate::names::BALANCER_LABEL`].
 pub const BALANCER_VALUE: &str = "True";
 

@@ -61,20 +61,11 @@ fn hide_variables(value: &mut Value) {
 pub(super) fn node(node: &k8s_openapi::api::core::v1::Node) -> Value {
     let value = serde_json::to_value(node).unwrap_or_default();
     let of_updates = |name: &str| name.contains(GROUP) || ClaimField::ALL.iter().any(|field| field.name() == name);
-    let annotations = value["metadata"]["annotations"].as_object();
-    let annotations: serde_json::Map<String, Value> = annotations
-        .into_iter()
-        .flatten()
-        .filter(|(name, _)| of_updates(name))
-        .map(|(name, value)| (name.clone(), value.clone()))
-        .collect();
-    let labels = value["metadata"]["labels"].as_object();
-    let labels: serde_json::Map<String, Value> = labels
-        .into_iter()
-        .flatten()
-        .filter(|(name, _)| of_updates(name) || *name == INTERFACE_LABEL || name.contains("kubernetes.io/"))
-        .map(|(name, value)| (name.clone(), value.clone()))
-        .collect();
+    let kept = |map: &str, is_kept: &dyn Fn(&str) -> bool| -> serde_json::Map<String, Value> {
+        let all = value["metadata"][map].as_object().into_iter().flatten().filter(|(name, _)| is_kept(name));
+        all.map(|(name, value)| (name.clone(), value.clone())).collect()
+    };
+    let of_labels = |name: &str| of_updates(name) || name == INTERFACE_LABEL || name.contains("kubernetes.io/");
     let facts = NodeFacts::project(node).unwrap_or_default();
     let names = |fields: planner::claims::ClaimFields| fields.iter().map(ClaimField::name).collect::<Vec<_>>();
     json!({
@@ -83,8 +74,8 @@ pub(super) fn node(node: &k8s_openapi::api::core::v1::Node) -> Value {
             "uid": value["metadata"]["uid"],
             "creationTimestamp": value["metadata"]["creationTimestamp"],
             "deletionTimestamp": value["metadata"]["deletionTimestamp"],
-            "labels": labels,
-            "annotations": annotations,
+            "labels": kept("labels", &of_labels),
+            "annotations": kept("annotations", &of_updates),
         },
         "spec": {"unschedulable": value["spec"]["unschedulable"], "taints": value["spec"]["taints"]},
         "status": {"conditions": value["status"]["conditions"], "nodeInfo": value["status"]["nodeInfo"]},

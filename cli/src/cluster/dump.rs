@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::lease::ControllerLease;
-use super::{AgentPod, Cluster, OwnPods};
+use super::{AgentPod, Cluster};
 use crate::call::{get, if_there, list_each, list_everywhere, list_in, nodes};
 
 /// Form of a dump that this version writes and reads.
@@ -127,6 +127,7 @@ impl Dump {
         let mut cluster = Cluster {
             namespace: self.namespace.clone(),
             nodes: Some(Default::default()),
+            own: Some(Default::default()),
             agents: Some(Vec::new()),
             ..Cluster::default()
         };
@@ -139,7 +140,6 @@ impl Dump {
         for node in &self.nodes {
             cluster.add_node(&typed(node)?);
         }
-        let mut own = OwnPods::default();
         for pod in &self.pods {
             let pod: Pod = typed(pod)?;
             cluster.earlier_pods.extend(EarlierPod::project(&pod).map(|pod| pod.title));
@@ -147,7 +147,7 @@ impl Dump {
             let facts = PodFacts { daemon_set_is: DaemonSetIs::There, ..PodFacts::of(&pod) };
             if facts.namespace == self.namespace && [names::CONTROLLER, names::APISERVER].iter().any(|c| facts.is_of(c))
             {
-                own.pods.insert(facts.name.clone(), facts.clone());
+                cluster.own.get_or_insert_default().insert(facts.name.clone(), facts.clone());
             }
             if facts.namespace == names::AGENT_NAMESPACE && facts.is_of(names::AGENT) {
                 cluster.agents.get_or_insert_default().push(AgentPod::of(&pod));
@@ -158,7 +158,6 @@ impl Dump {
         }
         cluster.earlier_pods.sort();
         cluster.lease = Some(ControllerLease::of(self.lease.as_ref().map(typed).transpose()?, self.time));
-        cluster.own = Some(own);
         for budget in &self.budgets {
             cluster.budgets.extend(BudgetFacts::project(&typed(budget)?));
         }

@@ -13,14 +13,12 @@ use kube::core::DeserializeGuard;
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::{BottlerocketShadow, Step};
-use planner::view::{
-    BudgetFacts, CsiNodeFacts, DaemonSetFacts, DaemonSetIs, EarlierPod, PodFacts, Projection, ShadowFacts,
-};
+use planner::view::{BudgetFacts, CsiNodeFacts, DaemonSetFacts, DaemonSetIs, PodFacts, Projection, ShadowFacts};
 use tokio::task::JoinSet;
 
 use super::lease::ControllerLease;
-use super::{AgentPod, Cluster, OwnPods, Part, Unread};
-use crate::call::{get, if_read, if_there, is_transient, list_each, list_guarded};
+use super::{AgentPod, Cluster, Part, Unread};
+use crate::call::{earlier_pods, get, if_read, if_there, is_transient, list_each, list_guarded};
 use crate::shell::for_cluster;
 
 /// Number of lists of pods at a time.
@@ -42,7 +40,7 @@ pub(crate) enum PodsOf {
 /// The answers about the pods of the earlier operator and of this one, and about the Lease of its controller.
 pub(crate) struct Components {
     earlier: anyhow::Result<Vec<String>>,
-    own: anyhow::Result<OwnPods>,
+    own: anyhow::Result<BTreeMap<String, PodFacts>>,
     lease: anyhow::Result<ControllerLease>,
     agents: anyhow::Result<Vec<AgentPod>>,
 }
@@ -55,7 +53,7 @@ impl Components {
             controller_lease(client, namespace),
             agent_pods(client)
         );
-        Self { earlier, own, lease, agents }
+        Self { earlier: earlier.map(|pods| pods.into_keys().collect()), own, lease, agents }
     }
 }
 
@@ -285,21 +283,11 @@ pub(crate) async fn pods_of(
     }
 }
 
-async fn earlier_pods(client: &Client) -> anyhow::Result<Vec<String>> {
-    let mut found = BTreeSet::new();
-    for selector in models::earlier::pod_selectors() {
-        let params = ListParams::default().labels(&selector);
-        let pods: Vec<EarlierPod> = facts(Api::all(client.clone()), params, LIST_PODS).await?;
-        found.extend(pods.into_iter().map(|pod| pod.title));
-    }
-    Ok(found.into_iter().collect())
-}
-
-async fn own_pods(client: &Client, namespace: &str) -> anyhow::Result<OwnPods> {
+async fn own_pods(client: &Client, namespace: &str) -> anyhow::Result<BTreeMap<String, PodFacts>> {
     let selector = format!("{} in ({}, {})", names::COMPONENT_LABEL, names::CONTROLLER, names::APISERVER);
     let (params, right) = (ListParams::default().labels(&selector), format!("list pods in {namespace}"));
     let pods: Vec<PodFacts> = facts(Api::namespaced(client.clone(), namespace), params, &right).await?;
-    Ok(OwnPods { pods: pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect() })
+    Ok(pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect())
 }
 
 async fn controller_lease(client: &Client, namespace: &str) -> anyhow::Result<ControllerLease> {
@@ -354,7 +342,7 @@ mod tests {
     }
 
     fn components(lease: anyhow::Result<ControllerLease>) -> Components {
-        Components { earlier: Ok(vec![]), own: Ok(OwnPods::default()), lease, agents: Ok(vec![]) }
+        Components { earlier: Ok(vec![]), own: Ok(BTreeMap::new()), lease, agents: Ok(vec![]) }
     }
 
     #[test]

@@ -108,14 +108,14 @@ pub(crate) fn operator(spec: &Value, status: &Value) -> Value {
 }
 
 /// The operator's own pods: one of each of these components, Ready or not.
-pub(crate) fn own(components: &[(&str, bool)]) -> OwnPods {
+pub(crate) fn own(components: &[(&str, bool)]) -> BTreeMap<String, PodFacts> {
     let pod = |(component, ready): &(&str, bool)| PodFacts {
         name: (*component).to_owned(),
         ready: *ready,
         labels: std::sync::Arc::new(BTreeMap::from([(names::COMPONENT_LABEL.to_owned(), (*component).to_owned())])),
         ..PodFacts::default()
     };
-    OwnPods { pods: components.iter().map(pod).map(|pod| (pod.name.clone(), pod)).collect() }
+    components.iter().map(pod).map(|pod| (pod.name.clone(), pod)).collect()
 }
 
 /// The Lease of the controller, which was renewed so many seconds before it was read.

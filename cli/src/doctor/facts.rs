@@ -87,20 +87,14 @@ impl Facts {
     }
 }
 
-/// Shows what is being read, once that takes longer.
-struct Steps(Instant);
-
-impl Steps {
-    fn now(&self, what: &str) {
-        if self.0.elapsed() >= QUIET {
-            progress(format_args!("reading {what} ..."));
-        }
-    }
-}
-
 pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Facts> {
     let mut facts = Facts { namespace: namespace.to_owned(), ..Facts::default() };
-    let steps = Steps(Instant::now());
+    let began = Instant::now();
+    let show = |what: &str| {
+        if began.elapsed() >= QUIET {
+            progress(format_args!("reading {what} ..."));
+        }
+    };
     let version = call("get /version", client.apiserver_version()).await;
     // It is answered without etcd: an API server that does not is away.
     let version = if version.as_ref().is_err_and(is_transient) { Some(version?) } else { facts.optional(version)? };
@@ -110,14 +104,14 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
     }
     if namespace == names::SYSTEM_NAMESPACE {
         for wanted in deploy::objects(&deploy::Options::default())? {
-            steps.now("the objects of the installation");
+            show("the objects of the installation");
             facts.add_object(client, wanted).await?;
         }
     }
-    steps.now("the fleet");
+    show("the fleet");
     if facts.has_definitions() {
         let mut cluster = Cluster::read_as_allowed(client, namespace).await?;
-        steps.now("the pods and their budgets");
+        show("the pods and their budgets");
         cluster.read_pods(client, PodsOf::All).await?;
         for unread in &cluster.unread {
             facts.note(unread.reason.clone());
@@ -144,7 +138,7 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
     for wanted in facts.optional_objects()? {
         facts.add_object(client, wanted).await?;
     }
-    steps.now("certificates, Leases and endpoints");
+    show("certificates, Leases and endpoints");
     let params = ListParams::default().labels(&format!("kubernetes.io/service-name={}", names::APISERVER));
     let slices = list_in::<EndpointSlice>(client, namespace, params).await;
     facts.endpoints = facts.optional(slices)?.map(|slices| slices.iter().map(ready_addresses).sum());

@@ -13,14 +13,11 @@ use planner::policy::Group;
 use planner::view::{NodeFacts, ShadowFacts};
 use planner::wait::{Wait, WaitReason};
 
-use super::finding::{Finding, Severity};
+use super::finding::{Finding, NAMED, Severity};
 use super::objects::APPLY_POLICY;
 use crate::advice::{labelling, logs_of, pods, refused_pods};
 use crate::cluster::{CONTROLLER_NOT_READY, Cluster, NO_LEADER};
 use crate::status::{Report, report};
-
-/// Number of pods of the same finding that it names.
-const NAMED: usize = 3;
 
 pub(super) fn check(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>) {
     let report = report(cluster, now);

@@ -352,10 +352,8 @@ fn first_difference(wanted: &Value, found: &Value, path: &str, except: &[&str]) 
     }
 }
 
-/// A right, as one line.
-type Right = String;
-
-fn rights(role: &Value) -> BTreeSet<Right> {
+/// Returns the rights of a role, each as one line.
+fn rights(role: &Value) -> BTreeSet<String> {
     let all = |value: &Value| -> Vec<String> {
         value.as_array().into_iter().flatten().filter_map(|text| Some(text.as_str()?.to_owned())).collect()
     };
@@ -382,11 +380,11 @@ fn rights(role: &Value) -> BTreeSet<Right> {
 
 fn rules(wanted: &Value, found: &Value) -> Option<Finding> {
     let there = rights(found);
-    let covered = |right: &Right| {
+    let covered = |right: &String| {
         let whole = right.split(" named ").next().unwrap_or_default();
         there.contains(right) || there.contains(whole)
     };
-    let missing: Vec<Right> = rights(wanted).into_iter().filter(|right| !covered(right)).collect();
+    let missing: Vec<String> = rights(wanted).into_iter().filter(|right| !covered(right)).collect();
     let named = some(missing.iter().map(String::as_str), 4);
     (!missing.is_empty()).then(|| {
         Finding::error("RightsMissing", format!("it lacks rights that this version needs: {named}"))

@@ -17,7 +17,7 @@ use clap::Args;
 use kube::Client;
 use serde_json::{Value, json};
 
-use crate::files::write_text;
+use crate::files::{read_text, write_text};
 use crate::page::{Page, print_line, warn};
 use crate::terminal::Format;
 pub(crate) use durations::last_updates;
@@ -64,8 +64,7 @@ impl HistoryOptions {
 }
 
 fn read_json(path: &Path) -> anyhow::Result<Value> {
-    let text = std::fs::read(path).with_context(|| format!("{} cannot be read", path.display()))?;
-    serde_json::from_slice(&text).with_context(|| format!("{} is no JSON", path.display()))
+    serde_json::from_str(&read_text(path)?).with_context(|| format!("{} is no JSON", path.display()))
 }
 
 /// Lists the revisions of the policy, and below them the rollouts.

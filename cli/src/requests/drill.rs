@@ -19,6 +19,7 @@ use super::nodes::{find_managed, node_of};
 use super::texts::{command, nonce, recorded};
 use crate::advice;
 use crate::page::{Page, print_line};
+use crate::terminal::Format;
 use crate::write::{Decision, DryRunOption, Object, Outcome, State, all};
 
 /// Exit code of a drill that did not pass.
@@ -166,11 +167,10 @@ pub(super) async fn drill(client: &Client, namespace: &str, options: &Options) -
         return Err(error);
     }
     let found = ended.into_inner().ok_or_else(|| anyhow!("the result of the drill is not known"))?;
-    let mut page = Page::default();
-    match options.output {
-        Some(_) => page.json(&serde_json::to_value(&found)?)?,
-        None => page = text(&name, &found),
-    }
+    let page = match options.output {
+        Some(_) => Format::Json.page(&found)?,
+        None => text(&name, &found),
+    };
     page.print()?;
     Ok(if found.result == DRILL_PASSED { ExitCode::SUCCESS } else { ExitCode::from(NOT_PASSED) })
 }

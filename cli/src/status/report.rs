@@ -223,7 +223,7 @@ fn problems(cluster: &Cluster, policy: &Policy, paused: bool) -> Vec<Problem> {
         problems.push(Problem { reason: reason.to_owned(), message, warning });
     };
     let web_api = WaitReason::WebApiNotReady.as_str();
-    if cluster.own.as_ref().is_some_and(|own| !own.has_ready(names::APISERVER)) {
+    if cluster.has_none_ready(names::APISERVER) {
         let pods = pods(&cluster.namespace, names::APISERVER);
         add(web_api, format!("no pod of the web API is Ready, so that no agent can report: {pods}"), None);
     }

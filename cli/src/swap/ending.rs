@@ -66,28 +66,13 @@ fn left_on_nodes(shadows: &BTreeMap<String, EarlierShadow>, armed: &[String], no
                 disarm(std::slice::from_ref(name))
             ));
         }
-        if !node.old_annotations.is_empty() {
-            let removals: Vec<String> = node.old_annotations.iter().map(|mark| format!("{mark}-")).collect();
-            lines.push(format!(
-                "left: {name} has marks of a release 0.1, which nothing needs: {}",
-                for_cluster(&format!("kubectl annotate node {name} {}", removals.join(" ")))
-            ));
-        }
-        if let Some(label) = &node.old_label {
-            let remove = for_cluster(&format!("kubectl label node {name} {label}-"));
-            lines.push(format!("left: {name} has a label of a release 0.1: {remove}"));
-        }
     }
     lines
 }
 
 /// The named Helm release of an object: name and namespace.
 fn release(object: &Value) -> Option<(String, String)> {
-    Tool::all_of_kept(object).into_iter().find_map(|tool| match tool {
-        Tool::Helm { release, namespace } if namespace.is_empty() => Some((release?, "default".to_owned())),
-        Tool::Helm { release, namespace } => Some((release?, namespace)),
-        Tool::ArgoCd { .. } | Tool::Flux { .. } => None,
-    })
+    Tool::all_of_kept(object).into_iter().find_map(Tool::release)
 }
 
 /// Returns the commands that make Helm forget a release, if one holds the definition: its uninstallation would delete the
@@ -191,15 +176,11 @@ mod tests {
         let cordon = json!({"unschedulable": true});
         let none = json!({});
         let label = json!({"labels": {names::BALANCER_LABEL: "True"}});
-        let mark = json!({"annotations": {"bottlerocket.aws/action-wanted": "reboot-update", "x": "y"}});
-        let label_of_first = json!({"labels": {"bottlerocket.aws/update-available": "true"}});
         for (sentence, node, has_shadow, expected) in [
             ("a cordon of its own", node("a", owned_by("unknown"), &cordon), true, "probably by the earlier"),
             ("a cordon of kubectl", node("a", owned_by("kubectl"), &cordon), true, "by another client"),
             ("a node that it never had", node("a", owned_by("unknown"), &cordon), false, ""),
             ("its label", node("a", label, &none), false, "exclude-from-external-load-balancers-"),
-            ("a mark", node("a", mark, &none), false, "annotate node a bottlerocket.aws/action-wanted-"),
-            ("a label", node("a", label_of_first, &none), false, "label node a bottlerocket.aws/update-available-"),
             ("nothing", node("a", json!({}), &none), true, ""),
         ] {
             let shadow = has_shadow.then(|| ("a".to_owned(), EarlierShadow::read(&Value::Null)));

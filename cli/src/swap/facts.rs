@@ -10,9 +10,9 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{Api, ApiResource, DynamicObject, ListParams, PostParams};
 use kube::{Client, Resource, ResourceExt as _};
 use models::earlier::{self, EarlierShadow};
-use models::names::{self, APPLICATION, APPLICATION_LABEL, GROUP, SHADOW_DEFINITION, SYSTEM_NAMESPACE};
+use models::names::{self, GROUP, SHADOW_DEFINITION, SYSTEM_NAMESPACE};
 use models::shadow::BottlerocketShadow;
-use planner::view::{EarlierPod, NodeFacts, Projection as _};
+use planner::view::{NodeFacts, Projection as _};
 use serde_json::{Value, json};
 
 use super::record::{self, Record};
@@ -57,6 +57,7 @@ fn live(object: &DynamicObject, resource: &ApiResource) -> anyhow::Result<Live> 
         kept: record::kept(&value),
         uid: object.uid().unwrap_or_default(),
         version: object.resource_version().unwrap_or_default(),
+        deleting: object.metadata.deletion_timestamp.is_some(),
     })
 }
 
@@ -71,7 +72,8 @@ pub(super) async fn gather(
     let now = Timestamp::now();
     let definition = definition(client).await?;
     let phase = definition.as_ref().map_or(Phase::Absent, Definition::phase);
-    let (workloads, pods) = (workloads(client).await?, pods(client).await?);
+    let (mut workloads, pods) = (workloads(client).await?, pods(client).await?);
+    workloads.retain(|workload| !workload.deleting);
     // Nothing is decided by nodes and shadows before that, and a wait reads all facts every second.
     let (nodes, (earlier, own)) = if ahead || phase == Phase::Ours || (workloads.is_empty() && pods.is_empty()) {
         (nodes(client).await?, shadows(client, definition.as_ref(), phase).await?)
@@ -124,18 +126,12 @@ async fn namespace_exists(client: &Client) -> anyhow::Result<bool> {
 async fn installed(client: &Client) -> anyhow::Result<bool> {
     let api: Api<Deployment> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let right = format!("get deployments in {SYSTEM_NAMESPACE}");
-    let mut found = if_there(call(&right, api.get_metadata(names::CONTROLLER)).await)?.is_some();
-    for namespace in [SYSTEM_NAMESPACE, names::AGENT_NAMESPACE] {
-        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-        let labelled = ListParams::default().labels(&format!("{APPLICATION_LABEL}={APPLICATION}"));
-        found |= !list(&pods, labelled, "list pods").await?.is_empty();
-    }
-    Ok(found)
+    let found = if_there(call(&right, api.get_metadata(names::CONTROLLER)).await)?.is_some();
+    Ok(found || !call::installed_pods(client).await?.is_empty())
 }
 
 pub(crate) async fn record(client: &Client) -> anyhow::Result<Record> {
-    let labelled = ListParams::default().labels(&format!("{APPLICATION_LABEL}={APPLICATION}"));
-    Record::read(&list_in::<ConfigMap>(client, SYSTEM_NAMESPACE, labelled).await?)
+    Record::read(&list_in::<ConfigMap>(client, SYSTEM_NAMESPACE, call::installed()).await?)
 }
 
 async fn definition(client: &Client) -> anyhow::Result<Option<Definition>> {
@@ -152,21 +148,21 @@ async fn definition(client: &Client) -> anyhow::Result<Option<Definition>> {
         storage: versions.iter().find(|version| version["storage"] == true).map(named).unwrap_or_default(),
         stored: stored.filter_map(Value::as_str).map(str::to_owned).collect(),
         versions: versions.iter().map(named).collect(),
-        deleting: found.metadata.deletion_timestamp.is_some(),
     }))
 }
 
 /// Reads the workloads whose pods are the earlier operator's.
-async fn workloads(client: &Client) -> anyhow::Result<Vec<Live>> {
+pub(crate) async fn workloads(client: &Client) -> anyhow::Result<Vec<Live>> {
     let mut found = Vec::new();
-    for (api, resource, right) in [
-        (untyped::<Deployment>(client), ApiResource::erase::<Deployment>(&()), "list deployments"),
-        (untyped::<DaemonSet>(client), ApiResource::erase::<DaemonSet>(&()), "list daemonsets"),
+    for (api, resource) in [
+        (untyped::<Deployment>(client), ApiResource::erase::<Deployment>(&())),
+        (untyped::<DaemonSet>(client), ApiResource::erase::<DaemonSet>(&())),
     ] {
-        for object in list(&api, ListParams::default(), right).await? {
+        let right = format!("list {} in all namespaces", resource.plural);
+        for object in list(&api, ListParams::default(), &right).await? {
             let labels = &object.data["spec"]["template"]["metadata"]["labels"];
             let labels: BTreeMap<String, String> = serde_json::from_value(labels.clone()).unwrap_or_default();
-            if earlier::is_pod_of(&labels) && object.metadata.deletion_timestamp.is_none() {
+            if earlier::is_pod_of(&labels) {
                 found.push(live(&object, &resource)?);
             }
         }
@@ -176,18 +172,13 @@ async fn workloads(client: &Client) -> anyhow::Result<Vec<Live>> {
 
 /// Reads the earlier operator's pods, terminating ones included. One that has ended acts no more.
 async fn pods(client: &Client) -> anyhow::Result<Vec<String>> {
-    let api: Api<Pod> = Api::all(client.clone());
-    let mut found = BTreeSet::new();
-    for selector in earlier::pod_selectors() {
-        for pod in list(&api, ListParams::default().labels(&selector), "list pods").await? {
-            let Some(acting) = EarlierPod::project(&pod) else { continue };
-            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
-            let node = node.map(|node| format!(" on {node}")).unwrap_or_default();
-            let ends = if pod.metadata.deletion_timestamp.is_some() { ", terminating" } else { "" };
-            found.insert(format!("{}{node}{ends}", acting.title));
-        }
-    }
-    Ok(found.into_iter().collect())
+    let described = |(title, pod): (String, Pod)| {
+        let node = pod.spec.and_then(|spec| spec.node_name);
+        let node = node.map(|node| format!(" on {node}")).unwrap_or_default();
+        let ends = if pod.metadata.deletion_timestamp.is_some() { ", terminating" } else { "" };
+        format!("{title}{node}{ends}")
+    };
+    Ok(call::earlier_pods(client).await?.into_iter().map(described).collect())
 }
 
 /// The earlier operator's shadows, or the reason why they cannot be read; and this operator's.

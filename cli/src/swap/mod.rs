@@ -24,7 +24,7 @@ use models::plain::some_by;
 use tokio::time::Instant;
 
 use self::facts::{Memory, gather, is_under_way};
-pub(crate) use self::facts::{record, shadow_resource};
+pub(crate) use self::facts::{record, shadow_resource, workloads};
 use self::steps::{Facts, Next, Phase, Step, Waiting};
 use crate::call::{self, code, is_transient, or_waiting};
 use crate::clock::span;

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, bail};
+use deploy::yaml::id;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt as _;
@@ -28,25 +29,14 @@ const FULL: usize = 256 * 1024;
 /// Bytes of one object, alone in its ConfigMap, that the API server still takes: 1 MiB with everything around them.
 const LARGEST: usize = 1_000_000;
 
-/// Kind, namespace (empty for cluster scope) and name.
-pub(super) type Id = (String, String, String);
-
 /// The content of all ConfigMaps.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Record {
-    objects: BTreeMap<Id, Value>,
+    /// By kind, namespace and name.
+    objects: BTreeMap<String, Value>,
     /// The ConfigMaps: name and uid.
     pub(super) maps: Vec<(String, String)>,
     last: u32,
-}
-
-fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_default().to_owned()
-}
-
-pub(super) fn id(object: &Value) -> Id {
-    let meta = &object["metadata"];
-    (text(&object["kind"]), text(&meta["namespace"]), text(&meta["name"]))
 }
 
 /// Returns the part of an object that is kept. Of a workload and the definition: what is needed to create it again. Of a
@@ -119,16 +109,13 @@ impl Record {
     }
 
     pub(crate) fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
-        self.objects.iter().filter(move |(id, _)| id.0 == kind).map(|(_, object)| object)
+        self.objects.values().filter(move |object| object["kind"] == kind)
     }
 
     /// Returns the tools that applied the kept objects other than shadows.
     pub(super) fn tools(&self) -> Vec<Tool> {
-        self.objects
-            .iter()
-            .filter(|(id, _)| id.0 != "BottlerocketShadow")
-            .flat_map(|(_, o)| Tool::all_of_kept(o))
-            .collect()
+        let others = self.objects.values().filter(|object| object["kind"] != "BottlerocketShadow");
+        others.flat_map(Tool::all_of_kept).collect()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -155,7 +142,7 @@ pub(super) fn one_map(objects: &[Value]) -> anyhow::Result<Vec<Value>> {
     for object in objects {
         let length = object.to_string().len() + 1;
         if length > LARGEST {
-            bail!("{} is larger than a ConfigMap may be, so it cannot be kept", deploy::yaml::id(object));
+            bail!("{} is larger than a ConfigMap may be, so it cannot be kept", id(object));
         }
         if !chosen.is_empty() && size + length > FULL {
             break;

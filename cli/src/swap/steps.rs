@@ -22,10 +22,11 @@ use crate::shell::for_cluster;
 
 /// An object in the cluster: the part of it that is kept, and what a write is guarded by.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Live {
-    pub(super) kept: Value,
+pub(crate) struct Live {
+    pub(crate) kept: Value,
     pub(super) uid: String,
     pub(super) version: String,
+    pub(super) deleting: bool,
 }
 
 impl Live {
@@ -44,7 +45,6 @@ pub(super) struct Definition {
     pub(super) storage: String,
     /// `status.storedVersions`.
     pub(super) stored: Vec<String>,
-    pub(super) deleting: bool,
 }
 
 /// The progress of the takeover, as the definition shows it.
@@ -251,7 +251,7 @@ pub(super) fn next(facts: &Facts) -> Next {
 /// Returns the reason why nothing can be done with the definition, in either direction.
 pub(super) fn unknown(facts: &Facts) -> Option<String> {
     let definition = facts.definition.as_ref()?;
-    if definition.deleting {
+    if definition.live.deleting {
         return Some(
             "the definition of the shadows is being deleted, and every shadow with it: wait until it is gone, then install \
              one of the operators; what is recorded stays in the ConfigMaps brupop-takeover-* in brupop-system"

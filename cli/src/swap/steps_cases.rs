@@ -7,7 +7,7 @@ use super::super::undo;
 use super::*;
 
 fn live(kept: Value) -> Live {
-    Live { kept, uid: "u".to_owned(), version: "1".to_owned() }
+    Live { kept, uid: "u".to_owned(), version: "1".to_owned(), deleting: false }
 }
 
 fn workload(kind: &str, name: &str, component: &str) -> Live {
@@ -41,7 +41,6 @@ fn definition(versions: &[&str], storage: &str, stored: &[&str], conversion: &Va
         readable: Some("v2".to_owned()),
         storage: storage.to_owned(),
         stored: owned(stored),
-        deleting: false,
     }
 }
 
@@ -237,7 +236,7 @@ fn undo_stores_earlier_version_before_it_restores_shadows() {
         ("a pod of it is left", |f| f.pods = vec!["p".into()], "wait Pods"),
         ("v3 is not served", |f| f.own = None, "wait Served"),
         ("shadows unreadable", |f| (f.own, f.earlier) = (None, Err("500".into())), "wait Shadows"),
-        ("a definition that is deleted", |f| definition_of(f).deleting = true, "blocked"),
+        ("a definition that is deleted", |f| definition_of(f).live.deleting = true, "blocked"),
     ];
     for (sentence, change, expected) in cases {
         let mut facts = before("v3");
@@ -395,7 +394,7 @@ fn earlier_operator_that_is_not_as_expected_is_stopped_kept_or_waited_for() {
 #[test]
 fn takeover_does_not_begin_where_it_would_lose_the_definition_or_mix_up_shadows() {
     check(&[
-        ("a definition that is deleted", "namespace", |f| definition_of(f).deleting = true, "blocked"),
+        ("a definition that is deleted", "namespace", |f| definition_of(f).live.deleting = true, "blocked"),
         ("Argo CD may delete it", "namespace", |f| mark(f, "labels", ARGO, "updates"), "blocked"),
         ("Argo CD late", "prune v3", |f| mark(f, "labels", ARGO, "x"), "prune v3"),
         ("Flux may delete it", "namespace", |f| mark(f, "labels", FLUX, "updates"), "blocked"),

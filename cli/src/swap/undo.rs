@@ -11,11 +11,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use deploy::yaml::id;
 use models::earlier;
 use serde_json::Value;
 
 use super::armed::{armed, disarm, has_node};
-use super::record::id;
 use super::steps::{Facts, Next, Phase, Step, Waiting, installed, is_api_server, open, stop, unknown, unreadable};
 use crate::shell::for_cluster;
 

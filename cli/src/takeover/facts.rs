@@ -2,10 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube::ResourceExt as _;
 use models::earlier::{self, EarlierShadow};
 use models::names;
@@ -122,7 +120,7 @@ impl Definition {
 /// A workload whose pods are the earlier operator's.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Workload {
-    pub(super) kind: &'static str,
+    pub(super) kind: String,
     pub(super) namespace: String,
     pub(super) name: String,
     /// True for the releases 0.1.
@@ -137,37 +135,30 @@ pub(super) struct Workload {
 }
 
 impl Workload {
-    /// Reads a Deployment; `None` if it is not the earlier operator's.
-    pub(super) fn of_deployment(deployment: &Deployment) -> Option<Self> {
-        let spec = &deployment.spec;
-        Self::of("Deployment", &deployment.metadata, &spec.selector, &spec.template)
-    }
-
-    /// Reads a DaemonSet; `None` if it is not the earlier operator's.
-    pub(super) fn of_daemon_set(set: &DaemonSet) -> Option<Self> {
-        let spec = &set.spec;
-        Self::of("DaemonSet", &set.metadata, &spec.selector, &spec.template)
-    }
-
-    fn of(kind: &'static str, meta: &ObjectMeta, selector: &LabelSelector, template: &PodTemplateSpec) -> Option<Self> {
-        let labels = template.metadata.as_ref()?.labels.as_ref().filter(|labels| earlier::is_pod_of(labels))?;
-        let containers = || template.spec.iter().flat_map(|spec| &spec.containers);
-        let variables = containers().flat_map(|container| container.env.iter().flatten());
-        Some(Self {
-            kind,
-            namespace: meta.namespace.clone().unwrap_or_default(),
-            name: meta.name.clone().unwrap_or_default(),
+    /// Reads a Deployment or DaemonSet, whatever is in it; `None` if it is not the earlier operator's.
+    pub(super) fn of(workload: &Value) -> Option<Self> {
+        let (meta, spec) = (&workload["metadata"], &workload["spec"]);
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let texts =
+            |value: &Value| -> BTreeMap<String, String> { serde_json::from_value(value.clone()).unwrap_or_default() };
+        let labels = texts(&spec["template"]["metadata"]["labels"]);
+        let containers = || spec["template"]["spec"]["containers"].as_array().into_iter().flatten();
+        let variables = containers().flat_map(|container| container["env"].as_array().into_iter().flatten());
+        earlier::is_pod_of(&labels).then(|| Self {
+            kind: text(&workload["kind"]),
+            namespace: text(&meta["namespace"]),
+            name: text(&meta["name"]),
             first_releases: labels.contains_key(earlier::FIRST_RELEASES_LABEL),
-            images: containers().filter_map(|container| container.image.clone()).collect(),
-            selector: selector.match_labels.clone().unwrap_or_default(),
+            images: containers().filter_map(|container| Some(container["image"].as_str()?.to_owned())).collect(),
+            selector: texts(&spec["selector"]["matchLabels"]),
             environment: variables
                 .map(|variable| {
                     // A variable without both is empty.
-                    let value = variable.value.clone().or_else(|| variable.value_from.is_none().then(String::new));
-                    (variable.name.clone(), value)
+                    let value = variable["value"].as_str().map(str::to_owned);
+                    (text(&variable["name"]), value.or_else(|| variable["valueFrom"].is_null().then(String::new)))
                 })
                 .collect(),
-            tools: Tool::all_of(meta),
+            tools: Tool::all_of_kept(workload),
             recorded: false,
         })
     }
@@ -234,12 +225,12 @@ mod tests {
 
     #[test]
     fn workload_is_recognized_by_its_pod_template() {
-        let deployment = |labels: Value, image: &str| -> Deployment {
+        let deployment = |labels: Value, image: &str| {
             let env = json!([
                 {"name": "MAX_CONCURRENT_UPDATE", "value": "2"}, {"name": "EMPTY"},
                 {"name": "FROM", "valueFrom": {"configMapKeyRef": {"name": "x", "key": "y"}}},
             ]);
-            serde_json::from_value(json!({
+            json!({
                 "metadata": {"namespace": "n", "name": "d"},
                 "spec": {
                     "selector": {"matchLabels": labels},
@@ -248,8 +239,7 @@ mod tests {
                         "spec": {"containers": [{"name": "c", "image": image, "env": env}]},
                     },
                 },
-            }))
-            .unwrap()
+            })
         };
         let labels = json!({"brupop.bottlerocket.aws/component": "brupop-controller"});
         for (image, tag) in [
@@ -257,7 +247,7 @@ mod tests {
             ("registry.example/brupop:v1.4.0@sha256:0", Some("v1.4.0")),
             ("registry.example:5000/brupop", None),
         ] {
-            let found = Workload::of_deployment(&deployment(labels.clone(), image)).unwrap();
+            let found = Workload::of(&deployment(labels.clone(), image)).unwrap();
             assert_eq!(found.tags().next(), tag, "{image}");
             let value = |name: &str| found.environment[name].as_deref();
             assert_eq!((value("MAX_CONCURRENT_UPDATE"), value("EMPTY"), value("FROM")), (Some("2"), Some(""), None));
@@ -268,7 +258,7 @@ mod tests {
             assert!(found.makes(&pod("n")) && !found.makes(&pod("other")));
         }
         let ours = json!({"app.kubernetes.io/name": "brupop", "app.kubernetes.io/component": "brupop-controller"});
-        assert!(Workload::of_deployment(&deployment(ours, "x")).is_none());
+        assert!(Workload::of(&deployment(ours, "x")).is_none());
     }
 
     #[test]

@@ -12,7 +12,6 @@ use models::names::{self, SHADOW_DEFINITION as DEFINITION};
 use super::facts::{Conversion, Definition, Facts, Shadow};
 use super::finding::{Finding, NAMED, list};
 use crate::marks::{NodeState, Owners};
-use crate::shell::for_cluster;
 
 /// Returns the release of the earlier operator, as far as its objects distinguish them.
 pub(super) fn generation(facts: &Facts) -> Option<&'static str> {
@@ -264,19 +263,6 @@ fn nodes(facts: &Facts, found: &mut Vec<Finding>) {
     );
     found.extend(with_commands(&balancer_labels(facts), finding, |node| {
         format!("kubectl label node {} {}-", node.name, names::BALANCER_LABEL)
-    }));
-    let marked: Vec<&NodeState> = facts.nodes.iter().filter(|node| node.is_marked()).collect();
-    let finding = Finding::note(
-        "MarksOfFirstReleases",
-        "annotations and labels of the releases 0.1, which nothing reads any more: <names>",
-    );
-    found.extend(with_commands(&marked, finding, |node| {
-        let name = &node.name;
-        let annotations = node.old_annotations.iter().map(|name| format!("{name}-")).collect::<Vec<_>>().join(" ");
-        let annotate =
-            (!annotations.is_empty()).then(|| for_cluster(&format!("kubectl annotate node {name} {annotations}")));
-        let label = node.old_label.as_ref().map(|label| for_cluster(&format!("kubectl label node {name} {label}-")));
-        annotate.into_iter().chain(label).collect::<Vec<_>>().join(" && ")
     }));
     let other_value = |node: &&NodeState| node.interface.is_some() && !node.is_labelled();
     let other_value: Vec<&NodeState> = facts.nodes.iter().filter(other_value).collect();

@@ -31,7 +31,7 @@ use crate::files::read_text;
 use crate::marks::NodeState;
 use crate::page::{Page, complain, print_line, warn};
 use crate::swap;
-use crate::terminal;
+use crate::terminal::{self, Format};
 
 /// Interval of `watch`.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -104,13 +104,11 @@ pub(crate) async fn takeover(client: &Client, namespace: &str, command: &Command
 async fn preflight(client: &Client, options: &PreflightOptions) -> anyhow::Result<()> {
     let facts = survey::survey(client).await?;
     let findings = findings::findings(&facts);
-    if options.output.is_some() {
-        let mut page = Page::default();
-        page.json(&report::json(&facts, &findings))?;
-        page.print()?;
-    } else {
-        report::page(&facts, &findings, Some(terminal::width())).print()?;
-    }
+    let page = match options.output {
+        Some(_) => Format::Json.page(&report::json(&facts, &findings))?,
+        None => report::page(&facts, &findings, Some(terminal::width())),
+    };
+    page.print()?;
     let blocking = findings.iter().filter(|finding| finding.severity == Severity::Blocks).count();
     if blocking > 0 {
         bail!("{blocking} finding(s) prevent the takeover, and nothing was changed");

@@ -98,7 +98,6 @@ fn section<'a>(page: &mut Page, title: &str, findings: impl Iterator<Item = &'a 
 pub(super) fn json(facts: &Facts, findings: &[Finding]) -> Value {
     let names = |nodes: Vec<&NodeState>| nodes.into_iter().map(|node| node.name.clone()).collect::<Vec<_>>();
     let (own, others) = cordons(facts);
-    let marked = facts.nodes.iter().filter(|node| node.is_marked());
     let workload = |workload: &super::facts::Workload| {
         json!({
             "kind": workload.kind, "namespace": workload.namespace, "name": workload.name,
@@ -128,7 +127,6 @@ pub(super) fn json(facts: &Facts, findings: &[Finding]) -> Value {
             "cordonsOfEarlierOperator": names(own),
             "cordonsOfOthers": names(others),
             "balancerLabelsOfEarlierOperator": names(balancer_labels(facts)),
-            "marksOfFirstReleases": names(marked.collect()),
         },
         "findings": findings,
         "unknown": unknown(facts),

@@ -1,25 +1,21 @@
 //! Reading the facts about the earlier operator. Nothing is written, and each call has a time limit.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::Context as _;
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::{Client, ResourceExt as _};
 use models::earlier;
 use models::names::{self, SHADOW_DEFINITION as DEFINITION};
-use planner::view::{EarlierPod, Projection as _};
 use serde_json::Value;
 use tokio::time::Instant;
 
 use super::facts::{Conversion, Definition, Facts, Shadow, Workload};
-use crate::call::{call, code, list, list_everywhere, nodes};
+use crate::call::{call, code, earlier_pods, list, nodes};
 use crate::helm::Releases;
 use crate::marks::{NodeState, Tool};
-use crate::swap::{record, shadow_resource};
+use crate::swap::{self, record, shadow_resource};
 
 /// Time limit of reading one shadow: a conversion webhook that does not answer keeps the API server waiting.
 const SHADOW_LIMIT: Duration = Duration::from_secs(10);
@@ -33,7 +29,9 @@ pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
     let mut facts = Facts { outdated: crate::preflight::outdated(&outdated), ..Facts::default() };
     facts.definition = definition(client).await?;
     facts.workloads = workloads(client).await?;
-    facts.pods = pods(client).await?;
+    // Nothing else of them is needed, and they are kept until the end.
+    let metadata_alone = |pod: Pod| Pod { metadata: pod.metadata, ..Pod::default() };
+    facts.pods = earlier_pods(client).await?.into_values().map(metadata_alone).collect();
     facts.nodes = nodes(client).await?.iter().map(NodeState::of).collect();
     if let Some(definition) = facts.definition.clone() {
         let read = shadows(client, &definition, &facts).await?;
@@ -74,37 +72,14 @@ pub(super) async fn definition(client: &Client) -> anyhow::Result<Option<Definit
 
 /// Reads the workloads of the earlier operator, in any namespace.
 pub(super) async fn workloads(client: &Client) -> anyhow::Result<Vec<Workload>> {
-    let deployments: Vec<Deployment> = list_everywhere(client, ListParams::default()).await?;
-    let sets: Vec<DaemonSet> = list_everywhere(client, ListParams::default()).await?;
-    let deployments = deployments.iter().filter_map(Workload::of_deployment);
-    Ok(deployments.chain(sets.iter().filter_map(Workload::of_daemon_set)).collect())
+    Ok(swap::workloads(client).await?.iter().filter_map(|found| Workload::of(&found.kept)).collect())
 }
 
 /// Reads the workloads of the earlier operator that `takeover swap` has recorded.
 pub(super) async fn recorded_workloads(client: &Client) -> anyhow::Result<Vec<Workload>> {
     let record = record(client).await?;
-    let deployments = record.of_kind("Deployment").map(|object| Ok(Workload::of_deployment(&read_as(object)?)));
-    let sets = record.of_kind("DaemonSet").map(|object| Ok(Workload::of_daemon_set(&read_as(object)?)));
-    let all = deployments.chain(sets).collect::<anyhow::Result<Vec<_>>>()?.into_iter().flatten();
+    let all = record.of_kind("Deployment").chain(record.of_kind("DaemonSet")).filter_map(Workload::of);
     Ok(all.map(|workload| Workload { recorded: true, ..workload }).collect())
-}
-
-fn read_as<K: k8s_openapi::serde::de::DeserializeOwned>(object: &Value) -> anyhow::Result<K> {
-    serde_json::from_value(object.clone())
-        .with_context(|| format!("{} is recorded by takeover swap, but unreadable", deploy::yaml::id(object)))
-}
-
-/// Reads the earlier operator's pods that the takeover waits for.
-async fn pods(client: &Client) -> anyhow::Result<Vec<Pod>> {
-    let mut found = BTreeMap::new();
-    for selector in earlier::pod_selectors() {
-        let pods: Vec<Pod> = list_everywhere(client, ListParams::default().labels(&selector)).await?;
-        let theirs = pods.into_iter().filter(|pod| EarlierPod::project(pod).is_some());
-        // Nothing else of them is needed, and they are kept until the end.
-        let theirs = theirs.map(|pod| Pod { metadata: pod.metadata, ..Pod::default() });
-        found.extend(theirs.filter_map(|pod| Some((pod.uid()?, pod))));
-    }
-    Ok(found.into_values().collect())
 }
 
 /// Shadows of the earlier operator, and those that could not be read.

@@ -62,7 +62,6 @@ impl Row {
                     format!("labels {BALANCER_LABEL}=\"True\""),
                     format!("owned f:metadata/f:labels/f:{BALANCER_LABEL}"),
                 ],
-                On::Marks => MARKS_OF_FIRST.iter().map(|(kind, name)| format!("{kind} {name}=\"true\"")).collect(),
                 On::KubectlCordon | On::SecondShadow(_) | On::NotReady => vec![],
             });
         }
@@ -77,12 +76,6 @@ impl Row {
             match on {
                 On::Cordon => all.push(format!("kubectl uncordon {node}")),
                 On::Balancer => all.push(format!("kubectl label node {node} {BALANCER_LABEL}-")),
-                On::Marks => {
-                    for (kind, name) in MARKS_OF_FIRST {
-                        let verb = if kind == "labels" { "label" } else { "annotate" };
-                        all.push(format!("kubectl {verb} node {node} {name}-"));
-                    }
-                }
                 On::KubectlCordon | On::SecondShadow(_) | On::NotReady => {}
             }
         }
@@ -97,9 +90,6 @@ impl Row {
         all
     }
 }
-
-const MARKS_OF_FIRST: [(&str, &str); 2] =
-    [("annotations", "bottlerocket.aws/action-wanted"), ("labels", "bottlerocket.aws/update-available")];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_state_that_earlier_operator_leaves_is_reported_carried_over_and_released_by_printed_commands()
@@ -206,13 +196,6 @@ async fn node_with_shadow(control_plane: &ControlPlane, row: &Row) -> anyhow::Re
             On::Balancer => {
                 let label = Patch::Merge(json!({"metadata": {"labels": {BALANCER_LABEL: earlier::BALANCER_VALUE}}}));
                 nodes.patch(name, &unnamed, &label).await?;
-            }
-            On::Marks => {
-                let first =
-                    PatchParams { field_manager: Some("bottlerocket-update-operator".into()), ..unnamed.clone() };
-                for (kind, mark) in MARKS_OF_FIRST {
-                    nodes.patch(name, &first, &Patch::Merge(json!({"metadata": {kind: {mark: "true"}}}))).await?;
-                }
             }
             On::SecondShadow(crashes) => {
                 create(&client, SECOND, (row.stored, &shadow), Some(&owner), &row.shadow(*crashes)).await?;

@@ -1,4 +1,3 @@
-use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use models::earlier;
 use serde_json::{Value, json};
@@ -33,7 +32,7 @@ fn definition_of(facts: &mut Facts) -> &mut Definition {
 
 fn workload(labels: &Value, meta: &Value) -> Workload {
     let mut deployment = json!({
-        "metadata": meta,
+        "kind": "Deployment", "metadata": meta,
         "spec": {
             "selector": {"matchLabels": labels},
             "template": {
@@ -44,7 +43,7 @@ fn workload(labels: &Value, meta: &Value) -> Workload {
     });
     deployment["metadata"]["name"] = json!("brupop-controller-deployment");
     deployment["metadata"]["namespace"] = json!(NAMESPACE);
-    Workload::of_deployment(&serde_json::from_value::<Deployment>(deployment).unwrap()).unwrap()
+    Workload::of(&deployment).unwrap()
 }
 
 fn controller() -> Workload {
@@ -241,21 +240,16 @@ fn nodes_that_come_under_updates_with_the_takeover_are_to_be_answered_first() {
 }
 
 #[test]
-fn marks_and_labels_left_on_nodes_have_command_to_remove_them() {
+fn labels_left_on_nodes_have_command_to_remove_them() {
     let mut facts = idle();
     let balancer = json!({
-        "labels": {names::INTERFACE_LABEL: names::INTERFACE_VERSION, names::BALANCER_LABEL: "True", "bottlerocket.aws/update-available": "true"},
-        "annotations": {"bottlerocket.aws/action-wanted": "reboot-update", "bottlerocket.aws/action-state": "ready"},
+        "labels": {names::INTERFACE_LABEL: names::INTERFACE_VERSION, names::BALANCER_LABEL: "True"},
         "managedFields": [{"manager": "unknown", "operation": "Update", "fieldsV1":
             {"f:metadata": {"f:labels": {(format!("f:{}", names::BALANCER_LABEL)): {}}}}}],
     });
     facts.nodes = vec![node("a", None, balancer)];
     let label = only(&facts, "BalancerLabelsOfEarlierOperator");
     assert_eq!(label.run, ["kubectl label node a node.kubernetes.io/exclude-from-external-load-balancers-"]);
-    let marks = only(&facts, "MarksOfFirstReleases");
-    let expected = "kubectl annotate node a bottlerocket.aws/action-wanted- bottlerocket.aws/action-state- && \
-                    kubectl label node a bottlerocket.aws/update-available-";
-    assert_eq!(marks.run, [expected]);
 }
 
 #[test]

@@ -183,7 +183,7 @@ fn schedule_that_a_parent_chart_may_set_is_named_in_the_policy_and_asked_for() {
 #[test]
 fn settings_are_read_from_environment_of_each_workload() {
     let workload = |name: &str, environment: &[(&str, Option<&str>)]| Workload {
-        kind: "Deployment",
+        kind: "Deployment".to_owned(),
         namespace: "n".to_owned(),
         name: name.to_owned(),
         environment: environment.iter().map(|(name, value)| ((*name).to_owned(), value.map(str::to_owned))).collect(),

@@ -10,26 +10,23 @@ pub(super) enum On {
     KubectlCordon,
     /// The balancer label by a client without a name.
     Balancer,
-    /// An annotation and a label of the releases 0.1.
-    Marks,
     /// A second shadow, with this number of failures.
     SecondShadow(u32),
     NotReady,
 }
 
 /// Lists of nodes in `preflight -o json`.
-pub(super) const LISTS: [&str; 8] = [
+pub(super) const LISTS: [&str; 7] = [
     "/shadows/underWay",
     "/shadows/mayReboot",
     "/shadows/mayBeArmed",
     "/nodes/cordonsOfEarlierOperator",
     "/nodes/cordonsOfOthers",
     "/nodes/balancerLabelsOfEarlierOperator",
-    "/nodes/marksOfFirstReleases",
     "/nodes/withoutShadow",
 ];
 /// The first of them, as the table names them.
-const NAMES: [&str; 7] = ["under-way", "reboot", "armed", "cordon", "other-cordon", "balancer", "marks"];
+const NAMES: [&str; 6] = ["under-way", "reboot", "armed", "cordon", "other-cordon", "balancer"];
 pub(super) const REBOOT: &str = LISTS[1];
 pub(super) const ARMED: &str = LISTS[2];
 /// Lists of what is left on nodes after the swap.
@@ -74,7 +71,6 @@ fn row(line: &'static str) -> Row {
         "cordon" => On::Cordon,
         "kubectl-cordon" => On::KubectlCordon,
         "balancer" => On::Balancer,
-        "marks" => On::Marks,
         "not-ready" => On::NotReady,
         _ => On::SecondShadow(number(word.trim_start_matches("another-shadow:"))),
     };
