@@ -28,7 +28,7 @@ use crate::client::limited;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::definitions::{Served, report_until_served, wait_until_served};
-use crate::driver::{Driver, End, Options};
+use crate::driver::{Driver, End, Parts};
 use crate::earlier::EarlierPods;
 use crate::expressions::{self, Expressions};
 use crate::history::{Historian, History};
@@ -215,8 +215,6 @@ impl Replica {
                 keeper.run().await;
             }
         });
-        let progress = Progress::default();
-        let migration = self.migrate(leadership.clone(), progress.clone());
         let applier = Applier::new(
             client.clone(),
             config.namespace.clone(),
@@ -226,12 +224,14 @@ impl Replica {
             metrics.clone(),
             caches.clone(),
         );
+        let progress = Progress::default();
+        let migration = self.migrate(applier.clone(), progress.clone());
         tokio::select! {
             _ = stop.wait_for(|stop| *stop) => {}
-            () = report_until_served(&applier, self.served.clone(), earlier, &caches.changed) => {}
+            () = report_until_served(&applier, self.served.clone(), earlier) => {}
         }
         let history = History::default();
-        let historian = Historian::new(applier.clone(), caches.clone(), history.clone(), reading.clone());
+        let historian = Historian::new(applier.clone(), history.clone(), reading.clone());
         let historian = tokio::spawn(historian.run());
         let expressions = Expressions::start(
             caches.changed.clone(),
@@ -252,9 +252,7 @@ impl Replica {
             applier.leadership.clone(),
             notices::Options { namespace: config.namespace.clone(), secret: config.notices_dir.clone() },
         );
-        let driver = Driver::new(Options {
-            applier,
-            caches: caches.clone(),
+        let parts = Parts {
             peers: peers.clone(),
             earlier: earlier.clone(),
             reading,
@@ -264,8 +262,8 @@ impl Replica {
             notices,
             own_node: config.node_name.clone(),
             leader_since: self.clock.now(),
-        });
-        let end = driver.run(&self.calls, stop).await;
+        };
+        let end = Driver::new(applier, parts).run(&self.calls, stop).await;
         self.calls.stopped();
         metrics.lead(false);
         keys.abort();
@@ -276,20 +274,10 @@ impl Replica {
 
     /// Starts the migration of stored shadows, once they are served, and the policy and the pods of the earlier operator
     /// are known. It does not wait for a list of the shadows: with objects that cannot be read there is none.
-    fn migrate(&self, leadership: Leadership, progress: Progress) -> JoinHandle<()> {
-        let Self { config, client, metrics, caches, earlier, .. } = self;
-        let migrator = Migrator::new(
-            client.clone(),
-            config.namespace.clone(),
-            leadership,
-            metrics.clone(),
-            caches.clone(),
-            earlier.clone(),
-            progress,
-        );
-        let reading = earlier.read_again(Reading::default().of(&caches.operator));
-        let changes = caches.changed.subscribe();
-        let mut served = self.served.clone();
+    fn migrate(&self, applier: Applier, progress: Progress) -> JoinHandle<()> {
+        let reading = self.earlier.read_again(Reading::default().of(&self.caches.operator));
+        let (changes, mut served) = (self.caches.changed.subscribe(), self.served.clone());
+        let migrator = Migrator::new(applier, self.earlier.clone(), progress);
         tokio::spawn(async move {
             if served.wait_for(|served| *served == Served::Yes).await.is_err() {
                 return;

@@ -24,7 +24,7 @@ impl Applier {
         let body = claims::body(&facts.name, &facts.uid, &facts.resource_version, fields);
         let params = PatchParams { force, ..PatchParams::apply(names::CONTROLLER_MANAGER) };
         let node = api.patch(&facts.name, &params, &Patch::Apply(body)).await?;
-        self.nodes.written(&node);
+        self.caches.nodes.written(&node);
         Ok(node)
     }
 
@@ -61,7 +61,7 @@ impl Applier {
             .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
             .await
             .map_err(ApplyError::api("node_leftover"))?;
-        self.nodes.written(&node);
+        self.caches.nodes.written(&node);
         Ok(())
     }
 
@@ -74,7 +74,7 @@ impl Applier {
             PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PatchParams::default() };
         let node =
             api.patch(&facts.name, &params, &Patch::Merge(patch)).await.map_err(ApplyError::api("node_hooks"))?;
-        self.nodes.written(&node);
+        self.caches.nodes.written(&node);
         Ok(())
     }
 
@@ -92,7 +92,7 @@ impl Applier {
         });
         let params = PatchParams::apply(names::LABEL_MANAGER);
         let node = api.patch(&facts.name, &params, &Patch::Apply(body)).await.map_err(ApplyError::api("node_label"))?;
-        self.nodes.written(&node);
+        self.caches.nodes.written(&node);
         tracing::info!(node = facts.name, "node labelled: it runs Bottlerocket");
         Ok(())
     }
