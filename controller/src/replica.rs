@@ -5,15 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use futures::FutureExt as _;
-use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, Pod, Service};
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::api::storage::v1::CSINode;
 use kube::api::Api;
-use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::watcher;
-use models::history::BottlerocketRolloutHistory;
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
@@ -88,36 +82,29 @@ impl Replica {
         let Self { config, client, metrics, caches, peers, earlier, .. } = self;
         let namespace = config.namespace.as_str();
         let everything = watcher::Config::default;
-        tokio::spawn(caches.nodes.run(Api::<DeserializeGuard<Node>>::all(client.clone()), everything()));
-        tokio::spawn(
-            caches.budgets.run(Api::<DeserializeGuard<PodDisruptionBudget>>::all(client.clone()), everything()),
-        );
-        let shadows = Api::<DeserializeGuard<BottlerocketShadow>>::namespaced(client.clone(), namespace);
-        let watch_shadows = caches.shadows.run(shadows, everything());
+        tokio::spawn(caches.nodes.run(Api::all(client.clone()), everything()));
+        tokio::spawn(caches.budgets.run(Api::all(client.clone()), everything()));
+        let watch_shadows = caches.shadows.run(Api::namespaced(client.clone(), namespace), everything());
         let definition = wait_until_served::<BottlerocketShadow>(client.clone(), metrics.clone(), served);
         tokio::spawn(definition.then(|()| watch_shadows));
-        let operator = Api::<DeserializeGuard<BottlerocketUpdateOperator>>::namespaced(client.clone(), namespace);
         // There is no other one, and RBAC permits reading it by this name alone.
         let by_name = everything().fields(&format!("metadata.name={}", names::OPERATOR_NAME));
-        let watch_operator = caches.operator.run(operator, by_name);
+        let watch_operator = caches.operator.run(Api::namespaced(client.clone(), namespace), by_name);
         let definition =
             wait_until_served::<BottlerocketUpdateOperator>(client.clone(), metrics.clone(), watch::Sender::default());
         tokio::spawn(definition.then(|()| watch_operator));
-        let revisions = Api::<DeserializeGuard<ControllerRevision>>::namespaced(client.clone(), namespace);
-        tokio::spawn(caches.revisions.run(revisions, everything()));
-        let history = Api::<PartialObjectMeta<BottlerocketRolloutHistory>>::namespaced(client.clone(), namespace);
-        tokio::spawn(caches.history.run_metadata(history, everything()));
-        tokio::spawn(caches.services.run(Api::<DeserializeGuard<Service>>::all(client.clone()), everything()));
-        tokio::spawn(caches.csi_nodes.run(Api::<DeserializeGuard<CSINode>>::all(client.clone()), everything()));
-        tokio::spawn(caches.daemon_sets.run(Api::<DeserializeGuard<DaemonSet>>::all(client.clone()), everything()));
+        tokio::spawn(caches.revisions.run(Api::namespaced(client.clone(), namespace), everything()));
+        tokio::spawn(caches.history.run_metadata(Api::namespaced(client.clone(), namespace), everything()));
+        tokio::spawn(caches.services.run(Api::all(client.clone()), everything()));
+        tokio::spawn(caches.csi_nodes.run(Api::all(client.clone()), everything()));
+        tokio::spawn(caches.daemon_sets.run(Api::all(client.clone()), everything()));
         earlier.watch(client);
         let components = format!("{} in ({}, {})", names::COMPONENT_LABEL, names::CONTROLLER, names::APISERVER);
         let agents = format!("{}={}", names::COMPONENT_LABEL, names::AGENT);
         for (cache, namespace, selector) in
             [(&peers.pods, namespace, components), (&peers.agents, config.agent_namespace.as_str(), agents)]
         {
-            let pods = Api::<DeserializeGuard<Pod>>::namespaced(client.clone(), namespace);
-            tokio::spawn(cache.run(pods, everything().labels(&selector)));
+            tokio::spawn(cache.run(Api::namespaced(client.clone(), namespace), everything().labels(&selector)));
         }
     }
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 use kube::runtime::watcher;
 use planner::plan::{Evictions, Plan, ShadowChange, Silence};
@@ -227,7 +226,7 @@ impl Driver {
         for node in wanted {
             self.pods.entry(node.clone()).or_insert_with(|| {
                 let cache = Cache::new(self.applier.caches.changed.clone());
-                let api: Api<kube::core::DeserializeGuard<Pod>> = Api::all(self.applier.client.clone());
+                let api = Api::all(self.applier.client.clone());
                 let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
                 let run = cache.run_as_watch_list(api, config, self.lists_pods.clone());
                 PodWatch { task: tokio::spawn(run), cache }
