@@ -45,7 +45,7 @@ const CRATES: [(&str, &str); 11] = [
         "clock files near page terminal shell connect call write timeline history cluster failures advice forecast simulate plan completion rights marks images helm status \
          explain watch uninstall preflight install doctor bundle swap takeover requests",
     ),
-    ("watches", "known watch_list"),
+    ("watches", "known objects watch_list"),
     ("ports", "limit connections plain"),
 ];
 
