@@ -46,7 +46,7 @@ const CRATES: [(&str, &str); 11] = [
          explain watch uninstall preflight install doctor bundle swap takeover requests",
     ),
     ("watches", "known objects watch_list"),
-    ("ports", "limit connections plain"),
+    ("ports", "limit connections plain process"),
 ];
 
 /// The names that lead to a module from the root of its crate.
