@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
+use kube::api::{Api, DeleteParams, ListParams, PatchParams, PostParams, Preconditions};
 use kube::core::DeserializeGuard;
 use models::backoff::{Backoff, Delays};
 use models::names;
@@ -185,6 +185,11 @@ impl Applier {
 /// Returns the parameters of a creation, with the field manager.
 pub(crate) fn create_params() -> PostParams {
     PostParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PostParams::default() }
+}
+
+/// Returns the parameters of a patch that is not an apply, with the field manager.
+pub(crate) fn patch_params() -> PatchParams {
+    PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PatchParams::default() }
 }
 
 /// Deletes this very object; returns false if it was gone.

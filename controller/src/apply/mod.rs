@@ -27,7 +27,7 @@ use planner::plan::Action;
 use planner::view::{ClusterView, NodeView, OwnerHealth};
 
 pub use applier::{Applier, ApplyError};
-pub(crate) use applier::{create_params, delete_this};
+pub(crate) use applier::{create_params, delete_this, patch_params};
 pub use pods::{Evicted, Removal};
 pub use revision::Pace;
 

@@ -8,7 +8,7 @@ use kube::api::{Api, Patch, PatchParams};
 use models::names;
 use serde_json::json;
 
-use super::{Applier, ApplyError};
+use super::{Applier, ApplyError, patch_params};
 use planner::claims::{self, ClaimFields};
 use planner::hooks;
 use planner::view::{NodeFacts, NodeView};
@@ -70,11 +70,8 @@ impl Applier {
     pub(super) async fn ask_hooks(&self, facts: &NodeFacts, request: Option<&str>) -> Result<(), ApplyError> {
         let api: Api<Node> = Api::all(self.client.clone());
         let patch = hooks::patch(&facts.uid, &facts.resource_version, request);
-        let params =
-            PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PatchParams::default() };
-        let node =
-            api.patch(&facts.name, &params, &Patch::Merge(patch)).await.map_err(ApplyError::api("node_hooks"))?;
-        self.caches.nodes.written(&node);
+        let node = api.patch(&facts.name, &patch_params(), &Patch::Merge(patch)).await;
+        self.caches.nodes.written(&node.map_err(ApplyError::api("node_hooks"))?);
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch};
 use models::backoff::{Backoff, Delays};
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
@@ -12,7 +12,7 @@ use planner::view::{NodeView, RevisionFacts};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{Applier, ApplyError, create_params, delete_this};
+use super::{Applier, ApplyError, create_params, delete_this, patch_params};
 
 /// Time between two renumberings, at first and at most: another client may undo them.
 const PAUSES: Delays = (Duration::from_secs(1), Duration::from_secs(600));
@@ -150,9 +150,7 @@ impl Applier {
     }
 
     async fn patch_revision(&self, name: &str, patch: &Value) -> Result<(), ApplyError> {
-        let manager = Some(names::CONTROLLER_MANAGER.to_owned());
-        let params = PatchParams { field_manager: manager, ..PatchParams::default() };
-        let patched = self.revision_api().patch(name, &params, &Patch::Merge(patch)).await;
+        let patched = self.revision_api().patch(name, &patch_params(), &Patch::Merge(patch)).await;
         self.caches.revisions.written(&patched.map_err(ApplyError::api("policy_revision"))?);
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, Patch, PatchParams, WatchEvent, WatchParams};
+use kube::api::{Api, Patch, WatchEvent, WatchParams};
 use models::backoff::Backoff;
 use models::names::{self, SHADOW_DEFINITION as DEFINITION};
 use models::operator::{CompletedMigration, StorageMigration};
@@ -20,7 +20,7 @@ use super::objects::{CallError, Objects};
 use super::plan::{Block, Definition, Facts, Known, Pass, Step, next};
 use super::report::State;
 use super::rewrite::VERSION;
-use crate::apply::Applier;
+use crate::apply::{Applier, patch_params};
 use crate::earlier::EarlierPods;
 
 /// Pause while the renewal of the Lease is late.
@@ -211,13 +211,11 @@ impl Migrator {
     /// under.
     async fn prune(&mut self, definition: &Definition, version: &str) -> Result<Definition, CallError> {
         self.applier.leadership.check()?;
-        let params =
-            PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PatchParams::default() };
         let patch = json!({
             "metadata": {"uid": definition.uid, "resourceVersion": version},
             "status": {"storedVersions": [definition.storage]},
         });
-        let pruned = self.definitions.patch_status(DEFINITION, &params, &Patch::Merge(patch)).await?;
+        let pruned = self.definitions.patch_status(DEFINITION, &patch_params(), &Patch::Merge(patch)).await?;
         self.seen = pruned.metadata.resource_version.clone().unwrap_or_default();
         tracing::info!(from = definition.stored.join(","), to = definition.storage, "stored versions pruned");
         Ok(Definition::of(&pruned, definition.hash.clone()))
