@@ -12,7 +12,7 @@ use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 use crate::apply::Applier;
 use crate::cache::{Cache, Reading};
@@ -195,12 +195,12 @@ impl Replica {
             metrics.clone(),
             caches.clone(),
         );
-        let keys = tokio::spawn({
-            let (reading, changes) = (reading.clone(), caches.changed.subscribe());
-            async move {
-                reading.wait(changes).await;
-                keeper.run().await;
-            }
+        // Aborted at the end of the lead.
+        let mut tasks = JoinSet::new();
+        let (read, changes) = (reading.clone(), caches.changed.subscribe());
+        tasks.spawn(async move {
+            read.wait(changes).await;
+            keeper.run().await;
         });
         let applier = Applier::new(
             client.clone(),
@@ -212,14 +212,13 @@ impl Replica {
             caches.clone(),
         );
         let progress = Progress::default();
-        let migration = self.migrate(applier.clone(), progress.clone());
+        tasks.spawn(self.migrate(applier.clone(), progress.clone()));
         tokio::select! {
             _ = stop.wait_for(|stop| *stop) => {}
             () = report_until_served(&applier, self.served.clone(), earlier) => {}
         }
         let history = History::default();
-        let historian = Historian::new(applier.clone(), history.clone(), reading.clone());
-        let historian = tokio::spawn(historian.run());
+        tasks.spawn(Historian::new(applier.clone(), history.clone(), reading.clone()).run());
         let expressions = Expressions::start(
             caches.changed.clone(),
             metrics.clone(),
@@ -253,24 +252,21 @@ impl Replica {
         let end = Driver::new(applier, parts).run(&self.calls, stop).await;
         self.calls.stopped();
         metrics.lead(false);
-        keys.abort();
-        migration.abort();
-        historian.abort();
         end
     }
 
-    /// Starts the migration of stored shadows, once they are served, and the policy and the pods of the earlier operator
+    /// Migrates stored shadows, once they are served, and the policy and the pods of the earlier operator
     /// are known. It does not wait for a list of the shadows: with objects that cannot be read there is none.
-    fn migrate(&self, applier: Applier, progress: Progress) -> JoinHandle<()> {
+    fn migrate(&self, applier: Applier, progress: Progress) -> impl Future<Output = ()> + Send + use<> {
         let reading = self.earlier.read_again(Reading::default().of(&self.caches.operator));
         let (changes, mut served) = (self.caches.changed.subscribe(), self.served.clone());
         let migrator = Migrator::new(applier, self.earlier.clone(), progress);
-        tokio::spawn(async move {
+        async move {
             if served.wait_for(|served| *served == Served::Yes).await.is_err() {
                 return;
             }
             reading.wait(changes).await;
             migrator.run().await;
-        })
+        }
     }
 }

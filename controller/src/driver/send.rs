@@ -10,7 +10,7 @@ use kube::runtime::watcher;
 use planner::plan::{Evictions, Plan, ShadowChange, Silence};
 use planner::revisions::RevisionAction;
 use planner::view::{ClusterView, InFlight, NodeFacts};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
 use super::Driver;
@@ -229,7 +229,7 @@ impl Driver {
                 let api = Api::all(self.applier.client.clone());
                 let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
                 let run = cache.run_as_watch_list(api, config, self.lists_pods.clone());
-                PodWatch { task: tokio::spawn(run), cache }
+                PodWatch { _task: JoinSet::from_iter([run]), cache }
             });
         }
     }

@@ -30,7 +30,7 @@ use jiff::Timestamp;
 use kube::Client;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::clock::Clock;
@@ -66,7 +66,7 @@ pub struct Options {
 /// Sends the wanted queries, and evaluates the wanted checks of objects, until it is dropped.
 pub struct Expressions {
     shared: Arc<Shared>,
-    task: JoinHandle<()>,
+    _task: JoinSet<()>,
     objects: ObjectChecks,
 }
 
@@ -88,7 +88,7 @@ impl Expressions {
         let objects = ObjectChecks::start(reader, changed.clone(), metrics.clone(), clock.clone());
         let shared =
             Arc::new(Shared { ledger: Mutex::default(), wanted: Notify::new(), changed, metrics, clock, options });
-        Self { task: tokio::spawn(run(shared.clone())), shared, objects }
+        Self { _task: JoinSet::from_iter([run(shared.clone())]), shared, objects }
     }
 
     /// Takes in the questions that nodes wait for, those of them whose answers are too old if they were asked before a time, and the policy:
@@ -127,12 +127,6 @@ fn query_of(question: &Question) -> Option<String> {
     match question {
         Question::Query(query) => Some(query.clone()),
         Question::Objects(_) => None,
-    }
-}
-
-impl Drop for Expressions {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 

@@ -12,7 +12,7 @@ use planner::objects::{self, Objects, Source, Unread};
 use planner::predicate::Fields;
 use planner::view::Answer;
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::course::Course;
@@ -40,7 +40,7 @@ pub(super) struct ObjectChecks {
     shared: Arc<Shared>,
     /// Without one nothing is watched.
     reader: Option<Reader>,
-    task: JoinHandle<()>,
+    _task: JoinSet<()>,
 }
 
 struct Shared {
@@ -64,13 +64,7 @@ struct State {
 struct Watched {
     fields: Fields,
     known: Arc<Mutex<Known>>,
-    task: JoinHandle<()>,
-}
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    _task: JoinSet<()>,
 }
 
 /// A question and its answers.
@@ -119,7 +113,7 @@ impl ObjectChecks {
     ) -> Self {
         let (state, due) = (Mutex::default(), Arc::new(Notify::new()));
         let shared = Arc::new(Shared { state, due, changed, metrics, clock });
-        Self { task: tokio::spawn(evaluate(shared.clone())), shared, reader }
+        Self { _task: JoinSet::from_iter([evaluate(shared.clone())]), shared, reader }
     }
 
     /// Takes in the questions that nodes wait for, and the objects that the policy names. A watch ends when the policy does not name its
@@ -179,18 +173,12 @@ impl ObjectChecks {
     }
 }
 
-impl Drop for ObjectChecks {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
 impl Watched {
     /// Starts the watch with this number: no two have an edition in common.
     fn start(reader: Reader, source: Source, fields: Fields, number: u64, due: Arc<Notify>) -> Self {
         let known = Arc::new(Mutex::new(Known::after(number << 32)));
-        let task = tokio::spawn(follow(reader, source, fields.clone(), known.clone(), due));
-        Self { fields, known, task }
+        let task = follow(reader, source, fields.clone(), known.clone(), due);
+        Self { fields, known, _task: JoinSet::from_iter([task]) }
     }
 }
 

@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use planner::policy;
 use planner::view::NoticeFacts;
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::leader::Leadership;
@@ -49,7 +49,7 @@ pub struct Options {
 /// Sends notices until it is dropped.
 pub struct Notices {
     shared: Arc<Shared>,
-    task: JoinHandle<()>,
+    _task: JoinSet<()>,
 }
 
 struct Shared {
@@ -67,7 +67,7 @@ impl Notices {
     pub fn start(changed: Arc<watch::Sender<u64>>, metrics: Metrics, leadership: Leadership, options: Options) -> Self {
         let (outboxes, wanted) = (Mutex::default(), Notify::new());
         let shared = Arc::new(Shared { outboxes, wanted, changed, metrics, leadership, options });
-        Self { task: tokio::spawn(run(shared.clone())), shared }
+        Self { _task: JoinSet::from_iter([run(shared.clone())]), shared }
     }
 
     /// Takes in the receivers of the policy in force, and the operator's recorded status: its notices, and its condition
@@ -98,12 +98,6 @@ impl Notices {
     /// Returns what was sent or given up, and the state of the receivers.
     pub fn facts(&self) -> NoticeFacts {
         self.shared.outboxes.lock().facts()
-    }
-}
-
-impl Drop for Notices {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 

@@ -67,7 +67,7 @@ fn slack_message_escapes_control_characters() {
 struct Server {
     url: String,
     seen: watch::Receiver<Vec<String>>,
-    task: JoinHandle<()>,
+    _task: JoinSet<()>,
 }
 
 impl Server {
@@ -76,7 +76,7 @@ impl Server {
         let url = format!("http://{}/secret-path", listener.local_addr().unwrap());
         let (tell, seen) = watch::channel(Vec::new());
         let replies = replies.to_vec();
-        let task = tokio::spawn(async move {
+        let task = async move {
             let mut open = Vec::new();
             while let Ok((mut stream, _)) = listener.accept().await {
                 let request = read(&mut stream).await;
@@ -89,19 +89,13 @@ impl Server {
                 let reply = format!("HTTP/1.1 {reply}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
                 let _ = stream.write_all(reply.as_bytes()).await;
             }
-        });
-        Self { url, seen, task }
+        };
+        Self { url, seen, _task: JoinSet::from_iter([task]) }
     }
 
     async fn until(&mut self, count: usize) -> Vec<String> {
         let seen = tokio::time::timeout(PATIENCE, self.seen.wait_for(|seen| seen.len() >= count)).await;
         seen.expect("it has to come").unwrap().clone()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
