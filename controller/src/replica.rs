@@ -30,7 +30,7 @@ use crate::http;
 use crate::leader::{self, CampaignError, Leadership, Parameters, Peers, Release};
 use crate::metrics::Metrics;
 use crate::migrate::{Migrator, Progress};
-use crate::notices::{self, Notices};
+use crate::notices::Notices;
 use crate::surroundings::Surroundings;
 use crate::tls::{Keeper, Signer};
 
@@ -232,12 +232,7 @@ impl Replica {
                 },
             },
         );
-        let notices = Notices::start(
-            caches.changed.clone(),
-            metrics.clone(),
-            applier.leadership.clone(),
-            notices::Options { namespace: config.namespace.clone(), secret: config.notices_dir.clone() },
-        );
+        let notices = Notices::start(applier.clone(), config.notices_dir.clone());
         let parts = Parts {
             peers: peers.clone(),
             earlier: earlier.clone(),

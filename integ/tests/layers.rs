@@ -21,7 +21,7 @@ const CRATES: [(&str, &str); 11] = [
     (
         "controller",
         "clock config cache caches earlier calls decisions eviction writes metrics client http outgoing owners \
-         expressions leader surroundings notices tls apply migrate history estimates definitions driver replica",
+         expressions leader surroundings tls apply migrate history notices estimates definitions driver replica",
     ),
     (
         "apiserver",

@@ -49,12 +49,7 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
         Clock::default(),
         Default::default(),
     );
-    let notices = Notices::start(
-        caches.changed.clone(),
-        crate::metrics::Metrics::new().unwrap(),
-        crate::leader::Leadership::forever(),
-        crate::notices::Options { namespace: "brupop-system".to_owned(), secret: None },
-    );
+    let notices = Notices::start(applier.clone(), None);
     let parts = Parts {
         peers,
         earlier,

@@ -3,13 +3,17 @@
 use std::path::Path;
 
 use jiff::Timestamp;
+use kube::client::Body;
 use models::operator::{NoticeEvent, NoticeFormat, NoticesStatus};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 use super::*;
 use crate::clock::Clock;
+use crate::leader::Leadership;
+use crate::metrics::Metrics;
 
 /// Longest wait for an expected event.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -132,10 +136,11 @@ impl Sending {
         for (key, value) in keys {
             std::fs::write(folder.path().join(key), value).unwrap();
         }
-        let (changed, changes) = watch::channel(0);
-        let metrics = Metrics::new().unwrap();
-        let options = Options { namespace: "brupop-system".into(), secret: Some(folder.path().to_owned()) };
-        let notices = Notices::start(Arc::new(changed), metrics.clone(), leadership, options);
+        let (service, _) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
+        let mut applier = Applier::of_leader(kube::Client::new(service, "default"));
+        applier.leadership = leadership;
+        let (metrics, changes) = (applier.metrics.clone(), applier.caches.changed.subscribe());
+        let notices = Notices::start(applier, Some(folder.path().to_owned()));
         Self { notices, metrics, changes, folder }
     }
 
