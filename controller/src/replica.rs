@@ -219,19 +219,12 @@ impl Replica {
         }
         let history = History::default();
         tasks.spawn(Historian::new(applier.clone(), history.clone(), reading.clone()).run());
-        let expressions = Expressions::start(
-            caches.changed.clone(),
-            metrics.clone(),
-            self.clock.clone(),
-            expressions::Options {
-                client: Some(client.clone()),
-                ca_file: config.prometheus_ca_file.clone(),
-                secret: expressions::Secret {
-                    folder: config.prometheus_credentials_dir.clone(),
-                    namespace: config.namespace.clone(),
-                },
-            },
-        );
+        let secret = expressions::Secret {
+            folder: config.prometheus_credentials_dir.clone(),
+            namespace: config.namespace.clone(),
+        };
+        let options = expressions::Options { ca_file: config.prometheus_ca_file.clone(), secret };
+        let expressions = Expressions::start(applier.clone(), options);
         let notices = Notices::start(applier.clone(), config.notices_dir.clone());
         let parts = Parts {
             peers: peers.clone(),

@@ -21,7 +21,7 @@ const CRATES: [(&str, &str); 11] = [
     (
         "controller",
         "clock config cache caches earlier calls decisions eviction writes metrics client http outgoing owners \
-         expressions leader surroundings tls apply migrate history notices estimates definitions driver replica",
+         leader surroundings tls apply expressions migrate history notices estimates definitions driver replica",
     ),
     (
         "apiserver",

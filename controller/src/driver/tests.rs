@@ -43,12 +43,7 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
     let peers = Peers { identity: "me".into(), pods: pods(), agents: pods() };
     let earlier = EarlierPods::new(&caches.changed);
     earlier.0.iter().for_each(list);
-    let expressions = Expressions::start(
-        caches.changed.clone(),
-        crate::metrics::Metrics::new().unwrap(),
-        Clock::default(),
-        Default::default(),
-    );
+    let expressions = Expressions::start(applier.clone(), Default::default());
     let notices = Notices::start(applier.clone(), None);
     let parts = Parts {
         peers,

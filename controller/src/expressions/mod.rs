@@ -27,15 +27,12 @@ use std::sync::Arc;
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use jiff::Timestamp;
-use kube::Client;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::clock::Clock;
-use crate::metrics::Metrics;
-use follow::Reader;
+use crate::apply::Applier;
 use ledger::Ledger;
 use objects::ObjectChecks;
 use planner::expressions::Question;
@@ -52,11 +49,9 @@ pub(crate) use answer::read as read_answer;
 /// Maximum number of queries under way: Prometheus serves others too, and the load must not depend on the fleet's size.
 const CONCURRENT: usize = 4;
 
-/// The means to answer questions.
+/// The means to send queries.
 #[derive(Default)]
 pub struct Options {
-    /// The client that watches objects.
-    pub client: Option<Client>,
     /// The authorities that the certificate of Prometheus is verified with.
     pub ca_file: Option<PathBuf>,
     /// The credentials.
@@ -74,20 +69,15 @@ struct Shared {
     ledger: Mutex<Ledger>,
     /// Notified when there may be something to send.
     wanted: Notify,
-    changed: Arc<watch::Sender<u64>>,
-    metrics: Metrics,
-    clock: Clock,
+    applier: Applier,
     options: Options,
 }
 
 impl Expressions {
-    /// Starts. `changed` is notified of answers that have to be checked.
-    pub fn start(changed: Arc<watch::Sender<u64>>, metrics: Metrics, clock: Clock, options: Options) -> Self {
-        let namespace = options.secret.namespace.clone();
-        let reader = options.client.clone().map(|client| Reader { client, namespace });
-        let objects = ObjectChecks::start(reader, changed.clone(), metrics.clone(), clock.clone());
-        let shared =
-            Arc::new(Shared { ledger: Mutex::default(), wanted: Notify::new(), changed, metrics, clock, options });
+    /// Starts. The driver is woken for answers that have to be checked.
+    pub fn start(applier: Applier, options: Options) -> Self {
+        let objects = ObjectChecks::start(applier.clone());
+        let shared = Arc::new(Shared { ledger: Mutex::default(), wanted: Notify::new(), applier, options });
         Self { _task: JoinSet::from_iter([run(shared.clone())]), shared, objects }
     }
 
@@ -132,7 +122,7 @@ fn query_of(question: &Question) -> Option<String> {
 
 impl Shared {
     fn wake(&self) {
-        self.changed.send_modify(|n| *n = n.wrapping_add(1));
+        self.applier.caches.changed.send_modify(|n| *n = n.wrapping_add(1));
     }
 
     fn record(&self, query: &str, edition: u64, sent: Timestamp, answer: Answer) {
@@ -141,7 +131,7 @@ impl Shared {
             Answer::Firing { series, .. } => tracing::debug!(query, series, "an expression returns something"),
             Answer::Failed { message } => tracing::debug!(query, detail = message, "an expression has no answer"),
         }
-        self.metrics.expression(&answer);
+        self.applier.metrics.expression(&answer);
         let news = self.ledger.lock().record(query, edition, sent, answer);
         if news {
             self.wake();
@@ -222,7 +212,7 @@ async fn one(
     query: String,
     edition: u64,
 ) -> (String, u64, Timestamp, Answer) {
-    let sent = shared.clock.now();
+    let sent = shared.applier.leadership.now();
     let answer = match client {
         Ok(client) => query::send(&client, &settings, &shared.options.secret, &query, sent).await,
         Err(message) => Answer::Failed { message },
