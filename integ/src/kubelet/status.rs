@@ -367,30 +367,17 @@ mod tests {
         })
     }
 
-    fn patch(policy: &str, doing: ContainerPhase, ready: bool, ending: bool, verdict: Option<&Verdict>) -> Value {
+    fn status(policy: &str, doing: ContainerPhase, ready: bool, ending: bool, known: &[PodCondition]) -> Value {
         let input = StatusInput {
             pod: &pod(policy),
             containers: &[view(doing, ready)],
             start_time: Timestamp::UNIX_EPOCH,
-            pod_ip: Some(Ipv4Addr::new(10, 1, 1, 2)),
+            pod_ip: None,
             host_ip: Ipv4Addr::new(10, 1, 1, 1),
-            verdict,
+            verdict: None,
             ending,
         };
-        status_patch(&input, &[], Timestamp::UNIX_EPOCH)["status"].clone()
-    }
-
-    fn condition_of(status: &Value, kind: &str) -> Value {
-        status["conditions"].as_array().unwrap().iter().find(|c| c["type"] == kind).unwrap()["status"].clone()
-    }
-
-    #[test]
-    fn pod_is_ready_when_containers_are_ready() {
-        let running = ContainerPhase::Running { since: Timestamp::UNIX_EPOCH };
-        let status = patch("Always", running.clone(), true, false, None);
-        assert_eq!((&status["phase"], condition_of(&status, "Ready")), (&json!("Running"), json!("True")));
-        let status = patch("Always", running, false, false, None);
-        assert_eq!((&status["phase"], condition_of(&status, "Ready")), (&json!("Running"), json!("False")));
+        status_patch(&input, known, Timestamp::UNIX_EPOCH)["status"].clone()
     }
 
     #[test]
@@ -403,40 +390,19 @@ mod tests {
             ("OnFailure", 1, false, "Running"),
             ("Never", 1, false, "Failed"),
         ] {
-            assert_eq!(patch(policy, exited(code), false, ending, None)["phase"], phase, "{policy} {code} {ending}");
+            assert_eq!(status(policy, exited(code), false, ending, &[])["phase"], phase, "{policy} {code} {ending}");
         }
-        assert_eq!(
-            patch("Always", ContainerPhase::waiting("ContainerCreating", None), false, false, None)["phase"],
-            "Pending"
-        );
-    }
-
-    #[test]
-    fn node_shutdown_fails_pods_except_those_that_complete() {
-        for (code, phase, reason) in [(0, "Succeeded", Value::Null), (1, "Failed", json!("Terminated"))] {
-            let status = patch("Always", exited(code), false, true, Some(&SHUT_DOWN));
-            assert_eq!((&status["phase"], &status["reason"]), (&json!(phase), &reason));
-            assert_eq!(condition_of(&status, "DisruptionTarget"), "True");
-        }
+        let waiting = ContainerPhase::waiting("ContainerCreating", None);
+        assert_eq!(status("Always", waiting, false, false, &[])["phase"], "Pending");
     }
 
     #[test]
     fn unchanged_condition_status_keeps_transition_time() {
-        let known: Vec<PodCondition> = serde_json::from_value(json!([
-            {"type": "Ready", "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z"},
-        ]))
-        .unwrap();
-        let input = StatusInput {
-            pod: &pod("Always"),
-            containers: &[view(ContainerPhase::Running { since: Timestamp::UNIX_EPOCH }, true)],
-            start_time: Timestamp::UNIX_EPOCH,
-            pod_ip: None,
-            host_ip: Ipv4Addr::new(10, 1, 1, 1),
-            verdict: None,
-            ending: false,
-        };
-        let status = status_patch(&input, &known, Timestamp::UNIX_EPOCH);
-        let ready = &status["status"]["conditions"][3];
+        let known = json!([{"type": "Ready", "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z"}]);
+        let known: Vec<PodCondition> = serde_json::from_value(known).unwrap();
+        let running = ContainerPhase::Running { since: Timestamp::UNIX_EPOCH };
+        let status = status("Always", running, true, false, &known);
+        let ready = &status["conditions"][3];
         assert_eq!((&ready["type"], &ready["lastTransitionTime"]), (&json!("Ready"), &json!("2020-01-01T00:00:00Z")));
     }
 }

@@ -53,24 +53,6 @@ async fn canary_with_pause(cluster: &ScriptedCluster) -> anyhow::Result<()> {
     cluster.patch_operator("kubectl-annotate", approval).await
 }
 
-/// Checks that an administrator can change neither the record of an ended rollout nor its page.
-async fn refuses_changes(cluster: &ScriptedCluster, record: &str) -> anyhow::Result<()> {
-    let (api, page, params) = (objects(&cluster.client), format!("{record}-p001"), PatchParams::default());
-    for (object, patch) in [
-        (record, json!({"spec": {"rollout": {"number": 9}}})),
-        (record, json!({"spec": null})),
-        (page.as_str(), json!({"spec": {"page": {"rows": []}}})),
-    ] {
-        let patched = api.patch(object, &params, &Patch::Merge(&patch)).await;
-        anyhow::ensure!(patched.is_err(), "{object} was changed by {patch}");
-    }
-    for patch in [json!({"status": {"nodes": 9}}), json!({"status": null})] {
-        let patched = api.patch_status(record, &params, &Patch::Merge(&patch)).await;
-        anyhow::ensure!(patched.is_err(), "the status of {record} was changed by {patch}");
-    }
-    Ok(())
-}
-
 fn label(value: Option<&str>) -> Value {
     json!({"metadata": {"labels": {INTERFACE_LABEL: value}}})
 }
@@ -96,9 +78,8 @@ async fn rollouts_are_told_apart_and_late_node_belongs_to_a_follow_up(
     cluster.create_policy(json!({"maxUnavailable": 3})).await?;
     cluster.fleet.release(next.clone());
     all_run(cluster, &next).await?;
-    let records = until_completed(cluster, "the history outlives the operator's resource", 3).await?;
+    until_completed(cluster, "the history outlives the operator's resource", 3).await?;
     assert_eq!(cluster.now()?.status().rollout_count, Some(3));
-    refuses_changes(cluster, &records[0].name).await?;
     cluster.policy(&json!({"version": {"target": NEW.to_string()}})).await?;
     all_run(cluster, &NEW).await?;
     let all = until_completed(cluster, "the way back is a rollout too", 4).await?;

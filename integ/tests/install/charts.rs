@@ -2,19 +2,12 @@
 
 use std::path::Path;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use deploy::monitoring::{dashboard_map, pod_monitor, prometheus_rule};
 use models::names::SYSTEM_NAMESPACE;
 use serde_json::{Value, json};
 
 use crate::helm::{DEFINITIONS, Helm, OPERATOR, Objects, ROOT, manifest};
-
-const CONTROLLER: &str = "Deployment brupop-system/brupop-controller";
-const APISERVER: &str = "Deployment brupop-system/brupop-apiserver";
-const AGENT: &str = "DaemonSet brupop-agents/brupop-agent";
-const HOOK: &str = "Deployment brupop-system/brupop-aws";
-const POLICY: &str = "BottlerocketUpdateOperator brupop-system/default";
-const WORKLOADS: [&str; 3] = [CONTROLLER, APISERVER, AGENT];
 
 /// A rendering without the annotation by which Helm keeps an object, which so many have.
 fn without_keep(mut rendered: Objects, expected: usize) -> anyhow::Result<Objects> {
@@ -65,311 +58,53 @@ async fn charts_pass_lint_and_package() -> anyhow::Result<()> {
     for chart in [OPERATOR, DEFINITIONS] {
         helm.line(&format!("lint --strict --namespace {SYSTEM_NAMESPACE} {chart}")).await?;
     }
-    for (values, ..) in rows()? {
-        let file = helm.values(&values)?;
-        helm.line(&format!("lint --strict --namespace {SYSTEM_NAMESPACE} {OPERATOR} -f {file}")).await?;
-    }
     Ok(())
 }
 
-/// An object, the place in it that a value changes (empty: the object itself), and what is there then; null: nothing.
-type Change = (&'static str, &'static str, Value);
+/// Names of objects and beginnings of places, for short.
+const SHORT: [(&str, &str); 8] = [
+    ("CONTROLLER", "Deployment brupop-system/brupop-controller"),
+    ("APISERVER", "Deployment brupop-system/brupop-apiserver"),
+    ("AGENT", "DaemonSet brupop-agents/brupop-agent"),
+    ("HOOK", "Deployment brupop-system/brupop-aws"),
+    ("POLICY", "BottlerocketUpdateOperator brupop-system/default"),
+    ("CONTAINER", "/spec/template/spec/containers/0"),
+    ("POD/", "/spec/template/spec/"),
+    ("META", "/spec/template/metadata"),
+];
 
-/// Values, with what they change.
+fn whole(name: &str) -> String {
+    let begins = SHORT.iter().find(|(short, _)| name.starts_with(short));
+    begins.map_or_else(|| name.to_owned(), |(short, long)| name.replacen(short, long, 1))
+}
+
+/// An object, the place in it that a value changes, and what is there then.
+type Change = (String, String, Value);
+
+/// The rows of `values.txt`: values, with what they change.
 fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
-    const POD: &str = "/spec/template/spec";
-    const ANNOTATED: &str = "/spec/template/metadata/annotations";
-    let args = "/spec/template/spec/containers/0/args";
-    let image = "/spec/template/spec/containers/0/image";
+    let mut known = manifest("brupop.yaml")?;
+    for object in [pod_monitor(), prometheus_rule()?, dashboard_map()] {
+        known.insert(deploy::yaml::id(&object), object);
+    }
     let digest = format!("sha256:{}", "a".repeat(64));
-    let zone = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}});
-    let spread =
-        json!([{"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}]);
-    let cordoned = json!({"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"});
-    let kube_system = json!({"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}});
-    let dns = json!([{"namespaceSelector": kube_system, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}]);
-    let of = |object: &'static str, place: &'static str, is: Value| (object, place, is);
-    let (rules, dashboards) = (prometheus_rule()?, dashboard_map());
-    Ok(vec![
-        (
-            json!({"image": {"registry": "registry.example/brupop/", "tag": "v9", "digests": {"agent": digest}}}),
-            vec![
-                of(CONTROLLER, image, json!("registry.example/brupop/brupop-controller:v9")),
-                of(AGENT, image, json!(format!("registry.example/brupop/brupop-agent:v9@{digest}"))),
-            ],
-        ),
-        // As the chart of a release has it: the tag names the version.
-        (
-            json!({"image": {"digests": {"agent": digest}}}),
-            vec![of(AGENT, image, json!(format!("brupop-agent:v{}@{digest}", env!("CARGO_PKG_VERSION"))))],
-        ),
-        (
-            json!({"image": {"pullPolicy": "Always"}, "imagePullSecrets": [{"name": "registry"}]}),
-            WORKLOADS
-                .into_iter()
-                .flat_map(|workload| {
-                    [
-                        of(workload, "/spec/template/spec/imagePullSecrets", json!([{"name": "registry"}])),
-                        of(workload, "/spec/template/spec/containers/0/imagePullPolicy", json!("Always")),
-                    ]
-                })
-                .collect(),
-        ),
-        (
-            json!({"commonLabels": {"team": "a"}, "commonAnnotations": {"note": "1"}, "agent": {"podAnnotations": {"own": "2"}}}),
-            vec![
-                of("Namespace brupop-agents", "/metadata/labels/team", json!("a")),
-                of("ClusterRole brupop-controller", "/metadata/annotations/note", json!("1")),
-                of(POLICY, "/metadata/labels/team", json!("a")),
-                of(AGENT, "/spec/template/metadata/labels/team", json!("a")),
-                of(AGENT, "/spec/selector/matchLabels/team", Value::Null),
-                of(AGENT, ANNOTATED, json!({"note": "1", "own": "2"})),
-                of(CONTROLLER, "/spec/template/metadata/annotations/note", json!("1")),
-            ],
-        ),
-        (
-            json!({"logging": {"format": "json", "level": "debug"}, "agent": {"logLevel": "info,agent=trace"}}),
-            vec![
-                of(APISERVER, "/spec/template/spec/containers/0/args/5", json!("--log-format=json")),
-                of(APISERVER, "/spec/template/spec/containers/0/args/6", json!("--log-filter=debug")),
-                of(AGENT, "/spec/template/spec/containers/0/args/8", json!("--log-filter=info,agent=trace")),
-            ],
-        ),
-        (
-            json!({"controller": {
-                "replicas": 3, "priorityClassName": "", "tolerations": [], "nodeSelector": {"pool": "a"}, "affinity": zone,
-                "topologySpreadConstraints": spread, "resources": {"limits": {"memory": "1Gi"}}, "podLabels": {"b": "c"},
-            }}),
-            vec![
-                of(CONTROLLER, "/spec/replicas", json!(3)),
-                of(CONTROLLER, "/spec/template/spec/priorityClassName", Value::Null),
-                of(CONTROLLER, "/spec/template/spec/tolerations", json!([cordoned])),
-                of(CONTROLLER, "/spec/template/spec/nodeSelector", json!({"kubernetes.io/os": "linux", "pool": "a"})),
-                of(CONTROLLER, "/spec/template/spec/affinity/nodeAffinity", zone["nodeAffinity"].clone()),
-                of(CONTROLLER, "/spec/template/spec/topologySpreadConstraints", spread.clone()),
-                of(CONTROLLER, "/spec/template/spec/containers/0/resources/limits/memory", json!("1Gi")),
-                of(CONTROLLER, "/spec/template/spec/containers/0/resources/requests/memory", json!("64Mi")),
-                of(CONTROLLER, "/spec/template/metadata/labels/b", json!("c")),
-                of(CONTROLLER, "/spec/selector/matchLabels/b", Value::Null),
-            ],
-        ),
-        (
-            json!({"agent": {
-                "nodeSelector": {"pool": "a"}, "tolerations": [{"key": "x", "operator": "Exists"}], "affinity": zone,
-                "resources": {"limits": {"memory": "64Mi"}}, "priorityClassName": "own", "podLabels": {"b": "c"}, "extraArgs": ["--x"],
-            }}),
-            vec![
-                of(AGENT, "/spec/template/spec/affinity", zone.clone()),
-                of(AGENT, "/spec/template/spec/containers/0/resources/limits/memory", json!("64Mi")),
-                of(AGENT, "/spec/template/spec/priorityClassName", json!("own")),
-                of(AGENT, "/spec/template/metadata/labels/b", json!("c")),
-                of(AGENT, "/spec/template/spec/containers/0/args/7", json!("--x")),
-                of(
-                    AGENT,
-                    "/spec/template/spec/nodeSelector",
-                    json!({"bottlerocket.aws/updater-interface-version": "2.0.0", "pool": "a"}),
-                ),
-                of(AGENT, "/spec/template/spec/tolerations", json!([{"key": "x", "operator": "Exists"}])),
-            ],
-        ),
-        (
-            json!({
-                "apiserver": {
-                    "replicas": 4, "priorityClassName": "own", "tolerations": [{"key": "x"}], "nodeSelector": {"pool": "a"}, "affinity": zone,
-                    "topologySpreadConstraints": spread, "resources": {"limits": {"memory": "1Gi"}}, "podLabels": {"b": "c"},
-                    "podAnnotations": {"own": "2"}, "logLevel": "debug", "extraArgs": ["--x"],
-                },
-                "controller": {"podAnnotations": {"own": "3"}, "logLevel": "trace"},
-            }),
-            vec![
-                of(APISERVER, "/spec/replicas", json!(4)),
-                of(APISERVER, "/spec/template/spec/priorityClassName", json!("own")),
-                of(APISERVER, "/spec/template/spec/tolerations", json!([cordoned, {"key": "x"}])),
-                of(APISERVER, "/spec/template/spec/nodeSelector", json!({"kubernetes.io/os": "linux", "pool": "a"})),
-                of(APISERVER, "/spec/template/spec/affinity/nodeAffinity", zone["nodeAffinity"].clone()),
-                of(APISERVER, "/spec/template/spec/topologySpreadConstraints", spread.clone()),
-                of(APISERVER, "/spec/template/spec/containers/0/resources/limits/memory", json!("1Gi")),
-                of(APISERVER, "/spec/template/metadata/labels/b", json!("c")),
-                of(APISERVER, "/spec/template/metadata/annotations/own", json!("2")),
-                of(APISERVER, "/spec/template/spec/containers/0/args/5", json!("--log-filter=debug")),
-                of(APISERVER, "/spec/template/spec/containers/0/args/6", json!("--x")),
-                of(CONTROLLER, "/spec/template/metadata/annotations/own", json!("3")),
-                of(CONTROLLER, "/spec/template/spec/containers/0/args/7", json!("--log-filter=trace")),
-            ],
-        ),
-        (
-            json!({"namespaces": {"agents": {"create": false, "name": "hosts"}}}),
-            vec![
-                of("Namespace hosts", "", Value::Null),
-                of(
-                    "DaemonSet hosts/brupop-agent",
-                    POD,
-                    manifest("brupop.yaml").map_or(Value::Null, |all| all[AGENT]["spec"]["template"]["spec"].clone()),
-                ),
-                of("Role hosts/brupop-controller", "/metadata/namespace", json!("hosts")),
-                of(CONTROLLER, "/spec/template/spec/containers/0/args/1", json!("--agent-namespace=hosts")),
-            ],
-        ),
-        (
-            json!({"policy": {"enabled": true, "spec": {"maxUnavailable": "10%", "drain": {"timeout": "1h"}}}}),
-            vec![
-                of(POLICY, "/spec/enabled", json!(true)),
-                of(POLICY, "/spec/maxUnavailable", json!("10%")),
-                of(POLICY, "/spec/drain/timeout", json!("1h")),
-                of(POLICY, "/spec/version/target", json!("latest")),
-            ],
-        ),
-        (json!({"policy": {"create": false}}), vec![of(POLICY, "", Value::Null)]),
-        (
-            json!({"clusterDomain": "corp.example", "certificate": {"source": "cert-manager", "issuer": {"name": "own"}}, "controller": {"extraArgs": ["--trust-wait=1m"]}}),
-            vec![
-                of(CONTROLLER, "/spec/template/spec/containers/0/args/7", json!("--cluster-domain=corp.example")),
-                of(CONTROLLER, "/spec/template/spec/containers/0/args/8", json!("--serving-certificate=provided")),
-                of(CONTROLLER, "/spec/template/spec/containers/0/args/9", json!("--trust-wait=1m")),
-                of(
-                    "Certificate brupop-system/brupop-apiserver",
-                    "/spec/dnsNames/1",
-                    json!("brupop-apiserver.brupop-system.svc.corp.example"),
-                ),
-                of("Certificate brupop-system/brupop-apiserver", "/spec/issuerRef/name", json!("own")),
-            ],
-        ),
-        (
-            json!({"certificate": {"source": "provided"}}),
-            vec![
-                of(CONTROLLER, "/spec/template/spec/containers/0/args/7", json!("--serving-certificate=provided")),
-                of("Certificate brupop-system/brupop-apiserver", "", Value::Null),
-            ],
-        ),
-        (
-            json!({"networkPolicy": {"apiServerPorts": [8443], "prometheusPort": 10902}}),
-            vec![
-                of(
-                    "NetworkPolicy brupop-system/brupop-controller",
-                    "/spec/egress/0/ports",
-                    json!([{"port": 8443, "protocol": "TCP"}]),
-                ),
-                of("NetworkPolicy brupop-system/brupop-controller", "/spec/egress/2/ports/0/port", json!(10902)),
-            ],
-        ),
-        (
-            json!({"networkPolicy": {"agentDNS": dns}}),
-            vec![
-                of("NetworkPolicy brupop-agents/brupop-agent", "/spec/egress/1/to", dns.clone()),
-                of("NetworkPolicy brupop-system/brupop-controller", "/spec/egress/1/to", Value::Null),
-            ],
-        ),
-        (
-            json!({"networkPolicy": {"enabled": false}, "rbac": {"aggregateRoles": false}}),
-            vec![
-                of("NetworkPolicy brupop-system/brupop-default-deny", "", Value::Null),
-                of("ClusterRole brupop-aggregate-to-edit", "", Value::Null),
-            ],
-        ),
-        (
-            json!({"monitoring": {"podMonitor": {"enabled": true}, "interval": "15s", "labels": {"release": "prometheus"}}}),
-            vec![
-                of("PodMonitor brupop-system/brupop", "/spec/podMetricsEndpoints/0/interval", json!("15s")),
-                of("PodMonitor brupop-system/brupop", "/spec/jobLabel", json!("app.kubernetes.io/component")),
-                of("PodMonitor brupop-system/brupop", "/metadata/labels/release", json!("prometheus")),
-            ],
-        ),
-        (
-            json!({"monitoring": {"serviceMonitor": {"enabled": true}}}),
-            vec![
-                // The endpoints and their settings are those of the PodMonitor.
-                of(
-                    "ServiceMonitor brupop-system/brupop",
-                    "/spec/endpoints",
-                    pod_monitor()["spec"]["podMetricsEndpoints"].clone(),
-                ),
-                of("ServiceMonitor brupop-system/brupop", "/spec/jobLabel", pod_monitor()["spec"]["jobLabel"].clone()),
-                of(
-                    "Service brupop-system/brupop-controller-metrics",
-                    "/metadata/labels/app.kubernetes.io~1component",
-                    json!("brupop-controller"),
-                ),
-                of(
-                    "Service brupop-system/brupop-controller-metrics",
-                    "/spec/selector/app.kubernetes.io~1component",
-                    json!("brupop-controller"),
-                ),
-            ],
-        ),
-        (
-            json!({"monitoring": {"prometheusRule": {"enabled": true}, "labels": {"release": "prometheus"}}}),
-            vec![
-                of("PrometheusRule brupop-system/brupop", "/spec", rules["spec"].clone()),
-                of("PrometheusRule brupop-system/brupop", "/metadata/labels/release", json!("prometheus")),
-            ],
-        ),
-        (
-            json!({"monitoring": {"prometheusRule": {"enabled": true, "runbook": "https://docs.example/runbook/"}}}),
-            vec![of(
-                "PrometheusRule brupop-system/brupop",
-                "/spec/groups/0/rules/0/annotations/runbook_url",
-                json!("https://docs.example/runbook/BrupopNoLeader.md"),
-            )],
-        ),
-        (
-            json!({"monitoring": {"dashboards": {"enabled": true, "annotations": {"grafana_folder": "Bottlerocket"}}}}),
-            vec![
-                of("ConfigMap brupop-system/brupop-dashboards", "/data", dashboards["data"].clone()),
-                of("ConfigMap brupop-system/brupop-dashboards", "/metadata/labels/grafana_dashboard", json!("1")),
-                of(
-                    "ConfigMap brupop-system/brupop-dashboards",
-                    "/metadata/annotations/grafana_folder",
-                    json!("Bottlerocket"),
-                ),
-            ],
-        ),
-        (
-            json!({"controller": {
-                "extraArgs": ["--prometheus-ca-file=/authority/ca.crt"],
-                "extraVolumes": [{"name": "authority", "configMap": {"name": "prometheus-ca"}}],
-                "extraVolumeMounts": [{"name": "authority", "mountPath": "/authority", "readOnly": true}],
-            }}),
-            vec![
-                of(CONTROLLER, "/spec/template/spec/volumes/2/configMap/name", json!("prometheus-ca")),
-                of(CONTROLLER, "/spec/template/spec/containers/0/volumeMounts/2/mountPath", json!("/authority")),
-            ],
-        ),
-        (
-            json!({"aws": {
-                "enabled": true, "region": "eu-central-1", "logLevel": "debug",
-                "serviceAccountAnnotations": {"eks.amazonaws.com/role-arn": "arn"},
-            }, "commonAnnotations": {"note": "1"}}),
-            vec![
-                of(
-                    "ServiceAccount brupop-system/brupop-aws",
-                    "/metadata/annotations",
-                    json!({"eks.amazonaws.com/role-arn": "arn", "note": "1"}),
-                ),
-                of("ServiceAccount brupop-system/brupop-controller", "/metadata/annotations", json!({"note": "1"})),
-                of(
-                    HOOK,
-                    "/spec/template/spec/containers/0/env",
-                    json!([{"name": "AWS_REGION", "value": "eu-central-1"}]),
-                ),
-                of(HOOK, "/spec/template/spec/containers/0/args/1", json!("--log-filter=debug")),
-                of(HOOK, "/spec/strategy", json!({"type": "Recreate"})),
-            ],
-        ),
-        (
-            json!({"aws": {"enabled": true}, "networkPolicy": {"enabled": false}}),
-            vec![of("NetworkPolicy brupop-system/brupop-aws", "", Value::Null)],
-        ),
-        (
-            json!({"controller": {"replicas": 1}}),
-            vec![of(
-                CONTROLLER,
-                args,
-                manifest("brupop.yaml").map_or(Value::Null, |all| {
-                    all[CONTROLLER]["spec"]["template"]["spec"]["containers"][0]["args"].clone()
-                }),
-            )],
-        ),
-    ])
+    let text = include_str!("values.txt").replace("DIGEST", &digest).replace("VERSION", env!("CARGO_PKG_VERSION"));
+    let mut rows: Vec<(Value, Vec<Change>)> = Vec::new();
+    for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        if line.starts_with('{') {
+            rows.push((serde_json::from_str(line).with_context(|| line.to_owned())?, Vec::new()));
+            continue;
+        }
+        let cells: Vec<&str> = line.splitn(3, " | ").collect();
+        let [object, place, is] = cells[..] else { bail!("{line}") };
+        let is = match is.strip_prefix("as ").and_then(|other| other.rsplit_once(' ')) {
+            Some((id, place)) => known.get(id).and_then(|object| object.pointer(&whole(place))).cloned(),
+            None => serde_json::from_str(is).ok(),
+        };
+        let is = is.with_context(|| line.to_owned())?;
+        rows.last_mut().context("no values")?.1.push((whole(object), whole(place), is));
+    }
+    Ok(rows)
 }
 
 #[tokio::test]
@@ -378,7 +113,8 @@ async fn each_value_changes_what_it_names() -> anyhow::Result<()> {
     for (values, expected) in rows()? {
         let rendered = helm.render(OPERATOR, &values).await?;
         for (object, place, is) in expected {
-            let mut found = rendered.get(object).and_then(|object| object.pointer(place)).cloned().unwrap_or_default();
+            let mut found =
+                rendered.get(&object).and_then(|object| object.pointer(&place)).cloned().unwrap_or_default();
             if object.contains(" hosts/brupop-agent") && !found.is_null() {
                 // Nothing in the agent's pod names its namespace.
                 ensure!(!found.to_string().contains("brupop-agents"), "{found}");
@@ -410,63 +146,11 @@ async fn nothing_names_a_namespace_that_values_replace() -> anyhow::Result<()> {
 async fn invalid_values_are_refused_with_place_and_reason() -> anyhow::Result<()> {
     let helm = Helm::find(None).await?;
     let digest = format!("sha256:{}", "a".repeat(64));
-    for (values, place, reason) in [
-        (json!({"controller": {"replica": 3}}), "/controller", "'replica' not allowed"),
-        (json!({"controller": {"replicas": "3"}}), "/controller/replicas", "want integer"),
-        (json!({"imagePullSecrets": ["registry"]}), "/imagePullSecrets/0", "want object"),
-        (json!({"image": {"digests": {"agent": "v1"}}}), "/image/digests/agent", "does not match pattern"),
-        (
-            json!({"image": {"tag": "v9", "digests": {"agent": digest, "apiserver": digest, "controller": digest, "aws": digest}}}),
-            "image.tag",
-            "has no effect",
-        ),
-        (json!({"networkPolicy": {"apiServerPorts": []}}), "networkPolicy.apiServerPorts", "name a port"),
-        (
-            json!({"policy": {"spec": {"autoscaling": {"aws": {"mode": "Standby"}}}}}),
-            "policy.spec.autoscaling.aws",
-            "aws.enabled",
-        ),
-        (
-            json!({"policy": {"spec": {"drain": {"atDeadline": "Force"}}}}),
-            "policy.spec.drain.atDeadline",
-            "rbac.forceDrain",
-        ),
-        (
-            json!({"policy": {"spec": {"nodeGroups": [
-                {"name": "web", "selector": {"matchLabels": {"pool": "web"}}, "drain": {"timeout": "1h"}},
-                {"name": "batch", "selector": {"matchLabels": {"pool": "batch"}}, "drain": {"atDeadline": "Force"}},
-                {"name": "rest", "selector": {}},
-            ]}}}),
-            "policy.spec.nodeGroups: drain.atDeadline: Force of the group batch",
-            "rbac.forceDrain",
-        ),
-        (json!({"logging": {"format": "yaml"}}), "/logging/format", "must be one of 'text', 'json'"),
-        (json!({"policy": {"enabled": "yes"}}), "/policy/enabled", "want boolean"),
-        (json!({"enabled": true}), "enabled", "Updates are enabled by policy.enabled"),
-        (json!({"policy": {"spec": {"enabled": true}}}), "/policy/spec", "'enabled' not allowed"),
-        (json!({"policy": {"spec": {"maxUnavailble": 1}}}), "/policy/spec", "'maxUnavailble' not allowed"),
-        (json!({"policy": {"spec": {"drain": {"timeout": 30}}}}), "/policy/spec/drain/timeout", "want string"),
-        (json!({"networkPolicy": {"apiServerPorts": [0]}}), "/networkPolicy/apiServerPorts/0", "minimum"),
-        (json!({"namespaces": {"agents": {"name": "Hosts"}}}), "/namespaces/agents/name", "does not match pattern"),
-        (
-            json!({"namespaces": {"agents": {"name": "brupop-system"}}}),
-            "namespaces.agents.name",
-            "a namespace of their own",
-        ),
-        (json!({"certificate": {"source": "cert-manager"}}), "certificate.issuer.name", "the name of an issuer"),
-        (json!({"commonLabels": {"app.kubernetes.io/name": "x"}}), "commonLabels", "is set by the chart itself"),
-        (
-            json!({"controller": {"podLabels": {"app.kubernetes.io/component": "x"}}}),
-            "controller.podLabels",
-            "is set by the chart itself",
-        ),
-        (
-            json!({"monitoring": {"podMonitor": {"enabled": true}, "serviceMonitor": {"enabled": true}}}),
-            "monitoring",
-            "not both",
-        ),
-    ] {
-        let file = helm.values(&values)?;
+    let text = include_str!("refused.txt").replace("DIGEST", &digest);
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let cells: Vec<&str> = line.split(" | ").collect();
+        let [values, place, reason] = cells[..] else { bail!("{line}") };
+        let file = helm.values(&serde_json::from_str(values)?)?;
         let error = helm.refused(&format!("template brupop {OPERATOR} -n {SYSTEM_NAMESPACE} -f {file}")).await?;
         ensure!(error.contains(place) && error.contains(reason), "{values}: {error}");
     }

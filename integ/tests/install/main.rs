@@ -5,4 +5,3 @@ mod helm;
 mod kustomize;
 mod quick_start;
 mod releases;
-mod users;

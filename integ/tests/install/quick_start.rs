@@ -74,29 +74,23 @@ async fn until(
     }
 }
 
-/// Runs the commands that install the operator, then those that label nodes, then the one that enables updates.
-/// `hurry` adds to the last one what shortens the observation of updated nodes.
-async fn quick_start(
-    options: TestClusterOptions,
-    install: &[String],
-    own: &[String],
-    hurry: impl Fn(&str) -> String,
-) -> anyhow::Result<()> {
-    let bed = TestCluster::start(TestClusterOptions { nodes: 2, labelled: false, ..options }).await?;
+#[tokio::test(flavor = "multi_thread")]
+async fn readme_changes_no_node_until_it_is_labelled_and_updates_are_enabled() -> anyhow::Result<()> {
+    let bed = TestCluster::start(TestClusterOptions { nodes: 2, labelled: false, ..Default::default() }).await?;
     let helm = Helm::find(Some(&bed.control_plane)).await?;
     let hosts = || bed.members.iter().map(|member| on_disk(&member.host.snapshot())).collect::<Vec<_>>();
     let owners = async || kubectl(&bed.control_plane, &["get", "nodes", "--show-managed-fields", "-o", "yaml"]).await;
     let before = hosts();
     bed.releases.publish(NEW);
-    for line in install {
-        shell(&bed, &helm, line).await?;
-    }
+    let mut lines = pages::commands("README.md", "Install it")?;
+    lines.retain(|line| !line.contains("--watch"));
+    let [install, label, enable] = &lines[..] else { anyhow::bail!("three lines: {lines:?}") };
+    shell(&bed, &helm, install).await?;
     let rollout = ["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=120s"];
     kubectl(&bed.control_plane, &rollout).await?;
     let world = bed.recorder.so_far()?.end();
     ensure!(world.shadows.is_empty(), "no node has the label: {:?}", world.shadows);
 
-    let [label, enable] = own else { anyhow::bail!("two lines of one's own: {own:?}") };
     for member in &bed.members {
         shell(&bed, &helm, &label.replace("NODE", &member.name)).await?;
     }
@@ -108,47 +102,38 @@ async fn quick_start(
     assert_eq!(hosts(), before, "no host has been touched");
     ensure!(!owners().await?.contains(&format!("manager: {CONTROLLER_MANAGER}\n")), "no Node has been written");
 
-    shell(&bed, &helm, &hurry(enable)).await?;
+    let soak = r#"{"spec":{"health":{"after":{"soak":"1s"}}}}"#;
+    let soak = ["patch", "bruo", "default", "-n", SYSTEM_NAMESPACE, "--type=merge", "-p", soak];
+    kubectl(&bed.control_plane, &soak).await?;
+    shell(&bed, &helm, enable).await?;
     bed.wait_updated(&NEW, LIMIT).await?;
     let (verdict, _) = bed.judge(&Expectations { max_unavailable: Some(1), nothing_left: true }).await?;
     verdict.ensure_safe()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn readme_changes_no_node_until_it_is_labelled_and_updates_are_enabled() -> anyhow::Result<()> {
-    let lines = pages::commands("README.md", "Install it")?;
-    let lines: Vec<String> = lines.into_iter().filter(|line| !line.contains("--watch")).collect();
-    let (install, own) = lines.split_at_checked(1).context("README has commands")?;
-    let soak =
-        r#"kubectl patch bruo default -n brupop-system --type=merge -p '{"spec":{"health":{"after":{"soak":"1s"}}}}'"#;
-    quick_start(TestClusterOptions::default(), install, own, |enable| format!("{soak} && {enable}")).await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn charts_change_no_node_until_it_is_labelled_and_updates_are_enabled() -> anyhow::Result<()> {
-    let install = pages::commands("docs/install.md", "With Helm")?;
-    let own = pages::commands("docs/install.md", "Label and enable with Helm")?;
-    let deploy = deploy::Options { registry: Some("registry.example/brupop".to_owned()), ..deploy::Options::default() };
-    let options = TestClusterOptions { deploy, ..TestClusterOptions::default() };
-    quick_start(options, &install, &own, |enable| format!("{enable} --set policy.spec.health.after.soak=1s")).await
-}
-
-/// Not judged by the oracle, which knows the operator by its usual namespaces.
+/// The commands of the page about Helm, with other namespaces. Not judged by the oracle, which knows the operator by its usual
+/// ones; there, the charts install the objects of the manifests.
 #[tokio::test(flavor = "multi_thread")]
 async fn release_in_other_namespaces_updates_nodes() -> anyhow::Result<()> {
     let deploy = deploy::Options { registry: Some("registry.example/brupop".to_owned()), ..deploy::Options::default() };
-    let bed = TestCluster::start(TestClusterOptions { nodes: 2, deploy, ..TestClusterOptions::default() }).await?;
+    let options = TestClusterOptions { nodes: 2, labelled: false, deploy, ..Default::default() };
+    let bed = TestCluster::start(options).await?;
     let helm = Helm::find(Some(&bed.control_plane)).await?;
+    bed.releases.publish(NEW);
     for line in pages::commands("docs/install.md", "With Helm")? {
         let mut line = line.replace(SYSTEM_NAMESPACE, "platform");
         if line.contains("install brupop ") {
-            line +=
-                " --set namespaces.agents.name=platform-agents,policy.enabled=true,policy.spec.health.after.soak=1s";
+            line += " --set namespaces.agents.name=platform-agents,policy.spec.health.after.soak=1s";
         }
         shell(&bed, &helm, &line).await?;
     }
     kubectl(&bed.control_plane, &["-n", "platform", "rollout", "status", "deployment", "--timeout=120s"]).await?;
-    bed.releases.publish(NEW);
+    let lines = pages::commands("docs/install.md", "Label and enable with Helm")?;
+    let [label, enable] = &lines[..] else { anyhow::bail!("two lines: {lines:?}") };
+    for member in &bed.members {
+        shell(&bed, &helm, &label.replace("NODE", &member.name)).await?;
+    }
+    shell(&bed, &helm, &enable.replace(SYSTEM_NAMESPACE, "platform")).await?;
     let versions = ["-n", "platform", "get", "brs", "-o", "jsonpath={.items[*].status.currentVersion}"];
     let wanted = format!("{NEW} {NEW}");
     until(&bed, "both nodes are updated", &versions, |found| found == wanted).await?;

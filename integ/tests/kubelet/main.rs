@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use integ::control_plane::{ControlPlane, Options};
 use integ::host::{Host, HostOptions, Releases};
-use integ::kubelet::{Addresses, Images, Kubelet, KubeletOptions};
+use integ::kubelet::{Addresses, Images, Kubelet, KubeletOptions, NodeAddress};
 use integ::machine::{Machine, MachineState, Power};
 use integ::proxy::{ConnectProxy, Sources};
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -82,14 +82,7 @@ impl NodeFixture {
         let (power, state) = watch::channel(machine_state(Power::Up, 1));
         let released = Arc::new(Notify::new());
         let machine = Machine::new(node.clone(), root.clone(), state, released.clone());
-        let mut options = KubeletOptions::new(
-            node_client.clone(),
-            shared.control_plane.url(),
-            shared.control_plane.ca_file(),
-            shared.control_plane.dir(),
-            machine,
-            shared.addresses.node(number),
-        );
+        let mut options = kubelet_options(&shared.control_plane, &node, machine, shared.addresses.node(number));
         options.images = Images::new().map("sh:1", "/bin/sh").map("web:1", std::env::current_exe().unwrap());
         options.labels = BTreeMap::from([("test".to_owned(), name.to_owned())]);
         options.https_proxy = Some(shared.proxy.url());
@@ -149,6 +142,12 @@ impl NodeFixture {
         let nodes: Api<Node> = Api::all(self.client.clone());
         until(what, async || nodes.get_opt(&self.node).await.unwrap().filter(|n| look(n))).await
     }
+}
+
+fn kubelet_options(control_plane: &ControlPlane, node: &str, machine: Machine, address: NodeAddress) -> KubeletOptions {
+    let client = control_plane.client_as(&format!("system:node:{node}"), &["system:nodes"]).unwrap();
+    let (url, ca_file, folder) = (control_plane.url(), control_plane.ca_file(), control_plane.dir());
+    KubeletOptions::new(client, url, ca_file, folder, machine, address)
 }
 
 fn machine_state(power: Power, boot: u32) -> MachineState {

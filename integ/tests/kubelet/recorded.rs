@@ -46,14 +46,7 @@ fn stand_in_does_what_a_real_kubelet_was_recorded_to_do() {
         options.timings = Timings { boot: Duration::from_secs(15), ..Timings::instant() };
         let host = Host::start(options).await.unwrap();
         let number = shared.next.fetch_add(1, Ordering::SeqCst);
-        let mut options = KubeletOptions::new(
-            control_plane.client_as(&format!("system:node:{node}"), &["system:nodes"]).unwrap(),
-            control_plane.url(),
-            control_plane.ca_file(),
-            control_plane.dir(),
-            host.machine(),
-            shared.addresses.node(number),
-        );
+        let mut options = kubelet_options(control_plane, node, host.machine(), shared.addresses.node(number));
         options.images = Images::new().map(SHELL, "/bin/sh");
         let kubelet = Kubelet::start(options).await.unwrap();
         let mut machine = Simulated { host, bed: control_plane.dir().to_owned() };

@@ -32,19 +32,16 @@ const OWNED: &str = "what the controller owns";
 const OWNER: &str = "the owner of anything but the agent status";
 const STATUS_ALONE: &str = "nothing but the status of shadows";
 
-/// A write that the web API must not make.
-struct Forgery {
-    what: &'static str,
-    manager: Option<&'static str>,
-    patch: Patch<Value>,
-    refusal: &'static str,
-}
+/// A write that an account must not make, and a part of its refusal.
+type Forgery<T> = (&'static str, T, &'static str);
+
+/// A patch of the status, by a field manager or by none.
+type StatusPatch = (Option<&'static str>, Patch<Value>);
 
 pub(super) async fn web_api_may_write_only_agent_status(control_plane: &ControlPlane) -> anyhow::Result<()> {
     let admin = shadows(control_plane.client(), "v3");
     let web = shadows(client_of(control_plane, APISERVER).await?, "v3");
     let controller = shadows(client_of(control_plane, CONTROLLER).await?, "v3");
-    admission_policy_has_no_expression_warnings(control_plane, APISERVER).await?;
     admin.patch(NAME, &applied_by(CONTROLLER_MANAGER), &Patch::Apply(&desired_state())).await?;
 
     // The first report, on an empty status; then both parts of the status side by side, each changed by its owner.
@@ -70,22 +67,9 @@ pub(super) async fn web_api_may_write_only_agent_status(control_plane: &ControlP
     changed["conditions"] = json!([condition("Drained", "True")]);
     apply_controller_status(&controller, "the next controller status", changed.clone()).await?;
 
-    // Without the policy each of these would succeed, so that nothing else refuses them.
     let held = admin.get(NAME).await?;
-    let forgeries = forgeries(&held)?;
-    let is_refused = async || try_forgery(&web, &forgeries[0]).await.is_err();
-    set_policy_binding(control_plane, (APISERVER, "brupop.yaml"), false, is_refused).await?;
-    let mut wrong = Vec::new();
-    for forgery in &forgeries {
-        let done = expect(forgery.what, try_forgery(&web, forgery).await, None);
-        wrong.extend(done.err().map(|error| format!("without the policy: {error:#}")));
-    }
-    set_policy_binding(control_plane, (APISERVER, "brupop.yaml"), true, is_refused).await?;
-    for forgery in &forgeries {
-        let done = expect(forgery.what, try_forgery(&web, forgery).await, Some(forgery.refusal));
-        wrong.extend(done.err().map(|error| format!("{error:#}")));
-    }
-    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let attempt = async |patch: &StatusPatch| try_patch(&web, patch).await;
+    tried(control_plane, (APISERVER, "brupop.yaml"), &forgeries(&held)?, attempt).await?;
     status_subresource_changes_only_status(&web, &held).await?;
     apply_agent_status(&web, "a report after all that", agent_status(&whole)).await?;
     apply_controller_status(&controller, "the end of the attempt", json!({"record": {"failures": 2}})).await?;
@@ -106,7 +90,7 @@ pub(super) async fn web_api_may_write_only_agent_status(control_plane: &ControlP
 }
 
 /// Writes that the web API's right to patch the status permits and the policy does not.
-fn forgeries(held: &DynamicObject) -> anyhow::Result<Vec<Forgery>> {
+fn forgeries(held: &DynamicObject) -> anyhow::Result<Vec<Forgery<StatusPatch>>> {
     let status = &held.data["status"];
     let merge = |body: Value| Patch::Merge(body);
     let json = |operations: Value| anyhow::Ok(Patch::Json(serde_json::from_value(operations)?));
@@ -115,7 +99,7 @@ fn forgeries(held: &DynamicObject) -> anyhow::Result<Vec<Forgery>> {
     let reachable = || condition("HostReachable", "True");
     let drained = || status["conditions"].as_array().and_then(|all| all.iter().find(|c| c["type"] == "Drained"));
     let drained = drained().context("the controller's condition stands")?.clone();
-    let one = |what, manager, patch, refusal| Forgery { what, manager, patch, refusal };
+    let one = |what, manager, patch, refusal| (what, (manager, patch), refusal);
     Ok(vec![
         one("progress changed", None, merge(json!({"status": {"progress": {"step": "Verifying"}}})), PROGRESS),
         one("progress removed", None, merge(json!({"status": {"progress": null}})), PROGRESS),
@@ -180,16 +164,32 @@ fn forgeries(held: &DynamicObject) -> anyhow::Result<Vec<Forgery>> {
     ])
 }
 
-/// Tries a forgery as a dry run.
-async fn try_forgery(web: &Api<DynamicObject>, forgery: &Forgery) -> kube::Result<DynamicObject> {
-    let apply = matches!(forgery.patch, Patch::Apply(_));
-    let params = PatchParams {
-        dry_run: true,
-        force: apply,
-        field_manager: forgery.manager.map(str::to_owned),
-        ..PatchParams::default()
-    };
-    web.patch_status(NAME, &params, &forgery.patch).await
+/// Tries a patch as a dry run.
+async fn try_patch(web: &Api<DynamicObject>, (manager, patch): &StatusPatch) -> kube::Result<DynamicObject> {
+    let (force, field_manager) = (matches!(patch, Patch::Apply(_)), manager.map(str::to_owned));
+    let params = PatchParams { dry_run: true, force, field_manager, ..PatchParams::default() };
+    web.patch_status(NAME, &params, patch).await
+}
+
+/// Tries each forgery without the policy of a manifest, where it has to succeed, so that nothing else refuses it, and with it.
+async fn tried<T, K>(
+    control_plane: &ControlPlane,
+    (policy, file): (&str, &str),
+    forgeries: &[Forgery<T>],
+    attempt: impl AsyncFn(&T) -> kube::Result<K>,
+) -> anyhow::Result<()> {
+    admission_policy_has_no_expression_warnings(control_plane, policy).await?;
+    let mut wrong = Vec::new();
+    for bound in [false, true] {
+        let is_refused = async || attempt(&forgeries[0].1).await.is_err();
+        set_policy_binding(control_plane, (policy, file), bound, is_refused).await?;
+        for (what, forgery, refusal) in forgeries {
+            let done = expect(what, attempt(forgery).await, bound.then_some(*refusal));
+            wrong.extend(done.err().map(|error| format!("{policy} in force: {bound}: {error:#}")));
+        }
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
 }
 
 /// Binds a policy by its manifest, or removes its binding, and waits until that takes effect.

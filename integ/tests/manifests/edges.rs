@@ -10,7 +10,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, bail, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use integ::control_plane::{ControlPlane, Options};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{DynamicObject, PostParams, Request};
@@ -29,8 +28,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use self::values::{MOMENTS, json_of, of_container, of_leaf};
+use super::on_shared;
 use super::samples::{self, Extent};
-use super::{kubectl, manifest};
 
 const NAMESPACE: &str = "edges";
 
@@ -75,24 +74,21 @@ enum Answer {
     Unreadable(anyhow::Error),
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn every_accepted_value_can_be_read() -> anyhow::Result<()> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    let client = control_plane.client();
-    kubectl(&control_plane, &["apply", "--server-side", "-f", &manifest("crds.yaml")]).await?;
-    kubectl(&control_plane, &["wait", "--for=condition=Established", "--timeout=60s", "-f", &manifest("crds.yaml")])
-        .await?;
-    let object: Namespace = serde_json::from_value(json!({"metadata": {"name": NAMESPACE}}))?;
-    Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &object).await?;
-    let mut found = Vec::new();
-    for definition in deploy::crds::all()? {
-        for version in definition["spec"]["versions"].as_array().context("a definition without versions")? {
-            found.extend(check(&client, &definition, version).await?);
+#[test]
+fn every_accepted_value_can_be_read() -> anyhow::Result<()> {
+    on_shared(async |control_plane| {
+        let client = control_plane.client();
+        let object: Namespace = serde_json::from_value(json!({"metadata": {"name": NAMESPACE}}))?;
+        Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &object).await?;
+        let mut found = Vec::new();
+        for definition in deploy::crds::all()? {
+            for version in definition["spec"]["versions"].as_array().context("a definition without versions")? {
+                found.extend(check(&client, &definition, version).await?);
+            }
         }
-    }
-    control_plane.stop().await?;
-    ensure!(found.is_empty(), "{}", found.join("\n"));
-    Ok(())
+        ensure!(found.is_empty(), "{}", found.join("\n"));
+        Ok(())
+    })
 }
 
 /// Tries a version of a resource. Returns what is wrong, a line for each field.

@@ -10,8 +10,8 @@ use kube::{Api, Client};
 use models::names;
 use serde_json::{Value, json};
 
-use super::expect;
 use super::samples::{nested, sample};
+use super::{expect, on_shared};
 
 /// The two managers.
 const MANAGERS: [&str; 2] = ["first-manager", "second-manager"];
@@ -22,24 +22,27 @@ struct List<'a> {
     schema: &'a Value,
 }
 
-pub(super) async fn lists_are_shared_or_owned_as_their_type_says(client: Client) -> anyhow::Result<()> {
-    let mut number = 0;
-    for definition in deploy::crds::all()? {
-        let kind = definition["spec"]["names"]["kind"].as_str().context("a definition without a kind")?;
-        let version = &definition["spec"]["versions"][0];
-        let schema = &version["schema"]["openAPIV3Schema"];
-        let mut lists = Vec::new();
-        collect(schema, &mut Vec::new(), &mut lists);
-        ensure!(lists.len() > 5, "{kind} has only {} lists", lists.len());
-        let resource = GroupVersionKind::gvk(names::GROUP, version["name"].as_str().context("no name")?, kind);
-        for list in lists {
-            number += 1;
-            check(&client, &resource, schema, &list, number)
-                .await
-                .with_context(|| format!("{kind} {:?}", list.path))?;
+#[test]
+fn lists_are_shared_or_owned_as_their_type_says() -> anyhow::Result<()> {
+    on_shared(async |control_plane| {
+        let client = control_plane.client();
+        let mut number = 0;
+        for definition in deploy::crds::all()? {
+            let kind = definition["spec"]["names"]["kind"].as_str().context("a definition without a kind")?;
+            let version = &definition["spec"]["versions"][0];
+            let schema = &version["schema"]["openAPIV3Schema"];
+            let mut lists = Vec::new();
+            collect(schema, &mut Vec::new(), &mut lists);
+            ensure!(lists.len() > 5, "{kind} has only {} lists", lists.len());
+            let resource = GroupVersionKind::gvk(names::GROUP, version["name"].as_str().context("no name")?, kind);
+            for list in lists {
+                number += 1;
+                let checked = check(&client, &resource, schema, &list, number).await;
+                checked.with_context(|| format!("{kind} {:?}", list.path))?;
+            }
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 fn collect<'a>(schema: &'a Value, path: &mut Vec<&'a str>, found: &mut Vec<List<'a>>) {

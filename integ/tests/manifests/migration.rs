@@ -18,8 +18,8 @@ use models::{earlier, names};
 use serde_json::{Value, json};
 
 use crate::migrator::Replicas;
-use crate::takeover::{DEFINITION, EARLIER, definitions, object, settled, shadows, take_over};
-use crate::until;
+use crate::takeover::{self, DEFINITION, EARLIER, definitions, object, settled, shadows, take_over};
+use crate::{MANY, node_name, until};
 
 /// A shadow of the earlier operator, and what becomes of it.
 struct Case {
@@ -53,25 +53,16 @@ async fn cases(client: &Client) -> anyhow::Result<Vec<Case>> {
     let mut under_way = status("StagedAndPerformedUpdate", huge);
     under_way["crash_count"] = 0.into();
     let not_before = failed_at + 40.minutes();
+    let recently = failing(3, &failed_at.to_string());
+    let in_future = failing(2, "2999-01-01T00:00:00Z");
+    let idle = || spec("Idle", Value::Null);
     let all = [
         ("brs-v1", "v1", spec("PerformedUpdate", "1.20.5".into()), status("StagedUpdate", "1.20.0"), Value::Null),
-        ("brs-v1-no-status", "v1", spec("Idle", Value::Null), Value::Null, Value::Null),
-        ("brs-no-status", "v2", spec("Idle", Value::Null), Value::Null, Value::Null),
-        (
-            "brs-failing",
-            "v2",
-            spec("Idle", Value::Null),
-            failing(3, &failed_at.to_string()),
-            json!({"failures": 3, "notBefore": not_before}),
-        ),
-        ("brs-most", "v2", spec("Idle", Value::Null), failing(u32::MAX, "monday"), json!({"failures": 10})),
-        (
-            "brs-future",
-            "v2",
-            spec("ErrorReset", Value::Null),
-            failing(2, "2999-01-01T00:00:00Z"),
-            json!({"failures": 2}),
-        ),
+        ("brs-v1-no-status", "v1", idle(), Value::Null, Value::Null),
+        ("brs-no-status", "v2", idle(), Value::Null, Value::Null),
+        ("brs-failing", "v2", idle(), recently, json!({"failures": 3, "notBefore": not_before})),
+        ("brs-most", "v2", idle(), failing(u32::MAX, "monday"), json!({"failures": 10})),
+        ("brs-future", "v2", spec("ErrorReset", Value::Null), in_future, json!({"failures": 2})),
         ("brs-huge-version", "v2", spec("RebootedIntoUpdate", huge.into()), under_way, Value::Null),
     ];
     let case =
@@ -96,18 +87,9 @@ async fn earlier_definition(client: &Client, storage: &str) -> anyhow::Result<()
     Ok(())
 }
 
-/// Creates a shadow as the earlier operator does.
 async fn create(client: &Client, case: &Case) -> anyhow::Result<()> {
-    let api = shadows(client, case.version);
-    let mut shadow = object(case.version, case.name, &json!({"spec": case.spec}))?;
-    shadow.metadata.owner_references = Some(vec![serde_json::from_value(case.owner.clone())?]);
-    let manager = PostParams { field_manager: Some(earlier::MANAGER.to_owned()), ..PostParams::default() };
-    settled(case.name, async || api.create(&manager, &shadow).await.map(|_| ())).await?;
-    if !case.status.is_null() {
-        let manager = PatchParams { field_manager: Some(earlier::MANAGER.to_owned()), ..PatchParams::default() };
-        api.patch_status(case.name, &manager, &Patch::Merge(json!({"status": case.status}))).await?;
-    }
-    Ok(())
+    let content = json!({"spec": case.spec, "status": case.status});
+    takeover::create(client, earlier::NAMESPACE, (case.version, case.name), Some(&case.owner), &content).await
 }
 
 fn path(name: &str) -> String {
@@ -294,16 +276,13 @@ async fn shadow_that_api_server_behind_stores_during_migration_is_migrated_befor
     control_plane.stop().await
 }
 
-/// Number of nodes of a large cluster.
-const MANY: usize = 5_000;
-
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes: make test-takeover runs it"]
 async fn migration_of_5000_shadows_takes_four_writes_for_each() -> anyhow::Result<()> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     let client = control_plane.client();
     earlier_definition(&client, "v2").await?;
-    let name = |number: usize| names::shadow_name(&format!("i-{number:017x}.eu-central-1.compute.internal"));
+    let name = |number: usize| names::shadow_name(&node_name(number));
     let failing = cases(&client).await?.into_iter().find(|case| case.name == "brs-failing").context("no such case")?;
     create(&client, &failing).await?;
     let api = shadows(&client, "v2");

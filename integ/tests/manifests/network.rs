@@ -26,6 +26,11 @@ struct NetworkPeer {
     is_pod: bool,
 }
 
+/// A pod.
+fn peer(title: &str, namespace: &str, namespace_labels: Labels, labels: Labels) -> NetworkPeer {
+    NetworkPeer { title: title.to_owned(), namespace: namespace.to_owned(), namespace_labels, labels, is_pod: true }
+}
+
 /// Source, destination, protocol and port.
 type AllowedConnection = (String, String, &'static str, i32);
 
@@ -45,13 +50,7 @@ pub(super) async fn network_policies_allow_only_required_connections(client: Cli
         let found = namespaces.iter().find(|namespace| namespace.name_any() == name);
         found.map(|namespace| namespace.labels().clone()).unwrap_or_default()
     };
-    let pod = |title: &str, namespace: &str, labels: Labels| NetworkPeer {
-        title: title.to_owned(),
-        namespace: namespace.to_owned(),
-        namespace_labels: labels_of(namespace),
-        labels,
-        is_pod: true,
-    };
+    let pod = |title: &str, namespace: &str, labels: Labels| peer(title, namespace, labels_of(namespace), labels);
     let component = |of: &str| Labels::from([(COMPONENT_LABEL.to_owned(), of.to_owned())]);
     let mut all: Vec<NetworkPeer> = ours
         .iter()
@@ -107,12 +106,8 @@ pub(super) async fn documented_network_policy_allows_custom_prometheus(client: C
     let held = policies.create(&PostParams { dry_run: true, ..PostParams::default() }, &shown).await?;
     let mut all = Api::<NetworkPolicy>::all(client).list(&Default::default()).await?.items;
     let labels = |key: &str, value: &str| Labels::from([(key.to_owned(), value.to_owned())]);
-    let pod = |title: &str, namespace: &str, own: Labels| NetworkPeer {
-        title: title.to_owned(),
-        namespace: namespace.to_owned(),
-        namespace_labels: labels("kubernetes.io/metadata.name", namespace),
-        labels: own,
-        is_pod: true,
+    let pod = |title: &str, namespace: &str, own: Labels| {
+        peer(title, namespace, labels("kubernetes.io/metadata.name", namespace), own)
     };
     let controller = pod(CONTROLLER, SYSTEM_NAMESPACE, labels(COMPONENT_LABEL, CONTROLLER));
     let thanos = pod("thanos", "observability", Labels::new());

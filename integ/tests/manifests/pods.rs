@@ -29,9 +29,7 @@ pub(super) async fn pods_have_only_required_privileges_and_volumes(client: Clien
             is_confined(pod.spec.as_ref().context("a spec")?).with_context(|| pod.name_any())?;
         }
     }
-    agent_pod_mounts_only_socket_web_api_token_trust_bundle_and_sign_of_life(&client).await?;
-    web_api_pod_mounts_only_certificate_and_own_token(&client).await?;
-    controller_pod_mounts_secrets_of_users_where_its_flags_name_them(&client).await
+    pods_mount_only_what_they_need(&client).await
 }
 
 /// Checks the requirements of each pod, whatever its namespace enforces.
@@ -84,13 +82,6 @@ async fn system_namespace_admits_its_own_pods_and_rejects_agent_pods(
     Ok(())
 }
 
-/// The first pod of a component.
-async fn pod_of(client: &Client, namespace: &str, part: &str) -> anyhow::Result<PodSpec> {
-    let pods = Api::<Pod>::namespaced(client.clone(), namespace).list(&Default::default()).await?;
-    let found = pods.items.into_iter().find(|pod| pod.name_any().starts_with(part));
-    found.and_then(|pod| pod.spec).with_context(|| format!("no pod of {part}"))
-}
-
 /// A volume as data, without its name and file mode.
 fn content(volume: &Volume) -> anyhow::Result<Value> {
     let mut content = serde_json::to_value(volume)?;
@@ -102,21 +93,38 @@ fn content(volume: &Volume) -> anyhow::Result<Value> {
     Ok(content)
 }
 
-async fn agent_pod_mounts_only_socket_web_api_token_trust_bundle_and_sign_of_life(
-    client: &Client,
-) -> anyhow::Result<()> {
-    let spec = pod_of(client, AGENT_NAMESPACE, AGENT).await?;
-    let volumes = spec.volumes.iter().flatten().map(content).collect::<anyhow::Result<Vec<_>>>()?;
+/// Checks the volumes of a pod of each component, and the folders of the agent's that it may write to.
+async fn pods_mount_only_what_they_need(client: &Client) -> anyhow::Result<()> {
+    let secret = |name: &str| json!({"secret": {"secretName": name, "optional": true}});
     let token = json!({"audience": TOKEN_AUDIENCE, "expirationSeconds": 600, "path": "token"});
-    assert_eq!(
-        volumes,
-        [
-            json!({"hostPath": {"path": "/run/api.sock", "type": "Socket"}}),
-            json!({"projected": {"sources": [{"serviceAccountToken": token}]}}),
-            json!({"configMap": {"name": TRUST_CONFIG_MAP, "optional": true}}),
-            json!({"emptyDir": {"medium": "Memory", "sizeLimit": "64Ki"}}),
-        ]
-    );
+    let of_agent = vec![
+        json!({"hostPath": {"path": "/run/api.sock", "type": "Socket"}}),
+        json!({"projected": {"sources": [{"serviceAccountToken": token}]}}),
+        json!({"configMap": {"name": TRUST_CONFIG_MAP, "optional": true}}),
+        json!({"emptyDir": {"medium": "Memory", "sizeLimit": "64Ki"}}),
+    ];
+    for (namespace, part, tokens, expected) in [
+        (AGENT_NAMESPACE, AGENT, 0, of_agent),
+        (SYSTEM_NAMESPACE, APISERVER, 1, vec![secret(SERVING_SECRET)]),
+        (SYSTEM_NAMESPACE, CONTROLLER, 1, vec![secret(NOTICES_SECRET), secret(PROMETHEUS_SECRET)]),
+    ] {
+        let pods = Api::<Pod>::namespaced(client.clone(), namespace).list(&Default::default()).await?;
+        let found = pods.items.into_iter().find(|pod| pod.name_any().starts_with(part));
+        let spec = found.and_then(|pod| pod.spec).with_context(|| format!("no pod of {part}"))?;
+        let is_token = |volume: &&Volume| volume.name.starts_with("kube-api-access-");
+        let (own, others): (Vec<_>, Vec<_>) = spec.volumes.iter().flatten().partition(is_token);
+        let contents = others.into_iter().map(content).collect::<anyhow::Result<Vec<_>>>()?;
+        assert_eq!((own.len(), contents), (tokens, expected), "{part}");
+        match part {
+            AGENT => of_agent_alone(&spec)?,
+            CONTROLLER => secrets_of_users_are_where_flags_name_them(&spec)?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn of_agent_alone(spec: &PodSpec) -> anyhow::Result<()> {
     assert_eq!(spec.automount_service_account_token, Some(false));
     let context = serde_json::to_value(&spec.security_context)?;
     assert_eq!(context["supplementalGroups"], json!([274]), "the group of the socket");
@@ -129,30 +137,15 @@ async fn agent_pod_mounts_only_socket_web_api_token_trust_bundle_and_sign_of_lif
     Ok(())
 }
 
-async fn web_api_pod_mounts_only_certificate_and_own_token(client: &Client) -> anyhow::Result<()> {
-    let spec = pod_of(client, SYSTEM_NAMESPACE, APISERVER).await?;
-    let (tokens, others): (Vec<_>, Vec<_>) =
-        spec.volumes.iter().flatten().partition(|volume| volume.name.starts_with("kube-api-access-"));
-    assert_eq!(tokens.len(), 1);
-    let others = others.into_iter().map(content).collect::<anyhow::Result<Vec<_>>>()?;
-    assert_eq!(others, [json!({"secret": {"secretName": SERVING_SECRET, "optional": true}})]);
-    Ok(())
-}
-
-async fn controller_pod_mounts_secrets_of_users_where_its_flags_name_them(client: &Client) -> anyhow::Result<()> {
-    let spec = pod_of(client, SYSTEM_NAMESPACE, CONTROLLER).await?;
+fn secrets_of_users_are_where_flags_name_them(spec: &PodSpec) -> anyhow::Result<()> {
     let container = &spec.containers[0];
-    let mut mounted = Vec::new();
     for (flag, secret) in [("--notices-dir=", NOTICES_SECRET), ("--prometheus-credentials-dir=", PROMETHEUS_SECRET)] {
         let folder = container.args.iter().flatten().find_map(|argument| argument.strip_prefix(flag)).context(flag)?;
         let mut mounts = container.volume_mounts.iter().flatten();
         let mount = mounts.find(|mount| mount.mount_path == folder).with_context(|| format!("nothing at {folder}"))?;
-        assert_eq!(mount.read_only, Some(true));
         let volume = spec.volumes.iter().flatten().find(|volume| volume.name == mount.name).context("no volume")?;
-        assert_eq!(content(volume)?, json!({"secret": {"secretName": secret, "optional": true}}));
-        mounted.push(&volume.name);
+        let named = volume.secret.as_ref().and_then(|source| source.secret_name.as_deref());
+        assert_eq!((mount.read_only, named), (Some(true), Some(secret)));
     }
-    let others = spec.volumes.iter().flatten().filter(|volume| !mounted.contains(&&volume.name));
-    assert_eq!(others.filter(|volume| !volume.name.starts_with("kube-api-access-")).count(), 0);
     Ok(())
 }

@@ -4,25 +4,25 @@
 mod table;
 
 use std::collections::BTreeSet;
-use std::process::{Output, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use integ::bed::{Programs, workload};
+use integ::bed::workload;
 use integ::control_plane::{ControlPlane, Options};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use models::earlier;
 use models::names::{self, BALANCER_LABEL, RETRY_ANNOTATION, SYSTEM_NAMESPACE, shadow_name};
 use models::shadow::{BottlerocketShadow, HostState};
 use serde_json::{Value, json};
 
-use self::table::{ARMED, Failed, LEFT, LISTS, On, REBOOT, ROWS, Row, V1};
-use super::takeover::{DEFINITION, EARLIER, definitions, object, settled, shadows_in};
-use super::{kubectl, until};
+use self::table::{ARMED, LEFT, LISTS, On, REBOOT, ROWS, Row};
+use super::takeover::{DEFINITION, EARLIER, create, definitions, shadows_in};
+use super::{kubectl, plugin, until};
 
 /// A second namespace of the earlier operator.
 const SECOND: &str = "updates";
@@ -37,10 +37,11 @@ impl Row {
                 let now = Timestamp::now();
                 content["status"]["crash_count"] = json!(crashes);
                 content["status"]["state_transition_failure_timestamp"] = match self.failed {
-                    Failed::Never => Value::Null,
-                    Failed::AMinuteAgo => json!(now - SignedDuration::from_mins(1)),
-                    Failed::InAnHour => json!(now + SignedDuration::from_hours(1)),
-                    Failed::NoTime => json!("monday"),
+                    "" => Value::Null,
+                    "a minute ago" => json!(now - SignedDuration::from_mins(1)),
+                    "in an hour" => json!(now + SignedDuration::from_hours(1)),
+                    "at no time" => json!("monday"),
+                    other => unreachable!("{other}"),
                 };
             }
         }
@@ -54,7 +55,7 @@ impl Row {
     /// Everything that the node loses when the printed commands are run.
     fn released(&self) -> BTreeSet<String> {
         let mut all = BTreeSet::new();
-        for on in self.on {
+        for on in &self.on {
             all.extend(match on {
                 On::Cordon => vec!["spec unschedulable=true".to_owned(), "owned f:spec/f:unschedulable".to_owned()],
                 On::Balancer => vec![
@@ -72,7 +73,7 @@ impl Row {
     fn commands(&self) -> Vec<String> {
         let node = self.node;
         let mut all = Vec::new();
-        for on in self.on {
+        for on in &self.on {
             match on {
                 On::Cordon => all.push(format!("kubectl uncordon {node}")),
                 On::Balancer => all.push(format!("kubectl label node {node} {BALANCER_LABEL}-")),
@@ -117,7 +118,7 @@ async fn each_state_that_earlier_operator_leaves_is_reported_carried_over_and_re
     let output = String::from_utf8(swapped.stdout)?;
     ensure!(swapped.status.success(), "{output}{}", String::from_utf8_lossy(&swapped.stderr));
     let waited = output.lines().find(|line| line.contains("asked hosts to reboot")).unwrap_or_default();
-    for row in &ROWS {
+    for row in ROWS.iter() {
         let named = waited.contains(&format!("of {} has", row.node));
         ensure!(named == row.may_reboot(), "{}: {waited}", row.sentence);
     }
@@ -153,7 +154,10 @@ async fn earlier_operator(control_plane: &ControlPlane) -> anyhow::Result<()> {
     for row in ROWS.iter().filter(|row| row.stored == "v1") {
         node_with_shadow(control_plane, row).await?;
     }
-    create_shadow(&client, earlier::NAMESPACE, &V1.shadow(0), "v1", "gone", None).await?;
+    let gone = json!({"spec": {"state": "Idle", "version": "1.20.5"}, "status": {
+        "current_state": "Idle", "current_version": "1.20.0", "target_version": "1.20.5",
+    }});
+    create(&client, earlier::NAMESPACE, ("v1", "brs-gone"), None, &gone).await?;
     definitions(&client).patch(DEFINITION, &helm, &Patch::Apply(definition)).await?;
     let at_v2 = shadows_in(&client, earlier::NAMESPACE, "v2");
     until("the webhook is in force", async || Ok(at_v2.get("brs-gone").await.is_err())).await?;
@@ -190,7 +194,9 @@ async fn node_with_shadow(control_plane: &ControlPlane, row: &Row) -> anyhow::Re
     let unnamed = PatchParams::default();
     let other = json!({"metadata": {"labels": {"example.com/tool": "x"}, "annotations": {"example.com/tool": "x"}}});
     nodes.patch(name, &unnamed, &Patch::Merge(other)).await?;
-    for on in row.on {
+    let owner = json!({"apiVersion": "v1", "kind": "Node", "name": name, "uid": node.uid()});
+    let shadow = shadow_name(name);
+    for on in &row.on {
         match on {
             On::Cordon => {
                 let cordon = Patch::Strategic(json!({"spec": {"unschedulable": true}}));
@@ -209,36 +215,12 @@ async fn node_with_shadow(control_plane: &ControlPlane, row: &Row) -> anyhow::Re
                 }
             }
             On::SecondShadow(crashes) => {
-                create_shadow(&client, SECOND, &row.shadow(*crashes), row.stored, name, node.uid()).await?;
+                create(&client, SECOND, (row.stored, &shadow), Some(&owner), &row.shadow(*crashes)).await?;
             }
             On::NotReady => {}
         }
     }
-    create_shadow(&client, earlier::NAMESPACE, &row.shadow(row.crashes), row.stored, name, node.uid()).await
-}
-
-async fn create_shadow(
-    client: &Client,
-    namespace: &str,
-    content: &Value,
-    version: &str,
-    node: &str,
-    uid: Option<String>,
-) -> anyhow::Result<()> {
-    let (name, api) = (shadow_name(node), shadows_in(client, namespace, version));
-    let mut new: DynamicObject = object(version, &name, &json!({"spec": content["spec"]}))?;
-    new.metadata.namespace = Some(namespace.to_owned());
-    if let Some(uid) = uid {
-        let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}]);
-        new.metadata.owner_references = serde_json::from_value(owner)?;
-    }
-    settled("a shadow of the earlier operator", async || api.create(&PostParams::default(), &new).await.map(|_| ()))
-        .await?;
-    if !content["status"].is_null() {
-        let status = Patch::Merge(json!({"status": content["status"]}));
-        api.patch_status(&name, &PatchParams::default(), &status).await?;
-    }
-    Ok(())
+    create(&client, earlier::NAMESPACE, (row.stored, &shadow), Some(&owner), &row.shadow(row.crashes)).await
 }
 
 /// Renews the Leases of the nodes that may reboot, as their kubelets do.
@@ -257,12 +239,6 @@ async fn renew_leases(client: Client) -> anyhow::Result<()> {
     }
 }
 
-async fn plugin(control_plane: &ControlPlane, arguments: &[&str]) -> anyhow::Result<Output> {
-    let mut command = tokio::process::Command::new(Programs::find()?.plugin);
-    command.args(arguments).env("KUBECONFIG", control_plane.kubeconfig()).stdin(Stdio::null()).kill_on_drop(true);
-    Ok(command.output().await?)
-}
-
 async fn preflight(control_plane: &ControlPlane) -> anyhow::Result<Value> {
     let output = plugin(control_plane, &["takeover", "preflight", "-o", "json"]).await?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -271,7 +247,7 @@ async fn preflight(control_plane: &ControlPlane) -> anyhow::Result<Value> {
 
 /// Checks that each node is named once in those of the lists that its row has, and in no other.
 fn check_lists(report: &Value, lists: &[&str]) -> anyhow::Result<()> {
-    for row in &ROWS {
+    for row in ROWS.iter() {
         for list in lists {
             let found = report.pointer(list).and_then(Value::as_array).with_context(|| format!("no {list}"))?;
             let times = found.iter().filter(|name| **name == row.node).count();
@@ -286,7 +262,7 @@ fn check_nodes_that_are_down(report: &Value) -> anyhow::Result<()> {
     let all = report["findings"].as_array().into_iter().flatten();
     let found = all.filter(|finding| finding["reason"] == "NodesNotReady");
     let down = found.map(|finding| finding["text"].to_string()).collect::<String>();
-    for row in &ROWS {
+    for row in ROWS.iter() {
         let named = down.contains(&format!(" {};", row.node));
         ensure!(named == row.on.contains(&On::NotReady), "{}: {down}", row.sentence);
     }
@@ -298,7 +274,7 @@ async fn check_way_back(control_plane: &ControlPlane) -> anyhow::Result<()> {
     let output = plugin(control_plane, &["takeover", "undo", "--yes"]).await?;
     let text = String::from_utf8(output.stderr)?;
     ensure!(!output.status.success() && text.contains("the takeover is complete"), "{text}");
-    for row in &ROWS {
+    for row in ROWS.iter() {
         let named = text.contains(&format!(" {} ", shadow_name(row.node)));
         ensure!(named == row.listed.contains(&ARMED), "{}: {text}", row.sentence);
     }
@@ -310,7 +286,7 @@ async fn check_shadows(client: &Client) -> anyhow::Result<()> {
     let all: Api<BottlerocketShadow> = Api::all(client.clone());
     let all = all.list(&kube::api::ListParams::default()).await?.items;
     ensure!(all.len() == ROWS.len(), "one for each node that exists: {all:?}");
-    for row in &ROWS {
+    for row in ROWS.iter() {
         let name = shadow_name(row.node);
         let found = all
             .iter()
@@ -340,7 +316,7 @@ async fn check_commands(control_plane: &ControlPlane, output: &str) -> anyhow::R
     };
     let mut before = Vec::new();
     let mut script = String::new();
-    for row in &ROWS {
+    for row in ROWS.iter() {
         let (mut expected, mut found) = (row.commands(), printed(row.node));
         if row.on.contains(&On::KubectlCordon) {
             // The user's own decision.

@@ -20,29 +20,44 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use super::migration::is_stored_in;
-use super::{expect, until};
+use super::{MANY, expect, node_name, plugin, plugin_command, until};
 
 pub(super) const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
 pub(super) const EARLIER: &str = include_str!("../../testdata/earlier-operator.yaml");
 
+/// While the definition changes, API servers disagree. None of them accepts a write that would be stored in an old
+/// version, and an error is never an empty list.
 #[tokio::test(flavor = "multi_thread")]
 async fn takeover_definition_keeps_earlier_shadows_readable_and_refuses_writes_that_lose_data() -> anyhow::Result<()> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     let client = control_plane.client();
+    let second = control_plane.second_apiserver().await?;
+    let behind = second.client();
     earlier_operator(&client).await?;
+    settled("the second server serves the shadows", async || shadows(&behind, "v2").get("brs-idle").await.map(|_| ()))
+        .await?;
+    second.hold(Behind::Definitions);
+
     definition_is_accepted_after_conversion_is_patched(&client).await?;
     earlier_versions_are_read_only(&client, &earlier::VERSIONS).await?;
+    let unknown = shadows(&behind, "v3").get("brs-idle").await.map(|_| ());
+    expect("v3 on the server that is behind", unknown, Some("404"))?;
+    // At v1 it still calls the conversion webhook, which is dead.
+    earlier_versions_are_read_only(&behind, &["v2"]).await.context("on the server that is behind")?;
     only_complete_rewrite_is_accepted(&client).await?;
+    let list = shadows(&behind, "v2").list(&ListParams::default()).await.map(|list| list.items.len());
+    ensure!(list.as_ref().is_err_and(|error| error.to_string().contains("500")), "{list:?}");
+
+    second.hold(Behind::Nothing);
+    settled("the second server has learnt of v3", async || {
+        shadows(&behind, "v3").list(&ListParams::default()).await.map(|_| ())
+    })
+    .await?;
+    let all = shadows(&behind, "v2").list(&ListParams::default()).await?;
+    ensure!(all.items.len() == 1, "{all:?}");
+    drop(second);
     earlier_definition_is_refused(&client).await?;
     control_plane.stop().await
-}
-
-/// Number of nodes of a large cluster.
-const MANY: usize = 5_000;
-
-/// Names of equal length fill each ConfigMap of the record with the same number of shadows.
-fn node_name(number: usize) -> String {
-    format!("i-{number:017x}.eu-central-1.compute.internal")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -73,11 +88,7 @@ async fn takeover_of_5000_nodes_keeps_every_back_off() -> anyhow::Result<()> {
         })
         .await?;
 
-    let output = tokio::process::Command::new(integ::bed::Programs::find()?.plugin)
-        .args(["takeover", "swap", "--yes"])
-        .env("KUBECONFIG", control_plane.kubeconfig())
-        .output()
-        .await?;
+    let output = plugin(&control_plane, &["takeover", "swap", "--yes"]).await?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let kind = ApiResource::from_gvk(&GroupVersionKind::gvk(names::GROUP, "v3", "BottlerocketShadow"));
     let own = Api::<DynamicObject>::all_with(client.clone(), &kind).list(&ListParams::default()).await?.items;
@@ -88,44 +99,6 @@ async fn takeover_of_5000_nodes_keeps_every_back_off() -> anyhow::Result<()> {
     let maps = maps.list(&ListParams::default().labels("app.kubernetes.io/name=brupop")).await?.items;
     let sizes: Vec<usize> = maps.iter().flat_map(|map| map.data.iter().flatten()).map(|(_, text)| text.len()).collect();
     ensure!(sizes.len() > 10 && sizes.iter().all(|size| *size <= 257 * 1024), "{sizes:?}");
-    control_plane.stop().await
-}
-
-/// While the definition changes, API servers disagree. None of them accepts a write that would be stored in an old
-/// version, and an error is never an empty list.
-#[tokio::test(flavor = "multi_thread")]
-async fn api_server_that_is_behind_refuses_writes_at_earlier_versions_and_returns_no_empty_list() -> anyhow::Result<()>
-{
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    let client = control_plane.client();
-    let second = control_plane.second_apiserver().await?;
-    let behind = second.client();
-
-    earlier_operator(&client).await?;
-    settled("the second server serves the shadows", async || shadows(&behind, "v2").get("brs-idle").await.map(|_| ()))
-        .await?;
-    second.hold(Behind::Definitions);
-    definition_is_accepted_after_conversion_is_patched(&client).await?;
-    let unknown = shadows(&behind, "v3").get("brs-idle").await.map(|_| ());
-    expect("v3 on the server that is behind", unknown, Some("404"))?;
-    // At v1 it still calls the conversion webhook, which is dead.
-    earlier_versions_are_read_only(&behind, &["v2"]).await?;
-
-    let complete =
-        json!({"metadata": {"managedFields": [{}]}, "spec": {"state": "Idle", "version": null, "attempt": 0}});
-    let patch = Patch::Merge(complete);
-    shadows(&client, "v3").patch("brs-migrated", &PatchParams::default(), &patch).await?;
-    let list = shadows(&behind, "v2").list(&ListParams::default()).await.map(|list| list.items.len());
-    ensure!(list.as_ref().is_err_and(|error| error.to_string().contains("500")), "{list:?}");
-
-    second.hold(Behind::Nothing);
-    settled("the second server has learnt of v3", async || {
-        shadows(&behind, "v3").list(&ListParams::default()).await.map(|_| ())
-    })
-    .await?;
-    let all = shadows(&behind, "v2").list(&ListParams::default()).await?;
-    ensure!(all.items.len() == 2, "{all:?}");
-    drop(second);
     control_plane.stop().await
 }
 
@@ -142,13 +115,9 @@ async fn shadow_that_api_server_behind_stores_during_takeover_is_recorded_before
         .await?;
     second.hold(Behind::Policies);
 
-    let mut swap = tokio::process::Command::new(integ::bed::Programs::find()?.plugin)
-        .args(["takeover", "swap", "--yes", "--settle", "1s"])
-        .env("KUBECONFIG", control_plane.kubeconfig())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()?;
+    let mut swap = plugin_command(control_plane.kubeconfig())?;
+    swap.args(["takeover", "swap", "--yes", "--settle", "1s"]).stdout(Stdio::piped());
+    let mut swap = swap.spawn()?;
     let mut lines = BufReader::new(swap.stdout.take().context("no output")?).lines();
     let mut printed = Vec::new();
     while let Some(line) = lines.next_line().await? {
@@ -199,19 +168,35 @@ async fn earlier_operator(client: &Client) -> anyhow::Result<()> {
     definitions(client).create(&PostParams::default(), &definition).await?;
     let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": earlier::NAMESPACE}}))?;
     Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &namespace).await?;
-    let api = shadows(client, "v2");
     for name in ["brs-idle", "brs-migrated"] {
         let spec = json!({"state": "Idle", "state_transition_timestamp": null, "version": null});
-        let object = object("v2", name, &json!({"spec": spec}))?;
-        settled("a shadow of the earlier operator", async || {
-            api.create(&PostParams::default(), &object).await.map(|_| ())
-        })
-        .await?;
-        let status = json!({"status": {
+        let status = json!({
             "current_state": "Idle", "current_version": "1.20.0", "target_version": "1.20.5", "crash_count": 3,
             "state_transition_failure_timestamp": "2024-05-01T10:00:00+00:00",
-        }});
-        api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await?;
+        });
+        create(client, earlier::NAMESPACE, ("v2", name), None, &json!({"spec": spec, "status": status})).await?;
+    }
+    Ok(())
+}
+
+/// Creates a shadow as the earlier operator does, of a node if one is referred to, and with its status if there is one.
+pub(super) async fn create(
+    client: &Client,
+    namespace: &str,
+    (version, name): (&str, &str),
+    owner: Option<&Value>,
+    content: &Value,
+) -> anyhow::Result<()> {
+    let api = shadows_in(client, namespace, version);
+    let mut shadow = object(version, name, &json!({"spec": content["spec"]}))?;
+    shadow.metadata.namespace = Some(namespace.to_owned());
+    shadow.metadata.owner_references = owner.map(|owner| serde_json::from_value(json!([owner]))).transpose()?;
+    let manager = || Some(earlier::MANAGER.to_owned());
+    let params = PostParams { field_manager: manager(), ..PostParams::default() };
+    settled(name, async || api.create(&params, &shadow).await.map(|_| ())).await?;
+    if !content["status"].is_null() {
+        let params = PatchParams { field_manager: manager(), ..PatchParams::default() };
+        api.patch_status(name, &params, &Patch::Merge(json!({"status": content["status"]}))).await?;
     }
     Ok(())
 }

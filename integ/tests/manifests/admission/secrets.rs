@@ -1,6 +1,6 @@
 //! Secrets: the controller may write those that it makes, none of which can become a token.
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use integ::control_plane::ControlPlane;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
@@ -11,7 +11,7 @@ use models::names::{
 };
 use serde_json::{Value, json};
 
-use super::{admission_policy_has_no_expression_warnings, client_of, expect, set_policy_binding};
+use super::{client_of, expect, tried};
 
 const POLICY: (&str, &str) = ("brupop-controller-secrets", "brupop.yaml");
 const TOKEN: &str = "kubernetes.io/service-account-token";
@@ -25,35 +25,22 @@ const TOKENS: &str = "a token put into a Secret";
 pub(crate) async fn controller_may_write_only_its_secrets(control_plane: &ControlPlane) -> anyhow::Result<()> {
     let admin: Api<Secret> = Api::namespaced(control_plane.client(), SYSTEM_NAMESPACE);
     let secrets: Api<Secret> = Api::namespaced(client_of(control_plane, CONTROLLER).await?, SYSTEM_NAMESPACE);
-    admission_policy_has_no_expression_warnings(control_plane, POLICY.0).await?;
     let account = json!({"kubernetes.io/service-account.name": CONTROLLER});
     let named = |name: &str, annotations: &Value| json!({"name": name, "annotations": annotations});
     let forgeries = [
-        ("a lasting token under a name that it may read", TOKEN, named(CA_SECRET, &account), TYPES),
-        ("an Opaque Secret that names an account", "Opaque", named(CA_SECRET, &account), TOKENS),
-        ("a type that is not its own", "example.com/other", named(CA_SECRET, &json!({})), TYPES),
-        ("receivers of notices", "Opaque", named(NOTICES_SECRET, &json!({})), NAMES),
-        ("credentials for Prometheus", "Opaque", named(PROMETHEUS_SECRET, &json!({})), NAMES),
-        ("a name that the API server completes", "Opaque", json!({"generateName": CA_SECRET}), NAMES),
+        ("a lasting token under a name that it may read", (TOKEN, named(CA_SECRET, &account)), TYPES),
+        ("an Opaque Secret that names an account", ("Opaque", named(CA_SECRET, &account)), TOKENS),
+        ("a type that is not its own", ("example.com/other", named(CA_SECRET, &json!({}))), TYPES),
+        ("receivers of notices", ("Opaque", named(NOTICES_SECRET, &json!({}))), NAMES),
+        ("credentials for Prometheus", ("Opaque", named(PROMETHEUS_SECRET, &json!({}))), NAMES),
+        ("a name that the API server completes", ("Opaque", json!({"generateName": CA_SECRET})), NAMES),
     ];
-    let attempt = async |type_: &str, metadata: &Value| create(&secrets, type_, metadata).await;
-    let is_refused = async || attempt(TOKEN, &named(CA_SECRET, &account)).await.is_err();
-    let mut wrong = Vec::new();
-    set_policy_binding(control_plane, POLICY, false, is_refused).await?;
-    for (what, type_, metadata, _) in &forgeries {
-        let done = expect(what, attempt(type_, metadata).await, None);
-        wrong.extend(done.err().map(|error| format!("without the policy: {error:#}")));
-    }
-    set_policy_binding(control_plane, POLICY, true, is_refused).await?;
-    for (what, type_, metadata, refusal) in &forgeries {
-        let done = expect(what, attempt(type_, metadata).await, Some(refusal));
-        wrong.extend(done.err().map(|error| format!("{error:#}")));
-    }
-    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let attempt = async |(type_, metadata): &(&'static str, Value)| create(&secrets, type_, metadata).await;
+    tried(control_plane, POLICY, &forgeries, attempt).await?;
 
     for name in [CA_SECRET, SERVING_SECRET, PERMIT_KEY_SECRET, HISTORY_KEY_SECRET] {
         let type_ = if name == SERVING_SECRET { TLS } else { "Opaque" };
-        attempt(type_, &json!({"name": name})).await.with_context(|| name.to_owned())?;
+        create(&secrets, type_, &json!({"name": name})).await.with_context(|| name.to_owned())?;
     }
     let mut held = admin.create(&PostParams::default(), &secret("Opaque", &json!({"name": CA_SECRET}))?).await?;
     let dry = PostParams { dry_run: true, ..PostParams::default() };

@@ -181,87 +181,63 @@ fn end_of(text: &str, end: char) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn read(command: &[&str]) -> anyhow::Result<Vec<String>> {
-        read_by(&[&["get"], command].concat())
+    /// The fields that `kubectl get` reads with these words, with bars between them.
+    fn read(words: &str) -> anyhow::Result<Vec<String>> {
+        read_by(&["get"].into_iter().chain(words.split('|')).collect::<Vec<_>>())
     }
 
     #[test]
     fn fields_of_commands_are_found() -> anyhow::Result<()> {
-        let cases: [(&[&str], &[&str]); 12] = [
-            (&["brs"], &[]),
-            (&["brs", "-n", "a", "-o", "yaml"], &[]),
-            (&["brs", "brs-a", "-n", "a", "-o", "jsonpath={.status.host.set}"], &["brs.status.host.set"]),
+        for (words, expected) in [
+            ("brs", ""),
+            ("brs|-n|a|-o|yaml", ""),
+            ("brs|brs-a|-n|a|-o|jsonpath={.status.host.set}", "brs.status.host.set"),
+            (r#"-n|a|brs/brs-a|--output=jsonpath=a {.spec.version} {.spec}{"\n"}"#, "brs.spec.version brs.spec"),
+            ("node|a|-o=jsonpath={.metadata.annotations}", "node.metadata.annotations"),
             (
-                &["-n", "a", "brs/brs-a", "--output=jsonpath=a {.spec.version} {.spec}{\"\\n\"}"],
-                &["brs.spec.version", "brs.spec"],
+                r#"brs|-o|jsonpath={range .items[*]}{.metadata.name}: {@.status.host.applied}{"}\"\n"}{end}"#,
+                "brs.metadata.name brs.status.host.applied",
             ),
-            (&["node", "a", "-o=jsonpath={.metadata.annotations}"], &["node.metadata.annotations"]),
+            ("nodes|a|b|-o|jsonpath={.items[0].metadata.name}{.items[-1:].spec}", "nodes.metadata.name nodes.spec"),
             (
-                &[
-                    "brs",
-                    "-o",
-                    "jsonpath={range .items[*]}{.metadata.name}: {@.status.host.applied}{\"}\\\"\\n\"}{end}",
-                ],
-                &["brs.metadata.name", "brs.status.host.applied"],
+                r#"bruo|a|-o|jsonpath={.status.conditions[?(@.type=="a]b")].reason}"#,
+                "bruo.status.conditions.type bruo.status.conditions.reason",
             ),
             (
-                &["nodes", "a", "b", "-o", "jsonpath={.items[0].metadata.name}{.items[-1:].spec}"],
-                &["nodes.metadata.name", "nodes.spec"],
+                "node|a|-o|jsonpath={range .status.conditions[*]}{.type}{range $.spec.taints[*]}{.key}{end}{end}",
+                "node.status.conditions node.status.conditions.type node.spec.taints node.spec.taints.key",
             ),
             (
-                &["bruo", "a", "-o", "jsonpath={.status.conditions[?(@.type==\"a]b\")].reason}"],
-                &["bruo.status.conditions.type", "bruo.status.conditions.reason"],
+                r"node|a|-o|jsonpath={.metadata.labels.a\.b/c}{.metadata.labels['d']}{.metadata.annotations.*}",
+                "node.metadata.labels node.metadata.labels node.metadata.annotations",
             ),
             (
-                &[
-                    "node",
-                    "a",
-                    "-o",
-                    "jsonpath={range .status.conditions[*]}{.type}{range $.spec.taints[*]}{.key}{end}{end}",
-                ],
-                &["node.status.conditions", "node.status.conditions.type", "node.spec.taints", "node.spec.taints.key"],
+                r#"brs|-o|custom-columns=NAME:.metadata.name,OF:.status.conditions[?(@.type=="a,b")].reason"#,
+                "brs.metadata.name brs.status.conditions.type brs.status.conditions.reason",
             ),
-            (
-                &[
-                    "node",
-                    "a",
-                    "-o",
-                    "jsonpath={.metadata.labels.a\\.b/c}{.metadata.labels['d']}{.metadata.annotations.*}",
-                ],
-                &["node.metadata.labels", "node.metadata.labels", "node.metadata.annotations"],
-            ),
-            (
-                &["brs", "-o", "custom-columns=NAME:.metadata.name,OF:.status.conditions[?(@.type==\"a,b\")].reason"],
-                &["brs.metadata.name", "brs.status.conditions.type", "brs.status.conditions.reason"],
-            ),
-            (
-                &["controllerrevisions", "-n", "a", "--sort-by=.revision", "-o", "yaml"],
-                &["controllerrevisions.revision"],
-            ),
-        ];
-        for (command, expected) in cases {
-            assert_eq!(read(command).with_context(|| format!("{command:?}"))?, expected, "{command:?}");
+            ("controllerrevisions|-n|a|--sort-by=.revision|-o|yaml", "controllerrevisions.revision"),
+        ] {
+            assert_eq!(read(words).with_context(|| words)?.join(" "), expected, "{words}");
         }
         Ok(())
     }
 
     #[test]
     fn templates_that_are_not_understood_are_refused() -> anyhow::Result<()> {
-        let cases: [(&[&str], &str); 10] = [
-            (&["brs", "-o", "jsonpath={.status.host}"], "a list has .items, and no .status.host"),
-            (&["brs", "a", "-o", "jsonpath=.status.host"], "reads no field"),
-            (&["brs", "a", "-o", "jsonpath={.status"], "a brace is not closed"),
-            (&["brs", "-o", "jsonpath={range .items[*]}{.spec}"], "`range` without `end`"),
-            (&["brs", "a", "-o", "jsonpath={.spec}{end}"], "`end` without `range`"),
-            (&["brs", "a", "-o", "jsonpath={..host}"], "not understood"),
-            (&["brs", "a", "-o", "jsonpath={.spec .status}"], "not understood"),
-            (&["brs", "a", "-o", "jsonpath={.spec[?(a)]}"], "not understood"),
-            (&["brs", "a", "-o", "custom-columns=.spec"], "no NAME:PATH"),
-            (&["brs", "a", "-ojsonpath={.spec}"], "does not know how to read"),
-        ];
-        for (command, expected) in cases {
-            let error = read(command).err().with_context(|| format!("{command:?} is not refused"))?;
-            assert!(format!("{error:#}").contains(expected), "{command:?}: {error:#}");
+        for (words, expected) in [
+            ("brs|-o|jsonpath={.status.host}", "a list has .items, and no .status.host"),
+            ("brs|a|-o|jsonpath=.status.host", "reads no field"),
+            ("brs|a|-o|jsonpath={.status", "a brace is not closed"),
+            ("brs|-o|jsonpath={range .items[*]}{.spec}", "`range` without `end`"),
+            ("brs|a|-o|jsonpath={.spec}{end}", "`end` without `range`"),
+            ("brs|a|-o|jsonpath={..host}", "not understood"),
+            ("brs|a|-o|jsonpath={.spec .status}", "not understood"),
+            ("brs|a|-o|jsonpath={.spec[?(a)]}", "not understood"),
+            ("brs|a|-o|custom-columns=.spec", "no NAME:PATH"),
+            ("brs|a|-ojsonpath={.spec}", "does not know how to read"),
+        ] {
+            let error = read(words).err().with_context(|| format!("{words} is not refused"))?;
+            assert!(format!("{error:#}").contains(expected), "{words}: {error:#}");
         }
         Ok(())
     }

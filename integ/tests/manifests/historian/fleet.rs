@@ -7,7 +7,6 @@ use anyhow::{Context as _, ensure};
 use controller::cache::Reading;
 use controller::caches::Caches;
 use controller::history::{Historian, History};
-use integ::control_plane::{ControlPlane, Options};
 use jiff::{SignedDuration, Timestamp};
 use jsonwebtoken::jwk::Jwk;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
@@ -23,14 +22,12 @@ use models::history::{
 use models::names::{self, OPERATOR_NAME};
 use models::operator::{BottlerocketUpdateOperator, RolloutRecord};
 use models::shadow::{BottlerocketShadow, DrainedPod, PodMove, RECORDED_RUNNING, RolloutResult, UPDATED};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use planner::signature::signed_by;
 use semver::Version;
 use serde_json::{Value, json};
 
 use crate::leaders::{Lead, Leaders, Write};
-use crate::{kubectl, manifest, until};
+use crate::until;
 
 pub(super) const VARIANT: &str = "aws-k8s-1.37";
 pub(super) const ARCH: &str = "x86_64";
@@ -39,21 +36,6 @@ pub(super) const NEW: Version = Version::new(1, 20, 5);
 
 /// Identity of a result: the uid of the Node and the number of the attempt.
 pub(super) type Id = (String, i64);
-
-/// Starts a control plane that serves the operator's kinds. Its garbage collector is stopped: the nodes of the shadows do not
-/// exist, and the historian has to remove the pages of a record by itself.
-pub(super) async fn control_plane() -> anyhow::Result<ControlPlane> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
-    for (name, process) in control_plane.parts() {
-        if name == "kube-controller-manager" {
-            kill(Pid::from_raw(i32::try_from(process)?), Signal::SIGSTOP)?;
-        }
-    }
-    kubectl(&control_plane, &["apply", "--server-side", "-f", &manifest("crds.yaml")]).await?;
-    kubectl(&control_plane, &["wait", "--for=condition=Established", "--timeout=60s", "-f", &manifest("crds.yaml")])
-        .await?;
-    Ok(control_plane)
-}
 
 /// A time so many minutes ago.
 pub(super) fn ago(minutes: i64) -> Timestamp {

@@ -100,34 +100,12 @@ fn failed_command_other_than_refresh_changes_only_command_record() {
 }
 
 #[test]
-fn failed_refresh_sets_idle_and_keeps_update_lists() {
-    let mut bench = Bench::in_state(UpdateState::Available);
-    bench.run(Command::Refresh, failed()).unwrap();
-    assert_eq!(bench.status().update_state, UpdateState::Idle);
-    assert_eq!(bench.status().chosen_update, Some(image("1.20.5")));
-    assert_eq!(bench.status().available_updates.len(), 1);
-    assert_eq!(bench.run(Command::Prepare, done()), Err(Refusal::NotAllowed));
-}
-
-#[test]
 fn failed_refresh_keeps_staged_and_ready_states() {
     for state in [UpdateState::Staged, UpdateState::Ready] {
         let mut bench = Bench::in_state(state);
         bench.run(Command::Refresh, failed()).unwrap();
         assert_eq!(bench.status().update_state, state);
     }
-}
-
-#[test]
-fn refresh_may_clear_chosen_update_of_staged_host() {
-    let mut bench = Bench::in_state(UpdateState::Staged);
-    bench.run(Command::Refresh, found(None)).unwrap();
-    assert_eq!(bench.status().update_state, UpdateState::Staged);
-    assert_eq!(bench.run(Command::Prepare, done()), Err(Refusal::NoChosenUpdate));
-    bench.run(Command::Activate, done()).unwrap();
-    let staged = bench.status().staging_partition.as_ref().unwrap();
-    assert_eq!((&staged.image, staged.next_to_boot), (&image("1.20.5"), true));
-    assert!(!bench.status().active_partition.as_ref().unwrap().next_to_boot);
 }
 
 #[test]
@@ -139,30 +117,4 @@ fn refresh_with_invalid_output_is_recorded_as_success_without_changes() {
     assert_eq!(bench.status().most_recent_command.as_ref().unwrap().cmd_status, CommandStatus::Success);
     expected.most_recent_command = bench.status().most_recent_command.clone();
     assert_eq!(*bench.status(), expected);
-}
-
-#[test]
-fn vanished_worker_keeps_status_and_releases_lock() {
-    let mut bench = Bench::in_state(UpdateState::Available);
-    let before = bench.status().clone();
-    bench.run(Command::Prepare, Ending::Unrecorded).unwrap();
-    assert_eq!(bench.dispatcher.read(), Ok(&before));
-}
-
-#[test]
-fn running_command_locks_status_and_other_commands() {
-    let mut bench = Bench::in_state(UpdateState::Available);
-    bench.dispatcher.begin(Command::Prepare, || UpdateStatus::fresh(image("1.20.0"), true)).unwrap();
-    assert_eq!(bench.dispatcher.read(), Err(Unreadable::Locked));
-    for command in Command::ALL {
-        assert_eq!(bench.run(command, done()), Err(Refusal::LockHeld));
-    }
-}
-
-#[test]
-fn refused_command_creates_status_file() {
-    let mut bench = Bench { dispatcher: Dispatcher::default(), second: 0 };
-    assert_eq!(bench.dispatcher.read(), Err(Unreadable::Uninitialized));
-    assert_eq!(bench.run(Command::Activate, done()), Err(Refusal::NotAllowed));
-    assert_eq!(bench.dispatcher.read(), Ok(&UpdateStatus::fresh(image("1.20.0"), true)));
 }

@@ -99,6 +99,14 @@ impl Bench {
         tokio::time::timeout(LIMIT, machine.wait_for(|machine| machine.power == power)).await.unwrap().unwrap();
     }
 
+    async fn wait(&self, holds: impl Fn(&Self) -> bool) {
+        let deadline = tokio::time::Instant::now() + LIMIT;
+        while !holds(self) {
+            assert!(tokio::time::Instant::now() < deadline);
+            tokio::task::yield_now().await;
+        }
+    }
+
     async fn set(&self, settings: &str) {
         assert_eq!(self.call("PATCH", "/settings?tx=t", Some(settings)).await.status, 204);
         assert_eq!(self.call("POST", "/tx/commit_and_apply?tx=t", None).await.status, 200);

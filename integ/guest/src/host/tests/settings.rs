@@ -17,28 +17,14 @@ async fn ignore_waves_reveals_release_of_later_wave() {
 }
 
 #[tokio::test]
-async fn version_lock_downgrades_host() {
-    let bench = bench().await;
-    bench.arm().await;
-    bench.reboot().await;
-    bench.set(r#"{"updates":{"version-lock":"v1.20.0"}}"#).await;
-    bench.arm().await;
-    bench.reboot().await;
-    assert_eq!(bench.running_version().await, "1.20.0");
-}
-
-#[tokio::test]
 async fn committed_setting_takes_effect_after_applier_lag() {
     let bench = bench_with(|options| options.settings_lag = Duration::from_millis(200)).await;
     bench.set(r#"{"updates":{"version-lock":"9.9.9"}}"#).await;
     assert_eq!(bench.get("/settings").await["updates"]["version-lock"], "9.9.9");
     assert_eq!(bench.host.snapshot().effective_settings.version_lock, Some(VersionLock::latest()));
     bench.run(&[Command::Refresh]).await;
-    let deadline = tokio::time::Instant::now() + LIMIT;
-    while bench.host.snapshot().effective_settings.version_lock != VersionLock::parse("9.9.9").ok() {
-        assert!(tokio::time::Instant::now() < deadline);
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let lock = VersionLock::parse("9.9.9").ok();
+    bench.wait(|bench| bench.host.snapshot().effective_settings.version_lock == lock).await;
     bench.run(&[Command::Refresh]).await;
     assert_eq!(bench.status().await["update_state"], "Idle");
 }
@@ -61,8 +47,7 @@ async fn transactions_are_separate_and_empty_commit_is_rejected() {
     let bench = bench().await;
     for nothing in ["{}", r#"{"updates":{}}"#, r#"{"updates":{"version-lock":null}}"#] {
         assert_eq!(bench.call("PATCH", "/settings?tx=mine", Some(nothing)).await.status, 204);
-        let reply = bench.call("POST", "/tx/commit_and_apply?tx=mine", None).await;
-        assert_eq!((reply.status, reply.body.as_str()), (422, "Tried to commit with no pending changes"));
+        assert_eq!(bench.call("POST", "/tx/commit_and_apply?tx=mine", None).await.status, 422);
     }
     assert_eq!(bench.call("PATCH", "/settings?tx=mine", Some(r#"{"updates":{"seed":1}}"#)).await.status, 204);
     assert_eq!(bench.call("POST", "/tx/commit_and_apply", None).await.status, 422);
@@ -89,7 +74,7 @@ async fn invalid_json_or_unknown_setting_returns_400_with_error_type() {
 }
 
 #[tokio::test]
-async fn settings_requests_are_validated_as_on_real_server() {
+async fn requests_are_validated_as_on_real_server() {
     let bench = bench().await;
     let pairs = r#"{"request_payload":["updates.version-lock=1.20.0"]}"#;
     let long = format!("/settings?tx={}", "t".repeat(300));
@@ -98,6 +83,8 @@ async fn settings_requests_are_validated_as_on_real_server() {
         ("PATCH", "/settings/keypair?tx=t", Some(pairs), 404),
         ("GET", "/settings?keys=settings.updates", None, 500),
         ("GET", "/settings?keys=settings..updates", None, 400),
+        ("GET", "/settings?keys=", None, 400),
+        ("GET", "/os?prefix=", None, 400),
         ("PATCH", long.as_str(), lock, 500),
         ("PATCH", "/settings?tx=%C3%A4", lock, 400),
         ("PATCH", "/settings?tx=%22t%22", lock, 400),
@@ -158,23 +145,10 @@ async fn request_is_executed_after_client_disconnects() {
 }
 
 #[tokio::test]
-async fn reboot_command_terminated_by_shutdown_returns_500_and_reboots() {
-    let bench = bench().await;
-    let boot = bench.host.snapshot().boot_id;
-    bench.host.script(Fault::reboot(RebootFault::Terminated));
-    let reply = bench.call("POST", "/actions/reboot", None).await;
-    assert_eq!((reply.status, reply.body.as_str()), (500, "Failed to reboot, exit code: 15, stderr: "));
-    bench.back(&boot).await;
-}
-
-#[tokio::test]
 async fn settings_and_os_support_keys_and_prefix_queries() {
     let bench = bench().await;
     assert_eq!(bench.get("/os?prefix=ver").await, json!({"version_id": "1.20.0"}));
-    assert_eq!(bench.get("/os?prefix=nothing").await, json!({}));
-    assert_eq!(bench.call("GET", "/os?prefix=", None).await.status, 400);
-    assert_eq!(bench.get("/settings?keys=settings.updates.seed").await, json!({"updates": {"seed": 42}}));
-    assert_eq!(bench.get("/settings?keys=updates.seed").await, json!({}));
-    assert_eq!(bench.call("GET", "/settings?keys=", None).await.status, 400);
-    assert_eq!(bench.get("/settings?prefix=motd").await, json!({}));
+    for nothing in ["/os?prefix=nothing", "/settings?prefix=motd", "/settings?keys=updates.seed"] {
+        assert_eq!(bench.get(nothing).await, json!({}), "{nothing}");
+    }
 }
