@@ -3,7 +3,6 @@
 use std::marker::PhantomData;
 
 use prometheus::core::Collector;
-use prometheus::process_collector::ProcessCollector;
 use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, Result, TextEncoder};
 use strum::{IntoStaticStr, VariantArray};
 
@@ -92,16 +91,6 @@ fn calls(registry: &Registry) -> Result<IntCounterVec> {
     Ok(calls)
 }
 
-/// Registers the standard metrics of the process, and its build.
-fn register_process(registry: &Registry) -> Result<()> {
-    registry.register(Box::new(ProcessCollector::for_self()))?;
-    let build = Opts::new("brupop_build_info", "The build that runs (1)")
-        .const_label("program", models::names::APISERVER)
-        .const_label("version", env!("CARGO_PKG_VERSION"));
-    register(registry, IntGauge::with_opts(build))?.set(1);
-    Ok(())
-}
-
 /// Outcome of a TokenReview.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case")]
@@ -162,7 +151,7 @@ impl Metrics {
         let registry = Registry::new();
         let counter = |name: &str, help: &str| register(&registry, IntCounter::new(format!("{PREFIX}{name}"), help));
         let gauge = |name: &str, help: &str| register(&registry, IntGauge::new(format!("{PREFIX}{name}"), help));
-        register_process(&registry)?;
+        ports::process::register(&registry, models::names::APISERVER)?;
         Ok(Self {
             requests: labelled(&registry, "requests_total", "Requests by route and status code.", &["route", "code"])?,
             calls: calls(&registry)?,

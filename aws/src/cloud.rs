@@ -59,20 +59,6 @@ impl CallError {
     }
 }
 
-/// Returns the failure of a call.
-fn failure<E, R>(action: &'static str, error: &SdkError<E, R>) -> CallError
-where
-    E: ProvideErrorMetadata + std::error::Error + 'static,
-    R: std::fmt::Debug,
-{
-    let Some(answer) = error.as_service_error() else {
-        return CallError::Failed { action, message: DisplayErrorContext(error).to_string() };
-    };
-    let code = answer.code().unwrap_or("no code");
-    let message = format!("{code}: {}", answer.message().unwrap_or("no message"));
-    of_code(action, code, message)
-}
-
 /// Awaits a call of this action.
 async fn ended<T, E, R>(
     action: &'static str,
@@ -82,7 +68,14 @@ where
     E: ProvideErrorMetadata + std::error::Error + 'static,
     R: std::fmt::Debug,
 {
-    call.await.map_err(|error| failure(action, &error))
+    call.await.map_err(|error| {
+        let Some(answer) = error.as_service_error() else {
+            return CallError::Failed { action, message: DisplayErrorContext(&error).to_string() };
+        };
+        let code = answer.code().unwrap_or("no code");
+        let message = format!("{code}: {}", answer.message().unwrap_or("no message"));
+        of_code(action, code, message)
+    })
 }
 
 /// Returns the failure of a call that AWS answered with a code.

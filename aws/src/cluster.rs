@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use kube::api::{Api, Patch, PatchParams};
-use kube::core::DeserializeGuard;
-use kube::core::error_boundary::InvalidObject;
+use kube::core::{DeserializeGuard, ObjectMeta};
 use kube::runtime::events::{Event as Notice, EventType, Recorder, Reporter};
 use kube::runtime::watcher::{self, Event};
 use kube::{Client, Resource, ResourceExt as _};
@@ -18,7 +17,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
-use watches::{Known, SILENCE, Sink};
+use watches::{Objects, SILENCE, Sink};
 
 use crate::facts::{Node, Operator, Policy, answer_annotation};
 
@@ -27,44 +26,33 @@ const NOTE: usize = 1000;
 
 /// The objects of one kind, as a watch shows them, each reduced to the facts that decisions need.
 struct Cache<K, T> {
-    state: Mutex<State<T>>,
+    state: Mutex<Objects<(String, T)>>,
     read: fn(&K) -> Option<T>,
     differs: fn(&T, &T) -> bool,
     changed: Arc<Notify>,
 }
 
-struct State<T> {
-    known: Known<(String, T)>,
-    /// Names of the objects that cannot be read. None of them is among the known ones, whatever was known before: the next process
-    /// knows no more.
-    unreadable: BTreeSet<String>,
-    /// Those of the list that is being read.
-    listing: BTreeSet<String>,
-}
-
 impl<K: Resource<DynamicType = ()> + Sync, T: Clone + Send> Cache<K, T> {
     fn new(read: fn(&K) -> Option<T>, differs: fn(&T, &T) -> bool, changed: &Arc<Notify>) -> Self {
-        let (unreadable, listing) = Default::default();
-        let state = State { known: Known::new(|(version, _)| version), unreadable, listing };
-        Self { state: Mutex::new(state), read, differs, changed: changed.clone() }
+        let state = Mutex::new(Objects::<(String, T)>::new(|(version, _)| version));
+        Self { state, read, differs, changed: changed.clone() }
     }
 
     /// The objects by name, and the names of those that cannot be read; `None` before the first list is complete.
     fn items(&self) -> Option<(BTreeMap<String, T>, BTreeSet<String>)> {
         let state = self.state.lock();
         let items = || state.known.items().iter().map(|(name, (_, item))| (name.clone(), item.clone())).collect();
-        state.known.synced().then(|| (items(), state.unreadable.clone()))
+        state.known.synced().then(|| (items(), state.unreadable.keys().cloned().collect()))
     }
 
-    fn item(&self, object: &K) -> Option<(String, (String, T))> {
-        let version = object.resource_version().unwrap_or_default();
-        Some((object.name_any(), (version, (self.read)(object)?)))
+    fn item(&self, object: &K) -> Option<(String, T)> {
+        Some((object.resource_version().unwrap_or_default(), (self.read)(object)?))
     }
 
     /// Takes in the answer to an own write.
     fn written(&self, object: &K) {
-        if let Some((name, item)) = self.item(object) {
-            self.state.lock().known.answer(&name, item, |_, _| true);
+        if let Some(item) = self.item(object) {
+            self.state.lock().known.answer(&object.name_any(), item, |_, _| true);
         }
     }
 }
@@ -75,55 +63,13 @@ where
     T: Clone + Send,
 {
     fn take(&self, _: u64, event: Event<DeserializeGuard<K>>) {
-        let mut state = self.state.lock();
-        let State { known, unreadable, listing } = &mut *state;
-        let changes = match event {
-            Event::Init => {
-                known.begin_list();
-                listing.clear();
-                false
-            }
-            Event::InitApply(DeserializeGuard(Ok(object))) => {
-                self.item(&object).into_iter().for_each(|(name, item)| known.list(name, item));
-                false
-            }
-            Event::InitApply(DeserializeGuard(Err(error))) => {
-                listing.insert(unread(error).0);
-                false
-            }
-            Event::InitDone => {
-                known.end_list();
-                *unreadable = std::mem::take(listing);
-                true
-            }
-            Event::Apply(DeserializeGuard(Ok(object))) => {
-                let readable_again = unreadable.remove(&object.name_any());
-                let differs = |new: &(String, T), old: &(String, T)| (self.differs)(&new.1, &old.1);
-                self.item(&object).is_some_and(|(name, item)| known.observe(name, item, differs)) || readable_again
-            }
-            Event::Apply(DeserializeGuard(Err(error))) => {
-                let (name, version) = unread(error);
-                known.delete(&name, &version);
-                unreadable.insert(name);
-                true
-            }
-            Event::Delete(guard) => {
-                let name = guard.name_any();
-                let was_unreadable = unreadable.remove(&name);
-                known.delete(&name, &guard.resource_version().unwrap_or_default()) || was_unreadable
-            }
-        };
+        let name = |meta: &ObjectMeta| meta.name.clone().unwrap_or_default();
+        let differs = |new: &(String, T), old: &(String, T)| (self.differs)(&new.1, &old.1);
+        let changes = self.state.lock().take(event, name, |object| self.item(object), differs);
         if changes {
             self.changed.notify_one();
         }
     }
-}
-
-/// Logs that an object cannot be read, and returns its name and its version.
-fn unread(error: InvalidObject) -> (String, String) {
-    let InvalidObject { metadata, error } = error;
-    tracing::error!(object = metadata.name, error, "an object cannot be read: nothing is decided about it");
-    (metadata.name.unwrap_or_default(), metadata.resource_version.unwrap_or_default())
 }
 
 /// The cluster.

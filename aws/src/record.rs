@@ -71,14 +71,12 @@ impl Record {
                 Err(error) => return Err(RecordError::Entry(instance, error)),
             };
         }
-        let mut body = json!({
+        // An apply ignores a version that is null.
+        let body = json!({
             "apiVersion": "v1", "kind": "ConfigMap",
-            "metadata": {"name": AWS, "labels": {APPLICATION_LABEL: APPLICATION}},
+            "metadata": {"name": AWS, "labels": {APPLICATION_LABEL: APPLICATION}, "resourceVersion": self.version},
             "data": data,
         });
-        if let Some(version) = &self.version {
-            body["metadata"]["resourceVersion"] = json!(version);
-        }
         let params = PatchParams::apply(AWS).force();
         *self = Self::of(timeout(limits::WRITE, api.patch(AWS, &params, &Patch::Apply(body))).await??);
         Ok(())

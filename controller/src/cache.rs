@@ -9,24 +9,19 @@ use std::time::Duration;
 
 use kube::Resource as _;
 use kube::api::Api;
-use kube::core::error_boundary::InvalidObject;
-use kube::core::{DeserializeGuard, ObjectMeta, PartialObjectMeta};
+use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
 use parking_lot::Mutex;
 use planner::view::Projection;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
-use watches::{Known, Sink};
+use watches::{Objects, Sink};
 
 /// The longest pause after failures in a row of a watch that no decision depends on.
 const LONGEST_PAUSE: Duration = Duration::from_mins(2);
 
 struct State<P> {
-    known: Known<P>,
-    /// The reasons why objects cannot be read, by key.
-    unreadable: BTreeMap<String, String>,
-    /// Those of the list that is being read.
-    listing: BTreeMap<String, String>,
+    objects: Objects<P>,
     /// Number of the last requested read before the last complete list began.
     listed: u64,
 }
@@ -49,9 +44,8 @@ impl<P> Clone for Cache<P> {
 impl<P: Projection> Cache<P> {
     /// Returns an empty cache that notifies `changed` of each relevant change.
     pub fn new(changed: Arc<watch::Sender<u64>>) -> Self {
-        let known = Known::new(P::VERSION);
-        let state = State { known, unreadable: BTreeMap::new(), listing: BTreeMap::new(), listed: 0 };
-        let (state, asked) = (Arc::new(Mutex::new(state)), Arc::new(watch::channel(0).0));
+        let state = Arc::new(Mutex::new(State { objects: Objects::new(P::VERSION), listed: 0 }));
+        let asked = Arc::new(watch::channel(0).0);
         Self { state, changed, asked, longest_pause: watches::LONGEST_PAUSE }
     }
 
@@ -82,39 +76,39 @@ impl<P: Projection> Cache<P> {
 
     /// Returns whether the first list is complete.
     pub fn synced(&self) -> bool {
-        self.state.lock().known.synced()
+        self.state.lock().objects.known.synced()
     }
 
     /// Returns all items.
     pub fn items(&self) -> BTreeMap<String, P> {
-        self.state.lock().known.items().clone()
+        self.state.lock().objects.known.items().clone()
     }
 
     /// Returns the reasons why objects cannot be read, by key. None of them is among the items, whatever was known before: a new
     /// leader knows no more.
     pub fn unreadable(&self) -> BTreeMap<String, String> {
-        self.state.lock().unreadable.clone()
+        self.state.lock().objects.unreadable.clone()
     }
 
     /// Returns the result of `look` on all items, without a copy of them.
     pub fn read<T>(&self, look: impl FnOnce(&BTreeMap<String, P>) -> T) -> T {
-        look(self.state.lock().known.items())
+        look(self.state.lock().objects.known.items())
     }
 
     /// Returns the items that `wanted` selects.
     pub fn select(&self, wanted: impl Fn(&P) -> bool) -> Vec<P> {
-        self.state.lock().known.items().values().filter(|item| wanted(item)).cloned().collect()
+        self.state.lock().objects.known.items().values().filter(|item| wanted(item)).cloned().collect()
     }
 
     /// Returns one item.
     pub fn get(&self, key: &str) -> Option<P> {
-        self.state.lock().known.items().get(key).cloned()
+        self.state.lock().objects.known.items().get(key).cloned()
     }
 
     /// Takes in an object that an own write returned.
     pub fn written(&self, object: &P::Object) {
         let Some(item) = P::project(object) else { return };
-        self.change(|state| state.known.answer(&P::key_of(object.meta()), item, P::matters));
+        self.change(|state| state.objects.known.answer(&P::key_of(object.meta()), item, P::matters));
     }
 
     /// Watches for as long as it is polled. An unreadable object is logged, and named by [`Cache::unreadable`].
@@ -161,64 +155,15 @@ impl<P: Projection> Sink<P::Object> for Cache<P> {
     }
 
     fn take(&self, read: u64, event: Event<DeserializeGuard<P::Object>>) {
-        self.change(|state| match event {
-            Event::Init => {
-                state.known.begin_list();
-                state.listing.clear();
-                false
-            }
-            Event::InitApply(DeserializeGuard(Ok(object))) => {
-                if let Some(item) = P::project(&object) {
-                    state.known.list(P::key_of(object.meta()), item);
-                }
-                false
-            }
-            Event::InitApply(DeserializeGuard(Err(error))) => {
-                let (key, reason) = unreadable::<P>(error);
-                state.listing.insert(key, reason);
-                false
-            }
-            Event::InitDone => {
-                state.known.end_list();
-                state.unreadable = std::mem::take(&mut state.listing);
+        self.change(|state| {
+            let is_listed = matches!(event, Event::InitDone);
+            let relevant = state.objects.take(event, P::key_of, P::project, P::matters);
+            if is_listed {
                 state.listed = read;
-                true
             }
-            Event::Apply(DeserializeGuard(Ok(object))) => {
-                let key = P::key_of(object.meta());
-                let readable_again = state.unreadable.remove(&key).is_some();
-                match P::project(&object) {
-                    Some(item) => state.known.observe(key, item, P::matters) || readable_again,
-                    None => state.delete(object.meta()) || readable_again,
-                }
-            }
-            Event::Apply(DeserializeGuard(Err(error))) => {
-                state.delete(&error.metadata);
-                let (key, reason) = unreadable::<P>(error);
-                state.unreadable.insert(key, reason);
-                true
-            }
-            Event::Delete(guard) => {
-                let was_unreadable = state.unreadable.remove(&P::key_of(guard.meta())).is_some();
-                state.delete(guard.meta()) || was_unreadable
-            }
+            relevant
         });
     }
-}
-
-impl<P: Projection> State<P> {
-    /// Removes an object that was deleted, has become irrelevant or cannot be read any more.
-    fn delete(&mut self, meta: &ObjectMeta) -> bool {
-        self.known.delete(&P::key_of(meta), meta.resource_version.as_deref().unwrap_or_default())
-    }
-}
-
-/// Logs that an object cannot be read, and returns its key and the reason.
-fn unreadable<P: Projection>(error: InvalidObject) -> (String, String) {
-    let InvalidObject { metadata, error } = error;
-    let kind = P::Object::kind(&());
-    tracing::error!(%kind, object = metadata.name, error, "an object cannot be read: nothing is decided about it");
-    (P::key_of(&metadata), error)
 }
 
 /// Reads of several caches, each requested by [`Cache::read_again`].

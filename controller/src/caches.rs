@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use planner::view::{
     BudgetFacts, CsiNodeFacts, DaemonSetFacts, HistoryObject, NodeFacts, OperatorFacts, RevisionFacts, ServiceFacts,
     ShadowFacts,
@@ -46,6 +47,25 @@ impl Default for Caches {
             daemon_sets: Cache::rarely_retried(changed.clone()),
             changed,
         }
+    }
+}
+
+/// Facts that a task beside the leader's turns has for plans. Clones share them.
+#[derive(Clone, Default)]
+pub struct Shared<T>(Arc<Mutex<T>>);
+
+impl<T: Clone + PartialEq> Shared<T> {
+    /// Returns the facts.
+    pub fn facts(&self) -> T {
+        self.0.lock().clone()
+    }
+
+    /// Changes the facts; returns whether they are new.
+    pub(crate) fn change(&self, change: impl FnOnce(&mut T)) -> bool {
+        let mut facts = self.0.lock();
+        let before = facts.clone();
+        change(&mut facts);
+        *facts != before
     }
 }
 

@@ -93,13 +93,8 @@ pub async fn wait_until_served<K: Resource<DynamicType = ()>>(
 
 /// Reports in the operator's resource that the shadows are not served, with the pods of the earlier operator if there
 /// are any, and returns once they are.
-pub async fn report_until_served(
-    applier: &Applier,
-    mut state: watch::Receiver<Served>,
-    earlier: &EarlierPods,
-    changed: &watch::Sender<u64>,
-) {
-    let mut changes = changed.subscribe();
+pub async fn report_until_served(applier: &Applier, mut state: watch::Receiver<Served>, earlier: &EarlierPods) {
+    let mut changes = applier.caches.changed.subscribe();
     loop {
         let now = state.borrow_and_update().clone();
         let mut retry = None;
@@ -134,7 +129,7 @@ fn with_earlier_operator(problem: String, running: bool) -> String {
 }
 
 async fn report(applier: &Applier, problem: &str) -> Result<(), crate::apply::ApplyError> {
-    let Some(operator) = applier.operator.get(names::OPERATOR_NAME) else { return Ok(()) };
+    let Some(operator) = applier.caches.operator.get(names::OPERATOR_NAME) else { return Ok(()) };
     let mut status = operator.status.clone();
     let known = find_condition(&status.conditions, DEGRADED);
     if known.is_some_and(|c| c.status == ConditionStatus::True && c.reason == NOT_SERVED && c.message == problem) {

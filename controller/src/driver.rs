@@ -18,14 +18,14 @@ use jiff::Timestamp;
 use planner::plan::plan_reporting;
 use planner::policy::Policy;
 use planner::simulation::estimate_due;
-use planner::view::{BudgetFacts, CsiNodeFacts, DaemonSetFacts, Failing, ServiceFacts, Standings, WebApiOutage};
+use planner::view::{Failing, Standings, WebApiOutage};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use self::memory::{Changed, Ended, NodeMemory, PodWatch, Retracting};
 use self::retry::WriteStates;
 use crate::apply::{Applier, Pace};
-use crate::cache::{Cache, Reading};
+use crate::cache::Reading;
 use crate::caches::Caches;
 use crate::calls::{Calls, TURN_PERIOD};
 use crate::clock::Clock;
@@ -57,10 +57,8 @@ pub enum End {
     HandedOver,
 }
 
-/// The parts that a leader works with.
-pub struct Options {
-    pub applier: Applier,
-    pub caches: Caches,
+/// The parts that a leader works with, besides what makes its writes.
+pub struct Parts {
     pub peers: Peers,
     pub earlier: EarlierPods,
     /// The read of every cache since the lead was taken. Nothing is decided before its end.
@@ -95,26 +93,13 @@ async fn until(clock: &Clock, time: Option<Timestamp>) {
 /// The leader's loop and its state.
 pub struct Driver {
     applier: Applier,
-    budgets: Cache<BudgetFacts>,
-    services: Cache<ServiceFacts>,
-    csi_nodes: Cache<CsiNodeFacts>,
-    daemon_sets: Cache<DaemonSetFacts>,
-    peers: Peers,
-    earlier: EarlierPods,
+    parts: Parts,
     earlier_seen: Option<Timestamp>,
-    reading: Reading,
     /// The read of the policy's revisions since the lead was taken. Nothing but the history waits for it.
     revisions_read: Reading,
     renumberings: Pace,
     revisions_failing: Option<Failing>,
-    expressions: Expressions,
-    migration: Progress,
-    history: History,
-    notices: Notices,
     estimates: Estimates,
-    changed: Arc<watch::Sender<u64>>,
-    own_node: Option<String>,
-    leader_since: Timestamp,
     web_api_missing: Option<Timestamp>,
     web_api_outage: Option<WebApiOutage>,
     /// True if this leader's work ends after the present turn, so that another replica takes over.
@@ -140,45 +125,18 @@ pub struct Driver {
 
 impl Driver {
     /// Returns a driver that has not had a turn yet.
-    pub fn new(options: Options) -> Self {
-        let Options {
-            applier,
-            caches,
-            peers,
-            earlier,
-            reading,
-            expressions,
-            migration,
-            history,
-            notices,
-            own_node,
-            leader_since,
-        } = options;
-        let pages = Pages::new(&applier, &caches);
-        let Caches { budgets, revisions, services, csi_nodes, daemon_sets, changed, .. } = caches;
+    pub fn new(applier: Applier, parts: Parts) -> Self {
+        let Caches { daemon_sets, revisions, changed, .. } = &applier.caches;
         Self {
             owners: Owners::new(applier.client.clone(), daemon_sets.clone(), changed.clone()),
-            estimates: Estimates::new(pages, changed.clone()),
+            estimates: Estimates::new(Pages::new(&applier), changed.clone()),
             handed_over: applier.leadership.handed_over(),
+            revisions_read: Reading::default().of(revisions),
             applier,
-            budgets,
-            services,
-            csi_nodes,
-            daemon_sets,
-            peers,
-            earlier,
+            parts,
             earlier_seen: None,
-            reading,
-            revisions_read: Reading::default().of(&revisions),
             renumberings: Pace::default(),
             revisions_failing: None,
-            expressions,
-            migration,
-            history,
-            notices,
-            changed,
-            own_node,
-            leader_since,
             web_api_missing: None,
             web_api_outage: None,
             handing_over: false,
@@ -198,7 +156,7 @@ impl Driver {
 
     /// Runs until `stop` turns true or the work is handed over, then waits for the actions under way.
     pub async fn run(mut self, calls: &Calls, mut stop: watch::Receiver<bool>) -> End {
-        let mut changes = self.changed.subscribe();
+        let mut changes = self.applier.caches.changed.subscribe();
         changes.mark_changed();
         calls.turned(Instant::now(), true);
         let mut wake = Wake::default();
@@ -259,11 +217,7 @@ impl Driver {
     /// Runs one turn: view, plan, lint, apply. Returns when the next turn is due if nothing changes; `None` if no plan was made, since
     /// caches are not filled.
     fn turn(&mut self) -> Option<Wake> {
-        let synced = self.applier.nodes.synced()
-            && self.applier.shadows.synced()
-            && self.applier.operator.synced()
-            && self.budgets.synced();
-        if !synced {
+        if !self.applier.caches.synced() {
             return None;
         }
         let now = self.clock().now();
@@ -289,10 +243,10 @@ impl Driver {
             // Pods stay watched, and what is asked of others stays asked, until it can be read again.
             return Some(Wake::default());
         }
-        self.expressions.want(&plan.expressions, &plan.asked_again, &policy);
-        self.notices.want(policy.notices.as_ref(), view.operator.as_ref().map(|operator| &operator.status));
+        self.parts.expressions.want(&plan.expressions, &plan.asked_again, &policy);
+        self.parts.notices.want(policy.notices.as_ref(), view.operator.as_ref().map(|operator| &operator.status));
         if plan.hand_over {
-            tracing::info!(node = self.own_node, "lease handed over: the node of this replica is next");
+            tracing::info!(node = self.parts.own_node, "lease handed over: the node of this replica is next");
             self.handing_over = true;
         }
         self.change_shadows(std::mem::take(&mut plan.shadows));

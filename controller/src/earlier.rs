@@ -3,9 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
-use kube::core::DeserializeGuard;
 use kube::runtime::watcher;
 use models::earlier::pod_selectors;
 use planner::view::EarlierPod;
@@ -26,8 +24,7 @@ impl EarlierPods {
     /// Begins to watch.
     pub fn watch(&self, client: &kube::Client) {
         for (cache, selector) in self.0.iter().zip(pod_selectors()) {
-            let pods = Api::<DeserializeGuard<Pod>>::all(client.clone());
-            tokio::spawn(cache.run(pods, watcher::Config::default().labels(&selector)));
+            tokio::spawn(cache.run(Api::all(client.clone()), watcher::Config::default().labels(&selector)));
         }
     }
 
@@ -47,6 +44,7 @@ impl EarlierPods {
 impl EarlierPods {
     /// Returns caches that have seen these pods of an agent, each with its phase, in the namespace `old`.
     pub fn listed(pods: &[(&str, &str)]) -> Self {
+        use kube::core::DeserializeGuard;
         use kube::runtime::watcher::Event;
         use watches::Sink as _;
         let earlier = Self::new(&Arc::new(watch::channel(0).0));

@@ -5,20 +5,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use futures::FutureExt as _;
-use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, Pod, Service};
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::api::storage::v1::CSINode;
 use kube::api::Api;
-use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::watcher;
-use models::history::BottlerocketRolloutHistory;
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 use crate::apply::Applier;
 use crate::cache::{Cache, Reading};
@@ -28,7 +22,7 @@ use crate::client::limited;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::definitions::{Served, report_until_served, wait_until_served};
-use crate::driver::{Driver, End, Options};
+use crate::driver::{Driver, End, Parts};
 use crate::earlier::EarlierPods;
 use crate::expressions::{self, Expressions};
 use crate::history::{Historian, History};
@@ -36,7 +30,7 @@ use crate::http;
 use crate::leader::{self, CampaignError, Leadership, Parameters, Peers, Release};
 use crate::metrics::Metrics;
 use crate::migrate::{Migrator, Progress};
-use crate::notices::{self, Notices};
+use crate::notices::Notices;
 use crate::surroundings::Surroundings;
 use crate::tls::{Keeper, Signer};
 
@@ -88,36 +82,29 @@ impl Replica {
         let Self { config, client, metrics, caches, peers, earlier, .. } = self;
         let namespace = config.namespace.as_str();
         let everything = watcher::Config::default;
-        tokio::spawn(caches.nodes.run(Api::<DeserializeGuard<Node>>::all(client.clone()), everything()));
-        tokio::spawn(
-            caches.budgets.run(Api::<DeserializeGuard<PodDisruptionBudget>>::all(client.clone()), everything()),
-        );
-        let shadows = Api::<DeserializeGuard<BottlerocketShadow>>::namespaced(client.clone(), namespace);
-        let watch_shadows = caches.shadows.run(shadows, everything());
+        tokio::spawn(caches.nodes.run(Api::all(client.clone()), everything()));
+        tokio::spawn(caches.budgets.run(Api::all(client.clone()), everything()));
+        let watch_shadows = caches.shadows.run(Api::namespaced(client.clone(), namespace), everything());
         let definition = wait_until_served::<BottlerocketShadow>(client.clone(), metrics.clone(), served);
         tokio::spawn(definition.then(|()| watch_shadows));
-        let operator = Api::<DeserializeGuard<BottlerocketUpdateOperator>>::namespaced(client.clone(), namespace);
         // There is no other one, and RBAC permits reading it by this name alone.
         let by_name = everything().fields(&format!("metadata.name={}", names::OPERATOR_NAME));
-        let watch_operator = caches.operator.run(operator, by_name);
+        let watch_operator = caches.operator.run(Api::namespaced(client.clone(), namespace), by_name);
         let definition =
             wait_until_served::<BottlerocketUpdateOperator>(client.clone(), metrics.clone(), watch::Sender::default());
         tokio::spawn(definition.then(|()| watch_operator));
-        let revisions = Api::<DeserializeGuard<ControllerRevision>>::namespaced(client.clone(), namespace);
-        tokio::spawn(caches.revisions.run(revisions, everything()));
-        let history = Api::<PartialObjectMeta<BottlerocketRolloutHistory>>::namespaced(client.clone(), namespace);
-        tokio::spawn(caches.history.run_metadata(history, everything()));
-        tokio::spawn(caches.services.run(Api::<DeserializeGuard<Service>>::all(client.clone()), everything()));
-        tokio::spawn(caches.csi_nodes.run(Api::<DeserializeGuard<CSINode>>::all(client.clone()), everything()));
-        tokio::spawn(caches.daemon_sets.run(Api::<DeserializeGuard<DaemonSet>>::all(client.clone()), everything()));
+        tokio::spawn(caches.revisions.run(Api::namespaced(client.clone(), namespace), everything()));
+        tokio::spawn(caches.history.run_metadata(Api::namespaced(client.clone(), namespace), everything()));
+        tokio::spawn(caches.services.run(Api::all(client.clone()), everything()));
+        tokio::spawn(caches.csi_nodes.run(Api::all(client.clone()), everything()));
+        tokio::spawn(caches.daemon_sets.run(Api::all(client.clone()), everything()));
         earlier.watch(client);
         let components = format!("{} in ({}, {})", names::COMPONENT_LABEL, names::CONTROLLER, names::APISERVER);
         let agents = format!("{}={}", names::COMPONENT_LABEL, names::AGENT);
         for (cache, namespace, selector) in
             [(&peers.pods, namespace, components), (&peers.agents, config.agent_namespace.as_str(), agents)]
         {
-            let pods = Api::<DeserializeGuard<Pod>>::namespaced(client.clone(), namespace);
-            tokio::spawn(cache.run(pods, everything().labels(&selector)));
+            tokio::spawn(cache.run(Api::namespaced(client.clone(), namespace), everything().labels(&selector)));
         }
     }
 
@@ -208,15 +195,13 @@ impl Replica {
             metrics.clone(),
             caches.clone(),
         );
-        let keys = tokio::spawn({
-            let (reading, changes) = (reading.clone(), caches.changed.subscribe());
-            async move {
-                reading.wait(changes).await;
-                keeper.run().await;
-            }
+        // Aborted at the end of the lead.
+        let mut tasks = JoinSet::new();
+        let (read, changes) = (reading.clone(), caches.changed.subscribe());
+        tasks.spawn(async move {
+            read.wait(changes).await;
+            keeper.run().await;
         });
-        let progress = Progress::default();
-        let migration = self.migrate(leadership.clone(), progress.clone());
         let applier = Applier::new(
             client.clone(),
             config.namespace.clone(),
@@ -226,35 +211,22 @@ impl Replica {
             metrics.clone(),
             caches.clone(),
         );
+        let progress = Progress::default();
+        tasks.spawn(self.migrate(applier.clone(), progress.clone()));
         tokio::select! {
             _ = stop.wait_for(|stop| *stop) => {}
-            () = report_until_served(&applier, self.served.clone(), earlier, &caches.changed) => {}
+            () = report_until_served(&applier, self.served.clone(), earlier) => {}
         }
         let history = History::default();
-        let historian = Historian::new(applier.clone(), caches.clone(), history.clone(), reading.clone());
-        let historian = tokio::spawn(historian.run());
-        let expressions = Expressions::start(
-            caches.changed.clone(),
-            metrics.clone(),
-            self.clock.clone(),
-            expressions::Options {
-                client: Some(client.clone()),
-                ca_file: config.prometheus_ca_file.clone(),
-                secret: expressions::Secret {
-                    folder: config.prometheus_credentials_dir.clone(),
-                    namespace: config.namespace.clone(),
-                },
-            },
-        );
-        let notices = Notices::start(
-            caches.changed.clone(),
-            metrics.clone(),
-            applier.leadership.clone(),
-            notices::Options { namespace: config.namespace.clone(), secret: config.notices_dir.clone() },
-        );
-        let driver = Driver::new(Options {
-            applier,
-            caches: caches.clone(),
+        tasks.spawn(Historian::new(applier.clone(), history.clone(), reading.clone()).run());
+        let secret = expressions::Secret {
+            folder: config.prometheus_credentials_dir.clone(),
+            namespace: config.namespace.clone(),
+        };
+        let options = expressions::Options { ca_file: config.prometheus_ca_file.clone(), secret };
+        let expressions = Expressions::start(applier.clone(), options);
+        let notices = Notices::start(applier.clone(), config.notices_dir.clone());
+        let parts = Parts {
             peers: peers.clone(),
             earlier: earlier.clone(),
             reading,
@@ -264,38 +236,25 @@ impl Replica {
             notices,
             own_node: config.node_name.clone(),
             leader_since: self.clock.now(),
-        });
-        let end = driver.run(&self.calls, stop).await;
+        };
+        let end = Driver::new(applier, parts).run(&self.calls, stop).await;
         self.calls.stopped();
         metrics.lead(false);
-        keys.abort();
-        migration.abort();
-        historian.abort();
         end
     }
 
-    /// Starts the migration of stored shadows, once they are served, and the policy and the pods of the earlier operator
+    /// Migrates stored shadows, once they are served, and the policy and the pods of the earlier operator
     /// are known. It does not wait for a list of the shadows: with objects that cannot be read there is none.
-    fn migrate(&self, leadership: Leadership, progress: Progress) -> JoinHandle<()> {
-        let Self { config, client, metrics, caches, earlier, .. } = self;
-        let migrator = Migrator::new(
-            client.clone(),
-            config.namespace.clone(),
-            leadership,
-            metrics.clone(),
-            caches.clone(),
-            earlier.clone(),
-            progress,
-        );
-        let reading = earlier.read_again(Reading::default().of(&caches.operator));
-        let changes = caches.changed.subscribe();
-        let mut served = self.served.clone();
-        tokio::spawn(async move {
+    fn migrate(&self, applier: Applier, progress: Progress) -> impl Future<Output = ()> + Send + use<> {
+        let reading = self.earlier.read_again(Reading::default().of(&self.caches.operator));
+        let (changes, mut served) = (self.caches.changed.subscribe(), self.served.clone());
+        let migrator = Migrator::new(applier, self.earlier.clone(), progress);
+        async move {
             if served.wait_for(|served| *served == Served::Yes).await.is_err() {
                 return;
             }
             reading.wait(changes).await;
             migrator.run().await;
-        })
+        }
     }
 }

@@ -21,7 +21,7 @@ const CRATES: [(&str, &str); 11] = [
     (
         "controller",
         "clock config cache caches earlier calls decisions eviction writes metrics client http outgoing owners \
-         expressions leader surroundings notices tls migrate apply history estimates definitions driver replica",
+         leader surroundings tls apply expressions migrate history notices estimates definitions driver replica",
     ),
     (
         "apiserver",
@@ -45,8 +45,8 @@ const CRATES: [(&str, &str); 11] = [
         "clock files near page terminal shell connect call write timeline history cluster failures advice forecast simulate plan completion rights marks images helm status \
          explain watch uninstall preflight install doctor bundle swap takeover requests",
     ),
-    ("watches", "known watch_list"),
-    ("ports", "limit connections plain"),
+    ("watches", "known objects watch_list"),
+    ("ports", "limit connections plain process"),
 ];
 
 /// The names that lead to a module from the root of its crate.

@@ -4,8 +4,6 @@
 //! `status`. A *page* holds the results of some nodes, and is written once. What identifies an object stands in `spec`, since
 //! names in labels can be changed by every client that may write them.
 
-use std::collections::BTreeMap;
-
 use jiff::Timestamp;
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -313,17 +311,9 @@ pub struct RecordClaims {
 
 /// Returns the canonical JSON of a value: sorted keys, no blanks.
 fn canonical(value: &impl Serialize) -> Result<String, serde_json::Error> {
-    fn sorted(value: Value) -> Value {
-        match value {
-            Value::Object(fields) => {
-                let fields: BTreeMap<_, _> = fields.into_iter().map(|(name, value)| (name, sorted(value))).collect();
-                fields.into_iter().collect()
-            }
-            Value::Array(items) => items.into_iter().map(sorted).collect(),
-            other => other,
-        }
-    }
-    serde_json::to_string(&sorted(serde_json::to_value(value)?))
+    let mut value = serde_json::to_value(value)?;
+    value.sort_all_objects();
+    serde_json::to_string(&value)
 }
 
 fn hex_digest(text: &str) -> String {

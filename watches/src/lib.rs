@@ -1,7 +1,8 @@
-//! Watches of the Kubernetes API that survive outages ([`run`]), and the merge of what they show with the answers to own
-//! calls ([`Known`]).
+//! Watches of the Kubernetes API that survive outages ([`run`]), what they show ([`Objects`]), and the merge of that with the
+//! answers to own calls ([`Known`]).
 
 mod known;
+mod objects;
 mod watch_list;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 pub use known::Known;
+pub use objects::Objects;
 
 /// Time without any data after which the connection of a watch must be dead: the API server sends a bookmark about every
 /// minute. The client ends such a watch.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
+use kube::api::{Api, DeleteParams, ListParams, PatchParams, PostParams, Preconditions};
 use kube::core::DeserializeGuard;
 use models::backoff::{Backoff, Delays};
 use models::names;
@@ -10,12 +10,10 @@ use models::schema::UNDECLARED;
 use models::shadow::BottlerocketShadow;
 
 use super::event::Recorder;
-use crate::cache::Cache;
 use crate::caches::Caches;
 use crate::leader::{Leadership, LostLease};
 use crate::metrics::Metrics;
 use crate::tls::Signer;
-use planner::view::{NodeFacts, OperatorFacts, RevisionFacts, ShadowFacts};
 
 /// Maximum time for the check before a reboot permit and the write of the permit together.
 pub(super) const PERMIT_LIMIT: Duration = Duration::from_secs(15);
@@ -115,10 +113,7 @@ pub struct Applier {
     pub(crate) leadership: Leadership,
     pub(crate) signer: Signer,
     pub(crate) metrics: Metrics,
-    pub(crate) nodes: Cache<NodeFacts>,
-    pub(crate) shadows: Cache<ShadowFacts>,
-    pub(crate) operator: Cache<OperatorFacts>,
-    pub(crate) revisions: Cache<RevisionFacts>,
+    pub(crate) caches: Caches,
     pub(super) recorder: Recorder,
 }
 
@@ -134,8 +129,7 @@ impl Applier {
         caches: Caches,
     ) -> Self {
         let recorder = Recorder::new(client.clone(), identity);
-        let Caches { nodes, shadows, operator, revisions, .. } = caches;
-        Self { client, namespace, leadership, signer, metrics, nodes, shadows, operator, revisions, recorder }
+        Self { client, namespace, leadership, signer, metrics, caches, recorder }
     }
 
     pub(super) fn shadow_api(&self) -> Api<BottlerocketShadow> {
@@ -171,15 +165,15 @@ impl Applier {
         let shadow = names::shadow_name(node);
         let shadows = Api::namespaced(self.client.clone(), &self.namespace);
         futures::join!(
-            self.read(Api::all(self.client.clone()), node, |node| self.nodes.written(node)),
-            self.read(shadows, &shadow, |shadow| self.shadows.written(shadow)),
+            self.read(Api::all(self.client.clone()), node, |node| self.caches.nodes.written(node)),
+            self.read(shadows, &shadow, |shadow| self.caches.shadows.written(shadow)),
         );
     }
 
     /// Reads the operator's resource into the cache, for the same reason.
     pub(super) async fn read_operator(&self) {
         let api = Api::namespaced(self.client.clone(), &self.namespace);
-        self.read(api, names::OPERATOR_NAME, |operator| self.operator.written(operator)).await;
+        self.read(api, names::OPERATOR_NAME, |operator| self.caches.operator.written(operator)).await;
     }
 
     pub(super) fn sign(&self, claims: &impl serde::Serialize) -> Result<String, ApplyError> {
@@ -191,6 +185,11 @@ impl Applier {
 /// Returns the parameters of a creation, with the field manager.
 pub(crate) fn create_params() -> PostParams {
     PostParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PostParams::default() }
+}
+
+/// Returns the parameters of a patch that is not an apply, with the field manager.
+pub(crate) fn patch_params() -> PatchParams {
+    PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PatchParams::default() }
 }
 
 /// Deletes this very object; returns false if it was gone.
@@ -209,6 +208,16 @@ where
         Ok(_) => Ok(true),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
         Err(error) => Err(ApplyError::api(what)(error)),
+    }
+}
+
+#[cfg(test)]
+impl Applier {
+    /// Returns the applier of a leader that knows nothing.
+    pub(crate) fn of_leader(client: kube::Client) -> Self {
+        let (leadership, metrics) = (Leadership::forever(), Metrics::new().unwrap());
+        let (namespace, identity) = ("brupop-system".to_owned(), "me".to_owned());
+        Self::new(client, namespace, identity, leadership, Signer::default(), metrics, Caches::default())
     }
 }
 

@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use super::ApplyError;
+use super::{ApplyError, patch_params};
 
 /// The part of an object that the controller writes.
 pub(super) struct Part<'a, K> {
@@ -54,10 +54,8 @@ where
         let Some(patch) = patch else { return applied.map_err(ApplyError::api(self.what)) };
         // A null, which an apply ignores, would remove what is there.
         metadata.as_object_mut().into_iter().for_each(|fields| fields.retain(|_, value| !value.is_null()));
-        let update =
-            PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PatchParams::default() };
         let patch = Patch::Merge(json!({"metadata": metadata, self.section: patch}));
-        let written = self.send(&update, &patch).await.map_err(ApplyError::api(self.what))?;
+        let written = self.send(&patch_params(), &patch).await.map_err(ApplyError::api(self.what))?;
         match removals(&wanted, &self.value((self.read)(&written))?) {
             Some(_) => Err(ApplyError::NoEffect("a field of the operator")),
             None => Ok(written),

@@ -27,7 +27,7 @@ use planner::plan::Action;
 use planner::view::{ClusterView, NodeView, OwnerHealth};
 
 pub use applier::{Applier, ApplyError};
-pub(crate) use applier::{create_params, delete_this};
+pub(crate) use applier::{create_params, delete_this, patch_params};
 pub use pods::{Evicted, Removal};
 pub use revision::Pace;
 
@@ -57,13 +57,10 @@ impl Applier {
 
     /// Logs the decisions about a node since this view of it.
     fn log_decisions(&self, before: &NodeView) {
-        let Some(facts) = self.nodes.get(&before.facts.name).filter(|facts| facts.uid == before.facts.uid) else {
-            return;
-        };
+        let name = &before.facts.name;
+        let Some(facts) = self.caches.nodes.get(name).filter(|facts| facts.uid == before.facts.uid) else { return };
         let uid = before.shadow.as_ref().map(|shadow| &shadow.uid);
-        let Some(shadow) = self.shadows.get(&before.facts.name).filter(|shadow| Some(&shadow.uid) == uid) else {
-            return;
-        };
+        let Some(shadow) = self.caches.shadows.get(name).filter(|shadow| Some(&shadow.uid) == uid) else { return };
         let claimed_before = !before.claims_made.fields.is_empty();
         let before = Pair { facts: &before.facts, shadow: before.shadow.as_deref() };
         let after = Pair { facts: &facts, shadow: Some(&shadow) };

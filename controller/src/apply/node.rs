@@ -8,7 +8,7 @@ use kube::api::{Api, Patch, PatchParams};
 use models::names;
 use serde_json::json;
 
-use super::{Applier, ApplyError};
+use super::{Applier, ApplyError, patch_params};
 use planner::claims::{self, ClaimFields};
 use planner::hooks;
 use planner::view::{NodeFacts, NodeView};
@@ -24,7 +24,7 @@ impl Applier {
         let body = claims::body(&facts.name, &facts.uid, &facts.resource_version, fields);
         let params = PatchParams { force, ..PatchParams::apply(names::CONTROLLER_MANAGER) };
         let node = api.patch(&facts.name, &params, &Patch::Apply(body)).await?;
-        self.nodes.written(&node);
+        self.caches.nodes.written(&node);
         Ok(node)
     }
 
@@ -61,7 +61,7 @@ impl Applier {
             .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
             .await
             .map_err(ApplyError::api("node_leftover"))?;
-        self.nodes.written(&node);
+        self.caches.nodes.written(&node);
         Ok(())
     }
 
@@ -70,11 +70,8 @@ impl Applier {
     pub(super) async fn ask_hooks(&self, facts: &NodeFacts, request: Option<&str>) -> Result<(), ApplyError> {
         let api: Api<Node> = Api::all(self.client.clone());
         let patch = hooks::patch(&facts.uid, &facts.resource_version, request);
-        let params =
-            PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PatchParams::default() };
-        let node =
-            api.patch(&facts.name, &params, &Patch::Merge(patch)).await.map_err(ApplyError::api("node_hooks"))?;
-        self.nodes.written(&node);
+        let node = api.patch(&facts.name, &patch_params(), &Patch::Merge(patch)).await;
+        self.caches.nodes.written(&node.map_err(ApplyError::api("node_hooks"))?);
         Ok(())
     }
 
@@ -92,7 +89,7 @@ impl Applier {
         });
         let params = PatchParams::apply(names::LABEL_MANAGER);
         let node = api.patch(&facts.name, &params, &Patch::Apply(body)).await.map_err(ApplyError::api("node_label"))?;
-        self.nodes.written(&node);
+        self.caches.nodes.written(&node);
         tracing::info!(node = facts.name, "node labelled: it runs Bottlerocket");
         Ok(())
     }

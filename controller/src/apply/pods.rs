@@ -25,17 +25,6 @@ const RETRY: Duration = Duration::from_secs(2);
 /// The text by which the API server denies a deletion for want of a right.
 const LACKS_RIGHT: &str = " cannot delete resource ";
 
-/// Returns the meaning of an answer of the API server that is an error, and its text.
-fn refusal(status: &kube::core::Status) -> (Meaning, String) {
-    let details = status.details.as_ref();
-    let causes: Vec<_> =
-        details.map(|d| d.causes.iter().map(|c| (c.reason.clone(), c.message.clone())).collect()).unwrap_or_default();
-    let retry =
-        details.map(|d| u64::from(d.retry_after_seconds)).filter(|seconds| *seconds > 0).map(Duration::from_secs);
-    let text = causes.first().map_or_else(|| status.message.clone(), |(_, m)| m.clone());
-    (meaning(status.code, retry, &status.message, &causes), text)
-}
-
 /// The way in which a pod is removed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Removal {
@@ -88,7 +77,7 @@ impl Applier {
         Ok(match api.delete(&pod.name, &params).await {
             Ok(_) => (Meaning::Leaves, String::new()),
             Err(kube::Error::Api(status)) => {
-                let (means, text) = refusal(&status);
+                let (means, text) = meaning(&status);
                 let hint = "; drain.atDeadline: Force needs the rights of deploy/manifests/force.yaml";
                 // A webhook may deny it with the same code.
                 let hint = if text.contains(LACKS_RIGHT) { hint } else { "" };
@@ -118,7 +107,7 @@ impl Applier {
         let answer: Result<kube::core::Status, _> = api.create_subresource("eviction", &pod.name, &params, &body).await;
         match answer {
             Ok(_) => Ok((Meaning::Leaves, String::new())),
-            Err(kube::Error::Api(status)) => Ok(refusal(&status)),
+            Err(kube::Error::Api(status)) => Ok(meaning(&status)),
             Err(error) => {
                 tracing::warn!(
                     pod = pod.name,

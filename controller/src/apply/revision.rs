@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch};
 use models::backoff::{Backoff, Delays};
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
@@ -12,7 +12,7 @@ use planner::view::{NodeView, RevisionFacts};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{Applier, ApplyError, create_params, delete_this};
+use super::{Applier, ApplyError, create_params, delete_this, patch_params};
 
 /// Time between two renumberings, at first and at most: another client may undo them.
 const PAUSES: Delays = (Duration::from_secs(1), Duration::from_secs(600));
@@ -89,10 +89,10 @@ impl Applier {
         let mut refused = None;
         for action in &actions {
             self.leadership.check()?;
-            let number = self.revisions.get(name(action)).map(|known| known.number);
+            let number = self.caches.revisions.get(name(action)).map(|known| known.number);
             let error = match self.write_revision(operator_uid, action).await {
                 Ok(true) => {
-                    let written = self.revisions.get(name(action)).map(|written| written.number);
+                    let written = self.caches.revisions.get(name(action)).map(|written| written.number);
                     log(action, written.or(number));
                     continue;
                 }
@@ -111,9 +111,9 @@ impl Applier {
             let conflict = error.code() == Some(409);
             if error.is_unknown() || conflict {
                 let api = Api::namespaced(self.client.clone(), &self.namespace);
-                self.read(api, name(action), |found| self.revisions.written(found)).await;
+                self.read(api, name(action), |found| self.caches.revisions.written(found)).await;
             }
-            let found = self.revisions.get(name(action));
+            let found = self.caches.revisions.get(name(action));
             if let Some(found) = found.filter(|found| error.is_unknown() && has_effect(action, found)) {
                 log(action, Some(found.number));
             }
@@ -131,7 +131,7 @@ impl Applier {
             RevisionAction::RaiseCollisionCount(_) => Ok(false),
             RevisionAction::Create(revision) => {
                 let created = self.revision_api().create(&create_params(), revision).await;
-                self.revisions.written(&created.map_err(ApplyError::api("policy_revision"))?);
+                self.caches.revisions.written(&created.map_err(ApplyError::api("policy_revision"))?);
                 Ok(true)
             }
             RevisionAction::Renumber { name, patch } => self.patch_revision(name, patch).await.map(|()| true),
@@ -150,10 +150,8 @@ impl Applier {
     }
 
     async fn patch_revision(&self, name: &str, patch: &Value) -> Result<(), ApplyError> {
-        let manager = Some(names::CONTROLLER_MANAGER.to_owned());
-        let params = PatchParams { field_manager: manager, ..PatchParams::default() };
-        let patched = self.revision_api().patch(name, &params, &Patch::Merge(patch)).await;
-        self.revisions.written(&patched.map_err(ApplyError::api("policy_revision"))?);
+        let patched = self.revision_api().patch(name, &patch_params(), &Patch::Merge(patch)).await;
+        self.caches.revisions.written(&patched.map_err(ApplyError::api("policy_revision"))?);
         Ok(())
     }
 
@@ -176,7 +174,7 @@ impl Applier {
         let labelled = planner::view::ShadowFacts { revision: Some(revision), ..shadow.clone() };
         self.apply_spec(&labelled, &labelled.spec).await?;
         // Admission may change labels. Without an error the same write would be repeated without a pause.
-        let written = self.shadows.get(&labelled.node);
+        let written = self.caches.shadows.get(&labelled.node);
         let kept = written.is_none_or(|written| written.uid != labelled.uid || written.revision == labelled.revision);
         if kept { Ok(()) } else { Err(ApplyError::NoEffect("the label of the shadow")) }
     }

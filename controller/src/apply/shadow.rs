@@ -48,7 +48,7 @@ impl Applier {
             },
         };
         let written = part.apply(body, wanted, before).await?;
-        self.shadows.written(&written);
+        self.caches.shadows.written(&written);
         Ok(())
     }
 
@@ -60,7 +60,7 @@ impl Applier {
     ) -> Result<(), ApplyError> {
         let is_there = async {
             self.read_node(&shadow.node).await;
-            let read = self.shadows.get(&shadow.node).filter(|read| read.uid == shadow.uid);
+            let read = self.caches.shadows.get(&shadow.node).filter(|read| read.uid == shadow.uid);
             read.is_some_and(|read| read.status.controller_status() == *status)
         };
         confirmed(self.write_status(shadow, status).await, is_there).await
@@ -77,7 +77,7 @@ impl Applier {
         });
         let manager = PatchParams::apply(names::SILENCE_MANAGER).force();
         let written = self.shadow_api().patch_status(&name, &manager, &Patch::Apply(body)).await;
-        self.shadows.written(&written.map_err(ApplyError::api("shadow_status"))?);
+        self.caches.shadows.written(&written.map_err(ApplyError::api("shadow_status"))?);
         let Condition { reason, message, .. } = condition;
         tracing::warn!(node = shadow.node, reason, detail = message, "agent silent");
         Ok(())
@@ -86,7 +86,7 @@ impl Applier {
     /// Removes results that a page of the history holds from the shadow of a node, unless it is another node's by now.
     pub async fn clear_results(&self, node: &str, rows: &BTreeSet<RowId>) -> Result<(), ApplyError> {
         self.leadership.check()?;
-        let Some(shadow) = self.shadows.get(node) else { return Ok(()) };
+        let Some(shadow) = self.caches.shadows.get(node) else { return Ok(()) };
         let uid = shadow.owner_uid.clone().unwrap_or_default();
         let mut status = shadow.status.controller_status();
         status.report.results.retain(|result| !rows.contains(&(uid.clone(), result.attempt)));
@@ -150,7 +150,7 @@ impl Applier {
         let read = |shadow: &BottlerocketShadow| serde_json::to_value(&shadow.spec);
         let part = Part { api: self.shadow_api(), name: &name, section: "spec", what: "shadow_spec", read };
         let written = part.apply(body, serde_json::to_value(spec), || serde_json::to_value(&shadow.spec)).await?;
-        self.shadows.written(&written);
+        self.caches.shadows.written(&written);
         Ok(())
     }
 
@@ -159,7 +159,7 @@ impl Applier {
         self.leadership.check()?;
         let shadow = BottlerocketShadow::of_node(&self.namespace, node, node_uid, Some(host));
         let written = self.shadow_api().create(&create_params(), &shadow).await;
-        self.shadows.written(&written.map_err(ApplyError::api("shadow_create"))?);
+        self.caches.shadows.written(&written.map_err(ApplyError::api("shadow_create"))?);
         Ok(())
     }
 
@@ -194,10 +194,10 @@ pub(super) async fn record_operator_status(
         read: |operator| serde_json::to_value(operator.status.clone().unwrap_or_default()),
     };
     let written = part.apply(body, serde_json::to_value(status), || serde_json::to_value(&operator.status)).await;
-    let written = written.map(|written| applier.operator.written(&written));
+    let written = written.map(|written| applier.caches.operator.written(&written));
     let is_there = async {
         applier.read_operator().await;
-        let read = applier.operator.get(names::OPERATOR_NAME).filter(|read| read.uid == operator.uid);
+        let read = applier.caches.operator.get(names::OPERATOR_NAME).filter(|read| read.uid == operator.uid);
         read.is_some_and(|read| read.status == *status)
     };
     confirmed(written, is_there).await

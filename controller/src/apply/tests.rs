@@ -11,7 +11,6 @@ use models::shadow::{BottlerocketShadowSpec, ControllerStatus, DrainStatus, Host
 use serde_json::{Value, json};
 
 use super::{Applier, ApplyError, Evicted, Removal};
-use crate::caches::Caches;
 use crate::eviction::Meaning;
 use crate::leader::Leadership;
 use planner::plan::{Action, Eviction, Note};
@@ -76,16 +75,7 @@ pub(super) fn applier_answering(respond: impl Fn(&Call) -> Value + Send + 'stati
             reply.send_response(Response::builder().status(code).body(answer).unwrap());
         }
     });
-    let applier = Applier::new(
-        kube::Client::new(service, "default"),
-        "brupop-system".into(),
-        "me".into(),
-        Leadership::forever(),
-        crate::tls::Signer::default(),
-        crate::metrics::Metrics::new().unwrap(),
-        Caches::default(),
-    );
-    (applier, calls)
+    (Applier::of_leader(kube::Client::new(service, "default")), calls)
 }
 
 fn node() -> NodeView {
@@ -411,7 +401,7 @@ async fn action_without_response_ends_and_its_node_is_reread() {
     applier.client = crate::client::limited(client, crate::calls::Calls::default(), applier.metrics.clone());
     let result = applier.act(&node(), Action::Claim { fields: planner::claims::ClaimFields::CORDON, note: None }).await;
     assert!(result.as_ref().is_err_and(ApplyError::is_unknown), "{result:?}");
-    let known = applier.nodes.get("a").map(|node| (node.resource_version, node.unschedulable));
+    let known = applier.caches.nodes.get("a").map(|node| (node.resource_version, node.unschedulable));
     assert_eq!(known, Some(("42".to_owned(), true)), "what came of it is known before anything else is decided");
 }
 

@@ -150,11 +150,8 @@ impl Driver {
             }
             Err(error) if error.is_lasting() => {
                 let now = self.applier.leadership.now();
-                let step = self
-                    .applier
-                    .shadows
-                    .get(&node)
-                    .and_then(|shadow| Some(shadow.status.controller.progress.as_ref()?.step));
+                let shadow = self.applier.caches.shadows.get(&node);
+                let step = shadow.and_then(|shadow| Some(shadow.status.controller.progress.as_ref()?.step));
                 self.memory.entry(node).or_default().failed(step, error.text(), now);
             }
             Err(_) => {}

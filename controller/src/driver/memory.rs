@@ -9,7 +9,7 @@ use models::shadow::Step;
 use planner::claims::ClaimsMade;
 use planner::view::{Blocked, Failing, InFlight, LeaseObservations, OwnerHealth, PodFacts, Refused};
 use planner::wait::WaitReason;
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
 use super::retry::Target;
@@ -75,13 +75,7 @@ pub(super) struct RefusedCheck {
 
 pub(super) struct PodWatch {
     pub(super) cache: Cache<PodFacts>,
-    pub(super) task: JoinHandle<()>,
-}
-
-impl Drop for PodWatch {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    pub(super) _task: JoinSet<()>,
 }
 
 /// The changes of the operator's status that are not written yet.

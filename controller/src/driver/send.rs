@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 use kube::runtime::watcher;
 use planner::plan::{Evictions, Plan, ShadowChange, Silence};
 use planner::revisions::RevisionAction;
 use planner::view::{ClusterView, InFlight, NodeFacts};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
 use super::Driver;
@@ -95,7 +94,8 @@ impl Driver {
         for (name, Evictions { pods, grace, delete, dry_run }) in evictions {
             // The versions before the request. A budget can refuse a pod and allow it again before the refusal arrives;
             // read then, that change would pass for one that the refusal included.
-            let concerned = self.budgets.select(|budget| pods.iter().any(|pod| pod.namespace == budget.namespace));
+            let concerned =
+                self.applier.caches.budgets.select(|budget| pods.iter().any(|pod| pod.namespace == budget.namespace));
             let budgets: BTreeMap<_, _> =
                 concerned.into_iter().map(|budget| (budget.title(), budget.resource_version)).collect();
             let budgets = Arc::new(budgets);
@@ -225,11 +225,11 @@ impl Driver {
         self.pods.retain(|node, _| wanted.contains(node));
         for node in wanted {
             self.pods.entry(node.clone()).or_insert_with(|| {
-                let cache = Cache::new(self.changed.clone());
-                let api: Api<kube::core::DeserializeGuard<Pod>> = Api::all(self.applier.client.clone());
+                let cache = Cache::new(self.applier.caches.changed.clone());
+                let api = Api::all(self.applier.client.clone());
                 let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
                 let run = cache.run_as_watch_list(api, config, self.lists_pods.clone());
-                PodWatch { task: tokio::spawn(run), cache }
+                PodWatch { _task: JoinSet::from_iter([run]), cache }
             });
         }
     }

@@ -111,23 +111,23 @@ impl NodeMemory {
 
 impl Driver {
     pub(super) fn view(&mut self, now: Timestamp) -> ClusterView {
-        let nodes = self.applier.nodes.items();
-        let mut shadows = self.applier.shadows.items();
+        let nodes = self.applier.caches.nodes.items();
+        let mut shadows = self.applier.caches.shadows.items();
         let unreadable = self.unreadable();
         self.memory.retain(|name, _| nodes.contains_key(name) || unreadable.nodes.contains_key(name));
         let (clock, monotonic) = (Instant::now(), self.clock().read().at);
         self.writes.end_pauses(clock);
         self.writes.retain(|target| !matches!(target, Target::Node(name) if !nodes.contains_key(name)));
         let mut view = ClusterView {
-            operator: self.applier.operator.get(models::names::OPERATOR_NAME),
-            own_node: self.own_node.clone(),
-            leader_since: self.leader_since,
-            earlier_pods: self.earlier.names(),
-            stale: !self.reading.done(),
+            operator: self.applier.caches.operator.get(models::names::OPERATOR_NAME),
+            own_node: self.parts.own_node.clone(),
+            leader_since: self.parts.leader_since,
+            earlier_pods: self.parts.earlier.names(),
+            stale: !self.parts.reading.done(),
             unreadable,
-            standby: self.peers.standby(self.own_node.as_deref(), &nodes),
+            standby: self.parts.peers.standby(self.parts.own_node.as_deref(), &nodes),
             signing: self.applier.signer.keys(),
-            history: self.history.facts(),
+            history: self.parts.history.facts(),
             revisions_failing: self.revisions_failing.clone(),
             ..ClusterView::default()
         };
@@ -135,23 +135,23 @@ impl Driver {
             self.earlier_seen = Some(now);
         }
         view.earlier_seen = self.earlier_seen;
-        let missing = missing_since(self.web_api_missing, self.peers.is_web_api_ready(), now);
+        let missing = missing_since(self.web_api_missing, self.parts.peers.is_web_api_ready(), now);
         if let (Some(began), None) = (self.web_api_missing, missing) {
             self.web_api_outage = Some(WebApiOutage { began, ended: now });
         }
         self.web_api_missing = missing;
         (view.web_api_missing, view.web_api_outage) = (missing, self.web_api_outage);
-        let with_agent = self.peers.nodes_with_agent();
+        let with_agent = self.parts.peers.nodes_with_agent();
         for (name, facts) in nodes {
             view.insert(facts, shadows.remove(&name), now);
         }
         view.revisions_in_use = shadows.into_values().filter_map(|shadow| shadow.revision).collect();
         // The shadows that cannot be read name revisions too.
         let all_named = self.revisions_read.done() && view.unreadable.shadows.is_empty();
-        let known = all_named.then(|| self.applier.revisions.items());
+        let known = all_named.then(|| self.applier.caches.revisions.items());
         view.revisions = known.map(|revisions| revisions.into_values().collect());
-        view.csi_nodes = self.csi_nodes.synced().then(|| self.csi_nodes.items());
-        view.daemon_sets = self.daemon_sets.synced().then(|| self.daemon_sets.items());
+        view.csi_nodes = self.applier.caches.csi_nodes.synced().then(|| self.applier.caches.csi_nodes.items());
+        view.daemon_sets = self.applier.caches.daemon_sets.synced().then(|| self.applier.caches.daemon_sets.items());
         let mut nodes = std::mem::take(&mut view.nodes);
         for (name, node) in &mut nodes {
             if let Some(watch) = self.pods.get(name).filter(|w| w.cache.synced() && w.cache.unreadable().is_empty()) {
@@ -173,39 +173,39 @@ impl Driver {
             let first = || Retracting::with(None, version, planner::plan::not_begun(&view));
             view.retracted = self.retracting.get_or_insert_with(first).at(version);
         }
-        self.handed_over &= !view.slots().any(|slot| slot.since >= self.leader_since);
+        self.handed_over &= !view.slots().any(|slot| slot.since >= self.parts.leader_since);
         view.handed_over = self.handed_over;
         self.standings.observe(&mut view.nodes, monotonic);
         let namespaces: BTreeSet<&str> =
             view.nodes.values().flat_map(|n| n.pods.iter().flatten()).map(|pod| pod.namespace.as_str()).collect();
-        view.expressions = self.expressions.answers(now);
+        view.expressions = self.parts.expressions.answers(now);
         let in_back_off = view.budgets_in_back_off();
-        let budgets = self.budgets.select(|budget| {
+        let budgets = self.applier.caches.budgets.select(|budget| {
             let title = (budget.namespace.as_str(), budget.name.as_str());
             namespaces.contains(title.0) || in_back_off.contains(&title)
         });
         view.budgets = budgets;
-        view.services = self.services.select(|service| namespaces.contains(service.namespace.as_str()));
+        view.services = self.applier.caches.services.select(|service| namespaces.contains(service.namespace.as_str()));
         view
     }
 
     /// The objects that cannot be read.
     fn unreadable(&self) -> UnreadableFacts {
-        let mut operator = self.applier.operator.unreadable();
+        let mut operator = self.applier.caches.operator.unreadable();
         UnreadableFacts {
             operator: operator.remove(models::names::OPERATOR_NAME),
-            nodes: self.applier.nodes.unreadable(),
-            shadows: self.applier.shadows.unreadable(),
+            nodes: self.applier.caches.nodes.unreadable(),
+            shadows: self.applier.caches.shadows.unreadable(),
         }
     }
 
     pub(super) fn reported(&self) -> ReportedFacts {
         ReportedFacts {
             tls: self.applier.signer.facts(),
-            migration: self.migration.facts(),
+            migration: self.parts.migration.facts(),
             estimates: self.estimates.facts(),
-            notices: self.notices.facts(),
-            unread_objects: self.expressions.problems(),
+            notices: self.parts.notices.facts(),
+            unread_objects: self.parts.expressions.problems(),
         }
     }
 
@@ -231,8 +231,8 @@ impl Driver {
         node.agent_missing = memory.agent_missing;
         node.silence_written = memory.silence_written;
         node.claims_made = memory.claims;
-        node.blocked = memory.answers(&self.budgets, &self.refused_at, now);
-        node.refused = memory.refused(&self.budgets, generation, now);
+        node.blocked = memory.answers(&self.applier.caches.budgets, &self.refused_at, now);
+        node.refused = memory.refused(&self.applier.caches.budgets, generation, now);
         node.in_flight = memory.in_flight.iter().map(|(uid, sent)| (uid.clone(), sent.what)).collect();
         node.failing = memory.failing.as_ref().map(|failing| failing.what.clone());
         node.lease = memory.lease;

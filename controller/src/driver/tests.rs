@@ -8,8 +8,8 @@ use super::retry::Target;
 use super::send::{COUNTS_WAIT, GATHERING, STATUS_PERIOD};
 use super::*;
 use crate::apply::{ApplyError, Evicted, Learned};
+use crate::cache::Cache;
 use crate::eviction::Meaning;
-use crate::leader::Leadership;
 
 fn list<P: planner::view::Projection>(cache: &Cache<P>) {
     cache.take(0, Event::Init);
@@ -28,21 +28,13 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
     let (service, server) =
         tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
     let client = kube::Client::new(service, "default");
-    let caches = Caches::default();
+    let applier = Applier::of_leader(client);
+    let caches = applier.caches.clone();
     list(&caches.nodes);
     list(&caches.shadows);
     list(&caches.operator);
     list(&caches.budgets);
     let nodes = caches.nodes.clone();
-    let applier = Applier::new(
-        client,
-        "brupop-system".into(),
-        "me".into(),
-        Leadership::forever(),
-        crate::tls::Signer::default(),
-        crate::metrics::Metrics::new().unwrap(),
-        caches.clone(),
-    );
     let pods = || {
         let cache = Cache::new(caches.changed.clone());
         list(&cache);
@@ -51,21 +43,9 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
     let peers = Peers { identity: "me".into(), pods: pods(), agents: pods() };
     let earlier = EarlierPods::new(&caches.changed);
     earlier.0.iter().for_each(list);
-    let expressions = Expressions::start(
-        caches.changed.clone(),
-        crate::metrics::Metrics::new().unwrap(),
-        Clock::default(),
-        Default::default(),
-    );
-    let notices = Notices::start(
-        caches.changed.clone(),
-        crate::metrics::Metrics::new().unwrap(),
-        crate::leader::Leadership::forever(),
-        crate::notices::Options { namespace: "brupop-system".to_owned(), secret: None },
-    );
-    let driver = Driver::new(Options {
-        applier,
-        caches,
+    let expressions = Expressions::start(applier.clone(), Default::default());
+    let notices = Notices::start(applier.clone(), None);
+    let parts = Parts {
         peers,
         earlier,
         reading: Reading::default(),
@@ -75,8 +55,8 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
         notices,
         own_node: None,
         leader_since: Clock::default().now(),
-    });
-    (driver, nodes, server)
+    };
+    (Driver::new(applier, parts), nodes, server)
 }
 
 #[tokio::test(start_paused = true)]
@@ -139,7 +119,7 @@ fn take<P: planner::view::Projection>(cache: &Cache<P>, object: serde_json::Valu
 /// Takes in the operator's resource at this version, with this status.
 fn take_operator(driver: &Driver, version: &str, status: &serde_json::Value) {
     let metadata = serde_json::json!({"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": version});
-    take(&driver.applier.operator, serde_json::json!({"metadata": metadata, "spec": {}, "status": status}));
+    take(&driver.applier.caches.operator, serde_json::json!({"metadata": metadata, "spec": {}, "status": status}));
 }
 
 /// Takes in node `a` and its shadow with this step and the desired state that belongs to it.
@@ -160,7 +140,7 @@ fn take_node_in(driver: &Driver, nodes: &Cache<NodeFacts>, step: &str) {
         "spec": desired,
         "status": {"progress": {"step": step, "since": "2026-01-01T00:00:00Z",
             "started": "2026-01-01T00:00:00Z", "attempt": 1, "bootId": "b", "version": "1.20.5", "disruptive": true}}});
-    take(&driver.applier.shadows, shadow);
+    take(&driver.applier.caches.shadows, shadow);
 }
 
 fn evictions(pods: &[&str]) -> BTreeMap<String, Evictions> {
@@ -199,7 +179,7 @@ async fn evictions_in_flight_do_not_make_node_busy_and_end_with_drain() {
     let view = driver.view(now);
     assert_eq!(view.nodes["a"].in_flight.keys().collect::<Vec<_>>(), ["uid-second"]);
     assert_eq!(view.nodes["a"].blocked.keys().collect::<Vec<_>>(), ["uid-first"]);
-    list(&driver.applier.shadows);
+    list(&driver.applier.caches.shadows);
     take_node_in(&driver, &nodes, "Releasing");
     assert!(driver.view(now).nodes["a"].in_flight.is_empty());
     driver.record_eviction(refusal("second", 2));
@@ -277,12 +257,12 @@ async fn refused_eviction_is_retried_at_once_if_pdb_already_allows_it() {
     ] {
         let (mut driver, nodes) = driver();
         take_node_in(&driver, &nodes, "Draining");
-        take(&driver.budgets, budget("7", 1));
+        take(&driver.applier.caches.budgets, budget("7", 1));
         let now = Clock::default().now();
         driver.view(now);
         driver.evict(evictions(&["first", "second"]), now);
         for change in meanwhile {
-            take(&driver.budgets, change);
+            take(&driver.applier.caches.budgets, change);
         }
         driver.record_eviction(refusal("second", 2));
         let blocked = &driver.view(now).nodes["a"].blocked["uid-second"];
@@ -296,10 +276,10 @@ async fn leader_waits_for_all_caches_before_deciding() {
     take_node_in(&driver, &nodes, "Staged");
     let slot = serde_json::json!({"uid": "node-1", "node": "a", "since": "2026-01-01T00:00:00Z"});
     take_operator(&driver, "7", &serde_json::json!({"slots": [slot]}));
-    driver.reading = Reading::default().of(&driver.budgets);
+    driver.parts.reading = Reading::default().of(&driver.applier.caches.budgets);
     assert_eq!(driver.turn(), None);
     assert!(!driver.writing() && driver.retracting.is_none());
-    driver.reading = Reading::default();
+    driver.parts.reading = Reading::default();
     driver.turn();
     assert!(driver.writing());
 }
@@ -414,9 +394,10 @@ async fn back_off_of_a_pdb_goes_on_while_no_pod_is_watched_and_ends_when_the_pdb
         let plan = planner::plan::plan(&view, &Policy::in_force(view.operator.as_ref()), now);
         plan.status.unwrap().budget_back_offs.len()
     };
-    take(&driver.budgets, budget("7"));
+    take(&driver.applier.caches.budgets, budget("7"));
     assert_eq!(planned(&mut driver), 1);
-    driver.budgets.take(0, Event::Delete(DeserializeGuard(Ok(serde_json::from_value(budget("8")).unwrap()))));
+    let deleted = Event::Delete(DeserializeGuard(Ok(serde_json::from_value(budget("8")).unwrap())));
+    driver.applier.caches.budgets.take(0, deleted);
     assert_eq!(planned(&mut driver), 0);
 }
 
@@ -476,7 +457,7 @@ async fn failing_action_is_remembered_since_its_first_failure_until_it_succeeds_
     driver.act(&view, &mut Plan::default());
     assert_eq!(seen(&mut driver), None, "it is not due any more");
     fails(&mut driver, false, Err(ApplyError::NoKey));
-    list(&driver.applier.shadows);
+    list(&driver.applier.caches.shadows);
     take_node_in(&driver, &nodes, "Releasing");
     assert_eq!(seen(&mut driver), None, "of an earlier step");
 }

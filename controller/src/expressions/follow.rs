@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject};
 use kube::discovery::pinned_kind;
 use kube::runtime::watcher::{self, Event};
@@ -19,6 +18,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::query::root_cause;
+use crate::apply::Applier;
 
 /// Deadline for a page of a list, and for the resource of a kind.
 const LIST_LIMIT: Duration = Duration::from_secs(30);
@@ -35,14 +35,6 @@ const OUTAGE: Duration = Duration::from_secs(30);
 
 /// The number of objects that are read at a time. Each may be as large as 1.5 MiB, whatever is kept of it.
 const PAGE: u32 = 25;
-
-/// The controller, as it reads objects.
-#[derive(Clone)]
-pub(super) struct Reader {
-    pub(super) client: Client,
-    /// The controller's own namespace.
-    pub(super) namespace: String,
-}
 
 /// The objects of a source, as far as they are known.
 #[derive(Default)]
@@ -144,10 +136,16 @@ impl Known {
 }
 
 /// Watches for as long as it is polled. After each failure the kind is looked up and the list is read again: both may have changed.
-pub(super) async fn follow(reader: Reader, source: Source, fields: Fields, known: Arc<Mutex<Known>>, due: Arc<Notify>) {
+pub(super) async fn follow(
+    applier: Applier,
+    source: Source,
+    fields: Fields,
+    known: Arc<Mutex<Known>>,
+    due: Arc<Notify>,
+) {
     let mut backoff = Backoff::default();
     loop {
-        let why = observe(&reader, (&source, &fields), &known, &due, &mut backoff).await;
+        let why = observe(&applier, (&source, &fields), &known, &due, &mut backoff).await;
         let detail = why.to_string();
         if known.lock().fail(why, Instant::now()) {
             tracing::warn!(objects = %source, detail, "objects of health checks cannot be read, retrying");
@@ -159,13 +157,13 @@ pub(super) async fn follow(reader: Reader, source: Source, fields: Fields, known
 
 /// Watches until that fails, and returns the reason.
 async fn observe(
-    reader: &Reader,
+    applier: &Applier,
     (source, fields): (&Source, &Fields),
     known: &Mutex<Known>,
     due: &Notify,
     backoff: &mut Backoff,
 ) -> Unread {
-    let client = &reader.client;
+    let client = &applier.client;
     let silent = || Unread::Fails(format!("the API server does not answer within {LIST_LIMIT:?}"));
     let (resource, capabilities) = match timeout(LIST_LIMIT, pinned_kind(client, &source.group_version_kind())).await {
         Ok(Ok(found)) => found,
@@ -191,7 +189,7 @@ async fn observe(
         }
         let event = match next {
             Ok(Some(Ok(event))) => event,
-            Ok(Some(Err(error))) => return unread(&error, &resource, source, &reader.namespace),
+            Ok(Some(Err(error))) => return unread(&error, &resource, source, &applier.namespace),
             Ok(None) => return Unread::Fails("the watch has ended".to_owned()),
             Err(_) => return silent(),
         };
@@ -199,7 +197,7 @@ async fn observe(
             listed = Some(Instant::now());
             // The watch is opened after this event. Where it is refused, as without the right to watch, the list is of no use.
             if let Ok(Some(Err(error))) = timeout(REFUSAL, Pin::new(&mut events).peek()).await {
-                return unread(error, &resource, source, &reader.namespace);
+                return unread(error, &resource, source, &applier.namespace);
             }
         }
         let taken = known.lock().take(event, source, fields);

@@ -27,15 +27,12 @@ use std::sync::Arc;
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use jiff::Timestamp;
-use kube::Client;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::clock::Clock;
-use crate::metrics::Metrics;
-use follow::Reader;
+use crate::apply::Applier;
 use ledger::Ledger;
 use objects::ObjectChecks;
 use planner::expressions::Question;
@@ -52,11 +49,9 @@ pub(crate) use answer::read as read_answer;
 /// Maximum number of queries under way: Prometheus serves others too, and the load must not depend on the fleet's size.
 const CONCURRENT: usize = 4;
 
-/// The means to answer questions.
+/// The means to send queries.
 #[derive(Default)]
 pub struct Options {
-    /// The client that watches objects.
-    pub client: Option<Client>,
     /// The authorities that the certificate of Prometheus is verified with.
     pub ca_file: Option<PathBuf>,
     /// The credentials.
@@ -66,7 +61,7 @@ pub struct Options {
 /// Sends the wanted queries, and evaluates the wanted checks of objects, until it is dropped.
 pub struct Expressions {
     shared: Arc<Shared>,
-    task: JoinHandle<()>,
+    _task: JoinSet<()>,
     objects: ObjectChecks,
 }
 
@@ -74,21 +69,16 @@ struct Shared {
     ledger: Mutex<Ledger>,
     /// Notified when there may be something to send.
     wanted: Notify,
-    changed: Arc<watch::Sender<u64>>,
-    metrics: Metrics,
-    clock: Clock,
+    applier: Applier,
     options: Options,
 }
 
 impl Expressions {
-    /// Starts. `changed` is notified of answers that have to be checked.
-    pub fn start(changed: Arc<watch::Sender<u64>>, metrics: Metrics, clock: Clock, options: Options) -> Self {
-        let namespace = options.secret.namespace.clone();
-        let reader = options.client.clone().map(|client| Reader { client, namespace });
-        let objects = ObjectChecks::start(reader, changed.clone(), metrics.clone(), clock.clone());
-        let shared =
-            Arc::new(Shared { ledger: Mutex::default(), wanted: Notify::new(), changed, metrics, clock, options });
-        Self { task: tokio::spawn(run(shared.clone())), shared, objects }
+    /// Starts. The driver is woken for answers that have to be checked.
+    pub fn start(applier: Applier, options: Options) -> Self {
+        let objects = ObjectChecks::start(applier.clone());
+        let shared = Arc::new(Shared { ledger: Mutex::default(), wanted: Notify::new(), applier, options });
+        Self { _task: JoinSet::from_iter([run(shared.clone())]), shared, objects }
     }
 
     /// Takes in the questions that nodes wait for, those of them whose answers are too old if they were asked before a time, and the policy:
@@ -130,15 +120,9 @@ fn query_of(question: &Question) -> Option<String> {
     }
 }
 
-impl Drop for Expressions {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
 impl Shared {
     fn wake(&self) {
-        self.changed.send_modify(|n| *n = n.wrapping_add(1));
+        self.applier.caches.changed.send_modify(|n| *n = n.wrapping_add(1));
     }
 
     fn record(&self, query: &str, edition: u64, sent: Timestamp, answer: Answer) {
@@ -147,7 +131,7 @@ impl Shared {
             Answer::Firing { series, .. } => tracing::debug!(query, series, "an expression returns something"),
             Answer::Failed { message } => tracing::debug!(query, detail = message, "an expression has no answer"),
         }
-        self.metrics.expression(&answer);
+        self.applier.metrics.expression(&answer);
         let news = self.ledger.lock().record(query, edition, sent, answer);
         if news {
             self.wake();
@@ -228,7 +212,7 @@ async fn one(
     query: String,
     edition: u64,
 ) -> (String, u64, Timestamp, Answer) {
-    let sent = shared.clock.now();
+    let sent = shared.applier.leadership.now();
     let answer = match client {
         Ok(client) => query::send(&client, &settings, &shared.options.secret, &query, sent).await,
         Err(message) => Answer::Failed { message },

@@ -11,14 +11,13 @@ use planner::expressions::ObjectQuestion;
 use planner::objects::{self, Objects, Source, Unread};
 use planner::predicate::Fields;
 use planner::view::Answer;
-use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::course::Course;
-use super::follow::{Known, Reader, follow};
-use crate::clock::Clock;
-use crate::metrics::Metrics;
+use super::follow::{Known, follow};
+use crate::apply::Applier;
 
 /// Time for which a question is remembered after no node waits for it any more: some wait for it on every other turn.
 const REMEMBERED: Duration = Duration::from_mins(5);
@@ -38,18 +37,14 @@ const OUTDATED: Duration = Duration::from_secs(60);
 /// Watches the objects that the policy names, and evaluates the checks that nodes wait for, until it is dropped.
 pub(super) struct ObjectChecks {
     shared: Arc<Shared>,
-    /// Without one nothing is watched.
-    reader: Option<Reader>,
-    task: JoinHandle<()>,
+    _task: JoinSet<()>,
 }
 
 struct Shared {
     state: Mutex<State>,
     /// Notified when there may be something to evaluate.
     due: Arc<Notify>,
-    changed: Arc<watch::Sender<u64>>,
-    metrics: Metrics,
-    clock: Clock,
+    applier: Applier,
 }
 
 #[derive(Default)]
@@ -64,13 +59,7 @@ struct State {
 struct Watched {
     fields: Fields,
     known: Arc<Mutex<Known>>,
-    task: JoinHandle<()>,
-}
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    _task: JoinSet<()>,
 }
 
 /// A question and its answers.
@@ -110,16 +99,10 @@ struct Due {
 }
 
 impl ObjectChecks {
-    /// Starts. `changed` is notified of answers that have to be checked.
-    pub(super) fn start(
-        reader: Option<Reader>,
-        changed: Arc<watch::Sender<u64>>,
-        metrics: Metrics,
-        clock: Clock,
-    ) -> Self {
-        let (state, due) = (Mutex::default(), Arc::new(Notify::new()));
-        let shared = Arc::new(Shared { state, due, changed, metrics, clock });
-        Self { task: tokio::spawn(evaluate(shared.clone())), shared, reader }
+    /// Starts. The driver is woken for answers that have to be checked.
+    pub(super) fn start(applier: Applier) -> Self {
+        let shared = Arc::new(Shared { state: Mutex::default(), due: Arc::new(Notify::new()), applier });
+        Self { _task: JoinSet::from_iter([evaluate(shared.clone())]), shared }
     }
 
     /// Takes in the questions that nodes wait for, and the objects that the policy names. A watch ends when the policy does not name its
@@ -134,14 +117,12 @@ impl ObjectChecks {
         let State { watched, asked, watches } = &mut *state;
         watched.retain(|source, watched| sources.get(&**source) == Some(&watched.fields));
         asked.retain(|_, asked| asked.wanted + REMEMBERED > now && watched.contains_key(&asked.source));
-        if let Some(reader) = &self.reader {
-            for (source, fields) in sources {
-                let new = || {
-                    *watches += 1;
-                    Watched::start(reader.clone(), source.clone(), fields, *watches, self.shared.due.clone())
-                };
-                watched.entry(Arc::new(source.clone())).or_insert_with(new);
-            }
+        for (source, fields) in sources {
+            let new = || {
+                *watches += 1;
+                Watched::start(self.shared.applier.clone(), source.clone(), fields, *watches, self.shared.due.clone())
+            };
+            watched.entry(Arc::new(source.clone())).or_insert_with(new);
         }
         for question in questions {
             if let Some(asked) = asked.get_mut(question) {
@@ -179,18 +160,12 @@ impl ObjectChecks {
     }
 }
 
-impl Drop for ObjectChecks {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
 impl Watched {
     /// Starts the watch with this number: no two have an edition in common.
-    fn start(reader: Reader, source: Source, fields: Fields, number: u64, due: Arc<Notify>) -> Self {
+    fn start(applier: Applier, source: Source, fields: Fields, number: u64, due: Arc<Notify>) -> Self {
         let known = Arc::new(Mutex::new(Known::after(number << 32)));
-        let task = tokio::spawn(follow(reader, source, fields.clone(), known.clone(), due));
-        Self { fields, known, task }
+        let task = follow(applier, source, fields.clone(), known.clone(), due);
+        Self { fields, known, _task: JoinSet::from_iter([task]) }
     }
 }
 
@@ -216,14 +191,14 @@ impl Shared {
         for (question, edition, answer) in made {
             let Some(asked) = state.asked.get_mut(&question) else { continue };
             tracing::debug!(check = question.check.name, node = question.node, ?answer, "objects checked");
-            self.metrics.expression(&answer);
+            self.applier.metrics.expression(&answer);
             news |= matches!(answer, Answer::Quiet { .. });
             news |= asked.course.take(answer);
             (asked.edition, asked.answered) = (Some(edition), Some(now));
         }
         drop(state);
         if news {
-            self.changed.send_modify(|n| *n = n.wrapping_add(1));
+            self.applier.caches.changed.send_modify(|n| *n = n.wrapping_add(1));
         }
     }
 }
@@ -235,7 +210,7 @@ async fn evaluate(shared: Arc<Shared>) {
         let begun = Instant::now();
         // Each question once: objects may change faster than the questions about them are evaluated.
         loop {
-            let (due, now) = (shared.questions_due(begun), shared.clock.now());
+            let (due, now) = (shared.questions_due(begun), shared.applier.leadership.now());
             if due.is_empty() {
                 break;
             }
@@ -344,9 +319,7 @@ mod tests {
                     respond.send_response(http::Response::builder().status(code).body(body).unwrap());
                 }
             });
-            let reader = Reader { client: Client::new(service, "default"), namespace: "brupop-system".to_owned() };
-            let changed = Arc::new(watch::channel(0).0);
-            let checks = ObjectChecks::start(Some(reader), changed, Metrics::new().unwrap(), Clock::default());
+            let checks = ObjectChecks::start(Applier::of_leader(Client::new(service, "default")));
             let check = ObjectCheck {
                 api_version: "ceph.rook.io/v1".into(),
                 kind: "CephCluster".into(),

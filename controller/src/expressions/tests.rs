@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kube::client::Body;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use super::*;
+use crate::metrics::Metrics;
 
 /// Maximum time that a test waits for an expected event.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -452,9 +454,10 @@ struct Running {
 
 impl Running {
     fn start(options: Options) -> Self {
-        let (changed, woken) = watch::channel(0);
-        let metrics = Metrics::new().unwrap();
-        let expressions = Expressions::start(Arc::new(changed), metrics.clone(), Clock::default(), options);
+        let (service, _) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
+        let applier = Applier::of_leader(kube::Client::new(service, "default"));
+        let (metrics, woken) = (applier.metrics.clone(), applier.caches.changed.subscribe());
+        let expressions = Expressions::start(applier, options);
         Self { expressions, metrics, woken }
     }
 

@@ -2,24 +2,19 @@
 //! so its public part stays published while a record names it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::Client;
 use kube::api::{Api, ObjectMeta, Patch, PatchParams};
 use kube::runtime::watcher;
 use models::names;
 use serde_json::json;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::apply::{Applier, ApplyError, create_params};
 use crate::cache::{Cache, Reading};
-use crate::caches::Caches;
-use crate::leader::Leadership;
 use crate::tls::{Complete, MaterialError, PermitKey};
 
 /// The field of the Secret.
@@ -30,13 +25,10 @@ const LIST_LIMIT: Duration = Duration::from_secs(10);
 
 /// The Secret with the key, and the ConfigMap with the public ones.
 pub(super) struct Keys {
-    client: Client,
-    namespace: String,
-    leadership: Leadership,
+    applier: Applier,
     secret: Cache<Complete<Secret>>,
     published: Cache<Complete<ConfigMap>>,
     reading: Reading,
-    changed: Arc<watch::Sender<u64>>,
 }
 
 fn unusable(error: MaterialError) -> ApplyError {
@@ -44,35 +36,28 @@ fn unusable(error: MaterialError) -> ApplyError {
 }
 
 impl Keys {
-    pub(super) fn of(applier: &Applier, caches: &Caches) -> Self {
-        let changed = || caches.changed.clone();
+    pub(super) fn new(applier: &Applier) -> Self {
+        let changed = || applier.caches.changed.clone();
         let (secret, published) = (Cache::rarely_retried(changed()), Cache::rarely_retried(changed()));
-        Self {
-            client: applier.client.clone(),
-            namespace: applier.namespace.clone(),
-            leadership: applier.leadership.clone(),
-            reading: Reading::default().of(&secret).of(&published),
-            secret,
-            published,
-            changed: changed(),
-        }
+        let reading = Reading::default().of(&secret).of(&published);
+        Self { applier: applier.clone(), secret, published, reading }
     }
 
     /// Watches both until the tasks are dropped.
     pub(super) fn watch(&self) -> JoinSet<()> {
         // RBAC permits reading them by their names alone.
         let named = |name: &str| watcher::Config::default().fields(&format!("metadata.name={name}"));
-        let (secrets, maps) = (self.client.clone(), self.client.clone());
+        let Applier { client, namespace, .. } = &self.applier;
         let mut watches = JoinSet::new();
-        watches.spawn(self.secret.run(Api::namespaced(secrets, &self.namespace), named(names::HISTORY_KEY_SECRET)));
-        watches.spawn(self.published.run(Api::namespaced(maps, &self.namespace), named(names::HISTORY_KEYS)));
+        watches.spawn(self.secret.run(Api::namespaced(client.clone(), namespace), named(names::HISTORY_KEY_SECRET)));
+        watches.spawn(self.published.run(Api::namespaced(client.clone(), namespace), named(names::HISTORY_KEYS)));
         watches
     }
 
     /// Returns the key, which is made where there is none, with its public part published. Those that no record names
     /// (`named`) are withdrawn; `None`: it is not known which are named.
     pub(super) async fn signing(&self, named: Option<&BTreeSet<String>>) -> Result<PermitKey, ApplyError> {
-        if timeout(LIST_LIMIT, self.reading.wait(self.changed.subscribe())).await.is_err() {
+        if timeout(LIST_LIMIT, self.reading.wait(self.applier.caches.changed.subscribe())).await.is_err() {
             let (secret, map) = (names::HISTORY_KEY_SECRET, names::HISTORY_KEYS);
             let why = format!(
                 "the Secret {secret} or the ConfigMap {map} cannot be listed; the controller's log has the reason"
@@ -89,7 +74,7 @@ impl Keys {
             let text = secret.text(KEY).ok_or_else(|| unusable(MaterialError::Missing(KEY)))?;
             return PermitKey::load(text).map_err(unusable);
         }
-        self.leadership.check()?;
+        self.applier.leadership.check()?;
         let key = PermitKey::make().map_err(unusable)?;
         let secret = Secret {
             metadata: ObjectMeta { name: Some(names::HISTORY_KEY_SECRET.to_owned()), ..ObjectMeta::default() },
@@ -97,7 +82,7 @@ impl Keys {
             type_: Some("Opaque".to_owned()),
             ..Secret::default()
         };
-        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
+        let secrets: Api<Secret> = Api::namespaced(self.applier.client.clone(), &self.applier.namespace);
         match secrets.create(&create_params(), &secret).await {
             Ok(made) => {
                 self.secret.written(&made);
@@ -113,7 +98,7 @@ impl Keys {
     }
 
     async fn publish(&self, key: &PermitKey, named: Option<&BTreeSet<String>>) -> Result<(), ApplyError> {
-        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
+        let maps: Api<ConfigMap> = Api::namespaced(self.applier.client.clone(), &self.applier.namespace);
         let found = self.published.get(names::HISTORY_KEYS).map(|found| found.0);
         let version = found.as_ref().and_then(|map| map.metadata.resource_version.clone());
         let published = found.and_then(|map| map.data).unwrap_or_default();
@@ -124,10 +109,10 @@ impl Keys {
         if wanted == published {
             return Ok(());
         }
-        self.leadership.check()?;
+        self.applier.leadership.check()?;
         let body = json!({
             "apiVersion": "v1", "kind": "ConfigMap",
-            "metadata": {"name": names::HISTORY_KEYS, "namespace": self.namespace, "resourceVersion": version},
+            "metadata": {"name": names::HISTORY_KEYS, "namespace": self.applier.namespace, "resourceVersion": version},
             "data": wanted,
         });
         let params = PatchParams::apply(names::CONTROLLER_MANAGER).force();
@@ -144,12 +129,11 @@ impl Keys {
 #[cfg(test)]
 mod tests {
     use http::{Method, Request, Response};
+    use kube::Client;
     use kube::client::Body;
     use serde_json::Value;
 
     use super::*;
-    use crate::metrics::Metrics;
-    use crate::tls::Signer;
 
     /// Returns the keys on an API server that answers with this: of a verb, a resource and a body.
     fn keys(mut answer: impl FnMut(&str, &str, &Value) -> (u16, Value) + Send + 'static) -> Keys {
@@ -170,17 +154,7 @@ mod tests {
                 reply.send_response(Response::builder().status(code).body(body).unwrap());
             }
         });
-        let caches = Caches::default();
-        let applier = Applier::new(
-            Client::new(service, "default"),
-            "brupop-system".into(),
-            "me".into(),
-            Leadership::forever(),
-            Signer::default(),
-            Metrics::new().unwrap(),
-            caches.clone(),
-        );
-        Keys::of(&applier, &caches)
+        Keys::new(&Applier::of_leader(Client::new(service, "default")))
     }
 
     fn list(kind: &str, items: &[Value]) -> (u16, Value) {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, Patch, PatchParams};
 use kube::core::{ApiResource, DynamicObject, PartialObjectMeta, PartialObjectMetaExt as _, TypeMeta};
-use kube::{Client, Resource as _, ResourceExt as _};
+use kube::{Resource as _, ResourceExt as _};
 use models::history::{
     BottlerocketRolloutHistory, BottlerocketRolloutHistorySpec, BottlerocketRolloutHistoryStatus, HistoryPage,
     RecordedRollout, page_digest, page_name,
@@ -18,20 +18,13 @@ use serde_json::{Value, json};
 
 use crate::apply::{Applier, ApplyError, create_params, delete_this};
 use crate::cache::Cache;
-use crate::caches::Caches;
-use crate::leader::Leadership;
 
 /// The most that the metadata of a page take as JSON, in bytes.
 const METADATA: usize = 2048;
 
 /// The API of the history.
 #[derive(Clone)]
-pub(super) struct Objects {
-    pub(super) client: Client,
-    pub(super) namespace: String,
-    pub(super) leadership: Leadership,
-    pub(super) known: Cache<HistoryObject>,
-}
+pub(super) struct Objects(pub(super) Applier);
 
 /// An object as the API server returned it, with the fields that this version does not know.
 pub(super) struct Found {
@@ -70,29 +63,25 @@ fn metadata(name: &str, record: &str, kind: &str) -> ObjectMeta {
 }
 
 impl Objects {
-    pub(super) fn of(applier: &Applier, caches: &Caches) -> Self {
-        Self {
-            client: applier.client.clone(),
-            namespace: applier.namespace.clone(),
-            leadership: applier.leadership.clone(),
-            known: caches.history.clone(),
-        }
+    /// Returns the objects that are known.
+    pub(super) fn known(&self) -> &Cache<HistoryObject> {
+        &self.0.caches.history
     }
 
     fn api(&self) -> Api<BottlerocketRolloutHistory> {
-        Api::namespaced(self.client.clone(), &self.namespace)
+        Api::namespaced(self.0.client.clone(), &self.0.namespace)
     }
 
     /// The API of the objects with all of their fields.
     fn whole(&self) -> Api<DynamicObject> {
         let resource = ApiResource::erase::<BottlerocketRolloutHistory>(&());
-        Api::namespaced_with(self.client.clone(), &self.namespace, &resource)
+        Api::namespaced_with(self.0.client.clone(), &self.0.namespace, &resource)
     }
 
     /// Takes what an own call returned into the cache, so that the next plan knows it.
     fn learned(&self, object: &BottlerocketRolloutHistory) {
         let meta: PartialObjectMeta<BottlerocketRolloutHistory> = object.metadata.clone().into_response_partial();
-        self.known.written(&meta);
+        self.known().written(&meta);
     }
 
     fn take(&self, object: DynamicObject) -> Found {
@@ -115,7 +104,7 @@ impl Objects {
         spec: BottlerocketRolloutHistorySpec,
         what: &'static str,
     ) -> Result<Found, ApplyError> {
-        self.leadership.check()?;
+        self.0.leadership.check()?;
         let types = Some(TypeMeta::resource::<BottlerocketRolloutHistory>());
         let object = DynamicObject { types, metadata, data: json!({"spec": spec}) };
         match self.whole().create(&create_params(), &object).await {
@@ -174,11 +163,11 @@ impl Objects {
         record: &RecordFacts,
         status: &BottlerocketRolloutHistoryStatus,
     ) -> Result<RecordFacts, ApplyError> {
-        self.leadership.check()?;
+        self.0.leadership.check()?;
         let body = json!({
             "apiVersion": BottlerocketRolloutHistory::api_version(&()), "kind": BottlerocketRolloutHistory::kind(&()),
             "metadata": {
-                "name": record.name, "namespace": self.namespace, "resourceVersion": record.resource_version,
+                "name": record.name, "namespace": self.0.namespace, "resourceVersion": record.resource_version,
             },
             "status": status,
         });
@@ -191,7 +180,7 @@ impl Objects {
 
     /// Deletes this very object.
     pub(super) async fn delete(&self, name: &str, uid: &str) -> Result<(), ApplyError> {
-        self.leadership.check()?;
+        self.0.leadership.check()?;
         delete_this(&self.api(), name, uid, DeleteParams::background(), "history_delete").await.map(|_| ())
     }
 }
@@ -212,11 +201,9 @@ fn open(found: &Found) -> Result<OpenPage, ApplyError> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use http::{Request, Response};
+    use kube::Client;
     use kube::client::Body;
-    use tokio::sync::watch;
 
     use super::*;
 
@@ -245,12 +232,7 @@ mod tests {
                 reply.send_response(Response::new(Body::from(answer.to_string().into_bytes())));
             }
         });
-        Objects {
-            client: Client::new(service, "default"),
-            namespace: "n".to_owned(),
-            leadership: Leadership::forever(),
-            known: Cache::new(Arc::new(watch::channel(0).0)),
-        }
+        Objects(Applier::of_leader(Client::new(service, "default")))
     }
 
     #[test]

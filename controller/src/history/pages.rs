@@ -8,7 +8,6 @@ use tokio::time::{Instant, timeout_at};
 
 use super::objects::Objects;
 use crate::apply::Applier;
-use crate::caches::Caches;
 
 /// The number of pages with updates: each may have hundreds.
 const PAGES: usize = 2;
@@ -25,13 +24,13 @@ pub struct Pages(Objects);
 
 impl Pages {
     /// Returns the pages of the namespace that this applier writes to.
-    pub fn new(applier: &Applier, caches: &Caches) -> Self {
-        Self(Objects::of(applier, caches))
+    pub fn new(applier: &Applier) -> Self {
+        Self(Objects(applier.clone()))
     }
 
     /// Reads how long the last updates took. What cannot be read, or not in time, is left out.
     pub async fn last_updates(&self) -> Vec<UpdateDurations> {
-        let objects = self.0.known.items();
+        let objects = self.0.known().items();
         let place = |object: &&planner::view::HistoryObject| {
             let record = object.name.rsplit_once("-p").map_or("", |(record, _)| record);
             (record_number(record), page_number(record, &object.name))

@@ -26,7 +26,6 @@ use super::objects::Objects;
 use super::results::{Results, Shadows, correct_kinds};
 use crate::apply::{Applier, ApplyError};
 use crate::cache::Reading;
-use crate::caches::Caches;
 
 /// Time between two plans, after one without a call and after one with calls.
 const REST: Duration = Duration::from_millis(500);
@@ -69,7 +68,6 @@ enum Passed {
 /// The historian of a leader.
 pub struct Historian {
     applier: Applier,
-    caches: Caches,
     history: History,
     objects: Objects,
     keys: Keys,
@@ -114,15 +112,13 @@ fn hold_back(plan: &mut HistoryPlan, unreadable: &BTreeMap<String, String>, befo
 impl Historian {
     /// Returns a historian that tells plans about the history by `history`. It writes nothing before the caches are known to
     /// be as new as this leadership.
-    pub fn new(applier: Applier, caches: Caches, history: History, reading: Reading) -> Self {
-        let (objects, keys) = (Objects::of(&applier, &caches), Keys::of(&applier, &caches));
+    pub fn new(applier: Applier, history: History, reading: Reading) -> Self {
         Self {
-            reading: reading.of(&caches.history),
-            keys,
+            reading: reading.of(&applier.caches.history),
+            objects: Objects(applier.clone()),
+            keys: Keys::new(&applier),
             applier,
-            caches,
             history,
-            objects,
             records: BTreeMap::new(),
             unreadable: BTreeMap::new(),
             removed: BTreeSet::new(),
@@ -135,7 +131,7 @@ impl Historian {
 
     /// Keeps the history for as long as it is polled. A renewal of the Lease that comes late interrupts it.
     pub async fn run(mut self) {
-        let changed: Arc<watch::Sender<u64>> = self.caches.changed.clone();
+        let changed: Arc<watch::Sender<u64>> = self.applier.caches.changed.clone();
         let _watches = self.keys.watch();
         while timeout(LIST_LIMIT, self.reading.wait(changed.subscribe())).await.is_err() {
             let message = "the objects of the history cannot be listed: their definition (crds.yaml), or a right of the \
@@ -181,7 +177,7 @@ impl Historian {
     /// Collects the results on shadows and those that wait in memory. Returns them with the rollouts of attempts that may go on although their
     /// Node was deleted: those with a slot.
     fn collect(&mut self, operator: Option<&OperatorFacts>, now: Timestamp) -> (Vec<Waiting>, BTreeSet<i64>) {
-        let unread = self.caches.operator.unreadable().contains_key(names::OPERATOR_NAME);
+        let unread = self.applier.caches.operator.unreadable().contains_key(names::OPERATOR_NAME);
         if let Some(operator) = operator.filter(|_| !unread) {
             self.results.take_over(&operator.status);
         }
@@ -192,8 +188,8 @@ impl Historian {
             };
             operator.is_some_and(|operator| operator.status.slots.iter().any(own))
         };
-        let unreadable_nodes = self.caches.nodes.unreadable();
-        let awaited: BTreeMap<RowId, bool> = self.caches.nodes.read(|nodes| {
+        let unreadable_nodes = self.applier.caches.nodes.unreadable();
+        let awaited: BTreeMap<RowId, bool> = self.applier.caches.nodes.read(|nodes| {
             // The shadow alone was deleted, and is created again if the node is under the operator.
             let is_there = |waiting: &Waiting| {
                 nodes.get(&waiting.node).is_some_and(|node| node.uid == waiting.uid)
@@ -205,24 +201,24 @@ impl Historian {
             };
             self.results.under_way().filter_map(may_go_on).collect()
         });
-        let (ended, unreadable) = (self.ended_rollouts(), self.caches.shadows.unreadable());
+        let (ended, unreadable) = (self.ended_rollouts(), self.applier.caches.shadows.unreadable());
         let results = &mut self.results;
-        let (mut waiting, going_on) = self.caches.shadows.read(|readable| {
+        let (mut waiting, going_on) = self.applier.caches.shadows.read(|readable| {
             let shadows = Shadows { readable, unreadable: &unreadable };
             results.collect(shadows, (&awaited, &ended), now)
         });
-        self.caches.nodes.read(|nodes| correct_kinds(&mut waiting, nodes));
+        self.applier.caches.nodes.read(|nodes| correct_kinds(&mut waiting, nodes));
         (waiting, going_on)
     }
 
     fn ended_rollouts(&self) -> BTreeSet<i64> {
         let uid = |operator: &OperatorFacts| operator.uid.clone();
-        let uid = self.caches.operator.read(|operators| operators.get(names::OPERATOR_NAME).map(uid));
+        let uid = self.applier.caches.operator.read(|operators| operators.get(names::OPERATOR_NAME).map(uid));
         ended_rollouts(&self.records, uid.as_deref())
     }
 
     fn plan(&mut self, now: Timestamp) -> HistoryPlan {
-        let objects: BTreeMap<String, HistoryObject> = self.caches.history.items();
+        let objects: BTreeMap<String, HistoryObject> = self.applier.caches.history.items();
         self.records.retain(|name, record| {
             let there = objects.get(name).is_some_and(|object| object.uid == record.uid);
             if !there && !record.runs() && !record.rollout.drill {
@@ -242,7 +238,7 @@ impl Historian {
         }
         self.open.retain(|name, open| records.contains_key(name) && !named(name, open));
         // Before the results: an attempt that ends in between is in both.
-        let (mut under_way, mut nodes) = self.caches.shadows.read(|shadows| {
+        let (mut under_way, mut nodes) = self.applier.caches.shadows.read(|shadows| {
             let under_way: BTreeSet<i64> = shadows
                 .values()
                 .filter_map(|shadow| Some(shadow.status.controller.progress.as_ref()?.rollout.as_ref()?.rollout))
@@ -254,7 +250,7 @@ impl Historian {
             });
             (under_way, nodes.collect::<Vec<_>>())
         });
-        self.caches.nodes.read(|known| {
+        self.applier.caches.nodes.read(|known| {
             for (node, (variant, arch, _)) in &mut nodes {
                 if let Some(facts) = known.get(&*node) {
                     facts.correct_kind(Some(variant), Some(arch));
@@ -262,10 +258,10 @@ impl Historian {
             }
         });
         let nodes: Vec<_> = nodes.into_iter().map(|(_, kind)| kind).collect();
-        let operator = self.caches.operator.get(names::OPERATOR_NAME);
+        let operator = self.applier.caches.operator.get(names::OPERATOR_NAME);
         let (waiting, going_on) = self.collect(operator.as_ref(), now);
         under_way.extend(going_on);
-        if self.caches.operator.unreadable().contains_key(names::OPERATOR_NAME) {
+        if self.applier.caches.operator.unreadable().contains_key(names::OPERATOR_NAME) {
             return HistoryPlan::default();
         }
         let mut plan = plan(&HistorySnapshot {
@@ -281,7 +277,7 @@ impl Historian {
             nodes: &nodes,
             now,
         });
-        let unreadable = self.caches.shadows.unreadable();
+        let unreadable = self.applier.caches.shadows.unreadable();
         self.waits_for = hold_back(&mut plan, &unreadable, self.waits_for.take());
         plan
     }
@@ -360,8 +356,8 @@ impl Historian {
 
     /// Tells plans what is known.
     fn tell(&self, facts: HistoryFacts) {
-        if self.history.set(facts) {
-            self.caches.changed.send_modify(|n| *n = n.wrapping_add(1));
+        if self.history.change(|known| *known = facts) {
+            self.applier.caches.changed.send_modify(|n| *n = n.wrapping_add(1));
         }
     }
 

@@ -10,28 +10,11 @@ pub mod report;
 pub mod rewrite;
 mod run;
 
-use std::sync::Arc;
-
-use parking_lot::Mutex;
 use planner::view::MigrationFacts;
+
+use crate::caches::Shared;
 
 pub use run::Migrator;
 
-/// The known facts about the migration, for plans. Clones share them.
-#[derive(Clone, Default)]
-pub struct Progress(Arc<Mutex<MigrationFacts>>);
-
-impl Progress {
-    /// Returns the facts.
-    pub fn facts(&self) -> MigrationFacts {
-        self.0.lock().clone()
-    }
-
-    /// Changes the facts; returns whether they are new.
-    fn change(&self, change: impl FnOnce(&mut MigrationFacts)) -> bool {
-        let mut facts = self.0.lock();
-        let before = facts.clone();
-        change(&mut facts);
-        *facts != before
-    }
-}
+/// The known facts about the migration, for plans.
+pub type Progress = Shared<MigrationFacts>;

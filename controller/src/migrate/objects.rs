@@ -14,8 +14,9 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::plan::{Definition, Refusal, Work};
 use super::rewrite::{self, Next, VERSION};
+use crate::apply::Applier;
 use crate::earlier::EarlierPods;
-use crate::leader::{Leadership, LostLease};
+use crate::leader::LostLease;
 
 const PLURAL: &str = "bottlerocketshadows";
 
@@ -118,10 +119,8 @@ pub(super) struct Passed {
 
 #[derive(Clone)]
 pub(super) struct Objects {
-    pub(super) client: kube::Client,
-    pub(super) leadership: Leadership,
+    pub(super) applier: Applier,
     pub(super) earlier: EarlierPods,
-    pub(super) namespace: String,
 }
 
 fn path(version: &str, namespace: Option<&str>) -> String {
@@ -136,7 +135,7 @@ fn unsendable(error: &dyn std::error::Error) -> CallError {
 impl Objects {
     async fn call<E: std::error::Error>(&self, request: Result<HttpRequest<Vec<u8>>, E>) -> Result<Value, CallError> {
         let request = request.map_err(|error| unsendable(&error))?;
-        Ok(self.client.request::<Value>(request).await?)
+        Ok(self.applier.client.request::<Value>(request).await?)
     }
 
     async fn read(&self, version: &str, key: &Key) -> Result<Value, CallError> {
@@ -144,7 +143,7 @@ impl Objects {
     }
 
     async fn write(&self, version: &str, key: &Key, patch: &Patch<Value>) -> Result<Value, CallError> {
-        self.leadership.check()?;
+        self.applier.leadership.check()?;
         let (request, mut params) = (Request::new(path(version, Some(&key.namespace))), PatchParams::default());
         params.field_manager = Some(CONTROLLER_MANAGER.to_owned());
         if let Patch::Apply(_) = patch {
@@ -160,10 +159,10 @@ impl Objects {
         let params = PostParams { dry_run: true, field_manager: Some(CONTROLLER_MANAGER.to_owned()) };
         let shadow = json!({
             "apiVersion": format!("{GROUP}/{version}"), "kind": "BottlerocketShadow",
-            "metadata": {"name": TRIAL, "namespace": self.namespace}, "spec": {"state": "Idle"},
+            "metadata": {"name": TRIAL, "namespace": self.applier.namespace}, "spec": {"state": "Idle"},
         });
         let body = serde_json::to_vec(&shadow).map_err(|error| unsendable(&error))?;
-        match self.call(Request::new(path(version, Some(&self.namespace))).create(&params, body)).await {
+        match self.call(Request::new(path(version, Some(&self.applier.namespace))).create(&params, body)).await {
             Ok(_) | Err(CallError::Conflict) => Ok(false),
             Err(CallError::Refused(answer)) => Ok(is_of_read_only_policy(&answer)),
             Err(error) => Err(error),
@@ -284,7 +283,7 @@ impl Objects {
     ) -> Result<bool, CallError> {
         let mut object = self.read(VERSION, key).await?;
         for writes in 0..WRITES {
-            let next = rewrite::next(&object, policy, self.leadership.now());
+            let next = rewrite::next(&object, policy, self.applier.leadership.now());
             object = match next.map_err(|error| CallError::Refused(error.to_string()))? {
                 Next::Nothing if writes == 0 && work == Work::All => {
                     let stored =

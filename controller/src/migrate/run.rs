@@ -1,13 +1,12 @@
 //! The migrator's loop: carries out the steps of [`plan`](super::plan), and begins again after a change of the
 //! definition or of what users request, or after a pause.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt as _;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, Patch, PatchParams, WatchEvent, WatchParams};
+use kube::api::{Api, Patch, WatchEvent, WatchParams};
 use models::backoff::Backoff;
 use models::names::{self, SHADOW_DEFINITION as DEFINITION};
 use models::operator::{CompletedMigration, StorageMigration};
@@ -15,18 +14,14 @@ use planner::plan::pending_migration;
 use planner::policy::Policy;
 use planner::view::OperatorFacts;
 use serde_json::json;
-use tokio::sync::watch;
 
 use super::Progress;
 use super::objects::{CallError, Objects};
 use super::plan::{Block, Definition, Facts, Known, Pass, Step, next};
 use super::report::State;
 use super::rewrite::VERSION;
-use crate::cache::Cache;
-use crate::caches::Caches;
+use crate::apply::{Applier, patch_params};
 use crate::earlier::EarlierPods;
-use crate::leader::Leadership;
-use crate::metrics::Metrics;
 
 /// Pause while the renewal of the Lease is late.
 const LOST_PAUSE: Duration = Duration::from_secs(1);
@@ -50,11 +45,9 @@ struct Requested {
 
 /// The storage migrator of a leader.
 pub struct Migrator {
+    applier: Applier,
     objects: Objects,
     definitions: Api<CustomResourceDefinition>,
-    metrics: Metrics,
-    operator: Cache<OperatorFacts>,
-    changed: Arc<watch::Sender<u64>>,
     progress: Progress,
     /// The last version of the definition that was read.
     seen: String,
@@ -64,22 +57,11 @@ pub struct Migrator {
 
 impl Migrator {
     /// Returns a migrator that reports in `progress`. It may run once the caches have been read.
-    pub fn new(
-        client: kube::Client,
-        namespace: String,
-        leadership: Leadership,
-        metrics: Metrics,
-        caches: Caches,
-        earlier: EarlierPods,
-        progress: Progress,
-    ) -> Self {
-        let Caches { operator, changed, .. } = caches;
+    pub fn new(applier: Applier, earlier: EarlierPods, progress: Progress) -> Self {
         Self {
-            definitions: Api::all(client.clone()),
-            objects: Objects { client, leadership, earlier, namespace },
-            metrics,
-            operator,
-            changed,
+            definitions: Api::all(applier.client.clone()),
+            objects: Objects { applier: applier.clone(), earlier },
+            applier,
             progress,
             seen: String::new(),
             ended: None,
@@ -87,7 +69,7 @@ impl Migrator {
     }
 
     fn operator(&self) -> Option<OperatorFacts> {
-        self.operator.get(names::OPERATOR_NAME)
+        self.applier.caches.operator.get(names::OPERATOR_NAME)
     }
 
     /// Returns what users request and is not carried out yet.
@@ -96,7 +78,7 @@ impl Migrator {
         let done = self.progress.facts().carried_out;
         let request = operator.and_then(pending_migration).filter(|asked| Some(*asked) != done.as_ref()).cloned();
         // A resource that cannot be read may ask for that.
-        let unknown = !self.operator.unreadable().is_empty();
+        let unknown = !self.applier.caches.operator.unreadable().is_empty();
         Requested { manual: unknown || mode == StorageMigration::Manual, request }
     }
 
@@ -200,7 +182,7 @@ impl Migrator {
             generation: definition.generation,
             storage_version: definition.storage.clone(),
             storage_version_hash: definition.hash.clone(),
-            time: self.objects.leadership.now(),
+            time: self.applier.leadership.now(),
         });
         self.progress.change(|facts| {
             facts.completed = Some(completed);
@@ -220,7 +202,7 @@ impl Migrator {
         self.seen = definition.metadata.resource_version.clone().unwrap_or_default();
         let group = format!("{}/{VERSION}", names::GROUP);
         // It is optional in the API, and so it is here.
-        let listed = self.objects.client.list_api_group_resources(&group).await.ok();
+        let listed = self.applier.client.list_api_group_resources(&group).await.ok();
         let resource = listed.into_iter().flat_map(|list| list.resources).find(|r| DEFINITION.starts_with(&r.name));
         Ok(Definition::of(&definition, resource.and_then(|resource| resource.storage_version_hash)))
     }
@@ -228,14 +210,12 @@ impl Migrator {
     /// Prunes `storedVersions` to the storage version, at the version of the definition that all objects were checked
     /// under.
     async fn prune(&mut self, definition: &Definition, version: &str) -> Result<Definition, CallError> {
-        self.objects.leadership.check()?;
-        let params =
-            PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PatchParams::default() };
+        self.applier.leadership.check()?;
         let patch = json!({
             "metadata": {"uid": definition.uid, "resourceVersion": version},
             "status": {"storedVersions": [definition.storage]},
         });
-        let pruned = self.definitions.patch_status(DEFINITION, &params, &Patch::Merge(patch)).await?;
+        let pruned = self.definitions.patch_status(DEFINITION, &patch_params(), &Patch::Merge(patch)).await?;
         self.seen = pruned.metadata.resource_version.clone().unwrap_or_default();
         tracing::info!(from = definition.stored.join(","), to = definition.storage, "stored versions pruned");
         Ok(Definition::of(&pruned, definition.hash.clone()))
@@ -271,7 +251,7 @@ impl Migrator {
 
     /// Waits until users request something else.
     async fn request_changes(&self, requested: &Requested) {
-        let mut changes = self.changed.subscribe();
+        let mut changes = self.applier.caches.changed.subscribe();
         while self.requested(self.operator().as_ref()) == *requested {
             if changes.changed().await.is_err() {
                 std::future::pending::<()>().await;
@@ -281,9 +261,9 @@ impl Migrator {
 
     fn publish(&self, state: &State) {
         let state = state.shown(self.ended.as_ref());
-        self.metrics.migration(state.reason(), state.left());
+        self.applier.metrics.migration(state.reason(), state.left());
         if self.progress.change(|facts| facts.state = Some(state.condition())) {
-            self.changed.send_modify(|n| *n = n.wrapping_add(1));
+            self.applier.caches.changed.send_modify(|n| *n = n.wrapping_add(1));
         }
     }
 

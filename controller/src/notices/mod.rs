@@ -25,49 +25,39 @@ use models::operator::{BottlerocketUpdateOperatorStatus, NOTICES_SENT, Notice, N
 use parking_lot::Mutex;
 use planner::policy;
 use planner::view::NoticeFacts;
-use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::leader::Leadership;
-use crate::metrics::{Metrics, NoticeResult};
+use crate::apply::Applier;
+use crate::metrics::NoticeResult;
 use outbox::{Ended, FAILING, Outboxes};
 use send::{Outcome, Secret};
 
 /// Interval at which the Secret is checked: a mistake is to be seen before the first notice.
 const CHECK_PERIOD: Duration = Duration::from_secs(30);
 
-/// Settings of the sender.
-#[derive(Clone)]
-pub struct Options {
-    /// The operator's namespace.
-    pub namespace: String,
-    /// The folder with the content of the Secret `brupop-notices`.
-    pub secret: Option<PathBuf>,
-}
-
 /// Sends notices until it is dropped.
 pub struct Notices {
     shared: Arc<Shared>,
-    task: JoinHandle<()>,
+    _task: JoinSet<()>,
 }
 
 struct Shared {
     outboxes: Mutex<Outboxes>,
     /// Notified when there may be something to send.
     wanted: Notify,
-    changed: Arc<watch::Sender<u64>>,
-    metrics: Metrics,
-    leadership: Leadership,
-    options: Options,
+    applier: Applier,
+    /// The folder with the content of the Secret `brupop-notices`.
+    folder: Option<PathBuf>,
 }
 
 impl Notices {
-    /// Starts. `changed` is notified when a notice was sent or given up.
-    pub fn start(changed: Arc<watch::Sender<u64>>, metrics: Metrics, leadership: Leadership, options: Options) -> Self {
+    /// Starts, with the folder of the Secret `brupop-notices`. The driver is woken when a notice was sent or given up.
+    pub fn start(applier: Applier, folder: Option<PathBuf>) -> Self {
         let (outboxes, wanted) = (Mutex::default(), Notify::new());
-        let shared = Arc::new(Shared { outboxes, wanted, changed, metrics, leadership, options });
-        Self { task: tokio::spawn(run(shared.clone())), shared }
+        let shared = Arc::new(Shared { outboxes, wanted, applier, folder });
+        Self { _task: JoinSet::from_iter([run(shared.clone())]), shared }
     }
 
     /// Takes in the receivers of the policy in force, and the operator's recorded status: its notices, and its condition
@@ -75,7 +65,7 @@ impl Notices {
     pub fn want(&self, policy: Option<&policy::Notices>, status: Option<&BottlerocketUpdateOperatorStatus>) {
         let receivers = policy.map_or(&[][..], |policy| &policy.receivers);
         for receiver in receivers {
-            self.shared.metrics.expect_notices(&receiver.name);
+            self.shared.applier.metrics.expect_notices(&receiver.name);
         }
         let recorded = status.and_then(|status| status.notices.as_ref()).map_or(&[][..], |notices| &notices.pending);
         let failing = status.and_then(|status| false_condition(&status.conditions, NOTICES_SENT));
@@ -88,7 +78,7 @@ impl Notices {
                 count,
                 "notices dropped: too many wait for this receiver, or policy has it no more"
             );
-            self.shared.metrics.notices(&receiver, NoticeResult::Dropped, count);
+            self.shared.applier.metrics.notices(&receiver, NoticeResult::Dropped, count);
         }
         if is_new {
             self.shared.wanted.notify_one();
@@ -101,21 +91,15 @@ impl Notices {
     }
 }
 
-impl Drop for Notices {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
 impl Shared {
     fn secret(&self) -> Secret<'_> {
-        Secret { folder: self.options.secret.as_deref(), namespace: &self.options.namespace }
+        Secret { folder: self.folder.as_deref(), namespace: &self.applier.namespace }
     }
 
     /// Takes in the outcome of one sending.
     fn record(&self, receiver: &str, notice: &Notice, outcome: Outcome) {
         let Notice { id, event, .. } = notice;
-        self.metrics.notices(
+        self.applier.metrics.notices(
             receiver,
             if outcome == Outcome::Sent { NoticeResult::Sent } else { NoticeResult::Failed },
             1,
@@ -126,10 +110,10 @@ impl Shared {
             Ended::Again => tracing::debug!(receiver, event, id, reason = why, "notice not sent yet"),
             Ended::GivenUp => {
                 tracing::warn!(receiver, event, id, reason = why, "notice given up");
-                self.metrics.notices(receiver, NoticeResult::Dropped, 1);
+                self.applier.metrics.notices(receiver, NoticeResult::Dropped, 1);
             }
         }
-        self.changed.send_modify(|n| *n = n.wrapping_add(1));
+        self.applier.caches.changed.send_modify(|n| *n = n.wrapping_add(1));
     }
 
     /// Checks what the Secret has for each receiver.
@@ -143,7 +127,7 @@ impl Shared {
                 tracing::warn!(receiver = receiver.name, reason = problem, "receiver of notices not usable");
             }
             if self.outboxes.lock().checked(&receiver.name, found) {
-                self.changed.send_modify(|n| *n = n.wrapping_add(1));
+                self.applier.caches.changed.send_modify(|n| *n = n.wrapping_add(1));
             }
         }
     }
@@ -171,8 +155,8 @@ async fn run(shared: Arc<Shared>) {
 }
 
 async fn one(shared: Arc<Shared>, receiver: NoticeReceiver, notice: Notice) -> (String, Notice, Outcome) {
-    let outcome = match shared.leadership.check() {
-        Ok(()) => send::send(&shared.secret(), &receiver, &notice, shared.leadership.clock()).await,
+    let outcome = match shared.applier.leadership.check() {
+        Ok(()) => send::send(&shared.secret(), &receiver, &notice, shared.applier.leadership.clock()).await,
         // The next leader sends it.
         Err(lost) => Outcome::Retry { message: lost.to_string(), after: None, unusable: false },
     };

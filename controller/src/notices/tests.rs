@@ -3,13 +3,17 @@
 use std::path::Path;
 
 use jiff::Timestamp;
+use kube::client::Body;
 use models::operator::{NoticeEvent, NoticeFormat, NoticesStatus};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 use super::*;
 use crate::clock::Clock;
+use crate::leader::Leadership;
+use crate::metrics::Metrics;
 
 /// Longest wait for an expected event.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -67,7 +71,7 @@ fn slack_message_escapes_control_characters() {
 struct Server {
     url: String,
     seen: watch::Receiver<Vec<String>>,
-    task: JoinHandle<()>,
+    _task: JoinSet<()>,
 }
 
 impl Server {
@@ -76,7 +80,7 @@ impl Server {
         let url = format!("http://{}/secret-path", listener.local_addr().unwrap());
         let (tell, seen) = watch::channel(Vec::new());
         let replies = replies.to_vec();
-        let task = tokio::spawn(async move {
+        let task = async move {
             let mut open = Vec::new();
             while let Ok((mut stream, _)) = listener.accept().await {
                 let request = read(&mut stream).await;
@@ -89,19 +93,13 @@ impl Server {
                 let reply = format!("HTTP/1.1 {reply}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
                 let _ = stream.write_all(reply.as_bytes()).await;
             }
-        });
-        Self { url, seen, task }
+        };
+        Self { url, seen, _task: JoinSet::from_iter([task]) }
     }
 
     async fn until(&mut self, count: usize) -> Vec<String> {
         let seen = tokio::time::timeout(PATIENCE, self.seen.wait_for(|seen| seen.len() >= count)).await;
         seen.expect("it has to come").unwrap().clone()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
@@ -138,10 +136,11 @@ impl Sending {
         for (key, value) in keys {
             std::fs::write(folder.path().join(key), value).unwrap();
         }
-        let (changed, changes) = watch::channel(0);
-        let metrics = Metrics::new().unwrap();
-        let options = Options { namespace: "brupop-system".into(), secret: Some(folder.path().to_owned()) };
-        let notices = Notices::start(Arc::new(changed), metrics.clone(), leadership, options);
+        let (service, _) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
+        let mut applier = Applier::of_leader(kube::Client::new(service, "default"));
+        applier.leadership = leadership;
+        let (metrics, changes) = (applier.metrics.clone(), applier.caches.changed.subscribe());
+        let notices = Notices::start(applier, Some(folder.path().to_owned()));
         Self { notices, metrics, changes, folder }
     }
 

@@ -9,7 +9,6 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use kube::core::DeserializeGuard;
 use kube::runtime::watcher;
 use models::backoff::{Backoff, Delays};
 use models::names;
@@ -144,15 +143,15 @@ impl Keeper {
     pub async fn run(mut self) {
         let mut watches = JoinSet::new();
         let named = |name: &str| watcher::Config::default().fields(&format!("metadata.name={name}"));
-        let secrets: Api<DeserializeGuard<Secret>> = Api::namespaced(self.client.clone(), &self.config.namespace);
         for (cache, name) in [
             (&self.authorities, names::CA_SECRET),
             (&self.serving, names::SERVING_SECRET),
             (&self.keys, names::PERMIT_KEY_SECRET),
         ] {
-            watches.spawn(cache.run(secrets.clone(), named(name)));
+            let secrets = Api::namespaced(self.client.clone(), &self.config.namespace);
+            watches.spawn(cache.run(secrets, named(name)));
         }
-        let maps: Api<DeserializeGuard<ConfigMap>> = Api::namespaced(self.client.clone(), &self.config.agent_namespace);
+        let maps = Api::namespaced(self.client.clone(), &self.config.agent_namespace);
         watches.spawn(self.trust.run(maps, named(names::TRUST_CONFIG_MAP)));
 
         let (mut own, mut plans) = (self.own.subscribe(), self.plans.subscribe());

@@ -108,18 +108,15 @@ pub(super) fn trust(
     data: &BTreeMap<&str, String>,
     since: &BTreeMap<Id, Timestamp>,
 ) -> Result<Value, MaterialError> {
-    let mut map = json!({
+    // An apply ignores a version that is null.
+    Ok(json!({
         "apiVersion": "v1", "kind": "ConfigMap",
         "metadata": {
-            "name": names::TRUST_CONFIG_MAP, "namespace": namespace,
+            "name": names::TRUST_CONFIG_MAP, "namespace": namespace, "resourceVersion": resource_version,
             "annotations": {names::PUBLISHED_ANNOTATION: serde_json::to_string(since)?},
         },
         "data": data,
-    });
-    if let Some(version) = resource_version {
-        map["metadata"]["resourceVersion"] = version.into();
-    }
-    Ok(map)
+    }))
 }
 
 /// Returns a list of keys as agents read it.
@@ -415,6 +412,6 @@ mod tests {
         let read: ConfigMap = serde_json::from_value(map).unwrap();
         assert_eq!(Complete(read).published(&[]).since, since);
         let new = trust("ns", None, &BTreeMap::new(), &since).unwrap();
-        assert_eq!(new["metadata"].get("resourceVersion"), None);
+        assert_eq!(new["metadata"]["resourceVersion"], Value::Null);
     }
 }

@@ -4,8 +4,12 @@
 use std::sync::{Arc, Mutex};
 
 use anyhow::ensure;
+use controller::apply::Applier;
+use controller::caches::Caches;
 use controller::clock::Clock;
 use controller::leader::{Leadership, Parameters, Release, campaign};
+use controller::metrics::Metrics;
+use controller::tls::Signer;
 use kube::{Api, Client};
 use models::names::SYSTEM_NAMESPACE;
 use tokio::sync::watch;
@@ -33,12 +37,21 @@ pub(super) struct Leaders {
 
 /// The lead of one of them. It ends when it is dropped.
 pub(super) struct Lead {
-    pub(super) client: Client,
-    pub(super) leadership: Leadership,
+    client: Client,
+    leadership: Leadership,
     /// True once the last permitted write is carried out.
     pub(super) killed: watch::Receiver<bool>,
     pub(super) tasks: JoinSet<()>,
     _release: watch::Sender<Option<Release>>,
+}
+
+impl Lead {
+    /// Returns what makes its writes, with these caches.
+    pub(super) fn applier(&self, namespace: &str, caches: Caches) -> anyhow::Result<Applier> {
+        let (client, leadership) = (self.client.clone(), self.leadership.clone());
+        let (namespace, identity) = (namespace.to_owned(), "leader".to_owned());
+        Ok(Applier::new(client, namespace, identity, leadership, Signer::default(), Metrics::new()?, caches))
+    }
 }
 
 impl Leaders {

@@ -6,7 +6,6 @@ use anyhow::ensure;
 use controller::cache::Reading;
 use controller::caches::Caches;
 use controller::earlier::EarlierPods;
-use controller::metrics::Metrics;
 use controller::migrate::{Migrator, Progress};
 use kube::Client;
 use models::names::SYSTEM_NAMESPACE;
@@ -44,9 +43,8 @@ impl Replicas {
         let mut lead = self.leaders.lead(writes).await?;
         let (progress, caches) = (Progress::default(), self.caches.clone());
         let changes = caches.changed.subscribe();
-        let (namespace, earlier) = (SYSTEM_NAMESPACE.to_owned(), self.earlier.clone());
-        let (client, leadership) = (lead.client.clone(), lead.leadership.clone());
-        let migrator = Migrator::new(client, namespace, leadership, Metrics::new()?, caches, earlier, progress.clone());
+        let applier = lead.applier(SYSTEM_NAMESPACE, caches)?;
+        let migrator = Migrator::new(applier, self.earlier.clone(), progress.clone());
         lead.tasks.spawn(migrator.run());
         Ok(Leader { progress, changes, lead })
     }

@@ -155,16 +155,7 @@ impl RolloutLedger {
         limit: usize,
         now: Timestamp,
     ) {
-        self.row.retain(|named| named.node != node);
-        let is_full = self.row.len() >= MAX_FAILURES as usize;
-        // One from before a proof gives way: ends after it have to be counted.
-        if let Some(before) = self.row.iter().position(|end| is_full && end.before_proof) {
-            self.row.remove(before);
-        }
-        if self.row.len() < MAX_FAILURES as usize {
-            let (node, reason) = (node.to_owned(), reason.to_owned());
-            self.row.push(LedgerNode { node, proof, reason, accepted: false, before_proof: false });
-        }
+        self.push_to_row(LedgerNode::new(node, proof, reason));
         if self.braked_until.is_some_and(|until| slot_since >= until) {
             self.tried = self.tried.saturating_add(1);
             let doublings = u32::try_from(self.tried).unwrap_or(u32::MAX);
@@ -172,6 +163,20 @@ impl RolloutLedger {
             self.braked_until = Some(after(now, pause));
         }
         self.brake(limit, now);
+    }
+
+    /// Puts the end of a node into the row, in the place of an earlier one. In a full row, one from before a proof gives way: ends after it
+    /// have to be counted. A proven node that is not well any more gives way to those alone.
+    fn push_to_row(&mut self, end: LedgerNode) {
+        self.row.retain(|named| named.node != end.node);
+        let is_full = self.row.len() >= MAX_FAILURES as usize;
+        let gives_way = |named: &LedgerNode| named.before_proof && !(end.before_proof && named.has_fallen());
+        if let Some(before) = self.row.iter().position(|named| is_full && gives_way(named)) {
+            self.row.remove(before);
+        }
+        if self.row.len() < MAX_FAILURES as usize {
+            self.row.push(end);
+        }
     }
 
     /// Brakes the rollout where `limit` ends have come since the last proof, or where as many nodes, and a share of all that were taken,
@@ -223,8 +228,7 @@ impl RolloutLedger {
         let was_accepted = was_unproven && named.is_none_or(|named| named.accepted);
         self.accepted = self.accepted.saturating_sub(i64::from(was_accepted)).clamp(0, self.unproven);
         if !matches!(to, Proof::Proven | Proof::Free) && self.nodes.len() < LEDGER_NODES {
-            let (node, reason) = (node.to_owned(), reason.to_owned());
-            self.nodes.push(LedgerNode { node, proof: to, reason, accepted: false, before_proof: false });
+            self.nodes.push(LedgerNode::new(node, to, reason));
         }
     }
 
@@ -241,15 +245,7 @@ impl RolloutLedger {
             self.nodes.remove(other);
         }
         self.move_node(Some(Proof::Proven), (node, Proof::Unproven, end));
-        self.row.retain(|end| end.node != node);
-        let is_full = self.row.len() >= MAX_FAILURES as usize;
-        if let Some(before) = self.row.iter().position(|end| is_full && end.before_proof && !end.has_fallen()) {
-            self.row.remove(before);
-        }
-        if self.row.len() < MAX_FAILURES as usize {
-            let (node, reason) = (node.to_owned(), end.to_owned());
-            self.row.push(LedgerNode { node, proof: Proof::Unproven, reason, accepted: false, before_proof: true });
-        }
+        self.push_to_row(LedgerNode { before_proof: true, ..LedgerNode::new(node, Proof::Unproven, end) });
     }
 
     /// Counts such a node as proven again. This is no new proof: the ends of other nodes in the row still count for the
@@ -276,8 +272,7 @@ impl RolloutLedger {
             let Some((gone, _)) = gone.min_by_key(|(_, named)| named.accepted) else { return };
             self.nodes.remove(gone);
         }
-        let (node, reason) = (node.to_owned(), reason.to_owned());
-        self.nodes.push(LedgerNode { node, proof: Proof::Unproven, reason, accepted, before_proof: false });
+        self.nodes.push(LedgerNode { accepted, ..LedgerNode::new(node, Proof::Unproven, reason) });
     }
 
     fn count(&mut self, proof: Proof) -> Option<&mut i64> {
@@ -312,6 +307,10 @@ pub struct LedgerNode {
 }
 
 impl LedgerNode {
+    fn new(node: &str, proof: Proof, reason: &str) -> Self {
+        Self { node: node.to_owned(), proof, reason: reason.to_owned(), accepted: false, before_proof: false }
+    }
+
     /// Returns whether the node runs the version, or may run it, without a proof, and has not failed on it.
     pub fn is_unproven(&self) -> bool {
         matches!(self.proof, Proof::Unproven | Proof::Unknown)

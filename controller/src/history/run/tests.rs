@@ -6,20 +6,16 @@ use models::history::RecordedRollout;
 
 use super::*;
 use crate::calls::Calls;
-use crate::leader::Leadership;
 use crate::metrics::Metrics;
 
 type Answering = tower_test::mock::Mock<Request<Body>, Response<Body>>;
 
 /// Returns a historian of a leader with this API server, and what it tells plans.
 fn historian(service: Answering) -> (Historian, History) {
-    let (caches, history, metrics) = (Caches::default(), History::default(), Metrics::new().unwrap());
+    let history = History::default();
     let client = kube::Client::new(service, "default");
-    let client = crate::client::limited(client, Calls::default(), metrics.clone());
-    let (namespace, identity) = ("brupop-system".to_owned(), "me".to_owned());
-    let (leadership, signer) = (Leadership::forever(), crate::tls::Signer::default());
-    let applier = Applier::new(client, namespace, identity, leadership, signer, metrics, caches.clone());
-    (Historian::new(applier, caches, history.clone(), Reading::default()), history)
+    let client = crate::client::limited(client, Calls::default(), Metrics::new().unwrap());
+    (Historian::new(Applier::of_leader(client), history.clone(), Reading::default()), history)
 }
 
 fn answer(status: u16, body: &serde_json::Value) -> Response<Body> {

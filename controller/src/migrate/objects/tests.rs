@@ -51,12 +51,8 @@ fn missing_right_is_what_rbac_says_and_never_denial_of_admission() {
 /// Migrates a shadow of the earlier operator beside these pods. Returns the methods of the calls, and the result.
 async fn migrated_beside(pods: &[(&str, &str)]) -> (Vec<String>, Result<bool, CallError>) {
     let (service, mut server) = tower_test::mock::pair::<HttpRequest<Body>, http::Response<Body>>();
-    let objects = Objects {
-        client: kube::Client::new(service, "default"),
-        leadership: Leadership::forever(),
-        earlier: EarlierPods::listed(pods),
-        namespace: "brupop-system".to_owned(),
-    };
+    let applier = Applier::of_leader(kube::Client::new(service, "default"));
+    let objects = Objects { applier, earlier: EarlierPods::listed(pods) };
     let answers = tokio::spawn(async move {
         let (mut methods, mut attempt) = (Vec::new(), Value::Null);
         while let Some((request, reply)) = server.next_request().await {

@@ -4,12 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use controller::apply::Applier;
 use controller::cache::Reading;
 use controller::caches::Caches;
 use controller::history::{Historian, History};
-use controller::metrics::Metrics;
-use controller::tls::Signer;
 use jiff::{SignedDuration, Timestamp};
 use jsonwebtoken::jwk::Jwk;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
@@ -201,17 +198,9 @@ impl Fleet {
         lead.tasks.spawn(caches.shadows.run(self.api(), everything()));
         lead.tasks.spawn(caches.operator.run(self.api(), everything()));
         lead.tasks.spawn(caches.history.run_metadata(self.api(), everything()));
-        let applier = Applier::new(
-            lead.client.clone(),
-            self.namespace.clone(),
-            "leader".to_owned(),
-            lead.leadership.clone(),
-            Signer::default(),
-            Metrics::new()?,
-            caches.clone(),
-        );
+        let applier = lead.applier(&self.namespace, caches.clone())?;
         let reading = Reading::default().of(&caches.shadows).of(&caches.operator);
-        lead.tasks.spawn(Historian::new(applier, caches.clone(), history.clone(), reading).run());
+        lead.tasks.spawn(Historian::new(applier, history.clone(), reading).run());
         Ok(Leader { lead, caches, history })
     }
 
