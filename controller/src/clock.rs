@@ -52,11 +52,11 @@ pub struct Reading {
 #[derive(Clone)]
 pub struct Clock {
     source: Arc<dyn TimeSource>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<ClockState>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct State {
+struct ClockState {
     offset: SignedDuration,
     heard: Option<Reading>,
 }
@@ -95,7 +95,7 @@ impl Clock {
 
     /// Returns the corrected time at the moment of a reading.
     fn at(&self, reading: Reading) -> Timestamp {
-        let State { offset, heard, .. } = *self.state.lock();
+        let ClockState { offset, heard, .. } = *self.state.lock();
         let local = match heard {
             Some(heard) => after(heard.local, since(heard.at, reading.at)),
             None => reading.local,
@@ -110,8 +110,8 @@ impl Clock {
         self.state.lock().offset
     }
 
-    /// Takes in a server's answer with the time `date`, to a request sent at an earlier moment.
-    pub fn hear(&self, sent: Instant, received: Reading, date: Timestamp) {
+    /// Records a server's answer with the time `date`, to a request sent at an earlier moment.
+    pub fn record_answer(&self, sent: Instant, received: Reading, date: Timestamp) {
         // As a clock that showed the time of the receipt would have shown, in case it was set in between.
         let before = after(received.local, -since(sent, received.at));
         let mut state = self.state.lock();
@@ -233,14 +233,14 @@ mod tests {
             at: began + Duration::from_secs(seconds),
         };
         assert_eq!(clock.at(reading(0, ms(0))), noon(0));
-        clock.hear(began, reading(0, ms(0)), noon(0));
+        clock.record_answer(began, reading(0, ms(0)), noon(0));
         for step in [HOUR, -HOUR] {
             assert_eq!(clock.at(reading(1, step)), noon(1_000), "before the next response of the server");
         }
-        clock.hear(began + Duration::from_secs(2), reading(2, HOUR), noon(2_000));
+        clock.record_answer(began + Duration::from_secs(2), reading(2, HOUR), noon(2_000));
         assert_eq!(clock.offset(), -HOUR + ms(500));
         assert_eq!(clock.at(reading(3, HOUR)), noon(3_500), "after that");
-        clock.hear(began + Duration::from_secs(4), reading(4, ms(0)), noon(4_000));
+        clock.record_answer(began + Duration::from_secs(4), reading(4, ms(0)), noon(4_000));
         assert_eq!((clock.offset(), clock.at(reading(5, ms(0)))), (ms(0), noon(5_000)), "and after it was mended");
     }
 }

@@ -207,7 +207,7 @@ fn api_answers(data: &[u8]) {
     let response = http::Response::builder().header(http::header::DATE, date).body(());
     if let Some(date) = response.ok().as_ref().and_then(leader::date) {
         let clock = Clock::default();
-        clock.hear(clock.read().at, clock.read(), date);
+        clock.record_answer(clock.read().at, clock.read(), date);
         let (now, minute) = (clock.now(), jiff::SignedDuration::from_mins(1));
         assert!(now.duration_since(date).abs() < minute, "it is {date} and not {now}");
     }

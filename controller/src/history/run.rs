@@ -58,8 +58,8 @@ const REFUSED: &str = "WriteFailed";
 
 /// The end of one pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Passed {
-    Well,
+enum PassEnd {
+    Completed,
     /// A call was decided on an old state.
     Outdated,
     Failed,
@@ -110,7 +110,7 @@ fn hold_back(plan: &mut HistoryPlan, unreadable: &BTreeMap<String, String>, befo
 }
 
 impl Historian {
-    /// Returns a historian that tells plans about the history by `history`. It writes nothing before the caches are known to
+    /// Returns a historian that publishes the state of the history in `history`, for plans. It writes nothing before the caches are known to
     /// be as new as this leadership.
     pub fn new(applier: Applier, history: History, reading: Reading) -> Self {
         Self {
@@ -136,7 +136,10 @@ impl Historian {
         while timeout(LIST_LIMIT, self.reading.wait(changed.subscribe())).await.is_err() {
             let message = "the objects of the history cannot be listed: their definition (crds.yaml), or a right of the \
                            controller, is missing. Updates go on; their results wait on the shadows";
-            self.tell(HistoryFacts { state: Some((false, UNREADABLE, message.to_owned())), ..HistoryFacts::default() });
+            self.publish(HistoryFacts {
+                state: Some((false, UNREADABLE, message.to_owned())),
+                ..HistoryFacts::default()
+            });
         }
         // The key is made now, as a part of the installation and not of its first rollout.
         if let Err(error) = self.keys.signing(None).await {
@@ -156,8 +159,8 @@ impl Historian {
             let wake = plan.wake.map_or(after(now, signed(PERIOD)), |at| at.min(after(now, signed(PERIOD))));
             let acts = !plan.actions.is_empty();
             let ended = self.carry_out(plan).await;
-            if ended != Passed::Well {
-                let pause = if ended == Passed::Outdated { OUTDATED_PAUSE } else { PAUSE };
+            if ended != PassEnd::Completed {
+                let pause = if ended == PassEnd::Outdated { OUTDATED_PAUSE } else { PAUSE };
                 tokio::time::sleep(backoff.next_delay((pause, LONGEST_PAUSE))).await;
                 continue;
             }
@@ -282,14 +285,14 @@ impl Historian {
         plan
     }
 
-    /// Carries out the calls, and tells plans the result.
-    async fn carry_out(&mut self, plan: HistoryPlan) -> Passed {
+    /// Carries out the calls, and publishes the result for plans.
+    async fn carry_out(&mut self, plan: HistoryPlan) -> PassEnd {
         let (mut failure, mut outdated) = (None, false);
         let began = Instant::now();
         for action in plan.actions {
             match self.act(action).await {
                 Ok(()) => {}
-                Err(ApplyError::Lost(_)) => return Passed::Outdated,
+                Err(ApplyError::Lost(_)) => return PassEnd::Outdated,
                 Err(error) if error.code() == Some(409) || matches!(error, ApplyError::Changed(_)) => {
                     tracing::debug!(error = &error as &dyn std::error::Error, "history decided on an old state");
                     outdated = true;
@@ -331,11 +334,11 @@ impl Historian {
         self.failure = failure;
         let mut facts = plan.facts;
         facts.state = Some(state);
-        self.tell(facts);
+        self.publish(facts);
         match (&self.failure, outdated) {
-            (Some(_), _) => Passed::Failed,
-            (None, true) => Passed::Outdated,
-            (None, false) => Passed::Well,
+            (Some(_), _) => PassEnd::Failed,
+            (None, true) => PassEnd::Outdated,
+            (None, false) => PassEnd::Completed,
         }
     }
 
@@ -354,8 +357,8 @@ impl Historian {
         ))
     }
 
-    /// Tells plans what is known.
-    fn tell(&self, facts: HistoryFacts) {
+    /// Publishes what is known for plans.
+    fn publish(&self, facts: HistoryFacts) {
         if self.history.change(|known| *known = facts) {
             self.applier.caches.changed.send_modify(|n| *n = n.wrapping_add(1));
         }
@@ -417,7 +420,7 @@ impl Historian {
         Ok(())
     }
 
-    /// Takes in a written record; after a failure what the API server has is read again.
+    /// Records a written record; after a failure what the API server has is read again.
     async fn read_again(&mut self, name: &str, written: Result<RecordFacts, ApplyError>) -> Result<(), ApplyError> {
         match written {
             Ok(record) => {

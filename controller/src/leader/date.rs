@@ -16,7 +16,7 @@ pub fn dated(client: kube::Client, clock: Clock) -> kube::Client {
             let sent = clock.read().at;
             let response = client.send(request).await?;
             if let Some(date) = date(&response) {
-                clock.hear(sent, clock.read(), date);
+                clock.record_answer(sent, clock.read(), date);
             }
             Ok::<_, kube::Error>(response)
         }

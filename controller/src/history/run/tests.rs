@@ -10,7 +10,7 @@ use crate::metrics::Metrics;
 
 type Answering = tower_test::mock::Mock<Request<Body>, Response<Body>>;
 
-/// Returns a historian of a leader with this API server, and what it tells plans.
+/// Returns a historian of a leader with this API server, and what it publishes for plans.
 fn historian(service: Answering) -> (Historian, History) {
     let history = History::default();
     let client = kube::Client::new(service, "default");
@@ -38,13 +38,13 @@ async fn record_that_cannot_be_read_is_reported_until_it_is_gone() {
     let (mut historian, history) = historian(service);
     let read = HistoryAction::ReadRecord { name: "rollout-7".into() };
     let plan = HistoryPlan { actions: vec![read], ..HistoryPlan::default() };
-    assert_eq!(historian.carry_out(plan).await, Passed::Well);
+    assert_eq!(historian.carry_out(plan).await, PassEnd::Completed);
     let (recorded, reason, message) = history.facts().state.unwrap();
     assert_eq!((recorded, reason), (false, RECORD_UNREADABLE));
     assert!(message.ends_with("kubectl delete brh -n brupop-system rollout-7"), "{message}");
     // As the next plan finds the object deleted.
     historian.unreadable.clear();
-    assert_eq!(historian.carry_out(HistoryPlan::default()).await, Passed::Well);
+    assert_eq!(historian.carry_out(HistoryPlan::default()).await, PassEnd::Completed);
     assert_eq!(history.facts().state, Some((true, RECORDED, String::new())));
 }
 
@@ -78,7 +78,7 @@ async fn pass_ends_at_a_call_that_hangs_and_goes_on_after_one_that_is_refused() 
         let (mut historian, history) = historian(service);
         let delete = |number: usize| HistoryAction::Delete { name: format!("page-{number}"), uid: "u".into() };
         let plan = HistoryPlan { actions: (0..20).map(delete).collect(), ..HistoryPlan::default() };
-        assert_eq!(historian.carry_out(plan).await, Passed::Failed, "{sentence}");
+        assert_eq!(historian.carry_out(plan).await, PassEnd::Failed, "{sentence}");
         assert_eq!(calls.load(Ordering::Relaxed), expected, "{sentence}");
         let state = history.facts().state.unwrap();
         assert_eq!((state.0, state.1), (false, REFUSED), "{sentence}: {}", state.2);
