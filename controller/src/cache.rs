@@ -20,7 +20,7 @@ use watches::{Objects, Sink};
 /// The longest pause after failures in a row of a watch that no decision depends on.
 const LONGEST_PAUSE: Duration = Duration::from_mins(2);
 
-struct State<P> {
+struct CacheState<P> {
     objects: Objects<P>,
     /// Number of the last requested read before the last complete list began.
     listed: u64,
@@ -28,7 +28,7 @@ struct State<P> {
 
 /// The cache. Clones share it.
 pub struct Cache<P> {
-    state: Arc<Mutex<State<P>>>,
+    state: Arc<Mutex<CacheState<P>>>,
     changed: Arc<watch::Sender<u64>>,
     asked: Arc<watch::Sender<u64>>,
     longest_pause: Duration,
@@ -44,7 +44,7 @@ impl<P> Clone for Cache<P> {
 impl<P: Projection> Cache<P> {
     /// Returns an empty cache that notifies `changed` of each relevant change.
     pub fn new(changed: Arc<watch::Sender<u64>>) -> Self {
-        let state = Arc::new(Mutex::new(State { objects: Objects::new(P::VERSION), listed: 0 }));
+        let state = Arc::new(Mutex::new(CacheState { objects: Objects::new(P::VERSION), listed: 0 }));
         let asked = Arc::new(watch::channel(0).0);
         Self { state, changed, asked, longest_pause: watches::LONGEST_PAUSE }
     }
@@ -67,7 +67,7 @@ impl<P: Projection> Cache<P> {
     }
 
     /// Makes a change, and notifies of it if it is relevant.
-    fn change(&self, make: impl FnOnce(&mut State<P>) -> bool) {
+    fn change(&self, make: impl FnOnce(&mut CacheState<P>) -> bool) {
         let relevant = make(&mut self.state.lock());
         if relevant {
             self.changed.send_modify(|n| *n = n.wrapping_add(1));
@@ -105,7 +105,7 @@ impl<P: Projection> Cache<P> {
         self.state.lock().objects.known.items().get(key).cloned()
     }
 
-    /// Takes in an object that an own write returned.
+    /// Records an object that an own write returned.
     pub fn written(&self, object: &P::Object) {
         let Some(item) = P::project(object) else { return };
         self.change(|state| state.objects.known.answer(&P::key_of(object.meta()), item, P::matters));

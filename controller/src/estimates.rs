@@ -13,14 +13,14 @@ use tokio::sync::{oneshot, watch};
 use crate::history::Pages;
 
 #[derive(Default)]
-struct State {
+struct EstimatesState {
     facts: Option<EstimateFacts>,
     under_way: bool,
 }
 
 /// The last estimates, and the way to new ones.
 pub struct Estimates {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<EstimatesState>>,
     pages: Pages,
     changed: Arc<watch::Sender<u64>>,
 }
@@ -61,7 +61,7 @@ impl Estimates {
                     None
                 }
             };
-            *state.lock() = State { facts: Some(facts.unwrap_or(nothing)), under_way: false };
+            *state.lock() = EstimatesState { facts: Some(facts.unwrap_or(nothing)), under_way: false };
             changed.send_modify(|n| *n = n.wrapping_add(1));
         });
     }

@@ -41,14 +41,14 @@ pub(super) struct ObjectChecks {
 }
 
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<ObjectsState>,
     /// Notified when there may be something to evaluate.
     due: Arc<Notify>,
     applier: Applier,
 }
 
 #[derive(Default)]
-struct State {
+struct ObjectsState {
     watched: BTreeMap<Arc<Source>, Watched>,
     asked: BTreeMap<ObjectQuestion, Asked>,
     /// Number of the watches that have been started.
@@ -105,7 +105,7 @@ impl ObjectChecks {
         Self { _task: JoinSet::from_iter([evaluate(shared.clone())]), shared }
     }
 
-    /// Takes in the questions that nodes wait for, and the objects that the policy names. A watch ends when the policy does not name its
+    /// Sets the questions that nodes wait for, and the objects that the policy names. A watch ends when the policy does not name its
     /// objects any more, or reads other fields of them.
     pub(super) fn want<'a>(
         &self,
@@ -114,7 +114,7 @@ impl ObjectChecks {
     ) {
         let now = Instant::now();
         let mut state = self.shared.state.lock();
-        let State { watched, asked, watches } = &mut *state;
+        let ObjectsState { watched, asked, watches } = &mut *state;
         watched.retain(|source, watched| sources.get(&**source) == Some(&watched.fields));
         asked.retain(|_, asked| asked.wanted + REMEMBERED > now && watched.contains_key(&asked.source));
         for (source, fields) in sources {
@@ -138,7 +138,7 @@ impl ObjectChecks {
     /// Returns the answers that are known.
     pub(super) fn answers(&self, now: Timestamp) -> Vec<(ObjectQuestion, Answer)> {
         let mut state = self.shared.state.lock();
-        let State { watched, asked, .. } = &mut *state;
+        let ObjectsState { watched, asked, .. } = &mut *state;
         let answer = |(question, asked): (&ObjectQuestion, &mut Asked)| {
             let (edition, goes_on) = {
                 let known = watched.get(&asked.source)?.known.lock();

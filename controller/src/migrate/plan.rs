@@ -155,7 +155,7 @@ pub struct Known {
 
 /// The basis of a decision.
 #[derive(Clone, Copy, Debug)]
-pub struct Facts<'a> {
+pub struct StorageFacts<'a> {
     pub definition: &'a Definition,
     /// Pods of the earlier operator that exist now, as namespace and name.
     pub earlier_pods: &'a [String],
@@ -203,8 +203,8 @@ pub enum Block {
 }
 
 /// Returns the next step.
-pub fn next(facts: Facts<'_>) -> Step {
-    let Facts { definition, known, .. } = facts;
+pub fn next(facts: StorageFacts<'_>) -> Step {
+    let StorageFacts { definition, known, .. } = facts;
     if let Some(block) = unfit(definition) {
         return Step::Blocked(block);
     }
@@ -255,7 +255,7 @@ fn unfit(definition: &Definition) -> Option<Block> {
     erases.then_some(Block::AttemptRule)
 }
 
-fn work(facts: &Facts<'_>) -> Work {
+fn work(facts: &StorageFacts<'_>) -> Work {
     if facts.manual && !facts.requested {
         Work::Look
     } else if must_write_all(facts) {
@@ -267,7 +267,7 @@ fn work(facts: &Facts<'_>) -> Work {
 
 /// Returns true if objects may be stored in another version of this operator. Which ones cannot be read from the API: a
 /// write without a change stores an object in the storage version, and shows by its resourceVersion if it was not.
-fn must_write_all(facts: &Facts<'_>) -> bool {
+fn must_write_all(facts: &StorageFacts<'_>) -> bool {
     let completed = facts.completed.is_some_and(|completed| facts.definition.is_completed_by(completed));
     facts.definition.has_other_versions() && (facts.requested || !completed || !facts.definition.is_pruned())
 }

@@ -28,7 +28,7 @@ const CHECK_AGAIN: Duration = Duration::from_secs(3600);
 
 /// The state of the migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum MigrationState {
     /// All objects are stored in this version.
     Migrated(String),
     /// So many objects are left.
@@ -40,7 +40,7 @@ pub enum State {
     Unanswered(String),
 }
 
-impl State {
+impl MigrationState {
     /// Returns its reason, as one fixed word.
     pub const fn reason(&self) -> &'static str {
         match self {
@@ -163,19 +163,22 @@ impl std::fmt::Display for Refusal {
 mod tests {
     use super::*;
 
-    fn refused(object: &str) -> State {
-        State::Blocked(Block::Refused(vec![Refusal { object: object.to_owned(), message: "denied".to_owned() }]))
+    fn refused(object: &str) -> MigrationState {
+        MigrationState::Blocked(Block::Refused(vec![Refusal {
+            object: object.to_owned(),
+            message: "denied".to_owned(),
+        }]))
     }
 
     #[test]
     fn pause_grows_longest_after_refusal() {
-        let blocked = State::Blocked(Block::ReadOnlyPolicy);
+        let blocked = MigrationState::Blocked(Block::ReadOnlyPolicy);
         for (state, failures, seconds) in [
-            (State::Migrated("v3".into()), 0, 3600),
+            (MigrationState::Migrated("v3".into()), 0, 3600),
             (blocked.clone(), 0, 5),
             (blocked.clone(), 3, 40),
             (blocked, 20, 60),
-            (State::Unanswered("500".into()), 20, 60),
+            (MigrationState::Unanswered("500".into()), 20, 60),
             (refused("old/brs-a"), 0, 5),
             (refused("old/brs-a"), 4, 80),
             (refused("old/brs-a"), 20, 600),
@@ -187,12 +190,12 @@ mod tests {
 
     #[test]
     fn refusals_are_shown_until_next_migration_has_ended() {
-        let (migrating, migrated) = (State::Migrating(7), State::Migrated("v3".into()));
+        let (migrating, migrated) = (MigrationState::Migrating(7), MigrationState::Migrated("v3".into()));
         let (refused, others) = (refused("old/brs-a"), refused("old/brs-b"));
         for (ended, now, expected) in [
             (None, &migrating, &migrating),
             (Some(&migrated), &migrating, &migrating),
-            (Some(&State::Blocked(Block::ReadOnlyPolicy)), &migrating, &migrating),
+            (Some(&MigrationState::Blocked(Block::ReadOnlyPolicy)), &migrating, &migrating),
             (Some(&refused), &migrating, &refused),
             (Some(&refused), &others, &others),
             (Some(&refused), &migrated, &migrated),
@@ -204,11 +207,11 @@ mod tests {
     #[test]
     fn condition_names_what_blocks_and_what_to_do() {
         let refusal = |n: usize| Refusal { object: format!("old/brs-{n}"), message: "denied by a webhook".to_owned() };
-        let (blocked, pods) = (State::Blocked, vec!["old/agent-x".into()]);
+        let (blocked, pods) = (MigrationState::Blocked, vec!["old/agent-x".into()]);
         let request = "brupop.bottlerocket.aws/migrate-storage=";
         for (state, reason, words) in [
-            (State::Migrated("v3".into()), "Migrated", vec!["stored in v3"]),
-            (State::Migrating(7), "Migrating", vec!["7 shadows are left"]),
+            (MigrationState::Migrated("v3".into()), "Migrated", vec!["stored in v3"]),
+            (MigrationState::Migrating(7), "Migrating", vec!["7 shadows are left"]),
             (blocked(Block::Conversion("Webhook".into())), "ConversionNotNone", vec!["Webhook", "strategy None"]),
             (blocked(Block::StorageVersion("v2".into())), "StorageVersionNotOwn", vec!["is v2", "stores v3"]),
             (blocked(Block::NotServed("v1".into())), "EarlierVersionNotServed", vec!["v1"]),
@@ -221,8 +224,8 @@ mod tests {
                 vec!["10 shadows", "old/brs-0: denied by a webhook", "and 2 more", "not pruned"],
             ),
             (blocked(Block::Request(3)), "AwaitingRequest", vec!["3 shadows", request]),
-            (State::MissingRight("cannot list".into()), "MissingRight", vec!["cannot list", "brupop.yaml"]),
-            (State::Unanswered("500".into()), "NoAnswer", vec!["500"]),
+            (MigrationState::MissingRight("cannot list".into()), "MissingRight", vec!["cannot list", "brupop.yaml"]),
+            (MigrationState::Unanswered("500".into()), "NoAnswer", vec!["500"]),
         ] {
             let (truth, word, message) = state.condition();
             assert_eq!((truth, word), (reason == "Migrated", reason));

@@ -17,8 +17,8 @@ use serde_json::json;
 
 use super::Progress;
 use super::objects::{CallError, Objects};
-use super::plan::{Block, Definition, Facts, Known, Pass, Step, next};
-use super::report::State;
+use super::plan::{Block, Definition, Known, Pass, Step, StorageFacts, next};
+use super::report::MigrationState;
 use super::rewrite::VERSION;
 use crate::apply::{Applier, patch_params};
 use crate::earlier::EarlierPods;
@@ -52,7 +52,7 @@ pub struct Migrator {
     /// The last version of the definition that was read.
     seen: String,
     /// The state in which the last migration ended.
-    ended: Option<State>,
+    ended: Option<MigrationState>,
 }
 
 impl Migrator {
@@ -95,9 +95,9 @@ impl Migrator {
                     tokio::time::sleep(LOST_PAUSE).await;
                     continue;
                 }
-                Err(CallError::EarlierPods(pods)) => State::Blocked(Block::EarlierPods(pods)),
-                Err(CallError::MissingRight(answer)) => State::MissingRight(answer),
-                Err(error) => State::Unanswered(error.to_string()),
+                Err(CallError::EarlierPods(pods)) => MigrationState::Blocked(Block::EarlierPods(pods)),
+                Err(CallError::MissingRight(answer)) => MigrationState::MissingRight(answer),
+                Err(error) => MigrationState::Unanswered(error.to_string()),
             };
             let pause = state.pause(&mut backoff);
             self.log(&state);
@@ -115,14 +115,18 @@ impl Migrator {
     }
 
     /// Carries out steps until there are none.
-    async fn migrate(&mut self, operator: Option<&OperatorFacts>, requested: &Requested) -> Result<State, CallError> {
+    async fn migrate(
+        &mut self,
+        operator: Option<&OperatorFacts>,
+        requested: &Requested,
+    ) -> Result<MigrationState, CallError> {
         let policy = Policy::in_force(operator);
         let stored = operator.and_then(|operator| operator.status.storage_migration.clone());
         let completed = self.progress.facts().completed.or(stored);
         let mut definition = self.definition().await?;
         let mut known = Known::default();
         loop {
-            let step = next(Facts {
+            let step = next(StorageFacts {
                 definition: &definition,
                 earlier_pods: &self.objects.earlier.names(),
                 completed: completed.as_ref(),
@@ -145,7 +149,7 @@ impl Migrator {
                         if !begun.swap(true, Ordering::Relaxed) {
                             tracing::info!(objects = left, storage = definition.storage, "storage migration begun");
                         }
-                        self.publish(&State::Migrating(left));
+                        self.publish(&MigrationState::Migrating(left));
                     };
                     let passed = self.objects.pass(work, &definition, &policy, left).await?;
                     let after_wait = known.waited;
@@ -154,7 +158,7 @@ impl Migrator {
                     known.pass = Some(Pass { work, definition: definition.clone(), found, refused, after_wait });
                 }
                 Step::Wait => {
-                    self.publish(&State::Migrating(0));
+                    self.publish(&MigrationState::Migrating(0));
                     tokio::time::sleep(WAIT).await;
                     let before = std::mem::replace(&mut definition, self.definition().await?);
                     // The policy is tried again: what follows may be the prune.
@@ -170,12 +174,17 @@ impl Migrator {
                     Err(error) => return Err(error),
                 },
                 Step::Complete => return Ok(self.complete(&definition, completed, requested)),
-                Step::Blocked(block) => return Ok(State::Blocked(block)),
+                Step::Blocked(block) => return Ok(MigrationState::Blocked(block)),
             }
         }
     }
 
-    fn complete(&self, definition: &Definition, known: Option<CompletedMigration>, requested: &Requested) -> State {
+    fn complete(
+        &self,
+        definition: &Definition,
+        known: Option<CompletedMigration>,
+        requested: &Requested,
+    ) -> MigrationState {
         let known = known.filter(|known| definition.is_completed_by(known) && requested.request.is_none());
         let completed = known.unwrap_or_else(|| CompletedMigration {
             uid: definition.uid.clone(),
@@ -190,7 +199,7 @@ impl Migrator {
                 facts.carried_out.clone_from(&requested.request);
             }
         });
-        State::Migrated(definition.storage.clone())
+        MigrationState::Migrated(definition.storage.clone())
     }
 
     async fn definition(&mut self) -> Result<Definition, CallError> {
@@ -259,7 +268,7 @@ impl Migrator {
         }
     }
 
-    fn publish(&self, state: &State) {
+    fn publish(&self, state: &MigrationState) {
         let state = state.shown(self.ended.as_ref());
         self.applier.metrics.migration(state.reason(), state.left());
         if self.progress.change(|facts| facts.state = Some(state.condition())) {
@@ -268,12 +277,12 @@ impl Migrator {
     }
 
     /// Logs the state in which a migration ended, where it is new, and each object that cannot be migrated once.
-    fn log(&self, state: &State) {
-        let known = self.ended.as_ref().map_or(&[][..], State::refused);
+    fn log(&self, state: &MigrationState) {
+        let known = self.ended.as_ref().map_or(&[][..], MigrationState::refused);
         for refusal in state.refused().iter().filter(|refusal| known.binary_search(refusal).is_err()) {
             tracing::warn!(object = refusal.object, error = refusal.message, "shadow cannot be migrated");
         }
-        if self.ended.as_ref().map(State::reason) == Some(state.reason()) {
+        if self.ended.as_ref().map(MigrationState::reason) == Some(state.reason()) {
             return;
         }
         let (migrated, reason, message) = state.condition();

@@ -53,8 +53,8 @@ fn refused(mut known: Known) -> Known {
     known
 }
 
-fn auto<'a>(definition: &'a Definition, known: &'a Known) -> Facts<'a> {
-    Facts { definition, earlier_pods: &[], completed: None, manual: false, requested: false, known }
+fn auto<'a>(definition: &'a Definition, known: &'a Known) -> StorageFacts<'a> {
+    StorageFacts { definition, earlier_pods: &[], completed: None, manual: false, requested: false, known }
 }
 
 #[test]
@@ -150,11 +150,11 @@ fn pod_of_earlier_operator_blocks_every_step_also_when_it_returns() {
         Known { waited: true, ..passed(Work::Earlier, &now, 2) },
         after_wait(passed(Work::Earlier, &now, 0)),
     ] {
-        let facts = Facts { earlier_pods: &pods, ..auto(&now, &known) };
+        let facts = StorageFacts { earlier_pods: &pods, ..auto(&now, &known) };
         assert_eq!(next(facts), Step::Blocked(Block::EarlierPods(pods.to_vec())), "{known:?}");
     }
     let (only, known) = (definition(&["v3"], &["v3"]), Known::default());
-    let facts = Facts { earlier_pods: &pods, ..auto(&only, &known) };
+    let facts = StorageFacts { earlier_pods: &pods, ..auto(&only, &known) };
     assert_eq!(next(facts), Step::Pass(Work::Earlier), "its versions are not served: it reads and writes nothing");
 }
 
@@ -197,7 +197,7 @@ fn versions_of_this_operator_are_migrated_by_writes_without_change() {
         ("another version was the storage version", &pruned, Some(&back), false, All),
     ] {
         let known = Known::default();
-        let facts = Facts { completed, requested, ..auto(definition, &known) };
+        let facts = StorageFacts { completed, requested, ..auto(definition, &known) };
         assert_eq!(next(facts), Step::Pass(work), "{sentence}");
     }
     // An object that was stored in the old version was found by its write.
@@ -210,7 +210,7 @@ fn manual_mode_only_looks_until_a_request() {
     use Work::{Earlier, Look};
     let (now, only) = (takeover(), definition(&["v3"], &["v3"]));
     let manual = |definition: &Definition, known: &Known, requested: bool| {
-        next(Facts { manual: true, requested, ..auto(definition, known) })
+        next(StorageFacts { manual: true, requested, ..auto(definition, known) })
     };
     assert_eq!(manual(&now, &ready(), false), Step::Pass(Look));
     assert_eq!(manual(&now, &passed(Look, &now, 4), false), Step::Blocked(Block::Request(4)));
