@@ -15,7 +15,7 @@ type BudgetName<'a> = (&'a str, &'a str);
 fn counted<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = (BudgetName<'a>, &'a BudgetFacts, &'a PodFacts)> {
     let survey = ctx.survey;
     with_fate(ctx, |fate| fate == Fate::Goes).filter(|pod| !pod.pending).flat_map(move |pod| {
-        let counts = move |budget: &&BudgetFacts| !budget.stale && (pod.ready || !budget.lets_unhealthy_go);
+        let counts = move |budget: &&BudgetFacts| !budget.stale && (pod.ready || !budget.allows_unhealthy);
         let counting = survey.budgets.over(pod).filter(counts);
         counting.map(move |budget| ((budget.namespace.as_str(), budget.name.as_str()), budget, pod))
     })

@@ -249,7 +249,7 @@ mod tests {
             allowed: (healthy - desired).max(0),
             ..budget(desired, 3)
         };
-        let lenient = || BudgetFacts { lets_unhealthy_go: true, ..broken(2, 3) };
+        let lenient = || BudgetFacts { allows_unhealthy: true, ..broken(2, 3) };
         let wait = |count, eviction| Wait::BudgetUnhealthy {
             pod: "shop/p-a".into(),
             budget: "shop/web".into(),
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn multiple_pdbs_for_one_pod_are_reported() {
-        let second = || BudgetFacts { name: "all".into(), lets_unhealthy_go: true, ..budget(1, 3) };
+        let second = || BudgetFacts { name: "all".into(), allows_unhealthy: true, ..budget(1, 3) };
         let names = ["shop/all", "shop/web"].map(str::to_owned).to_vec();
         let refused = Some(Wait::MultipleBudgets { pod: "shop/p-a".into(), budgets: names });
         for (sentence, pod, second, expected) in [
@@ -377,7 +377,7 @@ mod tests {
         case("its pods cannot be counted", web(), vec![failed], Some("BudgetSyncFailed"));
         case("another one selects the pod", web(), vec![lets_go(), all], Some("MultipleBudgets"));
         case("a broken pod, whatever its numbers are", sick(), vec![stale()], Some("BudgetSyncFailed"));
-        let lenient = BudgetFacts { lets_unhealthy_go: true, ..stale() };
+        let lenient = BudgetFacts { allows_unhealthy: true, ..stale() };
         case("a broken pod that it lets go, whatever its numbers are", sick(), vec![lenient], None);
         case("a pod that has not begun", PodFacts { pending: true, ..web() }, vec![stale()], None);
         case("a static pod, which is not deleted", PodFacts { mirror: true, ..web() }, vec![stale()], None);

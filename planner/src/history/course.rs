@@ -44,7 +44,7 @@ const URGENT: &str = "Urgent";
 const NOT_URGENT: &str = "windows and soaks of canary steps apply again";
 
 /// A state of the operator that entries are about.
-struct State<'a> {
+struct RecordedState<'a> {
     type_: &'static str,
     holds: bool,
     /// Time since which it is so.
@@ -73,7 +73,7 @@ fn states<'a>(
     active: &ActiveRollout,
     recorded: &[Condition],
     now: Timestamp,
-) -> Vec<State<'a>> {
+) -> Vec<RecordedState<'a>> {
     let conditions = &operator.status.conditions;
     let of = |type_: &str, value: ConditionStatus| {
         let found = find_condition(conditions, type_);
@@ -88,7 +88,7 @@ fn states<'a>(
     let failed = quarantined.map(|quarantined| format!("{} on {}", quarantined.reason, quarantined.nodes.join(", ")));
     let managers = &operator.managers;
     let (paused, since, _) = of(ENABLED, ConditionStatus::False);
-    let pause = State {
+    let pause = RecordedState {
         type_: PAUSED,
         holds: paused,
         since,
@@ -97,7 +97,7 @@ fn states<'a>(
         manager: managers.enabled.as_ref(),
         message: "updates were disabled".to_owned(),
     };
-    let quarantine = State {
+    let quarantine = RecordedState {
         type_: QUARANTINED,
         holds: quarantined.is_some(),
         since: quarantined.map_or(now, |quarantined| quarantined.since),
@@ -112,7 +112,7 @@ fn states<'a>(
     let resumed = is_resumed(operator, held_since);
     let thawed_by =
         if contained { managers.continue_others.as_ref() } else { managers.resume.as_ref().filter(|_| resumed) };
-    let freeze = State {
+    let freeze = RecordedState {
         type_: FROZEN,
         // A rollout that a user has gone on without is still stopped.
         holds: frozen || quarantined.is_some_and(|quarantined| quarantined.contained),
@@ -123,7 +123,7 @@ fn states<'a>(
         message,
     };
     let (closed, since, message) = of(WINDOW_OPEN, ConditionStatus::False);
-    let window = State {
+    let window = RecordedState {
         type_: WINDOW_CLOSED,
         holds: closed,
         since,
@@ -133,7 +133,7 @@ fn states<'a>(
         message,
     };
     let urgent = operator.status.urgent.as_ref().filter(|_| active.urgent_until.is_some());
-    let urgency = State {
+    let urgency = RecordedState {
         type_: URGENT,
         holds: urgent.is_some(),
         since: urgent.map_or(now, |urgent| urgent.since),
@@ -145,7 +145,7 @@ fn states<'a>(
     vec![pause, quarantine, freeze, window, urgency]
 }
 
-fn follow(status: &mut BottlerocketRolloutHistoryStatus, begun: Timestamp, state: &State<'_>) {
+fn follow(status: &mut BottlerocketRolloutHistoryStatus, begun: Timestamp, state: &RecordedState<'_>) {
     let stored = find_condition(&status.conditions, state.type_);
     let before = stored.map(|condition| condition.status);
     let holds = ConditionStatus::from(state.holds);

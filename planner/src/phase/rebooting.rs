@@ -44,8 +44,8 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     {
         return turn;
     }
-    let orders = if drill { spec.state == HostState::RehearsedUpdate } else { spec.state != HostState::Idle };
-    if spec.attempt != ctx.progress.attempt || !orders {
+    let requires = if drill { spec.state == HostState::RehearsedUpdate } else { spec.state != HostState::Idle };
+    if spec.attempt != ctx.progress.attempt || !requires {
         return fail(FailureReason::ProgressLost, "the desired state does not belong to this attempt");
     }
     if drill && is_rehearsed(ctx) {

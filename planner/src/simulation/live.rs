@@ -113,7 +113,7 @@ mod tests {
 
     /// Simulates three nodes with one pod each under a budget that needs two healthy ones. Returns the nodes that are
     /// updated.
-    fn updated(pods: [(bool, bool); 3], healthy: i32, lets_unhealthy_go: bool) -> Vec<String> {
+    fn updated(pods: [(bool, bool); 3], healthy: i32, allows_unhealthy: bool) -> Vec<String> {
         let names = ["a", "b", "c"];
         let nodes = names.iter().zip(pods).map(|(name, (ready, pending))| {
             let mut node = node(name);
@@ -140,7 +140,7 @@ mod tests {
             healthy,
             desired: 2,
             expected: 3,
-            lets_unhealthy_go,
+            allows_unhealthy,
             selector: Some(Selector::from_iter([Expression::Equal("app".into(), "web".into())])),
             ..BudgetFacts::default()
         }];

@@ -165,7 +165,7 @@ impl<'a> Pods<'a> {
         let delete = delete || (self.template(pod).facts.pending && !pod.ready);
         let refuses = |index: &&u32| {
             let (budget, healthy) = (&self.facts[**index as usize], self.healthy[**index as usize]);
-            healthy <= budget.desired && (pod.ready || !(budget.lets_unhealthy_go || healthy >= budget.desired))
+            healthy <= budget.desired && (pod.ready || !(budget.allows_unhealthy || healthy >= budget.desired))
         };
         if let Some(budget) = guards.iter().find(refuses).filter(|_| !delete) {
             return Answer::Refused(*budget as usize);

@@ -32,7 +32,7 @@ use rand::rngs::StdRng;
 
 use self::classes::{Classes, in_numbers, is_plain};
 use self::event::Event;
-use self::state::{Draw, FRUITLESS, PAUSES, State};
+use self::state::{Draw, FRUITLESS, PAUSES, RunState};
 
 pub(super) use self::state::Run;
 use super::course::Course;
@@ -57,7 +57,7 @@ impl<'a> Run<'a> {
             policy,
             seed,
             now,
-            states: members.iter().map(State::of).collect(),
+            states: members.iter().map(RunState::of).collect(),
             classes,
             slots: view.slots().filter_map(|slot| index.get(slot.node.as_str()).copied()).collect(),
             view,

@@ -423,8 +423,8 @@ impl Projection for BudgetFacts {
     /// Only a budget that allows more than before can unblock a drain, or a node that could never be drained.
     fn matters(&self, old: &Self) -> bool {
         self.allowed > old.allowed
-            || (self.desired, self.expected, self.stale, self.lets_unhealthy_go, self.lacks() > 0)
-                != (old.desired, old.expected, old.stale, old.lets_unhealthy_go, old.lacks() > 0)
+            || (self.desired, self.expected, self.stale, self.allows_unhealthy, self.lacks() > 0)
+                != (old.desired, old.expected, old.stale, old.allows_unhealthy, old.lacks() > 0)
             || (&self.sync_error, &self.revision) != (&old.sync_error, &old.revision)
             || self.selector != old.selector
     }
@@ -457,7 +457,7 @@ impl Projection for BudgetFacts {
                 .flatten()
                 .map(|(name, at)| (name.clone(), at.0))
                 .collect(),
-            lets_unhealthy_go: spec.is_some_and(|s| s.unhealthy_pod_eviction_policy.as_deref() == Some("AlwaysAllow")),
+            allows_unhealthy: spec.is_some_and(|s| s.unhealthy_pod_eviction_policy.as_deref() == Some("AlwaysAllow")),
             selector: spec.and_then(|s| s.selector.clone()).and_then(|s| s.try_into().ok()),
         })
     }

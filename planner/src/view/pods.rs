@@ -128,7 +128,7 @@ pub struct BudgetFacts {
     /// The pods whose eviction was approved and that are not deleted yet, by name, with the time of the approval. It counts them as gone.
     pub approved: BTreeMap<String, Timestamp>,
     /// True if pods that are not Ready may be evicted regardless of it.
-    pub lets_unhealthy_go: bool,
+    pub allows_unhealthy: bool,
     /// The selector of its pods; `None` if it cannot be read.
     pub selector: Option<kube::core::Selector>,
 }
@@ -310,7 +310,7 @@ impl BudgetFacts {
     /// Returns why its numbers show nothing about this pod, for users, if that is so. The API server reads none of them for a pod that has not begun,
     /// nor for one that is not Ready where those may go.
     pub(crate) const fn unknown_for(&self, pod: &PodFacts) -> Option<&'static str> {
-        if pod.pending || (!pod.ready && self.lets_unhealthy_go) || self.is_counted() {
+        if pod.pending || (!pod.ready && self.allows_unhealthy) || self.is_counted() {
             return None;
         }
         Some(if self.stale { "its status is of an earlier spec" } else { "its status counts none" })
@@ -324,7 +324,7 @@ impl BudgetFacts {
     /// Returns whether the API server evicts this pod of it now, as far as its numbers go.
     pub fn lets_go(&self, pod: &PodFacts) -> bool {
         let satisfied = || self.desired > 0 && self.healthy >= self.desired;
-        pod.pending || self.allowed > 0 || (!pod.ready && (self.lets_unhealthy_go || satisfied()))
+        pod.pending || self.allowed > 0 || (!pod.ready && (self.allows_unhealthy || satisfied()))
     }
 
     /// Returns whether an eviction of this pod was approved already: another one uses nothing more of the budget.

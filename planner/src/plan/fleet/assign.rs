@@ -71,8 +71,8 @@ impl<'a> Planner<'a> {
     ) -> Vec<&'a SurveyedNode<'a>> {
         let used_up = assignment.budget.used_up.clone();
         let busy = assignment.slots.first().map(|slot| ended::holder(self.view, self.policy, slot));
-        let mut places = self.places(wanting, &assignment.budget);
-        if places.any() {
+        let mut capacity = self.check_capacity(wanting, &assignment.budget);
+        if capacity.any() {
             let nodes = assignment.slots.iter().filter_map(|slot| self.on_its_way(slot));
             nodes.for_each(|ctx| assignment.on_their_way.add(&ctx));
         }
@@ -81,7 +81,7 @@ impl<'a> Planner<'a> {
             if self.held.contains_key(node.facts.uid.as_str()) {
                 continue; // it has one already, and its pods are being read
             }
-            let checked = self.check(node, assignment, &mut places);
+            let checked = self.check(node, assignment, &mut capacity);
             if checked.is_ready() {
                 ready.push(node);
             }

@@ -18,20 +18,20 @@ use crate::wait::Wait;
 /// to the next at once. A refused one is checked again after a pause, since checking all would cost a watch a node.
 const MARGIN: usize = 2;
 
-/// The places for nodes whose pods are checked: as many as there are free slots, and some more.
-pub(super) struct Places {
+/// The number of nodes whose pods may be checked at a time: as many as there are free slots, and some more.
+pub(super) struct CheckCapacity {
     total: usize,
     taken: usize,
     /// The nodes that were refused recently, by their indices.
     left_alone: BTreeSet<usize>,
     /// The number of nodes that could go next, and were not refused: nodes with guarded pods come after them.
     fresh: usize,
-    /// The places that no other node needs: the pods of refused nodes are still watched there, so that these continue as
+    /// The part that no other node needs: the pods of refused nodes are still watched there, so that these continue as
     /// soon as they can.
     spare: usize,
 }
 
-impl Places {
+impl CheckCapacity {
     /// Returns whether any node is checked.
     pub(super) fn any(&self) -> bool {
         self.total > 0
@@ -61,8 +61,8 @@ impl<'a> Planner<'a> {
             || self.survey.rollouts.of(node, version).is_some_and(|of| of.braked_for(&node.facts.name, 0).is_some())
     }
 
-    /// Returns the places for these nodes.
-    pub(super) fn places(&self, wanting: &[&'a SurveyedNode<'a>], budget: &Budget<'a>) -> Places {
+    /// Returns how many of these nodes may be checked.
+    pub(super) fn check_capacity(&self, wanting: &[&'a SurveyedNode<'a>], budget: &Budget<'a>) -> CheckCapacity {
         let free = wanting.iter().map(|node| budget.free_for(node)).max().unwrap_or(0);
         let total = if free > 0 { free + MARGIN } else { 0 };
         let left_alone: BTreeSet<usize> =
@@ -75,15 +75,21 @@ impl<'a> Planner<'a> {
                 && !self.is_stopped(node)
         };
         let fresh = wanting.iter().filter(goes).count();
-        Places { total, taken: 0, fresh, spare: total.saturating_sub(wanting.len() - left_alone.len()), left_alone }
+        CheckCapacity {
+            total,
+            taken: 0,
+            fresh,
+            spare: total.saturating_sub(wanting.len() - left_alone.len()),
+            left_alone,
+        }
     }
 
-    /// Checks a node, and has its pods watched if it has a place.
+    /// Checks a node, and has its pods watched if the capacity allows that.
     pub(super) fn check(
         &mut self,
         node: &'a SurveyedNode<'a>,
         assignment: &Assignment<'a>,
-        places: &mut Places,
+        capacity: &mut CheckCapacity,
     ) -> Checked {
         let name = &node.facts.name;
         if let Some(refused) = assignment.budget.refusal(self.policy, node) {
@@ -98,15 +104,15 @@ impl<'a> Planner<'a> {
         if let Some(wait) = of.and_then(|rollout| rollout.braked_for(name, assignment.taken(node))) {
             return Checked::Braked(wait.clone());
         }
-        let left_alone = places.left_alone.contains(&node.index);
-        if let Some(refused) = node.refused.as_ref().filter(|_| left_alone && places.spare == 0) {
-            self.wake(Some(refused.again_at).filter(|_| places.total > 0));
+        let left_alone = capacity.left_alone.contains(&node.index);
+        if let Some(refused) = node.refused.as_ref().filter(|_| left_alone && capacity.spare == 0) {
+            self.wake(Some(refused.again_at).filter(|_| capacity.total > 0));
             return Checked::LeftAlone(refused.wait.clone());
         }
-        if places.taken >= places.total || (!assignment.any_free && assignment.budget.free_for(node) == 0) {
+        if capacity.taken >= capacity.total || (!assignment.any_free && assignment.budget.free_for(node) == 0) {
             return Checked::Queued;
         }
-        places.spare -= usize::from(left_alone);
+        capacity.spare -= usize::from(left_alone);
         self.plan.pods.insert(name.clone());
         let checks = &self.survey.group(node).before.checks;
         self.plan.expressions.extend(gates::questions(checks, node.subject()));
@@ -115,7 +121,7 @@ impl<'a> Planner<'a> {
         let alone = of.is_some_and(|rollout| rollout.braked_for("", taken + 1).is_some());
         let step = rollout.and_then(Rollout::room_for_slots).map(|room| room.saturating_sub(taken));
         let room = if alone { 1 } else { assignment.budget.free_for(node).min(step.unwrap_or(usize::MAX)) };
-        let others = places.fresh.saturating_sub(usize::from(!left_alone));
+        let others = capacity.fresh.saturating_sub(usize::from(!left_alone));
         let after_others = others > 0 && others >= room && node.update().is_some();
         let gives_way = |ctx: &NodeContext<'_>| gates::guarded(ctx).filter(|_| after_others);
         let obstacle = self.context(node).and_then(|ctx| {
@@ -125,11 +131,11 @@ impl<'a> Planner<'a> {
         });
         let checked = match obstacle {
             Some(Obstacle::Unknown(wait)) => Checked::UnderWay(wait),
-            // Its place is for the next one.
+            // The next one is checked instead.
             Some(Obstacle::Refused(wait)) => return Checked::Refused(wait),
             None => Checked::Passed,
         };
-        places.taken += 1;
+        capacity.taken += 1;
         checked
     }
 }

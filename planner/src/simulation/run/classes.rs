@@ -121,8 +121,8 @@ impl<'a> Classes<'a> {
         self.of.len() - self.awake.len() - self.waiting()
     }
 
-    /// Lets fewer nodes be awake. A burst, as at the beginning, needs more of them than the time after it.
-    pub(super) fn calm(&mut self) {
+    /// Lowers the number of nodes that may be awake. A burst, as at the beginning, needs more of them than the time after it.
+    pub(super) fn keep_fewer_awake(&mut self) {
         for class in &mut self.classes {
             class.ahead = (class.ahead - class.ahead / 8).max(AHEAD);
         }

@@ -37,7 +37,7 @@ pub(super) enum Draw {
 }
 
 /// A node.
-pub(super) struct State {
+pub(super) struct RunState {
     pub(super) host: Host,
     /// True if it takes pods.
     pub(super) schedulable: bool,
@@ -56,7 +56,7 @@ pub(super) struct State {
     pub(super) draws: [u32; 2],
 }
 
-impl State {
+impl RunState {
     pub(super) fn of(member: &Member) -> Self {
         let facts = &member.node.facts;
         Self {
@@ -81,7 +81,7 @@ pub(crate) struct Run<'a> {
     pub(super) now: Timestamp,
     /// The cluster as plans see it, with the nodes that are awake.
     pub(super) view: ClusterView,
-    pub(super) states: Vec<State>,
+    pub(super) states: Vec<RunState>,
     pub(super) classes: Classes<'a>,
     pub(super) index: HashMap<&'a str, usize>,
     pub(super) pods: Pods<'a>,

@@ -78,7 +78,7 @@ impl Run<'_> {
             }
             if !self.wake_more(&made) {
                 self.course.waits = std::mem::take(&mut made.waits);
-                self.classes.calm();
+                self.classes.keep_fewer_awake();
                 self.touched.clear();
                 self.wake = made.wake;
                 return made;
