@@ -33,9 +33,9 @@ const FAILED: Delays = (Duration::from_millis(200), Duration::from_secs(10));
 const HELD: Duration = Duration::from_secs(5);
 
 /// Minimum duration of a stream that counts as successful if the server ended it properly, as each replica does that
-/// leaves its node: while the nodes of the replicas are drained one after the other, streams are this short, and an agent
-/// that backed off from them would delay the update of its own node. A server that accepts no stream for long needs a
-/// back-off too.
+/// leaves its node. While the nodes of the replicas are drained one after the other, streams are this short: an agent that
+/// backed off from them would delay the update of its own node. A server that accepts no stream for long needs a back-off
+/// too.
 const HELD_TO_ITS_END: Duration = Duration::from_secs(1);
 
 /// Returns true if a stream was successful that was open for `held` and `ended` properly, or broke.

@@ -363,9 +363,9 @@ ends! {
         advice: "See the [reason to wait](waiting.md) in the message: the node is tried again when it is over, after its back-off. \
             Neither a hook nor the node's leaving of its load balancers may cause what keeps it from the drain.",
     }
-    /// Many nodes fell ill at once, nodes included that were not being updated, more nodes were not Ready than `health.before.maxUnhealthyNodes`
-    /// allows, an expression of `health.before` that is the same for all nodes returned something, or one had no result, or another node of the
-    /// control plane was out of service, before the reboot was permitted.
+    /// Before the reboot was permitted, the cluster was not well. Many nodes fell ill at once, nodes included that were not being updated, or
+    /// more nodes were not Ready than `health.before.maxUnhealthyNodes` allows. Or an expression of `health.before` that is the same for all
+    /// nodes returned something or had no result, or another node of the control plane was out of service.
     ClusterUnwell {
         event: UpdateWithdrawn, class: Nothing, by_agent: false,
         advice: "Find out why nodes are not well: those that the message names, or the ones that are not Ready in `kubectl get nodes`. \

@@ -1,10 +1,9 @@
 //! Writes of the web API to shadows.
 //!
 //! RBAC can give the right to a shadow's status as a whole or not at all. The web API needs only the agent status. The
-//! controller status, on which drains and permits rest, is protected here, whatever field manager the web API names
-//! (any client can use any name), and so is the record of field owners: a field that two managers own stays when one of
-//! them releases it, so that a client that makes itself an owner of the `permit` in `spec` could keep it from being
-//! withdrawn.
+//! controller status, on which drains and permits rest, is protected here, whatever field manager the web API names: any
+//! client can use any name. The record of field owners is protected too. A field that two managers own stays when one of
+//! them releases it: a client that owned the `permit` in `spec` could keep it from being withdrawn.
 
 use kube::Resource;
 use models::names::{AGENT_MANAGER, APISERVER, CONTROLLER_MANAGER, GROUP};

@@ -24,9 +24,9 @@ fn fields_to_claim(claims: Claims, policy: &Policy) -> ClaimFields {
     ClaimField::ALL.into_iter().filter(|field| claims != Claims::Nothing && policy(field)).collect()
 }
 
-/// Returns the write that returns a node to service for its verification, and while the hooks of its update are awaited after it: what
-/// protects it from autoscalers stays claimed, so that none removes it before it has proven its version, or while it soaks after a drill,
-/// which may have emptied it.
+/// Returns the write that returns a node to service for its verification, and while the hooks of its update are awaited after it. What
+/// protects it from autoscalers stays claimed: none removes it before it has proven its version, or while it soaks after a drill, which may
+/// have emptied it.
 pub(super) fn return_to_service(ctx: &Attempt<'_>) -> Option<Action> {
     if !ctx.needs_release() {
         return None;

@@ -49,9 +49,9 @@ const INSTANT: &str = "for an instant only, and the time of its verification is 
 /// The end of a message about what began some time after the update.
 pub(super) const OTHER_CAUSES: &str = "which may have other causes by now than the update";
 
-/// Continues the verification; `None` once it is over: when the soak has passed without an interruption, the pods are Ready, none of their
-/// containers was restarted meanwhile, what the node had before its drain is back, the expressions return nothing, the kubelet has shown a
-/// sign of life after all that, and the agent has reported.
+/// Continues the verification; `None` once it is over. The soak has passed without an interruption then, and the pods are Ready. None of their
+/// containers was restarted meanwhile, what the node had before its drain is back, and the expressions return nothing. After all that the
+/// kubelet has shown a sign of life, and the agent has reported.
 pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     let after_policy = &ctx.group().after;
     let deadline = deadline(ctx);
@@ -139,8 +139,8 @@ fn querying(ctx: &Attempt<'_>, turn: Turn) -> Turn {
     if ctx.now < last { turn.asking_since(begun(ctx)).waking_at(last) } else { turn.asking_since(last) }
 }
 
-/// Returns what keeps the node from its soak now, or the read that this needs first: the node is not Ready, or is under pressure, which it was
-/// not when it was taken out of service; a pod is not Ready, and is not just starting; or an expression returns something.
+/// Returns what keeps the node from its soak now, or the read that this needs first. The node is not Ready, or is under pressure, which it was
+/// not when it was taken out of service; or a pod is not Ready, and is not just starting; or an expression returns something.
 fn interruption(
     ctx: &Attempt<'_>,
     unhealthy: &[UnhealthyPod<'_>],

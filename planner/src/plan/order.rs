@@ -5,11 +5,15 @@ use models::reason::End;
 use crate::survey::{Survey, SurveyedNode};
 use crate::view::{ClusterView, NodeView};
 
-/// Returns the key that nodes are ordered by: the leader's own node last; then a higher priority label; then the groups
-/// in their order, nodes in none last; then zone by zone; then the fewest failures; then those whose last attempt was
-/// released at a user's request after the others; then by name. It does not depend on the order of the input.
+/// Returns the key that nodes are ordered by. It does not depend on the order of the input. `name` is the node's.
 ///
-/// `name` is the node's.
+/// 1. The leader's own node is last.
+/// 2. A higher priority label is first.
+/// 3. Groups are in their order; nodes in none are last.
+/// 4. Zone by zone.
+/// 5. Nodes with fewer failures are first.
+/// 6. Nodes whose last attempt was released at a user's request are last.
+/// 7. By name.
 pub fn order_key<'a>(
     own_node: Option<&str>,
     group: Option<usize>,

@@ -1,7 +1,7 @@
-//! The planner against a simulated cluster: every action is carried out on it one at a time, in random order, with
-//! crashes of the controller, whose successor finds old caches, other users' reboots, failing hosts, releases that are
-//! superseded or withdrawn, an earlier operator that comes and goes, clocks that jump and changing policy in between.
-//! The message of a failing run has its seed.
+//! The planner against a simulated cluster: every action is carried out on it one at a time, in random order. In between,
+//! the controller crashes, and its successor finds old caches; users reboot hosts and change the policy; hosts fail;
+//! releases are superseded or withdrawn; an earlier operator comes and goes; and clocks jump. The message of a failing run
+//! has its seed.
 
 mod actions;
 mod checks;

@@ -268,8 +268,8 @@ impl Unwell {
         if moves { end.max(after(self.now, STOPPED)) } else { end }
     }
 
-    /// Returns whether a rollout of this version to nodes like this one takes ill ones off theirs: it goes back to an earlier version, which
-    /// policy does only from one that it does not allow, it is urgent, or most of the nodes that run it already among ill ones are well.
+    /// Returns whether a rollout of this version to nodes like this one takes ill ones off theirs. It goes back to an earlier version, which
+    /// policy does only from one that it does not allow; or it is urgent; or most of the nodes that run it already among ill ones are well.
     pub(crate) fn is_cured_by(&self, target: &Target, node: &NodeView, version: &Version, urgent: bool) -> bool {
         let (variant, arch) = kind_by_node(node);
         let is_good = || self.good.iter().any(|good| borrowed(good) == (variant, arch, version));
