@@ -16,7 +16,7 @@ impl OwnProcess {
         Self { started: u64::try_from(Timestamp::now().as_second()).unwrap_or_default() }
     }
 
-    /// Returns its description; `None` where the system does not tell its memory.
+    /// Returns its description; `None` where the system does not show its memory.
     pub(crate) fn describe(&self) -> Option<AgentProcess> {
         let memory = std::fs::read_to_string("/proc/self/statm").ok()?;
         let pages: u64 = memory.split(' ').nth(1)?.parse().ok()?;

@@ -20,7 +20,7 @@ async fn idle_host_refreshes_at_policy_interval_and_reports_only_changes() {
             v.status.report.updates.as_ref().is_some_and(|u| u.chosen_version == Some(version.clone()))
         }
     };
-    bench.web.until("it tells the offer", offers(NEW)).await;
+    bench.web.until("it reports the offer", offers(NEW)).await;
     let writes = bench.web.writes().len();
     let refreshes = || bench.calls().iter().filter(|call| call.contains("refresh")).count();
     let before = refreshes();
@@ -31,10 +31,10 @@ async fn idle_host_refreshes_at_policy_interval_and_reports_only_changes() {
     assert_eq!(bench.web.writes().len(), writes, "nothing new was found");
     bench.host.script(Fault::fails(Command::Refresh, "no network"));
     let failing = |v: &ShadowView| v.status.report.updates.as_ref().and_then(|u| u.refresh_failure.clone());
-    let view = bench.web.until("it tells the failure", |v| failing(v).is_some()).await;
+    let view = bench.web.until("it reports the failure", |v| failing(v).is_some()).await;
     assert!(offers(NEW)(&view), "the offer stays");
     bench.releases.publish(Version::new(1, 21, 0));
-    bench.web.until("it tells the new offer", |v| offers(Version::new(1, 21, 0))(v) && failing(v).is_none()).await;
+    bench.web.until("it reports the new offer", |v| offers(Version::new(1, 21, 0))(v) && failing(v).is_none()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -64,12 +64,12 @@ impl Server {
     async fn start(script: impl Fn(&str, usize) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/base", listener.local_addr().unwrap());
-        let (tell, seen) = watch::channel(Seen::default());
-        let (tell, script) = (Arc::new(tell), Arc::new(script));
+        let (sender, seen) = watch::channel(Seen::default());
+        let (sender, script) = (Arc::new(sender), Arc::new(script));
         let _task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (tell, script) = (tell.clone(), script.clone());
-                tokio::spawn(async move { serve(stream, &tell, &*script).await });
+                let (sender, script) = (sender.clone(), script.clone());
+                tokio::spawn(async move { serve(stream, &sender, &*script).await });
             }
         });
         Self { url, seen, _task }
@@ -98,7 +98,7 @@ impl Server {
 
 async fn serve(
     mut stream: TcpStream,
-    tell: &watch::Sender<Seen>,
+    sender: &watch::Sender<Seen>,
     script: &(dyn Fn(&str, usize) -> Reply + Send + Sync),
 ) {
     let mut bytes = Vec::new();
@@ -120,7 +120,7 @@ async fn serve(
     let form = reqwest::Url::parse(&format!("http://form/?{body}")).unwrap();
     let question = form.query_pairs().find(|(key, _)| key == "query").unwrap().1.into_owned();
     let mut before = 0;
-    tell.send_modify(|seen| {
+    sender.send_modify(|seen| {
         before = seen.questions.len();
         seen.questions.push(question.clone());
         seen.heads.push(head.clone());
@@ -132,7 +132,7 @@ async fn serve(
         permits.acquire().await.unwrap().forget();
         reply = *then;
     }
-    tell.send_modify(|seen| seen.open -= 1);
+    sender.send_modify(|seen| seen.open -= 1);
     match reply {
         // The client may have closed the connection already.
         Reply::Raw(bytes) => drop(stream.write_all(&bytes).await),

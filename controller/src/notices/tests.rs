@@ -78,14 +78,14 @@ impl Server {
     async fn start(replies: &[&'static str]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/secret-path", listener.local_addr().unwrap());
-        let (tell, seen) = watch::channel(Vec::new());
+        let (sender, seen) = watch::channel(Vec::new());
         let replies = replies.to_vec();
         let task = async move {
             let mut open = Vec::new();
             while let Ok((mut stream, _)) = listener.accept().await {
                 let request = read(&mut stream).await;
-                let reply = replies.get(tell.borrow().len()).or(replies.last()).copied().unwrap_or_default();
-                tell.send_modify(|seen| seen.push(request));
+                let reply = replies.get(sender.borrow().len()).or(replies.last()).copied().unwrap_or_default();
+                sender.send_modify(|seen| seen.push(request));
                 if reply.is_empty() {
                     open.push(stream);
                     continue;

@@ -23,8 +23,8 @@ impl TestCluster {
             for log in std::fs::read_dir(pod?.path())? {
                 let path = log?.path();
                 let content = String::from_utf8_lossy(&std::fs::read(&path)?).into_owned();
-                let telling = |line: &&str| DEFECTS.iter().any(|defect| line.contains(defect));
-                for line in content.lines().filter(telling) {
+                let shows_defect = |line: &&str| DEFECTS.iter().any(|defect| line.contains(defect));
+                for line in content.lines().filter(shows_defect) {
                     let _ = writeln!(text, "{}: {line}", path.display());
                 }
             }

@@ -228,36 +228,36 @@ async fn without_watch_cache_all_events_are_watchable_after_restart() {
 }
 
 /// Environment variable with the file into which the program below writes the folder of its test cluster.
-const TELL: &str = "BRUPOP_TEST_TELL_BED";
+const BED_FILE: &str = "BRUPOP_TEST_BED_FILE";
 
 #[tokio::test]
 #[ignore = "run by the test that kills it"]
 async fn control_plane_process_to_kill() {
-    let tell = std::env::var_os(TELL).unwrap();
+    let bed_file = std::env::var_os(BED_FILE).unwrap();
     let bed = ControlPlane::start(Options::default()).await.unwrap();
     let mut pod = Command::new("sh");
     pod.args(["-c", "trap '' TERM; kill -s STOP $$; exec sleep 1000"]);
     marked(&mut pod, bed.dir()).spawn().unwrap();
-    let written = PathBuf::from(&tell).with_extension("part");
+    let written = PathBuf::from(&bed_file).with_extension("part");
     std::fs::write(&written, bed.dir().to_str().unwrap()).unwrap();
-    std::fs::rename(&written, &tell).unwrap();
+    std::fs::rename(&written, &bed_file).unwrap();
     std::future::pending::<()>().await;
 }
 
 #[tokio::test]
 async fn killed_test_program_leaves_no_processes_or_directory() {
     let folder = tempfile::tempdir().unwrap();
-    let tell = folder.path().join("bed");
+    let bed_file = folder.path().join("bed");
     let test = module_path!().split_once("::").unwrap().1.to_owned() + "::control_plane_process_to_kill";
     let mut program = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &test, "--ignored"])
-        .env(TELL, &tell)
+        .env(BED_FILE, &bed_file)
         .kill_on_drop(true)
         .spawn()
         .unwrap();
     let dir = until("the bed of the other program", async || {
         assert!(program.try_wait().unwrap().is_none(), "it ended by itself");
-        std::fs::read_to_string(&tell).ok().map(PathBuf::from)
+        std::fs::read_to_string(&bed_file).ok().map(PathBuf::from)
     })
     .await;
     assert!(dir.exists());

@@ -301,14 +301,14 @@ impl ContainerTask {
         let inside = Inside { task: &self, surroundings: &surroundings };
         let readiness = async {
             let Some(probe) = &self.spec.readiness_probe else { return };
-            let tell = |ready: bool, why: &str| {
+            let report = |ready: bool, why: &str| {
                 if !ready {
                     let pod = self.pod.current();
                     self.pod.ctx.event(&pod, "Warning", "Unhealthy", &format!("Readiness probe failed: {why}"));
                 }
                 self.update(|v| v.ready = ready);
             };
-            target.follow_readiness(probe, &inside, tell).await;
+            target.follow_readiness(probe, &inside, report).await;
         };
         let liveness = async {
             let Some(probe) = &self.spec.liveness_probe else { return };

@@ -128,7 +128,7 @@ impl Target {
     }
 
     /// Probes for ever; reports each change of readiness.
-    pub(crate) async fn follow_readiness(&self, probe: &Probe, exec: &impl Exec, mut tell: impl FnMut(bool, &str)) {
+    pub(crate) async fn follow_readiness(&self, probe: &Probe, exec: &impl Exec, mut report: impl FnMut(bool, &str)) {
         let rhythm = ProbeTiming::of(probe, ProbeKind::Readiness);
         sleep(rhythm.delay).await;
         let (mut ready, mut tally) = (false, ProbeCounter::default());
@@ -138,7 +138,7 @@ impl Target {
                 && verdict != ready
             {
                 ready = verdict;
-                tell(ready, result.err().as_deref().unwrap_or_default());
+                report(ready, result.err().as_deref().unwrap_or_default());
             }
             sleep(rhythm.pause(ready)).await;
         }

@@ -108,7 +108,7 @@ pub(crate) struct StatusInput<'a> {
 pub(crate) fn status_patch(input: &StatusInput<'_>, conditions: &[PodCondition], now: Timestamp) -> Value {
     let containers = input.containers;
     let ended = phase(input);
-    // A pod that completes when its node shuts down has succeeded: only its condition tells of the shutdown.
+    // A pod that completes when its node shuts down has succeeded: only its condition shows the shutdown.
     let verdict = input.verdict.filter(|v| !(v.disruption && ended == "Succeeded"));
     let phase = verdict.map_or(ended, |v| v.phase);
     let finished = phase == "Succeeded" || phase == "Failed";

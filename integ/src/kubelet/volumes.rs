@@ -384,7 +384,7 @@ where
     let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let mut events = std::pin::pin!(watcher(api, config));
     let mut listed = Seen::Absent;
-    let tell = |value: Seen| {
+    let publish = |value: Seen| {
         let differs = seen.send_if_modified(|old| {
             let differs = *old != value;
             *old = value;
@@ -398,9 +398,9 @@ where
         match events.try_next().await {
             Ok(Some(watcher::Event::Init)) => listed = Seen::Absent,
             Ok(Some(watcher::Event::InitApply(object))) => listed = Seen::Present(data(&object)),
-            Ok(Some(watcher::Event::InitDone)) => tell(listed.clone()),
-            Ok(Some(watcher::Event::Apply(object))) => tell(Seen::Present(data(&object))),
-            Ok(Some(watcher::Event::Delete(_))) => tell(Seen::Absent),
+            Ok(Some(watcher::Event::InitDone)) => publish(listed.clone()),
+            Ok(Some(watcher::Event::Apply(object))) => publish(Seen::Present(data(&object))),
+            Ok(Some(watcher::Event::Delete(_))) => publish(Seen::Absent),
             Ok(None) => return,
             Err(error) => {
                 // Right after a pod was bound the authoriser may not know yet that the node may read this.

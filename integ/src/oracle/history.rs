@@ -295,7 +295,7 @@ impl History {
     /// The timeline of the nodes, for users.
     pub fn timeline(&self) -> Vec<TimelineEntry> {
         let mut all = Vec::new();
-        let mut tell = |change: &Change, node: &str, text: String| {
+        let mut record = |change: &Change, node: &str, text: String| {
             all.push(TimelineEntry { revision: change.revision, at: change.at, node: node.to_owned(), text });
         };
         self.replay(|change, before, _| match (&change.object, before) {
@@ -305,46 +305,48 @@ impl History {
                     _ => None,
                 };
                 if change.gone {
-                    return tell(change, new.node(), "shadow deleted".to_owned());
+                    return record(change, new.node(), "shadow deleted".to_owned());
                 }
                 let order = |shadow: &super::facts::Shadow| (shadow.spec.state, shadow.spec.attempt);
                 if old.map(|old| order(old)).unwrap_or_default() != order(new) {
                     let text = match (&new.spec.state, &new.spec.version) {
-                        (HostState::Idle, _) => "order withdrawn".to_owned(),
-                        (state, Some(version)) => format!("ordered {state:?} {version}, attempt {}", new.spec.attempt),
-                        (state, None) => format!("ordered {state:?}, attempt {}", new.spec.attempt),
+                        (HostState::Idle, _) => "desired state withdrawn".to_owned(),
+                        (state, Some(version)) => {
+                            format!("desired state {state:?} {version}, attempt {}", new.spec.attempt)
+                        }
+                        (state, None) => format!("desired state {state:?}, attempt {}", new.spec.attempt),
                     };
-                    tell(change, new.node(), text);
+                    record(change, new.node(), text);
                 }
                 if old.and_then(|old| old.step()) != new.step() {
-                    tell(change, new.node(), new.step().map_or("done", Step::as_str).to_owned());
+                    record(change, new.node(), new.step().map_or("done", Step::as_str).to_owned());
                 }
                 let armed = |shadow: &super::facts::Shadow| shadow.status.agent.armed.as_ref().map(|armed| armed.phase);
                 if let (was, Some(phase)) = (old.and_then(|old| armed(old)), armed(new))
                     && was != Some(phase)
                 {
-                    tell(change, new.node(), format!("agent: {phase:?}"));
+                    record(change, new.node(), format!("agent: {phase:?}"));
                 }
                 if new.permit_nonce().is_some() && old.and_then(|old| old.permit_nonce()) != new.permit_nonce() {
-                    tell(change, new.node(), "permit".to_owned());
+                    record(change, new.node(), "permit".to_owned());
                 }
                 if let Some(failure) = &new.status.agent.failure
                     && old.is_none_or(|old| old.status.agent.failure.as_ref() != Some(failure))
                 {
-                    tell(change, new.node(), format!("failed: {}", failure.reason));
+                    record(change, new.node(), format!("failed: {}", failure.reason));
                 }
             }
             (Object::Node(new), Some(Object::Node(old))) if !change.gone => {
                 match (old.claimed(), new.claimed()) {
-                    (false, true) => tell(change, &new.name, "claimed".to_owned()),
-                    (true, false) => tell(change, &new.name, "released".to_owned()),
+                    (false, true) => record(change, &new.name, "claimed".to_owned()),
+                    (true, false) => record(change, &new.name, "released".to_owned()),
                     _ => {}
                 }
                 if old.boot_id != new.boot_id {
-                    tell(change, &new.name, format!("boot {}", new.boot_id));
+                    record(change, &new.name, format!("boot {}", new.boot_id));
                 }
                 if old.ready != new.ready {
-                    tell(change, &new.name, if new.ready { "Ready" } else { "not Ready" }.to_owned());
+                    record(change, &new.name, if new.ready { "Ready" } else { "not Ready" }.to_owned());
                 }
             }
             _ => {}

@@ -118,10 +118,7 @@ impl Fleet {
     /// Judges the whole run.
     pub(crate) async fn judge(self) -> anyhow::Result<()> {
         let defect_log_lines = self.bed.defect_log_lines()?;
-        anyhow::ensure!(
-            defect_log_lines.is_empty(),
-            "the operator's own output tells of a defect:\n{defect_log_lines}"
-        );
+        anyhow::ensure!(defect_log_lines.is_empty(), "the operator's own output shows a defect:\n{defect_log_lines}");
         let (verdict, history) = self.bed.judge(&Expectations::default()).await?;
         // Text after the summary of a test binary counts as a failure of the run, and no case is run again.
         if verdict.violations.is_empty() {

@@ -138,7 +138,7 @@ pub(crate) async fn run_except(
     verdict.ensure_safe().with_context(|| format!("unsafe; {}\n{}", repeat(), timeline(&history, began)))?;
     anyhow::ensure!(
         defect_log_lines.is_empty(),
-        "the operator's own output tells of a defect; {}\n{defect_log_lines}",
+        "the operator's own output shows a defect; {}\n{defect_log_lines}",
         repeat()
     );
     let stats = &verdict.stats;

@@ -76,7 +76,7 @@ async fn end_agent_after(turns: usize, kill: bool, counts: &Counts) -> bool {
     let view = bench.web.view();
     assert_eq!((&view.status.report.armed, &view.status.report.failure), (&None, &None), "{}", what());
     let phases = bench.web.writes().iter().filter_map(|w| w.report.armed.as_ref().map(|a| a.phase)).collect::<Vec<_>>();
-    assert!(phases.contains(&ArmedPhase::Activated), "{}: it did not tell before it rebooted", what());
+    assert!(phases.contains(&ArmedPhase::Activated), "{}: it did not report that before it rebooted", what());
     agent.end().await.unwrap();
     before_reboot
 }

@@ -424,20 +424,20 @@ fn history_reports_transitions_and_attempts_of_update() {
     assert_eq!(
         lines,
         [
-            "ordered StagedUpdate 1.20.5, attempt 1",
+            "desired state StagedUpdate 1.20.5, attempt 1",
             "Staging",
             "LeavingLoadBalancer",
             "claimed",
             "Draining",
             "Rebooting",
-            "ordered RebootedIntoUpdate 1.20.5, attempt 1",
+            "desired state RebootedIntoUpdate 1.20.5, attempt 1",
             "agent: Arming",
             "permit",
             "agent: Activated",
             "boot a-boot-2",
             "Verifying",
             "released",
-            "order withdrawn",
+            "desired state withdrawn",
             "done"
         ]
     );

@@ -519,7 +519,7 @@ impl ScriptedCluster {
 
     fn ensure_no_defect(&self) -> anyhow::Result<()> {
         let defects: Vec<String> = self.controllers.iter().filter_map(ControllerProcess::defect).collect();
-        ensure!(defects.is_empty(), "the operator's own output tells of a defect: {}", defects.join("; "));
+        ensure!(defects.is_empty(), "the operator's own output shows a defect: {}", defects.join("; "));
         Ok(())
     }
 
