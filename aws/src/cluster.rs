@@ -49,7 +49,7 @@ impl<K: Resource<DynamicType = ()> + Sync, T: Clone + Send> Cache<K, T> {
         Some((object.resource_version().unwrap_or_default(), (self.read)(object)?))
     }
 
-    /// Takes in the answer to an own write.
+    /// Records the answer to an own write.
     fn written(&self, object: &K) {
         if let Some(item) = self.item(object) {
             self.state.lock().known.answer(&object.name_any(), item, |_, _| true);

@@ -50,7 +50,7 @@ impl Holds {
         true
     }
 
-    /// Takes in the success of a call, after which its key stays held for a time.
+    /// Records the success of a call, after which its key stays held for a time.
     pub(crate) fn succeeded(&mut self, key: &str, time: Duration, now: Instant) {
         let hold = self.0.entry(key.to_owned()).or_default();
         hold.until = Some(now + time);
@@ -58,7 +58,7 @@ impl Holds {
         hold.refused = None;
     }
 
-    /// Takes in the failure of a call, after which its key stays held for a growing time with jitter: `random` is in
+    /// Records the failure of a call, after which its key stays held for a growing time with jitter: `random` is in
     /// [0, 1). `refused` is its action, if AWS has refused it. Returns the failures before it.
     pub(crate) fn failed(&mut self, key: &str, refused: Option<&'static str>, random: f64, now: Instant) -> Before {
         let hold = self.0.entry(key.to_owned()).or_default();

@@ -212,7 +212,7 @@ impl Runner<'_> {
         Ok((instances, self.cloud.groups(&names).await?))
     }
 
-    /// Takes in the end of a call.
+    /// Records the end of a call.
     async fn ended(&mut self, call: Call, result: Result<(), CallError>) {
         let (key, at) = (call.key().to_owned(), Instant::now());
         let Some((nodes, _, policy)) = self.cluster.read() else { return };

@@ -40,18 +40,18 @@ impl<T> Known<T> {
         self.synced
     }
 
-    /// Takes in the begin of a list. The known items stay until its end.
+    /// Records the begin of a list. The known items stay until its end.
     pub fn begin_list(&mut self) {
         self.listing = Some(BTreeMap::new());
         self.answered.clear();
     }
 
-    /// Takes in an object of the list.
+    /// Records an object of the list.
     pub fn list(&mut self, key: String, item: T) {
         self.listing.get_or_insert_default().insert(key, item);
     }
 
-    /// Takes in the end of the list. It is consistent, so that it is right where it is older than what was known: the
+    /// Records the end of the list. It is consistent, so that it is right where it is older than what was known: the
     /// cluster was restored. Only an answer since its begin may be newer.
     pub fn end_list(&mut self) {
         let listed = self.listing.take().unwrap_or_default();
@@ -69,13 +69,13 @@ impl<T> Known<T> {
         self.synced = true;
     }
 
-    /// Takes in an object of the watch, unless what is known is as new. Returns true if that changes something by
+    /// Records an object of the watch, unless what is known is as new. Returns true if that changes something by
     /// `matters`, which gets the new and the old item.
     pub fn observe(&mut self, key: String, item: T, matters: impl Fn(&T, &T) -> bool) -> bool {
         self.put(key, item, matters).unwrap_or(false)
     }
 
-    /// Takes in an object that an own call returned; returns the same.
+    /// Records an object that an own call returned; returns the same.
     pub fn answer(&mut self, key: &str, item: T, matters: impl Fn(&T, &T) -> bool) -> bool {
         let version = (self.version)(&item);
         if self.deleted.iter().any(|(deleted, end)| deleted == key && !newer(version, end)) {
@@ -96,7 +96,7 @@ impl<T> Known<T> {
         Some(change)
     }
 
-    /// Takes in a deletion of the watch. Returns true if the object was known; a successor of the same name, which an
+    /// Records a deletion of the watch. Returns true if the object was known; a successor of the same name, which an
     /// answer may have shown already, stays.
     pub fn delete(&mut self, key: &str, version: &str) -> bool {
         self.deleted.push_back((key.to_owned(), version.to_owned()));

@@ -25,7 +25,7 @@ impl<T> Objects<T> {
         Self { known: Known::new(version), unreadable: BTreeMap::new(), listing: BTreeMap::new() }
     }
 
-    /// Takes in an event. `item` returns `None` for an object that is of no interest. Returns true if the event changes something by
+    /// Applies an event. `item` returns `None` for an object that is of no interest. Returns true if the event changes something by
     /// `matters`, which gets the new and the old item.
     pub fn take<K: Resource<DynamicType = ()>>(
         &mut self,

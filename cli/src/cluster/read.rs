@@ -113,7 +113,7 @@ impl Cluster {
         })
     }
 
-    /// Takes in the answers about the components.
+    /// Records the answers about the components.
     pub(crate) fn add_components(&mut self, read: Components) -> anyhow::Result<()> {
         self.add_component(Part::EarlierPods, read.earlier, |cluster, pods| {
             cluster.earlier_pods = pods.unwrap_or_default();
@@ -123,7 +123,7 @@ impl Cluster {
         self.add_component(Part::AgentPods, read.agents, |cluster, agents| cluster.agents = agents)
     }
 
-    /// Takes in one of them. One that was read before stays as it was while there is no answer.
+    /// Records one of them. One that was read before stays as it was while there is no answer.
     fn add_component<T>(
         &mut self,
         part: Part,

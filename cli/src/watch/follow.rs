@@ -118,7 +118,7 @@ impl Follow {
         Self { needs_nodes, ..Self::default() }
     }
 
-    /// Takes in a change. Returns what there is to say about the connection.
+    /// Applies a change. Returns a message about the connection, if there is news of it.
     ///
     /// # Errors
     /// The user may not watch what is required.

@@ -32,7 +32,7 @@ impl NodeMemory {
         }
     }
 
-    /// Takes in that the last action has failed, at this step.
+    /// Records that the last action has failed, at this step.
     pub(super) fn failed(&mut self, step: Option<Step>, error: String, now: Timestamp) {
         let before = self.failing.as_ref().filter(|before| before.step == step);
         if self.writes_status && before.is_some_and(|before| !before.writes_status) {

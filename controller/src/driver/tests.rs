@@ -116,13 +116,13 @@ fn take<P: planner::view::Projection>(cache: &Cache<P>, object: serde_json::Valu
     cache.take(0, Event::Apply(DeserializeGuard(Ok(serde_json::from_value(object).unwrap()))));
 }
 
-/// Takes in the operator's resource at this version, with this status.
+/// Puts the operator's resource into its cache, at this version and with this status.
 fn take_operator(driver: &Driver, version: &str, status: &serde_json::Value) {
     let metadata = serde_json::json!({"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": version});
     take(&driver.applier.caches.operator, serde_json::json!({"metadata": metadata, "spec": {}, "status": status}));
 }
 
-/// Takes in node `a` and its shadow with this step and the desired state that belongs to it.
+/// Puts node `a` into its cache, and its shadow with this step and the desired state that belongs to it.
 fn take_node_in(driver: &Driver, nodes: &Cache<NodeFacts>, step: &str) {
     let desired = match step {
         "Releasing" => serde_json::json!({"state": "Idle", "attempt": 1}),

@@ -18,14 +18,14 @@ impl Course {
         self.last.as_ref()
     }
 
-    /// Takes in that the last answer is also that of a later time.
+    /// Records that the last answer is also that of a later time.
     pub(super) fn confirm(&mut self, now: Timestamp) {
         if let Some(Answer::Quiet { asked, .. } | Answer::Firing { asked, .. }) = &mut self.last {
             *asked = now;
         }
     }
 
-    /// Takes in an answer. Returns whether it is of another kind than the last one.
+    /// Records an answer. Returns whether it is of another kind than the last one.
     pub(super) fn take(&mut self, answer: Answer) -> bool {
         let same = self.last.as_ref().is_some_and(|last| discriminant(last) == discriminant(&answer));
         self.firing_since = match &answer {

@@ -74,7 +74,7 @@ impl Known {
         self.failing_since.is_none()
     }
 
-    /// Takes in an event, and returns whether it changes what is known.
+    /// Applies an event, and returns whether it changes what is known.
     fn take(&mut self, event: Event<DynamicObject>, source: &Source, fields: &Fields) -> Result<bool, Unread> {
         match event {
             Event::Init => {
@@ -114,7 +114,7 @@ impl Known {
         Ok(true)
     }
 
-    /// Takes in the end of a watch, and returns whether it changes what is known. Until the next list is complete, the objects stay as they
+    /// Records the end of a watch, and returns whether it changes what is known. Until the next list is complete, the objects stay as they
     /// were for a short outage.
     fn fail(&mut self, why: Unread, now: Instant) -> bool {
         self.forget_listing();

@@ -46,7 +46,7 @@ impl Ledger {
         (self.edition, self.settings.as_ref())
     }
 
-    /// Takes in the wanted queries. Returns whether there are new answers to check.
+    /// Sets the wanted queries. Returns whether there are new answers to check.
     ///
     /// A query that is no longer wanted is not sent again. Its answer is kept until the interval is over: a planner
     /// that wants it on every other check would otherwise have it sent as fast as Prometheus can answer.
@@ -115,7 +115,7 @@ impl Ledger {
         Due { queries, next }
     }
 
-    /// Takes in the result of a query that was sent under `edition` of the settings at `sent_at`. Returns whether it
+    /// Records the result of a query that was sent under `edition` of the settings at `sent_at`. Returns whether it
     /// has to be checked: at another kind of answer than before, at each further empty answer, and at one that is waited for.
     pub(super) fn record(&mut self, query: &str, edition: u64, sent_at: Timestamp, answer: Answer) -> bool {
         if edition != self.edition {

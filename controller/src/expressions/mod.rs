@@ -81,7 +81,7 @@ impl Expressions {
         Self { _task: JoinSet::from_iter([run(shared.clone())]), shared, objects }
     }
 
-    /// Takes in the questions that nodes wait for, those of them whose answers are too old if they were asked before a time, and the policy:
+    /// Sets the questions that nodes wait for, those of them whose answers are too old if they were asked before a time, and the policy:
     /// the address to send queries to, and the objects to watch. Called after each plan.
     pub fn want(&self, wanted: &BTreeSet<Question>, asked_again: &BTreeMap<Question, Timestamp>, policy: &Policy) {
         let of_objects = wanted.iter().filter_map(|question| match question {

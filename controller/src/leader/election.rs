@@ -49,7 +49,7 @@ pub(super) struct Observed {
 }
 
 impl Observed {
-    /// Takes in a record that was just read.
+    /// Records a Lease that was just read.
     pub(super) fn update(previous: Option<Self>, record: Record, now: Instant) -> Self {
         match previous {
             Some(previous) if previous.record == record => previous,

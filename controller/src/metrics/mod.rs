@@ -239,7 +239,7 @@ impl Metrics {
         out
     }
 
-    /// Takes in the leadership of this process. A replica that does not lead exports nothing about the fleet.
+    /// Sets the leadership of this process. A replica that does not lead exports nothing about the fleet.
     pub fn lead(&self, leads: bool) {
         let mut memory = self.memory.lock();
         memory.leading = leads;
@@ -253,12 +253,12 @@ impl Metrics {
         }
     }
 
-    /// Takes in the state of a custom resource: served or not.
+    /// Sets the state of a custom resource: served or not.
     pub fn served(&self, resource: &str, served: bool) {
         self.served.with_label_values(&[resource]).set(flag(served));
     }
 
-    /// Takes in the lead of the API server's clock.
+    /// Sets the lead of the API server's clock.
     pub fn clock_offset(&self, ahead: SignedDuration) {
         let memory = self.memory.lock();
         if memory.leading {
@@ -266,7 +266,7 @@ impl Metrics {
         }
     }
 
-    /// Takes in the state of keys and certificates.
+    /// Sets the state of keys and certificates.
     pub fn tls(&self, snapshot: &TlsSnapshot) {
         let memory = self.memory.lock();
         if !memory.leading {
@@ -285,7 +285,7 @@ impl Metrics {
         self.tls.add("certificates_degraded", &ALONE, flag(*problem));
     }
 
-    /// Takes in the state of the migration of stored shadows, and the number that is left if it is known.
+    /// Sets the state of the migration of stored shadows, and the number that is left if it is known.
     pub fn migration(&self, state: &'static str, left: Option<usize>) {
         let memory = self.memory.lock();
         if !memory.leading {
@@ -298,7 +298,7 @@ impl Metrics {
         }
     }
 
-    /// Takes in the state of the fleet and of its plan.
+    /// Sets the state of the fleet and of its plan.
     pub fn observe(&self, snapshot: &Snapshot<'_>) {
         let mut memory = self.memory.lock();
         if !memory.leading {
@@ -362,7 +362,7 @@ impl Metrics {
         }
     }
 
-    /// Takes in a write of the controller status of a shadow: the one before, and the one since `now`.
+    /// Counts a write of the controller status of a shadow: the one before, and the one since `now`.
     pub fn wrote(&self, before: &ShadowFacts, after: &ControllerStatus, now: Timestamp) {
         let before = &before.status.controller;
         let (was, is) = (before.progress.as_ref(), after.report.progress.as_ref());
@@ -396,7 +396,7 @@ impl Metrics {
         }
     }
 
-    /// Takes in an action that failed: the operation, and the code of the API server's answer if there was one.
+    /// Counts an action that failed: the operation, and the code of the API server's answer if there was one.
     pub fn rejected(&self, kind: &'static str, code: Option<u16>) {
         let code = match code {
             Some(code @ (200 | 400..=599)) => code.to_string(),
@@ -406,7 +406,7 @@ impl Metrics {
         self.rejected.with_label_values(&[kind, code.as_str()]).inc();
     }
 
-    /// Takes in a call that had no answer by its deadline.
+    /// Counts a call that had no answer by its deadline.
     pub fn no_answer(&self, kind: Kind) {
         self.no_answer.with_label_values(&[kind.as_str()]).inc();
     }
@@ -416,7 +416,7 @@ impl Metrics {
         (self.connections_refused.with_label_values(&ALONE), self.malformed.with_label_values(&ALONE))
     }
 
-    /// Takes in the age of the calls under way.
+    /// Sets the age of the calls under way.
     pub fn ages(&self, ages: &Ages) {
         let _alone = self.memory.lock();
         for &kind in Kind::VARIANTS {
@@ -429,30 +429,30 @@ impl Metrics {
         }
     }
 
-    /// Takes in a turn of the leader.
+    /// Counts a turn of the leader.
     pub fn turned(&self, took: Duration) {
         self.turn_duration.with_label_values(&ALONE).observe(took.as_secs_f64());
     }
 
-    /// Takes in a plan that broke a safety property.
+    /// Counts a plan that broke a safety property.
     pub fn finding(&self, property: &'static str) {
         self.findings.with_label_values(&[property]).inc();
     }
 
-    /// Takes in a receiver of notices, whose counters begin at zero.
+    /// Adds a receiver of notices, whose counters begin at zero.
     pub fn expect_notices(&self, receiver: &str) {
         for &result in NoticeResult::VARIANTS {
             self.notices(receiver, result, 0);
         }
     }
 
-    /// Takes in so many results about notices to a receiver.
+    /// Counts so many results about notices to a receiver.
     pub fn notices(&self, receiver: &str, result: NoticeResult, count: u64) {
         let receiver = self.memory.lock().receivers.admit(&receiver.to_owned(), Clone::clone);
         self.notices.with_label_values(&[receiver.as_str(), result.into()]).inc_by(count);
     }
 
-    /// Takes in the answer to an expression.
+    /// Counts the answer to an expression.
     pub fn expression(&self, answer: &Answer) {
         self.expressions.with_label_values(&[answer_kind(answer)]).inc();
     }

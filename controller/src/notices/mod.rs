@@ -60,7 +60,7 @@ impl Notices {
         Self { _task: JoinSet::from_iter([run(shared.clone())]), shared }
     }
 
-    /// Takes in the receivers of the policy in force, and the operator's recorded status: its notices, and its condition
+    /// Sets the receivers of the policy in force, and the operator's recorded status: its notices, and its condition
     /// `NoticesSent`. Called after each plan.
     pub fn want(&self, policy: Option<&policy::Notices>, status: Option<&BottlerocketUpdateOperatorStatus>) {
         let receivers = policy.map_or(&[][..], |policy| &policy.receivers);
@@ -96,7 +96,7 @@ impl Shared {
         Secret { folder: self.folder.as_deref(), namespace: &self.applier.namespace }
     }
 
-    /// Takes in the outcome of one sending.
+    /// Records the outcome of one sending.
     fn record(&self, receiver: &str, notice: &Notice, outcome: Outcome) {
         let Notice { id, event, .. } = notice;
         self.applier.metrics.notices(

@@ -79,7 +79,7 @@ fn recorded_failure<'a>(message: &'a str, name: &str) -> Option<&'a str> {
 }
 
 impl Outboxes {
-    /// Takes in the receivers, the recorded notices, and the message of the condition while it is False since receivers fail. Returns whether there
+    /// Sets the receivers, the recorded notices, and the message of the condition while it is False since receivers fail. Returns whether there
     /// may be something to send, and the number of notices that were left out, by receiver: too many waited, or it is none any more.
     pub(super) fn want(
         &mut self,
@@ -141,7 +141,7 @@ impl Outboxes {
         (due, next)
     }
 
-    /// Takes in the outcome of an attempt. `random` is in [0, 1).
+    /// Records the outcome of an attempt. `random` is in [0, 1).
     pub(super) fn record(&mut self, name: &str, id: &str, outcome: Outcome, now: Instant, random: f64) -> Ended {
         let Some(outbox) = self.all.get_mut(name).filter(|outbox| outbox.sending.as_deref() == Some(id)) else {
             // The receiver was changed or removed in the meantime.
@@ -195,7 +195,7 @@ impl Outboxes {
         self.all.get(name).is_none_or(|outbox| outbox.unusable.as_deref() != Some(problem))
     }
 
-    /// Takes in the result of a check of a receiver's settings. Returns whether the state has changed.
+    /// Records the result of a check of a receiver's settings. Returns whether the state has changed.
     pub(super) fn checked(&mut self, name: &str, problem: Option<String>) -> bool {
         let before = self.facts().state;
         let Some(outbox) = self.all.get_mut(name) else { return false };

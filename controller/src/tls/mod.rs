@@ -99,7 +99,7 @@ impl Signer {
         self.state.lock().key = key;
     }
 
-    /// Takes in the facts, and the keys if they could be read; returns whether they are new.
+    /// Records the facts, and the keys if they could be read; returns whether they are new.
     fn set_facts(&self, keys: Option<SigningKeys>, facts: TlsFacts) -> bool {
         let mut state = self.state.lock();
         let keys = keys.unwrap_or_else(|| state.keys.clone());

@@ -185,7 +185,7 @@ pub struct LeaseObservations {
 }
 
 impl LeaseObservations {
-    /// Takes in another observation.
+    /// Adds another observation.
     pub fn add(before: Option<Self>, renewed: Option<Timestamp>, now: Timestamp) -> Self {
         // Without an earlier renewal this one may be of any time. A reading in the future was by a clock that ran ahead.
         let seen = before.filter(|before| before.renewed.is_some() && before.observed_at <= now);

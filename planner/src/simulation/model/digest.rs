@@ -37,7 +37,7 @@ impl Digest {
     }
 }
 
-/// Takes in the parts of a value.
+/// Adds the parts of a value.
 pub(super) struct Digester {
     hasher: DefaultHasher,
     times: Vec<i64>,
@@ -53,7 +53,7 @@ impl Digester {
         self.times.extend(time.map(Timestamp::as_second));
     }
 
-    /// Takes in a value as JSON, its times apart.
+    /// Adds a value as JSON, its times apart.
     pub(super) fn json(&mut self, value: &impl Serialize) {
         let text = serde_json::to_string(value).unwrap();
         let mut rest = text.as_bytes();

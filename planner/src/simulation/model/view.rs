@@ -88,7 +88,7 @@ impl Controller {
         }
     }
 
-    /// Takes in the answer to a write of its own: the object as it is now.
+    /// Records the answer to a write of its own: the object as it is now.
     pub(super) fn read_back(
         &mut self,
         write: &Write,
