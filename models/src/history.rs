@@ -1,7 +1,7 @@
 //! `BottlerocketRolloutHistory`: the record of one rollout, and the pages with its nodes and pods.
 //!
 //! Both are objects of one kind. A *head* holds what the rollout was when it began, in an immutable `spec`, and its course in
-//! `status`. A *page* holds the results of some nodes, and is written once. What identifies an object stands in `spec`, since
+//! `status`. A *page* holds the results of some nodes, and is written once. What identifies an object is in `spec`, since
 //! names in labels can be changed by every client that may write them.
 
 use jiff::Timestamp;

@@ -232,6 +232,6 @@ mod tests {
         assert!(pauses.is_sorted() && pauses[0] <= Duration::from_secs(1) && pauses[14] == PAUSES.1, "{pauses:?}");
         now += PAUSES.1 * 3;
         assert_eq!(pace.begin(now), None);
-        assert_eq!(pace.begin(now), Some(now + pauses[0]), "after a calm time the first pause again");
+        assert_eq!(pace.begin(now), Some(now + pauses[0]), "after a quiet time the first pause again");
     }
 }

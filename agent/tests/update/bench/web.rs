@@ -351,7 +351,7 @@ impl Web {
         let moves = tokio::time::Instant::now() + Duration::from_secs(2);
         while self.now() == began {
             if began == WebFault::UnknownLines {
-                let novel = "{\"type\":\"web_fault\",\"object\":{\"metadata\":7}}\n{\"type\":\"calm\"}\n";
+                let novel = "{\"type\":\"web_fault\",\"object\":{\"metadata\":7}}\n{\"type\":\"novel\"}\n";
                 chunk(stream, novel).await?;
             }
             let line = match self.with(|state| state.view.clone()) {

@@ -171,7 +171,7 @@ async fn deleted_secrets_are_recreated_without_failed_requests(ctx: &ScenarioCon
     delete(ctx, SERVING_SECRET).await?;
     certificates_rotated(ctx, &before).await?;
     load.end().await?;
-    poll("the authorities that a person has thrown away are not trusted any more", async || {
+    poll("the authorities that a user has deleted are not trusted any more", async || {
         let bundle = trust(ctx).await?[TRUST_CA_KEY].clone();
         Ok((bundle.matches("BEGIN").count() == 1).then_some(()))
     })

@@ -301,7 +301,7 @@ fn protection_from_autoscalers_lasts_until_the_node_is_verified() {
     let with_protection: Change = |node, _| node.facts.claims = node.facts.claims.without(ClaimFields::CORDON);
     let unprotected: Change =
         |node, policy| (node.facts.claims, policy.protect_from_autoscalers) = (ClaimFields::CORDON, false);
-    let switched_off: Change = |_, policy| policy.protect_from_autoscalers = false;
+    let protection_disabled: Change = |_, policy| policy.protect_from_autoscalers = false;
     let reset: Change = |node, _| {
         (node.facts.claims, node.facts.unowned) = (ClaimFields::default(), ClaimFields::CORDON);
         let cordoned = condition(models::shadow::CORDONED, "Updating", "");
@@ -326,7 +326,7 @@ fn protection_from_autoscalers_lasts_until_the_node_is_verified() {
     case("it was claimed again meanwhile", verifying(), kept, |_, _| {});
     case("it has proven the version", verified(), Some(Action::Release), with_protection);
     case("policy protects no node", back(), Some(Action::Release), unprotected);
-    case("policy protects none any more", back(), Some(Action::Release), switched_off);
+    case("policy protects none any more", back(), Some(Action::Release), protection_disabled);
     case("the ownership of its fields was reset", back(), Some(Action::Release), reset);
     case("a user holds it as it is", verifying(), None, held);
     case("a user holds it in service", verifying(), None, held_in_service);

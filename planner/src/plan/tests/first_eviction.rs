@@ -55,7 +55,7 @@ fn gates_are_checked_again_after_the_wait_for_load_balancers() {
         assert_eq!(crate::lint::lint(&view, &policy, &mut made.clone()), [], "{sentence}");
     };
     case("nothing has changed", "step Draining", |_, _| {});
-    case("updates are switched off", "step Draining", |_, spec| spec["enabled"] = json!(false));
+    case("updates are disabled", "step Draining", |_, spec| spec["enabled"] = json!(false));
     case("the window has closed in which it began", "step Draining", |_, spec| {
         spec["schedule"] = json!({"windows": [{"cron": "0 12 * * *", "duration": "1h"}]});
     });

@@ -299,7 +299,7 @@ fn gates_are_checked_again_after_the_wait_for_hooks() {
         assert!(made.evictions.is_empty());
     };
     case("nothing has changed", "step Draining", |_, _| {});
-    case("updates are switched off", "step Draining", |_, spec| spec["enabled"] = json!(false));
+    case("updates are disabled", "step Draining", |_, spec| spec["enabled"] = json!(false));
     case("window", "WindowEnded", close_window);
     case("node", "GateRefused", |view, _| a(view).facts.ready = false);
     case("expression of the node", "GateRefused", |view, spec| fire(view, spec, "errors{node=\"$node\"} > 0"));
