@@ -12,6 +12,7 @@ pub(crate) struct OwnProcess {
 }
 
 impl OwnProcess {
+    #[expect(clippy::disallowed_methods, reason = "the start of the process decides nothing")]
     pub(crate) fn new() -> Self {
         Self { started: u64::try_from(Timestamp::now().as_second()).unwrap_or_default() }
     }

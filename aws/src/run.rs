@@ -114,7 +114,7 @@ impl Runner<'_> {
             self.record = Some(Record::read(&self.maps).await?);
         }
         let Some(record) = &self.record else { return Ok(OPEN) };
-        let now = Timestamp::now();
+        let now = now();
         let ids = instances_to_read(policy, (&nodes, &unreadable), record.entries(), now);
         let reads = !ids.is_empty() && self.holds.left(READS, Instant::now()).is_zero();
         if reads {
@@ -274,7 +274,7 @@ impl Runner<'_> {
 
     /// Shows for a node what is taken back.
     async fn restored(&self, node: &Node, text: &str, policy: Policy) {
-        let lost = node.prepared().is_some() && node.is_lost(policy, Timestamp::now());
+        let lost = node.prepared().is_some() && node.is_lost(policy, now());
         let why =
             if lost { ": the node has not returned from its reboot in time, and its group may replace it" } else { "" };
         self.cluster.notice(node, RESTORED, &format!("{text}{why}"), lost).await;
@@ -323,7 +323,12 @@ fn node_of<'a>(nodes: &'a BTreeMap<String, Node>, instance: &str) -> Option<&'a 
     nodes.values().find(|node| node.instance.as_deref() == Ok(instance))
 }
 
+#[expect(clippy::disallowed_methods, reason = "decisions get the time as an argument")]
+fn now() -> Timestamp {
+    Timestamp::now()
+}
+
 /// Returns a number for jitter, from the clock: many processes of many clusters do not retry in step.
 fn jitter() -> f64 {
-    f64::from(Timestamp::now().subsec_nanosecond().unsigned_abs()) / 1e9
+    f64::from(now().subsec_nanosecond().unsigned_abs()) / 1e9
 }

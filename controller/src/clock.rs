@@ -32,6 +32,7 @@ pub trait TimeSource: Send + Sync {
 pub struct Machine;
 
 impl TimeSource for Machine {
+    #[expect(clippy::disallowed_methods, reason = "the clock module")]
     fn read(&self) -> Reading {
         Reading { local: Timestamp::now(), at: Instant::now() }
     }

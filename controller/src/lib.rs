@@ -6,6 +6,7 @@
 //! ```
 
 #![expect(missing_docs, reason = "the library of one program: comments do not repeat names")]
+#![cfg_attr(test, expect(clippy::disallowed_methods, reason = "a test begins at the present time"))]
 
 pub mod apply;
 pub mod cache;

@@ -3,12 +3,12 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use models::wire::ShadowView;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::boot_state::BootState;
+use super::moment::Moment;
 use super::next::{Next, Stop};
 use super::report::{put, report_if_possible};
 use super::report_state::ReportState;
@@ -120,7 +120,7 @@ async fn retry_host(turn: &mut Turn<'_>, error: HostError) -> Result<Next, Agent
     outage.log.failed("the host does not answer", &chain(&error));
     if outage.is_reported(now) {
         let condition = HostCondition::unreachable(&error);
-        let make = |view: &ShadowView| build_condition(&view.status, &condition, Timestamp::now());
+        let make = |view: &ShadowView| build_condition(&view.status, &condition, Moment::now().wall);
         report_if_possible(turn, async |turn| put(turn, make).await).await;
         // Staging, too, reports again once the host answers.
         turn.boot.tries.announced = false;

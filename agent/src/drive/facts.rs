@@ -1,11 +1,11 @@
 //! Gathers facts, with as few host calls as the next decision needs.
 
-use jiff::Timestamp;
 use models::condition::{ConditionStatus, find_condition};
 use models::shadow::HOST_REACHABLE;
 use models::wire::ShadowView;
 use tokio::time::Instant;
 
+use super::moment::Moment;
 use super::next::{Next, Stop};
 use super::report::{put, report_if_possible};
 use super::turn::Turn;
@@ -47,7 +47,7 @@ async fn wait_while_busy(turn: &mut Turn<'_>) -> Next {
     let reported = find_condition(&turn.view.status.conditions, HOST_REACHABLE);
     let was_unreachable = reported.is_some_and(|reported| reported.status == ConditionStatus::False);
     if let Some(condition) = busy.or(was_unreachable.then(|| turn.boot.settings.condition())) {
-        let make = |view: &ShadowView| build_condition(&view.status, &condition, Timestamp::now());
+        let make = |view: &ShadowView| build_condition(&view.status, &condition, Moment::now().wall);
         report_if_possible(turn, async |turn| put(turn, make).await).await;
         // Staging, too, reports again once the host answers otherwise.
         turn.boot.tries.announced = false;

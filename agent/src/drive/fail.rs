@@ -1,10 +1,10 @@
 //! Failures of an attempt: reported once, with a message for users. How a boot ended is judged by the step table.
 
-use jiff::Timestamp;
 use models::agent_step::{Boot, Desired};
 use models::reason::FailureReason;
 use models::shadow::{Failure, HostState};
 
+use super::moment::Moment;
 use super::next::{Next, Stop};
 use super::report::report;
 use super::turn::{Observed, Turn};
@@ -24,7 +24,7 @@ pub(super) async fn fail(
         tracing::warn!(attempt, %reason, detail = ?message, "the attempt failed");
     }
     let judges_boot = found.situation.desired == Desired::Reboot && found.situation.boot == Boot::Other;
-    let failure = Failure { attempt, step, reason, message, time: Timestamp::now() };
+    let failure = Failure { attempt, step, reason, message, time: Moment::now().wall };
     report(turn, found, &Finding::Failed { failure, state: host_state(&found.situation), judges_boot }).await?;
     Ok(Next::Again)
 }

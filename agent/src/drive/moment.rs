@@ -16,6 +16,7 @@ pub(super) struct Moment {
 }
 
 impl Moment {
+    #[expect(clippy::disallowed_methods, reason = "the clock of the agent's decisions and reports")]
     pub(super) fn now() -> Self {
         Self { monotonic: Instant::now(), wall: Timestamp::now() }
     }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use models::wire::{AgentStatus, ShadowView};
 use tokio::time::{sleep, timeout};
 use tracing::field::debug;
 
+use super::moment::Moment;
 use super::next::Next;
 use super::turn::{Observed, Turn};
 use crate::desired_state::DesiredState;
@@ -50,7 +50,7 @@ pub(super) async fn report_with(
 ) -> Result<Arc<ShadowView>, Next> {
     let memory = turn.boot.memory.clone();
     let make = |view: &ShadowView| {
-        build(&view.status, view.metadata.generation, facts, &memory, finding, condition, Timestamp::now())
+        build(&view.status, view.metadata.generation, facts, &memory, finding, condition, Moment::now().wall)
     };
     let view = put(turn, make).await?;
     let armed = matches!(finding, Finding::Armed(_));
