@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use planner::view::{DaemonSetFacts, DaemonSetIs, OWNER_WAIT, PodFacts};
+use planner::view::{DaemonSetFacts, DaemonSetState, OWNER_WAIT, PodFacts};
 
 use crate::cache::Cache;
 
@@ -125,11 +125,11 @@ impl Owners {
             pod.owner_pending = key.0 != Kind::DaemonSet && recent && matches!(answer, Answer::Pending);
             match (key.0, answer) {
                 (Kind::DaemonSet, answer) => {
-                    pod.daemon_set_is = match answer {
-                        Answer::Pending => DaemonSetIs::Unknown,
-                        Answer::Found(_) => DaemonSetIs::There,
-                        Answer::Missing => DaemonSetIs::Gone,
-                        Answer::Failed => DaemonSetIs::Unreadable,
+                    pod.daemon_set_state = match answer {
+                        Answer::Pending => DaemonSetState::Unknown,
+                        Answer::Found(_) => DaemonSetState::There,
+                        Answer::Missing => DaemonSetState::Gone,
+                        Answer::Failed => DaemonSetState::Unreadable,
                     }
                 }
                 (_, Answer::Found(top)) => {
@@ -271,27 +271,30 @@ mod tests {
         let mut pods = [pod("now"), pod("before"), pod("hidden"), PodFacts::default()];
         sets.mark(&mut pods);
         sets.mark(&mut pods);
-        assert!(pods.iter().all(|pod| pod.daemon_set_is == DaemonSetIs::Unknown), "nothing is known yet");
+        assert!(pods.iter().all(|pod| pod.daemon_set_state == DaemonSetState::Unknown), "nothing is known yet");
         for status in [200, 200, 403] {
             let path = answer(&mut server, status, None).await;
             assert_eq!(path, "/apis/apps/v1/namespaces/logs/daemonsets/log", "and nothing is asked twice");
         }
-        while pods[..3].iter().any(|pod| pod.daemon_set_is == DaemonSetIs::Unknown) {
+        while pods[..3].iter().any(|pod| pod.daemon_set_state == DaemonSetState::Unknown) {
             answers.changed().await.unwrap();
             sets.mark(&mut pods);
         }
         assert!(pods.iter().all(|pod| pod.top_owner.is_none()), "that of a DaemonSet's pod is known without a read");
-        let known = pods.map(|pod| pod.daemon_set_is);
-        assert_eq!(known, [DaemonSetIs::There, DaemonSetIs::Gone, DaemonSetIs::Unreadable, DaemonSetIs::Unknown]);
+        let known = pods.map(|pod| pod.daemon_set_state);
+        assert_eq!(
+            known,
+            [DaemonSetState::There, DaemonSetState::Gone, DaemonSetState::Unreadable, DaemonSetState::Unknown]
+        );
     }
 
     #[tokio::test]
     async fn daemon_set_is_read_only_where_the_watch_does_not_show_it() {
         for (sentence, shown, read, expected) in [
-            ("the one of the pod", Some("now"), None, DaemonSetIs::There),
-            ("an earlier one of that name", Some("before"), Some(200), DaemonSetIs::There),
-            ("none so far, or the watch is not permitted", None, Some(200), DaemonSetIs::There),
-            ("none, and there is none", None, Some(404), DaemonSetIs::Gone),
+            ("the one of the pod", Some("now"), None, DaemonSetState::There),
+            ("an earlier one of that name", Some("before"), Some(200), DaemonSetState::There),
+            ("none so far, or the watch is not permitted", None, Some(200), DaemonSetState::There),
+            ("none, and there is none", None, Some(404), DaemonSetState::Gone),
         ] {
             let (owners, mut answers, mut server) = owners();
             if let Some(uid) = shown {
@@ -303,14 +306,14 @@ mod tests {
             let mut pods = [pod("now")];
             owners.mark(&mut pods);
             if let Some(status) = read {
-                assert_eq!(pods[0].daemon_set_is, DaemonSetIs::Unknown, "{sentence}");
+                assert_eq!(pods[0].daemon_set_state, DaemonSetState::Unknown, "{sentence}");
                 // A list would need the right that the watch needs.
                 let path = answer(&mut server, status, None).await;
                 assert_eq!(path, "/apis/apps/v1/namespaces/logs/daemonsets/log", "{sentence}");
                 answers.changed().await.unwrap();
                 owners.mark(&mut pods);
             }
-            assert_eq!(pods[0].daemon_set_is, expected, "{sentence}");
+            assert_eq!(pods[0].daemon_set_state, expected, "{sentence}");
         }
     }
 

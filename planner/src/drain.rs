@@ -13,7 +13,7 @@ use models::shadow::{DrainStatus, FirstPod};
 use models::time::after;
 
 use crate::rules::{Refusal, Rules};
-use crate::view::{DaemonSetIs, PodFacts};
+use crate::view::{DaemonSetState, PodFacts};
 
 /// The time that the object of a pod that has ended may outlive its grace period. A kubelet that is done with a pod
 /// ends its grace period, and the object is deleted a moment later.
@@ -70,7 +70,7 @@ pub fn unlisted<'a>(pods: &[&'a PodFacts], drain: &DrainStatus) -> impl Iterator
 
 /// Returns the treatment of a pod of a node whose drain has the record `drain`.
 pub fn fate(pod: &PodFacts, rules: Rules, drain: Option<&DrainStatus>) -> Fate {
-    let orphan = pod.daemon_set_is == DaemonSetIs::Gone;
+    let orphan = pod.daemon_set_state == DaemonSetState::Gone;
     // Mirror pods end with their static pods; a DaemonSet creates its pods again at once, while it exists.
     if pod.mirror || (pod.daemon_set.is_some() && !orphan) {
         return Fate::Stays;
@@ -203,7 +203,7 @@ mod tests {
             ("a DaemonSet's pod stays", PodFacts { daemon_set: Some("log".into()), ..pod("a") }, Fate::Stays),
             (
                 "a DaemonSet's pod is refused when the DaemonSet is gone",
-                PodFacts { daemon_set: Some("log".into()), daemon_set_is: DaemonSetIs::Gone, ..pod("a") },
+                PodFacts { daemon_set: Some("log".into()), daemon_set_state: DaemonSetState::Gone, ..pod("a") },
                 Fate::Refused(Refusal::Orphan),
             ),
             ("a pod being deleted is waited for", PodFacts { terminating: true, ..pod("a") }, Fate::Leaving),
@@ -233,7 +233,7 @@ mod tests {
             ("bare pods may go", bare(), (PodsAtRisk::Evict, PodsAtRisk::Evict), Fate::Goes),
             (
                 "so may those of a DaemonSet that is gone",
-                PodFacts { daemon_set: Some("log".into()), daemon_set_is: DaemonSetIs::Gone, ..pod("a") },
+                PodFacts { daemon_set: Some("log".into()), daemon_set_state: DaemonSetState::Gone, ..pod("a") },
                 (PodsAtRisk::Evict, PodsAtRisk::Evict),
                 Fate::Goes,
             ),

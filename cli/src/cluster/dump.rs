@@ -13,7 +13,7 @@ use models::names;
 use models::operator::{BottlerocketUpdateOperator, without_user_information};
 use models::shadow::BottlerocketShadow;
 use planner::simulation::UpdateDurations;
-use planner::view::{BudgetFacts, DaemonSetIs, EarlierPod, PodFacts, Projection as _};
+use planner::view::{BudgetFacts, DaemonSetState, EarlierPod, PodFacts, Projection as _};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -144,7 +144,7 @@ impl Dump {
             let pod: Pod = typed(pod)?;
             cluster.earlier_pods.extend(EarlierPod::project(&pod).map(|pod| pod.title));
             // The controller reads each DaemonSet. Its findings are in its `Blocked` condition.
-            let facts = PodFacts { daemon_set_is: DaemonSetIs::There, ..PodFacts::of(&pod) };
+            let facts = PodFacts { daemon_set_state: DaemonSetState::There, ..PodFacts::of(&pod) };
             if facts.namespace == self.namespace && [names::CONTROLLER, names::APISERVER].iter().any(|c| facts.is_of(c))
             {
                 cluster.own.get_or_insert_default().insert(facts.name.clone(), facts.clone());

@@ -13,7 +13,7 @@ use kube::core::DeserializeGuard;
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::{BottlerocketShadow, Step};
-use planner::view::{BudgetFacts, CsiNodeFacts, DaemonSetFacts, DaemonSetIs, PodFacts, Projection, ShadowFacts};
+use planner::view::{BudgetFacts, CsiNodeFacts, DaemonSetFacts, DaemonSetState, PodFacts, Projection, ShadowFacts};
 use tokio::task::JoinSet;
 
 use super::lease::ControllerLease;
@@ -251,7 +251,7 @@ async fn facts<P: Projection>(api: Api<P::Object>, params: ListParams, right: &s
 
 fn sort_by_node(pods: Vec<PodFacts>, by_node: &mut BTreeMap<String, Vec<PodFacts>>) {
     for pod in pods.into_iter().filter(|pod| !pod.node.is_empty()) {
-        let pod = PodFacts { daemon_set_is: DaemonSetIs::There, ..pod };
+        let pod = PodFacts { daemon_set_state: DaemonSetState::There, ..pod };
         by_node.entry(pod.node.clone()).or_default().push(pod);
     }
 }

@@ -11,7 +11,7 @@ use super::{Obstacle, on_their_way::exhausted};
 use crate::drain::{self, Fate, Sorted};
 use crate::rules::Refusal;
 use crate::survey::{NodeContext, budgets};
-use crate::view::{BudgetFacts, DaemonSetIs, PodFacts};
+use crate::view::{BudgetFacts, DaemonSetState, PodFacts};
 use crate::wait::Wait;
 
 /// The time after the end of its grace period after which a pod counts as one that does not end.
@@ -147,10 +147,10 @@ pub(crate) fn refusal(refused: &[(&PodFacts, Refusal)]) -> Option<Wait> {
 /// Returns the obstacle while it is not known that the DaemonSets of its pods exist. Checked before any change.
 fn daemon_sets(pods: &[PodFacts]) -> Option<Obstacle> {
     let of_a_set = || pods.iter().filter(|pod| pod.daemon_set.is_some());
-    if of_a_set().any(|pod| pod.daemon_set_is == DaemonSetIs::Unknown) {
+    if of_a_set().any(|pod| pod.daemon_set_state == DaemonSetState::Unknown) {
         return Some(Obstacle::Unknown(Wait::ReadingPods));
     }
-    let unread: Vec<_> = of_a_set().filter(|pod| pod.daemon_set_is == DaemonSetIs::Unreadable).collect();
+    let unread: Vec<_> = of_a_set().filter(|pod| pod.daemon_set_state == DaemonSetState::Unreadable).collect();
     let first = unread.first()?;
     let wait = Wait::DrainRefused { why: Refusal::Unread, pod: first.title(), count: unread.len() };
     Some(Obstacle::Refused(wait))
@@ -300,8 +300,8 @@ mod tests {
         let second = |second| Some(crate::fixtures::t(second));
         let dying = |ends_by| PodFacts { terminating: true, ends_by, ..pod("a", false) };
         let refused = Some(Obstacle::Refused(Wait::PodsTerminating { pod: "shop/p-a".into(), count: 1 }));
-        let (daemon_set, daemon_set_is) = (Some("log".into()), DaemonSetIs::There);
-        let of_a_set = PodFacts { daemon_set, daemon_set_is, ..dying(second(-60)) };
+        let (daemon_set, daemon_set_state) = (Some("log".into()), DaemonSetState::There);
+        let of_a_set = PodFacts { daemon_set, daemon_set_state, ..dying(second(-60)) };
         for (sentence, pod, skips, expected) in [
             ("it runs", pod("a", false), false, None),
             ("a minute after its grace period", dying(second(-60)), false, refused),
@@ -416,7 +416,8 @@ mod tests {
         let marked = || PodFacts { marked: true, ..pod("a", false) };
         let (waits, evicts) = (json!({"markedPods": "Wait"}), json!({"markedPods": "Evict"}));
         let group = |drain: &Value| json!([{"name": "ci", "selector": {}, "drain": drain}]);
-        let of_a_set = || PodFacts { daemon_set: Some("log".into()), daemon_set_is: DaemonSetIs::There, ..marked() };
+        let of_a_set =
+            || PodFacts { daemon_set: Some("log".into()), daemon_set_state: DaemonSetState::There, ..marked() };
         for (sentence, pod, spec, expected) in [
             ("by default they are evicted", marked(), json!({}), None),
             ("policy waits", marked(), json!({"drain": waits}), refused()),
@@ -451,12 +452,12 @@ mod tests {
 
     #[test]
     fn drain_waits_until_daemon_sets_are_read() {
-        let of_a_set = |is| PodFacts { daemon_set: Some("log".into()), daemon_set_is: is, ..pod("a", false) };
+        let of_a_set = |is| PodFacts { daemon_set: Some("log".into()), daemon_set_state: is, ..pod("a", false) };
         let unread = Wait::DrainRefused { why: Refusal::Unread, pod: "shop/p-a".into(), count: 1 };
         for (is, expected) in [
-            (DaemonSetIs::Unknown, Some(Obstacle::Unknown(Wait::ReadingPods))),
-            (DaemonSetIs::Unreadable, Some(Obstacle::Refused(unread))),
-            (DaemonSetIs::There, None),
+            (DaemonSetState::Unknown, Some(Obstacle::Unknown(Wait::ReadingPods))),
+            (DaemonSetState::Unreadable, Some(Obstacle::Refused(unread))),
+            (DaemonSetState::There, None),
         ] {
             let wait = refusal_of(before_drain, |view, _| {
                 view.nodes.get_mut("a").unwrap().pods = Some(vec![of_a_set(is)]);

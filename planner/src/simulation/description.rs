@@ -15,7 +15,9 @@ use serde::{Deserialize, Deserializer};
 use super::host::Host;
 use super::scenario::{Fault, FaultEffect, Member, PodTemplate, Scenario, Span, Times, whole_second};
 use crate::policy::{Policy, PolicyError};
-use crate::view::{BudgetFacts, ClusterView, DaemonSetIs, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
+use crate::view::{
+    BudgetFacts, ClusterView, DaemonSetState, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts,
+};
 
 /// The longest duration, and the last moment at which a simulation begins.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
@@ -242,7 +244,7 @@ impl WorkloadDescription {
             controller: Some(format!("{} {name}", if self.daemon_set { "DaemonSet" } else { "ReplicaSet" })),
             controller_uid: Some(self.name.clone()),
             daemon_set: self.daemon_set.then(|| name.to_owned()),
-            daemon_set_is: DaemonSetIs::There,
+            daemon_set_state: DaemonSetState::There,
             labels: Arc::new([("workload".to_owned(), name.to_owned())].into()),
             ready: true,
             ..PodFacts::default()

@@ -37,7 +37,7 @@ use crate::policy::Policy;
 use crate::rules::Rules;
 use crate::survey::quarantine::Quarantine;
 use crate::view::{
-    Blocked, ClusterView, DaemonSetIs, InFlight, NodeFacts, NodeView, OperatorFacts, OwnerHealth, PodFacts, Refused,
+    Blocked, ClusterView, DaemonSetState, InFlight, NodeFacts, NodeView, OperatorFacts, OwnerHealth, PodFacts, Refused,
     ShadowFacts, Standings,
 };
 use crate::wait::Wait;

@@ -104,7 +104,7 @@ fn bad_version_freezes_simulated_rollout() {
         // Otherwise no pod is left on a drained node that could show it.
         let set = PodFacts {
             daemon_set: Some("driver".into()),
-            daemon_set_is: crate::view::DaemonSetIs::There,
+            daemon_set_state: crate::view::DaemonSetState::There,
             controller_uid: Some("driver".into()),
             name: "driver".into(),
             uid: "driver".into(),

@@ -18,7 +18,7 @@ use crate::expressions::Subject;
 use crate::policy::{GroupPolicy, Policy};
 use crate::survey::unwell::LONGEST;
 use crate::survey::{Survey, SurveyedNode, want};
-use crate::view::{ClusterView, DaemonSetIs, NodeFacts, ShadowFacts};
+use crate::view::{ClusterView, DaemonSetState, NodeFacts, ShadowFacts};
 use crate::wait::Wait;
 
 /// The least time that a new leader gives a step of an earlier one: long enough to observe its result.
@@ -125,7 +125,7 @@ impl<'a> NodeContext<'a> {
 
     pub(crate) fn sorted_pods(&self) -> Option<Sorted<'a>> {
         let pods = self.node.pods.as_ref()?;
-        if pods.iter().any(|pod| pod.daemon_set.is_some() && pod.daemon_set_is == DaemonSetIs::Unknown) {
+        if pods.iter().any(|pod| pod.daemon_set.is_some() && pod.daemon_set_state == DaemonSetState::Unknown) {
             // Requested, and as good as known.
             return None;
         }

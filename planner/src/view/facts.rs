@@ -21,7 +21,9 @@ use crate::{claims, hooks};
 
 use super::projection::Projection;
 use super::revision::CAUSE_LENGTH;
-use super::{BudgetFacts, DaemonSetIs, NodeFacts, OperatorFacts, PodFacts, RequestManagers, ServiceFacts, ShadowFacts};
+use super::{
+    BudgetFacts, DaemonSetState, NodeFacts, OperatorFacts, PodFacts, RequestManagers, ServiceFacts, ShadowFacts,
+};
 
 /// Conditions of a Node that are bad when they are true, the most important first, each with the taint that the control plane adds then.
 const PRESSURE: &[(&str, &str)] = &[
@@ -388,7 +390,7 @@ impl PodFacts {
             critical: spec.and_then(|s| s.priority).is_some_and(|priority| priority >= CRITICAL),
             mirror: annotation(meta, names::MIRROR_ANNOTATION).is_some(),
             daemon_set: owner.filter(|o| o.kind == "DaemonSet" && o.api_version == "apps/v1").map(|o| o.name.clone()),
-            daemon_set_is: DaemonSetIs::Unknown,
+            daemon_set_state: DaemonSetState::Unknown,
             controller: owner.map(|o| format!("{} {}", o.kind, o.name)),
             controller_uid: owner.map(|o| o.uid.clone()),
             labels: Arc::new(meta.labels.clone().unwrap_or_default()),

@@ -42,7 +42,7 @@ pub(crate) use node::{ARCH_LENGTH, VARIANT_LENGTH};
 pub use on_node::{CsiNodeFacts, DaemonSetFacts};
 #[cfg(test)]
 pub(crate) use pods::COMPARED;
-pub use pods::{BudgetFacts, Compared, DaemonSetIs, OWNER_WAIT, OwnerHealth, PodFacts, STARTING, ServiceFacts};
+pub use pods::{BudgetFacts, Compared, DaemonSetState, OWNER_WAIT, OwnerHealth, PodFacts, STARTING, ServiceFacts};
 pub use projection::Projection;
 pub use reported::{EstimateBasis, EstimateFacts, MigrationFacts, NoticeFacts, ReportedFacts, TlsFacts};
 pub use revision::RevisionFacts;

@@ -71,7 +71,7 @@ pub struct PodFacts {
     /// The DaemonSet that is its controller. Only Kubernetes' own (`apps/v1`) is one, as for `kubectl drain`.
     pub daemon_set: Option<String>,
     /// The known state of that DaemonSet.
-    pub daemon_set_is: DaemonSetIs,
+    pub daemon_set_state: DaemonSetState,
     /// The labels, which budgets select by. Shared, since a view is created again for each plan.
     pub labels: Arc<BTreeMap<String, String>>,
     /// True if its kubelet reports it Ready.
@@ -93,7 +93,7 @@ pub struct PodFacts {
 
 /// The known state of a DaemonSet that a pod names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DaemonSetIs {
+pub enum DaemonSetState {
     /// Unknown so far.
     #[default]
     Unknown,
@@ -235,7 +235,7 @@ impl PodFacts {
     /// that is done, such as one that its kubelet rejects (`UnexpectedAdmissionError`, `OutOfcpu`, `NodeAffinity`). Nor is a static pod
     /// that is rejected.
     pub fn is_done(&self) -> bool {
-        let is_of_daemon_set = self.daemon_set.is_some() && self.daemon_set_is != DaemonSetIs::Gone;
+        let is_of_daemon_set = self.daemon_set.is_some() && self.daemon_set_state != DaemonSetState::Gone;
         self.finished && !(self.failed && is_of_daemon_set) && !(self.rejected && self.mirror)
     }
 

@@ -11,7 +11,7 @@ use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::plan::{Plan, deadlines, plan};
 use crate::policy::Policy;
-use crate::view::{Blocked, BudgetFacts, ClusterView, DaemonSetIs, InFlight, PodFacts};
+use crate::view::{Blocked, BudgetFacts, ClusterView, DaemonSetState, InFlight, PodFacts};
 use crate::wait::Wait;
 
 /// A drained node with a silent agent is given up at the deadline, and no wake time is in the past.
@@ -64,7 +64,7 @@ fn pod_that_policy_keeps_and_that_comes_during_a_drain_ends_it_only_while_no_pod
     let came = || pod("runner", false);
     let marked = || PodFacts { marked: true, ..came() };
     let with_data = || PodFacts { empty_dir: true, ..came() };
-    let orphan = || PodFacts { daemon_set: Some("log".into()), daemon_set_is: DaemonSetIs::Gone, ..came() };
+    let orphan = || PodFacts { daemon_set: Some("log".into()), daemon_set_state: DaemonSetState::Gone, ..came() };
     for (runner, spec, gone, expected) in [
         (marked(), serde_json::json!({"markedPods": "Wait"}), false, "ends with GateRefused"),
         (marked(), serde_json::json!({"markedPods": "Wait"}), true, "waits for MarkedPods"),
@@ -147,7 +147,7 @@ fn drain_does_not_wait_for_volumes_of_pods_that_stay() {
     let logs = |name: &str, claims: &[&str]| PodFacts {
         name: name.into(),
         daemon_set: Some("logs".into()),
-        daemon_set_is: crate::view::DaemonSetIs::There,
+        daemon_set_state: crate::view::DaemonSetState::There,
         volume_claims: claims.iter().map(|claim| (*claim).to_owned()).collect(),
         ..pod("a", false)
     };

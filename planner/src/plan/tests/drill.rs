@@ -20,7 +20,7 @@ use crate::lint::lint;
 use crate::plan::{Plan, TURN, checks, plan};
 use crate::policy::Policy;
 use crate::simulation::Host;
-use crate::view::{Blocked, ClusterView, DaemonSetIs, NodeFacts, PodFacts};
+use crate::view::{Blocked, ClusterView, DaemonSetState, NodeFacts, PodFacts};
 use crate::wait::Wait;
 
 /// A cluster, the hosts of its nodes, and what was done to them.
@@ -661,7 +661,7 @@ fn drill_excuses_pods_that_were_unhealthy_before_it_and_leaves_those_of_the_last
         uid: format!("{owner}-a"),
         controller_uid: Some(owner.into()),
         daemon_set: daemon_set.map(str::to_owned),
-        daemon_set_is: DaemonSetIs::There,
+        daemon_set_state: DaemonSetState::There,
         ..pod("a", false)
     };
     for request in ["1", "1 evict"] {

@@ -8,7 +8,7 @@ use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::plan;
 use crate::policy::Policy;
-use crate::view::{Answer, BudgetFacts, ClusterView, DaemonSetIs, PodFacts};
+use crate::view::{Answer, BudgetFacts, ClusterView, DaemonSetState, PodFacts};
 
 type Change = fn(&mut ClusterView, &mut Value);
 
@@ -88,8 +88,8 @@ fn what_may_end_by_itself_is_waited_for_once_the_node_has_left_its_load_balancer
         spec["health"] = json!({"before": {"podsReady": true}});
     });
     case("DrainRefused", |view, _| {
-        let daemon_set_is = DaemonSetIs::Unreadable;
-        let unread = PodFacts { daemon_set: Some("log".into()), daemon_set_is, ready: true, ..pod("a", false) };
+        let daemon_set_state = DaemonSetState::Unreadable;
+        let unread = PodFacts { daemon_set: Some("log".into()), daemon_set_state, ready: true, ..pod("a", false) };
         a(view).pods = Some(vec![unread]);
     });
 }

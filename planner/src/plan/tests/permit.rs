@@ -198,7 +198,7 @@ fn reboot_is_not_permitted_while_a_budget_keeps_a_static_pod() {
         let member = if mirror {
             member
         } else {
-            PodFacts { daemon_set: Some("e".into()), daemon_set_is: crate::view::DaemonSetIs::There, ..member }
+            PodFacts { daemon_set: Some("e".into()), daemon_set_state: crate::view::DaemonSetState::There, ..member }
         };
         view.nodes.get_mut("a").unwrap().pods = Some(vec![member]);
         view.budgets = vec![BudgetFacts {

@@ -13,7 +13,7 @@ use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::plan::plan;
 use crate::policy::Policy;
-use crate::view::{BudgetFacts, ClusterView, DaemonSetIs, NodeView, PodFacts, ServiceFacts};
+use crate::view::{BudgetFacts, ClusterView, DaemonSetState, NodeView, PodFacts, ServiceFacts};
 
 /// The place of the attempts here in the history.
 fn place() -> RolloutPlace {
@@ -180,7 +180,7 @@ fn result_of_updated_node_names_its_rollout_times_boots_and_pods() {
         PodFacts { finished: true, ..there("ended") },
         PodFacts { terminating: true, ..there("leaving") },
         PodFacts { mirror: true, ..there("static") },
-        PodFacts { daemon_set: Some("logs".into()), daemon_set_is: DaemonSetIs::There, ..there("logs") },
+        PodFacts { daemon_set: Some("logs".into()), daemon_set_state: DaemonSetState::There, ..there("logs") },
     ]);
     let (view, policy) = cluster(vec![node], &["a"]);
     let report = next(&view, &policy, 100);

@@ -12,7 +12,7 @@ use super::health::{DEADLINE, SOAKED, Watch, failing, healthy, is_unproven, is_u
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::plan;
-use crate::view::{ClusterView, CsiNodeFacts, DaemonSetFacts, DaemonSetIs, NodeFacts, PodFacts, WebApiOutage};
+use crate::view::{ClusterView, CsiNodeFacts, DaemonSetFacts, DaemonSetState, NodeFacts, PodFacts, WebApiOutage};
 use crate::wait::Wait;
 
 /// Node `a` with these resources before its drain, after its update beside `others`, which had the same.
@@ -259,7 +259,7 @@ fn driver(name: &str) -> PodFacts {
         controller: Some("DaemonSet driver".into()),
         controller_uid: Some("driver".into()),
         daemon_set: Some("driver".into()),
-        daemon_set_is: DaemonSetIs::There,
+        daemon_set_state: DaemonSetState::There,
         ..healthy()
     }
 }
@@ -302,7 +302,7 @@ fn pod_of_daemon_set_that_the_kubelet_rejects_is_waited_for_and_proves_nothing_a
 #[test]
 fn failed_pod_counts_as_ended_where_nothing_has_to_run_in_its_place() {
     let failed = |pod: PodFacts| PodFacts { ready: false, finished: true, failed: true, ..pod };
-    let gone = PodFacts { daemon_set_is: DaemonSetIs::Gone, ..rejected("driver-1", 1) };
+    let gone = PodFacts { daemon_set_state: DaemonSetState::Gone, ..rejected("driver-1", 1) };
     for (sentence, pods, podsready, expected) in [
         ("a DaemonSet has another pod, Ready", vec![rejected("driver-1", 1), driver("driver-2")], true, is_updated()),
         ("no pods are asked for", vec![rejected("driver-1", 1)], false, is_updated()),
@@ -367,7 +367,7 @@ fn rejected_pod_that_runs_elsewhere_by_now_is_named_and_is_a_pod_of_a_workload()
     for (sentence, pod, lonely) in [
         ("rejected on this version", job.clone(), false),
         ("rejected before", PodFacts { started: Some(t(-5)), ..job }, true),
-        ("of a DaemonSet", PodFacts { daemon_set_is: DaemonSetIs::Gone, ..rejected("driver-1", 10) }, true),
+        ("of a DaemonSet", PodFacts { daemon_set_state: DaemonSetState::Gone, ..rejected("driver-1", 10) }, true),
     ] {
         let mut watch = Watch::of(verifying(vec![pod]));
         watch.at(SOAKED);

@@ -17,7 +17,7 @@ use crate::hold::Hold;
 use crate::lint::lint;
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
-use crate::view::{ClusterView, DaemonSetIs, NodeView, OwnerHealth, PodFacts};
+use crate::view::{ClusterView, DaemonSetState, NodeView, OwnerHealth, PodFacts};
 use crate::wait::Wait;
 
 /// The end of the last attempt of a node without a proof, and an hour later.
@@ -439,7 +439,7 @@ fn drill_of_a_node_without_proof_excuses_no_pod_in_its_verification() {
             uid: "csi-a".into(),
             controller_uid: Some("csi".into()),
             daemon_set: Some("csi".into()),
-            daemon_set_is: DaemonSetIs::There,
+            daemon_set_state: DaemonSetState::There,
             ..failing()
         };
         a(&mut view).pods = Some(vec![driver, failing()]);

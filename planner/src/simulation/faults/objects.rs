@@ -53,7 +53,7 @@ pub(super) fn daemon(node: &str, set: &str) -> PodFacts {
         uid: format!("{set}-{node}"),
         controller_uid: Some(set.into()),
         daemon_set: Some(set.into()),
-        daemon_set_is: DaemonSetIs::There,
+        daemon_set_state: DaemonSetState::There,
         ..pod(node, 0)
     }
 }

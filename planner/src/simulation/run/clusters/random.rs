@@ -13,7 +13,7 @@ use crate::simulation::faults::seeds;
 use crate::simulation::host::Host;
 use crate::simulation::tests::fleet;
 use crate::simulation::{Fault, FaultEffect, PodTemplate, Scenario, Span};
-use crate::view::{DaemonSetIs, PodFacts};
+use crate::view::{DaemonSetState, PodFacts};
 
 /// The time at which all faults end.
 const REPAIRED: SignedDuration = SignedDuration::from_hours(2 * 24);
@@ -51,7 +51,7 @@ fn some_spec(rng: &mut StdRng) -> Value {
 fn driver(web: &PodTemplate) -> PodTemplate {
     let facts = PodFacts {
         daemon_set: Some("driver".into()),
-        daemon_set_is: DaemonSetIs::There,
+        daemon_set_state: DaemonSetState::There,
         controller_uid: Some("driver".into()),
         name: "driver".into(),
         uid: "driver".into(),
