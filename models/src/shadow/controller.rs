@@ -11,7 +11,7 @@ use super::attempt::Blocker;
 use super::attempt::MOST_ATTEMPTS;
 use super::before::NodeBefore;
 use super::drill::{Drill, DrillResult, Mode};
-use super::result::{DrainedPod, RolloutPlace, RolloutResult};
+use super::result::{DrainedPod, HistoryPosition, RolloutResult};
 use crate::reason::{FailureReason, Proof};
 #[cfg(feature = "crd")]
 use crate::schema::{JsonSchema, Moment, StatusWord, VersionText};
@@ -135,7 +135,7 @@ pub struct Progress {
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub verifying_since: Option<Timestamp>,
     /// Place of the attempt in the rollout history.
-    pub rollout: Option<RolloutPlace>,
+    pub rollout: Option<HistoryPosition>,
     /// The drill that the attempt is; absent in an update.
     pub drill: Option<Drill>,
     /// True if the attempt verifies again a node that runs the version without a proof. The node stays in service.

@@ -26,7 +26,7 @@ pub const RECORDED_RUNNING: usize = 256;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
-pub struct RolloutPlace {
+pub struct HistoryPosition {
     /// Number of the rollout's record; 0 if it was not known when the attempt began.
     pub rollout: i64,
     /// Number of the canary step under way when the attempt began, from 1; 0 after the last step.

@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use models::operator::AtDeadline;
 use models::reason::FailureReason;
 use models::shadow::{
-    DrainedPod, FirstPod, PodMove, Progress, RECORDED_BUDGETS, RECORDED_SERVICES, RefusingBudget, ReturnedOwner,
-    RolloutPlace,
+    DrainedPod, FirstPod, HistoryPosition, PodMove, Progress, RECORDED_BUDGETS, RECORDED_SERVICES, RefusingBudget,
+    ReturnedOwner,
 };
 use models::time::{after, signed};
 
@@ -83,7 +83,7 @@ pub(super) fn owners(uids: impl Iterator<Item = String>, limit: usize) -> Vec<St
 
 /// Returns the record of the attempt with the end of its drain.
 pub(super) fn with_drain_ended(ctx: &Attempt<'_>) -> Progress {
-    let rollout = ctx.progress.rollout.clone().map(|place| RolloutPlace { drain_ended: Some(ctx.now), ..place });
+    let rollout = ctx.progress.rollout.clone().map(|place| HistoryPosition { drain_ended: Some(ctx.now), ..place });
     Progress { rollout, ..ctx.progress.clone() }
 }
 

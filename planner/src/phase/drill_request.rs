@@ -1,7 +1,7 @@
 //! The requests for drills that have not begun.
 
 use models::reason::FailureReason;
-use models::shadow::{Drill, Progress, RolloutPlace, Step};
+use models::shadow::{Drill, HistoryPosition, Progress, Step};
 
 use super::drill::end_request;
 use super::requests::acknowledge_drill;
@@ -34,7 +34,7 @@ pub(super) fn begin(ctx: &NodeContext<'_>) -> Option<Decision> {
     let mut status = ctx.controller_status();
     let attempt = ctx.last_attempt().saturating_add(1);
     // A place in no rollout.
-    let rollout = Some(RolloutPlace { boot_id: ctx.facts().boot_id.clone(), ..RolloutPlace::default() });
+    let rollout = Some(HistoryPosition { boot_id: ctx.facts().boot_id.clone(), ..HistoryPosition::default() });
     status.report.progress =
         Some(Progress { drill: Some(drill), rollout, ..ctx.new_progress(Step::Staging, attempt, version) });
     status.report.drain = None;

@@ -1,7 +1,7 @@
 //! A node without an attempt: whatever an interrupted one has left is cleaned up before another one may begin. Its
 //! beginning disrupts nothing.
 
-use models::shadow::{Drill, HostState, Progress, RolloutPlace, Step};
+use models::shadow::{Drill, HistoryPosition, HostState, Progress, Step};
 use semver::Version;
 
 use super::desired::{has_host_settings, withdraw};
@@ -57,7 +57,7 @@ pub(super) fn continued(ctx: &NodeContext<'_>) -> Option<Decision> {
         from: None,
         started: slot.since,
         disruptive: true,
-        rollout: Some(RolloutPlace { boot_id: update.boot_id.clone(), drain_started: Some(slot.since), ..place }),
+        rollout: Some(HistoryPosition { boot_id: update.boot_id.clone(), drain_started: Some(slot.since), ..place }),
         ..ctx.new_progress(Step::Returning, update.attempt, &update.version)
     });
     unblock(&mut status);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use models::plain::cut;
 use models::shadow::{
-    ControllerStatus, DrainedPod, MOST_RESULTS, Place, PodMove, Progress, RECORDED_BUDGETS, RECORDED_RUNNING,
-    RECORDED_SERVICES, RolloutPlace, RolloutResult, Step,
+    ControllerStatus, DrainedPod, HistoryPosition, MOST_RESULTS, Place, PodMove, Progress, RECORDED_BUDGETS,
+    RECORDED_RUNNING, RECORDED_SERVICES, RolloutResult, Step,
 };
 
 use super::requests::acknowledge_release;
@@ -59,8 +59,8 @@ pub(super) fn keep_result(
 ) {
     let progress = ctx.progress;
     // Without a place, the boot in which it began is not known.
-    let unknown = || RolloutPlace { boot_id: String::new(), ..ctx.place(&progress.version) };
-    let RolloutPlace { rollout, step, boot_id, drain_started, drain_ended } =
+    let unknown = || HistoryPosition { boot_id: String::new(), ..ctx.place(&progress.version) };
+    let HistoryPosition { rollout, step, boot_id, drain_started, drain_ended } =
         progress.rollout.clone().unwrap_or_else(unknown);
     let rollout = if rollout == 0 && progress.drill.is_none() { ctx.place(&progress.version).rollout } else { rollout };
     let mut pods = status.report.drain.as_ref().map(|drain| drain.pods.clone()).unwrap_or_default();

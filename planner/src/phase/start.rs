@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::shadow::{CORDONED, DRAINED, DrainStatus, Mode, Progress, RolloutPlace, Step};
+use models::shadow::{CORDONED, DRAINED, DrainStatus, HistoryPosition, Mode, Progress, Step};
 use models::time::after;
 
 use super::drained::{LISTED_PODS, drained_pod, first_few, owners, to_ask_first};
@@ -129,7 +129,7 @@ pub(super) fn start_drain(ctx: &Attempt<'_>) -> Turn {
     let first = if asks_hooks { Step::BeforeDrain } else { first_of_drain(ctx) };
     let purpose = purpose(progress);
     let place = progress.rollout.clone().unwrap_or_else(|| ctx.place(&progress.version));
-    let rollout = Some(RolloutPlace { drain_started: Some(ctx.now), ..place });
+    let rollout = Some(HistoryPosition { drain_started: Some(ctx.now), ..place });
     let next = ctx.next_with(first, Progress { disruptive: true, rollout, ..progress.clone() }, |status| {
         let message = format!("cordoned for {purpose}");
         let set_by_others = ctx.facts().set_by_others.has(ClaimField::Cordon);

@@ -7,7 +7,7 @@ use models::condition::{Condition, ConditionStatus, set_condition};
 use models::operator::Slot;
 use models::reason::FailureReason;
 use models::shadow::{
-    ControllerStatus, DrainStatus, Drill, HOST_REACHABLE, HostState, Mode, NodeBefore, Progress, RolloutPlace, Step,
+    ControllerStatus, DrainStatus, Drill, HOST_REACHABLE, HistoryPosition, HostState, Mode, NodeBefore, Progress, Step,
 };
 use models::time::after;
 use semver::Version;
@@ -262,11 +262,11 @@ impl<'a> NodeContext<'a> {
     }
 
     /// Returns the place in the history of an attempt to this version that begins now.
-    pub(crate) fn place(&self, version: &Version) -> RolloutPlace {
+    pub(crate) fn place(&self, version: &Version) -> HistoryPosition {
         let rollout = self.survey.rollouts.of(self.node, version);
         let (rollout, step) = rollout.map_or((0, 0), |rollout| (rollout.number, rollout.step));
         let boot_id = self.facts().boot_id.clone();
-        RolloutPlace { rollout, step, boot_id, drain_started: None, drain_ended: None }
+        HistoryPosition { rollout, step, boot_id, drain_started: None, drain_ended: None }
     }
 
     /// Returns the kind of the attempt under way, or of the one that would begin on the idle node: a drill, if one is requested.

@@ -2,7 +2,7 @@
 
 use models::operator::{BottlerocketUpdateOperatorStatus, RolloutLedger};
 use models::reason::Proof;
-use models::shadow::{HostState, RolloutPlace, Step};
+use models::shadow::{HistoryPosition, HostState, Step};
 
 use super::health::{
     DEADLINE, EVIDENCE, SOAKED, Watch, failing, healthy, is_blamed, is_unproven, is_updated, replica, verifying,
@@ -334,7 +334,7 @@ fn unwell(a: NodeView) -> (ClusterView, crate::policy::Policy) {
 fn draining() -> NodeView {
     let mut a = at("a", Step::Draining, 0, HostState::StagedUpdate);
     let drain_started = Some(t(0));
-    let place = RolloutPlace { rollout: 1, step: 0, boot_id: "b1".into(), drain_started, drain_ended: None };
+    let place = HistoryPosition { rollout: 1, step: 0, boot_id: "b1".into(), drain_started, drain_ended: None };
     a.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().rollout = Some(place);
     a.pods = Some(vec![pod("a", false)]);
     a

@@ -1,7 +1,7 @@
 //! The deletion of the pods that are left at the deadline of a drain.
 
 use models::condition::find_condition;
-use models::shadow::{ArmedPhase, BLOCKED, DrainStatus, HostState, PodMove, RolloutPlace, Step};
+use models::shadow::{ArmedPhase, BLOCKED, DrainStatus, HistoryPosition, HostState, PodMove, Step};
 
 use super::drain::names;
 use super::guarded::{asked, drain_of, guard, pod_of, settle};
@@ -256,7 +256,7 @@ fn guarded_pod_that_stays_in_a_drain_that_has_begun_again_is_a_failure() {
         let first = models::shadow::FirstPod { uid: "p-a".into(), accepted: None, unguarded: false };
         report.drain.as_mut().unwrap().asked_first = vec![first];
         report.progress.as_mut().unwrap().rollout =
-            Some(RolloutPlace { drain_ended: drained_before.then(|| t(0)), ..RolloutPlace::default() });
+            Some(HistoryPosition { drain_ended: drained_before.then(|| t(0)), ..HistoryPosition::default() });
         assert_eq!(outcome(&plan(&view, &policy, t(600))), expected);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kube::core::Selector;
 use models::reason::FailureReason;
 use models::shadow::{
-    DrainStatus, DrainedPod, Drill, Failure, HostState, MOST_RESULTS, PodMove, RolloutPlace, RolloutResult, Step,
+    DrainStatus, DrainedPod, Drill, Failure, HistoryPosition, HostState, MOST_RESULTS, PodMove, RolloutResult, Step,
 };
 
 use crate::claims::ClaimFields;
@@ -16,11 +16,11 @@ use crate::policy::Policy;
 use crate::view::{BudgetFacts, ClusterView, DaemonSetState, NodeView, PodFacts, ServiceFacts};
 
 /// The place of the attempts here in the history.
-fn place() -> RolloutPlace {
-    RolloutPlace { rollout: 3, step: 2, boot_id: "b1".into(), drain_started: None, drain_ended: None }
+fn place() -> HistoryPosition {
+    HistoryPosition { rollout: 3, step: 2, boot_id: "b1".into(), drain_started: None, drain_ended: None }
 }
 
-fn in_history(node: &mut NodeView, place: RolloutPlace) {
+fn in_history(node: &mut NodeView, place: HistoryPosition) {
     node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().rollout = Some(place);
 }
 
@@ -91,7 +91,7 @@ fn shadow_holds_address_owner_budgets_and_services_of_each_pod_before_first_evic
     let report = next(&view, &policy, 5);
     let progress = report.progress.unwrap();
     assert_eq!(progress.step, Step::Draining);
-    assert_eq!(progress.rollout, Some(RolloutPlace { drain_started: Some(t(5)), ..place() }));
+    assert_eq!(progress.rollout, Some(HistoryPosition { drain_started: Some(t(5)), ..place() }));
     let (ip, owner) = (Some("10.0.0.7".to_owned()), Some("Deployment/web".to_owned()));
     let budgets = vec!["web".to_owned()];
     let services = vec!["web".to_owned(), "web-internal".to_owned()];
@@ -117,7 +117,7 @@ fn pod_that_leaves_during_drain_is_evicted_and_one_that_stays_is_left_to_reboot(
     let spec = serde_json::json!({"drain": {"skipTerminatingAfter": "30s"}});
     let (mut view, policy) = draining(spec, vec![pod("a", false), stuck.clone()]);
     let node = view.nodes.get_mut("a").unwrap();
-    in_history(node, RolloutPlace { drain_started: Some(t(0)), ..place() });
+    in_history(node, HistoryPosition { drain_started: Some(t(0)), ..place() });
     on_node(&mut view, vec![stuck]);
     let report = next(&view, &policy, 40);
     let progress = report.progress.unwrap();
@@ -172,7 +172,7 @@ fn result_of_updated_node_names_its_rollout_times_boots_and_pods() {
     (progress.verifying_since, progress.boot_id) = (Some(t(12)), "b2".into());
     let moved = vec![listed("p-a", Some(PodMove::Evicted)), listed("p-b", Some(PodMove::LeftToReboot))];
     controller.drain = Some(DrainStatus { pods: moved.clone().into(), ..DrainStatus::default() });
-    in_history(&mut node, RolloutPlace { drain_started: Some(t(2)), drain_ended: Some(t(9)), ..place() });
+    in_history(&mut node, HistoryPosition { drain_started: Some(t(2)), drain_ended: Some(t(9)), ..place() });
     let there = |name: &str| PodFacts { ready: true, name: name.into(), uid: name.into(), ..pod("a", false) };
     node.pods = Some(vec![
         there("web-2"),
@@ -214,7 +214,7 @@ fn result_of_updated_node_names_its_rollout_times_boots_and_pods() {
 fn result_of_failed_drain_tells_pods_that_left_from_those_that_did_not() {
     let spec = serde_json::json!({"drain": {"timeout": "1m"}});
     let (mut view, policy) = draining(spec, vec![pod("a", false), pod("b", false)]);
-    in_history(view.nodes.get_mut("a").unwrap(), RolloutPlace { drain_started: Some(t(0)), ..place() });
+    in_history(view.nodes.get_mut("a").unwrap(), HistoryPosition { drain_started: Some(t(0)), ..place() });
     on_node(&mut view, vec![pod("b", false)]);
     let result = result(&view, &policy, 60);
     assert_eq!((result.rollout, result.step, result.result.as_str()), (3, 2, "DrainTimedOut"));
@@ -258,7 +258,7 @@ fn result_of_attempt_that_ends_before_drain_has_neither_pods_nor_drain_times() {
 /// It began before the rollout had a number, or under an earlier release.
 #[test]
 fn result_of_attempt_without_number_gets_that_of_its_rollout() {
-    for place in [None, Some(RolloutPlace { rollout: 0, ..place() })] {
+    for place in [None, Some(HistoryPosition { rollout: 0, ..place() })] {
         // The boot in which it began is not known without a place.
         let (step, boot) = place.as_ref().map_or((1, String::new()), |place| (place.step, place.boot_id.clone()));
         let mut node = at("a", Step::Staged, 0, HostState::StagedUpdate);

@@ -1,7 +1,7 @@
 //! Cases of the numbers that rollouts get in the history, and of their ends.
 
 use models::operator::{BottlerocketUpdateOperatorStatus, RolloutRecord};
-use models::shadow::{HostState, OfferedUpdates, RolloutPlace, Step};
+use models::shadow::{HistoryPosition, HostState, OfferedUpdates, Step};
 use semver::Version;
 
 use super::*;
@@ -89,7 +89,7 @@ fn offer(node: &mut NodeView, version: Option<Version>) {
 fn under_way_in(number: i64, version: Version) -> NodeView {
     let mut node = at("b", Step::Staging, 0, HostState::StagedUpdate);
     let progress = node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap();
-    progress.rollout = Some(RolloutPlace { rollout: number, ..RolloutPlace::default() });
+    progress.rollout = Some(HistoryPosition { rollout: number, ..HistoryPosition::default() });
     progress.version = version;
     node
 }
@@ -292,7 +292,7 @@ fn number_is_above_every_one_that_is_known() {
 #[test]
 fn rollout_has_no_number_until_status_or_history_is_known() {
     let mut fleet = Fleet::of(vec![at("a", Step::Staging, 0, HostState::StagedUpdate)]);
-    let place = RolloutPlace { rollout: 7, ..RolloutPlace::default() };
+    let place = HistoryPosition { rollout: 7, ..HistoryPosition::default() };
     let numbered = models::shadow::Progress { rollout: Some(place), ..progress(Step::Staging, 0) };
     let shadow = fleet.view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
     shadow.status.controller.progress = Some(numbered);
