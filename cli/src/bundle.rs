@@ -50,7 +50,7 @@ const LEFT_OUT: [&str; 7] = [
 ];
 
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct BundleOptions {
     /// File to write. It must not exist. Default: brupop-support-TIME.tar.gz in the current folder.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -154,7 +154,7 @@ impl Bundle {
     }
 }
 
-pub(crate) async fn bundle(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
+pub(crate) async fn bundle(client: &Client, namespace: &str, options: &BundleOptions) -> anyhow::Result<()> {
     let time = Timestamp::now();
     let folder = format!("brupop-support-{}", time.strftime("%Y%m%d-%H%M%S"));
     let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{folder}.tar.gz")));

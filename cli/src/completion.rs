@@ -32,7 +32,7 @@ enum Shell {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct CompletionOptions {
     /// Shell that the script is for; `kubectl`: the program kubectl_complete-brupop, for kubectl's own completion.
     #[arg(value_enum)]
     shell: Shell,
@@ -46,7 +46,7 @@ pub(crate) struct Words {
     pub(crate) words: Vec<String>,
 }
 
-pub(crate) fn completion(options: &Options) -> Page {
+pub(crate) fn completion(options: &CompletionOptions) -> Page {
     let script = match options.shell {
         Shell::Bash => include_str!("completion/bash"),
         Shell::Zsh => include_str!("completion/zsh"),

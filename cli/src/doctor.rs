@@ -30,7 +30,7 @@ enum Output {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct DoctorOptions {
     /// `json` or `yaml` for programs; docs/plugin.md describes it.
     #[arg(long, short, value_enum)]
     output: Option<Output>,
@@ -54,7 +54,7 @@ pub(crate) struct Diagnosis {
 pub(crate) async fn doctor(
     client: &Client,
     namespace: &str,
-    options: &Options,
+    options: &DoctorOptions,
     colour: bool,
 ) -> anyhow::Result<ExitCode> {
     let diagnosis = diagnose(client, namespace).await?;

@@ -19,7 +19,7 @@ use crate::shell::for_cluster;
 use crate::terminal::Format;
 
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct ExplainOptions {
     /// Name of the node, or of its shadow (brs-NODE).
     #[arg(value_name = "NODE")]
     node: String,
@@ -28,7 +28,12 @@ pub(crate) struct Options {
     output: Option<Format>,
 }
 
-pub(crate) async fn explain(client: &Client, namespace: &str, options: &Options, colour: bool) -> anyhow::Result<Page> {
+pub(crate) async fn explain(
+    client: &Client,
+    namespace: &str,
+    options: &ExplainOptions,
+    colour: bool,
+) -> anyhow::Result<Page> {
     let wanted = |cluster: &Cluster| find(cluster, &options.node).into_iter().collect::<BTreeSet<_>>();
     let cluster = Cluster::read_now(client, namespace, wanted).await?;
     let Some(name) = find(&cluster, &options.node) else { bail!("{}", unknown(&cluster, &options.node)) };

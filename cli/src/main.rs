@@ -85,15 +85,15 @@ enum Command {
     /// Install the operator: the same objects as the manifests.
     Install(install::InstallOptions),
     /// Show the rollout and each node: the step of its update, and the reason why it waits.
-    Status(status::Options),
+    Status(status::StatusOptions),
     /// Show every check of one node in the order in which the controller makes them, and what changes its state next.
-    Explain(explain::Options),
+    Explain(explain::ExplainOptions),
     /// Show the rollout and the nodes live, until Ctrl-C or, with --until=completed, until the rollout has ended.
-    Watch(watch::Options),
+    Watch(watch::WatchOptions),
     /// Check the installation from end to end: objects, rights, certificates, agents, labels, clocks, budgets.
-    Doctor(doctor::Options),
+    Doctor(doctor::DoctorOptions),
     /// Write the state of the operator into one archive, for those who are to help. Secrets are left out.
-    SupportBundle(bundle::Options),
+    SupportBundle(bundle::BundleOptions),
     /// Show the revisions of the policy and the rollouts, one rollout with its nodes and pods, or verify the records.
     History(history::HistoryOptions),
     /// Return to an earlier revision of the policy.
@@ -108,11 +108,11 @@ enum Command {
     #[command(subcommand)]
     Takeover(takeover::Command),
     /// Print the completion script for a shell, or for kubectl.
-    Completion(completion::Options),
+    Completion(completion::CompletionOptions),
     #[command(name = completion::COMPLETE, hide = true)]
     Complete(completion::Words),
     /// End updates in progress, release every node, and remove the operator from the cluster.
-    Uninstall(uninstall::Options),
+    Uninstall(uninstall::UninstallOptions),
 }
 
 #[tokio::main(flavor = "current_thread")]

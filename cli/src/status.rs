@@ -30,7 +30,7 @@ pub(crate) enum Output {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct StatusOptions {
     /// List all nodes, also where there are many.
     #[arg(long)]
     all: bool,
@@ -42,7 +42,12 @@ pub(crate) struct Options {
     output: Option<Output>,
 }
 
-pub(crate) async fn status(client: &Client, namespace: &str, options: &Options, colour: bool) -> anyhow::Result<Page> {
+pub(crate) async fn status(
+    client: &Client,
+    namespace: &str,
+    options: &StatusOptions,
+    colour: bool,
+) -> anyhow::Result<Page> {
     let cluster = Cluster::read_now(client, namespace, |_| BTreeSet::new()).await?;
     let report = report(&cluster, Timestamp::now());
     let wide = options.wide || options.output == Some(Output::Wide);

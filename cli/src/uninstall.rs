@@ -46,7 +46,7 @@ const OF_TOOLS: [&str; 3] = ["Deployment", "Namespace", "CustomResourceDefinitio
 
 /// Options of `uninstall`.
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct UninstallOptions {
     /// Do not ask for confirmation.
     #[arg(long, short)]
     yes: bool,
@@ -93,7 +93,7 @@ pub(crate) async fn check_elsewhere(client: &Client, objects: &[Value]) -> anyho
     Ok(())
 }
 
-pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
+pub(crate) async fn uninstall(client: Client, namespace: &str, options: &UninstallOptions) -> anyhow::Result<()> {
     check_namespace(namespace)?;
     let objects = deploy::everything()?;
     check_elsewhere(&client, &objects).await?;
@@ -201,7 +201,7 @@ pub(crate) fn is_one_of(object: &Value, kinds: &[&str]) -> bool {
 }
 
 /// Waits until the controller has released every node.
-async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
+async fn released(client: &Client, options: &UninstallOptions) -> anyhow::Result<()> {
     let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
     let deadline = Instant::now() + options.timeout.0;
     let (mut shown, mut before) = (Vec::new(), None);

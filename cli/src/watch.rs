@@ -59,7 +59,7 @@ enum Until {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct WatchOptions {
     /// End with exit code 0 once no node is to be updated or verified any more, and with 4 if failures freeze the rollout or are all
     /// that is left. Without it, Ctrl-C ends the command.
     #[arg(long, value_enum)]
@@ -96,7 +96,12 @@ impl End {
     }
 }
 
-pub(crate) async fn watch(client: &Client, namespace: &str, options: &Options, colour: bool) -> anyhow::Result<End> {
+pub(crate) async fn watch(
+    client: &Client,
+    namespace: &str,
+    options: &WatchOptions,
+    colour: bool,
+) -> anyhow::Result<End> {
     if options.until.is_some() {
         // Without the nodes, it is not known which of them are to be updated.
         let nodes: Api<Node> = Api::all(client.clone());
@@ -120,7 +125,7 @@ fn require_nodes(cluster: &Cluster) -> anyhow::Result<()> {
 async fn run(
     client: &Client,
     mut cluster: Cluster,
-    options: &Options,
+    options: &WatchOptions,
     mut output: Output,
     interrupt: impl Future<Output = io::Result<()>>,
 ) -> anyhow::Result<End> {

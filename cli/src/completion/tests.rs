@@ -65,7 +65,7 @@ fn bash_script_offers_the_words_of_the_program() {
     )
     .unwrap();
     std::fs::set_permissions(&fake, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    std::fs::write(&script, completion(&Options { shell: Shell::Bash }).to_string()).unwrap();
+    std::fs::write(&script, completion(&CompletionOptions { shell: Shell::Bash }).to_string()).unwrap();
     let run = format!(
         "source {}; COMP_WORDS=({} explain no); COMP_CWORD=2; _kubectl_brupop; echo \"${{COMPREPLY[@]}}\"",
         script.display(),

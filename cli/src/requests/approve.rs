@@ -22,7 +22,7 @@ use crate::write::{Decision, State, WriteOptions};
 const CUT: usize = 2000;
 
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct ApproveOptions {
     /// Number of the step, from 1: no other step is approved. Default: the one that waits.
     step: Option<usize>,
     /// Number of the rollout in the history. Default: the one whose step waits; required where steps of several versions wait.
@@ -306,10 +306,10 @@ fn outcome(now: &BottlerocketUpdateOperator, approval: &Approval) -> State {
     State::Failed(format!("{}{others}{rest}", reasons.join(", and ")))
 }
 
-pub(super) async fn approve(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
+pub(super) async fn approve(client: &Client, namespace: &str, options: &ApproveOptions) -> anyhow::Result<()> {
     let nonce = short_nonce(Timestamp::now());
     let written = std::cell::RefCell::new(None);
-    let Options { step: number, rollout, unproven, .. } = *options;
+    let ApproveOptions { step: number, rollout, unproven, .. } = *options;
     let wanted = Wanted { number, rollout, unproven, now: Timestamp::now() };
     let decide = |operator: &BottlerocketUpdateOperator| {
         let (approval, decision) = decide(operator, wanted, &nonce)?;

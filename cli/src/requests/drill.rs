@@ -26,7 +26,7 @@ use crate::write::{Decision, DryRunOption, Object, Outcome, State, all};
 const NOT_PASSED: u8 = 7;
 
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct DrillOptions {
     /// Name of the node.
     #[arg(value_name = "NODE")]
     node: String,
@@ -57,7 +57,7 @@ pub(crate) struct Options {
     output: Option<String>,
 }
 
-fn request(options: &Options, now: Timestamp) -> String {
+fn request(options: &DrillOptions, now: Timestamp) -> String {
     let mut words = vec![nonce(now)];
     words.extend(options.evict.then(|| EVICT.to_owned()));
     words.extend(options.download.then(|| DOWNLOAD.to_owned()));
@@ -136,7 +136,7 @@ pub(crate) fn text(node: &str, found: &DrillResult) -> Page {
     page
 }
 
-pub(super) async fn drill(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<ExitCode> {
+pub(super) async fn drill(client: &Client, namespace: &str, options: &DrillOptions) -> anyhow::Result<ExitCode> {
     let found = find_managed(client, namespace, std::slice::from_ref(&options.node)).await?;
     let (name, shadow) = found.into_iter().next().context("there is no such node")?;
     let request = request(options, Timestamp::now());
@@ -183,9 +183,9 @@ mod tests {
     use super::super::operator::testing::{condition, nothing, patch};
     use super::*;
 
-    fn options(evict: bool, download: bool) -> Options {
+    fn options(evict: bool, download: bool) -> DrillOptions {
         let (dry, timeout) = (DryRunOption::default(), Duration(std::time::Duration::from_secs(1)));
-        Options { node: "a".into(), evict, download, dry, wait: true, timeout, output: None }
+        DrillOptions { node: "a".into(), evict, download, dry, wait: true, timeout, output: None }
     }
 
     fn found(more: &Value) -> Value {

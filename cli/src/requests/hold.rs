@@ -23,7 +23,7 @@ use crate::write::{Decision, Object, State, annotated_by};
 const REASON_LENGTH: usize = 256;
 
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct HoldOptions {
     #[command(flatten)]
     nodes: NodesOptions,
     /// Time after which the hold ends by itself, e.g. 2h or 90m. Default: when it is removed.
@@ -37,7 +37,7 @@ pub(crate) struct Options {
     overwrite: bool,
 }
 
-impl Options {
+impl HoldOptions {
     /// Returns the hold that the options describe, with a whole second as its end.
     fn hold(&self, now: Timestamp) -> anyhow::Result<Hold> {
         let until = match self.duration {
@@ -165,7 +165,7 @@ async fn write(
     report(namespace, &options.write, outcomes, check).await
 }
 
-pub(super) async fn hold(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
+pub(super) async fn hold(client: &Client, namespace: &str, options: &HoldOptions) -> anyhow::Result<()> {
     let now = Timestamp::now();
     let hold = options.hold(now)?;
     let decide = |node: &Node| decide_hold(node, &hold, options.overwrite, now);
@@ -189,10 +189,10 @@ mod tests {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        options: Options,
+        options: HoldOptions,
     }
 
-    fn options(arguments: &[&str]) -> Options {
+    fn options(arguments: &[&str]) -> HoldOptions {
         Line::try_parse_from([&["hold", "a"], arguments].concat()).unwrap().options
     }
 

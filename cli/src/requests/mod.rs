@@ -26,13 +26,13 @@ use crate::write::WriteOptions;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Approve the canary step that waits for approval.
-    Approve(approve::Options),
+    Approve(approve::ApproveOptions),
     /// Stop new updates from starting; those under way are finished.
     Pause(WriteOptions),
     /// Let updates start again, resolve the failures that have frozen the rollout, or go on with other nodes than those that failed.
     Resume(switch::ResumeOptions),
     /// Keep nodes as they are: no update starts there, and one without a reboot permit ends.
-    Hold(hold::Options),
+    Hold(hold::HoldOptions),
     /// End the hold of nodes.
     Unhold(NodesOptions),
     /// End the back-off of nodes whose last update failed, and verify nodes again that have not proven their version.
@@ -40,11 +40,11 @@ pub(crate) enum Command {
     /// End the update under way on nodes and return them to service; it does not count as a failure.
     Release(NodesOptions),
     /// Rehearse an update of a node: everything but arming an image and rebooting, and by default without an eviction.
-    Drill(drill::Options),
+    Drill(drill::DrillOptions),
     /// Exclude a version, or a range of versions, from updates.
-    Quarantine(quarantine::Options),
+    Quarantine(quarantine::QuarantineOptions),
     /// Set the version that nodes update to, up or down.
-    Pin(pin::Options),
+    Pin(pin::PinOptions),
     /// Send a notice to every receiver of the policy, and show whether each has taken it.
     TestNotices(WriteOptions),
 }

@@ -24,7 +24,7 @@ use crate::page::{print_line, warn};
 use crate::write::{Decision, State, WriteOptions};
 
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct PinOptions {
     /// Version such as 1.20.5, all versions that begin alike such as 1.20, a range such as '>=1.20, <1.23', or latest.
     version: String,
     #[command(flatten)]
@@ -171,7 +171,7 @@ fn moves(
     Moves::of(&policy.target, &targets(&cluster.view(now), &policy, now), &runs)
 }
 
-pub(super) async fn pin(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
+pub(super) async fn pin(client: &Client, namespace: &str, options: &PinOptions) -> anyhow::Result<()> {
     let version = options.version.trim();
     let nodes = nodes(client).await?;
     let shadows: Vec<BottlerocketShadow> = list_in(client, namespace, ListParams::default()).await?;

@@ -22,7 +22,7 @@ use crate::page::print_line;
 use crate::write::{Decision, State, WriteOptions};
 
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct QuarantineOptions {
     /// Version such as 1.20.5, all versions that begin alike such as 1.20, or a range such as '>=1.20, <1.23'.
     version: String,
     /// Exclude it for nodes of this variant and architecture alone, such as aws-k8s-1.37/x86_64.
@@ -61,7 +61,7 @@ fn covering<'a>(entries: &'a [String], wanted: Option<&Exclusion>) -> Option<&'a
     entries.iter().find(|entry| meaning(entry).is_some_and(covers))
 }
 
-fn entry(options: &Options) -> String {
+fn entry(options: &QuarantineOptions) -> String {
     let version = options.version.trim();
     options.kind.as_ref().map_or_else(|| version.to_owned(), |kind| format!("{version} on {}", kind.trim()))
 }
@@ -215,7 +215,7 @@ fn lifted(operator: &BottlerocketUpdateOperator, version: &str) -> String {
     format!("{version} is not excluded any more{failures}{}", not_in_force(&status(operator)))
 }
 
-pub(super) async fn quarantine(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
+pub(super) async fn quarantine(client: &Client, namespace: &str, options: &QuarantineOptions) -> anyhow::Result<()> {
     let version = &entry(options);
     if options.lift {
         let decide = |operator: &BottlerocketUpdateOperator| decide_lift(operator, version);

@@ -44,7 +44,7 @@ const COUNTED: Duration = Duration::from_secs(15);
 const TRIES: usize = 10;
 
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct SwapOptions {
     /// Do not ask for confirmation.
     #[arg(long, short)]
     yes: bool,
@@ -59,7 +59,7 @@ pub(crate) struct Options {
     settle: models::duration::Duration,
 }
 
-pub(crate) async fn swap(client: &Client, options: &Options) -> anyhow::Result<()> {
+pub(crate) async fn swap(client: &Client, options: &SwapOptions) -> anyhow::Result<()> {
     let question = "This stops the earlier operator and replaces its shadows and their definition by this operator's. \
                     Everything is recorded first. Continue? [y/N]";
     if run(client, options, question, steps::next).await?.is_none() {
@@ -73,7 +73,7 @@ pub(crate) async fn swap(client: &Client, options: &Options) -> anyhow::Result<(
 }
 
 /// Prints what the steps have led to, and those that are left to the user.
-async fn show_ending(client: &Client, options: &Options) -> anyhow::Result<()> {
+async fn show_ending(client: &Client, options: &SwapOptions) -> anyhow::Result<()> {
     let facts = gather(client, &mut Memory::default(), options.settle.signed(), false).await?;
     if facts.phase() == Phase::Absent {
         print_line(if facts.record.is_empty() {
@@ -93,7 +93,7 @@ async fn show_ending(client: &Client, options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(crate) async fn undo(client: &Client, options: &Options) -> anyhow::Result<()> {
+pub(crate) async fn undo(client: &Client, options: &SwapOptions) -> anyhow::Result<()> {
     let question = "This puts the earlier operator back as it was recorded. Continue? [y/N]";
     match run(client, options, question, undo::next).await? {
         None => {}
@@ -134,7 +134,7 @@ pub(crate) async fn check_ended(client: &Client) -> anyhow::Result<()> {
 }
 
 /// Checks what has to be so before anything is changed, and returns the rights that are missing: a dry run needs none of these.
-async fn check(client: &Client, options: &Options) -> anyhow::Result<Vec<String>> {
+async fn check(client: &Client, options: &SwapOptions) -> anyhow::Result<Vec<String>> {
     if options.settle.0 >= options.timeout.0 {
         bail!(
             "--timeout ({}) has to be longer than --settle ({}); nothing was changed",
@@ -159,7 +159,7 @@ async fn check(client: &Client, options: &Options) -> anyhow::Result<Vec<String>
 /// Takes all steps and returns their number; `None` after a dry run.
 async fn run(
     client: &Client,
-    options: &Options,
+    options: &SwapOptions,
     question: &str,
     next: impl Fn(&Facts) -> Next,
 ) -> anyhow::Result<Option<usize>> {
@@ -227,7 +227,7 @@ async fn run(
 }
 
 /// Prints the steps of a dry run.
-fn show(facts: Facts, options: &Options, next: impl Fn(&Facts) -> Next) -> anyhow::Result<()> {
+fn show(facts: Facts, options: &SwapOptions, next: impl Fn(&Facts) -> Next) -> anyhow::Result<()> {
     if let Err(reason) = &facts.earlier {
         print_line(format_args!(
             "the steps for the earlier operator's shadows are missing here: they can be read only once the conversion is \
@@ -255,7 +255,7 @@ struct Waited {
 
 /// Returns the line to show about a wait at this time, if there is one: what is waited for and how long at most, then what
 /// has changed of it, and otherwise from time to time how long it still lasts at most.
-fn progress(waiting: &Waiting, waits: &mut Option<Waited>, now: Instant, options: &Options) -> Option<String> {
+fn progress(waiting: &Waiting, waits: &mut Option<Waited>, now: Instant, options: &SwapOptions) -> Option<String> {
     let (sentence, kind) = (waiting.sentence(options), discriminant(waiting));
     let Some(waited) = waits.as_mut().filter(|waited| waited.kind == kind) else {
         *waits = Some(Waited { kind, since: now, shown: (sentence.clone(), now) });
@@ -273,7 +273,7 @@ fn progress(waiting: &Waiting, waits: &mut Option<Waited>, now: Instant, options
 }
 
 /// Shows the progress of a wait, and waits for a moment.
-async fn wait(waiting: &Waiting, waits: &mut Option<Waited>, options: &Options) -> anyhow::Result<()> {
+async fn wait(waiting: &Waiting, waits: &mut Option<Waited>, options: &SwapOptions) -> anyhow::Result<()> {
     let now = Instant::now();
     if let Some(line) = progress(waiting, waits, now, options) {
         print_line(line);
@@ -293,7 +293,7 @@ async fn wait(waiting: &Waiting, waits: &mut Option<Waited>, options: &Options) 
 
 impl Waiting {
     /// The fact that is waited for.
-    fn sentence(&self, options: &Options) -> String {
+    fn sentence(&self, options: &SwapOptions) -> String {
         match self {
             Self::Answer(error) => format!("the API server has not answered: {error}"),
             Self::Pods(pods) => format!("pods of the earlier operator are left: {}", first(pods)),
@@ -350,7 +350,7 @@ mod tests {
     #[test]
     fn wait_shows_once_what_it_waits_for_and_how_long_at_most_and_then_counts_down() {
         let time = |text: &str| text.parse().unwrap();
-        let options = Options { yes: true, dry_run: false, timeout: time("15m"), settle: time("3m") };
+        let options = SwapOptions { yes: true, dry_run: false, timeout: time("15m"), settle: time("3m") };
         let (start, mut waits, mut lines) = (Instant::now(), None, Vec::new());
         let nodes = |nodes: &[&str]| {
             let rest = |node: &&str| format!("{node} may still reboot");

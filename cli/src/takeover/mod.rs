@@ -46,11 +46,11 @@ pub(crate) enum Command {
     /// Propose a policy from the settings of the earlier operator; changes nothing.
     Settings(SettingsOptions),
     /// Show how this operator would update the nodes while the earlier one runs; changes nothing.
-    Watch(WatchOptions),
+    Watch(TakeoverWatchOptions),
     /// Stop the earlier operator and replace its shadows and their definition; goes on where it was interrupted.
-    Swap(swap::Options),
+    Swap(swap::SwapOptions),
     /// Put the earlier operator back as it was, until the last step of `swap`.
-    Undo(swap::Options),
+    Undo(swap::SwapOptions),
 }
 
 #[derive(Debug, Args)]
@@ -79,7 +79,7 @@ impl SettingsOptions {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct WatchOptions {
+pub(crate) struct TakeoverWatchOptions {
     /// Plan with the policy in this file. Default: the one that `takeover settings` proposes.
     #[arg(long)]
     policy: Option<PathBuf>,
@@ -163,7 +163,7 @@ async fn of_cluster(client: &Client) -> anyhow::Result<Settings> {
     Ok(Settings::of_workloads(&workloads))
 }
 
-async fn watch(client: &Client, namespace: &str, options: &WatchOptions) -> anyhow::Result<()> {
+async fn watch(client: &Client, namespace: &str, options: &TakeoverWatchOptions) -> anyhow::Result<()> {
     let trial = trial(client, namespace, options).await?;
     let deadline = options.duration.map(|duration| Instant::now() + duration.0);
     let mut shown = false;
@@ -187,7 +187,7 @@ async fn watch(client: &Client, namespace: &str, options: &WatchOptions) -> anyh
     }
 }
 
-async fn trial(client: &Client, namespace: &str, options: &WatchOptions) -> anyhow::Result<Trial> {
+async fn trial(client: &Client, namespace: &str, options: &TakeoverWatchOptions) -> anyhow::Result<Trial> {
     let (text, source) = match &options.policy {
         Some(path) => (read_text(path)?, format!("the policy in {}", path.display())),
         None => {

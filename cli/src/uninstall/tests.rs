@@ -157,7 +157,7 @@ async fn operator_that_is_installed_in_another_namespace_stays() {
         assert_eq!(checked.is_err(), refused, "{sentence}: {checked:?}");
         let timeout = models::duration::Duration::ZERO;
         for dry_run in [true, false].into_iter().filter(|_| refused) {
-            let options = Options { yes: true, dry_run, timeout, abandon: true };
+            let options = UninstallOptions { yes: true, dry_run, timeout, abandon: true };
             let error = uninstall(client.clone(), names::SYSTEM_NAMESPACE, &options).await.unwrap_err().to_string();
             assert!(error.starts_with("the operator is installed in the namespace platform, "), "{error}");
             assert_eq!(server.paths(), [path, "/version"]);

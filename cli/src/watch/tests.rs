@@ -88,7 +88,7 @@ async fn interrupt_and_timeout_end_a_watch_at_once_while_the_api_server_does_not
         ("interrupted before the rollout has ended", Some(Until::Completed), None, at, End::Interrupted),
         ("the time is over", Some(Until::Completed), Some(models::duration::Duration(at)), 2 * at, End::Late),
     ] {
-        let options = Options { until, timeout, all: false };
+        let options = WatchOptions { until, timeout, all: false };
         let output = Output { look: Look::default(), screen: None, printed: BTreeMap::new() };
         let interrupt = async {
             sleep(interrupted).await;
