@@ -20,7 +20,7 @@ const CRATES: [(&str, &str); 11] = [
     ),
     (
         "controller",
-        "clock config cache caches earlier calls decisions eviction writes metrics client http outgoing owners \
+        "clock config logged cache caches earlier calls decisions eviction writes metrics client http outgoing owners \
          expressions leader surroundings notices tls migrate apply history estimates definitions driver replica",
     ),
     (
