@@ -26,7 +26,7 @@ use super::freshness;
 use super::shape::*;
 use crate::advice::{Proving, pods};
 use crate::cluster::Cluster;
-use crate::failures::unresolved;
+use crate::failures::{list, offers_others, unresolved};
 
 /// The word for a node of which it is not known whether it waits.
 pub(crate) const NOT_KNOWN: &str = "NotKnown";
@@ -196,10 +196,15 @@ fn stopped(
     let condition = find(planned.or(recorded)?)?;
     let message = without_command(&condition.message);
     let failed = cluster.operator.as_ref().map(|operator| unresolved(&operator.status)).unwrap_or_default();
+    let freezing = failed.iter().filter(|(_, failed)| failed.frozen && reason == FROZEN).map(|(version, _)| version);
     let mut skip = String::new();
-    for (version, _) in failed.iter().filter(|(_, failed)| failed.frozen && reason == FROZEN) {
+    for version in freezing.clone() {
         let quarantine = cluster.command(&format!("quarantine {version}"));
         let _ = write!(skip, ". To skip {version}, first: {quarantine}");
+    }
+    if offers_others(condition) && !skip.is_empty() {
+        let others = cluster.command(&format!("resume --others {}", list(freezing)));
+        let _ = write!(skip, ". To go on with nodes of another variant or architecture: {others}");
     }
     let again = if reason == BRAKED { AGAIN } else { ". To try again" };
     let command = match to_resume(plan).as_str() {
