@@ -323,6 +323,24 @@ fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
 }
 
 #[test]
+fn ill_nodes_are_counted_as_they_are_now() {
+    let recorded = condition("Blocked", "ClusterUnwell", "7 of 9 nodes, when it began");
+    let ill = |name: &str| {
+        let mut node = node(name, &json!({}));
+        node["status"]["conditions"] =
+            json!([{"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:05:00Z"}]);
+        node
+    };
+    let cluster = cluster(
+        Some(operator(&json!({}), &json!({"observedGeneration": 1, "conditions": [recorded]}))),
+        ["a", "b", "c"].map(|name| shadow(name, idle())).to_vec(),
+        vec![node("a", &json!({})), ill("b"), ill("c")],
+    );
+    let text = shown(&cluster, None);
+    assert!(text.contains("2 of 3") && !text.contains("7 of 9"), "{text}");
+}
+
+#[test]
 fn status_output_contains_no_reported_control_characters() {
     const HOSTILE: &str = "\u{1b}[2J\r\nok\u{202e}";
     let hostile = json!({
