@@ -78,6 +78,22 @@ pub struct RolloutLedger {
     pub braked_until: Option<Timestamp>,
 }
 
+/// The number of ends that brake a rollout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BrakeLimit {
+    /// Number of ends.
+    pub ends: usize,
+    /// Number of nodes that there are. Of nodes that come and go, ever more were taken than there are.
+    pub nodes: usize,
+}
+
+/// All nodes that were taken are there.
+impl From<usize> for BrakeLimit {
+    fn from(ends: usize) -> Self {
+        Self { ends, nodes: usize::MAX }
+    }
+}
+
 /// One in so many nodes of a rollout, which brake it where they run the version without a proof.
 const UNPROVEN_SHARE: i64 = 20;
 
@@ -152,7 +168,7 @@ impl RolloutLedger {
         &mut self,
         (node, proof, reason): (&str, Proof, &str),
         slot_since: Timestamp,
-        limit: usize,
+        limit: impl Into<BrakeLimit>,
         now: Timestamp,
     ) {
         self.row.retain(|named| named.node != node);
@@ -176,19 +192,23 @@ impl RolloutLedger {
 
     /// Brakes the rollout where `limit` ends have come since the last proof, or where as many nodes, and a share of all that were taken,
     /// run the version without one; releases it where policy, or the number of its nodes, allows more now.
-    pub fn brake(&mut self, limit: usize, now: Timestamp) {
+    pub fn brake(&mut self, limit: impl Into<BrakeLimit>, now: Timestamp) {
+        let limit = limit.into();
         let since_proof = self.row.iter().filter(|end| !end.before_proof).count();
-        if since_proof >= limit || self.is_braked_by_unproven(limit) {
+        if since_proof >= limit.ends || self.is_braked_by_unproven(limit) {
             self.braked_until.get_or_insert(after(now, FIRST_PAUSE));
         } else {
             (self.tried, self.braked_until) = (0, None);
         }
     }
 
-    /// Returns whether as many nodes as `limit`, and a share of all that were taken, run the version without a proof.
-    fn is_braked_by_unproven(&self, limit: usize) -> bool {
+    /// Returns whether as many nodes as `limit`, and a share of all that were taken, or of those that are there where these are fewer, run
+    /// the version without a proof.
+    fn is_braked_by_unproven(&self, limit: BrakeLimit) -> bool {
         let unproven = self.row.iter().filter(|end| end.is_unproven()).count();
-        unproven >= limit && (self.open().saturating_mul(UNPROVEN_SHARE) >= self.used() || self.has_many_fallen(limit))
+        let taken = self.used().min(i64::try_from(limit.nodes).unwrap_or(i64::MAX));
+        let is_share = self.open().saturating_mul(UNPROVEN_SHARE) >= taken;
+        unproven >= limit.ends && (is_share || self.has_many_fallen(limit.ends))
     }
 
     /// Returns whether no name is free, and the nodes that are not well any more are at least `limit` and have at least half of
@@ -202,7 +222,7 @@ impl RolloutLedger {
 
     /// Returns whether an end of the row has a part in a brake: one from before a proof only where the nodes without a proof brake the
     /// rollout.
-    pub fn brakes_by(&self, end: &LedgerNode, limit: usize) -> bool {
+    pub fn brakes_by(&self, end: &LedgerNode, limit: BrakeLimit) -> bool {
         !end.before_proof || self.is_braked_by_unproven(limit)
     }
 
@@ -430,6 +450,23 @@ mod tests {
             (0..fallen).for_each(|number| ledger.fall((&format!("n{number}"), NOT_READY), |_| false));
             ledger.brake(limit, Timestamp::UNIX_EPOCH);
             assert_eq!(ledger.braked_until.is_some(), braked, "{fallen} of 4000, {limit}");
+        }
+    }
+
+    #[test]
+    fn share_of_a_fleet_that_comes_and_goes_is_of_the_nodes_that_there_are() {
+        for (sentence, nodes, fallen, braked) in [
+            ("three of 20 nodes, of 600 that were taken", 20, 3, true),
+            ("three of 60", 60, 3, true),
+            ("fewer than one in twenty of those that there are", 61, 3, false),
+            ("fewer than the limit", 20, 2, false),
+            ("more are there than were taken", 4_000, 29, false),
+            ("one in twenty of those that were taken", 4_000, 30, true),
+        ] {
+            let mut ledger = RolloutLedger { proven: 600, ..RolloutLedger::default() };
+            (0..fallen).for_each(|number| ledger.fall((&format!("n{number}"), NOT_READY), |_| false));
+            ledger.brake(BrakeLimit { ends: 3, nodes }, Timestamp::UNIX_EPOCH);
+            assert_eq!(ledger.braked_until.is_some(), braked, "{sentence}");
         }
     }
 
