@@ -95,7 +95,7 @@ impl From<usize> for BrakeLimit {
 }
 
 /// One in so many nodes of a rollout, which brake it where they run the version without a proof.
-const UNPROVEN_SHARE: i64 = 20;
+const UNPROVEN_SHARE: u8 = 20;
 
 /// The first pause of a brake. Each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(10 * 60);
@@ -190,8 +190,8 @@ impl RolloutLedger {
         self.brake(limit, now);
     }
 
-    /// Brakes the rollout where `limit` ends have come since the last proof, or where as many nodes, and a share of all that were taken,
-    /// run the version without one; releases it where policy, or the number of its nodes, allows more now.
+    /// Brakes the rollout where `limit` ends have come since the last proof, or where as many nodes, and a share, run the version without one;
+    /// releases it where policy, or the number of its nodes, allows more now.
     pub fn brake(&mut self, limit: impl Into<BrakeLimit>, now: Timestamp) {
         let limit = limit.into();
         let since_proof = self.row.iter().filter(|end| !end.before_proof).count();
@@ -202,13 +202,16 @@ impl RolloutLedger {
         }
     }
 
-    /// Returns whether as many nodes as `limit`, and a share of all that were taken, or of those that are there where these are fewer, run
-    /// the version without a proof.
+    /// Returns whether as many nodes as `limit`, and a share of all that were taken, run the version without a proof; or as many, and a share
+    /// of those that are there, had proven it and are not well any more. Of nodes that come and go, some are always interrupted in their
+    /// updates: they are a share of those that were taken alone.
     fn is_braked_by_unproven(&self, limit: BrakeLimit) -> bool {
         let unproven = self.row.iter().filter(|end| end.is_unproven()).count();
-        let taken = self.used().min(i64::try_from(limit.nodes).unwrap_or(i64::MAX));
-        let is_share = self.open().saturating_mul(UNPROVEN_SHARE) >= taken;
-        unproven >= limit.ends && (is_share || self.has_many_fallen(limit.ends))
+        let fallen = self.row.iter().filter(|end| end.has_fallen()).count();
+        let is_share = self.open().saturating_mul(UNPROVEN_SHARE.into()) >= self.used();
+        let is_share_of_those_there = fallen.saturating_mul(UNPROVEN_SHARE.into()) >= limit.nodes;
+        (unproven >= limit.ends && (is_share || self.has_many_fallen(limit.ends)))
+            || (fallen >= limit.ends && is_share_of_those_there)
     }
 
     /// Returns whether no name is free, and the nodes that are not well any more are at least `limit` and have at least half of

@@ -358,7 +358,7 @@ pub struct FailurePolicy {
     #[schemars(range(min = 1, max = MAX_FAILURES), extend("format" = "int32"))]
     pub max_failures: Option<u32>,
     /// Number of nodes of a rollout whose updates may end one after the other without a proven one between them, whatever the
-    /// reasons; or number of nodes that may run the version without a proof, if that is also at least 5 % of the nodes taken to it, or of those that there are where these are fewer. Then the rollout is braked: no node is taken, but one at a time after pauses of 10 minutes up to 6 hours. Default 3; at
+    /// reasons; or number of nodes that may run the version without a proof, if that is also at least 5 % of the nodes taken to it. Then the rollout is braked: no node is taken, but one at a time after pauses of 10 minutes up to 6 hours. Default 3; at
     /// most one less than the nodes of the variant and architecture. One node alone is not braked by default, and 64 switches the brake off.
     #[schemars(range(min = 1, max = MAX_FAILURES), extend("format" = "int32"))]
     pub max_consecutive_failures: Option<u32>,

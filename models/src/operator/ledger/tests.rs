@@ -71,6 +71,22 @@ fn share_of_a_fleet_that_comes_and_goes_is_of_the_nodes_that_there_are() {
     }
 }
 
+/// No later proof takes back the end of a node that is gone, as of a spot machine, and in a fleet that comes and goes there is always one more.
+#[test]
+fn nodes_that_are_removed_during_their_updates_are_a_share_of_all_that_were_taken() {
+    for (removed, braked) in [(6, false), (31, false), (32, true)] {
+        let mut ledger = RolloutLedger { proven: 600, ..RolloutLedger::default() };
+        for number in 0..removed {
+            let end = format!("n{number}");
+            ledger.move_node(None, (&end, Proof::Unproven, "NodeDeleted"));
+            ledger.add_to_row((&end, Proof::Unproven, "NodeDeleted"), Timestamp::MIN, usize::MAX, Timestamp::MIN);
+        }
+        ledger.proven_by("");
+        ledger.brake(BrakeLimit { ends: 3, nodes: 20 }, Timestamp::UNIX_EPOCH);
+        assert_eq!(ledger.braked_until.is_some(), braked, "{removed} of 600");
+    }
+}
+
 /// Before they fall, as many names as may be are those of other nodes.
 #[test]
 fn names_and_places_in_the_row_that_other_nodes_have_keep_no_fallen_node_from_braking_the_rollout() {
