@@ -173,7 +173,9 @@ impl<'a> Budget<'a> {
         let group = node.group.and_then(|index| Some((&policy.groups[index].name, self.groups[index].as_ref()?)));
         if let Some((name, group)) = group.filter(|(_, group)| group.room.of(node) == 0) {
             let full = || Wait::GroupFull { group: name.clone(), node: group.node.map(str::to_owned) };
-            return Some(group.used_up.clone().unwrap_or_else(full));
+            // A node that counts already waits for those under way alone.
+            let used_up = group.used_up.clone().filter(|_| node.unavailable.is_none());
+            return Some(used_up.unwrap_or_else(full));
         }
         // No zone beside one that the operator works in, and otherwise the one that has lost most.
         let zones = self.zones.as_ref()?;

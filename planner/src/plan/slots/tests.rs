@@ -164,6 +164,9 @@ fn node_group_has_separate_budget() {
         ("a node that is down already needs no further room", Some("1"), vec!["n1"], vec![], {
             [used_up("n1", 1, 1), None, None]
         }),
+        ("it waits for one under way, and not for itself", Some("1"), vec!["n1"], vec!["n3"], {
+            [used_up("n1", 1, 1), full("n3"), None]
+        }),
     ] {
         let (_, got) = world(&policy("5", limit, false), &down, &out, &[]);
         assert_eq!(got, refusals, "{sentence}");
