@@ -190,8 +190,8 @@ impl RolloutLedger {
         self.brake(limit, now);
     }
 
-    /// Brakes the rollout where `limit` ends have come since the last proof, or where as many nodes, and a share, run the version without one;
-    /// releases it where policy, or the number of its nodes, allows more now.
+    /// Brakes the rollout where `limit` ends have come since the last proof, or where as many nodes, and a share of all that were taken,
+    /// run the version without one; releases it where policy, or the number of its nodes, allows more now.
     pub fn brake(&mut self, limit: impl Into<BrakeLimit>, now: Timestamp) {
         let limit = limit.into();
         let since_proof = self.row.iter().filter(|end| !end.before_proof).count();
