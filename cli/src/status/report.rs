@@ -247,7 +247,7 @@ fn problems(cluster: &Cluster, policy: &Policy, plan: &Plan, paused: bool) -> Ve
         condition.reason == UNKNOWN_REQUEST && cluster.misplaced.contains_key(&format!("bruo {}", names::OPERATOR_NAME))
     };
     let holding = holding.filter(|condition| !(found(condition) || pauses(condition) || is_listed(condition)));
-    // Its recorded message is the first one: nodes come and go meanwhile.
+    // The recorded message of an unwell cluster is the first one: nodes come and go meanwhile.
     let unwell = plan.waits.values().find(|wait| matches!(wait, Wait::ClusterUnwell { .. }));
     for condition in holding.chain(failing) {
         let planned = unwell.filter(|wait| condition.reason == wait.as_str());
