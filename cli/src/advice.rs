@@ -133,6 +133,7 @@ impl Cluster {
             Wait::BudgetUsedUp { node, .. }
             | Wait::ControlPlaneBusy { node }
             | Wait::ZoneBusy { node, .. }
+            | Wait::GroupFull { node: Some(node), .. }
             | Wait::FirstNode { node: Some(node) } => self.describe_node([node]),
             Wait::NodeNotReturned { .. } => {
                 vec![describe("node", node), format!("kubectl delete node {node}  # if it is gone for good")]
@@ -211,7 +212,7 @@ impl Cluster {
             | Wait::NotChosen { .. }
             | Wait::Pinning { .. }
             | Wait::LockedByOther { .. }
-            | Wait::GroupFull { .. }
+            | Wait::GroupFull { node: None, .. }
             | Wait::ExpressionsPending { .. }
             | Wait::ExpressionFires { .. }
             | Wait::FirstNode { node: None }
@@ -464,6 +465,7 @@ mod tests {
             ("a node of the control plane", Wait::ControlPlaneBusy { node: "b".into() }, Some("b")),
             ("one that is gone", Wait::ControlPlaneBusy { node: "c".into() }, None),
             ("a node of another zone", Wait::ZoneBusy { zone: "z".into(), node: "b".into() }, Some("b")),
+            ("a node of its group", Wait::GroupFull { group: "g".into(), node: Some("b".into()) }, Some("b")),
         ] {
             let expected: Vec<String> =
                 expected.map(|name| format!("kubectl describe node {name}")).into_iter().collect();

@@ -200,12 +200,14 @@ pub(crate) async fn installed_pods(client: &Client) -> anyhow::Result<Vec<Pod>> 
     Ok(found)
 }
 
-/// Lists the pods of the earlier operator that have not ended, by namespace and name.
-pub(crate) async fn earlier_pods(client: &Client) -> anyhow::Result<BTreeMap<String, Pod>> {
-    let mut found = BTreeMap::new();
+/// Lists the pods of the earlier operator that have not ended, by namespace and name, each as what `of` makes of it: there may be
+/// one on each node.
+pub(crate) async fn earlier_pods<T>(client: &Client, of: impl Fn(Pod) -> T) -> anyhow::Result<BTreeMap<String, T>> {
+    let (api, mut found) = (Api::<Pod>::all(client.clone()), BTreeMap::new());
     for selector in earlier::pod_selectors() {
-        let pods: Vec<Pod> = list_everywhere(client, ListParams::default().labels(&selector)).await?;
-        found.extend(pods.into_iter().filter_map(|pod| Some((EarlierPod::project(&pod)?.title, pod))));
+        let params = ListParams::default().labels(&selector);
+        let take = |pod: Pod| found.extend(EarlierPod::project(&pod).map(|acting| (acting.title, of(pod))));
+        list_each(&api, params, "list pods in all namespaces", take).await?;
     }
     Ok(found)
 }

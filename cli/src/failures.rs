@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use models::condition::true_condition;
+use models::condition::{Condition, true_condition};
 use models::names;
 use models::operator::{BottlerocketUpdateOperatorStatus, FROZEN};
 use models::reason::FailureReason;
@@ -47,8 +47,12 @@ pub(crate) fn unresolved(status: &BottlerocketUpdateOperatorStatus) -> BTreeMap<
 
 /// Returns whether the operator offers to go on with the nodes of other kinds than those that have frozen the rollout: there are some.
 pub(crate) fn has_others(status: &BottlerocketUpdateOperatorStatus) -> bool {
-    true_condition(&status.conditions, FROZEN)
-        .is_some_and(|frozen| frozen.message.contains(names::CONTINUE_OTHERS_ANNOTATION))
+    true_condition(&status.conditions, FROZEN).is_some_and(offers_others)
+}
+
+/// Returns whether this condition does.
+pub(crate) fn offers_others(frozen: &Condition) -> bool {
+    frozen.message.contains(names::CONTINUE_OTHERS_ANNOTATION)
 }
 
 /// Returns versions as options name them, separated by commas.

@@ -27,6 +27,7 @@ pub mod fuzzing;
 pub mod history;
 pub mod http;
 pub mod leader;
+pub mod logged;
 pub mod metrics;
 pub mod migrate;
 pub mod notices;

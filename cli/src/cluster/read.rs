@@ -48,7 +48,7 @@ pub(crate) struct Components {
 impl Components {
     pub(crate) async fn read(client: &Client, namespace: &str) -> Self {
         let (earlier, own, lease, agents) = tokio::join!(
-            earlier_pods(client),
+            earlier_pods(client, drop),
             own_pods(client, namespace),
             controller_lease(client, namespace),
             agent_pods(client)

@@ -26,7 +26,7 @@ use super::freshness;
 use super::shape::*;
 use crate::advice::{Proving, pods};
 use crate::cluster::Cluster;
-use crate::failures::unresolved;
+use crate::failures::{list, offers_others, unresolved};
 
 /// The word for a node of which it is not known whether it waits.
 pub(crate) const NOT_KNOWN: &str = "NotKnown";
@@ -57,7 +57,7 @@ pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
             find_condition(conditions, FROZEN).filter(|condition| condition.reason == CONTAINED)
         }),
         braked: stopped(cluster, &plan, BRAKED, |conditions| true_condition(conditions, BRAKED)),
-        problems: problems(cluster, &policy, paused.is_some()),
+        problems: problems(cluster, &policy, &plan, paused.is_some()),
         silent_agents: silent_agents(cluster, now),
         misplaced_requests: misplaced(cluster),
         not_read: cluster.not_read(),
@@ -196,10 +196,15 @@ fn stopped(
     let condition = find(planned.or(recorded)?)?;
     let message = without_command(&condition.message);
     let failed = cluster.operator.as_ref().map(|operator| unresolved(&operator.status)).unwrap_or_default();
+    let freezing = failed.iter().filter(|(_, failed)| failed.frozen && reason == FROZEN).map(|(version, _)| version);
     let mut skip = String::new();
-    for (version, _) in failed.iter().filter(|(_, failed)| failed.frozen && reason == FROZEN) {
+    for version in freezing.clone() {
         let quarantine = cluster.command(&format!("quarantine {version}"));
         let _ = write!(skip, ". To skip {version}, first: {quarantine}");
+    }
+    if offers_others(condition) && !skip.is_empty() {
+        let others = cluster.command(&format!("resume --others {}", list(freezing)));
+        let _ = write!(skip, ". To go on with nodes of another variant or architecture: {others}");
     }
     let again = if reason == BRAKED { AGAIN } else { ". To try again" };
     let command = match to_resume(plan).as_str() {
@@ -217,7 +222,7 @@ pub(crate) fn no_leader(cluster: &Cluster) -> Option<Problem> {
     Some(Problem { reason: reason.to_owned(), message, warning: None })
 }
 
-fn problems(cluster: &Cluster, policy: &Policy, paused: bool) -> Vec<Problem> {
+fn problems(cluster: &Cluster, policy: &Policy, plan: &Plan, paused: bool) -> Vec<Problem> {
     let mut problems: Vec<Problem> = no_leader(cluster).into_iter().collect();
     let mut add = |reason: &str, message: String, warning: Option<&'static str>| {
         problems.push(Problem { reason: reason.to_owned(), message, warning });
@@ -242,8 +247,12 @@ fn problems(cluster: &Cluster, policy: &Policy, paused: bool) -> Vec<Problem> {
         condition.reason == UNKNOWN_REQUEST && cluster.misplaced.contains_key(&format!("bruo {}", names::OPERATOR_NAME))
     };
     let holding = holding.filter(|condition| !(found(condition) || pauses(condition) || is_listed(condition)));
+    // The recorded message of an unwell cluster is the first one: nodes come and go meanwhile.
+    let unwell = plan.waits.values().find(|wait| matches!(wait, Wait::ClusterUnwell { .. }));
     for condition in holding.chain(failing) {
-        add(&condition.reason, cluster.filled(&condition.message, ""), warning(condition));
+        let planned = unwell.filter(|wait| condition.reason == wait.as_str());
+        let message = planned.map_or_else(|| condition.message.clone(), ToString::to_string);
+        add(&condition.reason, cluster.filled(&message, ""), warning(condition));
     }
     problems
 }

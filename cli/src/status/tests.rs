@@ -295,6 +295,13 @@ fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
     let each = format!(
         "is resumed. {skip} skip 1.20.6, first: kubectl brupop quarantine 1.20.6. To try again: {again},1.20.6\n"
     );
+    let mut beside = frozen(&["1.20.5"]);
+    let mut other_kind = idle();
+    other_kind["arch"] = json!("aarch64");
+    beside.add_shadow(&serde_json::from_value(shadow("b", other_kind)).unwrap());
+    beside.add_node(&serde_json::from_value(node("b", &json!({}))).unwrap());
+    let others = "go on with nodes of another variant or architecture: kubectl brupop resume --others 1.20.5. To";
+    let or_others = format!("is resumed. {skip} {others} try again: {again}\n");
     let removed = format!(". Once the cause is removed, to try again: {again}\n");
     let accept = "To accept them as they are: kubectl brupop approve 1 --rollout 3 --unproven\n";
     let verify = format!(". To have a node verified again at once: kubectl brupop retry gone. {accept}");
@@ -303,6 +310,7 @@ fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
     for (sentence, cluster, expected) in [
         ("frozen", frozen(&["1.20.5"]), first.as_str()),
         ("frozen by two versions", frozen(&["1.20.5", "1.20.6"]), each.as_str()),
+        ("frozen beside nodes of another kind", beside, or_others.as_str()),
         ("braked", braked("Unproven"), removed.as_str()),
         ("failed", step_used_up(true), removed.as_str()),
         ("not proven", not_proven_by(&json!({})), verify.as_str()),
@@ -312,6 +320,24 @@ fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
         let text = shown(&cluster, None);
         assert!(text.contains(expected), "{sentence}: {text}");
     }
+}
+
+#[test]
+fn ill_nodes_are_counted_as_they_are_now() {
+    let recorded = condition("Blocked", "ClusterUnwell", "7 of 9 nodes, when it began");
+    let ill = |name: &str| {
+        let mut node = node(name, &json!({}));
+        node["status"]["conditions"] =
+            json!([{"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:05:00Z"}]);
+        node
+    };
+    let cluster = cluster(
+        Some(operator(&json!({}), &json!({"observedGeneration": 1, "conditions": [recorded]}))),
+        ["a", "b", "c"].map(|name| shadow(name, idle())).to_vec(),
+        vec![node("a", &json!({})), ill("b"), ill("c")],
+    );
+    let text = shown(&cluster, None);
+    assert!(text.contains("2 of 3") && !text.contains("7 of 9"), "{text}");
 }
 
 #[test]

@@ -172,13 +172,14 @@ pub(crate) async fn workloads(client: &Client) -> anyhow::Result<Vec<Live>> {
 
 /// Reads the earlier operator's pods, terminating ones included. One that has ended acts no more.
 async fn pods(client: &Client) -> anyhow::Result<Vec<String>> {
-    let described = |(title, pod): (String, Pod)| {
+    let described = |pod: Pod| {
         let node = pod.spec.and_then(|spec| spec.node_name);
         let node = node.map(|node| format!(" on {node}")).unwrap_or_default();
         let ends = if pod.metadata.deletion_timestamp.is_some() { ", terminating" } else { "" };
-        format!("{title}{node}{ends}")
+        format!("{node}{ends}")
     };
-    Ok(call::earlier_pods(client).await?.into_iter().map(described).collect())
+    let found = call::earlier_pods(client, described).await?;
+    Ok(found.into_iter().map(|(title, more)| format!("{title}{more}")).collect())
 }
 
 /// The earlier operator's shadows, or the reason why they cannot be read; and this operator's.

@@ -31,7 +31,7 @@ pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
     facts.workloads = workloads(client).await?;
     // Nothing else of them is needed, and they are kept until the end.
     let metadata_alone = |pod: Pod| Pod { metadata: pod.metadata, ..Pod::default() };
-    facts.pods = earlier_pods(client).await?.into_values().map(metadata_alone).collect();
+    facts.pods = earlier_pods(client, metadata_alone).await?.into_values().collect();
     facts.nodes = nodes(client).await?.iter().map(NodeState::of).collect();
     if let Some(definition) = facts.definition.clone() {
         let read = shadows(client, &definition, &facts).await?;

@@ -2,19 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem::{Discriminant, discriminant};
-use std::time::Duration;
 
 use models::backoff::Backoff;
 use tokio::time::Instant;
 
 use crate::apply::{ApplyError, pauses};
+use crate::logged::LastLogged;
 use crate::writes::Priority;
 
 /// Number of targets in a row whose writes are refused, after which all writes of the kind are taken to be refused.
 const SEVERAL: usize = 5;
-
-/// Time after which a failure that stays the same is a warning in the log again.
-const LOGGED_AGAIN: Duration = Duration::from_secs(10 * 60);
 
 /// The object of a write.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,8 +38,7 @@ struct WriteState {
     priority: Priority,
     backoff: Backoff,
     paused_until: Option<Instant>,
-    /// The last failure that was a warning in the log, and its time.
-    logged: Option<(String, Instant)>,
+    logged: LastLogged,
 }
 
 /// Writes of one kind that were refused one after the other. With the back-off of each target alone, thousands of
@@ -146,16 +142,9 @@ impl WriteStates {
         }
     }
 
-    /// Returns whether a failure is a warning in the log: the first one of its target, one with another text, or the same one after a
-    /// while.
+    /// Returns whether a failure is a warning in the log.
     pub(super) fn is_news(&mut self, target: &Target, error: &ApplyError, now: Instant) -> bool {
-        let Some(write) = self.states.get_mut(target) else { return true };
-        let text = error.text();
-        let is_known = write.logged.as_ref().is_some_and(|(known, at)| *known == text && now < *at + LOGGED_AGAIN);
-        if !is_known {
-            write.logged = Some((text, now));
-        }
-        !is_known
+        self.states.get_mut(target).is_none_or(|write| write.logged.is_news(error.text(), now))
     }
 
     /// Ends the pauses that are over: one in the past would wake the loop again and again.
@@ -207,6 +196,8 @@ impl WriteStates {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const LIMIT: usize = 10;

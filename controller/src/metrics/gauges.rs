@@ -102,7 +102,7 @@ pub(super) const TLS: [Entry; 3] = [
     (
         "certificates_degraded",
         &[],
-        "1 while a key or certificate is invalid; the log and the condition Degraded name it",
+        "1 while a key or certificate is invalid, or cannot be written; the log and the condition Degraded say which",
     ),
 ];
 

@@ -150,15 +150,15 @@ impl Write {
         }
     }
 
-    /// Returns the line of the log.
+    /// Returns the line of the log after the write.
     pub(super) const fn text(&self) -> &'static str {
         match self {
-            Self::MakeAuthority { .. } => "a new authority for certificates is made",
-            Self::Arrange(_) => "the authorities for certificates are replaced or removed",
-            Self::Issue(_) => "a serving certificate is issued",
-            Self::MakeKey { .. } => "a new key for permits is made",
-            Self::DropKey => "the previous key for permits is removed",
-            Self::Publish(_) => "the authorities and keys that agents trust are published",
+            Self::MakeAuthority { .. } => "a new authority for certificates was made",
+            Self::Arrange(_) => "the authorities for certificates were replaced or removed",
+            Self::Issue(_) => "a serving certificate was issued",
+            Self::MakeKey { .. } => "a new key for permits was made",
+            Self::DropKey => "the previous key for permits was removed",
+            Self::Publish(_) => "the authorities and keys that agents trust were published",
         }
     }
 }

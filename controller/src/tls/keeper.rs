@@ -27,6 +27,7 @@ use crate::cache::Cache;
 use crate::caches::Caches;
 use crate::config::{Config, ServingCertificate};
 use crate::leader::Leadership;
+use crate::logged::LastLogged;
 use crate::metrics::{Metrics, TlsSnapshot};
 use planner::signature::signed_by;
 use planner::view::{OperatorFacts, Projection as _, ShadowFacts, SigningKeys, TlsFacts};
@@ -65,8 +66,9 @@ pub struct Keeper {
     seen: HashMap<Id, Instant>,
     /// The moments of the last writes.
     written: BTreeMap<Subject, VecDeque<Instant>>,
-    /// The last reported problem, so that the log has it once.
-    logged: Option<String>,
+    /// The failures of the last check.
+    failing: Option<String>,
+    logged: LastLogged,
     /// The write that the API server last refused, or that another client reverts, until that is over.
     refused: Option<String>,
 }
@@ -128,7 +130,8 @@ impl Keeper {
             own,
             seen: HashMap::new(),
             written: BTreeMap::new(),
-            logged: None,
+            failing: None,
+            logged: LastLogged::default(),
             refused: None,
         }
     }
@@ -166,7 +169,7 @@ impl Keeper {
                 let kept = self.keep(now).await;
                 last = kept.seen;
                 let mut pause = pause(now, kept.wake);
-                if self.log_failures(&kept.failed) {
+                if self.log_failures(&kept.failed, Instant::now()) {
                     backoff.reset();
                 }
                 if !kept.failed.is_empty() {
@@ -187,18 +190,22 @@ impl Keeper {
     }
 
     /// Logs the failures, and returns whether they differ from those before.
-    fn log_failures(&mut self, failed: &BTreeMap<Subject, TlsError>) -> bool {
-        let logged = (!failed.is_empty()).then(|| format!("{failed:?}"));
-        let new = self.logged != logged;
-        if new {
-            for error in failed.values() {
-                tracing::error!(
-                    error = error as &dyn std::error::Error,
-                    "keys or certificates are invalid, trying again"
-                );
+    fn log_failures(&mut self, failed: &BTreeMap<Subject, TlsError>, clock: Instant) -> bool {
+        let failing = (!failed.is_empty()).then(|| format!("{failed:?}"));
+        match &failing {
+            None => self.logged = LastLogged::default(),
+            Some(text) if self.logged.is_news(text.clone(), clock) => {
+                for error in failed.values() {
+                    tracing::error!(
+                        error = error as &dyn std::error::Error,
+                        "keys or certificates could not be written, trying again"
+                    );
+                }
             }
-            self.logged = logged;
+            Some(_) => {}
         }
+        let new = self.failing != failing;
+        self.failing = failing;
         new
     }
 
@@ -255,15 +262,15 @@ impl Keeper {
             let Some(write) = next else {
                 return CheckResult { seen: seen_at_failure.unwrap_or(seen), wake: plan.wake, failed };
             };
-            let subject = write.subject();
+            let (subject, text) = (write.subject(), write.text());
             let result = if self.written_often(subject, LONGEST_SPAN, Instant::now()) {
                 Err(TlsError::Contended)
             } else {
-                tracing::info!("{}", write.text());
                 self.write(&found, write, now).await
             };
             match result {
                 Ok(()) => {
+                    tracing::info!("{text}");
                     let times = self.written.entry(subject).or_default();
                     times.push_back(Instant::now());
                     if times.len() > CONTENTION {
@@ -394,7 +401,7 @@ impl Keeper {
         if let Some(problem) = &problem
             && before.problem.as_ref() != Some(problem)
         {
-            tracing::error!(problem, "keys or certificates are invalid");
+            tracing::error!(problem, "keys or certificates are invalid, or cannot be written");
         }
         let requested = self.requested().0.filter(|_| self.config.serving_certificate == ServingCertificate::Provided);
         // Keys that cannot be read are those before.

@@ -78,8 +78,24 @@ pub struct RolloutLedger {
     pub braked_until: Option<Timestamp>,
 }
 
+/// The number of ends that brake a rollout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BrakeLimit {
+    /// Number of ends.
+    pub ends: usize,
+    /// Number of nodes that there are. Of nodes that come and go, ever more were taken than there are.
+    pub nodes: usize,
+}
+
+/// All nodes that were taken are there.
+impl From<usize> for BrakeLimit {
+    fn from(ends: usize) -> Self {
+        Self { ends, nodes: usize::MAX }
+    }
+}
+
 /// One in so many nodes of a rollout, which brake it where they run the version without a proof.
-const UNPROVEN_SHARE: i64 = 20;
+const UNPROVEN_SHARE: u8 = 20;
 
 /// The first pause of a brake. Each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(10 * 60);
@@ -152,7 +168,7 @@ impl RolloutLedger {
         &mut self,
         (node, proof, reason): (&str, Proof, &str),
         slot_since: Timestamp,
-        limit: usize,
+        limit: impl Into<BrakeLimit>,
         now: Timestamp,
     ) {
         self.push_to_row(LedgerNode::new(node, proof, reason));
@@ -181,19 +197,26 @@ impl RolloutLedger {
 
     /// Brakes the rollout where `limit` ends have come since the last proof, or where as many nodes, and a share of all that were taken,
     /// run the version without one; releases it where policy, or the number of its nodes, allows more now.
-    pub fn brake(&mut self, limit: usize, now: Timestamp) {
+    pub fn brake(&mut self, limit: impl Into<BrakeLimit>, now: Timestamp) {
+        let limit = limit.into();
         let since_proof = self.row.iter().filter(|end| !end.before_proof).count();
-        if since_proof >= limit || self.is_braked_by_unproven(limit) {
+        if since_proof >= limit.ends || self.is_braked_by_unproven(limit) {
             self.braked_until.get_or_insert(after(now, FIRST_PAUSE));
         } else {
             (self.tried, self.braked_until) = (0, None);
         }
     }
 
-    /// Returns whether as many nodes as `limit`, and a share of all that were taken, run the version without a proof.
-    fn is_braked_by_unproven(&self, limit: usize) -> bool {
+    /// Returns whether as many nodes as `limit`, and a share of all that were taken, run the version without a proof; or as many, and a share
+    /// of those that are there, had proven it and are not well any more. Of nodes that come and go, some are always interrupted in their
+    /// updates: they are a share of those that were taken alone.
+    fn is_braked_by_unproven(&self, limit: BrakeLimit) -> bool {
         let unproven = self.row.iter().filter(|end| end.is_unproven()).count();
-        unproven >= limit && (self.open().saturating_mul(UNPROVEN_SHARE) >= self.used() || self.has_many_fallen(limit))
+        let fallen = self.row.iter().filter(|end| end.has_fallen()).count();
+        let is_share = self.open().saturating_mul(UNPROVEN_SHARE.into()) >= self.used();
+        let is_share_of_those_there = fallen.saturating_mul(UNPROVEN_SHARE.into()) >= limit.nodes;
+        (unproven >= limit.ends && (is_share || self.has_many_fallen(limit.ends)))
+            || (fallen >= limit.ends && is_share_of_those_there)
     }
 
     /// Returns whether no name is free, and the nodes that are not well any more are at least `limit` and have at least half of
@@ -207,7 +230,7 @@ impl RolloutLedger {
 
     /// Returns whether an end of the row has a part in a brake: one from before a proof only where the nodes without a proof brake the
     /// rollout.
-    pub fn brakes_by(&self, end: &LedgerNode, limit: usize) -> bool {
+    pub fn brakes_by(&self, end: &LedgerNode, limit: BrakeLimit) -> bool {
         !end.before_proof || self.is_braked_by_unproven(limit)
     }
 
@@ -375,125 +398,4 @@ pub struct SlotUpdate {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::operator::{MAX_SLOTS, Slot};
-
-    #[test]
-    fn all_slots_that_may_be_given_fit_into_one_object() {
-        let (uid, time) = ("01234567-0123-0123-0123-012345678901", "2026-01-01T00:00:00.123456789Z");
-        let slot = serde_json::json!({
-            "uid": uid, "node": "ip-10-100-100-100.us-gov-west-1.compute.internal", "since": time,
-            "update": {
-                "version": "1.100.100", "variant": "aws-k8s-1.37-nvidia-fips", "arch": "x86_64", "attempt": 1000,
-                "bootId": uid, "providerID": "aws:///us-gov-west-1a/i-0123456789abcdef0", "had": "Unproven",
-                "permittingSince": time, "zone": "us-gov-west-1a", "group": "g".repeat(63), "controlPlane": true,
-                "removedIn": uid,
-            },
-        });
-        let slot: Slot = serde_json::from_value(slot).unwrap();
-        let bytes = serde_json::to_vec(&vec![slot; MAX_SLOTS]).unwrap().len();
-        assert!(bytes < 1024 * 1024, "{bytes} bytes");
-    }
-
-    #[test]
-    fn proven_node_that_falls_and_recovers_ends_no_row() {
-        let start = || {
-            let mut ledger = RolloutLedger { proven: 2, ..RolloutLedger::default() };
-            ledger.move_node(None, ("b", Proof::Unproven, "HookTimedOut"));
-            ledger.add_to_row(("b", Proof::Unproven, "HookTimedOut"), Timestamp::UNIX_EPOCH, 1, Timestamp::UNIX_EPOCH);
-            ledger
-        };
-        let mut ledger = start();
-        for _ in 0..2 {
-            ledger.fall(("a", NOT_READY), |_| false);
-            assert_eq!((ledger.proven, ledger.unproven, ledger.nodes.len()), (1, 2, 2), "once");
-        }
-        assert_eq!(ledger.nodes[1].to_string(), "a (NotReady)");
-        assert_eq!(ledger.row.iter().map(|end| end.node.as_str()).collect::<Vec<_>>(), ["b", "a"], "once");
-        ledger.accept();
-        assert_eq!(ledger.good(), 3);
-        ledger.fall(("a", NOT_READY), |_| false);
-        assert_eq!(ledger.good(), 3, "a user has accepted it");
-        let mut ledger = start();
-        ledger.fall(("a", NOT_READY), |_| false);
-        ledger.recover("a");
-        assert_eq!(ledger, start());
-    }
-
-    /// They are one in twenty of the proven nodes, and have more names than a ledger keeps.
-    #[test]
-    fn large_rollout_is_braked_once_its_names_are_used_up_by_nodes_that_fall() {
-        for (fallen, limit, braked) in [(63, 3, false), (64, 3, true), (200, 3, true), (200, usize::MAX, false)] {
-            let mut ledger = RolloutLedger { proven: 4_000, ..RolloutLedger::default() };
-            (0..fallen).for_each(|number| ledger.fall((&format!("n{number}"), NOT_READY), |_| false));
-            ledger.brake(limit, Timestamp::UNIX_EPOCH);
-            assert_eq!(ledger.braked_until.is_some(), braked, "{fallen} of 4000, {limit}");
-        }
-    }
-
-    /// Before they fall, as many names as may be are those of other nodes.
-    #[test]
-    fn names_and_places_in_the_row_that_other_nodes_have_keep_no_fallen_node_from_braking_the_rollout() {
-        for (sentence, named, proof, in_row, fallen, braked) in [
-            ("names of unproven nodes", 40, Proof::Unproven, 0, 64, true),
-            ("all names of unproven nodes", 64, Proof::Unproven, 0, 32, true),
-            ("all names of unproven nodes, and fewer fall", 64, Proof::Unproven, 0, 31, false),
-            ("the row too", 64, Proof::Unproven, 64, 32, true),
-            ("names of nodes that failed", 40, Proof::Failed, 0, 24, true),
-            ("all names of nodes that failed", 64, Proof::Failed, 0, 64, false),
-        ] {
-            let mut ledger = RolloutLedger { proven: 4_000, ..RolloutLedger::default() };
-            for number in 0..named {
-                let node = format!("other-{number}");
-                ledger.move_node(None, (&node, proof, "HookTimedOut"));
-                if number < in_row {
-                    ledger.add_to_row((&node, proof, "HookTimedOut"), Timestamp::MIN, usize::MAX, Timestamp::MIN);
-                }
-            }
-            ledger.proven_by("");
-            let used = ledger.used();
-            (0..fallen).for_each(|number| ledger.fall((&format!("n{number}"), NOT_READY), |_| false));
-            ledger.brake(3, Timestamp::UNIX_EPOCH);
-            assert_eq!(ledger.braked_until.is_some(), braked, "{sentence}: {ledger:?}");
-            assert_eq!((ledger.used(), ledger.nodes.len()), (used, LEDGER_NODES), "{sentence}");
-        }
-    }
-
-    /// Three of 4,000 are fewer than one in twenty.
-    #[test]
-    fn names_that_failed_nodes_use_up_let_no_few_unproven_ones_brake_the_rollout() {
-        for (fallen, braked) in [(0, false), (2, false), (3, true)] {
-            let mut ledger = RolloutLedger { proven: 4_000, ..RolloutLedger::default() };
-            for number in 0..LEDGER_NODES - fallen {
-                ledger.move_node(None, (&format!("failed-{number}"), Proof::Failed, "SoakFailed"));
-            }
-            (0..fallen).for_each(|number| ledger.fall((&format!("fallen-{number}"), NOT_READY), |_| false));
-            for number in 0..3 {
-                let end = format!("other-{number}");
-                ledger.move_node(None, (&end, Proof::Unproven, "HookTimedOut"));
-                ledger.add_to_row((&end, Proof::Unproven, "HookTimedOut"), Timestamp::MIN, usize::MAX, Timestamp::MIN);
-            }
-            ledger.proven_by("");
-            ledger.brake(3, Timestamp::UNIX_EPOCH);
-            assert_eq!(ledger.braked_until.is_some(), braked, "{fallen}: {ledger:?}");
-        }
-    }
-
-    #[test]
-    fn fallen_node_takes_the_name_of_a_node_that_is_gone_or_accepted_before_that_of_another() {
-        for (sentence, gone, accepted, taken) in
-            [("gone", "n40", "", "n40"), ("accepted", "", "n50", "n50"), ("neither", "", "", "n0")]
-        {
-            let mut ledger = RolloutLedger { proven: 100, ..RolloutLedger::default() };
-            for number in 0..LEDGER_NODES {
-                ledger.move_node(None, (&format!("n{number}"), Proof::Unproven, "HookTimedOut"));
-            }
-            ledger.nodes.iter_mut().for_each(|named| named.accepted = named.node == accepted);
-            ledger.fall(("fallen", NOT_READY), |node| node == gone);
-            let has_name = |node: &str| ledger.nodes.iter().any(|named| named.node == node);
-            assert!(has_name("fallen") && !has_name(taken), "{sentence}: {:?}", ledger.nodes);
-            assert_eq!((ledger.proven, ledger.unproven), (99, 65), "{sentence}");
-        }
-    }
-}
+mod tests;

@@ -29,7 +29,9 @@ pub use count::CountOrPercent;
 pub use credentials::{url_without_user_information, without_credentials, without_user_information};
 pub use health::{AfterUpdatePolicy, BeforeUpdatePolicy, Expression, HealthPolicy, ObjectCheck, PrometheusPolicy};
 pub use hook::{Hook, HookWait, OnTimeout};
-pub use ledger::{LEDGER_NODES, LedgerNode, NOT_READY, PROVIDER_ID_LENGTH, RolloutLedger, SlotUpdate, UNDER_PRESSURE};
+pub use ledger::{
+    BrakeLimit, LEDGER_NODES, LedgerNode, NOT_READY, PROVIDER_ID_LENGTH, RolloutLedger, SlotUpdate, UNDER_PRESSURE,
+};
 pub use notices::{
     CAUSE_LENGTH, MOST_NODES, MOST_PENDING, Notice, NoticeEvent, NoticeFormat, NoticeReceiver, NoticesPolicy,
     NoticesStatus,

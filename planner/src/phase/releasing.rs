@@ -10,6 +10,7 @@ use super::lease::{READ_INTERVAL, read_again};
 use super::row::{Attempt, Turn, act, stay};
 use super::status::{forget_claim, unblock};
 use crate::decision::Action;
+use crate::gates;
 use crate::survey::NodeContext;
 use crate::wait::Wait;
 
@@ -22,7 +23,11 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         let reason = last_failure(ctx);
         if !ctx.facts().ready {
             // It counts among those that are out of service, for as long as that takes: its slot would show nothing more.
-            return if ctx.progress.disruptive { free_slot(ctx) } else { stay(Wait::NodeNotReturned { reason }) };
+            if ctx.progress.disruptive {
+                return free_slot(ctx);
+            }
+            // A user who holds it knows that it is not back.
+            return stay(gates::held(ctx).unwrap_or(Wait::NodeNotReturned { reason }));
         }
         let certain = down_by(ctx, Some(ctx.progress.since));
         if ctx.now < certain {

@@ -17,7 +17,7 @@ use crate::wait::Wait;
 #[derive(Clone)]
 pub(super) struct Budget<'a> {
     room: Room,
-    groups: Vec<Option<Room>>,
+    groups: Vec<Option<Group<'a>>>,
     /// The zones that nodes are out of service in, where only one zone may be.
     zones: Option<BTreeMap<&'a str, Zone<'a>>>,
     /// The nodes of the control plane that are out of service, and those with a slot that are gone: what they were is not known.
@@ -35,6 +35,16 @@ struct Room {
     own: usize,
 }
 
+/// The budget of a node group.
+#[derive(Clone)]
+struct Group<'a> {
+    room: Room,
+    /// A node of it that the operator has taken.
+    node: Option<&'a str>,
+    /// As [`Budget::used_up`].
+    used_up: Option<Wait>,
+}
+
 /// The nodes that are out of service in a zone.
 #[derive(Clone)]
 struct Zone<'a> {
@@ -47,16 +57,17 @@ struct Zone<'a> {
 
 /// The numbers of nodes among those that share a limit.
 #[derive(Clone, Copy, Default)]
-struct Counted {
+struct Counted<'a> {
     total: usize,
-    /// Those that the operator has taken.
+    /// Those that the operator has taken, and one of them.
     own: usize,
+    node: Option<&'a str>,
     /// Those that are out of service without it.
     others: usize,
 }
 
 impl Room {
-    fn within(limit: usize, counted: Counted) -> Self {
+    fn within(limit: usize, counted: Counted<'_>) -> Self {
         let own = limit.saturating_sub(counted.own);
         Self { free: own.saturating_sub(counted.others), own }
     }
@@ -96,6 +107,7 @@ impl<'a> Budget<'a> {
             let index = policy.groups.iter().position(|group| Some(&group.name) == update.group.as_ref());
             if let Some(group) = index.and_then(|index| groups.get_mut(index)) {
                 group.own += 1;
+                group.node.get_or_insert(slot.node.as_str());
             }
             if let Some(zones) = &mut zones {
                 let zone = zones.entry(update.zone.as_str()).or_insert(Zone { out: 0, own: 0, node: &slot.node });
@@ -112,6 +124,7 @@ impl<'a> Budget<'a> {
             for counted in [&mut all].into_iter().chain(group) {
                 counted.total += usize::from(node.labelled);
                 counted.own += usize::from(own);
+                counted.node = counted.node.or(own.then_some(node.node.facts.name.as_str()));
                 counted.others += usize::from(!own && node.unavailable.is_some());
             }
             if let Some(zones) = zones.as_mut().filter(|_| own || node.unavailable.is_some()) {
@@ -122,13 +135,15 @@ impl<'a> Budget<'a> {
             }
             unavailable.extend(node.unavailable.filter(|_| !own).map(|cause| (node, cause)));
         }
-        let groups = policy.groups.iter().zip(groups).map(|(group, counted)| {
+        let groups = policy.groups.iter().zip(groups).enumerate().map(|(index, (group, counted))| {
             let limit = group.max_unavailable.as_ref()?.of(counted.total).unwrap_or(1);
-            Some(Room::within(limit, counted))
+            let of_group = unavailable.iter().filter(|(node, _)| node.group == Some(index)).copied();
+            let used_up = used_up(&of_group.collect::<Vec<_>>(), limit, Some(&group.name));
+            Some(Group { room: Room::within(limit, counted), node: counted.node, used_up })
         });
         // A slot of a deleted node counts until it is released.
         all.own += held.len().saturating_sub(here);
-        let used_up = (all.others >= limit).then(|| used_up(&unavailable, limit)).flatten();
+        let used_up = used_up(&unavailable, limit, None);
         Self { room: Room::within(limit, all), groups: groups.collect(), zones, control_plane, used_up }
     }
 
@@ -155,8 +170,12 @@ impl<'a> Budget<'a> {
         {
             return Some(Wait::ControlPlaneBusy { node: other.clone() });
         }
-        if let Some(group) = node.group.filter(|group| self.groups[*group].is_some_and(|room| room.of(node) == 0)) {
-            return Some(Wait::GroupFull { group: policy.groups[group].name.clone() });
+        let group = node.group.and_then(|index| Some((&policy.groups[index].name, self.groups[index].as_ref()?)));
+        if let Some((name, group)) = group.filter(|(_, group)| group.room.of(node) == 0) {
+            let full = || Wait::GroupFull { group: name.clone(), node: group.node.map(str::to_owned) };
+            // A node that counts already waits for those under way alone.
+            let used_up = group.used_up.clone().filter(|_| node.unavailable.is_none());
+            return Some(used_up.unwrap_or_else(full));
         }
         // No zone beside one that the operator works in, and otherwise the one that has lost most.
         let zones = self.zones.as_ref()?;
@@ -170,8 +189,9 @@ impl<'a> Budget<'a> {
     /// Takes a node out of the budget.
     pub(super) fn take(&mut self, node: &'a SurveyedNode<'a>) {
         self.room.take(node);
-        if let Some(room) = node.group.and_then(|group| self.groups[group].as_mut()) {
-            room.take(node);
+        if let Some(group) = node.group.and_then(|group| self.groups[group].as_mut()) {
+            group.room.take(node);
+            group.node.get_or_insert(node.node.facts.name.as_str());
         }
         if let Some(zones) = &mut self.zones {
             count(zones, node, true, node.unavailable.is_none());
@@ -190,15 +210,16 @@ fn count<'a>(zones: &mut BTreeMap<&'a str, Zone<'a>>, node: &SurveyedNode<'a>, o
     zone.own += usize::from(own);
 }
 
-/// Returns the reason why nothing is free: the first of these nodes, and the time at which so many of them are ignored that
-/// there is room.
-fn used_up(unavailable: &[(&SurveyedNode<'_>, Unavailable)], limit: usize) -> Option<Wait> {
-    let (first, Unavailable { why, .. }) = unavailable.first()?;
+/// Returns the reason why nothing is free within a limit, if it is these nodes: the first of them, and the time at which so many
+/// of them are ignored that there is room.
+fn used_up(unavailable: &[(&SurveyedNode<'_>, Unavailable)], limit: usize, group: Option<&str>) -> Option<Wait> {
     let count = unavailable.len();
+    let (first, Unavailable { why, .. }) = unavailable.first().filter(|_| count >= limit)?;
     let mut ends: Vec<_> = unavailable.iter().filter_map(|(_, cause)| cause.until).collect();
     ends.sort_unstable();
     let until = ends.get(count.saturating_sub(limit)).copied();
-    Some(Wait::BudgetUsedUp { node: first.facts.name.clone(), why, count, limit, until })
+    let group = group.map(str::to_owned);
+    Some(Wait::BudgetUsedUp { group, node: first.facts.name.clone(), why, count, limit, until })
 }
 
 /// Returns whether a node that is not disrupted yet uses a slot: it waits for one, or has one and begins its drain. The

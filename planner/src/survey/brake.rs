@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
-use models::operator::{ActiveRollout, LedgerNode, MAX_FAILURES, RolloutLedger};
+use models::operator::{ActiveRollout, BrakeLimit, LedgerNode, MAX_FAILURES, RolloutLedger};
 
 use super::key::is_member;
 use crate::policy::{Policy, WindowState};
@@ -49,8 +49,11 @@ pub(crate) fn limit_among(
     policy: &Policy,
     ledger: &RolloutLedger,
     of_kind: (usize, usize),
-) -> usize {
-    limit(policy, nodes(view, ledger, of_kind))
+) -> BrakeLimit {
+    let nodes = nodes(view, ledger, of_kind);
+    let ends = limit(policy, nodes);
+    // A share of none would be nothing.
+    if nodes == 0 { ends.into() } else { BrakeLimit { ends, nodes } }
 }
 
 /// Returns the number of nodes that limits how many ends brake a rollout. Nodes of the row that are gone, or no longer

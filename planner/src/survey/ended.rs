@@ -1,7 +1,7 @@
 //! The ends of attempts whose slots no write has taken away yet, and the places that they leave.
 
 use jiff::Timestamp;
-use models::operator::{ActiveRollout, RolloutLedger, Slot, SlotUpdate};
+use models::operator::{ActiveRollout, BrakeLimit, RolloutLedger, Slot, SlotUpdate};
 use models::reason::{End, Proof};
 use models::shadow::AttemptResult;
 use models::time::after;
@@ -103,7 +103,7 @@ pub(super) fn count(
     view: &ClusterView,
     ledger: &mut RolloutLedger,
     (slot, update, rollout): (&Slot, &SlotUpdate, &ActiveRollout),
-    limit: usize,
+    limit: BrakeLimit,
     now: Timestamp,
 ) {
     let (proof, reason) = ended(view, slot, update, rollout);
@@ -152,7 +152,7 @@ pub(crate) fn foreseen<'a>(
     (rollout, ledger): (&ActiveRollout, &RolloutLedger),
     of_kind: (usize, usize),
     now: Timestamp,
-) -> (RolloutLedger, usize) {
+) -> (RolloutLedger, BrakeLimit) {
     let recorded = brake::limit_among(view, policy, ledger, of_kind);
     let mut ledger = ledger.clone();
     for slot in slots {

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use jiff::Timestamp;
-use models::operator::{ActiveRollout, LedgerNode, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
+use models::operator::{ActiveRollout, BrakeLimit, LedgerNode, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
 use models::reason::{End, FailureClass, FailureReason, Proof};
 use models::shadow::{AttemptResult, UPDATED};
 
@@ -98,7 +98,7 @@ pub(crate) fn stops_trials(
     (view, rollout): (&ClusterView, &ActiveRollout),
     ledger: &RolloutLedger,
     end: &LedgerNode,
-    limit: usize,
+    limit: BrakeLimit,
 ) -> bool {
     ledger.brakes_by(end, limit) && may_run_unproven(view, rollout, end)
 }

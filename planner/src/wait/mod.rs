@@ -144,8 +144,10 @@ pub enum Wait {
         behind: Option<String>,
     },
     /// Nodes that are out of service without the operator have used the budget up.
-    #[error("{}", text::used_up(.node, .why, *.count, *.limit, *.until))]
+    #[error("{}", text::used_up(.group.as_deref(), .node, .why, *.count, *.limit, *.until))]
     BudgetUsedUp {
+        /// The node group whose budget it is; `None`: that of all nodes.
+        group: Option<String>,
         /// The first of them.
         node: String,
         /// The cause for which it is out of service.
@@ -266,8 +268,13 @@ pub enum Wait {
         "{node} of the control plane is out of service or not Ready; control-plane nodes are updated one at a time"
     )]
     ControlPlaneBusy { node: String },
-    #[error("the budget of node group {group} is used up")]
-    GroupFull { group: String },
+    /// Nodes under way have used the budget of a node group up, with others that are out of service.
+    #[error("{}", text::group_full(.group, .node.as_deref()))]
+    GroupFull {
+        group: String,
+        /// One of those under way.
+        node: Option<String>,
+    },
     #[error("{count} pod(s) on the node are not Ready, {pod} first")]
     PodsNotReady { pod: String, count: usize },
     /// A budget allows nothing although all its pods are healthy.

@@ -100,7 +100,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         BudgetUsedUp,
         Turn,
         "Nodes that users have cordoned or that are not Ready, to be in service, `spec.ignoreUnavailableAfter` (for nodes that are not back \
-         from their update: to be held or deleted), or a higher `spec.maxUnavailable`.",
+         from their update: to be held or deleted), or a higher `maxUnavailable`, of `spec` or of the node group.",
     ),
     (Staging, Update, "The download of the image."),
     (ReadingPods, Pods, "The list of the node's pods."),
@@ -151,7 +151,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         Turn,
         "The other nodes of the control plane, all of them Ready: each could be the one that etcd cannot lose.",
     ),
-    (GroupFull, Turn, "The other nodes of its group: `spec.nodeGroups[].maxUnavailable`."),
+    (GroupFull, Turn, "The nodes of its group that are under way: `spec.nodeGroups[].maxUnavailable`."),
     (PodsNotReady, Pods, "The pods on the node: `spec.health.before.podsReady`."),
     (
         BudgetNeverAllows,

@@ -60,11 +60,27 @@ pub(super) fn queued(position: usize, behind: Option<&str>) -> String {
     }
 }
 
-pub(super) fn used_up(node: &str, why: &str, count: usize, limit: usize, until: Option<Timestamp>) -> String {
+pub(super) fn used_up(
+    group: Option<&str>,
+    node: &str,
+    why: &str,
+    count: usize,
+    limit: usize,
+    until: Option<Timestamp>,
+) -> String {
+    let lets = match group {
+        Some(group) => format!("maxUnavailable of node group {group} lets {limit} be out of service"),
+        None => format!("maxUnavailable lets {limit} be out of service in all"),
+    };
     format!(
-        "{count} node(s) are out of service without the operator, {node} first ({why}), and maxUnavailable lets {limit} be out of service in all{}",
+        "{count} node(s) are out of service without the operator, {node} first ({why}), and {lets}{}",
         at("they count until", until)
     )
+}
+
+pub(super) fn group_full(group: &str, node: Option<&str>) -> String {
+    let by = node.map_or_else(String::new, |node| format!(" by nodes under way, {node} first"));
+    format!("the budget of node group {group} is used up{by}")
 }
 
 pub(super) fn drain_refused(why: Refusal, pod: &str, count: usize) -> String {

@@ -1,5 +1,6 @@
 //! The keeper with an API server that refuses some of its writes.
 
+use std::io::{self, Write as _};
 use std::sync::Mutex;
 
 use clap::Parser as _;
@@ -112,6 +113,46 @@ async fn rejected_write_is_reported_and_does_not_block_independent_objects() {
         assert_eq!(server.written.lock().unwrap().len(), 4, "{refused}");
         assert_eq!(keeper.signer.facts().problem, None, "{refused}");
     }
+}
+
+/// The text of a log.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(text)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn refused_write_is_logged_as_failure_every_ten_minutes_and_as_done_only_once_it_is() {
+    let log = Log::default();
+    let count = |text: &str| String::from_utf8_lossy(&log.0.lock().unwrap()).matches(text).count();
+    let writer = log.clone();
+    // With one subscriber alone, a line of the log that another test reaches first is switched off for this one too.
+    let _other = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let server = Server::default();
+    *server.refuses.lock().unwrap() = Some((names::SERVING_SECRET, 422));
+    let mut keeper = server.keeper();
+    let start = Instant::now();
+    for (second, failures) in [(0, 1), (30, 1), (599, 1), (600, 2)] {
+        let failed = keeper.keep(Timestamp::now()).await.failed;
+        let differs = keeper.log_failures(&failed, start + Duration::from_secs(second));
+        assert_eq!(differs, second == 0, "a pause after {second} s");
+        assert_eq!(count("could not be written, trying again"), failures, "after {second} s");
+    }
+    assert_eq!(count("a new authority for certificates was made"), 1);
+    assert_eq!(count("a serving certificate was issued"), 0);
+    *server.refuses.lock().unwrap() = None;
+    assert!(keeper.keep(Timestamp::now()).await.failed.is_empty());
+    assert_eq!(count("a serving certificate was issued"), 1);
 }
 
 #[tokio::test]

@@ -48,6 +48,9 @@ const CLUSTER_UNWELL: &str = WaitReason::ClusterUnwell.as_str();
 /// Nodes that had fallen ill at once are well again, or have been ill for too long to say anything.
 const CLUSTER_WELL: &str = "ClusterWell";
 
+/// The message of the condition `Enabled` that is false.
+const PAUSED: &str = "spec.enabled is false: no update starts; those with a slot are finished";
+
 /// No expression keeps all nodes waiting.
 const EXPRESSIONS_QUIET: &str = "ExpressionsQuiet";
 
@@ -344,8 +347,7 @@ pub(super) fn status(
         plan.actions.values().any(Plan::starts) || (before && view.busy.iter().any(|name| !view.paused.contains(name)))
     };
     let progressing = under_way || starts();
-    let switched =
-        if policy.enabled { "new updates start" } else { "spec.enabled is false: running updates end, none starts" };
+    let switched = if policy.enabled { "new updates start" } else { PAUSED };
 
     let mut conditions = operator.status.conditions.clone();
     let blocked = blocked(view, survey, plan, find_condition(&conditions, BLOCKED));

@@ -19,6 +19,7 @@ fn used_up_budget_names_an_unavailable_node() {
     // With room for one in all, both have to be ignored; with room for two, the one that is the first.
     for (limit, until) in [(1, Some(t(3660))), (2, Some(t(3600))), (3, None)] {
         let used_up = until.map(|until| Wait::BudgetUsedUp {
+            group: None,
             node: "n1".into(),
             why: "not Ready",
             count: 2,
@@ -140,15 +141,34 @@ fn slot_of_a_node_that_is_gone_counts_in_its_group_and_zone() {
 
 #[test]
 fn node_group_has_separate_budget() {
-    let full = || Some(Wait::GroupFull { group: "db".into() });
-    for (sentence, limit, out, refusals) in [
-        ("no limit of its own", None, vec!["n1"], [None, None, None]),
-        ("one of one is out", Some("1"), vec!["n1"], [full(), full(), None]),
-        ("a percentage is of the group's nodes", Some("50%"), vec!["n1"], [None, None, None]),
-        ("two of two are out", Some("50%"), vec!["n1", "n2"], [full(), full(), None]),
-        ("a node outside the group is none of its", Some("1"), vec!["n8"], [None, None, None]),
+    let full = |node: &str| Some(Wait::GroupFull { group: "db".into(), node: Some(node.into()) });
+    let used_up = |node: &str, count, limit| {
+        let (group, why) = (Some("db".to_owned()), "not Ready");
+        Some(Wait::BudgetUsedUp { group, node: node.into(), why, count, limit, until: None })
+    };
+    for (sentence, limit, down, out, refusals) in [
+        ("no limit of its own", None, vec![], vec!["n1"], [None, None, None]),
+        ("one of one is out", Some("1"), vec![], vec!["n1"], [full("n1"), full("n1"), None]),
+        ("a percentage is of the group's nodes", Some("50%"), vec![], vec!["n1"], [None, None, None]),
+        ("two of two are out", Some("50%"), vec![], vec!["n1", "n2"], [full("n1"), full("n1"), None]),
+        ("a node outside the group is none of its", Some("1"), vec![], vec!["n8"], [None, None, None]),
+        ("one of one is out without the operator", Some("1"), vec!["n8", "n2"], vec![], {
+            [used_up("n2", 1, 1), used_up("n2", 1, 1), None]
+        }),
+        ("as many are as the limit allows", Some("50%"), vec!["n2", "n3"], vec!["n1"], {
+            [used_up("n2", 2, 2), used_up("n2", 2, 2), None]
+        }),
+        ("one of two is, and the operator has the other", Some("50%"), vec!["n2"], vec!["n3"], {
+            [full("n3"), full("n3"), None]
+        }),
+        ("a node that is down already needs no further room", Some("1"), vec!["n1"], vec![], {
+            [used_up("n1", 1, 1), None, None]
+        }),
+        ("it waits for one under way, and not for itself", Some("1"), vec!["n1"], vec!["n3"], {
+            [used_up("n1", 1, 1), full("n3"), None]
+        }),
     ] {
-        let (_, got) = world(&policy("5", limit, false), &[], &out, &[]);
+        let (_, got) = world(&policy("5", limit, false), &down, &out, &[]);
         assert_eq!(got, refusals, "{sentence}");
     }
 }

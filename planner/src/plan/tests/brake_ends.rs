@@ -575,7 +575,7 @@ fn nodes_that_are_gone_brake_a_small_kind_as_if_they_were_there() {
         let (view, _) = cluster(Vec::new(), &[]);
         let end = LedgerNode { before_proof, ..entry("a", Proof::Unproven, "HealthUnknown") };
         let ledger = RolloutLedger { row: vec![end], ..RolloutLedger::default() };
-        assert_eq!(limit_among(&view, &Policy::default(), &ledger, (left, base)), expected, "{sentence}");
+        assert_eq!(limit_among(&view, &Policy::default(), &ledger, (left, base)).ends, expected, "{sentence}");
     }
 }
 

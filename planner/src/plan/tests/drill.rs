@@ -480,7 +480,7 @@ fn drill_that_waits_for_room_in_its_group_keeps_no_other_drill_waiting() {
         bench.step(true);
     }
     let waits = bench.plan().waits;
-    assert!(matches!(waits["gpu-1"], Wait::GroupFull { .. }), "{:?}", waits["gpu-1"]);
+    assert!(matches!(waits["gpu-1"], Wait::BudgetUsedUp { group: Some(_), .. }), "{:?}", waits["gpu-1"]);
     bench.view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().drill = asked;
     assert_eq!(bench.end().result, "Passed");
 }

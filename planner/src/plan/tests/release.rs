@@ -143,6 +143,13 @@ fn node_not_ready_after_its_attempt_keeps_its_cordon_and_frees_its_slot() {
     case("an autoscaler removes it", 2, false, |node| node.facts.removed_by = Some("ToBeDeleted".into()));
     case("it is Ready again, in the same boot", 1, true, |node| node.facts.ready = true);
     case("it comes back in another boot", 1, true, |node| node.facts.boot_id = "b2".into());
+    for (held, reason) in [(false, "NodeNotReturned"), (true, "Held")] {
+        let mut view = view.clone();
+        view.nodes.get_mut("a").unwrap().facts.hold = held.then(Hold::default);
+        let recorded = planned(&view, &policy, 1_000_000).actions.remove("a").unwrap();
+        written(&mut view, &recorded);
+        assert_eq!(planned(&view, &policy, 1_000_000).waits["a"].as_str(), reason, "a user who holds it knows of it");
+    }
 }
 
 #[test]

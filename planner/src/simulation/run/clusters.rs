@@ -386,7 +386,7 @@ fn names_a_cause(wait: &Wait) -> bool {
         wait,
         Wait::Queued { .. }
             | Wait::FirstNode { node: None }
-            | Wait::GroupFull { .. }
+            | Wait::GroupFull { node: None, .. }
             | Wait::GuardedPods { .. }
             | Wait::Acting
             | Wait::ReadingPods
