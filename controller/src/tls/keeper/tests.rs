@@ -134,7 +134,7 @@ async fn refused_write_is_logged_as_failure_every_ten_minutes_and_as_done_only_o
     let log = Log::default();
     let count = |text: &str| String::from_utf8_lossy(&log.0.lock().unwrap()).matches(text).count();
     let writer = log.clone();
-    // With one subscriber alone, a line of the log that another test reaches first is switched off for this one too.
+    // With one subscriber alone, a line of the log that another test reaches first is disabled for this one too.
     let _other = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
     let _guard = tracing::subscriber::set_default(subscriber);
