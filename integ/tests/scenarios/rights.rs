@@ -154,10 +154,11 @@ async fn every_permission_is_used_and_every_write_is_guarded() -> anyhow::Result
 
 /// Repeats an Event, which is counted on the first one: about a Node and about the operator's resource.
 async fn repeat_events(ctx: &ScenarioContext, node: &str) -> anyhow::Result<()> {
-    let shadow = shadow_name(node);
+    // What kubectl has cached of the earlier definition has no v3: it looks again.
+    let shadow = format!("bottlerocketshadows.v3.brupop.bottlerocket.aws/{}", shadow_name(node));
     for nonce in ["first", "second"] {
         let request = format!("{RETRY_ANNOTATION}={nonce}");
-        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "--overwrite", "brs", &shadow, &request]).await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "--overwrite", &shadow, &request]).await?;
         ctx.until("the retry is acknowledged", |world| {
             let record = shadow_of(world, node).and_then(|shadow| shadow.status.controller.record.as_ref());
             record.and_then(|r| r.requests.as_ref()).and_then(|r| r.retry.as_deref()) == Some(nonce)

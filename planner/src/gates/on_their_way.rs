@@ -21,22 +21,6 @@ fn counted<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = (BudgetName<'a>, &
     })
 }
 
-/// Returns a budget that lets fewer of these pods of a node go than there are, although it would let each of them go alone.
-pub(super) fn exhausted(ctx: &NodeContext<'_>, pods: &[&PodFacts]) -> Option<Wait> {
-    let mut room: BTreeMap<BudgetName<'_>, i32> = BTreeMap::new();
-    // One that is not Ready uses nothing of a budget that lets it go.
-    pods.iter().filter(|pod| pod.ready && !pod.pending).find_map(|pod| {
-        let mut budgets = ctx.survey.budgets.over(pod).filter(|budget| !budget.has_approved(pod));
-        let budget = budgets.find(|budget| {
-            let name = (budget.namespace.as_str(), budget.name.as_str());
-            let room = room.entry(name).or_insert(budget.allowed);
-            *room -= 1;
-            *room < 0
-        })?;
-        Some(Wait::BudgetBusy { pod: pod.title(), budget: budget.title(), node: ctx.facts().name.clone() })
-    })
-}
-
 /// The nodes on their way whose pods have not left yet, and the number of pods of each, by the budget that has to let them go.
 #[derive(Default)]
 pub(crate) struct OnTheirWay<'a>(HashMap<BudgetName<'a>, Vec<(&'a NodeFacts, usize)>>);

@@ -1,13 +1,13 @@
 //! The pods of a node, and the budgets that count them: checked for the first candidates only, since pods are watched on
 //! few nodes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use models::operator::{AtDeadline, GuardedPods, MarkedPods};
 use models::time::after;
 
-use super::{Obstacle, on_their_way::exhausted};
+use super::Obstacle;
 use crate::drain::{self, Fate, Sorted};
 use crate::rules::Refusal;
 use crate::survey::{NodeContext, budgets};
@@ -78,6 +78,22 @@ pub(crate) fn static_budget(ctx: &NodeContext<'_>) -> Option<Wait> {
 /// Returns the wait for a budget that keeps one of these pods, where policy waits for guarded pods: it is not deleted at the deadline either.
 pub(crate) fn undeletable(ctx: &NodeContext<'_>, left: &[&PodFacts]) -> Option<Wait> {
     if waits(ctx) { budget_refusal(ctx, left.iter().copied()).or_else(|| exhausted(ctx, left)) } else { None }
+}
+
+/// Returns a budget that lets fewer of these pods of a node go than there are, although it would let each of them go alone.
+fn exhausted(ctx: &NodeContext<'_>, pods: &[&PodFacts]) -> Option<Wait> {
+    let mut room: BTreeMap<(&str, &str), i32> = BTreeMap::new();
+    // One that is not Ready uses nothing of a budget that lets it go.
+    pods.iter().filter(|pod| pod.ready && !pod.pending).find_map(|pod| {
+        let mut budgets = ctx.survey.budgets.over(pod).filter(|budget| !budget.has_approved(pod));
+        let budget = budgets.find(|budget| {
+            let name = (budget.namespace.as_str(), budget.name.as_str());
+            let room = room.entry(name).or_insert(budget.allowed);
+            *room -= 1;
+            *room < 0
+        })?;
+        Some(Wait::BudgetBusy { pod: pod.title(), budget: budget.title(), node: ctx.facts().name.clone() })
+    })
 }
 
 /// Returns the first pod of the node that a budget guards, and the budget.
