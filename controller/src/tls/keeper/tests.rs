@@ -1,6 +1,6 @@
 //! The keeper with an API server that refuses some of its writes.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::sync::Mutex;
 
 use clap::Parser as _;
