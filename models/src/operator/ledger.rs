@@ -215,17 +215,16 @@ impl RolloutLedger {
         let fallen = self.row.iter().filter(|end| end.has_fallen()).count();
         let is_share = self.open().saturating_mul(UNPROVEN_SHARE.into()) >= self.used();
         let is_share_of_those_there = fallen.saturating_mul(UNPROVEN_SHARE.into()) >= limit.nodes;
-        (unproven >= limit.ends && (is_share || self.has_many_fallen(limit.ends)))
-            || (fallen >= limit.ends && is_share_of_those_there)
+        let many_fell = fallen >= limit.ends;
+        (unproven >= limit.ends && (is_share || (many_fell && self.use_up_names(fallen))))
+            || (many_fell && is_share_of_those_there)
     }
 
-    /// Returns whether no name is free, and the nodes that are not well any more are at least `limit` and have at least half of
-    /// the names that failed nodes do not have. There may be more such nodes, which are not counted.
-    fn has_many_fallen(&self, limit: usize) -> bool {
-        let fallen = self.row.iter().filter(|end| end.has_fallen()).count();
+    /// Returns whether no name is free, and so many nodes that are not well any more have at least half of the names that failed nodes do
+    /// not have. There may be more such nodes, which are not counted.
+    fn use_up_names(&self, fallen: usize) -> bool {
         let failed = self.nodes.iter().filter(|named| named.proof == Proof::Failed).count();
-        let is_full = self.nodes.len() >= LEDGER_NODES;
-        is_full && fallen >= limit && fallen * 2 >= LEDGER_NODES.saturating_sub(failed)
+        self.nodes.len() >= LEDGER_NODES && fallen * 2 >= LEDGER_NODES.saturating_sub(failed)
     }
 
     /// Returns whether an end of the row has a part in a brake: one from before a proof only where the nodes without a proof brake the

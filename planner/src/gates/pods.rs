@@ -51,7 +51,7 @@ fn forces(ctx: &NodeContext<'_>) -> bool {
 }
 
 /// Returns whether policy waits for pods that a budget guards.
-fn waits(ctx: &NodeContext<'_>) -> bool {
+pub(crate) fn waits(ctx: &NodeContext<'_>) -> bool {
     ctx.group().drain.guarded_pods == GuardedPods::Wait
 }
 
@@ -96,16 +96,12 @@ fn exhausted(ctx: &NodeContext<'_>, pods: &[&PodFacts]) -> Option<Wait> {
     })
 }
 
-/// Returns the first pod of the node that a budget guards, and the budget.
-fn first_guarded(ctx: &NodeContext<'_>) -> Option<(String, String)> {
-    let guards = |pod: &PodFacts| ctx.survey.budgets.beside(pod).find(|budget| budget.guards(pod));
-    let guarded = |pod: &'_ PodFacts| guards(pod).map(|budget| (pod.title(), budget.title()));
-    with_fate(ctx, |fate| fate == Fate::Goes).filter_map(guarded).min()
-}
-
 /// Returns the wait of a node with a pod that a budget guards: nodes without one come first.
 pub(crate) fn guarded(ctx: &NodeContext<'_>) -> Option<Wait> {
-    first_guarded(ctx).map(|(pod, budget)| Wait::GuardedPods { pod, budget })
+    let guards = |pod: &PodFacts| ctx.survey.budgets.beside(pod).find(|budget| budget.guards(pod));
+    let guarded = |pod: &'_ PodFacts| guards(pod).map(|budget| (pod.title(), budget.title()));
+    let first = with_fate(ctx, |fate| fate == Fate::Goes).filter_map(guarded).min();
+    first.map(|(pod, budget)| Wait::GuardedPods { pod, budget })
 }
 
 /// Returns the pods of the node that a drain would evict and that may take longer to end than the drain may take, each with its grace
@@ -185,11 +181,14 @@ fn budget_refusal<'a>(ctx: &NodeContext<'_>, evictable: impl Iterator<Item = &'a
             let budgets: BTreeSet<_> = guarding.into_iter().map(BudgetFacts::title).collect();
             return Some(Wait::MultipleBudgets { pod: pod.title(), budgets: budgets.into_iter().collect() });
         }
-        let unknown = |budget: &BudgetFacts| budget.unknown_for(pod).filter(|_| protects && !pod.mirror);
-        let guard = guarding.into_iter().next().filter(|budget| unknown(budget).is_some() || !budget.lets_go(pod))?;
+        let guard = guarding.into_iter().next()?;
+        let unknown = guard.unknown_for(pod).filter(|_| protects && !pod.mirror);
+        if unknown.is_none() && guard.lets_go(pod) {
+            return None;
+        }
         let (title, budget) = (pod.title(), guard.title());
-        if let Some(message) = guard.sync_error.clone().or_else(|| unknown(guard).map(str::to_owned)) {
-            return Some(Wait::BudgetSyncFailed { pod: title, budget, message });
+        if let Some(message) = guard.sync_error.as_deref().or(unknown) {
+            return Some(Wait::BudgetSyncFailed { pod: title, budget, message: message.to_owned() });
         }
         if guard.lacks() > 0 {
             let eviction = ctx.view.unfinished_eviction(guard, ctx.now);

@@ -363,11 +363,15 @@ fn soak_ends(ctx: &Attempt<'_>) -> Timestamp {
 
 /// Returns what was read lately of the pods of an owner: at the end of a soak, since then, as they may have recovered in it.
 fn read<'a>(ctx: &Attempt<'a>, owner: &String, deadline: Timestamp) -> Option<&'a OwnerHealth> {
-    let (fresh, end) = (if ctx.now < deadline { READ_AGAIN } else { LASTING }, soak_ends(ctx));
+    let fresh = if ctx.now < deadline { READ_AGAIN } else { LASTING };
+    let counts_at_end = |health: &OwnerHealth| {
+        let end = soak_ends(ctx);
+        ctx.now < end || health.read_at >= end
+    };
     // Several owners are read one after the other: what was read since the deadline is not read again.
     let is_fresh = |health: &&OwnerHealth| {
         let is_recent = after(health.read_at, fresh) > ctx.now || health.read_at >= deadline;
-        health.lacks_pods.is_none() && is_recent && (ctx.now < end || health.read_at >= end)
+        health.lacks_pods.is_none() && is_recent && counts_at_end(health)
     };
     ctx.node.node.owners.get(owner).filter(is_fresh)
 }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::operator::GuardedPods;
 use models::reason::FailureReason;
 use models::shadow::{Blocker, DrainStatus, PodMove};
 
@@ -43,11 +42,10 @@ pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline:
             let why = "nothing is deleted past a budget, since spec.drain.guardedPods is Wait";
             return fail(FailureReason::DrainTimedOut, format!("still on the node: {left}; {why}: {kept}"));
         }
-        let policy = &ctx.group().drain;
-        let past = if policy.guarded_pods == GuardedPods::Wait { "which no budget keeps" } else { "past all budgets" };
+        let past = if gates::waits_for_guarded(ctx) { "which no budget keeps" } else { "past all budgets" };
         let message = format!(
             "the drain has taken {:?}: deleting what is left, {past}, as policy requires: {}",
-            policy.timeout,
+            ctx.group().drain.timeout,
             names.join(", ")
         );
         let mut status = ctx.controller_status();

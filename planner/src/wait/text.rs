@@ -171,23 +171,19 @@ pub fn has_fallen(named: &str) -> bool {
     [FALLEN, UNDER_PRESSURE].iter().any(|end| named.ends_with(&format!("({end})")))
 }
 
-/// Returns the number of such nodes among those that a reason names.
-fn fallen(nodes: &[String]) -> usize {
-    nodes.iter().filter(|node| has_fallen(node)).count()
-}
-
-/// Returns the end of a sentence about several nodes that says what holds for such a one, if one is among them.
+/// Returns the end of a sentence about nodes that a reason names: when one that has fallen counts again, if one has.
 fn of_fallen(nodes: &[String]) -> String {
-    match fallen(nodes) {
-        0 => String::new(),
-        _ => format!("; one with the end {FALLEN} or {UNDER_PRESSURE} {BACK}"),
+    if nodes.iter().any(|node| has_fallen(node)) {
+        format!("; one with the end {FALLEN} or {UNDER_PRESSURE} {BACK}")
+    } else {
+        String::new()
     }
 }
 
 pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
     let verified =
         "Each that exists and is not held is verified again every hour, and at once by kubectl brupop retry NODE";
-    let all_fell = !nodes.is_empty() && fallen(nodes) == nodes.len();
+    let all_fell = !nodes.is_empty() && nodes.iter().all(|node| has_fallen(node));
     let again = if all_fell { format!("Each {BACK}") } else { format!("{verified}{}", of_fallen(nodes)) };
     let (nodes, approve) = (named(nodes), approve(approval));
     format!(
