@@ -81,8 +81,8 @@ impl Mounts {
     }
 }
 
-/// The value of a pod's field for its processes; `None` if it is none of those that pods here need. Addresses are those on
-/// which processes can really listen.
+/// The value of a pod's field for its processes; `None` if it is none of those that pods here need. Addresses are those that
+/// processes can listen on.
 pub(crate) fn field(pod: &Pod, path: &str, pod_ip: Ipv4Addr) -> Option<String> {
     let meta = &pod.metadata;
     match path {

@@ -154,7 +154,7 @@ async fn every_permission_is_used_and_every_write_is_guarded() -> anyhow::Result
 
 /// Repeats an Event, which is counted on the first one: about a Node and about the operator's resource.
 async fn repeat_events(ctx: &ScenarioContext, node: &str) -> anyhow::Result<()> {
-    // What kubectl has cached of the earlier definition has no v3: it looks again.
+    // kubectl's copy of the earlier definition has no v3, so that it reads the definition again.
     let shadow = format!("bottlerocketshadows.v3.brupop.bottlerocket.aws/{}", shadow_name(node));
     for nonce in ["first", "second"] {
         let request = format!("{RETRY_ANNOTATION}={nonce}");
