@@ -75,6 +75,11 @@ impl Caches {
         self.nodes.synced() && self.shadows.synced() && self.operator.synced() && self.budgets.synced()
     }
 
+    /// Notifies of a change beside the caches.
+    pub fn notify(&self) {
+        self.changed.send_modify(|n| *n = n.wrapping_add(1));
+    }
+
     /// Requests a read of each of these that begins from now on.
     pub fn read_again(&self) -> Reading {
         Reading::default().of(&self.nodes).of(&self.shadows).of(&self.operator).of(&self.budgets)

@@ -93,7 +93,7 @@ impl Expressions {
         let again = asked_again.iter().filter_map(|(question, since)| Some((query_of(question)?, *since))).collect();
         let news = self.shared.ledger.lock().want(&queries, &again, policy.prometheus.as_ref(), Instant::now());
         if news {
-            self.shared.wake();
+            self.shared.applier.caches.notify();
         }
         self.shared.wanted.notify_one();
     }
@@ -121,10 +121,6 @@ fn query_of(question: &Question) -> Option<String> {
 }
 
 impl Shared {
-    fn wake(&self) {
-        self.applier.caches.changed.send_modify(|n| *n = n.wrapping_add(1));
-    }
-
     fn record(&self, query: &str, edition: u64, sent: Timestamp, answer: Answer) {
         match &answer {
             Answer::Quiet { .. } => tracing::debug!(query, "an expression is quiet"),
@@ -134,7 +130,7 @@ impl Shared {
         self.applier.metrics.expression(&answer);
         let news = self.ledger.lock().record(query, edition, sent, answer);
         if news {
-            self.wake();
+            self.applier.caches.notify();
         }
     }
 }

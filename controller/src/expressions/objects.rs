@@ -198,7 +198,7 @@ impl Shared {
         }
         drop(state);
         if news {
-            self.applier.caches.changed.send_modify(|n| *n = n.wrapping_add(1));
+            self.applier.caches.notify();
         }
     }
 }

@@ -360,7 +360,7 @@ impl Historian {
     /// Publishes what is known for plans.
     fn publish(&self, facts: HistoryFacts) {
         if self.history.change(|known| *known = facts) {
-            self.applier.caches.changed.send_modify(|n| *n = n.wrapping_add(1));
+            self.applier.caches.notify();
         }
     }
 

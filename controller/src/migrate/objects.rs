@@ -2,10 +2,10 @@
 
 use futures::{StreamExt as _, stream};
 use http::Request as HttpRequest;
-use kube::api::{GetParams, ListParams, Patch, PatchParams, PostParams, Request};
+use kube::api::{GetParams, ListParams, Patch, PostParams, Request};
 use models::answer::is_of_rbac;
 use models::earlier::READ_ONLY_POLICY;
-use models::names::{CONTROLLER_MANAGER, GROUP};
+use models::names::GROUP;
 use planner::policy::Policy;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::plan::{Definition, Refusal, Work};
 use super::rewrite::{self, Next, VERSION};
-use crate::apply::Applier;
+use crate::apply::{Applier, create_params, patch_params};
 use crate::earlier::EarlierPods;
 use crate::leader::LostLease;
 
@@ -144,8 +144,7 @@ impl Objects {
 
     async fn write(&self, version: &str, key: &Key, patch: &Patch<Value>) -> Result<Value, CallError> {
         self.applier.leadership.check()?;
-        let (request, mut params) = (Request::new(path(version, Some(&key.namespace))), PatchParams::default());
-        params.field_manager = Some(CONTROLLER_MANAGER.to_owned());
+        let (request, mut params) = (Request::new(path(version, Some(&key.namespace))), patch_params());
         if let Patch::Apply(_) = patch {
             params.force = true;
             return self.call(request.patch_subresource("status", &key.name, &params, patch)).await;
@@ -156,7 +155,7 @@ impl Objects {
     /// Tries, without an effect, whether the read-only policy refuses to create a shadow at a version of the earlier
     /// operator.
     pub(super) async fn is_read_only(&self, version: &str) -> Result<bool, CallError> {
-        let params = PostParams { dry_run: true, field_manager: Some(CONTROLLER_MANAGER.to_owned()) };
+        let params = PostParams { dry_run: true, ..create_params() };
         let shadow = json!({
             "apiVersion": format!("{GROUP}/{version}"), "kind": "BottlerocketShadow",
             "metadata": {"name": TRIAL, "namespace": self.applier.namespace}, "spec": {"state": "Idle"},

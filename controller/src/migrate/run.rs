@@ -272,7 +272,7 @@ impl Migrator {
         let state = state.shown(self.ended.as_ref());
         self.applier.metrics.migration(state.reason(), state.left());
         if self.progress.change(|facts| facts.state = Some(state.condition())) {
-            self.applier.caches.changed.send_modify(|n| *n = n.wrapping_add(1));
+            self.applier.caches.notify();
         }
     }
 

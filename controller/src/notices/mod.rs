@@ -113,7 +113,7 @@ impl Shared {
                 self.applier.metrics.notices(receiver, NoticeResult::Dropped, 1);
             }
         }
-        self.applier.caches.changed.send_modify(|n| *n = n.wrapping_add(1));
+        self.applier.caches.notify();
     }
 
     /// Checks what the Secret has for each receiver.
@@ -127,7 +127,7 @@ impl Shared {
                 tracing::warn!(receiver = receiver.name, reason = problem, "receiver of notices not usable");
             }
             if self.outboxes.lock().checked(&receiver.name, found) {
-                self.applier.caches.changed.send_modify(|n| *n = n.wrapping_add(1));
+                self.applier.caches.notify();
             }
         }
     }

@@ -67,7 +67,6 @@ pub struct Keeper {
     /// The moments of the last writes.
     written: BTreeMap<Subject, VecDeque<Instant>>,
     /// The failures of the last check.
-    failing: Option<String>,
     logged: LastLogged,
     /// The write that the API server last refused, or that another client reverts, until that is over.
     refused: Option<String>,
@@ -130,7 +129,6 @@ impl Keeper {
             own,
             seen: HashMap::new(),
             written: BTreeMap::new(),
-            failing: None,
             logged: LastLogged::default(),
             refused: None,
         }
@@ -192,21 +190,20 @@ impl Keeper {
     /// Logs the failures, and returns whether they differ from those before.
     fn log_failures(&mut self, failed: &BTreeMap<Subject, TlsError>, clock: Instant) -> bool {
         let failing = (!failed.is_empty()).then(|| format!("{failed:?}"));
-        match &failing {
-            None => self.logged = LastLogged::default(),
-            Some(text) if self.logged.is_news(text.clone(), clock) => {
-                for error in failed.values() {
-                    tracing::error!(
-                        error = error as &dyn std::error::Error,
-                        "keys or certificates could not be written, trying again"
-                    );
-                }
+        let differs = self.logged.text() != failing.as_deref();
+        let Some(text) = failing else {
+            self.logged = LastLogged::default();
+            return differs;
+        };
+        if self.logged.is_news(text, clock) {
+            for error in failed.values() {
+                tracing::error!(
+                    error = error as &dyn std::error::Error,
+                    "keys or certificates could not be written, trying again"
+                );
             }
-            Some(_) => {}
         }
-        let new = self.failing != failing;
-        self.failing = failing;
-        new
+        differs
     }
 
     /// Returns the input of a check; `None` until everything has been listed.
