@@ -6,7 +6,7 @@ use planner::wait::{StepRequest, Wait, WaitReason, has_fallen, node_name, withou
 use models::names;
 
 use crate::cluster::Cluster;
-use crate::failures::{has_others, list, unresolved};
+use crate::failures::{freezing, has_others, list, unresolved};
 use crate::page::with_commands;
 use crate::shell::for_cluster;
 
@@ -96,7 +96,7 @@ impl Cluster {
             Wait::Frozen { version } | Wait::Quarantined { version } => {
                 let status = self.operator.as_ref().map(|operator| &operator.status);
                 let failed = status.map(unresolved).unwrap_or_default();
-                let freezing = list(failed.iter().filter(|(_, failed)| failed.frozen).map(|(version, _)| version));
+                let freezing = list(freezing(&failed));
                 let others = (!freezing.is_empty() && status.is_some_and(has_others)).then(|| {
                     let note = "goes on without the nodes of the kind that failed";
                     noted(&format!("resume --others {freezing}"), note)

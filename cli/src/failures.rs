@@ -21,6 +21,11 @@ pub(crate) struct Unresolved {
     pub(crate) nodes: BTreeSet<String>,
 }
 
+/// Returns those of these versions that have frozen the rollout.
+pub(crate) fn freezing(failed: &BTreeMap<Version, Unresolved>) -> impl Iterator<Item = &Version> {
+    failed.iter().filter(|(_, failed)| failed.frozen).map(|(version, _)| version)
+}
+
 /// Returns the versions with failures that no user has resolved.
 pub(crate) fn unresolved(status: &BottlerocketUpdateOperatorStatus) -> BTreeMap<Version, Unresolved> {
     let mut all: BTreeMap<Version, Unresolved> = BTreeMap::new();

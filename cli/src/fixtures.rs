@@ -18,13 +18,19 @@ pub(crate) fn snapshot(name: &str, text: &str) {
     assert!(text == expected, "{} differs ({WRITE}=1 writes it):\n{text}\n--- expected:\n{expected}", path.display());
 }
 
-/// Compares a page with its snapshot in colours. Without them it is the plain page.
-pub(crate) fn coloured(name: &str, plain: &str, text: &str) {
+/// Checks that the lines of a page fit 80 and 200 columns, apart from those that may be long, and compares the page of 80 columns with
+/// its snapshot in colours. Without them it is the plain page.
+pub(crate) fn fitted(name: &str, page: impl Fn(usize, bool) -> String, may_be_long: impl Fn(&str) -> bool) {
+    for width in [80, 200] {
+        let plain = page(width, false);
+        assert!(plain.lines().all(|line| line.chars().count() <= width || may_be_long(line)), "{plain}");
+    }
+    let text = page(80, true);
     let (first, rest) = text.split_once("\u{1b}[").unwrap();
     let rest = rest.split("\u{1b}[").filter_map(|part| part.split_once('m'));
     let without: String = std::iter::once(first).chain(rest.map(|(_, part)| part)).collect();
-    assert_eq!(without, plain);
-    snapshot(name, text);
+    assert_eq!(without, page(80, false));
+    snapshot(&format!("{name}-80-colour.txt"), &text);
 }
 
 /// Returns the names of all fields in a value.

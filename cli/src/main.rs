@@ -1,7 +1,7 @@
 //! `kubectl-brupop`: checks before an installation, shows the state of each node with reasons, shows and
 //! undoes changes of the policy, takes over from the earlier operator, and uninstalls. Installed on the PATH, kubectl runs it as `kubectl brupop`.
 
-#![warn(clippy::print_stdout, clippy::print_stderr)]
+#![warn(clippy::print_stdout, clippy::print_stderr, clippy::exit)]
 #![expect(clippy::disallowed_methods, reason = "a command reads the clock, and passes the time on to what decides")]
 
 mod advice;

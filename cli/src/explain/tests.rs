@@ -8,7 +8,7 @@ use crate::cluster::ControllerLease;
 use crate::cluster::testing::{
     braked, cluster, condition, fleet, idle, lease, node, now, one, operator, own, progress, shadow, with_expression,
 };
-use crate::fixtures::{coloured, snapshot};
+use crate::fixtures::{fitted, snapshot};
 use crate::shell::testing::{with_context, without_context};
 
 fn text(explanation: &Explanation) -> String {
@@ -21,11 +21,7 @@ fn explanation_of_a_waiting_a_draining_and_a_failed_node_fits_the_terminal() {
     for name in ["blocked", "failed", "silent"] {
         let explanation = explain(&fleet, name, now());
         let page = |width, colour| text::render(&explanation, Some(width), colour).to_string();
-        for width in [80, 200] {
-            let fits = |line: &str| line.chars().count() <= width || line.contains(" kubectl ");
-            assert!(page(width, false).lines().all(fits), "{}", page(width, false));
-        }
-        coloured(&format!("explain-{name}-80-colour.txt"), &page(80, false), &page(80, true));
+        fitted(&format!("explain-{name}"), page, |line| line.contains(" kubectl "));
     }
     let failed = text::render(&explain(&fleet, "failed", now()), Some(200), false).to_string();
     snapshot("explain-failed-200.txt", &failed);

@@ -18,7 +18,7 @@ use serde_json::json;
 
 use super::operator::{carry_out, not_in_force, policy, status};
 use super::texts::{command, nonce, some};
-use crate::failures::{Unresolved, has_others, list, unresolved};
+use crate::failures::{Unresolved, freezing, has_others, list, unresolved};
 use crate::write::{Change, Decision, State, WriteOptions};
 
 #[derive(Debug, Args)]
@@ -62,7 +62,7 @@ fn frozen(operator: &BottlerocketUpdateOperator) -> Option<String> {
     let of: Vec<(&Version, &Unresolved)> = unresolved.iter().filter(stops).collect();
     let first = of.first()?.0;
     let frozen: Vec<String> = of.iter().map(|(version, failed)| describe(version, failed)).collect();
-    let freezing: Vec<&Version> = of.iter().filter(|(_, failed)| failed.frozen).map(|(version, _)| *version).collect();
+    let freezing: Vec<&Version> = freezing(&unresolved).collect();
     let others = if freezing.is_empty() || !has_others(&status) {
         String::new()
     } else {

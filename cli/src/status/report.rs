@@ -26,7 +26,7 @@ use super::freshness;
 use super::shape::*;
 use crate::advice::{Proving, pods};
 use crate::cluster::Cluster;
-use crate::failures::{list, offers_others, unresolved};
+use crate::failures::{freezing, list, offers_others, unresolved};
 
 /// The word for a node of which it is not known whether it waits.
 pub(crate) const NOT_KNOWN: &str = "NotKnown";
@@ -195,15 +195,15 @@ fn stopped(
     let planned = plan.status.as_ref().filter(|_| cluster.nodes.is_some()).map(|status| &status.conditions);
     let condition = find(planned.or(recorded)?)?;
     let message = without_command(&condition.message);
-    let failed = cluster.operator.as_ref().map(|operator| unresolved(&operator.status)).unwrap_or_default();
-    let freezing = failed.iter().filter(|(_, failed)| failed.frozen && reason == FROZEN).map(|(version, _)| version);
+    let operator = cluster.operator.as_ref().filter(|_| reason == FROZEN);
+    let failed = operator.map(|operator| unresolved(&operator.status)).unwrap_or_default();
     let mut skip = String::new();
-    for version in freezing.clone() {
+    for version in freezing(&failed) {
         let quarantine = cluster.command(&format!("quarantine {version}"));
         let _ = write!(skip, ". To skip {version}, first: {quarantine}");
     }
     if offers_others(condition) && !skip.is_empty() {
-        let others = cluster.command(&format!("resume --others {}", list(freezing)));
+        let others = cluster.command(&format!("resume --others {}", list(freezing(&failed))));
         let _ = write!(skip, ". To go on with nodes of another variant or architecture: {others}");
     }
     let again = if reason == BRAKED { AGAIN } else { ". To try again" };

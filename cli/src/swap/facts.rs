@@ -154,10 +154,8 @@ async fn definition(client: &Client) -> anyhow::Result<Option<Definition>> {
 /// Reads the workloads whose pods are the earlier operator's.
 pub(crate) async fn workloads(client: &Client) -> anyhow::Result<Vec<Live>> {
     let mut found = Vec::new();
-    for (api, resource) in [
-        (untyped::<Deployment>(client), ApiResource::erase::<Deployment>(&())),
-        (untyped::<DaemonSet>(client), ApiResource::erase::<DaemonSet>(&())),
-    ] {
+    for resource in [ApiResource::erase::<Deployment>(&()), ApiResource::erase::<DaemonSet>(&())] {
+        let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
         let right = format!("list {} in all namespaces", resource.plural);
         for object in list(&api, ListParams::default(), &right).await? {
             let labels = &object.data["spec"]["template"]["metadata"]["labels"];
