@@ -17,7 +17,7 @@ pub const DURATIONS: &str = "BRUPOP_DURATIONS";
 pub const PROCESSOR_TIMES: &str = "BRUPOP_PROCESSOR_TIMES";
 
 /// Ticks of a second in `/proc/PID/stat`: those of every architecture that the control plane is built for.
-pub(crate) const TICKS: f64 = 100.0;
+const TICKS: f64 = 100.0;
 
 /// Measures one test, from its creation to its drop.
 pub struct Stopwatch {
@@ -92,7 +92,8 @@ impl Drop for ProcessorTimes {
     }
 }
 
-fn seconds(ticks: u64) -> f64 {
+/// Ticks in seconds.
+pub(crate) fn seconds(ticks: u64) -> f64 {
     ticks as f64 / TICKS
 }
 

@@ -10,7 +10,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::control_plane::processes_of;
-use crate::durations::{TICKS, ticks};
+use crate::durations::{seconds, ticks};
 
 /// Size in bytes of a page on every architecture that the control plane is built for.
 const PAGE: f64 = 4096.0;
@@ -134,7 +134,7 @@ fn read_process(process: u32) -> Option<Process> {
     }
     let memory = std::fs::read_to_string(format!("/proc/{process}/statm")).ok()?;
     let pages: f64 = memory.split(' ').nth(1)?.parse().ok()?;
-    Some(Process { program, resident: pages * PAGE / MEBIBYTE, time: ticks(process)?.own as f64 / TICKS })
+    Some(Process { program, resident: pages * PAGE / MEBIBYTE, time: seconds(ticks(process)?.own) })
 }
 
 fn read_processors() -> Option<(f64, f64)> {

@@ -54,7 +54,6 @@ pub(crate) struct ContainerTask {
 }
 
 /// The environment of one run of a container; probes run in the same one.
-#[derive(Clone)]
 struct Surroundings {
     image: String,
     env: Vec<(String, String)>,
@@ -105,7 +104,6 @@ impl ContainerTask {
                     self.update(|v| {
                         v.doing = ContainerPhase::Ended(ended);
                         v.ready = false;
-                        v.started = false;
                     });
                     if stop.borrow().is_some() || !self.restarts(success) {
                         return;
@@ -185,7 +183,6 @@ impl ContainerTask {
             }
             v.run(Timestamp::now());
             v.container_id = id;
-            v.started = true;
             v.ready = self.spec.readiness_probe.is_none();
         });
         Ok((child, surroundings))
@@ -327,7 +324,6 @@ impl ContainerTask {
         self.update(|v| {
             v.run(since);
             v.container_id = format!("sim://{:016x}", rand::random::<u64>());
-            v.started = true;
         });
         let ready_at = annotation(&self.pod.current(), READY_AFTER)
             .map_or(Some(Duration::ZERO), |after| parse_duration(&after))
@@ -370,7 +366,6 @@ impl ContainerTask {
         self.update(|v| {
             v.doing = ContainerPhase::Ended(completed(since, v.container_id.clone()));
             v.ready = false;
-            v.started = false;
         });
     }
 }

@@ -294,7 +294,6 @@ fn views(pod: &Pod) -> Vec<ContainerView> {
             last,
             restarts,
             ready: false,
-            started: false,
             container_id: String::new(),
         }
     };
@@ -450,7 +449,6 @@ async fn end(
     }
     for view in shared.views.lock().iter_mut() {
         view.ready = false;
-        view.started = false;
         if let ContainerPhase::Waiting { .. } = view.doing {
             // A container that does not run and will not be started has ended, whatever the reason.
             let unknown = Ended {

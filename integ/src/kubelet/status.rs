@@ -41,7 +41,6 @@ pub(crate) struct ContainerView {
     pub(crate) last: Option<Ended>,
     pub(crate) restarts: u32,
     pub(crate) ready: bool,
-    pub(crate) started: bool,
     pub(crate) container_id: String,
 }
 
@@ -201,7 +200,6 @@ pub fn scripted_status(pod: &Pod, state: ScriptedPod, host_ip: Ipv4Addr, now: Ti
     };
     let shut_down = state == ScriptedPod::ShutDown;
     let created = state != ScriptedPod::Creating;
-    let started = matches!(state, ScriptedPod::Running { .. });
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let containers = containers.map(|container| ContainerView {
         name: container.name.clone(),
@@ -210,7 +208,6 @@ pub fn scripted_status(pod: &Pod, state: ScriptedPod, host_ip: Ipv4Addr, now: Ti
         last: last.clone(),
         restarts,
         ready,
-        started,
         container_id: if created { "scripted://1".to_owned() } else { String::new() },
     });
     let containers: Vec<_> = containers.collect();
@@ -297,7 +294,7 @@ fn container_status(view: &ContainerView) -> Value {
         "imageID": if view.container_id.is_empty() { String::new() } else { format!("sim://{}", view.image) },
         "containerID": view.container_id,
         "ready": view.ready,
-        "started": view.started,
+        "started": matches!(view.doing, ContainerPhase::Running { .. }),
         "restartCount": view.restarts,
         "state": state(&view.doing),
         "lastState": view.last.as_ref().map_or_else(|| json!({}), |e| json!({"terminated": ended(e)})),
@@ -350,7 +347,6 @@ mod tests {
             last: None,
             restarts: 0,
             ready,
-            started: ready,
             container_id: "x".into(),
         }
     }

@@ -240,6 +240,16 @@ impl History {
         attempts.map(|attempt| (attempt.to, attempt.result.unwrap_or_default())).collect()
     }
 
+    /// Ensures that so many attempts were made, all of which ended with an update.
+    ///
+    /// # Errors
+    /// Fails with all attempts if there were others.
+    pub fn ensure_updates(&self, updates: usize) -> anyhow::Result<()> {
+        let attempts = self.attempts();
+        anyhow::ensure!(attempts.len() == updates && attempts.iter().all(Attempt::updated), "{attempts:#?}");
+        Ok(())
+    }
+
     /// The attempts of all nodes, in the order in which they began.
     pub fn attempts(&self) -> Vec<Attempt> {
         let mut all: Vec<Attempt> = Vec::new();

@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use integ::bed::workload;
-use integ::oracle::{Attempt, ClusterState};
+use integ::oracle::ClusterState;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use models::condition::ConditionStatus;
@@ -70,8 +70,7 @@ async fn blocked_drain_is_reported_in_shadow_event_status_and_metric_while_other
                 && world.status().counts.is_some_and(|counts| counts.blocked == 0)
         })
         .await?;
-    let attempts = cluster.recorder.so_far()?.attempts();
-    assert!(attempts.len() == 2 && attempts.iter().all(Attempt::updated), "one for each: {attempts:#?}");
+    cluster.recorder.so_far()?.ensure_updates(2).context("one for each")?;
     Ok(())
 }
 

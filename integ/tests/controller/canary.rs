@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use integ::oracle::{Attempt, ClusterState, Object};
+use integ::oracle::{ClusterState, Object};
 use jiff::{SignedDuration, Timestamp};
 use models::names::APPROVE_STEP_ANNOTATION;
 use models::operator::ActiveRollout;
@@ -77,8 +77,7 @@ async fn soak_of_a_canary_step_counts_once_across_leaders_and_each_approval_pass
     assert_eq!(rollout(&world).map(|rollout| rollout.steps_passed), Some(3));
 
     let history = cluster.recorder.so_far()?;
-    let attempts = history.attempts();
-    assert!(attempts.len() == 4 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
+    history.ensure_updates(4)?;
     let mut done: BTreeSet<Timestamp> = BTreeSet::new();
     for change in history.changes() {
         let Object::Operator(operator) = &change.object else { continue };

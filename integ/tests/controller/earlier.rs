@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use integ::bed::workload;
-use integ::oracle::{Attempt, ClusterState};
+use integ::oracle::ClusterState;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use models::condition::ConditionStatus;
@@ -107,7 +107,6 @@ async fn nothing_is_done_beside_earlier_operator_until_its_hosts_are_down_or_up_
     assert_eq!(world.shadow(&node).map(|shadow| shadow.spec.state), Some(HostState::StagedUpdate));
     end(cluster).await?;
     cluster.updated().await?;
-    let attempts = cluster.recorder.so_far()?.attempts();
-    assert!(attempts.len() == 2 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
+    cluster.recorder.so_far()?.ensure_updates(2)?;
     Ok(())
 }

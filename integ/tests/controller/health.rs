@@ -12,7 +12,7 @@ use models::reason::FailureReason;
 use models::shadow::{BLOCKED, Step};
 use serde_json::{Value, json};
 
-use crate::bed::{NEW, OLD, PodRule, PodState, SHOP, ScriptedCluster, closed_schedule, open_schedule};
+use crate::bed::{NEW, OLD, PodRule, SHOP, ScriptedCluster, closed_schedule, open_schedule};
 
 crate::cases![
     daemon_set_failing_on_updated_nodes_freezes_rollout,
@@ -55,7 +55,7 @@ async fn daemon_set_failing_on_updated_nodes_freezes_rollout(cluster: &mut Scrip
     const TIMEOUT: Duration = Duration::from_mins(10);
     cluster.start(3, json!({"health": {"after": {"soak": "1m", "timeout": "10m"}}})).await?;
     driver(cluster, &["node-1", "node-2", "node-3"]).await?;
-    let fails = PodRule { app: "driver".to_owned(), node: None, version: Some(NEW), state: PodState::NotReady };
+    let fails = PodRule { app: "driver".to_owned(), node: None, version: Some(NEW) };
     cluster.fleet.pods(fails);
     cluster.fleet.release(NEW);
     let mut verified: Vec<String> = Vec::new();
@@ -136,7 +136,7 @@ async fn daemon_set_that_fails_on_other_nodes_too_is_not_waited_for(
     cluster.patch_node("node-1", json!({"metadata": {"labels": {PRIORITY_LABEL: "1"}}})).await?;
     for (node, version) in [(Some("node-2"), None), (Some("node-3"), None), (None, Some(NEW))] {
         let (app, node) = ("driver".to_owned(), node.map(str::to_owned));
-        cluster.fleet.pods(PodRule { app, node, version, state: PodState::NotReady });
+        cluster.fleet.pods(PodRule { app, node, version });
     }
     cluster.until("the other pods fail", |world| world.ready_pods(SHOP) == 1).await?;
     cluster.fleet.release(NEW);

@@ -8,7 +8,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use integ::bed::workload;
-use integ::oracle::{Attempt, ClusterState, Field, Node};
+use integ::oracle::{ClusterState, Field, Node};
 use kube::Api;
 use kube::api::DeleteParams;
 use models::names::{HOLD_ANNOTATION, HOOK_ANSWER_PREFIX};
@@ -208,8 +208,7 @@ async fn examples_set_noout_and_silence_alerts_around_each_update(cluster: &mut 
     let calls = fs::read_to_string(folder.path().join("calls")).unwrap_or_default();
     let logs = ["ceph-noout", "silence"].map(|hook| fs::read_to_string(folder.path().join(format!("{hook}.log"))));
     result.map_err(|error| error.context(format!("{logs:?}\n{calls}")))?;
-    let attempts = cluster.recorder.so_far()?.attempts();
-    assert!(attempts.len() == 2 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
+    cluster.recorder.so_far()?.ensure_updates(2)?;
     for node in ["node-1", "node-2"] {
         let last =
             |call: String| calls.lines().enumerate().filter(|(_, line)| **line == *call).map(|(at, _)| at).last();

@@ -100,8 +100,7 @@ async fn label_nodes_labels_bottlerocket_nodes_unless_label_is_set(
     cluster.until("the shadow of the other goes", |world| world.shadow("node-2").is_none()).await?;
     let world = cluster.planned().await?;
     assert_eq!((labelled(&world, "node-2"), owned(&world, "node-2")), (Some("none"), BTreeSet::new()));
-    let attempts = cluster.recorder.so_far()?.attempts();
-    assert!(attempts.len() == 2 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
+    cluster.recorder.so_far()?.ensure_updates(2)?;
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, ensure};
 use futures::TryStreamExt as _;
 use integ::bed::workload;
-use integ::oracle::{Attempt, ClusterState};
+use integ::oracle::ClusterState;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
@@ -192,8 +192,7 @@ async fn stopped_leader_releases_lease_and_standby_with_another_clock_continues_
     ensure!(before.is_some() && before == after, "the drain goes on: {before:?} {after:?}");
     cluster.unblock_shop().await?;
     cluster.updated().await?;
-    let attempts = cluster.recorder.so_far()?.attempts();
-    assert!(attempts.len() == 2 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
+    cluster.recorder.so_far()?.ensure_updates(2)?;
     let seen = ensure_times_within(cluster, began).await?;
     // A start and an end of each attempt at least, and an Event of each.
     ensure!(seen > 8, "only {seen} times");

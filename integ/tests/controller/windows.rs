@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use integ::oracle::{Attempt, ClusterState, History, Object};
+use anyhow::Context as _;
+use integ::oracle::{ClusterState, History, Object};
 use integ::rollout_history::objects;
 use jiff::{SignedDuration, Timestamp, ToSpan as _, tz::TimeZone};
 use kube::api::ListParams;
@@ -122,8 +123,7 @@ async fn images_are_staged_before_window_opens_and_what_has_started_is_completed
     assert_eq!(world.operator_condition(WINDOW_OPEN).map(|condition| condition.status), Some(ConditionStatus::True));
     let history = cluster.recorder.so_far()?;
     assert_eq!(slots_outside_window(&history), [0; 0]);
-    let attempts = history.attempts();
-    assert!(attempts.len() == 2 && attempts.iter().all(Attempt::updated), "one for each, in a window: {attempts:#?}");
+    history.ensure_updates(2).context("one for each, in a window")?;
     Ok(())
 }
 
@@ -176,7 +176,6 @@ async fn urgent_version_passes_closed_window_and_soak_with_event_and_history(
     cluster.until_metric("freshness_ratio", 1.0).await?;
     let history = cluster.recorder.so_far()?;
     assert_ne!(slots_outside_window(&history), [0; 0], "the window has been closed all the time");
-    let attempts = history.attempts();
-    assert!(attempts.len() == 2 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
+    history.ensure_updates(2)?;
     Ok(())
 }

@@ -17,7 +17,7 @@ async fn drain_completes_with_pdb_max_unavailable_one(case: Case) -> anyhow::Res
     const PODS: usize = 4;
     case.deployment("web", PODS, json!({})).await?;
     case.budget("web", PODS, json!({"maxUnavailable": 1})).await?;
-    let before: Vec<String> = case.state()?.pods_on_node("web").iter().map(|pod| pod.uid.clone()).collect();
+    let before = case.state()?.uids_on_node("web");
     assert_eq!(before.len(), PODS);
     case.start_update().await?;
     let end = case.updated().await?;
@@ -115,7 +115,7 @@ async fn node_is_released_when_guarded_pod_stays_and_its_pdb_backs_off(case: Cas
     case.deployment_on_node("api", 2, json!({})).await?;
     case.deployment("web", 1, json!({})).await?;
     case.budget("web", 1, json!({"minAvailable": 1})).await?;
-    let before: Vec<String> = case.state()?.pods_on_node("api").iter().map(|pod| pod.uid.clone()).collect();
+    let before = case.state()?.uids_on_node("api");
     case.start_update().await?;
     let state = case.until_drain_blocked().await?;
     assert!(state.cordoned() && state.pods_on_node("web").len() == 1);
@@ -125,7 +125,7 @@ async fn node_is_released_when_guarded_pod_stays_and_its_pdb_backs_off(case: Cas
     assert!(message.contains(&budget), "{message}");
     case.waits("BudgetNeverAllows", &[&budget, "asked again"]).await?;
     let state = case.state()?;
-    let after: Vec<String> = state.pods_on_node("api").iter().map(|pod| pod.uid.clone()).collect();
+    let after = state.uids_on_node("api");
     assert!(before == after && !state.is_charged(), "the guarded pod was asked first and alone");
     // The operator's status is written after the node's.
     case.until("the budget's first back-off is counted", |state| {

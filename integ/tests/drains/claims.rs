@@ -68,7 +68,7 @@ async fn fields_that_users_set_before_an_update_stay(case: Case) -> anyhow::Resu
 
 async fn node_leaves_load_balancer_before_first_eviction(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 3, json!({})).await?;
-    let before: Vec<String> = case.state()?.pods_on_node("web").iter().map(|pod| pod.uid.clone()).collect();
+    let before = case.state()?.uids_on_node("web");
     case.start_update().await?;
     let state = case
         .until("the node is out of the balancer", |state| {

@@ -130,7 +130,7 @@ async fn recreated_pods_that_tolerate_cordon_are_not_evicted_again_before_reboot
     }))
     .await?;
     case.until("its pod runs", |state| state.pods_on_node("db").iter().any(|pod| pod.ready)).await?;
-    let before: Vec<String> = case.state()?.pods_on_node("addon").iter().map(|pod| pod.uid.clone()).collect();
+    let before = case.state()?.uids_on_node("addon");
     // Another one that may not be evicted, so that the drain is not over before they are back.
     case.start_blocked_drain(1).await?;
     let state = case
@@ -141,16 +141,13 @@ async fn recreated_pods_that_tolerate_cordon_are_not_evicted_again_before_reboot
                 && state.pods_on_node("db").iter().any(|pod| pod.ready)
         })
         .await?;
-    let uids = |state: &CaseState<'_>| -> Vec<String> {
-        state.pods_on_node("addon").iter().map(|pod| pod.uid.clone()).collect()
-    };
-    let back = uids(&state);
+    let back = state.uids_on_node("addon");
     case.unblock_drain().await?;
     let state = case.drained().await?;
     let drained = state.condition(DRAINED).context("it is drained")?;
     let named = format!("{}/addon-", case.namespace);
     assert!(drained.reason == "PodsLeft" && drained.message.contains(&named), "{drained:?}");
-    assert_eq!(uids(&state), back, "they were evicted once and no more");
+    assert_eq!(state.uids_on_node("addon"), back, "they were evicted once and no more");
     case.updated().await?;
     Ok(())
 }

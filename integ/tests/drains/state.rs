@@ -61,6 +61,11 @@ impl CaseState<'_> {
         self.pods_of(name).into_iter().filter(|pod| pod.node.as_deref() == Some(self.name.as_str())).collect()
     }
 
+    /// Their uids.
+    pub(crate) fn uids_on_node(&self, name: &str) -> Vec<String> {
+        self.pods_on_node(name).into_iter().map(|pod| pod.uid.clone()).collect()
+    }
+
     /// Reason and message of the last attempt's end.
     pub(crate) fn last(&self) -> Option<(String, String)> {
         let record = self.shadow()?.status.controller.record.as_ref()?;

@@ -74,7 +74,6 @@ impl NodeFixture {
         let number = shared.next.fetch_add(1, Ordering::SeqCst);
         let client = shared.control_plane.client();
         let node = format!("node-{name}");
-        let node_client = shared.control_plane.client_as(&format!("system:node:{node}"), &["system:nodes"]).unwrap();
         let root = shared.control_plane.dir().join("m").join(number.to_string());
         std::fs::create_dir_all(root.join("proc/sys/kernel/random")).unwrap();
         std::fs::create_dir_all(root.join("run")).unwrap();
@@ -83,6 +82,7 @@ impl NodeFixture {
         let released = Arc::new(Notify::new());
         let machine = Machine::new(node.clone(), root.clone(), state, released.clone());
         let mut options = kubelet_options(&shared.control_plane, &node, machine, shared.addresses.node(number));
+        let node_client = options.client.clone();
         options.images = Images::new().map("sh:1", "/bin/sh").map("web:1", std::env::current_exe().unwrap());
         options.labels = BTreeMap::from([("test".to_owned(), name.to_owned())]);
         options.https_proxy = Some(shared.proxy.url());

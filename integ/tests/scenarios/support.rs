@@ -8,7 +8,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use integ::bed::{TestCluster, TestClusterOptions, workload};
 use integ::durations::Stopwatch;
 use integ::host::EventKind;
-use integ::oracle::{Attempt, ClusterState, Expectations, Field, History, Node, Property, Shadow, Verdict};
+use integ::oracle::{ClusterState, Expectations, Field, History, Node, Property, Shadow, Verdict};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Pod};
@@ -64,8 +64,7 @@ pub(crate) struct ScenarioResult {
 impl ScenarioResult {
     /// Asserts that so many attempts were made, all of which ended with an update.
     pub(crate) fn assert_updates(&self, updates: usize) {
-        let attempts = self.history.attempts();
-        assert!(attempts.len() == updates && attempts.iter().all(Attempt::updated), "{attempts:#?}");
+        self.history.ensure_updates(updates).unwrap();
     }
 
     /// The cluster state at the end.

@@ -39,7 +39,7 @@ use tokio::task::JoinHandle;
 
 pub(crate) use actions::poll;
 pub(crate) use faults::{Due, Fault, Faults, Planned, Write};
-pub(crate) use node::{Boot, Fleet, Held, PodRule, PodState};
+pub(crate) use node::{Boot, Fleet, Held, PodRule};
 pub(crate) use policy::{closed_schedule, open_schedule, other};
 pub(crate) use process::{ControllerOptions, ControllerProcess, LEASE, note_panics};
 pub(crate) use receiver::{Answer, Receiver, read_request};

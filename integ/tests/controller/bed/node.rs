@@ -93,19 +93,12 @@ impl Default for Behaviour {
     }
 }
 
-/// A rule about pods: those with the label `app`, on this node and on hosts of this version, are in this state.
+/// A rule about pods: those with the label `app`, on this node and on hosts of this version, are not Ready.
 #[derive(Clone, Debug)]
 pub(crate) struct PodRule {
     pub(crate) app: String,
     pub(crate) node: Option<String>,
     pub(crate) version: Option<Version>,
-    pub(crate) state: PodState,
-}
-
-/// The state of pods by a [`PodRule`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PodState {
-    NotReady,
 }
 
 struct Scripted {
@@ -195,7 +188,7 @@ impl Fleet {
         self.change(|state| state.nodes.get_mut(node).map(|scripted| change(&mut scripted.behaviour)));
     }
 
-    /// Puts pods into a state, to the end of the case.
+    /// Has pods be not Ready, to the end of the case.
     pub(crate) fn pods(&self, rule: PodRule) {
         self.change(|state| state.rules.push(rule));
     }
@@ -671,7 +664,7 @@ impl Actors {
         let terminating = pod.metadata.deletion_timestamp.is_some();
         let finished = phase == "Succeeded" || phase == "Failed";
         let restarts = self.restarts.get(uid).copied().unwrap_or_default();
-        let (scripted, state) = {
+        let (scripted, not_ready) = {
             let state = self.fleet.lock();
             let node = state.nodes.get(&node);
             // A pod that is bound to no scripted node is the operator's own, somewhere else.
@@ -679,7 +672,7 @@ impl Actors {
                 return Ok(false);
             }
             let app = pod.labels().get("app").map(String::as_str).unwrap_or_default();
-            let applies = |rule: &&PodRule| {
+            let applies = |rule: &PodRule| {
                 rule.app == app
                     && rule
                         .node
@@ -687,10 +680,9 @@ impl Actors {
                         .is_none_or(|name| pod.spec.as_ref().and_then(|s| s.node_name.as_ref()) == Some(name))
                     && rule.version.as_ref().is_none_or(|version| node.is_some_and(|node| node.host.runs == *version))
             };
-            let rule = state.rules.iter().find(applies).map(|rule| rule.state);
             let agent = pod.labels().get(names::COMPONENT_LABEL).is_some_and(|component| component == names::AGENT);
             let agent_down = agent && node.is_some_and(|node| !node.behaviour.agent_ready);
-            (node.is_some(), rule.or(agent_down.then_some(PodState::NotReady)))
+            (node.is_some(), agent_down || state.rules.iter().any(applies))
         };
         let client = match self.kubelet(&node).filter(|_| scripted) {
             Some(kubelet) => kubelet,
@@ -720,12 +712,12 @@ impl Actors {
             let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
             statuses.into_iter().any(|c| c.state.as_ref().is_some_and(|state| state.running.is_some()))
         };
-        let wanted = match state {
-            _ if !has_status => ScriptedPod::Creating,
-            None if shown.is_some_and(|shown| shown < restarts) && running(&pod) => {
-                ScriptedPod::Lost { restarts: shown.unwrap_or_default() }
-            }
-            state => ScriptedPod::Running { ready: state.is_none(), restarts },
+        let wanted = if !has_status {
+            ScriptedPod::Creating
+        } else if !not_ready && shown.is_some_and(|shown| shown < restarts) && running(&pod) {
+            ScriptedPod::Lost { restarts: shown.unwrap_or_default() }
+        } else {
+            ScriptedPod::Running { ready: !not_ready, restarts }
         };
         self.post_pod(&api, &pod, wanted).await
     }

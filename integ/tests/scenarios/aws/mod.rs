@@ -12,7 +12,7 @@ use anyhow::{Context as _, ensure};
 use deploy::Component;
 use integ::bed::{Programs, workload};
 use integ::kubelet::PodProcess;
-use integ::oracle::{Attempt, Expectations, Field, service_account, settled_audit};
+use integ::oracle::{Expectations, Field, service_account, settled_audit};
 use integ::rights;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
@@ -184,8 +184,7 @@ async fn rollouts_in_both_modes_terminate_nothing_whatever_happens_to_program_an
         install_with(ctx, &mut aws, Credentials::WebIdentity).await?;
         rolls_out_in_standby(ctx, &aws).await.context("a rollout in Standby")?;
         rolls_out_with_suspended_process(ctx, &aws).await.context("a rollout with a suspended process")?;
-        let attempts = ctx.bed.recorder.so_far()?.attempts();
-        ensure!(attempts.len() == 6 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
+        ctx.bed.recorder.so_far()?.ensure_updates(6)?;
         killed_program_leaves_no_instance_in_standby(ctx, &aws).await.context("the program is killed")?;
         denied_and_limited_calls_are_named(ctx, &aws).await.context("calls are denied and limited")?;
         every_right_is_used(ctx, &aws).await

@@ -12,7 +12,7 @@ use anyhow::{Context as _, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use integ::host::{Event, EventKind};
-use integ::oracle::{Attempt, Expectations, Property};
+use integ::oracle::{Expectations, Property};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use models::permit::{PERMIT_LIFETIME, PermitClaims, SettingsClaims};
 use models::shadow::{ArmedPhase, BottlerocketShadowSpec, HostPolicy, HostState, Permit};
@@ -173,7 +173,7 @@ async fn forged_altered_replayed_or_other_nodes_permit_is_refused(ctx: &Scenario
     ensure_not_disrupted(ctx, &hostile, target)?;
     permits.withhold_from(None);
     restore_web_api(ctx, hostile, &version).await?;
-    ensure_attempts_updated(ctx, 4)
+    ctx.bed.recorder.so_far()?.ensure_updates(4)
 }
 
 async fn withheld_permit_is_refused_after_attempt_ended(ctx: &ScenarioContext) -> anyhow::Result<()> {
@@ -208,13 +208,6 @@ async fn withheld_permit_is_refused_after_attempt_ended(ctx: &ScenarioContext) -
     ensure_not_disrupted(ctx, &hostile, &target)?;
     ctx.policy(&json!({"enabled": true})).await?;
     restore_web_api(ctx, hostile, &version).await
-}
-
-/// Ensures that so many attempts were made so far, all of which ended with an update.
-fn ensure_attempts_updated(ctx: &ScenarioContext, updates: usize) -> anyhow::Result<()> {
-    let attempts = ctx.bed.recorder.so_far()?.attempts();
-    ensure!(attempts.len() == updates && attempts.iter().all(Attempt::updated), "{attempts:#?}");
-    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]

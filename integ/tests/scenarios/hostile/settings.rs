@@ -110,7 +110,7 @@ pub(super) async fn forged_desired_states_and_settings_are_refused(ctx: &Scenari
     for node in [target, bystander] {
         poll("each host is locked", async || Ok(has_settings_changes(ctx, node)?.then_some(()))).await?;
     }
-    ensure_attempts_updated(ctx, 2)?;
+    ctx.bed.recorder.so_far()?.ensure_updates(2)?;
     // The hosts are unlocked.
     ctx.policy(&json!({"version": {"target": "latest"}})).await
 }
