@@ -64,7 +64,8 @@ pub(crate) struct ScenarioResult {
 impl ScenarioResult {
     /// Asserts that so many attempts were made, all of which ended with an update.
     pub(crate) fn assert_updates(&self, updates: usize) {
-        self.history.ensure_updates(updates).unwrap();
+        let found = self.history.ensure_updates(updates);
+        assert!(found.is_ok(), "{found:?}");
     }
 
     /// The cluster state at the end.
