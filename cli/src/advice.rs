@@ -1,6 +1,5 @@
 //! Commands that a user can type next, by the reason why a node waits.
 
-use jiff::Timestamp;
 use models::names;
 use planner::wait::{StepRequest, Wait, WaitReason, has_fallen, node_name, without_command};
 use semver::Version;
@@ -220,7 +219,7 @@ impl Cluster {
     /// Returns the command by which one of the nodes that a reason names, each with its end, may get a proof. None does anything where each of
     /// them had one, which counts again by itself, or is gone.
     pub(crate) fn proving(&self, named: &[String]) -> Option<Proving> {
-        let now = Timestamp::now();
+        let now = crate::clock::now();
         let facts = |name: &str| self.nodes.as_ref().and_then(|nodes| nodes.get(name)).cloned();
         // Holds whose time is over stay on their nodes.
         let is_held = |name: &str| facts(name).is_some_and(|facts| facts.at(now).held());
