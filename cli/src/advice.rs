@@ -77,12 +77,12 @@ fn subject<'a>(node: &'a str, wait: &'a Wait) -> Option<(&'static str, &'a str)>
         | Wait::PodsNotReady { pod, .. }
         | Wait::PodsTerminating { pod, .. }
         | Wait::MarkedPods { pod, .. }
-        | Wait::Settling { pod, .. } => Some(("pod", pod)),
+        | Wait::Settling { pod, .. } => Some(("pod", pod.as_str())),
         Wait::BudgetNeverAllows { budget, .. }
         | Wait::GuardedPods { budget, .. }
         | Wait::BudgetBusy { budget, .. }
         | Wait::BudgetUnhealthy { budget, .. }
-        | Wait::BudgetSyncFailed { budget, .. } => Some(("pdb", budget)),
+        | Wait::BudgetSyncFailed { budget, .. } => Some(("pdb", budget.as_str())),
         _ => None,
     }
 }

@@ -345,7 +345,7 @@ fn functions(text: &str) -> Vec<(&str, usize)> {
     let (mut found, mut place) = (Vec::new(), 0);
     while let Some(line) = lines.get(place).copied().map(str::trim_start) {
         place += 1;
-        if line.strip_prefix('#').is_some_and(|attribute| OF_TESTS.contains(&&*attribute.replace(' ', ""))) {
+        if line.strip_prefix('#').is_some_and(|attribute| OF_TESTS.contains(&attribute.replace(' ', "").as_str())) {
             place += length(place);
         } else if line.split_once("fn ").is_some_and(|(before, _)| is_qualified(before)) {
             found.push((line, length(place - 1)));

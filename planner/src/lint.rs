@@ -124,8 +124,8 @@ fn drop_broken(view: &ClusterView, plan: &mut Plan, findings: &[Finding]) {
         let is_early = view.nodes.get(name).is_some_and(|node| check_release(node, action).is_some());
         matches!(action, Action::Release) && !is_early
     };
-    plan.actions.retain(|name, action| stays(name, action) || (!bad.contains(&**name) && !Plan::starts(action)));
-    plan.evictions.retain(|name, _| !bad.contains(&**name));
+    plan.actions.retain(|name, action| stays(name, action) || (!bad.contains(name.as_str()) && !Plan::starts(action)));
+    plan.evictions.retain(|name, _| !bad.contains(name.as_str()));
     plan.shadows.retain(|change| !bad.contains(change.node()));
     plan.labels.clear();
     if findings.iter().any(|finding| finding.node.is_none()) {

@@ -17,7 +17,7 @@ use crate::wait::Wait;
 
 /// Returns how many nodes there are of each rollout.
 fn counted<'k>(nodes: impl Iterator<Item = KeyRef<'k>>) -> BTreeMap<KeyRef<'k>, usize> {
-    let mut counts = BTreeMap::new();
+    let mut counts: BTreeMap<KeyRef<'k>, usize> = BTreeMap::new();
     nodes.for_each(|key| *counts.entry(key).or_default() += 1);
     counts
 }
