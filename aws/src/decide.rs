@@ -251,65 +251,34 @@ fn enter(s: &Snapshot, node: &Node, request: &str, recorded: &[&Entry]) -> Optio
         Some(Action::Record { instance: id.clone(), entry: Some(entry) })
     };
     let held = |key: &str| s.held.contains(key);
+    let is_stale = |entry: &Entry| between(entry.since, s.now) > FRESH;
     let wrong = || {
         let state = &instance.state;
         refuse(format!("instance {id} of Auto Scaling group {group} is {state}: such an instance is not updated"))
     };
-    match (mode, entry) {
-        (AwsMode::Standby, None) => match instance.state.as_str() {
-            "InService" => {
-                let Group { min, desired, balanced_zones, .. } = s.groups.get(&group)?.as_ref()?;
-                if *balanced_zones > 1 {
-                    return refuse(format!(
-                        "Auto Scaling group {group} keeps its {balanced_zones} zones equal, and would launch and terminate \
-                         others while one is in Standby: run `aws autoscaling suspend-processes \
-                         --auto-scaling-group-name {group} --scaling-processes AZRebalance`, or set \
-                         spec.autoscaling.aws.mode to SuspendReplaceUnhealthy"
-                    ));
-                }
-                let is_other = |entry: &Entry| entry.mode == mode && entry.group == group;
-                let others = s.record.iter().filter(|(_, entry)| is_other(entry));
-                let recorded = recorded.iter().filter(|entry| is_other(entry)).count();
-                // The desired capacity that AWS shows does not yet lack these.
-                let entering = recorded + others.clone().filter(|(id, _)| is_in_service(s, id)).count();
-                let left = desired.saturating_sub(i32::try_from(entering).unwrap_or(i32::MAX));
-                if left <= *min && recorded + others.count() > 0 {
-                    // There is room once another node of the group is back.
-                    return None;
-                }
-                if left <= *min {
-                    return refuse(format!(
-                        "Auto Scaling group {group} has the desired capacity {desired} and the minimum {min}, and Standby \
-                         would take one from it: lower the minimum, or set spec.autoscaling.aws.mode to \
-                         SuspendReplaceUnhealthy"
-                    ));
-                }
-                record(group)
-            }
-            "Standby" if s.leaving.contains(id) => None,
-            "Standby" => {
-                done(format!("instance {id} of Auto Scaling group {group} was in Standby before: it stays there"))
-            }
-            // Put there by another client, or still on the way back from the last update.
-            "EnteringStandby" | "Pending" | "Pending:Wait" | "Pending:Proceed" => None,
-            _ => wrong(),
+    match (mode, instance.state.as_str(), entry) {
+        (AwsMode::Standby, "InService", None) => match room(s, &group, recorded)? {
+            Ok(()) => record(group),
+            Err(why) => refuse(why),
         },
-        (AwsMode::Standby, Some(entry)) => match instance.state.as_str() {
-            "InService" if held(id) => None,
-            "InService" if between(entry.since, s.now) > FRESH => record(group),
-            "InService" => {
-                Some(Action::Call(Call::EnterStandby { group, instance: id.clone(), node: node.name.clone() }))
-            }
-            "Standby" if s.leaving.contains(id) => None,
-            "Standby" => {
-                done(format!("instance {id} of Auto Scaling group {group} is in Standby until the update ends"))
-            }
-            "EnteringStandby" | "Pending" | "Pending:Wait" | "Pending:Proceed" => None,
-            _ => wrong(),
-        },
-        (AwsMode::SuspendReplaceUnhealthy, _) if is_leaving(&instance.state) => wrong(),
-        (AwsMode::SuspendReplaceUnhealthy, _) if held(&group) => None,
-        (AwsMode::SuspendReplaceUnhealthy, None) => {
+        (AwsMode::Standby, "InService", Some(_)) if held(id) => None,
+        (AwsMode::Standby, "InService", Some(entry)) if is_stale(entry) => record(group),
+        (AwsMode::Standby, "InService", Some(_)) => {
+            Some(Action::Call(Call::EnterStandby { group, instance: id.clone(), node: node.name.clone() }))
+        }
+        (AwsMode::Standby, "Standby", _) if s.leaving.contains(id) => None,
+        (AwsMode::Standby, "Standby", None) => {
+            done(format!("instance {id} of Auto Scaling group {group} was in Standby before: it stays there"))
+        }
+        (AwsMode::Standby, "Standby", Some(_)) => {
+            done(format!("instance {id} of Auto Scaling group {group} is in Standby until the update ends"))
+        }
+        // Put there by another client, or still on the way back from the last update.
+        (AwsMode::Standby, "EnteringStandby" | "Pending" | "Pending:Wait" | "Pending:Proceed", _) => None,
+        (AwsMode::Standby, ..) => wrong(),
+        (AwsMode::SuspendReplaceUnhealthy, state, _) if is_leaving(state) => wrong(),
+        (AwsMode::SuspendReplaceUnhealthy, ..) if held(&group) => None,
+        (AwsMode::SuspendReplaceUnhealthy, _, None) => {
             let ours = s.record.values().any(|entry| entry.mode == mode && entry.group == group);
             if s.groups.get(&group)?.as_ref()?.suspended && !ours {
                 return done(format!(
@@ -318,11 +287,41 @@ fn enter(s: &Snapshot, node: &Node, request: &str, recorded: &[&Entry]) -> Optio
             }
             record(group)
         }
-        (AwsMode::SuspendReplaceUnhealthy, Some(entry)) if between(entry.since, s.now) > FRESH => record(group),
-        (AwsMode::SuspendReplaceUnhealthy, Some(entry)) => {
+        (AwsMode::SuspendReplaceUnhealthy, _, Some(entry)) if is_stale(entry) => record(group),
+        (AwsMode::SuspendReplaceUnhealthy, _, Some(entry)) => {
             Some(Action::Call(Call::Suspend { group: entry.group.clone(), nodes: vec![node.name.clone()] }))
         }
     }
+}
+
+/// Returns whether one more instance of a group may enter Standby, or why it never may; `None` while that is not known, or before another
+/// node of the group is back.
+fn room(s: &Snapshot, group: &str, recorded: &[&Entry]) -> Option<Result<(), String>> {
+    let Group { min, desired, balanced_zones, .. } = s.groups.get(group)?.as_ref()?;
+    if *balanced_zones > 1 {
+        return Some(Err(format!(
+            "Auto Scaling group {group} keeps its {balanced_zones} zones equal, and would launch and terminate \
+             others while one is in Standby: run `aws autoscaling suspend-processes \
+             --auto-scaling-group-name {group} --scaling-processes AZRebalance`, or set \
+             spec.autoscaling.aws.mode to SuspendReplaceUnhealthy"
+        )));
+    }
+    let is_other = |entry: &Entry| entry.mode == AwsMode::Standby && entry.group == group;
+    let others = s.record.iter().filter(|(_, entry)| is_other(entry));
+    let recorded = recorded.iter().filter(|entry| is_other(entry)).count();
+    // The desired capacity that AWS shows does not yet lack these.
+    let entering = recorded + others.clone().filter(|(id, _)| is_in_service(s, id)).count();
+    if desired.saturating_sub(i32::try_from(entering).unwrap_or(i32::MAX)) > *min {
+        return Some(Ok(()));
+    }
+    let is_only = recorded + others.count() == 0;
+    is_only.then(|| {
+        Err(format!(
+            "Auto Scaling group {group} has the desired capacity {desired} and the minimum {min}, and Standby \
+             would take one from it: lower the minimum, or set spec.autoscaling.aws.mode to \
+             SuspendReplaceUnhealthy"
+        ))
+    })
 }
 
 /// Returns whether an instance in this state is on its way out of its group, for good: also `Terminating:Wait`, for the lifecycle hooks of

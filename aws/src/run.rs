@@ -98,8 +98,6 @@ pub(crate) async fn run(config: &Config, cluster: &Cluster, cloud: Cloud) {
                     error = &error as &dyn std::error::Error,
                     "the record cannot be read or written, retrying"
                 );
-                // Another process may have written it.
-                runner.record = None;
                 OPEN
             }
         };
@@ -110,43 +108,27 @@ impl Runner<'_> {
     /// Does what is to be done now, and returns the time until the next round.
     async fn round(&mut self) -> Result<Duration, RecordError> {
         let Some((nodes, unreadable, policy)) = self.cluster.read() else { return Ok(OPEN) };
-        if self.record.is_none() {
-            self.record = Some(Record::read(&self.maps).await?);
-        }
-        let Some(record) = &self.record else { return Ok(OPEN) };
+        // After an error it is read again: another process may have written it.
+        let mut record = match self.record.take() {
+            Some(record) => record,
+            None => Record::read(&self.maps).await?,
+        };
         let now = now();
         let ids = instances_to_read(policy, (&nodes, &unreadable), record.entries(), now);
         let reads = !ids.is_empty() && self.holds.left(READS, Instant::now()).is_zero();
         if reads {
-            let read = self.look(&ids, record.entries()).await;
-            let at = Instant::now();
-            self.seen = match read {
-                Ok(seen) => {
-                    self.holds.succeeded(READS, READ, at);
-                    seen
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "AWS cannot be asked");
-                    let before = self.holds.failed(READS, error.refused(), jitter(), at);
-                    let concerned = |node: &&Node| node.instance.as_ref().is_ok_and(|id| ids.contains(id));
-                    let failed = nodes.values().filter(concerned).map(|node| self.failed(node, &error, before));
-                    join_all(failed).await;
-                    Default::default()
-                }
-            };
+            self.read(&ids, &nodes, record.entries()).await;
         }
         let (held, leaving) = self.holds.keys(Instant::now());
-        let Some(record) = &self.record else { return Ok(OPEN) };
         self.healed.retain(|instance, _| record.entries().contains_key(instance));
         let given_up = self.healed.iter().filter(|(_, times)| **times >= HEALED).map(|(id, _)| id.clone()).collect();
-        let (instances, groups) = &self.seen;
         let actions = decide(&Snapshot {
             policy,
             nodes: &nodes,
             unreadable: &unreadable,
             record: record.entries(),
-            instances,
-            groups,
+            instances: &self.seen.0,
+            groups: &self.seen.1,
             held: &held,
             leaving: &leaving,
             free: CALLS.saturating_sub(self.calls.len()),
@@ -159,36 +141,26 @@ impl Runner<'_> {
             match action {
                 Action::Record { instance, entry } => changes.push((instance, entry)),
                 Action::Answer { node, text, note } => answers.push((node, text, note)),
-                Action::Call(call) => {
-                    let leaving = matches!(call, Call::ExitStandby { .. });
-                    if self.holds.begin(call.key(), leaving, Instant::now()) {
-                        let cloud = self.cloud.clone();
-                        self.calls.spawn(async move {
-                            let result = cloud.call(&call).await;
-                            (call, result)
-                        });
-                    }
-                }
+                Action::Call(call) => self.begin(call),
             }
         }
         let recorded = !changes.is_empty();
         // Before the entry is removed, and with it what is known of the instance: once more if the removal fails.
-        for (id, _) in changes.iter().filter(|(_, entry)| entry.is_none()) {
-            let why = match instances.get(id) {
-                _ if self.healed.get(id) != Some(&HEALED) => continue,
+        for (id, _) in changes.iter().filter(|(id, entry)| entry.is_none() && self.healed.get(id) == Some(&HEALED)) {
+            let why = match self.seen.0.get(id) {
                 Some(Some(found)) if !found.unhealthy => continue,
                 Some(None) => "it is in no group any more",
                 _ => "a health check of its group fails",
             };
             self.unhealthy(&nodes, id, &format!("it was set healthy {HEALED} times, and {why}")).await;
         }
-        let Some(record) = &mut self.record else { return Ok(OPEN) };
         if recorded {
             changes.iter().for_each(|(instance, entry)| log_change(instance, entry.as_ref()));
             record.write(&self.maps, changes).await?;
         }
         // While something is recorded, the time alone may change what is to be done.
         let is_idle = ids.is_empty() && record.entries().is_empty();
+        self.record = Some(record);
         let answers =
             answers.into_iter().filter_map(|(node, text, note)| Some(self.answer(nodes.get(&node)?, text, note)));
         let answered = join_all(answers).await;
@@ -201,6 +173,38 @@ impl Runner<'_> {
         } else {
             self.holds.left(READS, Instant::now()).min(OPEN)
         })
+    }
+
+    /// Reads AWS, and holds further reads. After a failure nothing is known.
+    async fn read(&mut self, ids: &[String], nodes: &BTreeMap<String, Node>, record: &BTreeMap<String, Entry>) {
+        let read = self.look(ids, record).await;
+        let at = Instant::now();
+        self.seen = match read {
+            Ok(seen) => {
+                self.holds.succeeded(READS, READ, at);
+                seen
+            }
+            Err(error) => {
+                tracing::warn!(%error, "AWS cannot be asked");
+                let before = self.holds.failed(READS, error.refused(), jitter(), at);
+                let concerned = |node: &&Node| node.instance.as_ref().is_ok_and(|id| ids.contains(id));
+                let failed = nodes.values().filter(concerned).map(|node| self.failed(node, &error, before));
+                join_all(failed).await;
+                Default::default()
+            }
+        };
+    }
+
+    /// Begins a call beside the loop, unless its instance or group is held.
+    fn begin(&mut self, call: Call) {
+        let leaving = matches!(call, Call::ExitStandby { .. });
+        if self.holds.begin(call.key(), leaving, Instant::now()) {
+            let cloud = self.cloud.clone();
+            self.calls.spawn(async move {
+                let result = cloud.call(&call).await;
+                (call, result)
+            });
+        }
     }
 
     /// Asks AWS about instances, their groups, and those of the record.

@@ -1,9 +1,8 @@
 //! Commands that a user can type next, by the reason why a node waits.
 
-use jiff::Timestamp;
-use planner::wait::{StepRequest, Wait, WaitReason, has_fallen, node_name, without_command};
-
 use models::names;
+use planner::wait::{StepRequest, Wait, WaitReason, has_fallen, node_name, without_command};
+use semver::Version;
 
 use crate::cluster::Cluster;
 use crate::failures::{freezing, has_others, list, unresolved};
@@ -58,6 +57,36 @@ pub(crate) fn filled(namespace: &str, text: &str, node: &str) -> String {
     })
 }
 
+/// Returns the command that describes an object, with its namespace where the name has one.
+fn describe(kind: &str, object: &str) -> String {
+    match object.split_once('/') {
+        Some((namespace, name)) => format!("kubectl describe {kind} {name} -n {namespace}"),
+        None => format!("kubectl describe {kind} {object}"),
+    }
+}
+
+/// Returns the one object whose state is the reason, by its kind and name.
+fn subject<'a>(node: &'a str, wait: &'a Wait) -> Option<(&'static str, &'a str)> {
+    match wait {
+        Wait::NodeNotReady
+        | Wait::NodePressure { .. }
+        | Wait::NodeNotUsable { .. }
+        | Wait::AwaitingReady
+        | Wait::BeingRemoved { .. } => Some(("node", node)),
+        Wait::DrainRefused { pod, .. }
+        | Wait::PodsNotReady { pod, .. }
+        | Wait::PodsTerminating { pod, .. }
+        | Wait::MarkedPods { pod, .. }
+        | Wait::Settling { pod, .. } => Some(("pod", pod.as_str())),
+        Wait::BudgetNeverAllows { budget, .. }
+        | Wait::GuardedPods { budget, .. }
+        | Wait::BudgetBusy { budget, .. }
+        | Wait::BudgetUnhealthy { budget, .. }
+        | Wait::BudgetSyncFailed { budget, .. } => Some(("pdb", budget.as_str())),
+        _ => None,
+    }
+}
+
 impl Cluster {
     pub(crate) fn command(&self, arguments: &str) -> String {
         command(&self.namespace, arguments)
@@ -65,12 +94,6 @@ impl Cluster {
 
     pub(crate) fn filled(&self, text: &str, node: &str) -> String {
         filled(&self.namespace, text, node)
-    }
-
-    /// Returns the versions whose failures a user has to name to resolve them, separated by commas.
-    fn to_resume(&self) -> String {
-        let status = self.operator.as_ref().map(|operator| &operator.status);
-        status.map_or_else(|| "VERSION".to_owned(), |status| list(unresolved(status).keys()))
     }
 
     /// Returns what a user can do about the wait of a node, as commands; none where there is nothing to do but to wait.
@@ -82,38 +105,11 @@ impl Cluster {
     fn listed(&self, node: &str, wait: &Wait) -> Vec<String> {
         let namespace = &self.namespace;
         let plugin = |arguments: &str| vec![self.command(arguments)];
-        // A command that goes on without evidence says so, and comes after those that do not.
-        let noted = |arguments: &str, note: &str| format!("{}  # {note}", self.command(arguments));
-        let resume = |note: &str| noted(&format!("resume --failures {}", self.to_resume()), note);
-        let describe = |kind: &str, object: &str| match object.split_once('/') {
-            Some((namespace, name)) => format!("kubectl describe {kind} {name} -n {namespace}"),
-            None => format!("kubectl describe {kind} {object}"),
-        };
         match wait {
-            Wait::NoOperatorResource => plugin("doctor"),
+            Wait::NoOperatorResource | Wait::ExpressionFails { .. } => plugin("doctor"),
             Wait::EarlierOperatorRunning { .. } => plugin("takeover preflight"),
             Wait::Disabled => plugin("resume"),
-            Wait::Frozen { version } | Wait::Quarantined { version } => {
-                let status = self.operator.as_ref().map(|operator| &operator.status);
-                let failed = status.map(unresolved).unwrap_or_default();
-                let freezing = list(freezing(&failed));
-                let others = (!freezing.is_empty() && status.is_some_and(has_others)).then(|| {
-                    let note = "goes on without the nodes of the kind that failed";
-                    noted(&format!("resume --others {freezing}"), note)
-                });
-                // Where others go on with it, it is excluded for the kind of this node alone.
-                let agent = self.shadows.get(node).map(|shadow| &shadow.status.agent);
-                let kind =
-                    agent.and_then(|agent| Some(format!("{}/{}", agent.variant.as_ref()?, agent.arch.as_ref()?)));
-                let held = failed.get(version).map(|failed| &failed.held_for);
-                let held = kind.filter(|kind| held.is_some_and(|held| held.contains(kind)));
-                let kind = held.map_or_else(String::new, |kind| format!(" --kind {kind}"));
-                let skip = noted(&format!("quarantine {version}{kind}"), "to skip the version: first this");
-                [Some(skip), Some(resume("tries a version again that is not skipped")), others]
-                    .into_iter()
-                    .flatten()
-                    .collect()
-            }
+            Wait::Frozen { version } | Wait::Quarantined { version } => self.skip_or_resume(node, version),
             Wait::Held { .. } => plugin(&format!("unhold {node}")),
             Wait::Cordoned => vec![format!("kubectl uncordon {node}  # once it is known who cordoned it, and why")],
             Wait::NotLabelled => vec![labelling(node)],
@@ -124,17 +120,15 @@ impl Cluster {
                 format!("kubectl get node {node} -o yaml"),
                 format!("kubectl get brs {} -n {namespace} -o yaml", names::shadow_name(node)),
             ],
-            Wait::NodeNotReady
-            | Wait::NodePressure { .. }
-            | Wait::NodeNotUsable { .. }
-            | Wait::AwaitingReady
-            | Wait::BeingRemoved { .. } => vec![describe("node", node)],
             Wait::UnhealthyNodes { .. } => vec!["kubectl get nodes".to_owned()],
             Wait::BudgetUsedUp { node, .. }
             | Wait::ControlPlaneBusy { node }
             | Wait::ZoneBusy { node, .. }
             | Wait::GroupFull { node: Some(node), .. }
             | Wait::FirstNode { node: Some(node) } => self.describe_node([node]),
+            Wait::CanaryStep { approval: None, nodes, .. } | Wait::ClusterUnwell { nodes, .. } => {
+                self.describe_node(nodes)
+            }
             Wait::NodeNotReturned { .. } => {
                 vec![describe("node", node), format!("kubectl delete node {node}  # if it is gone for good")]
             }
@@ -149,76 +143,68 @@ impl Cluster {
             | Wait::HostBusy { .. }
             | Wait::RefreshFails { .. } => self.agent_commands(node),
             Wait::WebApiNotReady => vec![pods(namespace, names::APISERVER)],
-            Wait::HostArmedByOther => vec![noted(&format!("retry {node}"), "disarms the image")],
-            Wait::BackOff { .. } => vec![noted(&format!("retry {node}"), "once the cause is removed")],
-            Wait::DrainRefused { pod, .. }
-            | Wait::PodsNotReady { pod, .. }
-            | Wait::PodsTerminating { pod, .. }
-            | Wait::Settling { pod, .. } => {
-                vec![describe("pod", pod)]
-            }
+            Wait::HostArmedByOther => vec![self.noted(&format!("retry {node}"), "disarms the image")],
+            Wait::BackOff { .. } => vec![self.noted(&format!("retry {node}"), "once the cause is removed")],
             Wait::DrainBlocked { pod, budget, .. } => {
                 let budget = budget.iter().map(|budget| describe("pdb", budget));
                 budget.chain([describe("pod", pod), self.command(&format!("release {node}"))]).collect()
             }
-            Wait::BudgetNeverAllows { budget, .. }
-            | Wait::GuardedPods { budget, .. }
-            | Wait::BudgetBusy { budget, .. }
-            | Wait::BudgetUnhealthy { budget, .. }
-            | Wait::BudgetSyncFailed { budget, .. } => vec![describe("pdb", budget)],
-            Wait::MarkedPods { pod, .. } => vec![describe("pod", pod)],
             Wait::MultipleBudgets { budgets, .. } => budgets.iter().map(|budget| describe("pdb", budget)).collect(),
             Wait::CanaryStep { approval: Some(_), nodes, .. } | Wait::StepUnproven { nodes, .. } => {
-                let of = |(step, request): (usize, StepRequest)| match (request, request.arguments(step, "")) {
-                    (StepRequest::ApproveUnproven(_), arguments) => {
-                        self.verify_again(nodes, noted(&arguments, "accepts the nodes without a proof as they are"))
-                    }
-                    (_, arguments) => plugin(&arguments),
-                };
-                wait.step().map_or_else(Vec::new, of)
+                let Some((step, request)) = wait.step() else { return Vec::new() };
+                let (arguments, note) = (request.arguments(step, ""), "accepts the nodes without a proof as they are");
+                match request {
+                    StepRequest::ApproveUnproven(_) => self.verify_again(nodes, self.noted(&arguments, note)),
+                    _ => plugin(&arguments),
+                }
             }
-            Wait::StepFailed { .. } => vec![resume("once the cause is removed, or the version excluded")],
+            Wait::StepFailed { .. } => vec![self.resume("once the cause is removed, or the version excluded")],
             Wait::Braked { until: None, trial: None, nodes, .. } => {
-                self.verify_again(nodes, resume("once the cause is removed"))
+                self.verify_again(nodes, self.resume("once the cause is removed"))
             }
-            Wait::Braked { .. } => vec![resume("once the cause is removed")],
+            Wait::Braked { .. } => vec![self.resume("once the cause is removed")],
             Wait::PolicyInvalid => vec![format!("kubectl edit bruo {} -n {namespace}", names::OPERATOR_NAME)],
             Wait::AttemptsExhausted => {
                 let shadow = names::shadow_name(node);
                 vec![format!("kubectl delete brs {shadow} -n {namespace}  # its attempts begin at 0 again")]
             }
-            Wait::CanaryStep { approval: None, nodes, .. } | Wait::ClusterUnwell { nodes, .. } => {
-                self.describe_node(nodes)
-            }
             // Hooks answer with an annotation of the Node.
             Wait::AwaitingHook { .. } => vec![format!("kubectl get node {node} -o yaml")],
             Wait::DetachingVolumes { .. } => vec!["kubectl get volumeattachments".to_owned()],
-            Wait::ExpressionFails { .. } => plugin("doctor"),
-            // These end by themselves, or by what the sentence says.
-            Wait::UpToDate
-            | Wait::EarlierOperatorGone { .. }
-            | Wait::Queued { .. }
-            | Wait::Staging
-            | Wait::ReadingPods
-            | Wait::LeavingLoadBalancer { .. }
-            | Wait::Draining { .. }
-            | Wait::Soaking { .. }
-            | Wait::WindowClosed { .. }
-            | Wait::Blackout { .. }
-            | Wait::TooYoung { .. }
-            | Wait::Excluded { .. }
-            | Wait::NotOffered { .. }
-            | Wait::WaveNotCome { .. }
-            | Wait::NotChosen { .. }
-            | Wait::Pinning { .. }
-            | Wait::LockedByOther { .. }
-            | Wait::GroupFull { node: None, .. }
-            | Wait::ExpressionsPending { .. }
-            | Wait::ExpressionFires { .. }
-            | Wait::FirstNode { node: None }
-            | Wait::HandingOver
-            | Wait::Acting => Vec::new(),
+            // The others end by themselves, or by what the sentence says.
+            _ => subject(node, wait).map(|(kind, object)| describe(kind, object)).into_iter().collect(),
         }
+    }
+
+    /// Returns a command that goes on without evidence: its note says so, and it comes after those that do not.
+    fn noted(&self, arguments: &str, note: &str) -> String {
+        format!("{}  # {note}", self.command(arguments))
+    }
+
+    /// Returns the command that resolves the failures of all versions.
+    fn resume(&self, note: &str) -> String {
+        let status = self.operator.as_ref().map(|operator| &operator.status);
+        let versions = status.map_or_else(|| "VERSION".to_owned(), |status| list(unresolved(status).keys()));
+        self.noted(&format!("resume --failures {versions}"), note)
+    }
+
+    /// Returns the commands that skip a version that has failed, that try it again, and that go on with other kinds of nodes.
+    fn skip_or_resume(&self, node: &str, version: &Version) -> Vec<String> {
+        let status = self.operator.as_ref().map(|operator| &operator.status);
+        let failed = status.map(unresolved).unwrap_or_default();
+        // Where others go on with it, it is excluded for the kind of this node alone.
+        let agent = self.shadows.get(node).map(|shadow| &shadow.status.agent);
+        let kind = agent.and_then(|agent| Some(format!("{}/{}", agent.variant.as_ref()?, agent.arch.as_ref()?)));
+        let held = kind.filter(|kind| failed.get(version).is_some_and(|failed| failed.held_for.contains(kind)));
+        let kind = held.map_or_else(String::new, |kind| format!(" --kind {kind}"));
+        let skip = self.noted(&format!("quarantine {version}{kind}"), "to skip the version: first this");
+        let mut commands = vec![skip, self.resume("tries a version again that is not skipped")];
+        let freezing = list(freezing(&failed));
+        if !freezing.is_empty() && status.is_some_and(has_others) {
+            let note = "goes on without the nodes of the kind that failed";
+            commands.push(self.noted(&format!("resume --others {freezing}"), note));
+        }
+        commands
     }
 
     /// Returns a command that goes on without a proof, after the one by which a node may get it.
@@ -233,7 +219,7 @@ impl Cluster {
     /// Returns the command by which one of the nodes that a reason names, each with its end, may get a proof. None does anything where each of
     /// them had one, which counts again by itself, or is gone.
     pub(crate) fn proving(&self, named: &[String]) -> Option<Proving> {
-        let now = Timestamp::now();
+        let now = crate::clock::now();
         let facts = |name: &str| self.nodes.as_ref().and_then(|nodes| nodes.get(name)).cloned();
         // Holds whose time is over stay on their nodes.
         let is_held = |name: &str| facts(name).is_some_and(|facts| facts.at(now).held());

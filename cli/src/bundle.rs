@@ -155,7 +155,7 @@ impl Bundle {
 }
 
 pub(crate) async fn bundle(client: &Client, namespace: &str, options: &BundleOptions) -> anyhow::Result<()> {
-    let time = Timestamp::now();
+    let time = crate::clock::now();
     let folder = format!("brupop-support-{}", time.strftime("%Y%m%d-%H%M%S"));
     let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{folder}.tar.gz")));
     let file =

@@ -1,9 +1,14 @@
-//! Times for people: a moment with its distance from now.
+//! The clock, which a command reads to pass the time on to what decides, and times for people: a moment with its distance from now.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use models::time::between;
+
+#[expect(clippy::disallowed_methods, reason = "the clock module")]
+pub(crate) fn now() -> Timestamp {
+    Timestamp::now()
+}
 
 /// Returns a span in its two largest units, such as `3h 20m`.
 pub(crate) fn span(span: Duration) -> String {

@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 
 use anyhow::bail;
 use clap::Args;
-use jiff::Timestamp;
 use kube::Client;
 use models::names;
 
@@ -37,7 +36,7 @@ pub(crate) async fn explain(
     let wanted = |cluster: &Cluster| find(cluster, &options.node).into_iter().collect::<BTreeSet<_>>();
     let cluster = Cluster::read_now(client, namespace, wanted).await?;
     let Some(name) = find(&cluster, &options.node) else { bail!("{}", unknown(&cluster, &options.node)) };
-    let now = Timestamp::now();
+    let now = crate::clock::now();
     let objects = objects::evaluate(client, &cluster, &name, now).await;
     let explanation = report::Explanation { objects, ..report::explain(&cluster, &name, now) };
     match options.output.and_then(Format::for_programs) {

@@ -332,7 +332,7 @@ pub(crate) async fn install(client: Client, namespace: &str, options: &InstallOp
         return Ok(());
     }
     let generations = deployed.into_iter().map(|(_, found)| found?.metadata.generation).collect();
-    let before = Before { time: Timestamp::now(), generations };
+    let before = Before { time: crate::clock::now(), generations };
     for object in &objects {
         let id = deploy::yaml::id(object);
         if is_policy(object) {

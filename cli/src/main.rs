@@ -2,7 +2,6 @@
 //! undoes changes of the policy, takes over from the earlier operator, and uninstalls. Installed on the PATH, kubectl runs it as `kubectl brupop`.
 
 #![warn(clippy::print_stdout, clippy::print_stderr, clippy::exit)]
-#![expect(clippy::disallowed_methods, reason = "a command reads the clock, and passes the time on to what decides")]
 
 mod advice;
 mod bundle;

@@ -251,7 +251,7 @@ pub(crate) async fn plan(
         page.line(format_args!("{} written: kubectl brupop plan --from-dump {0}", path.display()));
         return Ok((page, ExitCode::SUCCESS));
     }
-    let now = if options.is_offline() { dump.time } else { Timestamp::now() };
+    let now = if options.is_offline() { dump.time } else { crate::clock::now() };
     let cluster = dump.cluster()?;
     let (mut view, mut policy) = (cluster.view(now), cluster.policy());
     for node in view.nodes.values_mut() {

@@ -100,7 +100,7 @@ fn scenario(options: &SimulateOptions, now: Timestamp) -> anyhow::Result<Scenari
 
 /// Simulates a described fleet. The exit code is that of `plan`.
 pub(crate) fn run(options: &SimulateOptions, colour: bool) -> anyhow::Result<(Page, ExitCode)> {
-    let scenario = scenario(options, Timestamp::now())?;
+    let scenario = scenario(options, crate::clock::now())?;
     let courses = forecast::courses(&scenario, options.seed, options.courses)?;
     let (summary, median) = Summary::of(&scenario, &courses);
     if let (Some(path), Some(course)) = (&options.html, courses.get(median)) {

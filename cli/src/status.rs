@@ -8,7 +8,6 @@ mod text;
 use std::collections::BTreeSet;
 
 use clap::Args;
-use jiff::Timestamp;
 use kube::Client;
 
 use crate::cluster::Cluster;
@@ -49,7 +48,7 @@ pub(crate) async fn status(
     colour: bool,
 ) -> anyhow::Result<Page> {
     let cluster = Cluster::read_now(client, namespace, |_| BTreeSet::new()).await?;
-    let report = report(&cluster, Timestamp::now());
+    let report = report(&cluster, crate::clock::now());
     let wide = options.wide || options.output == Some(Output::Wide);
     let look = Look { width: (!wide).then(terminal::width), colour, all: options.all, is_live: false };
     shown(&report, options.output, look)

@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
@@ -254,7 +253,7 @@ async fn released(client: &Client, options: &UninstallOptions) -> anyhow::Result
 /// Returns what the controller and the hook for AWS have not released yet.
 async fn unreleased(client: &Client, shadows: &Api<BottlerocketShadow>) -> anyhow::Result<Vec<Left>> {
     let nodes = call::nodes(client).await?;
-    let now = Timestamp::now();
+    let now = crate::clock::now();
     let nodes: Vec<NodeFacts> = nodes.iter().filter_map(NodeFacts::project).map(|node| node.at(now)).collect();
     let right = format!("list bottlerocketshadows in {}", names::SYSTEM_NAMESPACE);
     let (mut readable, mut left) = (Vec::new(), Vec::new());
@@ -309,7 +308,7 @@ async fn patched(
 async fn sweep(client: &Client) -> anyhow::Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
     for node in answered(Instant::now() + GONE, async || call::nodes(client).await).await? {
-        let facts = NodeFacts::project(&node).map(|node| node.at(Timestamp::now()));
+        let facts = NodeFacts::project(&node).map(|node| node.at(crate::clock::now()));
         let Some(facts) = facts else { continue };
         let NodeFacts { name, uid, hold, unschedulable, claims, hook_request, .. } = &facts;
         let mut managers = Vec::new();

@@ -12,7 +12,6 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
 use kube::api::{Api, ListParams};
@@ -179,7 +178,7 @@ async fn run(
         if follow.is_lost() {
             continue;
         }
-        let report = report(&cluster, Timestamp::now());
+        let report = report(&cluster, crate::clock::now());
         if !has_reader(output.show(&report))? {
             return Ok(stopped);
         }
@@ -257,8 +256,8 @@ impl Output {
     fn say(&mut self, said: Option<String>) -> io::Result<()> {
         let Some(said) = said else { return Ok(()) };
         match &mut self.screen {
-            Some(screen) => screen.note(format_args!("{:.0} {said}", Timestamp::now()), terminal::width()),
-            None => write_line(format_args!("{:.0} {said}", Timestamp::now())),
+            Some(screen) => screen.note(format_args!("{:.0} {said}", crate::clock::now()), terminal::width()),
+            None => write_line(format_args!("{:.0} {said}", crate::clock::now())),
         }
     }
 

@@ -1,4 +1,5 @@
-//! The modules of each product crate form no circle at any level, and those at the top form layers: none depends on one above it.
+//! The modules of each product crate form no circle at any level, and those at the top form layers: none depends on one above it. No function
+//! and no file is long.
 
 #![expect(clippy::unwrap_used, reason = "only tests are here")]
 
@@ -327,6 +328,54 @@ fn modules_form_no_circle() {
         }
     }
     assert!(found.is_empty(), "modules that depend on one another:\n{found}");
+}
+
+/// Returns the functions of a file without its unit tests, each by its first line and the number of its lines. rustfmt ends each item at the
+/// margin of its first line.
+fn functions(text: &str) -> Vec<(&str, usize)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let length = |start: usize| {
+        let margin = lines[start].len() - lines[start].trim_start().len();
+        let is_at = |line: &str| !line.starts_with(' ') && line.ends_with(['}', ';', ',']);
+        let last = lines[start..].iter().position(|line| line.get(margin..).is_some_and(is_at));
+        last.map_or(1, |last| last + 1)
+    };
+    let is_qualified =
+        |before: &str| before.is_empty() || ["pub", "const", "async"].iter().any(|word| before.starts_with(word));
+    let (mut found, mut place) = (Vec::new(), 0);
+    while let Some(line) = lines.get(place).copied().map(str::trim_start) {
+        place += 1;
+        if line.strip_prefix('#').is_some_and(|attribute| OF_TESTS.contains(&attribute.replace(' ', "").as_str())) {
+            place += length(place);
+        } else if line.split_once("fn ").is_some_and(|(before, _)| is_qualified(before)) {
+            found.push((line, length(place - 1)));
+        }
+    }
+    found
+}
+
+#[test]
+fn functions_have_80_lines_at_most_and_files_500() {
+    let mut long = Vec::new();
+    for (name, _) in CRATES {
+        let modules = read(name).0.into_values().map(|module| module.file);
+        for file in modules.chain(["main.rs".to_owned()]).collect::<BTreeSet<_>>() {
+            let file = format!("{name}/src/{file}");
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(&file);
+            let text = std::fs::read_to_string(path).unwrap_or_default();
+            let functions = functions(&text).into_iter().filter(|(_, lines)| *lines > 80);
+            let whole = (text.lines().count() > 500).then_some(("the file", text.lines().count()));
+            long.extend(functions.chain(whole).map(|(part, lines)| format!("{file}: {part} has {lines} lines")));
+        }
+    }
+    assert!(long.is_empty(), "too long:\n{}", long.join("\n"));
+}
+
+#[test]
+fn lines_of_a_function_are_counted_from_its_signature_to_its_brace_and_those_of_unit_tests_are_not() {
+    let text = "fn a() {}\nimpl A {\n    pub(crate) async fn b(\n        c: C,\n    ) -> D {\n        d\n    }\n    #[cfg(test)]\n    fn e() {\n    }\n}\n\
+                #[cfg(test)]\nmod tests {\n    fn f() {\n    }\n}\nconst fn g() {\n}";
+    assert_eq!(functions(text), [("fn a() {}", 1), ("pub(crate) async fn b(", 5), ("const fn g() {", 2)]);
 }
 
 #[test]

@@ -64,29 +64,17 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
         return findings;
     }
     let new_slots = new_slots(view, plan);
-    add(None, check_slots(view, policy, plan, &new_slots));
-    add(None, check_groups(view, policy, plan, &new_slots));
-    for broken in check_places(view, policy, plan, &new_slots) {
-        add(None, Some(broken));
-    }
-    add(None, check_passed(view, policy, plan, &new_slots));
-    for broken in check_alone(view, policy, plan, &new_slots) {
-        add(None, Some(broken));
-    }
-    add(None, check_unwell(view, policy, plan, &new_slots));
     let quarantine = Quarantine::of(view, policy.max_failures);
-    if quarantine.frozen_by().is_some() && !new_slots.is_empty() {
-        add(None, broken("S8", "a slot is given while the rollout is frozen"));
-    }
-    let is_held = |node: &&&NodeView| node.update().is_some_and(|update| holds(&quarantine, node, update));
-    if let Some(node) = new_slots.iter().find(is_held) {
-        add(None, broken("S8", format!("{} is given a slot for a version that has failed too often", node.facts.name)));
-    }
-    if !policy.errors.is_empty() && !new_slots.is_empty() {
-        add(None, broken("S13", "a slot is given under an invalid policy"));
-    }
+    let of_slots = check_slots(view, policy, plan, &new_slots)
+        .into_iter()
+        .chain(check_groups(view, policy, plan, &new_slots))
+        .chain(check_places(view, policy, plan, &new_slots))
+        .chain(check_passed(view, policy, plan, &new_slots))
+        .chain(check_alone(view, policy, plan, &new_slots))
+        .chain(check_unwell(view, policy, plan, &new_slots))
+        .chain(check_given(&quarantine, policy, &new_slots));
+    of_slots.for_each(|broken| add(None, Some(broken)));
     let budgets = Budgets::of(view);
-    let mut early_releases = BTreeSet::new();
     for (name, action) in &plan.actions {
         if let Some(node) = view.nodes.get(name) {
             add(Some(name), check_stopped(policy, node, action));
@@ -101,11 +89,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
             add(Some(name), check_permit(view, node, action));
             add(Some(name), check_continued(view, node, action));
             add(Some(name), check_proof(node, action));
-            let early = check_release(node, action);
-            if early.is_some() {
-                early_releases.insert(name.clone());
-            }
-            add(Some(name), early);
+            add(Some(name), check_release(node, action));
         }
     }
     for node in new_slots.iter().filter(|node| is_verified(node)) {
@@ -128,18 +112,25 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
         add(Some(&node.name), check_label(node));
     }
     if !findings.is_empty() {
-        let bad: BTreeSet<_> = findings.iter().filter_map(|f| f.node.clone()).collect();
-        let released =
-            |name: &String, action: &Action| matches!(action, Action::Release) && !early_releases.contains(name);
-        plan.actions.retain(|name, action| released(name, action) || (!bad.contains(name) && !Plan::starts(action)));
-        plan.evictions.retain(|name, _| !bad.contains(name));
-        plan.shadows.retain(|change| !bad.contains(change.node()));
-        plan.labels.clear();
-        if findings.iter().any(|f| f.node.is_none()) {
-            restore_slots(view, plan);
-        }
+        drop_broken(view, plan, &findings);
     }
     findings
+}
+
+/// Drops what breaks a property, and everything that would start something new. A release stays, unless its host may be shutting down.
+fn drop_broken(view: &ClusterView, plan: &mut Plan, findings: &[Finding]) {
+    let bad: BTreeSet<&str> = findings.iter().filter_map(|finding| finding.node.as_deref()).collect();
+    let stays = |name: &String, action: &Action| {
+        let is_early = view.nodes.get(name).is_some_and(|node| check_release(node, action).is_some());
+        matches!(action, Action::Release) && !is_early
+    };
+    plan.actions.retain(|name, action| stays(name, action) || (!bad.contains(name.as_str()) && !Plan::starts(action)));
+    plan.evictions.retain(|name, _| !bad.contains(name.as_str()));
+    plan.shadows.retain(|change| !bad.contains(change.node()));
+    plan.labels.clear();
+    if findings.iter().any(|finding| finding.node.is_none()) {
+        restore_slots(view, plan);
+    }
 }
 
 /// Leaves the slots as they are recorded, with the ledgers, in which each of them is counted once, and with the approvals.
@@ -187,6 +178,19 @@ fn check_release(node: &NodeView, action: &Action) -> Option<Broken> {
 fn holds(quarantine: &Quarantine, node: &NodeView, update: &Progress) -> bool {
     let (variant, arch) = kind(node);
     update.mode() == Mode::Update && quarantine.holds(Some(variant), Some(arch), &update.version)
+}
+
+/// S8: no slot is given while the rollout is frozen, or for a version that has failed too often. S13: nor under an invalid policy.
+fn check_given(quarantine: &Quarantine, policy: &Policy, new: &[&NodeView]) -> Vec<Broken> {
+    let is_held = |node: &&&NodeView| node.update().is_some_and(|update| holds(quarantine, node, update));
+    let held = new.iter().find(is_held).map(|node| &node.facts.name);
+    let (frozen, invalid) = (quarantine.frozen_by().is_some(), !policy.errors.is_empty());
+    let found = [
+        broken("S8", "a slot is given while the rollout is frozen").filter(|_| frozen && !new.is_empty()),
+        held.and_then(|name| broken("S8", format!("{name} is given a slot for a version that has failed too often"))),
+        broken("S13", "a slot is given under an invalid policy").filter(|_| invalid && !new.is_empty()),
+    ];
+    found.into_iter().flatten().collect()
 }
 
 /// S13: nothing begins under an invalid policy. S8: nor with the failure budget spent, when nothing that is staged is drained

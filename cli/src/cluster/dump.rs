@@ -101,7 +101,7 @@ impl Dump {
         let lease: Option<Lease> = get(client, namespace, names::CONTROLLER).await?;
         Ok(Self {
             form: FORM,
-            time: Timestamp::now(),
+            time: crate::clock::now(),
             namespace: namespace.to_owned(),
             operator: operator.map(trimmed_operator).transpose()?,
             shadows: shadows.into_iter().map(trimmed).collect::<Result<_, _>>()?,

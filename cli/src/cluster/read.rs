@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, bail};
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -147,7 +147,7 @@ impl Cluster {
     ) -> anyhow::Result<Self> {
         let mut cluster = Self::read(client, namespace).await?;
         let mut nodes: BTreeSet<String> =
-            cluster.plan(Timestamp::now()).1.pods.into_iter().take(NODES_WITH_PODS).collect();
+            cluster.plan(crate::clock::now()).1.pods.into_iter().take(NODES_WITH_PODS).collect();
         nodes.extend(others(&cluster));
         if !nodes.is_empty() {
             cluster.read_pods(client, PodsOf::Nodes(nodes)).await?;
@@ -292,7 +292,7 @@ async fn own_pods(client: &Client, namespace: &str) -> anyhow::Result<BTreeMap<S
 
 async fn controller_lease(client: &Client, namespace: &str) -> anyhow::Result<ControllerLease> {
     let lease: Option<Lease> = get(client, namespace, names::CONTROLLER).await?;
-    Ok(ControllerLease::of(lease, Timestamp::now()))
+    Ok(ControllerLease::of(lease, crate::clock::now()))
 }
 
 async fn agent_pods(client: &Client) -> anyhow::Result<Vec<AgentPod>> {
@@ -376,7 +376,7 @@ mod tests {
     #[test]
     fn component_that_was_read_stays_as_it_was_while_it_has_no_answer() {
         let mut cluster = cluster(None, vec![], vec![]);
-        let lease = ControllerLease::of(None, Timestamp::UNIX_EPOCH);
+        let lease = ControllerLease::of(None, jiff::Timestamp::UNIX_EPOCH);
         cluster.add_components(components(Ok(lease.clone()))).unwrap();
         cluster.add_components(components(Err(answered(504)))).unwrap();
         assert_eq!((cluster.lease.as_ref(), cluster.not_read().len()), (Some(&lease), 0));

@@ -126,7 +126,7 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
             if namespace != names::SYSTEM_NAMESPACE || others.as_ref().is_some_and(|others| !others.is_empty()) {
                 facts.elsewhere = Some((namespace.to_owned(), others));
                 facts.objects.clear();
-                facts.read_at = Timestamp::now();
+                facts.read_at = crate::clock::now();
                 return Ok(facts);
             }
         }
@@ -149,7 +149,7 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
     });
     let leases = node_leases(client).await;
     // The lists take time, and the last reading is compared with the clock.
-    facts.read_at = Timestamp::now();
+    facts.read_at = crate::clock::now();
     let leases = facts.optional(leases)?.unwrap_or_default();
     facts.node_renewed = leases.iter().filter_map(|lease| Some((lease.name_any(), renewed(lease)?))).collect();
     Ok(facts)

@@ -33,6 +33,10 @@ impl Report {
         self.findings += 1;
         self.page.line(format_args!("FINDING {object}: {text}"));
     }
+
+    fn add(&mut self, object: &str, texts: Vec<String>) {
+        texts.into_iter().for_each(|text| self.finding(object, text));
+    }
 }
 
 /// A public key whose id is the digest of the key.
@@ -179,32 +183,23 @@ fn check_running(record: &Value) -> Vec<String> {
     wrong
 }
 
+/// Returns the names of the pages of a record.
+fn page_names(record: &Value) -> impl Iterator<Item = String> {
+    pages_named(record).map(move |(number, _)| page_name(name(record), number))
+}
+
 /// Returns the first page that was removed although one before it is still there.
 fn gap(removed: &BTreeSet<i64>, pages: usize) -> Option<i64> {
     let first_kept = (1..).zip(0..pages).map(|(number, _)| number).find(|number| !removed.contains(number))?;
     removed.iter().copied().find(|number| *number > first_kept)
 }
 
-/// Checks one record and the pages of it that exist.
-async fn check_record(
-    source: &Source<'_>,
-    record: &Value,
-    existing: &BTreeSet<String>,
-    keys: &mut BTreeMap<String, Key>,
-    report: &mut Report,
-) -> anyhow::Result<()> {
+/// Checks who wrote a record, and returns the clause about its signature.
+fn check_author(record: &Value, phase: &str, keys: &mut BTreeMap<String, Key>, report: &mut Report) -> String {
     let own = name(record);
-    let before = report.findings;
-    for wrong in check_names(record) {
-        report.finding(own, wrong);
-    }
-    let phase = record["status"]["phase"].as_str().unwrap_or("Running");
-    let signature = record["status"]["signature"].as_str();
-    let signed = match (phase, signature) {
+    match (phase, record["status"]["signature"].as_str()) {
         ("Running", None) => {
-            for wrong in check_running(record) {
-                report.finding(own, wrong);
-            }
+            report.add(own, check_running(record));
             report.unsigned += 1;
             "not signed yet (running)".to_owned()
         }
@@ -228,7 +223,22 @@ async fn check_record(
                 "signature not valid".to_owned()
             }
         },
-    };
+    }
+}
+
+/// Checks one record and the pages of it that exist.
+async fn check_record(
+    source: &Source<'_>,
+    record: &Value,
+    existing: &BTreeSet<String>,
+    keys: &mut BTreeMap<String, Key>,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let own = name(record);
+    let before = report.findings;
+    report.add(own, check_names(record));
+    let phase = record["status"]["phase"].as_str().unwrap_or("Running");
+    let signed = check_author(record, phase, keys, report);
     let (mut removed, mut checked) = (BTreeSet::new(), 0_usize);
     for (number, summary) in pages_named(record) {
         let page = page_name(own, number);
@@ -237,9 +247,7 @@ async fn check_record(
             None => _ = removed.insert(number),
             Some(object) => {
                 checked += 1;
-                for wrong in check_page(record, number, summary, &object) {
-                    report.finding(&page, wrong);
-                }
+                report.add(&page, check_page(record, number, summary, &object));
             }
         }
     }
@@ -307,10 +315,7 @@ pub(super) async fn verify(
     }
     // Also a record whose label was changed, so that the list of records does not have it.
     let known: BTreeSet<String> = records.iter().map(|record| name(record).to_owned()).collect();
-    let mut named: BTreeSet<String> = known.clone();
-    for record in &records {
-        named.extend(pages_named(record).map(|(number, _)| page_name(name(record), number)));
-    }
+    let mut named: BTreeSet<String> = known.iter().cloned().chain(records.iter().flat_map(page_names)).collect();
     let mut others = Vec::new();
     let unnamed: Vec<_> = listed.iter().filter(|other| !named.contains(&other.name)).collect();
     for other in unnamed {
@@ -323,7 +328,7 @@ pub(super) async fn verify(
                 if other.label.as_deref() != Some(RECORD) {
                     report.finding(&other.name, "it is a record without the label of one: lists do not show it");
                 }
-                named.extend(pages_named(&object).map(|(number, _)| page_name(name(&object), number)));
+                named.extend(page_names(&object));
                 records.push(object);
             }
             Some(_) => others.push(other),
@@ -350,9 +355,7 @@ pub(super) async fn verify(
             report.finding(&other.name, wrong);
         }
     }
-    let pages =
-        records.iter().flat_map(|record| pages_named(record).map(|(number, _)| page_name(name(record), number)));
-    for page in pages.collect::<BTreeSet<_>>() {
+    for page in records.iter().flat_map(page_names).collect::<BTreeSet<_>>() {
         let label = listed.iter().find(|listed| listed.name == page).and_then(|listed| listed.label.as_deref());
         if existing.contains(&page) && label != Some(PAGE) {
             report.finding(&page, "it is a page without the label of one");

@@ -307,10 +307,10 @@ fn outcome(now: &BottlerocketUpdateOperator, approval: &Approval) -> State {
 }
 
 pub(super) async fn approve(client: &Client, namespace: &str, options: &ApproveOptions) -> anyhow::Result<()> {
-    let nonce = short_nonce(Timestamp::now());
+    let nonce = short_nonce(crate::clock::now());
     let written = std::cell::RefCell::new(None);
     let ApproveOptions { step: number, rollout, unproven, .. } = *options;
-    let wanted = Wanted { number, rollout, unproven, now: Timestamp::now() };
+    let wanted = Wanted { number, rollout, unproven, now: crate::clock::now() };
     let decide = |operator: &BottlerocketUpdateOperator| {
         let (approval, decision) = decide(operator, wanted, &nonce)?;
         written.replace(approval);

@@ -202,7 +202,7 @@ async fn request(
 
 /// Ends the back-off of nodes, and has those verified again that have not proven their version.
 pub(super) async fn retry(client: &Client, namespace: &str, options: &NodesOptions) -> anyhow::Result<()> {
-    let now = Timestamp::now();
+    let now = crate::clock::now();
     let nonce = nonce(now);
     let object = Object::operator(client, namespace);
     let operator = object.read().await?;
@@ -212,12 +212,12 @@ pub(super) async fn retry(client: &Client, namespace: &str, options: &NodesOptio
 }
 
 pub(super) async fn release(client: &Client, namespace: &str, options: &NodesOptions) -> anyhow::Result<()> {
-    let nonce = nonce(Timestamp::now());
+    let nonce = nonce(crate::clock::now());
     let check = async |written: &BottlerocketShadow, shadow: &BottlerocketShadow| {
         let attempt = progress(written).map(|progress| progress.attempt);
         let ended = !is_under_way(shadow, attempt);
         let node = if ended { Object::node(client, &node_of(shadow)).read().await? } else { None };
-        let node = node.as_ref().and_then(NodeFacts::project).map(|node| node.at(Timestamp::now()));
+        let node = node.as_ref().and_then(NodeFacts::project).map(|node| node.at(crate::clock::now()));
         Ok(released(shadow, &nonce, attempt, node.as_ref()))
     };
     request(client, namespace, options, |shadow| Ok(decide_release(shadow, &nonce)), check).await
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn retry_is_written_in_back_off_or_if_another_client_armed_the_host() {
-        let now = Timestamp::now();
+        let now = crate::clock::now();
         let not_before = |seconds: i64| {
             let until = now + SignedDuration::from_secs(seconds);
             shadow(&json!({"record": {"failures": 1, "notBefore": until.to_string()}}))
@@ -292,7 +292,7 @@ mod tests {
             ("its back-off is just over", "BackOff", &none, None),
         ] {
             let node = shadow(&json!({"conditions": [condition(BLOCKED, reason, "MESSAGE")], "progress": progress}));
-            let text = match decide_retry(None, &node, "nonce", Timestamp::now()) {
+            let text = match decide_retry(None, &node, "nonce", crate::clock::now()) {
                 Ok(decision) => nothing(decision),
                 Err(error) => error.to_string(),
             };
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn retry_ends_the_pause_of_a_braked_rollout_for_a_node_that_waits_for_it() {
-        let now = Timestamp::now();
+        let now = crate::clock::now();
         let braked = |until: Option<&str>| {
             operator(
                 &json!({}),
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn retry_verifies_a_node_whose_rollout_has_it_without_a_proof() {
-        let now = Timestamp::now();
+        let now = crate::clock::now();
         let rollout = |named: &str, word: &str| {
             let place = json!({"node": named, "proof": word, "reason": "HookTimedOut"});
             operator(

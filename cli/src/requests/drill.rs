@@ -139,7 +139,7 @@ pub(crate) fn text(node: &str, found: &DrillResult) -> Page {
 pub(super) async fn drill(client: &Client, namespace: &str, options: &DrillOptions) -> anyhow::Result<ExitCode> {
     let found = find_managed(client, namespace, std::slice::from_ref(&options.node)).await?;
     let (name, shadow) = found.into_iter().next().context("there is no such node")?;
-    let request = request(options, Timestamp::now());
+    let request = request(options, crate::clock::now());
     let object = Object::shadow(client, namespace, &name);
     let dry_run = options.dry.dry_run;
     let outcome = object.write(shadow, dry_run, |shadow| Ok(decide(shadow, &request))).await?;
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn request_carries_its_options_and_fits_its_acknowledgement() {
-        let now = Timestamp::now();
+        let now = crate::clock::now();
         for (evict, download) in [(false, false), (true, false), (false, true), (true, true)] {
             let request = request(&options(evict, download), now);
             let drill = models::shadow::Drill::of(&request);

@@ -166,7 +166,7 @@ async fn write(
 }
 
 pub(super) async fn hold(client: &Client, namespace: &str, options: &HoldOptions) -> anyhow::Result<()> {
-    let now = Timestamp::now();
+    let now = crate::clock::now();
     let hold = options.hold(now)?;
     let decide = |node: &Node| decide_hold(node, &hold, options.overwrite, now);
     write(client, namespace, &options.nodes, decide, |shadow, node| held(&hold, shadow, node)).await

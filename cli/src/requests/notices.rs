@@ -1,7 +1,6 @@
 //! `kubectl brupop test-notices`: a notice to every receiver, on the way that all notices take.
 
 use anyhow::bail;
-use jiff::Timestamp;
 use kube::{Client, ResourceExt as _};
 use models::condition::false_condition;
 use models::names::TEST_NOTICES_ANNOTATION;
@@ -49,7 +48,7 @@ fn outcome(now: &BottlerocketUpdateOperator, nonce: &str) -> State {
 }
 
 pub(super) async fn test(client: &Client, namespace: &str, options: &WriteOptions) -> anyhow::Result<()> {
-    let nonce = nonce(Timestamp::now());
+    let nonce = nonce(crate::clock::now());
     let acknowledged = async |_: &_, now: &BottlerocketUpdateOperator| Ok(outcome(now, &nonce));
     carry_out(client, namespace, options, |operator| decide(operator, &nonce), acknowledged).await
 }

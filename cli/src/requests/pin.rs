@@ -175,7 +175,7 @@ pub(super) async fn pin(client: &Client, namespace: &str, options: &PinOptions) 
     let version = options.version.trim();
     let nodes = nodes(client).await?;
     let shadows: Vec<BottlerocketShadow> = list_in(client, namespace, ListParams::default()).await?;
-    let now = Timestamp::now();
+    let now = crate::clock::now();
     let planned = std::cell::RefCell::new(None);
     let decide = |operator: &BottlerocketUpdateOperator| {
         let decision = decide(operator, version)?;
@@ -265,7 +265,7 @@ mod tests {
             shadow("c", "1.20.4", &versions),
             shadow("d", "1.20.1", &["1.20.1"]),
         ];
-        moves(&operator(spec, &json!({})), &nodes, &shadows, Timestamp::now())
+        moves(&operator(spec, &json!({})), &nodes, &shadows, crate::clock::now())
     }
 
     #[test]

@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::bail;
 use clap::Args;
-use jiff::Timestamp;
 use kube::Client;
 use models::condition::{ConditionStatus, find_condition};
 use models::names::{CONTINUE_OTHERS_ANNOTATION, RESUME_ANNOTATION};
@@ -249,7 +248,7 @@ pub(super) async fn pause(client: &Client, namespace: &str, options: &WriteOptio
 }
 
 pub(super) async fn resume(client: &Client, namespace: &str, options: &ResumeOptions) -> anyhow::Result<()> {
-    let nonce = nonce(Timestamp::now());
+    let nonce = nonce(crate::clock::now());
     if !options.others.is_empty() {
         let decide = |operator: &BottlerocketUpdateOperator| decide_others(operator, &options.others);
         let acknowledged = async |change: &Change, now: &BottlerocketUpdateOperator| {

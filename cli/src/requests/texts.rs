@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn request_value_fits_its_acknowledgement_and_differs_each_time() {
-        let now = Timestamp::now();
+        let now = crate::clock::now();
         let later = now + jiff::SignedDuration::from_nanos(1);
         assert!(nonce(now).len() <= 64 && nonce(now) != nonce(later), "{}", nonce(now));
     }

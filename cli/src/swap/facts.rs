@@ -69,7 +69,7 @@ pub(super) async fn gather(
     quiet: SignedDuration,
     ahead: bool,
 ) -> anyhow::Result<Facts> {
-    let now = Timestamp::now();
+    let now = crate::clock::now();
     let definition = definition(client).await?;
     let phase = definition.as_ref().map_or(Phase::Absent, Definition::phase);
     let (mut workloads, pods) = (workloads(client).await?, pods(client).await?);

@@ -15,86 +15,10 @@ pub(super) fn own_shadow(node: &str, status: &Value) -> Live {
 
 /// Changes the facts as if the step had been carried out, or the wait had ended.
 pub(super) fn assume(facts: &mut Facts, next: &Next) {
-    let both = || Definition {
-        versions: ["v1", "v2", "v3"].map(str::to_owned).to_vec(),
-        storage: "v3".to_owned(),
-        stored: vec!["v2".to_owned(), "v3".to_owned()],
-        ..Definition::default()
-    };
-    let own = facts.own.get_or_insert_default();
+    // From the first step or wait on, v3 counts as served.
+    _ = facts.own.get_or_insert_default();
     match next {
-        Next::Act(step) => match step {
-            Step::CreateNamespace => facts.namespace = true,
-            Step::Keep(objects) => facts.record.assume_map(objects),
-            Step::DeleteWorkload(workload) => facts.workloads.retain(|other| other != workload),
-            Step::SetConversion(conversion) => {
-                if let Some(definition) = &mut facts.definition {
-                    definition.live.kept["spec"]["conversion"] = conversion.clone();
-                }
-                if facts.earlier.is_err() {
-                    facts.earlier = Ok(Vec::new());
-                }
-            }
-            Step::CreateReadOnly(object) if object["kind"] == "ValidatingAdmissionPolicy" => {
-                facts.read_only.policy = Some(String::new());
-            }
-            Step::CreateReadOnly(_) => facts.read_only.binding = Some(String::new()),
-            Step::ServeAllVersions => facts.definition = Some(both()),
-            Step::CreateShadows(nodes) => {
-                own.extend(nodes.iter().map(|(node, _)| own_shadow(node, &Value::Null)));
-            }
-            Step::WriteRecords(nodes) => {
-                for (node, ..) in nodes {
-                    let written = own_shadow(node, &json!({"record": {}}));
-                    own.retain(|shadow| shadow.id() != written.id());
-                    own.push(written);
-                }
-            }
-            Step::DeleteShadows(_) => facts.earlier = Ok(Vec::new()),
-            Step::PruneStoredVersions(stored) => {
-                if let Some(definition) = &mut facts.definition {
-                    definition.stored.clone_from(stored);
-                }
-            }
-            Step::ServeOwnVersion => {
-                facts.definition = Some(Definition { versions: vec!["v3".to_owned()], ..both() });
-            }
-            Step::DeleteReadOnly(object, _) if object["kind"] == "ValidatingAdmissionPolicy" => {
-                facts.read_only.policy = None;
-            }
-            Step::DeleteReadOnly(..) => {
-                facts.read_only.binding = None;
-                facts.read_only.enforced = false;
-            }
-            Step::DeleteOwnShadows(_) => own.clear(),
-            Step::StoreEarlierVersion(versions) => {
-                let storage = versions.as_array().into_iter().flatten().find(|version| version["storage"] == true);
-                let storage = storage.and_then(|version| version["name"].as_str()).unwrap_or_default().to_owned();
-                if let Some(definition) = &mut facts.definition {
-                    // As the API server does.
-                    if !definition.stored.contains(&storage) {
-                        definition.stored.push(storage.clone());
-                    }
-                    definition.storage = storage;
-                }
-                facts.rechecked = false;
-                facts.earlier = facts.earlier.clone().or(Ok(Vec::new()));
-            }
-            Step::RestoreShadows(shadows) => {
-                let restored = shadows.iter().map(|kept| Live { kept: kept.clone(), ..Live::default() });
-                facts.earlier = Ok(facts.earlier.iter().flatten().cloned().chain(restored).collect());
-            }
-            Step::RestoreDefinition(kept) => {
-                if let Some(definition) = &mut facts.definition {
-                    definition.live.kept.clone_from(kept);
-                    definition.versions.retain(|version| version != "v3");
-                }
-            }
-            Step::CreateWorkload(workload) => {
-                facts.workloads.push(Live { kept: workload.clone(), ..Live::default() });
-            }
-            Step::DeleteRecord(name, _) => facts.record.maps.retain(|(other, _)| other != name),
-        },
+        Next::Act(step) => carry_out(facts, step),
         Next::Wait(waiting) => match waiting {
             Waiting::Pods(_) => facts.pods.clear(),
             Waiting::Nodes(_) => facts.unsettled.clear(),
@@ -104,6 +28,86 @@ pub(super) fn assume(facts: &mut Facts, next: &Next) {
             Waiting::Recheck | Waiting::Stored => facts.rechecked = true,
         },
         Next::Blocked(_) | Next::Done => {}
+    }
+}
+
+fn carry_out(facts: &mut Facts, step: &Step) {
+    let both = || Definition {
+        versions: ["v1", "v2", "v3"].map(str::to_owned).to_vec(),
+        storage: "v3".to_owned(),
+        stored: vec!["v2".to_owned(), "v3".to_owned()],
+        ..Definition::default()
+    };
+    let own = facts.own.get_or_insert_default();
+    match step {
+        Step::CreateNamespace => facts.namespace = true,
+        Step::Keep(objects) => facts.record.assume_map(objects),
+        Step::DeleteWorkload(workload) => facts.workloads.retain(|other| other != workload),
+        Step::SetConversion(conversion) => {
+            if let Some(definition) = &mut facts.definition {
+                definition.live.kept["spec"]["conversion"] = conversion.clone();
+            }
+            facts.earlier = facts.earlier.clone().or(Ok(Vec::new()));
+        }
+        Step::CreateReadOnly(object) if object["kind"] == "ValidatingAdmissionPolicy" => {
+            facts.read_only.policy = Some(String::new());
+        }
+        Step::CreateReadOnly(_) => facts.read_only.binding = Some(String::new()),
+        Step::ServeAllVersions => facts.definition = Some(both()),
+        Step::CreateShadows(nodes) => {
+            own.extend(nodes.iter().map(|(node, _)| own_shadow(node, &Value::Null)));
+        }
+        Step::WriteRecords(nodes) => {
+            for (node, ..) in nodes {
+                let written = own_shadow(node, &json!({"record": {}}));
+                own.retain(|shadow| shadow.id() != written.id());
+                own.push(written);
+            }
+        }
+        Step::DeleteShadows(_) => facts.earlier = Ok(Vec::new()),
+        Step::PruneStoredVersions(stored) => {
+            if let Some(definition) = &mut facts.definition {
+                definition.stored.clone_from(stored);
+            }
+        }
+        Step::ServeOwnVersion => {
+            facts.definition = Some(Definition { versions: vec!["v3".to_owned()], ..both() });
+        }
+        Step::DeleteReadOnly(object, _) if object["kind"] == "ValidatingAdmissionPolicy" => {
+            facts.read_only.policy = None;
+        }
+        Step::DeleteReadOnly(..) => {
+            facts.read_only.binding = None;
+            facts.read_only.enforced = false;
+        }
+        Step::DeleteOwnShadows(_) => own.clear(),
+        Step::StoreEarlierVersion(versions) => {
+            let storage = versions.as_array().into_iter().flatten().find(|version| version["storage"] == true);
+            let storage = storage.and_then(|version| version["name"].as_str()).unwrap_or_default().to_owned();
+            if let Some(definition) = &mut facts.definition {
+                // As the API server does.
+                if !definition.stored.contains(&storage) {
+                    definition.stored.push(storage.clone());
+                }
+                definition.storage = storage;
+            }
+            facts.rechecked = false;
+            facts.earlier = facts.earlier.clone().or(Ok(Vec::new()));
+        }
+        Step::RestoreShadows(shadows) => {
+            let restored = shadows.iter().map(|kept| Live { kept: kept.clone(), ..Live::default() });
+            facts.earlier = Ok(facts.earlier.iter().flatten().cloned().chain(restored).collect());
+        }
+        Step::RestoreDefinition(kept) => {
+            if let Some(definition) = &mut facts.definition {
+                definition.live.kept.clone_from(kept);
+                definition.versions.retain(|version| version != "v3");
+            }
+        }
+        Step::CreateWorkload(workload) => {
+            facts.workloads.push(Live { kept: workload.clone(), ..Live::default() });
+        }
+        Step::DeleteRecord(name, _) => facts.record.maps.retain(|(other, _)| other != name),
     }
 }
 

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
-use jiff::Timestamp;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Client;
 use kube::api::ListParams;
@@ -170,7 +169,7 @@ async fn watch(client: &Client, namespace: &str, options: &TakeoverWatchOptions)
     loop {
         match snapshot(client, &trial).await {
             Ok(snapshot) => {
-                watch::render(&snapshot, &trial, namespace, Timestamp::now()).print()?;
+                watch::render(&snapshot, &trial, namespace, crate::clock::now()).print()?;
                 if !shown {
                     watch::assumptions().print()?;
                 }
@@ -224,7 +223,7 @@ async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
         budgets: budgets.iter().filter_map(BudgetFacts::project).collect(),
         ..Snapshot::default()
     };
-    let next = watch::beginning(&snapshot, trial, Timestamp::now());
+    let next = watch::beginning(&snapshot, trial, crate::clock::now());
     snapshot.pods = pods_of(client, next.into_iter().take(NODES_WITH_PODS).collect()).await?;
     Ok(snapshot)
 }

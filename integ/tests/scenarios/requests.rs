@@ -145,14 +145,13 @@ pub(crate) async fn idle_cluster_causes_only_lease_writes_and_open_watches(
         world.operator.as_ref().and_then(|o| o.status.counts.as_ref()).is_some_and(|c| c.current == 2)
     })
     .await?;
-    // Two renewals for pending requests: the first may come at any moment, and there is more than a second, for
-    // which counts of the fleet may be delayed, between the two. Then several with hosts that check for updates
-    // each second.
+    // First two renewals of the Lease, until requests that are under way have ended: the first may come at once, and between the two is more
+    // than the second by which counts of the fleet may be delayed. Then several, while the hosts check for updates each second.
     ctx.renewals(2).await?;
     let from = Timestamp::now();
     let refreshes = refreshes(ctx);
     ctx.renewals(3).await?;
-    ensure!(self::refreshes(ctx) > refreshes, "the hosts were not looking for updates meanwhile");
+    ensure!(self::refreshes(ctx) > refreshes, "the hosts did not check for updates meanwhile");
     let (until, all) = (Timestamp::now(), recorded(ctx).await?);
     let idle = requests(&all).filter(|record| record.received > from && part(record).is_some()).cloned();
     let (writes, reads): (Vec<_>, Vec<_>) = idle.partition(Record::is_write);
@@ -358,7 +357,7 @@ async fn node_update_stays_within_request_and_host_call_limits() -> anyhow::Resu
             ("slots", slots, 3),
             // The protection from autoscalers ends last, once the node is verified.
             ("claim, release and its end", count("controller", "patch", "nodes"), 3),
-            ("the last look at the Node", count("controller", "get", "nodes"), 1),
+            ("the last read of the Node", count("controller", "get", "nodes"), 1),
             ("evictions", count("controller", "create", "pods/eviction"), PODS),
             // The watch brings the pods that there are. They are listed for the live check before the permit alone.
             ("reads of pods", count("controller", "list", "pods"), 1),

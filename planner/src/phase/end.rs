@@ -14,10 +14,10 @@ use models::time::{after, between};
 
 use super::drained::{asked_in_vain, drain_blockers};
 use super::drill;
-use super::health::{named, pods_to_verify, unhealthy_pods};
 use super::result::{keep_result, release, running};
 use super::row::{Attempt, Outcome, Turn, fail};
 use super::status::unblock;
+use super::unhealthy::{named, pods_to_verify, unhealthy_pods};
 use super::workloads::is_without_workloads;
 use crate::decision::{Action, Note};
 use crate::gates;

@@ -38,6 +38,7 @@ mod start;
 mod status;
 #[cfg(test)]
 mod tests;
+mod unhealthy;
 mod usable;
 mod verification;
 mod verifying;

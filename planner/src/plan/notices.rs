@@ -194,7 +194,7 @@ impl Source<'_> {
             Fact::Frozen(known) => self.of_freeze(id, known),
             Fact::Unwell(span) => {
                 let (UnwellSpan { since, nodes, .. }, wait) = (span, Wait::of_unwell(span));
-                let cause = format!("no update starts, except to take nodes off the version that these run: {wait}");
+                let cause = format!("only rollouts that take ill nodes off their version go on: {wait}");
                 Notice {
                     nodes: nodes.clone(),
                     ..notice(id, NoticeEvent::ClusterUnwell.as_str(), *since, "nodes", &cause, "kubectl get nodes")

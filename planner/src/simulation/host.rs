@@ -120,25 +120,28 @@ impl Host {
                 agent.armed = None;
             }
             HostState::RebootedIntoUpdate if self.staged != spec.version => fail(agent, FailureReason::NotStaged),
-            HostState::RebootedIntoUpdate => {
-                let armed = agent.armed.clone().filter(|a| a.attempt == spec.attempt && a.boot_id == boot);
-                let answered =
-                    armed.as_ref().is_some_and(|a| fresh && spec.permit.as_ref().is_some_and(|g| g.nonce == a.nonce));
-                match armed {
-                    Some(armed) if answered && armed.phase == ArmedPhase::Arming => {
-                        self.armed = true;
-                        agent.armed = Some(Armed { phase: ArmedPhase::Activated, ..armed });
-                    }
-                    Some(_) if answered => self.cleared = true,
-                    _ if fresh => {}
-                    _ => {
-                        let Some(version) = spec.version.clone() else { return };
-                        self.nonces += 1;
-                        self.asked = Some(now);
-                        let (attempt, nonce) = (spec.attempt, format!("{boot}-{}", self.nonces));
-                        agent.armed = Some(Armed { attempt, boot_id: boot, version, phase: ArmedPhase::Arming, nonce });
-                    }
-                }
+            HostState::RebootedIntoUpdate => self.arm(shadow, boot, fresh, now),
+        }
+    }
+
+    /// Requests the permit of an update, and activates the image and reboots with it.
+    fn arm(&mut self, shadow: &mut ShadowFacts, boot_id: String, fresh: bool, now: Timestamp) {
+        let (spec, agent) = (&shadow.spec, &mut shadow.status.agent);
+        let armed = agent.armed.clone().filter(|own| own.attempt == spec.attempt && own.boot_id == boot_id);
+        let is_for = |own: &Armed| spec.permit.as_ref().is_some_and(|permit| permit.nonce == own.nonce);
+        match armed {
+            Some(own) if fresh && is_for(&own) && own.phase == ArmedPhase::Arming => {
+                self.armed = true;
+                agent.armed = Some(Armed { phase: ArmedPhase::Activated, ..own });
+            }
+            Some(own) if fresh && is_for(&own) => self.cleared = true,
+            _ if fresh => {}
+            _ => {
+                let Some(version) = spec.version.clone() else { return };
+                self.nonces += 1;
+                self.asked = Some(now);
+                let (attempt, nonce) = (spec.attempt, format!("{boot_id}-{}", self.nonces));
+                agent.armed = Some(Armed { attempt, boot_id, version, phase: ArmedPhase::Arming, nonce });
             }
         }
     }

@@ -63,89 +63,31 @@ pub(super) fn section(path: &str) -> Option<&'static str> {
 /// If the manifests lack an object whose field is a default.
 pub(in super::super) fn of_operator() -> anyhow::Result<Vec<Setting>> {
     let digest = || pattern("^(sha256:[0-9a-f]{64})?$");
-    let mut settings = vec![
-        setting(
-            "image.registry",
-            json!(""),
-            pattern("^[^\\s@]*$"),
-            "Registry and path in front of the images' names, such as registry.example/brupop. Empty: bare names, for nodes that have the images.",
-        ),
-        setting(
-            "image.tag",
-            json!(""),
-            pattern("^[A-Za-z0-9_.-]{0,128}$"),
-            "Tag of all images. Empty: the appVersion of the chart.",
-        ),
-        setting(
-            "image.pullPolicy",
-            json!("IfNotPresent"),
-            one_of(&["Always", "IfNotPresent", "Never"]),
-            "When a node pulls an image.",
-        ),
-        setting("image.digests.agent", json!(""), digest(), "Digest of brupop-agent."),
-        setting("image.digests.apiserver", json!(""), digest(), "Digest of brupop-apiserver."),
-        setting("image.digests.controller", json!(""), digest(), "Digest of brupop-controller."),
-        setting("image.digests.aws", json!(""), digest(), "Digest of brupop-aws."),
-        setting(
-            "imagePullSecrets",
-            json!([]),
-            list_of(
-                json!({"type": "object", "required": ["name"], "additionalProperties": false, "properties": {"name": text()}}),
-            ),
-            "Secrets for pulls from the registry, such as {name: registry}. They have to exist in both namespaces.",
-        ),
-        setting(
-            "commonLabels",
-            json!({}),
-            texts(),
-            "Labels of all objects and pods, beside those that the operator needs.",
-        ),
-        setting("commonAnnotations", json!({}), texts(), "Annotations of all objects and pods."),
-        setting("logging.format", json!("text"), one_of(&["text", "json"]), "Format: text or json."),
-        setting(
-            "logging.level",
-            json!(""),
-            text(),
-            "Level or filter, such as debug or info,kube=warn. Empty: that of the program, info.",
-        ),
-        setting(
-            "clusterDomain",
-            json!("cluster.local"),
-            pattern(models::domain::PATTERN),
-            "Domain of the cluster, for the names in the certificate of the web API.",
-        ),
-        setting(
-            "namespaces.system.create",
-            json!(false),
-            boolean(),
-            "Render the Namespace of the release, too. Only for `helm template`: to Helm it exists already. Without it, label it pod-security.kubernetes.io/enforce=restricted yourself.",
-        ),
-        setting(
-            "namespaces.agents.create",
-            json!(true),
-            boolean(),
-            "Create the Namespace of the agents. One that exists has to admit pods that mount a socket of the host (pod security `privileged`).",
-        ),
-        setting("namespaces.agents.name", json!(AGENT_NAMESPACE), pattern(NAME), "Name of the agents' namespace."),
-        setting(
-            "policy.create",
-            json!(true),
-            boolean(),
-            "Create the policy. Without it, it is yours to create, and no update starts before.",
-        ),
-        setting(
-            "policy.enabled",
-            json!(false),
-            boolean(),
-            "True: updates start, on nodes that have the label bottlerocket.aws/updater-interface-version=2.0.0.",
-        ),
-    ];
     let (mut spec, crd) = (policy::default()["spec"].take(), crds::of_kind(&BottlerocketUpdateOperator::kind(&()))?);
     let mut schema = strict(&crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]);
     for object in [&mut spec, &mut schema["properties"]] {
         object.as_object_mut().context("the policy is an object")?.remove("enabled");
     }
+    let mut settings = Vec::new();
     settings.extend([
+        setting("image.registry", json!(""), pattern("^[^\\s@]*$"), "Registry and path in front of the images' names, such as registry.example/brupop. Empty: bare names, for nodes that have the images."),
+        setting("image.tag", json!(""), pattern("^[A-Za-z0-9_.-]{0,128}$"), "Tag of all images. Empty: the appVersion of the chart."),
+        setting("image.pullPolicy", json!("IfNotPresent"), one_of(&["Always", "IfNotPresent", "Never"]), "When a node pulls an image."),
+        setting("image.digests.agent", json!(""), digest(), "Digest of brupop-agent."),
+        setting("image.digests.apiserver", json!(""), digest(), "Digest of brupop-apiserver."),
+        setting("image.digests.controller", json!(""), digest(), "Digest of brupop-controller."),
+        setting("image.digests.aws", json!(""), digest(), "Digest of brupop-aws."),
+        setting("imagePullSecrets", json!([]), list_of(json!({"type": "object", "required": ["name"], "additionalProperties": false, "properties": {"name": text()}})), "Secrets for pulls from the registry, such as {name: registry}. They have to exist in both namespaces."),
+        setting("commonLabels", json!({}), texts(), "Labels of all objects and pods, beside those that the operator needs."),
+        setting("commonAnnotations", json!({}), texts(), "Annotations of all objects and pods."),
+        setting("logging.format", json!("text"), one_of(&["text", "json"]), "Format: text or json."),
+        setting("logging.level", json!(""), text(), "Level or filter, such as debug or info,kube=warn. Empty: that of the program, info."),
+        setting("clusterDomain", json!("cluster.local"), pattern(models::domain::PATTERN), "Domain of the cluster, for the names in the certificate of the web API."),
+        setting("namespaces.system.create", json!(false), boolean(), "Render the Namespace of the release, too. Only for `helm template`: to Helm it exists already. Without it, label it pod-security.kubernetes.io/enforce=restricted yourself."),
+        setting("namespaces.agents.create", json!(true), boolean(), "Create the Namespace of the agents. One that exists has to admit pods that mount a socket of the host (pod security `privileged`)."),
+        setting("namespaces.agents.name", json!(AGENT_NAMESPACE), pattern(NAME), "Name of the agents' namespace."),
+        setting("policy.create", json!(true), boolean(), "Create the policy. Without it, it is yours to create, and no update starts before."),
+        setting("policy.enabled", json!(false), boolean(), "True: updates start, on nodes that have the label bottlerocket.aws/updater-interface-version=2.0.0."),
         setting("policy.spec", spec, schema, "All else of the policy: docs/policy.md."),
         setting("certificate.source", json!("managed"), one_of(&["managed", "provided", "cert-manager"]), "Source: `managed` by the controller; `provided` by you, as Secret brupop-apiserver-tls with ca.crt; `cert-manager`, by a Certificate of the chart."),
         setting("certificate.issuer.kind", json!("Issuer"), one_of(&["Issuer", "ClusterIssuer"]), "For `cert-manager`: kind of the issuer. It has to write ca.crt."),

@@ -15,6 +15,13 @@ use crate::survey::rollout::Rollout;
 use crate::survey::{SurveyedNode, ended};
 use crate::wait::Wait;
 
+/// Returns how many nodes there are of each rollout.
+fn counted<'k>(nodes: impl Iterator<Item = KeyRef<'k>>) -> BTreeMap<KeyRef<'k>, usize> {
+    let mut counts: BTreeMap<KeyRef<'k>, usize> = BTreeMap::new();
+    nodes.for_each(|key| *counts.entry(key).or_default() += 1);
+    counts
+}
+
 impl<'a> Planner<'a> {
     /// Lets requested drills begin: each before which, in the order of updates, fewer wait for their slots than nodes may be out
     /// of service, since updates leave such a node alone and its agent reports often. One that waits for room in its group or
@@ -75,28 +82,18 @@ impl<'a> Planner<'a> {
         let ahead = self.policy.pre_stage.as_ref();
         // A node that is staged, or about to be, will take room in its group and zone, and in its canary step if that
         // does not count it by itself: it counts those that it observes at work.
-        let mut waiting: BTreeMap<KeyRef<'_>, usize> = BTreeMap::new();
-        for (key, _) in held_back {
-            *waiting.entry(*key).or_default() += 1;
-        }
-        let mut begun: BTreeMap<KeyRef<'_>, usize> = BTreeMap::new();
+        let waiting = counted(held_back.iter().map(|(key, _)| *key));
         let unseen = requests.beginning.iter().map(|(node, version)| key::key(node.node, version));
         let staged = ready.iter().chain(held_back.iter().map(|(_, node)| node)).filter_map(|node| {
             let progress = node.node.update().filter(|progress| progress.step == Step::Staged)?;
             Some(key::key(node.node, &progress.version))
         });
-        for key in staged.chain(unseen) {
-            *begun.entry(key).or_default() += 1;
-        }
+        let mut begun = counted(staged.chain(unseen));
         let beginning = requests.beginning.iter().map(|(node, _)| node);
-        for node in ready.iter().chain(&staging).chain(beginning) {
-            budget.take(node);
-        }
+        ready.iter().chain(&staging).chain(beginning).for_each(|node| budget.take(node));
         // What is left beside nodes that wait behind one that goes alone: they take room from those of their own rollout only.
         let mut beside = budget.clone();
-        for (_, node) in held_back {
-            beside.take(node);
-        }
+        held_back.iter().for_each(|(_, node)| beside.take(node));
         let room = match ahead {
             Some(limit) => limit.of(self.survey.total).unwrap_or(1).saturating_sub(staging.len()),
             // A staged node that cannot be drained gives way: it does not count.
