@@ -182,16 +182,6 @@ impl Page {
         }
     }
 
-    /// Adds a line of two parts with a tabulator between them, for programs.
-    pub(crate) fn tabbed(&mut self, first: &str, second: &str) {
-        self.text.push_str(&plain(first));
-        if !second.is_empty() {
-            self.text.push('\t');
-            self.text.push_str(&plain(second));
-        }
-        self.text.push('\n');
-    }
-
     /// Adds an object as JSON, for programs: what a terminal would obey is escaped, so that the value stays the same.
     pub(crate) fn json(&mut self, value: &Value) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(value).context("the output is no JSON")?;
