@@ -4,6 +4,8 @@
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -13,6 +15,7 @@ use clap_complete::env::{Bash, Elvish, EnvCompleter, Fish, Powershell, Shells, Z
 use clap_complete::{ArgValueCandidates, CompleteEnv, CompletionCandidate, engine};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, ListParams};
+use kube::config::ExecInteractiveMode;
 use models::names;
 use models::plain::plain;
 
@@ -76,15 +79,23 @@ fn nodes(line: fn() -> Command) -> Vec<CompletionCandidate> {
     let words = std::env::args_os().skip_while(|word| word != "--").skip(1);
     let matches = line().ignore_errors(true).try_get_matches_from(words).ok();
     let options = matches.and_then(|matches| ConnectOptions::from_arg_matches(&matches).ok()).unwrap_or_default();
-    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return Vec::new() };
-    match runtime.block_on(async { tokio::time::timeout(LIMIT, names_of_nodes(&options)).await }) {
-        Ok(Ok(names)) => names.iter().map(|name| CompletionCandidate::new(plain(name))).collect(),
-        Ok(Err(_)) | Err(_) => Vec::new(),
-    }
+    let (sender, receiver) = mpsc::channel();
+    // A plugin for credentials and the resolver of names block their thread, which ends with the program.
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        sender.send(runtime.map(|runtime| runtime.block_on(names_of_nodes(&options))))
+    });
+    let Ok(Ok(Ok(names))) = receiver.recv_timeout(LIMIT) else { return Vec::new() };
+    names.iter().map(|name| CompletionCandidate::new(plain(name))).collect()
 }
 
 async fn names_of_nodes(options: &ConnectOptions) -> anyhow::Result<Vec<String>> {
-    let nodes: Api<Node> = Api::all(connect::client(options.config().await?)?);
+    let mut config = options.config().await?;
+    // A plugin for credentials must not ask, or write on the terminal, while a line is typed.
+    if let Some(plugin) = &mut config.auth_info.exec {
+        plugin.interactive_mode = Some(ExecInteractiveMode::Never);
+    }
+    let nodes: Api<Node> = Api::all(connect::client(config)?);
     let params = ListParams::default().labels(names::INTERFACE_LABEL);
     let listed = call("list nodes", nodes.list_metadata(&params)).await?;
     Ok(listed.iter().map(kube::ResourceExt::name_any).collect())
