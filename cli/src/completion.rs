@@ -32,8 +32,8 @@ const NODE: &str = "NODE";
 /// Name of this program.
 const PROGRAM: &str = "kubectl-brupop";
 
-/// Environment variable by which shells ask for words: that of `clap_complete`.
-const VARIABLE: &str = "COMPLETE";
+/// Environment variable by which shells ask for words. Another program's `COMPLETE`, the crate's own, does not change a command.
+const VARIABLE: &str = "BRUPOP_COMPLETE";
 
 /// The shells, and kubectl.
 const SHELLS: Shells<'static> = Shells(&[&Bash, &Elvish, &Fish, &Powershell, &Zsh, &Kubectl]);
