@@ -1,19 +1,27 @@
-//! Completion of command lines: the scripts for shells, and the words that they ask for. The words come from the command
-//! line's own definition, the names of nodes from the cluster.
+//! Completion of command lines, in shells by `clap_complete` and by kubectl: the words come from the command line's own
+//! definition, the names of nodes from the cluster.
 
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
-use clap::{Arg, Args, Command, ValueHint};
+use anyhow::Context as _;
+use clap::builder::PossibleValuesParser;
+use clap::{Args, Command, FromArgMatches as _};
+use clap_complete::env::{Bash, Elvish, EnvCompleter, Fish, Powershell, Shells, Zsh};
+use clap_complete::{ArgValueCandidates, CompleteEnv, CompletionCandidate, engine};
 use k8s_openapi::api::core::v1::Node;
-use kube::Client;
 use kube::api::{Api, ListParams};
+use kube::config::ExecInteractiveMode;
 use models::names;
+use models::plain::plain;
 
 use crate::call::call;
+use crate::connect::{self, ConnectOptions};
 use crate::page::Page;
-
-/// Name of the hidden command that the scripts run. It is kubectl's own name for it.
-pub(crate) const COMPLETE: &str = "__complete";
 
 /// Time for names of nodes: a user waits for each completion.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -21,155 +29,122 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// Name of values that are names of nodes.
 const NODE: &str = "NODE";
 
-/// A shell, or kubectl.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Shell {
-    Bash,
-    Zsh,
-    Fish,
-    /// The program with which kubectl completes `kubectl brupop`, in any shell.
-    Kubectl,
-}
+/// Name of this program.
+const PROGRAM: &str = "kubectl-brupop";
+
+/// Environment variable by which shells ask for words. Another program's `COMPLETE`, the crate's own, does not change a command.
+const VARIABLE: &str = "BRUPOP_COMPLETE";
+
+/// The shells, and kubectl.
+const SHELLS: Shells<'static> = Shells(&[&Bash, &Elvish, &Fish, &Powershell, &Zsh, &Kubectl]);
+
+/// The program with which kubectl completes `kubectl brupop`, in any shell.
+struct Kubectl;
 
 #[derive(Debug, Args)]
 pub(crate) struct CompletionOptions {
     /// Shell that the script is for; `kubectl`: the program kubectl_complete-brupop, for kubectl's own completion.
-    #[arg(value_enum)]
-    shell: Shell,
+    #[arg(value_parser = PossibleValuesParser::new(SHELLS.names()))]
+    shell: String,
 }
 
-/// Options of the hidden command.
-#[derive(Debug, Args)]
-pub(crate) struct Words {
-    /// Words of the command line up to the one to complete.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub(crate) words: Vec<String>,
-}
-
-pub(crate) fn completion(options: &CompletionOptions) -> Page {
-    let script = match options.shell {
-        Shell::Bash => include_str!("completion/bash"),
-        Shell::Zsh => include_str!("completion/zsh"),
-        Shell::Fish => include_str!("completion/fish"),
-        Shell::Kubectl => include_str!("completion/kubectl_complete-brupop"),
-    };
+pub(crate) fn script(options: &CompletionOptions) -> anyhow::Result<Page> {
+    let (shells, mut script) = (SHELLS, Vec::new());
+    let shell = shells.completer(&options.shell).with_context(|| format!("{} is no shell", options.shell))?;
+    shell.write_registration(VARIABLE, PROGRAM, PROGRAM, PROGRAM, &mut script)?;
     let mut page = Page::default();
-    page.text(script);
-    page
+    page.text(&String::from_utf8(script)?);
+    Ok(page)
 }
 
-/// The words that may come next.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Candidates {
-    /// Each with a description.
-    words: Vec<(String, String)>,
-    /// True if it is the name of a node.
-    pub(crate) nodes: bool,
-    /// True if it is the name of a file.
-    files: bool,
+/// Prints the words that may come next on a line and ends the program, if a shell asks for them.
+pub(crate) fn complete(line: fn() -> Command) {
+    let names = ArgValueCandidates::new(move || nodes(line));
+    CompleteEnv::with_factory(|| with_nodes(line(), &names)).var(VARIABLE).shells(SHELLS).complete();
 }
 
-impl Candidates {
-    pub(crate) fn add_nodes(&mut self, names: Vec<String>) {
-        self.words.extend(names.into_iter().map(|name| (name, String::new())));
-    }
-
-    /// Returns the words that begin like the last one, as kubectl's completion reads them.
-    pub(crate) fn page(&self, words: &[String]) -> Page {
-        let mut page = Page::default();
-        let current = words.last().map(|word| if word == "=" { "" } else { word }).unwrap_or_default();
-        for (word, about) in self.words.iter().filter(|(word, _)| word.starts_with(current)) {
-            let about = about.split(['.', ':']).next().unwrap_or_default();
-            page.tabbed(word, about);
-        }
-        // Directives of kubectl: no names of files, or the shell's own completion.
-        page.line(if self.files { ":0" } else { ":4" });
-        page
-    }
-}
-
-/// Returns the words that may come next. The last of `words` is the one to complete, and may be empty.
-pub(crate) fn candidates(root: &Command, words: &[String]) -> Candidates {
-    let mut root = root.clone();
-    root.build();
-    let Some((current, before)) = words.split_last() else { return Candidates::default() };
-    let (mut command, mut position, mut value_of) = (&root, 0, None::<&Arg>);
-    for word in before {
-        if word == "=" {
-            // Some shells split --name=value at the sign.
-        } else if value_of.take().is_some() {
-            // The value of the option before it.
-        } else if let Some(option) = option(command, word) {
-            value_of = Some(option).filter(|option| option.get_action().takes_values() && !word.contains('='));
-        } else if word.starts_with('-') {
-            // Not known here.
-        } else if let Some(inner) = command.find_subcommand(word) {
-            (command, position) = (inner, 0);
-        } else {
-            position += 1;
-        }
-    }
-    if let Some(option) = value_of {
-        return values(option, "");
-    }
-    if let Some((name, _)) = current.split_once('=').filter(|(name, _)| name.starts_with("--")) {
-        return option(command, name).map(|option| values(option, &format!("{name}="))).unwrap_or_default();
-    }
-    if current.starts_with('-') {
-        return Candidates { words: options(command), ..Candidates::default() };
-    }
-    let commands = command.get_subcommands().filter(|inner| !inner.is_hide_set());
-    let commands = commands.map(|inner| (inner.get_name().to_owned(), about(inner.get_about())));
-    let positional = command.get_positionals().nth(position);
-    let repeated = || command.get_positionals().last().filter(|last| is_repeated(last));
-    let mut found = positional.or_else(repeated).map(|argument| values(argument, "")).unwrap_or_default();
-    found.words.extend(commands);
-    found
-}
-
-fn about(text: Option<&clap::builder::StyledStr>) -> String {
-    text.map(ToString::to_string).unwrap_or_default()
-}
-
-fn is_repeated(argument: &Arg) -> bool {
-    argument.get_num_args().is_some_and(|count| count.max_values() > 1)
-        || matches!(argument.get_action(), clap::ArgAction::Append)
-}
-
-/// Returns the option that a word names.
-fn option<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
-    let name = word.split('=').next().unwrap_or_default();
-    command.get_arguments().find(|option| match (name.strip_prefix("--"), name.strip_prefix('-')) {
-        (Some(long), _) => !long.is_empty() && option.get_long() == Some(long),
-        (None, Some(short)) => option.get_short().is_some_and(|letter| short == letter.to_string()),
-        (None, None) => false,
-    })
-}
-
-fn options(command: &Command) -> Vec<(String, String)> {
-    let options = command.get_arguments().filter(|option| !option.is_hide_set());
-    options.filter_map(|option| Some((format!("--{}", option.get_long()?), about(option.get_help())))).collect()
-}
-
-fn values(argument: &Arg, prefix: &str) -> Candidates {
-    let possible = argument.get_possible_values();
-    let named = |name: &str| argument.get_value_names().is_some_and(|names| names.iter().any(|other| other == name));
-    let files = matches!(argument.get_value_hint(), ValueHint::AnyPath | ValueHint::FilePath | ValueHint::DirPath);
-    let words = possible.iter().filter(|value| !value.is_hide_set());
-    Candidates {
-        words: words.map(|value| (format!("{prefix}{}", value.get_name()), about(value.get_help()))).collect(),
-        nodes: named(NODE),
-        files: files || named("FILE"),
-    }
+/// Adds the names of nodes to a command.
+fn with_nodes(command: Command, nodes: &ArgValueCandidates) -> Command {
+    command
+        .mut_args(|argument| {
+            let is_node = argument.get_value_names().is_some_and(|names| names.iter().any(|name| name == NODE));
+            if is_node { argument.add(nodes.clone()) } else { argument }
+        })
+        .mut_subcommands(|inner| with_nodes(inner, nodes))
 }
 
 /// Returns the names of the nodes under the operator; none if the cluster does not answer in time.
-pub(crate) async fn nodes(client: &Client) -> Vec<String> {
-    let nodes: Api<Node> = Api::all(client.clone());
+fn nodes(line: fn() -> Command) -> Vec<CompletionCandidate> {
+    // The options of the connection, however incomplete the rest of the line is.
+    let words = std::env::args_os().skip_while(|word| word != "--").skip(1);
+    let matches = line().ignore_errors(true).try_get_matches_from(words).ok();
+    let options = matches.and_then(|matches| ConnectOptions::from_arg_matches(&matches).ok()).unwrap_or_default();
+    let (sender, receiver) = mpsc::channel();
+    // A plugin for credentials and the resolver of names block their thread, which ends with the program.
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        sender.send(runtime.map(|runtime| runtime.block_on(names_of_nodes(&options))))
+    });
+    let Ok(Ok(Ok(names))) = receiver.recv_timeout(LIMIT) else { return Vec::new() };
+    names.iter().map(|name| CompletionCandidate::new(plain(name))).collect()
+}
+
+async fn names_of_nodes(options: &ConnectOptions) -> anyhow::Result<Vec<String>> {
+    let mut config = options.config().await?;
+    // A plugin for credentials must not ask, or write on the terminal, while a line is typed.
+    if let Some(plugin) = &mut config.auth_info.exec {
+        plugin.interactive_mode = Some(ExecInteractiveMode::Never);
+    }
+    let nodes: Api<Node> = Api::all(connect::client(config)?);
     let params = ListParams::default().labels(names::INTERFACE_LABEL);
-    let listed = tokio::time::timeout(LIMIT, call("list nodes", nodes.list_metadata(&params))).await;
-    let Ok(Ok(listed)) = listed else { return Vec::new() };
-    listed.iter().map(kube::ResourceExt::name_any).collect()
+    let listed = call("list nodes", nodes.list_metadata(&params)).await?;
+    Ok(listed.iter().map(kube::ResourceExt::name_any).collect())
+}
+
+impl EnvCompleter for Kubectl {
+    fn name(&self) -> &'static str {
+        "kubectl"
+    }
+
+    fn is(&self, name: &str) -> bool {
+        name == self.name()
+    }
+
+    fn write_registration(
+        &self,
+        _variable: &str,
+        _name: &str,
+        _program: &str,
+        _completer: &str,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        out.write_all(include_bytes!("completion/kubectl_complete-brupop"))
+    }
+
+    /// Writes words as kubectl's completion reads them. Options are among them only where one is begun, as for commands of kubectl.
+    fn write_complete(
+        &self,
+        command: &mut Command,
+        words: Vec<OsString>,
+        folder: Option<&Path>,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        let is_option = |word: &OsStr| word.as_encoded_bytes().starts_with(b"-");
+        let wants_options = words.last().is_some_and(|word| is_option(word));
+        let last = words.len().saturating_sub(1);
+        let mut found = engine::complete(command, words, last, folder)?;
+        found.retain(|candidate| wants_options || !is_option(candidate.get_value()));
+        for candidate in &found {
+            let word = plain(&candidate.get_value().to_string_lossy());
+            match candidate.get_help() {
+                Some(help) => writeln!(out, "{word}\t{}", plain(&help.to_string()))?,
+                None => writeln!(out, "{word}")?,
+            }
+        }
+        // Directives of kubectl: no names of files but these, and no space after that of a folder.
+        let is_folder = |candidate: &CompletionCandidate| candidate.get_value().as_encoded_bytes().ends_with(b"/");
+        writeln!(out, "{}", if found.iter().any(is_folder) { ":6" } else { ":4" })
+    }
 }
 
 #[cfg(test)]

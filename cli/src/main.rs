@@ -41,7 +41,7 @@ mod write;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use models::names;
 
 /// Exit codes, for `--help` and docs/plugin.md.
@@ -108,14 +108,18 @@ enum Command {
     Takeover(takeover::Command),
     /// Print the completion script for a shell, or for kubectl.
     Completion(completion::CompletionOptions),
-    #[command(name = completion::COMPLETE, hide = true)]
-    Complete(completion::Words),
     /// End updates in progress, release every node, and remove the operator from the cluster.
     Uninstall(uninstall::UninstallOptions),
 }
 
+fn main() -> ExitCode {
+    // Before the runtime starts: the names of nodes are listed in one of their own.
+    completion::complete(Arguments::command);
+    run_command()
+}
+
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> ExitCode {
+async fn run_command() -> ExitCode {
     match run(Arguments::parse()).await {
         Ok(code) => code,
         Err(error) => {
@@ -125,21 +129,6 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Prints the words that may come next on a command line, with the names of nodes where they belong.
-async fn complete(words: &[String]) -> anyhow::Result<()> {
-    let mut found = completion::candidates(&Arguments::command(), words);
-    if found.nodes {
-        // The options of the connection, however incomplete the rest of the line is.
-        let line = std::iter::once("kubectl-brupop").chain(words.iter().map(String::as_str));
-        let matches = Arguments::command().ignore_errors(true).try_get_matches_from(line).ok();
-        let connect = matches.and_then(|matches| connect::ConnectOptions::from_arg_matches(&matches).ok());
-        if let Ok(client) = connect.unwrap_or_default().config().await.and_then(connect::client) {
-            found.add_nodes(completion::nodes(&client).await);
-        }
-    }
-    found.page(words).print()
-}
-
 async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let colour = terminal::colour(arguments.color);
     shell::keep(arguments.connect.given());
@@ -147,8 +136,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::History(options) if options.is_offline() => {
             history::history(None, &arguments.namespace, options, colour).await?;
         }
-        Command::Completion(options) => completion::completion(options).print()?,
-        Command::Complete(words) => complete(&words.words).await?,
+        Command::Completion(options) => completion::script(options)?.print()?,
         Command::Plan(options) if options.is_offline() => {
             let (page, code) = plan::plan(None, &arguments.namespace, options, colour).await?;
             page.print()?;
@@ -204,7 +192,7 @@ async fn run_with(client: kube::Client, arguments: Arguments, colour: bool) -> a
             uninstall::uninstall(client, &arguments.namespace, &options).await?;
         }
         // They need no cluster.
-        Command::Completion(_) | Command::Complete(_) | Command::Simulate(_) => {}
+        Command::Completion(_) | Command::Simulate(_) => {}
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -4,6 +4,7 @@
 mod commands;
 mod screen;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -11,6 +12,7 @@ use anyhow::Context as _;
 use comfy_table::{Table, presets};
 use models::plain::{plain, shown};
 use serde_json::Value;
+use textwrap::{Options, WordSplitter};
 
 use self::commands::parts;
 pub(crate) use commands::{lines_of, with_commands};
@@ -180,16 +182,6 @@ impl Page {
         }
     }
 
-    /// Adds a line of two parts with a tabulator between them, for programs.
-    pub(crate) fn tabbed(&mut self, first: &str, second: &str) {
-        self.text.push_str(&plain(first));
-        if !second.is_empty() {
-            self.text.push('\t');
-            self.text.push_str(&plain(second));
-        }
-        self.text.push('\n');
-    }
-
     /// Adds an object as JSON, for programs: what a terminal would obey is escaped, so that the value stays the same.
     pub(crate) fn json(&mut self, value: &Value) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(value).context("the output is no JSON")?;
@@ -284,42 +276,17 @@ const NARROWEST: usize = 20;
 /// Breaks a line at spaces. A word that is too long for a line is broken too. A command is a line of its own, and whole, so that it can be
 /// copied.
 fn wrap(text: &str, width: usize) -> Vec<String> {
+    let options = Options::new(width).word_splitter(WordSplitter::NoHyphenation);
     let mut lines = Vec::new();
     for (words, is_command) in parts(text) {
+        let text = words.join(" ");
         if is_command {
-            lines.push(words.join(" "));
+            lines.push(text);
         } else {
-            lines.extend(filled(&words, width));
+            lines.extend(textwrap::wrap(&text, &options).into_iter().map(Cow::into_owned));
         }
     }
     if lines.is_empty() { vec![String::new()] } else { lines }
-}
-
-/// Returns lines of these words.
-fn filled(words: &[&str], width: usize) -> Vec<String> {
-    let (mut lines, mut length) = (vec![String::new()], 0);
-    for word in words {
-        let mut letters: Vec<char> = word.chars().collect();
-        if length > 0 && length + 1 + letters.len() > width {
-            lines.push(String::new());
-            length = 0;
-        }
-        while letters.len() > width {
-            let rest = letters.split_off(width);
-            lines.last_mut().into_iter().for_each(|line| line.extend(letters.iter()));
-            lines.push(String::new());
-            letters = rest;
-        }
-        if let Some(line) = lines.last_mut() {
-            if length > 0 {
-                line.push(' ');
-                length += 1;
-            }
-            line.extend(letters.iter());
-            length += letters.len();
-        }
-    }
-    lines
 }
 
 /// Prints a line of progress; a failure to print is ignored.

@@ -17,18 +17,7 @@ const STYLE: &str = include_str!("timeline/page.css");
 pub(crate) const SCRIPT: &str = include_str!("timeline/page.js");
 
 fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in plain(text).chars() {
-        match c {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            c => escaped.push(c),
-        }
-    }
-    escaped
+    html_escape::encode_quoted_attribute(&plain(text)).into_owned()
 }
 
 /// Returns a value as JSON that may be inside a `script` element.

@@ -2,6 +2,7 @@
 
 use anyhow::Context;
 use serde_json::Value;
+use textwrap::WordSplitter;
 
 use crate::rights;
 
@@ -66,18 +67,8 @@ fn explained(document: &str, reasons: &[&str]) -> String {
 
 /// Wraps words as lines of a comment.
 pub(crate) fn comment(words: &str) -> String {
-    let (mut text, mut length) = (String::new(), WIDTH);
-    for word in words.split(' ') {
-        length += 1 + word.len();
-        if length > WIDTH {
-            text.push_str(if text.is_empty() { "#" } else { "\n#" });
-            length = 2 + word.len();
-        }
-        text.push(' ');
-        text.push_str(word);
-    }
-    text.push('\n');
-    text
+    let options = textwrap::Options::new(WIDTH).initial_indent("# ").subsequent_indent("# ").break_words(false);
+    textwrap::fill(words, options.word_splitter(WordSplitter::NoHyphenation)) + "\n"
 }
 
 #[cfg(test)]

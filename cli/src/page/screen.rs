@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::{self, Write as _};
 
 use models::plain::plain;
+use textwrap::core::display_width;
 
 use super::{Page, write_line};
 
@@ -56,15 +57,7 @@ impl Screen {
 
 /// Returns the number of rows of a terminal of this width that a line takes up: a command is not wrapped.
 fn rows(line: &str, width: usize) -> usize {
-    let (mut shown, mut in_style) = (0_usize, false);
-    for c in line.chars() {
-        match c {
-            '\u{1b}' => in_style = true,
-            'm' if in_style => in_style = false,
-            _ => shown += usize::from(!in_style),
-        }
-    }
-    shown.div_ceil(width.max(1)).max(1)
+    display_width(line).div_ceil(width.max(1)).max(1)
 }
 
 #[cfg(test)]
@@ -79,6 +72,7 @@ mod tests {
             ("123456789", 2),
             ("\u{1b}[31mLabel:\u{1b}[0m 1", 1),
             ("\u{1b}[31mLabel:\u{1b}[0m a command of 30", 3),
+            ("日本語の名", 2),
         ] {
             assert_eq!(rows(line, 8), expected, "{line:?}");
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use jiff::Timestamp;
+use json_patch::merge;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::core::GroupVersionKind;
 use kube::discovery::{ApiCapabilities, ApiResource, Scope, pinned_kind};
@@ -29,22 +30,6 @@ const MANIFESTS: [&str; 2] =
 
 /// Longest wait until a definition is served.
 const ESTABLISHED: Duration = Duration::from_secs(120);
-
-/// Applies `patch` to `target` as a JSON merge patch.
-pub fn merge(target: &mut Value, patch: &Value) {
-    match (target, patch) {
-        (Value::Object(target), Value::Object(patch)) => {
-            for (key, value) in patch {
-                if value.is_null() {
-                    target.remove(key);
-                } else {
-                    merge(target.entry(key).or_insert(Value::Null), value);
-                }
-            }
-        }
-        (target, patch) => *target = patch.clone(),
-    }
-}
 
 /// Installs the operator as a user does: by server-side apply of the manifests.
 pub async fn install(client: &Client, options: &TestClusterOptions) -> anyhow::Result<()> {

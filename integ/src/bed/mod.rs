@@ -23,7 +23,8 @@ use crate::kubelet::{Addresses, Images, Kubelet, KubeletOptions, PodProcess};
 use crate::oracle::{ClusterState, Field, History, Recorder};
 use crate::proxy::{ConnectProxy, Sources};
 
-pub use install::{install, merge, prove};
+pub use install::{install, prove};
+pub use json_patch::merge;
 pub use oracle_input::host_log;
 pub use programs::Programs;
 

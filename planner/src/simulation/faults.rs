@@ -20,12 +20,12 @@ use models::shadow::{HostState, Place, Step};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use semver::Version;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::time::Instant;
 
 use self::checks::explains;
+pub(super) use self::objects::some_policy;
 use self::objects::*;
-pub(super) use self::objects::{merge, some_policy};
 use super::estimate;
 use super::host::Host as SimulatedHost;
 use super::write;

@@ -107,7 +107,7 @@ impl World {
             if bounds.hook.is_some() {
                 spec["hooks"] = json!([{"name": "slow", "before": {"timeout": "3m", "onTimeout": "Continue"}}]);
             }
-            super::faults::merge(&mut spec, part);
+            json_patch::merge(&mut spec, &part);
             serde_json::from_value(spec).unwrap()
         };
         let excluding = spec(json!({"version": {"exclude": [NEW.to_string()]}}));

@@ -1,4 +1,5 @@
 use jiff::ToSpan as _;
+use json_patch::merge;
 
 use super::*;
 
@@ -20,23 +21,6 @@ fn earlier(status: &Value) -> (Value, Value) {
     let at_v2 = json!({"metadata": metadata, "spec": spec, "status": status});
     let at_v3 = json!({"metadata": metadata, "spec": {"state": spec["state"], "version": "1.20.5"}, "status": {}});
     (at_v2, at_v3)
-}
-
-/// Applies a merge patch as the API server does at v3.
-fn merge(target: &mut Value, patch: &Value) {
-    let Some(fields) = patch.as_object() else {
-        *target = patch.clone();
-        return;
-    };
-    for (key, value) in fields {
-        if value.is_null() {
-            if let Some(target) = target.as_object_mut() {
-                target.remove(key);
-            }
-        } else {
-            merge(&mut target[key], value);
-        }
-    }
 }
 
 /// Carries out a write on an object; ends a reset of ownership as the server does.

@@ -170,5 +170,7 @@ pub(super) async fn user_with_fewer_rights_sees_less(w: &mut Walk<'_>) -> Result
     for command in ["status", "explain node-1", "watch"] {
         w.fails(&format!("{command} --as guest"), &[right]).await?;
     }
-    w.ok("__complete -- explain node-", &["node-1\nnode-2\nnode-3\n:4\n"]).await.map(drop)
+    let words = shell(w, "BRUPOP_COMPLETE=kubectl kubectl-brupop -- kubectl-brupop explain node-").await?;
+    ensure!(words == "node-1\nnode-2\nnode-3\n:4\n", "{words}");
+    Ok(())
 }

@@ -84,7 +84,7 @@ pub(in crate::simulation) fn some_policy(rng: &mut StdRng, budget: u32) -> Bottl
     ];
     for part in parts {
         if rng.random_bool(0.3) {
-            merge(&mut spec, part);
+            json_patch::merge(&mut spec, &part);
         }
     }
     serde_json::from_value(spec).unwrap()
@@ -97,17 +97,6 @@ pub(super) fn some_hooks() -> Vec<models::operator::Hook> {
         {"name": "deaf", "before": {"timeout": "30s", "onTimeout": "Continue"}},
     ]);
     serde_json::from_value(hooks).unwrap()
-}
-
-pub(in crate::simulation) fn merge(into: &mut Value, part: Value) {
-    match (into, part) {
-        (Value::Object(into), Value::Object(part)) => {
-            for (key, value) in part {
-                merge(into.entry(key).or_insert(Value::Null), value);
-            }
-        }
-        (into, part) => *into = part,
-    }
 }
 
 /// Returns whether policy leaves the node alone where a user has cordoned it.

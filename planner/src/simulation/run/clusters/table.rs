@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 
 use super::{Change, Cluster};
 use crate::fixtures::{NEW, OLD};
-use crate::simulation::faults::merge;
 use crate::simulation::tests::fleet;
 use crate::simulation::{Fault, FaultEffect, Scenario, Span};
 use crate::view::{BudgetFacts, NodeView};
@@ -146,9 +145,9 @@ fn autoscaled() -> Row {
     row
 }
 
-fn merged(spec: &Value, part: Value) -> Value {
+fn merged(spec: &Value, part: &Value) -> Value {
     let mut merged = spec.clone();
-    merge(&mut merged, part);
+    json_patch::merge(&mut merged, part);
     merged
 }
 
@@ -199,7 +198,7 @@ fn rows() -> Vec<Row> {
     let one = json!({"maxUnavailable": 2, "hooks": [{"name": "storage", "after": {}}], "strategy": {"canary": [{"nodes": 1}]}});
     let (silent, refuses) = (FaultEffect::NoPermitRequested, FaultEffect::HooksRefuse);
     // One end without a proof would brake it.
-    let one_by_one = merged(&steps, json!({"failurePolicy": {"maxConsecutiveFailures": 1}}));
+    let one_by_one = merged(&steps, &json!({"failurePolicy": {"maxConsecutiveFailures": 1}}));
     let mut enabled_later = cluster(6, &json!({"maxUnavailable": 3, "enabled": false}), &[]);
     enabled_later.base.operator.as_mut().unwrap().status.observed_generation = None;
     let breaks = FaultEffect::DoesNotBoot;
@@ -244,7 +243,7 @@ fn rows() -> Vec<Row> {
         )
         .waits(&[waiting(&EIGHT[..1], "NoReport", ""), waiting(&EIGHT[1..3], "Quarantined", "")].concat()),
         Row::of("a version that a user excludes while its first node is verified", cluster(8, &two, &[]), 1)
-            .after(3, Change::Policy(merged(&two, json!({"version": {"exclude": [NEW.to_string()]}}))))
+            .after(3, Change::Policy(merged(&two, &json!({"version": {"exclude": [NEW.to_string()]}}))))
             .waits(&[waiting(&EIGHT[..4], "Excluded", ""), waiting(&EIGHT[5..], "Excluded", "")].concat()),
         Row::of("two kinds of nodes, and a version that does not boot on one of them", two_kinds(&two), 1).waits(
             &[waiting(&EIGHT[1..4], "Frozen", "1.20.5"), waiting(&EIGHT[4..], "Quarantined", "1.20.5")].concat(),
@@ -256,7 +255,7 @@ fn rows() -> Vec<Row> {
         Row::of("such a version that is excluded for that kind", two_kinds(&two), 4)
             .after(
                 600,
-                Change::Policy(merged(&two, json!({"version": {"exclude": ["1.20.5 on aws-k8s-1.37/aarch64"]}}))),
+                Change::Policy(merged(&two, &json!({"version": {"exclude": ["1.20.5 on aws-k8s-1.37/aarch64"]}}))),
             )
             .after(601, Change::Resolve)
             .waits(&waiting(&EIGHT[4..], "Excluded", "1.20.5 on aws-k8s-1.37/aarch64")),
@@ -293,7 +292,7 @@ fn rows() -> Vec<Row> {
             cluster(8, &hooked, &[(FaultEffect::HooksRefuse, &[])]),
             3,
         )
-        .after(600, Change::Policy(merged(&hooked, json!({"version": {"target": OLD.to_string()}})))),
+        .after(600, Change::Policy(merged(&hooked, &json!({"version": {"target": OLD.to_string()}})))),
     ]
 }
 
