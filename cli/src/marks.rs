@@ -134,6 +134,12 @@ impl NodeState {
         }
     }
 
+    /// Returns whether the label that keeps it out of load balancers is most likely the earlier operator's; `had_shadow`: that has, or had,
+    /// a shadow of this Node.
+    pub(crate) fn has_earlier_balancer_label(&self, had_shadow: bool) -> bool {
+        had_shadow && self.balancer.as_ref().is_some_and(Owners::are_earlier)
+    }
+
     /// Returns whether it has the label with the value that this operator selects.
     pub(crate) fn is_labelled(&self) -> bool {
         self.interface.as_deref() == Some(names::INTERFACE_VERSION)

@@ -1,15 +1,14 @@
 //! The texts after a takeover: what is left on nodes, and what to do next.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Node;
-use models::earlier::{self, EarlierShadow};
-use models::names;
+use models::{earlier, names};
 use serde_json::Value;
 
-use super::armed::{armed, disarm};
+use super::armed::{armed, disarm, has_node};
 use super::record::Record;
-use super::steps::Facts;
+use super::steps::{Facts, node_of_kept};
 use crate::helm::{Releases, find};
 use crate::marks::{NodeState, Tool};
 use crate::shell::for_cluster;
@@ -20,7 +19,7 @@ const LABELLED: &str = "kubectl get serviceaccounts,services,secrets -l app.kube
 /// Returns all texts, a line each.
 pub(super) fn lines(facts: &Facts, releases: &Releases, nodes: &[Node]) -> Vec<String> {
     let record = &facts.record;
-    let mut lines = left_on_nodes(&facts.kept_shadows(), &armed(facts), nodes);
+    let mut lines = left_on_nodes(record, &armed(facts), nodes);
     lines.extend(releases.unread.iter().map(|sentence| format!("not known: {sentence}")));
     lines.extend(helm(record, releases));
     lines.extend(git_ops(record));
@@ -44,16 +43,20 @@ pub(super) fn lines(facts: &Facts, releases: &Releases, nodes: &[Node]) -> Vec<S
     lines
 }
 
-fn left_on_nodes(shadows: &BTreeMap<String, EarlierShadow>, armed: &[String], nodes: &[Node]) -> Vec<String> {
+fn left_on_nodes(record: &Record, armed: &[String], nodes: &[Node]) -> Vec<String> {
+    let uids: BTreeSet<&str> = nodes.iter().filter_map(|node| node.metadata.uid.as_deref()).collect();
+    let shadows = record.of_kind("BottlerocketShadow").filter(|kept| has_node(kept, &uids));
+    let of_earlier: BTreeSet<&str> = shadows.map(node_of_kept).collect();
     let mut lines = Vec::new();
     for node in nodes.iter().map(NodeState::of) {
         let name = &node.name;
-        if let Some(owners) = node.cordon.as_ref().filter(|_| shadows.contains_key(name)) {
+        let had_shadow = of_earlier.contains(name.as_str());
+        if let Some(owners) = node.cordon.as_ref().filter(|_| had_shadow) {
             let by = if owners.are_earlier() { "probably by the earlier operator" } else { "by another client" };
             let uncordon = for_cluster(&format!("kubectl uncordon {name}"));
             lines.push(format!("left: {name} is cordoned, {by}; if it may be used: {uncordon}"));
         }
-        if node.balancer.is_some() {
+        if node.has_earlier_balancer_label(had_shadow) {
             lines.push(format!(
                 "left: {name} is out of external load balancers, probably by the earlier operator; to put it back: {}",
                 for_cluster(&format!("kubectl label node {name} {}-", names::BALANCER_LABEL))
@@ -150,10 +153,9 @@ mod tests {
         serde_json::from_value(json!({"metadata": meta, "spec": spec})).unwrap()
     }
 
-    fn owned_by(manager: &str) -> Value {
+    fn owned_by(manager: &str, fields: &Value) -> Value {
         json!({"managedFields": [{
-            "manager": manager, "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
-            "fieldsV1": {"f:spec": {"f:unschedulable": {}}},
+            "manager": manager, "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": fields,
         }]})
     }
 
@@ -173,19 +175,37 @@ mod tests {
 
     #[test]
     fn everything_that_is_left_on_a_node_is_named_with_the_command_that_removes_it() {
-        let cordon = json!({"unschedulable": true});
-        let none = json!({});
-        let label = json!({"labels": {names::BALANCER_LABEL: "True"}});
-        for (sentence, node, has_shadow, expected) in [
-            ("a cordon of its own", node("a", owned_by("unknown"), &cordon), true, "probably by the earlier"),
-            ("a cordon of kubectl", node("a", owned_by("kubectl"), &cordon), true, "by another client"),
-            ("a node that it never had", node("a", owned_by("unknown"), &cordon), false, ""),
-            ("its label", node("a", label, &none), false, "exclude-from-external-load-balancers-"),
-            ("nothing", node("a", json!({}), &none), true, ""),
+        let cordoned = |manager: &str| {
+            let fields = json!({"f:spec": {"f:unschedulable": {}}});
+            node("a", owned_by(manager, &fields), &json!({"unschedulable": true}))
+        };
+        let labelled = |manager: &str| {
+            let label = format!("f:{}", names::BALANCER_LABEL);
+            let mut meta = owned_by(manager, &json!({"f:metadata": {"f:labels": {label: {}}}}));
+            meta["labels"] = json!({names::BALANCER_LABEL: "True"});
+            node("a", meta, &json!({}))
+        };
+        let shadow_of = |uid: &str| {
+            let owners = json!([{"kind": "Node", "name": "a", "uid": uid}]);
+            let meta = json!({"name": "brs-a", "namespace": "old", "ownerReferences": owners});
+            json!({"kind": "BottlerocketShadow", "metadata": meta})
+        };
+        let (own, other) = ("probably by the earlier", "by another client");
+        for (sentence, mut node, owner, expected) in [
+            ("a cordon of its own", cordoned("unknown"), Some("n"), own),
+            ("a cordon of kubectl", cordoned("kubectl"), Some("n"), other),
+            ("a cordon of a node that it never had", cordoned("unknown"), None, ""),
+            ("a cordon of a node that has replaced its node", cordoned("unknown"), Some("gone"), ""),
+            ("a label of its own", labelled("unknown"), Some("n"), "exclude-from-external-load-balancers-"),
+            ("a label of kubectl", labelled("kubectl"), Some("n"), ""),
+            ("a label of a node that it never had", labelled("unknown"), None, ""),
+            ("a label of a node that has replaced its node", labelled("unknown"), Some("gone"), ""),
+            ("nothing", node("a", json!({}), &json!({})), Some("n"), ""),
         ] {
-            let shadow = has_shadow.then(|| ("a".to_owned(), EarlierShadow::read(&Value::Null)));
-            let shadows: BTreeMap<_, _> = shadow.into_iter().collect();
-            let lines = left_on_nodes(&shadows, &[], &[node]);
+            node.metadata.uid = Some("n".to_owned());
+            let mut record = Record::default();
+            record.add(owner.map(shadow_of).as_slice());
+            let lines = left_on_nodes(&record, &[], &[node]);
             match expected {
                 "" => assert!(lines.is_empty(), "{sentence}: {lines:?}"),
                 words => assert!(lines.len() == 1 && lines[0].contains(words), "{sentence}: {lines:?}"),
