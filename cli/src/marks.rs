@@ -72,6 +72,15 @@ impl Tool {
     }
 }
 
+/// Returns the advice about the way of removal that no label shows: the manifest that the earlier operator was released with.
+pub(crate) fn not_by_manifest() -> String {
+    format!(
+        "do not delete the earlier operator by its manifest or a kustomization, with kubectl delete -f or -k: the definition {} is in it, \
+         and every shadow of this operator would be deleted with it",
+        names::SHADOW_DEFINITION
+    )
+}
+
 /// The owners of a field that is set on a Node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Owners {
