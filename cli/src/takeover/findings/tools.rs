@@ -14,9 +14,8 @@ use crate::takeover::finding::{Finding, Severity};
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     let ours = facts.definition.as_ref().is_some_and(|definition| definition.ours);
     if facts.definition.is_some() && !ours {
-        let text =
-            format!("{}. The end of takeover swap has the commands that remove the rest of it", not_by_manifest());
-        found.push(Finding::note("ManifestHoldsDefinition", text));
+        let rest = "The end of takeover swap has the commands that remove the rest of the earlier operator";
+        found.push(Finding::note("ManifestHoldsDefinition", format!("{}. {rest}", not_by_manifest())));
     }
     // From the takeover on, no other tool can apply the definition, and Helm still deletes it while it knows the release.
     let acts = |tool: &&Tool| match tool {
