@@ -31,6 +31,24 @@ pub(crate) fn upgrade_of(meta: &ObjectMeta) -> Option<String> {
     }))
 }
 
+/// Returns the command that keeps the definition of the shadows in an upgrade of its release to a chart without it: Helm then reads the
+/// annotation in the cluster. For an uninstallation it reads its own record alone.
+pub(crate) fn keep_in_upgrade() -> String {
+    for_cluster(&format!("kubectl annotate crd {} helm.sh/resource-policy=keep --overwrite", names::SHADOW_DEFINITION))
+}
+
+/// Returns what comes before the commands of [`Releases::forget`] for a release that holds the definition of the shadows. `annotate` is the
+/// clause about [`keep_in_upgrade`].
+pub(crate) fn before_forgetting(annotate: &str) -> String {
+    format!(
+        "If the release has other parts than the earlier operator, do not let Helm forget it: {annotate}, and after the swap upgrade it to \
+         a chart without the earlier operator. Helm leaves a definition with this annotation then. Otherwise first take the release out \
+         of every pipeline and Terraform configuration, and leave its HelmRelease suspended until the HelmRelease itself is deleted: they \
+         would install it again, which fails, and may clean up by an uninstallation. Then let Helm forget it, by the deletion of the \
+         Secrets of its record, which deletes nothing else"
+    )
+}
+
 /// The record of a release in one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Release {

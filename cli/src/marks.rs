@@ -72,6 +72,15 @@ impl Tool {
     }
 }
 
+/// Returns the advice about the way of removal that no label shows: the manifest that the earlier operator was released with.
+pub(crate) fn not_by_manifest() -> String {
+    format!(
+        "do not delete the earlier operator by its manifest or a kustomization, with kubectl delete -f or -k: the definition {} is in it, \
+         and every shadow of this operator would be deleted with it",
+        names::SHADOW_DEFINITION
+    )
+}
+
 /// The owners of a field that is set on a Node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Owners {
@@ -132,6 +141,12 @@ impl NodeState {
             balancer: balancer
                 .map(|_| Owners::of(meta, &["f:metadata", "f:labels", &format!("f:{}", names::BALANCER_LABEL)])),
         }
+    }
+
+    /// Returns whether the label that keeps it out of load balancers is most likely the earlier operator's; `had_shadow`: that has, or had,
+    /// a shadow of this Node.
+    pub(crate) fn has_earlier_balancer_label(&self, had_shadow: bool) -> bool {
+        had_shadow && self.balancer.as_ref().is_some_and(Owners::are_earlier)
     }
 
     /// Returns whether it has the label with the value that this operator selects.

@@ -1,18 +1,17 @@
 //! The texts after a takeover: what is left on nodes, and what to do next.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Node;
-use models::earlier::{self, EarlierShadow};
-use models::names;
+use models::{earlier, names};
 use serde_json::Value;
 
-use super::armed::{armed, disarm};
+use super::armed::{armed, disarm, has_node};
 use super::record::Record;
-use super::steps::Facts;
-use crate::helm::{Releases, find};
-use crate::marks::{NodeState, Tool};
-use crate::shell::for_cluster;
+use super::steps::{Facts, node_of_kept};
+use crate::helm::{Releases, before_forgetting, find, keep_in_upgrade};
+use crate::marks::{NodeState, Tool, not_by_manifest};
+use crate::shell::{for_cluster, word};
 
 /// Lists the earlier operator's objects in a namespace.
 const LABELLED: &str = "kubectl get serviceaccounts,services,secrets -l app.kubernetes.io/part-of=brupop";
@@ -20,10 +19,12 @@ const LABELLED: &str = "kubectl get serviceaccounts,services,secrets -l app.kube
 /// Returns all texts, a line each.
 pub(super) fn lines(facts: &Facts, releases: &Releases, nodes: &[Node]) -> Vec<String> {
     let record = &facts.record;
-    let mut lines = left_on_nodes(&facts.kept_shadows(), &armed(facts), nodes);
+    let mut lines = left_on_nodes(record, &armed(facts), nodes);
     lines.extend(releases.unread.iter().map(|sentence| format!("not known: {sentence}")));
-    lines.extend(helm(record, releases));
+    // Helm forgets a release only once no other tool installs it again.
     lines.extend(git_ops(record));
+    lines.extend(helm(record, releases));
+    lines.extend(record.of_kind("CustomResourceDefinition").next().map(|_| not_by_manifest()));
     lines.extend(rest(record, releases));
     let settings = for_cluster("kubectl brupop takeover settings");
     lines.push(format!(
@@ -44,16 +45,20 @@ pub(super) fn lines(facts: &Facts, releases: &Releases, nodes: &[Node]) -> Vec<S
     lines
 }
 
-fn left_on_nodes(shadows: &BTreeMap<String, EarlierShadow>, armed: &[String], nodes: &[Node]) -> Vec<String> {
+fn left_on_nodes(record: &Record, armed: &[String], nodes: &[Node]) -> Vec<String> {
+    let uids: BTreeSet<&str> = nodes.iter().filter_map(|node| node.metadata.uid.as_deref()).collect();
+    let shadows = record.of_kind("BottlerocketShadow").filter(|kept| has_node(kept, &uids));
+    let of_earlier: BTreeSet<&str> = shadows.map(node_of_kept).collect();
     let mut lines = Vec::new();
     for node in nodes.iter().map(NodeState::of) {
         let name = &node.name;
-        if let Some(owners) = node.cordon.as_ref().filter(|_| shadows.contains_key(name)) {
+        let had_shadow = of_earlier.contains(name.as_str());
+        if let Some(owners) = node.cordon.as_ref().filter(|_| had_shadow) {
             let by = if owners.are_earlier() { "probably by the earlier operator" } else { "by another client" };
             let uncordon = for_cluster(&format!("kubectl uncordon {name}"));
             lines.push(format!("left: {name} is cordoned, {by}; if it may be used: {uncordon}"));
         }
-        if node.balancer.is_some() {
+        if node.has_earlier_balancer_label(had_shadow) {
             lines.push(format!(
                 "left: {name} is out of external load balancers, probably by the earlier operator; to put it back: {}",
                 for_cluster(&format!("kubectl label node {name} {}-", names::BALANCER_LABEL))
@@ -75,15 +80,15 @@ fn release(object: &Value) -> Option<(String, String)> {
     Tool::all_of_kept(object).into_iter().find_map(Tool::release)
 }
 
-/// Returns the commands that make Helm forget a release, if one holds the definition: its uninstallation would delete the
-/// definition, and with it every shadow of this operator.
+/// Returns the commands that make Helm forget a release, or keep the definition in its upgrade, if one holds the definition: its uninstallation
+/// would delete the definition, and with it every shadow of this operator.
 fn helm(record: &Record, releases: &Releases) -> Option<String> {
     let (name, _) = record.of_kind("CustomResourceDefinition").find_map(release)?;
     Some(format!(
         "BEFORE any helm uninstall: the Helm release {name}, {}, holds the definition of the shadows, and its uninstallation \
-         would delete the definition with every shadow of this operator. Make Helm forget the release by the deletion of the \
-         Secrets of its record, which deletes nothing else: {}",
+         would delete the definition with every shadow of this operator. {}: {}",
         releases.place(&name),
+        before_forgetting(&format!("annotate the definition ({})", keep_in_upgrade())),
         releases.forget(&name).join("; ")
     ))
 }
@@ -115,26 +120,40 @@ fn rest(record: &Record, releases: &Releases) -> Option<String> {
     ))
 }
 
-/// Returns what to do where a GitOps tool still has the definition in its source.
-fn git_ops(record: &Record) -> Option<String> {
-    let definition = record.of_kind("CustomResourceDefinition").next()?;
-    let found = Tool::all_of_kept(definition).into_iter().find(|tool| !matches!(tool, Tool::Helm { .. }))?;
-    let tool = match &found {
-        Tool::Flux { kind: "helmrelease", name, namespace } => {
-            let shown =
-                release(definition).map_or_else(String::new, |(name, _)| format!(" ({} shows nothing)", find(&name)));
-            return Some(format!(
-                "the HelmRelease {name} in {namespace} holds the definition: keep it suspended until Helm has forgotten the \
-                 release{shown}, then remove it from its source; while the release exists, its removal uninstalls the release"
-            ));
-        }
-        Tool::Flux { .. } => "Flux",
-        Tool::ArgoCd { .. } | Tool::Helm { .. } => "Argo CD",
+/// Returns what to do about each GitOps tool that has a part of the earlier operator in its source.
+fn git_ops(record: &Record) -> Vec<String> {
+    let definition: Vec<&Value> = record.of_kind("CustomResourceDefinition").collect();
+    let of_definition: Vec<Tool> = definition.iter().copied().flat_map(Tool::all_of_kept).collect();
+    let all: BTreeSet<Tool> = record.tools().into_iter().collect();
+    let sentence = |tool: &Tool| {
+        let title = match tool {
+            Tool::Helm { .. } => return None,
+            Tool::ArgoCd { application } => format!("the Argo CD application {application}"),
+            Tool::Flux { kind, name, namespace } => format!("the Flux {kind} {namespace}/{name}"),
+        };
+        Some(if !of_definition.contains(tool) {
+            format!(
+                "{title} has workloads of the earlier operator: remove them from its source before you resume it, or it starts them \
+                 again beside this operator"
+            )
+        } else if let Tool::Flux { kind: "helmrelease", name, namespace } = tool {
+            let shown = definition.iter().copied().find_map(release);
+            let shown = shown.map_or_else(String::new, |(name, _)| format!(" ({} shows nothing)", find(&name)));
+            format!(
+                "{title} holds the definition: leave it suspended until the HelmRelease itself is deleted, or has a chart without the \
+                 earlier operator. Otherwise it would install a release again that Helm has forgotten, which fails, and may clean up by \
+                 an uninstallation, which deletes the definition with every shadow of this operator. If the release has no other parts, \
+                 remove it from its source once Helm has forgotten the release{shown}, and then: {}",
+                for_cluster(&format!("kubectl delete helmrelease {} -n {}", word(name), word(namespace)))
+            )
+        } else {
+            format!(
+                "{title} has the definition: remove the earlier operator from its source before you resume it, and leave the annotation \
+                 on the definition that keeps it from being deleted"
+            )
+        })
     };
-    Some(format!(
-        "{tool} still has the earlier operator in its source: remove it there before you resume {tool}, and leave the \
-         annotation that keeps {tool} from deleting the definition"
-    ))
+    all.iter().filter_map(sentence).collect()
 }
 
 #[cfg(test)]
@@ -150,10 +169,9 @@ mod tests {
         serde_json::from_value(json!({"metadata": meta, "spec": spec})).unwrap()
     }
 
-    fn owned_by(manager: &str) -> Value {
+    fn owned_by(manager: &str, fields: &Value) -> Value {
         json!({"managedFields": [{
-            "manager": manager, "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
-            "fieldsV1": {"f:spec": {"f:unschedulable": {}}},
+            "manager": manager, "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": fields,
         }]})
     }
 
@@ -173,19 +191,37 @@ mod tests {
 
     #[test]
     fn everything_that_is_left_on_a_node_is_named_with_the_command_that_removes_it() {
-        let cordon = json!({"unschedulable": true});
-        let none = json!({});
-        let label = json!({"labels": {names::BALANCER_LABEL: "True"}});
-        for (sentence, node, has_shadow, expected) in [
-            ("a cordon of its own", node("a", owned_by("unknown"), &cordon), true, "probably by the earlier"),
-            ("a cordon of kubectl", node("a", owned_by("kubectl"), &cordon), true, "by another client"),
-            ("a node that it never had", node("a", owned_by("unknown"), &cordon), false, ""),
-            ("its label", node("a", label, &none), false, "exclude-from-external-load-balancers-"),
-            ("nothing", node("a", json!({}), &none), true, ""),
+        let cordoned = |manager: &str| {
+            let fields = json!({"f:spec": {"f:unschedulable": {}}});
+            node("a", owned_by(manager, &fields), &json!({"unschedulable": true}))
+        };
+        let labelled = |manager: &str| {
+            let label = format!("f:{}", names::BALANCER_LABEL);
+            let mut meta = owned_by(manager, &json!({"f:metadata": {"f:labels": {label: {}}}}));
+            meta["labels"] = json!({names::BALANCER_LABEL: "True"});
+            node("a", meta, &json!({}))
+        };
+        let shadow_of = |uid: &str| {
+            let owners = json!([{"kind": "Node", "name": "a", "uid": uid}]);
+            let meta = json!({"name": "brs-a", "namespace": "old", "ownerReferences": owners});
+            json!({"kind": "BottlerocketShadow", "metadata": meta})
+        };
+        let (own, other) = ("probably by the earlier", "by another client");
+        for (sentence, mut node, owner, expected) in [
+            ("a cordon of its own", cordoned("unknown"), Some("n"), own),
+            ("a cordon of kubectl", cordoned("kubectl"), Some("n"), other),
+            ("a cordon of a node that it never had", cordoned("unknown"), None, ""),
+            ("a cordon of a node that has replaced its node", cordoned("unknown"), Some("gone"), ""),
+            ("a label of its own", labelled("unknown"), Some("n"), "exclude-from-external-load-balancers-"),
+            ("a label of kubectl", labelled("kubectl"), Some("n"), ""),
+            ("a label of a node that it never had", labelled("unknown"), None, ""),
+            ("a label of a node that has replaced its node", labelled("unknown"), Some("gone"), ""),
+            ("nothing", node("a", json!({}), &json!({})), Some("n"), ""),
         ] {
-            let shadow = has_shadow.then(|| ("a".to_owned(), EarlierShadow::read(&Value::Null)));
-            let shadows: BTreeMap<_, _> = shadow.into_iter().collect();
-            let lines = left_on_nodes(&shadows, &[], &[node]);
+            node.metadata.uid = Some("n".to_owned());
+            let mut record = Record::default();
+            record.add(owner.map(shadow_of).as_slice());
+            let lines = left_on_nodes(&record, &[], &[node]);
             match expected {
                 "" => assert!(lines.is_empty(), "{sentence}: {lines:?}"),
                 words => assert!(lines.len() == 1 && lines[0].contains(words), "{sentence}: {lines:?}"),
@@ -290,6 +326,84 @@ mod tests {
     }
 
     #[test]
+    fn helm_forgets_a_release_after_each_tool_that_installs_it_and_never_one_with_other_parts() {
+        let mut record = Record::default();
+        let meta = json!({
+            "name": "x",
+            "labels": {"helm.toolkit.fluxcd.io/name": "x", "helm.toolkit.fluxcd.io/namespace": "flux-system"},
+            "annotations": {"meta.helm.sh/release-name": "r", "meta.helm.sh/release-namespace": "old"},
+        });
+        record.add(&[json!({"kind": "CustomResourceDefinition", "metadata": meta})]);
+        let text = lines_of(&record, &Releases::default()).join("\n");
+        let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part} is missing in:\n{text}"));
+        let order = [
+            "the Flux helmrelease flux-system/x holds the definition: leave it suspended until the HelmRelease itself is deleted",
+            ": kubectl delete helmrelease x -n flux-system\n",
+            "BEFORE any helm uninstall: the Helm release r",
+            "If the release has other parts than the earlier operator, do not let Helm forget it: annotate the definition (kubectl \
+             annotate crd bottlerocketshadows.brupop.bottlerocket.aws helm.sh/resource-policy=keep --overwrite)",
+            "Otherwise first take the release out of every pipeline and Terraform configuration",
+            "Then let Helm forget it",
+        ]
+        .map(at);
+        assert!(order.is_sorted(), "{text}");
+    }
+
+    #[test]
+    fn manifest_of_the_earlier_operator_is_not_to_be_deleted_whichever_tool_has_installed_it() {
+        for annotations in [
+            json!({}),
+            json!({"meta.helm.sh/release-name": "r"}),
+            json!({"argocd.argoproj.io/tracking-id": "app:apiextensions.k8s.io/CustomResourceDefinition:/x"}),
+        ] {
+            let mut record = Record::default();
+            let meta = json!({"name": "x", "annotations": annotations});
+            record.add(&[json!({"kind": "CustomResourceDefinition", "metadata": meta})]);
+            let text = lines_of(&record, &Releases::default()).join("\n");
+            let advice = "do not delete the earlier operator by its manifest or a kustomization, with kubectl delete -f or -k: the \
+                          definition bottlerocketshadows.brupop.bottlerocket.aws is in it";
+            assert!(text.contains(advice), "{text}");
+        }
+    }
+
+    #[test]
+    fn each_git_ops_tool_is_named_once_by_the_part_that_it_has() {
+        let argo = |name: &str| json!({"argocd.argoproj.io/instance": name});
+        let flux = |tool: &str| {
+            let key = |part: &str| format!("{tool}.toolkit.fluxcd.io/{part}");
+            json!({key("name"): "x", key("namespace"): "flux-system"})
+        };
+        for (definition, workloads, expected) in [
+            (json!({}), json!({}), vec![]),
+            (argo("a"), argo("a"), vec!["the Argo CD application a has the definition"]),
+            (
+                argo("a"),
+                argo("b"),
+                vec!["the Argo CD application a has the definition", "the Argo CD application b has workloads"],
+            ),
+            (json!({}), flux("kustomize"), vec!["the Flux kustomization flux-system/x has workloads"]),
+            (json!({}), flux("helm"), vec!["the Flux helmrelease flux-system/x has workloads"]),
+            (flux("helm"), flux("helm"), vec!["the Flux helmrelease flux-system/x holds the definition"]),
+        ] {
+            let object = |kind: &str, labels: &Value| {
+                let meta = json!({"name": "x", "namespace": "old", "labels": labels});
+                json!({"kind": kind, "metadata": meta})
+            };
+            let mut record = Record::default();
+            record.add(&[
+                object("CustomResourceDefinition", &definition),
+                object("Deployment", &workloads),
+                object("DaemonSet", &workloads),
+            ]);
+            let found = git_ops(&record);
+            assert_eq!(found.len(), expected.len(), "{found:#?}");
+            for (found, expected) in found.iter().zip(expected) {
+                assert!(found.starts_with(expected), "{found}");
+            }
+        }
+    }
+
+    #[test]
     fn only_default_namespace_is_named_for_deletion_and_git_ops_tools_for_their_source() {
         let mut record = Record::default();
         let meta = json!({"name": "x", "labels": {"argocd.argoproj.io/instance": "updates"}});
@@ -299,6 +413,9 @@ mod tests {
         ]);
         let text = lines_of(&record, &Releases::default()).join("\n");
         assert!(text.contains("if nothing else is in it: kubectl delete namespace brupop-bottlerocket-aws"), "{text}");
-        assert!(text.contains("Argo CD still has the earlier operator in its source"), "{text}");
+        assert!(
+            text.contains("application updates has the definition: remove the earlier operator from its"),
+            "{text}"
+        );
     }
 }

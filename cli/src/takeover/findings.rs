@@ -239,8 +239,7 @@ pub(super) fn cordons(facts: &Facts) -> (Vec<&NodeState>, Vec<&NodeState>) {
 
 /// Returns the nodes with a balancer label that is most likely the earlier operator's.
 pub(super) fn balancer_labels(facts: &Facts) -> Vec<&NodeState> {
-    let labelled = facts.nodes.iter().filter(|node| node.balancer.as_ref().is_some_and(Owners::are_earlier));
-    labelled.filter(|node| facts.is_of_earlier(node)).collect()
+    facts.nodes.iter().filter(|node| node.has_earlier_balancer_label(facts.is_of_earlier(node))).collect()
 }
 
 fn names_of<'a>(nodes: &'a [&NodeState]) -> impl Iterator<Item = &'a str> {

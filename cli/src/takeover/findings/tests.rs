@@ -93,8 +93,10 @@ fn idle() -> Facts {
     }
 }
 
+/// All findings but the note that each definition of the earlier operator has.
 fn of(facts: &Facts) -> Vec<(Severity, &'static str)> {
-    findings(facts).iter().map(|finding| (finding.severity, finding.reason)).collect()
+    let found = findings(facts).into_iter().filter(|finding| finding.reason != "ManifestHoldsDefinition");
+    found.map(|finding| (finding.severity, finding.reason)).collect()
 }
 
 fn only(facts: &Facts, reason: &str) -> Finding {
@@ -267,11 +269,15 @@ fn owner_of_definition_has_consequence_and_command() {
         keep("kustomize.toolkit.fluxcd.io/prune=disabled"),
     ];
     let of_release = vec!["flux suspend helmrelease brupop -n flux-system".to_owned()];
-    let record = |name: &str| vec![format!("kubectl get secret -A -l owner=helm,name={name}")];
+    let record = |name: &str| {
+        let keep = format!("{}   # if it has other parts", keep("helm.sh/resource-policy=keep"));
+        vec![keep, format!("kubectl get secret -A -l owner=helm,name={name}   # if it has none")]
+    };
     let unnamed = Tool::Helm { release: None, namespace: "ns".into() };
     let uninstalled =
         "uninstalling it, now or at any later time, deletes the definition, and every shadow of this operator";
-    let (goes, uninstalls) = ("every shadow of this operator goes with it", "deleting it uninstalls its Helm release");
+    let goes = "every shadow of this operator goes with it";
+    let uninstalls = "leave it suspended until the HelmRelease itself is deleted";
     for (tool, reason, sentence, commands) in [
         (helm("shadow"), "HelmOwnsDefinition", uninstalled, record("shadow")),
         (helm("x; rm"), "HelmOwnsDefinition", "x; rm", record("'x; rm'")),
@@ -355,8 +361,8 @@ fn release_with_the_definition_is_named_where_it_is_recorded_and_for_as_long_as_
         definition_of(&mut facts).tools = vec![helm(), flux()];
         change(&mut facts);
         let found = findings(&facts);
-        let commands: Vec<&String> =
-            found.iter().filter(|f| f.reason == "HelmOwnsDefinition").flat_map(|f| &f.run).collect();
+        let commands = found.iter().filter(|f| f.reason == "HelmOwnsDefinition").flat_map(|f| &f.run);
+        let commands: Vec<&str> = commands.filter_map(|line| line.strip_suffix("   # if it has none")).collect();
         assert_eq!(commands, Vec::from_iter(command), "{sentence}");
         assert!(
             !found.iter().any(|finding| finding.reason == "HelmOwnsWorkloads"),
@@ -385,6 +391,36 @@ fn release_with_the_definition_is_named_where_it_is_recorded_and_for_as_long_as_
         let finding = found.iter().find(|finding| finding.reason == "HelmOwnsDefinition").unwrap();
         assert_eq!(finding.severity, severity, "begun: {begun}, {finding:?}");
     }
+}
+
+#[test]
+fn helm_forgets_a_release_after_each_tool_that_installs_it_and_never_one_with_other_parts() {
+    let mut facts = idle();
+    definition_of(&mut facts).tools = vec![
+        Tool::Helm { release: Some("shadow".into()), namespace: "ns".into() },
+        Tool::Flux { kind: "helmrelease", name: "brupop".into(), namespace: "flux-system".into() },
+    ];
+    let reasons: Vec<&str> = of(&facts).into_iter().map(|(_, reason)| reason).collect();
+    assert_eq!(reasons, ["FluxOwnsDefinition", "HelmOwnsDefinition"]);
+    let text = only(&facts, "HelmOwnsDefinition").text;
+    let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part} is missing in:\n{text}"));
+    let order = [
+        "If the release has other parts than the earlier operator, do not let Helm forget it",
+        "Otherwise first take the release out of every pipeline and Terraform configuration",
+        "Then let Helm forget it",
+    ]
+    .map(at);
+    assert!(order.is_sorted(), "{text}");
+}
+
+#[test]
+fn manifest_is_not_to_be_deleted_where_the_definition_is_not_this_operators() {
+    let named = |facts: &Facts| findings(facts).iter().any(|finding| finding.reason == "ManifestHoldsDefinition");
+    let mut facts = idle();
+    let note = only(&facts, "ManifestHoldsDefinition");
+    assert!(note.severity == Severity::Note && note.text.contains("with kubectl delete -f or -k"), "{note:?}");
+    definition_of(&mut facts).ours = true;
+    assert!(!named(&facts) && !named(&Facts::default()));
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use models::names::SHADOW_DEFINITION as DEFINITION;
 
-use crate::helm::Releases;
-use crate::marks::Tool;
+use crate::helm::{Releases, before_forgetting, keep_in_upgrade};
+use crate::marks::{Tool, not_by_manifest};
 use crate::shell::{for_cluster, word};
 use crate::takeover::facts::Facts;
 use crate::takeover::finding::{Finding, Severity};
@@ -13,12 +13,18 @@ use crate::takeover::finding::{Finding, Severity};
 /// Adds what to do about each tool.
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     let ours = facts.definition.as_ref().is_some_and(|definition| definition.ours);
+    if facts.definition.is_some() && !ours {
+        let rest = "The end of takeover swap has the commands that remove the rest of the earlier operator";
+        found.push(Finding::note("ManifestHoldsDefinition", format!("{}. {rest}", not_by_manifest())));
+    }
     // From the takeover on, no other tool can apply the definition, and Helm still deletes it while it knows the release.
     let acts = |tool: &&Tool| match tool {
         Tool::Helm { release, .. } if ours => release.as_ref().is_some_and(|name| facts.releases.may_have(name)),
         Tool::Helm { .. } | Tool::ArgoCd { .. } | Tool::Flux { .. } => !ours,
     };
-    let of_definition: Vec<&Tool> = facts.tools_of_definition().iter().filter(acts).collect();
+    let mut of_definition: Vec<&Tool> = facts.tools_of_definition().iter().filter(acts).collect();
+    // Helm forgets a release only once no other tool installs it again.
+    of_definition.sort_by_key(|tool| matches!(tool, Tool::Helm { .. }));
     let of_workloads: BTreeSet<&Tool> = facts.workloads.iter().flat_map(|workload| &workload.tools).collect();
     for tool in &of_definition {
         found.push(match tool {
@@ -77,8 +83,8 @@ fn helm_definition(releases: &Releases, release: Option<&str>, namespace: &str, 
         );
     };
     let rest = if with_workloads {
-        " The release holds the earlier operator's workloads as well: the takeover deletes these, and the other objects of \
-         the release have to be deleted by hand afterwards."
+        ". The release holds the earlier operator's workloads as well: the takeover deletes these, and once Helm has forgotten the \
+         release, its other objects have to be deleted by hand"
     } else {
         ""
     };
@@ -86,12 +92,14 @@ fn helm_definition(releases: &Releases, release: Option<&str>, namespace: &str, 
         "HelmOwnsDefinition",
         format!(
             "the Helm release {namespace}/{release}, {}, holds the definition {DEFINITION}: uninstalling it, now or at any \
-             later time, deletes the definition, and every shadow of this operator with it. An annotation on the definition \
-             does not prevent that. Do not uninstall it; let Helm forget it instead, by the deletion of the Secrets of its record.{rest}",
-            releases.place(release)
+             later time, deletes the definition, and every shadow of this operator with it. No annotation on the definition \
+             prevents that. Do not uninstall it. {}{rest}",
+            releases.place(release),
+            before_forgetting("annotate the definition with helm.sh/resource-policy=keep")
         ),
     )
-    .run(releases.forget(release))
+    .run([format!("{}   # if it has other parts", keep_in_upgrade())])
+    .run(releases.forget(release).into_iter().map(|command| format!("{command}   # if it has none")))
 }
 
 fn helm_workloads(releases: &Releases, release: Option<&str>, namespace: &str) -> Finding {
@@ -144,7 +152,8 @@ fn flux_definition(kind: &str, name: &str, namespace: &str) -> Finding {
     let text = if keep.is_some() {
         "Suspend it, keep the definition from being deleted, and remove its source after the takeover"
     } else {
-        "Suspend it and leave it suspended: deleting it uninstalls its Helm release"
+        "Suspend it, and leave it suspended until the HelmRelease itself is deleted, or has a chart without the earlier operator: \
+         otherwise its deletion uninstalls its Helm release, and so may the failure of installing one again that Helm has forgotten"
     };
     Finding::first(
         "FluxOwnsDefinition",
