@@ -19,6 +19,8 @@ use super::record::{self, Record};
 use super::settle::{First, Report, unsettled};
 use super::steps::{Definition, Facts, Live, Phase, ReadOnly};
 use crate::call::{self, call, code, if_there, list, list_in};
+use crate::marks::Tool;
+use crate::uninstall::is_marked;
 
 /// Time for which no shadow of the earlier operator is to be seen before the definition forgets its versions: an API
 /// server that has not yet heard of v3 may still store an object in v2.
@@ -134,20 +136,25 @@ pub(crate) async fn record(client: &Client) -> anyhow::Result<Record> {
     Record::read(&list_in::<ConfigMap>(client, SYSTEM_NAMESPACE, call::installed()).await?)
 }
 
-async fn definition(client: &Client) -> anyhow::Result<Option<Definition>> {
+pub(crate) async fn definition(client: &Client) -> anyhow::Result<Option<Definition>> {
     let api = untyped::<CustomResourceDefinition>(client);
     let answer = call("get customresourcedefinitions", api.get(SHADOW_DEFINITION)).await;
     let Some(found) = if_there(answer)? else { return Ok(None) };
-    let versions = found.data["spec"]["versions"].as_array().cloned().unwrap_or_default();
-    let named = |version: &Value| version["name"].as_str().unwrap_or_default().to_owned();
-    let stored = found.data["status"]["storedVersions"].as_array().into_iter().flatten();
-    let served: BTreeSet<String> = versions.iter().filter(|version| version["served"] == true).map(named).collect();
+    let spec = &found.data["spec"];
+    let names = |is: fn(&Value) -> bool| -> Vec<String> {
+        let versions = spec["versions"].as_array().into_iter().flatten().filter(|version| is(version));
+        versions.filter_map(|version| Some(version["name"].as_str()?.to_owned())).collect()
+    };
+    let texts = |list: &Value| -> Vec<String> { serde_json::from_value(list.clone()).unwrap_or_default() };
     Ok(Some(Definition {
         live: live(&found, &ApiResource::erase::<CustomResourceDefinition>(&()))?,
-        readable: earlier::VERSIONS.iter().rev().find(|version| served.contains(**version)).map(ToString::to_string),
-        storage: versions.iter().find(|version| version["storage"] == true).map(named).unwrap_or_default(),
-        stored: stored.filter_map(Value::as_str).map(str::to_owned).collect(),
-        versions: versions.iter().map(named).collect(),
+        versions: names(|_| true),
+        served: names(|version| version["served"] == true),
+        storage: names(|version| version["storage"] == true).pop().unwrap_or_default(),
+        stored: texts(&found.data["status"]["storedVersions"]),
+        reviews: texts(&spec["conversion"]["webhook"]["conversionReviewVersions"]),
+        tools: Tool::all_of(&found.metadata),
+        ours: is_marked(&found.metadata),
     }))
 }
 
@@ -189,7 +196,7 @@ async fn shadows(client: &Client, definition: Option<&Definition>, phase: Phase)
     }
     let has_earlier = matches!(phase, Phase::Earlier | Phase::Both | Phase::Returning);
     let Some(definition) = definition.filter(|_| has_earlier) else { return Ok((Ok(Vec::new()), None)) };
-    let Some(version) = &definition.readable else {
+    let Some(version) = definition.readable().first().copied() else {
         return Ok((Err("neither v1 nor v2 is served".to_owned()), None));
     };
     let resource = shadow_resource(version);
@@ -261,7 +268,8 @@ async fn read_only(client: &Client, definition: Option<&Definition>) -> anyhow::
         enforced: false,
         refusal: None,
     };
-    let Some(version) = definition.and_then(|definition| definition.readable.as_deref()) else { return Ok(found) };
+    let version = definition.and_then(|definition| definition.readable().first().copied());
+    let Some(version) = version else { return Ok(found) };
     if found.policy.is_some() && found.binding.is_some() {
         let resource = shadow_resource(version);
         found.enforced = true;

@@ -24,7 +24,8 @@ use models::plain::some_by;
 use tokio::time::Instant;
 
 use self::facts::{Memory, gather, is_under_way};
-pub(crate) use self::facts::{record, shadow_resource, workloads};
+pub(crate) use self::facts::{definition, record, shadow_resource, workloads};
+pub(crate) use self::steps::Definition;
 use self::steps::{Facts, Next, Phase, Step, Waiting};
 use crate::call::{self, code, is_transient, or_waiting};
 use crate::clock::span;

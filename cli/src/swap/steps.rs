@@ -26,7 +26,7 @@ pub(crate) struct Live {
     pub(crate) kept: Value,
     pub(super) uid: String,
     pub(super) version: String,
-    pub(super) deleting: bool,
+    pub(crate) deleting: bool,
 }
 
 impl Live {
@@ -36,15 +36,20 @@ impl Live {
     }
 }
 
+/// The definition of the shadows.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Definition {
-    pub(super) live: Live,
-    pub(super) versions: Vec<String>,
-    /// The latest of the earlier operator's versions that is served.
-    pub(super) readable: Option<String>,
-    pub(super) storage: String,
+pub(crate) struct Definition {
+    pub(crate) live: Live,
+    pub(crate) versions: Vec<String>,
+    pub(crate) served: Vec<String>,
+    pub(crate) storage: String,
     /// `status.storedVersions`.
-    pub(super) stored: Vec<String>,
+    pub(crate) stored: Vec<String>,
+    /// Versions of the conversion reviews, in their order: it changed with release 1.1.0.
+    pub(crate) reviews: Vec<String>,
+    pub(crate) tools: Vec<Tool>,
+    /// True if it has the label of this operator's installation.
+    pub(crate) ours: bool,
 }
 
 /// The progress of the takeover, as the definition shows it.
@@ -99,8 +104,13 @@ impl Definition {
         })
     }
 
-    pub(super) fn converts_by_webhook(&self) -> bool {
+    pub(crate) fn converts_by_webhook(&self) -> bool {
         self.conversion()["strategy"] == "Webhook"
+    }
+
+    /// Returns the versions in which shadows of the earlier operator can be read, the newest first.
+    pub(crate) fn readable(&self) -> Vec<&'static str> {
+        earlier::VERSIONS.into_iter().rev().filter(|version| self.served.iter().any(|v| v == version)).collect()
     }
 }
 

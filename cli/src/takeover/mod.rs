@@ -206,7 +206,7 @@ async fn trial(client: &Client, namespace: &str, options: &TakeoverWatchOptions)
 }
 
 async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
-    let Some(definition) = survey::definition(client).await?.filter(|definition| !definition.ours) else {
+    let Some(definition) = swap::definition(client).await?.filter(|definition| !definition.ours) else {
         bail!("there is no definition of the earlier operator's shadows: there is nothing to plan beside it");
     };
     let nodes = nodes(client).await?;

@@ -3,19 +3,18 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::{Client, ResourceExt as _};
 use models::earlier;
-use models::names::{self, SHADOW_DEFINITION as DEFINITION};
+use models::names;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::facts::{Conversion, Definition, Facts, Shadow, Workload};
+use super::facts::{Conversion, Facts, Shadow, Workload};
 use crate::call::{call, code, earlier_pods, list, nodes};
 use crate::helm::Releases;
 use crate::marks::{NodeState, Tool};
-use crate::swap::{self, record, shadow_resource};
+use crate::swap::{self, Definition, record, shadow_resource};
 
 /// Time limit of reading one shadow: a conversion webhook that does not answer keeps the API server waiting.
 const SHADOW_LIMIT: Duration = Duration::from_secs(10);
@@ -27,7 +26,7 @@ const ALL_SHADOWS_LIMIT: Duration = Duration::from_secs(120);
 pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
     let outdated = call("get /version", client.apiserver_version()).await?;
     let mut facts = Facts { outdated: crate::preflight::outdated(&outdated), ..Facts::default() };
-    facts.definition = definition(client).await?;
+    facts.definition = swap::definition(client).await?;
     facts.workloads = workloads(client).await?;
     // Nothing else of them is needed, and they are kept until the end.
     let metadata_alone = |pod: Pod| Pod { metadata: pod.metadata, ..Pod::default() };
@@ -37,10 +36,11 @@ pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
         let read = shadows(client, &definition, &facts).await?;
         (facts.shadows, facts.unreadable, facts.incomplete) = (read.shadows, read.unreadable, read.incomplete);
         facts.unread.extend(read.unread);
-        if definition.conversion == Conversion::Untested
-            && let (Some(definition), Some(shadow)) = (&mut facts.definition, facts.shadows.first())
-        {
-            definition.conversion = conversion(client, definition, shadow).await;
+        if definition.converts_by_webhook() {
+            facts.conversion = match facts.shadows.first() {
+                Some(shadow) => conversion(client, &definition, shadow).await,
+                None => Conversion::Untested,
+            };
         }
     }
     // Before, the shadows themselves are there.
@@ -62,12 +62,6 @@ pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
     facts.unread.extend(facts.releases.unread.iter().cloned());
     facts.missing_rights = crate::rights::missing(client).await?;
     Ok(facts)
-}
-
-pub(super) async fn definition(client: &Client) -> anyhow::Result<Option<Definition>> {
-    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let found = call("get customresourcedefinitions", definitions.get_opt(DEFINITION)).await?;
-    Ok(found.as_ref().map(Definition::of))
 }
 
 /// Reads the workloads of the earlier operator, in any namespace.
@@ -96,15 +90,10 @@ fn read(shadow: &DynamicObject) -> Shadow {
     Shadow::of(&serde_json::to_value(shadow).unwrap_or(Value::Null))
 }
 
-/// Returns the versions in which shadows of the earlier operator can be read, the newest first.
-fn readable(definition: &Definition) -> Vec<&'static str> {
-    earlier::VERSIONS.into_iter().rev().filter(|version| definition.served.iter().any(|v| v == version)).collect()
-}
-
 /// Reads the shadows of the earlier operator. Without its webhook no list holds objects that are stored in two versions;
 /// then each is read by itself, by the name of its Node.
 pub(super) async fn shadows(client: &Client, definition: &Definition, facts: &Facts) -> anyhow::Result<Shadows> {
-    let versions = readable(definition);
+    let versions = definition.readable();
     let Some(newest) = versions.first() else { return Ok(Shadows::default()) };
     let all: Api<DynamicObject> = Api::all_with(client.clone(), &shadow_resource(newest));
     let error = match list(&all, ListParams::default(), "list bottlerocketshadows in all namespaces").await {
@@ -173,7 +162,7 @@ async fn get(client: &Client, version: &str, namespace: &str, name: &str) -> Res
 
 /// Tries the conversion webhook. An object is stored in one of the versions, so that reading it in the other needs it.
 async fn conversion(client: &Client, definition: &Definition, shadow: &Shadow) -> Conversion {
-    let versions = readable(definition);
+    let versions = definition.readable();
     if versions.len() < 2 {
         return Conversion::NoWebhook;
     }
