@@ -10,7 +10,7 @@ use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use models::names;
 use serde_json::Value;
 
-use crate::call::{call, if_there};
+use crate::call::{call, get_metadata, get_one};
 use crate::helm::{release_of, upgrade_of};
 use crate::images::{image_of, newer, own_tag, version};
 use crate::page::print_line;
@@ -66,9 +66,8 @@ async fn deployments<'a>(client: &Client, objects: &'a [Value]) -> anyhow::Resul
     };
     let mut deployments = Vec::new();
     for wanted in objects.iter().filter(is_one) {
-        let (api, resource, name) = api(client, wanted)?;
-        let found = if_there(call(&format!("get {resource}"), api.get(&name)).await)?;
-        deployments.extend(found.map(|found| (wanted, found)));
+        let (api, _, name) = api(client, wanted)?;
+        deployments.extend(get_one(&api, &name).await?.map(|found| (wanted, found)));
     }
     Ok(deployments)
 }
@@ -123,8 +122,7 @@ async fn being_deleted(client: &Client, objects: &[Value]) -> anyhow::Result<Vec
     let mut reasons = Vec::new();
     for object in objects.iter().filter(|object| is_one_of(object, &CONTAINERS)) {
         let (api, resource, name) = api(client, object)?;
-        let found = if_there(call(&format!("get {resource}"), api.get_metadata(&name)).await)?;
-        if found.is_some_and(|found| found.metadata.deletion_timestamp.is_some()) {
+        if get_metadata(&api, &name).await?.is_some_and(|meta| meta.deletion_timestamp.is_some()) {
             let id = deploy::yaml::id(object);
             let get = for_cluster(&format!("kubectl get {resource} {name} -o yaml"));
             reasons.push(format!("{id} is being deleted; its conditions say what keeps it: {get}"));
@@ -143,7 +141,7 @@ pub(crate) async fn preflight(client: Client, namespace: &str) -> anyhow::Result
     let mut of_releases = Vec::new();
     for wanted in deploy::crds::all()? {
         let name = wanted["metadata"]["name"].as_str().context("a definition without a name")?;
-        let found = call("get customresourcedefinitions", definitions.get_opt(name)).await?;
+        let found = get_one(&definitions, name).await?;
         if let Some(found) = found.as_ref().filter(|found| !is_marked(&found.metadata)) {
             let versions: Vec<&str> = found.spec.versions.iter().map(|version| version.name.as_str()).collect();
             problems.push(format!(

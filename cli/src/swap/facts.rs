@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::record::{self, Record};
 use super::settle::{First, Report, unsettled};
 use super::steps::{Definition, Facts, Live, Phase, ReadOnly};
-use crate::call::{self, call, code, if_there, list, list_in};
+use crate::call::{self, call, code, get_metadata, get_one, if_there, list, list_in};
 use crate::marks::Tool;
 use crate::uninstall::is_marked;
 
@@ -99,7 +99,7 @@ pub(super) async fn gather(
     memory.clear_since = memory.clear_since.filter(|(of, _)| *of == phase).or(Some((phase, now))).filter(|_| clear);
     Ok(Facts {
         now,
-        namespace: namespace_exists(client).await?,
+        namespace: get_metadata(&Api::<Namespace>::all(client.clone()), SYSTEM_NAMESPACE).await?.is_some(),
         record: record(client).await?,
         workloads,
         installed: installed(client).await?,
@@ -118,17 +118,10 @@ async fn nodes(client: &Client) -> anyhow::Result<BTreeMap<String, NodeFacts>> {
     Ok(call::nodes(client).await?.iter().filter_map(NodeFacts::project).map(|node| (node.name.clone(), node)).collect())
 }
 
-async fn namespace_exists(client: &Client) -> anyhow::Result<bool> {
-    let api: Api<Namespace> = Api::all(client.clone());
-    let found = if_there(call("get namespaces", api.get_metadata(SYSTEM_NAMESPACE)).await)?;
-    Ok(found.is_some())
-}
-
 /// Returns true if this operator's controller or any pod of it exists.
 async fn installed(client: &Client) -> anyhow::Result<bool> {
     let api: Api<Deployment> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let right = format!("get deployments in {SYSTEM_NAMESPACE}");
-    let found = if_there(call(&right, api.get_metadata(names::CONTROLLER)).await)?.is_some();
+    let found = get_metadata(&api, names::CONTROLLER).await?.is_some();
     Ok(found || !call::installed_pods(client).await?.is_empty())
 }
 
@@ -137,9 +130,8 @@ pub(crate) async fn record(client: &Client) -> anyhow::Result<Record> {
 }
 
 pub(crate) async fn definition(client: &Client) -> anyhow::Result<Option<Definition>> {
-    let api = untyped::<CustomResourceDefinition>(client);
-    let answer = call("get customresourcedefinitions", api.get(SHADOW_DEFINITION)).await;
-    let Some(found) = if_there(answer)? else { return Ok(None) };
+    let found = get_one(&untyped::<CustomResourceDefinition>(client), SHADOW_DEFINITION).await?;
+    let Some(found) = found else { return Ok(None) };
     let spec = &found.data["spec"];
     let names = |is: fn(&Value) -> bool| -> Vec<String> {
         let versions = spec["versions"].as_array().into_iter().flatten().filter(|version| is(version));
@@ -163,8 +155,7 @@ pub(crate) async fn workloads(client: &Client) -> anyhow::Result<Vec<Live>> {
     let mut found = Vec::new();
     for resource in [ApiResource::erase::<Deployment>(&()), ApiResource::erase::<DaemonSet>(&())] {
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
-        let right = format!("list {} in all namespaces", resource.plural);
-        for object in list(&api, ListParams::default(), &right).await? {
+        for object in list(&api, ListParams::default()).await? {
             let labels = &object.data["spec"]["template"]["metadata"]["labels"];
             let labels: BTreeMap<String, String> = serde_json::from_value(labels.clone()).unwrap_or_default();
             if earlier::is_pod_of(&labels) {
@@ -200,8 +191,7 @@ async fn shadows(client: &Client, definition: Option<&Definition>, phase: Phase)
         return Ok((Err("neither v1 nor v2 is served".to_owned()), None));
     };
     let resource = shadow_resource(version);
-    let right = format!("list bottlerocketshadows.{version}.{GROUP}");
-    let old = match list(&Api::all_with(client.clone(), &resource), ListParams::default(), &right).await {
+    let old = match list(&Api::all_with(client.clone(), &resource), ListParams::default()).await {
         Ok(objects) => objects.iter().map(|object| live(object, &resource)).collect::<anyhow::Result<Vec<_>>>()?,
         Err(error) if code(&error) == Some(403) => return Err(error),
         // With a dead webhook: 429 and 500.
@@ -219,8 +209,7 @@ async fn shadows(client: &Client, definition: Option<&Definition>, phase: Phase)
 /// served.
 async fn at_own_version(client: &Client) -> anyhow::Result<Option<(Vec<Live>, BTreeSet<String>)>> {
     let resource = shadow_resource("v3");
-    let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
-    let answer = list(&api, ListParams::default(), &format!("list bottlerocketshadows.v3.{GROUP}")).await;
+    let answer = list::<DynamicObject>(&Api::all_with(client.clone(), &resource), ListParams::default()).await;
     let Some(all) = if_there(answer)? else { return Ok(None) };
     // Only a shadow of this operator has an attempt.
     let (migrated, unmigrated): (Vec<_>, Vec<_>) =
@@ -259,14 +248,10 @@ async fn reports(
 async fn read_only(client: &Client, definition: Option<&Definition>) -> anyhow::Result<ReadOnly> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
-    let name = models::earlier::READ_ONLY_POLICY;
-    let policy = call("get validatingadmissionpolicies", policies.get_metadata(name)).await;
-    let binding = call("get validatingadmissionpolicybindings", bindings.get_metadata(name)).await;
     let mut found = ReadOnly {
-        policy: if_there(policy)?.and_then(|object| object.metadata.uid),
-        binding: if_there(binding)?.and_then(|object| object.metadata.uid),
-        enforced: false,
-        refusal: None,
+        policy: get_metadata(&policies, earlier::READ_ONLY_POLICY).await?.and_then(|meta| meta.uid),
+        binding: get_metadata(&bindings, earlier::READ_ONLY_POLICY).await?.and_then(|meta| meta.uid),
+        ..ReadOnly::default()
     };
     let version = definition.and_then(|definition| definition.readable().first().copied());
     let Some(version) = version else { return Ok(found) };

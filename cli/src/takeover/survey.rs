@@ -96,7 +96,7 @@ pub(super) async fn shadows(client: &Client, definition: &Definition, facts: &Fa
     let versions = definition.readable();
     let Some(newest) = versions.first() else { return Ok(Shadows::default()) };
     let all: Api<DynamicObject> = Api::all_with(client.clone(), &shadow_resource(newest));
-    let error = match list(&all, ListParams::default(), "list bottlerocketshadows in all namespaces").await {
+    let error = match list(&all, ListParams::default()).await {
         Ok(list) => {
             // In the definition of a takeover, the shadows of this operator are read as well.
             let theirs = list.iter().filter(|shadow| shadow.namespace().as_deref() != Some(names::SYSTEM_NAMESPACE));
