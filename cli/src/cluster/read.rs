@@ -26,14 +26,6 @@ const AT_ONCE: usize = 8;
 /// Number of nodes whose pods are read for a status. More are about to be drained in no usual fleet.
 const NODES_WITH_PODS: usize = 32;
 
-#[derive(Clone, Debug)]
-pub(crate) enum PodsOf {
-    /// These nodes, each by a list of its own.
-    Nodes(BTreeSet<String>),
-    /// All nodes, by one list.
-    All,
-}
-
 /// The answers about the pods of the earlier operator and of this one, and about the Lease of its controller.
 pub(crate) struct Components {
     earlier: anyhow::Result<Vec<String>>,
@@ -146,7 +138,7 @@ impl Cluster {
             cluster.plan(Timestamp::now()).1.pods.into_iter().take(NODES_WITH_PODS).collect();
         nodes.extend(others(&cluster));
         if !nodes.is_empty() {
-            cluster.read_pods(client, PodsOf::Nodes(nodes)).await?;
+            cluster.read_pods(client, Some(nodes)).await?;
         }
         if cluster.shadows.values().any(is_compared) {
             cluster.read_on_nodes(client).await?;
@@ -176,13 +168,13 @@ impl Cluster {
         Ok(())
     }
 
-    /// Reads the pods on these nodes, and all budgets. Their DaemonSets are taken to exist: the controller reads each,
-    /// and its findings are in the condition `Blocked`.
-    pub(crate) async fn read_pods(&mut self, client: &Client, of: PodsOf) -> anyhow::Result<()> {
+    /// Reads the pods on these nodes, each by a list of its own, or on all nodes by one list, and all budgets. Their DaemonSets
+    /// are taken to exist: the controller reads each, and its findings are in the condition `Blocked`.
+    pub(crate) async fn read_pods(&mut self, client: &Client, of: Option<BTreeSet<String>>) -> anyhow::Result<()> {
         let pods = async {
             match of {
-                PodsOf::All => all_pods(client).await,
-                PodsOf::Nodes(nodes) => pods_of(client, nodes).await,
+                Some(nodes) => pods_of(client, nodes).await,
+                None => all_pods(client).await,
             }
         };
         // Together, so that an API server that hangs delays the output once.
@@ -358,7 +350,7 @@ mod tests {
         let silent = tower::service_fn(|_: Request<Body>| pending::<Result<Response<Body>, Infallible>>());
         let client = Client::new(silent, "default");
         let (mut cluster, begun) = (cluster(None, vec![], vec![]), Instant::now());
-        cluster.read_pods(&client, PodsOf::All).await.unwrap();
+        cluster.read_pods(&client, None).await.unwrap();
         cluster.read_on_nodes(&client).await.unwrap();
         assert_eq!(cluster.not_read().len(), 4);
         assert!(begun.elapsed() < Duration::from_secs(3 * 35), "two time limits: {:?}", begun.elapsed());

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::aws;
 use super::certificate::{self, Certificate};
 use crate::call::{call, get, get_one, if_read, if_there, is_transient, list_everywhere, list_in, node_leases};
-use crate::cluster::{Cluster, ControllerLease, Part, PodsOf, Unread};
+use crate::cluster::{Cluster, ControllerLease, Part, Unread};
 use crate::page::progress;
 
 /// Time after which the progress is shown.
@@ -112,7 +112,7 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
     if facts.has_definitions() {
         let mut cluster = Cluster::read_as_allowed(client, namespace).await?;
         show("the pods and their budgets");
-        cluster.read_pods(client, PodsOf::All).await?;
+        cluster.read_pods(client, None).await?;
         for unread in &cluster.unread {
             facts.note(unread.reason.clone());
         }

@@ -210,17 +210,17 @@ async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
         bail!("there is no definition of the earlier operator's shadows: there is nothing to plan beside it");
     };
     let nodes = nodes(client).await?;
-    let facts = Facts {
+    let mut facts = Facts {
         workloads: survey::workloads(client).await?,
         nodes: nodes.iter().map(NodeState::of).collect(),
         ..Facts::default()
     };
-    let read = survey::shadows(client, &definition, &facts).await?;
+    survey::shadows(client, &definition, &mut facts).await?;
     let budgets: Vec<PodDisruptionBudget> = list_everywhere(client, ListParams::default()).await?;
     let mut snapshot = Snapshot {
         nodes,
-        shadows: read.shadows,
-        unreadable: read.unreadable,
+        shadows: facts.shadows,
+        unreadable: facts.unreadable,
         budgets: budgets.iter().filter_map(BudgetFacts::project).collect(),
         ..Snapshot::default()
     };

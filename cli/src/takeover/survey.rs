@@ -33,9 +33,7 @@ pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
     facts.pods = earlier_pods(client, metadata_alone).await?.into_values().collect();
     facts.nodes = nodes(client).await?.iter().map(NodeState::of).collect();
     if let Some(definition) = facts.definition.clone() {
-        let read = shadows(client, &definition, &facts).await?;
-        (facts.shadows, facts.unreadable, facts.incomplete) = (read.shadows, read.unreadable, read.incomplete);
-        facts.unread.extend(read.unread);
+        shadows(client, &definition, &mut facts).await?;
         if definition.converts_by_webhook() {
             facts.conversion = match facts.shadows.first() {
                 Some(shadow) => conversion(client, &definition, shadow).await,
@@ -76,55 +74,46 @@ pub(super) async fn recorded_workloads(client: &Client) -> anyhow::Result<Vec<Wo
     Ok(all.map(|workload| Workload { recorded: true, ..workload }).collect())
 }
 
-/// Shadows of the earlier operator, and those that could not be read.
-#[derive(Default)]
-pub(super) struct Shadows {
-    pub(super) shadows: Vec<Shadow>,
-    pub(super) unreadable: Vec<String>,
-    unread: Vec<String>,
-    /// True if there was no time to read all of them.
-    pub(super) incomplete: bool,
-}
-
 fn read(shadow: &DynamicObject) -> Shadow {
     Shadow::of(&serde_json::to_value(shadow).unwrap_or(Value::Null))
 }
 
 /// Reads the shadows of the earlier operator. Without its webhook no list holds objects that are stored in two versions;
 /// then each is read by itself, by the name of its Node.
-pub(super) async fn shadows(client: &Client, definition: &Definition, facts: &Facts) -> anyhow::Result<Shadows> {
+pub(super) async fn shadows(client: &Client, definition: &Definition, facts: &mut Facts) -> anyhow::Result<()> {
     let versions = definition.readable();
-    let Some(newest) = versions.first() else { return Ok(Shadows::default()) };
+    let Some(newest) = versions.first() else { return Ok(()) };
     let all: Api<DynamicObject> = Api::all_with(client.clone(), &shadow_resource(newest));
-    let error = match list(&all, ListParams::default()).await {
+    match list(&all, ListParams::default()).await {
         Ok(list) => {
             // In the definition of a takeover, the shadows of this operator are read as well.
             let theirs = list.iter().filter(|shadow| shadow.namespace().as_deref() != Some(names::SYSTEM_NAMESPACE));
-            return Ok(Shadows { shadows: theirs.map(read).collect(), ..Shadows::default() });
+            facts.shadows = theirs.map(read).collect();
         }
         Err(error) if matches!(code(&error), Some(401 | 403)) => return Err(error),
-        Err(error) => error,
-    };
-    let mut found = each(client, &versions, facts).await;
-    found.unread.push(format!(
-        "a list of all shadows ({error:#}): they were read one by one, by the names of the nodes, so that shadows without a \
-         Node are missing here"
-    ));
-    Ok(found)
+        Err(error) => {
+            each(client, &versions, facts).await;
+            facts.unread.push(format!(
+                "a list of all shadows ({error:#}): they were read one by one, by the names of the nodes, so that shadows \
+                 without a Node are missing here"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Reads the shadow of each node by itself.
-async fn each(client: &Client, versions: &[&str], facts: &Facts) -> Shadows {
+async fn each(client: &Client, versions: &[&str], facts: &mut Facts) {
     let mut namespaces = facts.namespaces();
     if namespaces.is_empty() {
         namespaces.push(earlier::NAMESPACE.to_owned());
     }
-    let (mut found, deadline) = (Shadows::default(), Instant::now() + ALL_SHADOWS_LIMIT);
+    let deadline = Instant::now() + ALL_SHADOWS_LIMIT;
     for (number, node) in facts.nodes.iter().enumerate() {
         if Instant::now() >= deadline {
             let rest = facts.nodes.len() - number;
-            found.unread.push(format!("the shadows of {rest} nodes: reading all takes too long without a list"));
-            found.incomplete = true;
+            facts.unread.push(format!("the shadows of {rest} nodes: reading all takes too long without a list"));
+            facts.incomplete = true;
             break;
         }
         for namespace in &namespaces {
@@ -140,13 +129,12 @@ async fn each(client: &Client, versions: &[&str], facts: &Facts) -> Shadows {
                 }
             }
             match shadow {
-                Some(shadow) => found.shadows.push(read(&shadow)),
-                None if failed => found.unreadable.push(format!("{namespace}/{name}")),
+                Some(shadow) => facts.shadows.push(read(&shadow)),
+                None if failed => facts.unreadable.push(format!("{namespace}/{name}")),
                 None => {}
             }
         }
     }
-    found
 }
 
 /// Reads one shadow; an error is its message.
