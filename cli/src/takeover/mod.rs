@@ -31,7 +31,7 @@ use crate::files::read_text;
 use crate::marks::NodeState;
 use crate::page::{Page, complain, print_line, warn};
 use crate::swap;
-use crate::terminal::{self, Format};
+use crate::terminal::Format;
 
 /// Interval of `watch`.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -56,8 +56,8 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 pub(crate) struct PreflightOptions {
     /// `json` for programs; docs/takeover.md describes it.
-    #[arg(long, short, value_parser = ["json"])]
-    output: Option<String>,
+    #[arg(long, short, value_parser = Format::only([Format::Json]))]
+    output: Option<Format>,
 }
 
 #[derive(Debug, Args)]
@@ -104,11 +104,8 @@ pub(crate) async fn takeover(client: &Client, namespace: &str, command: &Command
 async fn preflight(client: &Client, options: &PreflightOptions) -> anyhow::Result<()> {
     let facts = survey::survey(client).await?;
     let findings = findings::findings(&facts);
-    let page = match options.output {
-        Some(_) => Format::Json.page(&report::json(&facts, &findings))?,
-        None => report::page(&facts, &findings, Some(terminal::width())),
-    };
-    page.print()?;
+    let text = |width| report::page(&facts, &findings, width);
+    Format::show(options.output, &report::json(&facts, &findings), text)?.print()?;
     let blocking = findings.iter().filter(|finding| finding.severity == Severity::Blocks).count();
     if blocking > 0 {
         bail!("{blocking} finding(s) prevent the takeover, and nothing was changed");
