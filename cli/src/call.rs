@@ -160,7 +160,7 @@ pub(crate) fn if_read<T>(answer: anyhow::Result<T>, note: impl FnOnce(String)) -
 }
 
 /// Returns the right that a request needs: the verb, the resource, and where it is. Lists alone are made in all namespaces.
-fn right<K: Listed>(verb: &str, api: &Api<K>) -> String {
+pub(crate) fn right<K: Listed>(verb: &str, api: &Api<K>) -> String {
     let resource = api.resource_url().rsplit('/').next().unwrap_or_default();
     let everywhere = verb == "list" && TypeId::of::<K::Scope>() != TypeId::of::<ClusterResourceScope>();
     match api.namespace() {

@@ -283,12 +283,6 @@ async fn is_refused(client: &Client, resource: &ApiResource) -> anyhow::Result<(
     }
 }
 
-/// Returns true if a takeover is begun and neither finished nor undone: the record is needed.
-pub(super) async fn is_under_way(client: &Client) -> anyhow::Result<bool> {
-    let phase = definition(client).await?.as_ref().map_or(Phase::Absent, Definition::phase);
-    Ok(matches!(phase, Phase::Earlier | Phase::Both | Phase::Returning) && !record(client).await?.is_empty())
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::steps::Next;

@@ -80,10 +80,6 @@ impl Definition {
         }
     }
 
-    fn conversion(&self) -> &Value {
-        &self.live.kept["spec"]["conversion"]
-    }
-
     /// The GitOps tool that applies the definition and may delete it, if nothing keeps it from doing so.
     fn deletable_by(&self) -> Option<&'static str> {
         let annotations = &self.live.kept["metadata"]["annotations"];
@@ -105,7 +101,7 @@ impl Definition {
     }
 
     pub(crate) fn converts_by_webhook(&self) -> bool {
-        self.conversion()["strategy"] == "Webhook"
+        self.live.kept["spec"]["conversion"]["strategy"] == "Webhook"
     }
 
     /// Returns the versions in which shadows of the earlier operator can be read, the newest first.
@@ -393,11 +389,6 @@ pub(super) fn is_in_own_namespace(object: &Live) -> bool {
     object.kept["metadata"]["namespace"] == names::SYSTEM_NAMESPACE
 }
 
-/// Returns a shadow with the name of its node.
-fn node_of(shadow: &Live) -> (&str, &Live) {
-    (node_of_kept(&shadow.kept), shadow)
-}
-
 pub(super) fn node_of_kept(shadow: &Value) -> &str {
     names::node_of_shadow(shadow["metadata"]["name"].as_str().unwrap_or_default())
 }
@@ -416,7 +407,8 @@ fn swap_shadows(facts: &Facts) -> Next {
         return closing;
     }
     let Some(own) = &facts.own else { return Next::Wait(Waiting::Served) };
-    let own: BTreeMap<&str, &Live> = own.iter().filter(|shadow| is_in_own_namespace(shadow)).map(node_of).collect();
+    let own = own.iter().filter(|shadow| is_in_own_namespace(shadow));
+    let own: BTreeMap<&str, &Live> = own.map(|shadow| (node_of_kept(&shadow.kept), shadow)).collect();
     let earlier = match &facts.earlier {
         Ok(earlier) => earlier,
         Err(reason) => return unreadable(reason),
