@@ -306,6 +306,8 @@ pub(crate) async fn list_guarded<K: Listed>(
 
 #[cfg(test)]
 mod tests {
+    use kube::api::{ApiResource, DynamicObject};
+
     use super::*;
 
     #[tokio::test]
@@ -333,6 +335,19 @@ mod tests {
         ] {
             assert_eq!(is_transient(&error), expected, "{sentence}: {error:#}");
         }
+    }
+
+    #[tokio::test]
+    async fn right_of_a_call_names_the_resource_and_where_it_is() {
+        let client = kube::Client::try_from(kube::Config::new("http://localhost".parse().unwrap())).unwrap();
+        let (in_one, everywhere) = (Api::<Pod>::namespaced(client.clone(), "n"), Api::<Pod>::all(client.clone()));
+        let untyped = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<Pod>(&()));
+        assert_eq!(right("get", &in_one), "get pods in n");
+        assert_eq!(right("list", &in_one), "list pods in n");
+        assert_eq!(right("list", &everywhere), "list pods in all namespaces");
+        assert_eq!(right("list", &untyped), "list pods in all namespaces");
+        assert_eq!(right("get", &untyped), "get pods", "an object of the cluster");
+        assert_eq!(right("list", &Api::<Node>::all(client)), "list nodes");
     }
 
     #[test]
