@@ -238,7 +238,7 @@ pub(crate) async fn plan(
     namespace: &str,
     options: &PlanOptions,
     colour: bool,
-) -> anyhow::Result<(Page, ExitCode)> {
+) -> anyhow::Result<ExitCode> {
     let dump = match (&options.from_dump, client) {
         (Some(path), _) => Dump::parse(read(path)?)?,
         (None, Some(client)) => dump(client, namespace).await?,
@@ -249,7 +249,8 @@ pub(crate) async fn plan(
         write_private(path, &text).with_context(|| format!("{} cannot be written", path.display()))?;
         let mut page = Page::default();
         page.line(format_args!("{} written: kubectl brupop plan --from-dump {0}", path.display()));
-        return Ok((page, ExitCode::SUCCESS));
+        page.print()?;
+        return Ok(ExitCode::SUCCESS);
     }
     let now = if options.is_offline() { dump.time } else { Timestamp::now() };
     let cluster = dump.cluster()?;
@@ -308,5 +309,6 @@ pub(crate) async fn plan(
         report::add_findings(&mut page, &findings, width);
         page
     };
-    Ok((Format::show(options.output, &value, text)?, code))
+    Format::show(options.output, &value, text)?.print()?;
+    Ok(code)
 }

@@ -99,7 +99,7 @@ fn scenario(options: &SimulateOptions, now: Timestamp) -> anyhow::Result<Scenari
 }
 
 /// Simulates a described fleet. The exit code is that of `plan`.
-pub(crate) fn run(options: &SimulateOptions, colour: bool) -> anyhow::Result<(Page, ExitCode)> {
+pub(crate) fn run(options: &SimulateOptions, colour: bool) -> anyhow::Result<ExitCode> {
     let scenario = scenario(options, Timestamp::now())?;
     let courses = forecast::courses(&scenario, options.seed, options.courses)?;
     let (summary, median) = Summary::of(&scenario, &courses);
@@ -115,7 +115,8 @@ pub(crate) fn run(options: &SimulateOptions, colour: bool) -> anyhow::Result<(Pa
         report::add_findings(&mut page, &findings, width);
         page
     };
-    Ok((Format::show(options.output, &json!({"summary": summary, "findings": findings}), text)?, code))
+    Format::show(options.output, &json!({"summary": summary, "findings": findings}), text)?.print()?;
+    Ok(code)
 }
 
 #[cfg(test)]
