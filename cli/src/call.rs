@@ -201,6 +201,12 @@ pub(crate) async fn nodes(client: &Client) -> anyhow::Result<Vec<Node>> {
     list(&Api::all(client.clone()), ListParams::default()).await
 }
 
+/// Returns an error if the user may not read the nodes.
+pub(crate) async fn check_nodes(client: &Client) -> anyhow::Result<()> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    call(&right("list", &nodes), nodes.list_metadata(&ListParams::default().limit(1))).await.map(drop)
+}
+
 /// Lists the Leases that the kubelets renew.
 pub(crate) async fn node_leases(client: &Client) -> anyhow::Result<Vec<Lease>> {
     list_in(client, NODE_LEASES, ListParams::default()).await

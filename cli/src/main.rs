@@ -178,9 +178,7 @@ async fn run_with(client: kube::Client, arguments: Arguments, colour: bool) -> a
         }
         Command::Status(options) => status::status(&client, namespace, &options, colour).await?.print()?,
         Command::Explain(options) => explain::explain(&client, namespace, &options, colour).await?.print()?,
-        Command::Watch(options) => {
-            return Ok(watch::watch(&client, namespace, &options, colour).await?.exit_code());
-        }
+        Command::Watch(options) => return Ok(watch::watch(&client, namespace, &options, colour).await?.exit_code()),
         Command::Doctor(options) => return doctor::doctor(&client, namespace, &options, colour).await,
         Command::SupportBundle(options) => bundle::bundle(&client, namespace, &options).await?,
         Command::History(options) => history::history(Some(&client), namespace, &options, colour).await?,

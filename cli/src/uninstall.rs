@@ -29,7 +29,7 @@ use self::objects::{GONE, PERIOD, answered, delete, find, made, remove};
 pub(crate) use self::objects::{api, is_marked};
 use self::remaining::{Left, Surroundings, not_taken_back, unfinished};
 use crate::advice::logs_of;
-use crate::call::{self, call, code, get, get_metadata, get_one, if_there, list_guarded};
+use crate::call::{self, call, check_nodes, code, get, get_metadata, get_one, if_there, list_guarded};
 use crate::helm::Releases;
 use crate::marks::Tool;
 use crate::page::{confirm, print_line};
@@ -108,8 +108,7 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Uninsta
     }
     let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
     // Before anything is removed: who may not read nodes cannot release them.
-    let nodes: Api<Node> = Api::all(client.clone());
-    call("list nodes", nodes.list_metadata(&ListParams::default().limit(1))).await?;
+    check_nodes(&client).await?;
     let right = format!("delete bottlerocketupdateoperators in {}", names::SYSTEM_NAMESPACE);
     let deleted = call(&right, operators.delete(names::OPERATOR_NAME, &DeleteParams::default())).await;
     if if_there(deleted)?.is_some() {
