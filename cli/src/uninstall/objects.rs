@@ -12,7 +12,7 @@ use models::names::{self, AGENT_NAMESPACE, SYSTEM_NAMESPACE};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::call::{call, get_metadata, get_one, if_there, is_transient, list_metadata};
+use crate::call::{call, get_metadata, get_one, if_there, is_transient, list_metadata, right};
 use crate::page::print_line;
 use crate::shell::for_cluster;
 
@@ -75,8 +75,6 @@ pub(super) struct Found {
     api: Api<DynamicObject>,
     name: String,
     uid: Option<String>,
-    /// The resource, and where it is, as in a right.
-    resource: String,
     /// Kind, namespace and name.
     pub(super) id: String,
 }
@@ -99,7 +97,7 @@ pub(crate) fn api(client: &Client, object: &Value) -> anyhow::Result<(Api<Dynami
 /// Returns the object in the cluster, if it exists and was installed with this operator.
 pub(super) async fn find(client: &Client, object: &Value) -> anyhow::Result<Option<Found>> {
     let id = deploy::yaml::id(object);
-    let (api, resource, name) = api(client, object)?;
+    let (api, _, name) = api(client, object)?;
     let Some(meta) = get_metadata(&api, &name).await? else { return Ok(None) };
     if !is_marked(&meta) && !MADE.iter().any(|(_, kind, ..)| object["kind"] == *kind) {
         let next = match object["kind"].as_str() {
@@ -130,7 +128,7 @@ pub(super) async fn find(client: &Client, object: &Value) -> anyhow::Result<Opti
             return Ok(None);
         }
     }
-    Ok(Some(Found { api, name, uid: meta.uid, id, resource }))
+    Ok(Some(Found { api, name, uid: meta.uid, id }))
 }
 
 /// Returns the objects of a definition in namespaces other than the operator's, as `namespace/name`: they belong to
@@ -161,7 +159,7 @@ pub(super) async fn delete(client: &Client, objects: &[Value]) -> anyhow::Result
         let Some(found) = answered(deadline, async || find(client, object).await).await? else { continue };
         let only_this = Preconditions { uid: found.uid.clone(), resource_version: None };
         let params = DeleteParams::background().preconditions(only_this);
-        let right = format!("delete {}", found.resource);
+        let right = right("delete", &found.api);
         let request = async || call(&right, found.api.delete(&found.name, &params)).await;
         let deleted = answered(deadline, request).await;
         if if_there(deleted).with_context(|| format!("{} cannot be deleted", found.id))?.is_some() {
@@ -189,7 +187,7 @@ pub(super) async fn remove(client: &Client, objects: &[Value]) -> anyhow::Result
     let going = delete(client, objects).await?;
     let deadline = Instant::now() + GONE;
     let mut again = Vec::new();
-    for Found { api, name, uid, id, .. } in going {
+    for Found { api, name, uid, id } in going {
         loop {
             let found = answered(deadline, async || get_metadata(&api, &name).await).await?;
             let Some(found) = found else { break };
