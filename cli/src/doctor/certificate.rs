@@ -23,10 +23,7 @@ fn certificate(block: &str) -> Option<Certificate> {
     let (_, certificate) = x509_parser::parse_x509_certificate(&der).ok()?;
     let time = |at: i64| Timestamp::from_second(at).ok();
     let validity = certificate.validity();
-    Some(Certificate {
-        from: time(validity.not_before.timestamp())?,
-        until: time(validity.not_after.timestamp())?,
-    })
+    Some(Certificate { from: time(validity.not_before.timestamp())?, until: time(validity.not_after.timestamp())? })
 }
 
 #[cfg(test)]
