@@ -114,7 +114,7 @@ impl Bundle {
         let (api_version, plural) = (&resource.api_version, &resource.plural);
         let path = format!("{folder}{plural}.json");
         let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
-        let listed = list(&api, ListParams::default(), &format!("list {plural} in {namespace}")).await;
+        let listed = list(&api, ListParams::default()).await;
         let Some(objects) = self.part(&path, listed) else { return Ok(()) };
         let objects = objects.into_iter().map(|object| {
             let mut object = serde_json::to_value(object).unwrap_or_default();
@@ -200,7 +200,7 @@ async fn fill(bundle: &mut Bundle, client: &Client, namespace: &str, time: Times
     }
     let nodes: Api<Node> = Api::all(client.clone());
     let mut items = Vec::new();
-    let listed = list_each(&nodes, ListParams::default(), "list nodes", |node| items.push(trim::node(&node))).await;
+    let listed = list_each(&nodes, ListParams::default(), |node| items.push(trim::node(&node))).await;
     if bundle.part("nodes.json", listed).is_some() {
         bundle.json("nodes.json", &json!({"items": items}))?;
     }

@@ -1,16 +1,17 @@
 //! Calls to the API server, each with a time limit and with an error that names the missing right.
 
+use std::any::TypeId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::anyhow;
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::serde::de::DeserializeOwned;
+use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::Client;
 use kube::api::{Api, ListParams, Request};
 use kube::client::AuthError;
@@ -158,10 +159,30 @@ pub(crate) fn if_read<T>(answer: anyhow::Result<T>, note: impl FnOnce(String)) -
     Ok(None)
 }
 
+/// Returns the right that a request needs: the verb, the resource, and where it is. Lists alone are made in all namespaces.
+pub(crate) fn right<K: Listed>(verb: &str, api: &Api<K>) -> String {
+    let resource = api.resource_url().rsplit('/').next().unwrap_or_default();
+    let everywhere = verb == "list" && TypeId::of::<K::Scope>() != TypeId::of::<ClusterResourceScope>();
+    match api.namespace() {
+        Some(namespace) => format!("{verb} {resource} in {namespace}"),
+        None if everywhere => format!("{verb} {resource} in all namespaces"),
+        None => format!("{verb} {resource}"),
+    }
+}
+
+/// Reads an object; `None` if it, or its kind, does not exist.
+pub(crate) async fn get_one<K: Listed>(api: &Api<K>, name: &str) -> anyhow::Result<Option<K>> {
+    if_there(call(&right("get", api), api.get(name)).await)
+}
+
+/// Reads the metadata of an object; `None` if it, or its kind, does not exist.
+pub(crate) async fn get_metadata<K: Listed>(api: &Api<K>, name: &str) -> anyhow::Result<Option<ObjectMeta>> {
+    Ok(if_there(call(&right("get", api), api.get_metadata(name)).await)?.map(|found| found.metadata))
+}
+
 /// Reads an object in a namespace; `None` if it, or its kind, does not exist.
 pub(crate) async fn get<K: Namespaced>(client: &Client, namespace: &str, name: &str) -> anyhow::Result<Option<K>> {
-    let api: Api<K> = Api::namespaced(client.clone(), namespace);
-    if_there(call(&format!("get {} in {namespace}", K::plural(&())), api.get(name)).await)
+    get_one(&Api::namespaced(client.clone(), namespace), name).await
 }
 
 pub(crate) async fn list_in<K: Namespaced>(
@@ -169,16 +190,21 @@ pub(crate) async fn list_in<K: Namespaced>(
     namespace: &str,
     params: ListParams,
 ) -> anyhow::Result<Vec<K>> {
-    let api: Api<K> = Api::namespaced(client.clone(), namespace);
-    list(&api, params, &format!("list {} in {namespace}", K::plural(&()))).await
+    list(&Api::namespaced(client.clone(), namespace), params).await
 }
 
 pub(crate) async fn list_everywhere<K: Namespaced>(client: &Client, params: ListParams) -> anyhow::Result<Vec<K>> {
-    list(&Api::all(client.clone()), params, &format!("list {} in all namespaces", K::plural(&()))).await
+    list(&Api::all(client.clone()), params).await
 }
 
 pub(crate) async fn nodes(client: &Client) -> anyhow::Result<Vec<Node>> {
-    list(&Api::all(client.clone()), ListParams::default(), "list nodes").await
+    list(&Api::all(client.clone()), ListParams::default()).await
+}
+
+/// Returns an error if the user may not read the nodes.
+pub(crate) async fn check_nodes(client: &Client) -> anyhow::Result<()> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    call(&right("list", &nodes), nodes.list_metadata(&ListParams::default().limit(1))).await.map(drop)
 }
 
 /// Lists the Leases that the kubelets renew.
@@ -207,14 +233,14 @@ pub(crate) async fn earlier_pods<T>(client: &Client, of: impl Fn(Pod) -> T) -> a
     for selector in earlier::pod_selectors() {
         let params = ListParams::default().labels(&selector);
         let take = |pod: Pod| found.extend(EarlierPod::project(&pod).map(|acting| (acting.title, of(pod))));
-        list_each(&api, params, "list pods in all namespaces", take).await?;
+        list_each(&api, params, take).await?;
     }
     Ok(found)
 }
 
-pub(crate) async fn list<K: Listed>(api: &Api<K>, params: ListParams, right: &str) -> anyhow::Result<Vec<K>> {
+pub(crate) async fn list<K: Listed>(api: &Api<K>, params: ListParams) -> anyhow::Result<Vec<K>> {
     let mut all = Vec::new();
-    list_each(api, params, right, |object| all.push(object)).await?;
+    list_each(api, params, |object| all.push(object)).await?;
     Ok(all)
 }
 
@@ -223,10 +249,9 @@ pub(crate) async fn list<K: Listed>(api: &Api<K>, params: ListParams, right: &st
 pub(crate) async fn list_each<K: Listed>(
     api: &Api<K>,
     params: ListParams,
-    right: &str,
     mut each: impl FnMut(K),
 ) -> anyhow::Result<()> {
-    list_guarded(api, params, right, |object| match object {
+    list_guarded(api, params, |object| match object {
         Ok(object) => each(object),
         Err(InvalidObject { metadata, error }) => {
             let url = api.resource_url();
@@ -244,14 +269,10 @@ pub(crate) async fn list_each<K: Listed>(
 }
 
 /// Lists all objects, and passes on the metadata of each.
-pub(crate) async fn list_metadata<K: Listed>(
-    api: &Api<K>,
-    right: &str,
-    mut each: impl FnMut(ObjectMeta),
-) -> anyhow::Result<()> {
-    let mut params = ListParams::default().limit(PAGE);
+pub(crate) async fn list_metadata<K: Listed>(api: &Api<K>, mut each: impl FnMut(ObjectMeta)) -> anyhow::Result<()> {
+    let (right, mut params) = (right("list", api), ListParams::default().limit(PAGE));
     loop {
-        let page = call(right, api.list_metadata(&params)).await?;
+        let page = call(&right, api.list_metadata(&params)).await?;
         page.items.into_iter().for_each(|object| each(object.metadata));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
@@ -260,9 +281,9 @@ pub(crate) async fn list_metadata<K: Listed>(
     }
 }
 
-pub(crate) trait Listed: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug {}
+pub(crate) trait Listed: kube::Resource + Clone + DeserializeOwned + fmt::Debug + 'static {}
 
-impl<K: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug> Listed for K {}
+impl<K: kube::Resource + Clone + DeserializeOwned + fmt::Debug + 'static> Listed for K {}
 
 /// The kinds whose objects are in namespaces.
 pub(crate) trait Namespaced: Listed + kube::Resource<DynamicType = (), Scope = NamespaceResourceScope> {}
@@ -273,15 +294,14 @@ impl<K: Listed + kube::Resource<DynamicType = (), Scope = NamespaceResourceScope
 pub(crate) async fn list_guarded<K: Listed>(
     api: &Api<K>,
     params: ListParams,
-    right: &str,
     mut each: impl FnMut(Result<K, InvalidObject>),
 ) -> anyhow::Result<()> {
-    let client = api.clone().into_client();
+    let (right, client) = (right("list", api), api.clone().into_client());
     let mut params = params.limit(PAGE);
     loop {
         let request = Request::new(api.resource_url()).list(&params).map_err(kube::Error::BuildRequest);
         let answer = async { client.request::<ObjectList<DeserializeGuard<K>>>(request?).await };
-        let page = call(right, answer).await?;
+        let page = call(&right, answer).await?;
         page.items.into_iter().for_each(|object| each(object.0));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
@@ -292,6 +312,8 @@ pub(crate) async fn list_guarded<K: Listed>(
 
 #[cfg(test)]
 mod tests {
+    use kube::api::{ApiResource, DynamicObject};
+
     use super::*;
 
     #[tokio::test]
@@ -319,6 +341,19 @@ mod tests {
         ] {
             assert_eq!(is_transient(&error), expected, "{sentence}: {error:#}");
         }
+    }
+
+    #[tokio::test]
+    async fn right_of_a_call_names_the_resource_and_where_it_is() {
+        let client = kube::Client::try_from(kube::Config::new("http://localhost".parse().unwrap())).unwrap();
+        let (in_one, everywhere) = (Api::<Pod>::namespaced(client.clone(), "n"), Api::<Pod>::all(client.clone()));
+        let untyped = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<Pod>(&()));
+        assert_eq!(right("get", &in_one), "get pods in n");
+        assert_eq!(right("list", &in_one), "list pods in n");
+        assert_eq!(right("list", &everywhere), "list pods in all namespaces");
+        assert_eq!(right("list", &untyped), "list pods in all namespaces");
+        assert_eq!(right("get", &untyped), "get pods", "an object of the cluster");
+        assert_eq!(right("list", &Api::<Node>::all(client)), "list nodes");
     }
 
     #[test]

@@ -29,7 +29,7 @@ use planner::view::{
 };
 
 pub(crate) use lease::{ControllerLease, STALE};
-pub(crate) use read::{Components, PodsOf, pods_of};
+pub(crate) use read::{Components, pods_of};
 
 /// Time for which everything is taken to have been as it is, where no object has the time.
 const LONG: SignedDuration = SignedDuration::from_hours(1);

@@ -21,19 +21,13 @@ use self::findings::findings;
 use crate::advice::some;
 use crate::page::{Page, Style};
 use crate::shell::for_cluster;
-use crate::terminal::{self, Format};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Output {
-    Json,
-    Yaml,
-}
+use crate::terminal::Format;
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorOptions {
     /// `json` or `yaml` for programs; docs/plugin.md describes it.
-    #[arg(long, short, value_enum)]
-    output: Option<Output>,
+    #[arg(long, short, value_parser = Format::only([Format::Json, Format::Yaml]))]
+    output: Option<Format>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -58,12 +52,7 @@ pub(crate) async fn doctor(
     colour: bool,
 ) -> anyhow::Result<ExitCode> {
     let diagnosis = diagnose(client, namespace).await?;
-    let page = match options.output {
-        None => diagnosis.page(Some(terminal::width()), colour),
-        Some(Output::Json) => Format::Json.page(&diagnosis)?,
-        Some(Output::Yaml) => Format::Yaml.page(&diagnosis)?,
-    };
-    page.print()?;
+    Format::show(options.output, &diagnosis, |width| diagnosis.page(width, colour))?.print()?;
     Ok(if diagnosis.errors > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

@@ -39,10 +39,7 @@ pub(crate) async fn explain(
     let now = crate::clock::now();
     let objects = objects::evaluate(client, &cluster, &name, now).await;
     let explanation = report::Explanation { objects, ..report::explain(&cluster, &name, now) };
-    match options.output.and_then(Format::for_programs) {
-        Some(format) => format.page(&explanation),
-        None => Ok(text::render(&explanation, Format::width(options.output), colour)),
-    }
+    Format::show(options.output, &explanation, |width| text::render(&explanation, width, colour))
 }
 
 /// Returns the node of a name, with the prefixes that kubectl prints and that shadows have.

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 use crate::advice::labelling;
 use crate::call::{call, code, get, if_there, or_waiting};
 use crate::page::{print_line, progress};
-use crate::preflight::{KUBECTL, check_registry, check_tag, preflight};
+use crate::preflight::{KUBECTL, check_registry, check_tag, deployments, preflight};
 use crate::shell::for_cluster;
 use crate::uninstall::{api, check_namespace};
 
@@ -209,15 +209,6 @@ impl Before {
             found.metadata.generation != generation || condition.last_update_time.as_ref().is_some_and(is_later)
         })
     }
-}
-
-/// Reads the Deployments that have to run.
-async fn deployments(client: &Client) -> anyhow::Result<Vec<(&'static str, Option<Deployment>)>> {
-    let mut all = Vec::new();
-    for name in [Component::Controller.name(), Component::Apiserver.name()] {
-        all.push((name, get::<Deployment>(client, names::SYSTEM_NAMESPACE, name).await?));
-    }
-    Ok(all)
 }
 
 /// Returns the Deployments that do not run in the applied version yet, each as a sentence. Unless `early`, one that was given up since

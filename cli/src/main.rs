@@ -138,18 +138,12 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         }
         Command::Completion(options) => completion::script(options)?.print()?,
         Command::Plan(options) if options.is_offline() => {
-            let (page, code) = plan::plan(None, &arguments.namespace, options, colour).await?;
-            page.print()?;
-            return Ok(code);
+            return plan::plan(None, &arguments.namespace, options, colour).await;
         }
         Command::Takeover(takeover::Command::Settings(options)) if options.is_offline() => {
             takeover::settings(None, &arguments.namespace, options).await?;
         }
-        Command::Simulate(options) => {
-            let (page, code) = simulate::run(options, colour)?;
-            page.print()?;
-            return Ok(code);
-        }
+        Command::Simulate(options) => return simulate::run(options, colour),
         _ => {
             let config = arguments.connect.config().await?;
             let server = config.cluster_url.clone();
@@ -162,34 +156,26 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
 /// Runs a command that needs a cluster.
 async fn run_with(client: kube::Client, arguments: Arguments, colour: bool) -> anyhow::Result<ExitCode> {
+    let namespace = arguments.namespace.as_str();
     match arguments.command {
-        Command::Preflight => preflight::preflight(client, &arguments.namespace).await?,
+        Command::Preflight => preflight::preflight(client, namespace).await?,
         Command::Install(options) => {
             swap::check_ended(&client).await?;
-            install::install(client, &arguments.namespace, &options).await?;
+            install::install(client, namespace, &options).await?;
         }
-        Command::Status(options) => status::status(&client, &arguments.namespace, &options, colour).await?.print()?,
-        Command::Explain(options) => {
-            explain::explain(&client, &arguments.namespace, &options, colour).await?.print()?;
-        }
-        Command::Watch(options) => {
-            let end = watch::watch(&client, &arguments.namespace, &options, colour).await?;
-            return Ok(end.exit_code());
-        }
-        Command::Doctor(options) => return doctor::doctor(&client, &arguments.namespace, &options, colour).await,
-        Command::SupportBundle(options) => bundle::bundle(&client, &arguments.namespace, &options).await?,
-        Command::History(options) => history::history(Some(&client), &arguments.namespace, &options, colour).await?,
-        Command::Undo(options) => history::undo(&client, &arguments.namespace, &options).await?,
-        Command::Plan(options) => {
-            let (page, code) = plan::plan(Some(&client), &arguments.namespace, &options, colour).await?;
-            page.print()?;
-            return Ok(code);
-        }
-        Command::Request(command) => return requests::run(&client, &arguments.namespace, &command).await,
-        Command::Takeover(command) => takeover::takeover(&client, &arguments.namespace, &command).await?,
+        Command::Status(options) => status::status(&client, namespace, &options, colour).await?.print()?,
+        Command::Explain(options) => explain::explain(&client, namespace, &options, colour).await?.print()?,
+        Command::Watch(options) => return Ok(watch::watch(&client, namespace, &options, colour).await?.exit_code()),
+        Command::Doctor(options) => return doctor::doctor(&client, namespace, &options, colour).await,
+        Command::SupportBundle(options) => bundle::bundle(&client, namespace, &options).await?,
+        Command::History(options) => history::history(Some(&client), namespace, &options, colour).await?,
+        Command::Undo(options) => history::undo(&client, namespace, &options).await?,
+        Command::Plan(options) => return plan::plan(Some(&client), namespace, &options, colour).await,
+        Command::Request(command) => return requests::run(&client, namespace, &command).await,
+        Command::Takeover(command) => takeover::takeover(&client, namespace, &command).await?,
         Command::Uninstall(options) => {
             swap::check_ended(&client).await?;
-            uninstall::uninstall(client, &arguments.namespace, &options).await?;
+            uninstall::uninstall(client, namespace, &options).await?;
         }
         // They need no cluster.
         Command::Completion(_) | Command::Simulate(_) => {}

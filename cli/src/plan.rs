@@ -238,7 +238,7 @@ pub(crate) async fn plan(
     namespace: &str,
     options: &PlanOptions,
     colour: bool,
-) -> anyhow::Result<(Page, ExitCode)> {
+) -> anyhow::Result<ExitCode> {
     let dump = match (&options.from_dump, client) {
         (Some(path), _) => Dump::parse(read(path)?)?,
         (None, Some(client)) => dump(client, namespace).await?,
@@ -249,7 +249,8 @@ pub(crate) async fn plan(
         write_private(path, &text).with_context(|| format!("{} cannot be written", path.display()))?;
         let mut page = Page::default();
         page.line(format_args!("{} written: kubectl brupop plan --from-dump {0}", path.display()));
-        return Ok((page, ExitCode::SUCCESS));
+        page.print()?;
+        return Ok(ExitCode::SUCCESS);
     }
     let now = if options.is_offline() { dump.time } else { crate::clock::now() };
     let cluster = dump.cluster()?;
@@ -258,17 +259,13 @@ pub(crate) async fn plan(
         node.pods.get_or_insert_default();
     }
     let scenario = |view, policy| live(view, policy, &dump.updates, now);
-    let present = Forecast::of(scenario(view.clone(), policy.clone()), options.courses)?;
-    let (mut page, width, mut cut) = (Page::new(colour), Format::width(options.output), false);
-    let mut chosen = present;
-    let mut comparison = None;
+    let mut chosen = Forecast::of(scenario(view.clone(), policy.clone()), options.courses)?;
+    let mut present = None;
     if let Some(path) = &options.policy {
         let spec = parse_policy(&read_policy(path)?).with_context(|| format!("{} is no policy", path.display()))?;
         (view, policy) = with_policy(&view, spec)?;
         let other = Forecast::of(scenario(view, policy), options.courses)?;
-        cut = compared(&mut page, &chosen.summary, &other.summary, width);
-        page.line("");
-        comparison = Some(std::mem::replace(&mut chosen, other));
+        present = Some(std::mem::replace(&mut chosen, other).summary);
     }
     for node in &mut chosen.nodes {
         node.message = node.message.take().map(|message| cluster.filled(&message, &node.name));
@@ -281,33 +278,37 @@ pub(crate) async fn plan(
     if let (Some(path), Some(course)) = (&options.html, chosen.courses.get(chosen.median)) {
         write_text(path, &html::page("Planned rollout", &chosen.scenario, course, &chosen.summary)?)?;
     }
-    if let Some(format) = options.output.and_then(Format::for_programs) {
-        let present = comparison.map(|present| present.summary);
-        let value = json!({
-            "summary": chosen.summary, "presentPolicy": present, "nodes": chosen.nodes, "findings": findings,
-            "observedUpdates": dump.updates.len(),
-        });
-        return Ok((format.page(&value)?, code));
-    }
-    cut |= chosen.text(&mut page, options, width);
-    page.cut_note(cut, width);
-    page.line("");
     let observed = dump.updates.len();
-    if observed >= ENOUGH {
-        let text = format!("Downloads and reboots take as long as in the last {observed} updates.");
-        page.paragraph(&text, width);
-    } else {
-        page.paragraph("Few earlier updates are recorded: common durations are used.", width);
-    }
-    if chosen.summary.failures.p50 > 0 {
-        let budgets: Vec<&str> = chosen.summary.refusals.iter().take(3).map(|(budget, _)| budget.as_str()).collect();
-        let budgets = if budgets.is_empty() {
-            String::new()
+    let value = json!({
+        "summary": chosen.summary, "presentPolicy": present, "nodes": chosen.nodes, "findings": findings,
+        "observedUpdates": observed,
+    });
+    let text = |width| {
+        let (mut page, mut cut) = (Page::new(colour), false);
+        if let Some(present) = &present {
+            cut = compared(&mut page, present, &chosen.summary, width);
+            page.line("");
+        }
+        cut |= chosen.text(&mut page, options, width);
+        page.cut_note(cut, width);
+        page.line("");
+        if observed >= ENOUGH {
+            let text = format!("Downloads and reboots take as long as in the last {observed} updates.");
+            page.paragraph(&text, width);
         } else {
-            format!("; these budgets refuse most: {}", budgets.join(", "))
-        };
-        page.paragraph(&format!("Some attempts fail, and are repeated{budgets}."), width);
-    }
-    report::add_findings(&mut page, &findings, width);
-    Ok((page, code))
+            page.paragraph("Few earlier updates are recorded: common durations are used.", width);
+        }
+        if chosen.summary.failures.p50 > 0 {
+            let budgets = chosen.summary.refusals.iter().take(3).map(|(budget, _)| budget.as_str());
+            let budgets = match budgets.collect::<Vec<_>>().join(", ").as_str() {
+                "" => String::new(),
+                budgets => format!("; these budgets refuse most: {budgets}"),
+            };
+            page.paragraph(&format!("Some attempts fail, and are repeated{budgets}."), width);
+        }
+        report::add_findings(&mut page, &findings, width);
+        page
+    };
+    Format::show(options.output, &value, text)?.print()?;
+    Ok(code)
 }

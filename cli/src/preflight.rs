@@ -6,11 +6,11 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::version::Info;
 use kube::Client;
-use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use kube::api::{Api, Patch, PatchParams};
 use models::names;
 use serde_json::Value;
 
-use crate::call::{call, if_there};
+use crate::call::{call, get, get_metadata, get_one};
 use crate::helm::{release_of, upgrade_of};
 use crate::images::{image_of, newer, own_tag, version};
 use crate::page::print_line;
@@ -59,24 +59,28 @@ fn left_to_helm<'a>(
     ))
 }
 
-/// Reads the Deployments that every installation has, each after that of this version.
-async fn deployments<'a>(client: &Client, objects: &'a [Value]) -> anyhow::Result<Vec<(&'a Value, DynamicObject)>> {
-    let is_one = |object: &&Value| {
-        object["kind"] == "Deployment" && DEPLOYMENTS.iter().any(|name| object["metadata"]["name"] == *name)
-    };
-    let mut deployments = Vec::new();
-    for wanted in objects.iter().filter(is_one) {
-        let (api, resource, name) = api(client, wanted)?;
-        let found = if_there(call(&format!("get {resource}"), api.get(&name)).await)?;
-        deployments.extend(found.map(|found| (wanted, found)));
+/// A Deployment by its name; `None` if it does not exist.
+pub(crate) type Deployed = (&'static str, Option<Deployment>);
+
+/// Reads the Deployments that every installation has.
+pub(crate) async fn deployments(client: &Client) -> anyhow::Result<Vec<Deployed>> {
+    let mut all = Vec::new();
+    for name in DEPLOYMENTS {
+        all.push((name, get::<Deployment>(client, names::SYSTEM_NAMESPACE, name).await?));
     }
-    Ok(deployments)
+    Ok(all)
 }
 
 /// Returns why this plugin installs nothing over the operator, if that is of a later version: an apply would remove
 /// from definitions, roles and admission policies what the running programs need.
-fn older_than(deployments: &[(&Value, DynamicObject)]) -> Option<String> {
-    let newest = newer(deployments.iter().filter_map(|(wanted, found)| image_of(wanted, &found.data)))?;
+fn older_than(objects: &[Value], deployed: &[Deployed]) -> Option<String> {
+    let images = deployed.iter().filter_map(|(name, found)| {
+        let is_it = |object: &&Value| object["kind"] == "Deployment" && object["metadata"]["name"] == *name;
+        let found = serde_json::to_value(found.as_ref()?).ok()?;
+        image_of(objects.iter().find(is_it)?, &found).map(str::to_owned)
+    });
+    let images: Vec<String> = images.collect();
+    let newest = newer(images.iter().map(String::as_str))?;
     let own = own_tag();
     Some(format!(
         "the operator is of {newest} and this plugin of {own}, whose definitions, roles and admission policies lack what {newest} needs: \
@@ -99,7 +103,7 @@ pub(crate) fn check_tag(tag: &str) -> anyhow::Result<()> {
 
 /// Returns an error if images that run are from a registry and none is given: without it, nodes would not find those that are installed over
 /// them. A release is left to Helm.
-pub(crate) fn check_registry(deployed: &[(&str, Option<Deployment>)], given: Option<&str>) -> anyhow::Result<()> {
+pub(crate) fn check_registry(deployed: &[Deployed], given: Option<&str>) -> anyhow::Result<()> {
     for (name, found) in deployed.iter().filter(|_| given.is_none()) {
         let found = found.iter().filter(|found| release_of(&found.metadata).is_none());
         let pods = found.filter_map(|found| found.spec.template.spec.as_ref());
@@ -123,8 +127,7 @@ async fn being_deleted(client: &Client, objects: &[Value]) -> anyhow::Result<Vec
     let mut reasons = Vec::new();
     for object in objects.iter().filter(|object| is_one_of(object, &CONTAINERS)) {
         let (api, resource, name) = api(client, object)?;
-        let found = if_there(call(&format!("get {resource}"), api.get_metadata(&name)).await)?;
-        if found.is_some_and(|found| found.metadata.deletion_timestamp.is_some()) {
+        if get_metadata(&api, &name).await?.is_some_and(|meta| meta.deletion_timestamp.is_some()) {
             let id = deploy::yaml::id(object);
             let get = for_cluster(&format!("kubectl get {resource} {name} -o yaml"));
             reasons.push(format!("{id} is being deleted; its conditions say what keeps it: {get}"));
@@ -143,7 +146,7 @@ pub(crate) async fn preflight(client: Client, namespace: &str) -> anyhow::Result
     let mut of_releases = Vec::new();
     for wanted in deploy::crds::all()? {
         let name = wanted["metadata"]["name"].as_str().context("a definition without a name")?;
-        let found = call("get customresourcedefinitions", definitions.get_opt(name)).await?;
+        let found = get_one(&definitions, name).await?;
         if let Some(found) = found.as_ref().filter(|found| !is_marked(&found.metadata)) {
             let versions: Vec<&str> = found.spec.versions.iter().map(|version| version.name.as_str()).collect();
             problems.push(format!(
@@ -167,19 +170,19 @@ pub(crate) async fn preflight(client: Client, namespace: &str) -> anyhow::Result
         }
     }
     let everything = deploy::everything()?;
-    let deployments = deployments(&client, &everything).await?;
+    let deployed = deployments(&client).await?;
     let elsewhere = check_elsewhere(&client, &everything).await.err().map(|error| format!("{error:#}"));
     let definitions: Vec<&str> = of_releases.iter().map(|(name, _)| name.as_str()).collect();
     let named = format!("customresourcedefinitions {}", definitions.join(" "));
-    let is_installed = !deployments.is_empty() || elsewhere.is_some();
+    let is_installed = deployed.iter().any(|(_, found)| found.is_some()) || elsewhere.is_some();
     let metas = of_releases.iter().map(|(_, meta)| meta);
     problems.extend(left_to_helm("the definitions are", &named, is_installed, metas));
     problems.extend(being_deleted(&client, &everything).await?);
     problems.extend(elsewhere);
     let named = format!("deployments {} -n {}", DEPLOYMENTS.join(" "), names::SYSTEM_NAMESPACE);
-    let metas = deployments.iter().map(|(_, found)| &found.metadata);
+    let metas = deployed.iter().filter_map(|(_, found)| Some(&found.as_ref()?.metadata));
     problems.extend(left_to_helm("the operator is", &named, true, metas));
-    problems.extend(older_than(&deployments));
+    problems.extend(older_than(&everything, &deployed));
     if !problems.is_empty() {
         bail!("the operator cannot be installed, and nothing was changed:\n  {}", problems.join("\n  "));
     }

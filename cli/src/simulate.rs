@@ -99,7 +99,7 @@ fn scenario(options: &SimulateOptions, now: Timestamp) -> anyhow::Result<Scenari
 }
 
 /// Simulates a described fleet. The exit code is that of `plan`.
-pub(crate) fn run(options: &SimulateOptions, colour: bool) -> anyhow::Result<(Page, ExitCode)> {
+pub(crate) fn run(options: &SimulateOptions, colour: bool) -> anyhow::Result<ExitCode> {
     let scenario = scenario(options, crate::clock::now())?;
     let courses = forecast::courses(&scenario, options.seed, options.courses)?;
     let (summary, median) = Summary::of(&scenario, &courses);
@@ -108,14 +108,15 @@ pub(crate) fn run(options: &SimulateOptions, colour: bool) -> anyhow::Result<(Pa
     }
     let findings = report::findings(&scenario, &courses, &summary);
     let code = if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(LATE) };
-    if let Some(format) = options.output.and_then(Format::for_programs) {
-        return Ok((format.page(&json!({"summary": summary, "findings": findings}))?, code));
-    }
-    let (mut page, width) = (Page::new(colour), Format::width(options.output));
-    let cut = report::add(&mut page, &summary, width);
-    page.cut_note(cut, width);
-    report::add_findings(&mut page, &findings, width);
-    Ok((page, code))
+    let text = |width| {
+        let mut page = Page::new(colour);
+        let cut = report::add(&mut page, &summary, width);
+        page.cut_note(cut, width);
+        report::add_findings(&mut page, &findings, width);
+        page
+    };
+    Format::show(options.output, &json!({"summary": summary, "findings": findings}), text)?.print()?;
+    Ok(code)
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use std::io::IsTerminal as _;
 
 use anyhow::Context as _;
-use clap::ColorChoice;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{ColorChoice, ValueEnum};
 use serde::Serialize;
 
 use crate::page::Page;
@@ -18,8 +19,8 @@ pub(crate) fn width() -> usize {
     terminal.filter(|width| *width > 0).or_else(columns).unwrap_or(WIDTH)
 }
 
-/// Form of the output of `explain`, `plan`, `simulate` and `history`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+/// Form of the output of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// Every text in full.
     Wide,
@@ -28,6 +29,24 @@ pub(crate) enum Format {
 }
 
 impl Format {
+    /// Parses the option of a command that has these forms alone.
+    pub(crate) fn only<const N: usize>(forms: [Self; N]) -> impl TypedValueParser<Value = Self> {
+        let parser = PossibleValuesParser::new(forms.iter().filter_map(Self::to_possible_value));
+        parser.map(|name| Self::from_str(&name, false).unwrap_or(Self::Json))
+    }
+
+    /// Makes the output: the report in a form for programs, or what `text` makes of it for this width.
+    pub(crate) fn show(
+        format: Option<Self>,
+        report: &impl Serialize,
+        text: impl FnOnce(Option<usize>) -> Page,
+    ) -> anyhow::Result<Page> {
+        match format.and_then(Self::for_programs) {
+            Some(format) => format.page(report),
+            None => Ok(text(Self::width(format))),
+        }
+    }
+
     /// Returns the maximum width of a line; `None` for every text in full.
     pub(crate) fn width(format: Option<Self>) -> Option<usize> {
         (format != Some(Self::Wide)).then(width)

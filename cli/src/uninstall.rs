@@ -28,7 +28,7 @@ use self::objects::{GONE, PERIOD, answered, delete, find, made, remove};
 pub(crate) use self::objects::{api, is_marked};
 use self::remaining::{Left, Surroundings, not_taken_back, unfinished};
 use crate::advice::logs_of;
-use crate::call::{self, call, code, get, if_there, list_guarded};
+use crate::call::{self, call, check_nodes, code, get, get_metadata, get_one, if_there, list_guarded};
 use crate::helm::Releases;
 use crate::marks::Tool;
 use crate::page::{confirm, print_line};
@@ -79,8 +79,8 @@ pub(crate) async fn check_elsewhere(client: &Client, objects: &[Value]) -> anyho
         |object: &&Value| object["kind"] == "ClusterRoleBinding" && object["metadata"]["name"] == names::CONTROLLER;
     for object in objects.iter().filter(is_binding) {
         let (api, resource, name) = api(client, object)?;
-        let found = if_there(call(&format!("get {resource}"), api.get(&name)).await)?;
-        let Some(found) = found.filter(|found| is_marked(&found.metadata)) else { continue };
+        let found = get_one(&api, &name).await?.filter(|found| is_marked(&found.metadata));
+        let Some(found) = found else { continue };
         let namespace = found.data["subjects"][0]["namespace"].as_str().unwrap_or(names::SYSTEM_NAMESPACE);
         ensure!(
             namespace == names::SYSTEM_NAMESPACE,
@@ -107,8 +107,7 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Uninsta
     }
     let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
     // Before anything is removed: who may not read nodes cannot release them.
-    let nodes: Api<Node> = Api::all(client.clone());
-    call("list nodes", nodes.list_metadata(&ListParams::default().limit(1))).await?;
+    check_nodes(&client).await?;
     let right = format!("delete bottlerocketupdateoperators in {}", names::SYSTEM_NAMESPACE);
     let deleted = call(&right, operators.delete(names::OPERATOR_NAME, &DeleteParams::default())).await;
     if if_there(deleted)?.is_some() {
@@ -181,14 +180,13 @@ async fn show(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
 async fn tools(client: &Client, objects: &[Value]) -> anyhow::Result<Vec<Tool>> {
     let mut tools = Vec::new();
     for object in objects.iter().filter(|object| is_one_of(object, &OF_TOOLS)) {
-        let (api, resource, name) = api(client, object)?;
+        let (api, _, name) = api(client, object)?;
         if name == names::SHADOW_DEFINITION {
             continue;
         }
-        let found = if_there(call(&format!("get {resource}"), api.get_metadata(&name)).await)?;
         // A namespace may be of another release.
-        let marked = found.filter(|found| is_marked(&found.metadata));
-        tools.extend(marked.iter().flat_map(|found| Tool::all_of(&found.metadata)));
+        let marked = get_metadata(&api, &name).await?.filter(is_marked);
+        tools.extend(marked.iter().flat_map(Tool::all_of));
     }
     tools.sort();
     tools.dedup();
@@ -255,9 +253,8 @@ async fn unreleased(client: &Client, shadows: &Api<BottlerocketShadow>) -> anyho
     let nodes = call::nodes(client).await?;
     let now = crate::clock::now();
     let nodes: Vec<NodeFacts> = nodes.iter().filter_map(NodeFacts::project).map(|node| node.at(now)).collect();
-    let right = format!("list bottlerocketshadows in {}", names::SYSTEM_NAMESPACE);
     let (mut readable, mut left) = (Vec::new(), Vec::new());
-    let listed = list_guarded(shadows, ListParams::default(), &right, |shadow| match shadow {
+    let listed = list_guarded(shadows, ListParams::default(), |shadow| match shadow {
         Ok(shadow) => readable.push(shadow),
         Err(InvalidObject { metadata, error }) => {
             left.push(Left::unreadable(&metadata.name.unwrap_or_default(), &error));
@@ -294,9 +291,8 @@ async fn patched(
     match answered(deadline, request).await {
         // The uid of another node is an invalid change to the API server, or a conflict.
         Err(error) if matches!(code(&error), Some(404 | 409 | 422)) => {
-            let look = async || call("get nodes", nodes.get_metadata(&node.name)).await;
-            let found = if_there(answered(deadline, look).await)?;
-            let is_same = found.is_some_and(|found| found.metadata.uid.as_ref() == Some(&node.uid));
+            let found = answered(deadline, async || get_metadata(nodes, &node.name).await).await?;
+            let is_same = found.is_some_and(|meta| meta.uid.as_ref() == Some(&node.uid));
             if is_same { Err(error) } else { Ok(false) }
         }
         answer => answer.map(|_| true),

@@ -12,9 +12,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
-use k8s_openapi::api::core::v1::Node;
 use kube::Client;
-use kube::api::{Api, ListParams};
 use models::plain::some_by;
 use models::reason::Proof;
 use planner::wait::WaitReason;
@@ -22,7 +20,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
 use self::follow::{Follow, watches};
 use crate::advice::command;
-use crate::call::call;
+use crate::call::check_nodes;
 use crate::cluster::{Cluster, Components, Part, Unread};
 use crate::page::{Screen, progress, write_line};
 use crate::status::{IDLE, Look, NOT_KNOWN, NOT_READ, NodeReport, Report, render, report};
@@ -103,8 +101,7 @@ pub(crate) async fn watch(
 ) -> anyhow::Result<End> {
     if options.until.is_some() {
         // Without the nodes, it is not known which of them are to be updated.
-        let nodes: Api<Node> = Api::all(client.clone());
-        call("list nodes", nodes.list_metadata(&ListParams::default().limit(1))).await?;
+        check_nodes(client).await?;
     }
     let cluster = Cluster::read(client, namespace).await?;
     require_nodes(&cluster)?;

@@ -95,8 +95,7 @@ impl Dump {
         let nodes = nodes(client).await?;
         let mut pods = Vec::new();
         let all: Api<Pod> = Api::all(client.clone());
-        list_each(&all, ListParams::default(), "list pods in all namespaces", |pod: Pod| pods.push(trimmed_pod(&pod)))
-            .await?;
+        list_each(&all, ListParams::default(), |pod| pods.push(trimmed_pod(&pod))).await?;
         let budgets: Vec<PodDisruptionBudget> = list_everywhere(client, ListParams::default()).await?;
         let lease: Option<Lease> = get(client, namespace, names::CONTROLLER).await?;
         Ok(Self {

@@ -6,7 +6,6 @@ use anyhow::{Context as _, bail};
 use jiff::SignedDuration;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Client;
 use kube::api::{Api, ListParams};
 use kube::core::DeserializeGuard;
@@ -26,16 +25,6 @@ const AT_ONCE: usize = 8;
 
 /// Number of nodes whose pods are read for a status. More are about to be drained in no usual fleet.
 const NODES_WITH_PODS: usize = 32;
-
-const LIST_PODS: &str = "list pods in all namespaces";
-
-#[derive(Clone, Debug)]
-pub(crate) enum PodsOf {
-    /// These nodes, each by a list of its own.
-    Nodes(BTreeSet<String>),
-    /// All nodes, by one list.
-    All,
-}
 
 /// The answers about the pods of the earlier operator and of this one, and about the Lease of its controller.
 pub(crate) struct Components {
@@ -100,8 +89,7 @@ impl Cluster {
 
     async fn read_shadows(&mut self, client: &Client) -> anyhow::Result<()> {
         let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), &self.namespace);
-        let right = format!("list bottlerocketshadows in {}", self.namespace);
-        let listed = list_guarded(&shadows, ListParams::default(), &right, |shadow| match shadow {
+        let listed = list_guarded(&shadows, ListParams::default(), |shadow| match shadow {
             Ok(shadow) => self.add_shadow(&shadow),
             Err(error) => self.add_unreadable_shadow(&error),
         });
@@ -150,7 +138,7 @@ impl Cluster {
             cluster.plan(crate::clock::now()).1.pods.into_iter().take(NODES_WITH_PODS).collect();
         nodes.extend(others(&cluster));
         if !nodes.is_empty() {
-            cluster.read_pods(client, PodsOf::Nodes(nodes)).await?;
+            cluster.read_pods(client, Some(nodes)).await?;
         }
         if cluster.shadows.values().any(is_compared) {
             cluster.read_on_nodes(client).await?;
@@ -160,10 +148,7 @@ impl Cluster {
 
     /// Reads what a node that is verified has to have again, and that neither its Node nor its pods show.
     async fn read_on_nodes(&mut self, client: &Client) -> anyhow::Result<()> {
-        let (csi_nodes, daemon_sets) = tokio::join!(
-            by_key::<CsiNodeFacts>(client, "list csinodes"),
-            by_key::<DaemonSetFacts>(client, "list daemonsets in all namespaces")
-        );
+        let (csi_nodes, daemon_sets) = tokio::join!(by_key::<CsiNodeFacts>(client), by_key::<DaemonSetFacts>(client));
         self.csi_nodes = self.optional(Part::CsiNodes, csi_nodes)?;
         self.daemon_sets = self.optional(Part::DaemonSets, daemon_sets)?;
         Ok(())
@@ -172,7 +157,7 @@ impl Cluster {
     async fn read_nodes(&mut self, client: &Client) -> anyhow::Result<()> {
         let nodes: Api<Node> = Api::all(client.clone());
         self.nodes = Some(BTreeMap::new());
-        let listed = list_guarded(&nodes, ListParams::default(), "list nodes", |node| match node {
+        let listed = list_guarded(&nodes, ListParams::default(), |node| match node {
             Ok(node) => self.add_node(&node),
             Err(error) => self.add_unreadable_node(&error),
         });
@@ -183,19 +168,18 @@ impl Cluster {
         Ok(())
     }
 
-    /// Reads the pods on these nodes, and all budgets. Their DaemonSets are taken to exist: the controller reads each,
-    /// and its findings are in the condition `Blocked`.
-    pub(crate) async fn read_pods(&mut self, client: &Client, of: PodsOf) -> anyhow::Result<()> {
-        let all: Api<PodDisruptionBudget> = Api::all(client.clone());
-        let right = "list poddisruptionbudgets in all namespaces";
+    /// Reads the pods on these nodes, each by a list of its own, or on all nodes by one list, and all budgets. Their DaemonSets
+    /// are taken to exist: the controller reads each, and its findings are in the condition `Blocked`.
+    pub(crate) async fn read_pods(&mut self, client: &Client, of: Option<BTreeSet<String>>) -> anyhow::Result<()> {
         let pods = async {
             match of {
-                PodsOf::All => all_pods(client).await,
-                PodsOf::Nodes(nodes) => pods_of(client, nodes).await,
+                Some(nodes) => pods_of(client, nodes).await,
+                None => all_pods(client).await,
             }
         };
         // Together, so that an API server that hangs delays the output once.
-        let (budgets, pods) = tokio::join!(facts::<BudgetFacts>(all, ListParams::default(), right), pods);
+        let budgets = facts::<BudgetFacts>(Api::all(client.clone()), ListParams::default());
+        let (budgets, pods) = tokio::join!(budgets, pods);
         self.budgets = self.optional(Part::Budgets, budgets)?.unwrap_or_default();
         if let Some(mut pods) = self.optional(Part::Pods, pods)? {
             self.pods.append(&mut pods);
@@ -233,19 +217,19 @@ fn is_compared(shadow: &ShadowFacts) -> bool {
 }
 
 /// Lists all objects of a kind, and keeps the facts about each by its key.
-async fn by_key<P: Projection>(client: &Client, right: &str) -> anyhow::Result<BTreeMap<String, P>> {
+async fn by_key<P: Projection>(client: &Client) -> anyhow::Result<BTreeMap<String, P>> {
     let (api, mut all) = (Api::<P::Object>::all(client.clone()), BTreeMap::new());
     let each = |object: P::Object| {
         all.extend(P::project(&object).map(|facts| (P::key_of(kube::Resource::meta(&object)), facts)));
     };
-    list_each(&api, ListParams::default(), right, each).await?;
+    list_each(&api, ListParams::default(), each).await?;
     Ok(all)
 }
 
 /// Lists objects, and keeps the facts about each.
-async fn facts<P: Projection>(api: Api<P::Object>, params: ListParams, right: &str) -> anyhow::Result<Vec<P>> {
+async fn facts<P: Projection>(api: Api<P::Object>, params: ListParams) -> anyhow::Result<Vec<P>> {
     let mut all = Vec::new();
-    list_each(&api, params, right, |object| all.extend(P::project(&object))).await?;
+    list_each(&api, params, |object| all.extend(P::project(&object))).await?;
     Ok(all)
 }
 
@@ -258,7 +242,7 @@ fn sort_by_node(pods: Vec<PodFacts>, by_node: &mut BTreeMap<String, Vec<PodFacts
 
 async fn all_pods(client: &Client) -> anyhow::Result<BTreeMap<String, Vec<PodFacts>>> {
     let mut by_node = BTreeMap::new();
-    sort_by_node(facts(Api::all(client.clone()), ListParams::default(), LIST_PODS).await?, &mut by_node);
+    sort_by_node(facts(Api::all(client.clone()), ListParams::default()).await?, &mut by_node);
     Ok(by_node)
 }
 
@@ -274,7 +258,7 @@ pub(crate) async fn pods_of(
             && let Some(node) = nodes.next()
         {
             let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
-            reading.spawn(facts(Api::all(client.clone()), params, LIST_PODS));
+            reading.spawn(facts(Api::all(client.clone()), params));
         }
         match reading.join_next().await {
             Some(found) => sort_by_node(found??, &mut by_node),
@@ -285,8 +269,8 @@ pub(crate) async fn pods_of(
 
 async fn own_pods(client: &Client, namespace: &str) -> anyhow::Result<BTreeMap<String, PodFacts>> {
     let selector = format!("{} in ({}, {})", names::COMPONENT_LABEL, names::CONTROLLER, names::APISERVER);
-    let (params, right) = (ListParams::default().labels(&selector), format!("list pods in {namespace}"));
-    let pods: Vec<PodFacts> = facts(Api::namespaced(client.clone(), namespace), params, &right).await?;
+    let params = ListParams::default().labels(&selector);
+    let pods: Vec<PodFacts> = facts(Api::namespaced(client.clone(), namespace), params).await?;
     Ok(pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect())
 }
 
@@ -298,9 +282,8 @@ async fn controller_lease(client: &Client, namespace: &str) -> anyhow::Result<Co
 async fn agent_pods(client: &Client) -> anyhow::Result<Vec<AgentPod>> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), names::AGENT_NAMESPACE);
     let params = ListParams::default().labels(&format!("{}={}", names::COMPONENT_LABEL, names::AGENT));
-    let right = format!("list pods in {}", names::AGENT_NAMESPACE);
     let mut agents = Vec::new();
-    list_each(&pods, params, &right, |pod| agents.push(AgentPod::of(&pod))).await?;
+    list_each(&pods, params, |pod| agents.push(AgentPod::of(&pod))).await?;
     Ok(agents)
 }
 
@@ -367,7 +350,7 @@ mod tests {
         let silent = tower::service_fn(|_: Request<Body>| pending::<Result<Response<Body>, Infallible>>());
         let client = Client::new(silent, "default");
         let (mut cluster, begun) = (cluster(None, vec![], vec![]), Instant::now());
-        cluster.read_pods(&client, PodsOf::All).await.unwrap();
+        cluster.read_pods(&client, None).await.unwrap();
         cluster.read_on_nodes(&client).await.unwrap();
         assert_eq!(cluster.not_read().len(), 4);
         assert!(begun.elapsed() < Duration::from_secs(3 * 35), "two time limits: {:?}", begun.elapsed());

@@ -7,7 +7,6 @@ use models::pem;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Certificate {
-    pub(super) subject: String,
     pub(super) from: Timestamp,
     pub(super) until: Timestamp,
 }
@@ -24,11 +23,7 @@ fn certificate(block: &str) -> Option<Certificate> {
     let (_, certificate) = x509_parser::parse_x509_certificate(&der).ok()?;
     let time = |at: i64| Timestamp::from_second(at).ok();
     let validity = certificate.validity();
-    Some(Certificate {
-        subject: certificate.subject().to_string(),
-        from: time(validity.not_before.timestamp())?,
-        until: time(validity.not_after.timestamp())?,
-    })
+    Some(Certificate { from: time(validity.not_before.timestamp())?, until: time(validity.not_after.timestamp())? })
 }
 
 #[cfg(test)]

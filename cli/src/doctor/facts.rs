@@ -18,8 +18,8 @@ use tokio::time::Instant;
 
 use super::aws;
 use super::certificate::{self, Certificate};
-use crate::call::{call, get, if_read, if_there, is_transient, list_everywhere, list_in, node_leases};
-use crate::cluster::{Cluster, ControllerLease, Part, PodsOf, Unread};
+use crate::call::{call, get, get_one, if_read, if_there, is_transient, list_everywhere, list_in, node_leases};
+use crate::cluster::{Cluster, ControllerLease, Part, Unread};
 use crate::page::progress;
 
 /// Time after which the progress is shown.
@@ -112,7 +112,7 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
     if facts.has_definitions() {
         let mut cluster = Cluster::read_as_allowed(client, namespace).await?;
         show("the pods and their budgets");
-        cluster.read_pods(client, PodsOf::All).await?;
+        cluster.read_pods(client, None).await?;
         for unread in &cluster.unread {
             facts.note(unread.reason.clone());
         }
@@ -172,9 +172,8 @@ async fn operators(client: &Client) -> anyhow::Result<Vec<String>> {
 impl Facts {
     /// Reads an object of the installation; that it, or its kind, does not exist is a fact too.
     async fn add_object(&mut self, client: &Client, wanted: Value) -> anyhow::Result<()> {
-        let (api, resource, name) = crate::uninstall::api(client, &wanted)?;
-        let found = if_there(call(&format!("get {resource}"), api.get(&name)).await);
-        if let Some(found) = self.optional(found)? {
+        let (api, _, name) = crate::uninstall::api(client, &wanted)?;
+        if let Some(found) = self.optional(get_one(&api, &name).await)? {
             let found = found.map(|object| serde_json::to_value(object).unwrap_or_default());
             self.objects.push(Installed { wanted, found });
         }

@@ -42,7 +42,7 @@ fn healthy() -> Facts {
     done["updates"] = json!({"availableVersions": [], "lastRefresh": "2026-01-01T00:00:00Z"});
     let operator = operator(&json!({}), &json!({"observedGeneration": 1}));
     let until = "2036-01-01T00:00:00Z".parse().unwrap();
-    let authority = Certificate { subject: "CN=a".to_owned(), from: "2025-01-01T00:00:00Z".parse().unwrap(), until };
+    let authority = Certificate { from: "2025-01-01T00:00:00Z".parse().unwrap(), until };
     Facts {
         namespace: names::SYSTEM_NAMESPACE.to_owned(),
         version: "v1.37.1".to_owned(),

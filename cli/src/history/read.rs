@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::rollouts::{find, name, pages_named};
-use crate::call::{call, if_there, list, list_metadata};
+use crate::call::{call, get_one, if_there, list, list_metadata};
 
 /// Form of a bundle that this version writes and reads.
 const FORM: u32 = 1;
@@ -62,8 +62,7 @@ impl Source<'_> {
         let mut records = match self {
             Self::Cluster { client, namespace } => {
                 let params = ListParams::default().labels(&format!("{}={}", names::HISTORY_LABEL, names::RECORD));
-                let right = format!("list bottlerocketrollouthistories in {namespace}");
-                let found = if_there(list(&Self::api(client, namespace), params, &right).await)?.unwrap_or_default();
+                let found = if_there(list(&Self::api(client, namespace), params).await)?.unwrap_or_default();
                 found.into_iter().map(whole).collect::<Result<_, _>>()?
             }
             Self::Bundle(bundle) => bundle.records.clone(),
@@ -79,8 +78,7 @@ impl Source<'_> {
         match self {
             Self::Cluster { client, namespace } => {
                 let (api, mut all) = (Self::api(client, namespace), Vec::new());
-                let right = format!("list bottlerocketrollouthistories in {namespace}");
-                let listed = list_metadata(&api, &right, |meta| {
+                let listed = list_metadata(&api, |meta| {
                     let label = meta.labels.and_then(|mut labels| labels.remove(names::HISTORY_LABEL));
                     all.push(Listed { name: meta.name.unwrap_or_default(), label });
                 });
@@ -100,9 +98,7 @@ impl Source<'_> {
     pub(super) async fn object(&self, wanted: &str) -> anyhow::Result<Option<Value>> {
         match self {
             Self::Cluster { client, namespace } => {
-                let right = format!("get bottlerocketrollouthistories in {namespace}");
-                let found = if_there(call(&right, Self::api(client, namespace).get(wanted)).await)?;
-                found.map(whole).transpose()
+                get_one(&Self::api(client, namespace), wanted).await?.map(whole).transpose()
             }
             Self::Bundle(bundle) => Ok(bundle.objects().find(|object| name(object) == wanted).cloned()),
         }

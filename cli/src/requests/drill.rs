@@ -53,8 +53,8 @@ pub(crate) struct DrillOptions {
     #[arg(long, default_value = "1h")]
     timeout: Duration,
     /// `json` for programs: the result of the drill.
-    #[arg(long, short, value_parser = ["json"])]
-    output: Option<String>,
+    #[arg(long, short, value_parser = Format::only([Format::Json]))]
+    output: Option<Format>,
 }
 
 fn request(options: &DrillOptions, now: Timestamp) -> String {
@@ -167,11 +167,7 @@ pub(super) async fn drill(client: &Client, namespace: &str, options: &DrillOptio
         return Err(error);
     }
     let found = ended.into_inner().ok_or_else(|| anyhow!("the result of the drill is not known"))?;
-    let page = match options.output {
-        Some(_) => Format::Json.page(&found)?,
-        None => text(&name, &found),
-    };
-    page.print()?;
+    Format::show(options.output, &found, |_| text(&name, &found))?.print()?;
     Ok(if found.result == DRILL_PASSED { ExitCode::SUCCESS } else { ExitCode::from(NOT_PASSED) })
 }
 

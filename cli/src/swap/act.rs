@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::facts::untyped;
 use super::steps::{Facts, Step};
-use crate::call::{call, code, if_there};
+use crate::call::{call, code, get_metadata, if_there};
 use crate::page::print_line;
 use crate::preflight::KUBECTL;
 use crate::uninstall::api;
@@ -221,7 +221,7 @@ async fn restore_shadow(client: &Client, shadow: &Value) -> anyhow::Result<()> {
         let value = &shadow[part];
         Ok(Patch::Json(serde_json::from_value(json!([{"op": "add", "path": format!("/{part}"), "value": value}]))?))
     };
-    if if_there(call(&format!("get {resource}"), api.get_metadata(&name)).await)?.is_some() {
+    if get_metadata(&api, &name).await?.is_some() {
         call(&format!("patch {resource}"), api.patch(&name, &params, &whole("spec")?)).await?;
     } else {
         create(client, shadow.clone()).await?;

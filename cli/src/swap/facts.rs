@@ -18,7 +18,9 @@ use serde_json::{Value, json};
 use super::record::{self, Record};
 use super::settle::{First, Report, unsettled};
 use super::steps::{Definition, Facts, Live, Phase, ReadOnly};
-use crate::call::{self, call, code, if_there, list, list_in};
+use crate::call::{self, call, code, get_metadata, get_one, if_there, list, list_in};
+use crate::marks::Tool;
+use crate::uninstall::is_marked;
 
 /// Time for which no shadow of the earlier operator is to be seen before the definition forgets its versions: an API
 /// server that has not yet heard of v3 may still store an object in v2.
@@ -97,7 +99,7 @@ pub(super) async fn gather(
     memory.clear_since = memory.clear_since.filter(|(of, _)| *of == phase).or(Some((phase, now))).filter(|_| clear);
     Ok(Facts {
         now,
-        namespace: namespace_exists(client).await?,
+        namespace: get_metadata(&Api::<Namespace>::all(client.clone()), SYSTEM_NAMESPACE).await?.is_some(),
         record: record(client).await?,
         workloads,
         installed: installed(client).await?,
@@ -116,17 +118,10 @@ async fn nodes(client: &Client) -> anyhow::Result<BTreeMap<String, NodeFacts>> {
     Ok(call::nodes(client).await?.iter().filter_map(NodeFacts::project).map(|node| (node.name.clone(), node)).collect())
 }
 
-async fn namespace_exists(client: &Client) -> anyhow::Result<bool> {
-    let api: Api<Namespace> = Api::all(client.clone());
-    let found = if_there(call("get namespaces", api.get_metadata(SYSTEM_NAMESPACE)).await)?;
-    Ok(found.is_some())
-}
-
 /// Returns true if this operator's controller or any pod of it exists.
 async fn installed(client: &Client) -> anyhow::Result<bool> {
     let api: Api<Deployment> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let right = format!("get deployments in {SYSTEM_NAMESPACE}");
-    let found = if_there(call(&right, api.get_metadata(names::CONTROLLER)).await)?.is_some();
+    let found = get_metadata(&api, names::CONTROLLER).await?.is_some();
     Ok(found || !call::installed_pods(client).await?.is_empty())
 }
 
@@ -134,20 +129,24 @@ pub(crate) async fn record(client: &Client) -> anyhow::Result<Record> {
     Record::read(&list_in::<ConfigMap>(client, SYSTEM_NAMESPACE, call::installed()).await?)
 }
 
-async fn definition(client: &Client) -> anyhow::Result<Option<Definition>> {
-    let api = untyped::<CustomResourceDefinition>(client);
-    let answer = call("get customresourcedefinitions", api.get(SHADOW_DEFINITION)).await;
-    let Some(found) = if_there(answer)? else { return Ok(None) };
-    let versions = found.data["spec"]["versions"].as_array().cloned().unwrap_or_default();
-    let named = |version: &Value| version["name"].as_str().unwrap_or_default().to_owned();
-    let stored = found.data["status"]["storedVersions"].as_array().into_iter().flatten();
-    let served: BTreeSet<String> = versions.iter().filter(|version| version["served"] == true).map(named).collect();
+pub(crate) async fn definition(client: &Client) -> anyhow::Result<Option<Definition>> {
+    let found = get_one(&untyped::<CustomResourceDefinition>(client), SHADOW_DEFINITION).await?;
+    let Some(found) = found else { return Ok(None) };
+    let spec = &found.data["spec"];
+    let names = |is: fn(&Value) -> bool| -> Vec<String> {
+        let versions = spec["versions"].as_array().into_iter().flatten().filter(|version| is(version));
+        versions.filter_map(|version| Some(version["name"].as_str()?.to_owned())).collect()
+    };
+    let texts = |list: &Value| -> Vec<String> { serde_json::from_value(list.clone()).unwrap_or_default() };
     Ok(Some(Definition {
         live: live(&found, &ApiResource::erase::<CustomResourceDefinition>(&()))?,
-        readable: earlier::VERSIONS.iter().rev().find(|version| served.contains(**version)).map(ToString::to_string),
-        storage: versions.iter().find(|version| version["storage"] == true).map(named).unwrap_or_default(),
-        stored: stored.filter_map(Value::as_str).map(str::to_owned).collect(),
-        versions: versions.iter().map(named).collect(),
+        versions: names(|_| true),
+        served: names(|version| version["served"] == true),
+        storage: names(|version| version["storage"] == true).pop().unwrap_or_default(),
+        stored: texts(&found.data["status"]["storedVersions"]),
+        reviews: texts(&spec["conversion"]["webhook"]["conversionReviewVersions"]),
+        tools: Tool::all_of(&found.metadata),
+        ours: is_marked(&found.metadata),
     }))
 }
 
@@ -156,8 +155,7 @@ pub(crate) async fn workloads(client: &Client) -> anyhow::Result<Vec<Live>> {
     let mut found = Vec::new();
     for resource in [ApiResource::erase::<Deployment>(&()), ApiResource::erase::<DaemonSet>(&())] {
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
-        let right = format!("list {} in all namespaces", resource.plural);
-        for object in list(&api, ListParams::default(), &right).await? {
+        for object in list(&api, ListParams::default()).await? {
             let labels = &object.data["spec"]["template"]["metadata"]["labels"];
             let labels: BTreeMap<String, String> = serde_json::from_value(labels.clone()).unwrap_or_default();
             if earlier::is_pod_of(&labels) {
@@ -189,12 +187,11 @@ async fn shadows(client: &Client, definition: Option<&Definition>, phase: Phase)
     }
     let has_earlier = matches!(phase, Phase::Earlier | Phase::Both | Phase::Returning);
     let Some(definition) = definition.filter(|_| has_earlier) else { return Ok((Ok(Vec::new()), None)) };
-    let Some(version) = &definition.readable else {
+    let Some(version) = definition.readable().first().copied() else {
         return Ok((Err("neither v1 nor v2 is served".to_owned()), None));
     };
     let resource = shadow_resource(version);
-    let right = format!("list bottlerocketshadows.{version}.{GROUP}");
-    let old = match list(&Api::all_with(client.clone(), &resource), ListParams::default(), &right).await {
+    let old = match list(&Api::all_with(client.clone(), &resource), ListParams::default()).await {
         Ok(objects) => objects.iter().map(|object| live(object, &resource)).collect::<anyhow::Result<Vec<_>>>()?,
         Err(error) if code(&error) == Some(403) => return Err(error),
         // With a dead webhook: 429 and 500.
@@ -212,8 +209,7 @@ async fn shadows(client: &Client, definition: Option<&Definition>, phase: Phase)
 /// served.
 async fn at_own_version(client: &Client) -> anyhow::Result<Option<(Vec<Live>, BTreeSet<String>)>> {
     let resource = shadow_resource("v3");
-    let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
-    let answer = list(&api, ListParams::default(), &format!("list bottlerocketshadows.v3.{GROUP}")).await;
+    let answer = list::<DynamicObject>(&Api::all_with(client.clone(), &resource), ListParams::default()).await;
     let Some(all) = if_there(answer)? else { return Ok(None) };
     // Only a shadow of this operator has an attempt.
     let (migrated, unmigrated): (Vec<_>, Vec<_>) =
@@ -252,16 +248,13 @@ async fn reports(
 async fn read_only(client: &Client, definition: Option<&Definition>) -> anyhow::Result<ReadOnly> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
-    let name = models::earlier::READ_ONLY_POLICY;
-    let policy = call("get validatingadmissionpolicies", policies.get_metadata(name)).await;
-    let binding = call("get validatingadmissionpolicybindings", bindings.get_metadata(name)).await;
     let mut found = ReadOnly {
-        policy: if_there(policy)?.and_then(|object| object.metadata.uid),
-        binding: if_there(binding)?.and_then(|object| object.metadata.uid),
-        enforced: false,
-        refusal: None,
+        policy: get_metadata(&policies, earlier::READ_ONLY_POLICY).await?.and_then(|meta| meta.uid),
+        binding: get_metadata(&bindings, earlier::READ_ONLY_POLICY).await?.and_then(|meta| meta.uid),
+        ..ReadOnly::default()
     };
-    let Some(version) = definition.and_then(|definition| definition.readable.as_deref()) else { return Ok(found) };
+    let version = definition.and_then(|definition| definition.readable().first().copied());
+    let Some(version) = version else { return Ok(found) };
     if found.policy.is_some() && found.binding.is_some() {
         let resource = shadow_resource(version);
         found.enforced = true;
@@ -288,12 +281,6 @@ async fn is_refused(client: &Client, resource: &ApiResource) -> anyhow::Result<(
         Err(error) => Err(error),
         Ok(_) => Ok((false, None)),
     }
-}
-
-/// Returns true if a takeover is begun and neither finished nor undone: the record is needed.
-pub(super) async fn is_under_way(client: &Client) -> anyhow::Result<bool> {
-    let phase = definition(client).await?.as_ref().map_or(Phase::Absent, Definition::phase);
-    Ok(matches!(phase, Phase::Earlier | Phase::Both | Phase::Returning) && !record(client).await?.is_empty())
 }
 
 #[cfg(test)]

@@ -23,8 +23,9 @@ use kube::Client;
 use models::plain::some_by;
 use tokio::time::Instant;
 
-use self::facts::{Memory, gather, is_under_way};
-pub(crate) use self::facts::{record, shadow_resource, workloads};
+use self::facts::{Memory, gather};
+pub(crate) use self::facts::{definition, record, shadow_resource, workloads};
+pub(crate) use self::steps::Definition;
 use self::steps::{Facts, Next, Phase, Step, Waiting};
 use crate::call::{self, code, is_transient, or_waiting};
 use crate::clock::span;
@@ -121,7 +122,8 @@ pub(crate) async fn undo(client: &Client, options: &SwapOptions) -> anyhow::Resu
 
 /// Refuses an uninstallation while the record of the earlier operator is needed: it is in the namespace of this operator.
 pub(crate) async fn check_ended(client: &Client) -> anyhow::Result<()> {
-    if is_under_way(client).await? {
+    let phase = definition(client).await?.as_ref().map_or(Phase::Absent, Definition::phase);
+    if matches!(phase, Phase::Earlier | Phase::Both | Phase::Returning) && !record(client).await?.is_empty() {
         bail!(
             "a takeover from the earlier operator is under way, and its record would be deleted with the namespace {}: first \
              finish it ({}), or put the earlier operator back ({})",

@@ -26,7 +26,7 @@ pub(crate) struct Live {
     pub(crate) kept: Value,
     pub(super) uid: String,
     pub(super) version: String,
-    pub(super) deleting: bool,
+    pub(crate) deleting: bool,
 }
 
 impl Live {
@@ -36,15 +36,20 @@ impl Live {
     }
 }
 
+/// The definition of the shadows.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Definition {
-    pub(super) live: Live,
-    pub(super) versions: Vec<String>,
-    /// The latest of the earlier operator's versions that is served.
-    pub(super) readable: Option<String>,
-    pub(super) storage: String,
+pub(crate) struct Definition {
+    pub(crate) live: Live,
+    pub(crate) versions: Vec<String>,
+    pub(crate) served: Vec<String>,
+    pub(crate) storage: String,
     /// `status.storedVersions`.
-    pub(super) stored: Vec<String>,
+    pub(crate) stored: Vec<String>,
+    /// Versions of the conversion reviews, in their order: it changed with release 1.1.0.
+    pub(crate) reviews: Vec<String>,
+    pub(crate) tools: Vec<Tool>,
+    /// True if it has the label of this operator's installation.
+    pub(crate) ours: bool,
 }
 
 /// The progress of the takeover, as the definition shows it.
@@ -75,10 +80,6 @@ impl Definition {
         }
     }
 
-    fn conversion(&self) -> &Value {
-        &self.live.kept["spec"]["conversion"]
-    }
-
     /// The GitOps tool that applies the definition and may delete it, if nothing keeps it from doing so.
     fn deletable_by(&self) -> Option<&'static str> {
         let annotations = &self.live.kept["metadata"]["annotations"];
@@ -99,8 +100,13 @@ impl Definition {
         })
     }
 
-    pub(super) fn converts_by_webhook(&self) -> bool {
-        self.conversion()["strategy"] == "Webhook"
+    pub(crate) fn converts_by_webhook(&self) -> bool {
+        self.live.kept["spec"]["conversion"]["strategy"] == "Webhook"
+    }
+
+    /// Returns the versions in which shadows of the earlier operator can be read, the newest first.
+    pub(crate) fn readable(&self) -> Vec<&'static str> {
+        earlier::VERSIONS.into_iter().rev().filter(|version| self.served.iter().any(|v| v == version)).collect()
     }
 }
 
@@ -383,11 +389,6 @@ pub(super) fn is_in_own_namespace(object: &Live) -> bool {
     object.kept["metadata"]["namespace"] == names::SYSTEM_NAMESPACE
 }
 
-/// Returns a shadow with the name of its node.
-fn node_of(shadow: &Live) -> (&str, &Live) {
-    (node_of_kept(&shadow.kept), shadow)
-}
-
 pub(super) fn node_of_kept(shadow: &Value) -> &str {
     names::node_of_shadow(shadow["metadata"]["name"].as_str().unwrap_or_default())
 }
@@ -406,7 +407,8 @@ fn swap_shadows(facts: &Facts) -> Next {
         return closing;
     }
     let Some(own) = &facts.own else { return Next::Wait(Waiting::Served) };
-    let own: BTreeMap<&str, &Live> = own.iter().filter(|shadow| is_in_own_namespace(shadow)).map(node_of).collect();
+    let own = own.iter().filter(|shadow| is_in_own_namespace(shadow));
+    let own: BTreeMap<&str, &Live> = own.map(|shadow| (node_of_kept(&shadow.kept), shadow)).collect();
     let earlier = match &facts.earlier {
         Ok(earlier) => earlier,
         Err(reason) => return unreadable(reason),

@@ -38,9 +38,9 @@ fn definition(versions: &[&str], storage: &str, stored: &[&str], conversion: &Va
             "spec": {"conversion": conversion, "versions": declared},
         })),
         versions: owned(versions),
-        readable: Some("v2".to_owned()),
         storage: storage.to_owned(),
         stored: owned(stored),
+        ..Definition::default()
     }
 }
 

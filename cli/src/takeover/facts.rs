@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::ResourceExt as _;
 use models::earlier::{self, EarlierShadow};
 use models::names;
@@ -11,13 +10,14 @@ use serde_json::Value;
 
 use crate::helm::Releases;
 use crate::marks::{NodeState, Tool};
-use crate::uninstall::is_marked;
+use crate::swap::Definition;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     /// The reason why the cluster's version is too old, if it is.
     pub(super) outdated: Option<String>,
     pub(super) definition: Option<Definition>,
+    pub(super) conversion: Conversion,
     pub(super) workloads: Vec<Workload>,
     pub(super) pods: Vec<Pod>,
     pub(super) shadows: Vec<Shadow>,
@@ -68,53 +68,16 @@ impl Facts {
 }
 
 /// The result of reading one shadow at the version that is not stored.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Conversion {
     /// The definition has no conversion webhook.
+    #[default]
     NoWebhook,
     /// There was no shadow to try it with.
     Untested,
     Answers,
     /// It does not answer, for this reason.
     Fails(String),
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Definition {
-    pub(super) versions: Vec<String>,
-    pub(super) served: Vec<String>,
-    pub(super) storage: String,
-    pub(super) stored: Vec<String>,
-    /// Versions of the conversion reviews, in their order: it changed with release 1.1.0.
-    pub(super) reviews: Vec<String>,
-    pub(super) conversion: Conversion,
-    pub(super) tools: Vec<Tool>,
-    /// True if it has the label of this operator's installation.
-    pub(super) ours: bool,
-    pub(super) deleting: bool,
-}
-
-impl Definition {
-    /// Reads a definition; the webhook is not tried here.
-    pub(super) fn of(definition: &CustomResourceDefinition) -> Self {
-        let spec = &definition.spec;
-        let webhook = spec.conversion.as_ref().filter(|conversion| conversion.strategy == "Webhook");
-        let stored = definition.status.as_ref().and_then(|status| status.stored_versions.clone());
-        Self {
-            versions: spec.versions.iter().map(|version| version.name.clone()).collect(),
-            served: spec.versions.iter().filter(|v| v.served).map(|version| version.name.clone()).collect(),
-            storage: spec.versions.iter().find(|v| v.storage).map(|version| version.name.clone()).unwrap_or_default(),
-            stored: stored.unwrap_or_default(),
-            reviews: webhook
-                .and_then(|conversion| conversion.webhook.as_ref())
-                .map(|webhook| webhook.conversion_review_versions.clone())
-                .unwrap_or_default(),
-            conversion: if webhook.is_some() { Conversion::Untested } else { Conversion::NoWebhook },
-            tools: Tool::all_of(&definition.metadata),
-            ours: is_marked(&definition.metadata),
-            deleting: definition.metadata.deletion_timestamp.is_some(),
-        }
-    }
 }
 
 /// A workload whose pods are the earlier operator's.

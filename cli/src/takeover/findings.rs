@@ -9,9 +9,10 @@ use kube::ResourceExt as _;
 use models::earlier::VERSIONS;
 use models::names::{self, SHADOW_DEFINITION as DEFINITION};
 
-use super::facts::{Conversion, Definition, Facts, Shadow};
+use super::facts::{Conversion, Facts, Shadow};
 use super::finding::{Finding, NAMED, list};
 use crate::marks::{NodeState, Owners};
+use crate::swap::Definition;
 
 /// Returns the release of the earlier operator, as far as its objects distinguish them.
 pub(super) fn generation(facts: &Facts) -> Option<&'static str> {
@@ -44,7 +45,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
 /// Returns sentences about what no client of the API server can find out, or what could not be read.
 pub(super) fn unknown(facts: &Facts) -> Vec<String> {
     let mut unknown = facts.unread.clone();
-    if let Some(Definition { conversion: Conversion::Untested, .. }) = &facts.definition {
+    if facts.conversion == Conversion::Untested {
         unknown.push("whether the conversion webhook answers: there is no shadow to read through it".to_owned());
     }
     let (own, _) = cordons(facts);
@@ -86,7 +87,7 @@ fn definition(facts: &Facts, found: &mut Vec<Finding>) {
             ),
         ));
     }
-    if definition.deleting {
+    if definition.live.deleting {
         found.push(Finding::blocks(
             "DefinitionIsDeleted",
             format!("the definition {DEFINITION} is being deleted, and every shadow with it; wait until it is gone, and install this operator as docs/install.md describes"),
@@ -104,7 +105,7 @@ fn definition(facts: &Facts, found: &mut Vec<Finding>) {
             Finding::note("TakenOver", "the definition is this operator's: there is no shadow to take over")
         });
     }
-    if let Conversion::Fails(message) = &definition.conversion {
+    if let Conversion::Fails(message) = &facts.conversion {
         found.push(Finding::note(
             "WebhookDoesNotAnswer",
             format!(

@@ -30,7 +30,7 @@ use crate::files::read_text;
 use crate::marks::NodeState;
 use crate::page::{Page, complain, print_line, warn};
 use crate::swap;
-use crate::terminal::{self, Format};
+use crate::terminal::Format;
 
 /// Interval of `watch`.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -55,8 +55,8 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 pub(crate) struct PreflightOptions {
     /// `json` for programs; docs/takeover.md describes it.
-    #[arg(long, short, value_parser = ["json"])]
-    output: Option<String>,
+    #[arg(long, short, value_parser = Format::only([Format::Json]))]
+    output: Option<Format>,
 }
 
 #[derive(Debug, Args)]
@@ -103,11 +103,8 @@ pub(crate) async fn takeover(client: &Client, namespace: &str, command: &Command
 async fn preflight(client: &Client, options: &PreflightOptions) -> anyhow::Result<()> {
     let facts = survey::survey(client).await?;
     let findings = findings::findings(&facts);
-    let page = match options.output {
-        Some(_) => Format::Json.page(&report::json(&facts, &findings))?,
-        None => report::page(&facts, &findings, Some(terminal::width())),
-    };
-    page.print()?;
+    let text = |width| report::page(&facts, &findings, width);
+    Format::show(options.output, &report::json(&facts, &findings), text)?.print()?;
     let blocking = findings.iter().filter(|finding| finding.severity == Severity::Blocks).count();
     if blocking > 0 {
         bail!("{blocking} finding(s) prevent the takeover, and nothing was changed");
@@ -205,21 +202,21 @@ async fn trial(client: &Client, namespace: &str, options: &TakeoverWatchOptions)
 }
 
 async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
-    let Some(definition) = survey::definition(client).await?.filter(|definition| !definition.ours) else {
+    let Some(definition) = swap::definition(client).await?.filter(|definition| !definition.ours) else {
         bail!("there is no definition of the earlier operator's shadows: there is nothing to plan beside it");
     };
     let nodes = nodes(client).await?;
-    let facts = Facts {
+    let mut facts = Facts {
         workloads: survey::workloads(client).await?,
         nodes: nodes.iter().map(NodeState::of).collect(),
         ..Facts::default()
     };
-    let read = survey::shadows(client, &definition, &facts).await?;
+    survey::shadows(client, &definition, &mut facts).await?;
     let budgets: Vec<PodDisruptionBudget> = list_everywhere(client, ListParams::default()).await?;
     let mut snapshot = Snapshot {
         nodes,
-        shadows: read.shadows,
-        unreadable: read.unreadable,
+        shadows: facts.shadows,
+        unreadable: facts.unreadable,
         budgets: budgets.iter().filter_map(BudgetFacts::project).collect(),
         ..Snapshot::default()
     };

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::facts::{Conversion, Definition, Facts};
+use super::facts::{Conversion, Facts};
 use super::finding::{Finding, Severity, list};
 use super::findings::{balancer_labels, cordons, generation, nodes_where, unknown, without_node, without_shadow};
 use crate::marks::NodeState;
@@ -37,7 +37,7 @@ pub(super) fn page(facts: &Facts, findings: &[Finding], width: Option<usize>) ->
     let names = about(workloads.iter().map(String::as_str).collect());
     page.paragraph(&format!("Workloads: {names}; {} pod(s)", facts.pods.len()), width);
     if let Some(definition) = &facts.definition {
-        let conversion = match &definition.conversion {
+        let conversion = match &facts.conversion {
             Conversion::NoWebhook => "no conversion webhook",
             Conversion::Untested => "a conversion webhook, not tried",
             Conversion::Answers => "a conversion webhook that answers",
@@ -113,7 +113,15 @@ pub(super) fn json(facts: &Facts, findings: &[Finding]) -> Value {
             "workloads": facts.workloads.iter().map(workload).collect::<Vec<_>>(),
             "pods": facts.pods.len(),
         },
-        "definition": facts.definition.as_ref().map(definition),
+        "definition": facts.definition.as_ref().map(|definition| {
+            json!({
+                "versions": definition.versions,
+                "storageVersion": definition.storage,
+                "storedVersions": definition.stored,
+                "webhook": word(&facts.conversion),
+                "managedBy": definition.tools,
+            })
+        }),
         "shadows": {
             "total": facts.shadows.len(),
             "underWay": nodes_where(facts, |shadow| shadow.state.is_under_way()),
@@ -130,15 +138,5 @@ pub(super) fn json(facts: &Facts, findings: &[Finding]) -> Value {
         },
         "findings": findings,
         "unknown": unknown(facts),
-    })
-}
-
-fn definition(definition: &Definition) -> Value {
-    json!({
-        "versions": definition.versions,
-        "storageVersion": definition.storage,
-        "storedVersions": definition.stored,
-        "webhook": word(&definition.conversion),
-        "managedBy": definition.tools,
     })
 }

@@ -3,19 +3,18 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::{Client, ResourceExt as _};
 use models::earlier;
-use models::names::{self, SHADOW_DEFINITION as DEFINITION};
+use models::names;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::facts::{Conversion, Definition, Facts, Shadow, Workload};
+use super::facts::{Conversion, Facts, Shadow, Workload};
 use crate::call::{call, code, earlier_pods, list, nodes};
 use crate::helm::Releases;
 use crate::marks::{NodeState, Tool};
-use crate::swap::{self, record, shadow_resource};
+use crate::swap::{self, Definition, record, shadow_resource};
 
 /// Time limit of reading one shadow: a conversion webhook that does not answer keeps the API server waiting.
 const SHADOW_LIMIT: Duration = Duration::from_secs(10);
@@ -27,20 +26,19 @@ const ALL_SHADOWS_LIMIT: Duration = Duration::from_secs(120);
 pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
     let outdated = call("get /version", client.apiserver_version()).await?;
     let mut facts = Facts { outdated: crate::preflight::outdated(&outdated), ..Facts::default() };
-    facts.definition = definition(client).await?;
+    facts.definition = swap::definition(client).await?;
     facts.workloads = workloads(client).await?;
     // Nothing else of them is needed, and they are kept until the end.
     let metadata_alone = |pod: Pod| Pod { metadata: pod.metadata, ..Pod::default() };
     facts.pods = earlier_pods(client, metadata_alone).await?.into_values().collect();
     facts.nodes = nodes(client).await?.iter().map(NodeState::of).collect();
     if let Some(definition) = facts.definition.clone() {
-        let read = shadows(client, &definition, &facts).await?;
-        (facts.shadows, facts.unreadable, facts.incomplete) = (read.shadows, read.unreadable, read.incomplete);
-        facts.unread.extend(read.unread);
-        if definition.conversion == Conversion::Untested
-            && let (Some(definition), Some(shadow)) = (&mut facts.definition, facts.shadows.first())
-        {
-            definition.conversion = conversion(client, definition, shadow).await;
+        shadows(client, &definition, &mut facts).await?;
+        if definition.converts_by_webhook() {
+            facts.conversion = match facts.shadows.first() {
+                Some(shadow) => conversion(client, &definition, shadow).await,
+                None => Conversion::Untested,
+            };
         }
     }
     // Before, the shadows themselves are there.
@@ -64,12 +62,6 @@ pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
     Ok(facts)
 }
 
-pub(super) async fn definition(client: &Client) -> anyhow::Result<Option<Definition>> {
-    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let found = call("get customresourcedefinitions", definitions.get_opt(DEFINITION)).await?;
-    Ok(found.as_ref().map(Definition::of))
-}
-
 /// Reads the workloads of the earlier operator, in any namespace.
 pub(super) async fn workloads(client: &Client) -> anyhow::Result<Vec<Workload>> {
     Ok(swap::workloads(client).await?.iter().filter_map(|found| Workload::of(&found.kept)).collect())
@@ -82,60 +74,46 @@ pub(super) async fn recorded_workloads(client: &Client) -> anyhow::Result<Vec<Wo
     Ok(all.map(|workload| Workload { recorded: true, ..workload }).collect())
 }
 
-/// Shadows of the earlier operator, and those that could not be read.
-#[derive(Default)]
-pub(super) struct Shadows {
-    pub(super) shadows: Vec<Shadow>,
-    pub(super) unreadable: Vec<String>,
-    unread: Vec<String>,
-    /// True if there was no time to read all of them.
-    pub(super) incomplete: bool,
-}
-
 fn read(shadow: &DynamicObject) -> Shadow {
     Shadow::of(&serde_json::to_value(shadow).unwrap_or(Value::Null))
 }
 
-/// Returns the versions in which shadows of the earlier operator can be read, the newest first.
-fn readable(definition: &Definition) -> Vec<&'static str> {
-    earlier::VERSIONS.into_iter().rev().filter(|version| definition.served.iter().any(|v| v == version)).collect()
-}
-
 /// Reads the shadows of the earlier operator. Without its webhook no list holds objects that are stored in two versions;
 /// then each is read by itself, by the name of its Node.
-pub(super) async fn shadows(client: &Client, definition: &Definition, facts: &Facts) -> anyhow::Result<Shadows> {
-    let versions = readable(definition);
-    let Some(newest) = versions.first() else { return Ok(Shadows::default()) };
+pub(super) async fn shadows(client: &Client, definition: &Definition, facts: &mut Facts) -> anyhow::Result<()> {
+    let versions = definition.readable();
+    let Some(newest) = versions.first() else { return Ok(()) };
     let all: Api<DynamicObject> = Api::all_with(client.clone(), &shadow_resource(newest));
-    let error = match list(&all, ListParams::default(), "list bottlerocketshadows in all namespaces").await {
+    match list(&all, ListParams::default()).await {
         Ok(list) => {
             // In the definition of a takeover, the shadows of this operator are read as well.
             let theirs = list.iter().filter(|shadow| shadow.namespace().as_deref() != Some(names::SYSTEM_NAMESPACE));
-            return Ok(Shadows { shadows: theirs.map(read).collect(), ..Shadows::default() });
+            facts.shadows = theirs.map(read).collect();
         }
         Err(error) if matches!(code(&error), Some(401 | 403)) => return Err(error),
-        Err(error) => error,
-    };
-    let mut found = each(client, &versions, facts).await;
-    found.unread.push(format!(
-        "a list of all shadows ({error:#}): they were read one by one, by the names of the nodes, so that shadows without a \
-         Node are missing here"
-    ));
-    Ok(found)
+        Err(error) => {
+            each(client, &versions, facts).await;
+            facts.unread.push(format!(
+                "a list of all shadows ({error:#}): they were read one by one, by the names of the nodes, so that shadows \
+                 without a Node are missing here"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Reads the shadow of each node by itself.
-async fn each(client: &Client, versions: &[&str], facts: &Facts) -> Shadows {
+async fn each(client: &Client, versions: &[&str], facts: &mut Facts) {
     let mut namespaces = facts.namespaces();
     if namespaces.is_empty() {
         namespaces.push(earlier::NAMESPACE.to_owned());
     }
-    let (mut found, deadline) = (Shadows::default(), Instant::now() + ALL_SHADOWS_LIMIT);
+    let deadline = Instant::now() + ALL_SHADOWS_LIMIT;
     for (number, node) in facts.nodes.iter().enumerate() {
         if Instant::now() >= deadline {
             let rest = facts.nodes.len() - number;
-            found.unread.push(format!("the shadows of {rest} nodes: reading all takes too long without a list"));
-            found.incomplete = true;
+            facts.unread.push(format!("the shadows of {rest} nodes: reading all takes too long without a list"));
+            facts.incomplete = true;
             break;
         }
         for namespace in &namespaces {
@@ -151,13 +129,12 @@ async fn each(client: &Client, versions: &[&str], facts: &Facts) -> Shadows {
                 }
             }
             match shadow {
-                Some(shadow) => found.shadows.push(read(&shadow)),
-                None if failed => found.unreadable.push(format!("{namespace}/{name}")),
+                Some(shadow) => facts.shadows.push(read(&shadow)),
+                None if failed => facts.unreadable.push(format!("{namespace}/{name}")),
                 None => {}
             }
         }
     }
-    found
 }
 
 /// Reads one shadow; an error is its message.
@@ -173,7 +150,7 @@ async fn get(client: &Client, version: &str, namespace: &str, name: &str) -> Res
 
 /// Tries the conversion webhook. An object is stored in one of the versions, so that reading it in the other needs it.
 async fn conversion(client: &Client, definition: &Definition, shadow: &Shadow) -> Conversion {
-    let versions = readable(definition);
+    let versions = definition.readable();
     if versions.len() < 2 {
         return Conversion::NoWebhook;
     }

@@ -12,7 +12,7 @@ use models::names::{self, AGENT_NAMESPACE, SYSTEM_NAMESPACE};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::call::{call, if_there, is_transient, list_metadata};
+use crate::call::{call, get_metadata, get_one, if_there, is_transient, list_metadata, right};
 use crate::page::print_line;
 use crate::shell::for_cluster;
 
@@ -75,8 +75,6 @@ pub(super) struct Found {
     api: Api<DynamicObject>,
     name: String,
     uid: Option<String>,
-    /// The resource, and where it is, as in a right.
-    resource: String,
     /// Kind, namespace and name.
     pub(super) id: String,
 }
@@ -96,17 +94,11 @@ pub(crate) fn api(client: &Client, object: &Value) -> anyhow::Result<(Api<Dynami
     })
 }
 
-/// Returns the object in the cluster; `None` if it does not exist or its kind is not served. `resource` is that of a right.
-async fn get(api: &Api<DynamicObject>, resource: &str, name: &str) -> anyhow::Result<Option<ObjectMeta>> {
-    let found = if_there(call(&format!("get {resource}"), api.get_metadata(name)).await)?;
-    Ok(found.map(|found| found.metadata))
-}
-
 /// Returns the object in the cluster, if it exists and was installed with this operator.
 pub(super) async fn find(client: &Client, object: &Value) -> anyhow::Result<Option<Found>> {
     let id = deploy::yaml::id(object);
-    let (api, resource, name) = api(client, object)?;
-    let Some(meta) = get(&api, &resource, &name).await? else { return Ok(None) };
+    let (api, _, name) = api(client, object)?;
+    let Some(meta) = get_metadata(&api, &name).await? else { return Ok(None) };
     if !is_marked(&meta) && !MADE.iter().any(|(_, kind, ..)| object["kind"] == *kind) {
         let next = match object["kind"].as_str() {
             Some("Namespace") => {
@@ -136,7 +128,7 @@ pub(super) async fn find(client: &Client, object: &Value) -> anyhow::Result<Opti
             return Ok(None);
         }
     }
-    Ok(Some(Found { api, name, uid: meta.uid, id, resource }))
+    Ok(Some(Found { api, name, uid: meta.uid, id }))
 }
 
 /// Returns the objects of a definition in namespaces other than the operator's, as `namespace/name`: they belong to
@@ -150,8 +142,7 @@ async fn objects_elsewhere(client: &Client, definition: &Value) -> anyhow::Resul
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(&group, &version, &text(&spec["names"]["kind"])?));
     let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
     let mut found = Vec::new();
-    let right = format!("list {} in all namespaces", resource.plural);
-    let listed = list_metadata(&api, &right, |meta| {
+    let listed = list_metadata(&api, |meta| {
         if let Some(namespace) = meta.namespace.filter(|other| other != names::SYSTEM_NAMESPACE) {
             found.push(format!("{namespace}/{}", meta.name.unwrap_or_default()));
         }
@@ -168,7 +159,7 @@ pub(super) async fn delete(client: &Client, objects: &[Value]) -> anyhow::Result
         let Some(found) = answered(deadline, async || find(client, object).await).await? else { continue };
         let only_this = Preconditions { uid: found.uid.clone(), resource_version: None };
         let params = DeleteParams::background().preconditions(only_this);
-        let right = format!("delete {}", found.resource);
+        let right = right("delete", &found.api);
         let request = async || call(&right, found.api.delete(&found.name, &params)).await;
         let deleted = answered(deadline, request).await;
         if if_there(deleted).with_context(|| format!("{} cannot be deleted", found.id))?.is_some() {
@@ -196,9 +187,9 @@ pub(super) async fn remove(client: &Client, objects: &[Value]) -> anyhow::Result
     let going = delete(client, objects).await?;
     let deadline = Instant::now() + GONE;
     let mut again = Vec::new();
-    for Found { api, name, uid, id, resource } in going {
+    for Found { api, name, uid, id } in going {
         loop {
-            let found = answered(deadline, async || get(&api, &resource, &name).await).await?;
+            let found = answered(deadline, async || get_metadata(&api, &name).await).await?;
             let Some(found) = found else { break };
             if found.uid != uid {
                 print_line(format_args!("{id} exists again, and stays: another client has created it since"));
@@ -209,7 +200,7 @@ pub(super) async fn remove(client: &Client, objects: &[Value]) -> anyhow::Result
                 break;
             }
             if Instant::now() >= deadline {
-                let whole = if_there(call(&format!("get {resource}"), api.get(&name)).await);
+                let whole = get_one(&api, &name).await;
                 if matches!(whole, Ok(None)) {
                     break;
                 }

@@ -11,7 +11,7 @@ use models::shadow::BottlerocketShadow;
 use models::{earlier, names};
 use planner::view::{EarlierPod, NodeFacts, Projection as _};
 
-use crate::call::{call, get, if_there};
+use crate::call::{call, get, get_metadata};
 use crate::shell::for_cluster;
 
 /// A part of the operator that ends something.
@@ -125,8 +125,7 @@ impl Surroundings {
     /// Reads the operator's workloads and resource, and looks for a pod of the earlier operator.
     pub(super) async fn read(client: &Client) -> anyhow::Result<Self> {
         let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
-        let right = format!("get bottlerocketupdateoperators in {}", names::SYSTEM_NAMESPACE);
-        let resource = if_there(call(&right, operators.get_metadata(names::OPERATOR_NAME)).await)?;
+        let resource = get_metadata(&operators, names::OPERATOR_NAME).await?;
         let agent: Option<DaemonSet> = get(client, names::AGENT_NAMESPACE, names::AGENT).await?;
         // Where no node is selected, the sentences about the nodes say so.
         let agent = agent.map_or(Workload::Absent, |set| {
@@ -148,7 +147,7 @@ impl Surroundings {
             controller: deployment(client, names::CONTROLLER).await?,
             agent,
             aws: deployment(client, names::AWS).await?,
-            resource: resource.is_some_and(|resource| resource.metadata.deletion_timestamp.is_none()),
+            resource: resource.is_some_and(|meta| meta.deletion_timestamp.is_none()),
             earlier,
         })
     }

@@ -3,7 +3,6 @@
 use std::fmt::Debug;
 
 use anyhow::{Context as _, bail};
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, Resource, ResourceExt as _};
@@ -16,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::owners::{self, Path};
 use super::{Change, Decision, DryRun, MANAGER};
-use crate::call::{call, code, if_there};
+use crate::call::{Listed, Namespaced, call, code, get_one, right};
 use crate::page::warn;
 use crate::shell::for_cluster;
 
@@ -27,8 +26,6 @@ const TRIES: usize = 8;
 pub(crate) struct Object<K> {
     api: Api<K>,
     name: String,
-    /// The resource, and where it is, as in a right: `nodes`.
-    resource: String,
     /// The object as kubectl prints its name: `node/node-1`.
     pub(crate) id: String,
     /// The object as users of kubectl write it: `node node-1`.
@@ -61,7 +58,6 @@ impl Object<Node> {
         Self {
             api: Api::all(client.clone()),
             name: name.to_owned(),
-            resource: "nodes".to_owned(),
             id: format!("node/{name}"),
             title: format!("node {name}"),
             manager: MANAGER,
@@ -72,14 +68,14 @@ impl Object<Node> {
 impl Object<BottlerocketShadow> {
     pub(crate) fn shadow(client: &Client, namespace: &str, node: &str) -> Self {
         let name = names::shadow_name(node);
-        Self::namespaced(client, namespace, name, "bottlerocketshadow", "brs")
+        Self::namespaced(client, namespace, name, "brs")
     }
 }
 
 impl Object<BottlerocketUpdateOperator> {
     pub(crate) fn operator(client: &Client, namespace: &str) -> Self {
         let name = names::OPERATOR_NAME.to_owned();
-        Self::namespaced(client, namespace, name, "bottlerocketupdateoperator", "bruo")
+        Self::namespaced(client, namespace, name, "bruo")
     }
 
     /// Reads the operator's resource.
@@ -95,26 +91,19 @@ impl Object<BottlerocketUpdateOperator> {
     }
 }
 
-impl<K> Object<K>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
-{
-    fn namespaced(client: &Client, namespace: &str, name: String, kind: &str, short: &str) -> Self {
+impl<K: Namespaced> Object<K> {
+    fn namespaced(client: &Client, namespace: &str, name: String, short: &str) -> Self {
         Self {
             api: Api::namespaced(client.clone(), namespace),
-            id: format!("{kind}.{}/{name}", names::GROUP),
+            id: format!("{}.{}/{name}", K::kind(&()).to_lowercase(), names::GROUP),
             title: format!("{short} {name}"),
             name,
-            resource: format!("{kind}s in {namespace}"),
             manager: MANAGER,
         }
     }
 }
 
-impl<K> Object<K>
-where
-    K: Resource<DynamicType = ()> + Clone + Serialize + DeserializeOwned + Debug,
-{
+impl<K: Listed + Resource<DynamicType = ()> + Serialize> Object<K> {
     /// Returns the object for writes by another field manager.
     pub(crate) fn written_by(self, manager: &'static str) -> Self {
         Self { manager, ..self }
@@ -122,7 +111,7 @@ where
 
     /// Reads the object; `None` if it does not exist.
     pub(crate) async fn read(&self) -> anyhow::Result<Option<K>> {
-        if_there(call(&format!("get {}", self.resource), self.api.get(&self.name)).await)
+        get_one(&self.api, &self.name).await
     }
 
     /// Writes what `decide` makes of the object, which `read` is. While other fields of it change, it is read and decided
@@ -136,7 +125,7 @@ where
         dry_run: DryRun,
         decide: impl Fn(&K) -> anyhow::Result<Decision>,
     ) -> anyhow::Result<Outcome<K>> {
-        let right = format!("patch {}", self.resource);
+        let right = right("patch", &self.api);
         let send = async |read: &K, patch: &Value| guarded(&self.api, &right, self.manager, read, patch, dry_run).await;
         let (outcome, read) = settle(&self.title, read, decide, send, async || self.read().await).await?;
         Ok(match outcome {

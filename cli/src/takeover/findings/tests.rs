@@ -19,10 +19,7 @@ fn definition() -> Definition {
         storage: "v2".to_owned(),
         stored: text(&["v2"]),
         reviews: text(&["v2", "v1"]),
-        conversion: Conversion::Answers,
-        tools: vec![],
-        ours: false,
-        deleting: false,
+        ..Definition::default()
     }
 }
 
@@ -85,6 +82,7 @@ fn node(name: &str, manager: Option<&str>, extra: Value) -> NodeState {
 fn idle() -> Facts {
     Facts {
         definition: Some(definition()),
+        conversion: Conversion::Answers,
         workloads: vec![controller()],
         pods: vec![pod("brupop-controller")],
         shadows: vec![shadow("a", "Idle", "Idle", 0)],
@@ -126,10 +124,10 @@ fn each_fact_has_its_finding() {
             vec![(Note, "NoDefinition"), (Note, "FirstReleases")],
         ),
         ("another definition", &|f| definition_of(f).versions.push("v4".into()), vec![(Blocks, "UnknownVersions")]),
-        ("a deleted definition", &|f| definition_of(f).deleting = true, vec![(Blocks, "DefinitionIsDeleted")]),
+        ("a deleted definition", &|f| definition_of(f).live.deleting = true, vec![(Blocks, "DefinitionIsDeleted")]),
         ("in a takeover", &|f| definition_of(f).versions.push("v3".into()), vec![(Note, "TakeoverBegun")]),
         ("after a takeover", &|f| definition_of(f).versions = vec!["v3".into()], vec![(Note, "TakenOver")]),
-        ("a dead webhook", &|f| definition_of(f).conversion = fails(), vec![(Note, "WebhookDoesNotAnswer")]),
+        ("a dead webhook", &|f| f.conversion = fails(), vec![(Note, "WebhookDoesNotAnswer")]),
         ("a pod without a workload", &|f| f.pods.push(pod("agent")), vec![(Blocks, "PodsWithoutWorkload")]),
         (
             "a shadow that cannot be read",
