@@ -159,10 +159,11 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
                 // More are proven than it knew.
                 row.proven_by("");
             }
-            let (row, tried, braked_until) = (row.row, row.tried, row.braked_until);
+            let RolloutLedger { row, tried, braked_until, braked_among, .. } = row;
             let RolloutLedger { first, base, passed, due, share, accepted, .. } = *stored;
             let accepted = accepted.min(seen.unproven);
-            RolloutLedger { first, base, passed, due, share, accepted, row, tried, braked_until, ..seen }
+            let brake = RolloutLedger { row, tried, braked_until, braked_among, ..seen };
+            RolloutLedger { first, base, passed, due, share, accepted, ..brake }
         }
         (None, Memory::Entry) => {
             let read = |node: &NodeView| place(node, rollout).or_else(|| inferred(node, rollout));

@@ -579,6 +579,27 @@ fn nodes_that_are_gone_brake_a_small_kind_as_if_they_were_there() {
     }
 }
 
+/// As many ends as the number of nodes allows have braked the rollout.
+#[test]
+fn nodes_that_join_or_leave_do_not_change_how_many_ends_have_braked_a_rollout() {
+    use crate::survey::brake::limit_among;
+    for (sentence, among, max, now, expected) in [
+        ("three nodes, and one joins", Some(3), None, 4, 2),
+        ("the same, and how many there were is not recorded", None, None, 4, 3),
+        ("ten nodes, of which three are left", Some(10), None, 3, 2),
+        ("two nodes, of which one is left", Some(2), None, 1, 1),
+        ("ten nodes, of which one is left", Some(10), None, 1, 1),
+        ("policy allows more", Some(60), Some(5), 61, 5),
+        ("policy allows any number", Some(2), Some(64), 1, usize::MAX),
+    ] {
+        let (view, _) = cluster(vec![node("a")], &[]);
+        let row = row(&[("a", Proof::Free, "AgentSilent")]);
+        let ledger = RolloutLedger { row, braked_until: Some(t(600)), braked_among: among, ..RolloutLedger::default() };
+        let policy = Policy { max_consecutive_failures: max, ..Policy::default() };
+        assert_eq!(limit_among(&view, &policy, &ledger, (now, now)).ends, expected, "{sentence}");
+    }
+}
+
 /// The third of the nodes that run the version without a proof.
 fn c(view: &mut ClusterView) -> &mut NodeView {
     view.nodes.get_mut("c").unwrap()
