@@ -66,7 +66,7 @@ pub struct RolloutLedger {
     pub nodes: Vec<LedgerNode>,
     /// Nodes that count for the brake, each once: those whose updates have ended without a proof since the last proven one; those from before
     /// it that run, or may run, the version without a proof; and those that had proven it and were no longer Ready, or under
-    /// pressure. `spec.failurePolicy.maxConsecutiveFailures` is the number that brakes the rollout.
+    /// pressure, whatever version they run since. `spec.failurePolicy.maxConsecutiveFailures` is the number that brakes the rollout.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_FAILURES), extend("x-kubernetes-list-type" = "atomic"))]
     pub row: Vec<LedgerNode>,
@@ -202,9 +202,13 @@ impl RolloutLedger {
     }
 
     /// Puts the end of a node into the row, in the place of an earlier one. In a full row, one from before a proof gives way: ends after it
-    /// have to be counted. A proven node that is not well any more gives way to those alone.
-    fn push_to_row(&mut self, end: LedgerNode) {
-        self.row.retain(|named| named.node != end.node);
+    /// have to be counted. A proven node that is not well any more gives way to those alone. It counts as such until it is well or proves the
+    /// version again, whatever else its next update ends with.
+    fn push_to_row(&mut self, mut end: LedgerNode) {
+        let earlier = self.row.iter().position(|named| named.node == end.node).map(|index| self.row.remove(index));
+        if let Some(fallen) = earlier.filter(|earlier| earlier.has_fallen() && !end.has_fallen()) {
+            (end.proof, end.reason) = (fallen.proof, fallen.reason);
+        }
         let is_full = self.row.len() >= MAX_FAILURES as usize;
         let gives_way = |named: &LedgerNode| named.before_proof && !(end.before_proof && named.has_fallen());
         if let Some(before) = self.row.iter().position(|named| is_full && gives_way(named)) {

@@ -43,6 +43,24 @@ fn proven_node_that_falls_and_recovers_ends_no_row() {
     assert_eq!(ledger, start());
 }
 
+/// A user has taken the node back to the old version, and it is updated again, as a trial.
+#[test]
+fn proven_node_that_falls_counts_for_the_brake_until_it_proves_the_version_again() {
+    for (proof, end) in
+        [(Proof::Free, "DrainTimedOut"), (Proof::Unproven, "HookTimedOut"), (Proof::Failed, "SoakFailed")]
+    {
+        let mut ledger = RolloutLedger { proven: 10, ..RolloutLedger::default() };
+        ["a", "b", "c"].iter().for_each(|node| ledger.fall((node, NOT_READY), |_| false));
+        ledger.brake(3, Timestamp::UNIX_EPOCH);
+        ledger.add_to_row(("a", proof, end), Timestamp::UNIX_EPOCH, 3, Timestamp::UNIX_EPOCH);
+        let fallen = ledger.row.iter().filter(|end| end.has_fallen() && end.is_unproven()).count();
+        assert_eq!((fallen, ledger.row.len(), ledger.braked_until.is_some()), (3, 3, true), "{end}");
+        ledger.move_node(None, ("a", Proof::Proven, "Updated"));
+        ledger.brake(3, Timestamp::UNIX_EPOCH);
+        assert_eq!((ledger.row.len(), ledger.braked_until), (2, None), "{end}: it has proven the version");
+    }
+}
+
 /// They are one in twenty of the proven nodes, and have more names than a ledger keeps.
 #[test]
 fn large_rollout_is_braked_once_its_names_are_used_up_by_nodes_that_fall() {

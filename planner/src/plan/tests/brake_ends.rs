@@ -527,6 +527,29 @@ fn nodes_without_a_proof_from_before_one_brake_until_one_of_them_proves_the_vers
     });
 }
 
+/// Three nodes had proven the version, were not Ready any more, and run the old version since.
+#[test]
+fn nodes_that_were_taken_back_from_the_version_brake_it_and_stop_no_trial() {
+    for (sentence, again, braked) in
+        [("all three", false, true), ("one is in service on the version again", true, false)]
+    {
+        let fallen = |name| LedgerNode { before_proof: true, ..entry(name, Proof::Unproven, NOT_READY) };
+        let row = ["a", "b", "c"].map(fallen).to_vec();
+        let nodes = row.clone();
+        let until = Some(t(600));
+        let recorded =
+            RolloutLedger { proven: 10, unproven: 3, nodes, row, braked_until: until, ..RolloutLedger::default() };
+        let (mut view, policy) = fleet(&["s"], recorded);
+        for name in ["a", "b", "c"] {
+            view.nodes.insert(name.into(), runs(with_place(name, Proof::Proven, 7), again && name == "c"));
+        }
+        let mut made = plan(&view, &policy, t(600));
+        assert_eq!(ledger(&made).braked_until.is_some(), braked, "{sentence}: {:?}", ledger(&made));
+        assert_eq!(slots_of(&made), ["s"], "{sentence}: {:?}", made.waits);
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{sentence}");
+    }
+}
+
 /// One of three nodes has proven the version, and a user deletes the second one while it is verified.
 #[test]
 fn node_that_is_deleted_in_its_verification_holds_no_third_one() {

@@ -322,7 +322,7 @@ fn proven_nodes_that_were_not_ready_brake_the_rollout_also_once_they_are_replace
         ("and they are held", nothing, 380, held, true),
         ("and they lose their labels", nothing, 380, unlabelled, true),
         ("and they are Ready again", nothing, 380, ready, false),
-        ("and they are Ready again on the old version", nothing, 380, taken_back, false),
+        ("and they are Ready again on the old version", nothing, 380, taken_back, true),
         ("two of them", two, 380, gone, false),
         ("for a minute, and gone, as spot instances", nothing, 260, gone, false),
         ("gone while they were Ready", ready, 380, gone, false),
