@@ -121,14 +121,25 @@ fn fell_lately(happened: Option<Option<Timestamp>>, since: Timestamp, fell: Time
     (!happened.flatten().is_some_and(is_old)).then_some(happened.is_some())
 }
 
-/// Returns whether a node without the version shows what happens to others: it is to get the version, and may be on its way already; or it is
-/// Ready, though held, being removed or not managed. Such a node may be down for causes of its own.
-fn is_other(node: &NodeView, rollout: &ActiveRollout) -> bool {
-    let stays = node.facts.labelled && !node.facts.held() && !comes_or_goes(node);
-    (stays || node.facts.ready) && is_member(node, rollout) && !ledger::runs(node, rollout)
+/// Returns whether a node without the version is to get it, or may be on its way already.
+fn is_next(node: &NodeView) -> bool {
+    node.facts.labelled && !node.facts.held() && !comes_or_goes(node)
 }
 
-/// Returns the same for a node that is not under the operator, whose kind its Node names.
+/// Returns whether the first of the proven nodes fell more than a day after the end of their rollout. Machines fail in the course of
+/// weeks, and a node that never gets the version would show each time that it is the cause.
+fn is_late(nodes: &[&NodeView], rollout: &ActiveRollout) -> bool {
+    let fell = nodes.iter().filter_map(|node| node.facts.ill_since()).min();
+    let ended = rollout.record.as_ref().and_then(|record| record.ended);
+    fell.zip(ended).is_some_and(|(fell, ended)| fell > after(ended, LONGEST))
+}
+
+/// Returns whether a node is of the kind of a rollout, and runs another version.
+fn is_without(node: &NodeView, rollout: &ActiveRollout) -> bool {
+    is_member(node, rollout) && !ledger::runs(node, rollout)
+}
+
+/// Returns the same for a Ready node that is not under the operator, whose kind its Node names.
 fn is_unmanaged_other(facts: &NodeFacts, rollout: &ActiveRollout) -> bool {
     let kind = (facts.variant(), facts.arch());
     let is_of_kind = kind == (Some(rollout.variant.as_str()), Some(rollout.arch.as_str()));
@@ -170,14 +181,16 @@ fn evidence<'a>(
             ill += usize::from(happened);
         }
     };
+    // Of the nodes that do not get the version, the Ready ones are compared, too. One that is down may be so for causes of its own.
+    let is_late = is_late(&nodes, rollout);
     for node in view.nodes.values().filter(|node| !has_failed(node.facts.zone())) {
         if is_proven(node, rollout) {
             proven += 1;
-        } else if is_other(node, rollout) {
+        } else if (is_next(node) || (node.facts.ready && !is_late)) && is_without(node, rollout) {
             count(&node.facts, is_permitted(node));
         }
     }
-    let unmanaged = view.unmanaged.values().filter(|facts| is_unmanaged_other(facts, rollout));
+    let unmanaged = view.unmanaged.values().filter(|facts| !is_late && is_unmanaged_other(facts, rollout));
     unmanaged.filter(|facts| !has_failed(facts.zone())).for_each(|facts| count(facts, false));
     if nodes.len() * SHARE < proven || nodes.len() * others <= 2 * ill * proven {
         nodes.clear();

@@ -1,5 +1,6 @@
 //! Tables of proven nodes that are not Ready any more, or under pressure: which of them are evidence.
 
+use models::operator::RolloutRecord;
 use models::reason::Proof;
 use models::shadow::{NodeProof, Progress, Record, Step};
 
@@ -183,6 +184,19 @@ fn others_that_are_ready_and_not_to_get_the_version_show_that_a_lost_proof_is_ev
     for (sentence, change, lost) in cases {
         let (mut view, rollout) = cluster_of((5, 3), (3, 1));
         change(&mut view);
+        assert_eq!(of(&view, &rollout, t(280)).lost.len(), lost, "{sentence}");
+    }
+    const DAY: i64 = 24 * 60 * 60;
+    let cases: [(&str, Change, i64, usize); 4] = [
+        ("a day after the rollout has ended", hold, 100 - DAY, 3),
+        ("later, as machines fail", hold, 99 - DAY, 0),
+        ("later, and they have no label and no shadow", |view| leave(view, "amd64"), 99 - DAY, 0),
+        ("later, but the others are to get the version", |_| {}, 99 - DAY, 3),
+    ];
+    for (sentence, change, ended, lost) in cases {
+        let (mut view, mut rollout) = cluster_of((5, 3), (3, 0));
+        change(&mut view);
+        rollout.record = Some(RolloutRecord { number: 0, ended: Some(t(ended)), ..recorded(0) });
         assert_eq!(of(&view, &rollout, t(280)).lost.len(), lost, "{sentence}");
     }
 }
