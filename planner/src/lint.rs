@@ -84,6 +84,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
             add(Some(name), check_verification(policy, node, action));
             add(Some(name), check_hooks(policy, node, action));
             add(Some(name), check_blockers(&budgets, policy, node, action));
+            add(Some(name), check_deletion(view, plan, &budgets, policy, node, action));
             add(Some(name), check_reboot(node, action));
             add(Some(name), check_disruption(view, plan, node, action));
             add(Some(name), check_permit(view, node, action));
@@ -266,7 +267,7 @@ fn begins_drain(node: &NodeView, action: &Action) -> bool {
 /// S13: no drain begins on a node that is not Ready, or while a budget is known to keep a pod there.
 fn check_blockers(budgets: &Budgets<'_>, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
     if !begins_drain(node, action) {
-        return check_deletion(budgets, policy, node, action);
+        return None;
     }
     if !node.facts.ready {
         return broken("S13", "its drain begins although it is not Ready");
@@ -288,20 +289,35 @@ fn check_blockers(budgets: &Budgets<'_>, policy: &Policy, node: &NodeView, actio
     })
 }
 
-/// S13: where policy waits for guarded pods, nothing is deleted at the deadline while a budget is known to keep a pod.
-fn check_deletion(budgets: &Budgets<'_>, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
+/// S13: where policy waits for guarded pods, nothing is deleted at the deadline while a budget is known to keep a pod, nor do several nodes
+/// begin to delete more in one plan than a budget allows.
+fn check_deletion(
+    view: &ClusterView,
+    plan: &Plan,
+    budgets: &Budgets<'_>,
+    policy: &Policy,
+    node: &NodeView,
+    action: &Action,
+) -> Option<Broken> {
+    let drain = &policy.for_node(&node.facts).drain;
+    let own = deleted_by(policy, node, action).filter(|_| drain.guarded_pods == GuardedPods::Wait)?;
+    let others = view.nodes.iter().filter_map(|(name, other)| deleted_by(policy, other, plan.actions.get(name)?));
+    let all: Vec<&PodFacts> = others.flatten().collect();
+    own.into_iter().find_map(|pod| {
+        let is_exceeded = || budgets.beside(pod).find(|budget| budget.is_exceeded_by(pod, &all));
+        let budget = keeping(budgets, drain, true, pod).or_else(is_exceeded)?;
+        broken("S13", format!("{} would be deleted although {} keeps it", pod.title(), budget.title()))
+    })
+}
+
+/// Returns the pods of a node whose deletion an action lets begin; `None` where it begins none.
+fn deleted_by<'a>(policy: &Policy, node: &'a NodeView, action: &Action) -> Option<Vec<&'a PodFacts>> {
     let Action::Status { status, .. } = action else { return None };
     let recorded = node.shadow.as_ref()?.status.controller.drain.as_ref();
     let is_forced = |drain: Option<&DrainStatus>| drain.is_some_and(|drain| drain.forced_since.is_some());
-    let drain = &policy.for_node(&node.facts).drain;
-    if drain.guarded_pods != GuardedPods::Wait || is_forced(recorded) || !is_forced(status.report.drain.as_ref()) {
-        return None;
-    }
-    let known = node.pods.as_deref().unwrap_or_default();
-    drain::sort(known, drain.rules, recorded).evictable.into_iter().find_map(|pod| {
-        let budget = keeping(budgets, drain, true, pod)?;
-        broken("S13", format!("{} would be deleted although {} keeps it", pod.title(), budget.title()))
-    })
+    let begins = !is_forced(recorded) && is_forced(status.report.drain.as_ref());
+    let (known, rules) = (node.pods.as_deref().unwrap_or_default(), policy.for_node(&node.facts).drain.rules);
+    begins.then(|| drain::sort(known, rules, recorded).evictable)
 }
 
 /// Returns a budget that is known to keep a pod: one whose pods cannot be counted, or are broken, or one that guards the pod where policy waits

@@ -66,7 +66,7 @@ pub struct RolloutLedger {
     pub nodes: Vec<LedgerNode>,
     /// Nodes that count for the brake, each once: those whose updates have ended without a proof since the last proven one; those from before
     /// it that run, or may run, the version without a proof; and those that had proven it and were no longer Ready, or under
-    /// pressure. `spec.failurePolicy.maxConsecutiveFailures` is the number that brakes the rollout.
+    /// pressure, whatever version they run since. `spec.failurePolicy.maxConsecutiveFailures` is the number that brakes the rollout.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_FAILURES), extend("x-kubernetes-list-type" = "atomic"))]
     pub row: Vec<LedgerNode>,
@@ -76,6 +76,8 @@ pub struct RolloutLedger {
     /// Time at which the next node may be tried; absent while the rollout is not braked.
     #[schemars(with = "Option<Moment>")]
     pub braked_until: Option<Timestamp>,
+    /// Number of nodes that there were when the rollout was braked; absent while it is not. More nodes do not end the brake.
+    pub braked_among: Option<i64>,
 }
 
 /// The number of ends that brake a rollout.
@@ -152,25 +154,44 @@ impl RolloutLedger {
 
     /// Ends the row of ends without a proof, and the brake.
     pub fn end_row(&mut self) {
-        (self.row, self.tried, self.braked_until) = (Vec::new(), 0, None);
+        self.row.clear();
+        self.release();
+    }
+
+    /// Ends the brake, and leaves the row.
+    fn release(&mut self) {
+        (self.tried, self.braked_until, self.braked_among) = (0, None, None);
+    }
+
+    /// Returns the number of nodes by which the brake is judged where there are so many: nodes that join do not end it, nor do those that
+    /// leave one node alone.
+    pub fn judged_among(&self, nodes: usize) -> usize {
+        let braked = self.braked_among.filter(|_| self.braked_until.is_some());
+        braked.and_then(|braked| usize::try_from(braked).ok()).map_or(nodes, |braked| braked.min(nodes.max(2)))
     }
 
     /// Notes that a node has proven the version: ends of others count from here on only where they run it without a proof.
     pub fn proven_by(&mut self, node: &str) {
         self.row.retain(|end| end.node != node && end.is_unproven());
         self.row.iter_mut().for_each(|end| end.before_proof = true);
-        (self.tried, self.braked_until) = (0, None);
+        self.release();
     }
 
-    /// Adds an end without a proof to the row. As many as `limit` brake the rollout from `now` on. `slot_since` is the time of the
-    /// node's slot: one that was given after a pause was a trial, and the next pause is longer.
+    /// Adds an end without a proof to the row. As many as `limit` brake the rollout from `now` on.
     pub fn add_to_row(
         &mut self,
-        (node, proof, reason): (&str, Proof, &str),
+        end: (&str, Proof, &str),
         slot_since: Timestamp,
         limit: impl Into<BrakeLimit>,
         now: Timestamp,
     ) {
+        self.count_end(end, slot_since, now);
+        self.brake(limit, now);
+    }
+
+    /// Adds an end without a proof to the row, and leaves it to [`Self::brake`] whether that brakes the rollout. `slot_since` is the time of
+    /// the node's slot: one that was given after a pause was a trial, and the next pause is longer.
+    pub fn count_end(&mut self, (node, proof, reason): (&str, Proof, &str), slot_since: Timestamp, now: Timestamp) {
         self.push_to_row(LedgerNode::new(node, proof, reason));
         if self.braked_until.is_some_and(|until| slot_since >= until) {
             self.tried = self.tried.saturating_add(1);
@@ -178,13 +199,16 @@ impl RolloutLedger {
             let pause = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(doublings)).min(LONGEST_PAUSE);
             self.braked_until = Some(after(now, pause));
         }
-        self.brake(limit, now);
     }
 
     /// Puts the end of a node into the row, in the place of an earlier one. In a full row, one from before a proof gives way: ends after it
-    /// have to be counted. A proven node that is not well any more gives way to those alone.
-    fn push_to_row(&mut self, end: LedgerNode) {
-        self.row.retain(|named| named.node != end.node);
+    /// have to be counted. A proven node that is not well any more gives way to those alone. It counts as such until it is well or proves the
+    /// version again, whatever else its next update ends with.
+    fn push_to_row(&mut self, mut end: LedgerNode) {
+        let earlier = self.row.iter().position(|named| named.node == end.node).map(|index| self.row.remove(index));
+        if let Some(fallen) = earlier.filter(|earlier| earlier.has_fallen() && !end.has_fallen()) {
+            (end.proof, end.reason) = (fallen.proof, fallen.reason);
+        }
         let is_full = self.row.len() >= MAX_FAILURES as usize;
         let gives_way = |named: &LedgerNode| named.before_proof && !(end.before_proof && named.has_fallen());
         if let Some(before) = self.row.iter().position(|named| is_full && gives_way(named)) {
@@ -196,14 +220,15 @@ impl RolloutLedger {
     }
 
     /// Brakes the rollout where `limit` ends have come since the last proof, or where as many nodes, and a share of all that were taken,
-    /// run the version without one; releases it where policy, or the number of its nodes, allows more now.
+    /// run the version without one; releases it where policy allows more now, or where fewer lack a proof. Nodes that join do not release it.
     pub fn brake(&mut self, limit: impl Into<BrakeLimit>, now: Timestamp) {
         let limit = limit.into();
         let since_proof = self.row.iter().filter(|end| !end.before_proof).count();
         if since_proof >= limit.ends || self.is_braked_by_unproven(limit) {
             self.braked_until.get_or_insert(after(now, FIRST_PAUSE));
+            self.braked_among = self.braked_among.or_else(|| i64::try_from(limit.nodes).ok());
         } else {
-            (self.tried, self.braked_until) = (0, None);
+            self.release();
         }
     }
 
@@ -214,7 +239,7 @@ impl RolloutLedger {
         let unproven = self.row.iter().filter(|end| end.is_unproven()).count();
         let fallen = self.row.iter().filter(|end| end.has_fallen()).count();
         let is_share = self.open().saturating_mul(UNPROVEN_SHARE.into()) >= self.used();
-        let is_share_of_those_there = fallen.saturating_mul(UNPROVEN_SHARE.into()) >= limit.nodes;
+        let is_share_of_those_there = fallen.saturating_mul(UNPROVEN_SHARE.into()) >= self.judged_among(limit.nodes);
         let many_fell = fallen >= limit.ends;
         (unproven >= limit.ends && (is_share || (many_fell && self.use_up_names(fallen))))
             || (many_fell && is_share_of_those_there)
@@ -273,10 +298,10 @@ impl RolloutLedger {
     /// Counts such a node as proven again. This is no new proof: the ends of other nodes in the row still count for the
     /// brake.
     pub fn recover(&mut self, node: &str) {
-        let (mut row, tried, braked_until) = (self.row.clone(), self.tried, self.braked_until);
+        let Self { mut row, tried, braked_until, braked_among, .. } = self.clone();
         row.retain(|end| end.node != node);
         self.move_node(Some(Proof::Unproven), (node, Proof::Proven, ""));
-        (self.row, self.tried, self.braked_until) = (row, tried, braked_until);
+        (self.row, self.tried, self.braked_until, self.braked_among) = (row, tried, braked_until, braked_among);
     }
 
     /// Names a node that is counted without a proof, if one of those counted has no name yet. It takes a free name, or that of a node that is

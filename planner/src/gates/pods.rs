@@ -1,10 +1,11 @@
 //! The pods of a node, and the budgets that count them: checked for the first candidates only, since pods are watched on
 //! few nodes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use models::operator::{AtDeadline, GuardedPods, MarkedPods};
+use models::shadow::{Progress, Step};
 use models::time::after;
 
 use super::Obstacle;
@@ -80,20 +81,33 @@ pub(crate) fn undeletable(ctx: &NodeContext<'_>, left: &[&PodFacts]) -> Option<W
     if waits(ctx) { budget_refusal(ctx, left.iter().copied()).or_else(|| exhausted(ctx, left)) } else { None }
 }
 
-/// Returns a budget that lets fewer of these pods of a node go than there are, although it would let each of them go alone.
+/// Returns a budget that lets fewer of these pods of a node go than there are, beside those that other nodes delete, although it would let each of
+/// them go alone.
 fn exhausted(ctx: &NodeContext<'_>, pods: &[&PodFacts]) -> Option<Wait> {
-    let mut room: BTreeMap<(&str, &str), i32> = BTreeMap::new();
-    // One that is not Ready uses nothing of a budget that lets it go.
-    pods.iter().filter(|pod| pod.ready && !pod.pending).find_map(|pod| {
-        let mut budgets = ctx.survey.budgets.over(pod).filter(|budget| !budget.has_approved(pod));
-        let budget = budgets.find(|budget| {
-            let name = (budget.namespace.as_str(), budget.name.as_str());
-            let room = room.entry(name).or_insert(budget.allowed);
-            *room -= 1;
-            *room < 0
-        })?;
-        Some(Wait::BudgetBusy { pod: pod.title(), budget: budget.title(), node: ctx.facts().name.clone() })
+    let mut all: Vec<&PodFacts> = deleted_beside(ctx).collect();
+    all.extend(pods);
+    pods.iter().find_map(|pod| {
+        let budget = ctx.survey.budgets.beside(pod).find(|budget| budget.is_exceeded_by(pod, &all))?;
+        let first = all.iter().find(|pod| budget.selects(pod))?;
+        Some(Wait::BudgetBusy { pod: pod.title(), budget: budget.title(), node: first.node.clone() })
     })
+}
+
+/// Returns the pods that other nodes delete past their deadlines: those of nodes that have begun to, and of those that may begin in the same plan.
+/// Of several that wait for guarded pods, the first one by name begins, unless a write about another one is under way.
+fn deleted_beside<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> {
+    let (view, survey, now, own) = (ctx.view, ctx.survey, ctx.now, &ctx.facts().name);
+    let deletes = move |other: &NodeContext<'a>| {
+        let update = other.node.update().filter(|update| update.step == Step::Draining);
+        let (name, drain) = (&other.facts().name, &other.group().drain);
+        let has_begun = || other.drain_status().is_some_and(|drain| drain.forced_since.is_some());
+        let goes_first = || !waits(other) || name < own || view.busy.contains(name);
+        let begins = |update: &Progress| goes_first() && now >= other.deadline(update.since, drain.timeout);
+        let forces = name != own && drain.at_deadline == AtDeadline::Force;
+        forces && update.is_some_and(|update| has_begun() || begins(update))
+    };
+    let others = survey.nodes.iter().filter_map(move |node| NodeContext::of(view, survey, node, now)).filter(deletes);
+    others.flat_map(|other| drain::sort(pods(&other), other.group().drain.rules, other.drain_status()).evictable)
 }
 
 /// Returns the wait of a node with a pod that a budget guards: nodes without one come first.

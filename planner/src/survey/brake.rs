@@ -50,7 +50,7 @@ pub(crate) fn limit_among(
     ledger: &RolloutLedger,
     of_kind: (usize, usize),
 ) -> BrakeLimit {
-    let nodes = nodes(view, ledger, of_kind);
+    let nodes = ledger.judged_among(nodes(view, ledger, of_kind));
     let ends = limit(policy, nodes);
     // A share of none would be nothing.
     if nodes == 0 { ends.into() } else { BrakeLimit { ends, nodes } }

@@ -98,12 +98,13 @@ fn ended(view: &ClusterView, slot: &Slot, update: &SlotUpdate, rollout: &ActiveR
     (proof, "NodeDeleted".to_owned())
 }
 
-/// Counts the end of the attempt of a slot.
+/// Counts the end of the attempt of a slot. `limit` returns the number of ends that brakes the rollout with a ledger: a node that is gone counts
+/// for it once its end is in the row.
 pub(super) fn count(
     view: &ClusterView,
     ledger: &mut RolloutLedger,
     (slot, update, rollout): (&Slot, &SlotUpdate, &ActiveRollout),
-    limit: BrakeLimit,
+    limit: impl Fn(&RolloutLedger) -> BrakeLimit,
     now: Timestamp,
 ) {
     let (proof, reason) = ended(view, slot, update, rollout);
@@ -116,9 +117,9 @@ pub(super) fn count(
     }
     forget_resolved(view, rollout, ledger);
     if End::of(&reason).is_none_or(|end| end.brakes(proof)) {
-        ledger.add_to_row((&slot.node, proof, &reason), slot.since, limit, now);
+        ledger.count_end((&slot.node, proof, &reason), slot.since, now);
     }
-    ledger.brake(limit, now);
+    ledger.brake(limit(ledger), now);
 }
 
 /// Returns whether the attempt of a slot is over: its end is recorded, or its machine is not waited for.
@@ -153,15 +154,15 @@ pub(crate) fn foreseen<'a>(
     of_kind: (usize, usize),
     now: Timestamp,
 ) -> (RolloutLedger, BrakeLimit) {
-    let recorded = brake::limit_among(view, policy, ledger, of_kind);
+    let limit = |ledger: &RolloutLedger| brake::limit_among(view, policy, ledger, of_kind);
     let mut ledger = ledger.clone();
     for slot in slots {
         let Some(update) = slot.update.as_ref().filter(|update| is_of(update, rollout)) else { continue };
         if has_ended((view, policy), slot, update, now) {
-            count(view, &mut ledger, (slot, update, rollout), recorded, now);
+            count(view, &mut ledger, (slot, update, rollout), limit, now);
         }
     }
-    let limit = brake::limit_among(view, policy, &ledger, of_kind);
+    let limit = limit(&ledger);
     ledger.brake(limit, now);
     (ledger, limit)
 }

@@ -23,6 +23,14 @@ pub(crate) fn place(node: &NodeView, rollout: &ActiveRollout) -> Option<Proof> {
     ours.then_some(proof.proof).filter(|proof| *proof != Proof::Free)
 }
 
+/// Returns whether a node takes no further place of a rollout, since it has one. One that had fallen and has left the version since does not
+/// return to it past a step that waits for a user because of that.
+pub(super) fn keeps_place(node: &NodeView, rollout: &ActiveRollout) -> bool {
+    let has_fallen = |named: &LedgerNode| named.node == node.facts.name && named.has_fallen() && !named.accepted;
+    let fell = || rollout.ledger.iter().flat_map(|ledger| &ledger.nodes).any(has_fallen);
+    place(node, rollout).is_some() && (runs(node, rollout) || !fell())
+}
+
 /// Returns whether the place of a node was freed after its attempt: it came back on another version than that of the rollout.
 fn is_freed(node: &NodeView, rollout: &ActiveRollout) -> bool {
     let proof = node.record().and_then(|record| record.proof.as_ref());
@@ -82,7 +90,8 @@ pub(crate) fn may_run(node: &NodeView, rollout: &ActiveRollout) -> bool {
 }
 
 /// Drops ends from before a proof whose nodes show that they have proven the version or run another one. A node that is gone, held or not
-/// under the operator shows neither: the end is what is known of it.
+/// under the operator shows neither: the end is what is known of it. Nor does one that had fallen, and was taken to another version, show
+/// anything about this one.
 pub(crate) fn forget_resolved(view: &ClusterView, rollout: &ActiveRollout, ledger: &mut RolloutLedger) {
     let has_proof = |end: &LedgerNode| {
         let node = view.nodes.get(&end.node);
@@ -90,7 +99,8 @@ pub(crate) fn forget_resolved(view: &ClusterView, rollout: &ActiveRollout, ledge
         let counts = |node: &NodeView| !end.has_fallen() || is_back(node, rollout);
         node.is_some_and(|node| place(node, rollout) == Some(Proof::Proven) && counts(node))
     };
-    ledger.row.retain(|end| !end.before_proof || (may_run_unproven(view, rollout, end) && !has_proof(end)));
+    let has_left = |end: &LedgerNode| !end.has_fallen() && !may_run_unproven(view, rollout, end);
+    ledger.row.retain(|end| !end.before_proof || !(has_left(end) || has_proof(end)));
 }
 
 /// Returns whether an end in the row of a brake lets no node be tried: its node may run the version without a proof.
@@ -159,10 +169,11 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
                 // More are proven than it knew.
                 row.proven_by("");
             }
-            let (row, tried, braked_until) = (row.row, row.tried, row.braked_until);
+            let RolloutLedger { row, tried, braked_until, braked_among, .. } = row;
             let RolloutLedger { first, base, passed, due, share, accepted, .. } = *stored;
             let accepted = accepted.min(seen.unproven);
-            RolloutLedger { first, base, passed, due, share, accepted, row, tried, braked_until, ..seen }
+            let brake = RolloutLedger { row, tried, braked_until, braked_among, ..seen };
+            RolloutLedger { first, base, passed, due, share, accepted, ..brake }
         }
         (None, Memory::Entry) => {
             let read = |node: &NodeView| place(node, rollout).or_else(|| inferred(node, rollout));

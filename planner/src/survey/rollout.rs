@@ -78,10 +78,10 @@ impl Rollouts {
         self.active.iter().find(own)
     }
 
-    /// The rollout of one version whose step a node needs a place of; `None` for one that has a place: it takes no second one.
+    /// The rollout of one version whose step a node needs a place of; `None` for one that keeps its place: it takes no second one.
     pub(crate) fn limiting(&self, node: &NodeView, version: &Version) -> Option<&Rollout> {
-        let has_place = self.active(node, version).is_some_and(|active| ledger::place(node, active).is_some());
-        self.of(node, version).filter(|_| !has_place)
+        let keeps_place = self.active(node, version).is_some_and(|active| ledger::keeps_place(node, active));
+        self.of(node, version).filter(|_| !keeps_place)
     }
 
     /// The rollout of one version for nodes like this one.

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use jiff::Timestamp;
-use models::operator::{ActiveRollout, Slot, SlotUpdate};
+use models::operator::{ActiveRollout, RolloutLedger, Slot, SlotUpdate};
 use models::reason::Proof;
 
 use super::brake;
@@ -58,7 +58,7 @@ pub(crate) fn settle(
         let Some(mut ledger) = rollout.ledger.take() else { continue };
         let followed = rollouts.by_key(&key_of(rollout));
         let of_kind = followed.map_or((0, 0), |followed| (followed.total, followed.base));
-        let limit = brake::limit_among(view, policy, &ledger, of_kind);
+        let limit = |ledger: &RolloutLedger| brake::limit_among(view, policy, ledger, of_kind);
         for slot in before.iter().filter(|slot| !remains(slot)) {
             if let Some(update) = slot.update.as_ref().filter(|update| is_of(update, rollout)) {
                 count(view, &mut ledger, (slot, update, rollout), limit, now);

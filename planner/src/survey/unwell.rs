@@ -176,7 +176,8 @@ fn runs_as(node: &NodeView) -> Option<Key> {
 }
 
 /// Returns the versions, by kind, most of whose nodes are well, in those zones alone in which at least half of the other nodes have fallen ill.
-/// Where these are well, or there are none, it shows nothing: another zone may have failed.
+/// Where these are well, or there are none, it shows nothing: another zone may have failed. Nor does one well node alone, which may be well by
+/// chance, while a node of its kind is well without the version.
 fn good_versions(view: &ClusterView, since: Timestamp, now: Timestamp) -> BTreeSet<Key> {
     let mut versions: BTreeMap<Key, BTreeMap<&str, (usize, usize)>> = BTreeMap::new();
     for node in view.nodes.values().filter(|node| is_in_service(node)) {
@@ -184,18 +185,24 @@ fn good_versions(view: &ClusterView, since: Timestamp, now: Timestamp) -> BTreeS
         let (well, ill) = versions.entry(version).or_default().entry(node.facts.zone()).or_default();
         *(if node.facts.is_well() { well } else { ill }) += 1;
     }
-    let is_good = |(_, _, version): &Key, zones: &BTreeMap<&str, (usize, usize)>| {
+    let is_well_without = |(variant, arch, version): &Key| {
+        let is_of_kind =
+            |node: &&NodeView| node.facts.is_well() && kind_by_node(node) == (variant.as_str(), arch.as_str());
+        let mut well = view.nodes.values().filter(is_of_kind).filter_map(runs_as);
+        well.any(|(_, _, runs)| runs != *version)
+    };
+    let is_good = |key: &Key, zones: &BTreeMap<&str, (usize, usize)>| {
         let (mut good, mut bad) = (0, 0);
         for (zone, (well, ill)) in zones {
-            let others = Comparison::in_zone(view, zone, &BTreeSet::from([version]), since, now);
+            let others = Comparison::in_zone(view, zone, &BTreeSet::from([&key.2]), since, now);
             if !others.ill.is_empty() && others.ill.len() >= others.well {
                 good += *well;
                 bad += *ill;
             }
         }
-        good > bad
+        good > bad && (good > 1 || !is_well_without(key))
     };
-    versions.into_iter().filter(|(version, zones)| is_good(version, zones)).map(|(version, _)| version).collect()
+    versions.into_iter().filter(|(key, zones)| is_good(key, zones)).map(|(key, _)| key).collect()
 }
 
 /// Returns the time since which other nodes are compared with the node of an attempt: the beginning of its drain.
@@ -269,7 +276,8 @@ impl Unwell {
     }
 
     /// Returns whether a rollout of this version to nodes like this one takes ill ones off theirs. It goes back to an earlier version, which
-    /// policy does only from one that it does not allow; or it is urgent; or most of the nodes that run it already among ill ones are well.
+    /// policy does only from one that it does not allow; or it is urgent; or most of the nodes that run it already among ill ones are well, and
+    /// at least two of them where others of its kind are well too.
     pub(crate) fn is_cured_by(&self, target: &Target, node: &NodeView, version: &Version, urgent: bool) -> bool {
         let (variant, arch) = kind_by_node(node);
         let is_good = || self.good.iter().any(|good| borrowed(good) == (variant, arch, version));

@@ -332,6 +332,13 @@ impl BudgetFacts {
         self.approved.contains_key(&pod.name) && self.selects(pod)
     }
 
+    /// Returns whether it counts this pod, and lets fewer of all these pods go than it counts. One that is not Ready uses nothing of a budget that
+    /// lets it go.
+    pub(crate) fn is_exceeded_by(&self, pod: &PodFacts, all: &[&PodFacts]) -> bool {
+        let uses = |pod: &PodFacts| pod.ready && !pod.pending && self.selects(pod) && !self.has_approved(pod);
+        uses(pod) && all.iter().filter(|pod| uses(pod)).count() > usize::try_from(self.allowed).unwrap_or(0)
+    }
+
     /// Returns the eviction that was approved and for which it counts a pod as gone that is still there, the last one of several.
     /// `is_leaving` is true for pods (name) that are being deleted.
     pub(crate) fn unfinished_eviction(

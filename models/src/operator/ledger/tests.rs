@@ -43,6 +43,24 @@ fn proven_node_that_falls_and_recovers_ends_no_row() {
     assert_eq!(ledger, start());
 }
 
+/// A user has taken the node back to the old version, and it is updated again, as a trial.
+#[test]
+fn proven_node_that_falls_counts_for_the_brake_until_it_proves_the_version_again() {
+    for (proof, end) in
+        [(Proof::Free, "DrainTimedOut"), (Proof::Unproven, "HookTimedOut"), (Proof::Failed, "SoakFailed")]
+    {
+        let mut ledger = RolloutLedger { proven: 10, ..RolloutLedger::default() };
+        ["a", "b", "c"].iter().for_each(|node| ledger.fall((node, NOT_READY), |_| false));
+        ledger.brake(3, Timestamp::UNIX_EPOCH);
+        ledger.add_to_row(("a", proof, end), Timestamp::UNIX_EPOCH, 3, Timestamp::UNIX_EPOCH);
+        let fallen = ledger.row.iter().filter(|end| end.has_fallen() && end.is_unproven()).count();
+        assert_eq!((fallen, ledger.row.len(), ledger.braked_until.is_some()), (3, 3, true), "{end}");
+        ledger.move_node(None, ("a", Proof::Proven, "Updated"));
+        ledger.brake(3, Timestamp::UNIX_EPOCH);
+        assert_eq!((ledger.row.len(), ledger.braked_until), (2, None), "{end}: it has proven the version");
+    }
+}
+
 /// They are one in twenty of the proven nodes, and have more names than a ledger keeps.
 #[test]
 fn large_rollout_is_braked_once_its_names_are_used_up_by_nodes_that_fall() {
@@ -69,6 +87,49 @@ fn share_of_a_fleet_that_comes_and_goes_is_of_the_nodes_that_there_are() {
         ledger.brake(BrakeLimit { ends: 3, nodes }, Timestamp::UNIX_EPOCH);
         assert_eq!(ledger.braked_until.is_some(), braked, "{sentence}");
     }
+}
+
+/// Three of 60 nodes brake the rollout, and three of 61 do not.
+#[test]
+fn nodes_that_join_or_leave_while_a_rollout_is_braked_do_not_end_the_brake() {
+    let limit = |nodes| BrakeLimit { ends: 3, nodes };
+    let braked_among = |nodes: usize| {
+        let mut ledger = RolloutLedger { proven: 600, ..RolloutLedger::default() };
+        (0..3).for_each(|number| ledger.fall((&format!("n{number}"), NOT_READY), |_| false));
+        ledger.brake(limit(nodes), Timestamp::UNIX_EPOCH);
+        ledger
+    };
+    assert_eq!(braked_among(61).braked_until, None);
+    for (sentence, recorded, nodes, braked) in [
+        ("one joins", true, 61, true),
+        ("many join", true, 4_000, true),
+        ("half of them leave", true, 30, true),
+        ("one joins, and an earlier version of the operator braked it", false, 61, false),
+    ] {
+        let mut ledger = braked_among(60);
+        (ledger.tried, ledger.braked_among) = (2, ledger.braked_among.filter(|_| recorded));
+        let until = ledger.braked_until;
+        ledger.brake(limit(nodes), Timestamp::MAX);
+        let expected = if braked { (2, until) } else { (0, None) };
+        assert_eq!((ledger.tried, ledger.braked_until), expected, "{sentence}");
+    }
+    // What ends it, with one more node.
+    type End = fn(&mut RolloutLedger);
+    let cases: [(&str, End); 4] = [
+        ("a proof", |ledger| ledger.move_node(None, ("a", Proof::Proven, "Updated"))),
+        ("a node that is in service again", |ledger| ledger.recover("n0")),
+        ("a resume", RolloutLedger::forgive),
+        ("an approval without a proof", RolloutLedger::accept),
+    ];
+    for (sentence, end) in cases {
+        let mut ledger = braked_among(60);
+        end(&mut ledger);
+        ledger.brake(limit(61), Timestamp::UNIX_EPOCH);
+        assert_eq!((ledger.braked_until, ledger.braked_among), (None, None), "{sentence}");
+    }
+    let mut ledger = braked_among(60);
+    ledger.brake(BrakeLimit { ends: 4, nodes: 61 }, Timestamp::UNIX_EPOCH);
+    assert_eq!(ledger.braked_until, None, "policy allows one more");
 }
 
 /// No later proof takes back the end of a node that is gone, as of a spot machine, and in a fleet that comes and goes there is always one more.

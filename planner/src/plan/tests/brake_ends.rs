@@ -527,6 +527,29 @@ fn nodes_without_a_proof_from_before_one_brake_until_one_of_them_proves_the_vers
     });
 }
 
+/// Three nodes had proven the version, were not Ready any more, and run the old version since.
+#[test]
+fn nodes_that_were_taken_back_from_the_version_brake_it_and_stop_no_trial() {
+    for (sentence, again, braked) in
+        [("all three", false, true), ("one is in service on the version again", true, false)]
+    {
+        let fallen = |name| LedgerNode { before_proof: true, ..entry(name, Proof::Unproven, NOT_READY) };
+        let row = ["a", "b", "c"].map(fallen).to_vec();
+        let nodes = row.clone();
+        let until = Some(t(600));
+        let recorded =
+            RolloutLedger { proven: 10, unproven: 3, nodes, row, braked_until: until, ..RolloutLedger::default() };
+        let (mut view, policy) = fleet(&["s"], recorded);
+        for name in ["a", "b", "c"] {
+            view.nodes.insert(name.into(), runs(with_place(name, Proof::Proven, 7), again && name == "c"));
+        }
+        let mut made = plan(&view, &policy, t(600));
+        assert_eq!(ledger(&made).braked_until.is_some(), braked, "{sentence}: {:?}", ledger(&made));
+        assert_eq!(slots_of(&made), ["s"], "{sentence}: {:?}", made.waits);
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{sentence}");
+    }
+}
+
 /// One of three nodes has proven the version, and a user deletes the second one while it is verified.
 #[test]
 fn node_that_is_deleted_in_its_verification_holds_no_third_one() {
@@ -576,6 +599,27 @@ fn nodes_that_are_gone_brake_a_small_kind_as_if_they_were_there() {
         let end = LedgerNode { before_proof, ..entry("a", Proof::Unproven, "HealthUnknown") };
         let ledger = RolloutLedger { row: vec![end], ..RolloutLedger::default() };
         assert_eq!(limit_among(&view, &Policy::default(), &ledger, (left, base)).ends, expected, "{sentence}");
+    }
+}
+
+/// As many ends as the number of nodes allows have braked the rollout.
+#[test]
+fn nodes_that_join_or_leave_do_not_change_how_many_ends_have_braked_a_rollout() {
+    use crate::survey::brake::limit_among;
+    for (sentence, among, max, now, expected) in [
+        ("three nodes, and one joins", Some(3), None, 4, 2),
+        ("the same, and how many there were is not recorded", None, None, 4, 3),
+        ("ten nodes, of which three are left", Some(10), None, 3, 2),
+        ("two nodes, of which one is left", Some(2), None, 1, 1),
+        ("ten nodes, of which one is left", Some(10), None, 1, 1),
+        ("policy allows more", Some(60), Some(5), 61, 5),
+        ("policy allows any number", Some(2), Some(64), 1, usize::MAX),
+    ] {
+        let (view, _) = cluster(vec![node("a")], &[]);
+        let row = row(&[("a", Proof::Free, "AgentSilent")]);
+        let ledger = RolloutLedger { row, braked_until: Some(t(600)), braked_among: among, ..RolloutLedger::default() };
+        let policy = Policy { max_consecutive_failures: max, ..Policy::default() };
+        assert_eq!(limit_among(&view, &policy, &ledger, (now, now)).ends, expected, "{sentence}");
     }
 }
 

@@ -419,22 +419,26 @@ fn condition_of_an_unwell_cluster_keeps_its_first_message() {
     assert_eq!(message(&mut view, 120), first);
 }
 
-/// The only node with the version, `f`, is well.
+/// The only nodes with the version, `f` and `g`, are well.
 #[test]
 fn nodes_beside_a_failed_zone_show_nothing_about_the_version_of_the_ill_ones() {
     for (sentence, own, held) in [("it is in the zone of the ill ones", "1", false), ("in another one", "2", true)] {
         for a in [node("a"), draining()] {
             let (mut view, policy) = unwell(a);
+            view.nodes.extend(["g", "h"].map(|name| (name.to_owned(), node(name))));
+            not_ready(&mut view, &["h"], 20);
             for node in view.nodes.values_mut() {
                 let zone = match node.facts.name.as_str() {
-                    "b" | "c" | "d" => "1",
-                    "f" => own,
+                    "b" | "c" | "d" | "h" => "1",
+                    "f" | "g" => own,
                     _ => "2",
                 };
                 let labels = [(models::names::ZONE_LABEL.to_owned(), zone.to_owned())];
                 node.facts.labels = std::sync::Arc::new(labels.into());
             }
-            facts(&mut view, "f").os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+            for name in ["f", "g"] {
+                facts(&mut view, name).os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+            }
             let made = plan(&view, &policy, t(60));
             let waits = made.waits.get("e").map(Wait::as_str) == Some("ClusterUnwell");
             assert_eq!(waits, held, "{sentence}: {:?}", made.waits.get("e"));
@@ -562,6 +566,37 @@ fn rollout_that_takes_nodes_off_the_version_of_the_ill_ones_is_not_held() {
         facts(view, "b").os_image = format!("Bottlerocket OS {NEW} (x)");
     });
     case("the nodes that run its version are well", false, |view| {
+        view.nodes.insert("g".into(), node("g"));
+        for name in ["f", "g"] {
+            facts(view, name).os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        }
+    });
+    case("the only node that runs its version is well, as others without it are", true, |view| {
         facts(view, "f").os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
     });
+}
+
+/// A fault of the network takes nodes of whatever version.
+#[test]
+fn one_well_node_shows_that_its_version_is_good_only_where_all_others_of_its_kind_are_ill() {
+    for (sentence, updated, ill, is_cured) in [
+        ("one of ten nodes is updated, and five of the others are ill", 1, 5, false),
+        ("two of ten are updated", 2, 5, true),
+        ("one of ten is updated, and all others are ill", 1, 9, true),
+        ("one of ten is updated, and all but one of the others are ill", 1, 8, false),
+    ] {
+        let (mut view, _) = cluster((0..10).map(|number| node(&format!("n{number}"))).collect(), &[]);
+        for (number, node) in view.nodes.values_mut().enumerate() {
+            if number < updated {
+                node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+            }
+            if number >= 10 - ill {
+                (node.facts.ready, node.facts.not_ready_since) = (false, Some(t(20)));
+            }
+        }
+        let found = Unwell::of(&view, t(60));
+        assert!(found.of_starts().is_some(), "{sentence}");
+        let cures = found.is_cured_by(&Target::Exact(NEW), &view.nodes["n9"], &NEW, false);
+        assert_eq!(cures, is_cured, "{sentence}");
+    }
 }

@@ -1,15 +1,16 @@
 //! The deletion of the pods that are left at the deadline of a drain.
 
 use models::condition::find_condition;
-use models::shadow::{ArmedPhase, BLOCKED, DrainStatus, HistoryPosition, HostState, PodMove, Step};
+use models::operator::{GuardedPods, Slot};
+use models::shadow::{ArmedPhase, BLOCKED, DrainStatus, DrainedPod, HistoryPosition, HostState, PodMove, Step};
 
 use super::drain::names;
 use super::guarded::{asked, drain_of, guard, pod_of, settle};
 use crate::decision::{Action, Evictions};
 use crate::fixtures::*;
-use crate::plan::plan;
+use crate::plan::{Plan, plan};
 use crate::policy::Policy;
-use crate::view::{BudgetFacts, InFlight, PodFacts};
+use crate::view::{BudgetFacts, ClusterView, InFlight, PodFacts};
 
 /// Past the deadline, with `Force`.
 #[test]
@@ -167,6 +168,76 @@ fn forced_drain_deletes_nothing_past_a_budget_where_policy_waits_for_guarded_pod
     broken(&mut view.budgets[0]);
     let evictions = plan(&view, &policy, t(61)).evictions;
     assert!(evictions.get("a").is_some_and(|evictions| evictions.delete), "it has begun: {evictions:?}");
+}
+
+/// Nodes `a` and `b` past their deadlines at 60 s, each with one pod of a budget that lets so many go.
+fn two_drains(guarded_pods: &str, allowed: i32) -> (ClusterView, Policy) {
+    let drain = serde_json::json!({"timeout": "1m", "atDeadline": "Force", "guardedPods": guarded_pods});
+    let budget = BudgetFacts { allowed, desired: 2 - allowed, ..guard("db", 2) };
+    let (mut view, policy) = drain_of(serde_json::json!({"drain": drain}), vec![pod_of("db", "db-0")], vec![budget]);
+    settle(&mut view, &policy, 1);
+    let mut b = view.nodes["a"].clone();
+    (b.facts.name, b.facts.uid) = ("b".into(), "uid-b".into());
+    b.pods = Some(vec![PodFacts { node: "b".into(), ..pod_of("db", "db-1") }]);
+    let shadow = b.shadow.as_mut().unwrap();
+    (shadow.node, shadow.uid, shadow.owner_uid) = ("b".into(), "shadow-b".into(), Some("uid-b".into()));
+    let drain = shadow.status.controller.drain.as_mut().unwrap();
+    let listed = DrainedPod { name: "db-1".into(), uid: "db-1".into(), ..drain.pods[0].clone() };
+    drain.pods = [listed].into();
+    view.nodes.insert("b".into(), b);
+    let slots = &mut view.operator.as_mut().unwrap().status.slots;
+    let slot = Slot { node: "b".into(), uid: "uid-b".into(), ..slots[0].clone() };
+    slots.push(slot);
+    (view, policy)
+}
+
+/// Returns what a plan begins on these nodes: the deletion of what is left, or the end of the attempt.
+fn begun_on_both(made: &Plan) -> [String; 2] {
+    ["a", "b"].map(|name| match made.actions.get(name) {
+        Some(Action::Status { status, .. }) => match (&status.report.progress, &status.report.drain) {
+            (Some(progress), Some(drain)) if progress.step == Step::Draining => {
+                if drain.forced_since.is_some() { "deletes" } else { "drains" }.to_owned()
+            }
+            _ => status.report.record.as_ref().unwrap().last.as_ref().unwrap().reason.clone(),
+        },
+        _ => "nothing".to_owned(),
+    })
+}
+
+#[test]
+fn nodes_that_delete_at_their_deadlines_delete_no_more_at_a_time_than_a_budget_lets_go() {
+    type Change = fn(&mut ClusterView);
+    let case = |sentence: &str, guarded_pods: &str, allowed: i32, expected: [&str; 2], change: Change| {
+        let (mut view, policy) = two_drains(guarded_pods, allowed);
+        change(&mut view);
+        let mut made = plan(&view, &policy, t(60));
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{sentence}");
+        assert_eq!(begun_on_both(&made), expected, "{sentence}: {:?}", made.waits);
+    };
+    let ended = "DrainTimedOut";
+    case("it lets one go", "Wait", 1, ["deletes", ended], |_| {});
+    case("it lets two go", "Wait", 2, ["deletes", "deletes"], |_| {});
+    case("policy does not wait", "Ask", 1, ["deletes", "deletes"], |_| {});
+    case("the other one has begun to", "Wait", 1, [ended, "nothing"], |view| {
+        let shadow = view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap();
+        shadow.status.controller.drain.as_mut().unwrap().forced_since = Some(t(60));
+    });
+    case("a write about the other one is under way", "Wait", 1, [ended, "nothing"], |view| {
+        view.busy.insert("b".into());
+    });
+    case("the pod of the other one is not Ready", "Wait", 1, ["deletes", "deletes"], |view| {
+        view.nodes.get_mut("b").unwrap().pods.as_mut().unwrap()[0].ready = false;
+    });
+
+    // The planner that does not wait for guarded pods.
+    let (view, policy) = two_drains("Ask", 1);
+    let mut made = plan(&view, &policy, t(60));
+    let mut waits = policy;
+    waits.all.drain.guarded_pods = GuardedPods::Wait;
+    let found = crate::lint::lint(&view, &waits, &mut made);
+    let found: Vec<_> = found.iter().map(|found| (found.property, found.node.as_deref())).collect();
+    assert_eq!(found, [("S13", Some("a")), ("S13", Some("b"))]);
+    assert_eq!(begun_on_both(&made), ["nothing", "nothing"]);
 }
 
 /// `Force`, and a pod that policy refuses came to the node meanwhile.

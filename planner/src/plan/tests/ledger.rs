@@ -577,6 +577,25 @@ fn rollout_that_is_resumed_goes_on_with_the_places_of_its_earlier_record() {
     assert!(rollouts.limiting(&view.nodes["b"], &NEW).is_some());
 }
 
+/// The canary had proven the version, and was not Ready any more.
+#[test]
+fn node_that_had_fallen_and_left_the_version_does_not_return_to_it_past_a_step_that_waits() {
+    for (sentence, new, accepted, waits) in [
+        ("it runs the version", true, false, false),
+        ("a user has taken it back to the old version", false, false, true),
+        ("the same, and its place is accepted", false, true, false),
+    ] {
+        let (mut view, _) = cluster(vec![runs(with_place("a", Proof::Proven, 7), new), staged("b")], &[]);
+        let nodes = vec![LedgerNode { accepted, ..entry("a", Proof::Unproven, NOT_READY) }];
+        let accepted = i64::from(accepted);
+        let stored = RolloutLedger { base: 2, due: 1, unproven: 1, accepted, nodes, ..RolloutLedger::default() };
+        recorded_with(&mut view, Some(stored));
+        let policy = canary(&mut view, &json!([{"nodes": 1}]));
+        let rollouts = crate::survey::Survey::of(&view, &policy, t(60)).rollouts;
+        assert_eq!(rollouts.limiting(&view.nodes["a"], &NEW).is_some(), waits, "{sentence}");
+    }
+}
+
 #[test]
 fn slot_of_an_earlier_version_hides_no_place() {
     // Its node ended while the earlier version led, which recorded neither the update of a slot nor a place.

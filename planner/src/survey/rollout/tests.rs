@@ -307,7 +307,14 @@ fn proven_nodes_that_were_not_ready_brake_the_rollout_also_once_they_are_replace
         change_each(view, &["n08", "n09"], falls);
         change_each(view, &FALLEN, is_in_zone);
     };
-    let cases: [(&str, Change, i64, Change, bool); 17] = [
+    let others_held: Change = |view| {
+        view.nodes.values_mut().skip(4).for_each(|node| node.facts.hold = Some(crate::hold::Hold::default()));
+    };
+    let gone_and_unheld: Change = |view| {
+        view.nodes.retain(|name, _| !FALLEN.contains(&name.as_str()));
+        view.nodes.values_mut().for_each(|node| node.facts.hold = None);
+    };
+    let cases: [(&str, Change, i64, Change, bool); 18] = [
         ("for three minutes", nothing, 380, nothing, true),
         ("and gone", nothing, 380, gone, true),
         ("and other machines have their names", nothing, 380, replaced, true),
@@ -315,12 +322,13 @@ fn proven_nodes_that_were_not_ready_brake_the_rollout_also_once_they_are_replace
         ("and they are held", nothing, 380, held, true),
         ("and they lose their labels", nothing, 380, unlabelled, true),
         ("and they are Ready again", nothing, 380, ready, false),
-        ("and they are Ready again on the old version", nothing, 380, taken_back, false),
+        ("and they are Ready again on the old version", nothing, 380, taken_back, true),
         ("two of them", two, 380, gone, false),
         ("for a minute, and gone, as spot instances", nothing, 260, gone, false),
         ("gone while they were Ready", ready, 380, gone, false),
         ("cordoned before", cordoned, 380, gone, false),
         ("an autoscaler was removing them", removed, 380, gone, false),
+        ("and the others are held until they are gone", others_held, 380, gone_and_unheld, true),
         ("like half of the others, as in an outage", outage, 380, gone, false),
         ("like the others of their zone", zone_down, 380, gone, false),
         ("and the others of their zone are held and off", zone_off, 380, gone, true),
