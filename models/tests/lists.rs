@@ -68,7 +68,7 @@ fn path_that_a_list_lacks_or_that_is_out_of_date_is_found() {
     let (text, programs) = (guide().unwrap(), programs().unwrap());
     for (path, instead, expected) in [
         ("`cli/src/requests/pin.rs`", "", "cli/src/requests/pin.rs has NotOffered, and is not in it"),
-        ("`cli/src/cluster/read.rs`", "the plugin", "cli/src/cluster/read.rs has csinodes, and is not in it"),
+        ("`cli/src/cluster/read.rs`", "the plugin", "cli/src/cluster/read.rs has csi_nodes, and is not in it"),
         ("`planner/src/survey/want.rs`", "`planner/src/survey/no.rs`", "planner/src/survey/no.rs leads to no file"),
         ("`planner/src/plan/tests/stage.rs`", "`planner/src/fnv.rs`", "planner/src/fnv.rs has no example"),
     ] {
