@@ -157,6 +157,14 @@ mod tests {
     use crate::fixtures::node;
 
     #[test]
+    fn node_that_is_being_removed_is_set_apart() {
+        let mut removed = node("a");
+        assert!(is_plain(&removed));
+        removed.facts.removed_by = Some("karpenter.sh/disrupted".into());
+        assert!(!is_plain(&removed), "the others of its class do not wait with it");
+    }
+
+    #[test]
     fn request_that_was_carried_out_sets_no_node_apart() {
         let mut asked = node("a");
         let shadow = asked.shadow.as_mut().unwrap();

@@ -207,5 +207,6 @@ pub(super) fn is_plain(node: &NodeView) -> bool {
         && requests.iter().all(Option::is_none)
         && !shadow.deleting
         && facts.pressure.is_none()
+        && facts.removed_by.is_none()
         && node.agent_missing.is_none()
 }
