@@ -53,7 +53,10 @@ fn specs() -> Vec<(Value, Option<&'static str>)> {
         (json!({"hooks": [{"name": "a", "before": {}, "job": {"namespace": "b", "after": "c"}}]}), TOGETHER),
         (json!({"hooks": [{"name": "a", "job": {"namespace": "b", "before": "c"}}]}), TOGETHER),
         (json!({"hooks": [{"name": "a", "before": {}, "after": {}, "job": {"namespace": "b", "before": "c"}}]}), AFTER),
-        (json!({"hooks": [{"name": "a", "job": {"namespace": "b"}}]}), Some("name a PodTemplate: before, after or both")),
+        (
+            json!({"hooks": [{"name": "a", "job": {"namespace": "b"}}]}),
+            Some("name a PodTemplate: before, after or both"),
+        ),
         (json!({"hooks": [{"name": "a", "job": {"after": "c"}}]}), REQUIRED),
         (json!({"hooks": [{"name": "a", "job": {"namespace": "b", "after": "C"}}]}), PATTERN),
         (json!({"revisionHistoryLimit": 0}), ACCEPTED),
