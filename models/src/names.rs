@@ -73,6 +73,8 @@ pub const JOB_ATTEMPT_ANNOTATION: &str = "brupop.bottlerocket.aws/attempt";
 pub const JOB_PHASE_ANNOTATION: &str = "brupop.bottlerocket.aws/phase";
 /// The same: number of the Job among those of its hook, node and attempt.
 pub const JOB_NUMBER_ANNOTATION: &str = "brupop.bottlerocket.aws/number";
+/// Annotation of such a Job: the request that it answers. One after the end of an attempt has none.
+pub const JOB_REQUEST_ANNOTATION: &str = "brupop.bottlerocket.aws/request";
 /// Annotation of a Job before a drain: the `PodTemplate` that takes back what it has prepared.
 pub const JOB_AFTER_ANNOTATION: &str = "brupop.bottlerocket.aws/after";
 

@@ -31,10 +31,17 @@ pub fn request(progress: &Progress) -> Option<String> {
     awaits.then(|| format!("{}/{attempt}/{}", step.as_str(), started.as_second()))
 }
 
+/// Returns the step of a request, and its attempt with the start; `None` for a text that is none.
+pub fn parts(request: &str) -> Option<(Step, &str)> {
+    let (step, attempt) = request.split_once('/')?;
+    let step = [Step::BeforeDrain, Step::AfterUpdate].into_iter().find(|known| known.as_str() == step)?;
+    Some((step, attempt))
+}
+
 /// Returns whether a request is one of this attempt, whatever its step.
 pub fn is_of(request: &str, progress: &Progress) -> bool {
     let attempt = format!("{}/{}", progress.attempt, progress.started.as_second());
-    request.split_once('/').is_some_and(|(_, rest)| rest == attempt)
+    parts(request).is_some_and(|(_, of)| of == attempt)
 }
 
 /// The request that a Node has.
@@ -124,6 +131,7 @@ mod tests {
             (format!("AfterUpdate/1/{started}"), true),
             (format!("BeforeDrain/2/{started}"), false),
             (format!("BeforeDrain/1/{started}1"), false),
+            (format!("Draining/1/{started}"), false),
             (format!("1/{started}"), false),
             ("BeforeDrain".to_owned(), false),
         ] {

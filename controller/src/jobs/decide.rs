@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use models::backoff::{Backoff, Delays};
 use models::shadow::Step;
 use models::time::after;
-use planner::hooks::{HookAnswer, answer};
+use planner::hooks::{HookAnswer, answer, parts};
 use planner::policy::Hook;
 use planner::view::NodeFacts;
 
@@ -44,6 +44,8 @@ pub(super) enum State {
     Complete,
     /// The time of its end.
     Failed(Timestamp),
+    /// The same of one whose time was over: that is no answer.
+    TimedOut(Timestamp),
 }
 
 /// A Job of a hook.
@@ -58,6 +60,8 @@ pub(super) struct Run {
     pub(super) version: String,
     /// The attempt, as the request names it after its phase.
     pub(super) attempt: String,
+    /// The request that it answers; `None` for one after the end of an attempt.
+    pub(super) request: Option<String>,
     /// Rises with each Job of the hook, node and attempt.
     pub(super) number: u32,
     pub(super) phase: Phase,
@@ -79,6 +83,8 @@ pub(super) struct NewRun {
     /// The version that the Job before it was given; `None` for the node's own.
     pub(super) version: Option<String>,
     pub(super) attempt: String,
+    /// The request that it answers.
+    pub(super) request: Option<String>,
     pub(super) number: u32,
     pub(super) phase: Phase,
     pub(super) namespace: String,
@@ -116,6 +122,15 @@ impl Act {
             Self::Refuse { run, .. } | Self::Close(run) => (&run.hook, &run.node),
         };
         (hook.clone(), node.clone())
+    }
+
+    /// The namespace of the Job that it writes; none for an answer.
+    pub(super) fn namespace(&self) -> Option<&str> {
+        match self {
+            Self::Create(new) => Some(&new.namespace),
+            Self::Close(run) => Some(&run.namespace),
+            Self::Answer { .. } | Self::Refuse { .. } => None,
+        }
     }
 }
 
@@ -172,25 +187,27 @@ impl Pair<'_> {
         if self.runs.iter().any(|run| run.state == State::Running) {
             return None;
         }
-        let request = self.facts.and_then(|facts| facts.hook_request.as_deref());
-        let parts = request.and_then(|request| request.split_once('/'));
-        let attempt = parts.map(|(_, attempt)| attempt);
+        let asked = match self.facts.and_then(|facts| facts.hook_request.as_deref()) {
+            Some(request) => Some((request, parts(request)?)),
+            None => None,
+        };
+        let attempt = asked.map(|(_, (_, attempt))| attempt);
         if let Some(record) = self.runs.iter().find(|run| run.open && Some(run.attempt.as_str()) != attempt) {
             return self.take_back(record);
         }
-        match (request, parts) {
-            (Some(request), Some((phase, attempt))) if phase == Step::BeforeDrain.as_str() => {
-                self.before(request, attempt)
-            }
-            (Some(request), Some((phase, attempt))) if phase == Step::AfterUpdate.as_str() => {
-                self.after(request, attempt)
-            }
-            (Some(_), _) => None,
-            (None, _) => {
-                let answered = self.facts.is_some_and(|facts| facts.hook_answers.contains_key(self.name));
-                answered.then(|| self.answer(None))
-            }
+        match asked {
+            Some((request, (Step::BeforeDrain, attempt))) => self.before(request, attempt),
+            Some((request, (_, attempt))) => self.after(request, attempt),
+            None => self.has_own_answer().then(|| self.answer(None)),
         }
+    }
+
+    /// Returns whether the Node has an answer that is to be removed. That of a hook which Jobs do not answer, or not any more, is the record of
+    /// another controller, unless it is one to a request that a Job was for.
+    fn has_own_answer(&self) -> bool {
+        let mut requests = self.runs.iter().filter_map(|run| run.request.as_deref());
+        let answered = self.facts.is_some_and(|facts| facts.hook_answers.contains_key(self.name));
+        answered && (self.hook.is_some() || requests.any(|request| self.answer_to(request) != HookAnswer::Missing))
     }
 
     /// Prepares the node, and answers.
@@ -199,7 +216,7 @@ impl Pair<'_> {
             return None;
         }
         if let Some(record) = self.record(attempt) {
-            return Some(self.answer_by(record, request));
+            return self.answer_by(record, request);
         }
         let hook = self.hook?;
         let job = hook.job.as_ref()?;
@@ -209,6 +226,7 @@ impl Pair<'_> {
             node: self.node.to_owned(),
             version: None,
             attempt: attempt.to_owned(),
+            request: Some(request.to_owned()),
             number: self.next_number(attempt),
             phase: Phase::Before,
             namespace: job.namespace.clone(),
@@ -227,10 +245,12 @@ impl Pair<'_> {
             HookAnswer::Refused(_) => return None,
             HookAnswer::Missing => {}
         }
-        if let Some(last) = self.last_after(attempt, record) {
-            return Some(self.answer_by(last, request));
+        // One that has taken back before this request knew nothing of the updated node.
+        let asked = self.runs.iter().copied().filter(|run| run.request.as_deref() == Some(request));
+        if let Some(last) = asked.max_by_key(|run| run.number) {
+            return self.answer_by(last, request);
         }
-        match self.new_after(attempt, record) {
+        match self.new_after(attempt, Some(request), record) {
             Some(new) => Some(Act::Create(new)),
             // No Job takes anything back.
             None => record.map(|_| self.answer(Some(request))),
@@ -240,11 +260,11 @@ impl Pair<'_> {
     /// Takes back what was prepared in an attempt that is over, until that succeeds.
     fn take_back(&self, record: &Run) -> Option<Act> {
         let close = || Some(Act::Close(record.clone()));
-        let new = self.new_after(&record.attempt, Some(record));
+        let new = self.new_after(&record.attempt, None, Some(record));
         let Some(new) = new.filter(|new| !(new.on_node && self.gone)) else { return close() };
-        match self.last_after(&record.attempt, Some(record)).map(|last| (last.state, last.number)) {
+        match self.last_after(record).map(|last| (last.state, last.number)) {
             Some((State::Complete, _)) => close(),
-            Some((State::Failed(at), number)) => {
+            Some((State::Failed(at) | State::TimedOut(at), number)) => {
                 let pause = Backoff::after(number.saturating_sub(record.number)).delay(PAUSES);
                 (self.now >= after(at, pause)).then_some(Act::Create(new))
             }
@@ -254,7 +274,7 @@ impl Pair<'_> {
     }
 
     /// The Job after an update, or after the end of an attempt. It is of the record's templates, whatever policy says by now.
-    fn new_after(&self, attempt: &str, record: Option<&Run>) -> Option<NewRun> {
+    fn new_after(&self, attempt: &str, request: Option<&str>, record: Option<&Run>) -> Option<NewRun> {
         let job = self.hook.and_then(|hook| hook.job.as_ref());
         let (namespace, template, on_node) = match (record, job) {
             (Some(record), _) => (&record.namespace, &record.after, record.on_node),
@@ -266,6 +286,7 @@ impl Pair<'_> {
             node: self.node.to_owned(),
             version: record.map(|record| record.version.clone()),
             attempt: attempt.to_owned(),
+            request: request.map(str::to_owned),
             number: self.next_number(attempt),
             phase: Phase::After,
             namespace: namespace.clone(),
@@ -281,11 +302,10 @@ impl Pair<'_> {
         self.runs.iter().copied().find(|run| run.open && run.attempt == attempt)
     }
 
-    /// The last Job of an attempt that takes back what the record has prepared; without a record, the last one after the update.
-    fn last_after(&self, attempt: &str, record: Option<&Run>) -> Option<&Run> {
-        let is_later = |run: &Run| record.is_none_or(|record| run.number > record.number);
-        let afters = self.runs.iter().copied().filter(|run| run.phase == Phase::After && run.attempt == attempt);
-        afters.filter(|run| is_later(run)).max_by_key(|run| run.number)
+    /// The last Job that takes back what the record has prepared.
+    fn last_after(&self, record: &Run) -> Option<&Run> {
+        let afters = self.runs.iter().copied().filter(|run| run.phase == Phase::After && run.attempt == record.attempt);
+        afters.filter(|run| run.number > record.number).max_by_key(|run| run.number)
     }
 
     fn next_number(&self, attempt: &str) -> u32 {
@@ -297,11 +317,12 @@ impl Pair<'_> {
         self.facts.map_or(HookAnswer::Missing, |facts| answer(&facts.hook_answers, self.name, request))
     }
 
-    /// The answer by the end of a Job.
-    fn answer_by(&self, run: &Run, request: &str) -> Act {
+    /// The answer by the end of a Job. One that has run out of time gives none: whether its attempt goes on then is a matter of policy.
+    fn answer_by(&self, run: &Run, request: &str) -> Option<Act> {
         match run.state {
-            State::Complete => self.answer(Some(request)),
-            State::Running | State::Failed(_) => Act::Refuse { run: run.clone(), request: request.to_owned() },
+            State::Complete => Some(self.answer(Some(request))),
+            State::Failed(_) => Some(Act::Refuse { run: run.clone(), request: request.to_owned() }),
+            State::Running | State::TimedOut(_) => None,
         }
     }
 

@@ -85,6 +85,7 @@ impl World {
                     node: new.node,
                     version: new.version.unwrap_or_default(),
                     attempt: new.attempt,
+                    request: new.request,
                     number: new.number,
                     phase: new.phase,
                     on_node: new.on_node,
@@ -223,6 +224,47 @@ fn failed_job_refuses_and_what_it_may_have_prepared_is_taken_back() {
     assert_eq!(world.step(), "nothing");
     world.ask(None);
     assert_eq!(world.rest(), ["after unset 1", "close 0", "removed"]);
+}
+
+#[test]
+fn job_that_runs_out_of_time_is_no_answer_and_what_it_may_have_prepared_is_taken_back() {
+    let mut world = World::ceph();
+    world.ask(Some(BEFORE));
+    world.step();
+    world.end(State::TimedOut(at(0)));
+    assert_eq!(world.rest(), [""; 0]);
+    assert_eq!(world.answer(), None, "policy may go on without an answer");
+    world.ask(Some(AFTER));
+    assert_eq!(world.step(), "after unset 1");
+    world.end(State::TimedOut(at(0)));
+    assert_eq!(world.rest(), [""; 0]);
+    world.ask(None);
+    world.now = 60;
+    assert_eq!(world.rest(), ["after unset 2", "close 0"]);
+}
+
+#[test]
+fn node_that_is_registered_again_is_not_answered_by_the_job_after_its_deletion() {
+    let mut world = World::ceph();
+    world.prepare();
+    world.node = None;
+    assert_eq!(world.rest(), ["after unset 1", "close 0"]);
+    world.node = World::ceph().node;
+    world.ask(Some(AFTER));
+    assert_eq!(world.rest(), ["after unset 2", AFTER]);
+}
+
+#[test]
+fn answer_of_another_controller_is_kept_once_policy_names_no_job() {
+    let mut world = World::ceph();
+    world.prepare();
+    world.ask(None);
+    assert_eq!(world.rest(), ["after unset 1", "close 0", "removed"]);
+    world.hooks.clear();
+    let answer = "BeforeDrain/70/1";
+    world.answered(answer.to_owned());
+    assert_eq!(world.rest(), [""; 0]);
+    assert_eq!(world.answer(), Some(answer));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use models::names::{
     HOOK_LABEL, JOB_AFTER_ANNOTATION, JOB_ATTEMPT_ANNOTATION, JOB_NODE_ANNOTATION, JOB_NUMBER_ANNOTATION,
-    JOB_PHASE_ANNOTATION, JOB_VERSION_ANNOTATION, POD_TEMPLATE_LABEL,
+    JOB_PHASE_ANNOTATION, JOB_REQUEST_ANNOTATION, JOB_VERSION_ANNOTATION, POD_TEMPLATE_LABEL,
 };
 use models::plain::cut;
 use serde_json::{Value, json};
@@ -56,8 +56,10 @@ pub(super) fn job(new: &NewRun, version: &str, template: &Value) -> Value {
     if new.on_node {
         pod["spec"]["nodeName"] = new.node.clone().into();
     }
-    if let Some(after) = &new.after {
-        annotations[JOB_AFTER_ANNOTATION] = after.clone().into();
+    for (name, value) in [(JOB_REQUEST_ANNOTATION, &new.request), (JOB_AFTER_ANNOTATION, &new.after)] {
+        if let Some(value) = value {
+            annotations[name] = value.clone().into();
+        }
     }
     let mut spec =
         json!({"backoffLimit": RETRIES, "activeDeadlineSeconds": new.limit.as_secs().max(1), "template": pod});
@@ -86,6 +88,7 @@ pub(super) fn run(job: &Job) -> Option<Run> {
         node: annotation(JOB_NODE_ANNOTATION)?,
         version: annotation(JOB_VERSION_ANNOTATION).unwrap_or_default(),
         attempt: annotation(JOB_ATTEMPT_ANNOTATION)?,
+        request: annotation(JOB_REQUEST_ANNOTATION),
         number: annotation(JOB_NUMBER_ANNOTATION)?.parse().ok()?,
         phase,
         on_node,
@@ -105,7 +108,8 @@ fn state(job: &Job) -> (State, String) {
             "Complete" => return (State::Complete, message),
             "Failed" => {
                 let at = condition.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
-                return (State::Failed(at), message);
+                let is_late = condition.reason.as_deref() == Some("DeadlineExceeded");
+                return (if is_late { State::TimedOut(at) } else { State::Failed(at) }, message);
             }
             // Its pods are still being ended.
             _ => {}
@@ -142,6 +146,7 @@ mod tests {
             node: "node-1".into(),
             version: None,
             attempt: "7/1800000000".into(),
+            request: (phase == Phase::Before).then(|| "BeforeDrain/7/1800000000".into()),
             number: 2,
             phase,
             namespace: "rook-ceph".into(),
@@ -175,11 +180,12 @@ mod tests {
         let found = (read.hook.as_str(), read.node.as_str(), read.attempt.as_str(), read.number, read.phase);
         assert_eq!(found, ("ceph", "node-1", "7/1800000000", 2, Phase::Before));
         assert!(read.open && !read.on_node && read.after.as_deref() == Some("noout-unset"), "{read:?}");
+        assert_eq!(read.request.as_deref(), Some("BeforeDrain/7/1800000000"));
 
         let after = job(&new(Phase::After), "1.20.5", &template);
         assert_eq!(after["spec"]["template"]["spec"]["nodeName"], "node-1");
         let read = run(&stored(after.clone(), &json!([]))).unwrap();
-        assert!(!read.open && read.on_node && read.after.is_none(), "{read:?}");
+        assert!(!read.open && read.on_node && read.after.is_none() && read.request.is_none(), "{read:?}");
         let others = job(&NewRun { number: 3, ..new(Phase::After) }, "1.20.5", &template);
         assert_ne!(after["metadata"]["name"], others["metadata"]["name"]);
     }
@@ -191,6 +197,8 @@ mod tests {
         let of = |conditions: Value| run(&stored(before(), &conditions)).unwrap().state;
         assert_eq!(of(condition("Complete", "True")), State::Complete);
         assert_eq!(of(condition("Failed", "True")), State::Failed(Timestamp::UNIX_EPOCH));
+        let late = json!([{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]);
+        assert_eq!(of(late), State::TimedOut(Timestamp::UNIX_EPOCH));
         for (type_, status) in [("Complete", "False"), ("FailureTarget", "True"), ("SuccessCriteriaMet", "True")] {
             assert_eq!(of(condition(type_, status)), State::Running, "{type_}");
         }
