@@ -73,6 +73,12 @@ fn created() -> Limits {
             validation(&same("spec", &["nodeName"]), PART, "may not change the spec of a PodTemplate"),
             validation(&same("labels", &labels), PART, "may not change labels of a PodTemplate"),
             validation(&same("annotations", &annotations), PART, "may not change annotations of a PodTemplate"),
+            // Finalizers of the template are those of its pods, which would stay for ever.
+            validation(
+                "!has(object.metadata.ownerReferences) && !has(object.metadata.finalizers) && (dyn(params) == null || variables.made.?metadata.?finalizers == variables.wanted.?metadata.?finalizers)",
+                PART,
+                "may not give a Job owners or finalizers, or its pods other finalizers than a PodTemplate",
+            ),
             validation(
                 "!object.spec.?manualSelector.orValue(false) && !object.spec.?suspend.orValue(false)",
                 PART,
@@ -86,7 +92,7 @@ fn changed() -> Limits {
     let kept = |object: &str, other: &str| {
         format!("{object}.all(k, k == 'ttlSecondsAfterFinished' || {object}[?k] == {other}[?k])")
     };
-    let same = ["labels", "ownerReferences", "finalizers"]
+    let same = ["labels", "annotations", "ownerReferences", "finalizers"]
         .map(|field| format!("object.metadata.?{field} == oldObject.metadata.?{field}"));
     let of = |name: &str, object: &str| json!({"name": name, "expression": format!("dyn({object}.spec)")});
     Limits {

@@ -21,6 +21,8 @@ const NAMED: &str = "by the PodTemplates alone that were named for it";
 const SPEC: &str = "may not change the spec of a PodTemplate";
 const LABELS: &str = "may not change labels of a PodTemplate";
 const ANNOTATIONS: &str = "may not change annotations of a PodTemplate";
+const OWNERS: &str = "may not give a Job owners or finalizers";
+const TIME_ALONE: Option<&str> = Some("changes nothing of a Job but ttlSecondsAfterFinished");
 const OTHER_PODS: &str = "creates no Job that takes over other pods";
 
 /// A change of the Job that the controller creates, with its place in it.
@@ -90,6 +92,7 @@ fn job(template: &Value) -> Value {
 fn forgeries() -> Vec<Forgery> {
     let named = |value: &str| json!({HOOK_LABEL: "ceph", POD_TEMPLATE_LABEL: value});
     let more = json!([{"name": "more", "image": "more", "command": ["sh"]}]);
+    let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "u"}]);
     let taken = json!({"backoffLimit": 2, "manualSelector": true, "selector": {"matchLabels": {HOOK_LABEL: "ceph"}}});
     vec![
         ("the node itself", "/spec/template/spec/nodeName", json!("node-1"), None),
@@ -100,6 +103,9 @@ fn forgeries() -> Vec<Forgery> {
         ("the host's network", "/spec/template/spec/hostNetwork", json!(true), Some(SPEC)),
         ("the label of a Service", "/spec/template/metadata/labels/app", json!("shop"), Some(LABELS)),
         ("an annotation", "/spec/template/metadata/annotations/example.com~1inject", json!("x"), Some(ANNOTATIONS)),
+        ("a finalizer of pods", "/spec/template/metadata/finalizers", json!(["example.com/stay"]), Some(OWNERS)),
+        ("a finalizer", "/metadata/finalizers", json!(["example.com/stay"]), Some(OWNERS)),
+        ("an owner", "/metadata/ownerReferences", owner, Some(OWNERS)),
         ("another template", "/metadata/labels", named("silence-start"), Some(SPEC)),
         ("a template that is not named", "/metadata/labels", named("other"), Some(NAMED)),
         ("no template", "/metadata/labels", json!({HOOK_LABEL: "ceph"}), Some(NAMED)),
@@ -143,7 +149,8 @@ async fn changes_are_limited(
     job: &Value,
 ) -> anyhow::Result<()> {
     let mut other = job.clone();
-    other["metadata"] = json!({"name": "other"});
+    // Without a label, it would get those of its pods.
+    other["metadata"] = json!({"name": "other", "labels": {"app": "other"}});
     for (api, job) in [(controller, job), (admin, &other)] {
         api.create(&PostParams::default(), &serde_json::from_value(job.clone())?).await.context("a Job")?;
     }
@@ -151,8 +158,9 @@ async fn changes_are_limited(
     for (what, name, patch, refusal) in [
         ("the time", "ceph-1", time.clone(), None),
         ("the time of another Job", "other", time, Some("changes no other Jobs than those of hooks")),
-        ("more pods", "ceph-1", json!({"spec": {"parallelism": 9}}), Some("changes nothing of a Job but")),
-        ("a label", "ceph-1", json!({"metadata": {"labels": {"a": "b"}}}), Some("changes nothing of a Job but")),
+        ("more pods", "ceph-1", json!({"spec": {"parallelism": 9}}), TIME_ALONE),
+        ("a label", "ceph-1", json!({"metadata": {"labels": {"a": "b"}}}), TIME_ALONE),
+        ("an annotation", "ceph-1", json!({"metadata": {"annotations": {"a": "b"}}}), TIME_ALONE),
     ] {
         let written = controller.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
         expect(what, written, refusal)?;
