@@ -165,7 +165,7 @@ pub(in super::super) fn of_operator() -> anyhow::Result<Vec<Setting>> {
                 "properties": {
                     "namespace": pattern(NAME),
                     // Without any, the rule of the Role would name all of them.
-                    "templates": {"type": "array", "minItems": 1, "items": pattern(NAME)},
+                    "templates": {"type": "array", "minItems": 1, "uniqueItems": true, "items": pattern(NAME)},
                 },
             })),
             "Namespaces in which the controller may create Jobs for hooks, each with the PodTemplates that they are made by, such as {namespace: rook-ceph, templates: [noout-set, noout-unset]}.",
