@@ -15,15 +15,21 @@ use planner::plan::Note;
 use planner::policy::{Hook, Policy};
 use planner::view::NodeFacts;
 use serde_json::json;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
-use super::decide::{Act, NewRun, Run, Snapshot, decide};
+use super::decide::{Act, NewRun, Run, Snapshot, State, decide};
 use super::object::{KEPT, job, reason, run};
 use crate::apply::{Applier, ApplyError, create_params, patch_params};
 use crate::cache::Reading;
 
 /// Time between two rounds.
 const PERIOD: Duration = Duration::from_secs(2);
+
+/// The longest time between two rounds while something is to be taken back, or to be tried again.
+const REST: Duration = Duration::from_secs(10);
+
+/// Number of Jobs in one page of a list.
+const PAGE: u32 = 500;
 
 /// The first pause after a failed act, and the longest.
 const PAUSES: Delays = (Duration::from_secs(2), Duration::from_secs(60));
@@ -34,11 +40,40 @@ const FAILED: &str = "HookJobFailed";
 /// A hook and a node.
 type About = (String, String);
 
-/// The last failure of an act, and the time until it is tried again.
+/// The last failure of an act or a list, and the time until it is tried again.
 struct Failure {
     text: String,
     backoff: Backoff,
     until: Instant,
+}
+
+impl Failure {
+    /// Returns it without a failure.
+    fn none() -> Self {
+        Self { text: String::new(), backoff: Backoff::default(), until: Instant::now() }
+    }
+
+    /// Counts a failure. Returns whether it is another one than the last.
+    fn count(&mut self, text: &str) -> bool {
+        self.until = Instant::now() + self.backoff.next_delay(PAUSES);
+        let is_new = !is_alike(&self.text, text);
+        text.clone_into(&mut self.text);
+        is_new
+    }
+
+    fn waits(&self) -> bool {
+        Instant::now() < self.until
+    }
+}
+
+/// The state after a round.
+enum Pace {
+    /// A Job runs, or something was done.
+    Busy,
+    /// A node is in its attempt, or something is to be taken back or tried again.
+    Resting,
+    /// Nothing changes but by a change of a node or of the policy.
+    Idle,
 }
 
 /// Runs the Jobs of hooks.
@@ -49,12 +84,15 @@ pub struct HookJobs {
     /// True unless the last list of Jobs had none that is to be taken back.
     open: bool,
     failures: BTreeMap<About, Failure>,
+    /// The namespaces whose Jobs are not known.
+    unlisted: BTreeMap<String, Failure>,
 }
 
 impl HookJobs {
     /// Returns it without any Job known.
     pub fn new(applier: Applier) -> Self {
-        Self { applier, namespaces: BTreeSet::new(), open: true, failures: BTreeMap::new() }
+        let (failures, unlisted) = (BTreeMap::new(), BTreeMap::new());
+        Self { applier, namespaces: BTreeSet::new(), open: true, failures, unlisted }
     }
 
     /// Runs for as long as it is polled, once the caches are read.
@@ -63,17 +101,23 @@ impl HookJobs {
         reading.wait(changes.clone()).await;
         loop {
             changes.mark_unchanged();
-            let busy = self.round().await;
-            sleep(PERIOD).await;
-            // Without anything under way, nothing changes but by a change of a node or of the policy.
-            if !busy && changes.changed().await.is_err() {
+            let began = Instant::now();
+            let pace = self.round().await;
+            // A list of thousands of Jobs is followed by as long a pause.
+            sleep(began.elapsed().clamp(PERIOD, REST)).await;
+            let ended = match pace {
+                Pace::Busy => false,
+                Pace::Resting => matches!(timeout(REST, changes.changed()).await, Ok(Err(_))),
+                Pace::Idle => changes.changed().await.is_err(),
+            };
+            if ended {
                 return;
             }
         }
     }
 
-    /// Does what is to be done now. Returns whether anything is under way.
-    async fn round(&mut self) -> bool {
+    /// Does what is to be done now.
+    async fn round(&mut self) -> Pace {
         let operator = self.applier.caches.operator.get(OPERATOR_NAME);
         let mut jobs = Policy::in_force(operator.as_ref()).hooks;
         jobs.retain(|hook| hook.job.is_some());
@@ -84,10 +128,12 @@ impl HookJobs {
         let nodes = self.applier.caches.nodes.select(is_asked);
         if self.namespaces.is_empty() || (nodes.is_empty() && !self.open) {
             self.failures.clear();
-            return false;
+            return Pace::Idle;
         }
         let nodes: BTreeMap<String, NodeFacts> = nodes.into_iter().map(|node| (node.name.clone(), node)).collect();
-        let (runs, unlisted) = self.list().await;
+        let runs = self.list().await;
+        let unlisted: BTreeMap<String, String> =
+            self.unlisted.iter().map(|(namespace, failure)| (namespace.clone(), failure.text.clone())).collect();
         let mut wanted = BTreeSet::new();
         for hook in &jobs {
             let namespace = hook.job.as_ref().map(|job| &job.namespace);
@@ -101,24 +147,42 @@ impl HookJobs {
         jobs.retain(|hook| hook.job.as_ref().is_some_and(|job| !unlisted.contains_key(&job.namespace)));
         let acts = self.decide(&jobs, &nodes, &runs);
         self.open = !unlisted.is_empty() || runs.iter().any(|run| run.open);
-        let acts: Vec<(About, Act)> = acts.into_iter().map(|act| (act.about(), act)).collect();
-        wanted.extend(acts.iter().map(|(about, _)| about.clone()));
+        wanted.extend(acts.iter().map(Act::about));
         self.failures.retain(|about, _| wanted.contains(about));
-        for (about, act) in acts {
-            if self.failures.get(&about).is_some_and(|failure| Instant::now() < failure.until) {
+        let acted = self.carry_out(acts).await;
+        let busy = acted || runs.iter().any(|run| run.state == State::Running);
+        if busy { Pace::Busy } else { Pace::Resting }
+    }
+
+    /// Returns whether anything may have changed by these acts.
+    async fn carry_out(&mut self, acts: Vec<Act>) -> bool {
+        let mut acted = false;
+        // Where one call has no answer, as behind a webhook that hangs, each of hundreds of others would last until its time limit.
+        let mut unanswered: BTreeSet<Option<String>> = BTreeSet::new();
+        for act in acts {
+            let (about, namespace) = (act.about(), act.namespace().map(str::to_owned));
+            if self.failures.get(&about).is_some_and(Failure::waits) || unanswered.contains(&namespace) {
                 continue;
             }
             // A Job that is created is open from then on.
             self.open = true;
             match self.act(&act).await {
-                Ok(()) => drop(self.failures.remove(&about)),
+                Ok(()) => {
+                    self.failures.remove(&about);
+                    acted = true;
+                }
                 // The Node has been written since, or another replica leads.
-                Err(ApplyError::Lost(_) | ApplyError::Changed(_)) => {}
-                Err(error) if error.code() == Some(409) => {}
-                Err(error) => self.failed(&about, &error.text()),
+                Err(ApplyError::Lost(_) | ApplyError::Changed(_)) => acted = true,
+                Err(error) if error.code() == Some(409) => acted = true,
+                Err(error) => {
+                    if error.is_unknown() {
+                        unanswered.insert(namespace);
+                    }
+                    self.failed(&about, &error.text());
+                }
             }
         }
-        true
+        acted
     }
 
     fn decide(&self, hooks: &[Hook], nodes: &BTreeMap<String, NodeFacts>, runs: &[Run]) -> Vec<Act> {
@@ -126,7 +190,8 @@ impl HookJobs {
         let mut unknown: BTreeSet<String> = caches.nodes.unreadable().into_keys().collect();
         unknown.extend(nodes.values().filter(|node| !self.is_own(node)).map(|node| node.name.clone()));
         let named: BTreeSet<&String> = runs.iter().map(|run| &run.node).collect();
-        let gone = named.into_iter().filter(|node| caches.nodes.get(node).is_none()).cloned().collect();
+        let gone: BTreeSet<String> =
+            named.into_iter().filter(|node| caches.nodes.get(node).is_none()).cloned().collect();
         let now = self.applier.leadership.now();
         decide(&Snapshot { hooks, nodes, unknown: &unknown, gone: &gone, runs, now })
     }
@@ -139,20 +204,41 @@ impl HookJobs {
         progress.is_some_and(|progress| hooks::is_of(request, &progress))
     }
 
-    /// Returns the Jobs of hooks, and the namespaces where they are not known, with the reason.
-    async fn list(&self) -> (Vec<Run>, BTreeMap<String, String>) {
-        let (mut runs, mut unlisted) = (Vec::new(), BTreeMap::new());
-        let of_hooks = ListParams::default().labels(HOOK_LABEL);
-        for namespace in &self.namespaces {
-            let api: Api<DeserializeGuard<Job>> = Api::namespaced(self.applier.client.clone(), namespace);
-            match api.list(&of_hooks).await.map_err(ApplyError::api("hook_jobs")) {
-                Ok(found) => runs.extend(found.items.iter().filter_map(|found| run(found.0.as_ref().ok()?))),
+    /// Returns the Jobs of hooks. Namespaces where they are not known are named by `unlisted`.
+    async fn list(&mut self) -> Vec<Run> {
+        let mut runs = Vec::new();
+        for namespace in self.namespaces.clone() {
+            if self.unlisted.get(&namespace).is_some_and(Failure::waits) {
+                continue;
+            }
+            match self.list_in(&namespace).await {
+                Ok(found) => {
+                    self.unlisted.remove(&namespace);
+                    runs.extend(found);
+                }
                 Err(error) => {
-                    unlisted.insert(namespace.clone(), error.text());
+                    let text = error.text();
+                    if self.unlisted.entry(namespace.clone()).or_insert_with(Failure::none).count(&text) {
+                        tracing::warn!(namespace, reason = text, "the Jobs of hooks cannot be listed, retrying");
+                    }
                 }
             }
         }
-        (runs, unlisted)
+        runs
+    }
+
+    async fn list_in(&self, namespace: &str) -> Result<Vec<Run>, ApplyError> {
+        let api: Api<DeserializeGuard<Job>> = Api::namespaced(self.applier.client.clone(), namespace);
+        let mut params = ListParams::default().labels(HOOK_LABEL).limit(PAGE);
+        let mut runs = Vec::new();
+        loop {
+            let page = api.list(&params).await.map_err(ApplyError::api("hook_jobs"))?;
+            runs.extend(page.items.iter().filter_map(|found| run(found.0.as_ref().ok()?)));
+            match page.metadata.continue_ {
+                Some(token) if !token.is_empty() => params.continue_token = Some(token),
+                _ => return Ok(runs),
+            }
+        }
     }
 
     async fn act(&self, act: &Act) -> Result<(), ApplyError> {
@@ -221,13 +307,9 @@ impl HookJobs {
     /// Records a failure, and shows it if it is a new one.
     fn failed(&mut self, about: &About, text: &str) {
         let (hook, node) = about;
-        let new = || Failure { text: String::new(), backoff: Backoff::default(), until: Instant::now() };
-        let failure = self.failures.entry(about.clone()).or_insert_with(new);
-        failure.until = Instant::now() + failure.backoff.next_delay(PAUSES);
-        if is_alike(&failure.text, text) {
+        if !self.failures.entry(about.clone()).or_insert_with(Failure::none).count(text) {
             return;
         }
-        failure.text = text.to_owned();
         tracing::warn!(node, hook, reason = text, "no Job can be run for a hook, retrying");
         if let Some(facts) = self.applier.caches.nodes.get(node) {
             let message = format!("no Job can be run for hook {hook}, retrying: {text}");
