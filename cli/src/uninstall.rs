@@ -277,11 +277,9 @@ async fn unreleased(client: &Client, shadows: &Api<BottlerocketShadow>) -> anyho
 
 /// Reads the Jobs of hooks. A user who may not list Jobs sees none.
 async fn jobs_of_hooks(client: &Client) -> anyhow::Result<Vec<Job>> {
-    let jobs: Api<Job> = Api::all(client.clone());
-    let of_hooks = ListParams::default().labels(names::HOOK_LABEL);
-    match call("list jobs in all namespaces", jobs.list(&of_hooks)).await {
+    match call::list_everywhere(client, ListParams::default().labels(names::HOOK_LABEL)).await {
         Err(error) if matches!(code(&error), Some(403 | 404)) => Ok(Vec::new()),
-        found => Ok(found?.items),
+        found => found,
     }
 }
 
