@@ -140,7 +140,7 @@ pub(super) struct Snapshot<'a> {
     pub(super) hooks: &'a [Hook],
     /// The nodes with a request or an answer.
     pub(super) nodes: &'a BTreeMap<String, NodeFacts>,
-    /// Nodes for which nothing is done: they cannot be read, or their request is not one of the operator's.
+    /// Nodes for which nothing is done: they cannot be read, or their request is not one of the operator's, or was removed by another client.
     pub(super) unknown: &'a BTreeSet<String>,
     /// Nodes of Jobs that do not exist any more.
     pub(super) gone: &'a BTreeSet<String>,

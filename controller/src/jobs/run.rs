@@ -10,6 +10,7 @@ use kube::core::DeserializeGuard;
 use models::backoff::{Backoff, Delays};
 use models::names::{HOOK_LABEL, OPERATOR_NAME};
 use models::plain::is_alike;
+use models::shadow::Step;
 use planner::hooks;
 use planner::plan::Note;
 use planner::policy::{Hook, Policy};
@@ -189,6 +190,7 @@ impl HookJobs {
         let caches = &self.applier.caches;
         let mut unknown: BTreeSet<String> = caches.nodes.unreadable().into_keys().collect();
         unknown.extend(nodes.values().filter(|node| !self.is_own(node)).map(|node| node.name.clone()));
+        unknown.extend(runs.iter().filter(|run| self.goes_on(run)).map(|run| run.node.clone()));
         let named: BTreeSet<&String> = runs.iter().map(|run| &run.node).collect();
         let gone: BTreeSet<String> =
             named.into_iter().filter(|node| caches.nodes.get(node).is_none()).cloned().collect();
@@ -202,6 +204,19 @@ impl HookJobs {
         let shadow = self.applier.caches.shadows.get(&node.name);
         let progress = shadow.and_then(|shadow| shadow.status.controller.progress);
         progress.is_some_and(|progress| hooks::is_of(request, &progress))
+    }
+
+    /// Returns whether another client has removed the request of an attempt that goes on. The operator sets it again, and nothing is to be taken
+    /// back before the attempt ends.
+    fn goes_on(&self, run: &Run) -> bool {
+        let (true, Some(request)) = (run.open, &run.request) else { return false };
+        let node = self.applier.caches.nodes.get(&run.node);
+        if node.is_none_or(|node| node.hook_request.is_some()) {
+            return false;
+        }
+        let shadow = self.applier.caches.shadows.get(&run.node);
+        let progress = shadow.and_then(|shadow| shadow.status.controller.progress);
+        progress.is_some_and(|progress| progress.step != Step::Releasing && hooks::is_of(request, &progress))
     }
 
     /// Returns the Jobs of hooks. Namespaces where they are not known are named by `unlisted`.
