@@ -53,10 +53,11 @@ pub(crate) async fn jobs_of_hooks_have_the_spec_of_templates_that_are_named(
     })
     .await?;
     let job = job(&template.context("no template")?.data["template"]);
-    let image = ("/spec/template/spec/containers/0/image", json!("other"));
+    // Its binding is the last.
+    let unnamed = forged(&job, "/metadata/labels", json!({HOOK_LABEL: "ceph"}));
     until("the policies and the rights are in force", async || {
-        let forged = create(&controller, &forged(&job, image.0, image.1.clone())).await;
-        let is_refused = forged.is_err_and(|error| error.to_string().contains(SPEC));
+        let created = create(&controller, &unnamed).await;
+        let is_refused = created.is_err_and(|error| error.to_string().contains(NAMED));
         Ok(is_refused && create(&controller, &job).await.is_ok())
     })
     .await?;
@@ -96,6 +97,7 @@ fn forgeries() -> Vec<Forgery> {
     let taken = json!({"backoffLimit": 2, "manualSelector": true, "selector": {"matchLabels": {HOOK_LABEL: "ceph"}}});
     vec![
         ("the node itself", "/spec/template/spec/nodeName", json!("node-1"), None),
+        ("another image", "/spec/template/spec/containers/0/image", json!("other"), Some(SPEC)),
         ("another account", "/spec/template/spec/serviceAccountName", json!("admin"), Some(SPEC)),
         ("a token", "/spec/template/spec/automountServiceAccountToken", json!(true), Some(SPEC)),
         ("no word about a token", "/spec/template/spec/automountServiceAccountToken", Value::Null, Some(SPEC)),
