@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
@@ -26,7 +27,7 @@ use tokio::time::Instant;
 
 use self::objects::{GONE, PERIOD, answered, delete, find, made, remove};
 pub(crate) use self::objects::{api, is_marked};
-use self::remaining::{Left, Surroundings, not_taken_back, unfinished};
+use self::remaining::{Left, Surroundings, not_taken_back, prepared, unfinished};
 use crate::advice::logs_of;
 use crate::call::{self, call, check_nodes, code, get, get_metadata, get_one, if_there, list_guarded};
 use crate::helm::Releases;
@@ -266,7 +267,16 @@ async fn unreleased(client: &Client, shadows: &Api<BottlerocketShadow>) -> anyho
         left.extend(unfinished(&nodes, &readable));
     }
     left.extend(not_taken_back(&aws_record(client, names::SYSTEM_NAMESPACE).await?));
+    left.extend(prepared(&jobs_of_hooks(client).await?));
     Ok(left)
+}
+
+/// Reads the Jobs of hooks. A user who may not list Jobs sees none.
+async fn jobs_of_hooks(client: &Client) -> anyhow::Result<Vec<Job>> {
+    match call::list_everywhere(client, ListParams::default().labels(names::HOOK_LABEL)).await {
+        Err(error) if matches!(code(&error), Some(403 | 404)) => Ok(Vec::new()),
+        found => found,
+    }
 }
 
 /// Reads the record of the hook for AWS, by instance; it is empty if there is none.

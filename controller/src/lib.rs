@@ -26,6 +26,7 @@ pub mod expressions;
 pub mod fuzzing;
 pub mod history;
 pub mod http;
+pub mod jobs;
 pub mod leader;
 pub mod logged;
 pub mod metrics;

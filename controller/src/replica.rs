@@ -27,6 +27,7 @@ use crate::earlier::EarlierPods;
 use crate::expressions::{self, Expressions};
 use crate::history::{Historian, History};
 use crate::http;
+use crate::jobs::HookJobs;
 use crate::leader::{self, CampaignError, Leadership, Parameters, Peers, Release};
 use crate::metrics::Metrics;
 use crate::migrate::{Migrator, Progress};
@@ -219,6 +220,7 @@ impl Replica {
         }
         let history = History::default();
         tasks.spawn(Historian::new(applier.clone(), history.clone(), reading.clone()).run());
+        tasks.spawn(HookJobs::new(applier.clone()).run(reading.clone()));
         let secret = expressions::Secret {
             folder: config.prometheus_credentials_dir.clone(),
             namespace: config.namespace.clone(),

@@ -47,7 +47,7 @@ missing=$(grep -F "image: $registry/" <<<"$manifest$aws" | grep -vF @sha256: | s
 [ -z "$missing" ] || die "$digests lacks the digest of:$(tr '\n' ' ' <<<"${missing//*image:/}")"
 printf '%s\n' "$manifest" >"$folder/brupop.yaml"
 printf '%s\n' "$aws" >"$folder/aws.yaml"
-cp "$root"/deploy/manifests/force.yaml "$root"/deploy/monitoring/{podmonitor,prometheusrule,dashboards}.yaml "$folder/"
+cp "$root"/deploy/manifests/{force,jobs}.yaml "$root"/deploy/monitoring/{podmonitor,prometheusrule,dashboards}.yaml "$folder/"
 # The alerts lead to the runbook of this version.
 pages=${url%%/releases/*}/blob/v$version/docs/runbook
 sed -i "s|runbook_url: .*/|runbook_url: $pages/|" "$folder/prometheusrule.yaml"

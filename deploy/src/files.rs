@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::installation::objects;
 use crate::options::{COMMAND, Options};
-use crate::{aws, chart, crds, monitoring, openapi, reference, rights, waiting, yaml};
+use crate::{admission, aws, chart, crds, monitoring, openapi, reference, rights, waiting, yaml};
 
 /// Where the files for Prometheus and Grafana are explained.
 const MONITORING: &str = " docs/metrics.md says how to use it.";
@@ -26,6 +26,7 @@ pub fn all() -> anyhow::Result<Vec<(String, String)>> {
         ("deploy/manifests/brupop.yaml", manifest(&Options::default(), true)?),
         ("deploy/manifests/force.yaml", force()?),
         ("deploy/manifests/aws.yaml", aws()?),
+        ("deploy/manifests/jobs.yaml", jobs()?),
         ("docs/resources.md", reference::markdown()?),
         ("docs/waiting.md", waiting::markdown()),
         ("docs/openapi.yaml", web_api()?),
@@ -76,6 +77,12 @@ fn aws() -> anyhow::Result<String> {
     let about =
         "The hook that keeps EC2 Auto Scaling groups from replacing nodes, for policies with spec.autoscaling.aws.";
     documents(about, " docs/aws.md says what it needs.", &aws::all(&Options::default()))
+}
+
+/// The admission policies for Jobs of hooks.
+fn jobs() -> anyhow::Result<String> {
+    let about = "What limits the Jobs that the controller creates for hooks. Apply it before the rights to them.";
+    documents(about, " docs/hooks.md says how to grant these in a namespace.", &admission::jobs())
 }
 
 /// The description of the web API.

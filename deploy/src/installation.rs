@@ -29,7 +29,7 @@ pub fn force() -> Vec<Value> {
 }
 
 /// Everything that an installation may have in a cluster: [`objects`], what is optional (the right to delete pods, the hook
-/// for AWS), and the admission policy of a takeover that has not ended.
+/// for AWS, the policies for Jobs of hooks), and the admission policy of a takeover that has not ended.
 ///
 /// # Errors
 /// If an object cannot be written as JSON, which would be a defect.
@@ -37,6 +37,7 @@ pub fn everything() -> anyhow::Result<Vec<Value>> {
     let mut objects = objects(&Options::default())?;
     objects.extend(rights::force());
     objects.extend(aws::all(&Options::default()));
+    objects.extend(admission::jobs());
     objects.extend(takeover::read_only_policy());
     Ok(objects)
 }

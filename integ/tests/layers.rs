@@ -22,7 +22,7 @@ const CRATES: [(&str, &str); 11] = [
     (
         "controller",
         "clock config logged cache caches earlier calls decisions eviction writes metrics client http outgoing owners \
-         leader surroundings tls apply expressions migrate history notices estimates definitions driver replica",
+         leader surroundings tls apply expressions migrate history notices jobs estimates definitions driver replica",
     ),
     (
         "apiserver",

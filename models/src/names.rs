@@ -59,6 +59,25 @@ pub const HOOKS_ANNOTATION: &str = "brupop.bottlerocket.aws/hooks";
 /// Prefix of the annotations on a Node with the answers of hooks, before the name of the hook.
 pub const HOOK_ANSWER_PREFIX: &str = "hook.brupop.bottlerocket.aws/";
 
+/// Label of a Job that the controller runs for a hook, and of its pods: the name of the hook.
+pub const HOOK_LABEL: &str = "brupop.bottlerocket.aws/hook";
+/// Label of such a Job: the name of the `PodTemplate` that its pods are made by.
+pub const POD_TEMPLATE_LABEL: &str = "brupop.bottlerocket.aws/pod-template";
+/// Annotation of such a Job and of its pods: the node that it is about.
+pub const JOB_NODE_ANNOTATION: &str = "brupop.bottlerocket.aws/node";
+/// The same: the version that the node is updated to; empty where that is not known any more.
+pub const JOB_VERSION_ANNOTATION: &str = "brupop.bottlerocket.aws/version";
+/// The same: the attempt, as the request to hooks names it after its phase.
+pub const JOB_ATTEMPT_ANNOTATION: &str = "brupop.bottlerocket.aws/attempt";
+/// The same: `before` or `after`.
+pub const JOB_PHASE_ANNOTATION: &str = "brupop.bottlerocket.aws/phase";
+/// The same: number of the Job among those of its hook, node and attempt.
+pub const JOB_NUMBER_ANNOTATION: &str = "brupop.bottlerocket.aws/number";
+/// Annotation of such a Job: the request that it answers. One after the end of an attempt has none.
+pub const JOB_REQUEST_ANNOTATION: &str = "brupop.bottlerocket.aws/request";
+/// Annotation of a Job before a drain: the `PodTemplate` that takes back what it has prepared.
+pub const JOB_AFTER_ANNOTATION: &str = "brupop.bottlerocket.aws/after";
+
 /// Annotation on the operator's resource: failures of versions are resolved and the rollout continues. Its value names the
 /// request; a value that is acknowledged in `status.requests` is not carried out again.
 pub const RESUME_ANNOTATION: &str = "brupop.bottlerocket.aws/resume";

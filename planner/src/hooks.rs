@@ -31,6 +31,19 @@ pub fn request(progress: &Progress) -> Option<String> {
     awaits.then(|| format!("{}/{attempt}/{}", step.as_str(), started.as_second()))
 }
 
+/// Returns the step of a request, and its attempt with the start; `None` for a text that is none.
+pub fn parts(request: &str) -> Option<(Step, &str)> {
+    let (step, attempt) = request.split_once('/')?;
+    let step = [Step::BeforeDrain, Step::AfterUpdate].into_iter().find(|known| known.as_str() == step)?;
+    Some((step, attempt))
+}
+
+/// Returns whether a request is one of this attempt, whatever its step.
+pub fn is_of(request: &str, progress: &Progress) -> bool {
+    let attempt = format!("{}/{}", progress.attempt, progress.started.as_second());
+    parts(request).is_some_and(|(_, of)| of == attempt)
+}
+
 /// The request that a Node has.
 pub fn requested(meta: &ObjectMeta) -> Option<String> {
     meta.annotations.as_ref()?.get(HOOKS_ANNOTATION).cloned()
@@ -107,6 +120,22 @@ mod tests {
         assert_eq!(at(Step::AfterUpdate), Some(format!("AfterUpdate/1/{started}")));
         for step in Step::ALL.iter().copied().filter(|step| !matches!(step, Step::BeforeDrain | Step::AfterUpdate)) {
             assert_eq!(at(step), None);
+        }
+    }
+
+    #[test]
+    fn request_is_of_the_attempt_that_it_names_whatever_the_step() {
+        let (progress, started) = (fixtures::progress(Step::Draining, 90), fixtures::t(0).as_second());
+        for (request, expected) in [
+            (format!("BeforeDrain/1/{started}"), true),
+            (format!("AfterUpdate/1/{started}"), true),
+            (format!("BeforeDrain/2/{started}"), false),
+            (format!("BeforeDrain/1/{started}1"), false),
+            (format!("Draining/1/{started}"), false),
+            (format!("1/{started}"), false),
+            ("BeforeDrain".to_owned(), false),
+        ] {
+            assert_eq!(is_of(&request, &progress), expected, "{request}");
         }
     }
 

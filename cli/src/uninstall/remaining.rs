@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};
@@ -88,6 +89,19 @@ pub(super) fn not_taken_back(record: &BTreeMap<String, String>) -> impl Iterator
     record.iter().map(|(id, entry)| {
         let sentence = format!("{} has not taken back what it did for instance {id}: {entry}", names::AWS);
         Left::new(Part::Aws, sentence)
+    })
+}
+
+/// Lists what Jobs of hooks have prepared and no other Job has taken back yet.
+pub(super) fn prepared(jobs: &[Job]) -> impl Iterator<Item = Left> {
+    let is_open = |job: &&Job| {
+        job.annotations().get(names::JOB_PHASE_ANNOTATION).is_some_and(|phase| phase == "before")
+            && job.spec.as_ref().is_some_and(|spec| spec.ttl_seconds_after_finished.is_none())
+    };
+    jobs.iter().filter(is_open).map(|job| {
+        let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
+        let sentence = format!("what the Job {namespace}/{name} of a hook has prepared is not taken back yet");
+        Left::new(Part::Controller, sentence)
     })
 }
 
@@ -247,6 +261,20 @@ mod tests {
             "metadata": {"name": "brs-a"}, "spec": {"state": "Idle", "attempt": 1}, "status": status,
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn job_before_a_drain_blocks_uninstall_until_it_is_taken_back() {
+        let job = |name: &str, phase: &str, ttl: Option<i32>| -> Job {
+            let metadata = json!({
+                "namespace": "rook-ceph", "name": name, "annotations": {names::JOB_PHASE_ANNOTATION: phase},
+            });
+            let spec = json!({"ttlSecondsAfterFinished": ttl, "template": {}});
+            serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
+        };
+        let jobs = [job("open", "before", None), job("closed", "before", Some(3600)), job("end", "after", Some(3600))];
+        let left: Vec<Left> = prepared(&jobs).collect();
+        assert!(left.len() == 1 && left[0].sentence.contains("rook-ceph/open"), "{left:?}");
     }
 
     #[test]

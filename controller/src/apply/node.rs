@@ -8,9 +8,10 @@ use kube::api::{Api, Patch, PatchParams};
 use models::names;
 use serde_json::json;
 
-use super::{Applier, ApplyError, patch_params};
+use super::{Applier, ApplyError, event, patch_params};
 use planner::claims::{self, ClaimFields};
 use planner::hooks;
+use planner::plan::Note;
 use planner::view::{NodeFacts, NodeView};
 
 fn is_field_conflict(error: &kube::Error) -> bool {
@@ -73,6 +74,24 @@ impl Applier {
         let node = api.patch(&facts.name, &patch_params(), &Patch::Merge(patch)).await;
         self.caches.nodes.written(&node.map_err(ApplyError::api("node_hooks"))?);
         Ok(())
+    }
+
+    /// Sets the answer of a hook that Jobs answer, or removes it.
+    pub(crate) async fn answer_hook(&self, node: &str, hook: &str, answer: Option<&str>) -> Result<(), ApplyError> {
+        let facts = self.caches.nodes.get(node).ok_or(ApplyError::Changed("the node"))?;
+        let api: Api<Node> = Api::all(self.client.clone());
+        let annotation = format!("{}{hook}", names::HOOK_ANSWER_PREFIX);
+        let patch = json!({"metadata": {
+            "uid": facts.uid, "resourceVersion": facts.resource_version, "annotations": {annotation: answer},
+        }});
+        let node = api.patch(node, &patch_params(), &Patch::Merge(patch)).await;
+        self.caches.nodes.written(&node.map_err(ApplyError::api("node_hook_answer"))?);
+        Ok(())
+    }
+
+    /// Publishes an Event about a node.
+    pub(crate) fn notify(&self, node: &NodeFacts, note: Note) {
+        self.recorder.send(event::node(node), note, self.leadership.now());
     }
 
     /// Puts a node under the operator. The manager owns the label and nothing else, so an apply of the label alone

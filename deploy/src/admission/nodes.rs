@@ -21,9 +21,12 @@ struct Own<'a> {
     /// Labels that it may add, and neither change nor remove.
     new_labels: Vec<&'a str>,
     annotations: Vec<&'a str>,
+    /// True if it may write the answers of hooks that Jobs answer, whose names are the policy's.
+    answers: bool,
 }
 
-/// The policy of the controller: its claims, its request to hooks, and the label that puts a node under the operator.
+/// The policy of the controller: its claims, its request to hooks, the answers of hooks that Jobs answer, and the label that puts a node under
+/// the operator.
 pub(super) fn of_controller() -> [Value; 2] {
     let claimed = |place: &[&str]| -> Vec<&'static str> {
         let there = ClaimField::ALL.into_iter().filter(|field| field.place() == place);
@@ -35,6 +38,7 @@ pub(super) fn of_controller() -> [Value; 2] {
         labels: claimed(&["metadata", "labels"]),
         new_labels: vec![INTERFACE_LABEL],
         annotations: [claimed(&["metadata", "annotations"]), vec![HOOKS_ANNOTATION]].concat(),
+        answers: true,
     };
     own.limits("brupop-controller-nodes", CONTROLLER).objects()
 }
@@ -43,16 +47,18 @@ pub(super) fn of_controller() -> [Value; 2] {
 pub(super) fn of_aws() -> [Value; 2] {
     let answer = format!("{HOOK_ANSWER_PREFIX}{AWS_HOOK}");
     let (spec, labels, new_labels) = Default::default();
-    Own { part: AWS, spec, labels, new_labels, annotations: vec![&answer] }.limits(AWS, AWS).objects()
+    let own = Own { part: AWS, spec, labels, new_labels, annotations: vec![&answer], answers: false };
+    own.limits(AWS, AWS).objects()
 }
 
 impl Own<'_> {
     fn limits(&self, name: &'static str, account: &'static str) -> Limits {
         let part = self.part;
-        let kept = |what: &str, free: &[&str], added: &[&str]| {
-            let but = [free, added].concat();
+        let kept = |what: &str, free: &[&str], added: &[&str], answers: bool| {
+            let by_jobs: &[&str] = if answers { &["answers of hooks by Jobs"] } else { &[] };
+            let but = [free, added, by_jobs].concat();
             let but = if but.is_empty() { String::new() } else { format!(" but {}", but.join(", ")) };
-            validation(&unchanged(what, free, added), part, &format!("may not change {what} of a Node{but}"))
+            validation(&unchanged(what, free, added, answers), part, &format!("may not change {what} of a Node{but}"))
         };
         let same = |field: &str| {
             let expression = format!("object.metadata.?{field} == oldObject.metadata.?{field}");
@@ -67,9 +73,9 @@ impl Own<'_> {
             }),
             variables: variables(),
             validations: vec![
-                kept("spec", &self.spec, &[]),
-                kept("labels", &self.labels, &self.new_labels),
-                kept("annotations", &self.annotations, &[]),
+                kept("spec", &self.spec, &[], false),
+                kept("labels", &self.labels, &self.new_labels, false),
+                kept("annotations", &self.annotations, &[], self.answers),
                 same("finalizers"),
                 same("ownerReferences"),
             ],
@@ -93,13 +99,15 @@ fn variables() -> Vec<Value> {
     all
 }
 
-/// CEL expression: a map has the same entries as before, but for those that are free, and those that are added. Entries are
-/// compared first, which costs little, so that the evaluation of a Node with very many of them stays far below the API
+/// CEL expression: a map has the same entries as before, but for those that are free, and those that are added. With `answers`, those of
+/// all hooks but that for AWS are free. Entries are compared first, which costs little, so that the evaluation of a Node with very many of them stays far below the API
 /// server's limit.
-fn unchanged(what: &str, free: &[&str], added: &[&str]) -> String {
+fn unchanged(what: &str, free: &[&str], added: &[&str], answers: bool) -> String {
     let (before, after) = (format!("variables.{what}Before"), format!("variables.{what}After"));
     let or = |rule: String, keys: &[&str]| if keys.is_empty() { String::new() } else { format!(" || {rule}") };
     let is_free = or(format!("k in {}", list(free)), free);
+    let is_answer = format!(" || (k.startsWith('{HOOK_ANSWER_PREFIX}') && k != '{HOOK_ANSWER_PREFIX}{AWS_HOOK}')");
+    let is_free = if answers { is_free + &is_answer } else { is_free };
     let is_added = or(format!("(k in {} && !(k in {before}))", list(added)), added);
     format!("{after}.all(k, {before}[?k] == {after}[?k]{is_free}{is_added}) && {before}.all(k, k in {after}{is_free})")
 }

@@ -49,6 +49,8 @@ pub(crate) fn files() -> anyhow::Result<Vec<(String, String)>> {
         when(".Values.rbac.aggregateRoles", rights::aggregated()),
         when(".Values.rbac.forceDrain", rights::force()),
     ];
+    // The rights to Jobs, and the bindings of their policy, are in jobs.yaml: as many as there are namespaces and templates.
+    let limits = [always(admission::all()?), when(".Values.hooks.jobs", admission::jobs().into())];
     let hook_for_aws = [
         when(AWS, rights::aws()),
         when(AWS, admission::aws().into()),
@@ -61,7 +63,7 @@ pub(crate) fn files() -> anyhow::Result<Vec<(String, String)>> {
         ("deploy/chart/values.schema.json", values::schema(&values::of_operator()?)?),
         ("deploy/chart/templates/namespaces.yaml", templates(namespaces.concat())?),
         ("deploy/chart/templates/rights.yaml", templates(rights.concat())?),
-        ("deploy/chart/templates/admission.yaml", templates(always(admission::all()?))?),
+        ("deploy/chart/templates/admission.yaml", templates(limits.concat())?),
         (
             "deploy/chart/templates/network.yaml",
             templates(when(".Values.networkPolicy.enabled", network::all().into()))?,

@@ -79,7 +79,14 @@ const OTHERS: &[ListedWrite] = &[
         &[VERSION],
         "the end of an attempt of which another client owns fields",
     ),
-    listed_write("patch", "nodes", &[VERSION], "claims without a recorded owner, and the request to hooks"),
+    listed_write(
+        "patch",
+        "nodes",
+        &[VERSION],
+        "claims without a recorded owner, the request to hooks, and the answers by Jobs",
+    ),
+    listed_write("create", "jobs", &[], "a race for a name has one winner"),
+    listed_write("patch", "jobs", &[UID, VERSION], "the time after which an ended Job is deleted"),
     listed_write("patch", MIGRATED, &[VERSION], "migration: the object that was read"),
     listed_write(
         "patch",

@@ -19,6 +19,7 @@ mod freeze;
 mod health;
 mod history;
 mod hooks;
+mod jobs;
 mod labels;
 mod leader_kills;
 mod leaders;
@@ -145,6 +146,7 @@ fn main() -> ExitCode {
         health,
         history,
         hooks,
+        jobs,
         labels,
         leader_kills,
         leaders,

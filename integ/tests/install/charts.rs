@@ -7,7 +7,7 @@ use deploy::monitoring::{dashboard_map, pod_monitor, prometheus_rule};
 use models::names::SYSTEM_NAMESPACE;
 use serde_json::{Value, json};
 
-use crate::helm::{DEFINITIONS, Helm, OPERATOR, Objects, ROOT, manifest};
+use crate::helm::{DEFINITIONS, Helm, OPERATOR, Objects, ROOT, manifest, objects};
 
 /// A rendering without the annotation by which Helm keeps an object, which so many have.
 fn without_keep(mut rendered: Objects, expected: usize) -> anyhow::Result<Objects> {
@@ -49,6 +49,17 @@ async fn default_rendering_is_the_manifest() -> anyhow::Result<()> {
         assert_eq!(with_hook.get(id), Some(object), "{id}");
     }
     assert_eq!(with_hook.len(), without_namespace.len() + hook.len());
+
+    // The policies for Jobs of hooks are one more manifest, and what is granted in a namespace is the example.
+    let templates = ["noout-set", "noout-unset", "silence-start", "silence-end"];
+    let jobs = json!({"hooks": {"jobs": [{"namespace": "brupop-hooks", "templates": templates}]}});
+    let with_jobs = helm.render(OPERATOR, &jobs).await?;
+    let mut expected = manifest("jobs.yaml")?;
+    expected.extend(objects(&std::fs::read_to_string(Path::new(ROOT).join("examples/hooks/jobs-rights.yaml"))?)?);
+    for (id, object) in &expected {
+        assert_eq!(with_jobs.get(id), Some(object), "{id}");
+    }
+    assert_eq!(with_jobs.len(), without_namespace.len() + expected.len());
     Ok(())
 }
 

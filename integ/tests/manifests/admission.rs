@@ -2,6 +2,7 @@
 //! accounts of the controller and of the hook for AWS all but their own fields of Nodes and Secrets. Tested with tokens of
 //! these accounts, as a compromised part has them.
 
+mod jobs;
 mod nodes;
 mod secrets;
 
@@ -18,6 +19,7 @@ use models::names::{AGENT_MANAGER, APISERVER, CONTROLLER, CONTROLLER_MANAGER, GR
 use serde_json::{Value, json};
 
 use super::{expect, kubectl, manifest, shadow, until};
+pub(super) use jobs::jobs_of_hooks_have_the_spec_of_templates_that_are_named;
 pub(super) use nodes::node_writes_are_limited_to_own_fields;
 pub(super) use secrets::controller_may_write_only_its_secrets;
 

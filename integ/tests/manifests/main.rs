@@ -62,6 +62,7 @@ async fn manifests_are_accepted_and_enforced_on_real_api_server() -> anyhow::Res
     admission::web_api_may_write_only_agent_status(&control_plane).await?;
     admission::node_writes_are_limited_to_own_fields(&control_plane).await?;
     admission::controller_may_write_only_its_secrets(&control_plane).await?;
+    admission::jobs_of_hooks_have_the_spec_of_templates_that_are_named(&control_plane).await?;
     rights::accounts_have_expected_rights(client).await?;
     rights::roles_of_the_cluster_contain_rights_to_the_resources(&control_plane).await?;
     columns_are_printed(&control_plane).await?;

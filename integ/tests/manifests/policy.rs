@@ -23,6 +23,8 @@ const DUPLICATE: Option<&str> = Some("duplicate entries");
 const ENUMERATION: Option<&str> = Some("Unsupported value");
 const SOAK: Option<&str> = Some("write a duration from 1s to 24h");
 const VALUES: Option<&str> = Some("In and NotIn want values, Exists and DoesNotExist take none");
+const TOGETHER: Option<&str> = Some("write before and job.before together");
+const AFTER: Option<&str> = Some("after awaits an answer, which job.after has to give");
 const BEYOND: Option<&str> = Some("write a duration from");
 const CREDENTIALS: Option<&str> =
     Some("write no user name and no password here, but into the Secret brupop-prometheus");
@@ -46,6 +48,17 @@ fn specs() -> Vec<(Value, Option<&'static str>)> {
         (json!({"enabled": false, "labelNodes": true}), ACCEPTED),
         (json!({"storageMigration": "Manual"}), ACCEPTED),
         (json!({"storageMigration": "Never"}), ENUMERATION),
+        (json!({"hooks": [{"name": "a", "before": {}, "job": {"namespace": "b", "before": "c"}}]}), ACCEPTED),
+        (json!({"hooks": [{"name": "a", "job": {"namespace": "b", "after": "c", "runOnNode": true}}]}), ACCEPTED),
+        (json!({"hooks": [{"name": "a", "before": {}, "job": {"namespace": "b", "after": "c"}}]}), TOGETHER),
+        (json!({"hooks": [{"name": "a", "job": {"namespace": "b", "before": "c"}}]}), TOGETHER),
+        (json!({"hooks": [{"name": "a", "before": {}, "after": {}, "job": {"namespace": "b", "before": "c"}}]}), AFTER),
+        (
+            json!({"hooks": [{"name": "a", "job": {"namespace": "b"}}]}),
+            Some("name a PodTemplate: before, after or both"),
+        ),
+        (json!({"hooks": [{"name": "a", "job": {"after": "c"}}]}), REQUIRED),
+        (json!({"hooks": [{"name": "a", "job": {"namespace": "b", "after": "C"}}]}), PATTERN),
         (json!({"revisionHistoryLimit": 0}), ACCEPTED),
         (json!({"revisionHistoryLimit": 100}), ACCEPTED),
         (json!({"revisionHistoryLimit": -1}), Some("greater than or equal to 0")),

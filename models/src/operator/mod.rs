@@ -28,7 +28,7 @@ pub use bounds::{BOUNDS, Bound, OutOfBounds};
 pub use count::CountOrPercent;
 pub use credentials::{url_without_user_information, without_credentials, without_user_information};
 pub use health::{AfterUpdatePolicy, BeforeUpdatePolicy, Expression, HealthPolicy, ObjectCheck, PrometheusPolicy};
-pub use hook::{Hook, HookWait, OnTimeout};
+pub use hook::{Hook, HookJob, HookWait, OnTimeout};
 pub use ledger::{
     BrakeLimit, LEDGER_NODES, LedgerNode, NOT_READY, PROVIDER_ID_LENGTH, RolloutLedger, SlotUpdate, UNDER_PRESSURE,
 };

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use models::operator::{
-    AtDeadline, CordonedNodes, CountOrPercent, Deadlines, GuardedPods, MAX_SLOTS, MarkedPods, NodeSelector,
+    AtDeadline, CordonedNodes, CountOrPercent, Deadlines, GuardedPods, HookJob, MAX_SLOTS, MarkedPods, NodeSelector,
     NoticeReceiver, OutOfBounds,
 };
 use models::permit::SHUTDOWN_LIMIT;
@@ -148,6 +148,8 @@ pub struct Hook {
     pub before: Option<HookWait>,
     /// After the update was verified.
     pub after: Option<HookWait>,
+    /// The Jobs that answer; `None` if another controller does.
+    pub job: Option<HookJob>,
 }
 
 /// The wait for the answer of a hook.

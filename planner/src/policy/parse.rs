@@ -217,7 +217,7 @@ fn hook(hook: &HookSpec, implied: bool) -> Hook {
         let continues = wait.on_timeout == Some(OnTimeout::Continue);
         Some(HookWait { timeout: wait.timeout.map_or(timeout, |d| d.0), continues })
     };
-    Hook { name: hook.name.clone(), before: wait(&hook.before), after: wait(&hook.after) }
+    Hook { name: hook.name.clone(), before: wait(&hook.before), after: wait(&hook.after), job: hook.job.clone() }
 }
 
 fn notices(notices: &NoticesPolicy) -> Notices {

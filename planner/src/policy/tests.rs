@@ -41,7 +41,7 @@ fn documented_and_example_policies_are_valid() {
         assert_eq!(Policy::from_spec(&spec).err(), None, "{block}");
         shown += 1;
     }
-    assert_eq!(shown, 15);
+    assert_eq!(shown, 16);
     let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/policies");
     for file in std::fs::read_dir(examples).unwrap() {
         let file = file.unwrap().path();
@@ -50,7 +50,7 @@ fn documented_and_example_policies_are_valid() {
         assert_eq!(Policy::from_spec(&spec).err(), None, "{}", file.display());
         shown += 1;
     }
-    assert_eq!(shown, 22);
+    assert_eq!(shown, 23);
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn handling_of_auto_scaling_groups_implies_its_hook() {
     let aws = r#""autoscaling": {"aws": {"mode": "Standby"}}"#;
     let implied = hooks(&format!("{{{aws}}}"));
     let wait = |minutes| Some(HookWait { timeout: std::time::Duration::from_mins(minutes), continues: false });
-    assert_eq!(implied, [Hook { name: "aws-autoscaling".into(), before: wait(15), after: wait(15) }]);
+    assert_eq!(implied, [Hook { name: "aws-autoscaling".into(), before: wait(15), after: wait(15), job: None }]);
     let continued = Some(HookWait { continues: true, ..wait(15).unwrap() });
     for (sentence, entry, before, after) in [
         ("neither phase", "", wait(15), wait(15)),

@@ -46,6 +46,7 @@ pub(super) fn section(path: &str) -> Option<&'static str> {
         "certificate" => "The certificate of the web API.",
         "networkPolicy" => "NetworkPolicies deny all connections of the operator's pods except those that they need.",
         "rbac" => "Rights.",
+        "hooks" => "Hooks: docs/hooks.md.",
         "monitoring" => {
             "Scraping and alerts by the Prometheus operator, which has to be there, and dashboards for Grafana."
         }
@@ -98,6 +99,19 @@ pub(in super::super) fn of_operator() -> anyhow::Result<Vec<Setting>> {
         setting("networkPolicy.prometheusPort", json!(network::PROMETHEUS_PORT), integer(1, 65535), "Port of Prometheus, for the expressions of the policy."),
         setting("rbac.aggregateRoles", json!(true), boolean(), "Add the operator's resources to the roles view, edit and admin of the cluster."),
         setting("rbac.forceDrain", json!(false), boolean(), "Let the controller delete pods past their budgets, for policies with drain.atDeadline: Force."),
+        setting(
+            "hooks.jobs",
+            json!([]),
+            list_of(json!({
+                "type": "object", "required": ["namespace", "templates"], "additionalProperties": false,
+                "properties": {
+                    "namespace": pattern(NAME),
+                    // Without any, the rule of the Role would name all of them.
+                    "templates": {"type": "array", "minItems": 1, "uniqueItems": true, "items": pattern(NAME)},
+                },
+            })),
+            "Namespaces in which the controller may create Jobs for hooks, each with the PodTemplates that they are made by, such as {namespace: rook-ceph, templates: [noout-set, noout-unset]}.",
+        ),
         setting("monitoring.podMonitor.enabled", json!(false), boolean(), "Create a PodMonitor for controller and web API. The namespace of Prometheus needs the label brupop.bottlerocket.aws/metrics=enabled, or the NetworkPolicies deny its requests."),
         setting("monitoring.serviceMonitor.enabled", json!(false), boolean(), "The same as a ServiceMonitor with its Services, for a Prometheus that takes no PodMonitors. Not both."),
         setting("monitoring.interval", json!(monitoring::SCRAPE_INTERVAL), pattern("^([0-9]+(ms|s|m|h))+$"), "Time between two scrapes. More than 2m is too rare for the alerts."),

@@ -29,7 +29,7 @@ fn awaited(spec: &BottlerocketUpdateOperatorSpec) -> Vec<(String, HookWait, Dura
     let is_implied = |hook: &Hook| aws && hook.name == AWS_HOOK;
     let mut hooks = spec.hooks.clone();
     if aws && !hooks.iter().any(is_implied) {
-        hooks.push(Hook { name: AWS_HOOK.into(), before: None, after: None });
+        hooks.push(Hook { name: AWS_HOOK.into(), before: None, after: None, job: None });
     }
     let before = |hook: Hook| {
         let timeout = if is_implied(&hook) { AWS_TIMEOUT } else { TIMEOUT };
@@ -76,7 +76,7 @@ mod tests {
     fn drained(on_timeout: OnTimeout, answer: impl Fn(&str) -> Option<String>, seconds: i64) -> Scenario {
         let mut scenario = Scenario::new(&["a"]);
         let wait = HookWait { timeout: Some(models::duration::Duration::from_secs(60)), on_timeout: Some(on_timeout) };
-        let hook = Hook { name: "ceph".into(), before: Some(wait), after: None };
+        let hook = Hook { name: "ceph".into(), before: Some(wait), after: None, job: None };
         scenario.operator(|operator| operator.spec.hooks = vec![hook]);
         scenario.stage("a");
         scenario.take_slot("a");

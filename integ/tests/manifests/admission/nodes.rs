@@ -1,4 +1,5 @@
-//! Nodes: the controller may write its claims, its request to hooks and the label of new nodes; the hook for AWS, its answer.
+//! Nodes: the controller may write its claims, its request to hooks, the answers of hooks by Jobs and the label of new nodes; the hook
+//! for AWS, its answer.
 
 use anyhow::{Context as _, ensure};
 use integ::control_plane::ControlPlane;
@@ -105,7 +106,6 @@ fn for_all() -> Vec<Forgery> {
         ("an annotation changed", annotated("note", &json!("2")), ANNOTATIONS),
         ("an annotation removed", annotated("note", &Value::Null), ANNOTATIONS),
         ("a user's hold", annotated(HOLD_ANNOTATION, &json!("mine")), ANNOTATIONS),
-        ("the answer of another hook", annotated(&format!("{HOOK_ANSWER_PREFIX}ceph"), &json!("x")), ANNOTATIONS),
         ("a finalizer added", metadata(json!({"finalizers": ["example.com/stay", "example.com/more"]})), FINALIZERS),
         ("a finalizer removed", metadata(json!({"finalizers": null})), FINALIZERS),
         (
@@ -131,6 +131,7 @@ fn for_aws() -> Vec<Forgery> {
         ("a cordon", Patch::Merge(json!({"spec": {"unschedulable": true}})), SPEC),
         ("the balancer's label", Patch::Merge(balancer), LABELS),
         ("the request to hooks", annotated(HOOKS_ANNOTATION, &json!("BeforeDrain/1/5")), ANNOTATIONS),
+        ("the answer of another hook", annotated(&format!("{HOOK_ANSWER_PREFIX}ceph"), &json!("x")), ANNOTATIONS),
         ("an autoscaler's annotation", annotated(SCALE_DOWN_ANNOTATION, &json!("true")), ANNOTATIONS),
     ]
 }
@@ -153,6 +154,8 @@ async fn controller_makes_its_own_writes(controller: &Api<Node>) -> anyhow::Resu
     for request in [Some("BeforeDrain/1/5"), None] {
         let ask = |uid: &str, version: &str| Patch::Merge(hooks::patch(uid, version, request));
         written(controller, &unnamed, ask).await.context("the request to hooks")?;
+        let answer = annotated(&format!("{HOOK_ANSWER_PREFIX}ceph"), &json!(request));
+        controller.patch(NAME, &unnamed, &answer).await.context("the answer of a hook by its Job")?;
     }
     let labelled = json!({
         "apiVersion": "v1", "kind": "Node",

@@ -1,0 +1,332 @@
+//! The next acts of hooks that Jobs answer, from the nodes and the Jobs as they are: nothing is remembered, so that any leader goes on.
+//!
+//! The Job before a drain is also the record that something was prepared, also where the Node is gone. It is *open*, and stays, until the Job
+//! after it has succeeded.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::backoff::{Backoff, Delays};
+use models::shadow::Step;
+use models::time::after;
+use planner::hooks::{HookAnswer, answer, parts};
+use planner::policy::Hook;
+use planner::view::NodeFacts;
+
+/// Time for a Job after an update where the policy does not await it.
+const AFTER_LIMIT: Duration = Duration::from_hours(1);
+
+/// The first pause after a failed Job that takes something back, and the longest.
+const PAUSES: Delays = (Duration::from_mins(1), Duration::from_mins(30));
+
+/// The request that a Job is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Before,
+    After,
+}
+
+impl Phase {
+    /// The phase as a fixed word.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Before => "before",
+            Self::After => "after",
+        }
+    }
+}
+
+/// The state of a Job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Running,
+    Complete,
+    /// The time of its end.
+    Failed(Timestamp),
+    /// The same of one whose time was over: that is no answer.
+    TimedOut(Timestamp),
+}
+
+/// A Job of a hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) name: String,
+    pub(super) namespace: String,
+    pub(super) uid: String,
+    pub(super) resource_version: String,
+    pub(super) hook: String,
+    pub(super) node: String,
+    pub(super) version: String,
+    /// The attempt, as the request names it after its phase.
+    pub(super) attempt: String,
+    /// The request that it answers; `None` for one after the end of an attempt.
+    pub(super) request: Option<String>,
+    /// Rises with each Job of the hook, node and attempt.
+    pub(super) number: u32,
+    pub(super) phase: Phase,
+    pub(super) on_node: bool,
+    /// The PodTemplate that takes back what it has prepared.
+    pub(super) after: Option<String>,
+    /// True for one before a drain until what it has prepared is taken back.
+    pub(super) open: bool,
+    pub(super) state: State,
+    /// The Job controller's message about its failure.
+    pub(super) message: String,
+}
+
+/// A Job to create.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NewRun {
+    pub(super) hook: String,
+    pub(super) node: String,
+    /// The version that the Job before it was given; `None` for the node's own.
+    pub(super) version: Option<String>,
+    pub(super) attempt: String,
+    /// The request that it answers.
+    pub(super) request: Option<String>,
+    pub(super) number: u32,
+    pub(super) phase: Phase,
+    pub(super) namespace: String,
+    pub(super) template: String,
+    pub(super) after: Option<String>,
+    pub(super) on_node: bool,
+    pub(super) limit: Duration,
+}
+
+/// One act.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Act {
+    Create(NewRun),
+    /// Sets the answer to the value of the request; without one, removes it.
+    Answer {
+        hook: String,
+        node: String,
+        request: Option<String>,
+    },
+    /// Answers the request with the reason why the Job has failed.
+    Refuse {
+        run: Run,
+        request: String,
+    },
+    /// Lets the Job be deleted: what it has prepared is taken back.
+    Close(Run),
+}
+
+impl Act {
+    /// The hook and the node that it is about.
+    pub(super) fn about(&self) -> (String, String) {
+        let (hook, node) = match self {
+            Self::Create(new) => (&new.hook, &new.node),
+            Self::Answer { hook, node, .. } => (hook, node),
+            Self::Refuse { run, .. } | Self::Close(run) => (&run.hook, &run.node),
+        };
+        (hook.clone(), node.clone())
+    }
+
+    /// The namespace of the Job that it writes; none for an answer.
+    pub(super) fn namespace(&self) -> Option<&str> {
+        match self {
+            Self::Create(new) => Some(&new.namespace),
+            Self::Close(run) => Some(&run.namespace),
+            Self::Answer { .. } | Self::Refuse { .. } => None,
+        }
+    }
+}
+
+/// The facts of a decision.
+pub(super) struct Snapshot<'a> {
+    /// The hooks of the policy that Jobs answer, and whose Jobs are known.
+    pub(super) hooks: &'a [Hook],
+    /// The nodes with a request or an answer.
+    pub(super) nodes: &'a BTreeMap<String, NodeFacts>,
+    /// Nodes for which nothing is done: they cannot be read, or their request is not one of the operator's, or was removed by another client.
+    pub(super) unknown: &'a BTreeSet<String>,
+    /// Nodes of Jobs that do not exist any more.
+    pub(super) gone: &'a BTreeSet<String>,
+    pub(super) runs: &'a [Run],
+    pub(super) now: Timestamp,
+}
+
+/// Returns what is to be done now.
+pub(super) fn decide(snapshot: &Snapshot<'_>) -> Vec<Act> {
+    let mut pairs: BTreeMap<(&str, &str), Vec<&Run>> = BTreeMap::new();
+    for run in snapshot.runs {
+        pairs.entry((run.hook.as_str(), run.node.as_str())).or_default().push(run);
+    }
+    for node in snapshot.nodes.keys() {
+        for hook in snapshot.hooks {
+            pairs.entry((hook.name.as_str(), node.as_str())).or_default();
+        }
+    }
+    let mut acts = Vec::new();
+    for ((name, node), runs) in pairs {
+        if !snapshot.unknown.contains(node) {
+            let hook = snapshot.hooks.iter().find(|hook| hook.name == name);
+            let (facts, gone, now) = (snapshot.nodes.get(node), snapshot.gone.contains(node), snapshot.now);
+            acts.extend(Pair { name, node, hook, facts, gone, runs, now }.act());
+        }
+    }
+    acts
+}
+
+/// A hook and a node.
+struct Pair<'a> {
+    name: &'a str,
+    node: &'a str,
+    hook: Option<&'a Hook>,
+    facts: Option<&'a NodeFacts>,
+    gone: bool,
+    runs: Vec<&'a Run>,
+    now: Timestamp,
+}
+
+impl Pair<'_> {
+    fn act(&self) -> Option<Act> {
+        // A Job is never interrupted, and its time is limited.
+        if self.runs.iter().any(|run| run.state == State::Running) {
+            return None;
+        }
+        let asked = match self.facts.and_then(|facts| facts.hook_request.as_deref()) {
+            Some(request) => Some((request, parts(request)?)),
+            None => None,
+        };
+        let attempt = asked.map(|(_, (_, attempt))| attempt);
+        if let Some(record) = self.runs.iter().find(|run| run.open && Some(run.attempt.as_str()) != attempt) {
+            return self.take_back(record);
+        }
+        match asked {
+            Some((request, (Step::BeforeDrain, attempt))) => self.before(request, attempt),
+            Some((request, (_, attempt))) => self.after(request, attempt),
+            None => self.has_own_answer().then(|| self.answer(None)),
+        }
+    }
+
+    /// Returns whether the Node has an answer that is to be removed. That of a hook which Jobs do not answer, or not any more, is the record of
+    /// another controller, unless it is one to a request that a Job was for.
+    fn has_own_answer(&self) -> bool {
+        let mut requests = self.runs.iter().filter_map(|run| run.request.as_deref());
+        let answered = self.facts.is_some_and(|facts| facts.hook_answers.contains_key(self.name));
+        answered && (self.hook.is_some() || requests.any(|request| self.answer_to(request) != HookAnswer::Missing))
+    }
+
+    /// Prepares the node, and answers.
+    fn before(&self, request: &str, attempt: &str) -> Option<Act> {
+        if self.answer_to(request) != HookAnswer::Missing {
+            return None;
+        }
+        if let Some(record) = self.record(attempt) {
+            return self.answer_by(record, request);
+        }
+        let hook = self.hook?;
+        let job = hook.job.as_ref()?;
+        let limit = hook.before?.timeout;
+        Some(Act::Create(NewRun {
+            hook: self.name.to_owned(),
+            node: self.node.to_owned(),
+            version: None,
+            attempt: attempt.to_owned(),
+            request: Some(request.to_owned()),
+            number: self.next_number(attempt),
+            phase: Phase::Before,
+            namespace: job.namespace.clone(),
+            template: job.before.clone()?,
+            after: job.after.clone(),
+            on_node: job.run_on_node == Some(true),
+            limit,
+        }))
+    }
+
+    /// Takes back what was prepared, and answers.
+    fn after(&self, request: &str, attempt: &str) -> Option<Act> {
+        let record = self.record(attempt);
+        match self.answer_to(request) {
+            HookAnswer::Done => return record.cloned().map(Act::Close),
+            HookAnswer::Refused(_) => return None,
+            HookAnswer::Missing => {}
+        }
+        // One that has taken back before this request knew nothing of the updated node.
+        let asked = self.runs.iter().copied().filter(|run| run.request.as_deref() == Some(request));
+        if let Some(last) = asked.max_by_key(|run| run.number) {
+            return self.answer_by(last, request);
+        }
+        match self.new_after(attempt, Some(request), record) {
+            Some(new) => Some(Act::Create(new)),
+            // No Job takes anything back.
+            None => record.map(|_| self.answer(Some(request))),
+        }
+    }
+
+    /// Takes back what was prepared in an attempt that is over, until that succeeds.
+    fn take_back(&self, record: &Run) -> Option<Act> {
+        let close = || Some(Act::Close(record.clone()));
+        let new = self.new_after(&record.attempt, None, Some(record));
+        let Some(new) = new.filter(|new| !(new.on_node && self.gone)) else { return close() };
+        match self.last_after(record).map(|last| (last.state, last.number)) {
+            Some((State::Complete, _)) => close(),
+            Some((State::Failed(at) | State::TimedOut(at), number)) => {
+                let pause = Backoff::after(number.saturating_sub(record.number)).delay(PAUSES);
+                (self.now >= after(at, pause)).then_some(Act::Create(new))
+            }
+            Some((State::Running, _)) => None,
+            None => Some(Act::Create(new)),
+        }
+    }
+
+    /// The Job after an update, or after the end of an attempt. It is of the record's templates, whatever policy says by now.
+    fn new_after(&self, attempt: &str, request: Option<&str>, record: Option<&Run>) -> Option<NewRun> {
+        let job = self.hook.and_then(|hook| hook.job.as_ref());
+        let (namespace, template, on_node) = match (record, job) {
+            (Some(record), _) => (&record.namespace, &record.after, record.on_node),
+            (None, Some(job)) => (&job.namespace, &job.after, job.run_on_node == Some(true)),
+            (None, None) => return None,
+        };
+        Some(NewRun {
+            hook: self.name.to_owned(),
+            node: self.node.to_owned(),
+            version: record.map(|record| record.version.clone()),
+            attempt: attempt.to_owned(),
+            request: request.map(str::to_owned),
+            number: self.next_number(attempt),
+            phase: Phase::After,
+            namespace: namespace.clone(),
+            template: template.clone()?,
+            after: None,
+            on_node,
+            limit: self.hook.and_then(|hook| hook.after).map_or(AFTER_LIMIT, |wait| wait.timeout),
+        })
+    }
+
+    /// The open Job of an attempt.
+    fn record(&self, attempt: &str) -> Option<&Run> {
+        self.runs.iter().copied().find(|run| run.open && run.attempt == attempt)
+    }
+
+    /// The last Job that takes back what the record has prepared.
+    fn last_after(&self, record: &Run) -> Option<&Run> {
+        let afters = self.runs.iter().copied().filter(|run| run.phase == Phase::After && run.attempt == record.attempt);
+        afters.filter(|run| run.number > record.number).max_by_key(|run| run.number)
+    }
+
+    fn next_number(&self, attempt: &str) -> u32 {
+        let numbers = self.runs.iter().filter(|run| run.attempt == attempt).map(|run| run.number);
+        numbers.max().map_or(0, |number| number.saturating_add(1))
+    }
+
+    fn answer_to(&self, request: &str) -> HookAnswer {
+        self.facts.map_or(HookAnswer::Missing, |facts| answer(&facts.hook_answers, self.name, request))
+    }
+
+    /// The answer by the end of a Job. One that has run out of time gives none: whether its attempt goes on then is a matter of policy.
+    fn answer_by(&self, run: &Run, request: &str) -> Option<Act> {
+        match run.state {
+            State::Complete => Some(self.answer(Some(request))),
+            State::Failed(_) => Some(Act::Refuse { run: run.clone(), request: request.to_owned() }),
+            State::Running | State::TimedOut(_) => None,
+        }
+    }
+
+    fn answer(&self, request: Option<&str>) -> Act {
+        Act::Answer { hook: self.name.to_owned(), node: self.node.to_owned(), request: request.map(str::to_owned) }
+    }
+}

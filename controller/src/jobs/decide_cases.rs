@@ -1,0 +1,332 @@
+//! Cases of `decide`, each a sentence about one hook and one node. The acts are carried out as the loop and the Job controller do.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::operator::HookJob;
+use planner::policy::{Hook, HookWait};
+use planner::view::NodeFacts;
+
+use super::decide::{Act, Phase, Run, Snapshot, State, decide};
+
+const BEFORE: &str = "BeforeDrain/7/1";
+const AFTER: &str = "AfterUpdate/7/1";
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + second).unwrap()
+}
+
+/// A cluster with the node `a`.
+struct World {
+    hooks: Vec<Hook>,
+    node: Option<NodeFacts>,
+    known: bool,
+    runs: Vec<Run>,
+    now: i64,
+}
+
+impl World {
+    /// A hook `ceph` with these templates.
+    fn new(before: Option<&str>, after: Option<&str>) -> Self {
+        let wait =
+            |template: Option<&str>| template.map(|_| HookWait { timeout: Duration::from_mins(30), continues: false });
+        let job = HookJob {
+            namespace: "rook-ceph".into(),
+            before: before.map(Into::into),
+            after: after.map(Into::into),
+            run_on_node: None,
+        };
+        let hook = Hook { name: "ceph".into(), before: wait(before), after: wait(after), job: Some(job) };
+        let node = NodeFacts { name: "a".into(), ..NodeFacts::default() };
+        Self { hooks: vec![hook], node: Some(node), known: true, runs: Vec::new(), now: 0 }
+    }
+
+    fn ceph() -> Self {
+        Self::new(Some("set"), Some("unset"))
+    }
+
+    fn ask(&mut self, request: Option<&str>) {
+        self.node.as_mut().unwrap().hook_request = request.map(Into::into);
+    }
+
+    fn job_of(&mut self) -> &mut HookJob {
+        self.hooks[0].job.as_mut().unwrap()
+    }
+
+    fn answer(&self) -> Option<&str> {
+        self.node.as_ref()?.hook_answers.get("ceph").map(String::as_str)
+    }
+
+    fn decided(&self) -> Option<Act> {
+        let nodes: BTreeMap<String, NodeFacts> =
+            self.node.iter().map(|node| (node.name.clone(), node.clone())).collect();
+        let one = |is: bool| -> BTreeSet<String> { is.then(|| "a".to_owned()).into_iter().collect() };
+        let (unknown, gone) = (one(!self.known), one(self.node.is_none()));
+        let (hooks, runs, now) = (&self.hooks, &self.runs, at(self.now));
+        let mut acts = decide(&Snapshot { hooks, nodes: &nodes, unknown: &unknown, gone: &gone, runs, now });
+        assert!(acts.len() <= 1, "one hook and one node: {acts:?}");
+        acts.pop()
+    }
+
+    /// Carries out what is decided, and returns it in a word or two.
+    fn step(&mut self) -> String {
+        match self.decided() {
+            None => "nothing".to_owned(),
+            Some(Act::Create(new)) => {
+                let text = format!("{} {} {}", new.phase.as_str(), new.template, new.number);
+                let open = new.phase == Phase::Before;
+                self.runs.push(Run {
+                    name: text.clone(),
+                    namespace: new.namespace,
+                    uid: String::new(),
+                    resource_version: String::new(),
+                    hook: new.hook,
+                    node: new.node,
+                    version: new.version.unwrap_or_default(),
+                    attempt: new.attempt,
+                    request: new.request,
+                    number: new.number,
+                    phase: new.phase,
+                    on_node: new.on_node,
+                    after: new.after,
+                    open,
+                    state: State::Running,
+                    message: String::new(),
+                });
+                text
+            }
+            Some(Act::Answer { request: Some(request), .. }) => self.answered(request),
+            Some(Act::Answer { request: None, .. }) => {
+                self.node.as_mut().unwrap().hook_answers.clear();
+                "removed".to_owned()
+            }
+            Some(Act::Refuse { request, .. }) => self.answered(format!("{request} Refused: no")),
+            Some(Act::Close(run)) => {
+                self.runs.iter_mut().find(|other| other.name == run.name).unwrap().open = false;
+                format!("close {}", run.number)
+            }
+        }
+    }
+
+    fn answered(&mut self, text: String) -> String {
+        self.node.as_mut().unwrap().hook_answers.insert("ceph".into(), text.clone());
+        text
+    }
+
+    /// Ends the Job that runs.
+    fn end(&mut self, state: State) {
+        self.runs.iter_mut().find(|run| run.state == State::Running).unwrap().state = state;
+    }
+
+    /// Prepares the node, and answers.
+    fn prepare(&mut self) {
+        self.ask(Some(BEFORE));
+        assert_eq!(self.step(), "before set 0");
+        assert_eq!(self.step(), "nothing", "the Job runs");
+        self.end(State::Complete);
+        assert_eq!(self.step(), BEFORE);
+        assert_eq!(self.step(), "nothing", "answered");
+    }
+
+    /// Ends every Job well, until nothing is left to do. Returns what was done.
+    fn rest(&mut self) -> Vec<String> {
+        let mut done = Vec::new();
+        loop {
+            let step = self.step();
+            if step == "nothing" {
+                if !self.runs.iter().any(|run| run.state == State::Running) {
+                    return done;
+                }
+                self.end(State::Complete);
+            } else {
+                done.push(step);
+            }
+        }
+    }
+}
+
+#[test]
+fn jobs_answer_before_the_drain_and_after_the_update() {
+    let mut world = World::ceph();
+    world.prepare();
+    world.ask(Some(AFTER));
+    assert_eq!(world.rest(), ["after unset 1", AFTER, "close 0"]);
+    world.ask(None);
+    assert_eq!(world.rest(), ["removed"]);
+    assert_eq!(world.rest(), [""; 0]);
+}
+
+#[test]
+fn what_was_prepared_is_taken_back_on_every_exit() {
+    type Exit = fn(&mut World);
+    let cases: [(&str, Exit, &[&str]); 6] = [
+        ("the request is removed", |world| world.ask(None), &["after unset 1", "close 0", "removed"]),
+        ("the Node is deleted", |world| world.node = None, &["after unset 1", "close 0"]),
+        (
+            "policy drops the hook before the end",
+            |world| {
+                world.hooks.clear();
+                world.ask(None);
+            },
+            &["after unset 1", "close 0", "removed"],
+        ),
+        (
+            "policy names another template by then",
+            |world| {
+                world.job_of().after = Some("other".into());
+                world.ask(None);
+            },
+            &["after unset 1", "close 0", "removed"],
+        ),
+        (
+            "the next attempt begins before the last one is taken back",
+            |world| world.ask(Some("BeforeDrain/8/2")),
+            &["after unset 1", "close 0", "before set 0", "BeforeDrain/8/2"],
+        ),
+        (
+            "another client has removed the request, and the operator sets it again",
+            |world| {
+                world.ask(None);
+                assert_eq!(world.rest(), ["after unset 1", "close 0", "removed"]);
+                world.ask(Some(BEFORE));
+            },
+            &["before set 2", BEFORE],
+        ),
+    ];
+    for (sentence, exit, expected) in cases {
+        let mut world = World::ceph();
+        world.prepare();
+        exit(&mut world);
+        assert_eq!(world.rest(), expected, "{sentence}");
+    }
+}
+
+#[test]
+fn job_that_is_running_when_its_attempt_ends_is_waited_for_and_taken_back() {
+    let mut world = World::ceph();
+    world.ask(Some(BEFORE));
+    assert_eq!(world.step(), "before set 0");
+    world.ask(None);
+    assert_eq!(world.step(), "nothing");
+    world.end(State::Failed(at(0)));
+    assert_eq!(world.rest(), ["after unset 1", "close 0"]);
+    assert_eq!(world.answer(), None);
+}
+
+#[test]
+fn failed_job_refuses_and_what_it_may_have_prepared_is_taken_back() {
+    let mut world = World::ceph();
+    world.ask(Some(BEFORE));
+    world.step();
+    world.end(State::Failed(at(0)));
+    assert_eq!(world.step(), format!("{BEFORE} Refused: no"));
+    assert_eq!(world.step(), "nothing");
+    world.ask(None);
+    assert_eq!(world.rest(), ["after unset 1", "close 0", "removed"]);
+}
+
+#[test]
+fn job_that_runs_out_of_time_is_no_answer_and_what_it_may_have_prepared_is_taken_back() {
+    let mut world = World::ceph();
+    world.ask(Some(BEFORE));
+    world.step();
+    world.end(State::TimedOut(at(0)));
+    assert_eq!(world.rest(), [""; 0]);
+    assert_eq!(world.answer(), None, "policy may go on without an answer");
+    world.ask(Some(AFTER));
+    assert_eq!(world.step(), "after unset 1");
+    world.end(State::TimedOut(at(0)));
+    assert_eq!(world.rest(), [""; 0]);
+    world.ask(None);
+    world.now = 60;
+    assert_eq!(world.rest(), ["after unset 2", "close 0"]);
+}
+
+#[test]
+fn node_that_is_registered_again_is_not_answered_by_the_job_after_its_deletion() {
+    let mut world = World::ceph();
+    world.prepare();
+    world.node = None;
+    assert_eq!(world.rest(), ["after unset 1", "close 0"]);
+    world.node = World::ceph().node;
+    world.ask(Some(AFTER));
+    assert_eq!(world.rest(), ["after unset 2", AFTER]);
+}
+
+#[test]
+fn answer_of_another_controller_is_kept_once_policy_names_no_job() {
+    let mut world = World::ceph();
+    world.prepare();
+    world.ask(None);
+    assert_eq!(world.rest(), ["after unset 1", "close 0", "removed"]);
+    world.hooks.clear();
+    let answer = "BeforeDrain/70/1";
+    world.answered(answer.to_owned());
+    assert_eq!(world.rest(), [""; 0]);
+    assert_eq!(world.answer(), Some(answer));
+}
+
+#[test]
+fn taking_back_is_tried_again_after_growing_pauses_until_it_succeeds() {
+    let mut world = World::ceph();
+    world.prepare();
+    world.ask(Some(AFTER));
+    assert_eq!(world.step(), "after unset 1");
+    world.end(State::Failed(at(0)));
+    assert_eq!(world.step(), format!("{AFTER} Refused: no"));
+    assert_eq!(world.step(), "nothing", "the attempt is about to end");
+    world.ask(None);
+    for (failed, pause, number) in [(0, 60, 2), (60, 120, 3), (180, 240, 4)] {
+        world.now = failed + pause - 1;
+        assert_eq!(world.step(), "nothing");
+        world.now = failed + pause;
+        assert_eq!(world.step(), format!("after unset {number}"));
+        world.end(State::Failed(at(world.now)));
+    }
+    world.now += 3600;
+    assert_eq!(world.rest(), ["after unset 5", "close 0", "removed"]);
+}
+
+#[test]
+fn hook_with_one_template_runs_it_alone() {
+    let mut world = World::new(Some("set"), None);
+    world.prepare();
+    world.ask(None);
+    assert_eq!(world.rest(), ["close 0", "removed"]);
+
+    let mut world = World::new(None, Some("check"));
+    world.ask(Some(BEFORE));
+    assert_eq!(world.rest(), [""; 0]);
+    world.ask(Some(AFTER));
+    assert_eq!(world.step(), "after check 0");
+    world.end(State::Failed(at(0)));
+    assert_eq!(world.rest(), [format!("{AFTER} Refused: no")]);
+    // It is asked again, as at each further verification.
+    world.ask(Some("AfterUpdate/8/2"));
+    assert_eq!(world.rest(), ["after check 0", "AfterUpdate/8/2"]);
+    world.ask(None);
+    assert_eq!(world.rest(), ["removed"]);
+}
+
+#[test]
+fn job_on_the_node_itself_is_not_run_once_the_node_is_gone() {
+    let mut world = World::ceph();
+    world.job_of().run_on_node = Some(true);
+    world.prepare();
+    world.node = None;
+    assert_eq!(world.rest(), ["close 0"]);
+}
+
+#[test]
+fn nothing_is_done_for_a_node_whose_request_is_not_the_operators() {
+    let mut world = World::ceph();
+    world.known = false;
+    world.ask(Some(BEFORE));
+    assert_eq!(world.decided(), None);
+    world.known = true;
+    world.prepare();
+    world.known = false;
+    world.ask(None);
+    assert_eq!(world.decided(), None, "a Node that cannot be read may be under its update");
+}
