@@ -1,14 +1,24 @@
 //! Each call to the host in an update, with each fault at it: the update ends as without one, in the same attempt, and
-//! nothing is done twice. A few faults may end the attempt instead, and then the host is disarmed and not rebooted.
+//! nothing is done twice. A few faults may end the attempt instead, and then the host is disarmed and not rebooted. Then
+//! pairs of faults, drawn by a seed: the same holds of them, and either may end the attempt.
+
+use std::collections::VecDeque;
 
 use integ::host::{Fault, Transport, VersionLock};
 use models::permit::PERMIT_LIFETIME;
 use models::reason::FailureReason;
 use models::shadow::{HostPolicy, HostState};
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom as _;
+use rand::{Rng as _, SeedableRng as _};
 
 use super::agent_exits::act_as_controller;
+use super::random_faults::SEED;
 use super::*;
 use crate::bench::{NEW, OLD};
+
+/// Pairs of faults in a run of the tests.
+const PAIRS: usize = 60;
 
 /// A fault at one call.
 #[derive(Clone, Copy)]
@@ -58,17 +68,27 @@ struct End {
     failure: Option<FailureReason>,
 }
 
-/// Injects a fault into the call after so many others.
-fn script(bench: &Bench, calls: usize, transport: Transport) {
-    let after = u32::try_from(calls).expect("a small number");
-    bench.host.script(Fault::request("*", "/", transport).after(after));
+/// Injects faults, each into the call after so many others. They are in the order of their calls, and a fault counts calls from the one
+/// before it on.
+fn script(bench: &Bench, faults: &[(usize, CallFault)]) {
+    let mut counted = 0;
+    for (at, fault) in faults {
+        let (at, transport) = match fault {
+            Exchange(transport) | Crash(transport) => (*at, transport()),
+            // A process begins with the first call, and none is before it.
+            Refused if *at == 0 => continue,
+            Refused => (*at - 1, Transport::RestartAfter),
+        };
+        let after = u32::try_from(at - counted).expect("a small number");
+        bench.host.script(Fault::request("*", "/", transport).after(after));
+        counted = at + 1;
+    }
 }
 
 /// Starts the agent. Nothing listens on the socket if its first call is to find no server.
-async fn start(bench: &Bench, fault: Option<(usize, CallFault)>) -> InProcessAgent {
-    if let Some((at, Refused)) = fault
-        && bench.calls().len() == at
-    {
+async fn start(bench: &Bench, faults: &[(usize, CallFault)]) -> InProcessAgent {
+    let calls = bench.calls().len();
+    if faults.iter().any(|(at, fault)| matches!(fault, Refused) && *at == calls) {
         let host = bench.host.clone();
         tokio::spawn(async move { host.restart_api(false).await });
         settle(TURNS).await;
@@ -76,30 +96,28 @@ async fn start(bench: &Bench, fault: Option<(usize, CallFault)>) -> InProcessAge
     InProcessAgent::start(bench)
 }
 
-/// Updates a host to the version that its settings are to be locked to, with a fault at the call after so many others.
-async fn update_with(fault: Option<(usize, CallFault)>, what: &str) -> End {
+/// Updates a host to the version that its settings are to be locked to, with faults, each at the call after so many others.
+async fn update_with(faults: &[(usize, CallFault)], what: &str) -> End {
     let bench = Bench::stopped(|options| options.timings.api_restart = MINUTE).await;
     bench.web.create();
     let policy = HostPolicy { refresh_interval: None, ..bench.policy(Some("1.20.5"), None) };
     bench.web.change_spec(|spec| spec.host = Some(policy));
     bench.stage(1);
-    let (mut crash, mut late) = (None, Duration::ZERO);
-    match fault {
-        Some((at, Exchange(transport))) => {
+    script(&bench, faults);
+    let crash = |(at, fault): &(usize, CallFault)| matches!(fault, Crash(_)).then_some(*at);
+    let mut crashes: VecDeque<usize> = faults.iter().filter_map(crash).collect();
+    let delay = |(_, fault): &(usize, CallFault)| match fault {
+        Exchange(transport) => {
             if let Transport::Slow(delay) = transport() {
-                late = delay;
+                Some(delay)
+            } else {
+                None
             }
-            script(&bench, at, transport());
         }
-        Some((at, Crash(transport))) => {
-            crash = Some(at);
-            script(&bench, at, transport());
-        }
-        // A process begins with the first call, and none is before it.
-        Some((at @ 1.., Refused)) => script(&bench, at - 1, Transport::RestartAfter),
-        Some((0, Refused)) | None => {}
-    }
-    let mut agent = start(&bench, fault).await;
+        Crash(_) | Refused => None,
+    };
+    let late: Duration = faults.iter().filter_map(delay).sum();
+    let mut agent = start(&bench, faults).await;
     let (mut runs_in, mut acts) = (bench.boot(), (0, 0));
     // The nonce of the newest permit, and when it was issued to the running process.
     let (mut nonce, mut permitted) = (None, None::<Instant>);
@@ -133,11 +151,11 @@ async fn update_with(fault: Option<(usize, CallFault)>, what: &str) -> End {
         let is_valid = |since: Instant| since.elapsed() <= PERMIT_LIFETIME + late + STEP;
         assert!(new_acts == acts || permitted.is_some_and(is_valid), "{what}: an act without a valid permit: {log:#?}");
         acts = new_acts;
-        let crashes = crash.is_some_and(|at| bench.calls().len() > at);
+        let crashed = crashes.front().is_some_and(|at| bench.calls().len() > *at);
         // A boot ends every process, and a kubelet starts again one that has ended.
-        if crashes || bench.boot() != runs_in || agent.has_ended() {
-            if crashes {
-                crash = None;
+        if crashed || bench.boot() != runs_in || agent.has_ended() {
+            if crashed {
+                crashes.pop_front();
             }
             // A permit is for the process that requested it.
             (runs_in, permitted) = (bench.boot(), None);
@@ -146,11 +164,13 @@ async fn update_with(fault: Option<(usize, CallFault)>, what: &str) -> End {
             } else {
                 agent.kill().await;
             }
-            agent = start(&bench, fault).await;
+            agent = start(&bench, faults).await;
         }
     }
     agent.end().await.unwrap();
-    assert_eq!(bench.host.clear_faults(), 0, "{what}: it did not occur");
+    // An attempt that the first of two ended may make fewer calls.
+    let pending = bench.host.clear_faults();
+    assert!(pending == 0 || (pending < faults.len() && end.failure.is_some()), "{what}: it did not occur");
     let (report, host) = (bench.web.view().status.report, bench.host.snapshot());
     let version = if end.failure.is_none() { NEW } else { OLD };
     assert_eq!((report.current_version, &host.running_version), (Some(version.clone()), &version), "{what}");
@@ -172,7 +192,7 @@ async fn update_with(fault: Option<(usize, CallFault)>, what: &str) -> End {
 #[test]
 fn each_fault_at_each_call_of_an_update_is_survived() {
     let mut calls = Vec::new();
-    simulate(async |_| calls = update_with(None, "no fault").await.calls);
+    simulate(async |_| calls = update_with(&[], "no fault").await.calls);
     let kinds = [
         "GET /os",
         "GET /updates/status",
@@ -191,7 +211,7 @@ fn each_fault_at_each_call_of_an_update_is_survived() {
         for (at, call) in calls.iter().enumerate() {
             let what = format!("call {at}, {call}, {name}");
             let mut failure = None;
-            simulate(async |_| failure = update_with(Some((at, fault)), &what).await.failure);
+            simulate(async |_| failure = update_with(&[(at, fault)], &what).await.failure);
             if let Some(reason) = failure {
                 assert!(MAY_FAIL.contains(&(name, call.as_str(), reason)), "{what}: the attempt failed: {reason:?}");
                 failures.push(what);
@@ -200,4 +220,30 @@ fn each_fault_at_each_call_of_an_update_is_survived() {
     }
     println!("{} runs, with {} faults at each of {} calls", 1 + FAULTS.len() * calls.len(), FAULTS.len(), calls.len());
     println!("{} attempts failed: {failures:#?}", failures.len());
+}
+
+#[test]
+fn pairs_of_faults_at_calls_of_an_update_are_survived() {
+    let mut calls = 0;
+    simulate(async |_| calls = update_with(&[], "no fault").await.calls.len());
+    let seed = std::env::var(SEED).ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    println!("{SEED}={seed} repeats this run");
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut failures = Vec::new();
+    for _ in 0..PAIRS {
+        let first = rng.random_range(0..calls - 2);
+        // A call that finds no server has one before it, which was answered.
+        let second = rng.random_range(first + 2..calls);
+        let (&(one, first_fault), &(other, second_fault)) =
+            (FAULTS.choose(&mut rng).unwrap(), FAULTS.choose(&mut rng).unwrap());
+        let what = format!("call {first} {one}, and call {second} {other}");
+        let mut failure = None;
+        simulate(async |_| failure = update_with(&[(first, first_fault), (second, second_fault)], &what).await.failure);
+        if let Some(reason) = failure {
+            let may_fail = MAY_FAIL.iter().any(|(name, _, known)| *known == reason && [one, other].contains(name));
+            assert!(may_fail, "{what}: the attempt failed: {reason:?}");
+            failures.push(what);
+        }
+    }
+    println!("{PAIRS} pairs; {} attempts failed: {failures:#?}", failures.len());
 }

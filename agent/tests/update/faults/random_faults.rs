@@ -20,7 +20,7 @@ use crate::bench::web::{WebFault, WriteFault};
 use crate::bench::{Bench, NEW};
 
 /// Names the seed of a run to repeat.
-const SEED: &str = "BRUPOP_SEED";
+pub(super) const SEED: &str = "BRUPOP_SEED";
 
 /// Number of runs, and the length of each.
 const RUNS: u64 = 3;
