@@ -14,8 +14,11 @@ pub(crate) fn all() -> anyhow::Result<Vec<Value>> {
     Ok([web_api::status_alone()?, nodes::of_controller(), secrets::of_controller()].concat())
 }
 
+/// Name of the policy for new Jobs, and of a binding of it.
+pub(crate) const JOBS: &str = "brupop-controller-jobs";
+
 /// The policies for Jobs of hooks. Not part of the installation.
-pub(crate) fn jobs() -> [Value; 3] {
+pub(crate) fn jobs() -> [Value; 4] {
     jobs::of_controller()
 }
 
