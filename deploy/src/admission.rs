@@ -7,15 +7,13 @@ mod nodes;
 mod secrets;
 mod web_api;
 
+pub(crate) use jobs::JOBS;
 use serde_json::Value;
 
 /// The policies of the installed parts, each with its binding.
 pub(crate) fn all() -> anyhow::Result<Vec<Value>> {
     Ok([web_api::status_alone()?, nodes::of_controller(), secrets::of_controller()].concat())
 }
-
-/// Name of the policy for new Jobs, and of a binding of it.
-pub(crate) const JOBS: &str = "brupop-controller-jobs";
 
 /// The policies for Jobs of hooks. Not part of the installation.
 pub(crate) fn jobs() -> [Value; 4] {

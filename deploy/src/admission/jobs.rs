@@ -13,8 +13,10 @@ use models::names::{
 };
 use serde_json::{Value, json};
 
-use super::JOBS;
 use super::limits::{Limits, list, validation};
+
+/// Name of the policy for new Jobs, and of a binding of it.
+pub(crate) const JOBS: &str = "brupop-controller-jobs";
 
 const PART: &str = "the controller";
 
