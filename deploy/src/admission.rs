@@ -7,6 +7,7 @@ mod nodes;
 mod secrets;
 mod web_api;
 
+pub(crate) use jobs::JOBS;
 use serde_json::Value;
 
 /// The policies of the installed parts, each with its binding.
@@ -15,7 +16,7 @@ pub(crate) fn all() -> anyhow::Result<Vec<Value>> {
 }
 
 /// The policies for Jobs of hooks. Not part of the installation.
-pub(crate) fn jobs() -> [Value; 3] {
+pub(crate) fn jobs() -> [Value; 4] {
     jobs::of_controller()
 }
 

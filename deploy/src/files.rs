@@ -81,7 +81,7 @@ fn aws() -> anyhow::Result<String> {
 
 /// The admission policies for Jobs of hooks.
 fn jobs() -> anyhow::Result<String> {
-    let about = "What limits the Jobs that the controller creates for hooks. Apply it before the rights to them.";
+    let about = "What limits the Jobs that the controller creates for hooks. Apply it before the rights to them, and leave it there after them.";
     documents(about, " docs/hooks.md says how to grant these in a namespace.", &admission::jobs())
 }
 

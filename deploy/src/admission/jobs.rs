@@ -1,16 +1,22 @@
 //! Jobs of hooks. Who may create Jobs in a namespace may have pods of any spec there, with any of its service accounts. So a Job of the
 //! controller has the spec of a `PodTemplate`, and only of one that a binding names: its label names the template, the binding for that label has the
 //! template as its parameter, and refuses the Job where there is no such template. The binding of the namespace for all other values of the
-//! label has no parameter, and refuses every Job. Both are part of what a user installs for a namespace (docs/hooks.md); the policies alone
-//! bind nothing.
+//! label has no parameter, and refuses every Job. Both are part of what a user installs for a namespace (docs/hooks.md).
+//!
+//! A further binding, of the policy itself, refuses Jobs without the label in all namespaces. While a policy with a parameter has any binding, the
+//! API server watches the kind of the parameter. Once it has none, it goes on with what it has read of a kind of Kubernetes for as long as it runs
+//! (kubernetes/kubernetes#130887), also where the policy is bound again.
 
 use models::names::{
     CONTROLLER, HOOK_LABEL, JOB_ATTEMPT_ANNOTATION, JOB_NODE_ANNOTATION, JOB_NUMBER_ANNOTATION, JOB_PHASE_ANNOTATION,
-    JOB_VERSION_ANNOTATION,
+    JOB_VERSION_ANNOTATION, POD_TEMPLATE_LABEL,
 };
 use serde_json::{Value, json};
 
 use super::limits::{Limits, list, validation};
+
+/// Name of the policy for new Jobs, and of a binding of it.
+pub(crate) const JOBS: &str = "brupop-controller-jobs";
 
 const PART: &str = "the controller";
 
@@ -18,12 +24,16 @@ const PART: &str = "the controller";
 const OF_KUBERNETES: [&str; 4] =
     ["controller-uid", "job-name", "batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name"];
 
-/// The policy for Jobs that are created, without a binding, and that for Jobs that are changed, with its own.
-pub(super) fn of_controller() -> [Value; 3] {
-    let [mut created, _] = created().objects();
+/// The policy for Jobs that are created, and that for Jobs that are changed, each with its binding.
+pub(super) fn of_controller() -> [Value; 4] {
+    let [mut created, mut lasting] = created().objects();
     created["spec"]["paramKind"] = json!({"apiVersion": "v1", "kind": "PodTemplate"});
+    lasting["spec"]["matchResources"] = json!({
+        "matchPolicy": "Equivalent", "namespaceSelector": {},
+        "objectSelector": {"matchExpressions": [{"key": POD_TEMPLATE_LABEL, "operator": "DoesNotExist"}]},
+    });
     let [changed, binding] = changed().objects();
-    [created, changed, binding]
+    [created, lasting, changed, binding]
 }
 
 fn rule(operation: &str) -> Value {
@@ -62,7 +72,7 @@ fn created() -> Limits {
         map("annotationsWanted", of("variables.wanted.?metadata.?annotations")),
     ];
     Limits {
-        name: "brupop-controller-jobs",
+        name: JOBS,
         account: CONTROLLER,
         part: PART,
         rule: rule("CREATE"),

@@ -4,6 +4,7 @@ use anyhow::{Context, ensure};
 use models::names::AWS;
 use serde_json::{Map, Value, json};
 
+use crate::admission;
 use crate::network;
 use crate::options::Component;
 use crate::pod::tolerations;
@@ -81,6 +82,10 @@ pub(super) fn fill(object: &mut Value, fills: &mut Fills) -> anyhow::Result<()> 
         ),
         // They stay when the values no longer create them: the operator depends on their contents.
         "BottlerocketUpdateOperator" | "Namespace" => {
+            (".Values.commonLabels", r#"merge (dict "helm.sh/resource-policy" "keep") .Values.commonAnnotations"#)
+        }
+        // So do the policy for new Jobs and its binding: once they are gone, API servers would not read changed templates again.
+        _ if object["metadata"]["name"] == admission::JOBS => {
             (".Values.commonLabels", r#"merge (dict "helm.sh/resource-policy" "keep") .Values.commonAnnotations"#)
         }
         "PodMonitor" => {

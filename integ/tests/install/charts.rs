@@ -53,7 +53,7 @@ async fn default_rendering_is_the_manifest() -> anyhow::Result<()> {
     // The policies for Jobs of hooks are one more manifest, and what is granted in a namespace is the example.
     let templates = ["noout-set", "noout-unset", "silence-start", "silence-end"];
     let jobs = json!({"hooks": {"jobs": [{"namespace": "brupop-hooks", "templates": templates}]}});
-    let with_jobs = helm.render(OPERATOR, &jobs).await?;
+    let with_jobs = without_keep(helm.render(OPERATOR, &jobs).await?, 4)?;
     let mut expected = manifest("jobs.yaml")?;
     expected.extend(objects(&std::fs::read_to_string(Path::new(ROOT).join("examples/hooks/jobs-rights.yaml"))?)?);
     for (id, object) in &expected {

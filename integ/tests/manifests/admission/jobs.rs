@@ -1,6 +1,8 @@
 //! Jobs of hooks: the controller creates those of the templates that were named for it, and changes nothing of them but the time
 //! after which they are deleted.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, ensure};
 use integ::control_plane::ControlPlane;
 use k8s_openapi::api::batch::v1::Job;
@@ -53,8 +55,8 @@ pub(crate) async fn jobs_of_hooks_have_the_spec_of_templates_that_are_named(
     })
     .await?;
     let job = job(&template.context("no template")?.data["template"]);
-    // Its binding is the last.
-    let unnamed = forged(&job, "/metadata/labels", json!({HOOK_LABEL: "ceph"}));
+    // The binding that refuses it is the last.
+    let unnamed = forged(&job, "/metadata/labels", json!({HOOK_LABEL: "ceph", POD_TEMPLATE_LABEL: "other"}));
     until("the policies and the rights are in force", async || {
         let created = create(&controller, &unnamed).await;
         let is_refused = created.is_err_and(|error| error.to_string().contains(NAMED));
@@ -65,6 +67,7 @@ pub(crate) async fn jobs_of_hooks_have_the_spec_of_templates_that_are_named(
         expect(what, create(&controller, &forged(&job, place, value)).await, refusal)?;
     }
     changes_are_limited(&admin, &controller, &job).await?;
+    templates_are_read_after_the_right_was_taken_back(control_plane, &controller, &job).await?;
 
     let all: Api<PodTemplate> = Api::namespaced(control_plane.client(), NAMESPACE);
     all.delete(TEMPLATE, &DeleteParams::default()).await?;
@@ -143,6 +146,31 @@ fn forged(job: &Value, place: &str, value: Value) -> Value {
 async fn create(jobs: &Api<DynamicObject>, job: &Value) -> kube::Result<DynamicObject> {
     let job = serde_json::from_value(job.clone()).map_err(kube::Error::SerdeError)?;
     jobs.create(&PostParams { dry_run: true, ..PostParams::default() }, &job).await
+}
+
+/// An API server that has stopped to watch templates would go on with the one that it has read.
+async fn templates_are_read_after_the_right_was_taken_back(
+    control_plane: &ControlPlane,
+    controller: &Api<DynamicObject>,
+    job: &Value,
+) -> anyhow::Result<()> {
+    let rights = format!("{EXAMPLES}/jobs-rights.yaml");
+    kubectl(control_plane, &["delete", "-f", &rights]).await?;
+    // The API server reads policies each second.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let templates: Api<PodTemplate> = Api::namespaced(control_plane.client(), NAMESPACE);
+    let image = json!([{"op": "replace", "path": "/template/spec/containers/0/image", "value": "new"}]);
+    let image = Patch::Json::<()>(serde_json::from_value(image)?);
+    templates.patch(TEMPLATE, &PatchParams::default(), &image).await?;
+    kubectl(control_plane, &["apply", "--server-side", "-f", &rights]).await?;
+    let mut new = forged(job, "/spec/template/spec/containers/0/image", json!("new"));
+    new["metadata"]["name"] = "ceph-2".into();
+    until("the changed template counts", async || {
+        let by_old_template = create(controller, job).await;
+        let is_refused = by_old_template.is_err_and(|error| error.to_string().contains(SPEC));
+        Ok(is_refused && create(controller, &new).await.is_ok())
+    })
+    .await
 }
 
 async fn changes_are_limited(
