@@ -40,7 +40,7 @@ fn rollouts(report: &Report) -> String {
 
 fn nodes(report: &Report) -> String {
     let content = if report.nodes.is_empty() {
-        format!("<p>{}</p>", escape(&text::no_nodes()))
+        "<p>None is under the operator.</p>".to_owned()
     } else {
         let rows = ordered(&report.nodes).into_iter().map(|node| row(node, true, report.time));
         let header = ["Node", "Version", "Target", "Step", "Last", "Waits for"];
@@ -60,6 +60,9 @@ pub(super) fn page(report: &Report) -> anyhow::Result<String> {
         text::trouble(report, field);
         text::waiting(report, is_of_user, field);
         text::missing(report, &left_out, field);
+        if report.nodes.is_empty() {
+            field("Nodes:", Style::Warn, &text::no_nodes());
+        }
     }));
     let counted = lines(|field| {
         text::counts(report, field);
@@ -160,6 +163,20 @@ mod tests {
         let escaped = "a&lt;/td&gt;&lt;script&gt;alert(1)&lt;/script&gt;&lt;img src=//x&gt;";
         assert!(html.contains(&format!("<th scope=\"row\">{escaped}")), "{html}");
         assert_eq!(html.matches("<tr>").count(), 2, "a header and a row: {html}");
+    }
+
+    #[test]
+    fn page_of_an_empty_cluster_shows_next_steps() {
+        let html = shown(&cluster(None, vec![], vec![]));
+        for part in [
+            "<dt class=\"warn\">Updates</dt><dd>there is no BottlerocketUpdateOperator named default in brupop-system",
+            "<dt class=\"warn\">Nodes</dt><dd>none is under the operator. Label Bottlerocket nodes: kubectl label node ",
+            "<p>There is none.</p>",
+            "<p>None is under the operator.</p>",
+        ] {
+            assert!(html.contains(part), "{part} is missing: {html}");
+        }
+        assert!(!html.contains("Nothing needs attention"), "{html}");
     }
 
     #[test]
