@@ -4,6 +4,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr, clippy::exit)]
 
 mod advice;
+mod browser;
 mod bundle;
 mod call;
 mod clock;

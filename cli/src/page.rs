@@ -54,8 +54,8 @@ impl Style {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cell {
-    text: String,
-    style: Style,
+    pub(crate) text: String,
+    pub(crate) style: Style,
 }
 
 impl Cell {
@@ -67,6 +67,24 @@ impl Cell {
 impl From<String> for Cell {
     fn from(text: String) -> Self {
         Self::new(text, Style::Plain)
+    }
+}
+
+/// Takes a field: its label, the style of that, and its text.
+pub(crate) type Fields<'a> = dyn FnMut(&str, Style, &str) + 'a;
+
+/// Adds a field for each of these sentences up to a number, and one with the number of the others.
+pub(crate) fn first_of(
+    label: &str,
+    style: Style,
+    sentences: &[String],
+    most: usize,
+    left_out: &str,
+    add: &mut Fields<'_>,
+) {
+    sentences.iter().take(most).for_each(|sentence| add(label, style, sentence));
+    if let more @ 1.. = sentences.len().saturating_sub(most) {
+        add("", Style::Plain, &format!("and {more} more{left_out}"));
     }
 }
 
@@ -141,7 +159,7 @@ impl Page {
         self.indented(label, indent, style, text, width);
     }
 
-    /// Adds a field for each of these sentences up to a number, and one with the number of the others.
+    /// Adds fields as [`first_of`] makes them.
     pub(crate) fn fields(
         &mut self,
         label: &str,
@@ -150,11 +168,9 @@ impl Page {
         most: usize,
         width: Option<usize>,
     ) {
-        sentences.iter().take(most).for_each(|sentence| self.field(label, style, sentence, width));
-        if let more @ 1.. = sentences.len().saturating_sub(most) {
-            let text = format!("and {more} more{}", self.left_out());
-            self.field("", Style::Plain, &text, width);
-        }
+        let left_out = self.left_out();
+        let mut add = |label: &str, style: Style, text: &str| self.field(label, style, text, width);
+        first_of(label, style, sentences, most, &left_out, &mut add);
     }
 
     /// Adds a field of commands, each whole on a line of its own, after its note.

@@ -1,16 +1,19 @@
 //! `kubectl brupop status`.
 
 mod freshness;
+mod html;
 mod report;
 mod shape;
 mod text;
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kube::Client;
 
 use crate::cluster::Cluster;
+use crate::files::write_text;
 use crate::page::Page;
 use crate::terminal::{self, Format};
 
@@ -39,6 +42,10 @@ pub(crate) struct StatusOptions {
     /// `wide` for text in full, `json` or `yaml` for programs (docs/plugin.md), `name` for the names of the listed nodes.
     #[arg(long, short, value_enum)]
     output: Option<Output>,
+    /// Write the state as a page for browsers into this file, or without a file to the standard output. It has all nodes, and needs no
+    /// network.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["all", "wide", "output"])]
+    html: Option<Option<PathBuf>>,
 }
 
 pub(crate) async fn status(
@@ -49,9 +56,25 @@ pub(crate) async fn status(
 ) -> anyhow::Result<Page> {
     let cluster = Cluster::read_now(client, namespace, |_| BTreeSet::new()).await?;
     let report = report(&cluster, crate::clock::now());
+    if let Some(file) = &options.html {
+        return in_browser(&report, file.as_deref());
+    }
     let wide = options.wide || options.output == Some(Output::Wide);
     let look = Look { width: (!wide).then(terminal::width), colour, all: options.all, is_live: false };
     shown(&report, options.output, look)
+}
+
+/// Writes the page for browsers into a file, or returns it for the standard output.
+fn in_browser(report: &Report, file: Option<&Path>) -> anyhow::Result<Page> {
+    let (html, mut page) = (html::page(report)?, Page::default());
+    match file {
+        Some(path) => {
+            write_text(path, &html)?;
+            page.line(format_args!("{}: nodes: {}", path.display(), report.nodes.len()));
+        }
+        None => page.text(&html),
+    }
+    Ok(page)
 }
 
 fn shown(report: &Report, output: Option<Output>, look: Look) -> anyhow::Result<Page> {

@@ -43,7 +43,7 @@ const CRATES: [(&str, &str); 11] = [
     ("deploy/images", "process commit digest reference program component toolchain crates licenses sbom layer layout"),
     (
         "cli",
-        "clock files near page terminal shell connect call write timeline history cluster failures advice forecast simulate plan completion rights marks images helm status \
+        "clock files near page terminal shell connect call write browser timeline history cluster failures advice forecast simulate plan completion rights marks images helm status \
          explain watch uninstall preflight install doctor bundle swap takeover requests",
     ),
     ("watches", "known objects watch_list"),

@@ -130,12 +130,6 @@ pub struct Permit {
         derive = "PartialEq",
         doc = "Desired and observed state of the update of one Bottlerocket node. Written by the operator; named brs-<node>.",
         printcolumn(
-            name = "State",
-            type_ = "string",
-            json_path = ".status.state",
-            description = "State that the host has reached"
-        ),
-        printcolumn(
             name = "Version",
             type_ = "string",
             json_path = ".status.currentVersion",
@@ -170,6 +164,13 @@ pub struct Permit {
             type_ = "string",
             json_path = ".spec.state",
             description = "Desired state of the host",
+            priority = "1"
+        ),
+        printcolumn(
+            name = "State",
+            type_ = "string",
+            json_path = ".status.state",
+            description = "State that the host has reached",
             priority = "1"
         ),
         printcolumn(

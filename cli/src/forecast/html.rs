@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use super::report::{duration, facts};
 use super::summary::Summary;
-use crate::timeline::{Sheet, render, table};
+use crate::browser::table;
+use crate::timeline::{Sheet, render};
 
 /// The most changes of the window that are drawn.
 const CHANGES: usize = 500;

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use super::rollouts::Rollout;
 use super::show::{entries, head, moved, span, title};
-use crate::timeline::{self, table};
+use crate::browser::table;
+use crate::timeline;
 
 /// Texts that occur often, each stored once.
 #[derive(Default)]

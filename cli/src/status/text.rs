@@ -6,10 +6,10 @@ use models::operator::CompletionEstimate;
 use models::time::between;
 use planner::wait::{WaitReason, WaitsFor};
 
-use super::shape::{IDLE, NodeReport, Report, Rollout, Window};
+use super::shape::{IDLE, NodeReport, Report, Rollout, Waiting, Window};
 use crate::advice::{command, labelling, some};
 use crate::clock::{moment, span};
-use crate::page::{Cell, Page, Style};
+use crate::page::{Cell, Fields, Page, Style, first_of};
 use crate::shell::for_cluster;
 
 /// Number of nodes up to which all are listed, and of those that are listed of more.
@@ -36,8 +36,7 @@ pub(crate) fn render(report: &Report, look: Look) -> Page {
     let mut page = Page::new(look.colour).whole_in(other);
     head(&mut page, report, look);
     if report.nodes.is_empty() {
-        let text = format!("none is under the operator. Label Bottlerocket nodes: {}", for_cluster(&labelling("NAME")));
-        page.field("Nodes:", Style::Warn, &text, look.width);
+        page.field("Nodes:", Style::Warn, &no_nodes(), look.width);
         return page;
     }
     let listed = listed(&report.nodes, look.all);
@@ -57,21 +56,31 @@ pub(crate) fn render(report: &Report, look: Look) -> Page {
     page
 }
 
-/// Adds the lines above the table.
-fn head(page: &mut Page, report: &Report, look: Look) {
-    if let Some(paused) = &report.paused {
-        page.field("Paused:", Style::Bad, paused, look.width);
-    }
-    policy(page, report, look);
-    progress(page, report, look);
-    trouble(page, report, look);
-    page.fields("Request:", Style::Warn, &report.misplaced_requests, NAMED, look.width);
-    page.fields("Not read:", Style::Warn, &report.not_read, NOT_READ, look.width);
+/// Returns the sentence in the place of the table where there is no node.
+pub(super) fn no_nodes() -> String {
+    format!("none is under the operator. Label Bottlerocket nodes: {}", for_cluster(&labelling("NAME")))
 }
 
-/// Adds whether updates are enabled, and the policy.
-fn policy(page: &mut Page, report: &Report, look: Look) {
+/// Adds the lines above the table.
+fn head(page: &mut Page, report: &Report, look: Look) {
+    let left_out = page.left_out();
     let mut field = |label: &str, style: Style, text: &str| page.field(label, style, text, look.width);
+    policy(report, &mut field);
+    windows(report, &mut field);
+    for rollout in &report.rollouts {
+        field("Rollout:", Style::Busy, &rollout_text(rollout, report.time));
+    }
+    counts(report, &mut field);
+    trouble(report, &mut field);
+    waiting(report, |_| true, &mut field);
+    missing(report, &left_out, &mut field);
+}
+
+/// Adds whether updates are enabled, and what is wrong with the policy.
+pub(super) fn policy(report: &Report, field: &mut Fields<'_>) {
+    if let Some(paused) = &report.paused {
+        field("Paused:", Style::Bad, paused);
+    }
     let policy = &report.policy;
     match report.enabled {
         None => field(
@@ -111,8 +120,12 @@ fn policy(page: &mut Page, report: &Report, look: Look) {
         let text = format!("the controller has not seen generation {generation} of the policy yet");
         field("Pending:", Style::Warn, &text);
     }
+}
+
+/// Adds the target version and the windows.
+pub(super) fn windows(report: &Report, field: &mut Fields<'_>) {
     if report.enabled.is_some() {
-        field("Target:", Style::Plain, &policy.target);
+        field("Target:", Style::Plain, &report.policy.target);
         for window in &report.windows {
             let (style, text) = window_text(window, report.time);
             field("Window:", style, &text);
@@ -120,12 +133,8 @@ fn policy(page: &mut Page, report: &Report, look: Look) {
     }
 }
 
-/// Adds the rollouts, and the numbers of nodes.
-fn progress(page: &mut Page, report: &Report, look: Look) {
-    let mut field = |label: &str, style: Style, text: &str| page.field(label, style, text, look.width);
-    for rollout in &report.rollouts {
-        field("Rollout:", Style::Busy, &rollout_text(rollout, report.time));
-    }
+/// Adds the numbers of nodes, and the age of what they run.
+pub(super) fn counts(report: &Report, field: &mut Fields<'_>) {
     if let Some(counts) = &report.counts {
         let text = format!(
             "{}: {} current, {} updating, {} staged, {} blocked, {} failed",
@@ -139,10 +148,8 @@ fn progress(page: &mut Page, report: &Report, look: Look) {
     }
 }
 
-/// Adds what stops the rollout, problems, and what nodes wait for.
-fn trouble(page: &mut Page, report: &Report, look: Look) {
-    let left_out = page.left_out();
-    let mut field = |label: &str, style: Style, text: &str| page.field(label, style, text, look.width);
+/// Adds what stops the rollout, and problems.
+pub(super) fn trouble(report: &Report, field: &mut Fields<'_>) {
     for (label, style, requests) in [
         ("Frozen:", Style::Bad, report.frozen.as_slice()),
         ("Held:", Style::Warn, report.held.as_slice()),
@@ -156,12 +163,20 @@ fn trouble(page: &mut Page, report: &Report, look: Look) {
     for problem in &report.problems {
         field("Problem:", Style::Bad, &format!("{}: {}", problem.reason, problem.message));
     }
-    for (index, waiting) in report.waiting.iter().enumerate() {
+}
+
+/// Adds what nodes wait for, of the reasons that are to be shown.
+pub(super) fn waiting(report: &Report, is_shown: impl Fn(&Waiting) -> bool, field: &mut Fields<'_>) {
+    for (index, waiting) in report.waiting.iter().filter(|waiting| is_shown(waiting)).enumerate() {
         let label = if index == 0 { "Waiting:" } else { "" };
         let party = waiting.waits_for.as_ref().map_or_else(String::new, |party| format!(" ({party})"));
         let nodes = some(waiting.nodes.iter().map(String::as_str), NAMED);
         field(label, Style::Busy, &format!("{} {}{party}: {nodes}", waiting.nodes.len(), waiting.reason));
     }
+}
+
+/// Adds agents that do not report, requests without an effect, and what was not read.
+pub(super) fn missing(report: &Report, left_out: &str, field: &mut Fields<'_>) {
     for (index, agent) in report.silent_agents.iter().take(NAMED).enumerate() {
         let label = if index == 0 { "Silent:" } else { "" };
         let since = agent.since.map_or_else(String::new, |since| format!(", since {}", moment(since, report.time)));
@@ -170,6 +185,8 @@ fn trouble(page: &mut Page, report: &Report, look: Look) {
     if let Some(more) = report.silent_agents.len().checked_sub(NAMED).filter(|more| *more > 0) {
         field("", Style::Plain, &format!("and the agents of {more} more nodes{left_out}"));
     }
+    first_of("Request:", Style::Warn, &report.misplaced_requests, NAMED, left_out, field);
+    first_of("Not read:", Style::Warn, &report.not_read, NOT_READ, left_out, field);
 }
 
 fn window_text(window: &Window, now: Timestamp) -> (Style, String) {
@@ -190,7 +207,7 @@ fn window_text(window: &Window, now: Timestamp) -> (Style, String) {
     (if window.open { Style::Good } else { Style::Warn }, format!("{group}{text}"))
 }
 
-fn rollout_text(rollout: &Rollout, now: Timestamp) -> String {
+pub(super) fn rollout_text(rollout: &Rollout, now: Timestamp) -> String {
     let mut text = format!(
         "{} for {} {}, begun {}: {} of {} nodes updated",
         rollout.version,
@@ -216,27 +233,37 @@ fn rollout_text(rollout: &Rollout, now: Timestamp) -> String {
     text
 }
 
-/// Returns the nodes to list, in their order: of many only those with something to see, the most important first.
-pub(super) fn listed(nodes: &[NodeReport], all: bool) -> Vec<&NodeReport> {
-    if all || nodes.len() <= LISTED {
-        return nodes.iter().collect();
-    }
+/// Returns all nodes in their order: of many, those with something to see come first, the most important at the head.
+pub(super) fn ordered(nodes: &[NodeReport]) -> Vec<&NodeReport> {
     let blocks =
         |node: &NodeReport| node.reason.as_ref().is_some_and(|reason| reason.parse().is_ok_and(WaitReason::blocks));
     let rank = |node: &&NodeReport| match node.step {
+        IDLE if node.is_current() => 5,
         "Staged" | IDLE if blocks(node) => 1,
         "Staged" | IDLE if node.has_failed() => 2,
         "Staged" => 3,
         IDLE => 4,
         _ => 0,
     };
-    let mut listed: Vec<&NodeReport> = nodes.iter().filter(|node| !node.is_current()).collect();
-    listed.sort_by_key(rank);
+    let mut ordered: Vec<&NodeReport> = nodes.iter().collect();
+    if nodes.len() > LISTED {
+        ordered.sort_by_key(rank);
+    }
+    ordered
+}
+
+/// Returns the nodes to list, in their order: of many only those with something to see.
+pub(super) fn listed(nodes: &[NodeReport], all: bool) -> Vec<&NodeReport> {
+    if all || nodes.len() <= LISTED {
+        return nodes.iter().collect();
+    }
+    let mut listed = ordered(nodes);
+    listed.retain(|node| !node.is_current());
     listed.truncate(LISTED);
     listed
 }
 
-fn row(node: &NodeReport, wide: bool, now: Timestamp) -> [Cell; 6] {
+pub(super) fn row(node: &NodeReport, wide: bool, now: Timestamp) -> [Cell; 6] {
     let text = |version: &Option<semver::Version>| version.as_ref().map(ToString::to_string).unwrap_or_default();
     let ends = node.ends.map(|at| {
         let named = node.message.as_ref().is_some_and(|message| message.contains(&format!("{at:.0}")));

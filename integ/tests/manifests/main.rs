@@ -210,8 +210,8 @@ async fn emptied_shadow_fields_are_accepted_in_server_side_apply(client: Client)
 
 async fn columns_are_printed(control_plane: &ControlPlane) -> anyhow::Result<()> {
     for (kind, expected) in [
-        ("brs", "NAME STATE VERSION TARGET STEP BLOCKED LAST AGE"),
-        ("bruo", "NAME ENABLED TOTAL CURRENT UPDATING FAILED FROZEN AGE"),
+        ("brs", "NAME VERSION TARGET STEP BLOCKED LAST AGE"),
+        ("bruo", "NAME ENABLED TOTAL CURRENT UPDATING FAILED FROZEN BRAKED AGE"),
     ] {
         let table = kubectl(control_plane, &["get", kind, "-n", SYSTEM_NAMESPACE]).await?;
         let heads: Vec<_> = table.lines().next().unwrap_or_default().split_whitespace().collect();

@@ -89,6 +89,7 @@ pub const BLOCKED: &str = "Blocked";
     printcolumn(name = "Updating", type_ = "integer", json_path = ".status.counts.updating", description = "Nodes whose update is under way"),
     printcolumn(name = "Failed", type_ = "integer", json_path = ".status.counts.failed", description = "Nodes whose last attempt failed and is to be made again"),
     printcolumn(name = "Frozen", type_ = "string", json_path = ".status.conditions[?(@.type=='Frozen')].status", description = "True while failures have stopped the rollout"),
+    printcolumn(name = "Braked", type_ = "string", json_path = ".status.conditions[?(@.type=='Braked')].status", description = "True while updates without a proof have braked a rollout"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]

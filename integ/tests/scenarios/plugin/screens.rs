@@ -91,6 +91,7 @@ pub(super) async fn one_node_waits_for_its_turn(w: &mut Walk<'_>) -> Result<()> 
     ensure!(status["rollouts"][0]["nodes"] == 3 && status["policy"]["state"] == "InForce", "{status:#}");
     ensure!(status["notRead"] == json!([]) && status["problems"] == json!([]), "{status:#}");
     w.ok("status -o name", &["node/node-1\nnode/node-2\nnode/node-3\n"]).await?;
+    w.ok("status --html", &["<th scope=\"row\">node-2</th>", "DrainBlocked", "</html>\n"]).await?;
     w.hold("node-3", "=").await?;
     until_reason(w, "node-3", json!("Held")).await
 }
