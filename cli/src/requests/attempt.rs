@@ -91,7 +91,7 @@ fn decide_retry(
     // The condition may still name a back-off that is over.
     let blocked = true_condition(conditions, BLOCKED).filter(|blocked| blocked.reason != WaitReason::BackOff.as_str());
     let Some(blocked) = blocked else { return Ok(Decision::Nothing(reason.to_owned())) };
-    let message = recorded(shadow, &blocked.message);
+    let message = recorded(shadow, &node_of(shadow), &blocked.message);
     let party = blocked.reason.parse::<WaitReason>().map(|reason| reason.explanation().0);
     if progress(shadow).is_none() && party == Ok(WaitsFor::User) {
         bail!("{reason}; nothing was written. It waits for another reason: {message}");
