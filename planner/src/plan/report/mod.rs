@@ -91,7 +91,7 @@ fn counts(survey: &Survey<'_>, plan: &Plan) -> Counts {
 }
 
 /// Returns whether the last attempt of a node failed, counts against the node, and is to be made again: there is a version for the
-/// node that is not quarantined, or it is not known whether there is one, and no user holds the node.
+/// node that is not quarantined, or it is not known whether there is one, no user holds the node, and it is back from its reboot.
 fn has_failed(survey: &Survey<'_>, node: &SurveyedNode<'_>) -> bool {
     let last = node.record().filter(|record| record.failures > 0).and_then(|record| record.last.as_ref());
     let of_node = |end: &End| end.class == FailureClass::Node;
@@ -103,7 +103,7 @@ fn has_failed(survey: &Survey<'_>, node: &SurveyedNode<'_>) -> bool {
         Err(Wait::Pinning { version }) => !survey.quarantine.holds(kind.0, kind.1, &version),
         Err(wait) => matches!(wait, Wait::RefreshFails { .. }),
     };
-    counts && wanted && !node.facts.held()
+    counts && wanted && !node.facts.held() && !node.may_still_reboot()
 }
 
 /// The reason of a node's `Blocked` condition, if it has one.
