@@ -291,9 +291,9 @@ fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
     };
     let again = "kubectl brupop resume --failures 1.20.5";
     let skip = "To skip 1.20.5, first: kubectl brupop quarantine 1.20.5. To";
-    let first = format!("is resumed. {skip} try again: {again}\n");
+    let first = format!("prove the version. {skip} try again: {again}\n");
     let each = format!(
-        "is resumed. {skip} skip 1.20.6, first: kubectl brupop quarantine 1.20.6. To try again: {again},1.20.6\n"
+        "prove the version. {skip} skip 1.20.6, first: kubectl brupop quarantine 1.20.6. To try again: {again},1.20.6\n"
     );
     let mut beside = frozen(&["1.20.5"]);
     let mut other_kind = idle();
@@ -301,7 +301,7 @@ fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
     beside.add_shadow(&serde_json::from_value(shadow("b", other_kind)).unwrap());
     beside.add_node(&serde_json::from_value(node("b", &json!({}))).unwrap());
     let others = "go on with nodes of another variant or architecture: kubectl brupop resume --others 1.20.5. To";
-    let or_others = format!("is resumed. {skip} {others} try again: {again}\n");
+    let or_others = format!("prove the version. {skip} {others} try again: {again}\n");
     let removed = format!(". Once the cause is removed, to try again: {again}\n");
     let accept = "To accept them as they are: kubectl brupop approve 1 --rollout 3 --unproven\n";
     let verify = format!(". To have a node verified again at once: kubectl brupop retry gone. {accept}");

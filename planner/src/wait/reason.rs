@@ -63,9 +63,14 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         Frozen,
         User,
         "Find the cause in the condition `Frozen` of `bruo default`, then [resume](policy.md#requests), or continue with \
-         nodes of another variant or architecture.",
+         nodes of another variant or architecture. Nodes that failed, come back late and prove the version end it, too.",
     ),
-    (Quarantined, User, "A [resume](policy.md#requests). To skip the version, exclude it first."),
+    (
+        Quarantined,
+        User,
+        "A [resume](policy.md#requests). To skip the version, exclude it first. Nodes that failed, come back late and prove the version end it, \
+         too.",
+    ),
     (Held, User, "The end of the hold, if it has one, or [unhold](plugin.md#hold-and-unhold): remove the annotation."),
     (Cordoned, User, "Uncordon the node, or set `spec.drain.cordonedNodes: Update`."),
     (BeingRemoved, Nothing, "The autoscaler or user that removes the node: it is deleted, or loses its taint."),
