@@ -424,7 +424,7 @@ pub enum Wait {
     #[error("an action is under way")]
     Acting,
     /// The next action has failed again and again.
-    #[error("what is due has failed since {since:.0}, and is tried again at least every 30 s: {error}")]
+    #[error("what is due has failed since {since:.0}, and is tried again within 30 s or in turn with others: {error}")]
     ActionFails { since: Timestamp, error: String },
 }
 
