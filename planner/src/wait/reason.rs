@@ -185,17 +185,22 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (
         StepUnproven,
         User,
-        "The end of the cause that the message names: each node is verified again every hour, or by a \
+        "The end of the cause that the message names: each node that is back on the version is verified again every hour, or by a \
          [retry](policy.md#requests); one with the end `NotReady` or `NodePressure` has to be in service again, without \
          pressure. Or an [approval](policy.md#requests) with `--unproven`.",
     ),
-    (StepFailed, User, "The cause of the failures that the message names; then [resume](policy.md#requests)."),
+    (
+        StepFailed,
+        User,
+        "The cause of the failures that the message names; then [resume](policy.md#requests). A node that failed, comes back late and proves \
+         the version frees its place, too.",
+    ),
     (
         Braked,
         User,
         "The cause of the ends that the message names; then [resume](policy.md#requests). A node that proves the version ends it, too: \
          one is tried after each pause, of 10 minutes first and 6 hours at most; none while a node runs the version without a proof, which \
-         is verified again once an hour.",
+         is verified again once an hour, or is not back from its reboot.",
     ),
     (
         ClusterUnwell,
