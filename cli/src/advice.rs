@@ -257,7 +257,7 @@ impl Cluster {
         (!end.has_fallen()).then(|| Proving::Retry(self.command(&format!("retry {node}"))))
     }
 
-    /// Returns the same for a reason that only the controller knows, as it has recorded it.
+    /// Returns the commands about a reason that only the controller knows, as it has recorded it.
     pub(crate) fn recorded_commands(&self, node: &str, reason: &str) -> Vec<String> {
         match reason.parse() {
             // Nothing that the plugin reads rules the drain out: the controller could not read what it needs.
