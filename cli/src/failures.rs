@@ -1,10 +1,10 @@
-//! The failures that a user has to name to resolve them.
+//! The failures that a user has to name to resolve them, and the nodes without a proof.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use models::condition::{Condition, true_condition};
 use models::names;
-use models::operator::{BottlerocketUpdateOperatorStatus, FROZEN};
+use models::operator::{ActiveRollout, BottlerocketUpdateOperatorStatus, FROZEN, LedgerNode};
 use models::reason::FailureReason;
 use semver::Version;
 
@@ -48,6 +48,12 @@ pub(crate) fn unresolved(status: &BottlerocketUpdateOperatorStatus) -> BTreeMap<
         failed.nodes.extend(rollout.ledger.iter().flat_map(|ledger| &ledger.row).map(|end| end.node.clone()));
     }
     all
+}
+
+/// Returns the nodes that a rollout that goes on names without a proof. A node's own record may be of an earlier rollout.
+pub(crate) fn unproven(rollout: &ActiveRollout) -> impl Iterator<Item = &LedgerNode> {
+    let ledger = rollout.ledger.as_ref().filter(|_| rollout.ended.is_none());
+    ledger.into_iter().flat_map(|ledger| &ledger.nodes).filter(|named| named.is_unproven())
 }
 
 /// Returns whether the operator offers to go on with the nodes of other kinds than those that have frozen the rollout: there are some.

@@ -419,7 +419,8 @@ ends! {
         advice: "Find out why what the message names is not back, such as a device plugin, a start-up taint that nothing removes, or a webhook \
             that lets no pod be created. The node is \
             verified again every hour, and proves the version once it is. If it is meant to be so, \
-            [approve](policy.md#requests) the step with `--unproven`.",
+            [approve](policy.md#requests) the step with `--unproven` where a canary step waits, or [resume](policy.md#requests) where the \
+            rollout is braked.",
     }
     /// Updates were disabled, or the operator's resource is gone or has no policy that can be applied.
     Disabled {

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use kube::Client;
 use models::condition::{find_condition, true_condition};
 use models::names::{RELEASE_ANNOTATION, RETRY_ANNOTATION};
-use models::operator::{ActiveRollout, BottlerocketUpdateOperator, RolloutLedger};
+use models::operator::{ActiveRollout, BottlerocketUpdateOperator};
 use models::shadow::{
     BLOCKED, BottlerocketShadow, HOST_ARMED_BY_OTHER, HOST_REACHABLE, HostState, Mode, Progress, Record, Step,
 };
@@ -15,6 +15,7 @@ use planner::wait::{WaitReason, WaitsFor};
 
 use super::nodes::{NodeOutcome, NodesOptions, find_managed, node_of, report};
 use super::texts::{command, nonce, recorded};
+use crate::failures::unproven;
 use crate::write::{Decision, Object, State};
 
 pub(super) fn progress(shadow: &BottlerocketShadow) -> Option<&Progress> {
@@ -42,15 +43,12 @@ fn rollouts(operator: Option<&BottlerocketUpdateOperator>) -> impl Iterator<Item
     operator.and_then(|operator| operator.status.as_ref()).into_iter().flat_map(|status| &status.active_rollouts)
 }
 
-/// Returns true if the node runs its version without a proof, so that it can be verified again. The ledger of its rollout says so:
-/// what the node's own record has may be of an earlier rollout.
-fn is_unproven(operator: Option<&BottlerocketUpdateOperator>, shadow: &BottlerocketShadow) -> bool {
+/// Returns true if the node runs its version without a proof, so that it can be verified again.
+pub(super) fn is_unproven(operator: Option<&BottlerocketUpdateOperator>, shadow: &BottlerocketShadow) -> bool {
     let runs = shadow.status.as_ref().and_then(|status| status.agent.current_version.as_ref());
     let node = node_of(shadow);
-    let is_named = |ledger: &RolloutLedger| ledger.nodes.iter().any(|named| named.is_unproven() && named.node == node);
-    rollouts(operator)
-        .filter(|rollout| rollout.ended.is_none() && runs == Some(&rollout.version))
-        .any(|rollout| rollout.ledger.as_ref().is_some_and(is_named))
+    let mut named = rollouts(operator).filter(|rollout| runs == Some(&rollout.version)).flat_map(unproven);
+    named.any(|named| named.node == node)
 }
 
 /// Returns true if a rollout of the node's kind is braked that it has not gone through.
@@ -91,7 +89,7 @@ fn decide_retry(
     // The condition may still name a back-off that is over.
     let blocked = true_condition(conditions, BLOCKED).filter(|blocked| blocked.reason != WaitReason::BackOff.as_str());
     let Some(blocked) = blocked else { return Ok(Decision::Nothing(reason.to_owned())) };
-    let message = recorded(shadow, &blocked.message);
+    let message = recorded(shadow, &node_of(shadow), &blocked.message);
     let party = blocked.reason.parse::<WaitReason>().map(|reason| reason.explanation().0);
     if progress(shadow).is_none() && party == Ok(WaitsFor::User) {
         bail!("{reason}; nothing was written. It waits for another reason: {message}");

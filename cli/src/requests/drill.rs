@@ -83,8 +83,8 @@ fn result<'a>(shadow: &'a BottlerocketShadow, request: &str) -> Option<&'a Drill
 /// Returns what the drill waits for.
 fn pending(shadow: &BottlerocketShadow, request: &str) -> String {
     let conditions = shadow.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let blocked =
-        true_condition(conditions, BLOCKED).map(|blocked| format!(": {}", recorded(shadow, &blocked.message)));
+    let blocked = true_condition(conditions, BLOCKED)
+        .map(|blocked| format!(": {}", recorded(shadow, &node_of(shadow), &blocked.message)));
     let Some(progress) = progress(shadow) else {
         return format!(
             "for the controller to begin the drill, which it does while fewer than maxUnavailable others wait for their slots; \

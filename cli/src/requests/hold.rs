@@ -7,13 +7,14 @@ use k8s_openapi::api::core::v1::Node;
 use kube::{Client, ResourceExt as _};
 use models::duration::Duration;
 use models::names::HOLD_ANNOTATION;
-use models::shadow::{BottlerocketShadow, Mode, Place};
+use models::operator::BottlerocketUpdateOperator;
+use models::shadow::{BottlerocketShadow, Mode, Place, Progress, Step};
 use models::time::after;
 use planner::hold::Hold;
 use planner::view::{NodeFacts, Projection as _};
 use serde_json::Value;
 
-use super::attempt::{is_permitted, progress};
+use super::attempt::{is_permitted, is_unproven, progress};
 use super::nodes::{NodeOutcome, NodesOptions, find, report};
 use crate::call::is_unreadable;
 use crate::page::warn;
@@ -102,6 +103,9 @@ fn held(hold: &Hold, shadow: Option<&BottlerocketShadow>, node: &NodeFacts) -> S
         return State::Done(text);
     };
     match progress(shadow) {
+        Some(progress) if progress.step == Step::Releasing && is_permitted(shadow) => {
+            State::Done(format!("{text}; its update has ended; it keeps its cordon and counts no more"))
+        }
         Some(progress)
             if is_permitted(shadow)
                 || (progress.mode() == Mode::Update
@@ -120,16 +124,27 @@ fn held(hold: &Hold, shadow: Option<&BottlerocketShadow>, node: &NodeFacts) -> S
 }
 
 /// Returns what came of `unhold`.
-fn unheld(shadow: Option<&BottlerocketShadow>, node: &NodeFacts) -> State {
-    let under_way = shadow.and_then(progress).is_some();
+fn unheld(
+    operator: Option<&BottlerocketUpdateOperator>,
+    shadow: Option<&BottlerocketShadow>,
+    node: &NodeFacts,
+) -> State {
+    let progress = shadow.and_then(progress);
+    if progress.is_some_and(Progress::may_still_reboot) {
+        let text =
+            "not held any more; its update has ended; it keeps its cordon and counts until it is back or deleted";
+        return State::Done(text.to_owned());
+    }
+    let under_way = progress.is_some();
     if node.claimed() && !under_way {
         return State::Pending(
             "for the controller to release its cordon, once it is certain that its host does not reboot".to_owned(),
         );
     }
-    let again = "not held any more; it is updated when its turn comes";
+    let is_unproven = shadow.is_some_and(|shadow| is_unproven(operator, shadow));
+    let next = if is_unproven { "it is verified again" } else { "it is updated when its turn comes" };
     let cordoned = if node.unschedulable && !under_way { ", but another client has cordoned it" } else { "" };
-    State::Done(format!("{again}{cordoned}"))
+    State::Done(format!("not held any more; {next}{cordoned}"))
 }
 
 /// Writes the annotation of each node, and waits for what comes of it.
@@ -173,7 +188,10 @@ pub(super) async fn hold(client: &Client, namespace: &str, options: &HoldOptions
 }
 
 pub(super) async fn unhold(client: &Client, namespace: &str, options: &NodesOptions) -> anyhow::Result<()> {
-    write(client, namespace, options, |node| Ok(decide_unhold(node)), unheld).await
+    // Without the right to read it, nothing is known of a proof.
+    let operator = Object::operator(client, namespace).read().await.unwrap_or_default();
+    let outcome = |shadow: Option<&BottlerocketShadow>, node: &NodeFacts| unheld(operator.as_ref(), shadow, node);
+    write(client, namespace, options, |node| Ok(decide_unhold(node)), outcome).await
 }
 
 #[cfg(test)]
@@ -183,7 +201,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::attempt::testing::{at, shadow};
-    use super::super::operator::testing::{nothing, patch};
+    use super::super::operator::testing::{nothing, operator, patch};
     use super::*;
 
     #[derive(Parser)]
@@ -258,6 +276,13 @@ mod tests {
         assert!(nothing(decide_unhold(&node(None))).contains("not held"));
     }
 
+    /// The shadow of a node whose update has ended while its host may still reboot.
+    fn not_back() -> BottlerocketShadow {
+        let mut releasing = at("Releasing");
+        (releasing["permitIssued"], releasing["disruptive"]) = (json!(true), json!(false));
+        shadow(&json!({"progress": releasing}))
+    }
+
     #[test]
     fn hold_waits_for_the_end_of_an_update_that_can_end() {
         let hold = Hold::default();
@@ -270,6 +295,8 @@ mod tests {
             ("in service", Some(shadow(&json!({}))), NodeFacts::default(), true, "held until"),
             ("draining", Some(with("Draining")), claimed.clone(), false, "1.20.5 (Draining)"),
             ("before its permit", Some(with("Rebooting")), claimed.clone(), false, "Rebooting"),
+            ("not back from its reboot", Some(not_back()), claimed.clone(), true, "has ended; it keeps its cordon"),
+            ("before its release, without a permit", Some(with("Releasing")), claimed.clone(), false, "(Releasing)"),
             ("after its permit", Some(permitted), claimed.clone(), true, "finished first"),
             ("after its reboot", Some(with("Verifying")), NodeFacts::default(), true, "finished first"),
             ("ended", Some(shadow(&json!({}))), claimed, true, "stays cordoned"),
@@ -284,6 +311,7 @@ mod tests {
 
     #[test]
     fn unhold_waits_until_the_cordon_that_the_hold_has_kept_is_released() {
+        let unheld = |shadow: Option<&BottlerocketShadow>, node: &NodeFacts| unheld(None, shadow, node);
         let idle = shadow(&json!({}));
         let claimed = NodeFacts { claims: ClaimFields::CORDON, unschedulable: true, ..NodeFacts::default() };
         assert!(matches!(unheld(Some(&idle), &claimed), State::Pending(_)));
@@ -294,5 +322,20 @@ mod tests {
         assert!(matches!(unheld(None, &cordoned), State::Done(text) if text.contains("another client")));
         // A new update has begun already.
         assert!(matches!(unheld(Some(&shadow(&json!({"progress": at("Draining")}))), &claimed), State::Done(_)));
+        // Its cordon is not released before it is back.
+        let outcome = unheld(Some(&not_back()), &claimed);
+        assert!(matches!(outcome, State::Done(text) if text.ends_with("counts until it is back or deleted")));
+    }
+
+    #[test]
+    fn node_that_runs_its_version_without_a_proof_is_verified_after_unhold() {
+        let place = json!({"node": "a", "proof": "Unproven", "reason": "Held"});
+        let rollout = json!({"version": "1.20.5", "started": "2026-01-01T00:00:00Z", "stepsPassed": 0, "ledger": {"nodes": [place]}});
+        let operator = operator(&json!({}), &json!({"activeRollouts": [rollout]}));
+        for (runs, end) in [("1.20.5", "it is verified again"), ("1.20.4", "it is updated when its turn comes")] {
+            let outcome =
+                unheld(Some(&operator), Some(&shadow(&json!({"currentVersion": runs}))), &NodeFacts::default());
+            assert!(matches!(outcome, State::Done(text) if text.ends_with(end)), "{runs}");
+        }
     }
 }

@@ -2,11 +2,12 @@
 
 use kube::{Client, Resource as _};
 use models::condition::true_condition;
-use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus, DEGRADED};
+use models::operator::{BLOCKED, BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus, DEGRADED};
 use planner::plan::INVALID_POLICY;
 use planner::policy::{Policy, PolicyError};
 use planner::view::{OperatorFacts, Projection as _};
 
+use super::texts::recorded;
 use crate::advice;
 use crate::write::{Change, Decision, Object, Outcome, State, WriteOptions, all, reverted};
 
@@ -70,6 +71,15 @@ pub(super) fn not_in_force(status: &BottlerocketUpdateOperatorStatus) -> String 
     invalid.map_or_else(String::new, |condition| {
         format!(". The policy is invalid and not in force until it is corrected: {}", condition.message)
     })
+}
+
+/// Returns the sentences to add about what stops updates beside the switch and failures.
+pub(super) fn stopped_otherwise(operator: &BottlerocketUpdateOperator) -> String {
+    let status = status(operator);
+    let blocked =
+        true_condition(&status.conditions, BLOCKED).map(|condition| recorded(operator, "", &condition.message));
+    let blocked = blocked.map_or_else(String::new, |message| format!(". Nodes wait: {message}"));
+    format!("{}{blocked}", not_in_force(&status))
 }
 
 #[cfg(test)]

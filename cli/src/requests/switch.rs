@@ -15,7 +15,7 @@ use planner::wait::without_command;
 use semver::Version;
 use serde_json::json;
 
-use super::operator::{carry_out, not_in_force, policy, status};
+use super::operator::{carry_out, not_in_force, policy, status, stopped_otherwise};
 use super::texts::{command, nonce, some};
 use crate::failures::{Unresolved, freezing, has_others, list, unresolved};
 use crate::write::{Change, Decision, State, WriteOptions};
@@ -102,15 +102,16 @@ fn decide_resume(operator: &BottlerocketUpdateOperator) -> anyhow::Result<Decisi
     if operator.spec.enabled == Some(false) {
         return Ok(Decision::write(json!({"spec": {"enabled": true}}), "resumed"));
     }
+    let otherwise = stopped_otherwise(operator);
     if let Some(frozen) = frozen(operator) {
-        bail!("updates are not paused, but {frozen}");
+        bail!("updates are not paused, but {frozen}{otherwise}");
     }
     let unresolved = unresolved(&status(operator));
     let left = if unresolved.is_empty() {
-        String::new()
+        otherwise
     } else {
         format!(
-            ". To resolve the failures of {} all the same, so that their places are free: {}",
+            ". To resolve the failures of {} all the same, so that their places are free: {}{otherwise}",
             list(unresolved.keys()),
             try_again(operator)
         )
@@ -206,8 +207,12 @@ fn resumed(operator: &BottlerocketUpdateOperator) -> String {
     if is_false(ENABLED).is_some() {
         return format!("spec.enabled is true now, but updates stay paused{}", not_in_force(&status));
     }
+    let otherwise = stopped_otherwise(operator);
     if let Some(frozen) = frozen(operator) {
-        return format!("resumed, but {frozen}");
+        return format!("resumed, but {frozen}{otherwise}");
+    }
+    if !otherwise.is_empty() {
+        return format!("resumed, but something else stops updates{otherwise}");
     }
     match is_false(WINDOW_OPEN) {
         Some(window) if window.message.is_empty() => "resumed: updates start when a window opens".to_owned(),
@@ -456,8 +461,20 @@ mod tests {
                 "spec.enabled is true now, but updates stay paused. The policy is invalid and not in force until it is \
                  corrected: spec.x: no",
             ),
+            (
+                json!([condition("Degraded", "InvalidPolicy", "spec.x: no")]),
+                "resumed, but something else stops updates. The policy is invalid and not in force until it is corrected: \
+                 spec.x: no",
+            ),
+            (
+                json!([condition("Blocked", "ExpressionFires", "the expression load has a result")]),
+                "resumed, but something else stops updates. Nodes wait: the expression load has a result",
+            ),
         ] {
-            assert_eq!(resumed(&operator(&json!({}), &json!({"conditions": conditions}))), text);
+            let operator = operator(&json!({}), &json!({"conditions": conditions}));
+            assert_eq!(resumed(&operator), text);
+            let (_, why) = text.split_once(". ").unwrap_or_default();
+            assert!(nothing(decide_resume(&operator).unwrap()).ends_with(why), "{why}: also where nothing is written");
         }
     }
 

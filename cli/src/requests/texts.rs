@@ -3,9 +3,7 @@
 use jiff::Timestamp;
 use kube::ResourceExt;
 use models::names::SYSTEM_NAMESPACE;
-use models::shadow::BottlerocketShadow;
 
-use super::nodes::node_of;
 use crate::advice;
 
 /// Returns the value of a one-shot request that no other request has.
@@ -30,9 +28,9 @@ pub(super) fn command(object: &impl ResourceExt, arguments: &str) -> String {
     advice::command(object.namespace().as_deref().unwrap_or(SYSTEM_NAMESPACE), arguments)
 }
 
-/// Returns a message that the controller has recorded on a shadow, with its commands for the operator of the shadow.
-pub(super) fn recorded(shadow: &BottlerocketShadow, message: &str) -> String {
-    advice::filled(shadow.namespace().as_deref().unwrap_or(SYSTEM_NAMESPACE), message, &node_of(shadow))
+/// Returns a message that the controller has recorded on an object, about this node, with its commands for the operator of the object.
+pub(super) fn recorded(object: &impl ResourceExt, node: &str, message: &str) -> String {
+    advice::filled(object.namespace().as_deref().unwrap_or(SYSTEM_NAMESPACE), message, node)
 }
 
 pub(super) fn some(names: &[String]) -> String {
@@ -56,7 +54,7 @@ mod tests {
             ("see kubectl get pods -n <namespace>; then wait", "see kubectl get pods -n ops --context c; then wait"),
             ("at once by kubectl brupop retry NODE", "at once by kubectl brupop retry NODE -n ops --context c"),
         ] {
-            assert_eq!(with_context("c", || recorded(&shadow, message)), expected);
+            assert_eq!(with_context("c", || recorded(&shadow, "a", message)), expected);
         }
     }
 

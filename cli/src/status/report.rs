@@ -162,6 +162,10 @@ fn approvals(cluster: &Cluster, plan: &Plan, rollouts: &[RolloutState]) -> Vec<R
                 let verify = match cluster.proving(nodes) {
                     Some(Proving::Retry(command)) => format!(". To have a node verified again at once: {command}"),
                     Some(Proving::Unhold(command)) => format!(". To let it prove the version, end its hold: {command}"),
+                    Some(Proving::Return(node)) => {
+                        let shown = crate::shell::for_cluster(&format!("kubectl describe node {node}"));
+                        format!(". {node} is not back from its reboot: {shown}")
+                    }
                     None => String::new(),
                 };
                 format!("{verify}. To accept them as they are")

@@ -28,10 +28,28 @@ fn claim_that_uncordons_is_not_shown_as_a_cordon() {
     }
 }
 
-/// A canary step whose place is used up without a proof by a node that exists, with these annotations.
+/// A canary step whose place is used up without a proof by a node that exists, with these annotations, and runs the version.
 fn not_proven_by(annotations: &Value) -> Cluster {
+    let mut status = current();
+    status["currentVersion"] = json!("1.20.5");
+    used_up_by(node("gone", annotations), status)
+}
+
+/// The same by a node that is not back from the reboot of its update.
+fn not_back() -> Cluster {
+    let (mut down, mut status) = (node("gone", &json!({})), idle());
+    down["status"]["conditions"] = json!([{"type": "Ready", "status": "Unknown"}]);
+    status["progress"] = progress("Releasing", 1);
+    (status["progress"]["permitIssued"], status["progress"]["disruptive"]) = (json!(true), json!(false));
+    used_up_by(down, status)
+}
+
+fn used_up_by(mut node: Value, status: Value) -> Cluster {
+    let runs = status["currentVersion"].as_str().unwrap_or_default();
+    node["status"]["nodeInfo"]["osImage"] = json!(format!("Bottlerocket OS {runs} (aws-k8s-1.37)"));
     let mut cluster = step_used_up(false);
-    cluster.add_node(&serde_json::from_value(node("gone", annotations)).unwrap());
+    cluster.add_node(&serde_json::from_value(node).unwrap());
+    cluster.add_shadow(&serde_json::from_value(shadow("gone", status)).unwrap());
     cluster
 }
 
@@ -55,6 +73,7 @@ fn command_of_status_is_a_line_of_its_own_in_a_narrow_terminal() {
         (step_used_up(false), &[accept][..]),
         (not_proven_by(&json!({})), &["brupop retry gone", accept][..]),
         (not_proven_by(&held()), &["brupop unhold gone", accept][..]),
+        (not_back(), &["describe node gone", accept][..]),
         (stopped, &[controller.as_str(), web_api.as_str()][..]),
     ] {
         let text = with_context("prod-eu", || shown(&cluster, Some(80)));
@@ -291,9 +310,9 @@ fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
     };
     let again = "kubectl brupop resume --failures 1.20.5";
     let skip = "To skip 1.20.5, first: kubectl brupop quarantine 1.20.5. To";
-    let first = format!("is resumed. {skip} try again: {again}\n");
+    let first = format!("prove the version. {skip} try again: {again}\n");
     let each = format!(
-        "is resumed. {skip} skip 1.20.6, first: kubectl brupop quarantine 1.20.6. To try again: {again},1.20.6\n"
+        "prove the version. {skip} skip 1.20.6, first: kubectl brupop quarantine 1.20.6. To try again: {again},1.20.6\n"
     );
     let mut beside = frozen(&["1.20.5"]);
     let mut other_kind = idle();
@@ -301,11 +320,12 @@ fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
     beside.add_shadow(&serde_json::from_value(shadow("b", other_kind)).unwrap());
     beside.add_node(&serde_json::from_value(node("b", &json!({}))).unwrap());
     let others = "go on with nodes of another variant or architecture: kubectl brupop resume --others 1.20.5. To";
-    let or_others = format!("is resumed. {skip} {others} try again: {again}\n");
+    let or_others = format!("prove the version. {skip} {others} try again: {again}\n");
     let removed = format!(". Once the cause is removed, to try again: {again}\n");
     let accept = "To accept them as they are: kubectl brupop approve 1 --rollout 3 --unproven\n";
     let verify = format!(". To have a node verified again at once: kubectl brupop retry gone. {accept}");
     let unhold = format!(". To let it prove the version, end its hold: kubectl brupop unhold gone. {accept}");
+    let returns = format!(". gone is not back from its reboot: kubectl describe node gone. {accept}");
     let only_accept = format!("is not proven by gone (HookTimedOut). {accept}");
     for (sentence, cluster, expected) in [
         ("frozen", frozen(&["1.20.5"]), first.as_str()),
@@ -315,6 +335,7 @@ fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
         ("failed", step_used_up(true), removed.as_str()),
         ("not proven", not_proven_by(&json!({})), verify.as_str()),
         ("not proven, and held", not_proven_by(&held()), unhold.as_str()),
+        ("not proven, and not back from its reboot", not_back(), returns.as_str()),
         ("not proven, and gone", step_used_up(false), only_accept.as_str()),
     ] {
         let text = shown(&cluster, None);

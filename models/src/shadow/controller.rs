@@ -152,6 +152,11 @@ impl Progress {
             None => Mode::Update,
         }
     }
+
+    /// Returns whether the attempt has ended and its slot is free while its host may still reboot by its permit.
+    pub fn may_still_reboot(&self) -> bool {
+        self.step == Step::Releasing && !self.disruptive && self.permit_issued
+    }
 }
 
 /// An owner whose pods come to a cordoned node without tolerating the cordon.

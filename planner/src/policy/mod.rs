@@ -319,8 +319,8 @@ impl Policy {
             .and_then(|text| serde_json::from_str(text).ok())
             .and_then(|spec| Self::from_spec(&spec).ok());
         let policy = last_good.unwrap_or(Self { present: true, unusable: true, ..Self::default() });
-        // The switch does not depend on errors elsewhere: it can always stop things.
-        let enabled = policy.enabled && operator.spec.enabled.unwrap_or(true);
+        // The switch does not depend on errors elsewhere: it can always stop things. It starts nothing while there are errors.
+        let enabled = operator.spec.enabled.unwrap_or(true);
         Self { enabled, errors, ..policy }
     }
 

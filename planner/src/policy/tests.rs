@@ -194,6 +194,9 @@ fn invalid_policy_keeps_last_valid_policy_in_force() {
 
     operator.spec.enabled = Some(false);
     assert!(!Policy::in_force(Some(&operator)).enabled, "the switch still switches off");
+    operator.status.policy_in_force = Some(r#"{"enabled": false}"#.into());
+    operator.spec.enabled = Some(true);
+    assert!(Policy::in_force(Some(&operator)).enabled, "and no update waits for it: the errors alone stop them");
     assert_eq!(Policy::in_force(None), Policy::default());
 }
 

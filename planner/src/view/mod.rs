@@ -299,8 +299,7 @@ impl NodeView {
     /// Returns whether the attempt has ended and its slot is free while its host may still reboot by its permit: the node keeps
     /// its cordon until it is Ready, or in another boot.
     pub fn may_still_reboot(&self) -> bool {
-        let ended = |progress: &&Progress| progress.step == Step::Releasing && !progress.disruptive;
-        self.progress().filter(ended).is_some_and(|progress| progress.permit_issued)
+        self.progress().is_some_and(Progress::may_still_reboot)
     }
 
     /// Returns whether the node is, or may be, out of service because of the operator. A node with a hold is out of

@@ -19,7 +19,7 @@ pub use ends::{DENIED_FOR_GOOD, StepRequest, end_in};
 pub(crate) use ends::{HAS_UNTIL, RETRIED_UNTIL};
 pub use reason::WaitsFor;
 pub(crate) use text::{BEFORE_RESUME, request, resume};
-pub use text::{alone, gone, has_fallen, node_name, not_ready, without_command};
+pub use text::{alone, gone, node_name, not_ready, without_command};
 pub use unfinished::UnfinishedEviction;
 
 use crate::rules::Refusal;
@@ -424,7 +424,7 @@ pub enum Wait {
     #[error("an action is under way")]
     Acting,
     /// The next action has failed again and again.
-    #[error("what is due has failed since {since:.0}, and is tried again at least every 30 s: {error}")]
+    #[error("what is due has failed since {since:.0}, and is tried again within 30 s or in turn with others: {error}")]
     ActionFails { since: Timestamp, error: String },
 }
 

@@ -63,9 +63,14 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         Frozen,
         User,
         "Find the cause in the condition `Frozen` of `bruo default`, then [resume](policy.md#requests), or continue with \
-         nodes of another variant or architecture.",
+         nodes of another variant or architecture. Nodes that failed, come back late and prove the version end it, too.",
     ),
-    (Quarantined, User, "A [resume](policy.md#requests). To skip the version, exclude it first."),
+    (
+        Quarantined,
+        User,
+        "A [resume](policy.md#requests). To skip the version, exclude it first. Nodes that failed, come back late and prove the version end it, \
+         too.",
+    ),
     (Held, User, "The end of the hold, if it has one, or [unhold](plugin.md#hold-and-unhold): remove the annotation."),
     (Cordoned, User, "Uncordon the node, or set `spec.drain.cordonedNodes: Update`."),
     (BeingRemoved, Nothing, "The autoscaler or user that removes the node: it is deleted, or loses its taint."),
@@ -180,17 +185,22 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (
         StepUnproven,
         User,
-        "The end of the cause that the message names: each node is verified again every hour, or by a \
+        "The end of the cause that the message names: each node that is back on the version is verified again every hour, or by a \
          [retry](policy.md#requests); one with the end `NotReady` or `NodePressure` has to be in service again, without \
          pressure. Or an [approval](policy.md#requests) with `--unproven`.",
     ),
-    (StepFailed, User, "The cause of the failures that the message names; then [resume](policy.md#requests)."),
+    (
+        StepFailed,
+        User,
+        "The cause of the failures that the message names; then [resume](policy.md#requests). A node that failed, comes back late and proves \
+         the version frees its place, too.",
+    ),
     (
         Braked,
         User,
         "The cause of the ends that the message names; then [resume](policy.md#requests). A node that proves the version ends it, too: \
          one is tried after each pause, of 10 minutes first and 6 hours at most; none while a node runs the version without a proof, which \
-         is verified again once an hour.",
+         is verified again once an hour, or is not back from its reboot.",
     ),
     (
         ClusterUnwell,

@@ -167,7 +167,7 @@ fn named(nodes: &[String]) -> String {
 const BACK: &str = "counts again once it is in service on the version, without pressure";
 
 /// Returns whether a node that a reason names with its end is such a one: no verification makes it count again.
-pub fn has_fallen(named: &str) -> bool {
+fn has_fallen(named: &str) -> bool {
     [FALLEN, UNDER_PRESSURE].iter().any(|end| named.ends_with(&format!("({end})")))
 }
 
@@ -181,8 +181,7 @@ fn of_fallen(nodes: &[String]) -> String {
 }
 
 pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
-    let verified =
-        "Each that exists and is not held is verified again every hour, and at once by kubectl brupop retry NODE";
+    let verified = "Each that is back on the version and not held is verified again every hour, and at once by kubectl brupop retry NODE";
     let all_fell = !nodes.is_empty() && nodes.iter().all(|node| has_fallen(node));
     let again = if all_fell { format!("Each {BACK}") } else { format!("{verified}{}", of_fallen(nodes)) };
     let (nodes, approve) = (named(nodes), approve(approval));
@@ -215,8 +214,9 @@ pub(super) fn braked(count: usize, nodes: &[String], until: Option<Timestamp>, t
         (Some(node), _) => format!("{node} is tried alone"),
         (None, Some(until)) => format!("one node is tried from {until:.0} on, once those under way are finished"),
         (None, None) => {
-            "no node is tried while one of them runs the version without a proof, or is gone after its permit; where \
-             all of those are gone, only a resume lifts the brake, or approve --unproven where a canary step waits"
+            "no node is tried while one of them runs the version without a proof, is not back from its reboot, or is gone \
+             after its permit; where all of those are gone, only a resume lifts the brake, or approve --unproven where a \
+             canary step waits"
                 .to_owned()
         }
     };
@@ -265,7 +265,8 @@ mod tests {
 
     #[test]
     fn reasons_say_what_makes_nodes_without_a_proof_count() {
-        let (verified, back) = ("verified again every hour", "counts again once it is in service");
+        let verified = "Each that is back on the version and not held is verified again every hour";
+        let back = "counts again once it is in service";
         for (nodes, expected) in [
             (vec![], [true, false]),
             (vec!["a (HookTimedOut)"], [true, false]),

@@ -186,7 +186,7 @@ fn freeze_names_nodes_and_reason_and_second_freeze_is_another_event() {
     cluster.node("a").status.controller.record = Some(record.clone());
     let frozen = cluster.turn(t(10));
     assert_eq!(events(&frozen), ["Frozen"]);
-    let cause = "failed too often: 1.20.5 for aws-k8s-1.37 x86_64 (BootFellBack on a). No update starts until the rollout is resumed";
+    let cause = "failed too often: 1.20.5 for aws-k8s-1.37 x86_64 (BootFellBack on a). No update starts until the rollout is resumed, or nodes that failed prove the version";
     assert_eq!((frozen[0].cause.as_str(), frozen[0].subject.as_str()), (cause, "node/a"));
     assert_eq!(frozen[0].command, "kubectl brupop status");
     assert_eq!((frozen[0].nodes.join(" "), frozen[0].time), ("a".into(), t(10)));

@@ -91,7 +91,7 @@ fn counts(survey: &Survey<'_>, plan: &Plan) -> Counts {
 }
 
 /// Returns whether the last attempt of a node failed, counts against the node, and is to be made again: there is a version for the
-/// node that is not quarantined, or it is not known whether there is one, and no user holds the node.
+/// node that is not quarantined, or it is not known whether there is one, no user holds the node, and it is back from its reboot.
 fn has_failed(survey: &Survey<'_>, node: &SurveyedNode<'_>) -> bool {
     let last = node.record().filter(|record| record.failures > 0).and_then(|record| record.last.as_ref());
     let of_node = |end: &End| end.class == FailureClass::Node;
@@ -103,7 +103,7 @@ fn has_failed(survey: &Survey<'_>, node: &SurveyedNode<'_>) -> bool {
         Err(Wait::Pinning { version }) => !survey.quarantine.holds(kind.0, kind.1, &version),
         Err(wait) => matches!(wait, Wait::RefreshFails { .. }),
     };
-    counts && wanted && !node.facts.held()
+    counts && wanted && !node.facts.held() && !node.may_still_reboot()
 }
 
 /// The reason of a node's `Blocked` condition, if it has one.
@@ -167,7 +167,10 @@ fn versions_of<'a>(spent: impl IntoIterator<Item = (&'a Key, &'a Cause)>) -> Str
 
 /// Returns the sentence about versions that have stopped all updates.
 pub(super) fn failed_too_often<'a>(spent: impl IntoIterator<Item = (&'a Key, &'a Cause)>) -> String {
-    format!("failed too often: {}. No update starts until the rollout is resumed", versions_of(spent))
+    let versions = versions_of(spent);
+    format!(
+        "failed too often: {versions}. No update starts until the rollout is resumed, or nodes that failed prove the version"
+    )
 }
 
 /// Returns a condition that does not hold: a `resume` that has ended it is its reason until it holds again, also under another leader.
@@ -195,7 +198,7 @@ fn frozen(survey: &Survey<'_>, quarantine: &Quarantine, stored: Option<&Conditio
             format!("failed too often, and held for these nodes alone: {held}. {others}. To try again: {}", resume());
         return (false, CONTAINED, message.chars().take(2000).collect());
     }
-    let mut message = format!("{}: {}", failed_too_often(quarantine.freezing()), resume());
+    let mut message = format!("{}. To try again: {}", failed_too_often(quarantine.freezing()), resume());
     if let Some(since) = models::operator::frozen_since(&survey.known).filter(|_| others) {
         let request = request(CONTINUE_OTHERS_ANNOTATION, &since.to_string());
         message += &format!(". To go on with the other nodes alone: {request}");

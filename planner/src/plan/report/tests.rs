@@ -117,6 +117,22 @@ fn node_whose_attempt_ended_for_an_unknown_reason_counts_as_failed() {
     }
 }
 
+#[test]
+fn node_that_is_not_back_from_its_reboot_does_not_count_as_failed() {
+    for (permitted, expected) in [(false, 1), (true, 0)] {
+        let mut node = at("a", Step::Releasing, 0, HostState::Idle);
+        node.facts.ready = false;
+        let controller = &mut node.shadow.as_mut().unwrap().status.controller;
+        let progress = controller.progress.as_mut().unwrap();
+        (progress.permit_issued, progress.disruptive) = (permitted, false);
+        let record = controller.record.get_or_insert_default();
+        (record.failures, record.last) = (1, Some(result("RebootTimedOut")));
+        let (view, policy) = cluster(vec![node], &[]);
+        let made = crate::plan::plan(&view, &policy, t(1));
+        assert_eq!(counts(&Survey::of(&view, &policy, t(1)), &made).failed, expected, "permitted: {permitted}");
+    }
+}
+
 /// The result of an attempt to the new version.
 fn result(reason: &str) -> models::shadow::AttemptResult {
     models::shadow::AttemptResult {
