@@ -322,7 +322,7 @@ mod tests {
         assert!(matches!(unheld(None, &cordoned), State::Done(text) if text.contains("another client")));
         // A new update has begun already.
         assert!(matches!(unheld(Some(&shadow(&json!({"progress": at("Draining")}))), &claimed), State::Done(_)));
-        // Its cordon is not released before it is back.
+        // One that is not back keeps its cordon.
         let outcome = unheld(Some(&not_back()), &claimed);
         assert!(matches!(outcome, State::Done(text) if text.ends_with("counts until it is back or deleted")));
     }
