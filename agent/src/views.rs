@@ -24,14 +24,16 @@ pub(crate) struct Known {
 impl Known {
     /// Stores a view from the stream, unless it is older than the known one. The stream comes from a cache that may lag
     /// behind the answer to this agent's write. The first view of a stream is stored whatever its generation:
-    /// generations are not signed, so one invented by a compromised web API must not outlive the connection to it.
+    /// generations are not signed, so one invented by a compromised web API must not outlive the connection to it. One of the
+    /// known generation is stored too, unless a report has replaced it: another web API may show more of the shadow.
     fn streamed(&mut self, view: ShadowView) -> bool {
         let first = std::mem::take(&mut self.first);
         if let Some(current) = &self.view
             && current.metadata.uid == view.metadata.uid
         {
             let (old, new) = (current.metadata.generation, view.metadata.generation);
-            let known = current.etag == view.etag || self.replaced.contains(&view.etag);
+            let same = if first { **current == view } else { current.etag == view.etag };
+            let known = same || self.replaced.contains(&view.etag);
             if (new < old && !first) || (new == old && known) {
                 return false;
             }
@@ -144,6 +146,26 @@ mod tests {
         views.answered(view("u", 3, "b"), "a");
         views.streamed(view("u", 4, "c"));
         assert_eq!(etag(&views), "c");
+    }
+
+    #[test]
+    fn first_view_of_stream_replaces_one_of_same_generation_that_shows_less() {
+        let views = Views::default();
+        let attempt = || views.newest().unwrap().spec.attempt;
+        let mut whole = view("u", 1, "a");
+        whole.spec.attempt = 7;
+        views.opened();
+        views.streamed(view("u", 1, "a"));
+        let less = attempt();
+        views.streamed(whole.clone());
+        assert_eq!(attempt(), less, "one web API changes the etag with each state");
+        views.opened();
+        views.streamed(whole);
+        assert_ne!(less, attempt());
+        views.answered(view("u", 1, "b"), "a");
+        views.opened();
+        views.streamed(view("u", 1, "a"));
+        assert_eq!(etag(&views), "b", "a web API that is behind shows what this agent's report has replaced");
     }
 
     #[test]
