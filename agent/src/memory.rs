@@ -30,8 +30,8 @@ pub(crate) struct Memory {
     pub(crate) requested_refresh: bool,
     /// The host's choice at that refresh; absent if it failed or nothing was chosen.
     pub(crate) chosen: Option<Version>,
-    /// Reason of a failed refresh of which the host has no record.
-    pub(crate) refresh_failure: Option<String>,
+    /// A failed refresh of which the host has no record.
+    pub(crate) refresh_failure: Option<UnrecordedFailure>,
     /// The report's entry for the host's settings; absent while this process has not read them, and the stored entry
     /// remains.
     pub(crate) settings: Option<FoundSettings>,
@@ -41,6 +41,14 @@ pub(crate) struct Memory {
 /// recording it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unconfirmed {
+    /// End time of the host's last command before it, as the host writes it.
+    pub(crate) before: Option<String>,
+}
+
+/// A failed command of which the host has no record: the record that it shows is of a command before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct UnrecordedFailure {
+    pub(crate) message: String,
     /// End time of the host's last command before it, as the host writes it.
     pub(crate) before: Option<String>,
 }
@@ -76,7 +84,7 @@ impl Memory {
         if last.is(Command::Refresh) {
             let found = last.succeeded && status.state != UpdateState::Idle;
             self.chosen = status.chosen.clone().filter(|_| found && self.requested_refresh);
-            self.refresh_failure = None;
+            self.refresh_failure.take_if(|failure| failure.before.as_ref() != Some(&last.timestamp));
         }
         if last.is(Command::Prepare) {
             self.saw_prepare = true;
@@ -183,6 +191,18 @@ mod tests {
             memory.learn(&status, &desired(1));
             assert_eq!(memory.prepared, None, "{status:?}");
         }
+    }
+
+    #[test]
+    fn refresh_that_failed_without_a_record_counts_until_the_host_records_another() {
+        let failure = UnrecordedFailure { message: "no worker".into(), before: Some("t".into()) };
+        let mut memory = Memory { refresh_failure: Some(failure.clone()), ..Memory::default() };
+        let mut found = status("Available", "1.20.5", "refresh", "Success", "");
+        memory.learn(&found, &desired(1));
+        assert_eq!(memory.refresh_failure, Some(failure), "the record is of the refresh before it");
+        found.last.as_mut().unwrap().timestamp = "later".into();
+        memory.learn(&found, &desired(1));
+        assert_eq!(memory.refresh_failure, None);
     }
 
     #[test]

@@ -64,6 +64,12 @@ impl Refreshes {
         *self.last.get_or_insert(now) + self.delay(interval)
     }
 
+    /// Brings the next refresh of an idle host forward to a random time: a whole fleet may get the same settings at once, and
+    /// each refresh calls its mirrors.
+    pub(crate) fn hasten(&mut self, interval: Duration, now: Instant) {
+        self.early = Some(now + first_delay(interval, random()));
+    }
+
     /// Returns the time from the last refresh (before the first one: from becoming idle) to the next one.
     fn delay(&self, interval: Duration) -> Duration {
         // Whatever policy requests.
@@ -77,7 +83,7 @@ impl Refreshes {
 }
 
 /// Returns the random delay of a refresh that a whole fleet may make at once. `random` is in [0, 1).
-pub(crate) fn first_delay(interval: Duration, random: f64) -> Duration {
+fn first_delay(interval: Duration, random: f64) -> Duration {
     interval.max(SHORTEST_INTERVAL).min(FIRST_WITHIN).mul_f64(random.clamp(0.0, 1.0))
 }
 

@@ -170,7 +170,8 @@ fn offer(stored: &AgentStatus, facts: &Facts, memory: &Memory) -> Option<Offered
     let status = facts.status.as_ref();
     let last = status.and_then(|status| status.last.as_ref());
     let unsuccessful = last.filter(|last| last.is(Command::Refresh) && !last.succeeded);
-    if let Some(failure) = unsuccessful.map(CommandRecord::message).or_else(|| memory.refresh_failure.clone()) {
+    let unrecorded = memory.refresh_failure.as_ref().map(|failure| failure.message.clone());
+    if let Some(failure) = unsuccessful.map(CommandRecord::message).or(unrecorded) {
         // An offer that cannot be confirmed stays as reported, if the host has run a command in this boot. The message
         // stays too where the next one differs in numbers alone, such as a time.
         let reported = reported.filter(|reported| last.is_some() || reported.refresh_failure.is_some());

@@ -83,7 +83,7 @@ async fn follow_once(
     alive: &Alive,
     opened: &mut Option<Instant>,
 ) -> anyhow::Result<()> {
-    let newest = views.newest();
+    let newest = views.opening();
     let mut lines = server.watch(newest.as_ref().map(|view| view.metadata.resource_version.as_str())).await?;
     let began = *opened.insert(Instant::now());
     views.opened();

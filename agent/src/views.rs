@@ -17,21 +17,24 @@ pub(crate) struct Known {
     replaced: VecDeque<String>,
     /// Number of streams opened: behind each there may be another web API.
     streams: u64,
-    /// True if the open stream has not sent the shadow yet.
+    /// True if the last stream that was requested has not sent the shadow yet, nor an answer a newer generation since.
     first: bool,
 }
 
 impl Known {
     /// Stores a view from the stream, unless it is older than the known one. The stream comes from a cache that may lag
     /// behind the answer to this agent's write. The first view of a stream is stored whatever its generation:
-    /// generations are not signed, so one invented by a compromised web API must not outlive the connection to it.
+    /// generations are not signed, so one invented by a compromised web API must not outlive the connection to it. One of the
+    /// known generation is stored too, unless a report has replaced it: another web API may show more of the shadow. Neither
+    /// holds against a newer generation from an answer that came while the stream was being opened.
     fn streamed(&mut self, view: ShadowView) -> bool {
         let first = std::mem::take(&mut self.first);
         if let Some(current) = &self.view
             && current.metadata.uid == view.metadata.uid
         {
             let (old, new) = (current.metadata.generation, view.metadata.generation);
-            let known = current.etag == view.etag || self.replaced.contains(&view.etag);
+            let same = if first { **current == view } else { current.etag == view.etag };
+            let known = same || self.replaced.contains(&view.etag);
             if (new < old && !first) || (new == old && known) {
                 return false;
             }
@@ -51,6 +54,7 @@ impl Known {
             return false;
         }
         let older = same && current.etag != replaced && current.metadata.generation > view.metadata.generation;
+        let is_newer = same && current.metadata.generation < view.metadata.generation;
         if replaced != view.etag {
             self.replaced.push_back(replaced.to_owned());
             if self.replaced.len() > REMEMBERED {
@@ -58,6 +62,9 @@ impl Known {
             }
         }
         self.replaced.retain(|etag| *etag != view.etag);
+        if is_newer {
+            self.first = false;
+        }
         if !older {
             self.view = Some(Arc::new(view));
         }
@@ -70,11 +77,17 @@ impl Known {
 pub(crate) struct Views(watch::Sender<Known>);
 
 impl Views {
-    pub(crate) fn opened(&self) {
-        self.0.send_modify(|known| {
-            known.streams = known.streams.wrapping_add(1);
+    /// Returns the newest shadow, from which a stream is requested now.
+    pub(crate) fn opening(&self) -> Option<Arc<ShadowView>> {
+        self.0.send_if_modified(|known| {
             known.first = true;
+            false
         });
+        self.newest()
+    }
+
+    pub(crate) fn opened(&self) {
+        self.0.send_modify(|known| known.streams = known.streams.wrapping_add(1));
     }
 
     pub(crate) fn streams(&self) -> u64 {
@@ -147,13 +160,44 @@ mod tests {
     }
 
     #[test]
+    fn first_view_of_stream_replaces_one_of_same_generation_that_shows_less() {
+        let views = Views::default();
+        let attempt = || views.newest().unwrap().spec.attempt;
+        let mut whole = view("u", 1, "a");
+        whole.spec.attempt = 7;
+        views.opening();
+        views.streamed(view("u", 1, "a"));
+        let less = attempt();
+        views.streamed(whole.clone());
+        assert_eq!(attempt(), less, "one web API changes the etag with each state");
+        views.opening();
+        views.streamed(whole);
+        assert_ne!(less, attempt());
+        views.answered(view("u", 1, "b"), "a");
+        views.opening();
+        views.streamed(view("u", 1, "a"));
+        assert_eq!(etag(&views), "b", "a web API that is behind shows what this agent's report has replaced");
+    }
+
+    #[test]
+    fn first_view_of_stream_replaces_no_answer_that_came_after_its_request() {
+        let views = Views::default();
+        views.streamed(view("u", 4, "a"));
+        views.opening();
+        views.answered(view("u", 5, "withdrawn"), "a");
+        views.opened();
+        views.streamed(view("u", 4, "a"));
+        assert_eq!(etag(&views), "withdrawn");
+    }
+
+    #[test]
     fn forged_generation_is_dropped_with_its_stream() {
         let views = Views::default();
-        views.opened();
+        views.opening();
         views.streamed(view("u", i64::MAX, "forged"));
         views.streamed(view("u", 3, "a"));
         assert_eq!(etag(&views), "forged");
-        views.opened();
+        views.opening();
         views.streamed(view("u", 3, "a"));
         assert_eq!(etag(&views), "a");
         views.streamed(view("u", 2, "z"));

@@ -53,12 +53,6 @@ impl Follower {
         Self { agent, sent: Sent::Nothing, newest: None, refused: None }
     }
 
-    /// Continues another stream: the agent has seen the state with this etag, if it is given.
-    pub(crate) fn resuming(agent: AgentIdentity, etag: Option<String>) -> Self {
-        let sent = etag.map_or(Sent::Nothing, |etag| Sent::Shadow { etag });
-        Self { sent, ..Self::new(agent) }
-    }
-
     /// Returns the reaction, and the refusal if the shadow is newly found to be another agent's.
     pub(crate) fn follow(&mut self, seen: &Seen) -> (Change, Option<Refusal>) {
         let shadow = match seen {
@@ -287,10 +281,6 @@ mod tests {
     }
 
     fn open(first: Seen) -> Open {
-        open_with(Follower::new(agent()), first)
-    }
-
-    fn open_with(follower: Follower, first: Seen) -> Open {
         let (seen, shutdown) = (watch::Sender::new(first), watch::Sender::new(None));
         let streams = Streams::new(Metrics::new().unwrap().streams);
         let lifetime = Lifetime {
@@ -300,6 +290,7 @@ mod tests {
             place: streams.enter("a"),
             _presence: Metrics::new().unwrap().agents.enter(None),
         };
+        let follower = Follower::new(agent());
         let stream: AgentStream<fn(Refusal)> = AgentStream::new(follower, seen.subscribe(), lifetime, |_| {});
         Open { seen, shutdown, stream, streams }
     }
@@ -334,18 +325,6 @@ mod tests {
         assert_eq!(open.stream.next().await, Some(WatchLine::Absent));
         let _newer = (open.streams.enter("a"), open.streams.enter("a"));
         assert_eq!(open.stream.next().await, None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn resumed_stream_starts_with_heartbeat_instead_of_known_state() {
-        let Seen::Present(now) = present("u", 5, 1, json!({})) else { panic!() };
-        let follower = Follower::resuming(agent(), Some(now.view.etag.clone()));
-        let mut open = open_with(follower, Seen::Present(now));
-        let began = Instant::now();
-        assert_eq!(open.stream.next().await, Some(WatchLine::Heartbeat));
-        assert_eq!(began.elapsed(), Duration::ZERO);
-        open.seen.send_replace(present("u", 6, 2, json!({})));
-        assert!(matches!(open.stream.next().await, Some(WatchLine::Shadow { .. })));
     }
 
     #[tokio::test(start_paused = true)]

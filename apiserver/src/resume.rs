@@ -12,26 +12,14 @@ use crate::cluster::{CallError, Cluster};
 use crate::store::{Seen, Store};
 use crate::write::{AccessError, live};
 
-/// A replica's state compared with the newest that an agent has seen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Position {
-    /// It is newer, or its age does not matter.
-    Newer,
-    /// It is the same state, which has this etag.
-    Same(String),
-    /// It is older, or may be.
-    Behind,
-}
-
-/// Compares a replica's state with the version that an agent has seen.
-pub(crate) fn position(seen: &Seen, from: &str) -> Position {
+/// Returns true if a replica's state is older than the version that an agent has seen, or may be.
+fn is_behind(seen: &Seen, from: &str) -> bool {
     match seen {
-        Seen::Present(shadow) if shadow.resource_version() == from => Position::Same(shadow.view.etag.clone()),
-        Seen::Present(shadow) if newer(shadow.resource_version(), from) => Position::Newer,
+        Seen::Present(shadow) => newer(from, shadow.resource_version()),
         // Absence has no version: the shadow may be deleted, or not yet known here.
-        Seen::Present(_) | Seen::Absent | Seen::Unknown => Position::Behind,
+        Seen::Absent | Seen::Unknown => true,
         // Nothing is sent of it as long as that lasts.
-        Seen::Unreadable => Position::Newer,
+        Seen::Unreadable => false,
     }
 }
 
@@ -44,7 +32,7 @@ pub(crate) enum ResumeError {
     Call(CallError),
 }
 
-/// Waits until this replica can resume from a state, for up to `limit` before it calls the cluster. Returns the state's etag if nothing has happened since.
+/// Waits until this replica can resume from a state, for up to `limit` before it calls the cluster.
 pub(crate) async fn resume(
     cluster: &Cluster,
     store: &Store,
@@ -52,34 +40,27 @@ pub(crate) async fn resume(
     seen: &mut watch::Receiver<Seen>,
     from: &str,
     limit: Duration,
-) -> Result<Option<String>, ResumeError> {
-    let ready = |seen: &Seen| *seen == Seen::Absent || position(seen, from) != Position::Behind;
+) -> Result<(), ResumeError> {
+    let ready = |seen: &Seen| *seen == Seen::Absent || !is_behind(seen, from);
     // The result of the wait is read below. The sender cannot be gone: the store holds it.
     let _ = timeout(limit, seen.wait_for(ready)).await.is_ok();
-    if let Some(etag) = settled(seen, from) {
-        return Ok(etag);
+    if !is_behind(&seen.borrow(), from) {
+        return Ok(());
     }
     match live(cluster, store, agent).await {
         // The cluster itself was restored from a backup, and the state that the agent has seen never existed.
-        Ok(shadow) if newer(from, shadow.resource_version()) => Ok(None),
+        Ok(shadow) if newer(from, shadow.resource_version()) => Ok(()),
         // The live read has updated the copy, if there is one.
-        Ok(_) => settled(seen, from).ok_or(ResumeError::Behind),
-        Err(AccessError::NoShadow) if *seen.borrow() == Seen::Absent => Ok(None),
+        Ok(_) if is_behind(&seen.borrow(), from) => Err(ResumeError::Behind),
+        Ok(_) => Ok(()),
+        Err(AccessError::NoShadow) if *seen.borrow() == Seen::Absent => Ok(()),
         Err(AccessError::NoShadow) => Err(ResumeError::Behind),
         // The stream reports the refusal until it changes. But an older copy would still be shown as the agent's own.
         Err(AccessError::Refused(_)) => match &*seen.borrow() {
             Seen::Present(copy) if owns(agent, copy).is_ok() => Err(ResumeError::Behind),
-            Seen::Present(_) | Seen::Absent | Seen::Unknown | Seen::Unreadable => Ok(None),
+            Seen::Present(_) | Seen::Absent | Seen::Unknown | Seen::Unreadable => Ok(()),
         },
         Err(AccessError::Call(error)) => Err(ResumeError::Call(error)),
-    }
-}
-
-fn settled(seen: &watch::Receiver<Seen>, from: &str) -> Option<Option<String>> {
-    match position(&seen.borrow(), from) {
-        Position::Newer => Some(None),
-        Position::Same(etag) => Some(Some(etag)),
-        Position::Behind => None,
     }
 }
 
@@ -111,7 +92,7 @@ mod tests {
         fake(move |_| object.clone().map_or_else(|| failure(404, "NotFound"), |object| (200, object)))
     }
 
-    async fn resumed(fake: &Fake, store: &Store, from: u64) -> Result<Option<String>, ResumeError> {
+    async fn resumed(fake: &Fake, store: &Store, from: u64) -> Result<(), ResumeError> {
         let mut seen = store.subscribe("brs-a");
         resume(&fake.cluster, store, &agent(), &mut seen, &at(from), LIMIT).await
     }
@@ -119,20 +100,23 @@ mod tests {
     #[test]
     fn replica_counts_as_behind_unless_known_to_be_current() {
         let present = |version| Seen::Present(Arc::new(shadow("u", version, 1, json!({}))));
-        assert_eq!(position(&present(10), &at(9)), Position::Newer);
-        assert!(matches!(position(&present(10), &at(10)), Position::Same(_)));
-        assert_eq!(position(&present(9), &at(10)), Position::Behind);
-        assert_eq!(position(&Seen::Absent, &at(10)), Position::Behind);
-        assert_eq!(position(&Seen::Unknown, &at(10)), Position::Behind);
-        assert_eq!(position(&Seen::Unreadable, &at(10)), Position::Newer);
+        for (seen, behind) in [
+            (present(11), false),
+            (present(10), false),
+            (present(9), true),
+            (Seen::Absent, true),
+            (Seen::Unknown, true),
+            (Seen::Unreadable, false),
+        ] {
+            assert_eq!(is_behind(&seen, &at(10)), behind, "{seen:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn current_replica_resumes_stream_without_live_read() {
         let (fake, store) = (cluster(None), store(vec![idle(10)]));
-        assert_eq!(resumed(&fake, &store, 9).await.unwrap(), None);
-        let same = resumed(&fake, &store, 10).await.unwrap();
-        assert_eq!(same, Some(shadow("u", 10, 1, json!({"state": "Idle"})).view.etag));
+        resumed(&fake, &store, 9).await.unwrap();
+        resumed(&fake, &store, 10).await.unwrap();
         assert!(fake.requests().is_empty());
     }
 
@@ -148,14 +132,14 @@ mod tests {
             store.observe(kube::runtime::watcher::Event::Apply(event));
         };
         let (result, ()) = tokio::join!(waits, arrives);
-        assert_eq!(result.unwrap(), None);
+        result.unwrap();
         assert!(fake.requests().is_empty());
     }
 
     #[tokio::test(start_paused = true)]
     async fn replica_with_broken_watch_reads_live() {
         let (fake, store) = (cluster(Some(idle(12))), store(vec![idle(10)]));
-        assert_eq!(resumed(&fake, &store, 11).await.unwrap(), None);
+        resumed(&fake, &store, 11).await.unwrap();
         assert_eq!(fake.requests().len(), 1);
     }
 
@@ -169,7 +153,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn resume_accepts_deleted_shadow_only_if_replica_knows_deletion() {
-        assert_eq!(resumed(&cluster(None), &store(vec![]), 11).await.unwrap(), None);
+        resumed(&cluster(None), &store(vec![]), 11).await.unwrap();
         let result = resumed(&cluster(None), &store(vec![idle(10)]), 11).await;
         assert!(matches!(result, Err(ResumeError::Behind)));
     }
@@ -183,12 +167,12 @@ mod tests {
         let mut older = anothers.clone();
         older["metadata"]["resourceVersion"] = json!("10");
         let result = resumed(&cluster(Some(anothers)), &store(vec![older]), 11).await;
-        assert_eq!(result.unwrap(), None, "the copy knows it too");
+        assert!(result.is_ok(), "the copy knows it too");
     }
 
     #[tokio::test(start_paused = true)]
     async fn resume_accepts_cluster_restored_to_older_version() {
-        assert_eq!(resumed(&cluster(Some(idle(10))), &store(vec![idle(10)]), 99).await.unwrap(), None);
+        resumed(&cluster(Some(idle(10))), &store(vec![idle(10)]), 99).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]

@@ -41,6 +41,8 @@ pub(super) struct BootState {
     pub(super) busy: Backoff,
     /// Time since which the host may have been running a command; `None` once its status was read.
     pub(super) busy_since: Option<Moment>,
+    /// True once the log has that the command has been running for long.
+    pub(super) busy_is_logged: bool,
     pub(super) locked: Backoff,
     /// The desired state of the last turn, and the tries for it.
     pub(super) desired: Option<DesiredState>,
@@ -82,7 +84,7 @@ impl BootState {
     pub(super) fn record_status(&mut self, status: Option<UpdateStatus>, desired: &DesiredState) {
         self.outage.end();
         self.busy.reset();
-        self.busy_since = None;
+        (self.busy_since, self.busy_is_logged) = (None, false);
         if let Some(status) = &status {
             self.memory.learn(status, desired);
         }
@@ -118,9 +120,15 @@ impl BootState {
     }
 
     /// Returns the time since which a command has been running, if that is long enough to be reported.
-    pub(super) fn busy_for_long(&self, now: Instant) -> Option<Timestamp> {
+    pub(super) fn busy_for_long(&mut self, now: Instant) -> Option<Timestamp> {
         let since = self.busy_since?;
-        (now.saturating_duration_since(since.monotonic) >= LONG_COMMAND).then_some(since.wall)
+        if now.saturating_duration_since(since.monotonic) < LONG_COMMAND {
+            return None;
+        }
+        if !std::mem::replace(&mut self.busy_is_logged, true) {
+            tracing::warn!(since = %since.wall, "a command has been running on the host for long");
+        }
+        Some(since.wall)
     }
 
     /// Waits after the host refused a command because another one runs. The status shows when that has ended; otherwise
@@ -212,14 +220,17 @@ mod tests {
     }
 
     #[test]
-    fn host_is_busy_for_long_after_half_an_hour_without_another_answer() {
+    fn host_is_busy_for_long_after_five_minutes_without_another_answer() {
         let mut boot = in_boot("b1");
         let start = Instant::now();
         boot.wait_while_busy();
         assert_eq!(boot.busy_for_long(start + LONG_COMMAND - Duration::from_millis(1)), None);
         boot.wait_while_busy();
+        assert!(!boot.busy_is_logged);
         assert!(boot.busy_for_long(start + LONG_COMMAND + Duration::from_secs(60)).is_some());
+        assert!(boot.busy_is_logged, "later reads log nothing");
         boot.record_status(None, &desired(HostState::Idle));
+        assert!(!boot.busy_is_logged, "the next long command is in the log, too");
         boot.wait_while_busy();
         assert_eq!(boot.busy_for_long(start + LONG_COMMAND - Duration::from_millis(1)), None, "another command");
     }

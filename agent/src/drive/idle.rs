@@ -11,7 +11,8 @@ use super::settings;
 use super::settings_progress::Reading;
 use super::turn::{Observed, Turn};
 use crate::host::command::Outcome;
-use crate::host::types::{Command, UpdateState};
+use crate::host::types::{Command, UpdateState, UpdateStatus};
+use crate::memory::UnrecordedFailure;
 use crate::report::Finding;
 
 /// Reports a host with nothing requested and nothing armed, brings its settings to what policy requests, and refreshes
@@ -79,7 +80,8 @@ async fn refresh(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, Stop> {
         // The host's own record has the reason of a failure that it recorded.
         let is_recorded = matches!(outcome, Outcome::Failed(..));
         let message = command::failure(boot, outcome)?;
-        boot.memory.refresh_failure = Some(message).filter(|_| !is_recorded);
+        let before = boot.status.get().and_then(UpdateStatus::timestamp).map(str::to_owned);
+        boot.memory.refresh_failure = (!is_recorded).then_some(UnrecordedFailure { message, before });
         boot.refreshes.backoff.count();
         boot.refreshes.early = None;
     }

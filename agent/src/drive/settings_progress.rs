@@ -104,6 +104,11 @@ impl SettingsProgress {
         (self.backoff.failures() >= TRIES).then(|| self.message.clone())
     }
 
+    /// Returns true if the last change failed, or was not answered.
+    pub(super) fn is_failing(&self) -> bool {
+        self.backoff.failures() > 0
+    }
+
     /// Returns true if the settings were last read before `then`.
     pub(super) fn read_before(&self, then: Instant) -> bool {
         matches!(self.reading, Reading::Done(at) if at < then)

@@ -15,9 +15,10 @@ const QUICK: Delays = (Duration::from_millis(250), Duration::from_secs(5));
 /// Waits for a download, which lasts from seconds to minutes and keeps no node out of service.
 const DOWNLOAD: Delays = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// Time after which a running command counts as one that may never end: it is not followed any more, and the host is
-/// reported as busy.
-pub(crate) const LONG_COMMAND: Duration = Duration::from_secs(1800);
+/// Time after which a running command counts as one that may never end: the host is reported as busy, long before the
+/// controller's deadlines, so that no node is drained in vain, and an attempt that waits for the host ends with that cause.
+/// A refresh or a deactivation, which takes seconds, is not followed any more. A download is, however long it takes.
+pub(crate) const LONG_COMMAND: Duration = Duration::from_mins(5);
 
 /// Waits for a command that another client, or this agent earlier, has started: for a download as for any other.
 const OTHERS: Delays = (Duration::from_millis(250), Duration::from_secs(15));
@@ -42,6 +43,8 @@ fn wait((first, longest): Delays, reads: u32) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use models::operator::Deadlines;
+
     use super::*;
 
     /// Returns the number of reads until a command that takes this many milliseconds is known to have ended, and how many
@@ -81,6 +84,13 @@ mod tests {
                 let (_, late) = follow(command, takes);
                 assert!(late < longest && late <= (4 * takes).max(least), "{command:?} of {takes} ms: {late} ms late");
             }
+        }
+    }
+
+    #[test]
+    fn busy_host_is_reported_in_the_first_half_of_the_default_deadlines() {
+        for deadline in [Deadlines::STAGE.0, Deadlines::REBOOT.0] {
+            assert!(LONG_COMMAND + OTHERS.1 < deadline / 2, "{deadline:?}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! Refreshes of a host that waits.
 
-use integ::host::{Command, Fault, UpdateState};
+use integ::host::{Command, Fault, Transport, UpdateState};
 use models::shadow::HostState;
 use models::wire::ShadowView;
 use semver::Version;
@@ -35,6 +35,24 @@ async fn idle_host_refreshes_at_policy_interval_and_reports_only_changes() {
     assert!(offers(NEW)(&view), "the offer stays");
     bench.releases.publish(Version::new(1, 21, 0));
     bench.web.until("it reports the new offer", |v| offers(Version::new(1, 21, 0))(v) && failing(v).is_none()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refresh_that_the_host_cannot_start_is_reported_until_another_succeeds() {
+    let bench = Bench::new().await;
+    let interval = "1s".parse().unwrap();
+    bench.web.change_spec(|spec| {
+        spec.host = Some(models::shadow::HostPolicy { refresh_interval: Some(interval), ..Default::default() });
+    });
+    let updates = |v: &ShadowView| v.status.report.updates.clone().unwrap_or_default();
+    bench.web.until("it reports the offer", |v| updates(v).chosen_version == Some(NEW)).await;
+    let failed = Transport::Status(500, "no worker".into());
+    bench.host.script(Fault::request("POST", "/actions/refresh", failed).times(u32::MAX));
+    let failing = |v: &ShadowView| updates(v).refresh_failure.is_some_and(|text| text.contains("no worker"));
+    let view = bench.web.until("it reports the failure", failing).await;
+    assert_eq!(updates(&view).chosen_version, Some(NEW), "the offer stays");
+    bench.host.clear_faults();
+    bench.web.until("it reports no failure", |v| updates(v).refresh_failure.is_none()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -39,25 +39,22 @@ pub(super) async fn get(
     // A stream that waits to be resumed takes a place as an open one does.
     let mut place = app.streams.enter(&agent.node_name);
     let mut seen = app.store.subscribe(&agent.shadow_name());
-    let follower = match resource_version {
-        None => Follower::new(agent.clone()),
-        Some(from) => {
-            let resumed = tokio::select! {
-                resumed = resume(&app.cluster, &app.store, &agent, &mut seen, &from, app.limits.behind) => resumed,
-                _ = &mut place.displaced => {
-                    return Err(ApiError::new(Kind::Unavailable).detail("newer streams have taken its place"));
-                }
-            };
-            match resumed {
-                Ok(etag) => Follower::resuming(agent.clone(), etag),
-                Err(ResumeError::Call(error)) => return Err(error.into()),
-                Err(ResumeError::Behind) => {
-                    app.metrics.resumes_refused.inc();
-                    return Err(ApiError::new(Kind::Unavailable).detail("this replica is behind"));
-                }
+    if let Some(from) = resource_version {
+        let resumed = tokio::select! {
+            resumed = resume(&app.cluster, &app.store, &agent, &mut seen, &from, app.limits.behind) => resumed,
+            _ = &mut place.displaced => {
+                return Err(ApiError::new(Kind::Unavailable).detail("newer streams have taken its place"));
+            }
+        };
+        match resumed {
+            Ok(()) => {}
+            Err(ResumeError::Call(error)) => return Err(error.into()),
+            Err(ResumeError::Behind) => {
+                app.metrics.resumes_refused.inc();
+                return Err(ApiError::new(Kind::Unavailable).detail("this replica is behind"));
             }
         }
-    };
+    }
     let metrics = app.metrics.clone();
     let lifetime = Lifetime {
         age: age(app.stream_max_age.0, rand::random(), agent.expires, (app.now)()),
@@ -69,7 +66,7 @@ pub(super) async fn get(
             .agents
             .enter(request.headers().get(PROCESS_HEADER).and_then(|value| value.to_str().ok()?.parse().ok())),
     };
-    let stream = AgentStream::new(follower, seen, lifetime, move |refusal| {
+    let stream = AgentStream::new(Follower::new(agent.clone()), seen, lifetime, move |refusal| {
         metrics.refusals.inc(refusal);
         log_refused_shadow(&agent, refusal);
     });

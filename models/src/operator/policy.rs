@@ -386,6 +386,8 @@ pub struct Deadlines {
 }
 
 impl Deadlines {
+    /// Default of `stage`.
+    pub const STAGE: Duration = Duration::from_mins(30);
     /// Default of `reboot`.
     pub const REBOOT: Duration = Duration::from_mins(30);
     /// Default of `return`.

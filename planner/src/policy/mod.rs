@@ -282,7 +282,7 @@ impl Default for Policy {
             pre_stage: None,
             one_zone_at_a_time: false,
             prometheus: None,
-            stage: Duration::from_secs(30 * 60),
+            stage: Deadlines::STAGE.0,
             reboot: Deadlines::REBOOT.0,
             returning: Deadlines::RETURN.0,
             shutdown: SHUTDOWN_LIMIT,

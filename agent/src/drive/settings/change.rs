@@ -1,6 +1,5 @@
 //! One change of the host's settings.
 
-use rand::random;
 use tokio::time::Instant;
 
 use super::failure::{failed, unanswered};
@@ -10,7 +9,6 @@ use crate::drive::turn::Turn;
 use crate::host::client::Posted;
 use crate::host::settings::SettingsChange;
 use crate::permit::new_nonce;
-use crate::refreshes::first_delay;
 
 /// Makes one change in one transaction. Its result shows when the settings are read again.
 pub(super) async fn change(turn: &mut Turn<'_>, change: SettingsChange) -> Result<Next, Stop> {
@@ -34,12 +32,10 @@ pub(super) async fn change(turn: &mut Turn<'_>, change: SettingsChange) -> Resul
     turn.boot.memory.chosen = None;
     let offered = turn.boot.status.get().map(|status| status.available.clone()).unwrap_or_default();
     turn.boot.settings.await_change(&change, offered);
-    // A whole fleet may get the same lock at once, and each refresh calls its mirrors.
-    let delay = first_delay(turn.refresh_interval(), random());
-    turn.boot.refreshes.early = Some(Instant::now() + delay);
     match turn.clients.host.commit_settings(&transaction).await {
         Ok(Posted::Accepted) => {
             turn.boot.settings.committed();
+            turn.boot.refreshes.hasten(turn.refresh_interval(), Instant::now());
             Ok(Next::Again)
         }
         Ok(Posted::Refused(_)) => Ok(failed(turn, "the host lost the change before its commit".to_owned())),

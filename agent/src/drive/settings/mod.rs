@@ -89,6 +89,10 @@ pub(super) async fn settle(turn: &mut Turn<'_>, found: &Observed, finding: &Find
     turn.boot.outage.end();
     let SettingsDecision { record, change } = decide(&requested, &now, &turn.settings_record());
     let change = turn.boot.settings.with_unapplied(change, &now);
+    if change.is_empty() && turn.boot.settings.is_failing() {
+        // A commit that was not answered has been carried out. One that failed needs no refresh.
+        turn.boot.refreshes.hasten(turn.refresh_interval(), Instant::now());
+    }
     let has_new_condition = turn.boot.settings.record_reading(now, &record, &change, Instant::now());
     let is_new_record = turn.boot.memory.settings.replace(record.clone()).as_ref() != Some(&record);
     if change.is_empty() {

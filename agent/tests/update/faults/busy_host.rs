@@ -2,11 +2,12 @@
 
 use integ::host::{Command, Fault, HostOptions, Worker};
 use models::condition::{ConditionStatus, find_condition};
-use models::shadow::{HOST_ANSWERED, HOST_BUSY, HOST_REACHABLE, HostPolicy, HostState};
+use models::operator::Deadlines;
+use models::shadow::{ArmedPhase, HOST_ANSWERED, HOST_BUSY, HOST_REACHABLE, HostPolicy, HostState};
 
 use super::*;
 use crate::bench::NEW;
-use crate::{acknowledged, failed, reach};
+use crate::{acknowledged, failed, phase, reach};
 
 /// A host with the timings of a real one, and an agent that knows what it offers.
 async fn busy_host() -> (Bench, InProcessAgent) {
@@ -58,9 +59,9 @@ fn command_that_does_not_end_is_reported_until_it_does() {
         let started = || bench.calls()[before..].iter().filter(|call| call.starts_with("POST")).count();
         let condition = || find_condition(&bench.web.view().status.conditions, HOST_REACHABLE).cloned().unwrap();
         // Without an attempt, the next refresh comes after an hour.
-        pass(HOUR + 25 * MINUTE).await;
+        pass(HOUR + 4 * MINUTE).await;
         assert_eq!(condition().reason, HOST_ANSWERED);
-        assert!(pass_until(15 * MINUTE, || condition().reason == HOST_BUSY).await, "{:?}", condition());
+        assert!(pass_until(2 * MINUTE, || condition().reason == HOST_BUSY).await, "{:?}", condition());
         assert_eq!(condition().status, ConditionStatus::True);
         pass(HOUR).await;
         assert_eq!(started(), 1, "it is not started again");
@@ -68,6 +69,51 @@ fn command_that_does_not_end_is_reported_until_it_does() {
         assert!(pass_until(MINUTE, || condition().reason == HOST_ANSWERED).await, "{:#?}", bench.web.view());
         pass(5 * MINUTE).await;
         assert!(started() <= 2, "{} refreshes", started());
+        agent.end().await.unwrap();
+    });
+}
+
+/// A busy host with a staged image, and its agent.
+async fn busy_staged_host() -> (Bench, InProcessAgent) {
+    let (bench, agent) = busy_host().await;
+    bench.stage(1);
+    until(&bench, 5 * MINUTE, is_staged).await;
+    (bench, agent)
+}
+
+fn is_busy(view: &ShadowView) -> bool {
+    reach(view) == HOST_BUSY
+}
+
+#[test]
+fn desired_reboot_of_a_busy_host_is_answered_with_the_cause_well_before_its_deadline() {
+    simulate(async |counts| {
+        let (bench, agent) = busy_staged_host().await;
+        bench.host.script(Fault::command(Command::Refresh, Worker::Waits));
+        bench.host.foreign(Command::Refresh).await.unwrap();
+        let warnings = counts.warnings();
+        bench.request_reboot();
+        until(&bench, Deadlines::REBOOT.0 / 4, is_busy).await;
+        pass(HOUR).await;
+        assert_eq!(counts.warnings() - warnings, 1, "it is in the log once");
+        bench.host.release_command();
+        until(&bench, MINUTE, |view| !is_busy(view) && phase(view) == Some(ArmedPhase::Arming)).await;
+        agent.end().await.unwrap();
+    });
+}
+
+#[test]
+fn staged_host_whose_refresh_hangs_is_reported_before_it_is_drained_in_vain() {
+    simulate(async |_| {
+        let (bench, agent) = busy_staged_host().await;
+        bench.host.script(Fault::command(Command::Refresh, Worker::Waits));
+        let before = bench.calls().len();
+        let refreshes = || bench.calls()[before..].iter().filter(|call| call.starts_with("POST")).count();
+        // It is refreshed each hour.
+        assert!(pass_until(HOUR + MINUTE, || refreshes() == 1).await, "{:?}", bench.calls());
+        until(&bench, Deadlines::REBOOT.0 / 4, is_busy).await;
+        bench.host.release_command();
+        until(&bench, MINUTE, |view| !is_busy(view) && is_staged(view)).await;
         agent.end().await.unwrap();
     });
 }
@@ -80,6 +126,7 @@ fn download_that_takes_an_hour_is_followed_to_its_end() {
         bench.host.script(Fault::command(Command::Prepare, Worker::Waits));
         bench.stage(1);
         pass(HOUR).await;
+        assert!(!is_busy(&bench.web.view()), "it is the agent's own");
         bench.host.release_command();
         until(&bench, 2 * MINUTE, is_staged).await;
         agent.end().await.unwrap();

@@ -123,7 +123,7 @@ async fn run_one_hour((what, fault, expected): &Case, counts: &Counts) {
             bench.host.foreign(Command::Refresh).await.unwrap();
         }
     }
-    // Half of it idle, and half of it with an update requested, a little longer than a command takes to count as a long one.
+    // Half of it idle, and a little more than half of it with an update requested.
     let (calls, traffic, lines) = (counts.calls(), bench.web.traffic(), counts.lines());
     pass(HOUR / 2).await;
     bench.stage(1);

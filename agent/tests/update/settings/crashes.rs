@@ -1,6 +1,7 @@
 //! Changes that are interrupted, lost, or not used by the tools of the host.
 
 use super::*;
+use crate::faults::{HOUR, InProcessAgent, MINUTE, pass, pass_until, simulate};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn commit_with_failed_file_write_is_repeated_once() {
@@ -69,4 +70,53 @@ async fn lock_to_version_not_offered_is_committed_at_most_twice() {
     let view = bench.web.view();
     assert_eq!((reach(&view).as_str(), chosen(&view)), ("Answered", None));
     assert_eq!(view.status.report.host, Some(set("9.9.9")));
+}
+
+fn refreshes(bench: &Bench) -> usize {
+    bench.calls().iter().filter(|call| call.contains("refresh")).count()
+}
+
+/// A host with a refresh each hour, after its first one, and its agent. Policy requests a lock now, and the host has this fault.
+async fn host_with_lock_and_fault(fault: Fault) -> (Bench, InProcessAgent) {
+    let bench = Bench::without_agent().await;
+    bench.releases.publish(NEWEST);
+    bench.web.create();
+    let agent = InProcessAgent::start(&bench);
+    let is_newest = || chosen(&bench.web.view()) == Some(NEWEST);
+    assert!(pass_until(2 * MINUTE, is_newest).await, "{:#?}", bench.web.view());
+    bench.host.script(fault);
+    let policy = HostPolicy { refresh_interval: None, ..bench.policy(Some("1.20.5"), None) };
+    bench.web.change_spec(|spec| spec.host = Some(policy));
+    (bench, agent)
+}
+
+#[test]
+fn commit_that_fails_for_an_hour_causes_few_refreshes() {
+    for failure in [
+        Transport::Status(500, "no".into()),
+        Transport::Status(422, "no pending changes".into()),
+        Transport::LostBefore,
+    ] {
+        simulate(async |_| {
+            let fault = Fault::request("POST", "/tx", failure.clone()).times(u32::MAX);
+            let (bench, agent) = host_with_lock_and_fault(fault).await;
+            let before = refreshes(&bench);
+            pass(HOUR).await;
+            let commits = settings_calls(&bench).iter().filter(|call| *call == COMMIT).count();
+            let refreshes = refreshes(&bench) - before;
+            assert!(commits >= 10 && refreshes <= 2, "{failure:?}: {refreshes} refreshes with {commits} commits");
+            assert_eq!(reach(&bench.web.view()), "SettingsFailed", "{failure:?}");
+            agent.end().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn lock_whose_commit_is_carried_out_without_an_answer_is_verified_within_minutes() {
+    simulate(async |_| {
+        let (bench, agent) = host_with_lock_and_fault(Fault::request("POST", "/tx", Transport::LostAfter)).await;
+        let is_shown = || chosen(&bench.web.view()) == Some(NEW);
+        assert!(pass_until(3 * MINUTE, is_shown).await, "{:#?}", bench.web.view());
+        agent.end().await.unwrap();
+    });
 }
