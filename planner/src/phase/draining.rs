@@ -1,6 +1,7 @@
 //! The drain: pods are evicted, and the phase ends when they have left.
 
 use std::collections::BTreeSet;
+use std::iter;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -8,7 +9,7 @@ use models::reason::FailureReason;
 use models::shadow::{ArmedPhase, DRAINED, FirstPod, HostState, PodMove, Step};
 use models::time::after;
 
-use super::blockers::{BLOCKED_AFTER, denied_since, name_blockers};
+use super::blockers::{BLOCKED_AFTER, denied_since, name_blockers, name_none};
 use super::claim::{claim_due, ended_during_drain};
 use super::drained::{
     asked_until, deadline, fail_for_returning_pod, first_few, forces, is_forced, ordered_until, pods_gone,
@@ -69,11 +70,11 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     let Some(mut sorted) = sorted else { return stay(Wait::ReadingPods).waking_at(deadline) };
     if sorted.empty() {
         if !is_still_staged(ctx) {
-            return stay(Wait::AgentNotSynced).waking_at(deadline);
+            return name_none(ctx, Wait::AgentNotSynced).waking_at(deadline);
         }
         let volumes = detaching_volumes(ctx);
         if policy.wait_for_volumes && volumes > 0 && ctx.now < deadline {
-            return stay(Wait::DetachingVolumes { count: volumes }).waking_at(deadline);
+            return name_none(ctx, Wait::DetachingVolumes { count: volumes }).waking_at(deadline);
         }
         return end_drain(ctx, &sorted);
     }
@@ -84,13 +85,8 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(refused) = gates::refusal(&sorted.refused) {
         return fail(FailureReason::DrainRefused, refused.to_string());
     }
-    if let Some(wait) = kept {
-        if has_evicted_none(ctx, &sorted) {
-            return Turn::of(Outcome::Refuse(wait));
-        }
-        if sorted.empty() {
-            return stay(wait).waking_at(deadline);
-        }
+    if let Some(wait) = kept.filter(|_| has_evicted_none(ctx, &sorted)) {
+        return Turn::of(Outcome::Refuse(wait));
     }
     if let Some(action) = record_new(ctx, &sorted).or_else(|| record_accepted(ctx, &sorted)) {
         return act(action).waking_at(deadline);
@@ -104,15 +100,21 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
 }
 
 /// Takes the pods that came after the drain began and that policy keeps on the node from those that are left: refused ones, and marked ones
-/// where policy waits for these. Returns them as a reason to wait.
+/// where policy waits for these. Returns why they may not be evicted.
 fn kept_arrivals(ctx: &Attempt<'_>, sorted: &mut Sorted<'_>) -> Option<Wait> {
     let recorded = ctx.drain_status()?;
     let refused = std::mem::take(&mut sorted.refused).into_iter();
     let (before, came): (Vec<_>, Vec<_>) = refused.partition(|(pod, _)| listed(pod, recorded));
     sorted.refused = before;
     let marked = gates::marked(ctx, unlisted(&sorted.evictable, recorded));
+    let refusals = came.iter().filter_map(|(pod, why)| Some((*pod, gates::refusal(&[(*pod, *why)])?.to_string())));
+    sorted.kept = refusals.collect();
     if marked.is_some() {
-        sorted.evictable.retain(|pod| !pod.marked || listed(pod, recorded));
+        let (stay, go): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut sorted.evictable).into_iter().partition(|pod| pod.marked && !listed(pod, recorded));
+        let marks = stay.into_iter().filter_map(|pod| Some((pod, gates::marked(ctx, iter::once(pod))?.to_string())));
+        sorted.kept.extend(marks);
+        sorted.evictable = go;
     }
     gates::refusal(&came).or(marked)
 }

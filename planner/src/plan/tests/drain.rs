@@ -67,13 +67,13 @@ fn pod_that_policy_keeps_and_that_comes_during_a_drain_ends_it_only_while_no_pod
     let orphan = || PodFacts { daemon_set: Some("log".into()), daemon_set_state: DaemonSetState::Gone, ..came() };
     for (runner, spec, gone, expected) in [
         (marked(), serde_json::json!({"markedPods": "Wait"}), false, "ends with GateRefused"),
-        (marked(), serde_json::json!({"markedPods": "Wait"}), true, "waits for MarkedPods"),
+        (marked(), serde_json::json!({"markedPods": "Wait"}), true, "waits for DrainBlocked"),
         (marked(), serde_json::json!({"markedPods": "Evict"}), false, "evicts p-runner"),
         (pod("runner", true), serde_json::json!({}), false, "ends with GateRefused"),
-        (pod("runner", true), serde_json::json!({}), true, "waits for DrainRefused"),
+        (pod("runner", true), serde_json::json!({}), true, "waits for DrainBlocked"),
         (pod("runner", true), serde_json::json!({"barePods": "Evict"}), true, "evicts p-runner"),
-        (with_data(), serde_json::json!({"emptyDir": "Refuse"}), true, "waits for DrainRefused"),
-        (orphan(), serde_json::json!({}), true, "waits for DrainRefused"),
+        (with_data(), serde_json::json!({"emptyDir": "Refuse"}), true, "waits for DrainBlocked"),
+        (orphan(), serde_json::json!({}), true, "waits for DrainBlocked"),
     ] {
         let sentence = format!("{spec}, {runner:?}");
         let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
