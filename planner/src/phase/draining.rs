@@ -176,9 +176,11 @@ fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>, first: Option<&[FirstPod]>)
     let policy = &ctx.group().drain;
     let blocked = |uid: &str| ctx.node.blocked.get(uid);
     let waits_for_answer = |pod: &PodFacts| ctx.node.in_flight.contains_key(&pod.uid);
-    // While one may not leave at all, no other pod leaves in vain.
     let denied = sorted.evictable.iter().filter_map(|pod| denied_since(ctx, pod)).min();
-    let asked = sorted.first_to_go(first).filter(|pod| denied.is_none() || denied_since(ctx, pod).is_some());
+    let is_denied = |pod: &PodFacts| denied_since(ctx, pod).is_some();
+    // While one of those that are asked may not leave at all, no other pod leaves in vain.
+    let denies = sorted.first_to_go(first).any(is_denied);
+    let asked = sorted.first_to_go(first).filter(|pod| !denies || is_denied(pod));
     let due = asked.filter(|pod| !waits_for_answer(pod));
     let due = due.filter(|pod| blocked(&pod.uid).is_none_or(|b| b.retry_at <= ctx.now));
     let evictions =

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use models::condition::find_condition;
-use models::shadow::{Armed, ArmedPhase, BLOCKED, HostState, Permit, Step};
+use models::shadow::{Armed, ArmedPhase, BLOCKED, Blocker, FirstPod, HostState, Permit, Step};
 
 use crate::claims::ClaimFields;
 use crate::decision::{Action, Evictions};
@@ -449,6 +449,28 @@ fn no_other_pod_is_evicted_while_one_is_denied() {
             [("p-a".to_owned(), last), ("p-b".to_owned(), refused.clone())].into();
         assert_eq!(after_denial(&view, &policy, 101), expected, "{sentence}");
     }
+}
+
+/// An earlier leader has recorded the denial.
+#[test]
+fn recorded_denial_of_a_pod_that_is_asked_after_others_stops_no_eviction_of_these() {
+    let spec = serde_json::json!({"drain": {"timeout": "1h"}});
+    let (mut view, policy) = draining(spec, vec![pod("a", false), pod("b", false)]);
+    let drain = shadow(&mut view).status.controller.drain.as_mut().unwrap();
+    drain.asked_first = vec![FirstPod { uid: "p-a".into(), accepted: None, unguarded: true }];
+    drain.blockers = vec![Blocker {
+        pod: "shop/p-b".into(),
+        budget: None,
+        message: "denied".into(),
+        since: t(1),
+        denied_since: Some(t(1)),
+    }];
+    // The condition is written first.
+    write_due(&mut view, &policy, 100);
+    assert_eq!(after_denial(&view, &policy, 100), "p-a");
+    view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap().retain(|pod| pod.name != "p-a");
+    write_due(&mut view, &policy, 110);
+    assert_eq!(after_denial(&view, &policy, 110), "p-b", "its turn has come");
 }
 
 #[test]
