@@ -223,7 +223,7 @@ fn detaching_volumes(ctx: &NodeContext<'_>) -> usize {
 }
 
 /// Ends the drain. Pods that are left to the reboot are named: those that have been waited for long enough, with an
-/// Event, and those that tolerate the cordon and came back.
+/// Event, and those that tolerate the cordon and came back. With an Event, too, the number of volumes is recorded that it waited for until its deadline.
 fn end_drain(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Turn {
     // Others have ended by themselves.
     let stuck: Vec<_> = remaining_listed(ctx).filter(|pod| pod.terminating).collect();
@@ -233,12 +233,15 @@ fn end_drain(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Turn {
         let pods = named(&sorted.returned);
         format!("left to the reboot because they tolerate the cordon and came back after their eviction: {pods}")
     });
-    let left: Vec<_> = stuck.iter().chain(&returned).map(String::as_str).collect();
+    let volumes = if ctx.group().drain.wait_for_volumes { detaching_volumes(ctx) } else { 0 };
+    let attached = (volumes > 0).then(|| format!("{volumes} volume(s) are still attached at the drain's deadline"));
+    let left: Vec<_> = stuck.iter().chain(&returned).chain(&attached).map(String::as_str).collect();
     let (reason, message) = match left[..] {
         [] => ("Drained", "all pods to evict have left the node".to_owned()),
+        _ if stuck.is_none() && returned.is_none() => ("VolumesAttached", left.join("; ")),
         _ => ("PodsLeft", left.join("; ")),
     };
-    let note = stuck.map(|_| Note { warning: true, reason: "PodsLeft", message: message.clone() });
+    let note = stuck.or(attached).map(|_| Note { warning: true, reason, message: message.clone() });
     let rebooting = ctx.next_with(Step::Rebooting, with_drain_ended(ctx), |status| {
         ctx.set_condition(status, DRAINED, true, reason, &message);
         if let Some(drain) = &mut status.report.drain {

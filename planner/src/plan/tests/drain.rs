@@ -169,6 +169,27 @@ fn drain_does_not_wait_for_volumes_of_pods_that_stay() {
 }
 
 #[test]
+fn volumes_that_are_attached_at_the_deadline_of_a_drain_that_waits_for_them_are_recorded() {
+    let left = "2 volume(s) are still attached at the drain's deadline";
+    let all_gone = "all pods to evict have left the node";
+    for (waits, volumes, expected) in [
+        (true, 2, ("VolumesAttached", left, Some("VolumesAttached"))),
+        (true, 0, ("Drained", all_gone, None)),
+        (false, 2, ("Drained", all_gone, None)),
+    ] {
+        let spec = serde_json::json!({"drain": {"timeout": "1m", "waitForVolumes": waits}});
+        let (mut view, policy) = draining(spec, vec![]);
+        view.nodes.get_mut("a").unwrap().facts.volumes = volumes;
+        let made = plan(&view, &policy, t(60));
+        let Some(Action::Status { status, note }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
+        assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Rebooting);
+        let drained = find_condition(&status.conditions, models::shadow::DRAINED).unwrap();
+        let event = note.as_ref().map(|note| note.reason);
+        assert_eq!((drained.reason.as_str(), drained.message.as_str(), event), expected, "{waits}, {volumes}");
+    }
+}
+
+#[test]
 fn drain_evicts_pods_tolerating_cordon_once_and_names_returned_ones() {
     let addon = |uid: &str| PodFacts {
         uid: uid.into(),
