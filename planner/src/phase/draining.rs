@@ -110,11 +110,11 @@ fn kept_arrivals(ctx: &Attempt<'_>, sorted: &mut Sorted<'_>) -> Option<Wait> {
     let refusals = came.iter().filter_map(|(pod, why)| Some((*pod, gates::refusal(&[(*pod, *why)])?.to_string())));
     sorted.kept = refusals.collect();
     if marked.is_some() {
-        let (stay, go): (Vec<_>, Vec<_>) =
+        let (kept, others): (Vec<_>, Vec<_>) =
             std::mem::take(&mut sorted.evictable).into_iter().partition(|pod| pod.marked && !listed(pod, recorded));
-        let marks = stay.into_iter().filter_map(|pod| Some((pod, gates::marked(ctx, iter::once(pod))?.to_string())));
+        let marks = kept.into_iter().filter_map(|pod| Some((pod, gates::marked(ctx, iter::once(pod))?.to_string())));
         sorted.kept.extend(marks);
-        sorted.evictable = go;
+        sorted.evictable = others;
     }
     gates::refusal(&came).or(marked)
 }
