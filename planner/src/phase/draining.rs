@@ -223,7 +223,8 @@ fn detaching_volumes(ctx: &NodeContext<'_>) -> usize {
 }
 
 /// Ends the drain. Pods that are left to the reboot are named: those that have been waited for long enough, with an
-/// Event, and those that tolerate the cordon and came back. With an Event, too, the number of volumes is recorded that it waited for until its deadline.
+/// Event, and those that tolerate the cordon and came back. The number of volumes that are still attached at the deadline of a drain that waits
+/// for them is recorded with an Event, too.
 fn end_drain(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Turn {
     // Others have ended by themselves.
     let stuck: Vec<_> = remaining_listed(ctx).filter(|pod| pod.terminating).collect();
