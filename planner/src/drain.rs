@@ -115,6 +115,9 @@ pub struct Sorted<'a> {
     pub refused: Vec<(&'a PodFacts, Refusal)>,
     /// Back after their eviction, and left to the reboot.
     pub returned: Vec<&'a PodFacts>,
+    /// Came after the drain began, and kept on the node by policy until its deadline, each with the reason for users. Empty before they are
+    /// taken from the others.
+    pub kept: Vec<(&'a PodFacts, String)>,
 }
 
 impl<'a> Sorted<'a> {

@@ -48,48 +48,69 @@ pub struct Evicted {
     pub message: String,
 }
 
+/// The answer to an eviction or a deletion: `None` where it is carried out, and the meaning and the text of a refusal. An error is no answer.
+type Answer = Result<Option<(Meaning, String)>, kube::Error>;
+
+/// Logs what has become of a pod, or that it is not known. A refusal is shown in the shadow.
+fn log_answer(node: &str, pod: &Eviction, how: Removal, answer: &Answer) {
+    let (namespace, pod, past_budgets) = (pod.namespace.as_str(), pod.name.as_str(), how.delete);
+    match answer {
+        Ok(None) if how.dry_run => tracing::debug!(node, namespace, pod, "pod may be evicted"),
+        Ok(None) => tracing::info!(node, namespace, pod, past_budgets, "pod evicted"),
+        Ok(Some((Meaning::Leaves, _))) => tracing::info!(node, namespace, pod, past_budgets, "pod was gone"),
+        Ok(Some(_)) => {}
+        Err(error) => tracing::warn!(
+            node,
+            namespace,
+            pod,
+            past_budgets,
+            error = error as &dyn std::error::Error,
+            "eviction got no answer, trying again"
+        ),
+    }
+}
+
 impl Applier {
     /// Evicts one pod, or deletes it past its budgets, under its uid; in a dry run, the API server is only asked.
     pub async fn remove_pod(&self, node: String, pod: Eviction, how: Removal, request: u64) -> Evicted {
         let Removal { grace, delete, dry_run } = how;
-        let answer = if delete { self.delete(&pod, grace).await } else { self.evict(&pod, grace, dry_run).await };
-        let (means, message) = answer.unwrap_or_else(|error| (Meaning::Retry(RETRY), error.to_string()));
-        if means == Meaning::Leaves {
-            let (namespace, name) = (pod.namespace.as_str(), pod.name.as_str());
-            if dry_run {
-                tracing::debug!(node, namespace, pod = name, "pod may be evicted");
-            } else {
-                tracing::info!(node, namespace, pod = name, past_budgets = delete, "pod evicted");
+        let (means, message) = match self.leadership.check() {
+            Ok(()) => {
+                let sent = if delete { self.delete(&pod, grace).await } else { self.evict(&pod, grace, dry_run).await };
+                log_answer(&node, &pod, how, &sent);
+                match sent {
+                    Ok(refused) => refused.unwrap_or((Meaning::Leaves, String::new())),
+                    Err(error) => (Meaning::Retry(RETRY), error.to_string()),
+                }
             }
-        }
+            Err(lost) => (Meaning::Retry(RETRY), lost.to_string()),
+        };
         Evicted { node, namespace: pod.namespace, uid: pod.uid, request, means, message }
     }
 
     /// Deletes a pod past its budgets, under its uid.
-    async fn delete(&self, pod: &Eviction, grace: Option<i64>) -> Result<(Meaning, String), ApplyError> {
-        self.leadership.check()?;
+    async fn delete(&self, pod: &Eviction, grace: Option<i64>) -> Answer {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
         let params = kube::api::DeleteParams {
             grace_period_seconds: grace.and_then(|seconds| u32::try_from(seconds).ok()),
             preconditions: Some(kube::api::Preconditions { uid: Some(pod.uid.clone()), resource_version: None }),
             ..kube::api::DeleteParams::default()
         };
-        Ok(match api.delete(&pod.name, &params).await {
-            Ok(_) => (Meaning::Leaves, String::new()),
+        match api.delete(&pod.name, &params).await {
+            Ok(_) => Ok(None),
             Err(kube::Error::Api(status)) => {
                 let (means, text) = meaning(&status);
                 let hint = "; drain.atDeadline: Force needs the rights of deploy/manifests/force.yaml";
                 // A webhook may deny it with the same code.
                 let hint = if text.contains(LACKS_RIGHT) { hint } else { "" };
-                (means, text + hint)
+                Ok(Some((means, text + hint)))
             }
-            Err(error) => (Meaning::Retry(RETRY), error.to_string()),
-        })
+            Err(error) => Err(error),
+        }
     }
 
     /// Writes the subresource directly: the client's own `evict` drops the delete options, and with them the uid.
-    async fn evict(&self, pod: &Eviction, grace: Option<i64>, dry_run: bool) -> Result<(Meaning, String), ApplyError> {
-        self.leadership.check()?;
+    async fn evict(&self, pod: &Eviction, grace: Option<i64>, dry_run: bool) -> Answer {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
         let body = EvictionBody {
             metadata: ObjectMeta {
@@ -106,17 +127,9 @@ impl Applier {
         let params = PostParams { dry_run, ..PostParams::default() };
         let answer: Result<kube::core::Status, _> = api.create_subresource("eviction", &pod.name, &params, &body).await;
         match answer {
-            Ok(_) => Ok((Meaning::Leaves, String::new())),
-            Err(kube::Error::Api(status)) => Ok(meaning(&status)),
-            Err(error) => {
-                tracing::warn!(
-                    pod = pod.name,
-                    namespace = pod.namespace,
-                    error = &error as &dyn std::error::Error,
-                    "eviction got no answer"
-                );
-                Ok((Meaning::Retry(Duration::from_secs(1)), error.to_string()))
-            }
+            Ok(_) => Ok(None),
+            Err(kube::Error::Api(status)) => Ok(Some(meaning(&status))),
+            Err(error) => Err(error),
         }
     }
 

@@ -1,15 +1,18 @@
-//! Writes of statuses that get no answer.
+//! Writes of statuses, and evictions, that get no answer.
 
 use std::sync::{Arc, Mutex};
 
+use http::{Request, Response};
+use kube::client::Body;
 use models::operator::BottlerocketUpdateOperatorStatus;
 use models::shadow::{ControllerReport, ControllerStatus, DrainStatus};
-use planner::plan::{Action, Note};
+use planner::plan::{Action, Eviction, Note};
 use planner::view::{ClusterView, NodeFacts, NodeView, OperatorFacts, ShadowFacts};
 use serde_json::{Value, json};
 
 use super::tests::{Call, applier_answering};
-use super::{Applier, ApplyError};
+use super::{Applier, ApplyError, Removal};
+use crate::eviction::Meaning;
 
 /// Returns an applier whose API server has this object, carries out writes of its status or does not, and gives up on their
 /// answers.
@@ -87,5 +90,46 @@ async fn status_of_a_node_that_was_written_without_an_answer_has_its_event() {
         let is_unknown = written.as_ref().is_err_and(ApplyError::is_unknown);
         assert_eq!((written.is_ok(), is_unknown), (carries_out, !carries_out), "{written:?}");
         assert_eq!(published(&calls).await, events);
+    }
+}
+
+/// Returns an applier whose connections break.
+fn applier_without_connection() -> Applier {
+    let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    tokio::spawn(async move {
+        while let Some((_, reply)) = handle.next_request().await {
+            reply.send_error(std::io::Error::other("connection reset"));
+        }
+    });
+    Applier::of_leader(kube::Client::new(service, "default"))
+}
+
+#[tokio::test]
+async fn eviction_or_deletion_without_an_answer_is_logged_with_its_node_and_a_pod_that_was_gone_is_not_evicted() {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    // With one subscriber alone, a line of the log that another test reaches first is disabled for this one too.
+    let _other = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.reopen().unwrap()).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let broken = applier_without_connection();
+    let (deletes, _) = applier_answering(|_| json!({"metadata": {"name": "web-0"}}));
+    let (finds_none, _) = applier_answering(
+        |_| json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404, "message": "not found"}),
+    );
+    let cases = [
+        (&broken, false, false, "eviction got no answer"),
+        (&broken, true, false, "eviction got no answer"),
+        (&deletes, true, true, "pod evicted"),
+        (&finds_none, true, true, "pod was gone"),
+    ];
+    for (seen, (applier, delete, leaves, expected)) in cases.into_iter().enumerate() {
+        let pod = Eviction { namespace: "shop".into(), name: "web-0".into(), uid: "pod-uid".into() };
+        let answer = applier.remove_pod("a".into(), pod, Removal { delete, ..Removal::default() }, 7).await;
+        assert_eq!(answer.means == Meaning::Leaves, leaves, "{}", answer.message);
+        let all = std::fs::read_to_string(log.path()).unwrap();
+        let about: Vec<&str> = all.lines().filter(|line| line.contains("web-0")).skip(seen).collect();
+        assert!(matches!(about[..], [line] if line.contains(expected)), "{expected}: {about:?}");
+        let fields = format!("node=\"a\" namespace=\"shop\" pod=\"web-0\" past_budgets={delete}");
+        assert!(about[0].contains(&fields), "{about:?}");
     }
 }

@@ -293,6 +293,7 @@ mod tests {
         let one_of_two = || BudgetFacts { healthy: 1, allowed: 0, ..budget(1, 2) };
         // The API server takes an eviction off what is allowed, and the pods are counted later.
         let not_counted = || BudgetFacts { allowed: 0, ..broken(2, 1) };
+        let taken = || BudgetFacts { allowed: 0, approved: [("p-b".to_owned(), t(0))].into(), ..budget(2, 3) };
         let message = || "no scale".to_owned();
         let uncounted = || BudgetFacts { sync_error: Some(message()), ..budget(0, 0) };
         let failed = Wait::BudgetSyncFailed { pod: "shop/p-a".into(), budget: "shop/web".into(), message: message() };
@@ -306,6 +307,7 @@ mod tests {
             ("one of two has ended, and a number is required", web(), one_of_two(), unhealthy(1)),
             ("more are required than there can be, beside one that has ended", web(), broken(2, 1000), unhealthy(1)),
             ("one is broken, and another has used up what was allowed", web(), not_counted(), unhealthy(1)),
+            ("all are healthy, and one is about to go", web(), taken(), unhealthy(1)),
             ("one is broken, and two may be", web(), broken(2, 1), None),
             ("the numbers of an earlier spec", web(), BudgetFacts { stale: true, ..broken(1, 2) }, None),
             ("a pod beside a broken one that may go", web(), lenient(), unhealthy(1)),

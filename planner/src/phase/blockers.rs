@@ -186,7 +186,17 @@ fn blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Vec<Blocker>, Option
             eviction: None,
         })
     });
-    let known: Vec<_> = sorted.evictable.iter().filter_map(|pod| not_evicted(ctx, pod)).chain(leaving).collect();
+    let kept = sorted.kept.iter().map(|(pod, why)| Staying {
+        pod,
+        budget: None,
+        message: Some(why.as_str()),
+        since: recorded(ctx, pod).map_or(ctx.now, |known| known.since),
+        denied_since: None,
+        named_at: ctx.now,
+        eviction: None,
+    });
+    let known: Vec<_> =
+        sorted.evictable.iter().filter_map(|pod| not_evicted(ctx, pod)).chain(leaving).chain(kept).collect();
     let next = known.iter().map(|pod| pod.named_at).filter(|at| *at > ctx.now).min();
     let due = known.iter().filter(|pod| pod.named_at <= ctx.now);
     let named: Vec<_> = due.take(BLOCKERS).map(Staying::blocker).collect();
@@ -201,7 +211,8 @@ fn blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Vec<Blocker>, Option
 /// Returns the wait for the pods of a drain that are left, or the write that names those that do not leave, and the time at which that changes
 /// without another event.
 pub(super) fn name_blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Turn, Option<Timestamp>) {
-    let left = sorted.evictable.len() + sorted.leaving.len();
+    let to_go = sorted.evictable.len() + sorted.leaving.len();
+    let left = to_go + sorted.kept.len();
     let (blockers, changes) = blockers(ctx, sorted);
     let wait = match blockers.first() {
         Some(Blocker { pod, budget, message, denied_since, .. }) => {
@@ -217,11 +228,20 @@ pub(super) fn name_blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Turn
         }
         None => Wait::Draining { left },
     };
-    let turn = match blockers_changed(ctx, blockers, &wait, left) {
+    (recorded_wait(ctx, blockers, wait, to_go), changes)
+}
+
+/// Returns this wait of a drain that no pod keeps from its end, or the write that removes those that were named.
+pub(super) fn name_none(ctx: &NodeContext<'_>, wait: Wait) -> Turn {
+    recorded_wait(ctx, Vec::new(), wait, 0)
+}
+
+/// Returns the wait of a drain once its blockers are recorded, and the write that records them before.
+fn recorded_wait(ctx: &NodeContext<'_>, blockers: Vec<Blocker>, wait: Wait, left: usize) -> Turn {
+    match blockers_changed(ctx, blockers, &wait, left) {
         Some(action) => act(action),
         None => stay(wait),
-    };
-    (turn, changes)
+    }
 }
 
 /// Writes which pods block the drain when that has changed, and the `Blocked` condition and its Event with it. A drain that goes on is blocked since

@@ -1,6 +1,7 @@
 //! The drain: pods are evicted, and the phase ends when they have left.
 
 use std::collections::BTreeSet;
+use std::iter;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -8,7 +9,7 @@ use models::reason::FailureReason;
 use models::shadow::{ArmedPhase, DRAINED, FirstPod, HostState, PodMove, Step};
 use models::time::after;
 
-use super::blockers::{BLOCKED_AFTER, denied_since, name_blockers};
+use super::blockers::{BLOCKED_AFTER, denied_since, name_blockers, name_none};
 use super::claim::{claim_due, ended_during_drain};
 use super::drained::{
     asked_until, deadline, fail_for_returning_pod, first_few, forces, is_forced, ordered_until, pods_gone,
@@ -69,11 +70,11 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     let Some(mut sorted) = sorted else { return stay(Wait::ReadingPods).waking_at(deadline) };
     if sorted.empty() {
         if !is_still_staged(ctx) {
-            return stay(Wait::AgentNotSynced).waking_at(deadline);
+            return name_none(ctx, Wait::AgentNotSynced).waking_at(deadline);
         }
         let volumes = detaching_volumes(ctx);
         if policy.wait_for_volumes && volumes > 0 && ctx.now < deadline {
-            return stay(Wait::DetachingVolumes { count: volumes }).waking_at(deadline);
+            return name_none(ctx, Wait::DetachingVolumes { count: volumes }).waking_at(deadline);
         }
         return end_drain(ctx, &sorted);
     }
@@ -84,13 +85,8 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(refused) = gates::refusal(&sorted.refused) {
         return fail(FailureReason::DrainRefused, refused.to_string());
     }
-    if let Some(wait) = kept {
-        if has_evicted_none(ctx, &sorted) {
-            return Turn::of(Outcome::Refuse(wait));
-        }
-        if sorted.empty() {
-            return stay(wait).waking_at(deadline);
-        }
+    if let Some(wait) = kept.filter(|_| has_evicted_none(ctx, &sorted)) {
+        return Turn::of(Outcome::Refuse(wait));
     }
     if let Some(action) = record_new(ctx, &sorted).or_else(|| record_accepted(ctx, &sorted)) {
         return act(action).waking_at(deadline);
@@ -104,15 +100,21 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
 }
 
 /// Takes the pods that came after the drain began and that policy keeps on the node from those that are left: refused ones, and marked ones
-/// where policy waits for these. Returns them as a reason to wait.
+/// where policy waits for these. Returns why they may not be evicted.
 fn kept_arrivals(ctx: &Attempt<'_>, sorted: &mut Sorted<'_>) -> Option<Wait> {
     let recorded = ctx.drain_status()?;
     let refused = std::mem::take(&mut sorted.refused).into_iter();
     let (before, came): (Vec<_>, Vec<_>) = refused.partition(|(pod, _)| listed(pod, recorded));
     sorted.refused = before;
     let marked = gates::marked(ctx, unlisted(&sorted.evictable, recorded));
+    let refusals = came.iter().filter_map(|(pod, why)| Some((*pod, gates::refusal(&[(*pod, *why)])?.to_string())));
+    sorted.kept = refusals.collect();
     if marked.is_some() {
-        sorted.evictable.retain(|pod| !pod.marked || listed(pod, recorded));
+        let (kept, others): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut sorted.evictable).into_iter().partition(|pod| pod.marked && !listed(pod, recorded));
+        let marks = kept.into_iter().filter_map(|pod| Some((pod, gates::marked(ctx, iter::once(pod))?.to_string())));
+        sorted.kept.extend(marks);
+        sorted.evictable = others;
     }
     gates::refusal(&came).or(marked)
 }
@@ -174,9 +176,11 @@ fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>, first: Option<&[FirstPod]>)
     let policy = &ctx.group().drain;
     let blocked = |uid: &str| ctx.node.blocked.get(uid);
     let waits_for_answer = |pod: &PodFacts| ctx.node.in_flight.contains_key(&pod.uid);
-    // While one may not leave at all, no other pod leaves in vain.
     let denied = sorted.evictable.iter().filter_map(|pod| denied_since(ctx, pod)).min();
-    let asked = sorted.first_to_go(first).filter(|pod| denied.is_none() || denied_since(ctx, pod).is_some());
+    let is_denied = |pod: &PodFacts| denied_since(ctx, pod).is_some();
+    // While one of those that are asked may not leave at all, no other pod leaves in vain.
+    let denies = sorted.first_to_go(first).any(is_denied);
+    let asked = sorted.first_to_go(first).filter(|pod| !denies || is_denied(pod));
     let due = asked.filter(|pod| !waits_for_answer(pod));
     let due = due.filter(|pod| blocked(&pod.uid).is_none_or(|b| b.retry_at <= ctx.now));
     let evictions =
@@ -219,7 +223,8 @@ fn detaching_volumes(ctx: &NodeContext<'_>) -> usize {
 }
 
 /// Ends the drain. Pods that are left to the reboot are named: those that have been waited for long enough, with an
-/// Event, and those that tolerate the cordon and came back.
+/// Event, and those that tolerate the cordon and came back. The number of volumes that are still attached at the deadline of a drain that waits
+/// for them is recorded with an Event, too.
 fn end_drain(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Turn {
     // Others have ended by themselves.
     let stuck: Vec<_> = remaining_listed(ctx).filter(|pod| pod.terminating).collect();
@@ -229,12 +234,15 @@ fn end_drain(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Turn {
         let pods = named(&sorted.returned);
         format!("left to the reboot because they tolerate the cordon and came back after their eviction: {pods}")
     });
-    let left: Vec<_> = stuck.iter().chain(&returned).map(String::as_str).collect();
+    let volumes = if ctx.group().drain.wait_for_volumes { detaching_volumes(ctx) } else { 0 };
+    let attached = (volumes > 0).then(|| format!("{volumes} volume(s) are still attached at the drain's deadline"));
+    let left: Vec<_> = stuck.iter().chain(&returned).chain(&attached).map(String::as_str).collect();
     let (reason, message) = match left[..] {
         [] => ("Drained", "all pods to evict have left the node".to_owned()),
+        _ if stuck.is_none() && returned.is_none() => ("VolumesAttached", left.join("; ")),
         _ => ("PodsLeft", left.join("; ")),
     };
-    let note = stuck.map(|_| Note { warning: true, reason: "PodsLeft", message: message.clone() });
+    let note = stuck.or(attached).map(|_| Note { warning: true, reason, message: message.clone() });
     let rebooting = ctx.next_with(Step::Rebooting, with_drain_ended(ctx), |status| {
         ctx.set_condition(status, DRAINED, true, reason, &message);
         if let Some(drain) = &mut status.report.drain {

@@ -354,11 +354,12 @@ impl BudgetFacts {
     }
 
     /// Returns how many more of its pods have to be healthy before it allows a disruption, or before all are; 0 where all are. Pods that have
-    /// ended count as broken ones where `minAvailable` is a number: its status does not tell them apart.
+    /// ended count as broken ones where `minAvailable` is a number: its status does not tell them apart. One that is about to go counts too: the
+    /// API server takes its eviction off what is allowed, and the pods are counted later.
     pub fn lacks(&self) -> i32 {
         let broken = self.expected.saturating_sub(self.healthy);
         if self.stale || broken <= 0 {
-            return 0;
+            return i32::from(self.is_counted() && self.allowed <= 0 && !self.approved.is_empty());
         }
         self.desired.saturating_add(1).saturating_sub(self.healthy).clamp(1, broken)
     }

@@ -9,6 +9,7 @@ use crate::fixtures::*;
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
 use crate::view::{ClusterView, PodFacts};
+use crate::wait::Wait;
 
 #[test]
 fn plan_wakes_for_retry_of_refused_eviction() {
@@ -137,6 +138,53 @@ fn pod_that_is_waited_for_no_more_is_not_left_whenever_its_object_is_deleted() {
     ] {
         view.nodes.get_mut("a").unwrap().pods = Some(pods);
         assert_eq!(blocked_since(&mut view, &policy, second), Some(t(since)), "{sentence}, at {second}");
+    }
+}
+
+/// A drain whose only pod to evict was refused by a budget, and has left since.
+fn left_by_blocker(spec: serde_json::Value, came: Vec<PodFacts>) -> (ClusterView, Policy) {
+    let (mut view, policy) = draining(spec, vec![pod("a", false)]);
+    view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), answer(Some("shop/web"), 0, false))].into();
+    write_due(&mut view, &policy, 5);
+    view.nodes.get_mut("a").unwrap().pods = Some(came);
+    (view, policy)
+}
+
+#[test]
+fn pod_that_policy_keeps_on_the_node_is_named_once_those_to_evict_have_left() {
+    let marked = || PodFacts { marked: true, ..pod("late", false) };
+    for (drain, late, message) in [
+        (serde_json::json!({"timeout": "1h"}), pod("late", true), "shop/p-late has no controller"),
+        (serde_json::json!({"timeout": "1h", "markedPods": "Wait"}), marked(), "spec.drain.markedPods is Wait"),
+    ] {
+        let (mut view, policy) = left_by_blocker(serde_json::json!({ "drain": drain }), vec![late]);
+        let made = plan(&view, &policy, t(10));
+        let blockers = recorded(&made).blockers;
+        assert_eq!(blockers.iter().map(|blocker| blocker.pod.as_str()).collect::<Vec<_>>(), ["shop/p-late"]);
+        assert!(blockers[0].budget.is_none() && blockers[0].message.contains(message), "{blockers:?}");
+        written(&mut view, &made.actions["a"]);
+        let made = plan(&view, &policy, t(11));
+        assert!(made.actions.is_empty() && made.evictions.is_empty(), "{made:?}");
+        assert!(matches!(&made.waits["a"], Wait::DrainBlocked { left: 1, .. }), "{:?}", made.waits);
+        let blocked = true_condition(&shadow(&mut view).status.conditions, BLOCKED).unwrap();
+        assert_eq!((blocked.reason.as_str(), blocked.last_transition_time), ("DrainBlocked", t(10)), "it went on");
+    }
+}
+
+#[test]
+fn pods_that_have_left_are_named_no_more_while_the_drain_waits_for_volumes_or_its_agent() {
+    let spec = || serde_json::json!({"drain": {"timeout": "1h", "waitForVolumes": true}});
+    for (volumes, synced, wait) in [(1, true, "DetachingVolumes"), (0, false, "AgentNotSynced")] {
+        let (mut view, policy) = left_by_blocker(spec(), vec![]);
+        view.nodes.get_mut("a").unwrap().facts.volumes = volumes;
+        if !synced {
+            shadow(&mut view).generation = 2;
+        }
+        let made = plan(&view, &policy, t(10));
+        assert_eq!(recorded(&made).blockers, [], "{wait}");
+        written(&mut view, &made.actions["a"]);
+        assert!(true_condition(&shadow(&mut view).status.conditions, BLOCKED).is_none(), "{wait}");
+        assert_eq!(outcome(&plan(&view, &policy, t(11))), wait);
     }
 }
 

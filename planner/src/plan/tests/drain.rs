@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use models::condition::find_condition;
-use models::shadow::{Armed, ArmedPhase, BLOCKED, HostState, Permit, Step};
+use models::shadow::{Armed, ArmedPhase, BLOCKED, Blocker, FirstPod, HostState, Permit, Step};
 
 use crate::claims::ClaimFields;
 use crate::decision::{Action, Evictions};
@@ -67,13 +67,13 @@ fn pod_that_policy_keeps_and_that_comes_during_a_drain_ends_it_only_while_no_pod
     let orphan = || PodFacts { daemon_set: Some("log".into()), daemon_set_state: DaemonSetState::Gone, ..came() };
     for (runner, spec, gone, expected) in [
         (marked(), serde_json::json!({"markedPods": "Wait"}), false, "ends with GateRefused"),
-        (marked(), serde_json::json!({"markedPods": "Wait"}), true, "waits for MarkedPods"),
+        (marked(), serde_json::json!({"markedPods": "Wait"}), true, "waits for DrainBlocked"),
         (marked(), serde_json::json!({"markedPods": "Evict"}), false, "evicts p-runner"),
         (pod("runner", true), serde_json::json!({}), false, "ends with GateRefused"),
-        (pod("runner", true), serde_json::json!({}), true, "waits for DrainRefused"),
+        (pod("runner", true), serde_json::json!({}), true, "waits for DrainBlocked"),
         (pod("runner", true), serde_json::json!({"barePods": "Evict"}), true, "evicts p-runner"),
-        (with_data(), serde_json::json!({"emptyDir": "Refuse"}), true, "waits for DrainRefused"),
-        (orphan(), serde_json::json!({}), true, "waits for DrainRefused"),
+        (with_data(), serde_json::json!({"emptyDir": "Refuse"}), true, "waits for DrainBlocked"),
+        (orphan(), serde_json::json!({}), true, "waits for DrainBlocked"),
     ] {
         let sentence = format!("{spec}, {runner:?}");
         let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
@@ -165,6 +165,27 @@ fn drain_does_not_wait_for_volumes_of_pods_that_stay() {
         let made = plan(&view, &policy, t(1));
         let waits = waits.map(|count| Wait::DetachingVolumes { count });
         assert_eq!(made.waits.get("a"), waits.as_ref(), "{sentence}: {:?}", made.actions);
+    }
+}
+
+#[test]
+fn volumes_that_are_attached_at_the_deadline_of_a_drain_that_waits_for_them_are_recorded() {
+    let left = "2 volume(s) are still attached at the drain's deadline";
+    let all_gone = "all pods to evict have left the node";
+    for (waits, volumes, expected) in [
+        (true, 2, ("VolumesAttached", left, Some("VolumesAttached"))),
+        (true, 0, ("Drained", all_gone, None)),
+        (false, 2, ("Drained", all_gone, None)),
+    ] {
+        let spec = serde_json::json!({"drain": {"timeout": "1m", "waitForVolumes": waits}});
+        let (mut view, policy) = draining(spec, vec![]);
+        view.nodes.get_mut("a").unwrap().facts.volumes = volumes;
+        let made = plan(&view, &policy, t(60));
+        let Some(Action::Status { status, note }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
+        assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Rebooting);
+        let drained = find_condition(&status.conditions, models::shadow::DRAINED).unwrap();
+        let event = note.as_ref().map(|note| note.reason);
+        assert_eq!((drained.reason.as_str(), drained.message.as_str(), event), expected, "{waits}, {volumes}");
     }
 }
 
@@ -449,6 +470,28 @@ fn no_other_pod_is_evicted_while_one_is_denied() {
             [("p-a".to_owned(), last), ("p-b".to_owned(), refused.clone())].into();
         assert_eq!(after_denial(&view, &policy, 101), expected, "{sentence}");
     }
+}
+
+/// An earlier leader has recorded the denial.
+#[test]
+fn recorded_denial_of_a_pod_that_is_asked_after_others_stops_no_eviction_of_these() {
+    let spec = serde_json::json!({"drain": {"timeout": "1h"}});
+    let (mut view, policy) = draining(spec, vec![pod("a", false), pod("b", false)]);
+    let drain = shadow(&mut view).status.controller.drain.as_mut().unwrap();
+    drain.asked_first = vec![FirstPod { uid: "p-a".into(), accepted: None, unguarded: true }];
+    drain.blockers = vec![Blocker {
+        pod: "shop/p-b".into(),
+        budget: None,
+        message: "denied".into(),
+        since: t(1),
+        denied_since: Some(t(1)),
+    }];
+    // The condition is written first.
+    write_due(&mut view, &policy, 100);
+    assert_eq!(after_denial(&view, &policy, 100), "p-a");
+    view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap().retain(|pod| pod.name != "p-a");
+    write_due(&mut view, &policy, 110);
+    assert_eq!(after_denial(&view, &policy, 110), "p-b", "its turn has come");
 }
 
 #[test]
