@@ -118,6 +118,10 @@ async fn check(client: &Client, definition: &Value, version: &Value) -> anyhow::
             } else {
                 spec.remove("permit");
             }
+            // Jobs give the answers that are awaited.
+            if let Some(job) = spec.get_mut("hooks").and_then(|hooks| hooks.pointer_mut("/0/job")) {
+                (job["before"], job["after"]) = ("name-0".into(), "name-0".into());
+            }
         }
         object
     };
