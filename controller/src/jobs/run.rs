@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Pod, PodTemplate};
-use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch};
+use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PostParams};
 use kube::core::DeserializeGuard;
 use models::backoff::{Backoff, Delays};
-use models::names::{HOOK_LABEL, OPERATOR_NAME};
+use models::names::{CONTROLLER, HOOK_LABEL, OPERATOR_NAME};
 use models::plain::is_alike;
 use models::shadow::Step;
 use planner::hooks;
@@ -19,6 +20,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::decide::{Act, NewRun, Run, Snapshot, State, decide};
+use super::namespaces::{record, recorded};
 use super::object::{KEPT, job, reason, run};
 use crate::apply::{Applier, ApplyError, create_params, patch_params};
 use crate::cache::Reading;
@@ -80,8 +82,10 @@ enum Pace {
 /// Runs the Jobs of hooks.
 pub struct HookJobs {
     applier: Applier,
-    /// Those that policy names, or has named: a hook that it drops takes back what it has prepared.
+    /// Those that policy names, or has named before all was taken back there: a hook that it drops takes back what it has prepared.
     namespaces: BTreeSet<String>,
+    /// Those that the Lease records; `None` before the first read.
+    recorded: Option<BTreeSet<String>>,
     /// True unless the last list of Jobs had none that is to be taken back.
     open: bool,
     failures: BTreeMap<About, Failure>,
@@ -93,7 +97,7 @@ impl HookJobs {
     /// Returns it without any Job known.
     pub fn new(applier: Applier) -> Self {
         let (failures, unlisted) = (BTreeMap::new(), BTreeMap::new());
-        Self { applier, namespaces: BTreeSet::new(), open: true, failures, unlisted }
+        Self { applier, namespaces: BTreeSet::new(), recorded: None, open: true, failures, unlisted }
     }
 
     /// Runs for as long as it is polled, once the caches are read.
@@ -122,11 +126,20 @@ impl HookJobs {
         let operator = self.applier.caches.operator.get(OPERATOR_NAME);
         let mut jobs = Policy::in_force(operator.as_ref()).hooks;
         jobs.retain(|hook| hook.job.is_some());
-        self.namespaces.extend(jobs.iter().filter_map(|hook| Some(hook.job.as_ref()?.namespace.clone())));
         let is_asked = |node: &NodeFacts| {
             node.hook_request.is_some() || jobs.iter().any(|hook| node.hook_answers.contains_key(&hook.name))
         };
         let nodes = self.applier.caches.nodes.select(is_asked);
+        let named = jobs.iter().filter_map(|hook| Some(hook.job.as_ref()?.namespace.clone())).collect();
+        self.follow(named, nodes.is_empty());
+        if let Err(error) = self.record().await {
+            // A conflict with a renewal of the Lease, or another replica leads.
+            if !error.is_lasting() {
+                return Pace::Busy;
+            }
+            tracing::warn!(reason = error.text(), "the namespaces of Jobs of hooks cannot be recorded, retrying");
+            return Pace::Resting;
+        }
         if self.namespaces.is_empty() || (nodes.is_empty() && !self.open) {
             self.failures.clear();
             return Pace::Idle;
@@ -153,6 +166,37 @@ impl HookJobs {
         let acted = self.carry_out(acts).await;
         let busy = acted || runs.iter().any(|run| run.state == State::Running);
         if busy { Pace::Busy } else { Pace::Resting }
+    }
+
+    /// Follows the namespaces that policy names; others for as long as something may have to be taken back there.
+    fn follow(&mut self, named: BTreeSet<String>, nothing_asked: bool) {
+        // A namespace that is new to this leader may have Jobs of an earlier time.
+        self.open |= !named.is_subset(&self.namespaces);
+        if nothing_asked && !self.open {
+            self.namespaces.clear();
+        }
+        self.namespaces.extend(named);
+    }
+
+    /// Has the Lease record the namespaces before a Job is created in them, beside those of the leaders before, which are read first.
+    async fn record(&mut self) -> Result<(), ApplyError> {
+        if self.recorded.as_ref() == Some(&self.namespaces) {
+            return Ok(());
+        }
+        let leases: Api<Lease> = Api::namespaced(self.applier.client.clone(), &self.applier.namespace);
+        let failed = || ApplyError::api("hook_job_namespaces");
+        let mut lease = leases.get(CONTROLLER).await.map_err(failed())?;
+        let known = recorded(&lease);
+        if self.recorded.is_none() {
+            self.namespaces.extend(known.iter().cloned());
+        }
+        if known != self.namespaces {
+            record(&mut lease, &self.namespaces);
+            self.applier.leadership.check()?;
+            leases.replace(CONTROLLER, &PostParams::default(), &lease).await.map_err(failed())?;
+        }
+        self.recorded = Some(self.namespaces.clone());
+        Ok(())
     }
 
     /// Returns whether anything may have changed by these acts.
@@ -330,5 +374,84 @@ impl HookJobs {
             let message = format!("no Job can be run for hook {hook}, retrying: {text}");
             self.applier.notify(&facts, Note { warning: true, reason: FAILED, message });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::{Arc, Mutex};
+
+    use http::{Method, Request, Response};
+    use kube::Client;
+    use kube::client::Body;
+    use models::names::{JOB_ATTEMPT_ANNOTATION, JOB_NODE_ANNOTATION, JOB_NUMBER_ANNOTATION, JOB_PHASE_ANNOTATION};
+    use models::operator::BottlerocketUpdateOperator;
+    use serde_json::Value;
+
+    use super::*;
+
+    /// The Lease, and the Jobs of hooks in the namespace `shop`.
+    type Stored = Arc<Mutex<(Value, Vec<Value>)>>;
+
+    fn leader(stored: &Stored) -> HookJobs {
+        let stored = stored.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let stored = stored.clone();
+            async move {
+                let (parts, body) = request.into_parts();
+                let body = body.collect_bytes().await.unwrap();
+                let (lease, jobs) = &mut *stored.lock().unwrap();
+                let answer = match (&parts.method, parts.uri.path()) {
+                    (&Method::GET, "/apis/batch/v1/namespaces/shop/jobs") => {
+                        json!({"apiVersion": "batch/v1", "kind": "JobList", "metadata": {}, "items": jobs.clone()})
+                    }
+                    (method, "/apis/coordination.k8s.io/v1/namespaces/brupop-system/leases/brupop-controller") => {
+                        if *method == Method::PUT {
+                            *lease = serde_json::from_slice(&body).unwrap();
+                        }
+                        lease.clone()
+                    }
+                    other => panic!("{other:?}"),
+                };
+                Ok::<_, Infallible>(Response::new(Body::from(answer.to_string().into_bytes())))
+            }
+        });
+        HookJobs::new(Applier::of_leader(Client::new(service, "default")))
+    }
+
+    fn known(stored: &Stored) -> Vec<String> {
+        let lease: Lease = serde_json::from_value(stored.lock().unwrap().0.clone()).unwrap();
+        recorded(&lease).into_iter().collect()
+    }
+
+    #[tokio::test]
+    async fn later_leader_knows_the_namespace_of_a_hook_that_policy_has_dropped_until_all_is_taken_back_there() {
+        let lease = json!({"metadata": {"name": CONTROLLER, "resourceVersion": "1", "annotations": {"other": "a"}}});
+        let stored: Stored = Arc::new(Mutex::new((lease, Vec::new())));
+        let mut first = leader(&stored);
+        let job = json!({"namespace": "shop", "before": "set"});
+        let operator: BottlerocketUpdateOperator = serde_json::from_value(json!({
+            "metadata": {"name": OPERATOR_NAME, "uid": "1", "resourceVersion": "1"},
+            "spec": {"hooks": [{"name": "ceph", "before": {"timeout": "1m"}, "job": job}]},
+        }))
+        .unwrap();
+        first.applier.caches.operator.written(&operator);
+        first.round().await;
+        assert_eq!(known(&stored), ["shop"]);
+
+        let annotations = json!({JOB_PHASE_ANNOTATION: "before", JOB_NODE_ANNOTATION: "a", JOB_ATTEMPT_ANNOTATION: "1/1",
+            JOB_NUMBER_ANNOTATION: "0"});
+        let meta = json!({"name": "ceph-1", "namespace": "shop", "uid": "1", "resourceVersion": "1",
+            "labels": {HOOK_LABEL: "ceph"}, "annotations": annotations});
+        stored.lock().unwrap().1.push(json!({"metadata": meta, "spec": {"template": {}}}));
+        let mut second = leader(&stored);
+        assert!(matches!(second.round().await, Pace::Busy), "the Job runs");
+        assert_eq!(known(&stored), ["shop"]);
+        stored.lock().unwrap().1.clear();
+        assert!(matches!(second.round().await, Pace::Resting), "nothing is left");
+        assert!(matches!(second.round().await, Pace::Idle));
+        assert_eq!(known(&stored), Vec::<String>::new());
+        assert_eq!(stored.lock().unwrap().0["metadata"]["annotations"], json!({"other": "a"}));
     }
 }

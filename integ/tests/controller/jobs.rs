@@ -90,7 +90,8 @@ async fn jobs_answer_for_a_hook_and_take_back_what_they_have_prepared_also_where
     grant(cluster).await?;
     let job = json!({"namespace": SHOP, "before": "noout-set", "after": "noout-unset"});
     let wait = json!({"timeout": "30m"});
-    cluster.start(1, json!({"hooks": [{"name": "ceph", "before": wait, "after": wait, "job": job}]})).await?;
+    let policy = json!({"hooks": [{"name": "ceph", "before": wait, "after": wait, "job": job}]});
+    cluster.start(1, policy.clone()).await?;
     cluster.fleet.release(NEW);
     cluster.until_event("HookJobFailed", &["ceph", "noout-set"]).await?;
     for template in ["noout-set", "noout-unset"] {
@@ -100,18 +101,21 @@ async fn jobs_answer_for_a_hook_and_take_back_what_they_have_prepared_also_where
     let annotation = |name: &str| before.annotations().get(name).cloned().unwrap_or_default();
     assert_eq!((annotation(JOB_NODE_ANNOTATION), annotation(JOB_VERSION_ANNOTATION)), (NODE.into(), NEW.to_string()));
 
-    // The attempt ends while its Job runs, and the leader too.
+    // The attempt ends while its Job runs, the policy drops the hook, and the leader ends too.
     hold(cluster, "audit".into()).await?;
     cluster
         .until("the attempt ends", |world| {
             world.step(NODE).is_none() && world.nodes.get(NODE).is_some_and(|node| node.hook_request().is_none())
         })
         .await?;
+    cluster.policy(&json!({"hooks": null})).await?;
     cluster.replace_controller().await?;
     succeed(cluster, "before").await?;
     succeed(cluster, "after").await?;
     taken_back(cluster).await?;
 
+    cluster.policy(&policy).await?;
+    cluster.planned().await?;
     hold(cluster, Value::Null).await?;
     cluster.pass(Duration::from_mins(1)).await?;
     succeed(cluster, "before").await.context("in the next attempt")?;
