@@ -31,9 +31,9 @@ pub(super) async fn kept(client: &Client) -> Vec<String> {
         let kinds = "validatingadmissionpolicy,validatingadmissionpolicybinding";
         let delete = for_cluster(&format!("kubectl delete {kinds} {} --ignore-not-found", policies.join(" ")));
         sentences.push(format!(
-            "the admission policies for Jobs of hooks stay with their bindings ({}): deleted and created again, they would \
-             not limit the Jobs of a later installation as before until the API servers restart (docs/hooks.md). If the \
-             operator is not to be installed again, and no right to Jobs is left: {delete}",
+            "the admission policies for Jobs of hooks stay with their bindings ({}): deleted and created again, they \
+             would not limit the Jobs of a later installation as before until the API servers restart \
+             (docs/hooks.md). If the operator is not to be installed again, and no right to Jobs is left: {delete}",
             policies.join(", ")
         ));
     }
