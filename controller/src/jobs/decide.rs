@@ -160,7 +160,7 @@ pub(super) struct Snapshot<'a> {
     pub(super) hooks: &'a [Hook],
     /// The nodes with a request or an answer.
     pub(super) nodes: &'a BTreeMap<String, NodeFacts>,
-    /// Nodes for which nothing is done: they, or Jobs for them, cannot be read.
+    /// Nodes for which nothing is done: they, their attempts, or Jobs for them cannot be read.
     pub(super) unknown: &'a BTreeSet<String>,
     /// The attempts under way, by node.
     pub(super) attempts: &'a BTreeMap<String, Progress>,

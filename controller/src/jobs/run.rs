@@ -263,9 +263,10 @@ impl HookJobs {
         })
     }
 
-    /// Returns the nodes that cannot be read, and those of Jobs that cannot.
+    /// Returns the nodes that cannot be read, those whose attempts cannot, and those of Jobs that cannot.
     fn unknown(&self) -> BTreeSet<String> {
-        let nodes = self.applier.caches.nodes.unreadable().into_keys();
+        let caches = &self.applier.caches;
+        let nodes = caches.nodes.unreadable().into_keys().chain(caches.shadows.unreadable().into_keys());
         nodes.chain(self.unread.values().flat_map(BTreeMap::values).cloned()).collect()
     }
 

@@ -4,12 +4,14 @@ use std::sync::{Arc, Mutex};
 use http::{Method, Request, Response};
 use kube::Client;
 use kube::client::Body;
+use kube::runtime::watcher::Event;
 use models::names::{
     HOOK_ANSWER_PREFIX, JOB_ATTEMPT_ANNOTATION, JOB_NODE_ANNOTATION, JOB_NUMBER_ANNOTATION, JOB_PHASE_ANNOTATION,
     JOB_REQUEST_ANNOTATION,
 };
 use models::operator::BottlerocketUpdateOperator;
 use serde_json::Value;
+use watches::Sink as _;
 
 use super::*;
 
@@ -124,4 +126,16 @@ async fn node_of_a_job_that_cannot_be_read_is_left_alone_until_that_is_gone() {
     stored.lock().unwrap().1.clear();
     leader.round().await;
     assert_eq!((leader.unknown(), leader.open), (BTreeSet::new(), false));
+}
+
+#[tokio::test]
+async fn node_whose_attempt_cannot_be_read_is_left_alone() {
+    let leader = leader(&Arc::new(Mutex::new((lease_of_earlier(), Vec::new()))));
+    let shadow = json!({
+        "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
+        "metadata": {"name": "brs-a", "namespace": "brupop-system", "uid": "u", "resourceVersion": "1"},
+        "spec": {"attempt": 0}, "status": {"record": {"failures": 1, "notBefore": "9999-12-31T23:59:59Z"}},
+    });
+    leader.applier.caches.shadows.take(0, Event::Apply(serde_json::from_value(shadow).unwrap()));
+    assert_eq!(leader.unknown(), BTreeSet::from(["a".to_owned()]));
 }
