@@ -30,19 +30,14 @@ impl Policy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Operator {
     pub(crate) policy: Policy,
-    /// UID of the Node and number of the attempt of each slot, without the number in a drill and where an earlier version
-    /// of the controller has written it; `None` before the controller has written the status of this resource.
-    slots: Option<Vec<(String, Option<i64>)>>,
+    /// `None` before the controller has written the status of this resource.
+    slots: Option<Vec<Slot>>,
 }
 
 impl Operator {
     pub(crate) fn read(operator: &BottlerocketUpdateOperator) -> Self {
         let status = operator.status.as_ref().filter(|status| status.observed_generation.is_some());
-        let slot = |slot: &Slot| (slot.uid.clone(), slot.update.as_ref().map(|update| update.attempt));
-        Self {
-            policy: Policy::read(&operator.spec),
-            slots: status.map(|status| status.slots.iter().map(slot).collect()),
-        }
+        Self { policy: Policy::read(&operator.spec), slots: status.map(|status| status.slots.clone()) }
     }
 
     /// Stands for the resource while there is none.
@@ -59,8 +54,8 @@ impl Operator {
     pub(crate) fn backing(&self, node: &Node) -> Backing {
         let Some(slots) = &self.slots else { return Backing::Unknown };
         let attempt = node.request.as_deref().and_then(|request| request.split('/').nth(1)?.parse::<i64>().ok());
-        let backs = |(uid, of): &(String, Option<i64>)| *uid == node.uid && of.is_none_or(|of| Some(of) == attempt);
-        if slots.iter().any(backs) { Backing::Slot } else { Backing::Missing }
+        let is_backed = slots.iter().any(|slot| slot.is_for(&node.uid, attempt));
+        if is_backed { Backing::Slot } else { Backing::Missing }
     }
 }
 

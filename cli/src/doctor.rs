@@ -6,6 +6,7 @@ mod facts;
 mod finding;
 mod findings;
 mod fleet;
+mod jobs;
 mod objects;
 
 use std::process::ExitCode;

@@ -1,8 +1,9 @@
-//! `kubectl brupop uninstall`: ends updates in progress, releases all claims, and removes every object of the operator.
+//! `kubectl brupop uninstall`: ends updates in progress, releases all claims, and removes every object of the operator, but for what limits Jobs.
 //!
 //! Nothing is removed before every node is released: only the controller can make a host disarm, and a node that is
 //! about to reboot has to be followed to its end.
 
+mod kept;
 mod objects;
 mod remaining;
 #[cfg(test)]
@@ -25,6 +26,7 @@ use planner::view::{NodeFacts, Projection as _};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use self::kept::kept;
 use self::objects::{GONE, PERIOD, answered, delete, find, made, remove};
 pub(crate) use self::objects::{api, is_marked};
 use self::remaining::{Left, Surroundings, not_taken_back, prepared, unfinished};
@@ -95,7 +97,7 @@ pub(crate) async fn check_elsewhere(client: &Client, objects: &[Value]) -> anyho
 
 pub(crate) async fn uninstall(client: Client, namespace: &str, options: &UninstallOptions) -> anyhow::Result<()> {
     check_namespace(namespace)?;
-    let objects = deploy::everything()?;
+    let objects = removable()?;
     check_elsewhere(&client, &objects).await?;
     if options.dry_run {
         return show(&client, &objects).await;
@@ -134,7 +136,15 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Uninsta
     for sentence in Releases::read(&client, &tools).await.left(&tools) {
         print_line(sentence);
     }
+    kept(&client).await.into_iter().for_each(print_line);
     removed
+}
+
+/// Returns the objects that are removed: all but those that [`kept`] names.
+fn removable() -> anyhow::Result<Vec<Value>> {
+    let (mut objects, kept) = (deploy::everything()?, deploy::jobs());
+    objects.retain(|object| !kept.contains(object));
+    Ok(objects)
 }
 
 /// Removes namespaces and definitions, and what was made later. One dead node, whose pods keep their namespace, does not keep the Secrets.
@@ -173,6 +183,7 @@ async fn show(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
             print_line(format_args!("would delete {}", found.id));
         }
     }
+    kept(client).await.into_iter().for_each(print_line);
     Ok(())
 }
 

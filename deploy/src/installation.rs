@@ -28,6 +28,11 @@ pub fn force() -> Vec<Value> {
     rights::force()
 }
 
+/// The admission policies for Jobs of hooks, with their bindings: what stays for as long as a right to Jobs does.
+pub fn jobs() -> Vec<Value> {
+    admission::jobs().to_vec()
+}
+
 /// Everything that an installation may have in a cluster: [`objects`], what is optional (the right to delete pods, the hook
 /// for AWS, the policies for Jobs of hooks), and the admission policy of a takeover that has not ended.
 ///

@@ -27,5 +27,5 @@ pub mod takeover;
 pub mod waiting;
 pub mod yaml;
 
-pub use installation::{everything, force, objects};
+pub use installation::{everything, force, jobs, objects};
 pub use options::{COMMAND, Component, Options, image};

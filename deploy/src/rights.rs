@@ -286,9 +286,10 @@ fn controller_in_system() -> Vec<Rule> {
             .why("Events about the policy; repetitions are counted on the first Event."),
         rule(LEASES, "leases", "create")
             .why("Leader election: the Lease is created once. A rule cannot name an object that is to be created."),
-        rule(LEASES, "leases", "get list watch update")
-            .named(&[CONTROLLER])
-            .why("Leader election; the standby watches the Lease, so that it takes over at once."),
+        rule(LEASES, "leases", "get list watch update").named(&[CONTROLLER]).why(
+            "Leader election; the standby watches the Lease, so that it takes over at once. It records the namespaces of Jobs \
+             of hooks.",
+        ),
         rule(CORE, "secrets", "create").why(
             "The CA, the web API's certificate and the keys of the permits and of the history: made by the leader. A rule \
              cannot name an object that is to be created; an admission policy does.",

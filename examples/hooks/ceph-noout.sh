@@ -11,6 +11,9 @@ echo "$tree" | awk -v host="$host" '{ for (i = 1; i < NF; i++) if ($i == "host" 
 
 case $1 in
     prepare)
+        # An error needs an administrator: the attempt ends, and does not keep its slot until the timeout.
+        health=$(ceph health)
+        case $health in HEALTH_ERR*) echo "Ceph has an error: $health" && exit 2 ;; esac
         # Not while the data on these OSDs has no other copy: data may be moving yet after the node before.
         osds=$(ceph osd ls-tree "$host")
         # shellcheck disable=SC2086 # One argument for each OSD.

@@ -14,6 +14,8 @@ pub const AGENT_NAMESPACE: &str = "brupop-agents";
 
 /// Name of the controller's Deployment, service account and Lease.
 pub const CONTROLLER: &str = "brupop-controller";
+/// Name of the Role for Jobs of hooks in a namespace and of its binding, and of the admission policy for new Jobs and a binding of that.
+pub const CONTROLLER_JOBS: &str = "brupop-controller-jobs";
 /// Name of the web API's Deployment, Service and service account.
 pub const APISERVER: &str = "brupop-apiserver";
 /// Name of the agents' DaemonSet and service account.

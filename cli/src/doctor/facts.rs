@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use super::aws;
 use super::certificate::{self, Certificate};
+use super::jobs;
 use crate::call::{call, get, get_one, if_read, if_there, is_transient, list_everywhere, list_in, node_leases};
 use crate::cluster::{Cluster, ControllerLease, Part, Unread};
 use crate::page::progress;
@@ -52,6 +53,8 @@ pub(super) struct Facts {
     pub(super) elsewhere: Option<(String, Option<Vec<String>>)>,
     /// The hook for EC2 Auto Scaling groups; `None` if it could not be read.
     pub(super) aws: Option<aws::Hook>,
+    /// The objects that Jobs of hooks need and that do not exist, as far as they could be read.
+    pub(super) missing_for_jobs: Vec<jobs::Needed>,
     /// Number of ready addresses of the web API's Service; `None` if that could not be read.
     pub(super) endpoints: Option<usize>,
     /// The certificates that agents trust, `None` for a block that is none; absent if they could not be read.
@@ -138,6 +141,7 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
     for wanted in facts.optional_objects()? {
         facts.add_object(client, wanted).await?;
     }
+    facts.read_jobs(client).await?;
     show("certificates, Leases and endpoints");
     let params = ListParams::default().labels(&format!("kubernetes.io/service-name={}", names::APISERVER));
     let slices = list_in::<EndpointSlice>(client, namespace, params).await;
@@ -176,6 +180,18 @@ impl Facts {
         if let Some(found) = self.optional(get_one(&api, &name).await)? {
             let found = found.map(|object| serde_json::to_value(object).unwrap_or_default());
             self.objects.push(Installed { wanted, found });
+        }
+        Ok(())
+    }
+
+    /// Looks for the objects that Jobs of hooks need.
+    async fn read_jobs(&mut self, client: &Client) -> anyhow::Result<()> {
+        let needed = self.cluster.as_ref().map(|cluster| jobs::needed(&cluster.policy()));
+        for needed in needed.unwrap_or_default() {
+            let exists = jobs::exists(client, &needed).await;
+            if self.optional(exists)? == Some(false) {
+                self.missing_for_jobs.push(needed);
+            }
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use models::time::between;
 
 use super::facts::Facts;
 use super::finding::{Finding, NAMED, Severity};
-use super::{aws, fleet, objects};
+use super::{aws, fleet, jobs, objects};
 use crate::advice::{logs_of, pods, refused_pods, some};
 use crate::clock::{moment, span};
 use crate::cluster::{ControllerLease, NO_LEADER, STALE};
@@ -33,6 +33,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
             aws::check(hook, cluster, &mut found);
         }
     }
+    jobs::check(&facts.missing_for_jobs, &mut found);
     objects::next_steps(&facts.objects, &mut found);
     found.sort_by_key(|finding| finding.severity);
     found

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::aws::Hook;
 use super::certificate::Certificate;
 use super::facts::{Installed, required_by};
+use super::jobs::Needed;
 use super::*;
 use crate::cluster::testing::{
     braked, cluster, condition, fleet, idle, lease, node, now, operator, own, shadow, step_used_up,
@@ -199,7 +200,7 @@ fn working_installation_has_no_errors_and_no_warnings() {
 fn each_defect_is_found_with_its_object_and_a_next_step() {
     use Severity::{Error, Note, Warning};
     type Break<'a> = &'a dyn Fn(&mut Facts);
-    let cases: [(&str, Severity, &str, Break<'_>); 57] = [
+    let cases: [(&str, Severity, &str, Break<'_>); 59] = [
         ("KubernetesTooOld", Error, "", &|f| f.outdated = Some("Kubernetes 1.32 or later is needed".to_owned())),
         ("Missing", Error, SHADOWS, &|f| {
             *object(f, "CustomResourceDefinition", names::SHADOW_DEFINITION) = None;
@@ -327,6 +328,12 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
             let entry = json!({"group": "g", "mode": "Standby", "node": "a", "since": "2026-01-01T00:00:00Z"});
             let record = BTreeMap::from([("i-0a".to_owned(), entry.to_string())]);
             f.aws = Some(Hook { ready: Some(1), record, ..Hook::default() });
+        }),
+        ("HookRightMissing", Warning, "rolebinding/shop/brupop-controller-jobs", &|f| {
+            f.missing_for_jobs.push(Needed::Right("shop".to_owned()));
+        }),
+        ("HookTemplateMissing", Error, "podtemplate/shop/set", &|f| {
+            f.missing_for_jobs.push(Needed::Template("shop".to_owned(), "set".to_owned()));
         }),
         ("GuardedPods", Note, "node/a", &|f| pod(&["web"], 2, f)),
         ("BudgetNeverAllows", Warning, "node/a", &|f| {

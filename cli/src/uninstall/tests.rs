@@ -185,6 +185,10 @@ fn uninstall_covers_all_deployed_objects() {
     assert_eq!((kinds(&WORKLOADS), kinds(&["Namespace"])), (4, 2));
     assert!(kinds(&["CustomResourceDefinition"]) >= 2);
     assert!(objects.iter().any(|object| object["metadata"]["name"] == "brupop-controller-force"));
+    let removable = removable().unwrap();
+    let kept = objects.iter().filter(|object| !removable.contains(object));
+    let kept: BTreeSet<&str> = kept.filter_map(|object| object["metadata"]["name"].as_str()).collect();
+    assert_eq!(kept, BTreeSet::from([names::CONTROLLER_JOBS, "brupop-controller-job-changes"]));
     for object in &objects {
         let meta: ObjectMeta = serde_json::from_value(object["metadata"].clone()).unwrap();
         assert!(is_marked(&meta), "{} would stay", deploy::yaml::id(object));

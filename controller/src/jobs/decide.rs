@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::backoff::{Backoff, Delays};
-use models::shadow::Step;
+use models::operator::Slot;
+use models::shadow::{Progress, Step};
 use models::time::after;
-use planner::hooks::{HookAnswer, answer, parts};
+use planner::hooks::{self, HookAnswer, answer, parts};
 use planner::policy::Hook;
 use planner::view::NodeFacts;
 
@@ -124,6 +125,20 @@ impl Act {
         (hook.clone(), node.clone())
     }
 
+    /// The sentence about its failure.
+    pub(super) fn failure(&self) -> String {
+        match self {
+            Self::Create(new) => not_run(&new.hook),
+            Self::Answer { hook, request: None, .. } => format!("the answer of hook {hook} cannot be removed"),
+            Self::Answer { hook, .. } | Self::Refuse { run: Run { hook, .. }, .. } => {
+                format!("the answer of hook {hook} cannot be written")
+            }
+            Self::Close(run) => {
+                format!("Job {} of hook {} cannot be given the time of its deletion", run.name, run.hook)
+            }
+        }
+    }
+
     /// The namespace of the Job that it writes; none for an answer.
     pub(super) fn namespace(&self) -> Option<&str> {
         match self {
@@ -134,14 +149,22 @@ impl Act {
     }
 }
 
+/// The sentence about a hook whose Jobs cannot be run.
+pub(super) fn not_run(hook: &str) -> String {
+    format!("no Job can be run for hook {hook}")
+}
+
 /// The facts of a decision.
 pub(super) struct Snapshot<'a> {
     /// The hooks of the policy that Jobs answer, and whose Jobs are known.
     pub(super) hooks: &'a [Hook],
     /// The nodes with a request or an answer.
     pub(super) nodes: &'a BTreeMap<String, NodeFacts>,
-    /// Nodes for which nothing is done: they cannot be read, or their request is not one of the operator's, or was removed by another client.
+    /// Nodes for which nothing is done: they, their attempts, or Jobs for them cannot be read.
     pub(super) unknown: &'a BTreeSet<String>,
+    /// The attempts under way, by node.
+    pub(super) attempts: &'a BTreeMap<String, Progress>,
+    pub(super) slots: &'a [Slot],
     /// Nodes of Jobs that do not exist any more.
     pub(super) gone: &'a BTreeSet<String>,
     pub(super) runs: &'a [Run],
@@ -163,8 +186,9 @@ pub(super) fn decide(snapshot: &Snapshot<'_>) -> Vec<Act> {
     for ((name, node), runs) in pairs {
         if !snapshot.unknown.contains(node) {
             let hook = snapshot.hooks.iter().find(|hook| hook.name == name);
-            let (facts, gone, now) = (snapshot.nodes.get(node), snapshot.gone.contains(node), snapshot.now);
-            acts.extend(Pair { name, node, hook, facts, gone, runs, now }.act());
+            let (facts, progress) = (snapshot.nodes.get(node), snapshot.attempts.get(node));
+            let (gone, slots, now) = (snapshot.gone.contains(node), snapshot.slots, snapshot.now);
+            acts.extend(Pair { name, node, hook, facts, gone, progress, slots, runs, now }.act());
         }
     }
     acts
@@ -177,6 +201,8 @@ struct Pair<'a> {
     hook: Option<&'a Hook>,
     facts: Option<&'a NodeFacts>,
     gone: bool,
+    progress: Option<&'a Progress>,
+    slots: &'a [Slot],
     runs: Vec<&'a Run>,
     now: Timestamp,
 }
@@ -188,6 +214,9 @@ impl Pair<'_> {
             return None;
         }
         let asked = match self.facts.and_then(|facts| facts.hook_request.as_deref()) {
+            // The kubelet of a node can write another request, and remove that of the operator, which sets it again.
+            Some(request) if !self.is_own(request) => return None,
+            None if self.goes_on() => return None,
             Some(request) => Some((request, parts(request)?)),
             None => None,
         };
@@ -200,6 +229,30 @@ impl Pair<'_> {
             Some((request, (_, attempt))) => self.after(request, attempt),
             None => self.has_own_answer().then(|| self.answer(None)),
         }
+    }
+
+    /// Returns whether a request is of the attempt under way, whatever its step.
+    fn is_own(&self, request: &str) -> bool {
+        self.progress.is_some_and(|progress| hooks::is_of(request, progress))
+    }
+
+    /// Returns whether the attempt goes on for which something was prepared: nothing is taken back before it ends.
+    fn goes_on(&self) -> bool {
+        let ends = self.gone || self.progress.is_none_or(|progress| progress.step == Step::Releasing);
+        let mut prepared = self.runs.iter().filter(|run| run.open).filter_map(|run| run.request.as_deref());
+        !ends && prepared.any(|request| self.is_own(request))
+    }
+
+    /// Returns whether the attempt awaits the answer to this request now. By turns between the two requests of its attempt, a kubelet could otherwise
+    /// have one Job run after another, and have what was prepared taken for taken back.
+    fn is_awaited(&self, request: &str) -> bool {
+        self.progress.and_then(hooks::request).as_deref() == Some(request)
+    }
+
+    /// Returns whether the operator has given the node a slot for its attempt, which begins without one.
+    fn has_slot(&self) -> bool {
+        let (Some(facts), Some(progress)) = (self.facts, self.progress) else { return false };
+        self.slots.iter().any(|slot| slot.is_for(&facts.uid, Some(progress.attempt)))
     }
 
     /// Returns whether the Node has an answer that is to be removed. That of a hook which Jobs do not answer, or not any more, is the record of
@@ -217,6 +270,9 @@ impl Pair<'_> {
         }
         if let Some(record) = self.record(attempt) {
             return self.answer_by(record, request);
+        }
+        if !self.is_awaited(request) || !self.has_slot() {
+            return None;
         }
         let hook = self.hook?;
         let job = hook.job.as_ref()?;
@@ -239,12 +295,11 @@ impl Pair<'_> {
 
     /// Takes back what was prepared, and answers.
     fn after(&self, request: &str, attempt: &str) -> Option<Act> {
-        let record = self.record(attempt);
-        match self.answer_to(request) {
-            HookAnswer::Done => return record.cloned().map(Act::Close),
-            HookAnswer::Refused(_) => return None,
-            HookAnswer::Missing => {}
+        // An answer shows nothing about the record, which is closed at the end of the attempt: the kubelet can answer too.
+        if !self.is_awaited(request) || self.answer_to(request) != HookAnswer::Missing {
+            return None;
         }
+        let record = self.record(attempt);
         // One that has taken back before this request knew nothing of the updated node.
         let asked = self.runs.iter().copied().filter(|run| run.request.as_deref() == Some(request));
         if let Some(last) = asked.max_by_key(|run| run.number) {

@@ -4,9 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::operator::HookJob;
+use models::operator::{HookJob, Slot};
+use models::shadow::{Progress, Step};
+use planner::hooks::parts;
 use planner::policy::{Hook, HookWait};
 use planner::view::NodeFacts;
+use serde_json::json;
 
 use super::decide::{Act, Phase, Run, Snapshot, State, decide};
 
@@ -17,10 +20,25 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()
 }
 
+/// The attempt that awaits the answer to a request.
+fn progress(request: &str) -> Progress {
+    let (step, attempt) = parts(request).unwrap();
+    let (number, started) = attempt.split_once('/').unwrap();
+    let (number, started): (i64, i64) = (number.parse().unwrap(), started.parse().unwrap());
+    let started = Timestamp::from_second(started).unwrap();
+    serde_json::from_value(json!({
+        "step": step.as_str(), "since": started, "attempt": number, "bootId": "b", "version": "1.20.5",
+        "started": started,
+    }))
+    .unwrap()
+}
+
 /// A cluster with the node `a`.
 struct World {
     hooks: Vec<Hook>,
     node: Option<NodeFacts>,
+    progress: Option<Progress>,
+    slots: Vec<Slot>,
     known: bool,
     runs: Vec<Run>,
     now: i64,
@@ -38,16 +56,29 @@ impl World {
             run_on_node: None,
         };
         let hook = Hook { name: "ceph".into(), before: wait(before), after: wait(after), job: Some(job) };
-        let node = NodeFacts { name: "a".into(), ..NodeFacts::default() };
-        Self { hooks: vec![hook], node: Some(node), known: true, runs: Vec::new(), now: 0 }
+        let node = NodeFacts { name: "a".into(), uid: "u".into(), ..NodeFacts::default() };
+        let slots = vec![Slot { uid: "u".into(), node: "a".into(), since: at(0), update: None }];
+        let (hooks, node, runs) = (vec![hook], Some(node), Vec::new());
+        Self { hooks, node, progress: None, slots, known: true, runs, now: 0 }
     }
 
     fn ceph() -> Self {
         Self::new(Some("set"), Some("unset"))
     }
 
+    /// The attempt comes to the step of this request, and the operator sets it; without one, the attempt is over.
     fn ask(&mut self, request: Option<&str>) {
+        self.progress = request.map(progress);
+        self.write(request);
+    }
+
+    /// Sets or removes the request as any client can.
+    fn write(&mut self, request: Option<&str>) {
         self.node.as_mut().unwrap().hook_request = request.map(Into::into);
+    }
+
+    fn step_to(&mut self, step: Step) {
+        self.progress.as_mut().unwrap().step = step;
     }
 
     fn job_of(&mut self) -> &mut HookJob {
@@ -62,9 +93,18 @@ impl World {
         let nodes: BTreeMap<String, NodeFacts> =
             self.node.iter().map(|node| (node.name.clone(), node.clone())).collect();
         let one = |is: bool| -> BTreeSet<String> { is.then(|| "a".to_owned()).into_iter().collect() };
-        let (unknown, gone) = (one(!self.known), one(self.node.is_none()));
-        let (hooks, runs, now) = (&self.hooks, &self.runs, at(self.now));
-        let mut acts = decide(&Snapshot { hooks, nodes: &nodes, unknown: &unknown, gone: &gone, runs, now });
+        let attempts: BTreeMap<String, Progress> =
+            self.progress.iter().map(|progress| ("a".to_owned(), progress.clone())).collect();
+        let mut acts = decide(&Snapshot {
+            hooks: &self.hooks,
+            nodes: &nodes,
+            unknown: &one(!self.known),
+            attempts: &attempts,
+            slots: &self.slots,
+            gone: &one(self.node.is_none()),
+            runs: &self.runs,
+            now: at(self.now),
+        });
         assert!(acts.len() <= 1, "one hook and one node: {acts:?}");
         acts.pop()
     }
@@ -151,16 +191,16 @@ fn jobs_answer_before_the_drain_and_after_the_update() {
     let mut world = World::ceph();
     world.prepare();
     world.ask(Some(AFTER));
-    assert_eq!(world.rest(), ["after unset 1", AFTER, "close 0"]);
+    assert_eq!(world.rest(), ["after unset 1", AFTER]);
     world.ask(None);
-    assert_eq!(world.rest(), ["removed"]);
+    assert_eq!(world.rest(), ["close 0", "removed"]);
     assert_eq!(world.rest(), [""; 0]);
 }
 
 #[test]
 fn what_was_prepared_is_taken_back_on_every_exit() {
     type Exit = fn(&mut World);
-    let cases: [(&str, Exit, &[&str]); 6] = [
+    let cases: [(&str, Exit, &[&str]); 5] = [
         ("the request is removed", |world| world.ask(None), &["after unset 1", "close 0", "removed"]),
         ("the Node is deleted", |world| world.node = None, &["after unset 1", "close 0"]),
         (
@@ -183,15 +223,6 @@ fn what_was_prepared_is_taken_back_on_every_exit() {
             "the next attempt begins before the last one is taken back",
             |world| world.ask(Some("BeforeDrain/8/2")),
             &["after unset 1", "close 0", "before set 0", "BeforeDrain/8/2"],
-        ),
-        (
-            "another client has removed the request, and the operator sets it again",
-            |world| {
-                world.ask(None);
-                assert_eq!(world.rest(), ["after unset 1", "close 0", "removed"]);
-                world.ask(Some(BEFORE));
-            },
-            &["before set 2", BEFORE],
         ),
     ];
     for (sentence, exit, expected) in cases {
@@ -319,7 +350,7 @@ fn job_on_the_node_itself_is_not_run_once_the_node_is_gone() {
 }
 
 #[test]
-fn nothing_is_done_for_a_node_whose_request_is_not_the_operators() {
+fn nothing_is_done_for_a_node_that_cannot_be_read() {
     let mut world = World::ceph();
     world.known = false;
     world.ask(Some(BEFORE));
@@ -328,5 +359,75 @@ fn nothing_is_done_for_a_node_whose_request_is_not_the_operators() {
     world.prepare();
     world.known = false;
     world.ask(None);
-    assert_eq!(world.decided(), None, "a Node that cannot be read may be under its update");
+    assert_eq!(world.decided(), None, "it may be under its update");
+}
+
+#[test]
+fn no_job_runs_for_a_request_that_the_operator_does_not_await() {
+    type Change = fn(&mut World);
+    let cases: [(&str, &str, Change); 9] = [
+        ("no attempt", BEFORE, |world| world.progress = None),
+        ("no attempt, after an update", AFTER, |world| world.progress = None),
+        ("another attempt", BEFORE, |world| world.progress = Some(progress("BeforeDrain/8/1"))),
+        ("an earlier attempt of the same number", BEFORE, |world| world.progress = Some(progress("BeforeDrain/7/2"))),
+        ("an attempt that waits for its turn", BEFORE, |world| world.step_to(Step::Staged)),
+        ("no slot", BEFORE, |world| world.slots.clear()),
+        ("a slot of another Node of the same name", BEFORE, |world| world.slots[0].uid = "v".into()),
+        ("the end of the update is not reached", AFTER, |world| world.step_to(Step::BeforeDrain)),
+        ("the node has left the drain behind", BEFORE, |world| world.step_to(Step::AfterUpdate)),
+    ];
+    for (sentence, request, change) in cases {
+        let mut world = World::ceph();
+        world.ask(Some(request));
+        change(&mut world);
+        assert_eq!(world.rest(), [""; 0], "{sentence}");
+    }
+}
+
+#[test]
+fn request_that_another_client_removes_or_replaces_takes_nothing_back_while_the_attempt_goes_on() {
+    for request in [None, Some(AFTER), Some("AfterUpdate/8/2")] {
+        let mut world = World::ceph();
+        world.prepare();
+        for step in [Step::BeforeDrain, Step::Draining, Step::Rebooting, Step::Verifying] {
+            world.step_to(step);
+            world.write(request);
+            assert_eq!(world.rest(), [""; 0], "{request:?} while {step:?}");
+        }
+        world.step_to(Step::Releasing);
+        world.write(None);
+        assert_eq!(world.rest(), ["after unset 1", "close 0", "removed"], "{request:?}");
+    }
+}
+
+#[test]
+fn what_was_prepared_is_taken_back_also_where_another_client_has_answered() {
+    let mut world = World::ceph();
+    world.prepare();
+    world.ask(Some(AFTER));
+    world.answered(AFTER.into());
+    assert_eq!(world.rest(), [""; 0]);
+    world.ask(None);
+    assert_eq!(world.rest(), ["after unset 1", "close 0", "removed"]);
+}
+
+#[test]
+fn failure_says_what_could_not_be_done() {
+    let mut world = World::ceph();
+    world.ask(Some(BEFORE));
+    let create = world.decided().unwrap();
+    world.step();
+    world.end(State::Failed(at(0)));
+    let refuse = world.decided().unwrap();
+    let run = world.runs[0].clone();
+    let answer = |to: Option<&str>| Act::Answer { hook: "ceph".into(), node: "a".into(), request: to.map(Into::into) };
+    for (act, expected) in [
+        (create, "no Job can be run for hook ceph"),
+        (answer(Some(BEFORE)), "the answer of hook ceph cannot be written"),
+        (refuse, "the answer of hook ceph cannot be written"),
+        (answer(None), "the answer of hook ceph cannot be removed"),
+        (Act::Close(run), "Job before set 0 of hook ceph cannot be given the time of its deletion"),
+    ] {
+        assert_eq!(act.failure(), expected);
+    }
 }

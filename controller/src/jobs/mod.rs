@@ -8,6 +8,7 @@
 mod decide;
 #[cfg(test)]
 mod decide_cases;
+mod namespaces;
 mod object;
 mod run;
 

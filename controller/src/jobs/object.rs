@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::error_boundary::InvalidObject;
 use models::names::{
     HOOK_LABEL, JOB_AFTER_ANNOTATION, JOB_ATTEMPT_ANNOTATION, JOB_NODE_ANNOTATION, JOB_NUMBER_ANNOTATION,
     JOB_PHASE_ANNOTATION, JOB_REQUEST_ANNOTATION, JOB_VERSION_ANNOTATION, POD_TEMPLATE_LABEL,
@@ -71,7 +73,18 @@ pub(super) fn job(new: &NewRun, version: &str, template: &Value) -> Value {
     json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec})
 }
 
-/// Reads a Job; `None` if it is not one of a hook.
+/// Returns the node of a Job that [`run`] cannot read; `None` if it is not one of a hook. The annotations of its pods cannot be edited.
+pub(super) fn node(found: &Result<Job, InvalidObject>) -> Option<String> {
+    let of = |meta: &ObjectMeta| meta.annotations.as_ref()?.get(JOB_NODE_ANNOTATION).cloned();
+    let job = match found {
+        Ok(job) => job,
+        Err(invalid) => return of(&invalid.metadata),
+    };
+    let pods = job.spec.as_ref().and_then(|spec| spec.template.metadata.as_ref());
+    pods.and_then(of).or_else(|| of(&job.metadata))
+}
+
+/// Reads a Job; `None` if it is not one of a hook, or its annotations were edited.
 pub(super) fn run(job: &Job) -> Option<Run> {
     let (meta, spec) = (&job.metadata, job.spec.as_ref()?);
     let annotation = |name: &str| meta.annotations.as_ref().and_then(|all| all.get(name)).cloned();
@@ -188,6 +201,30 @@ mod tests {
         assert!(!read.open && read.on_node && read.after.is_none() && read.request.is_none(), "{read:?}");
         let others = job(&NewRun { number: 3, ..new(Phase::After) }, "1.20.5", &template);
         assert_ne!(after["metadata"]["name"], others["metadata"]["name"]);
+    }
+
+    #[test]
+    fn node_of_a_job_is_known_whatever_is_edited() {
+        let edited = |edit: fn(&mut Value)| {
+            let mut before = job(&new(Phase::Before), "1.20.5", &json!({}));
+            edit(&mut before["metadata"]["annotations"]);
+            stored(before, &json!([]))
+        };
+        let cases: [(&str, fn(&mut Value)); 2] = [
+            ("no annotation", |annotations| *annotations = json!({})),
+            ("another number", |annotations| annotations[JOB_NUMBER_ANNOTATION] = "two".into()),
+        ];
+        for (sentence, edit) in cases {
+            let job = edited(edit);
+            assert_eq!((run(&job), node(&Ok(job)).as_deref()), (None, Some("node-1")), "{sentence}");
+        }
+        let metadata = ObjectMeta {
+            annotations: Some([(JOB_NODE_ANNOTATION.to_owned(), "node-1".to_owned())].into()),
+            ..ObjectMeta::default()
+        };
+        let invalid = InvalidObject { error: "invalid type".to_owned(), metadata };
+        assert_eq!(node(&Err(invalid)).as_deref(), Some("node-1"));
+        assert_eq!(node(&Ok(Job::default())), None, "of another controller");
     }
 
     #[test]

@@ -4,22 +4,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Pod, PodTemplate};
-use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch};
+use kube::ResourceExt as _;
+use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PostParams};
 use kube::core::DeserializeGuard;
 use models::backoff::{Backoff, Delays};
-use models::names::{HOOK_LABEL, OPERATOR_NAME};
+use models::names::{CONTROLLER, HOOK_LABEL, OPERATOR_NAME};
 use models::plain::is_alike;
-use models::shadow::Step;
-use planner::hooks;
+use models::shadow::Progress;
 use planner::plan::Note;
 use planner::policy::{Hook, Policy};
 use planner::view::NodeFacts;
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::decide::{Act, NewRun, Run, Snapshot, State, decide};
-use super::object::{KEPT, job, reason, run};
+use super::decide::{Act, NewRun, Run, Snapshot, State, decide, not_run};
+use super::namespaces::{record, recorded};
+use super::object::{KEPT, job, node, reason, run};
 use crate::apply::{Applier, ApplyError, create_params, patch_params};
 use crate::cache::Reading;
 
@@ -35,11 +37,14 @@ const PAGE: u32 = 500;
 /// The first pause after a failed act, and the longest.
 const PAUSES: Delays = (Duration::from_secs(2), Duration::from_secs(60));
 
-/// Reason of the Event about a Job that cannot be run.
+/// Reason of the Event about an act that has failed.
 const FAILED: &str = "HookJobFailed";
 
 /// A hook and a node.
 type About = (String, String);
+
+/// The Jobs of a namespace that cannot be read, by name, with their nodes.
+type Unread = BTreeMap<String, String>;
 
 /// The last failure of an act or a list, and the time until it is tried again.
 struct Failure {
@@ -80,10 +85,14 @@ enum Pace {
 /// Runs the Jobs of hooks.
 pub struct HookJobs {
     applier: Applier,
-    /// Those that policy names, or has named: a hook that it drops takes back what it has prepared.
+    /// Those that policy names, or has named before all was taken back there: a hook that it drops takes back what it has prepared.
     namespaces: BTreeSet<String>,
+    /// Those that the Lease records; `None` before the first read.
+    recorded: Option<BTreeSet<String>>,
     /// True unless the last list of Jobs had none that is to be taken back.
     open: bool,
+    /// By namespace.
+    unread: BTreeMap<String, Unread>,
     failures: BTreeMap<About, Failure>,
     /// The namespaces whose Jobs are not known.
     unlisted: BTreeMap<String, Failure>,
@@ -92,8 +101,8 @@ pub struct HookJobs {
 impl HookJobs {
     /// Returns it without any Job known.
     pub fn new(applier: Applier) -> Self {
-        let (failures, unlisted) = (BTreeMap::new(), BTreeMap::new());
-        Self { applier, namespaces: BTreeSet::new(), open: true, failures, unlisted }
+        let (unread, failures, unlisted) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { applier, namespaces: BTreeSet::new(), recorded: None, open: true, unread, failures, unlisted }
     }
 
     /// Runs for as long as it is polled, once the caches are read.
@@ -122,17 +131,30 @@ impl HookJobs {
         let operator = self.applier.caches.operator.get(OPERATOR_NAME);
         let mut jobs = Policy::in_force(operator.as_ref()).hooks;
         jobs.retain(|hook| hook.job.is_some());
-        self.namespaces.extend(jobs.iter().filter_map(|hook| Some(hook.job.as_ref()?.namespace.clone())));
         let is_asked = |node: &NodeFacts| {
             node.hook_request.is_some() || jobs.iter().any(|hook| node.hook_answers.contains_key(&hook.name))
         };
         let nodes = self.applier.caches.nodes.select(is_asked);
+        let named = jobs.iter().filter_map(|hook| Some(hook.job.as_ref()?.namespace.clone())).collect();
+        self.follow(named, nodes.is_empty());
+        if let Err(error) = self.record().await {
+            // A conflict with a renewal of the Lease, or another replica leads.
+            if !error.is_lasting() {
+                return Pace::Busy;
+            }
+            tracing::warn!(reason = error.text(), "the namespaces of Jobs of hooks cannot be recorded, retrying");
+            return Pace::Resting;
+        }
         if self.namespaces.is_empty() || (nodes.is_empty() && !self.open) {
             self.failures.clear();
             return Pace::Idle;
         }
-        let nodes: BTreeMap<String, NodeFacts> = nodes.into_iter().map(|node| (node.name.clone(), node)).collect();
         let runs = self.list().await;
+        // Also with the answers of hooks that policy has dropped.
+        let of_runs: BTreeSet<&str> = runs.iter().map(|run| run.node.as_str()).collect();
+        let is_answered = |node: &NodeFacts| !node.hook_answers.is_empty() && of_runs.contains(node.name.as_str());
+        let nodes = nodes.into_iter().chain(self.applier.caches.nodes.select(is_answered));
+        let nodes: BTreeMap<String, NodeFacts> = nodes.map(|node| (node.name.clone(), node)).collect();
         let unlisted: BTreeMap<String, String> =
             self.unlisted.iter().map(|(namespace, failure)| (namespace.clone(), failure.text.clone())).collect();
         let mut wanted = BTreeSet::new();
@@ -141,18 +163,51 @@ impl HookJobs {
             let Some(error) = namespace.and_then(|namespace| unlisted.get(namespace)) else { continue };
             for node in nodes.values().filter(|node| node.hook_request.is_some()) {
                 let about = (hook.name.clone(), node.name.clone());
-                self.failed(&about, error);
+                self.failed(&about, &not_run(&hook.name), error);
                 wanted.insert(about);
             }
         }
         jobs.retain(|hook| hook.job.as_ref().is_some_and(|job| !unlisted.contains_key(&job.namespace)));
         let acts = self.decide(&jobs, &nodes, &runs);
-        self.open = !unlisted.is_empty() || runs.iter().any(|run| run.open);
+        self.open = !unlisted.is_empty()
+            || self.unread.values().any(|unread| !unread.is_empty())
+            || runs.iter().any(|run| run.open);
         wanted.extend(acts.iter().map(Act::about));
         self.failures.retain(|about, _| wanted.contains(about));
         let acted = self.carry_out(acts).await;
         let busy = acted || runs.iter().any(|run| run.state == State::Running);
         if busy { Pace::Busy } else { Pace::Resting }
+    }
+
+    /// Follows the namespaces that policy names; others for as long as something may have to be taken back there.
+    fn follow(&mut self, named: BTreeSet<String>, nothing_asked: bool) {
+        // A namespace that is new to this leader may have Jobs of an earlier time.
+        self.open |= !named.is_subset(&self.namespaces);
+        if nothing_asked && !self.open {
+            self.namespaces.clear();
+        }
+        self.namespaces.extend(named);
+    }
+
+    /// Has the Lease record the namespaces before a Job is created in them, beside those of the leaders before, which are read first.
+    async fn record(&mut self) -> Result<(), ApplyError> {
+        if self.recorded.as_ref() == Some(&self.namespaces) {
+            return Ok(());
+        }
+        let leases: Api<Lease> = Api::namespaced(self.applier.client.clone(), &self.applier.namespace);
+        let failed = || ApplyError::api("hook_job_namespaces");
+        let mut lease = leases.get(CONTROLLER).await.map_err(failed())?;
+        let known = recorded(&lease);
+        if self.recorded.is_none() {
+            self.namespaces.extend(known.iter().cloned());
+        }
+        if known != self.namespaces {
+            record(&mut lease, &self.namespaces);
+            self.applier.leadership.check()?;
+            leases.replace(CONTROLLER, &PostParams::default(), &lease).await.map_err(failed())?;
+        }
+        self.recorded = Some(self.namespaces.clone());
+        Ok(())
     }
 
     /// Returns whether anything may have changed by these acts.
@@ -179,7 +234,7 @@ impl HookJobs {
                     if error.is_unknown() {
                         unanswered.insert(namespace);
                     }
-                    self.failed(&about, &error.text());
+                    self.failed(&about, &act.failure(), &error.text());
                 }
             }
         }
@@ -188,35 +243,31 @@ impl HookJobs {
 
     fn decide(&self, hooks: &[Hook], nodes: &BTreeMap<String, NodeFacts>, runs: &[Run]) -> Vec<Act> {
         let caches = &self.applier.caches;
-        let mut unknown: BTreeSet<String> = caches.nodes.unreadable().into_keys().collect();
-        unknown.extend(nodes.values().filter(|node| !self.is_own(node)).map(|node| node.name.clone()));
-        unknown.extend(runs.iter().filter(|run| self.goes_on(run)).map(|run| run.node.clone()));
         let named: BTreeSet<&String> = runs.iter().map(|run| &run.node).collect();
+        let attempts: BTreeMap<String, Progress> = caches.shadows.read(|shadows| {
+            let of = |node: &String| Some((node.clone(), shadows.get(node)?.status.controller.progress.clone()?));
+            nodes.keys().chain(named.iter().copied()).filter_map(of).collect()
+        });
+        let slots = caches.operator.read(|all| all.get(OPERATOR_NAME).map(|operator| operator.status.slots.clone()));
         let gone: BTreeSet<String> =
             named.into_iter().filter(|node| caches.nodes.get(node).is_none()).cloned().collect();
-        let now = self.applier.leadership.now();
-        decide(&Snapshot { hooks, nodes, unknown: &unknown, gone: &gone, runs, now })
+        decide(&Snapshot {
+            hooks,
+            nodes,
+            unknown: &self.unknown(),
+            attempts: &attempts,
+            slots: &slots.unwrap_or_default(),
+            gone: &gone,
+            runs,
+            now: self.applier.leadership.now(),
+        })
     }
 
-    /// Returns whether the request of a node, if there is one, is of the attempt in its shadow. The kubelet of a node can write another one.
-    fn is_own(&self, node: &NodeFacts) -> bool {
-        let Some(request) = &node.hook_request else { return true };
-        let shadow = self.applier.caches.shadows.get(&node.name);
-        let progress = shadow.and_then(|shadow| shadow.status.controller.progress);
-        progress.is_some_and(|progress| hooks::is_of(request, &progress))
-    }
-
-    /// Returns whether another client has removed the request of an attempt that goes on. The operator sets it again, and nothing is to be taken
-    /// back before the attempt ends.
-    fn goes_on(&self, run: &Run) -> bool {
-        let (true, Some(request)) = (run.open, &run.request) else { return false };
-        let node = self.applier.caches.nodes.get(&run.node);
-        if node.is_none_or(|node| node.hook_request.is_some()) {
-            return false;
-        }
-        let shadow = self.applier.caches.shadows.get(&run.node);
-        let progress = shadow.and_then(|shadow| shadow.status.controller.progress);
-        progress.is_some_and(|progress| progress.step != Step::Releasing && hooks::is_of(request, &progress))
+    /// Returns the nodes that cannot be read, those whose attempts cannot, and those of Jobs that cannot.
+    fn unknown(&self) -> BTreeSet<String> {
+        let caches = &self.applier.caches;
+        let nodes = caches.nodes.unreadable().into_keys().chain(caches.shadows.unreadable().into_keys());
+        nodes.chain(self.unread.values().flat_map(BTreeMap::values).cloned()).collect()
     }
 
     /// Returns the Jobs of hooks. Namespaces where they are not known are named by `unlisted`.
@@ -227,9 +278,13 @@ impl HookJobs {
                 continue;
             }
             match self.list_in(&namespace).await {
-                Ok(found) => {
+                Ok((found, unread)) => {
                     self.unlisted.remove(&namespace);
                     runs.extend(found);
+                    let known = self.unread.insert(namespace.clone(), unread.clone()).unwrap_or_default();
+                    for (job, node) in unread.iter().filter(|(job, _)| !known.contains_key(*job)) {
+                        tracing::warn!(namespace, job, node, "Job of hook cannot be read, its node is left alone");
+                    }
                 }
                 Err(error) => {
                     let text = error.text();
@@ -242,16 +297,21 @@ impl HookJobs {
         runs
     }
 
-    async fn list_in(&self, namespace: &str) -> Result<Vec<Run>, ApplyError> {
+    async fn list_in(&self, namespace: &str) -> Result<(Vec<Run>, Unread), ApplyError> {
         let api: Api<DeserializeGuard<Job>> = Api::namespaced(self.applier.client.clone(), namespace);
         let mut params = ListParams::default().labels(HOOK_LABEL).limit(PAGE);
-        let mut runs = Vec::new();
+        let (mut runs, mut unread) = (Vec::new(), Unread::new());
         loop {
             let page = api.list(&params).await.map_err(ApplyError::api("hook_jobs"))?;
-            runs.extend(page.items.iter().filter_map(|found| run(found.0.as_ref().ok()?)));
+            for found in &page.items {
+                match found.0.as_ref().ok().and_then(run) {
+                    Some(run) => runs.push(run),
+                    None => unread.extend(node(&found.0).map(|node| (found.name_any(), node))),
+                }
+            }
             match page.metadata.continue_ {
                 Some(token) if !token.is_empty() => params.continue_token = Some(token),
-                _ => return Ok(runs),
+                _ => return Ok((runs, unread)),
             }
         }
     }
@@ -271,7 +331,10 @@ impl HookJobs {
 
     async fn answer(&self, node: &str, hook: &str, answer: Option<&str>) -> Result<(), ApplyError> {
         self.applier.answer_hook(node, hook, answer).await?;
-        tracing::info!(node, hook, answer, "hook answered by its Job");
+        match answer {
+            Some(answer) => tracing::info!(node, hook, answer, "hook answered by its Job"),
+            None => tracing::info!(node, hook, "answer of hook removed"),
+        }
         Ok(())
     }
 
@@ -320,15 +383,18 @@ impl HookJobs {
     }
 
     /// Records a failure, and shows it if it is a new one.
-    fn failed(&mut self, about: &About, text: &str) {
+    fn failed(&mut self, about: &About, sentence: &str, error: &str) {
         let (hook, node) = about;
-        if !self.failures.entry(about.clone()).or_insert_with(Failure::none).count(text) {
+        let message = format!("{sentence}, retrying: {error}");
+        if !self.failures.entry(about.clone()).or_insert_with(Failure::none).count(&message) {
             return;
         }
-        tracing::warn!(node, hook, reason = text, "no Job can be run for a hook, retrying");
+        tracing::warn!(node, hook, reason = error, "{sentence}, retrying");
         if let Some(facts) = self.applier.caches.nodes.get(node) {
-            let message = format!("no Job can be run for hook {hook}, retrying: {text}");
             self.applier.notify(&facts, Note { warning: true, reason: FAILED, message });
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,15 +8,15 @@
 //! (kubernetes/kubernetes#130887), also where the policy is bound again.
 
 use models::names::{
-    CONTROLLER, HOOK_LABEL, JOB_ATTEMPT_ANNOTATION, JOB_NODE_ANNOTATION, JOB_NUMBER_ANNOTATION, JOB_PHASE_ANNOTATION,
-    JOB_VERSION_ANNOTATION, POD_TEMPLATE_LABEL,
+    CONTROLLER, CONTROLLER_JOBS, HOOK_LABEL, JOB_ATTEMPT_ANNOTATION, JOB_NODE_ANNOTATION, JOB_NUMBER_ANNOTATION,
+    JOB_PHASE_ANNOTATION, JOB_VERSION_ANNOTATION, POD_TEMPLATE_LABEL,
 };
 use serde_json::{Value, json};
 
 use super::limits::{Limits, list, validation};
 
 /// Name of the policy for new Jobs, and of a binding of it.
-pub(crate) const JOBS: &str = "brupop-controller-jobs";
+pub(crate) const JOBS: &str = CONTROLLER_JOBS;
 
 const PART: &str = "the controller";
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use integ::bed::workload;
 use integ::oracle::{ClusterState, Field, Node};
 use kube::Api;
@@ -136,6 +137,7 @@ fn programs(cluster: &ScriptedCluster, folder: &Path) -> anyhow::Result<()> {
     )?;
     let calls = folder.join("calls");
     let ceph = r#"case "$*" in
+health) cat "$0.health" 2>/dev/null || echo HEALTH_OK ;;
 "osd tree") printf -- '-1 2.0 root default\n-3 1.0     host node-1\n-5 1.0     host node-2\n' ;;
 "osd ls-tree "*) printf '0\n1\n' ;;
 "pg stat") echo '33 pgs: 1 active+clean+scrubbing+deep, 32 active+clean; 1 GiB data, 3 GiB used, 57 GiB / 60 GiB avail' ;;
@@ -167,6 +169,20 @@ fn start(cluster: &ScriptedCluster, folder: &Path, hook: &str) -> anyhow::Result
     let output = fs::File::create(folder.join(format!("{hook}.log")))?;
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).kill_on_drop(true);
     Ok(command.spawn()?)
+}
+
+/// Runs the Job before the drain of the example of Ceph while Ceph has an error. Returns its exit code and the last line of its log.
+async fn run_job_beside_an_error(folder: &Path) -> anyhow::Result<(Option<i32>, String)> {
+    fs::write(folder.join("ceph.health"), "HEALTH_ERR 1 full osd(s)\n")?;
+    let templates: Vec<Value> =
+        serde_saphyr::from_multiple(&fs::read_to_string(format!("{EXAMPLES}/hooks/jobs.yaml"))?)?;
+    let template = templates.iter().find(|object| object["metadata"]["name"] == "noout-set").context("no template")?;
+    let script = template["template"]["spec"]["containers"][0]["command"][2].as_str().context("no script")?;
+    let script = script.replace("/hooks/", &format!("{EXAMPLES}/hooks/"));
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH")?);
+    let output = Command::new("sh").args(["-c", &script]).env("PATH", path).env("NODE", "node-1").output().await?;
+    let log = String::from_utf8_lossy(&output.stdout);
+    Ok((output.status.code(), log.lines().next_back().unwrap_or_default().to_owned()))
 }
 
 /// Updates two nodes with the hooks of both examples, one of which is killed in between.
@@ -219,5 +235,7 @@ async fn examples_set_noout_and_silence_alerts_around_each_update(cluster: &mut 
         assert_eq!(calls.lines().filter(|line| silenced(line)).count(), 1, "{calls}");
     }
     assert_eq!(fs::read_dir(folder.path().join("silences"))?.count(), 0, "{calls}");
+    let refusal = (Some(2), "Ceph has an error: HEALTH_ERR 1 full osd(s)".to_owned());
+    assert_eq!(run_job_beside_an_error(folder.path()).await?, refusal);
     Ok(())
 }

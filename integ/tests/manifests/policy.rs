@@ -57,6 +57,11 @@ fn specs() -> Vec<(Value, Option<&'static str>)> {
             json!({"hooks": [{"name": "a", "job": {"namespace": "b"}}]}),
             Some("name a PodTemplate: before, after or both"),
         ),
+        (
+            json!({"hooks": [{"name": "aws-autoscaling", "job": {"namespace": "b", "after": "c"}}]}),
+            Some("aws-autoscaling takes no job"),
+        ),
+        (json!({"hooks": [{"name": "aws-autoscaling", "after": {}}]}), ACCEPTED),
         (json!({"hooks": [{"name": "a", "job": {"after": "c"}}]}), REQUIRED),
         (json!({"hooks": [{"name": "a", "job": {"namespace": "b", "after": "C"}}]}), PATTERN),
         (json!({"revisionHistoryLimit": 0}), ACCEPTED),

@@ -130,14 +130,14 @@ fn users_of_helm_look_at_the_same_before_they_uninstall() {
         gets.map(|line| line.split("   #").next().unwrap_or_default().replace(" -n ", " --namespace ")).collect()
     };
     let (kubectl, helm) = (looks(block("The same with kubectl alone:")), looks(block("### Uninstall with Helm")));
-    assert_eq!(kubectl.len(), 3, "{kubectl:?}");
+    assert_eq!(kubectl.len(), 4, "{kubectl:?}");
     assert_eq!(helm, kubectl);
 }
 
 async fn documented_commands_uninstall(ctx: &ScenarioContext) -> anyhow::Result<()> {
     let (first, rest) = documented();
     let (looks, rest): (Vec<_>, Vec<_>) = first.iter().skip(1).chain(&rest).partition(|line| line.contains(" get "));
-    assert!(looks.len() == 3 && rest.len() >= 3, "{looks:?} {rest:?}");
+    assert!(looks.len() == 4 && rest.len() >= 3, "{looks:?} {rest:?}");
     shell(ctx, &first[0]).await?;
     for look in looks {
         poll("nothing is left", async || {

@@ -14,6 +14,9 @@ use crate::duration::Duration;
 }, {
     "rule": "!has(self.job) || !has(self.after) || has(self.job.after)",
     "message": "after awaits an answer, which job.after has to give",
+}, {
+    "rule": "!has(self.job) || self.name != 'aws-autoscaling'",
+    "message": "aws-autoscaling takes no job, because brupop-aws answers for it",
 }]))]
 #[serde(rename_all = "camelCase")]
 pub struct Hook {

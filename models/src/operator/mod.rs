@@ -209,6 +209,13 @@ pub struct Slot {
     pub update: Option<SlotUpdate>,
 }
 
+impl Slot {
+    /// Returns whether it is for this attempt of a Node. One of a drill, or that an earlier version has written, names no attempt.
+    pub fn is_for(&self, uid: &str, attempt: Option<i64>) -> bool {
+        self.uid == uid && self.update.as_ref().is_none_or(|update| Some(update.attempt) == attempt)
+    }
+}
+
 /// A reason for which nodes wait, with their number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
