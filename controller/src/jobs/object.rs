@@ -205,12 +205,13 @@ mod tests {
 
     #[test]
     fn node_of_a_job_is_known_whatever_is_edited() {
-        let edited = |edit: fn(&mut Value)| {
+        type Edit = fn(&mut Value);
+        let edited = |edit: Edit| {
             let mut before = job(&new(Phase::Before), "1.20.5", &json!({}));
             edit(&mut before["metadata"]["annotations"]);
             stored(before, &json!([]))
         };
-        let cases: [(&str, fn(&mut Value)); 2] = [
+        let cases: [(&str, Edit); 2] = [
             ("no annotation", |annotations| *annotations = json!({})),
             ("another number", |annotations| annotations[JOB_NUMBER_ANNOTATION] = "two".into()),
         ];
