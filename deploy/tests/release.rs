@@ -108,7 +108,7 @@ fn manifests_of_a_release_name_every_image_by_its_digest_and_the_plugin_is_found
     let mut check = Command::new("sha256sum");
     check.args(["--check", "--quiet", "SHA256SUMS"]).current_dir(release.folder.path().join("files"));
     assert!(check.status().unwrap().success());
-    assert_eq!(sums.lines().count(), 13);
+    assert_eq!(sums.lines().count(), 14);
 
     // The packages of the charts name the same images.
     let unpacked = |path: &str| {
