@@ -5,11 +5,15 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use models::names::{HOOK_ANSWER_PREFIX, HOOKS_ANNOTATION};
+use models::names::{HOOK_ANSWER_PREFIX, HOOKS_ANNOTATION, JOB_PHASE_ANNOTATION};
 use models::plain::cut;
 use models::shadow::{Progress, Step};
 use serde_json::{Value, json};
+
+/// Phase of a Job before a drain, as its annotation has it.
+pub const BEFORE: &str = "before";
 
 /// The longest part of an answer that is read.
 const ANSWER_LENGTH: usize = 512;
@@ -42,6 +46,14 @@ pub fn parts(request: &str) -> Option<(Step, &str)> {
 pub fn is_of(request: &str, progress: &Progress) -> bool {
     let attempt = format!("{}/{}", progress.attempt, progress.started.as_second());
     parts(request).is_some_and(|(_, of)| of == attempt)
+}
+
+/// Returns whether a Job is one before a drain, and what it has prepared is not taken back yet: from then on it has a time after which
+/// it is deleted.
+pub fn is_open(job: &Job) -> bool {
+    let phase = job.metadata.annotations.as_ref().and_then(|annotations| annotations.get(JOB_PHASE_ANNOTATION));
+    let is_kept = job.spec.as_ref().is_some_and(|spec| spec.ttl_seconds_after_finished.is_none());
+    is_kept && phase.is_some_and(|phase| phase == BEFORE)
 }
 
 /// The request that a Node has.

@@ -10,6 +10,7 @@ use kube::{Client, ResourceExt as _};
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
 use models::{earlier, names};
+use planner::hooks::is_open;
 use planner::view::{EarlierPod, NodeFacts, Projection as _};
 
 use crate::call::{call, get, get_metadata};
@@ -94,11 +95,7 @@ pub(super) fn not_taken_back(record: &BTreeMap<String, String>) -> impl Iterator
 
 /// Lists what Jobs of hooks have prepared and no other Job has taken back yet.
 pub(super) fn prepared(jobs: &[Job]) -> impl Iterator<Item = Left> {
-    let is_open = |job: &&Job| {
-        job.annotations().get(names::JOB_PHASE_ANNOTATION).is_some_and(|phase| phase == "before")
-            && job.spec.as_ref().is_some_and(|spec| spec.ttl_seconds_after_finished.is_none())
-    };
-    jobs.iter().filter(is_open).map(|job| {
+    jobs.iter().filter(|job| is_open(job)).map(|job| {
         let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
         let sentence = format!("what the Job {namespace}/{name} of a hook has prepared is not taken back yet");
         Left::new(Part::Controller, sentence)

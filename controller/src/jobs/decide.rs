@@ -32,7 +32,7 @@ impl Phase {
     /// The phase as a fixed word.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
-            Self::Before => "before",
+            Self::Before => hooks::BEFORE,
             Self::After => "after",
         }
     }

@@ -12,6 +12,7 @@ use models::names::{
     JOB_PHASE_ANNOTATION, JOB_REQUEST_ANNOTATION, JOB_VERSION_ANNOTATION, POD_TEMPLATE_LABEL,
 };
 use models::plain::cut;
+use planner::hooks::is_open;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -106,7 +107,7 @@ pub(super) fn run(job: &Job) -> Option<Run> {
         phase,
         on_node,
         after: annotation(JOB_AFTER_ANNOTATION),
-        open: phase == Phase::Before && spec.ttl_seconds_after_finished.is_none(),
+        open: is_open(job),
         state,
         message,
     })
@@ -124,7 +125,7 @@ fn state(job: &Job) -> (State, String) {
                 let is_late = condition.reason.as_deref() == Some("DeadlineExceeded");
                 return (if is_late { State::TimedOut(at) } else { State::Failed(at) }, message);
             }
-            // Its pods are still being ended.
+            // As `FailureTarget`: the pods are still being ended.
             _ => {}
         }
     }

@@ -155,21 +155,19 @@ impl HookJobs {
         let is_answered = |node: &NodeFacts| !node.hook_answers.is_empty() && of_runs.contains(node.name.as_str());
         let nodes = nodes.into_iter().chain(self.applier.caches.nodes.select(is_answered));
         let nodes: BTreeMap<String, NodeFacts> = nodes.map(|node| (node.name.clone(), node)).collect();
-        let unlisted: BTreeMap<String, String> =
-            self.unlisted.iter().map(|(namespace, failure)| (namespace.clone(), failure.text.clone())).collect();
         let mut wanted = BTreeSet::new();
         for hook in &jobs {
-            let namespace = hook.job.as_ref().map(|job| &job.namespace);
-            let Some(error) = namespace.and_then(|namespace| unlisted.get(namespace)) else { continue };
+            let unlisted = hook.job.as_ref().and_then(|job| self.unlisted.get(&job.namespace));
+            let Some(error) = unlisted.map(|failure| failure.text.clone()) else { continue };
             for node in nodes.values().filter(|node| node.hook_request.is_some()) {
                 let about = (hook.name.clone(), node.name.clone());
-                self.failed(&about, &not_run(&hook.name), error);
+                self.failed(&about, &not_run(&hook.name), &error);
                 wanted.insert(about);
             }
         }
-        jobs.retain(|hook| hook.job.as_ref().is_some_and(|job| !unlisted.contains_key(&job.namespace)));
+        jobs.retain(|hook| hook.job.as_ref().is_some_and(|job| !self.unlisted.contains_key(&job.namespace)));
         let acts = self.decide(&jobs, &nodes, &runs);
-        self.open = !unlisted.is_empty()
+        self.open = !self.unlisted.is_empty()
             || self.unread.values().any(|unread| !unread.is_empty())
             || runs.iter().any(|run| run.open);
         wanted.extend(acts.iter().map(Act::about));
