@@ -301,8 +301,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn release_without_a_known_record_is_to_be_looked_for_before_it_is_forgotten() {
+    /// A definition that a HelmRelease of Flux has installed.
+    fn definition_of_flux() -> Record {
         let mut record = Record::default();
         let meta = json!({
             "name": "x",
@@ -310,6 +310,12 @@ mod tests {
             "annotations": {"meta.helm.sh/release-name": "r", "meta.helm.sh/release-namespace": "old"},
         });
         record.add(&[json!({"kind": "CustomResourceDefinition", "metadata": meta})]);
+        record
+    }
+
+    #[test]
+    fn release_without_a_known_record_is_to_be_looked_for_before_it_is_forgotten() {
+        let record = definition_of_flux();
         let unread = vec!["the records of the Helm release r in old".to_owned()];
         for (unread, place) in [
             (vec![], "the Helm release r, of which no Secret in any namespace is a record"),
@@ -327,13 +333,7 @@ mod tests {
 
     #[test]
     fn helm_forgets_a_release_after_each_tool_that_installs_it_and_never_one_with_other_parts() {
-        let mut record = Record::default();
-        let meta = json!({
-            "name": "x",
-            "labels": {"helm.toolkit.fluxcd.io/name": "x", "helm.toolkit.fluxcd.io/namespace": "flux-system"},
-            "annotations": {"meta.helm.sh/release-name": "r", "meta.helm.sh/release-namespace": "old"},
-        });
-        record.add(&[json!({"kind": "CustomResourceDefinition", "metadata": meta})]);
+        let record = definition_of_flux();
         let text = lines_of(&record, &Releases::default()).join("\n");
         let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part} is missing in:\n{text}"));
         let order = [

@@ -113,7 +113,7 @@ fn nodes_that_join_or_leave_while_a_rollout_is_braked_do_not_end_the_brake() {
         let expected = if braked { (2, until) } else { (0, None) };
         assert_eq!((ledger.tried, ledger.braked_until), expected, "{sentence}");
     }
-    // What ends it, with one more node.
+    // With one more node, a brake is ended by each of these.
     type End = fn(&mut RolloutLedger);
     let cases: [(&str, End); 4] = [
         ("a proof", |ledger| ledger.move_node(None, ("a", Proof::Proven, "Updated"))),
