@@ -52,7 +52,7 @@ use tokio::runtime::Runtime;
 use bed::{ScriptedCluster, Stage};
 
 /// Number of control planes, and of cases that run at a time.
-const STAGES: usize = 2;
+const STAGES: usize = 3;
 
 /// The body of a case.
 type Case = for<'a> fn(&'a mut ScriptedCluster) -> LocalBoxFuture<'a, anyhow::Result<()>>;

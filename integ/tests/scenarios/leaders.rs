@@ -38,6 +38,7 @@ async fn until_other_leader(ctx: &ScenarioContext, than: &PodProcess) -> anyhow:
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: leaders are killed at each step and each write of the history by other tests"]
 async fn history_is_complete_and_nothing_done_twice_although_leaders_are_killed_and_stopped() -> anyhow::Result<()> {
     const NODES: usize = 3;
     const PODS: usize = 6;

@@ -177,6 +177,7 @@ fn documented(statements: &[usize]) -> anyhow::Result<BTreeSet<String>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: standby_is_left_on_every_exit has a rollout, unit tests have the calls"]
 async fn rollouts_in_both_modes_terminate_nothing_whatever_happens_to_program_and_calls() -> anyhow::Result<()> {
     // Two nodes of a group, and one without.
     run(nodes(3), async |ctx| {

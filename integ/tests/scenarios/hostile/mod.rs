@@ -211,6 +211,7 @@ async fn withheld_permit_is_refused_after_attempt_ended(ctx: &ScenarioContext) -
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: the model of the protocol has a web API that lies"]
 async fn forged_acknowledgement_of_activation_does_not_release_node_before_reboot() -> anyhow::Result<()> {
     // Longer than a permit is valid.
     let shutdown = PERMIT_LIFETIME + Duration::from_secs(15);

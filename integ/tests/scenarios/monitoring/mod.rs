@@ -123,6 +123,7 @@ impl Dashboards {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: promtool tests of the alerts"]
 async fn alerts_about_rollouts_fire_and_dashboards_show_data() -> anyhow::Result<()> {
     let mut options = nodes(2);
     options.policy["freshness"] = json!({"target": "1s"});
