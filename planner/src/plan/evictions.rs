@@ -1,9 +1,12 @@
 //! The limit of concurrent evictions.
 //!
 //! Evictions that count against one budget make the API server sleep for 0.5 s between its own retries, so each
-//! budget has one at a time, in the whole fleet. A slower one is delayed by `controller/src/eviction.rs` and holds no other one back.
+//! budget has one at a time, in the whole fleet. A slower one holds no other one of its budget back.
+//!
+//! Evictions and deletions are limited for a node and for the fleet too, however long they take: an admission webhook that hangs would
+//! otherwise gather them without end.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use jiff::{SignedDuration, Timestamp};
 use models::time::after;
@@ -15,10 +18,15 @@ use crate::view::{ClusterView, InFlight, NodeView, PodFacts};
 /// The number of concurrent requests about the pods of one node.
 const AT_A_TIME: usize = 16;
 
-/// The time for which a request without an answer counts for these limits.
+/// The number of concurrent requests about pods in the whole fleet. Each of them has one of the API server's seats until it is answered. By the
+/// defaults of kube-apiserver, 245 seats (100 of 245 shares of 400 + 200) are those of the priority level `workload-low`, where the
+/// other requests of the controller are too, such as the renewal of its Lease: more than half of them are left.
+const IN_FLEET: usize = 100;
+
+/// The time for which an eviction without an answer counts for its budgets.
 const COUNTS_FOR: SignedDuration = SignedDuration::from_secs(1);
 
-/// Returns the time from which a request under way holds no other one back.
+/// Returns the time from which a request under way holds no other one of its budgets back.
 fn counts_until(sent: &InFlight) -> Timestamp {
     after(sent.since, COUNTS_FOR)
 }
@@ -30,6 +38,72 @@ fn budgets_of<'a>(budgets: &Budgets<'a>, pod: &PodFacts) -> Vec<(&'a str, &'a st
 
 fn pod_of<'a>(node: &'a NodeView, uid: &str) -> Option<&'a PodFacts> {
     node.pods.iter().flatten().find(|pod| pod.uid == uid)
+}
+
+fn count(evictions: &BTreeMap<String, Evictions>) -> usize {
+    evictions.values().map(|wanted| wanted.pods.len()).sum()
+}
+
+/// The requests about the pods of one node.
+struct NodeEvictions<'a> {
+    node: &'a NodeView,
+    /// Those that are sent now.
+    chosen: &'a mut Evictions,
+    /// Those that are not decided yet, in their order; false for one that was approved already.
+    left: VecDeque<(bool, Eviction)>,
+    /// The number of requests without an answer, with those that are sent now.
+    under_way: usize,
+}
+
+impl<'a> NodeEvictions<'a> {
+    /// Returns the place of the next request among those of all nodes; `None` if no other one may be sent. Nodes with the fewest requests
+    /// under way come first, so that those on which requests hang do not take the room of the others.
+    fn place(&self) -> Option<(bool, usize, &'a str)> {
+        let (later, _) = self.left.front().filter(|_| self.under_way < AT_A_TIME)?;
+        Some((*later, self.under_way, self.node.facts.name.as_str()))
+    }
+}
+
+/// Leaves in `evictions` those that may be sent now, beside others under way that count against the budgets `taken`.
+fn choose<'a>(
+    view: &ClusterView,
+    budgets: &Budgets<'a>,
+    evictions: &mut BTreeMap<String, Evictions>,
+    mut taken: BTreeSet<(&'a str, &'a str)>,
+) {
+    // One that was approved already, by a leader that was killed in the middle of it, is what its budget waits for: it goes first.
+    let is_approved = |node: &NodeView, eviction: &Eviction| {
+        let pod = pod_of(node, &eviction.uid);
+        pod.is_some_and(|pod| budgets.beside(pod).any(|budget| budget.has_approved(pod)))
+    };
+    let mut queue: BTreeMap<(bool, usize, &str), NodeEvictions<'_>> = BTreeMap::new();
+    for (name, wanted) in evictions.iter_mut() {
+        let Some(node) = view.nodes.get(name) else { continue };
+        // The deletion of a pod ends its eviction that has no answer, and takes the room of that one.
+        let is_other = |eviction: &Eviction| !node.in_flight.contains_key(&eviction.uid);
+        let (others, instead): (Vec<_>, Vec<_>) = std::mem::take(&mut wanted.pods).into_iter().partition(is_other);
+        let mut left: Vec<_> = others.into_iter().map(|eviction| (!is_approved(node, &eviction), eviction)).collect();
+        left.sort_by_key(|(later, _)| *later);
+        wanted.pods = instead;
+        let next = NodeEvictions { node, chosen: wanted, left: left.into(), under_way: node.in_flight.len() };
+        queue.extend(next.place().map(|place| (place, next)));
+    }
+    let under_way: usize = view.nodes.values().map(|node| node.in_flight.len()).sum();
+    let mut room = IN_FLEET.saturating_sub(under_way);
+    while room > 0
+        && let Some((_, mut next)) = queue.pop_first()
+    {
+        let Some((_, eviction)) = next.left.pop_front() else { continue };
+        let pod = pod_of(next.node, &eviction.uid).filter(|_| !next.chosen.delete);
+        let of_the_pod = pod.map(|pod| budgets_of(budgets, pod)).unwrap_or_default();
+        if !of_the_pod.iter().any(|budget| taken.contains(budget)) {
+            taken.extend(of_the_pod);
+            next.chosen.pods.push(eviction);
+            next.under_way += 1;
+            room -= 1;
+        }
+        queue.extend(next.place().map(|place| (place, next)));
+    }
 }
 
 /// Removes from `evictions` those that have to wait for requests under way. Returns the time to plan again if none of
@@ -50,33 +124,9 @@ pub(super) fn hold_back(
             taken.extend(pod_of(node, uid).into_iter().flat_map(|pod| budgets_of(budgets, pod)));
         }
     }
-    let mut held_back = false;
-    // One that was approved already, by a leader that was killed in the middle of it, is what its budget waits for: it goes first.
-    let is_approved = |node: &str, eviction: &Eviction| {
-        let pod = view.nodes.get(node).and_then(|node| pod_of(node, &eviction.uid));
-        pod.is_some_and(|pod| budgets.beside(pod).any(|budget| budget.has_approved(pod)))
-    };
-    for (name, wanted) in evictions.iter_mut() {
-        wanted.pods.sort_by_cached_key(|eviction| !is_approved(name, eviction));
-    }
-    let mut by_turn: Vec<_> = evictions.iter_mut().collect();
-    by_turn.sort_by_cached_key(|(name, wanted)| !wanted.pods.first().is_some_and(|first| is_approved(name, first)));
-    for (name, wanted) in by_turn {
-        let Some(node) = view.nodes.get(name) else { continue };
-        let mut room = AT_A_TIME.saturating_sub(node.in_flight.values().filter(counts).count());
-        let before = wanted.pods.len();
-        wanted.pods.retain(|eviction| {
-            let pod = pod_of(node, &eviction.uid).filter(|_| !wanted.delete);
-            let of_the_pod = pod.map(|pod| budgets_of(budgets, pod)).unwrap_or_default();
-            let goes = room > 0 && !of_the_pod.iter().any(|budget| taken.contains(budget));
-            if goes {
-                room -= 1;
-                taken.extend(of_the_pod);
-            }
-            goes
-        });
-        held_back |= wanted.pods.len() < before;
-    }
+    let wanted = count(evictions);
+    choose(view, budgets, evictions, taken);
+    let held_back = count(evictions) < wanted;
     evictions.retain(|_, wanted| !wanted.pods.is_empty());
     let under_way = view.nodes.values().flat_map(|node| node.in_flight.values()).filter(counts);
     // Requests that are sent now end too, and each answer triggers a plan.
@@ -156,11 +206,51 @@ mod tests {
         assert_eq!(asked, [("a", "p-2")]);
     }
 
+    /// Nodes `00`, `01`, …, each with so many pods, of which the first so many were asked to leave at 0 s and have no answer.
+    fn hanging(nodes: &[(usize, usize)], delete: bool) -> (ClusterView, BTreeMap<String, Evictions>) {
+        let (mut view, mut evictions) = (ClusterView::default(), BTreeMap::new());
+        for (number, (pods, unanswered)) in nodes.iter().enumerate() {
+            let in_flight: Vec<_> = (0..*unanswered).map(|pod| (pod, 0)).collect();
+            let (mut one, due) = fleet(*pods, 0, &in_flight);
+            let name = format!("{number:02}");
+            let mut node = one.nodes.remove("a").unwrap();
+            node.facts.name.clone_from(&name);
+            view.nodes.insert(name.clone(), node);
+            evictions.extend(due.into_values().map(|due| (name.clone(), Evictions { delete, ..due })));
+        }
+        (view, evictions)
+    }
+
     #[test]
-    fn recent_evictions_per_node_are_limited() {
-        let (view, mut evictions) = fleet(40, 0, &[(0, 10), (1, 0)]);
-        assert_eq!(hold_back(&view, &Budgets::of(&view), &mut evictions, t(10)), Some(t(11)));
-        assert_eq!(evictions["a"].pods.len(), AT_A_TIME - 1);
+    fn unanswered_requests_are_limited_per_node_and_in_the_fleet() {
+        let some_on_most = [vec![(30, 15); 6], vec![(30, 0)]].concat();
+        for (sentence, nodes, goes) in [
+            ("nothing hangs", vec![(30, 0); 50], vec![2; 50]),
+            ("as many hang on each of 50 nodes as may", vec![(30, 16); 50], vec![0; 50]),
+            ("12 hang on one node, and one pod is left", vec![(13, 12)], vec![1]),
+            ("12 hang on one node, and many pods are left", vec![(42, 12)], vec![4]),
+            ("10 hang on each of 10 nodes", vec![(30, 10); 10], vec![0; 10]),
+            ("the node with the fewest goes first", some_on_most, vec![0, 0, 0, 0, 0, 0, 10]),
+        ] {
+            for delete in [false, true] {
+                let (view, mut evictions) = hanging(&nodes, delete);
+                let wanted = count(&evictions);
+                let wake = hold_back(&view, &Budgets::of(&view), &mut evictions, t(60));
+                let sent = |name: &String| evictions.get(name).map_or(0, |wanted| wanted.pods.len());
+                assert_eq!(view.nodes.keys().map(sent).collect::<Vec<_>>(), goes, "{sentence}; deletes: {delete}");
+                assert_eq!(wake, (count(&evictions) < wanted).then(|| t(61)), "{sentence}; deletes: {delete}");
+            }
+        }
+    }
+
+    #[test]
+    fn deletion_takes_the_room_of_the_unanswered_eviction_of_its_pod() {
+        let (view, mut evictions) = hanging(&[(16, 16); 7], true);
+        for (name, wanted) in &mut evictions {
+            wanted.pods = view.nodes[name].pods.iter().flatten().map(Eviction::of).collect();
+        }
+        assert_eq!(hold_back(&view, &Budgets::of(&view), &mut evictions, t(60)), None);
+        assert_eq!(count(&evictions), 7 * 16);
     }
 
     #[test]
