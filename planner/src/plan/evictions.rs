@@ -13,7 +13,7 @@ use models::time::after;
 
 use crate::decision::{Eviction, Evictions};
 use crate::survey::budgets::Budgets;
-use crate::view::{ClusterView, InFlight, NodeView, PodFacts};
+use crate::view::{Blocked, ClusterView, InFlight, NodeView, PodFacts};
 
 /// The number of concurrent requests about the pods of one node.
 const AT_A_TIME: usize = 16;
@@ -44,23 +44,32 @@ fn count(evictions: &BTreeMap<String, Evictions>) -> usize {
     evictions.values().map(|wanted| wanted.pods.len()).sum()
 }
 
+/// Returns whether a request of this kind has failed: it was neither accepted nor denied, and no budget has refused it.
+fn has_failed(last: &Blocked, deletes: bool) -> bool {
+    last.deleted == deletes && !last.accepted && last.denied_since.is_none() && last.budget.is_none()
+}
+
 /// The requests about the pods of one node.
 struct NodeEvictions<'a> {
     node: &'a NodeView,
     /// Those that are sent now.
     chosen: &'a mut Evictions,
-    /// Those that are not decided yet, in their order; false for one that was approved already.
-    left: VecDeque<(bool, Eviction)>,
+    /// Those that are not decided yet, in their order. Each with false if it was approved already, and the time at which it was due again if it
+    /// has failed before.
+    left: VecDeque<(bool, Option<Timestamp>, Eviction)>,
     /// The number of requests without an answer, with those that are sent now.
     under_way: usize,
+    /// The number of other pods about which the last request has failed.
+    failed: usize,
 }
 
 impl<'a> NodeEvictions<'a> {
-    /// Returns the place of the next request among those of all nodes; `None` if no other one may be sent. Nodes with the fewest requests
-    /// under way come first, so that those on which requests hang do not take the room of the others.
-    fn place(&self) -> Option<(bool, usize, &'a str)> {
-        let (later, _) = self.left.front().filter(|_| self.under_way < AT_A_TIME)?;
-        Some((*later, self.under_way, self.node.facts.name.as_str()))
+    /// Returns the place of the next request among those of all nodes; `None` if no other one may be sent. Requests that have failed before come
+    /// last, those due for longest first, and of others those of nodes with the fewest requests that have failed or are under way: so what hangs
+    /// does not take the room of the others, also not by names that come first.
+    fn place(&self) -> Option<(bool, Option<Timestamp>, usize, &'a str)> {
+        let (later, due_again, _) = self.left.front().filter(|_| self.under_way < AT_A_TIME)?;
+        Some((*later, *due_again, self.under_way + self.failed, self.node.facts.name.as_str()))
     }
 }
 
@@ -76,32 +85,50 @@ fn choose<'a>(
         let pod = pod_of(node, &eviction.uid);
         pod.is_some_and(|pod| budgets.beside(pod).any(|budget| budget.has_approved(pod)))
     };
-    let mut queue: BTreeMap<(bool, usize, &str), NodeEvictions<'_>> = BTreeMap::new();
+    let mut queue: BTreeMap<(bool, Option<Timestamp>, usize, &str), NodeEvictions<'_>> = BTreeMap::new();
     for (name, wanted) in evictions.iter_mut() {
         let Some(node) = view.nodes.get(name) else { continue };
+        let deletes = wanted.delete;
+        let due_again = |eviction: &Eviction| {
+            node.blocked.get(&eviction.uid).filter(|last| has_failed(last, deletes)).map(|last| last.retry_at)
+        };
         // The deletion of a pod ends its eviction that has no answer, and takes the room of that one.
         let is_other = |eviction: &Eviction| !node.in_flight.contains_key(&eviction.uid);
         let (others, instead): (Vec<_>, Vec<_>) = std::mem::take(&mut wanted.pods).into_iter().partition(is_other);
-        let mut left: Vec<_> = others.into_iter().map(|eviction| (!is_approved(node, &eviction), eviction)).collect();
-        left.sort_by_key(|(later, _)| *later);
+        let ordered = |eviction: Eviction| (!is_approved(node, &eviction), due_again(&eviction), eviction);
+        let mut left: Vec<_> = others.into_iter().map(ordered).collect();
+        left.sort_by_key(|(later, due_again, _)| (*later, *due_again));
         wanted.pods = instead;
-        let next = NodeEvictions { node, chosen: wanted, left: left.into(), under_way: node.in_flight.len() };
+        let waits = |(uid, last): &(&String, &Blocked)| has_failed(last, deletes) && !node.in_flight.contains_key(*uid);
+        let (under_way, failed) = (node.in_flight.len(), node.blocked.iter().filter(waits).count());
+        let next = NodeEvictions { node, chosen: wanted, left: left.into(), under_way, failed };
         queue.extend(next.place().map(|place| (place, next)));
     }
+    // A budget that lets pods of many nodes go one by one lets those of one node go before those of the next, which is then drained sooner.
+    for next in queue.values_mut() {
+        let (node, deletes) = (next.node, next.chosen.delete);
+        let mut room = AT_A_TIME.saturating_sub(next.under_way);
+        next.left.retain(|(_, _, eviction)| {
+            let pod = pod_of(node, &eviction.uid).filter(|_| !deletes);
+            let of_the_pod = pod.map(|pod| budgets_of(budgets, pod)).unwrap_or_default();
+            let goes = room > 0 && !of_the_pod.iter().any(|budget| taken.contains(budget));
+            if goes {
+                room -= 1;
+                taken.extend(of_the_pod);
+            }
+            goes
+        });
+    }
+    let mut queue: BTreeMap<_, _> = queue.into_values().filter_map(|next| Some((next.place()?, next))).collect();
     let under_way: usize = view.nodes.values().map(|node| node.in_flight.len()).sum();
     let mut room = IN_FLEET.saturating_sub(under_way);
     while room > 0
         && let Some((_, mut next)) = queue.pop_first()
     {
-        let Some((_, eviction)) = next.left.pop_front() else { continue };
-        let pod = pod_of(next.node, &eviction.uid).filter(|_| !next.chosen.delete);
-        let of_the_pod = pod.map(|pod| budgets_of(budgets, pod)).unwrap_or_default();
-        if !of_the_pod.iter().any(|budget| taken.contains(budget)) {
-            taken.extend(of_the_pod);
-            next.chosen.pods.push(eviction);
-            next.under_way += 1;
-            room -= 1;
-        }
+        let Some((_, _, eviction)) = next.left.pop_front() else { continue };
+        next.chosen.pods.push(eviction);
+        next.under_way += 1;
+        room -= 1;
         queue.extend(next.place().map(|place| (place, next)));
     }
 }
@@ -206,6 +233,24 @@ mod tests {
         assert_eq!(asked, [("a", "p-2")]);
     }
 
+    #[test]
+    fn budgets_let_pods_of_one_node_go_before_those_of_the_next() {
+        let (mut view, mut evictions) = hanging(&[(2, 0); 2], false);
+        for pod in view.nodes.values_mut().flat_map(|node| node.pods.iter_mut().flatten()) {
+            pod.labels = Arc::new([("app".to_owned(), pod.uid.clone())].into());
+        }
+        let budget = |app: &str| BudgetFacts {
+            namespace: "shop".into(),
+            name: app.into(),
+            selector: Some(Selector::from_iter([Expression::Equal("app".into(), app.into())])),
+            ..BudgetFacts::default()
+        };
+        view.budgets = ["p-0", "p-1"].map(budget).into();
+        hold_back(&view, &Budgets::of(&view), &mut evictions, t(10));
+        let sent: Vec<_> = evictions.iter().map(|(node, wanted)| (node.as_str(), wanted.pods.len())).collect();
+        assert_eq!(sent, [("00", 2)]);
+    }
+
     /// Nodes `00`, `01`, …, each with so many pods, of which the first so many were asked to leave at 0 s and have no answer.
     fn hanging(nodes: &[(usize, usize)], delete: bool) -> (ClusterView, BTreeMap<String, Evictions>) {
         let (mut view, mut evictions) = (ClusterView::default(), BTreeMap::new());
@@ -240,6 +285,37 @@ mod tests {
                 assert_eq!(view.nodes.keys().map(sent).collect::<Vec<_>>(), goes, "{sentence}; deletes: {delete}");
                 assert_eq!(wake, (count(&evictions) < wanted).then(|| t(61)), "{sentence}; deletes: {delete}");
             }
+        }
+    }
+
+    /// The last answer about a pod: its request has failed, and is due again at this second.
+    fn failed(deleted: bool, retry_at: i64) -> Blocked {
+        Blocked { deleted, retry_at: t(retry_at), ..Blocked::default() }
+    }
+
+    #[test]
+    fn requests_that_have_failed_take_no_room_of_others_and_go_in_the_order_of_their_time() {
+        for delete in [false, true] {
+            // 95 requests are new. Of the others, that of the last node has waited for longest.
+            let (mut view, mut evictions) = hanging(&[(3, 0); 45], delete);
+            for (node, second) in view.nodes.values_mut().zip((10..=49).rev()) {
+                node.blocked = [("p-0".to_owned(), failed(delete, second))].into();
+            }
+            hold_back(&view, &Budgets::of(&view), &mut evictions, t(60));
+            let tried = |wanted: &Evictions| wanted.pods.iter().any(|pod| pod.uid == "p-0");
+            let names: Vec<_> = evictions.iter().filter(|(_, wanted)| tried(wanted)).map(|(name, _)| &**name).collect();
+            assert_eq!(names, ["35", "36", "37", "38", "39", "40", "41", "42", "43", "44"], "deletes: {delete}");
+            assert_eq!(count(&evictions), IN_FLEET, "deletes: {delete}");
+            assert_eq!(evictions["39"].pods.last().unwrap().uid, "p-0", "after others of its node; deletes: {delete}");
+
+            // Other pods of the first 30 nodes wait for their next try.
+            let (mut view, mut evictions) = hanging(&[(2, 0); 60], delete);
+            for node in view.nodes.values_mut().take(30) {
+                node.blocked = (2..5).map(|pod| (format!("p-{pod}"), failed(delete, 100))).collect();
+            }
+            hold_back(&view, &Budgets::of(&view), &mut evictions, t(60));
+            let sent: Vec<_> = evictions.values().map(|wanted| wanted.pods.len()).collect();
+            assert_eq!(sent, [vec![2; 10], vec![1; 20], vec![2; 30]].concat(), "deletes: {delete}");
         }
     }
 
