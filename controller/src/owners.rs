@@ -15,7 +15,7 @@ use kube::Client;
 use kube::api::Api;
 use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use planner::view::{DaemonSetFacts, DaemonSetState, OWNER_WAIT, PodFacts};
@@ -61,6 +61,9 @@ impl Kind {
 /// owners are on the next one.
 const KEPT: Duration = Duration::from_mins(30);
 
+/// The number of reads at a time. The pods of many nodes name many owners at once, for example under a new leader.
+const AT_A_TIME: usize = 20;
+
 /// Kind, namespace, name and uid. The same uid in pods of another namespace proves nothing.
 type OwnerKey = (Kind, String, String, String);
 
@@ -92,6 +95,7 @@ pub struct Owners {
     daemon_sets: Cache<DaemonSetFacts>,
     changed: Arc<watch::Sender<u64>>,
     known: Arc<Mutex<HashMap<OwnerKey, Owner>>>,
+    reading: Arc<Semaphore>,
 }
 
 /// Returns the owner of a pod that has to be read: its DaemonSet, or what is between it and its top owner.
@@ -114,7 +118,7 @@ fn controller(object: &PartialObjectMeta<DynamicObject>) -> Option<String> {
 impl Owners {
     /// Creates an empty cache. `changed` is notified of each answer.
     pub fn new(client: Client, daemon_sets: Cache<DaemonSetFacts>, changed: Arc<watch::Sender<u64>>) -> Self {
-        Self { client, daemon_sets, changed, known: Arc::default() }
+        Self { client, daemon_sets, changed, known: Arc::default(), reading: Arc::new(Semaphore::new(AT_A_TIME)) }
     }
 
     /// Marks each pod with what is known of its owner, and reads the owners that are not known.
@@ -167,8 +171,9 @@ impl Owners {
 
     fn read(&self, key: OwnerKey) {
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &key.1, &key.0.resource());
-        let (known, changed) = (self.known.clone(), Arc::clone(&self.changed));
+        let (known, changed, reading) = (self.known.clone(), Arc::clone(&self.changed), self.reading.clone());
         tokio::spawn(async move {
+            let turn = reading.acquire().await;
             // By get, which a ClusterRole permits that is older than the watch of all DaemonSets.
             let answer = match api.get_metadata_opt(&key.2).await {
                 Ok(Some(found)) if found.metadata.uid.as_ref() == Some(&key.3) => Answer::Found(controller(&found)),
@@ -179,6 +184,7 @@ impl Owners {
                     Answer::Failed
                 }
             };
+            drop(turn);
             let failed = matches!(answer, Answer::Failed);
             // Not recorded if no pod names the owner any more.
             if let Some(owner) = known.lock().get_mut(&key) {
@@ -384,6 +390,23 @@ mod tests {
         assert_eq!(pods.map(|pod| pod.top_owner), [Some("Deployment/web".into()), None]);
         let known = owners.known.lock();
         assert!(known.iter().any(|(key, owner)| key.0 == Kind::Job && matches!(owner.answer, Answer::Missing)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn owners_are_read_a_limited_number_at_a_time() {
+        let (owners, _answers, mut server) = owners();
+        let mut pods: Vec<_> = (0..=AT_A_TIME).map(|number| pod_of(&format!("ReplicaSet web-{number}"))).collect();
+        owners.mark(&mut pods);
+        let mut unanswered = Vec::new();
+        // The clock moves on as soon as nothing else is to be done.
+        while let Ok(Some(next)) = tokio::time::timeout(Duration::from_secs(1), server.next_request()).await {
+            unanswered.push(next);
+        }
+        assert_eq!(unanswered.len(), AT_A_TIME);
+        let (_, send) = unanswered.pop().unwrap();
+        send.send_response(response(404, None));
+        let next = tokio::time::timeout(Duration::from_secs(1), server.next_request()).await;
+        assert!(matches!(next, Ok(Some(_))), "the last one is read once another one is answered");
     }
 
     #[tokio::test(start_paused = true)]

@@ -287,9 +287,8 @@ pub(crate) fn answer(budget: Option<&str>, since: i64, accepted: bool) -> Blocke
         message: "not now".into(),
         since: t(since),
         retry_at: t(1000),
-        denied_since: None,
         accepted,
-        deleted: false,
+        ..Blocked::default()
     }
 }
 

@@ -79,13 +79,16 @@ impl Driver {
         let (message, deleted) = (evicted.message, sent.what.deletes);
         let before = memory.blocked.get(&evicted.uid);
         let since = before.filter(|old| old.accepted == accepted).map_or(sent.what.since, |old| old.since);
-        let denied_before = before.filter(|old| old.deleted == deleted).and_then(|old| old.denied_since);
-        let denied_since = denied.then(|| denied_before.unwrap_or(now));
+        let kind = (accepted, deleted, denied, budget.is_some());
+        let is_alike =
+            |old: &&Blocked| (old.accepted, old.deleted, old.denied_since.is_some(), old.budget.is_some()) == kind;
         // A denial has little time to end.
-        let refused_since = denied_since.unwrap_or(since);
-        let retry = if accepted { retry } else { eviction_pause(retry, between(refused_since, now)) };
+        let first = if denied { now } else { sent.what.since };
+        let alike_since = before.filter(is_alike).map_or(first, |old| old.alike_since);
+        let denied_since = denied.then_some(alike_since);
+        let retry = if accepted { retry } else { eviction_pause(retry, between(alike_since, now)) };
         let retry_at = after(now, retry);
-        let answer = Blocked { budget, message, since, retry_at, denied_since, accepted, deleted };
+        let answer = Blocked { budget, message, since, alike_since, retry_at, denied_since, accepted, deleted };
         memory.blocked.insert(evicted.uid, answer);
     }
 

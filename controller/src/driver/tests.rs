@@ -218,6 +218,34 @@ async fn eviction_of_long_refused_pod_is_retried_less_often() {
 }
 
 #[tokio::test]
+async fn pause_after_refusal_grows_only_while_the_request_and_its_cause_stay_the_same() {
+    let ten_minutes = jiff::SignedDuration::from_secs(600);
+    let budget = || Meaning::Blocked { budget: Some("web".into()), retry: Duration::from_secs(5) };
+    let fails = || Meaning::Retry(Duration::from_secs(1));
+    for (sentence, refused, delete, then, soon) in [
+        ("a budget refuses it again", budget(), false, budget(), false),
+        ("it fails again", fails(), false, fails(), false),
+        ("it fails once after the refusals of a budget", budget(), false, fails(), true),
+        ("a budget refuses it after it has failed", fails(), false, budget(), true),
+        ("its deletion fails after its eviction", fails(), true, fails(), true),
+        ("its deletion fails after a budget has refused its eviction", budget(), true, fails(), true),
+    ] {
+        let (mut driver, nodes) = driver();
+        take_node_in(&driver, &nodes, "Draining");
+        let now = Clock::default().now();
+        driver.evict(evictions(&["web"]), now - ten_minutes);
+        driver.record_eviction(Evicted { means: refused, ..refusal("web", 1) });
+        let mut again = evictions(&["web"]);
+        again.get_mut("a").unwrap().delete = delete;
+        driver.evict(again, now);
+        driver.record_eviction(Evicted { means: then, ..refusal("web", 2) });
+        let last = driver.view(now).nodes["a"].blocked["uid-web"].clone();
+        assert_eq!(last.retry_at < now + jiff::SignedDuration::from_secs(15), soon, "{sentence}: {last:?}, at {now}");
+        assert_eq!(last.since, now - ten_minutes, "{sentence}: users see since when it does not leave");
+    }
+}
+
+#[tokio::test]
 async fn denials_in_a_row_count_from_the_first_one_and_are_retried_often() {
     let (mut driver, nodes) = driver();
     take_node_in(&driver, &nodes, "Draining");

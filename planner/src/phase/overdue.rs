@@ -67,8 +67,7 @@ pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline:
     let graceful = sorted.left().filter_map(|pod| pod.ends_by).max();
     let limit = after(graceful.unwrap_or(forced).max(forced).max(deadline), FORCE_LIMIT);
     if ctx.now >= limit {
-        let message = format!("still on the node although deleted: {}{}", names.join(", "), kept_by(ctx, sorted));
-        return fail(FailureReason::DrainTimedOut, message);
+        return fail(FailureReason::DrainTimedOut, format!("{}{}", after_deletion(ctx, sorted), kept_by(ctx, sorted)));
     }
     let sent = |pod: &PodFacts| ctx.node.in_flight.get(&pod.uid).is_some_and(|sent| sent.deletes);
     let due = |pod: &&PodFacts| {
@@ -87,6 +86,21 @@ pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline:
     let (decision, changes) = name_blockers(ctx, sorted);
     let wakes = [Some(next), Some(limit), changes, retry.filter(|at| *at > ctx.now)].into_iter().flatten();
     wakes.fold(decision.evicting(evictions), Turn::waking_at)
+}
+
+/// Returns the pods that are left, by whether the API server has accepted their deletion.
+fn after_deletion(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> String {
+    let is_deleted = |pod: &&PodFacts| {
+        let last = ctx.node.blocked.get(&pod.uid);
+        pod.terminating || last.is_some_and(|last| last.deleted && last.accepted)
+    };
+    let (deleted, others): (Vec<&PodFacts>, Vec<&PodFacts>) = sorted.left().partition(is_deleted);
+    let parts = [(" although deleted", deleted), (", deletion not accepted", others)];
+    let parts = parts.into_iter().filter(|(_, pods)| !pods.is_empty()).map(|(why, pods)| {
+        let names: Vec<_> = pods.into_iter().map(PodFacts::title).collect();
+        format!("still on the node{why}: {}", names.join(", "))
+    });
+    parts.collect::<Vec<_>>().join("; ")
 }
 
 /// Returns, as the end of a message, what keeps the first pod that is left and that the shadow names or policy refuses

@@ -146,6 +146,9 @@ pub struct Blocked {
     pub message: String,
     /// Time of the first request of those with the same answer.
     pub since: Timestamp,
+    /// Time of the first request of those in a row, either to evict it or to delete it, that ended as the last one: refused by a budget, or failed
+    /// otherwise. Of denials, that of the first answer. The pauses between the tries grow with it.
+    pub alike_since: Timestamp,
     /// Time of the next try.
     pub retry_at: Timestamp,
     /// Time of the first of the denials in a row that it ends, as of a right that is missing or of an admission webhook; `None`

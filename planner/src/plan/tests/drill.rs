@@ -101,7 +101,7 @@ impl Bench {
                 let accepted = budget.is_none();
                 let budget = budget.filter(|budget| !budget.is_empty()).map(|budget| (*budget).to_owned());
                 let since = node.blocked.get(&pod.uid).map_or(since, |before| before.since);
-                let answer = Blocked { budget, message, since, retry_at, denied_since: None, accepted, deleted: false };
+                let answer = Blocked { budget, message, since, retry_at, accepted, ..Blocked::default() };
                 node.blocked.insert(pod.uid.clone(), answer);
                 if accepted && !evictions.dry_run {
                     node.pods.as_mut().unwrap().retain(|other| other.uid != pod.uid);

@@ -10,7 +10,7 @@ use crate::decision::{Action, Evictions};
 use crate::fixtures::*;
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
-use crate::view::{BudgetFacts, ClusterView, InFlight, PodFacts};
+use crate::view::{Blocked, BudgetFacts, ClusterView, InFlight, PodFacts};
 
 /// Past the deadline, with `Force`.
 #[test]
@@ -268,6 +268,30 @@ fn forced_deletion_does_not_wait_for_eviction_in_flight() {
         view.nodes.get_mut("a").unwrap().in_flight = in_flight;
         let made = plan(&view, &policy, t(61)).evictions;
         assert_eq!(made.values().filter(|e| e.delete).count(), sent, "{made:?}");
+    }
+}
+
+#[test]
+fn failed_drain_calls_only_those_pods_deleted_whose_deletion_was_accepted() {
+    let leaving = || PodFacts { terminating: true, ends_by: Some(t(60)), ..pod("c", false) };
+    let deletion = |accepted| Blocked { deleted: true, ..answer(None, 61, accepted) };
+    for (sentence, pods, expected) in [
+        ("a webhook fails", vec![pod("a", false)], "still on the node, deletion not accepted: shop/p-a"),
+        ("they do not end", vec![pod("b", false), leaving()], "still on the node although deleted: shop/p-b, shop/p-c"),
+        (
+            "both",
+            vec![pod("a", false), pod("b", false), leaving()],
+            "still on the node although deleted: shop/p-b, shop/p-c; still on the node, deletion not accepted: shop/p-a",
+        ),
+    ] {
+        let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
+        let (mut view, policy) = draining(spec, pods);
+        write_due(&mut view, &policy, 60);
+        let answers = [("p-a".to_owned(), deletion(false)), ("p-b".to_owned(), deletion(true))];
+        view.nodes.get_mut("a").unwrap().blocked = answers.into();
+        let made = plan(&view, &policy, t(60 + 300));
+        let last = last_of(&made);
+        assert_eq!((last.reason.as_str(), last.message.as_str()), ("DrainTimedOut", expected), "{sentence}");
     }
 }
 
