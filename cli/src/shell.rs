@@ -108,6 +108,19 @@ mod tests {
         }
     }
 
+    /// zsh runs what follows a `;` in a note that is pasted, and takes the lines up to the next quote for one word.
+    #[test]
+    fn note_of_a_command_ends_no_command_and_opens_no_quote() {
+        let paths = files(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src")));
+        for path in paths.iter().filter(|path| path.extension().is_some_and(|end| end == "rs")) {
+            let source = std::fs::read_to_string(path).unwrap();
+            let code = source.split("mod tests {").next().unwrap_or_default();
+            let notes = code.lines().filter_map(|line| line.split_once("  # ")).map(|(_, note)| note);
+            let mut notes = notes.filter_map(|note| note.split('"').next());
+            assert_eq!(notes.find(|note| note.contains([';', '\''])), None, "{}", path.display());
+        }
+    }
+
     #[test]
     fn copied_command_reaches_the_chosen_cluster_as_the_same_user() {
         let (context, file) = ("--context", "--kubeconfig");

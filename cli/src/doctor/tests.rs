@@ -549,7 +549,7 @@ fn missing_rights_are_installed_by_the_plugin_only_with_the_images_that_run() {
     let of_one = format!("kubectl brupop install --tag {own}-arm64  # leaves");
     let changes = "kubectl brupop install --registry r.example/b  # changes the operator to the version of this plugin";
     let changes_too = "kubectl brupop install  # changes the operator";
-    let later = "kubectl brupop doctor  # with the plugin of the operator's version, v9.0.0";
+    let later = "kubectl brupop doctor  # with the plugin of version v9.0.0, that of the operator";
     let newest = || "NAME:v9.0.0".to_owned();
     for (sentence, image, of_controller, expected) in [
         ("this version", format!("r.example/b/NAME:{own}"), None, leaves),
