@@ -149,7 +149,7 @@ mod tests {
                 "helm uninstall r -n NAMESPACE   # find it: kubectl get secret -A --kubeconfig 'a file'",
                 "helm uninstall r -n NAMESPACE --kubeconfig 'a file'   # find it: kubectl get secret -A --kubeconfig 'a file'",
             ),
-            ("of another program", of_context(), "timedatectl status", "timedatectl status"),
+            ("of another program", of_context(), "date -u", "date -u"),
         ] {
             keep(options, None);
             assert_eq!(for_cluster(command), expected, "{sentence}");

@@ -941,6 +941,7 @@ fn one_clock_that_differs_from_all_others_is_that_of_this_computer() {
     let diagnosis = Diagnosis::of(&facts);
     let found = diagnosis.findings.iter().find(|finding| finding.reason == "LocalClock").unwrap();
     assert_eq!(found.message, "the clock of this computer is behind that of 3 nodes");
+    assert_eq!(found.next, ["date -u  # compare it with the time on another computer"]);
     assert!(!diagnosis.findings.iter().any(|finding| finding.reason == "NodeClock"));
 }
 
