@@ -44,8 +44,8 @@ fn commands_are_for_the_chosen_context() {
         ("GateRefused", "see kubectl get pods -A", "see kubectl get pods -A --context c"),
     ] {
         status["record"] = json!({"failures": 0, "last": last(reason, message)});
-        let (policy, shadow) = (operator(&json!({}), &json!({})), shadow("a", status.clone()));
-        let fleet = cluster(Some(policy), vec![shadow], vec![not_ready.clone()]);
+        let policy = operator(&json!({}), &json!({"observedGeneration": 1}));
+        let fleet = cluster(Some(policy), vec![shadow("a", status.clone())], vec![not_ready.clone()]);
         let page = page(&fleet, "a");
         assert!(page.contains("NodeNotReady") && page.contains("is Ready again") && page.contains(expected), "{page}");
         assert_eq!(without_context(&page), None, "{page}");
