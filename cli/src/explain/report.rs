@@ -219,8 +219,8 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
     // One that fails again and again is no change to come.
     let action =
         plan.actions.get(name).filter(|_| shown.is_none_or(|of| of.reason != WaitReason::ActionFails.as_str()));
-    let last = record.and_then(|record| record.last.clone());
-    let advice = last.as_ref().and_then(|last| End::of(&last.reason));
+    let last = record.and_then(|record| record.last.as_ref());
+    let advice = last.and_then(|last| End::of(&last.reason));
     let advice = advice.map(|end| cluster.filled(&without_links(end.advice), name));
     let group = facts.and_then(|facts| policy.group_of(facts)).map(|index| policy.groups[index].name.clone());
     let mut next: Vec<Next> = action.map(|action| Next { at: None, what: due(cluster, action) }).into_iter().collect();
@@ -249,7 +249,7 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
         }),
         slot_since: facts.and_then(|facts| view.slots().find(|slot| slot.uid == facts.uid).map(|slot| slot.since)),
         attempt: shadow.and_then(|shadow| attempt(shadow, deadline)),
-        last: last.map(|last| LastResult { message: cluster.filled(&last.message, name), ..LastResult::from(last) }),
+        last: last.map(|last| LastResult::of(last, cluster, name)),
         advice: advice.filter(|advice| !advice.is_empty()),
         failures: record.map_or(0, |record| record.failures),
         misplaced_requests: cluster.misplaced_requests_of(name),
