@@ -52,6 +52,11 @@ pub(crate) fn for_cluster(command: &str) -> String {
     })
 }
 
+/// Returns whether commands of this plugin without a namespace get one, which may be another than that of the default installation.
+pub(crate) fn names_namespace() -> bool {
+    CHOSEN.with_borrow(|chosen| !chosen.namespace.is_empty())
+}
+
 /// Returns a word for a shell, which may be any text.
 pub(crate) fn word(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/');
