@@ -8,13 +8,14 @@ use semver::Version;
 use crate::cluster::Cluster;
 use crate::failures::{freezing, has_others, list, unproven, unresolved};
 use crate::page::with_commands;
-use crate::shell::for_cluster;
+use crate::shell::{for_cluster, names_namespace};
 
 pub(crate) use models::plain::some;
 
 /// Returns a command of this plugin for the operator of a namespace.
 pub(crate) fn command(namespace: &str, arguments: &str) -> String {
-    let option = if namespace == names::SYSTEM_NAMESPACE { String::new() } else { format!(" -n {namespace}") };
+    let is_default = namespace == names::SYSTEM_NAMESPACE && !names_namespace();
+    let option = if is_default { String::new() } else { format!(" -n {namespace}") };
     for_cluster(&format!("kubectl brupop {arguments}{option}"))
 }
 

@@ -113,6 +113,13 @@ enum Command {
     Uninstall(uninstall::UninstallOptions),
 }
 
+/// Returns the namespace of the operator for the commands that are printed; `None` where commands without it are for the same one, here and in
+/// other terminals.
+fn named_namespace<'a>(namespace: &'a str, of_environment: Option<&str>) -> Option<&'a str> {
+    let is_default = namespace == names::SYSTEM_NAMESPACE && of_environment.is_none_or(|of| of == namespace);
+    (!is_default).then_some(namespace)
+}
+
 fn main() -> ExitCode {
     // Before the runtime starts: the names of nodes are listed in one of their own.
     completion::complete(Arguments::command);
@@ -132,7 +139,8 @@ async fn run_command() -> ExitCode {
 
 async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let colour = terminal::colour(arguments.color);
-    shell::keep(arguments.connect.given());
+    let of_environment = std::env::var("BRUPOP_NAMESPACE").ok();
+    shell::keep(arguments.connect.given(), named_namespace(&arguments.namespace, of_environment.as_deref()));
     match &arguments.command {
         Command::History(options) if options.is_offline() => {
             history::history(None, &arguments.namespace, options, colour).await?;
@@ -187,6 +195,19 @@ async fn run_with(client: kube::Client, arguments: Arguments, colour: bool) -> a
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn printed_commands_name_the_namespace_where_they_may_be_for_another_one_without_it() {
+        for (namespace, of_environment, expected) in [
+            ("brupop-system", None, None),
+            ("brupop-system", Some("brupop-system"), None),
+            ("brupop-system", Some("ops"), Some("brupop-system")),
+            ("ops", None, Some("ops")),
+            ("ops", Some("ops"), Some("ops")),
+        ] {
+            assert_eq!(named_namespace(namespace, of_environment), expected, "{namespace} {of_environment:?}");
+        }
+    }
 
     /// A sentence goes on after a command, whose options have to be there with their values.
     #[test]

@@ -1,7 +1,7 @@
 //! `kubectl brupop plan`: the rollout before it begins, by the controller's own planner in virtual time.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -18,12 +18,14 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::clock::span;
+use crate::cluster::Cluster;
 use crate::cluster::dump::Dump;
 use crate::files::{write_private, write_text};
 use crate::forecast::summary::{Spread, Summary};
 use crate::forecast::{self, LATE, html, report};
 use crate::history;
 use crate::page::{Page, warn};
+use crate::shell::word;
 use crate::simulate::{parse_policy, read, read_policy};
 use crate::terminal::Format;
 
@@ -138,11 +140,19 @@ struct Forecast {
 }
 
 impl Forecast {
-    fn of(scenario: Scenario, number: Option<u64>) -> anyhow::Result<Self> {
+    /// Plans for a cluster, which the commands in reasons are for.
+    fn of(cluster: &Cluster, scenario: Scenario, number: Option<u64>) -> anyhow::Result<Self> {
         let number = number.unwrap_or(if scenario.members.len() > SMALL { 4 } else { 20 });
         let courses = forecast::courses(&scenario, 1, number)?;
-        let (summary, median) = Summary::of(&scenario, &courses);
-        let nodes = planned(&scenario, &courses, median);
+        let (mut summary, median) = Summary::of(&scenario, &courses);
+        let mut nodes = planned(&scenario, &courses, median);
+        for node in &mut nodes {
+            node.message = node.message.take().map(|message| cluster.filled(&message, &node.name));
+        }
+        for behind in &mut summary.behind {
+            let node = behind.names.first().map_or("", String::as_str);
+            behind.message = cluster.filled(&behind.message, node);
+        }
         Ok(Self { scenario, courses, summary, median, nodes })
     }
 
@@ -232,6 +242,12 @@ async fn dump(client: &Client, namespace: &str) -> anyhow::Result<Dump> {
     Dump::read(client, namespace, updates).await
 }
 
+/// Returns the line about a dump that was written, with the command that reads it.
+fn written(path: &Path) -> String {
+    let file = path.display().to_string();
+    format!("{file} written: kubectl brupop plan --from-dump {}", word(&file))
+}
+
 /// Plans the rollout of a cluster, or of a dump of one.
 pub(crate) async fn plan(
     client: Option<&Client>,
@@ -248,7 +264,7 @@ pub(crate) async fn plan(
         let text = serde_json::to_string(&dump).context("the dump is no JSON")?;
         write_private(path, &text).with_context(|| format!("{} cannot be written", path.display()))?;
         let mut page = Page::default();
-        page.line(format_args!("{} written: kubectl brupop plan --from-dump {0}", path.display()));
+        page.line(written(path));
         page.print()?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -259,16 +275,13 @@ pub(crate) async fn plan(
         node.pods.get_or_insert_default();
     }
     let scenario = |view, policy| live(view, policy, &dump.updates, now);
-    let mut chosen = Forecast::of(scenario(view.clone(), policy.clone()), options.courses)?;
+    let mut chosen = Forecast::of(&cluster, scenario(view.clone(), policy.clone()), options.courses)?;
     let mut present = None;
     if let Some(path) = &options.policy {
         let spec = parse_policy(&read_policy(path)?).with_context(|| format!("{} is no policy", path.display()))?;
         (view, policy) = with_policy(&view, spec)?;
-        let other = Forecast::of(scenario(view, policy), options.courses)?;
+        let other = Forecast::of(&cluster, scenario(view, policy), options.courses)?;
         present = Some(std::mem::replace(&mut chosen, other).summary);
-    }
-    for node in &mut chosen.nodes {
-        node.message = node.message.take().map(|message| cluster.filled(&message, &node.name));
     }
     let mut findings = chosen.findings(options.by);
     if let Some((_, message)) = cluster.no_leader() {
@@ -311,4 +324,19 @@ pub(crate) async fn plan(
     };
     Format::show(options.output, &value, text)?.print()?;
     Ok(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_that_reads_a_dump_has_its_file_as_one_word() {
+        for (path, expected) in [
+            ("dump.json", "dump.json written: kubectl brupop plan --from-dump dump.json"),
+            ("my dump.json", "my dump.json written: kubectl brupop plan --from-dump 'my dump.json'"),
+        ] {
+            assert_eq!(written(Path::new(path)), expected);
+        }
+    }
 }

@@ -3,24 +3,29 @@
 use std::cell::RefCell;
 use std::fmt::Write as _;
 
-/// The options of this command line that choose the cluster and the user, each with a space before it.
+/// The options of this command line that choose the cluster and the user, and the namespace of the operator, each with a space before
+/// it.
 #[derive(Debug, Default)]
 struct Chosen {
     kubectl: String,
     helm: String,
+    /// For commands of this plugin alone.
+    namespace: String,
 }
 
 thread_local! {
     // All commands run on one thread, and each unit test has its own.
-    static CHOSEN: RefCell<Chosen> = const { RefCell::new(Chosen { kubectl: String::new(), helm: String::new() }) };
+    static CHOSEN: RefCell<Chosen> =
+        const { RefCell::new(Chosen { kubectl: String::new(), helm: String::new(), namespace: String::new() }) };
 }
 
 /// An option as kubectl and Helm name it, with its value.
 pub(crate) type Given = (&'static str, &'static str, String);
 
-/// Keeps the options for the commands that are printed.
-pub(crate) fn keep(options: impl IntoIterator<Item = Given>) {
-    let mut chosen = Chosen::default();
+/// Keeps the options for the commands that are printed, and the namespace, where commands without it may be for another one.
+pub(crate) fn keep(options: impl IntoIterator<Item = Given>, namespace: Option<&str>) {
+    let namespace = namespace.map_or_else(String::new, |namespace| format!(" -n {}", word(namespace)));
+    let mut chosen = Chosen { namespace, ..Chosen::default() };
     for (kubectl, helm, value) in options {
         let value = word(&value);
         let _ = write!(chosen.kubectl, " {kubectl} {value}");
@@ -29,8 +34,8 @@ pub(crate) fn keep(options: impl IntoIterator<Item = Given>) {
     CHOSEN.set(chosen);
 }
 
-/// Returns a command with the options that choose the cluster and the user, before its comment. One that has them already, or is of a program that does not
-/// know them, stays as it is.
+/// Returns a command with the options that choose the cluster and the user, before its comment; one of this plugin also with the namespace of
+/// the operator. One that has them already, or is of a program that does not know them, stays as it is.
 pub(crate) fn for_cluster(command: &str) -> String {
     let end = command.find("  #").map_or(command.len(), |at| command[..at].trim_end().len());
     let (typed, comment) = command.split_at(end);
@@ -41,8 +46,15 @@ pub(crate) fn for_cluster(command: &str) -> String {
             _ => "",
         };
         let options = if typed.contains(options) { "" } else { options };
-        format!("{typed}{options}{comment}")
+        let lacks_namespace = typed.starts_with("kubectl brupop ") && !typed.contains(" -n ");
+        let namespace = if lacks_namespace { chosen.namespace.as_str() } else { "" };
+        format!("{typed}{namespace}{options}{comment}")
     })
+}
+
+/// Returns whether commands of this plugin without a namespace get one, which may be another than that of the default installation.
+pub(crate) fn names_namespace() -> bool {
+    CHOSEN.with_borrow(|chosen| !chosen.namespace.is_empty())
 }
 
 /// Returns a word for a shell, which may be any text.
@@ -61,9 +73,9 @@ pub(crate) mod testing {
 
     /// Runs a part of a test as if `--context` had been given.
     pub(crate) fn with_context<T>(context: &str, run: impl FnOnce() -> T) -> T {
-        keep([("--context", "--kube-context", context.to_owned())]);
+        keep([("--context", "--kube-context", context.to_owned())], None);
         let result = run();
-        keep([]);
+        keep([], None);
         result
     }
 
@@ -108,6 +120,19 @@ mod tests {
         }
     }
 
+    /// zsh runs what follows a `;` in a note that is pasted, and takes the lines up to the next quote for one word.
+    #[test]
+    fn note_of_a_command_ends_no_command_and_opens_no_quote() {
+        let paths = files(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src")));
+        for path in paths.iter().filter(|path| path.extension().is_some_and(|end| end == "rs")) {
+            let source = std::fs::read_to_string(path).unwrap();
+            let code = source.split("mod tests {").next().unwrap_or_default();
+            let notes = code.lines().filter_map(|line| line.split_once("  # ")).map(|(_, note)| note);
+            let mut notes = notes.filter_map(|note| note.split('"').next());
+            assert_eq!(notes.find(|note| note.contains([';', '\''])), None, "{}", path.display());
+        }
+    }
+
     #[test]
     fn copied_command_reaches_the_chosen_cluster_as_the_same_user() {
         let (context, file) = ("--context", "--kubeconfig");
@@ -118,6 +143,7 @@ mod tests {
             ("no option", vec![], "kubectl uncordon a", "kubectl uncordon a"),
             ("of kubectl", of_context(), "kubectl uncordon a", "kubectl uncordon a --context prod-eu"),
             ("own", of_context(), "kubectl brupop retry a -n ops", "kubectl brupop retry a -n ops --context prod-eu"),
+            ("own, of the default namespace", vec![], "kubectl brupop doctor", "kubectl brupop doctor"),
             ("note", of_file(), "kubectl delete node a  # gone", "kubectl delete node a --kubeconfig 'a file'  # gone"),
             ("of several options", of_user(), "kubectl get nodes", "kubectl get nodes --as me --context c"),
             ("of Helm", of_user(), "helm list -A", "helm list -A --kube-as-user me --kube-context c"),
@@ -128,13 +154,24 @@ mod tests {
                 "helm uninstall r -n NAMESPACE   # find it: kubectl get secret -A --kubeconfig 'a file'",
                 "helm uninstall r -n NAMESPACE --kubeconfig 'a file'   # find it: kubectl get secret -A --kubeconfig 'a file'",
             ),
-            ("of another program", of_context(), "timedatectl status", "timedatectl status"),
+            ("of another program", of_context(), "date -u", "date -u"),
         ] {
-            keep(options);
+            keep(options, None);
             assert_eq!(for_cluster(command), expected, "{sentence}");
             assert_eq!(for_cluster(expected), expected, "{sentence}: only once");
         }
-        keep([]);
+        for (sentence, options, command, expected) in [
+            ("own", vec![], "kubectl brupop doctor", "kubectl brupop doctor -n ops"),
+            ("with a context", of_context(), "kubectl brupop doctor", "kubectl brupop doctor -n ops --context prod-eu"),
+            ("of another namespace", vec![], "kubectl brupop doctor -n other", "kubectl brupop doctor -n other"),
+            ("note", vec![], "kubectl brupop retry a  # of a node", "kubectl brupop retry a -n ops  # of a node"),
+            ("of kubectl", vec![], "kubectl get nodes", "kubectl get nodes"),
+        ] {
+            keep(options, Some("ops"));
+            assert_eq!(for_cluster(command), expected, "{sentence}");
+            assert_eq!(for_cluster(expected), expected, "{sentence}: only once");
+        }
+        keep([], None);
     }
 
     #[test]

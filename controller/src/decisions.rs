@@ -231,7 +231,7 @@ fn requests(node: &str, before: &ControllerReport, after: &ControllerReport) -> 
     };
     let mut lines = Vec::new();
     if was.retry != is.retry {
-        lines.push(Line::new("retry requested: the back-off is over"));
+        lines.push(Line::new("retry requested"));
     }
     if was.release != is.release {
         lines.push(Line::new("release requested: there is nothing to release"));

@@ -4,14 +4,14 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-/// The command lines of the first code block below a heading of a page, given by its path in the repository. A line that
-/// ends with `&&` or a backslash is one with the next. The heading is that of any level.
+/// The command lines of the first code block below a heading of a page, given by its path in the repository, without notes. A line
+/// that ends with `&&` or a backslash is one with the next. The heading is that of any level.
 ///
 /// # Errors
 /// The page cannot be read, or has no such heading or no commands below it.
 pub fn commands(page: &str, heading: &str) -> anyhow::Result<Vec<String>> {
     let lines = block(page, heading, "```sh\n")?.replace("&&\n  ", "&& ").replace("\\\n  ", "");
-    Ok(lines.lines().map(|line| line.split(" #").next().unwrap_or_default().trim().to_owned()).collect())
+    Ok(lines.lines().filter(|line| !line.starts_with('#')).map(|line| line.trim().to_owned()).collect())
 }
 
 /// The first YAML block below a heading of a page.

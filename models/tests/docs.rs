@@ -113,6 +113,23 @@ fn each_page_ends_with_a_sentence_a_list_a_table_or_a_block() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// zsh takes a note beside a command for words of it. On a line of its own, it only says that `#` is no command, unless the note ends
+/// that command, or opens a quote.
+#[test]
+fn notes_of_commands_are_lines_of_their_own_without_words_of_a_shell() {
+    let (mut notes, mut wrong) = (0, Vec::new());
+    for page in pages().unwrap() {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for line in text.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next()).flat_map(str::lines) {
+            let note = line.trim_start().strip_prefix('#');
+            notes += usize::from(note.is_some());
+            let is_wrong = note.map_or(line.contains(" #"), |note| note.contains(|c: char| ";&|<>()$`'\"".contains(c)));
+            wrong.extend(is_wrong.then(|| format!("{}: {line}", page.display())));
+        }
+    }
+    assert!(notes > 20 && wrong.is_empty(), "{notes} notes: {wrong:#?}");
+}
+
 /// Each page is a chapter of the book, once.
 #[test]
 fn summary_of_the_book_has_every_page() {

@@ -25,6 +25,15 @@ fn rollout(ends: &[&str]) -> Value {
 }
 
 #[test]
+fn command_for_the_default_namespace_names_it_where_another_one_was_chosen() {
+    assert_eq!(command(names::SYSTEM_NAMESPACE, "uninstall"), "kubectl brupop uninstall");
+    crate::shell::keep([], Some("ops"));
+    assert_eq!(command(names::SYSTEM_NAMESPACE, "uninstall"), "kubectl brupop uninstall -n brupop-system");
+    assert_eq!(command("ops", "status"), "kubectl brupop status -n ops");
+    crate::shell::keep([], None);
+}
+
+#[test]
 fn logs_are_those_of_all_replicas() {
     let cluster = cluster(Some(operator(&json!({}), &json!({}))), vec![], vec![]);
     let logs = "kubectl logs -n brupop-system -l app.kubernetes.io/component=brupop-controller --prefix --tail=200";

@@ -15,7 +15,7 @@ use crate::uninstall::aws_record;
 
 /// The command that installs the hook for EC2 Auto Scaling groups.
 pub(super) const APPLY_AWS: &str =
-    "kubectl apply --server-side -f aws.yaml  # with your image in it, or the chart's aws.enabled: docs/aws.md";
+    "kubectl apply --server-side -f aws.yaml  # with your image in it, or, with the chart, aws.enabled: docs/aws.md";
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Hook {

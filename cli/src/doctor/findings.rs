@@ -117,7 +117,8 @@ fn clocks(facts: &Facts, found: &mut Vec<Finding>) {
         if compared > 1 && nodes.len() * 2 > compared {
             let opposite = if what == "behind" { "ahead of" } else { "behind" };
             let message = format!("the clock of this computer is {opposite} that of {} nodes", nodes.len());
-            found.push(Finding::warning("LocalClock", message).next(["timedatectl status".to_owned()]));
+            let next = "date -u  # compare it with the time on another computer".to_owned();
+            found.push(Finding::warning("LocalClock", message).next([next]));
             continue;
         }
         let message = format!(

@@ -13,7 +13,7 @@ use crate::call::get;
 
 /// The command that grants the right to Jobs.
 const GRANT: &str =
-    "kubectl apply --server-side -f jobs.yaml -f jobs-rights.yaml  # or the chart's hooks.jobs: docs/hooks.md";
+    "kubectl apply --server-side -f jobs.yaml -f jobs-rights.yaml  # or, with the chart, hooks.jobs: docs/hooks.md";
 
 /// An object that the Jobs of a hook need.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -34,10 +34,11 @@ const APPLY_DEFINITIONS: &str =
 
 /// The command that creates the policy.
 pub(super) const APPLY_POLICY: &str =
-    "kubectl apply --server-side -f POLICY.yaml  # yours; one that starts nothing: docs/runbook/waiting.md";
+    "kubectl apply --server-side -f POLICY.yaml  # yours, or one that starts nothing: docs/runbook/waiting.md";
 
 /// The command that grants the right that `drain.atDeadline: Force` needs.
-const APPLY_FORCE: &str = "kubectl apply --server-side -f force.yaml  # or the chart's rbac.forceDrain: docs/policy.md";
+const APPLY_FORCE: &str =
+    "kubectl apply --server-side -f force.yaml  # or, with the chart, rbac.forceDrain: docs/policy.md";
 
 fn text<'a>(object: &'a Value, path: &str) -> &'a str {
     object.pointer(path).and_then(Value::as_str).unwrap_or_default()
@@ -90,7 +91,7 @@ fn next_step(step: &str, objects: &[Installed]) -> String {
     if let Some(newest) = newer(images_of(objects).map(|(_, image)| image)).filter(|_| of_this_version) {
         let doctor = command(names::SYSTEM_NAMESPACE, "doctor");
         let own = own_tag();
-        return format!("{doctor}  # with the plugin of the operator's version, {newest}: this one is of {own}");
+        return format!("{doctor}  # with the plugin of version {newest}, that of the operator: this one is of {own}");
     }
     let remark = match step {
         APPLY_FORCE => "with the value rbac.forceDrain: docs/policy.md",

@@ -549,7 +549,7 @@ fn missing_rights_are_installed_by_the_plugin_only_with_the_images_that_run() {
     let of_one = format!("kubectl brupop install --tag {own}-arm64  # leaves");
     let changes = "kubectl brupop install --registry r.example/b  # changes the operator to the version of this plugin";
     let changes_too = "kubectl brupop install  # changes the operator";
-    let later = "kubectl brupop doctor  # with the plugin of the operator's version, v9.0.0";
+    let later = "kubectl brupop doctor  # with the plugin of version v9.0.0, that of the operator";
     let newest = || "NAME:v9.0.0".to_owned();
     for (sentence, image, of_controller, expected) in [
         ("this version", format!("r.example/b/NAME:{own}"), None, leaves),
@@ -941,6 +941,7 @@ fn one_clock_that_differs_from_all_others_is_that_of_this_computer() {
     let diagnosis = Diagnosis::of(&facts);
     let found = diagnosis.findings.iter().find(|finding| finding.reason == "LocalClock").unwrap();
     assert_eq!(found.message, "the clock of this computer is behind that of 3 nodes");
+    assert_eq!(found.next, ["date -u  # compare it with the time on another computer"]);
     assert!(!diagnosis.findings.iter().any(|finding| finding.reason == "NodeClock"));
 }
 

@@ -204,10 +204,11 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
     // What only the controller knows is taken from its record.
     let unknown = |wait: &Wait| matches!(wait, Wait::ExpressionsPending { .. });
     let recorded = recorded(cluster, name, planned.is_some_and(unknown));
+    let waits = |reason: &str, message: &str| waits(cluster, name, reason, message);
     let not_known = || not_known(cluster, name).map(|(reason, message)| waits(&reason, &message));
     let waits = match planned {
         Some(wait) if unknown(wait) && recorded.is_some() => recorded.clone(),
-        Some(wait) => Some(waits(wait.as_str(), &cluster.filled(&wait.to_string(), name))),
+        Some(wait) => Some(waits(wait.as_str(), &wait.to_string())),
         // An action of the controller is due, or its plan is not known.
         None if facts.is_none() || plan.actions.contains_key(name) => recorded.clone().or_else(not_known),
         None => not_known(),
@@ -218,8 +219,9 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
     // One that fails again and again is no change to come.
     let action =
         plan.actions.get(name).filter(|_| shown.is_none_or(|of| of.reason != WaitReason::ActionFails.as_str()));
-    let last = record.and_then(|record| record.last.clone());
-    let advice = last.as_ref().and_then(|last| End::of(&last.reason)).map(|end| without_links(end.advice));
+    let last = record.and_then(|record| record.last.as_ref());
+    let advice = last.and_then(|last| End::of(&last.reason));
+    let advice = advice.map(|end| cluster.filled(&without_links(end.advice), name));
     let group = facts.and_then(|facts| policy.group_of(facts)).map(|index| policy.groups[index].name.clone());
     let mut next: Vec<Next> = action.map(|action| Next { at: None, what: due(cluster, action) }).into_iter().collect();
     let end = first.and_then(Wait::end).filter(|(at, _)| *at > now);
@@ -247,7 +249,7 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
         }),
         slot_since: facts.and_then(|facts| view.slots().find(|slot| slot.uid == facts.uid).map(|slot| slot.since)),
         attempt: shadow.and_then(|shadow| attempt(shadow, deadline)),
-        last: last.map(LastResult::from),
+        last: last.map(|last| LastResult::of(last, cluster, name)),
         advice: advice.filter(|advice| !advice.is_empty()),
         failures: record.map_or(0, |record| record.failures),
         misplaced_requests: cluster.misplaced_requests_of(name),
@@ -275,13 +277,14 @@ fn given_up(view: &ClusterView, name: &str, shadow: Option<&ShadowFacts>, at: Ti
     phase.map_or("the attempt is given up", |(phase, mode)| (phase.late)(mode)).to_owned()
 }
 
-fn waits(reason: &str, message: &str) -> Waits {
+/// Returns a reason to wait. The commands in its texts are for the chosen cluster.
+fn waits(cluster: &Cluster, name: &str, reason: &str, message: &str) -> Waits {
     let explanation = reason.parse::<WaitReason>().ok().map(WaitReason::explanation);
     Waits {
         reason: reason.to_owned(),
-        message: message.to_owned(),
+        message: cluster.filled(message, name),
         waits_for: explanation.map(|(party, _)| party.to_string()),
-        ends_with: explanation.map(|(_, end)| without_links(end)),
+        ends_with: explanation.map(|(_, end)| cluster.filled(&without_links(end), name)),
     }
 }
 
@@ -306,7 +309,7 @@ fn recorded(cluster: &Cluster, name: &str, may_be_shared: bool) -> Option<Waits>
     let operator = cluster.operator.as_ref().filter(|_| may_be_shared);
     let fleet = || true_condition(&operator?.status.conditions, ALL_BLOCKED);
     let condition: &Condition = true_condition(conditions, BLOCKED).or_else(fleet)?;
-    Some(waits(&condition.reason, &cluster.filled(&condition.message, name)))
+    Some(waits(cluster, name, &condition.reason, &condition.message))
 }
 
 fn node_state(name: &str, facts: Option<&NodeFacts>, group: Option<String>) -> NodeState {

@@ -6,7 +6,8 @@ use super::report::{Explanation, Next, explain};
 use super::*;
 use crate::cluster::ControllerLease;
 use crate::cluster::testing::{
-    braked, cluster, condition, fleet, idle, lease, node, now, one, operator, own, progress, shadow, with_expression,
+    braked, cluster, condition, fleet, idle, last, lease, node, now, one, operator, own, progress, shadow,
+    with_expression,
 };
 use crate::fixtures::{fitted, snapshot};
 use crate::shell::testing::{with_context, without_context};
@@ -30,13 +31,25 @@ fn explanation_of_a_waiting_a_draining_and_a_failed_node_fits_the_terminal() {
 #[test]
 fn commands_are_for_the_chosen_context() {
     let fleet = fleet();
+    let page = |cluster: &Cluster, name: &str| with_context("c", || text(&explain(cluster, name, now())));
     for name in ["blocked", "failed", "held", "silent", "waiting-1"] {
-        let explanation = with_context("c", || explain(&fleet, name, now()));
-        assert_eq!(without_context(&explanation.commands.join("\n")), None, "{name}");
-        assert_eq!(explanation.waits.as_ref().and_then(|waits| without_context(&waits.message)), None, "{name}");
+        assert_eq!(without_context(&page(&fleet, name)), None, "{name}");
     }
     let expected = "kubectl brupop unhold held --context c";
     assert_eq!(with_context("c", || explain(&fleet, "held", now())).commands, [expected]);
+    let (mut status, mut not_ready) = (idle(), node("a", &json!({})));
+    not_ready["status"]["conditions"] = json!([{"type": "Ready", "status": "False"}]);
+    for (reason, message, expected) in [
+        ("ClusterUnwell", "", "kubectl get nodes --context c"),
+        ("GateRefused", "see kubectl get pods -A", "see kubectl get pods -A --context c"),
+    ] {
+        status["record"] = json!({"failures": 0, "last": last(reason, message)});
+        let policy = operator(&json!({}), &json!({"observedGeneration": 1}));
+        let fleet = cluster(Some(policy), vec![shadow("a", status.clone())], vec![not_ready.clone()]);
+        let page = page(&fleet, "a");
+        assert!(page.contains("NodeNotReady") && page.contains("is Ready again") && page.contains(expected), "{page}");
+        assert_eq!(without_context(&page), None, "{page}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 use planner::policy::{Policy, WindowState};
 use planner::simulation::{Course, NodeCourse, Scenario};
-use planner::wait::Wait;
+use planner::wait::{Wait, without_command};
 use serde::Serialize;
 
 /// The most windows that are listed.
@@ -192,7 +192,7 @@ fn behind(course: &Course) -> Vec<Behind> {
             reason: reason.to_owned(),
             nodes: nodes.len(),
             names: nodes.iter().take(NAMED).map(|(node, _)| (*node).clone()).collect(),
-            message: nodes.first().map(|(_, wait)| wait.to_string()).unwrap_or_default(),
+            message: nodes.first().map_or_else(String::new, |(_, wait)| without_command(&wait.to_string()).to_owned()),
         })
         .collect();
     all.sort_by(|a, b| b.nodes.cmp(&a.nodes).then_with(|| a.reason.cmp(&b.reason)));
@@ -208,6 +208,16 @@ fn behind(course: &Course) -> Vec<Behind> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reason_of_nodes_that_are_not_updated_has_no_command_with_placeholders() {
+        let (approval, nodes) = (Some("7/1".to_owned()), Vec::new());
+        let canary = Wait::CanaryStep { step: 1, until: None, approval, nodes };
+        assert!(canary.to_string().contains("<namespace>"), "{canary}");
+        let behind = behind(&Course { waits: BTreeMap::from([("a".to_owned(), canary)]), ..Course::default() });
+        let messages: Vec<&str> = behind.iter().map(|behind| behind.message.as_str()).collect();
+        assert_eq!(messages, ["canary step 1 waits for approval"]);
+    }
 
     #[test]
     fn spread_is_taken_from_sorted_numbers() {

@@ -334,7 +334,7 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>,
     let shadow = cluster.shadows.get(name);
     let status = shadow.map(|shadow| &shadow.status);
     let progress = status.and_then(|status| status.controller.progress.as_ref());
-    let last = status.and_then(|status| status.controller.record.as_ref()?.last.clone());
+    let last = status.and_then(|status| status.controller.record.as_ref()?.last.as_ref());
     let wait = plan.waits.get(name);
     let paused = wait.is_some_and(Wait::pauses);
     let acts = || plan.actions.get(name).map(|action| (Wait::Acting.as_str().to_owned(), due(cluster, action)));
@@ -363,7 +363,7 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>,
         unproven: shadow.and_then(|shadow| unproven(cluster, name, shadow, plan)),
         deadline,
         ends: progress.and(first.or(deadline)),
-        last: last.map(LastResult::from),
+        last: last.map(|last| LastResult::of(last, cluster, name)),
     }
 }
 

@@ -9,6 +9,7 @@ use semver::Version;
 use serde::Serialize;
 
 use super::freshness::Freshness;
+use crate::cluster::Cluster;
 
 /// The step of a node without an attempt.
 pub(crate) const IDLE: &str = "Idle";
@@ -176,13 +177,13 @@ pub(crate) struct LastResult {
     pub(crate) ended: Timestamp,
 }
 
-impl From<AttemptResult> for LastResult {
-    fn from(last: AttemptResult) -> Self {
-        Self { version: last.version, reason: last.reason, message: last.message, ended: last.ended }
-    }
-}
-
 impl LastResult {
+    /// Returns the last result of a node. The commands in its message are for the chosen cluster.
+    pub(crate) fn of(last: &AttemptResult, cluster: &Cluster, node: &str) -> Self {
+        let (version, reason) = (last.version.clone(), last.reason.clone());
+        Self { version, reason, message: cluster.filled(&last.message, node), ended: last.ended }
+    }
+
     /// Returns how the attempt has ended.
     pub(crate) fn event(&self) -> EndEvent {
         EndEvent::of_update(&self.reason)

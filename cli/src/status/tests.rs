@@ -523,6 +523,16 @@ fn attempt_that_was_ended_from_outside_is_no_failure() {
 }
 
 #[test]
+fn command_in_the_last_result_of_a_node_is_for_the_chosen_cluster() {
+    let mut status = idle();
+    status["record"] = json!({"last": last("GateRefused", "see kubectl get pods -n <namespace>")});
+    let cluster = one(operator(&json!({}), &json!({"observedGeneration": 1})), shadow("a", status));
+    let report = crate::shell::testing::with_context("c", || report(&cluster, now()));
+    let message = report.nodes[0].last.as_ref().map(|last| last.message.as_str());
+    assert_eq!(message, Some("see kubectl get pods -n brupop-system --context c"));
+}
+
+#[test]
 fn node_that_was_not_read_is_not_counted_as_up_to_date() {
     let shadows = (0..60).map(|number| shadow(&format!("n{number}"), idle())).collect();
     let mut cluster = cluster(Some(operator(&json!({}), &json!({"observedGeneration": 1}))), shadows, vec![]);

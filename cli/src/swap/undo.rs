@@ -12,11 +12,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use deploy::yaml::id;
-use models::earlier;
+use models::{earlier, names};
 use serde_json::Value;
 
 use super::armed::{armed, disarm, has_node};
 use super::steps::{Facts, Next, Phase, Step, Waiting, installed, is_api_server, open, stop, unknown, unreadable};
+use crate::advice::command;
 use crate::shell::for_cluster;
 
 /// Returns the reason why `undo` does nothing once the earlier versions are dropped.
@@ -37,7 +38,8 @@ fn too_late(facts: &Facts) -> String {
         "the definition has v3 alone, so that the takeover is complete. To go back: {first}save the ConfigMaps \
          brupop-takeover-* in brupop-system, remove this operator with its definition ({}), and install the earlier one again by \
          its own means: it makes its shadows itself",
-        for_cluster("kubectl brupop uninstall")
+        // It is refused for any other namespace.
+        command(names::SYSTEM_NAMESPACE, "uninstall")
     )
 }
 

@@ -13,6 +13,7 @@ use planner::view::{BudgetFacts, ClusterView, NodeFacts, OperatorFacts, PodFacts
 use semver::Version;
 
 use super::facts::Shadow;
+use crate::advice;
 use crate::cluster::{self, Cluster};
 use crate::marks::NodeState;
 use crate::page::Page;
@@ -198,7 +199,7 @@ pub(super) fn render(snapshot: &Snapshot, trial: &Trial, namespace: &str, now: T
             Outlook::Begins { version, drain: Err(reason) } => format!("begins {version}, then waits: {reason}"),
             Outlook::Waits(reason) => reason.clone(),
         };
-        let plan = plan.replace("<namespace>", namespace).replace("<node>", &state.name);
+        let plan = advice::filled(namespace, &plan, &state.name);
         let version = facts.os_version().map(|version| version.to_string()).unwrap_or_default();
         let left = left_by_earlier(&state, shadow, &snapshot.unreadable);
         Some([state.name, version, offered, plan, left])

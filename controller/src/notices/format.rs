@@ -1,20 +1,21 @@
 //! The bodies of notices.
 
 use models::names;
-use models::operator::{Notice, NoticeFormat};
+use models::operator::{Notice, NoticeFormat, NoticeReceiver};
 use serde_json::json;
 
 /// Prefix of the types of CloudEvents.
 const TYPE_PREFIX: &str = "aws.bottlerocket.brupop.";
 
-/// Returns the content type and the body of a notice from the operator of a namespace.
-pub(super) fn body(format: NoticeFormat, namespace: &str, notice: &Notice) -> (&'static str, Vec<u8>) {
+/// Returns the content type and the body of a notice from the operator of a namespace. The name of its receiver, which users choose, is in
+/// it: several clusters may share a channel.
+pub(super) fn body(receiver: &NoticeReceiver, namespace: &str, notice: &Notice) -> (&'static str, Vec<u8>) {
     let command = if namespace == names::SYSTEM_NAMESPACE {
         notice.command.clone()
     } else {
         format!("{} -n {namespace}", notice.command)
     };
-    match format {
+    match receiver.format {
         NoticeFormat::CloudEvents => {
             let Notice { id, event, time, subject, nodes, cause, deadline, .. } = notice;
             let event = json!({
@@ -28,16 +29,26 @@ pub(super) fn body(format: NoticeFormat, namespace: &str, notice: &Notice) -> (&
                 "subject": subject,
                 "time": time,
                 "datacontenttype": "application/json",
-                "data": {"nodes": nodes, "cause": cause, "deadline": deadline, "command": command},
+                "data": {
+                    "receiver": receiver.name,
+                    "nodes": nodes,
+                    "cause": cause,
+                    "deadline": deadline,
+                    "command": command,
+                },
             });
             ("application/cloudevents+json", event.to_string().into_bytes())
         }
-        NoticeFormat::Slack => ("application/json", json!({"text": slack(notice, &command)}).to_string().into_bytes()),
+        NoticeFormat::Slack => {
+            let text = slack(&receiver.name, notice, &command);
+            ("application/json", json!({"text": text}).to_string().into_bytes())
+        }
     }
 }
 
-fn slack(notice: &Notice, command: &str) -> String {
-    let mut lines = vec![format!("*{}* ({})", words(&notice.event), escaped(&notice.subject)), escaped(&notice.cause)];
+fn slack(receiver: &str, notice: &Notice, command: &str) -> String {
+    let head = format!("[{}] *{}* ({})", escaped(receiver), words(&notice.event), escaped(&notice.subject));
+    let mut lines = vec![head, escaped(&notice.cause)];
     if !notice.nodes.is_empty() {
         lines.push(format!("Nodes: {}", escaped(&notice.nodes.join(", "))));
     }

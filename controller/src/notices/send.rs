@@ -147,7 +147,7 @@ pub(super) async fn send(secret: &Secret<'_>, receiver: &NoticeReceiver, notice:
 
 async fn post(target: Target, receiver: &NoticeReceiver, namespace: &str, notice: &Notice, clock: &Clock) -> Outcome {
     let Target { client, url, token } = target;
-    let (content_type, body) = format::body(receiver.format, namespace, notice);
+    let (content_type, body) = format::body(receiver, namespace, notice);
     let mut request = client.post(url).header(CONTENT_TYPE, content_type).body(body);
     if let Some(token) = token {
         request = request.header(AUTHORIZATION, token);

@@ -37,8 +37,9 @@ fn notice(id: &str, receivers: &[&str]) -> Notice {
 }
 
 #[test]
-fn cloud_event_has_required_attributes_and_command_for_namespace() {
-    let (content_type, body) = format::body(NoticeFormat::CloudEvents, "other", &notice("uid/blocked/1", &[]));
+fn cloud_event_has_required_attributes_name_of_its_receiver_and_command_for_namespace() {
+    let receiver = receiver("prod-eu", NoticeFormat::CloudEvents);
+    let (content_type, body) = format::body(&receiver, "other", &notice("uid/blocked/1", &[]));
     assert_eq!(content_type, "application/cloudevents+json");
     let expected = json!({
         "specversion": "1.0",
@@ -49,6 +50,7 @@ fn cloud_event_has_required_attributes_and_command_for_namespace() {
         "time": "2027-01-15T08:00:00Z",
         "datacontenttype": "application/json",
         "data": {
+            "receiver": "prod-eu",
             "nodes": ["a"],
             "cause": "a is blocked (Held): by <me> & you",
             "deadline": "2027-01-15T08:10:00Z",
@@ -59,10 +61,11 @@ fn cloud_event_has_required_attributes_and_command_for_namespace() {
 }
 
 #[test]
-fn slack_message_escapes_control_characters() {
-    let (content_type, body) = format::body(NoticeFormat::Slack, "brupop-system", &notice("1", &[]));
+fn slack_message_begins_with_name_of_its_receiver_and_escapes_control_characters() {
+    let receiver = receiver("prod-eu", NoticeFormat::Slack);
+    let (content_type, body) = format::body(&receiver, "brupop-system", &notice("1", &[]));
     assert_eq!(content_type, "application/json");
-    let text = "*Nodes blocked* (node/a)\na is blocked (Held): by &lt;me&gt; &amp; you\nNodes: a\n\
+    let text = "[prod-eu] *Nodes blocked* (node/a)\na is blocked (Held): by &lt;me&gt; &amp; you\nNodes: a\n\
                 Deadline: 2027-01-15T08:10:00Z\n`kubectl brupop explain a`";
     assert_eq!(serde_json::from_slice::<Value>(&body).unwrap(), json!({"text": text}));
 }

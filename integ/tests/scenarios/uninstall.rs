@@ -117,8 +117,9 @@ fn block(before: &str) -> Vec<&'static str> {
 /// The commands for users without the plugin: those up to the checks, and those after them.
 fn documented() -> (Vec<String>, Vec<String>) {
     let lines = block("The same with kubectl alone:");
-    let (first, rest) = lines.split_at(lines.iter().position(|line| line.starts_with('#')).unwrap_or_default());
-    let owned = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect();
+    let (first, rest) = lines.split_at(lines.iter().position(|line| line.starts_with("# go on")).unwrap_or_default());
+    let is_command = |line: &&&str| !line.starts_with('#');
+    let owned = |lines: &[&str]| lines.iter().filter(is_command).map(|line| (*line).to_owned()).collect();
     (owned(first), owned(rest))
 }
 
@@ -127,7 +128,7 @@ fn documented() -> (Vec<String>, Vec<String>) {
 fn users_of_helm_look_at_the_same_before_they_uninstall() {
     let looks = |lines: Vec<&str>| -> Vec<String> {
         let gets = lines.into_iter().filter(|line| line.starts_with("kubectl get "));
-        gets.map(|line| line.split("   #").next().unwrap_or_default().replace(" -n ", " --namespace ")).collect()
+        gets.map(|line| line.replace(" -n ", " --namespace ")).collect()
     };
     let (kubectl, helm) = (looks(block("The same with kubectl alone:")), looks(block("### Uninstall with Helm")));
     assert_eq!(kubectl.len(), 4, "{kubectl:?}");

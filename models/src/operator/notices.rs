@@ -32,7 +32,7 @@ pub struct NoticesPolicy {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NoticeReceiver {
-    /// Name of the receiver, in conditions, metrics and logs.
+    /// Name of the receiver, in its notices, conditions, metrics and logs.
     #[schemars(length(max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub name: String,
     /// Format of the notices: `CloudEvents` is CloudEvents 1.0 as JSON, one event in each request; `Slack` is a message for

@@ -61,14 +61,23 @@ pub(super) fn retry(ctx: &NodeContext<'_>) -> Option<Action> {
     if ctx.is_armed_by_other() && disarm_in_boot(ctx).is_none() && !ctx.facts().boot_id.is_empty() {
         return Some(withdraw_and_disarm(ctx));
     }
-    let mut message = "retry requested: the back-off is over".to_owned();
+    let mut effects = Vec::new();
+    if ctx.is_armed_by_other() && disarm_in_boot(ctx).is_some() {
+        effects.push("the agent may disarm the image that it has no record of".to_owned());
+    }
+    let record = ctx.shadow.status.controller.record.as_ref();
+    if record.and_then(|record| record.not_before).is_some_and(|until| until > ctx.now) {
+        effects.push("the back-off is over".to_owned());
+    }
     if gates::verification::unproven(ctx).is_some() {
         // The write that begins the verification acknowledges the request.
         let wait = gates::verification::refusal(ctx)?;
-        message = format!("{message}; the node cannot be verified again now: {wait}");
+        effects.push(format!("the node cannot be verified again now: {wait}"));
     }
     let mut status = ctx.controller_status();
     acknowledge_retry(ctx, &mut status);
+    let did = if effects.is_empty() { String::new() } else { format!(": {}", effects.join("; ")) };
+    let message = format!("retry requested{did}");
     let note = Note { warning: false, reason: "Retry", message };
     Some(Action::Status { status: Box::new(status), note: Some(note) })
 }

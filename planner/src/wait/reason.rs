@@ -82,7 +82,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (NoShadow, Operator, "The controller creates it; if it does not, see its log."),
     (ShadowUnreadable, User, "Correct the shadow, as the condition `Degraded` of `bruo default` says."),
     (Deleting, User, "The deletion of the node or of its shadow; a finalizer may keep it."),
-    (NodeNotReady, Nodes, "The node: `kubectl describe node`."),
+    (NodeNotReady, Nodes, "The node is Ready again: see its conditions."),
     (NoReport, Operator, "The agent's first report in this boot: see the log of its pod on the node."),
     (AgentNotReady, Operator, "A Ready pod of the agent on the node: see its log."),
     (WebApiNotReady, Operator, "A Ready pod of the web API: see its log."),

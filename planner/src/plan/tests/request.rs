@@ -3,13 +3,17 @@
 use models::condition::true_condition;
 use models::names;
 use models::operator::FROZEN;
-use models::shadow::{BLOCKED, HostState, MOST_MISUNDERSTOOD, Record, Step, VersionFailure};
+use models::shadow::{
+    BLOCKED, HOST_ARMED_BY_OTHER, HOST_REACHABLE, HostState, MOST_MISUNDERSTOOD, Record, Step, VersionFailure,
+};
 
 use serde_json::json;
 
 use crate::annotations::{HOLD_REFUSED, Misunderstood, UNKNOWN_REQUEST};
 use crate::decision::Action;
-use crate::fixtures::{NEW, at, cluster, cluster_with, failure, node, shadow, t, updated, write_due, written};
+use crate::fixtures::{
+    NEW, at, cluster, cluster_with, condition, failure, node, shadow, t, updated, write_due, written,
+};
 use crate::hold::Hold;
 use crate::plan::plan;
 use crate::view::{ClusterView, NodeFacts, Projection as _, ShadowFacts};
@@ -56,6 +60,30 @@ fn retry_ends_back_off_once_and_is_acknowledged() {
     assert_eq!(plan(&view, &policy, t(2)).actions.get("a"), None, "it is carried out once");
     shadow(&mut view).retry = Some("again".into());
     assert!(plan(&view, &policy, t(3)).actions.contains_key("a"), "another value is another request");
+}
+
+#[test]
+fn event_of_retry_says_what_the_request_did_and_no_more() {
+    for (sentence, not_before, is_armed, expected) in [
+        ("in back-off", Some(1000), false, "retry requested: the back-off is over"),
+        ("its back-off was over", Some(0), false, "retry requested"),
+        ("without a back-off, as after the pause of a brake", None, false, "retry requested"),
+        ("armed", None, true, "retry requested: the agent may disarm the image that it has no record of"),
+    ] {
+        let mut asked = node("a");
+        let of_node = asked.shadow.as_mut().unwrap();
+        of_node.retry = Some("now".into());
+        let record = Record { not_before: not_before.map(t), ..Record::default() };
+        of_node.status.controller.record = Some(record);
+        if is_armed {
+            of_node.status.conditions.push(condition(HOST_REACHABLE, HOST_ARMED_BY_OTHER, ""));
+            of_node.spec.host.get_or_insert_default().disarm_in_boot = Some(asked.facts.boot_id.clone());
+        }
+        let (view, policy) = cluster(vec![asked], &[]);
+        let action = plan(&view, &policy, t(1)).actions.remove("a");
+        let Some(Action::Status { note: Some(note), .. }) = &action else { panic!("{sentence}: {action:?}") };
+        assert_eq!((note.reason, note.message.as_str()), ("Retry", expected), "{sentence}");
+    }
 }
 
 /// The requests of node `a` that are not understood, as its shadow records them.
