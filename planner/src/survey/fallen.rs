@@ -1,7 +1,8 @@
 //! Nodes that have proven a version and are not Ready any more. One of them keeps a canary step from being passed.
 //! After three minutes their proofs no longer count, also where a repair then replaces the nodes: that holds a step,
 //! and brakes the rollout. While their share is larger than that of the nodes without the version, they count against
-//! the budgets for a day: the next ones may end like them. The soak of a step begins again when such nodes are back.
+//! the budgets for a day: the next ones may end like them. Their proofs count again once the nodes have
+//! been well for their soak, and the soak of a step begins again then.
 //!
 //! The proof of a node that is Ready and under pressure counts for ten minutes. Such a node is in service: it takes no
 //! room in the budgets, and what is over before counts for nothing.
@@ -14,17 +15,14 @@ use models::operator::{ActiveRollout, NOT_READY, RolloutLedger, UNDER_PRESSURE};
 use models::time::after;
 
 use super::key::is_member;
-use super::ledger::{self, Memory, is_proven};
+use super::ledger::{self, LOST, Memory, is_proven};
 use super::unavailable::{FALLEN_FOR, comes_or_goes};
 use super::unwell::{LONGEST, comparison_nodes, was_taken_out};
+use crate::policy::Policy;
 use crate::view::{ClusterView, NodeFacts, NodeView};
 
 /// Time for which a node has to be not Ready to count.
 const LASTING: Duration = Duration::from_secs(60);
-
-/// Time after which the proof of such a node does not count any more. A machine that is shut down without a taint or a cordon, as an autoscaler may
-/// have it, is gone before.
-const LOST: Duration = Duration::from_secs(3 * 60);
 
 /// Time after which the proof of a node under pressure does not count any more. Kubelets show pressure for five minutes after its end
 /// (`evictionPressureTransitionPeriod`): one that has removed unused images in time has shown it for less.
@@ -43,7 +41,7 @@ pub(crate) struct Fallen {
     pub(crate) nodes: Vec<String>,
     /// Those whose proof does not count any more.
     pub(crate) lost: Vec<String>,
-    /// The time at which another one counts, if it is not well until then.
+    /// The time at which another one counts, if it is not well until then, or one is proven again, if it stays well.
     pub(crate) wake: Option<Timestamp>,
 }
 
@@ -77,17 +75,20 @@ pub(crate) fn of(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) ->
 /// Returns the ledger of a rollout as its nodes show it now, and those that have fallen: a repair may be about to replace them, and with them
 /// what they show about the version.
 pub(super) fn followed(
-    view: &ClusterView,
+    (view, policy): (&ClusterView, &Policy),
     rollout: &ActiveRollout,
     memory: Memory,
     now: Timestamp,
 ) -> (RolloutLedger, Fallen) {
-    let (mut ledger, fallen) = (ledger::of(view, rollout, memory), of(view, rollout, now));
+    let (mut ledger, mut fallen) = (ledger::of((view, policy), rollout, memory, now), of(view, rollout, now));
     for name in &fallen.lost {
         let is_ready = view.nodes.get(name).is_some_and(|node| node.facts.ready);
         let end = if is_ready { UNDER_PRESSURE } else { NOT_READY };
         ledger.fall((name, end), |name| ledger::is_gone(view, name));
     }
+    let named = ledger.nodes.iter().filter(|named| named.has_fallen());
+    let again = named.filter_map(|named| ledger::counts_from(view.nodes.get(&named.node)?, policy, rollout));
+    fallen.wake = again.filter(|at| *at > now).chain(fallen.wake).min();
     (ledger, fallen)
 }
 
