@@ -17,7 +17,7 @@ use models::time::after;
 use super::key::is_member;
 use super::ledger::{self, LOST, Memory, is_proven};
 use super::unavailable::{FALLEN_FOR, comes_or_goes};
-use super::unwell::{LONGEST, comparison_nodes, was_taken_out};
+use super::unwell::{LONGEST, comparison_nodes, was_taken_down, was_taken_out};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeFacts, NodeView};
 
@@ -60,7 +60,7 @@ pub(crate) fn of(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) ->
         if !facts.ready && lasts != Some(false) {
             fallen.nodes.push(facts.name.clone());
         }
-        let is_down = is_lost == Some(true) && !was_taken_out(facts);
+        let is_down = is_lost == Some(true) && is_down_by_itself(facts);
         down.extend(is_down.then_some(node));
         ill.extend((is_down || is_pressed == Some(true)).then_some(node));
     }
@@ -90,6 +90,11 @@ pub(super) fn followed(
     let again = named.filter_map(|named| ledger::counts_from(view.nodes.get(&named.node)?, policy, rollout));
     fallen.wake = again.filter(|at| *at > now).chain(fallen.wake).min();
     (ledger, fallen)
+}
+
+/// Returns whether a node is not Ready, and no other client had cordoned it before, as a drain does.
+fn is_down_by_itself(facts: &NodeFacts) -> bool {
+    !facts.ready && !was_taken_out(facts)
 }
 
 /// Returns those of the proven nodes that are not Ready, if that is evidence about the version of a rollout. Dead machines
@@ -154,9 +159,9 @@ fn is_permitted(node: &NodeView) -> bool {
 }
 
 /// Returns the proven nodes to which something has happened, if that is evidence about the version of a rollout: they
-/// are at least one in twenty, and it has happened to less than half that share of the nodes without the version. Zones
-/// are left out in which it has happened to at least two, and at least half, of the nodes without the version, of any
-/// kind.
+/// are at least one in twenty, and it has happened to less than half that share of the nodes without the version. Those that a
+/// permit, a user or a drain has taken down say nothing. Zones are left out in which it has happened to at least two, and at least
+/// half, of the nodes without the version, of any kind.
 fn evidence<'a>(
     view: &ClusterView,
     rollout: &ActiveRollout,
@@ -177,7 +182,8 @@ fn evidence<'a>(
     nodes.retain(|node| !has_failed(node.facts.zone()));
     let (mut proven, mut others, mut ill) = (0, 0, 0);
     let mut count = |facts: &NodeFacts, is_permitted: bool| {
-        if let Some(happened) = has_happened(facts).filter(|happened| !(*happened && is_permitted)) {
+        let is_taken = is_permitted || was_taken_down(facts);
+        if let Some(happened) = has_happened(facts).filter(|happened| !(*happened && is_taken)) {
             others += 1;
             ill += usize::from(happened);
         }
@@ -228,11 +234,11 @@ pub fn began_again<'a>(view: &'a ClusterView, rollout: &ActiveRollout) -> Option
     Some(&cause.facts.name)
 }
 
-/// Returns the proven nodes of all running rollouts that have become not Ready in the last day, where they are at least two of a rollout and one in
-/// twenty, and of its nodes without the version less than half that share is not Ready.
+/// Returns the proven nodes of all running rollouts that have become not Ready by themselves in the last day, where they are at least two of a
+/// rollout and one in twenty, and of its nodes without the version less than half that share is not Ready.
 pub(crate) fn suspects(view: &ClusterView, now: Timestamp) -> BTreeSet<&str> {
     let fell = |at: Timestamp| after(at, FALLEN_FOR) > now;
-    let has_fallen = |node: &&NodeView| !node.facts.ready && node.facts.not_ready_since.is_some_and(fell);
+    let has_fallen = |node: &&NodeView| is_down_by_itself(&node.facts) && node.facts.not_ready_since.is_some_and(fell);
     let down: Vec<&NodeView> = view.nodes.values().filter(has_fallen).collect();
     let mut suspects = BTreeSet::new();
     let rollouts = view.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
