@@ -171,7 +171,7 @@ mod tests {
 
     /// One of two nodes had proven the version and was not Ready any more. It has been Ready again for a minute.
     #[test]
-    fn brake_by_a_node_that_was_not_ready_ends_in_a_course_once_the_node_has_been_well_for_its_soak() {
+    fn brake_by_a_node_that_was_not_ready_ends_in_a_course_once_the_node_has_been_well_for_an_hour() {
         let (mut back, mut other) = (node("a"), node("b"));
         back.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
         back.facts.ready_since = Some(t(-60));

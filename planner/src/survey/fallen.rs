@@ -2,7 +2,8 @@
 //! After three minutes their proofs no longer count, also where a repair then replaces the nodes: that holds a step,
 //! and brakes the rollout. While their share is larger than that of the nodes without the version, they count against
 //! the budgets for a day: the next ones may end like them. Their proofs count again once the nodes have
-//! been well for their soak, and the soak of a step begins again then.
+//! been well for their soak, and for an hour unless those without the version were not Ready as often in it. The soak
+//! of a step begins again then.
 //!
 //! The proof of a node that is Ready and under pressure counts for ten minutes. Such a node is in service: it takes no
 //! room in the budgets, and what is over before counts for nothing.
@@ -11,8 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::operator::{ActiveRollout, NOT_READY, RolloutLedger, UNDER_PRESSURE};
-use models::time::after;
+use models::operator::{ActiveRollout, LedgerNode, NOT_READY, RolloutLedger, UNDER_PRESSURE};
+use models::time::{after, signed};
 
 use super::key::is_member;
 use super::ledger::{self, LOST, Memory, is_proven};
@@ -33,6 +34,10 @@ const SHARE: usize = 20;
 
 /// Time within which nodes are Ready again that were not for one cause, as after an outage of the control plane.
 const AT_ONCE: Duration = Duration::from_secs(60 * 60);
+
+/// Time for which nodes that were not Ready have to be well, at the least, to count again, where they are evidence in that time. Of nodes that panic
+/// every few hours, few are down at once; half of those that panic every two hours were down in the last one.
+const STEADY: Duration = Duration::from_secs(60 * 60);
 
 /// The proven nodes of a rollout that are not Ready or under pressure.
 #[derive(Debug, Default, PartialEq)]
@@ -80,16 +85,39 @@ pub(super) fn followed(
     memory: Memory,
     now: Timestamp,
 ) -> (RolloutLedger, Fallen) {
-    let (mut ledger, mut fallen) = (ledger::of((view, policy), rollout, memory, now), of(view, rollout, now));
+    let least = if keeps_falling(view, rollout, now) { STEADY } else { LOST };
+    let counts_from = |named: &LedgerNode, node: &NodeView| {
+        let least = if named.reason == NOT_READY { least } else { LOST };
+        ledger::counts_from(node, policy, rollout, least)
+    };
+    let is_back = |named: &LedgerNode, node: &NodeView| counts_from(named, node).is_some_and(|from| from <= now);
+    let (mut ledger, mut fallen) = (ledger::of(view, rollout, memory, is_back), of(view, rollout, now));
     for name in &fallen.lost {
         let is_ready = view.nodes.get(name).is_some_and(|node| node.facts.ready);
         let end = if is_ready { UNDER_PRESSURE } else { NOT_READY };
         ledger.fall((name, end), |name| ledger::is_gone(view, name));
     }
     let named = ledger.nodes.iter().filter(|named| named.has_fallen());
-    let again = named.filter_map(|named| ledger::counts_from(view.nodes.get(&named.node)?, policy, rollout));
+    let again = named.filter_map(|named| counts_from(named, view.nodes.get(&named.node)?));
     fallen.wake = again.filter(|at| *at > now).chain(fallen.wake).min();
     (ledger, fallen)
+}
+
+/// Returns whether the nodes that had proven the version of a rollout and were not Ready, those that are back included, are evidence about it
+/// among all that were not Ready within an hour. The others are compared over that hour, too: else what happens to all nodes in turn would look
+/// like the version.
+fn keeps_falling(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) -> bool {
+    let named = rollout.ledger.iter().flat_map(|ledger| &ledger.nodes).filter(|named| named.reason == NOT_READY);
+    let nodes = named.filter_map(|named| view.nodes.get(&named.node)).filter(|node| is_proven(node, rollout)).collect();
+    let begun = after(now, -signed(STEADY)).max(rollout.started);
+    let is_recent = |at: Timestamp| at > begun && at <= now;
+    let has_fallen = |facts: &NodeFacts| {
+        // One that has joined meanwhile was not Ready before either.
+        let has_joined = facts.created.is_some_and(is_recent);
+        let was_down = is_down(facts, rollout.started, now)? || facts.ready_since.is_some_and(is_recent);
+        (!has_joined).then_some(was_down)
+    };
+    !evidence(view, rollout, nodes, has_fallen).is_empty()
 }
 
 /// Returns whether a node is not Ready, and no other client had cordoned it before, as a drain does.

@@ -87,18 +87,18 @@ pub(super) fn is_proven(node: &NodeView, rollout: &ActiveRollout) -> bool {
 }
 
 /// Returns the time from which a node that was not Ready or under pressure counts again, where it is in service with the version that it has
-/// proven: as for its proof, it has to be well for its soak, since one that goes down again and again is well in between. `None` also where the
-/// API server does not show since when it is.
-pub(super) fn counts_from(node: &NodeView, policy: &Policy, rollout: &ActiveRollout) -> Option<Timestamp> {
+/// proven: as for its proof, it has to be well for its soak, and for `least`, since one that goes down again and again is well in between. `None`
+/// also where the API server does not show since when it is.
+pub(super) fn counts_from(
+    node: &NodeView,
+    policy: &Policy,
+    rollout: &ActiveRollout,
+    least: Duration,
+) -> Option<Timestamp> {
     let facts = &node.facts;
     let in_service = !facts.cordoned_by_others() && is_proven(node, rollout);
     let since = facts.well_since().filter(|_| in_service)?;
-    Some(after(since, policy.for_node(facts).after.soak.max(LOST)))
-}
-
-/// Returns whether such a node counts again.
-fn is_back(node: &NodeView, policy: &Policy, rollout: &ActiveRollout, now: Timestamp) -> bool {
-    counts_from(node, policy, rollout).is_some_and(|from| from <= now)
+    Some(after(since, policy.for_node(facts).after.soak.max(least)))
 }
 
 /// Returns whether a node runs the version of a rollout, or may come back with it.
@@ -115,14 +115,17 @@ pub(crate) fn forget_resolved(
     ledger: &mut RolloutLedger,
     now: Timestamp,
 ) {
+    let RolloutLedger { nodes, row, .. } = ledger;
     let has_proof = |end: &LedgerNode| {
         let node = view.nodes.get(&end.node);
-        // The record of one that had fallen is of the time before.
-        let counts = |node: &NodeView| !end.has_fallen() || is_back(node, policy, rollout, now);
+        // The record of one that had fallen is of the time before. It counts as such for as long as the ledger names it so.
+        let is_named = || nodes.iter().any(|named| named.node == end.node && named.has_fallen());
+        let is_back = |node: &NodeView| counts_from(node, policy, rollout, LOST).is_some_and(|from| from <= now);
+        let counts = |node: &NodeView| !end.has_fallen() || (!is_named() && is_back(node));
         node.is_some_and(|node| place(node, rollout) == Some(Proof::Proven) && counts(node))
     };
     let has_left = |end: &LedgerNode| !end.has_fallen() && !may_run_unproven(view, rollout, end);
-    ledger.row.retain(|end| !end.before_proof || !(has_left(end) || has_proof(end)));
+    row.retain(|end| !end.before_proof || !(has_left(end) || has_proof(end)));
 }
 
 /// Returns whether an end in the row of a brake lets no node be tried: its node may run the version without a proof.
@@ -165,12 +168,12 @@ pub(super) enum Memory {
 }
 
 /// Returns the ledger of a rollout as it is recorded, or, where it is missing or behind, as the nodes show it. One that is
-/// missing is never read as empty.
+/// missing is never read as empty. `is_back` says of a node that is named as not well any more whether it counts again.
 pub(super) fn of(
-    (view, policy): (&ClusterView, &Policy),
+    view: &ClusterView,
     rollout: &ActiveRollout,
     memory: Memory,
-    now: Timestamp,
+    is_back: impl Fn(&LedgerNode, &NodeView) -> bool,
 ) -> RolloutLedger {
     // The place of a node with a slot is counted when the slot is taken away, by the write that does so.
     let is_held = |slot: &&Slot| slot.update.as_ref().is_some_and(|update| is_of(update, rollout));
@@ -189,7 +192,7 @@ pub(super) fn of(
         (Some(stored), _) => {
             let seen = count(&|node| place(node, rollout));
             if seen.used() <= stored.used() {
-                return followed((view, policy), rollout, stored, &held, now);
+                return followed(view, rollout, stored, (&held, is_back));
             }
             let mut row = stored.clone();
             if seen.proven > stored.proven {
@@ -253,11 +256,10 @@ fn with_row<'a>(
 /// Returns a recorded ledger with what its nodes have shown since without a slot, as by a verification: a node that is named is moved
 /// once, since its name says where it is counted.
 fn followed(
-    (view, policy): (&ClusterView, &Policy),
+    view: &ClusterView,
     rollout: &ActiveRollout,
     stored: &RolloutLedger,
-    held: &HashSet<&str>,
-    now: Timestamp,
+    (held, is_back): (&HashSet<&str>, impl Fn(&LedgerNode, &NodeView) -> bool),
 ) -> RolloutLedger {
     let mut ledger = stored.clone();
     for named in &stored.nodes {
@@ -266,7 +268,7 @@ fn followed(
         let found = node.and_then(|node| Some((node, shown(node)?)));
         if named.has_fallen() && found.is_none_or(|(_, proof)| proof == Proof::Proven) {
             // The record of the node, where it has one, is of the time before.
-            if found.is_some_and(|(node, _)| is_back(node, policy, rollout, now)) {
+            if found.is_some_and(|(node, _)| is_back(named, node)) {
                 ledger.recover(&named.node);
             }
         } else if let Some((node, proof)) = found.filter(|(_, proof)| *proof != named.proof || named.has_fallen()) {

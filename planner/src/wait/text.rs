@@ -168,7 +168,8 @@ const FELL: &str = "were not Ready any more, or under pressure";
 
 /// The end of a sentence about such a node.
 const BACK: &str = "counts again once it is in service on the version and has been Ready, without pressure, for \
-                    spec.health.after.soak, three minutes at the least";
+                    spec.health.after.soak, three minutes at the least; with the end NotReady, an hour at the least, \
+                    unless nodes without the version were not Ready as often in it";
 
 /// Returns whether a node that a reason names with its end had proven the version: no verification makes it count again.
 fn has_fallen(named: &str) -> bool {

@@ -532,8 +532,8 @@ fn nodes_without_a_proof_from_before_one_brake_until_one_of_them_proves_the_vers
 fn nodes_that_were_taken_back_from_the_version_brake_it_and_stop_no_trial() {
     for (sentence, again, ready_since, braked, given) in [
         ("all three", false, None, true, vec!["s"]),
-        ("one is on the version again, and has been Ready for three minutes", true, Some(420), false, vec!["s"]),
-        ("the same, for less", true, Some(421), true, vec![]),
+        ("one is on the version again, and has been Ready for an hour", true, Some(-3000), false, vec!["s"]),
+        ("the same, for less", true, Some(-2999), true, vec![]),
         ("the same, and since when is not known", true, None, true, vec![]),
     ] {
         let fallen = |name| LedgerNode { before_proof: true, ..entry(name, Proof::Unproven, NOT_READY) };

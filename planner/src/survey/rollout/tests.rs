@@ -206,7 +206,7 @@ fn canary_that_was_not_ready_before_it_was_replaced_passes_no_step() {
             None => drop(view.nodes.remove("n00")),
         }
         follow(&mut view, 400);
-        follow(&mut view, 600);
+        follow(&mut view, 4000);
         let soaked = follow(&mut view, 8000);
         assert_eq!(soaked.active[0].steps_passed, i64::from(passes), "{sentence}: {:?}", one(&soaked).wait);
         if passes {
@@ -252,12 +252,27 @@ fn canary_under_pressure_for_ten_minutes_passes_no_step_until_it_is_well_again()
 
 /// The canary soaks for an hour, is not Ready from 200 s on, and Ready again from 500 s on.
 #[test]
-fn proof_of_a_node_that_was_not_ready_counts_again_once_the_node_has_been_well_for_its_soak() {
-    for (sentence, soak, no_pressure, again) in [
-        ("a soak of a minute: for three minutes", 60, None, 680),
-        ("no soak: for three minutes", 0, None, 680),
-        ("a soak of ten minutes", 600, None, 1100),
-        ("the same, and it was under pressure until 700 s", 600, Some(700), 1300),
+fn proof_of_a_node_that_was_not_ready_counts_again_once_the_node_has_been_well_for_an_hour_or_its_soak() {
+    type Change = fn(&mut ClusterView);
+    fn two_since(view: &mut ClusterView, second: i64) {
+        change_each(view, &["n01", "n02"], |facts| is_ready_since(facts, second));
+    }
+    let well: Change = |_| {};
+    let down_too: Change = |view| two_since(view, 490);
+    let down_before: Change = |view| two_since(view, -10);
+    let joined: Change = |view| {
+        two_since(view, 490);
+        change_each(view, &["n01", "n02"], |facts| facts.created = Some(t(480)));
+    };
+    for (sentence, soak, no_pressure, others, again) in [
+        ("a soak of a minute: for an hour", 60, None, well, 4100),
+        ("no soak: for an hour", 0, None, well, 4100),
+        ("a soak of two hours", 7200, None, well, 7700),
+        ("it was under pressure until 700 s", 600, Some(700), well, 4300),
+        ("two others were not Ready either: for three minutes", 60, None, down_too, 680),
+        ("the same, and a soak of ten minutes", 600, None, down_too, 1100),
+        ("two others were not Ready before the rollout", 60, None, down_before, 4100),
+        ("two others have joined since", 60, None, joined, 4100),
     ] {
         let mut policy = policy(&[step("1", 3600, false)]);
         policy.all.after.soak = Duration::from_secs(soak);
@@ -276,8 +291,39 @@ fn proof_of_a_node_that_was_not_ready_counts_again_once_the_node_has_been_well_f
             is_ready_since(facts, 500);
             facts.no_pressure_since = no_pressure.map(t);
         });
+        others(&mut view);
         assert_eq!(follow(&mut view, again - 1), (true, Some(t(again))), "{sentence}");
         assert_eq!(follow(&mut view, again), (false, Some(t(again + 3600))), "{sentence}: the step soaks again");
+    }
+}
+
+/// Ten of 30 nodes have proven the version. Each of them is not Ready for six minutes of every two hours, one after the other. So are the
+/// others, in between.
+#[test]
+fn proven_nodes_that_go_down_again_and_again_brake_the_rollout_unless_the_others_do_so_too() {
+    let policy = policy(&[]);
+    for (sentence, falling, braked) in [("the others are well", 10, true), ("the others do so too", 30, false)] {
+        let mut view = fleet(30, 10, 0);
+        let names: Vec<String> = view.nodes.keys().cloned().collect();
+        for name in &names[..10] {
+            view.nodes.get_mut(name).unwrap().facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        }
+        let mut was_braked = false;
+        for minute in 1..600 {
+            for (number, name) in (0_i64..).zip(&names[..falling]) {
+                let first = 12 * (number % 10) + if number < 10 { 0 } else { 6 };
+                let passed = (minute - first).rem_euclid(120);
+                let (fell, back) = (t((minute - passed) * 60), t((minute - passed + 6) * 60));
+                let facts = &mut view.nodes.get_mut(name).unwrap().facts;
+                facts.ready = passed >= 6;
+                facts.not_ready_since = Some(fell).filter(|_| !facts.ready);
+                facts.ready_since = Some(back).filter(|_| facts.ready);
+            }
+            let active = followed(&view, &policy, minute * 60).active;
+            was_braked |= active[0].is_braked();
+            view.operator.as_mut().unwrap().status.active_rollouts = active;
+        }
+        assert_eq!(was_braked, braked, "{sentence}");
     }
 }
 
@@ -329,8 +375,8 @@ fn proven_nodes_that_were_not_ready_brake_the_rollout_also_once_they_are_replace
         change_each(view, &FALLEN, cordon);
     };
     let replaced: Change = |view| view.nodes.extend(FALLEN.map(|name| (name.to_owned(), node(name))));
-    let well: Change = |view| change_each(view, &FALLEN, |facts| is_ready_since(facts, 7820));
-    let well_for_less: Change = |view| change_each(view, &FALLEN, |facts| is_ready_since(facts, 7821));
+    let well: Change = |view| change_each(view, &FALLEN, |facts| is_ready_since(facts, 4400));
+    let well_for_less: Change = |view| change_each(view, &FALLEN, |facts| is_ready_since(facts, 4401));
     let well_since_unknown: Change = |view| {
         change_each(view, &FALLEN, gets_ready);
         change_each(view, &FALLEN, |facts| facts.ready_since = None);
@@ -367,7 +413,7 @@ fn proven_nodes_that_were_not_ready_brake_the_rollout_also_once_they_are_replace
         ("and they are held", nothing, 380, held, true),
         ("and they lose their labels", nothing, 380, unlabelled, true),
         ("and they are Ready again", nothing, 380, ready, false),
-        ("and they have been Ready again for three minutes", nothing, 380, well, false),
+        ("and they have been Ready again for an hour", nothing, 380, well, false),
         ("and they have been Ready again for less", nothing, 380, well_for_less, true),
         ("and they are Ready again, since when is not known", nothing, 380, well_since_unknown, true),
         ("and they are Ready again on the old version", nothing, 380, taken_back, true),
@@ -521,9 +567,9 @@ fn approval_stays_while_a_node_that_was_not_ready_may_be_back() {
         (380, false, true, 0),
         (1000, false, true, 0),
         (1100, true, true, 0),
-        (1190, true, true, 0),
-        (1789, true, true, 0),
-        (1790, true, false, 1),
+        (4610, true, true, 0),
+        (5209, true, true, 0),
+        (5210, true, false, 1),
     ] {
         let facts = &mut view.nodes.get_mut("n00").unwrap().facts;
         (facts.ready, facts.not_ready_since) = (ready, Some(t(200)).filter(|_| !ready));
