@@ -109,7 +109,10 @@ fn commands_in_texts_of_the_controller_are_for_the_chosen_cluster_and_namespace(
     for (wait, end) in [
         (Wait::StepUnproven { step: 1, approval, nodes }, "by kubectl brupop retry NODE -n ops --context c"),
         (Wait::StepFailed { step: 1, nodes: vec![] }, "nodes have failed on the version"),
-        (Wait::Braked { count: 3, nodes: vec![], until: None, trial: Some("a".to_owned()) }, "a is tried alone"),
+        (
+            Wait::Braked { count: 3, fallen: 0, nodes: vec![], until: None, trial: Some("a".to_owned()) },
+            "a is tried alone",
+        ),
         (Wait::HostArmedByOther, "let the operator disarm it"),
         (earlier, ": kubectl brupop takeover preflight -n ops --context c"),
         (Wait::AgentNotReady, "app.kubernetes.io/component=brupop-agent --context c"),
@@ -129,7 +132,7 @@ fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
     let cluster = cluster(Some(operator), shadows, nodes);
     let version: semver::Version = "1.20.5".parse().unwrap();
     let (approval, nodes) = ("7/1".to_owned(), vec![ends.to_owned()]);
-    let braked = |until| Wait::Braked { count: 3, nodes: nodes.clone(), until, trial: None };
+    let braked = |until| Wait::Braked { count: 3, fallen: 0, nodes: nodes.clone(), until, trial: None };
     let (skip, resume) = ("brupop quarantine 1.20.5", "brupop resume --failures 1.20.5");
     let (unproven, accept) =
         (Wait::StepUnproven { step: 1, approval, nodes: nodes.clone() }, "brupop approve 1 --rollout 7 --unproven");
@@ -192,7 +195,7 @@ fn command_about_nodes_without_a_proof_is_one_by_which_a_node_of_the_rollout_may
         cluster.add_operator(&serde_json::from_value(operator(&json!({}), &status)).unwrap());
         let nodes: Vec<String> = ends.iter().rev().take(2).map(|&end| end.to_owned()).collect();
         let unproven = Wait::StepUnproven { step: 1, approval: "7/1/unproven".to_owned(), nodes: nodes.clone() };
-        for wait in [unproven, Wait::Braked { count: 3, nodes, until: None, trial: None }] {
+        for wait in [unproven, Wait::Braked { count: 3, fallen: 0, nodes, until: None, trial: None }] {
             let commands = cluster.commands("a", &wait);
             let (_, others) = commands.split_last().unwrap();
             let are = others.iter().zip(advised).all(|(command, expected)| command.starts_with(expected));

@@ -25,7 +25,11 @@ pub(super) const FLEET: [Entry; 33] = [
     ("slots_in_use", &[], "Nodes that are, or are about to be, out of service"),
     ("slots_limit", &[], "Maximum number of nodes out of service at a time by maxUnavailable"),
     ("frozen", &[], "1 while failures have stopped the rollout"),
-    ("braked", &[], "1 while updates that ended without a proof have braked a rollout"),
+    (
+        "braked",
+        &[],
+        "1 while updates that ended without a proof, or updated nodes that were not well any more, have braked a rollout",
+    ),
     ("cluster_unwell", &[], "1 while no update starts because many nodes have fallen ill at once"),
     (
         "budget_stays",

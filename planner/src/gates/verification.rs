@@ -50,7 +50,7 @@ pub(crate) fn unproven<'a>(ctx: &NodeContext<'a>) -> Option<Unproven<'a>> {
     let of = |rollout: &'a ActiveRollout| {
         let named = rollout.ledger.as_ref().filter(|_| rollout.ended.is_none())?.nodes.iter().find(is_open)?;
         let runs = is_member(ctx.node, rollout) && ctx.runs(&rollout.version);
-        // One that had fallen has its proof, which counts again once it is back in service.
+        // One that had fallen has its proof, which counts again once it has been well in service for its soak.
         let has_proof = || named.has_fallen() && ledger::place(ctx.node, rollout) == Some(Proof::Proven);
         (runs && !has_proof()).then_some(Unproven { version: &rollout.version, reason: &named.reason })
     };

@@ -248,7 +248,7 @@ fn follow_brake(entries: &mut Vec<HistoryEntry>, active: &ActiveRollout, operato
     match last.map(|entry| entry.time) {
         None if active.is_braked() => {
             let row = active.ledger.iter().flat_map(|ledger| &ledger.row).map(ToString::to_string);
-            let message = format!("ended without a proof: {}", row.collect::<Vec<_>>().join(", "));
+            let message = format!("ended without a proof, or lost it: {}", row.collect::<Vec<_>>().join(", "));
             entries.push(entry(now, EntryKind::Braked, &message));
         }
         Some(since) if !active.is_braked() && active.ended.is_none() => {

@@ -351,6 +351,9 @@ impl World {
         }
         for node in self.view.nodes.values_mut() {
             let host = self.hosts.get_mut(&node.facts.name).unwrap();
+            if !node.facts.ready {
+                (node.facts.ready_since, node.facts.not_ready_since) = (Some(self.now), None);
+            }
             (node.facts.hold, node.facts.ready, node.facts.labelled) = (None, true, true);
             // Some users uncordon their nodes, and others do not.
             host.person_cordoned &= self.rng.random_bool(0.5);

@@ -105,9 +105,11 @@ pub fn live(mut view: ClusterView, policy: Policy, updates: &[UpdateDurations], 
 #[cfg(test)]
 mod tests {
     use kube::core::{Expression, Selector};
+    use models::operator::{ActiveRollout, LedgerNode, NOT_READY, RolloutLedger};
+    use models::reason::Proof;
 
     use super::*;
-    use crate::fixtures::{NEW, cluster, node, t};
+    use crate::fixtures::{NEW, cluster, node, recorded, rollout, t};
     use crate::simulation::simulate;
     use crate::view::BudgetFacts;
 
@@ -165,6 +167,35 @@ mod tests {
         let course = simulate(&live(view, policy, &[], t(0)), 1);
         assert_eq!((course.updated(), course.cut), (1, false), "{:?}", course.waits);
         assert!(course.plans < 500, "{} plans", course.plans);
+    }
+
+    /// One of two nodes had proven the version and was not Ready any more. It has been Ready again for a minute.
+    #[test]
+    fn brake_by_a_node_that_was_not_ready_ends_in_a_course_once_the_node_has_been_well_for_an_hour() {
+        let (mut back, mut other) = (node("a"), node("b"));
+        back.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        back.facts.ready_since = Some(t(-60));
+        let status = &mut back.shadow.as_mut().unwrap().status;
+        status.agent.current_version = Some(NEW);
+        status.agent.updates.as_mut().unwrap().chosen_version = None;
+        let mut record = crate::fixtures::updated();
+        record.proof.as_mut().unwrap().rollout = 7;
+        status.controller.record = Some(record);
+        let updates = other.shadow.as_mut().unwrap().status.agent.updates.as_mut().unwrap();
+        updates.available_versions = vec![NEW];
+        let (mut view, policy) = cluster(vec![back, other], &[]);
+        let (reason, proof) = (NOT_READY.to_owned(), Proof::Unproven);
+        let fallen = LedgerNode { node: "a".into(), proof, reason, accepted: false, before_proof: true };
+        let (nodes, row) = (vec![fallen.clone()], vec![fallen]);
+        let ledger = RolloutLedger { base: 2, unproven: 1, nodes, row, ..RolloutLedger::default() };
+        let status = &mut view.operator.as_mut().unwrap().status;
+        status.rollout_count = Some(7);
+        let rollout = ActiveRollout { ledger: Some(ledger), record: Some(recorded(7)), ..rollout(NEW) };
+        status.active_rollouts = vec![rollout];
+        let mut scenario = live(view, policy, &[], t(0));
+        scenario.horizon = SignedDuration::from_hours(6);
+        let course = simulate(&scenario, 1);
+        assert_eq!((course.updated(), course.findings.len()), (1, 0), "{:?}", course.waits);
     }
 
     #[test]

@@ -121,7 +121,8 @@ pub(crate) fn of(
     let until = ledger.braked_until?;
     let nodes: Vec<String> = ledger.row.iter().rev().take(NAMED).map(ToString::to_string).collect();
     let count = ledger.row.len();
-    let braked = |until, trial| Wait::Braked { count, nodes: nodes.clone(), until, trial };
+    let fallen = ledger.row.iter().filter(|end| end.has_fallen()).count();
+    let braked = |until, trial| Wait::Braked { count, fallen, nodes: nodes.clone(), until, trial };
     let row = || ledger.row.iter().map(|end| end.node.clone()).collect();
     let none = |wait| Some(Brake { wait, room: 0, wake: None, row: row() });
     // No further node goes to a version that others may run without a proof: one of them has to show that it is good.

@@ -101,7 +101,7 @@ fn ended(view: &ClusterView, slot: &Slot, update: &SlotUpdate, rollout: &ActiveR
 /// Counts the end of the attempt of a slot. `limit` returns the number of ends that brakes the rollout with a ledger: a node that is gone counts
 /// for it once its end is in the row.
 pub(super) fn count(
-    view: &ClusterView,
+    (view, policy): (&ClusterView, &Policy),
     ledger: &mut RolloutLedger,
     (slot, update, rollout): (&Slot, &SlotUpdate, &ActiveRollout),
     limit: impl Fn(&RolloutLedger) -> BrakeLimit,
@@ -115,7 +115,7 @@ pub(super) fn count(
         let had = if has_fallen { Some(Proof::Unproven) } else { update.had };
         ledger.move_node(had, (&slot.node, proof, &reason));
     }
-    forget_resolved(view, rollout, ledger);
+    forget_resolved((view, policy), rollout, ledger, now);
     if End::of(&reason).is_none_or(|end| end.brakes(proof)) {
         ledger.count_end((&slot.node, proof, &reason), slot.since, now);
     }
@@ -159,7 +159,7 @@ pub(crate) fn foreseen<'a>(
     for slot in slots {
         let Some(update) = slot.update.as_ref().filter(|update| is_of(update, rollout)) else { continue };
         if has_ended((view, policy), slot, update, now) {
-            count(view, &mut ledger, (slot, update, rollout), limit, now);
+            count((view, policy), &mut ledger, (slot, update, rollout), limit, now);
         }
     }
     let limit = limit(&ledger);

@@ -1,7 +1,9 @@
 //! Nodes that have proven a version and are not Ready any more. One of them keeps a canary step from being passed.
 //! After three minutes their proofs no longer count, also where a repair then replaces the nodes: that holds a step,
 //! and brakes the rollout. While their share is larger than that of the nodes without the version, they count against
-//! the budgets for a day: the next ones may end like them. The soak of a step begins again when such nodes are back.
+//! the budgets for a day: the next ones may end like them. Their proofs count again once the nodes have
+//! been well for their soak, and for an hour unless those without the version were not Ready as often in it. The soak
+//! of a step begins again then.
 //!
 //! The proof of a node that is Ready and under pressure counts for ten minutes. Such a node is in service: it takes no
 //! room in the budgets, and what is over before counts for nothing.
@@ -10,21 +12,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::operator::{ActiveRollout, NOT_READY, RolloutLedger, UNDER_PRESSURE};
-use models::time::after;
+use models::operator::{ActiveRollout, LedgerNode, NOT_READY, RolloutLedger, UNDER_PRESSURE};
+use models::time::{after, signed};
 
 use super::key::is_member;
-use super::ledger::{self, Memory, is_proven};
+use super::ledger::{self, LOST, Memory, is_proven};
 use super::unavailable::{FALLEN_FOR, comes_or_goes};
-use super::unwell::{LONGEST, comparison_nodes, was_taken_out};
+use super::unwell::{LONGEST, comparison_nodes, was_taken_down, was_taken_out};
+use crate::policy::Policy;
 use crate::view::{ClusterView, NodeFacts, NodeView};
 
 /// Time for which a node has to be not Ready to count.
 const LASTING: Duration = Duration::from_secs(60);
-
-/// Time after which the proof of such a node does not count any more. A machine that is shut down without a taint or a cordon, as an autoscaler may
-/// have it, is gone before.
-const LOST: Duration = Duration::from_secs(3 * 60);
 
 /// Time after which the proof of a node under pressure does not count any more. Kubelets show pressure for five minutes after its end
 /// (`evictionPressureTransitionPeriod`): one that has removed unused images in time has shown it for less.
@@ -36,6 +35,10 @@ const SHARE: usize = 20;
 /// Time within which nodes are Ready again that were not for one cause, as after an outage of the control plane.
 const AT_ONCE: Duration = Duration::from_secs(60 * 60);
 
+/// Time for which nodes that were not Ready have to be well, at the least, to count again, where they are evidence in that time. Of nodes that panic
+/// every few hours, few are down at once; half of those that panic every two hours were down in the last one.
+const STEADY: Duration = Duration::from_secs(60 * 60);
+
 /// The proven nodes of a rollout that are not Ready or under pressure.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Fallen {
@@ -43,7 +46,7 @@ pub(crate) struct Fallen {
     pub(crate) nodes: Vec<String>,
     /// Those whose proof does not count any more.
     pub(crate) lost: Vec<String>,
-    /// The time at which another one counts, if it is not well until then.
+    /// The time at which another one counts, if it is not well until then, or one is proven again, if it stays well.
     pub(crate) wake: Option<Timestamp>,
 }
 
@@ -62,7 +65,7 @@ pub(crate) fn of(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) ->
         if !facts.ready && lasts != Some(false) {
             fallen.nodes.push(facts.name.clone());
         }
-        let is_down = is_lost == Some(true) && !was_taken_out(facts);
+        let is_down = is_lost == Some(true) && is_down_by_itself(facts);
         down.extend(is_down.then_some(node));
         ill.extend((is_down || is_pressed == Some(true)).then_some(node));
     }
@@ -77,18 +80,49 @@ pub(crate) fn of(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) ->
 /// Returns the ledger of a rollout as its nodes show it now, and those that have fallen: a repair may be about to replace them, and with them
 /// what they show about the version.
 pub(super) fn followed(
-    view: &ClusterView,
+    (view, policy): (&ClusterView, &Policy),
     rollout: &ActiveRollout,
     memory: Memory,
     now: Timestamp,
 ) -> (RolloutLedger, Fallen) {
-    let (mut ledger, fallen) = (ledger::of(view, rollout, memory), of(view, rollout, now));
+    let least = if keeps_falling(view, rollout, now) { STEADY } else { LOST };
+    let counts_from = |named: &LedgerNode, node: &NodeView| {
+        let least = if named.reason == NOT_READY { least } else { LOST };
+        ledger::counts_from(node, policy, rollout, least)
+    };
+    let is_back = |named: &LedgerNode, node: &NodeView| counts_from(named, node).is_some_and(|from| from <= now);
+    let (mut ledger, mut fallen) = (ledger::of(view, rollout, memory, is_back), of(view, rollout, now));
     for name in &fallen.lost {
         let is_ready = view.nodes.get(name).is_some_and(|node| node.facts.ready);
         let end = if is_ready { UNDER_PRESSURE } else { NOT_READY };
         ledger.fall((name, end), |name| ledger::is_gone(view, name));
     }
+    let named = ledger.nodes.iter().filter(|named| named.has_fallen());
+    let again = named.filter_map(|named| counts_from(named, view.nodes.get(&named.node)?));
+    fallen.wake = again.filter(|at| *at > now).chain(fallen.wake).min();
     (ledger, fallen)
+}
+
+/// Returns whether the nodes that had proven the version of a rollout and were not Ready, those that are back included, are evidence about it
+/// among all that were not Ready within an hour. The others are compared over that hour, too: else what happens to all nodes in turn would look
+/// like the version.
+fn keeps_falling(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) -> bool {
+    let named = rollout.ledger.iter().flat_map(|ledger| &ledger.nodes).filter(|named| named.reason == NOT_READY);
+    let nodes = named.filter_map(|named| view.nodes.get(&named.node)).filter(|node| is_proven(node, rollout)).collect();
+    let begun = after(now, -signed(STEADY)).max(rollout.started);
+    let is_recent = |at: Timestamp| at > begun && at <= now;
+    let has_fallen = |facts: &NodeFacts| {
+        // One that has joined meanwhile was not Ready before either.
+        let has_joined = facts.created.is_some_and(is_recent);
+        let was_down = is_down(facts, rollout.started, now)? || facts.ready_since.is_some_and(is_recent);
+        (!has_joined).then_some(was_down)
+    };
+    !evidence(view, rollout, nodes, has_fallen).is_empty()
+}
+
+/// Returns whether a node is not Ready, and no other client had cordoned it before, as a drain does.
+fn is_down_by_itself(facts: &NodeFacts) -> bool {
+    !facts.ready && !was_taken_out(facts)
 }
 
 /// Returns those of the proven nodes that are not Ready, if that is evidence about the version of a rollout. Dead machines
@@ -153,9 +187,9 @@ fn is_permitted(node: &NodeView) -> bool {
 }
 
 /// Returns the proven nodes to which something has happened, if that is evidence about the version of a rollout: they
-/// are at least one in twenty, and it has happened to less than half that share of the nodes without the version. Zones
-/// are left out in which it has happened to at least two, and at least half, of the nodes without the version, of any
-/// kind.
+/// are at least one in twenty, and it has happened to less than half that share of the nodes without the version. Those that a
+/// permit, a user or a drain has taken down say nothing. Zones are left out in which it has happened to at least two, and at least
+/// half, of the nodes without the version, of any kind.
 fn evidence<'a>(
     view: &ClusterView,
     rollout: &ActiveRollout,
@@ -176,7 +210,8 @@ fn evidence<'a>(
     nodes.retain(|node| !has_failed(node.facts.zone()));
     let (mut proven, mut others, mut ill) = (0, 0, 0);
     let mut count = |facts: &NodeFacts, is_permitted: bool| {
-        if let Some(happened) = has_happened(facts).filter(|happened| !(*happened && is_permitted)) {
+        let is_taken = is_permitted || was_taken_down(facts);
+        if let Some(happened) = has_happened(facts).filter(|happened| !(*happened && is_taken)) {
             others += 1;
             ill += usize::from(happened);
         }
@@ -227,11 +262,11 @@ pub fn began_again<'a>(view: &'a ClusterView, rollout: &ActiveRollout) -> Option
     Some(&cause.facts.name)
 }
 
-/// Returns the proven nodes of all running rollouts that have become not Ready in the last day, where they are at least two of a rollout and one in
-/// twenty, and of its nodes without the version less than half that share is not Ready.
+/// Returns the proven nodes of all running rollouts that have become not Ready by themselves in the last day, where they are at least two of a
+/// rollout and one in twenty, and of its nodes without the version less than half that share is not Ready.
 pub(crate) fn suspects(view: &ClusterView, now: Timestamp) -> BTreeSet<&str> {
     let fell = |at: Timestamp| after(at, FALLEN_FOR) > now;
-    let has_fallen = |node: &&NodeView| !node.facts.ready && node.facts.not_ready_since.is_some_and(fell);
+    let has_fallen = |node: &&NodeView| is_down_by_itself(&node.facts) && node.facts.not_ready_since.is_some_and(fell);
     let down: Vec<&NodeView> = view.nodes.values().filter(has_fallen).collect();
     let mut suspects = BTreeSet::new();
     let rollouts = view.operator.iter().flat_map(|operator| &operator.status.active_rollouts);

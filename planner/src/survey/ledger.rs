@@ -1,15 +1,22 @@
 //! The ledger of a rollout: what is used up and proven, read from the operator's status and from the nodes.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use models::operator::{ActiveRollout, BrakeLimit, LedgerNode, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
 use models::reason::{End, FailureClass, FailureReason, Proof};
 use models::shadow::{AttemptResult, UPDATED};
+use models::time::after;
 
 use super::key::is_member;
 use super::unavailable::comes_or_goes;
+use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
+
+/// Time after which the proof of a node that is not Ready does not count any more, and for which the node has to be well again, at the least, to
+/// count. A machine that is shut down without a taint or a cordon, as an autoscaler may have it, is gone before.
+pub(super) const LOST: Duration = Duration::from_secs(3 * 60);
 
 /// Returns whether the update of a slot is part of a rollout.
 pub(crate) fn is_of(update: &SlotUpdate, rollout: &ActiveRollout) -> bool {
@@ -79,9 +86,19 @@ pub(super) fn is_proven(node: &NodeView, rollout: &ActiveRollout) -> bool {
     is_kept(node) && place(node, rollout) == Some(Proof::Proven) && runs(node, rollout)
 }
 
-/// Returns whether a node that was not Ready or under pressure is in service again with the version that it has proven.
-fn is_back(node: &NodeView, rollout: &ActiveRollout) -> bool {
-    node.facts.is_well() && !node.facts.cordoned_by_others() && is_proven(node, rollout)
+/// Returns the time from which a node that was not Ready or under pressure counts again, where it is in service with the version that it has
+/// proven: as for its proof, it has to be well for its soak, and for `least`, since one that goes down again and again is well in between. `None`
+/// also where the API server does not show since when it is.
+pub(super) fn counts_from(
+    node: &NodeView,
+    policy: &Policy,
+    rollout: &ActiveRollout,
+    least: Duration,
+) -> Option<Timestamp> {
+    let facts = &node.facts;
+    let in_service = !facts.cordoned_by_others() && is_proven(node, rollout);
+    let since = facts.well_since().filter(|_| in_service)?;
+    Some(after(since, policy.for_node(facts).after.soak.max(least)))
 }
 
 /// Returns whether a node runs the version of a rollout, or may come back with it.
@@ -92,15 +109,23 @@ pub(crate) fn may_run(node: &NodeView, rollout: &ActiveRollout) -> bool {
 /// Drops ends from before a proof whose nodes show that they have proven the version or run another one. A node that is gone, held or not
 /// under the operator shows neither: the end is what is known of it. Nor does one that had fallen, and was taken to another version, show
 /// anything about this one.
-pub(crate) fn forget_resolved(view: &ClusterView, rollout: &ActiveRollout, ledger: &mut RolloutLedger) {
+pub(crate) fn forget_resolved(
+    (view, policy): (&ClusterView, &Policy),
+    rollout: &ActiveRollout,
+    ledger: &mut RolloutLedger,
+    now: Timestamp,
+) {
+    let RolloutLedger { nodes, row, .. } = ledger;
     let has_proof = |end: &LedgerNode| {
         let node = view.nodes.get(&end.node);
-        // The record of one that had fallen is of the time before.
-        let counts = |node: &NodeView| !end.has_fallen() || is_back(node, rollout);
+        // The record of one that had fallen is of the time before. It counts as such for as long as the ledger names it so.
+        let is_named = || nodes.iter().any(|named| named.node == end.node && named.has_fallen());
+        let is_back = |node: &NodeView| counts_from(node, policy, rollout, LOST).is_some_and(|from| from <= now);
+        let counts = |node: &NodeView| !end.has_fallen() || (!is_named() && is_back(node));
         node.is_some_and(|node| place(node, rollout) == Some(Proof::Proven) && counts(node))
     };
     let has_left = |end: &LedgerNode| !end.has_fallen() && !may_run_unproven(view, rollout, end);
-    ledger.row.retain(|end| !end.before_proof || !(has_left(end) || has_proof(end)));
+    row.retain(|end| !end.before_proof || !(has_left(end) || has_proof(end)));
 }
 
 /// Returns whether an end in the row of a brake lets no node be tried: its node may run the version without a proof.
@@ -143,8 +168,13 @@ pub(super) enum Memory {
 }
 
 /// Returns the ledger of a rollout as it is recorded, or, where it is missing or behind, as the nodes show it. One that is
-/// missing is never read as empty.
-pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) -> RolloutLedger {
+/// missing is never read as empty. `is_back` says of a node that is named as not well any more whether it counts again.
+pub(super) fn of(
+    view: &ClusterView,
+    rollout: &ActiveRollout,
+    memory: Memory,
+    is_back: impl Fn(&LedgerNode, &NodeView) -> bool,
+) -> RolloutLedger {
     // The place of a node with a slot is counted when the slot is taken away, by the write that does so.
     let is_held = |slot: &&Slot| slot.update.as_ref().is_some_and(|update| is_of(update, rollout));
     let held: HashSet<&str> = view.recorded_slots().filter(is_held).map(|slot| slot.uid.as_str()).collect();
@@ -162,7 +192,7 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
         (Some(stored), _) => {
             let seen = count(&|node| place(node, rollout));
             if seen.used() <= stored.used() {
-                return followed(view, rollout, stored, &held);
+                return followed(view, rollout, stored, (&held, is_back));
             }
             let mut row = stored.clone();
             if seen.proven > stored.proven {
@@ -229,16 +259,16 @@ fn followed(
     view: &ClusterView,
     rollout: &ActiveRollout,
     stored: &RolloutLedger,
-    held: &HashSet<&str>,
+    (held, is_back): (&HashSet<&str>, impl Fn(&LedgerNode, &NodeView) -> bool),
 ) -> RolloutLedger {
     let mut ledger = stored.clone();
     for named in &stored.nodes {
         let node = view.nodes.get(&named.node).filter(|node| !held.contains(node.facts.uid.as_str()));
-        let now = |node| place(node, rollout).or_else(|| is_freed(node, rollout).then_some(Proof::Free));
-        let found = node.and_then(|node| Some((node, now(node)?)));
+        let shown = |node| place(node, rollout).or_else(|| is_freed(node, rollout).then_some(Proof::Free));
+        let found = node.and_then(|node| Some((node, shown(node)?)));
         if named.has_fallen() && found.is_none_or(|(_, proof)| proof == Proof::Proven) {
             // The record of the node, where it has one, is of the time before.
-            if found.is_some_and(|(node, _)| is_back(node, rollout)) {
+            if found.is_some_and(|(node, _)| is_back(named, node)) {
                 ledger.recover(&named.node);
             }
         } else if let Some((node, proof)) = found.filter(|(_, proof)| *proof != named.proof || named.has_fallen()) {

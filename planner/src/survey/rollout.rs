@@ -172,7 +172,7 @@ fn follow_one(
     let begun = || ActiveRollout::new(version.clone(), variant.clone(), arch.clone(), now);
     let mut active = stored.unwrap_or_else(begun);
     follow_urgency(view, urgency, &mut active);
-    let (mut ledger, fallen) = fallen::followed(view, &active, memory, now);
+    let (mut ledger, fallen) = fallen::followed((view, policy), &active, memory, now);
     let (rollout, on_their_way) = counted((view, policy), &active, &ledger, &is_wanted, now);
     let without_workloads = without_workloads(view, &active);
     let ready_again = fallen::ready_again(view, &active, now);
@@ -224,7 +224,7 @@ fn over(
         let urgent_until = stored.urgent_until.filter(|until| urgency.until() == Some(*until));
         // A node may prove the version after the last one was updated, or go down before the next one may be.
         let follows = ended.is_none() && stored.ledger.is_some();
-        let shown = follows.then(|| fallen::followed(view, stored, Memory::Entry, now));
+        let shown = follows.then(|| fallen::followed((view, policy), stored, Memory::Entry, now));
         let (mut ledger, wake) = match shown {
             Some((ledger, fallen)) => (Some(ledger), fallen.wake),
             None => (stored.ledger.clone(), None),
@@ -333,7 +333,7 @@ fn brake_of(
 ) -> Option<Brake> {
     brake::end_pause(ledger, brake::window_opens(view, policy, active, now), is_retried, now);
     let of_kind = (rollout.total, rollout.base);
-    ledger::forget_resolved(view, active, ledger);
+    ledger::forget_resolved((view, policy), active, ledger, now);
     ledger.brake(brake::limit_among(view, policy, ledger, of_kind), now);
     let (settled, limit) = ended::foreseen((view, policy), view.recorded_slots(), (active, ledger), of_kind, now);
     let runs = |end: &LedgerNode| ledger::stops_trials((view, active), &settled, end, limit);

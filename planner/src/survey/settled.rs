@@ -61,7 +61,7 @@ pub(crate) fn settle(
         let limit = |ledger: &RolloutLedger| brake::limit_among(view, policy, ledger, of_kind);
         for slot in before.iter().filter(|slot| !remains(slot)) {
             if let Some(update) = slot.update.as_ref().filter(|update| is_of(update, rollout)) {
-                count(view, &mut ledger, (slot, update, rollout), limit, now);
+                count((view, policy), &mut ledger, (slot, update, rollout), limit, now);
             }
         }
         let holds = |slot: &Slot| slot.update.as_ref().is_some_and(|update| is_of(update, rollout));

@@ -124,7 +124,7 @@ pub(crate) fn was_held(facts: &NodeFacts, ill_since: Timestamp) -> bool {
 }
 
 /// Returns whether a node is not Ready since a user or a drain took it down: a user who powers a node off holds it first, or its cloud shows it.
-fn was_taken_down(facts: &NodeFacts) -> bool {
+pub(super) fn was_taken_down(facts: &NodeFacts) -> bool {
     let is_recent = |down: Timestamp| facts.held_since.is_some_and(|held| after(held, POWERED_OFF_WITHIN) >= down);
     let was_powered_off = |down: Timestamp| was_held(facts, down) && is_recent(down);
     let is_shut_down = || facts.taints.iter().any(|taint| taint == SHUT_DOWN);

@@ -156,6 +156,8 @@ impl Projection for NodeFacts {
         let conditions = || status.iter().flat_map(|s| s.conditions.iter().flatten());
         let mut holding = conditions().filter(|c| c.status == "True");
         let pressure = holding.find_map(|c| Some((c, PRESSURE.iter().find(|(type_, _)| *type_ == c.type_)?.1)));
+        let is_over = |c: &&NodeCondition| c.status != "True" && PRESSURE.iter().any(|(type_, _)| *type_ == c.type_);
+        let over = conditions().filter(is_over).filter_map(|c| Some(c.last_transition_time.as_ref()?.0));
         let label = node.metadata.labels.as_ref().and_then(|l| l.get(names::INTERFACE_LABEL));
         let unschedulable = node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
         let ready = readiness(node);
@@ -173,6 +175,7 @@ impl Projection for NodeFacts {
             labels: Arc::new(node.metadata.labels.clone().unwrap_or_default()),
             pressure: pressure.map(|(c, _)| c.type_.clone()),
             pressure_since: pressure.and_then(|(c, taint)| bad_since(node, c, &[taint])),
+            no_pressure_since: over.max().filter(|_| pressure.is_none()),
             ready: ready.is_ok(),
             ready_since: ready.ok().flatten(),
             not_ready_since: not_ready.flatten(),

@@ -33,6 +33,8 @@ pub struct NodeFacts {
     pub pressure: Option<String>,
     /// Time since which it has had it, while it has.
     pub pressure_since: Option<Timestamp>,
+    /// Time since which it has had none, while it has none; `None` also where the API server does not show it.
+    pub no_pressure_since: Option<Timestamp>,
     /// True if its kubelet reports it Ready.
     pub ready: bool,
     /// Time since which it has been Ready, while it is; `None` also where the API server does not show it.
@@ -107,6 +109,12 @@ impl NodeFacts {
     /// Returns whether it is Ready and under no pressure.
     pub fn is_well(&self) -> bool {
         self.ready && self.pressure.is_none()
+    }
+
+    /// Returns the time since which it has been well, while it is; `None` also where the API server does not show it.
+    pub fn well_since(&self) -> Option<Timestamp> {
+        let ready_since = self.ready_since.filter(|_| self.is_well())?;
+        Some(self.no_pressure_since.map_or(ready_since, |since| since.max(ready_since)))
     }
 
     /// Returns the time since which it has not been well, while it is not; `None` also where the API server does not show it.

@@ -367,7 +367,7 @@ pub enum Wait {
         step: usize,
         /// The name of the step in an approval that accepts them.
         approval: String,
-        /// Nodes without proof, the first few, each with the end of its attempt.
+        /// Nodes without proof, the first few, each with the end of its attempt, or with that of its proof.
         nodes: Vec<String>,
     },
     /// The places of a canary step are used up, and nodes have failed on the version.
@@ -378,11 +378,15 @@ pub enum Wait {
         /// Nodes that have failed, the first few, each with the end of its attempt.
         nodes: Vec<String>,
     },
-    /// Too many updates of the rollout have ended one after the other without a proof.
-    #[error("{}", text::braked(*.count, .nodes, *.until, .trial.as_deref()))]
+    /// Too many updates of the rollout have ended one after the other without a proof, or too many nodes had proven the version and were not Ready
+    /// any more, or under pressure.
+    #[error("{}", text::braked(*.count, *.fallen, .nodes, *.until, .trial.as_deref()))]
     Braked {
+        /// The number of these nodes.
         count: usize,
-        /// The last few of the nodes, each with the end of its attempt.
+        /// The number of those among them that had proven the version.
+        fallen: usize,
+        /// The last few of the nodes, each with the end of its attempt, or with that of its proof.
         nodes: Vec<String>,
         /// The time from which another node is tried; `None`: a node has to prove the version that it runs.
         until: Option<Timestamp>,

@@ -186,8 +186,9 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         StepUnproven,
         User,
         "The end of the cause that the message names: each node that is back on the version is verified again every hour, or by a \
-         [retry](policy.md#requests); one with the end `NotReady` or `NodePressure` has to be in service again, without \
-         pressure. Or an [approval](policy.md#requests) with `--unproven`.",
+         [retry](policy.md#requests); one with the end `NotReady` or `NodePressure` has to be in service again, and Ready \
+         without pressure [for its soak or an hour](policy.md#canary-steps-and-images-ahead-of-time). Or an \
+         [approval](policy.md#requests) with `--unproven`.",
     ),
     (
         StepFailed,
@@ -200,7 +201,8 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         User,
         "The cause of the ends that the message names; then [resume](policy.md#requests). A node that proves the version ends it, too: \
          one is tried after each pause, of 10 minutes first and 6 hours at most; none while a node runs the version without a proof, which \
-         is verified again once an hour, or is not back from its reboot.",
+         is verified again once an hour, or is not back from its reboot. One with the end `NotReady` or `NodePressure` that has \
+         been in service on the version again [for its soak or an hour](policy.md#canary-steps-and-images-ahead-of-time) ends it, too.",
     ),
     (
         ClusterUnwell,

@@ -163,31 +163,36 @@ fn named(nodes: &[String]) -> String {
     nodes.iter().map(|node| format!(", {node}")).collect()
 }
 
-/// The end of a sentence about a node that had proven the version, and was not Ready any more or under pressure.
-const BACK: &str = "counts again once it is in service on the version, without pressure";
+/// The end of a sentence about nodes that had proven the version.
+const FELL: &str = "were not Ready any more, or under pressure";
 
-/// Returns whether a node that a reason names with its end is such a one: no verification makes it count again.
+/// The end of a sentence about such a node.
+const BACK: &str = "counts again once it is in service on the version and has been Ready, without pressure, for \
+                    spec.health.after.soak, three minutes at the least; with the end NotReady, an hour at the least, \
+                    unless nodes without the version were not Ready as often in it";
+
+/// Returns whether a node that a reason names with its end had proven the version: no verification makes it count again.
 fn has_fallen(named: &str) -> bool {
     [FALLEN, UNDER_PRESSURE].iter().any(|end| named.ends_with(&format!("({end})")))
 }
 
-/// Returns the end of a sentence about nodes that a reason names: when one that has fallen counts again, if one has.
-fn of_fallen(nodes: &[String]) -> String {
-    if nodes.iter().any(|node| has_fallen(node)) {
-        format!("; one with the end {FALLEN} or {UNDER_PRESSURE} {BACK}")
-    } else {
-        String::new()
-    }
+/// Returns the end of a sentence about nodes of which some had proven the version: when one of those counts again.
+fn of_fallen() -> String {
+    format!("; one with the end {FALLEN} or {UNDER_PRESSURE} {BACK}")
 }
 
 pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
     let verified = "Each that is back on the version and not held is verified again every hour, and at once by kubectl brupop retry NODE";
-    let all_fell = !nodes.is_empty() && nodes.iter().all(|node| has_fallen(node));
-    let again = if all_fell { format!("Each {BACK}") } else { format!("{verified}{}", of_fallen(nodes)) };
+    let fallen = nodes.iter().filter(|node| has_fallen(node)).count();
+    let (by, again) = match fallen {
+        0 => ("have not proven the version".to_owned(), verified.to_owned()),
+        all if all == nodes.len() => (format!("had proven the version and {FELL}"), format!("Each {BACK}")),
+        _ => {
+            (format!("have not proven the version, or had proven it and {FELL}"), format!("{verified}{}", of_fallen()))
+        }
+    };
     let (nodes, approve) = (named(nodes), approve(approval));
-    format!(
-        "is not passed: its places are used up by nodes that have not proven the version{nodes}. {again}. To accept them: {approve}"
-    )
+    format!("is not passed: its places are used up by nodes that {by}{nodes}. {again}. To accept them: {approve}")
 }
 
 pub(super) fn step_failed(nodes: &[String]) -> String {
@@ -209,7 +214,20 @@ pub(super) fn not_usable(missing: &[String]) -> String {
 /// The words between the reason of a brake and the command that releases it.
 pub(crate) const BEFORE_RESUME: &str = ". Once the cause is removed: ";
 
-pub(super) fn braked(count: usize, nodes: &[String], until: Option<Timestamp>, trial: Option<&str>) -> String {
+pub(super) fn braked(
+    count: usize,
+    fallen: usize,
+    nodes: &[String],
+    until: Option<Timestamp>,
+    trial: Option<&str>,
+) -> String {
+    let ended = format!("{} update(s) have ended without a proof", count.saturating_sub(fallen));
+    let fell = format!("{fallen} node(s) had proven the version and {FELL}");
+    let cause = match fallen {
+        0 => ended,
+        all if all == count => fell,
+        _ => format!("{ended}, and {fell}"),
+    };
     let next = match (trial, until) {
         (Some(node), _) => format!("{node} is tried alone"),
         (None, Some(until)) => format!("one node is tried from {until:.0} on, once those under way are finished"),
@@ -221,9 +239,9 @@ pub(super) fn braked(count: usize, nodes: &[String], until: Option<Timestamp>, t
         }
     };
     format!(
-        "the rollout is braked: {count} update(s) have ended without a proof{}{}; {next}{BEFORE_RESUME}{}",
+        "the rollout is braked: {cause}{}{}; {next}{BEFORE_RESUME}{}",
         named(nodes),
-        of_fallen(nodes),
+        if fallen > 0 { of_fallen() } else { String::new() },
         resume()
     )
 }
@@ -266,19 +284,38 @@ mod tests {
     #[test]
     fn reasons_say_what_makes_nodes_without_a_proof_count() {
         let verified = "Each that is back on the version and not held is verified again every hour";
-        let back = "counts again once it is in service";
-        for (nodes, expected) in [
-            (vec![], [true, false]),
-            (vec!["a (HookTimedOut)"], [true, false]),
-            (vec!["a (NotReady)"], [false, true]),
-            (vec!["a (NodePressure)"], [false, true]),
-            (vec!["a (HookTimedOut)", "b (NotReady)"], [true, true]),
+        let back = "counts again once it is in service on the version and has been Ready, without pressure, for spec.health.after.soak";
+        let (never, fell) =
+            ("nodes that have not proven the version", "had proven the version and were not Ready any more");
+        for (nodes, fallen, expected, cause) in [
+            (vec![], 0, [true, false, true, false], "braked: 3 update(s) have ended without a proof; "),
+            (
+                vec!["a (HookTimedOut)"],
+                0,
+                [true, false, true, false],
+                "braked: 3 update(s) have ended without a proof, a (HookTimedOut); ",
+            ),
+            (
+                vec!["a (NotReady)"],
+                3,
+                [false, true, false, true],
+                "braked: 3 node(s) had proven the version and were not Ready any more, or under pressure, a (NotReady); ",
+            ),
+            (vec!["a (NodePressure)"], 3, [false, true, false, true], "braked: 3 node(s) had proven the version"),
+            (
+                vec!["a (HookTimedOut)", "b (NotReady)"],
+                1,
+                [true, true, true, false],
+                "braked: 2 update(s) have ended without a proof, and 1 node(s) had proven the version and were not Ready",
+            ),
+            (vec!["a (HookTimedOut)"], 1, [true, false, true, false], "and 1 node(s) had proven the version"),
         ] {
             let nodes: Vec<String> = nodes.into_iter().map(str::to_owned).collect();
             let text = unproven("7/1/unproven", &nodes);
-            assert_eq!([verified, back].map(|words| text.contains(words)), expected, "{text}");
-            let text = braked(nodes.len(), &nodes, None, None);
-            assert_eq!(text.contains(back), expected[1], "{text}");
+            assert_eq!([verified, back, never, fell].map(|words| text.contains(words)), expected, "{text}");
+            let text = braked(3, fallen, &nodes, None, None);
+            assert!(text.contains(cause), "{text}");
+            assert_eq!(text.contains(back), fallen > 0, "{text}");
         }
     }
 }

@@ -527,12 +527,15 @@ fn nodes_without_a_proof_from_before_one_brake_until_one_of_them_proves_the_vers
     });
 }
 
-/// Three nodes had proven the version, were not Ready any more, and run the old version since.
+/// Three nodes had proven the version, were not Ready any more, and run the old version since. One of them may run the version again.
 #[test]
 fn nodes_that_were_taken_back_from_the_version_brake_it_and_stop_no_trial() {
-    for (sentence, again, braked) in
-        [("all three", false, true), ("one is in service on the version again", true, false)]
-    {
+    for (sentence, again, ready_since, braked, given) in [
+        ("all three", false, None, true, vec!["s"]),
+        ("one is on the version again, and has been Ready for an hour", true, Some(-3000), false, vec!["s"]),
+        ("the same, for less", true, Some(-2999), true, vec![]),
+        ("the same, and since when is not known", true, None, true, vec![]),
+    ] {
         let fallen = |name| LedgerNode { before_proof: true, ..entry(name, Proof::Unproven, NOT_READY) };
         let row = ["a", "b", "c"].map(fallen).to_vec();
         let nodes = row.clone();
@@ -543,9 +546,10 @@ fn nodes_that_were_taken_back_from_the_version_brake_it_and_stop_no_trial() {
         for name in ["a", "b", "c"] {
             view.nodes.insert(name.into(), runs(with_place(name, Proof::Proven, 7), again && name == "c"));
         }
+        c(&mut view).facts.ready_since = ready_since.map(t);
         let mut made = plan(&view, &policy, t(600));
         assert_eq!(ledger(&made).braked_until.is_some(), braked, "{sentence}: {:?}", ledger(&made));
-        assert_eq!(slots_of(&made), ["s"], "{sentence}: {:?}", made.waits);
+        assert_eq!(slots_of(&made), given, "{sentence}: {:?}", made.waits);
         assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{sentence}");
     }
 }

@@ -119,7 +119,9 @@ fn happen_to_machine(state: &mut State, world: &World, happens: &Move) {
 
 fn not_ready(state: &mut State, node: usize) {
     let now = state.now;
-    state.change_node(node, |facts| (facts.ready, facts.not_ready_since) = (false, Some(now)));
+    state.change_node(node, |facts| {
+        (facts.ready, facts.ready_since, facts.not_ready_since) = (false, None, Some(now));
+    });
 }
 
 fn happen_to_objects(state: &mut State, world: &World, happens: &Move) {

@@ -133,7 +133,10 @@ pub(super) fn kubelet_reports(state: &mut State, node: usize) {
     let (boot_id, os_image) = (state.machine(node).boot_id.clone(), state.machine(node).os_image.clone());
     state.change_node(node, |facts| {
         (facts.boot_id, facts.os_image) = (boot_id, os_image);
-        (facts.ready, facts.not_ready_since) = (true, None);
+        // A Node that was not seen to go down shows no time.
+        if !facts.ready {
+            (facts.ready, facts.ready_since, facts.not_ready_since) = (true, Some(now), None);
+        }
     });
     state.change_machine(node, |machine| machine.ready_since = now);
 }

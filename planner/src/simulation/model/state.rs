@@ -51,6 +51,7 @@ impl Digestible for NodeFacts {
         digester.add((uid, ready, boot_id, os_image, unschedulable, hook_request, hook_answers, labelled));
         digester.add(self.hold.is_some());
         digester.add((bits(self.claims), bits(self.set_by_others), bits(self.set_otherwise)));
+        digester.time(self.ready_since);
         digester.time(self.not_ready_since);
         digester.time(self.claimed_since);
         digester.time(self.cordoned_since);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use models::operator::ActiveRollout;
 use models::shadow::HostState;
 
-use super::classes::{Class, Seen, is_plain};
+use super::classes::{Class, Seen, has_fallen, is_plain};
 use super::state::Run;
 use crate::plan::Plan;
 use crate::view::NodeView;
@@ -146,6 +146,7 @@ impl Run<'_> {
             && !node.facts.claimed()
             && node.facts.ready
             && self.is_up_to_date(&node.facts.name)
+            && !has_fallen(self.view.operator.as_ref(), &node.facts.name)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::plan::order_key;
 use crate::policy::Policy;
 use crate::simulation::scenario::Scenario;
 use crate::survey::key::kind;
-use crate::view::NodeView;
+use crate::view::{NodeView, OperatorFacts};
 
 /// The number of nodes of a class that are woken at first.
 const AHEAD: usize = 16;
@@ -78,7 +78,9 @@ impl<'a> Classes<'a> {
         let mut all = Self { awake_of, classes, of, awake: BTreeMap::new(), counted: Vec::new() };
         for index in order {
             let member = &members[index];
-            let may_sleep = !scenario.exhaustive && is_plain(&member.node);
+            let may_sleep = !scenario.exhaustive
+                && is_plain(&member.node)
+                && !has_fallen(scenario.base.operator.as_ref(), member.name());
             if may_sleep && !counts {
                 all.classes[all.of[index]].waiting.push_back(index);
             } else {
@@ -127,6 +129,14 @@ impl<'a> Classes<'a> {
             class.ahead = (class.ahead - class.ahead / 8).max(AHEAD);
         }
     }
+}
+
+/// Returns whether the ledger of a rollout names a node that had proven the version and was not well any more: it counts again once it has been
+/// well for its soak.
+pub(super) fn has_fallen(operator: Option<&OperatorFacts>, node: &str) -> bool {
+    let rollouts = operator.into_iter().flat_map(|operator| &operator.status.active_rollouts);
+    let mut named = rollouts.filter_map(|rollout| rollout.ledger.as_ref()).flat_map(|ledger| &ledger.nodes);
+    named.any(|named| named.node == node && named.has_fallen())
 }
 
 /// Returns the policy for plans of the nodes that are awake: with numbers of nodes for percentages, which are of all nodes. A

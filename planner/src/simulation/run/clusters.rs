@@ -333,8 +333,9 @@ impl<'a> Cluster<'a> {
             }
             if !run.states[index].up && !booting.contains(&index) {
                 run.states[index].up = true;
+                let now = run.now;
                 if let Some(node) = run.node_mut(index) {
-                    (node.facts.ready, node.facts.not_ready_since) = (true, None);
+                    (node.facts.ready, node.facts.ready_since, node.facts.not_ready_since) = (true, Some(now), None);
                     let schedulable = !node.facts.unschedulable;
                     run.states[index].schedulable = schedulable;
                 }

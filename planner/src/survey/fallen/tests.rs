@@ -277,14 +277,54 @@ fn proof_of_a_node_that_was_cordoned_before_it_went_down_counts() {
     for (sentence, unschedulable, cordoned, lost) in [
         ("a minute before", true, Some(t(40)), 0),
         ("at that time", true, Some(t(100)), 0),
-        ("by a repair, after it", true, Some(t(101)), 1),
-        ("at a time that is not known", true, None, 1),
-        ("it is not", false, None, 1),
+        ("by a repair, after it", true, Some(t(101)), 2),
+        ("at a time that is not known", true, None, 2),
+        ("they are not", false, None, 2),
     ] {
-        let (mut view, rollout) = cluster_of((1, 1), (9, 0));
-        let facts = &mut view.nodes.get_mut("new-0").unwrap().facts;
-        (facts.unschedulable, facts.cordoned_since) = (unschedulable, cordoned);
+        let (mut view, rollout) = cluster_of((2, 2), (9, 0));
+        for name in ["new-0", "new-1"] {
+            let facts = &mut view.nodes.get_mut(name).unwrap().facts;
+            (facts.unschedulable, facts.cordoned_since) = (unschedulable, cordoned);
+        }
         let found = of(&view, &rollout, t(280));
-        assert_eq!((found.lost.len(), found.nodes.len()), (lost, 1), "{sentence}: it holds the step while it is there");
+        assert_eq!(
+            (found.lost.len(), found.nodes.len()),
+            (lost, 2),
+            "{sentence}: they hold the step while they are there"
+        );
+        assert_eq!(suspects(&view, t(280)).len(), lost, "{sentence}: they count against the budgets for a day");
+    }
+}
+
+/// Five of twelve nodes that have proven the version are not well, and four of eighteen without it are not Ready.
+#[test]
+fn others_that_a_user_has_taken_down_excuse_no_proven_node() {
+    type Change = fn(&mut NodeFacts);
+    fn cordon(facts: &mut NodeFacts, second: i64) {
+        (facts.unschedulable, facts.cordoned_since) = (true, Some(t(second)));
+    }
+    let shut_down: Change = |facts| facts.taints.push("node.cloudprovider.kubernetes.io/shutdown:NoSchedule".into());
+    let cases: [(&str, Change, usize); 4] = [
+        ("they went down by themselves", |_| {}, 0),
+        ("another client cordoned them before they went down", |facts| cordon(facts, 40), 5),
+        ("a repair cordoned them after it", |facts| cordon(facts, 101), 0),
+        ("their cloud shows their machines as shut down", shut_down, 5),
+    ];
+    for (sentence, change, lost) in cases {
+        let (mut view, mut rollout) = cluster_of((12, 5), (18, 4));
+        for (_, node) in view.nodes.iter_mut().filter(|(name, node)| name.starts_with("old") && !node.facts.ready) {
+            change(&mut node.facts);
+        }
+        let found = (of(&view, &rollout, t(280)).lost.len(), suspects(&view, t(280)).len());
+        assert_eq!(found, (lost, lost), "{sentence}");
+        press(&mut view, "new", 100);
+        assert_eq!(of(&view, &rollout, t(700)).lost.len(), lost, "{sentence}: the proven ones are under pressure");
+        for node in view.nodes.values_mut().filter(|node| node.facts.pressure.is_some()) {
+            (node.facts.pressure, node.facts.pressure_since) = (None, None);
+            node.facts.ready_since = Some(t(160));
+        }
+        rollout.step_done = Some(t(50));
+        let again = ready_again(&view, &rollout, t(200));
+        assert_eq!(again.is_some(), lost > 0, "{sentence}: the proven ones are Ready again");
     }
 }

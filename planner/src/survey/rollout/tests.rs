@@ -150,7 +150,7 @@ fn canary_step_is_not_passed_while_a_proven_node_is_not_ready() {
 fn canary_that_was_not_ready_before_it_was_replaced_passes_no_step() {
     type Change = fn(&mut NodeView);
     let policy = policy(&[step("1", 3600, false)]);
-    let ready: Change = |node| (node.facts.ready, node.facts.not_ready_since) = (true, None);
+    let ready: Change = |node| gets_ready(&mut node.facts);
     let replaced: Change = |node| {
         *node = crate::fixtures::node("n00");
         node.facts.uid = "uid-other".into();
@@ -158,19 +158,19 @@ fn canary_that_was_not_ready_before_it_was_replaced_passes_no_step() {
     let leaves: Change = |node| node.facts.removed_by = Some("karpenter.sh/disrupted".into());
     let unlabelled: Change = |node| node.facts.labelled = false;
     let held: Change = |node| {
-        (node.facts.ready, node.facts.not_ready_since) = (true, None);
+        gets_ready(&mut node.facts);
         node.facts.hold = Some(crate::hold::Hold::default());
     };
     let cordoned: Change = |node| {
-        (node.facts.ready, node.facts.not_ready_since) = (true, None);
+        gets_ready(&mut node.facts);
         node.facts.unschedulable = true;
     };
     let taken_back: Change = |node| {
-        (node.facts.ready, node.facts.not_ready_since) = (true, None);
+        gets_ready(&mut node.facts);
         node.facts.os_image = format!("Bottlerocket OS {OLD} (aws-k8s-1.37)");
     };
     let pressed: Change = |node| {
-        (node.facts.ready, node.facts.not_ready_since) = (true, None);
+        gets_ready(&mut node.facts);
         (node.facts.pressure, node.facts.pressure_since) = (Some("DiskPressure".into()), Some(t(390)));
     };
     let cases: [(&str, i64, Option<Change>, bool); 12] = [
@@ -206,6 +206,7 @@ fn canary_that_was_not_ready_before_it_was_replaced_passes_no_step() {
             None => drop(view.nodes.remove("n00")),
         }
         follow(&mut view, 400);
+        follow(&mut view, 4000);
         let soaked = follow(&mut view, 8000);
         assert_eq!(soaked.active[0].steps_passed, i64::from(passes), "{sentence}: {:?}", one(&soaked).wait);
         if passes {
@@ -230,19 +231,99 @@ fn canary_under_pressure_for_ten_minutes_passes_no_step_until_it_is_well_again()
         (799, true, false, 0),
         (800, true, true, 0),
         (5000, true, true, 0),
-        (6000, false, false, 0),
-        (9599, false, false, 0),
-        (9600, false, false, 1),
+        (6000, false, true, 0),
+        (6179, false, true, 0),
+        (6180, false, false, 0),
+        (9779, false, false, 0),
+        (9780, false, false, 1),
     ] {
         let facts = &mut view.nodes.get_mut("n00").unwrap().facts;
         facts.pressure = pressed.then(|| "DiskPressure".to_owned());
         facts.pressure_since = pressed.then(|| t(200));
+        (facts.ready_since, facts.no_pressure_since) = (Some(t(0)), Some(t(6000)).filter(|_| !pressed));
         let rollouts = followed(&view, &policy, second);
         let (approval, nodes) = ("7/1/unproven".to_owned(), vec!["n00 (NodePressure)".to_owned()]);
         let unproven = Wait::StepUnproven { step: 1, approval, nodes };
         assert_eq!(one(&rollouts).wait.as_ref() == Some(&unproven), lost, "{second}: {:?}", one(&rollouts).wait);
         assert_eq!(rollouts.active[0].steps_passed, passed, "{second}");
         view.operator.as_mut().unwrap().status.active_rollouts = rollouts.active;
+    }
+}
+
+/// The canary soaks for an hour, is not Ready from 200 s on, and Ready again from 500 s on.
+#[test]
+fn proof_of_a_node_that_was_not_ready_counts_again_once_the_node_has_been_well_for_an_hour_or_its_soak() {
+    type Change = fn(&mut ClusterView);
+    fn two_since(view: &mut ClusterView, second: i64) {
+        change_each(view, &["n01", "n02"], |facts| is_ready_since(facts, second));
+    }
+    let well: Change = |_| {};
+    let down_too: Change = |view| two_since(view, 490);
+    let down_before: Change = |view| two_since(view, -10);
+    let joined: Change = |view| {
+        two_since(view, 490);
+        change_each(view, &["n01", "n02"], |facts| facts.created = Some(t(480)));
+    };
+    for (sentence, soak, no_pressure, others, again) in [
+        ("a soak of a minute: for an hour", 60, None, well, 4100),
+        ("no soak: for an hour", 0, None, well, 4100),
+        ("a soak of two hours", 7200, None, well, 7700),
+        ("it was under pressure until 700 s", 600, Some(700), well, 4300),
+        ("two others were not Ready either: for three minutes", 60, None, down_too, 680),
+        ("the same, and a soak of ten minutes", 600, None, down_too, 1100),
+        ("two others were not Ready before the rollout", 60, None, down_before, 4100),
+        ("two others have joined since", 60, None, joined, 4100),
+    ] {
+        let mut policy = policy(&[step("1", 3600, false)]);
+        policy.all.after.soak = Duration::from_secs(soak);
+        let mut view = fleet(4, 1, 0);
+        let run = |facts: &mut NodeFacts| facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        change_each(&mut view, &["n00"], run);
+        let follow = |view: &mut ClusterView, second: i64| {
+            let rollouts = followed(view, &policy, second);
+            view.operator.as_mut().unwrap().status.active_rollouts.clone_from(&rollouts.active);
+            (matches!(one(&rollouts).wait, Some(Wait::StepUnproven { .. })), rollouts.wake)
+        };
+        follow(&mut view, 100);
+        change_each(&mut view, &["n00"], falls);
+        follow(&mut view, 380);
+        change_each(&mut view, &["n00"], |facts| {
+            is_ready_since(facts, 500);
+            facts.no_pressure_since = no_pressure.map(t);
+        });
+        others(&mut view);
+        assert_eq!(follow(&mut view, again - 1), (true, Some(t(again))), "{sentence}");
+        assert_eq!(follow(&mut view, again), (false, Some(t(again + 3600))), "{sentence}: the step soaks again");
+    }
+}
+
+/// Ten of 30 nodes have proven the version. Each of them is not Ready for six minutes of every two hours, one after the other. So are the
+/// others, in between.
+#[test]
+fn proven_nodes_that_go_down_again_and_again_brake_the_rollout_unless_the_others_do_so_too() {
+    let policy = policy(&[]);
+    for (sentence, falling, braked) in [("the others are well", 10, true), ("the others do so too", 30, false)] {
+        let mut view = fleet(30, 10, 0);
+        let names: Vec<String> = view.nodes.keys().cloned().collect();
+        for name in &names[..10] {
+            view.nodes.get_mut(name).unwrap().facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        }
+        let mut was_braked = false;
+        for minute in 1..600 {
+            for (number, name) in (0_i64..).zip(&names[..falling]) {
+                let first = 12 * (number % 10) + if number < 10 { 0 } else { 6 };
+                let passed = (minute - first).rem_euclid(120);
+                let (fell, back) = (t((minute - passed) * 60), t((minute - passed + 6) * 60));
+                let facts = &mut view.nodes.get_mut(name).unwrap().facts;
+                facts.ready = passed >= 6;
+                facts.not_ready_since = Some(fell).filter(|_| !facts.ready);
+                facts.ready_since = Some(back).filter(|_| facts.ready);
+            }
+            let active = followed(&view, &policy, minute * 60).active;
+            was_braked |= active[0].is_braked();
+            view.operator.as_mut().unwrap().status.active_rollouts = active;
+        }
+        assert_eq!(was_braked, braked, "{sentence}");
     }
 }
 
@@ -258,7 +339,11 @@ fn falls(facts: &mut NodeFacts) {
 }
 
 fn gets_ready(facts: &mut NodeFacts) {
-    (facts.ready, facts.not_ready_since) = (true, None);
+    is_ready_since(facts, 390);
+}
+
+fn is_ready_since(facts: &mut NodeFacts, second: i64) {
+    (facts.ready, facts.ready_since, facts.not_ready_since) = (true, Some(t(second)), None);
 }
 
 fn is_removed(facts: &mut NodeFacts) {
@@ -290,6 +375,12 @@ fn proven_nodes_that_were_not_ready_brake_the_rollout_also_once_they_are_replace
         change_each(view, &FALLEN, cordon);
     };
     let replaced: Change = |view| view.nodes.extend(FALLEN.map(|name| (name.to_owned(), node(name))));
+    let well: Change = |view| change_each(view, &FALLEN, |facts| is_ready_since(facts, 4400));
+    let well_for_less: Change = |view| change_each(view, &FALLEN, |facts| is_ready_since(facts, 4401));
+    let well_since_unknown: Change = |view| {
+        change_each(view, &FALLEN, gets_ready);
+        change_each(view, &FALLEN, |facts| facts.ready_since = None);
+    };
     let taken_back: Change = |view| {
         change_each(view, &FALLEN, gets_ready);
         change_each(view, &FALLEN, |facts| facts.os_image = format!("Bottlerocket OS {OLD} (aws-k8s-1.37)"));
@@ -314,7 +405,7 @@ fn proven_nodes_that_were_not_ready_brake_the_rollout_also_once_they_are_replace
         view.nodes.retain(|name, _| !FALLEN.contains(&name.as_str()));
         view.nodes.values_mut().for_each(|node| node.facts.hold = None);
     };
-    let cases: [(&str, Change, i64, Change, bool); 18] = [
+    let cases: [(&str, Change, i64, Change, bool); 21] = [
         ("for three minutes", nothing, 380, nothing, true),
         ("and gone", nothing, 380, gone, true),
         ("and other machines have their names", nothing, 380, replaced, true),
@@ -322,6 +413,9 @@ fn proven_nodes_that_were_not_ready_brake_the_rollout_also_once_they_are_replace
         ("and they are held", nothing, 380, held, true),
         ("and they lose their labels", nothing, 380, unlabelled, true),
         ("and they are Ready again", nothing, 380, ready, false),
+        ("and they have been Ready again for an hour", nothing, 380, well, false),
+        ("and they have been Ready again for less", nothing, 380, well_for_less, true),
+        ("and they are Ready again, since when is not known", nothing, 380, well_since_unknown, true),
         ("and they are Ready again on the old version", nothing, 380, taken_back, true),
         ("two of them", two, 380, gone, false),
         ("for a minute, and gone, as spot instances", nothing, 260, gone, false),
@@ -473,11 +567,13 @@ fn approval_stays_while_a_node_that_was_not_ready_may_be_back() {
         (380, false, true, 0),
         (1000, false, true, 0),
         (1100, true, true, 0),
-        (1699, true, true, 0),
-        (1700, true, false, 1),
+        (4610, true, true, 0),
+        (5209, true, true, 0),
+        (5210, true, false, 1),
     ] {
         let facts = &mut view.nodes.get_mut("n00").unwrap().facts;
         (facts.ready, facts.not_ready_since) = (ready, Some(t(200)).filter(|_| !ready));
+        facts.ready_since = Some(t(1010)).filter(|_| ready);
         let rollouts = followed(&view, &policy, second);
         let active = &rollouts.active[0];
         assert_eq!((active.approved, active.steps_passed), (approved, passed), "{second}: {:?}", one(&rollouts).wait);

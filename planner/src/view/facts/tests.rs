@@ -212,6 +212,28 @@ fn node_shows_since_when_it_is_in_or_out_of_service() {
 }
 
 #[test]
+fn node_is_well_since_it_is_ready_and_under_no_pressure() {
+    let (early, late) = ("2026-01-01T00:01:00Z", "2026-01-01T00:02:00Z");
+    let at = |time: &str| Some(time.parse::<Timestamp>().unwrap());
+    for (sentence, ready, pressure, since) in [
+        ("Ready after its pressure", ("True", late), ("False", early), at(late)),
+        ("without pressure after it was Ready", ("True", early), ("False", late), at(late)),
+        ("under pressure", ("True", early), ("True", late), None),
+        ("not Ready", ("False", late), ("False", early), None),
+    ] {
+        let condition = |type_: &str, (status, since): (&str, &str)| json!({"type": type_, "status": status, "lastTransitionTime": since});
+        let conditions = [
+            condition("Ready", ready),
+            condition("DiskPressure", pressure),
+            condition("Other", ("False", "2026-01-02T00:00:00Z")),
+        ];
+        let node = json!({"metadata": {"name": "a"}, "status": {"conditions": conditions}});
+        let facts = NodeFacts::project(&serde_json::from_value(node).unwrap()).unwrap();
+        assert_eq!(facts.well_since(), since, "{sentence}");
+    }
+}
+
+#[test]
 fn node_shows_its_devices_and_the_taints_that_kubernetes_does_not_remove_by_itself() {
     let node: Node = serde_json::from_value(json!({
         "metadata": {"name": "a"},
