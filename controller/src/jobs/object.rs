@@ -119,7 +119,8 @@ fn state(job: &Job) -> (State, String) {
     for condition in conditions.filter(|condition| condition.status == "True") {
         let message = condition.message.clone().unwrap_or_default();
         match condition.type_.as_str() {
-            "Complete" => return (State::Complete, message),
+            // The first one also while a pod on a dead node does not end.
+            "SuccessCriteriaMet" | "Complete" => return (State::Complete, message),
             "Failed" => {
                 let at = condition.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
                 let is_late = condition.reason.as_deref() == Some("DeadlineExceeded");
@@ -234,11 +235,13 @@ mod tests {
         let condition = |type_: &str, status: &str| json!([{"type": type_, "status": status, "message": "m"}]);
         let before = || job(&new(Phase::Before), "", &json!({}));
         let of = |conditions: Value| run(&stored(before(), &conditions)).unwrap().state;
-        assert_eq!(of(condition("Complete", "True")), State::Complete);
+        for type_ in ["Complete", "SuccessCriteriaMet"] {
+            assert_eq!(of(condition(type_, "True")), State::Complete, "{type_}");
+        }
         assert_eq!(of(condition("Failed", "True")), State::Failed(Timestamp::UNIX_EPOCH));
         let late = json!([{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]);
         assert_eq!(of(late), State::TimedOut(Timestamp::UNIX_EPOCH));
-        for (type_, status) in [("Complete", "False"), ("FailureTarget", "True"), ("SuccessCriteriaMet", "True")] {
+        for (type_, status) in [("Complete", "False"), ("FailureTarget", "True"), ("SuccessCriteriaMet", "False")] {
             assert_eq!(of(condition(type_, status)), State::Running, "{type_}");
         }
     }
