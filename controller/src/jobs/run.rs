@@ -19,6 +19,7 @@ use planner::view::NodeFacts;
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::Awaited;
 use super::decide::{Act, NewRun, Run, Snapshot, State, decide, not_run};
 use super::namespaces::{record, recorded};
 use super::object::{KEPT, job, node, reason, run};
@@ -96,13 +97,14 @@ pub struct HookJobs {
     failures: BTreeMap<About, Failure>,
     /// The namespaces whose Jobs are not known.
     unlisted: BTreeMap<String, Failure>,
+    awaited: Awaited,
 }
 
 impl HookJobs {
     /// Returns it without any Job known.
-    pub fn new(applier: Applier) -> Self {
+    pub fn new(applier: Applier, awaited: Awaited) -> Self {
         let (unread, failures, unlisted) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { applier, namespaces: BTreeSet::new(), recorded: None, open: true, unread, failures, unlisted }
+        Self { applier, namespaces: BTreeSet::new(), recorded: None, open: true, unread, failures, unlisted, awaited }
     }
 
     /// Runs for as long as it is polled, once the caches are read.
@@ -254,6 +256,7 @@ impl HookJobs {
             nodes,
             unknown: &self.unknown(),
             attempts: &attempts,
+            waits: &self.awaited.facts(),
             slots: &slots.unwrap_or_default(),
             gone: &gone,
             runs,

@@ -67,7 +67,7 @@ fn leader(stored: &Stored) -> HookJobs {
             Ok::<_, Infallible>(Response::new(Body::from(answer.to_string().into_bytes())))
         }
     });
-    HookJobs::new(Applier::of_leader(Client::new(service, "default")))
+    HookJobs::new(Applier::of_leader(Client::new(service, "default")), Awaited::default())
 }
 
 fn known(stored: &Stored) -> Vec<String> {
