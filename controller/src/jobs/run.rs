@@ -353,8 +353,8 @@ impl HookJobs {
         let object: DynamicObject =
             object.map_err(|error| ApplyError::api("hook_job")(kube::Error::SerdeError(error)))?;
         match jobs.create(&create_params(), &object).await {
-            // An earlier leader, or a call without an answer, has created it.
-            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            // An earlier leader, or a call without an answer, has created it. Another conflict, as of a quota, is not about it.
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {}
             created => drop(created.map_err(ApplyError::api("hook_job"))?),
         }
         let (node, hook, job) = (&new.node, &new.hook, object.metadata.name);
