@@ -178,9 +178,25 @@ pub(super) struct Snapshot<'a> {
     pub(super) now: Timestamp,
 }
 
+/// A hook whose Jobs do not go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stall {
+    pub(super) sentence: String,
+    /// The Job that is the cause, or the error.
+    pub(super) cause: String,
+    /// The Job, if it has failed: its reason is part of the cause.
+    pub(super) failed: Option<Run>,
+}
+
 /// Returns what is to be done now.
 pub(super) fn decide(snapshot: &Snapshot<'_>) -> Vec<Act> {
     pairs(snapshot).iter().filter_map(Pair::act).collect()
+}
+
+/// Returns the hooks whose Jobs do not go on, each with its node.
+pub(super) fn stalls(snapshot: &Snapshot<'_>) -> BTreeMap<(String, String), Stall> {
+    let stall = |pair: &Pair<'_>| Some(((pair.name.to_owned(), pair.node.to_owned()), pair.stall()?));
+    pairs(snapshot).iter().filter_map(stall).collect()
 }
 
 /// Returns the hooks and nodes about which anything may be to be done.
@@ -383,6 +399,28 @@ impl Pair<'_> {
             on_node,
             limit: self.hook.and_then(|hook| hook.after).map_or(AFTER_LIMIT, |wait| wait.timeout),
         })
+    }
+
+    /// Returns the Job that keeps what was prepared from being taken back: it has failed, or a request of another attempt waits for it.
+    fn stall(&self) -> Option<Stall> {
+        let request = self.awaited().map(|(request, _)| request);
+        let attempt = request.and_then(parts).map(|(_, attempt)| attempt);
+        let earlier = attempt.and_then(|attempt| self.record(|of| of != attempt));
+        let record = earlier.or_else(|| self.record(|_| true))?;
+        let run = self.last_after(record).unwrap_or(record);
+        let sentence = match (request.filter(|_| earlier.is_some()), run.state) {
+            (Some(request), State::Running | State::Failed(_) | State::TimedOut(_)) => {
+                let (hook, attempt) = (self.name, &record.attempt);
+                format!("the request {request} waits until what hook {hook} has prepared for {attempt} is taken back")
+            }
+            (None, State::Failed(_) | State::TimedOut(_)) if run.phase == Phase::After => {
+                format!("what hook {} has prepared is not taken back, retrying", self.name)
+            }
+            _ => return None,
+        };
+        let runs = run.state == State::Running;
+        let cause = format!("{}/{}{}", run.namespace, run.name, if runs { " runs" } else { "" });
+        Some(Stall { sentence, cause, failed: (!runs).then(|| run.clone()) })
     }
 
     /// The last Job that is open, of such attempts.

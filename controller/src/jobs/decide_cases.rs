@@ -12,7 +12,7 @@ use planner::view::NodeFacts;
 use planner::wait::Wait;
 use serde_json::json;
 
-use super::decide::{Act, Phase, Run, Snapshot, State, decide};
+use super::decide::{Act, Phase, Run, Snapshot, State, decide, stalls};
 
 const BEFORE: &str = "BeforeDrain/7/1";
 const AFTER: &str = "AfterUpdate/7/1";
@@ -96,6 +96,12 @@ impl World {
         let mut acts = self.judged(decide);
         assert!(acts.len() <= 1, "one hook and one node: {acts:?}");
         acts.pop()
+    }
+
+    /// Returns the sentence about what does not go on, with its cause, and whether the Job has failed.
+    fn stalled(&self) -> Option<(String, bool)> {
+        let found = self.judged(stalls).into_values().next();
+        found.map(|stall| (format!("{}: {}", stall.sentence, stall.cause), stall.failed.is_some()))
     }
 
     fn judged<T>(&self, judge: impl FnOnce(&Snapshot<'_>) -> T) -> T {
@@ -489,6 +495,27 @@ fn no_job_follows_one_whose_time_is_over_once_the_hook_is_not_awaited() {
         change(&mut world);
         assert_eq!(world.step(), "nothing", "{sentence}");
     }
+}
+
+#[test]
+fn job_that_does_not_take_back_is_named_and_so_is_the_request_that_waits_for_it() {
+    let mut world = World::ceph();
+    world.awaited = Some(("ceph", 1800));
+    world.prepare();
+    world.ask(Some("BeforeDrain/8/2"));
+    assert_eq!(world.stalled(), None, "it is about to be taken back");
+    assert_eq!(world.step(), "after unset 1");
+    let job = "rook-ceph/after unset 1";
+    let waits = "the request BeforeDrain/8/2 waits until what hook ceph has prepared for 7/1 is taken back";
+    assert_eq!(world.stalled(), Some((format!("{waits}: {job} runs"), false)));
+    world.end(State::Failed(at(0)));
+    assert_eq!(world.stalled(), Some((format!("{waits}: {job}"), true)));
+    world.ask(None);
+    let kept = "what hook ceph has prepared is not taken back, retrying";
+    assert_eq!(world.stalled(), Some((format!("{kept}: {job}"), true)));
+    world.now = 60;
+    assert_eq!(world.rest(), ["after unset 2", "close 0", "removed"]);
+    assert_eq!(world.stalled(), None);
 }
 
 #[test]

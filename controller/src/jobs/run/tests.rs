@@ -6,8 +6,8 @@ use kube::Client;
 use kube::client::Body;
 use kube::runtime::watcher::Event;
 use models::names::{
-    HOOK_ANSWER_PREFIX, JOB_ATTEMPT_ANNOTATION, JOB_NODE_ANNOTATION, JOB_NUMBER_ANNOTATION, JOB_PHASE_ANNOTATION,
-    JOB_REQUEST_ANNOTATION,
+    HOOK_ANSWER_PREFIX, HOOKS_ANNOTATION, JOB_AFTER_ANNOTATION, JOB_ATTEMPT_ANNOTATION, JOB_NODE_ANNOTATION,
+    JOB_NUMBER_ANNOTATION, JOB_PHASE_ANNOTATION, JOB_REQUEST_ANNOTATION,
 };
 use models::operator::BottlerocketUpdateOperator;
 use serde_json::Value;
@@ -186,6 +186,33 @@ async fn node_whose_attempt_cannot_be_read_is_left_alone() {
     assert_eq!(leader.unknown(), BTreeSet::from(["a".to_owned()]));
 }
 
+#[tokio::test(start_paused = true)]
+async fn failure_to_take_back_is_shown_once_with_its_job_and_reason() {
+    let complete = json!([{"type": "Complete", "status": "True"}]);
+    let failed = json!([{"type": "Failed", "status": "True", "lastTransitionTime": "9000-01-01T00:00:00Z"}]);
+    let (mut before, mut after) = (job_before(), job_before());
+    before["metadata"]["annotations"][JOB_AFTER_ANNOTATION] = "unset".into();
+    before["status"] = json!({"conditions": complete});
+    after["metadata"]["name"] = "ceph-2".into();
+    for (name, value) in [(JOB_PHASE_ANNOTATION, "after"), (JOB_NUMBER_ANNOTATION, "1")] {
+        after["metadata"]["annotations"][name] = value.into();
+    }
+    after["spec"]["ttlSecondsAfterFinished"] = KEPT.into();
+    after["status"] = json!({"conditions": failed});
+    let stored = server_with(vec![before, after]);
+    stored.lock().unwrap().pods.push(json!({"metadata": {}, "status": {"phase": "Failed", "message": "HEALTH_WARN"}}));
+    let mut leader = leader(&stored);
+    leader.applier.caches.nodes.written(&serde_json::from_value(node_a("1", &json!({}))).unwrap());
+    for _ in 0..2 {
+        leader.round().await;
+        // The Event is written meanwhile.
+        sleep(Duration::from_secs(1)).await;
+    }
+    let note = "what hook ceph has prepared is not taken back, retrying: shop/ceph-2: HEALTH_WARN";
+    assert_eq!(stored.lock().unwrap().notes, [note]);
+    assert!(leader.failures.is_empty(), "nothing waits for it");
+}
+
 #[tokio::test]
 async fn job_exists_where_the_conflict_is_about_it_and_another_conflict_is_no_failure() {
     let new = NewRun {
@@ -210,4 +237,27 @@ async fn job_exists_where_the_conflict_is_about_it_and_another_conflict_is_no_fa
         assert!(leader.carry_out(vec![Act::Create(new.clone())]).await, "{reason}: looked at again at once");
         assert!(leader.failures.is_empty(), "{reason}: without a warning");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_waits_any_more_once_jobs_can_be_listed_again() {
+    let mut job = job_before();
+    job["status"] = json!({"conditions": [{"type": "Complete", "status": "True"}]});
+    let stored = server_with(vec![job]);
+    stored.lock().unwrap().refusal = Some((403, "Forbidden"));
+    let mut leader = leader(&stored);
+    leader.applier.caches.operator.written(&operator());
+    let asked = node_a("1", &json!({HOOKS_ANNOTATION: "BeforeDrain/1/1"}));
+    leader.applier.caches.nodes.written(&serde_json::from_value(asked).unwrap());
+    // The third failure is followed by a pause of eight seconds.
+    for pause in [2, 4, 7, 2] {
+        leader.round().await;
+        sleep(Duration::from_secs(pause)).await;
+    }
+    let note = "no Job can be run for hook ceph, retrying: hook_jobs failed: no (403)";
+    assert_eq!(stored.lock().unwrap().notes, [note]);
+    stored.lock().unwrap().refusal = None;
+    leader.applier.caches.nodes.written(&serde_json::from_value(node_a("2", &json!({}))).unwrap());
+    leader.round().await;
+    assert_eq!(stored.lock().unwrap().jobs[0]["spec"]["ttlSecondsAfterFinished"], KEPT);
 }
