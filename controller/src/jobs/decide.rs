@@ -19,7 +19,7 @@ use planner::wait::Wait;
 /// Time for a Job after an update where the policy does not await it.
 const AFTER_LIMIT: Duration = Duration::from_hours(1);
 
-/// The first pause after a failed Job that takes something back, and the longest.
+/// The first pause after a failed Job that takes something back, or after the second one in a row whose time is over, and the longest.
 const PAUSES: Delays = (Duration::from_mins(1), Duration::from_mins(30));
 
 /// The least time that is left for the answer where another Job takes the place of one whose time is over. A deadline that has not moved is nearer
@@ -184,6 +184,8 @@ pub(super) struct Stall {
     pub(super) sentence: String,
     /// The Job that is the cause, or the error.
     pub(super) cause: String,
+    /// False where a request waits for a Job that runs.
+    pub(super) warning: bool,
     /// The Job, if it has failed: its reason is part of the cause.
     pub(super) failed: Option<Run>,
 }
@@ -284,10 +286,13 @@ impl Pair<'_> {
     }
 
     /// Returns whether another Job is to answer in the place of this one: its time is over, and the deadline of the hook has moved since, as by a
-    /// change of the policy.
+    /// change of the policy. In an unwell cluster it moves for a day, and each Job before a drain stays until its attempt is over: so there are pauses.
     fn is_awaited_longer(&self, run: &Run, request: &str) -> bool {
-        let is_late = matches!(run.state, State::TimedOut(_));
-        is_late && self.awaited().is_some_and(|(of, until)| of == request && after(self.now, LEAST) < until)
+        let State::TimedOut(at) = run.state else { return false };
+        let others = self.runs.iter().filter(|of| of.request.as_deref() == Some(request) && of.number < run.number);
+        let pause = Backoff::after(u32::try_from(others.count()).unwrap_or(u32::MAX)).delay(PAUSES);
+        self.now >= after(at, pause)
+            && self.awaited().is_some_and(|(of, until)| of == request && after(self.now, LEAST) < until)
     }
 
     /// Returns whether the operator has given the node a slot for its attempt, which begins without one.
@@ -408,19 +413,20 @@ impl Pair<'_> {
         let earlier = attempt.and_then(|attempt| self.record(|of| of != attempt));
         let record = earlier.or_else(|| self.record(|_| true))?;
         let run = self.last_after(record).unwrap_or(record);
-        let sentence = match (request.filter(|_| earlier.is_some()), run.state) {
-            (Some(request), State::Running | State::Failed(_) | State::TimedOut(_)) => {
+        let runs = run.state == State::Running;
+        // One before a drain is followed by the first that takes back; on a Node that is gone, nothing is run any more.
+        let takes_back = run.phase == Phase::After && !(run.on_node && self.gone);
+        let fails = takes_back && matches!(run.state, State::Failed(_) | State::TimedOut(_));
+        let sentence = match request.filter(|_| earlier.is_some()) {
+            Some(request) if runs || fails => {
                 let (hook, attempt) = (self.name, &record.attempt);
                 format!("the request {request} waits until what hook {hook} has prepared for {attempt} is taken back")
             }
-            (None, State::Failed(_) | State::TimedOut(_)) if run.phase == Phase::After => {
-                format!("what hook {} has prepared is not taken back, retrying", self.name)
-            }
+            None if fails => format!("what hook {} has prepared is not taken back, retrying", self.name),
             _ => return None,
         };
-        let runs = run.state == State::Running;
         let cause = format!("{}/{}{}", run.namespace, run.name, if runs { " runs" } else { "" });
-        Some(Stall { sentence, cause, failed: (!runs).then(|| run.clone()) })
+        Some(Stall { sentence, cause, warning: fails, failed: fails.then(|| run.clone()) })
     }
 
     /// The last Job that is open, of such attempts.

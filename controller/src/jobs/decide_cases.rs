@@ -452,7 +452,7 @@ fn job_whose_time_is_over_is_followed_by_another_one_while_the_hook_is_awaited_l
     world.awaited = Some(("ceph", 1800));
     world.ask(Some(BEFORE));
     assert_eq!(world.step(), "before set 0");
-    // Its start is in whole seconds.
+    // The start of a Job is in whole seconds.
     world.now = 1799;
     world.end(State::TimedOut(at(world.now)));
     assert_eq!(world.step(), "nothing", "the deadline has not moved");
@@ -476,6 +476,23 @@ fn job_whose_time_is_over_is_followed_by_another_one_while_the_hook_is_awaited_l
     assert_eq!(world.rest(), [AFTER]);
     world.ask(None);
     assert_eq!(world.rest(), ["close 1", "close 0", "removed"]);
+}
+
+#[test]
+fn jobs_whose_time_is_over_in_a_row_follow_after_longer_and_longer_pauses() {
+    let mut world = World::ceph();
+    world.awaited = Some(("ceph", 86_400));
+    world.ask(Some(BEFORE));
+    assert_eq!(world.step(), "before set 0");
+    for (number, pause) in [(1, 0), (2, 60), (3, 120)] {
+        world.now += 1800;
+        let ended = world.now;
+        world.end(State::TimedOut(at(ended)));
+        world.now = ended + pause - 1;
+        assert_eq!(world.step(), "nothing", "{number}");
+        world.now = ended + pause;
+        assert_eq!(world.step(), format!("before set {number}"));
+    }
 }
 
 #[test]
@@ -516,6 +533,25 @@ fn job_that_does_not_take_back_is_named_and_so_is_the_request_that_waits_for_it(
     world.now = 60;
     assert_eq!(world.rest(), ["after unset 2", "close 0", "removed"]);
     assert_eq!(world.stalled(), None);
+}
+
+#[test]
+fn job_is_not_said_to_be_retried_where_its_node_is_gone_nor_one_before_a_drain_to_take_back() {
+    let mut world = World::ceph();
+    world.awaited = Some(("ceph", 1800));
+    world.job_of().run_on_node = Some(true);
+    world.ask(Some(BEFORE));
+    world.step();
+    world.end(State::Failed(at(0)));
+    world.ask(Some("BeforeDrain/8/2"));
+    assert_eq!(world.stalled(), None, "the one that takes back is about to be created");
+    world.ask(None);
+    assert_eq!(world.step(), "after unset 1");
+    world.end(State::Failed(at(0)));
+    assert!(world.stalled().is_some());
+    (world.node, world.progress) = (None, None);
+    assert_eq!(world.stalled(), None);
+    assert_eq!(world.step(), "close 0");
 }
 
 #[test]

@@ -38,8 +38,11 @@ const PAGE: u32 = 500;
 /// The first pause after a failed act, and the longest.
 const PAUSES: Delays = (Duration::from_secs(2), Duration::from_secs(60));
 
-/// Reason of the Event about an act that has failed, and about Jobs that do not go on.
+/// Reason of the Event about an act that has failed, and about a Job that has.
 const FAILED: &str = "HookJobFailed";
+
+/// Reason of the Event about a request that waits for the Job of an earlier attempt, which runs.
+const AWAITING: &str = "AwaitingHookJob";
 
 /// A hook and a node.
 type About = (String, String);
@@ -174,7 +177,8 @@ impl HookJobs {
         for hook in &jobs {
             let failure = hook.job.as_ref().and_then(|job| self.unlisted.get(&job.namespace));
             let Some(cause) = failure.map(|failure| failure.text.clone()) else { continue };
-            let stall = Stall { sentence: format!("{}, retrying", not_run(&hook.name)), cause, failed: None };
+            let sentence = format!("{}, retrying", not_run(&hook.name));
+            let stall = Stall { sentence, cause, warning: true, failed: None };
             let asked = nodes.values().filter(|node| node.hook_request.is_some());
             unlisted.extend(asked.map(|node| ((hook.name.clone(), node.name.clone()), stall.clone())));
         }
@@ -407,32 +411,36 @@ impl HookJobs {
         let sentence = format!("{sentence}, retrying");
         let message = format!("{sentence}: {error}");
         if self.failures.entry(about.clone()).or_insert_with(Failure::none).count(&message) {
-            self.show(about, &sentence, error);
+            self.show(about, &sentence, error, true);
         }
     }
 
     /// Shows what keeps Jobs from going on, once for as long as it does.
     async fn show_stalls(&mut self, stalls: BTreeMap<About, Stall>) {
         let before = std::mem::take(&mut self.shown);
-        for (about, Stall { sentence, mut cause, failed }) in stalls {
+        for (about, Stall { sentence, mut cause, warning, failed }) in stalls {
             let text = format!("{sentence}: {cause}");
             if before.get(&about).is_none_or(|shown| !is_alike(shown, &text)) {
                 if let Some(run) = &failed {
                     cause = format!("{cause}: {}", self.reason(run).await);
                 }
-                self.show(&about, &sentence, &cause);
+                self.show(&about, &sentence, &cause, warning);
             }
             self.shown.insert(about, text);
         }
     }
 
-    /// Shows a failure in the log, and by an Event on the Node.
-    fn show(&self, about: &About, sentence: &str, cause: &str) {
+    /// Shows a text in the log and by an Event on the Node, as one about a failure if it is a `warning`.
+    fn show(&self, about: &About, sentence: &str, cause: &str, warning: bool) {
         let (hook, node) = about;
-        tracing::warn!(node, hook, reason = cause, "{sentence}");
+        if warning {
+            tracing::warn!(node, hook, reason = cause, "{sentence}");
+        } else {
+            tracing::info!(node, hook, reason = cause, "{sentence}");
+        }
         if let Some(facts) = self.applier.caches.nodes.get(node) {
-            let message = format!("{sentence}: {cause}");
-            self.applier.notify(&facts, Note { warning: true, reason: FAILED, message });
+            let (reason, message) = (if warning { FAILED } else { AWAITING }, format!("{sentence}: {cause}"));
+            self.applier.notify(&facts, Note { warning, reason, message });
         }
     }
 }
