@@ -33,6 +33,7 @@ use crate::earlier::EarlierPods;
 use crate::estimates::Estimates;
 use crate::expressions::Expressions;
 use crate::history::{History, Pages};
+use crate::jobs::{Awaited, awaited};
 use crate::leader::Peers;
 use crate::metrics::Snapshot;
 use crate::migrate::Progress;
@@ -68,6 +69,8 @@ pub struct Parts {
     pub migration: Progress,
     /// The state of the history of rollouts.
     pub history: History,
+    /// The waits for hooks, for those that Jobs answer.
+    pub awaited: Awaited,
     pub notices: Notices,
     /// The node that this replica runs on.
     pub own_node: Option<String>,
@@ -243,6 +246,7 @@ impl Driver {
             // Pods stay watched, and what is asked of others stays asked, until it can be read again.
             return Some(Wake::default());
         }
+        self.parts.awaited.change(|waits| *waits = awaited(&plan.waits));
         self.parts.expressions.want(&plan.expressions, &plan.asked_again, &policy);
         self.parts.notices.want(policy.notices.as_ref(), view.operator.as_ref().map(|operator| &operator.status));
         if plan.hand_over {

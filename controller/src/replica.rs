@@ -27,7 +27,7 @@ use crate::earlier::EarlierPods;
 use crate::expressions::{self, Expressions};
 use crate::history::{Historian, History};
 use crate::http;
-use crate::jobs::HookJobs;
+use crate::jobs::{Awaited, HookJobs};
 use crate::leader::{self, CampaignError, Leadership, Parameters, Peers, Release};
 use crate::metrics::Metrics;
 use crate::migrate::{Migrator, Progress};
@@ -220,7 +220,8 @@ impl Replica {
         }
         let history = History::default();
         tasks.spawn(Historian::new(applier.clone(), history.clone(), reading.clone()).run());
-        tasks.spawn(HookJobs::new(applier.clone()).run(reading.clone()));
+        let awaited = Awaited::default();
+        tasks.spawn(HookJobs::new(applier.clone(), awaited.clone()).run(reading.clone()));
         let secret = expressions::Secret {
             folder: config.prometheus_credentials_dir.clone(),
             namespace: config.namespace.clone(),
@@ -235,6 +236,7 @@ impl Replica {
             expressions,
             migration: progress,
             history,
+            awaited,
             notices,
             own_node: config.node_name.clone(),
             leader_since: self.clock.now(),

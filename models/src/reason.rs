@@ -350,7 +350,8 @@ ends! {
     /// A hook did not answer in time.
     HookTimedOut {
         event: UpdateFailed, class: Node, by_agent: false,
-        advice: "See the log of the [hook](hooks.md) that the message names, and its answer on the Node.",
+        advice: "See the log of the [hook](hooks.md) that the message names, and its answer on the Node. Where [Jobs](hooks.md#jobs) answer for \
+            it, they are shown by `kubectl describe jobs -A -l brupop.bottlerocket.aws/hook=NAME`.",
     }
     /// A hook refused.
     HookRefused {

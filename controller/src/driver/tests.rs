@@ -2,6 +2,7 @@ use kube::core::DeserializeGuard;
 use kube::runtime::watcher::Event;
 use planner::plan::{Action, Evictions, Plan};
 use planner::view::{ClusterView, NodeFacts, NodeView, ShadowFacts};
+use planner::wait::Wait;
 use watches::Sink as _;
 
 use super::retry::Target;
@@ -52,6 +53,7 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
         expressions,
         migration: crate::migrate::Progress::default(),
         history: crate::history::History::default(),
+        awaited: Awaited::default(),
         notices,
         own_node: None,
         leader_since: Clock::default().now(),
@@ -310,6 +312,18 @@ async fn leader_waits_for_all_caches_before_deciding() {
     driver.parts.reading = Reading::default();
     driver.turn();
     assert!(driver.writing());
+}
+
+#[tokio::test]
+async fn jobs_of_hooks_know_the_waits_of_the_last_plan_alone() {
+    let (mut driver, _) = driver();
+    take_operator(&driver, "7", &serde_json::json!({}));
+    let wait = Wait::AwaitingHook { hooks: vec!["ceph".into()], request: String::new(), until: Timestamp::MAX };
+    let earlier = BTreeMap::from([("a".to_owned(), wait), ("b".to_owned(), Wait::UpToDate)]);
+    driver.parts.awaited.change(|waits| *waits = awaited(&earlier));
+    assert_eq!(driver.parts.awaited.facts().into_keys().collect::<Vec<_>>(), ["a"]);
+    driver.turn();
+    assert_eq!(driver.parts.awaited.facts(), BTreeMap::new());
 }
 
 #[tokio::test]

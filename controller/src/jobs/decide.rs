@@ -14,12 +14,17 @@ use models::time::after;
 use planner::hooks::{self, HookAnswer, answer, parts};
 use planner::policy::Hook;
 use planner::view::NodeFacts;
+use planner::wait::Wait;
 
 /// Time for a Job after an update where the policy does not await it.
 const AFTER_LIMIT: Duration = Duration::from_hours(1);
 
-/// The first pause after a failed Job that takes something back, and the longest.
+/// The first pause after a failed Job that takes something back, or after the second one in a row whose time is over, and the longest.
 const PAUSES: Delays = (Duration::from_mins(1), Duration::from_mins(30));
+
+/// The least time that is left for the answer where another Job takes the place of one whose time is over. A deadline that has not moved is nearer
+/// when that one ends: its time begins after the wait, but in whole seconds and by another clock.
+const LEAST: Duration = Duration::from_secs(10);
 
 /// The request that a Job is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,6 +169,8 @@ pub(super) struct Snapshot<'a> {
     pub(super) unknown: &'a BTreeSet<String>,
     /// The attempts under way, by node.
     pub(super) attempts: &'a BTreeMap<String, Progress>,
+    /// The waits of the last plan for hooks, by node.
+    pub(super) waits: &'a BTreeMap<String, Wait>,
     pub(super) slots: &'a [Slot],
     /// Nodes of Jobs that do not exist any more.
     pub(super) gone: &'a BTreeSet<String>,
@@ -171,8 +178,31 @@ pub(super) struct Snapshot<'a> {
     pub(super) now: Timestamp,
 }
 
+/// A hook whose Jobs do not go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stall {
+    pub(super) sentence: String,
+    /// The Job that is the cause, or the error.
+    pub(super) cause: String,
+    /// False where a request waits for a Job that runs.
+    pub(super) warning: bool,
+    /// The Job, if it has failed: its reason is part of the cause.
+    pub(super) failed: Option<Run>,
+}
+
 /// Returns what is to be done now.
 pub(super) fn decide(snapshot: &Snapshot<'_>) -> Vec<Act> {
+    pairs(snapshot).iter().filter_map(Pair::act).collect()
+}
+
+/// Returns the hooks whose Jobs do not go on, each with its node.
+pub(super) fn stalls(snapshot: &Snapshot<'_>) -> BTreeMap<(String, String), Stall> {
+    let stall = |pair: &Pair<'_>| Some(((pair.name.to_owned(), pair.node.to_owned()), pair.stall()?));
+    pairs(snapshot).iter().filter_map(stall).collect()
+}
+
+/// Returns the hooks and nodes about which anything may be to be done.
+fn pairs<'a>(snapshot: &Snapshot<'a>) -> Vec<Pair<'a>> {
     let mut pairs: BTreeMap<(&str, &str), Vec<&Run>> = BTreeMap::new();
     for run in snapshot.runs {
         pairs.entry((run.hook.as_str(), run.node.as_str())).or_default().push(run);
@@ -182,16 +212,15 @@ pub(super) fn decide(snapshot: &Snapshot<'_>) -> Vec<Act> {
             pairs.entry((hook.name.as_str(), node.as_str())).or_default();
         }
     }
-    let mut acts = Vec::new();
-    for ((name, node), runs) in pairs {
-        if !snapshot.unknown.contains(node) {
+    let known = pairs.into_iter().filter(|((_, node), _)| !snapshot.unknown.contains(*node));
+    known
+        .map(|((name, node), runs)| {
             let hook = snapshot.hooks.iter().find(|hook| hook.name == name);
             let (facts, progress) = (snapshot.nodes.get(node), snapshot.attempts.get(node));
-            let (gone, slots, now) = (snapshot.gone.contains(node), snapshot.slots, snapshot.now);
-            acts.extend(Pair { name, node, hook, facts, gone, progress, slots, runs, now }.act());
-        }
-    }
-    acts
+            let (gone, wait) = (snapshot.gone.contains(node), snapshot.waits.get(node));
+            Pair { name, node, hook, facts, gone, progress, wait, slots: snapshot.slots, runs, now: snapshot.now }
+        })
+        .collect()
 }
 
 /// A hook and a node.
@@ -202,6 +231,7 @@ struct Pair<'a> {
     facts: Option<&'a NodeFacts>,
     gone: bool,
     progress: Option<&'a Progress>,
+    wait: Option<&'a Wait>,
     slots: &'a [Slot],
     runs: Vec<&'a Run>,
     now: Timestamp,
@@ -221,7 +251,7 @@ impl Pair<'_> {
             None => None,
         };
         let attempt = asked.map(|(_, (_, attempt))| attempt);
-        if let Some(record) = self.runs.iter().find(|run| run.open && Some(run.attempt.as_str()) != attempt) {
+        if let Some(record) = self.record(|of| Some(of) != attempt) {
             return self.take_back(record);
         }
         match asked {
@@ -249,6 +279,22 @@ impl Pair<'_> {
         self.progress.and_then(hooks::request).as_deref() == Some(request)
     }
 
+    /// The request whose answer the plan awaits of this hook, and the time until which it does at least.
+    fn awaited(&self) -> Option<(&str, Timestamp)> {
+        let Some(Wait::AwaitingHook { hooks, request, until }) = self.wait else { return None };
+        hooks.iter().any(|hook| hook == self.name).then_some((request.as_str(), *until))
+    }
+
+    /// Returns whether another Job is to answer in the place of this one: its time is over, and the deadline of the hook has moved since, as by a
+    /// change of the policy. In an unwell cluster it moves for a day, and each Job before a drain stays until its attempt is over: so there are pauses.
+    fn is_awaited_longer(&self, run: &Run, request: &str) -> bool {
+        let State::TimedOut(at) = run.state else { return false };
+        let others = self.runs.iter().filter(|of| of.request.as_deref() == Some(request) && of.number < run.number);
+        let pause = Backoff::after(u32::try_from(others.count()).unwrap_or(u32::MAX)).delay(PAUSES);
+        self.now >= after(at, pause)
+            && self.awaited().is_some_and(|(of, until)| of == request && after(self.now, LEAST) < until)
+    }
+
     /// Returns whether the operator has given the node a slot for its attempt, which begins without one.
     fn has_slot(&self) -> bool {
         let (Some(facts), Some(progress)) = (self.facts, self.progress) else { return false };
@@ -268,14 +314,21 @@ impl Pair<'_> {
         if self.answer_to(request) != HookAnswer::Missing {
             return None;
         }
-        if let Some(record) = self.record(attempt) {
-            return self.answer_by(record, request);
+        // Also one that others have given a time after which it is deleted, or else the node would be prepared again and again.
+        let last = self.last(attempt).filter(|run| run.phase == Phase::Before);
+        if let Some(run) = last.filter(|run| !self.is_awaited_longer(run, request)) {
+            return self.answer_by(run, request);
         }
         if !self.is_awaited(request) || !self.has_slot() {
             return None;
         }
         let hook = self.hook?;
         let job = hook.job.as_ref()?;
+        // One Job takes back what both have prepared.
+        let taken_back = (&job.namespace, &job.after, job.run_on_node == Some(true));
+        if last.is_some_and(|run| (&run.namespace, &run.after, run.on_node) != taken_back) {
+            return None;
+        }
         let limit = hook.before?.timeout;
         Some(Act::Create(NewRun {
             hook: self.name.to_owned(),
@@ -299,11 +352,12 @@ impl Pair<'_> {
         if !self.is_awaited(request) || self.answer_to(request) != HookAnswer::Missing {
             return None;
         }
-        let record = self.record(attempt);
+        let record = self.record(|of| of == attempt);
         // One that has taken back before this request knew nothing of the updated node.
         let asked = self.runs.iter().copied().filter(|run| run.request.as_deref() == Some(request));
-        if let Some(last) = asked.max_by_key(|run| run.number) {
-            return self.answer_by(last, request);
+        let last = asked.max_by_key(|run| run.number);
+        if let Some(run) = last.filter(|run| !self.is_awaited_longer(run, request)) {
+            return self.answer_by(run, request);
         }
         match self.new_after(attempt, Some(request), record) {
             Some(new) => Some(Act::Create(new)),
@@ -352,9 +406,37 @@ impl Pair<'_> {
         })
     }
 
-    /// The open Job of an attempt.
-    fn record(&self, attempt: &str) -> Option<&Run> {
-        self.runs.iter().copied().find(|run| run.open && run.attempt == attempt)
+    /// Returns the Job that keeps what was prepared from being taken back: it has failed, or a request of another attempt waits for it.
+    fn stall(&self) -> Option<Stall> {
+        let request = self.awaited().map(|(request, _)| request);
+        let attempt = request.and_then(parts).map(|(_, attempt)| attempt);
+        let earlier = attempt.and_then(|attempt| self.record(|of| of != attempt));
+        let record = earlier.or_else(|| self.record(|_| true))?;
+        let run = self.last_after(record).unwrap_or(record);
+        let runs = run.state == State::Running;
+        // One before a drain is followed by the first that takes back; on a Node that is gone, nothing is run any more.
+        let takes_back = run.phase == Phase::After && !(run.on_node && self.gone);
+        let fails = takes_back && matches!(run.state, State::Failed(_) | State::TimedOut(_));
+        let sentence = match request.filter(|_| earlier.is_some()) {
+            Some(request) if runs || fails => {
+                let (hook, attempt) = (self.name, &record.attempt);
+                format!("the request {request} waits until what hook {hook} has prepared for {attempt} is taken back")
+            }
+            None if fails => format!("what hook {} has prepared is not taken back, retrying", self.name),
+            _ => return None,
+        };
+        let cause = format!("{}/{}{}", run.namespace, run.name, if runs { " runs" } else { "" });
+        Some(Stall { sentence, cause, warning: fails, failed: fails.then(|| run.clone()) })
+    }
+
+    /// The last Job that is open, of such attempts.
+    fn record(&self, is_of: impl Fn(&str) -> bool) -> Option<&Run> {
+        self.runs.iter().copied().filter(|run| run.open && is_of(&run.attempt)).max_by_key(|run| run.number)
+    }
+
+    /// The last Job of an attempt.
+    fn last(&self, attempt: &str) -> Option<&Run> {
+        self.runs.iter().copied().filter(|run| run.attempt == attempt).max_by_key(|run| run.number)
     }
 
     /// The last Job that takes back what the record has prepared.
@@ -364,8 +446,7 @@ impl Pair<'_> {
     }
 
     fn next_number(&self, attempt: &str) -> u32 {
-        let numbers = self.runs.iter().filter(|run| run.attempt == attempt).map(|run| run.number);
-        numbers.max().map_or(0, |number| number.saturating_add(1))
+        self.last(attempt).map_or(0, |run| run.number.saturating_add(1))
     }
 
     fn answer_to(&self, request: &str) -> HookAnswer {

@@ -9,9 +9,10 @@ use models::shadow::{Progress, Step};
 use planner::hooks::parts;
 use planner::policy::{Hook, HookWait};
 use planner::view::NodeFacts;
+use planner::wait::Wait;
 use serde_json::json;
 
-use super::decide::{Act, Phase, Run, Snapshot, State, decide};
+use super::decide::{Act, Phase, Run, Snapshot, State, decide, stalls};
 
 const BEFORE: &str = "BeforeDrain/7/1";
 const AFTER: &str = "AfterUpdate/7/1";
@@ -42,6 +43,8 @@ struct World {
     known: bool,
     runs: Vec<Run>,
     now: i64,
+    /// The hook that the last plan awaits, and its deadline.
+    awaited: Option<(&'static str, i64)>,
 }
 
 impl World {
@@ -59,7 +62,7 @@ impl World {
         let node = NodeFacts { name: "a".into(), uid: "u".into(), ..NodeFacts::default() };
         let slots = vec![Slot { uid: "u".into(), node: "a".into(), since: at(0), update: None }];
         let (hooks, node, runs) = (vec![hook], Some(node), Vec::new());
-        Self { hooks, node, progress: None, slots, known: true, runs, now: 0 }
+        Self { hooks, node, progress: None, slots, known: true, runs, now: 0, awaited: None }
     }
 
     fn ceph() -> Self {
@@ -90,23 +93,44 @@ impl World {
     }
 
     fn decided(&self) -> Option<Act> {
+        let mut acts = self.judged(decide);
+        assert!(acts.len() <= 1, "one hook and one node: {acts:?}");
+        acts.pop()
+    }
+
+    /// Returns the sentence about what does not go on, with its cause, and whether the Job has failed.
+    fn stalled(&self) -> Option<(String, bool)> {
+        let found = self.judged(stalls).into_values().next();
+        found.map(|stall| (format!("{}: {}", stall.sentence, stall.cause), stall.failed.is_some()))
+    }
+
+    fn judged<T>(&self, judge: impl FnOnce(&Snapshot<'_>) -> T) -> T {
         let nodes: BTreeMap<String, NodeFacts> =
             self.node.iter().map(|node| (node.name.clone(), node.clone())).collect();
         let one = |is: bool| -> BTreeSet<String> { is.then(|| "a".to_owned()).into_iter().collect() };
         let attempts: BTreeMap<String, Progress> =
             self.progress.iter().map(|progress| ("a".to_owned(), progress.clone())).collect();
-        let mut acts = decide(&Snapshot {
+        judge(&Snapshot {
             hooks: &self.hooks,
             nodes: &nodes,
             unknown: &one(!self.known),
             attempts: &attempts,
+            waits: &self.waits(),
             slots: &self.slots,
             gone: &one(self.node.is_none()),
             runs: &self.runs,
             now: at(self.now),
+        })
+    }
+
+    /// As a plan has them.
+    fn waits(&self) -> BTreeMap<String, Wait> {
+        let request = self.node.as_ref().and_then(|node| node.hook_request.clone());
+        let wait = self.awaited.zip(request).map(|((hook, until), request)| {
+            let wait = Wait::AwaitingHook { hooks: vec![hook.into()], request, until: at(until) };
+            ("a".to_owned(), wait)
         });
-        assert!(acts.len() <= 1, "one hook and one node: {acts:?}");
-        acts.pop()
+        wait.into_iter().collect()
     }
 
     /// Carries out what is decided, and returns it in a word or two.
@@ -409,6 +433,125 @@ fn what_was_prepared_is_taken_back_also_where_another_client_has_answered() {
     assert_eq!(world.rest(), [""; 0]);
     world.ask(None);
     assert_eq!(world.rest(), ["after unset 1", "close 0", "removed"]);
+}
+
+#[test]
+fn node_is_prepared_once_also_where_another_client_has_the_job_deleted_after_a_time() {
+    let mut world = World::ceph();
+    world.ask(Some(BEFORE));
+    assert_eq!(world.step(), "before set 0");
+    world.runs[0].open = false;
+    assert_eq!(world.rest(), [BEFORE]);
+    world.node.as_mut().unwrap().hook_answers.clear();
+    assert_eq!(world.rest(), [BEFORE], "no further Job");
+}
+
+#[test]
+fn job_whose_time_is_over_is_followed_by_another_one_while_the_hook_is_awaited_longer() {
+    let mut world = World::ceph();
+    world.awaited = Some(("ceph", 1800));
+    world.ask(Some(BEFORE));
+    assert_eq!(world.step(), "before set 0");
+    // The start of a Job is in whole seconds.
+    world.now = 1799;
+    world.end(State::TimedOut(at(world.now)));
+    assert_eq!(world.step(), "nothing", "the deadline has not moved");
+    world.awaited = Some(("ceph", 3600));
+    world.slots.clear();
+    assert_eq!(world.step(), "nothing", "no slot");
+    world.slots = World::ceph().slots;
+    world.job_of().after = Some("other".into());
+    assert_eq!(world.step(), "nothing", "no one Job would take back what both have prepared");
+    world.job_of().after = Some("unset".into());
+    world.hooks[0].before = Some(HookWait { timeout: Duration::from_mins(50), continues: false });
+    let Some(Act::Create(new)) = world.decided() else { panic!("another Job") };
+    assert_eq!((new.number, new.limit), (1, Duration::from_mins(50)), "the limit of the policy now");
+    assert_eq!(world.rest(), ["before set 1", BEFORE]);
+
+    world.ask(Some(AFTER));
+    assert_eq!(world.step(), "after unset 2");
+    world.end(State::TimedOut(at(world.now)));
+    assert_eq!(world.step(), "after unset 3");
+    world.end(State::Complete);
+    assert_eq!(world.rest(), [AFTER]);
+    world.ask(None);
+    assert_eq!(world.rest(), ["close 1", "close 0", "removed"]);
+}
+
+#[test]
+fn jobs_whose_time_is_over_in_a_row_follow_after_longer_and_longer_pauses() {
+    let mut world = World::ceph();
+    world.awaited = Some(("ceph", 86_400));
+    world.ask(Some(BEFORE));
+    assert_eq!(world.step(), "before set 0");
+    for (number, pause) in [(1, 0), (2, 60), (3, 120)] {
+        world.now += 1800;
+        let ended = world.now;
+        world.end(State::TimedOut(at(ended)));
+        world.now = ended + pause - 1;
+        assert_eq!(world.step(), "nothing", "{number}");
+        world.now = ended + pause;
+        assert_eq!(world.step(), format!("before set {number}"));
+    }
+}
+
+#[test]
+fn no_job_follows_one_whose_time_is_over_once_the_hook_is_not_awaited() {
+    type Change = fn(&mut World);
+    let cases: [(&str, Change); 3] = [
+        ("another hook is awaited longer", |world| world.awaited = Some(("silence", 3600))),
+        ("the attempt is over", |world| world.progress = None),
+        ("the step is over", |world| world.step_to(Step::Draining)),
+    ];
+    for (sentence, change) in cases {
+        let mut world = World::ceph();
+        world.ask(Some(BEFORE));
+        world.step();
+        (world.now, world.awaited) = (1801, Some(("ceph", 3600)));
+        world.end(State::TimedOut(at(world.now)));
+        change(&mut world);
+        assert_eq!(world.step(), "nothing", "{sentence}");
+    }
+}
+
+#[test]
+fn job_that_does_not_take_back_is_named_and_so_is_the_request_that_waits_for_it() {
+    let mut world = World::ceph();
+    world.awaited = Some(("ceph", 1800));
+    world.prepare();
+    world.ask(Some("BeforeDrain/8/2"));
+    assert_eq!(world.stalled(), None, "it is about to be taken back");
+    assert_eq!(world.step(), "after unset 1");
+    let job = "rook-ceph/after unset 1";
+    let waits = "the request BeforeDrain/8/2 waits until what hook ceph has prepared for 7/1 is taken back";
+    assert_eq!(world.stalled(), Some((format!("{waits}: {job} runs"), false)));
+    world.end(State::Failed(at(0)));
+    assert_eq!(world.stalled(), Some((format!("{waits}: {job}"), true)));
+    world.ask(None);
+    let kept = "what hook ceph has prepared is not taken back, retrying";
+    assert_eq!(world.stalled(), Some((format!("{kept}: {job}"), true)));
+    world.now = 60;
+    assert_eq!(world.rest(), ["after unset 2", "close 0", "removed"]);
+    assert_eq!(world.stalled(), None);
+}
+
+#[test]
+fn job_is_not_said_to_be_retried_where_its_node_is_gone_nor_one_before_a_drain_to_take_back() {
+    let mut world = World::ceph();
+    world.awaited = Some(("ceph", 1800));
+    world.job_of().run_on_node = Some(true);
+    world.ask(Some(BEFORE));
+    world.step();
+    world.end(State::Failed(at(0)));
+    world.ask(Some("BeforeDrain/8/2"));
+    assert_eq!(world.stalled(), None, "the one that takes back is about to be created");
+    world.ask(None);
+    assert_eq!(world.step(), "after unset 1");
+    world.end(State::Failed(at(0)));
+    assert!(world.stalled().is_some());
+    (world.node, world.progress) = (None, None);
+    assert_eq!(world.stalled(), None);
+    assert_eq!(world.step(), "close 0");
 }
 
 #[test]

@@ -119,7 +119,8 @@ fn state(job: &Job) -> (State, String) {
     for condition in conditions.filter(|condition| condition.status == "True") {
         let message = condition.message.clone().unwrap_or_default();
         match condition.type_.as_str() {
-            "Complete" => return (State::Complete, message),
+            // The first one also while a pod on a dead node does not end.
+            "SuccessCriteriaMet" | "Complete" => return (State::Complete, message),
             "Failed" => {
                 let at = condition.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
                 let is_late = condition.reason.as_deref() == Some("DeadlineExceeded");
@@ -132,7 +133,8 @@ fn state(job: &Job) -> (State, String) {
     (State::Running, String::new())
 }
 
-/// The reason of a failed Job: the last line of what the last failed container has left as its message, or else the Job controller's message.
+/// The reason of a failed Job: the last line of what the last failed container has left as its message, or else why the last pod has failed, as one
+/// that the kubelet has rejected or evicted, or else the Job controller's message.
 pub(super) fn reason(message: &str, pods: &[Pod]) -> String {
     let statuses = pods.iter().filter_map(|pod| pod.status.as_ref());
     let containers = statuses.flat_map(|status| {
@@ -145,7 +147,14 @@ pub(super) fn reason(message: &str, pods: &[Pod]) -> String {
         Some((ended.finished_at.as_ref().map(|time| time.0), line.trim()))
     });
     let last = said.max_by_key(|(at, _)| *at).map(|(_, line)| line);
-    cut(last.unwrap_or(message), REASON_LENGTH)
+    let of_pods = pods.iter().filter_map(|pod| {
+        let status = pod.status.as_ref().filter(|status| status.phase.as_deref() == Some("Failed"))?;
+        let mut texts = [&status.message, &status.reason].into_iter().filter_map(|text| text.as_deref().map(str::trim));
+        let text = texts.find(|text| !text.is_empty())?;
+        Some((pod.metadata.creation_timestamp.as_ref().map(|time| time.0), text))
+    });
+    let of_pod = || of_pods.max_by_key(|(at, _)| *at).map(|(_, text)| text);
+    cut(last.or_else(of_pod).unwrap_or(message), REASON_LENGTH)
 }
 
 #[cfg(test)]
@@ -234,17 +243,19 @@ mod tests {
         let condition = |type_: &str, status: &str| json!([{"type": type_, "status": status, "message": "m"}]);
         let before = || job(&new(Phase::Before), "", &json!({}));
         let of = |conditions: Value| run(&stored(before(), &conditions)).unwrap().state;
-        assert_eq!(of(condition("Complete", "True")), State::Complete);
+        for type_ in ["Complete", "SuccessCriteriaMet"] {
+            assert_eq!(of(condition(type_, "True")), State::Complete, "{type_}");
+        }
         assert_eq!(of(condition("Failed", "True")), State::Failed(Timestamp::UNIX_EPOCH));
         let late = json!([{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]);
         assert_eq!(of(late), State::TimedOut(Timestamp::UNIX_EPOCH));
-        for (type_, status) in [("Complete", "False"), ("FailureTarget", "True"), ("SuccessCriteriaMet", "True")] {
+        for (type_, status) in [("Complete", "False"), ("FailureTarget", "True"), ("SuccessCriteriaMet", "False")] {
             assert_eq!(of(condition(type_, status)), State::Running, "{type_}");
         }
     }
 
     #[test]
-    fn reason_is_the_last_line_of_the_last_failed_container_or_else_the_message_of_the_job() {
+    fn reason_is_the_last_line_of_the_last_failed_container_or_else_that_of_a_failed_pod_or_of_the_job() {
         let pod = |message: Option<&str>, code: i32, finished: &str| -> Pod {
             let ended = json!({"exitCode": code, "finishedAt": finished, "message": message});
             let container = json!({
@@ -253,13 +264,25 @@ mod tests {
             });
             serde_json::from_value(json!({"status": {"containerStatuses": [container]}})).unwrap()
         };
+        let ended = |phase: &str, reason: Option<&str>, message: Option<&str>, created: &str| -> Pod {
+            let status = json!({"phase": phase, "reason": reason, "message": message});
+            serde_json::from_value(json!({"metadata": {"creationTimestamp": created}, "status": status})).unwrap()
+        };
         let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z");
+        let (evicted, rejected) = (
+            || ended("Failed", Some("Evicted"), Some("The node was low on resource: memory."), early),
+            || ended("Failed", Some("OutOfcpu"), None, late),
+        );
         for (sentence, pods, expected) in [
             ("no pod", vec![], "gave up"),
             ("no message", vec![pod(None, 1, early)], "gave up"),
             ("a message", vec![pod(Some("one\nHEALTH_WARN\n"), 1, early)], "HEALTH_WARN"),
             ("two pods", vec![pod(Some("late"), 1, late), pod(Some("early"), 1, early)], "late"),
             ("one that has succeeded", vec![pod(Some("good"), 0, late), pod(Some("bad"), 1, early)], "bad"),
+            ("an evicted pod", vec![pod(None, 1, late), evicted()], "The node was low on resource: memory."),
+            ("a rejected pod, the last", vec![rejected(), evicted()], "OutOfcpu"),
+            ("a container with a message", vec![rejected(), pod(Some("HEALTH_WARN"), 1, early)], "HEALTH_WARN"),
+            ("a pod that has not failed", vec![ended("Succeeded", Some("other"), None, late)], "gave up"),
         ] {
             assert_eq!(reason("gave up", &pods), expected, "{sentence}");
         }

@@ -19,7 +19,8 @@ use planner::view::NodeFacts;
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::decide::{Act, NewRun, Run, Snapshot, State, decide, not_run};
+use super::Awaited;
+use super::decide::{Act, NewRun, Run, Snapshot, Stall, State, decide, not_run, stalls};
 use super::namespaces::{record, recorded};
 use super::object::{KEPT, job, node, reason, run};
 use crate::apply::{Applier, ApplyError, create_params, patch_params};
@@ -37,8 +38,11 @@ const PAGE: u32 = 500;
 /// The first pause after a failed act, and the longest.
 const PAUSES: Delays = (Duration::from_secs(2), Duration::from_secs(60));
 
-/// Reason of the Event about an act that has failed.
+/// Reason of the Event about an act that has failed, and about a Job that has.
 const FAILED: &str = "HookJobFailed";
+
+/// Reason of the Event about a request that waits for the Job of an earlier attempt, which runs.
+const AWAITING: &str = "AwaitingHookJob";
 
 /// A hook and a node.
 type About = (String, String);
@@ -93,16 +97,29 @@ pub struct HookJobs {
     open: bool,
     /// By namespace.
     unread: BTreeMap<String, Unread>,
+    /// Those of acts.
     failures: BTreeMap<About, Failure>,
     /// The namespaces whose Jobs are not known.
     unlisted: BTreeMap<String, Failure>,
+    /// The texts about Jobs that did not go on in the last round. No act waits for them.
+    shown: BTreeMap<About, String>,
+    awaited: Awaited,
 }
 
 impl HookJobs {
     /// Returns it without any Job known.
-    pub fn new(applier: Applier) -> Self {
-        let (unread, failures, unlisted) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { applier, namespaces: BTreeSet::new(), recorded: None, open: true, unread, failures, unlisted }
+    pub fn new(applier: Applier, awaited: Awaited) -> Self {
+        Self {
+            applier,
+            namespaces: BTreeSet::new(),
+            recorded: None,
+            open: true,
+            unread: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            unlisted: BTreeMap::new(),
+            shown: BTreeMap::new(),
+            awaited,
+        }
     }
 
     /// Runs for as long as it is polled, once the caches are read.
@@ -147,6 +164,7 @@ impl HookJobs {
         }
         if self.namespaces.is_empty() || (nodes.is_empty() && !self.open) {
             self.failures.clear();
+            self.shown.clear();
             return Pace::Idle;
         }
         let runs = self.list().await;
@@ -155,24 +173,25 @@ impl HookJobs {
         let is_answered = |node: &NodeFacts| !node.hook_answers.is_empty() && of_runs.contains(node.name.as_str());
         let nodes = nodes.into_iter().chain(self.applier.caches.nodes.select(is_answered));
         let nodes: BTreeMap<String, NodeFacts> = nodes.map(|node| (node.name.clone(), node)).collect();
-        let mut wanted = BTreeSet::new();
+        let mut unlisted = Vec::new();
         for hook in &jobs {
-            let unlisted = hook.job.as_ref().and_then(|job| self.unlisted.get(&job.namespace));
-            let Some(error) = unlisted.map(|failure| failure.text.clone()) else { continue };
-            for node in nodes.values().filter(|node| node.hook_request.is_some()) {
-                let about = (hook.name.clone(), node.name.clone());
-                self.failed(&about, &not_run(&hook.name), &error);
-                wanted.insert(about);
-            }
+            let failure = hook.job.as_ref().and_then(|job| self.unlisted.get(&job.namespace));
+            let Some(cause) = failure.map(|failure| failure.text.clone()) else { continue };
+            let sentence = format!("{}, retrying", not_run(&hook.name));
+            let stall = Stall { sentence, cause, warning: true, failed: None };
+            let asked = nodes.values().filter(|node| node.hook_request.is_some());
+            unlisted.extend(asked.map(|node| ((hook.name.clone(), node.name.clone()), stall.clone())));
         }
         jobs.retain(|hook| hook.job.as_ref().is_some_and(|job| !self.unlisted.contains_key(&job.namespace)));
-        let acts = self.decide(&jobs, &nodes, &runs);
+        let (acts, mut stalls) = self.decide(&jobs, &nodes, &runs);
+        stalls.extend(unlisted);
         self.open = !self.unlisted.is_empty()
             || self.unread.values().any(|unread| !unread.is_empty())
             || runs.iter().any(|run| run.open);
-        wanted.extend(acts.iter().map(Act::about));
+        let wanted: BTreeSet<About> = acts.iter().map(Act::about).collect();
         self.failures.retain(|about, _| wanted.contains(about));
         let acted = self.carry_out(acts).await;
+        self.show_stalls(stalls).await;
         let busy = acted || runs.iter().any(|run| run.state == State::Running);
         if busy { Pace::Busy } else { Pace::Resting }
     }
@@ -239,7 +258,12 @@ impl HookJobs {
         acted
     }
 
-    fn decide(&self, hooks: &[Hook], nodes: &BTreeMap<String, NodeFacts>, runs: &[Run]) -> Vec<Act> {
+    fn decide(
+        &self,
+        hooks: &[Hook],
+        nodes: &BTreeMap<String, NodeFacts>,
+        runs: &[Run],
+    ) -> (Vec<Act>, BTreeMap<About, Stall>) {
         let caches = &self.applier.caches;
         let named: BTreeSet<&String> = runs.iter().map(|run| &run.node).collect();
         let attempts: BTreeMap<String, Progress> = caches.shadows.read(|shadows| {
@@ -249,16 +273,18 @@ impl HookJobs {
         let slots = caches.operator.read(|all| all.get(OPERATOR_NAME).map(|operator| operator.status.slots.clone()));
         let gone: BTreeSet<String> =
             named.into_iter().filter(|node| caches.nodes.get(node).is_none()).cloned().collect();
-        decide(&Snapshot {
+        let snapshot = Snapshot {
             hooks,
             nodes,
             unknown: &self.unknown(),
             attempts: &attempts,
+            waits: &self.awaited.facts(),
             slots: &slots.unwrap_or_default(),
             gone: &gone,
             runs,
             now: self.applier.leadership.now(),
-        })
+        };
+        (decide(&snapshot), stalls(&snapshot))
     }
 
     /// Returns the nodes that cannot be read, those whose attempts cannot, and those of Jobs that cannot.
@@ -350,8 +376,8 @@ impl HookJobs {
         let object: DynamicObject =
             object.map_err(|error| ApplyError::api("hook_job")(kube::Error::SerdeError(error)))?;
         match jobs.create(&create_params(), &object).await {
-            // An earlier leader, or a call without an answer, has created it.
-            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            // An earlier leader, or a call without an answer, has created it. Another conflict, as of a quota, is not about it.
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {}
             created => drop(created.map_err(ApplyError::api("hook_job"))?),
         }
         let (node, hook, job) = (&new.node, &new.hook, object.metadata.name);
@@ -380,16 +406,41 @@ impl HookJobs {
         reason(&run.message, &pods)
     }
 
-    /// Records a failure, and shows it if it is a new one.
+    /// Records the failure of an act, and shows it if it is a new one.
     fn failed(&mut self, about: &About, sentence: &str, error: &str) {
-        let (hook, node) = about;
-        let message = format!("{sentence}, retrying: {error}");
-        if !self.failures.entry(about.clone()).or_insert_with(Failure::none).count(&message) {
-            return;
+        let sentence = format!("{sentence}, retrying");
+        let message = format!("{sentence}: {error}");
+        if self.failures.entry(about.clone()).or_insert_with(Failure::none).count(&message) {
+            self.show(about, &sentence, error, true);
         }
-        tracing::warn!(node, hook, reason = error, "{sentence}, retrying");
+    }
+
+    /// Shows what keeps Jobs from going on, once for as long as it does.
+    async fn show_stalls(&mut self, stalls: BTreeMap<About, Stall>) {
+        let before = std::mem::take(&mut self.shown);
+        for (about, Stall { sentence, mut cause, warning, failed }) in stalls {
+            let text = format!("{sentence}: {cause}");
+            if before.get(&about).is_none_or(|shown| !is_alike(shown, &text)) {
+                if let Some(run) = &failed {
+                    cause = format!("{cause}: {}", self.reason(run).await);
+                }
+                self.show(&about, &sentence, &cause, warning);
+            }
+            self.shown.insert(about, text);
+        }
+    }
+
+    /// Shows a text in the log and by an Event on the Node, as one about a failure if it is a `warning`.
+    fn show(&self, about: &About, sentence: &str, cause: &str, warning: bool) {
+        let (hook, node) = about;
+        if warning {
+            tracing::warn!(node, hook, reason = cause, "{sentence}");
+        } else {
+            tracing::info!(node, hook, reason = cause, "{sentence}");
+        }
         if let Some(facts) = self.applier.caches.nodes.get(node) {
-            self.applier.notify(&facts, Note { warning: true, reason: FAILED, message });
+            let (reason, message) = (if warning { FAILED } else { AWAITING }, format!("{sentence}: {cause}"));
+            self.applier.notify(&facts, Note { warning, reason, message });
         }
     }
 }

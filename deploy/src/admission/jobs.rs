@@ -11,6 +11,7 @@ use models::names::{
     CONTROLLER, CONTROLLER_JOBS, HOOK_LABEL, JOB_ATTEMPT_ANNOTATION, JOB_NODE_ANNOTATION, JOB_NUMBER_ANNOTATION,
     JOB_PHASE_ANNOTATION, JOB_VERSION_ANNOTATION, POD_TEMPLATE_LABEL,
 };
+use planner::hooks::BEFORE;
 use serde_json::{Value, json};
 
 use super::limits::{Limits, list, validation};
@@ -93,6 +94,14 @@ fn created() -> Limits {
                 "!object.spec.?manualSelector.orValue(false) && !object.spec.?suspend.orValue(false)",
                 PART,
                 "creates no Job that takes over other pods or whose pods can be changed later",
+            ),
+            // By another client's doing: it would count as taken back, and be deleted.
+            validation(
+                &format!(
+                    "object.metadata.?annotations[?'{JOB_PHASE_ANNOTATION}'].orValue('') != '{BEFORE}' || !has(object.spec.ttlSecondsAfterFinished)"
+                ),
+                PART,
+                "creates no Job before a drain with ttlSecondsAfterFinished, which another policy or webhook has set: the Job is the record of what is to be taken back",
             ),
         ],
     }

@@ -9,7 +9,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::PodTemplate;
 use kube::Api;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
-use models::names::{CONTROLLER, HOOK_LABEL, JOB_NODE_ANNOTATION, POD_TEMPLATE_LABEL};
+use models::names::{CONTROLLER, HOOK_LABEL, JOB_NODE_ANNOTATION, JOB_PHASE_ANNOTATION, POD_TEMPLATE_LABEL};
 use serde_json::{Value, json};
 
 use super::{admission_policy_has_no_expression_warnings, client_of, expect, kubectl, manifest, until};
@@ -26,6 +26,7 @@ const ANNOTATIONS: &str = "may not change annotations of a PodTemplate";
 const OWNERS: &str = "may not give a Job owners or finalizers";
 const TIME_ALONE: Option<&str> = Some("changes nothing of a Job but ttlSecondsAfterFinished");
 const OTHER_PODS: &str = "creates no Job that takes over other pods";
+const RECORD: &str = "creates no Job before a drain with ttlSecondsAfterFinished";
 
 /// A change of the Job that the controller creates, with its place in it.
 type Forgery = (&'static str, &'static str, Value, Option<&'static str>);
@@ -81,14 +82,15 @@ pub(crate) async fn jobs_of_hooks_have_the_spec_of_templates_that_are_named(
     kubectl(control_plane, &["delete", "-f", &manifest("jobs.yaml")]).await.map(drop)
 }
 
-/// The Job that the controller makes by a template.
+/// The Job that the controller makes by a template, before a drain.
 fn job(template: &Value) -> Value {
     let mut pod = template.clone();
     pod["metadata"]["labels"][HOOK_LABEL] = "ceph".into();
     pod["metadata"]["annotations"][JOB_NODE_ANNOTATION] = "node-1".into();
+    let labels = json!({HOOK_LABEL: "ceph", POD_TEMPLATE_LABEL: TEMPLATE});
     json!({
         "apiVersion": "batch/v1", "kind": "Job",
-        "metadata": {"name": "ceph-1", "labels": {HOOK_LABEL: "ceph", POD_TEMPLATE_LABEL: TEMPLATE}},
+        "metadata": {"name": "ceph-1", "labels": labels, "annotations": {JOB_PHASE_ANNOTATION: "before"}},
         "spec": {"backoffLimit": 2, "activeDeadlineSeconds": 60, "template": pod},
     })
 }
@@ -116,6 +118,7 @@ fn forgeries() -> Vec<Forgery> {
         ("no template", "/metadata/labels", json!({HOOK_LABEL: "ceph"}), Some(NAMED)),
         ("a Job that is suspended", "/spec/suspend", json!(true), Some(OTHER_PODS)),
         ("a selector of its own", "/spec", taken, Some(OTHER_PODS)),
+        ("a time after which the record is deleted", "/spec/ttlSecondsAfterFinished", json!(900), Some(RECORD)),
     ]
 }
 
