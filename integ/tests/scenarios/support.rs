@@ -28,7 +28,7 @@ use tokio::sync::Semaphore;
 use crate::interfere::poll;
 
 /// Number of scenarios that run at a time, if the test runner has as many threads (`make` sets that).
-const AT_ONCE: usize = 6;
+const AT_ONCE: usize = 8;
 static RUNNING: Semaphore = Semaphore::const_new(AT_ONCE);
 
 /// Longest wait for anything in a scenario; nothing is measured by it.
