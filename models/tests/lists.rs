@@ -10,7 +10,7 @@ const LISTS: [(&str, &str); 10] = [
     // At the end what facts are read from: a label, and a kind of objects.
     (
         "Add a reason for which a node waits",
-        "AwaitingHook BudgetUnhealthy BudgetUsedUp Deleting DisarmPending MultipleBudgets NotOffered ReadingPods TooYoung \
+        "BudgetUnhealthy BudgetUsedUp Deleting DisarmPending MultipleBudgets NotOffered ReadingPods TooYoung \
          PRIORITY_LABEL csi_nodes csinodes",
     ),
     // Some names here, and among the fields, are of the patch of the next version.

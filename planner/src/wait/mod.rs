@@ -378,11 +378,9 @@ pub enum Wait {
         /// Nodes that have failed, the first few, each with the end of its attempt.
         nodes: Vec<String>,
     },
-    /// Too many updates of the rollout have ended one after the other without a proof, or too many nodes had proven the version and were not Ready
-    /// any more, or under pressure.
+    /// Too many updates of the rollout have ended one after the other without a proof, or too many nodes have lost theirs.
     #[error("{}", text::braked(*.count, *.fallen, .nodes, *.until, .trial.as_deref()))]
     Braked {
-        /// The number of these nodes.
         count: usize,
         /// The number of those among them that had proven the version.
         fallen: usize,
