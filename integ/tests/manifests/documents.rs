@@ -7,7 +7,7 @@
 mod fields;
 mod shell;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
@@ -84,11 +84,12 @@ struct Block {
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_and_yaml_of_documentation_are_accepted() -> anyhow::Result<()> {
     let mut blocks = Vec::new();
-    let mut spans = BTreeSet::new();
+    // A command that several pages have is tried once.
+    let mut spans = BTreeMap::new();
     for page in pages()? {
         let text = std::fs::read_to_string(&page)?;
         let name = page.strip_prefix(root().canonicalize()?)?.display().to_string();
-        spans.extend(read(&name, &text, &mut blocks)?);
+        spans.extend(read(&name, &text, &mut blocks)?.into_iter().map(|span| (span, name.clone())));
     }
     blocks.extend(examples()?);
     ensure!(blocks.len() > 50 && spans.len() > 50, "{} blocks and {} commands in text", blocks.len(), spans.len());
@@ -105,7 +106,7 @@ async fn commands_and_yaml_of_documentation_are_accepted() -> anyhow::Result<()>
     let shell = Shell::new(&control_plane, folder.path()).await?;
     create_releases(&control_plane, folder.path()).await?;
     let tries = blocks.iter().map(|block| (format!("{}:{}", block.page, block.line), Some(block), ""));
-    let tries = tries.chain(spans.iter().map(|(page, span)| (page.clone(), None, span.as_str())));
+    let tries = tries.chain(spans.iter().map(|(span, page)| (page.clone(), None, span.as_str())));
     let shell = &shell;
     let results = stream::iter(tries.enumerate()).map(|(number, (place, block, span))| async move {
         let result = match block {
@@ -176,8 +177,8 @@ fn pages() -> anyhow::Result<Vec<PathBuf>> {
     Ok(pages)
 }
 
-/// Adds the blocks of a page, and returns its commands in text, each with its page.
-fn read(page: &str, text: &str, blocks: &mut Vec<Block>) -> anyhow::Result<Vec<(String, String)>> {
+/// Adds the blocks of a page, and returns its commands in text.
+fn read(page: &str, text: &str, blocks: &mut Vec<Block>) -> anyhow::Result<Vec<String>> {
     let mut prose = String::new();
     let mut open: Option<Block> = None;
     let mut indent = 0;
@@ -202,7 +203,7 @@ fn read(page: &str, text: &str, blocks: &mut Vec<Block>) -> anyhow::Result<Vec<(
         let mut words: Vec<&str> = span.split_whitespace().collect();
         // An option may lack its value in a sentence.
         words.pop_if(|word| word.starts_with('-') && word.len() == 2);
-        (page.to_owned(), words.join(" "))
+        words.join(" ")
     });
     Ok(words.collect())
 }

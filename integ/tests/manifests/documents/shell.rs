@@ -1,5 +1,6 @@
 //! The shell in which commands of the documentation are tried: its programs, and what they stand for.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use integ::bed::Programs;
 use integ::control_plane::ControlPlane;
+use parking_lot::Mutex;
 
 use super::{fields, root};
 
@@ -71,6 +73,8 @@ pub(super) struct Shell<'a> {
     folder: &'a Path,
     plugin: PathBuf,
     helm: PathBuf,
+    /// The fields that exist, in the form that `kubectl explain` takes.
+    fields: Mutex<BTreeSet<String>>,
 }
 
 impl<'a> Shell<'a> {
@@ -86,7 +90,8 @@ impl<'a> Shell<'a> {
         for name in TOOLS {
             symlink(tool(name)?, programs.join(name))?;
         }
-        Ok(Self { control_plane, folder, plugin: Programs::find()?.plugin, helm: integ::tools::helm().await? })
+        let (plugin, helm) = (Programs::find()?.plugin, integ::tools::helm().await?);
+        Ok(Self { control_plane, folder, plugin, helm, fields: Mutex::default() })
     }
 
     /// Runs commands in a folder of their own, and checks that the fields exist that they read.
@@ -126,7 +131,10 @@ impl<'a> Shell<'a> {
         for call in std::fs::read_to_string(calls)?.split_terminator('\x1e') {
             let arguments: Vec<&str> = call.split_terminator('\x1f').collect();
             for field in fields::read_by(&arguments)? {
-                crate::kubectl(self.control_plane, &["explain", &field]).await?;
+                if !self.fields.lock().contains(&field) {
+                    crate::kubectl(self.control_plane, &["explain", &field]).await?;
+                    self.fields.lock().insert(field);
+                }
             }
         }
         Ok(())
