@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
-/// What cargo made of the sources.
+/// The program, or the errors of the compiler.
 pub enum Compiled {
     Program(PathBuf),
     Refused(Vec<Diagnostic>),

@@ -55,7 +55,6 @@ impl From<proc_macro2::Span> for Span {
 pub fn mutants(root: &Path, arguments: &[String]) -> Result<Vec<Mutant>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    // Its own output of the list is in the order of the packages' files.
     command.args(["mutants", "--list", "--json", "--no-shuffle"]).args(arguments).current_dir(root);
     let listed = command.stderr(std::process::Stdio::inherit()).output().context("cargo mutants cannot be started")?;
     ensure!(listed.status.success(), "cargo mutants --list failed");
