@@ -69,11 +69,8 @@ pub struct Folders<'a> {
 pub fn compile(source: &Path, package: &str, folders: &Folders<'_>) -> Result<Compiled> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["rustc", "--locked", "--package", package, "--lib", "--profile", "test", "--message-format", "json"]);
-    // The tests take seconds, and so much more code is compiled in half the time.
-    for setting in ["opt-level=0", "debug=false"] {
-        command.args(["--config", &format!("profile.test.package.{package}.{setting}")]);
-    }
+    command.args(["rustc", "--quiet", "--locked", "--lib", "--profile", "test", "--message-format", "json"]);
+    command.args(["--package", package]);
     // Nearly every mutant has a warning, and lints that are errors are no reason to leave one out.
     command.args(["--", "--cap-lints", "allow"]);
     command.current_dir(source).env("CARGO_TARGET_DIR", folders.out).env("CARGO_BUILD_BUILD_DIR", folders.build);

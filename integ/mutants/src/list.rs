@@ -6,6 +6,8 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 
+use crate::switches::Number;
+
 /// One change of the sources. Its number among all is the switch that turns it on, from 1.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Mutant {
@@ -69,6 +71,11 @@ pub fn tenth(mutants: &[Mutant], seed: u64) -> Vec<Mutant> {
     let mut chosen: Vec<usize> = order.into_iter().take(mutants.len().div_ceil(10)).map(|(_, at)| at).collect();
     chosen.sort_unstable();
     chosen.into_iter().filter_map(|at| mutants.get(at).cloned()).collect()
+}
+
+/// Brings numbers into an order in which those of one file are far apart, so that what is known so far is a fair share.
+pub fn shuffle<T>(numbers: &mut [(Number, T)]) {
+    numbers.sort_by_key(|(number, _)| hash(0, &number.to_string()));
 }
 
 /// FNV-1a, which is the same in every version of Rust.

@@ -81,9 +81,10 @@ fn main() -> Result<ExitCode> {
     }
     ensure!(!mutants.is_empty(), "there is no such mutant");
 
+    println!("{} mutants are compiled, which takes some minutes", mutants.len());
     let mut work = Work::new(&root, &folder, &mutants)?;
     let program = work.compile(&settings, &folder)?;
-    println!("{} mutants, compiled after {} s", mutants.len(), began.elapsed().as_secs());
+    println!("compiled after {} s", began.elapsed().as_secs());
 
     let mut tests = Tests::new(program, work.copy.source.join(&work.package), settings.arguments());
     let seconds = tests.without(&folder.join("reached.txt"))?;
@@ -91,6 +92,7 @@ fn main() -> Result<ExitCode> {
     println!("the tests take {seconds:.0} s without a mutant");
     let report = Report::new(&mutants, work.fates);
     let jobs = options.jobs.or_else(|| std::thread::available_parallelism().ok().map(Into::into)).unwrap_or(1);
+    list::shuffle(&mut work.compiled);
     tests.with_each(&work.compiled, jobs, |number, outcome| report.ran(number, outcome))?;
     report.write(&folder, began.elapsed())
 }
@@ -155,7 +157,7 @@ impl<'a> Work<'a> {
                     let before = self.fates.len();
                     self.leave_out(&written, &errors);
                     ensure!(self.fates.len() > before, "the copy cannot be compiled:\n{}", texts(&errors));
-                    println!("{} of {} are left out", self.fates.len(), self.mutants.len());
+                    println!("{} of them cannot be compiled: once more without these", self.fates.len());
                 }
             }
         }

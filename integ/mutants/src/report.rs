@@ -15,6 +15,8 @@ use crate::switches::Number;
 
 /// The least share of the viable mutants that the tests have to catch, in percent.
 const LEAST: f64 = 95.0;
+/// The number of mutants after which the progress is shown.
+const EACH: usize = 200;
 
 /// The ends of a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +45,11 @@ impl<'a> Report<'a> {
         if let (Outcome::Missed, Some(mutant)) = (outcome, self.mutants.get(number - 1)) {
             println!("MISSED {}", mutant.name);
         }
-        if let Ok(mut fates) = self.fates.lock() {
-            fates.insert(number, Fate::Ran(outcome));
+        let Ok(mut fates) = self.fates.lock() else { return };
+        fates.insert(number, Fate::Ran(outcome));
+        if fates.len() % EACH == 0 {
+            let missed = fates.values().filter(|fate| **fate == Fate::Ran(Outcome::Missed)).count();
+            println!("{} of {}: {missed} missed", fates.len(), self.mutants.len());
         }
     }
 

@@ -1,6 +1,6 @@
 //! Runs the test program with one mutant at a time.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,6 +14,9 @@ use crate::switches::Number;
 
 /// Of the tests, in KiB.
 const MEMORY: usize = 4 << 20;
+
+/// The time that a quick test takes at most, in milliseconds.
+const QUICK: u64 = 100;
 
 /// The ways in which the tests end with a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +36,8 @@ pub struct Tests {
     arguments: Vec<String>,
     /// The longest time of a run.
     pub limit: Duration,
-    /// The tests that reach each place, by the first mutant at it.
-    reaching: BTreeMap<Number, BTreeSet<String>>,
+    /// The tests that reach each place, by the first mutant at it: milliseconds and name, the quickest first.
+    reaching: BTreeMap<Number, Vec<(u64, String)>>,
 }
 
 impl Tests {
@@ -43,7 +46,7 @@ impl Tests {
         Self { program, folder, arguments, limit: Duration::MAX, reaching: BTreeMap::new() }
     }
 
-    /// Runs the tests without a mutant, and notes which places each of them reaches. Returns the seconds that they take.
+    /// Runs the tests without a mutant, and notes the places that each of them reaches. Returns the seconds that they take.
     pub fn without(&mut self, record: &Path) -> Result<f64> {
         let _ = std::fs::remove_file(record);
         let began = Instant::now();
@@ -56,12 +59,15 @@ impl Tests {
         }
         let recorded = std::fs::read_to_string(record).unwrap_or_default();
         for line in recorded.lines() {
-            let (test, places) = line.split_once('\t').context("the record of reached places cannot be read")?;
+            let fields: Vec<&str> = line.split('\t').collect();
+            let [test, took, places] = fields[..] else { bail!("the record of reached places cannot be read: {line}") };
+            ensure!(!test.is_empty(), "a test has threads of its own: it is not known which one");
             for place in places.split(' ') {
-                self.reaching.entry(place.parse()?).or_default().insert(test.to_owned());
+                self.reaching.entry(place.parse()?).or_default().push((took.parse()?, test.to_owned()));
             }
         }
         ensure!(!self.reaching.is_empty(), "the tests reach no mutant");
+        self.reaching.values_mut().for_each(|tests| tests.sort());
         Ok(began.elapsed().as_secs_f64())
     }
 
@@ -89,21 +95,23 @@ impl Tests {
         error.into_inner().ok().flatten().map_or(Ok(()), Err)
     }
 
-    /// Runs the tests that reach a mutant, and all if these do not notice it: what is made once, only the first of them reaches.
+    /// Runs the tests that reach a mutant: first the quick ones, then each of the others, the quickest first.
     fn with(&self, number: Number, place: Number) -> Result<Outcome> {
-        if let Some(names) = self.reaching.get(&place).filter(|names| !names.contains("")) {
-            let arguments = ["--exact"].into_iter().chain(names.iter().map(String::as_str));
-            let outcome = self.run(number, arguments)?;
+        let Some(tests) = self.reaching.get(&place) else { return Ok(Outcome::Missed) };
+        let (quick, slow) = tests.split_at(tests.partition_point(|(took, _)| *took < QUICK));
+        for tests in [quick].into_iter().chain(slow.chunks(1)).filter(|tests| !tests.is_empty()) {
+            let names = tests.iter().map(|(_, name)| name.as_str());
+            let outcome = self.run(number, names)?;
             if outcome != Outcome::Missed {
                 return Ok(outcome);
             }
         }
-        self.run(number, self.arguments.iter().map(String::as_str))
+        Ok(Outcome::Missed)
     }
 
-    fn run<'a>(&self, number: Number, arguments: impl Iterator<Item = &'a str>) -> Result<Outcome> {
+    fn run<'a>(&self, number: Number, names: impl Iterator<Item = &'a str>) -> Result<Outcome> {
         let mut command = self.command();
-        command.args(arguments).env("MUTANT", number.to_string()).env("RUST_TEST_THREADS", "1");
+        command.arg("--exact").args(names).env("MUTANT", number.to_string()).env("RUST_TEST_THREADS", "1");
         let mut child = command.stdout(Stdio::piped()).spawn().context("the tests cannot be started")?;
         let output = child.stdout.take().context("the tests have no output")?;
         let (sender, receiver) = mpsc::channel();

@@ -34,12 +34,12 @@ pub(crate) fn mutant(place: u32) -> u32 {
 
 /// Records that a test reaches a place. Tests are named threads; when one ends, its line is written.
 fn mutant_reached(place: u32, file: &std::ffi::OsStr) {
-    struct Reached(String, std::collections::BTreeSet<u32>, std::ffi::OsString);
+    struct Reached(String, std::time::Instant, std::collections::BTreeSet<u32>, std::ffi::OsString);
     impl Drop for Reached {
         fn drop(&mut self) {
-            let places: Vec<String> = self.1.iter().map(u32::to_string).collect();
-            let line = format!("{}\t{}\n", self.0, places.join(" "));
-            let file = std::fs::OpenOptions::new().create(true).append(true).open(&self.2);
+            let places: Vec<String> = self.2.iter().map(u32::to_string).collect();
+            let line = format!("{}\t{}\t{}\n", self.0, self.1.elapsed().as_millis(), places.join(" "));
+            let file = std::fs::OpenOptions::new().create(true).append(true).open(&self.3);
             std::io::Write::write_all(&mut file.unwrap(), line.as_bytes()).unwrap();
         }
     }
@@ -49,7 +49,8 @@ fn mutant_reached(place: u32, file: &std::ffi::OsStr) {
     let _ = REACHED.try_with(|reached| {
         let name = || std::thread::current().name().unwrap_or_default().to_owned();
         let mut reached = reached.borrow_mut();
-        reached.get_or_insert_with(|| Reached(name(), Default::default(), file.to_owned())).1.insert(place);
+        let first = || Reached(name(), std::time::Instant::now(), Default::default(), file.to_owned());
+        reached.get_or_insert_with(first).2.insert(place);
     });
 }
 "#;
