@@ -45,6 +45,9 @@ struct Options {
     /// Try the mutants in the lines that a diff adds
     #[arg(long, value_name = "FILE")]
     in_diff: Option<String>,
+    /// Try the mutants that the last run has missed
+    #[arg(long)]
+    missed: bool,
     /// Programs of tests that run at a time; the number of cores by default
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
@@ -76,6 +79,11 @@ fn main() -> Result<ExitCode> {
     let excluded = settings.excluded()?;
     let mut mutants = list::mutants(&root, &options.of_list())?;
     mutants.retain(|mutant| !excluded.is_match(&mutant.name));
+    if options.missed {
+        let missed = std::fs::read_to_string(folder.join("missed.txt")).context("no run has missed a mutant")?;
+        let missed: HashSet<&str> = missed.lines().collect();
+        mutants.retain(|mutant| missed.contains(mutant.name.as_str()));
+    }
     if let Some(seed) = options.tenth {
         mutants = list::tenth(&mutants, seed);
     }

@@ -93,6 +93,29 @@ fn canary_step_limits_number_of_started_nodes() {
 }
 
 #[test]
+fn node_is_finished_once_the_operator_has_updated_it_in_the_rollout() {
+    fn last(node: &mut NodeView) -> &mut models::shadow::AttemptResult {
+        let record = &mut node.shadow.as_mut().unwrap().status.controller.record;
+        record.as_mut().unwrap().last.as_mut().unwrap()
+    }
+    type Change = fn(&mut NodeView);
+    let case = |sentence: &str, finished: usize, change: Change| {
+        let mut view = fleet(2, 1, 0);
+        change(view.nodes.get_mut("n00").unwrap());
+        assert_eq!(one(&followed(&view, &policy(&[]), 100)).finished, finished, "{sentence}");
+    };
+    case("it is updated", 1, |_| {});
+    case("at the beginning of the rollout", 1, |node| last(node).ended = t(0));
+    case("before the rollout", 0, |node| last(node).ended = t(-1));
+    case("its last attempt failed", 0, |node| last(node).reason = "DrainTimedOut".into());
+    case("to another version", 0, |node| last(node).version = OLD);
+    case("it is not under the operator any more", 0, |node| node.facts.labelled = false);
+    case("it is updated again", 0, |node| {
+        node.shadow.as_mut().unwrap().status.controller.progress = Some(progress(Step::Staging, 60));
+    });
+}
+
+#[test]
 fn nodes_staged_ahead_do_not_count_in_canary_step() {
     let mut view = fleet(10, 0, 6);
     for node in view.nodes.values_mut() {
