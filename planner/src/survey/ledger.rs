@@ -297,6 +297,7 @@ mod tests {
             due: 2,
             share: 3,
             accepted: 4,
+            tried: 6,
             braked_until: Some(t(60)),
             braked_among: Some(5),
             ..RolloutLedger::default()
