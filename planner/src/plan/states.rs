@@ -102,7 +102,9 @@ mod tests {
             ("after the last step", json!([{"nodes": 1}]), true, None),
         ] {
             let (mut a, b) = (node("a"), node("b"));
-            a.shadow.as_mut().unwrap().status.controller.record = done.then(updated);
+            let mut record = updated();
+            record.proof.as_mut().unwrap().rollout = 7;
+            a.shadow.as_mut().unwrap().status.controller.record = Some(record).filter(|_| done);
             let (mut view, _) = cluster(vec![a, b], &[]);
             let active = ActiveRollout { record: Some(recorded(7)), ..rollout(NEW) };
             view.operator.as_mut().unwrap().status.active_rollouts = vec![active];
