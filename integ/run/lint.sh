@@ -14,11 +14,12 @@ tree() { "$cargo" tree --locked --prefix none "$@"; }
 
 early() {
   "$cargo" fmt --all --check
+  "$cargo" fmt --manifest-path integ/mutants/Cargo.toml --check
   "$here/words.sh"
   "$here/binary_test.sh"
   if command -v shellcheck >/dev/null; then
     shopt -s nullglob
-    shellcheck -x "$here"/*.sh integ/plant/*.sh .ci/run
+    shellcheck -x "$here"/*.sh integ/mutants/*.sh integ/plant/*.sh .ci/run
   else
     echo "make: shellcheck is not installed: the scripts are not checked"
   fi
@@ -36,8 +37,10 @@ features() { tree --workspace -e "$1" -f '{p} {f}' | sed 's/ (\*)//' | sort -u; 
 late() {
   "$here/compile.sh"
   "$CARGO_TARGET_DIR/debug/brupop-deploy" --check
-  tree --manifest-path fuzz/Cargo.toml >/dev/null || die "fuzz/Cargo.lock is stale: run cargo update --workspace in fuzz"
-  local planner programs tests
+  local workspace planner programs tests
+  for workspace in fuzz integ/mutants; do
+    tree --manifest-path $workspace/Cargo.toml >/dev/null || die "$workspace/Cargo.lock is stale: run cargo update --workspace in $workspace"
+  done
   planner=$(tree -p planner -e normal)
   ! grep -E '^(tokio|hyper|reqwest|actix-web|prometheus|tracing) ' <<<"$planner" \
     || die "the planner depends on no client, HTTP, log or metrics crate (docs/architecture.md)"

@@ -290,6 +290,23 @@ mod tests {
     }
 
     #[test]
+    fn cordon_of_others_is_since_their_last_write_of_it() {
+        let written = |manager: &str, fields: Value, second: u32| {
+            let mut entry = entry(manager, "Apply", "", &fields);
+            entry["time"] = json!(format!("2026-01-01T00:00:{second:02}Z"));
+            entry
+        };
+        let cordon = || json!({"f:spec": {"f:unschedulable": {}}});
+        let entries = [
+            written("platform-team", cordon(), 3),
+            written("platform-team", json!({"f:metadata": {"f:labels": {"f:team": {}}}}), 5),
+            written(names::CONTROLLER_MANAGER, cordon(), 8),
+        ];
+        let since = cordoned_by_others_since(&meta(json!({"managedFields": entries})));
+        assert_eq!(since, Some("2026-01-01T00:00:03Z".parse().unwrap()));
+    }
+
+    #[test]
     fn claim_field_is_owned_only_through_apply_by_controller_to_main_resource() {
         for (sentence, manager, operation, subresource, ours) in [
             ("an apply of the controller", names::CONTROLLER_MANAGER, "Apply", "", true),

@@ -51,3 +51,41 @@ pub(crate) fn busy_budget(ctx: &NodeContext<'_>, on_their_way: &OnTheirWay<'_>) 
         is_busy.then(|| Wait::BudgetBusy { pod: pod.title(), budget: budget.title(), node: first.name.clone() })
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Selector;
+
+    use super::super::testing::refusal_of;
+    use super::*;
+    use crate::fixtures::pod;
+
+    #[test]
+    fn budget_counts_a_pod_unless_it_lets_that_go_whatever_its_numbers_are() {
+        let budget = || BudgetFacts {
+            namespace: "shop".into(),
+            name: "web".into(),
+            selector: Some(Selector::default()),
+            ..BudgetFacts::default()
+        };
+        let lenient = || BudgetFacts { allows_unhealthy: true, ..budget() };
+        let ready = || PodFacts { ready: true, ..pod("a", false) };
+        for (sentence, pod, budget, counts) in [
+            ("a pod that is Ready", ready(), budget(), true),
+            ("a pod that is not", pod("a", false), budget(), true),
+            ("a pod that is not, and may go then", pod("a", false), lenient(), false),
+            ("a pod that is Ready beside those that may go", ready(), lenient(), true),
+            ("the numbers of an earlier spec", ready(), BudgetFacts { stale: true, ..budget() }, false),
+            ("a pod that has not begun", PodFacts { pending: true, ..ready() }, budget(), false),
+        ] {
+            let found = refusal_of(
+                |ctx: &NodeContext<'_>| counted(ctx).next().map(drop),
+                |view, _| {
+                    view.budgets = vec![budget];
+                    view.nodes.get_mut("a").unwrap().pods = Some(vec![pod]);
+                },
+            );
+            assert_eq!(found.is_some(), counts, "{sentence}");
+        }
+    }
+}

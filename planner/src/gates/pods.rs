@@ -310,6 +310,7 @@ mod tests {
             ("all are healthy, and one is about to go", web(), taken(), unhealthy(1)),
             ("one is broken, and two may be", web(), broken(2, 1), None),
             ("the numbers of an earlier spec", web(), BudgetFacts { stale: true, ..broken(1, 2) }, None),
+            ("the numbers of an earlier spec allow none", web(), BudgetFacts { stale: true, ..budget(3, 3) }, None),
             ("a pod beside a broken one that may go", web(), lenient(), unhealthy(1)),
             ("its pods cannot be counted", web(), uncounted(), Some(failed)),
             ("one of it that has not begun", PodFacts { pending: true, ..web() }, uncounted(), None),

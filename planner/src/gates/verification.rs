@@ -84,3 +84,39 @@ pub(crate) fn refusal(ctx: &NodeContext<'_>) -> Option<Wait> {
     ];
     checks.iter().find_map(|check| check(ctx))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::refusal_of;
+    use super::*;
+    use crate::fixtures::{NEW, OLD, failure, updated};
+
+    #[test]
+    fn node_that_came_back_late_and_failed_by_nothing_else_resolves_that_itself() {
+        let late = || VersionFailure { reason: FailureReason::NotReadyAfterBoot, ..failure(NEW) };
+        let fell_back = || failure(NEW);
+        let resolved = || VersionFailure { resolved_by: Some("1".into()), ..late() };
+        let of_another = || VersionFailure { version: OLD, ..late() };
+        let (is_late, other) = (FailureReason::NotReadyAfterBoot, FailureReason::BootFellBack);
+        for (sentence, proof, reason, failures, expected) in [
+            ("its place is failed", Proof::Failed, is_late, vec![], true),
+            ("its place is failed by another end", Proof::Failed, other, vec![late()], false),
+            ("its place is unproven, and it came back late", Proof::Unproven, other, vec![late()], true),
+            ("it has not failed", Proof::Unproven, other, vec![], false),
+            ("it failed in another way, too", Proof::Unproven, other, vec![late(), fell_back()], false),
+            ("its failure is resolved", Proof::Unproven, other, vec![resolved()], false),
+            ("it failed on another version", Proof::Unproven, other, vec![of_another()], false),
+            ("it has proven its version", Proof::Proven, is_late, vec![late()], false),
+        ] {
+            let check = |ctx: &NodeContext<'_>| came_back_late(ctx).then_some(());
+            let found = refusal_of(check, |view, _| {
+                let mut record = updated();
+                let own = record.proof.as_mut().unwrap();
+                (own.proof, own.reason) = (proof, reason.as_str().to_owned());
+                record.version_failures = failures;
+                view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status.controller.record = Some(record);
+            });
+            assert_eq!(found.is_some(), expected, "{sentence}");
+        }
+    }
+}

@@ -4,7 +4,7 @@ mod steps;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use models::operator::{BottlerocketUpdateOperatorSpec, KnownVersion, MAX_SLOTS};
+use models::operator::{BottlerocketUpdateOperatorSpec, KnownVersion, MAX_SLOTS, SlotUpdate};
 use models::shadow::{AppliedSettings, Armed, ArmedPhase, BottlerocketShadowSpec, DrainStatus, DrainedPod, Progress};
 use serde_json::json;
 
@@ -201,6 +201,69 @@ fn validator_rejects_only_plans_that_violate_safety_properties() {
                 assert!(linted.slots.is_none() && left == 0, "{sentence}: {linted:?}");
             }
         }
+    }
+}
+
+#[test]
+fn validator_counts_nodes_of_a_group_and_slots_of_its_nodes_that_are_gone() {
+    let gone = |group: Option<&str>| {
+        let update = SlotUpdate { group: group.map(str::to_owned), ..crate::fixtures::first_update() };
+        Slot { update: Some(update), ..slot("gone") }
+    };
+    for (sentence, limit, others, property) in [
+        ("both nodes of the group, of which all may be out", json!("100%"), vec![slot("b")], None),
+        ("one of them, beside a node that is gone", json!(1), vec![gone(Some("db"))], Some("S1")),
+        ("one of them, beside a node of another group that is gone", json!(1), vec![gone(Some("web"))], None),
+        ("one of them, beside a node of no group that is gone", json!(1), vec![gone(None)], None),
+    ] {
+        let group = json!({"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "maxUnavailable": limit});
+        let (view, policy) = world(json!({"maxUnavailable": 3, "nodeGroups": [group]}), false);
+        let mut plan = slots(&["a"]);
+        plan.slots.as_mut().unwrap().extend(others);
+        assert_eq!(broken(&view, &policy, plan), property, "{sentence}");
+    }
+}
+
+#[test]
+fn budget_keeps_a_pod_by_its_numbers_and_by_the_rules_of_the_drain() {
+    let counted = || BudgetFacts {
+        namespace: "shop".into(),
+        name: "web".into(),
+        allowed: 1,
+        healthy: 3,
+        desired: 2,
+        expected: 3,
+        selector: Some(kube::core::Selector::from_iter([kube::core::Expression::DoesNotExist("app".into())])),
+        ..BudgetFacts::default()
+    };
+    let full = || BudgetFacts { allowed: 0, ..counted() };
+    let stale = || BudgetFacts { stale: true, ..counted() };
+    let broken = || BudgetFacts { allowed: 0, healthy: 2, ..counted() };
+    let lenient = || BudgetFacts { allows_unhealthy: true, ..broken() };
+    let ready = || PodFacts { ready: true, ..pod("a", false) };
+    let mirror = || PodFacts { mirror: true, ..ready() };
+    let other = || PodFacts { labels: Arc::new([("app".to_owned(), String::new())].into()), ..ready() };
+    for (sentence, budget, pod, waits, deletes, keeps) in [
+        ("it lets the pod go", counted(), ready(), true, true, false),
+        ("it guards the pod, and the drain waits", full(), ready(), true, false, true),
+        ("it guards the pod, and the drain asks", full(), ready(), false, false, false),
+        ("it guards a static pod", full(), mirror(), false, true, true),
+        ("a pod of it is broken", broken(), ready(), false, false, true),
+        ("a pod of it is broken, and the drain deletes what stays", broken(), ready(), false, true, false),
+        ("a pod of it is broken, and the drain waits and deletes", broken(), ready(), true, true, true),
+        ("a pod of it is broken beside a static one", broken(), mirror(), false, true, true),
+        ("the pod is broken, and it lets that go", lenient(), pod("a", false), true, false, false),
+        ("its numbers are not known, and the drain waits and deletes", stale(), ready(), true, true, true),
+        ("its numbers are not known, and nothing is deleted", stale(), ready(), true, false, false),
+        ("its numbers are not known, and the drain deletes without waiting", stale(), ready(), false, true, false),
+        ("its numbers are not known, and the pod is static", stale(), mirror(), true, true, false),
+        ("it selects other pods", broken(), other(), true, false, false),
+    ] {
+        let (mut view, mut policy) = world(json!({}), false);
+        view.budgets = vec![budget];
+        policy.all.drain.guarded_pods = if waits { GuardedPods::Wait } else { GuardedPods::Ask };
+        let found = keeping(&Budgets::of(&view), &policy.all.drain, deletes, &pod);
+        assert_eq!(found.is_some(), keeps, "{sentence}");
     }
 }
 
@@ -440,11 +503,17 @@ fn nothing_is_done_beside_earlier_operator() {
         let mut report = Plan {
             status: Some(status.clone()),
             waits: BTreeMap::from([("a".to_owned(), crate::wait::Wait::Acting)]),
+            quarantine: Quarantine::of(&world(json!({}), true).0, 1),
+            approvals: vec![crate::wait::Wait::Acting],
+            window_open: true,
+            wake: Some(t(60)),
             ..Plan::default()
         };
+        assert_ne!(report.quarantine, Quarantine::default());
         assert_eq!(lint(&view, &policy, &mut report), [], "a report");
         status.slots = made.slots.clone().unwrap_or(status.slots);
-        let mut plan = Plan { status: Some(status), waits: report.waits.clone(), ..made };
+        let Plan { waits, quarantine, approvals, window_open, wake, .. } = report.clone();
+        let mut plan = Plan { status: Some(status), waits, quarantine, approvals, window_open, wake, ..made };
         let findings = lint(&view, &policy, &mut plan);
         assert_eq!(findings.iter().map(|finding| finding.property).collect::<Vec<_>>(), ["S10"], "{sentence}");
         assert_eq!(plan, report, "{sentence}: only the report is left");
@@ -507,6 +576,13 @@ fn validator_drops_a_deletion_that_a_known_budget_blocks_where_policy_waits_for_
 #[test]
 fn release_of_node_that_may_be_shutting_down_is_dropped() {
     type Change = fn(&mut NodeView);
+    // A permit that is written, and not recorded yet.
+    fn written(node: &mut NodeView, state: HostState) {
+        let shadow = node.shadow.as_mut().unwrap();
+        shadow.status.controller.progress.as_mut().unwrap().permit_issued = false;
+        shadow.spec.state = state;
+        shadow.spec.permit = Some(models::shadow::Permit { nonce: "n".into(), jws: "j".into() });
+    }
     let case = |sentence: &str, expected: bool, change: Change| {
         let mut node = at("a", Step::Releasing, 0, HostState::Idle);
         node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().permit_issued = true;
@@ -525,4 +601,6 @@ fn release_of_node_that_may_be_shutting_down_is_dropped() {
     case("without a permit", true, |node| {
         node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().permit_issued = false;
     });
+    case("a permit was written", false, |node| written(node, HostState::RebootedIntoUpdate));
+    case("the permit of a drill was written", true, |node| written(node, HostState::RehearsedUpdate));
 }

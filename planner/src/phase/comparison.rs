@@ -147,3 +147,16 @@ pub(super) fn nodes_to_compare(ctx: &Attempt<'_>) -> BTreeMap<String, Compared> 
     let all = in_service.map(|node| (&node.facts, class(node))).chain(unmanaged);
     all.map(|(facts, class)| (facts.name.clone(), class)).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn excuse_counts_the_nodes_and_names_the_first() {
+        let (a, b) = (crate::fixtures::node("a").facts, crate::fixtures::node("b").facts);
+        let found = Comparison { well: 1, ill: vec![&a, &b] };
+        let expected = "2 of 3 other nodes have fallen ill since its drain began, a first";
+        assert_eq!(excused_by(&found, "other nodes"), expected);
+    }
+}

@@ -141,3 +141,31 @@ pub(crate) fn begin(ctx: &NodeContext<'_>, version: &Version) -> Action {
     unblock(&mut status);
     Action::Status { status: Box::new(status), note: None }
 }
+
+#[cfg(test)]
+mod tests {
+    use models::shadow::Permit;
+
+    use super::*;
+    use crate::fixtures::NEW;
+    use crate::gates::testing::refusal_of;
+
+    #[test]
+    fn desired_state_without_a_record_is_an_attempt_in_the_boot_of_that_state() {
+        for (sentence, state, permitted, permit_issued, is_drill) in [
+            ("an update", HostState::StagedUpdate, false, false, false),
+            ("an update with a permit", HostState::RebootedIntoUpdate, true, true, false),
+            ("a drill, by whose permit no host reboots", HostState::RehearsedUpdate, true, false, true),
+        ] {
+            let found = refusal_of(lost, |view, _| {
+                let spec = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().spec;
+                (spec.state, spec.version, spec.boot_id) = (state, Some(NEW), Some("b0".into()));
+                spec.permit = permitted.then(|| Permit { nonce: "n".into(), jws: "j".into() });
+            });
+            let found = found.unwrap();
+            assert_eq!(found.boot_id, "b0", "{sentence}");
+            assert_eq!((found.permit_issued, found.drill.is_some()), (permit_issued, is_drill), "{sentence}");
+        }
+        assert_eq!(refusal_of(lost, |_, _| {}), None, "no desired state");
+    }
+}

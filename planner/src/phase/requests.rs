@@ -129,3 +129,53 @@ pub(super) fn acknowledge_release(ctx: &NodeContext<'_>, status: &mut Controller
         acknowledged_in(status).release = Some(asked.clone());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use models::operator::{ActiveRollout, RolloutLedger};
+    use models::shadow::NodeProof;
+
+    use super::*;
+    use crate::fixtures::{NEW, OLD, failure, rollout, t, updated};
+    use crate::gates::testing::refusal_of;
+
+    #[test]
+    fn node_is_in_the_pause_of_its_own_rollout_until_that_is_over() {
+        let braked = |until| {
+            let ledger = RolloutLedger { braked_until: until, ..RolloutLedger::default() };
+            ActiveRollout { ledger: Some(ledger), ..rollout(NEW) }
+        };
+        let later = || braked(Some(t(1)));
+        for (sentence, rollout, expected) in [
+            ("it is paused", later(), true),
+            ("the pause is over", braked(Some(t(0))), false),
+            ("it is not paused", braked(None), false),
+            ("the rollout has ended", ActiveRollout { ended: Some(t(0)), ..later() }, false),
+            ("of another version", ActiveRollout { version: OLD, ..later() }, false),
+            ("of another kind of nodes", ActiveRollout { arch: "aarch64".into(), ..later() }, false),
+        ] {
+            let check = |ctx: &NodeContext<'_>| is_in_pause(ctx).then_some(());
+            let found = refusal_of(check, |view, _| {
+                view.operator.as_mut().unwrap().status.active_rollouts = vec![rollout];
+            });
+            assert_eq!(found.is_some(), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn resume_frees_the_place_that_a_failure_has_used_up_alone() {
+        for (proof, left) in [(Proof::Failed, None), (Proof::Unproven, Some(Proof::Unproven))] {
+            let written = refusal_of(resume, |view, _| {
+                view.operator.as_mut().unwrap().resume = Some("1".into());
+                let proof = NodeProof { proof, ..updated().proof.unwrap() };
+                let record =
+                    models::shadow::Record { proof: Some(proof), version_failures: vec![failure(NEW)], ..updated() };
+                view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status.controller.record = Some(record);
+            });
+            let Some(Action::Status { status, .. }) = written else { panic!("{written:?}") };
+            let record = status.report.record.unwrap();
+            assert_eq!(record.version_failures[0].resolved_by.as_deref(), Some("1"));
+            assert_eq!(record.proof.map(|proof| proof.proof), left);
+        }
+    }
+}

@@ -133,3 +133,25 @@ pub(super) fn may_reboot(ctx: &Attempt<'_>) -> bool {
     let spent = ctx.shadow.spec.boot_id.as_ref().is_some_and(|boot| *boot != ctx.facts().boot_id);
     !spent && ctx.permit_issued(ctx.progress)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_beyond_the_room_keep_what_identifies_them() {
+        let pod = |number: usize| DrainedPod {
+            namespace: "shop".into(),
+            name: format!("p-{number}"),
+            uid: format!("uid-{number}"),
+            owner: Some("o".repeat(4096)),
+            ..DrainedPod::default()
+        };
+        let pods: Vec<DrainedPod> = (0..200).map(pod).collect();
+        let found = bounded(pods.clone());
+        let identity = |pod: &DrainedPod| (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
+        assert!(found.iter().map(identity).eq(pods.iter().map(identity)));
+        assert!(found[0].owner.is_some() && found[199].owner.is_none());
+        assert_eq!(bounded(pods[..2].to_vec()), pods[..2]);
+    }
+}

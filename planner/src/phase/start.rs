@@ -156,3 +156,19 @@ pub(super) fn start_drain(ctx: &Attempt<'_>) -> Turn {
         message: format!("draining for {purpose} (attempt {}){}", progress.attempt, named_first(ctx)),
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use models::shadow::Drill;
+
+    use super::*;
+    use crate::fixtures::{NEW, progress};
+
+    #[test]
+    fn attempt_is_named_by_what_it_does_to_the_node() {
+        let drill = |evict| Progress { drill: Some(Drill { evict, ..Drill::default() }), ..progress(Step::Staged, 0) };
+        assert_eq!(purpose(&progress(Step::Staged, 0)), format!("the update to {NEW}"));
+        assert_eq!(purpose(&drill(true)), "a drill, without a reboot");
+        assert_eq!(purpose(&drill(false)), "a drill, without an eviction or a reboot");
+    }
+}

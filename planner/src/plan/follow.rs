@@ -101,3 +101,39 @@ pub(super) fn relabelled(view: &ClusterView, plan: &Plan, history: &RevisionPlan
     };
     history.labels.iter().filter(is_due).map(|(name, revision)| (name.clone(), revision.clone())).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{cluster, node, t};
+
+    #[test]
+    fn node_is_current_by_its_reason_or_where_a_write_hides_that_by_what_it_runs() {
+        let earlier = || Wait::EarlierOperatorGone { until: t(60) };
+        for (sentence, offered, wait, current) in [
+            ("it is up to date", false, Some(Wait::UpToDate), true),
+            ("it waits for something", false, Some(Wait::NodeNotReady), false),
+            ("a write about it is due", false, Some(Wait::Acting), true),
+            ("a write about it is due, and an update is offered", true, Some(Wait::Acting), false),
+            ("nothing is done", false, Some(earlier()), true),
+            ("nothing is done, and an update is offered", true, Some(earlier()), false),
+        ] {
+            let mut a = node("a");
+            if !offered {
+                let agent = &mut a.shadow.as_mut().unwrap().status.agent;
+                agent.updates.as_mut().unwrap().chosen_version = None;
+            }
+            let (view, policy) = cluster(vec![a], &[]);
+            let survey = Survey::of(&view, &policy, t(0));
+            assert_eq!(is_current(survey.find("a").unwrap(), wait.as_ref()), current, "{sentence}");
+        }
+        let at_rest = [Some(Wait::UpToDate), Some(Wait::Acting), None].map(|wait| is_at_rest(wait.as_ref()));
+        assert_eq!(at_rest, [true, false, false]);
+    }
+
+    #[test]
+    fn collision_count_is_recorded_only_once_it_is_raised() {
+        let raised = RevisionPlan { actions: vec![RevisionAction::RaiseCollisionCount(3)], ..RevisionPlan::default() };
+        assert_eq!((raised_count(&raised), raised_count(&RevisionPlan::default())), (Some(3), None));
+    }
+}

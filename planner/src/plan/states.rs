@@ -80,3 +80,63 @@ pub fn drain_refusals(view: &ClusterView, policy: &Policy, now: Timestamp) -> Ve
     }
     refusals
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixtures::{NEW, cluster, node, pod, recorded, rollout, t, updated, with_policy};
+    use crate::view::{BudgetFacts, NodeView, PodFacts};
+
+    fn with_pods(name: &str, pods: Vec<PodFacts>) -> NodeView {
+        NodeView { pods: Some(pods), ..node(name) }
+    }
+
+    #[test]
+    fn rollout_under_way_counts_its_nodes_and_has_the_canary_step_due() {
+        for (sentence, canary, done, step) in [
+            ("without steps", json!([]), true, None),
+            ("the first step", json!([{"nodes": 1}, {"nodes": 2}]), false, Some(1)),
+            ("the second step", json!([{"nodes": 1}, {"nodes": 2}]), true, Some(2)),
+            ("after the last step", json!([{"nodes": 1}]), true, None),
+        ] {
+            let (mut a, b) = (node("a"), node("b"));
+            let mut record = updated();
+            record.proof.as_mut().unwrap().rollout = 7;
+            a.shadow.as_mut().unwrap().status.controller.record = Some(record).filter(|_| done);
+            let (mut view, _) = cluster(vec![a, b], &[]);
+            let active = ActiveRollout { record: Some(recorded(7)), ..rollout(NEW) };
+            view.operator.as_mut().unwrap().status.active_rollouts = vec![active];
+            let policy = with_policy(&mut view, json!({"strategy": {"canary": canary}}));
+            let found = rollouts(&view, &policy, t(100));
+            let found: Vec<_> = found.iter().map(|found| (found.nodes, found.updated, found.step)).collect();
+            assert_eq!(found, [(2, usize::from(done), step)], "{sentence}");
+        }
+    }
+
+    #[test]
+    fn pods_that_may_outlast_the_drain_are_named_by_node() {
+        let long = PodFacts { grace: Some(100_000), ..pod("a", false) };
+        let (view, policy) = cluster(vec![with_pods("a", vec![long]), with_pods("b", vec![pod("b", false)])], &[]);
+        let found = long_grace_periods(&view, &policy, t(0));
+        assert!(matches!(&found[..], [(node, pods)] if node == "a" && pods[0].contains("p-a")), "{found:?}");
+    }
+
+    #[test]
+    fn refusals_of_a_drain_are_those_of_its_pods_and_their_budgets() {
+        let nodes = vec![with_pods("a", vec![PodFacts { ready: true, ..pod("a", false) }]), node("b")];
+        let (mut view, policy) = cluster(nodes, &[]);
+        view.budgets = vec![BudgetFacts {
+            namespace: "shop".into(),
+            name: "web".into(),
+            healthy: 1,
+            desired: 1,
+            expected: 1,
+            selector: Some(kube::core::Selector::default()),
+            ..BudgetFacts::default()
+        }];
+        let found = drain_refusals(&view, &policy, t(0));
+        assert!(!found.is_empty() && found.iter().all(|(node, _)| node == "a"), "{found:?}");
+    }
+}

@@ -136,3 +136,23 @@ pub(crate) fn of(
     let room = usize::from(now >= until && under_way.is_empty());
     Some(Brake { wait: braked(Some(until), None), room, wake: Some(until).filter(|until| *until > now), row: row() })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{cluster, node, t};
+
+    #[test]
+    fn braked_rollout_wakes_at_the_end_of_its_pause() {
+        let ledger = RolloutLedger { braked_until: Some(t(100)), ..RolloutLedger::default() };
+        for (now, wake) in [(50, Some(t(100))), (100, None), (150, None)] {
+            assert_eq!(of(&ledger, &[], |_| false, t(now)).unwrap().wake, wake, "{now} s");
+        }
+    }
+
+    #[test]
+    fn limit_of_ends_has_the_number_of_nodes_that_it_is_among() {
+        let (view, policy) = cluster(vec![node("a")], &[]);
+        assert_eq!(limit_among(&view, &policy, &RolloutLedger::default(), (3, 3)).nodes, 3);
+    }
+}

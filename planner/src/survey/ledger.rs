@@ -299,3 +299,78 @@ fn reason_of(node: &NodeView) -> String {
     let reason = node.record().and_then(|record| Some(record.last.as_ref()?.reason.clone()));
     reason.unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use models::shadow::{NodeProof, Record};
+
+    use super::*;
+    use crate::fixtures::{NEW, OLD, cluster, failure, first_update, node, recorded, rollout, slot, t, updated};
+
+    /// Node `a`, which runs the new version with this place of rollout 8.
+    fn placed(proof: Proof) -> ClusterView {
+        let mut a = node("a");
+        a.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        let mut record = updated();
+        record.proof = Some(NodeProof { rollout: 8, proof, ..record.proof.unwrap() });
+        record.last.as_mut().unwrap().reason = "HookTimedOut".into();
+        a.shadow.as_mut().unwrap().status.controller.record = Some(record);
+        cluster(vec![a], &[]).0
+    }
+
+    #[test]
+    fn ledger_that_is_behind_counts_nodes_and_keeps_what_nodes_do_not_show() {
+        let stored = RolloutLedger {
+            first: 7,
+            base: 9,
+            passed: 1,
+            due: 2,
+            share: 3,
+            accepted: 4,
+            tried: 6,
+            braked_until: Some(t(60)),
+            braked_among: Some(5),
+            ..RolloutLedger::default()
+        };
+        let rollout = ActiveRollout { ledger: Some(stored.clone()), ..rollout(NEW) };
+        let mut view = placed(Proof::Unproven);
+        // The slot is of another rollout.
+        let update = SlotUpdate { version: OLD, ..first_update() };
+        view.operator.as_mut().unwrap().status.slots = vec![Slot { update: Some(update), ..slot("a") }];
+        let found = of(&view, &rollout, Memory::Entry);
+        assert_eq!(found.nodes[0].reason, "HookTimedOut");
+        assert_eq!(found, RolloutLedger { unproven: 1, accepted: 1, nodes: found.nodes.clone(), ..stored });
+        let found = of(&placed(Proof::Proven), &rollout, Memory::Entry);
+        assert_eq!((found.proven, found.braked_until), (1, None), "a proof ends the brake");
+    }
+
+    #[test]
+    fn ledger_without_any_memory_counts_what_nodes_have_shown_of_the_version() {
+        let rollout = ActiveRollout { record: Some(recorded(9)), ..rollout(NEW) };
+        let found = of(&placed(Proof::Proven), &rollout, Memory::Nothing);
+        assert_eq!((found.proven, found.first), (1, 1));
+    }
+
+    #[test]
+    fn place_that_an_earlier_version_did_not_record_follows_from_the_end_of_the_attempt() {
+        let late = FailureReason::NotReadyAfterBoot.as_str();
+        let resolved = || models::shadow::VersionFailure { resolved_by: Some("1".into()), ..failure(NEW) };
+        for (sentence, reason, ended, failures, expected) in [
+            ("it was updated", UPDATED, 50, vec![], Some(Proof::Proven)),
+            ("as the rollout began", UPDATED, 0, vec![], Some(Proof::Proven)),
+            ("before the rollout", UPDATED, -1, vec![], None),
+            ("it failed", late, 50, vec![failure(NEW)], Some(Proof::Failed)),
+            ("its failure is resolved", late, 50, vec![resolved()], None),
+            ("it failed on another version", late, 50, vec![failure(OLD)], None),
+            ("it ended otherwise, and runs the version", "HookTimedOut", 50, vec![], Some(Proof::Unproven)),
+        ] {
+            let mut view = placed(Proof::Unproven);
+            let a = view.nodes.get_mut("a").unwrap();
+            let mut record = Record { version_failures: failures, proof: None, ..updated() };
+            let last = record.last.as_mut().unwrap();
+            (last.reason, last.ended) = (reason.to_owned(), t(ended));
+            a.shadow.as_mut().unwrap().status.controller.record = Some(record);
+            assert_eq!(inferred(&view.nodes["a"], &rollout(NEW)), expected, "{sentence}");
+        }
+    }
+}

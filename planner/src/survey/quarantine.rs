@@ -153,3 +153,21 @@ impl Quarantine {
         self.spent.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use models::operator::RolloutLedger;
+
+    use super::*;
+    use crate::fixtures::{NEW, OLD, rollout, t};
+
+    #[test]
+    fn versions_to_resume_are_those_of_braked_rollouts_too() {
+        let ledger = RolloutLedger { braked_until: Some(t(60)), ..RolloutLedger::default() };
+        let braked = |version| ActiveRollout { ledger: Some(ledger.clone()), ..rollout(version) };
+        let none = Quarantine::default();
+        assert_eq!(none.len(), 0);
+        assert_eq!(none.to_resume(&[braked(NEW), rollout(OLD)]), NEW.to_string());
+        assert_eq!(none.to_resume(&[braked(NEW), braked(OLD)]), format!("{OLD},{NEW}"));
+    }
+}

@@ -171,3 +171,34 @@ pub(crate) fn acknowledged(
     }
     (requests != OperatorRequests::default()).then_some(requests)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{NEW, OLD, fallen_back, seen};
+
+    #[test]
+    fn request_to_continue_others_that_holds_no_version_for_its_own_nodes_is_refused() {
+        let version = |version, contained| {
+            let quarantined = models::operator::Quarantined { contained, ..fallen_back(&["x"]) };
+            KnownVersion { quarantined: Some(quarantined), ..seen(version, 0) }
+        };
+        let status = |asked: bool, versions: Vec<KnownVersion>| {
+            let mut status = BottlerocketUpdateOperatorStatus { versions, ..Default::default() };
+            status.requests.get_or_insert_default().continue_others = asked.then(|| "1".to_owned());
+            status
+        };
+        let (of_one, both) = (|held| vec![version(NEW, held)], |held| vec![version(NEW, held), version(OLD, false)]);
+        for (sentence, before, after, refused) in [
+            ("it holds the version", of_one(false), of_one(true), false),
+            ("it holds one of two", both(false), both(true), false),
+            ("it was held before, and no other is frozen", of_one(true), of_one(true), false),
+            ("it was held before, and another is frozen", both(true), both(true), true),
+            ("it holds none", of_one(false), of_one(false), true),
+            ("no version is known", vec![], vec![], true),
+        ] {
+            let found = continue_news(&status(false, before), &status(true, after));
+            assert_eq!(found.is_some(), refused, "{sentence}");
+        }
+    }
+}

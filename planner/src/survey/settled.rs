@@ -72,3 +72,33 @@ pub(crate) fn settle(
         rollout.ledger = Some(ledger);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use models::shadow::{HostState, Step};
+
+    use super::*;
+    use crate::fixtures::{NEW, OLD, at, cluster, first_update, rollout, slot, t};
+    use crate::survey::Survey;
+
+    #[test]
+    fn number_of_nodes_is_recorded_once_the_rollout_has_begun() {
+        let nodes = ["a", "b"].map(|name| at(name, Step::Staged, 0, HostState::StagedUpdate));
+        let (mut view, policy) = cluster(nodes.into(), &[]);
+        view.operator.as_mut().unwrap().status.active_rollouts = vec![rollout(NEW)];
+        let rollouts = Survey::of(&view, &policy, t(0)).rollouts;
+        let given = |version| Slot { update: Some(SlotUpdate { version, ..first_update() }), ..slot("a") };
+        for (sentence, base, proven, after, expected) in [
+            ("nothing has begun", 0, 0, vec![], 0),
+            ("it has a number already", 1, 0, vec![], 2),
+            ("a place is used up", 0, 1, vec![], 2),
+            ("a slot is given", 0, 0, vec![given(NEW)], 2),
+            ("a slot of another rollout is given", 0, 0, vec![given(OLD)], 0),
+        ] {
+            let ledger = RolloutLedger { base, proven, ..RolloutLedger::default() };
+            let mut active = [ActiveRollout { ledger: Some(ledger), ..rollout(NEW) }];
+            settle(&view, (&policy, &rollouts), (&[], &after), &mut active, t(0));
+            assert_eq!(active[0].ledger.as_ref().unwrap().base, expected, "{sentence}");
+        }
+    }
+}

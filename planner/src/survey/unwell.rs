@@ -290,3 +290,6 @@ impl Unwell {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

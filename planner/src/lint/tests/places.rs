@@ -1,6 +1,7 @@
 //! Places of canary steps, and what a slot records.
 
 use models::operator::{ActiveRollout, RolloutLedger};
+use models::reason::Proof;
 use serde_json::json;
 
 use super::*;
@@ -156,4 +157,57 @@ fn validator_proves_no_version_on_a_held_node_with_the_operators_cordon() {
         let found = lint(&view, &policy, &mut plan).iter().any(|finding| finding.property == "S12");
         assert_eq!(found, broken, "{sentence}");
     }
+}
+
+/// Node `a` gets a slot under a canary step of one node; the ledger has one place used up, and the plan passes so many.
+#[test]
+fn validator_counts_the_places_that_nodes_and_slots_use_up() {
+    fn places(view: &mut ClusterView, name: &str, proof: Proof) {
+        let mut record = crate::fixtures::updated();
+        let own = record.proof.as_mut().unwrap();
+        (own.proof, own.rollout) = (proof, 8);
+        view.nodes.get_mut(name).unwrap().shadow.as_mut().unwrap().status.controller.record = Some(record);
+    }
+    fn gone(change: fn(&mut models::operator::SlotUpdate)) -> Slot {
+        let mut slot = slot_of_update("gone");
+        change(slot.update.as_mut().unwrap());
+        slot
+    }
+    type Change = fn(&mut ClusterView, &mut Vec<Slot>, &mut RolloutLedger);
+    let case = |sentence: &str, broken: bool, change: Change| {
+        let nodes = ["a", "c"].map(|name| at(name, Step::Staged, 0, HostState::StagedUpdate));
+        let spec = json!({"maxUnavailable": 5, "strategy": {"canary": [{"nodes": 1}]}});
+        let (mut view, policy) = cluster_with(nodes.into(), &[], spec);
+        let mut slots = vec![slot_of_update("a")];
+        let mut ledger = RolloutLedger { base: 3, ..Default::default() };
+        change(&mut view, &mut slots, &mut ledger);
+        view.operator.as_mut().unwrap().status.active_rollouts =
+            vec![ActiveRollout { ledger: Some(RolloutLedger { passed: 0, ..ledger.clone() }), ..rollout(NEW) }];
+        let mut status = view.operator.as_ref().unwrap().status.clone();
+        status.active_rollouts = vec![ActiveRollout { ledger: Some(ledger), ..rollout(NEW) }];
+        let mut plan = Plan { slots: Some(slots), status: Some(status), ..Plan::default() };
+        let found = lint(&view, &policy, &mut plan);
+        let found: Vec<_> = found.iter().filter(|finding| finding.text.contains("places")).collect();
+        assert_eq!(!found.is_empty(), broken, "{sentence}: {found:?}");
+    };
+    case("its place is the first", false, |_, _, _| {});
+    case("the place is used up", true, |_, _, ledger| ledger.unproven = 1);
+    case("more are used up, and it has one of them", false, |view, _, ledger| {
+        ledger.unproven = 2;
+        places(view, "a", Proof::Unproven);
+    });
+    case("a node uses the place up that the ledger has not counted yet", true, |view, _, _| {
+        places(view, "c", Proof::Unproven);
+    });
+    case("a slot of the rollout uses it up", true, |_, slots, _| slots.push(gone(|_| {})));
+    case("the node of that slot had a place", false, |_, slots, _| {
+        slots.push(gone(|update| update.had = Some(Proof::Unproven)));
+    });
+    case("that slot is of another rollout", false, |_, slots, _| {
+        slots.push(gone(|update| update.arch = "aarch64".into()));
+    });
+    case("a node has proven the version, and the step is passed", false, |view, _, ledger| {
+        ledger.passed = 1;
+        places(view, "c", Proof::Proven);
+    });
 }

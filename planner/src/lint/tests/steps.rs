@@ -291,3 +291,54 @@ fn validator_drops_a_drain_that_a_known_budget_blocks() {
         assert_eq!(begins(view, counted(), false), Some("S13"), "not Ready, {step:?}");
     }
 }
+
+#[test]
+fn validator_drops_a_drain_that_a_broken_budget_blocks_in_a_drill_which_deletes_nothing() {
+    for (sentence, drill, expected) in [
+        ("an update deletes what stays", None, None),
+        ("a dry run asks as an update does", Some(false), None),
+        ("a drill with evictions", Some(true), Some("S13")),
+    ] {
+        let mut node = at("a", Step::Staged, 0, HostState::StagedUpdate);
+        node.pods = Some(vec![PodFacts { ready: true, ..pod("a", false) }]);
+        let attempt =
+            |step| Progress { drill: drill.map(|evict| Drill { evict, ..Drill::default() }), ..progress(step, 0) };
+        node.shadow.as_mut().unwrap().status.controller.progress = Some(attempt(Step::Staged));
+        let (mut view, _) = cluster(vec![node], &["a"]);
+        view.budgets = vec![BudgetFacts {
+            namespace: "shop".into(),
+            name: "web".into(),
+            healthy: 2,
+            desired: 2,
+            expected: 3,
+            selector: Some(kube::core::Selector::from_iter([kube::core::Expression::DoesNotExist("app".into())])),
+            ..BudgetFacts::default()
+        }];
+        let policy = with_policy(&mut view, json!({"drain": {"atDeadline": "Force", "guardedPods": "Ask"}}));
+        let plan = acts("a", goes_on(&view.nodes["a"], attempt(Step::Draining)));
+        assert_eq!(broken(&view, &policy, plan), expected, "{sentence}");
+    }
+}
+
+#[test]
+fn validator_drops_an_eviction_before_that_of_the_pods_that_are_asked_first() {
+    let (asks, forces) = (json!({}), json!({"drain": {"atDeadline": "Force"}}));
+    for (sentence, spec, evicted, dry_run, expected) in [
+        ("the pod that is asked first", asks.clone(), "p-b", false, None),
+        ("another one", asks.clone(), "addon-1", false, Some("S13")),
+        ("another one, where policy deletes what stays", forces, "addon-1", false, None),
+        ("a dry run of another one", asks, "addon-1", true, None),
+    ] {
+        let (mut view, policy) = world(spec, false);
+        let shadow = view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap();
+        shadow.status.controller.drain.as_mut().unwrap().asked_first =
+            [models::shadow::FirstPod { uid: "p-b".into(), accepted: None, unguarded: false }].into();
+        if dry_run {
+            shadow.spec.state = HostState::RehearsedUpdate;
+            shadow.status.controller.progress.as_mut().unwrap().drill = Some(Drill::default());
+        }
+        let mut plan = evicts("b", evicted);
+        plan.evictions.get_mut("b").unwrap().dry_run = dry_run;
+        assert_eq!(broken(&view, &policy, plan), expected, "{sentence}");
+    }
+}

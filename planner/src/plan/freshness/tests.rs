@@ -151,3 +151,13 @@ fn passing_time_alone_changes_no_freshness_in_status() {
     assert!(at(1).wake.is_some_and(|wake| wake <= t(1000)), "the number changes then");
     assert_eq!(status(1000).nodes_within_target, Some(0));
 }
+
+#[test]
+fn fleet_says_by_how_much_one_node_is_behind() {
+    let (mut view, _) = cluster(vec![running("a", OLD, &[NEW]), running("b", NEW, &[])], &[]);
+    view.operator.as_mut().unwrap().status.versions = vec![seen(NEW, 20)];
+    let policy = Policy::default();
+    let fleet = freshness(&view, &policy, t(1000));
+    assert_eq!(fleet.of("a").map(|behind| behind.since), Some(t(20)));
+    assert!(fleet.of("b").is_none());
+}

@@ -1,6 +1,6 @@
 //! The events that notices are about, in turns of leaders over one cluster.
 
-use models::operator::{LedgerNode, NoticeFormat, NoticeReceiver, RolloutLedger};
+use models::operator::{LedgerNode, NoticeFormat, NoticeReceiver, RolloutLedger, RolloutRecord};
 use models::reason::Proof;
 use models::shadow::HostState;
 use serde_json::json;
@@ -409,4 +409,41 @@ fn pending_notices_are_bounded_and_oldest_are_dropped() {
     let pending = pending(&BTreeSet::new(), policy.notices.as_ref().unwrap(), &[], (0..40).map(event).collect());
     assert_eq!((pending.len(), pending[0].id.as_str()), (MOST_PENDING, "8"));
     assert_eq!(pending[0].cause.len(), CAUSE_LENGTH);
+}
+
+#[test]
+fn rollout_continues_in_another_one_of_the_same_version_kind_and_beginning() {
+    let stopped = || {
+        let record = RolloutRecord { phase: RolloutPhase::Stopped, ..crate::fixtures::recorded(7) };
+        ActiveRollout { ended: Some(t(60)), record: Some(record), ..rollout(NEW) }
+    };
+    let resumed = || {
+        let record = RolloutRecord { first: Some(7), ..crate::fixtures::recorded(8) };
+        ActiveRollout { record: Some(record), ..rollout(NEW) }
+    };
+    let running = || ActiveRollout { record: Some(crate::fixtures::recorded(7)), ..stopped() };
+    for (sentence, ended, other, expected) in [
+        ("it goes on", stopped(), resumed(), true),
+        ("the other one has ended, too", stopped(), ActiveRollout { ended: Some(t(90)), ..resumed() }, false),
+        ("the other one is the first of its own", stopped(), ActiveRollout { record: None, ..resumed() }, false),
+        ("the other one began later", stopped(), ActiveRollout { started: t(90), ..resumed() }, false),
+        ("its record was not stopped", running(), resumed(), false),
+        ("it has not ended", ActiveRollout { ended: None, ..stopped() }, resumed(), false),
+    ] {
+        let status = BottlerocketUpdateOperatorStatus { active_rollouts: vec![other], ..Default::default() };
+        assert_eq!(is_continued(&status, &ended), expected, "{sentence}");
+    }
+    assert_eq!(part(&rollout(NEW)), format!("aws-k8s-1.37/x86_64/{NEW}/{}", t(0).as_millisecond()));
+}
+
+#[test]
+fn blocked_nodes_are_gathered_to_the_end_of_a_period() {
+    let wake = |nodes: &[i64]| {
+        let nodes = nodes.iter().map(|since| (t(*since), "a")).collect();
+        Blocked { nodes, limit: t(0), after: Duration::from_secs(100), period: 60_000 }.wake()
+    };
+    assert_eq!(wake(&[]), None);
+    assert_eq!(wake(&[0]), None, "it is reported now");
+    assert_eq!(wake(&[0, 30]), Some(t(180)));
+    assert_eq!(wake(&[20]), Some(t(120)), "at the end itself");
 }

@@ -181,3 +181,14 @@ fn unrecorded(
     let problem = problem.or_else(|| history.and_then(|_| refused())).or_else(before)?;
     Some((true, UNRECORDED, cut(&problem, 2000)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_counts_the_objects_that_it_does_not_name() {
+        assert_eq!(and_more(0, "shadows"), "");
+        assert_eq!(and_more(2, "shadows"), " (and 2 more shadows)");
+    }
+}

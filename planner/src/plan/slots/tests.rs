@@ -108,6 +108,31 @@ fn unavailable_nodes_count_once_against_budget() {
     }
 }
 
+/// Zone `b` has lost the node of a slot, and zone `a` one that the operator has not taken.
+#[test]
+fn zone_of_a_node_that_is_gone_goes_on_before_any_other() {
+    let mut view = view_of(&["n2"], &[], &["gone"]);
+    let update = SlotUpdate { zone: "b".into(), ..crate::fixtures::first_update() };
+    view.operator.as_mut().unwrap().status.slots[0].update = Some(update);
+    let policy = policy("5", None, true);
+    let survey = Survey::of(&view, &policy, t(0));
+    let budget = Budget::of(&view, &survey, &view.operator.as_ref().unwrap().status.slots);
+    let refusal = |name: &str| budget.refusal(&policy, survey.find(name).unwrap());
+    assert_eq!(refusal("n4"), Some(Wait::ZoneBusy { zone: "b".into(), node: "gone".into() }));
+    assert_eq!(refusal("n1"), None);
+}
+
+#[test]
+fn slot_records_the_group_of_its_node() {
+    let mut a = at("a", Step::Staged, 0, models::shadow::HostState::StagedUpdate);
+    a.facts.labels = Arc::new([("tier".to_owned(), "db".to_owned())].into());
+    let (view, _) = cluster(vec![a], &[]);
+    let policy = policy("1", Some("1"), false);
+    let survey = Survey::of(&view, &policy, t(0));
+    let given = new(&survey, survey.find("a").unwrap(), t(0));
+    assert_eq!(given.update.unwrap().group.as_deref(), Some("db"));
+}
+
 #[test]
 fn slot_of_a_node_that_is_gone_counts_in_its_group_and_zone() {
     let (mut view, _) = cluster(vec![node("n1"), node("n2")], &[]);

@@ -600,3 +600,26 @@ fn one_well_node_shows_that_its_version_is_good_only_where_all_others_of_its_kin
         assert_eq!(cures, is_cured, "{sentence}");
     }
 }
+
+#[test]
+fn validator_gives_no_slot_in_an_unwell_cluster() {
+    for (sentence, is_drill, is_ill, broken) in [
+        ("for an update", false, true, true),
+        ("for a drill", true, true, true),
+        ("for an update, once the others are well", false, false, false),
+    ] {
+        let (mut view, policy) = unwell(draining());
+        for name in ["b", "c", "d"].into_iter().filter(|_| !is_ill) {
+            view.nodes.get_mut(name).unwrap().facts.ready = true;
+        }
+        if is_drill {
+            let e = view.nodes.get_mut("e").unwrap().shadow.as_mut().unwrap();
+            e.status.controller.progress.as_mut().unwrap().drill = Some(models::shadow::Drill::default());
+        }
+        let given = models::operator::Slot { since: t(60), ..slot("e") };
+        let slots = view.recorded_slots().cloned().chain([given]).collect();
+        let mut made = crate::plan::Plan { slots: Some(slots), ..crate::plan::Plan::default() };
+        let findings = crate::lint::lint(&view, &policy, &mut made);
+        assert_eq!(findings.iter().any(|finding| finding.property == "S13"), broken, "{sentence}: {findings:?}");
+    }
+}

@@ -7,8 +7,8 @@ use models::condition::Condition;
 use models::operator::CountOrPercent;
 use models::reason::{ENDS, FailureReason};
 use models::shadow::{
-    DrillResult, Failure, HOST_REACHABLE, HostState, NodeBefore, Permit, Record, Step, UNSUPPORTED_STATE,
-    is_agent_condition,
+    DrillResult, Failure, HOST_REACHABLE, HistoryPosition, HostState, NodeBefore, Permit, Record, Step,
+    UNSUPPORTED_STATE, is_agent_condition,
 };
 use serde_json::json;
 
@@ -204,6 +204,7 @@ fn dry_run_drill_rehearses_all_steps_and_evicts_arms_and_reboots_nothing() {
     let mut bench = Bench::new(&["a"], "1");
     let found = bench.end();
     assert_eq!((found.result.as_str(), found.pods), ("Passed", 2), "{found:?}");
+    assert_eq!(found.message, "2 pod(s) may be evicted now, and the node stayed healthy");
     use Step::{Draining, Rebooting, Staging, Verifying};
     let short: Vec<_> = bench.steps.iter().filter(|step| **step != Step::Staged).copied().collect();
     assert_eq!(short, [Staging, Draining, Rebooting, Verifying]);
@@ -226,6 +227,18 @@ fn dry_run_drill_rehearses_all_steps_and_evicts_arms_and_reboots_nothing() {
 }
 
 #[test]
+fn drill_has_its_boot_and_a_place_in_no_rollout() {
+    let mut bench = Bench::new(&["a"], "1");
+    for _ in 0..5 {
+        if bench.view.nodes["a"].progress().is_none() {
+            bench.step(true);
+        }
+    }
+    let place = bench.view.nodes["a"].progress().unwrap().rollout.clone().unwrap();
+    assert_eq!(place, HistoryPosition { boot_id: "b1".into(), ..HistoryPosition::default() });
+}
+
+#[test]
 fn dry_run_names_pods_that_budgets_refuse_and_goes_on() {
     let mut bench = Bench::new(&["a"], "1");
     bench.refused.insert("web-a".into(), "shop/web");
@@ -233,7 +246,7 @@ fn dry_run_names_pods_that_budgets_refuse_and_goes_on() {
     assert_eq!(found.result, "EvictionsRefused", "{found:?}");
     let refused: Vec<_> = found.drill.refused.iter().map(|b| (b.pod.as_str(), b.budget.as_deref())).collect();
     assert_eq!(refused, [("shop/web-a", Some("shop/web"))]);
-    assert!(found.message.contains("1 of 2 pod(s)") && found.message.contains("PodDisruptionBudget shop/web"));
+    assert!(found.message.starts_with("1 of 2 pod(s)") && found.message.contains("PodDisruptionBudget shop/web"));
     assert_eq!(bench.steps.last(), Some(&Step::Verifying));
     assert_eq!(bench.events, ["DrillStarted", "DrillFailed"]);
     let asked: usize = bench.evictions.iter().map(|evictions| evictions.pods.len()).sum();
@@ -272,6 +285,7 @@ fn drill_with_evictions_drains_node_and_deletes_no_pod_past_its_budget() {
     let mut bench = Bench::new(&["a"], "1 evict");
     let found = bench.end();
     assert_eq!((found.result.as_str(), found.pods), ("Passed", 2), "{found:?}");
+    assert_eq!(found.message, "2 pod(s) were evicted, and the node stayed healthy");
     assert!(bench.steps.contains(&Step::Draining) && bench.steps.contains(&Step::Rebooting));
     assert!(bench.evictions.iter().all(|evictions| !evictions.dry_run));
     assert!(bench.view.nodes["a"].pods.as_ref().unwrap().is_empty());
@@ -750,4 +764,25 @@ fn drill_names_the_hook_that_does_not_answer() {
     let found = bench.end();
     assert!(found.result == "HookTimedOut" && found.message.contains("hook deaf"), "{found:?}");
     bench.assert_nothing_armed_or_charged();
+}
+
+/// The answers of the API server come from the view of the last turn.
+#[test]
+fn dry_run_wakes_for_the_next_retry_and_ends_without_its_pods_at_the_deadline() {
+    let in_drill = |pods: Vec<PodFacts>| {
+        let (mut view, policy) = draining(json!({}), pods);
+        let shadow = shadow(&mut view);
+        shadow.spec.state = HostState::RehearsedUpdate;
+        shadow.status.controller.progress.as_mut().unwrap().drill = Some(models::shadow::Drill::default());
+        (view, policy)
+    };
+    let (mut view, policy) = in_drill(vec![pod("a", false)]);
+    view.nodes.get_mut("a").unwrap().blocked.insert("p-a".into(), answer(None, 0, false));
+    assert_eq!(plan(&view, &policy, t(10)).wake, Some(t(60)), "it is asked about for a minute");
+    let (mut view, policy) = in_drill(Vec::new());
+    view.nodes.get_mut("a").unwrap().pods = None;
+    for (second, waits) in [(1, true), (100_000, false)] {
+        let outcome = outcome(&plan(&view, &policy, t(second)));
+        assert_eq!(outcome == "ReadingPods", waits, "{second} s: {outcome}");
+    }
 }

@@ -1,6 +1,6 @@
 //! Nodes whose Node object is deleted and registered again while their machine reboots, as controllers of clouds do it.
 
-use models::operator::{ActiveRollout, RolloutLedger};
+use models::operator::{ActiveRollout, KnownVersion, RolloutLedger, Slot};
 use models::reason::Proof;
 use models::shadow::{HostState, Step};
 use serde_json::json;
@@ -119,6 +119,16 @@ fn node_that_is_registered_again_goes_on_and_proves_its_version() {
     let (_, wait) = act(&mut view, &policy, 75);
     assert_eq!(wait, Some(Wait::NoReport), "its agent has not reported");
     reported(a(&mut view));
+    let made = plan(&view, &policy, t(80));
+    let goes_on = status_of(&made).report.progress.as_ref().unwrap();
+    assert_eq!(
+        (goes_on.step, &goes_on.boot_id[..], &goes_on.from),
+        (Step::Returning, "b1", &None),
+        "as it was permitted"
+    );
+    assert_eq!((goes_on.started, goes_on.disruptive), (t(0), true));
+    let place = goes_on.rollout.as_ref().unwrap();
+    assert_eq!((&place.boot_id[..], place.drain_started), ("b1", Some(t(0))));
     let (notes, wait) = act(&mut view, &policy, 80);
     assert_eq!(notes.iter().map(|note| note.reason).collect::<Vec<_>>(), ["UpdateContinued"]);
     assert_eq!(wait, Some(Wait::Soaking { until: t(140) }));
@@ -399,4 +409,24 @@ fn validator_lets_an_attempt_go_on_only_with_its_slot_and_its_machine() {
     made.slots.as_mut().unwrap().push(crate::fixtures::slot("a"));
     let findings = lint(&view, &policy, &mut made);
     assert_eq!(findings.first().map(|finding| finding.property), Some("S1"), "{other:?}");
+}
+
+/// While the rollout is frozen, no new slot is given.
+#[test]
+fn validator_takes_a_slot_for_a_new_one_unless_it_goes_on() {
+    let case = |sentence: &str, expected: Option<&str>, change: fn(&mut ClusterView, &mut Vec<Slot>)| {
+        let (mut view, policy) = gone(json!({"maxUnavailable": 2}));
+        returns(&mut view, reported);
+        let status = &mut view.operator.as_mut().unwrap().status;
+        status.versions = vec![KnownVersion { quarantined: Some(fallen_back(&["x"])), ..seen(NEW, 0) }];
+        let mut slots = vec![Slot { uid: "uid-again".into(), ..status.slots[0].clone() }];
+        change(&mut view, &mut slots);
+        let mut made = Plan { slots: Some(slots), ..Plan::default() };
+        let findings = lint(&view, &policy, &mut made);
+        assert_eq!(findings.first().map(|finding| finding.property), expected, "{sentence}: {findings:?}");
+    };
+    case("its node is registered again", None, |_, _| {});
+    case("it was given at another time", Some("S8"), |_, slots| slots[0].since = t(1));
+    case("its node is another machine", Some("S8"), |view, _| a(view).facts.provider_id = None);
+    case("the earlier one is kept", Some("S8"), |view, slots| slots.extend(view.recorded_slots().cloned()));
 }

@@ -139,3 +139,20 @@ fn drain_goes_on_where_an_agent_reports_a_later_version_than_its_node_names() {
     let made = plan(&view, &policy, t(1));
     assert!(made.evictions.contains_key("a"), "{:?} {:?}", made.actions, made.waits);
 }
+
+/// There is no other event of that.
+#[test]
+fn plan_wakes_once_a_version_is_old_enough_and_the_absence_of_an_agent_counts() {
+    for (second, wakes) in [(50, true), (100, false), (150, false)] {
+        let (mut view, policy) = cluster(vec![node("a")], &[]);
+        view.operator.as_mut().unwrap().status.versions = vec![seen(NEW, 0)];
+        let policy = crate::policy::Policy { minimum_age: std::time::Duration::from_secs(100), ..policy };
+        assert_eq!(plan(&view, &policy, t(second)).wake == Some(t(100)), wakes, "{second} s");
+    }
+    for (second, wakes) in [(10, true), (30, false), (40, false)] {
+        let mut a = node("a");
+        a.agent_missing = Some(t(0));
+        let (view, policy) = cluster(vec![a], &[]);
+        assert_eq!(plan(&view, &policy, t(second)).wake == Some(t(30)), wakes, "{second} s");
+    }
+}

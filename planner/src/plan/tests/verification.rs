@@ -136,6 +136,10 @@ fn node_without_proof_is_verified_again_an_hour_after_its_last_attempt() {
     let before = planned(&view, &policy, DUE - 1);
     assert_eq!(outcome(&before), "UpToDate");
     assert_eq!(before.wake, Some(t(DUE)));
+    let made = planned(&view, &policy, DUE);
+    let begun = status_of(&made).report.progress.as_ref().unwrap();
+    let of_update = (&begun.from, &begun.rollout);
+    assert_eq!((begun.verifying_since, of_update), (Some(t(DUE)), (&None, &None)), "it has no place of its own");
     let (notes, wait) = turn(&mut view, &policy, DUE);
     let found = notes.iter().map(|note| (note.reason, note.warning)).collect::<Vec<_>>();
     assert_eq!(found, [("VerificationStarted", false)]);

@@ -93,6 +93,29 @@ fn canary_step_limits_number_of_started_nodes() {
 }
 
 #[test]
+fn node_is_finished_once_the_operator_has_updated_it_in_the_rollout() {
+    fn last(node: &mut NodeView) -> &mut models::shadow::AttemptResult {
+        let record = &mut node.shadow.as_mut().unwrap().status.controller.record;
+        record.as_mut().unwrap().last.as_mut().unwrap()
+    }
+    type Change = fn(&mut NodeView);
+    let case = |sentence: &str, finished: usize, change: Change| {
+        let mut view = fleet(2, 1, 0);
+        change(view.nodes.get_mut("n00").unwrap());
+        assert_eq!(one(&followed(&view, &policy(&[]), 100)).finished, finished, "{sentence}");
+    };
+    case("it is updated", 1, |_| {});
+    case("at the beginning of the rollout", 1, |node| last(node).ended = t(0));
+    case("before the rollout", 0, |node| last(node).ended = t(-1));
+    case("its last attempt failed", 0, |node| last(node).reason = "DrainTimedOut".into());
+    case("to another version", 0, |node| last(node).version = OLD);
+    case("it is not under the operator any more", 0, |node| node.facts.labelled = false);
+    case("it is updated again", 0, |node| {
+        node.shadow.as_mut().unwrap().status.controller.progress = Some(progress(Step::Staging, 60));
+    });
+}
+
+#[test]
 fn nodes_staged_ahead_do_not_count_in_canary_step() {
     let mut view = fleet(10, 0, 6);
     for node in view.nodes.values_mut() {
@@ -872,4 +895,33 @@ fn staging_node_counts_in_canary_step_but_not_as_disrupted() {
     assert_eq!((one(&rollouts).under_way, one(&rollouts).disrupted), (1, 0));
     let nodes = vec!["n00".to_owned()];
     assert_eq!(one(&rollouts).wait, Some(Wait::CanaryStep { step: 1, until: None, approval: None, nodes }));
+}
+
+#[test]
+fn entries_beyond_the_room_are_removed_unless_they_are_needed_or_under_way() {
+    let ended = |patch: usize, used: i64| {
+        let ledger = RolloutLedger { proven: used, ..RolloutLedger::default() };
+        let version = Version::new(1, 0, patch as u64);
+        ActiveRollout { ended: Some(t(0)), ledger: Some(ledger), ..rollout(version) }
+    };
+    let running = || ActiveRollout { ledger: Some(RolloutLedger::default()), ..rollout(NEW) };
+    let needed = || ActiveRollout { record: Some(recorded(7)), ..ended(100, 0) };
+    let over = || ActiveRollout { record: Some(RolloutRecord { ended: Some(t(0)), ..recorded(7) }), ..ended(100, 0) };
+    let used = |count: usize| (0..count).map(move |patch| ended(patch, 1));
+    for (sentence, active, highest, kept) in [
+        ("as many as there is room for", used(KEPT).collect::<Vec<_>>(), Some(9), KEPT),
+        ("more", used(KEPT + 2).collect(), Some(9), KEPT),
+        ("more, and their records are not known", used(KEPT + 2).collect(), None, KEPT + 2),
+        ("one that is under way, beside them", [running()].into_iter().chain(used(KEPT)).collect(), Some(9), KEPT + 1),
+        ("one whose record runs, beside them", [needed()].into_iter().chain(used(KEPT)).collect(), Some(9), KEPT + 1),
+        ("one that has shown nothing", vec![ended(0, 0)], Some(9), 0),
+        ("one that has a record", vec![over()], Some(9), 1),
+    ] {
+        let mut view = fleet(1, 0, 0);
+        view.history.highest = highest;
+        let keys = BTreeSet::from([key_of(&running())]);
+        let mut rollouts = Rollouts { active, ..Rollouts::default() };
+        limit(&view, &mut rollouts, &keys);
+        assert_eq!(rollouts.active.len(), kept, "{sentence}");
+    }
 }
