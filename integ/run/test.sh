@@ -107,7 +107,7 @@ step "unit tests, and builds beside them" xargs -n 1 -P 2 "$here/test.sh" --besi
 step "tests in documentation" "$cargo" test --workspace --locked --quiet --doc
 
 # Two binaries at a time, so that one computes while the other waits; the longest ones first.
-first="scenarios drains controller refusals install manifests images integ kubelet update demo"
+first="scenarios controller manifests install update drains images integ kubelet demo refusals"
 for name in $first; do
   [ -n "$(entry "$name")" ] || { echo "make: there is no test binary $name" >&2; exit 1; }
 done

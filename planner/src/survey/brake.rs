@@ -96,18 +96,20 @@ impl Brake {
     }
 }
 
-/// A node that has a slot for a rollout, or is out of service for it, and whose attempt has not ended.
+/// A node that has a slot for a rollout, or is out of service for it, and that may come to the version.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Busy {
     pub(crate) node: String,
     /// The time of its slot; `None` without one.
     pub(crate) since: Option<Timestamp>,
+    /// True if its attempt has ended: its host may still reboot by the permit.
+    pub(crate) ended: bool,
 }
 
 /// Returns what lets the first node of a rollout go alone, until one is proven or accepted by a user.
 pub(crate) fn first(ledger: &RolloutLedger, under_way: &[Busy]) -> Option<Brake> {
-    let node = under_way.first().map(|busy| busy.node.clone());
-    let room = usize::from(node.is_none());
+    let node = under_way.iter().find(|busy| !busy.ended).map(|busy| busy.node.clone());
+    let room = usize::from(under_way.is_empty());
     (ledger.good() == 0).then_some(Brake { wait: Wait::FirstNode { node }, room, wake: None, row: Vec::new() })
 }
 
@@ -129,7 +131,7 @@ pub(crate) fn of(
     if ledger.row.iter().any(runs) {
         return none(braked(None, None));
     }
-    if let Some(trial) = under_way.iter().find(|busy| busy.since.is_some_and(|since| since >= until)) {
+    if let Some(trial) = under_way.iter().find(|busy| !busy.ended && busy.since.is_some_and(|since| since >= until)) {
         return none(braked(None, Some(trial.node.clone())));
     }
     // Those that were under way before are finished first.

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use models::operator::{ActiveRollout, BrakeLimit, RolloutLedger, Slot, SlotUpdate};
 use models::reason::{End, Proof};
-use models::shadow::AttemptResult;
+use models::shadow::{AttemptResult, Step};
 use models::time::after;
 
 use super::brake;
@@ -135,6 +135,13 @@ pub(crate) fn has_ended(
         (Some(node), None) => recorded_end(node, update).is_some(),
         (None, None) => true,
     }
+}
+
+/// Returns whether the host of a slot is up and may still reboot by the permit of an attempt that has ended. It keeps the slot meanwhile, which is
+/// given back where the node is not Ready.
+pub(crate) fn may_reboot_yet(view: &ClusterView, slot: &Slot) -> bool {
+    let progress = own(view, slot).filter(|node| node.facts.ready).and_then(NodeView::progress);
+    progress.is_some_and(|progress| progress.step == Step::Releasing && progress.permit_issued)
 }
 
 /// Returns the node of a slot for a message: one that is gone is not found by its name.

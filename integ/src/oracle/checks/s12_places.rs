@@ -28,6 +28,8 @@ struct Taken {
     /// True once its failure on the version is resolved, which frees the place.
     freed: bool,
     under_way: bool,
+    /// True while it has a slot. One that is not back at the deadline gives it up, and may come back to the version later.
+    has_slot: bool,
 }
 
 #[derive(Default)]
@@ -144,10 +146,12 @@ impl Check {
             }
             let Some(taken) = rollout.taken.get_mut(uid) else { continue };
             // One that failed, and stages the image once more, waits for its turn.
-            taken.under_way = controller.progress.as_ref().is_some_and(|progress| {
+            let progress = controller.progress.as_ref().filter(|progress| {
                 let is_update = !progress.mode().is_verification() && progress.drill.is_none();
                 is_update && progress.version == key.2 && progress.step.place() != Place::Waiting
             });
+            taken.under_way = progress.is_some();
+            taken.has_slot = progress.is_some_and(|progress| !progress.may_still_reboot());
             let failures = controller.record.iter().flat_map(|record| &record.version_failures);
             let mut own = failures.filter(|failure| failure.version == key.2).peekable();
             let failed = own.peek().is_some();
@@ -198,7 +202,7 @@ impl super::Check for Check {
                 rollout.fewest = rollout.to_update.len();
             }
             let has_place = rollout.taken.get(uid).is_some_and(|taken| !taken.freed);
-            let taken = Taken { name: name.clone(), under_way: true, ..Taken::default() };
+            let taken = Taken { name: name.clone(), under_way: true, has_slot: true, ..Taken::default() };
             rollout.taken.entry(uid.clone()).or_insert(taken).freed = false;
             let is_left = |uid: &String| rollout.to_update.contains(uid) && !rollout.taken.contains_key(uid);
             let owners = moment.world.shadows.values().filter_map(|shadow| shadow.owner.as_ref());
@@ -208,7 +212,7 @@ impl super::Check for Check {
                 let due = rollout.due(&operator.spec);
                 let (used, proven) = (rollout.used(), rollout.proven());
                 let accepted = rollout.approved.iter().any(|(_, unproven)| *unproven);
-                let others = rollout.taken.iter().filter(|(other, taken)| *other != uid && taken.under_way);
+                let others = rollout.taken.iter().filter(|(other, taken)| *other != uid && taken.has_slot);
                 let others: Vec<&str> = others.map(|(_, taken)| taken.name.as_str()).collect();
                 let text = match due {
                     Some(due) if used > due => Some(format!("{used} nodes are taken to {version}, and {due} may be")),
@@ -232,6 +236,7 @@ mod tests {
         ActiveRollout, CanaryStep, CountOrPercent, RecordedRevision, RolloutLedger, RolloutPhase, RolloutRecord,
         StepApproval, StrategyPolicy,
     };
+    use models::shadow::Step;
 
     use super::super::super::scenario::Scenario;
     use super::Property;
@@ -389,6 +394,22 @@ mod tests {
         scenario.until_permit("a");
         scenario.until_permit("b");
         scenario.assert_only(Property::S12);
+    }
+
+    /// The other node has the permit, is not back at the deadline, and is not Ready: then it gives its slot up.
+    #[test]
+    fn second_node_may_go_once_the_first_one_has_given_its_slot_up() {
+        for (disruptive, passes) in [(true, false), (false, true)] {
+            let mut scenario = canary(&["a", "b"], &[], StepApproval::Automatic);
+            scenario.until_permit("a");
+            scenario.step("a", Step::Releasing);
+            scenario.controller("a", |shadow| {
+                let progress = shadow.status.controller.progress.as_mut().unwrap();
+                (progress.permit_issued, progress.disruptive) = (true, disruptive);
+            });
+            scenario.until_permit("b");
+            assert_eq!(!scenario.judge().violates(Property::S12), passes, "has a slot: {disruptive}");
+        }
     }
 
     #[test]

@@ -79,6 +79,28 @@ fn first_node_that_never_comes_back_does_not_hold_all_others_for_ever() {
     assert_eq!(slots_of(&made).len(), 2, "b waits: {}; a: {a:?}", made.waits["b"]);
 }
 
+/// The agent of the first node has the permit, and its host has not gone down within the deadline.
+#[test]
+fn no_other_node_goes_beside_one_whose_attempt_is_over_while_its_host_is_up_and_may_still_reboot() {
+    let braked = RolloutLedger { proven: 1, row: row(&FREE), braked_until: Some(t(0)), ..RolloutLedger::default() };
+    let first = "it comes after another node has proven the version";
+    for (ledger, ready, expected, text) in [
+        (RolloutLedger::default(), true, vec!["a"], first),
+        (braked, true, vec!["a"], "the rollout is braked"),
+        (RolloutLedger::default(), false, vec!["a", "b"], ""),
+    ] {
+        let (mut view, policy) = fleet(&["b"], ledger);
+        let mut over = dead_in_reboot(&mut view);
+        over.facts.ready = ready;
+        view.nodes.insert("a".into(), over);
+        let mut made = plan(&view, &policy, t(60));
+        assert_eq!(slots_of(&made), expected, "{text}");
+        let waits = made.waits.get("b").map(ToString::to_string).unwrap_or_default();
+        assert!(waits.contains(text) && !waits.contains("a is tried alone"), "{text}: {waits}");
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{text}");
+    }
+}
+
 /// The first proof is seen in a plan that still keeps its slot.
 #[test]
 fn plan_validator_agrees_with_a_planner_that_foresees_a_proof() {

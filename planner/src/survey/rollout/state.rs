@@ -92,14 +92,15 @@ pub(super) fn counted(
     let (mut on_their_way, mut seen) = (Vec::new(), 0);
     for (slot, update) in held.filter(|(_, update)| ledger::is_of(update, active)) {
         rollout.disrupted += usize::from(update.had.is_none());
-        if ended::has_ended((view, policy), slot, update, now) {
+        let ended = ended::has_ended((view, policy), slot, update, now);
+        if ended && !ended::may_reboot_yet(view, slot) {
             continue;
         }
         let node = ended::holder(view, policy, slot);
         if ended::kept_until(view, policy, slot).is_some() && on_their_way.len() < NAMED {
             on_their_way.push(node.clone());
         }
-        rollout.busy.push(Busy { node, since: Some(slot.since) });
+        rollout.busy.push(Busy { node, since: Some(slot.since), ended });
     }
     rollout.under_way = rollout.disrupted;
     for node in view.nodes.values().filter(|node| is_member(node, active)) {
@@ -122,7 +123,7 @@ pub(super) fn counted(
         let moves = progress.step != Step::Staged || disrupted;
         // Those with a slot that says so are counted above.
         if disrupted && slot != Some(true) && progress.step.place() != Place::Over {
-            rollout.busy.push(Busy { node: node.facts.name.clone(), since: None });
+            rollout.busy.push(Busy { node: node.facts.name.clone(), since: None, ended: false });
         }
         if place.is_none() && slot != Some(true) {
             rollout.under_way += usize::from(moves);
