@@ -138,7 +138,7 @@ pub(crate) fn has_ended(
 }
 
 /// Returns whether the host of a slot is up and may still reboot by the permit of an attempt that has ended. It keeps the slot meanwhile, which is
-/// given back where the node is not Ready.
+/// taken away where the node is not Ready.
 pub(crate) fn may_reboot_yet(view: &ClusterView, slot: &Slot) -> bool {
     let progress = own(view, slot).filter(|node| node.facts.ready).and_then(NodeView::progress);
     progress.is_some_and(|progress| progress.step == Step::Releasing && progress.permit_issued)
