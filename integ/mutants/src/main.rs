@@ -67,8 +67,14 @@ impl Options {
     }
 }
 
-fn main() -> Result<ExitCode> {
-    let options = Options::parse();
+fn main() -> ExitCode {
+    run(&Options::parse()).unwrap_or_else(|error| {
+        eprintln!("make: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(options: &Options) -> Result<ExitCode> {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = options.root.clone().unwrap_or_else(|| own.join("../..")).canonicalize()?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);

@@ -184,7 +184,8 @@ mod tests {
             KnownVersion { quarantined: Some(quarantined), ..seen(version, 0) }
         };
         let status = |asked: bool, versions: Vec<KnownVersion>| {
-            let mut status = BottlerocketUpdateOperatorStatus { versions, ..Default::default() };
+            let mut status =
+                BottlerocketUpdateOperatorStatus { observed_generation: Some(1), versions, ..Default::default() };
             status.requests.get_or_insert_default().continue_others = asked.then(|| "1".to_owned());
             status
         };
@@ -200,5 +201,7 @@ mod tests {
             let found = continue_news(&status(false, before), &status(true, after));
             assert_eq!(found.is_some(), refused, "{sentence}");
         }
+        let new = BottlerocketUpdateOperatorStatus::default();
+        assert_eq!(continue_news(&new, &status(true, vec![])), None, "the annotation of a new resource");
     }
 }

@@ -782,7 +782,7 @@ fn dry_run_wakes_for_the_next_retry_and_ends_without_its_pods_at_the_deadline() 
     let (mut view, policy) = in_drill(Vec::new());
     view.nodes.get_mut("a").unwrap().pods = None;
     for (second, waits) in [(1, true), (100_000, false)] {
-        let outcome = outcome(&plan(&view, &policy, t(second)));
-        assert_eq!(outcome == "ReadingPods", waits, "{second} s: {outcome}");
+        let made = plan(&view, &policy, t(second));
+        assert_eq!(made.waits.get("a") == Some(&Wait::ReadingPods), waits, "{second} s: {:?}", made.waits);
     }
 }
