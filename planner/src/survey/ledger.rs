@@ -337,17 +337,17 @@ mod tests {
         // The slot is of another rollout.
         let update = SlotUpdate { version: OLD, ..first_update() };
         view.operator.as_mut().unwrap().status.slots = vec![Slot { update: Some(update), ..slot("a") }];
-        let found = of(&view, &rollout, Memory::Entry);
+        let found = of(&view, &rollout, Memory::Entry, |_, _| false);
         assert_eq!(found.nodes[0].reason, "HookTimedOut");
         assert_eq!(found, RolloutLedger { unproven: 1, accepted: 1, nodes: found.nodes.clone(), ..stored });
-        let found = of(&placed(Proof::Proven), &rollout, Memory::Entry);
+        let found = of(&placed(Proof::Proven), &rollout, Memory::Entry, |_, _| false);
         assert_eq!((found.proven, found.braked_until), (1, None), "a proof ends the brake");
     }
 
     #[test]
     fn ledger_without_any_memory_counts_what_nodes_have_shown_of_the_version() {
         let rollout = ActiveRollout { record: Some(recorded(9)), ..rollout(NEW) };
-        let found = of(&placed(Proof::Proven), &rollout, Memory::Nothing);
+        let found = of(&placed(Proof::Proven), &rollout, Memory::Nothing, |_, _| false);
         assert_eq!((found.proven, found.first), (1, 1));
     }
 
