@@ -238,7 +238,7 @@ pub(super) fn check_alone(view: &ClusterView, policy: &Policy, plan: &Plan, new:
         let braked = ledger.braked_until;
         let has_ended =
             |slot: &Slot| slot.update.as_ref().is_some_and(|update| ended::has_ended(of, slot, update, now));
-        let goes = |slot: &&&Slot| !has_ended(slot) || ended::may_reboot_yet(view, slot);
+        let goes = |slot: &&&Slot| !has_ended(slot) || ended::may_reboot_yet(view, policy, slot, now);
         let others = slots.iter().filter(goes).count().saturating_sub(1);
         let text = |why: &str| format!("{} is given a slot for {}, {why}", given.node, rollout.version);
         match braked {

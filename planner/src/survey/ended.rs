@@ -137,11 +137,14 @@ pub(crate) fn has_ended(
     }
 }
 
-/// Returns whether the host of a slot is up and may still reboot by the permit of an attempt that has ended. It keeps the slot meanwhile, which is
-/// taken away where the node is not Ready.
-pub(crate) fn may_reboot_yet(view: &ClusterView, slot: &Slot) -> bool {
-    let progress = own(view, slot).filter(|node| node.facts.ready).and_then(NodeView::progress);
-    progress.is_some_and(|progress| progress.step == Step::Releasing && progress.permit_issued)
+/// Returns whether the host of a slot is up, in the boot of an attempt that has ended, and may still reboot by its permit. That is asked no longer
+/// than a machine is waited for: where its Lease cannot be read, it may never be certain.
+pub(crate) fn may_reboot_yet(view: &ClusterView, policy: &Policy, slot: &Slot, now: Timestamp) -> bool {
+    let Some(node) = own(view, slot).filter(|node| node.facts.ready) else { return false };
+    node.progress().is_some_and(|progress| {
+        let is_permitted = progress.step == Step::Releasing && progress.permit_issued;
+        is_permitted && progress.boot_id == node.facts.boot_id && now < after(progress.since, policy.returning)
+    })
 }
 
 /// Returns the node of a slot for a message: one that is gone is not found by its name.

@@ -82,23 +82,33 @@ fn first_node_that_never_comes_back_does_not_hold_all_others_for_ever() {
 /// The agent of the first node has the permit, and its host has not gone down within the deadline.
 #[test]
 fn no_other_node_goes_beside_one_whose_attempt_is_over_while_its_host_is_up_and_may_still_reboot() {
-    let braked = RolloutLedger { proven: 1, row: row(&FREE), braked_until: Some(t(0)), ..RolloutLedger::default() };
+    let braked = RolloutLedger { proven: 1, row: row(&FREE), braked_until: Some(t(30)), ..RolloutLedger::default() };
+    let returning = i64::try_from(fleet(&[], braked.clone()).1.returning.as_secs()).unwrap();
     let first = "it comes after another node has proven the version";
-    for (ledger, ready, expected, text) in [
-        (RolloutLedger::default(), true, vec!["a"], first),
-        (braked, true, vec!["a"], "the rollout is braked"),
-        (RolloutLedger::default(), false, vec!["a", "b"], ""),
-    ] {
-        let (mut view, policy) = fleet(&["b"], ledger);
+    let alone = |second: i64, ready: bool, boot: &str, ledger: &RolloutLedger, text: &str, expected: &[&str]| {
+        let (mut view, policy) = fleet(&["b"], ledger.clone());
         let mut over = dead_in_reboot(&mut view);
         over.facts.ready = ready;
+        if !boot.is_empty() {
+            over.facts.boot_id = boot.into();
+        }
         view.nodes.insert("a".into(), over);
-        let mut made = plan(&view, &policy, t(60));
-        assert_eq!(slots_of(&made), expected, "{text}");
+        let mut made = plan(&view, &policy, t(second));
+        let sentence = format!("{second} s, Ready: {ready}, {boot}, {text}");
+        assert_eq!(slots_of(&made), expected, "{sentence}");
         let waits = made.waits.get("b").map(ToString::to_string).unwrap_or_default();
-        assert!(waits.contains(text) && !waits.contains("a is tried alone"), "{text}: {waits}");
-        assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{text}");
-    }
+        assert!(waits.contains(text) && !waits.contains("a is tried alone"), "{sentence}: {waits}");
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{sentence}");
+    };
+    let none = RolloutLedger::default();
+    // No slots are written.
+    alone(60, true, "", &none, first, &[]);
+    alone(60, true, "", &braked, "the rollout is braked", &[]);
+    // It may never be certain, as without a Lease.
+    alone(returning, true, "", &none, "", &["a", "b"]);
+    alone(60, true, "another boot", &none, "", &["a", "b"]);
+    // It gives its slot up.
+    alone(60, false, "", &none, "", &["a", "b"]);
 }
 
 /// The first proof is seen in a plan that still keeps its slot.

@@ -93,7 +93,7 @@ pub(super) fn counted(
     for (slot, update) in held.filter(|(_, update)| ledger::is_of(update, active)) {
         rollout.disrupted += usize::from(update.had.is_none());
         let ended = ended::has_ended((view, policy), slot, update, now);
-        if ended && !ended::may_reboot_yet(view, slot) {
+        if ended && !ended::may_reboot_yet(view, policy, slot, now) {
             continue;
         }
         let node = ended::holder(view, policy, slot);
