@@ -153,9 +153,14 @@ impl Progress {
         }
     }
 
-    /// Returns whether the attempt has ended and its slot is free while its host may still reboot by its permit.
+    /// Returns whether the attempt has ended with a permit by which its host may still reboot.
+    pub fn has_ended_permitted(&self) -> bool {
+        self.step == Step::Releasing && self.permit_issued
+    }
+
+    /// Returns whether it has, and its slot is free.
     pub fn may_still_reboot(&self) -> bool {
-        self.step == Step::Releasing && !self.disruptive && self.permit_issued
+        self.has_ended_permitted() && !self.disruptive
     }
 }
 
