@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use models::operator::{ActiveRollout, BrakeLimit, RolloutLedger, Slot, SlotUpdate};
 use models::reason::{End, Proof};
-use models::shadow::{AttemptResult, Step};
+use models::shadow::AttemptResult;
 use models::time::after;
 
 use super::brake;
@@ -142,8 +142,8 @@ pub(crate) fn has_ended(
 pub(crate) fn may_reboot_yet(view: &ClusterView, policy: &Policy, slot: &Slot, now: Timestamp) -> bool {
     let Some(node) = own(view, slot).filter(|node| node.facts.ready) else { return false };
     node.progress().is_some_and(|progress| {
-        let is_permitted = progress.step == Step::Releasing && progress.permit_issued;
-        is_permitted && progress.boot_id == node.facts.boot_id && now < after(progress.since, policy.returning)
+        let is_in_boot = progress.boot_id == node.facts.boot_id;
+        progress.has_ended_permitted() && is_in_boot && now < after(progress.since, policy.returning)
     })
 }
 
@@ -169,7 +169,9 @@ pub(crate) fn foreseen<'a>(
     for slot in slots {
         let Some(update) = slot.update.as_ref().filter(|update| is_of(update, rollout)) else { continue };
         if has_ended((view, policy), slot, update, now) {
-            count((view, policy), &mut ledger, (slot, update, rollout), limit, now);
+            // A pause that is foreseen runs from the end, so that it is the same in each plan until the end is counted.
+            let end = own(view, slot).and_then(|node| recorded_end(node, update)).map_or(now, |last| last.ended.min(now));
+            count((view, policy), &mut ledger, (slot, update, rollout), limit, end);
         }
     }
     let limit = limit(&ledger);

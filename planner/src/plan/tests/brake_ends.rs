@@ -111,6 +111,22 @@ fn no_other_node_goes_beside_one_whose_attempt_is_over_while_its_host_is_up_and_
     alone(60, false, "", &none, "", &["a", "b"]);
 }
 
+/// The slot of an attempt that is over stays while its host may still reboot: each plan foresees the end that no write has counted.
+#[test]
+fn time_of_a_brake_that_is_foreseen_does_not_move_with_each_plan() {
+    let recorded = RolloutLedger { proven: 1, row: row(&FREE[..2]), ..RolloutLedger::default() };
+    let message = |second| {
+        let (mut view, policy) = fleet(&["b"], recorded.clone());
+        let mut over = dead_in_reboot(&mut view);
+        over.facts.ready = true;
+        view.nodes.insert("a".into(), over);
+        let status = plan(&view, &policy, t(second)).status.unwrap();
+        true_condition(&status.conditions, BRAKED).map(|condition| condition.message.clone())
+    };
+    assert!(message(60).is_some());
+    assert_eq!(message(60), message(61));
+}
+
 /// The first proof is seen in a plan that still keeps its slot.
 #[test]
 fn plan_validator_agrees_with_a_planner_that_foresees_a_proof() {
