@@ -280,6 +280,12 @@ pub(crate) fn renewed_after(second: i64) -> Option<LeaseObservations> {
     Some(LeaseObservations::add(Some(first), Some(t(second + 10)), t(second)))
 }
 
+/// Has a node be Ready, or not, since then.
+pub(crate) fn set_ready(facts: &mut NodeFacts, ready: bool, since: Timestamp) {
+    facts.ready = ready;
+    (facts.ready_since, facts.not_ready_since) = (ready.then_some(since), (!ready).then_some(since));
+}
+
 /// An answer to an eviction that was sent at `since`, with a retry at 1000 s.
 pub(crate) fn answer(budget: Option<&str>, since: i64, accepted: bool) -> Blocked {
     Blocked {

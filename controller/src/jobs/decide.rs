@@ -190,15 +190,11 @@ pub(super) struct Stall {
     pub(super) failed: Option<Run>,
 }
 
-/// Returns what is to be done now.
-pub(super) fn decide(snapshot: &Snapshot<'_>) -> Vec<Act> {
-    pairs(snapshot).iter().filter_map(Pair::act).collect()
-}
-
-/// Returns the hooks whose Jobs do not go on, each with its node.
-pub(super) fn stalls(snapshot: &Snapshot<'_>) -> BTreeMap<(String, String), Stall> {
+/// Returns what is to be done now, and the hooks whose Jobs do not go on, each with its node.
+pub(super) fn decide(snapshot: &Snapshot<'_>) -> (Vec<Act>, BTreeMap<(String, String), Stall>) {
+    let pairs = pairs(snapshot);
     let stall = |pair: &Pair<'_>| Some(((pair.name.to_owned(), pair.node.to_owned()), pair.stall()?));
-    pairs(snapshot).iter().filter_map(stall).collect()
+    (pairs.iter().filter_map(Pair::act).collect(), pairs.iter().filter_map(stall).collect())
 }
 
 /// Returns the hooks and nodes about which anything may be to be done.

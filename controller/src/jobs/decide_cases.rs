@@ -12,7 +12,7 @@ use planner::view::NodeFacts;
 use planner::wait::Wait;
 use serde_json::json;
 
-use super::decide::{Act, Phase, Run, Snapshot, State, decide, stalls};
+use super::decide::{Act, Phase, Run, Snapshot, Stall, State, decide};
 
 const BEFORE: &str = "BeforeDrain/7/1";
 const AFTER: &str = "AfterUpdate/7/1";
@@ -93,24 +93,24 @@ impl World {
     }
 
     fn decided(&self) -> Option<Act> {
-        let mut acts = self.judged(decide);
+        let (mut acts, _) = self.judged();
         assert!(acts.len() <= 1, "one hook and one node: {acts:?}");
         acts.pop()
     }
 
     /// Returns the sentence about what does not go on, with its cause, and whether the Job has failed.
     fn stalled(&self) -> Option<(String, bool)> {
-        let found = self.judged(stalls).into_values().next();
+        let found = self.judged().1.into_values().next();
         found.map(|stall| (format!("{}: {}", stall.sentence, stall.cause), stall.failed.is_some()))
     }
 
-    fn judged<T>(&self, judge: impl FnOnce(&Snapshot<'_>) -> T) -> T {
+    fn judged(&self) -> (Vec<Act>, BTreeMap<(String, String), Stall>) {
         let nodes: BTreeMap<String, NodeFacts> =
             self.node.iter().map(|node| (node.name.clone(), node.clone())).collect();
         let one = |is: bool| -> BTreeSet<String> { is.then(|| "a".to_owned()).into_iter().collect() };
         let attempts: BTreeMap<String, Progress> =
             self.progress.iter().map(|progress| ("a".to_owned(), progress.clone())).collect();
-        judge(&Snapshot {
+        decide(&Snapshot {
             hooks: &self.hooks,
             nodes: &nodes,
             unknown: &one(!self.known),

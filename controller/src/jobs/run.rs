@@ -20,7 +20,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Awaited;
-use super::decide::{Act, NewRun, Run, Snapshot, Stall, State, decide, not_run, stalls};
+use super::decide::{Act, NewRun, Run, Snapshot, Stall, State, decide, not_run};
 use super::namespaces::{record, recorded};
 use super::object::{KEPT, job, node, reason, run};
 use crate::apply::{Applier, ApplyError, create_params, patch_params};
@@ -273,7 +273,7 @@ impl HookJobs {
         let slots = caches.operator.read(|all| all.get(OPERATOR_NAME).map(|operator| operator.status.slots.clone()));
         let gone: BTreeSet<String> =
             named.into_iter().filter(|node| caches.nodes.get(node).is_none()).cloned().collect();
-        let snapshot = Snapshot {
+        decide(&Snapshot {
             hooks,
             nodes,
             unknown: &self.unknown(),
@@ -283,8 +283,7 @@ impl HookJobs {
             gone: &gone,
             runs,
             now: self.applier.leadership.now(),
-        };
-        (decide(&snapshot), stalls(&snapshot))
+        })
     }
 
     /// Returns the nodes that cannot be read, those whose attempts cannot, and those of Jobs that cannot.

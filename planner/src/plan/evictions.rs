@@ -49,6 +49,10 @@ fn has_failed(last: &Blocked, deletes: bool) -> bool {
     last.deleted == deletes && !last.accepted && last.denied_since.is_none() && last.budget.is_none()
 }
 
+/// The place of a request among those of all nodes: false if it was approved already, the time at which it was due again if it has failed before,
+/// the number of its node's requests that have failed or are under way, and the node's name.
+type Place<'a> = (bool, Option<Timestamp>, usize, &'a str);
+
 /// The requests about the pods of one node.
 struct NodeEvictions<'a> {
     node: &'a NodeView,
@@ -64,10 +68,10 @@ struct NodeEvictions<'a> {
 }
 
 impl<'a> NodeEvictions<'a> {
-    /// Returns the place of the next request among those of all nodes; `None` if no other one may be sent. Requests that have failed before come
+    /// Returns the place of the next request; `None` if no other one may be sent. Requests that have failed before come
     /// last, those due for longest first, and of others those of nodes with the fewest requests that have failed or are under way: so what hangs
     /// does not take the room of the others, also not by names that come first.
-    fn place(&self) -> Option<(bool, Option<Timestamp>, usize, &'a str)> {
+    fn place(&self) -> Option<Place<'a>> {
         let (later, due_again, _) = self.left.front().filter(|_| self.under_way < AT_A_TIME)?;
         Some((*later, *due_again, self.under_way + self.failed, self.node.facts.name.as_str()))
     }
@@ -85,7 +89,7 @@ fn choose<'a>(
         let pod = pod_of(node, &eviction.uid);
         pod.is_some_and(|pod| budgets.beside(pod).any(|budget| budget.has_approved(pod)))
     };
-    let mut queue: BTreeMap<(bool, Option<Timestamp>, usize, &str), NodeEvictions<'_>> = BTreeMap::new();
+    let mut queue: BTreeMap<Place<'_>, NodeEvictions<'_>> = BTreeMap::new();
     for (name, wanted) in evictions.iter_mut() {
         let Some(node) = view.nodes.get(name) else { continue };
         let deletes = wanted.delete;

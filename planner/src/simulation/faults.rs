@@ -31,6 +31,7 @@ use super::host::Host as SimulatedHost;
 use super::write;
 use crate::decision::{Action, Evictions};
 use crate::drain;
+use crate::fixtures::set_ready;
 use crate::lint::lint;
 use crate::plan::{Plan, not_begun, plan};
 use crate::policy::Policy;
@@ -352,9 +353,9 @@ impl World {
         for node in self.view.nodes.values_mut() {
             let host = self.hosts.get_mut(&node.facts.name).unwrap();
             if !node.facts.ready {
-                (node.facts.ready_since, node.facts.not_ready_since) = (Some(self.now), None);
+                set_ready(&mut node.facts, true, self.now);
             }
-            (node.facts.hold, node.facts.ready, node.facts.labelled) = (None, true, true);
+            (node.facts.hold, node.facts.labelled) = (None, true);
             // Some users uncordon their nodes, and others do not.
             host.person_cordoned &= self.rng.random_bool(0.5);
             host.pinned = false;

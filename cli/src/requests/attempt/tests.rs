@@ -123,7 +123,7 @@ fn retry_verifies_a_node_whose_rollout_has_it_without_a_proof() {
             }]}),
         )
     };
-    // Its own record may be of an earlier version of the operator, and say nothing.
+    // The record of the node may be of an earlier version of the operator, and say nothing.
     let with = |runs: &str, progress: Value, acknowledged: &str| {
         let record = json!({"failures": 1, "requests": {"retry": acknowledged}});
         shadow(&json!({"currentVersion": runs, "progress": progress, "record": record}))

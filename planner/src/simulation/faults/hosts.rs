@@ -70,8 +70,7 @@ impl World {
         host.host.boot(node, boots);
         host.next_boot_fails &= !armed;
         if host.shuts_pods_down(self.now) {
-            (node.facts.ready, node.facts.not_ready_since) = (true, None);
-            node.facts.ready_since = Some(self.now);
+            set_ready(&mut node.facts, true, self.now);
         }
         (host.going_down, host.restarted, host.lingers, host.graceful) = (None, false, false, false);
     }
@@ -148,9 +147,8 @@ impl World {
                 }
             }
             7 if !host.shuts_pods_down(now) => {
-                node.facts.ready = !node.facts.ready;
-                node.facts.ready_since = node.facts.ready.then_some(now);
-                node.facts.not_ready_since = (!node.facts.ready).then_some(now);
+                let ready = !node.facts.ready;
+                set_ready(&mut node.facts, ready, now);
             }
             8 if !node.facts.unschedulable => {
                 host.pods_made += 1;

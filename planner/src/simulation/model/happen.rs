@@ -11,6 +11,7 @@ use super::state::{Controller, Object, State};
 use super::write::{What, Write};
 use super::{World, judge, pod};
 use crate::claims::{ClaimField, ClaimFields};
+use crate::fixtures::set_ready;
 use crate::hold::Hold;
 use crate::view::LeaseObservations;
 
@@ -119,9 +120,7 @@ fn happen_to_machine(state: &mut State, world: &World, happens: &Move) {
 
 fn not_ready(state: &mut State, node: usize) {
     let now = state.now;
-    state.change_node(node, |facts| {
-        (facts.ready, facts.ready_since, facts.not_ready_since) = (false, None, Some(now));
-    });
+    state.change_node(node, |facts| set_ready(facts, false, now));
 }
 
 fn happen_to_objects(state: &mut State, world: &World, happens: &Move) {

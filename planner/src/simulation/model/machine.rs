@@ -9,6 +9,7 @@ use models::time::after;
 use super::state::{Machine, State, Verified};
 use super::write::signature;
 use super::{NAMES, NEW, judge};
+use crate::fixtures::set_ready;
 use crate::view::{NodeFacts, NodeView, ShadowFacts};
 
 /// An untrue agent status that a hostile web API writes.
@@ -135,7 +136,7 @@ pub(super) fn kubelet_reports(state: &mut State, node: usize) {
         (facts.boot_id, facts.os_image) = (boot_id, os_image);
         // A Node that was not seen to go down shows no time.
         if !facts.ready {
-            (facts.ready, facts.ready_since, facts.not_ready_since) = (true, Some(now), None);
+            set_ready(facts, true, now);
         }
     });
     state.change_machine(node, |machine| machine.ready_since = now);

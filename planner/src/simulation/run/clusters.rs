@@ -18,6 +18,7 @@ use serde_json::Value;
 pub(super) use self::watch::Watch;
 use super::event::Event;
 use super::{Run, Scenario};
+use crate::fixtures::set_ready;
 use crate::plan::not_begun;
 use crate::policy::Policy;
 use crate::simulation::PodTemplate;
@@ -250,9 +251,7 @@ impl<'a> Cluster<'a> {
         for index in self.names_of() {
             let up = self.run.states[index].up;
             if let Some(node) = self.run.node_mut(index).filter(|node| node.facts.ready != connected && up) {
-                node.facts.ready = connected;
-                node.facts.ready_since = connected.then_some(now);
-                node.facts.not_ready_since = (!connected).then_some(now);
+                set_ready(&mut node.facts, connected, now);
                 let schedulable = connected && !node.facts.unschedulable;
                 self.run.states[index].schedulable = schedulable;
             }
@@ -335,7 +334,7 @@ impl<'a> Cluster<'a> {
                 run.states[index].up = true;
                 let now = run.now;
                 if let Some(node) = run.node_mut(index) {
-                    (node.facts.ready, node.facts.ready_since, node.facts.not_ready_since) = (true, Some(now), None);
+                    set_ready(&mut node.facts, true, now);
                     let schedulable = !node.facts.unschedulable;
                     run.states[index].schedulable = schedulable;
                 }
