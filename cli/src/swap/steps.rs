@@ -152,9 +152,11 @@ pub(super) struct Facts {
 pub(super) enum Step {
     CreateNamespace,
     Keep(Vec<Value>),
-    DeleteWorkload(Live),
+    /// The policy that makes v1 and v2 read-only, or its binding; in `undo` a workload as it was.
+    Create(Value),
+    /// A workload, the policy or its binding; in `undo` a ConfigMap of the record.
+    Delete(Live),
     SetConversion(Value),
-    CreateReadOnly(Value),
     ServeAllVersions,
     /// Nodes, each with its uid.
     CreateShadows(Vec<(String, String)>),
@@ -164,8 +166,6 @@ pub(super) enum Step {
     /// The versions that remain.
     PruneStoredVersions(Vec<String>),
     ServeOwnVersion,
-    /// The policy or its binding, with the uid.
-    DeleteReadOnly(Value, String),
     /// Only `undo`: shadows of this operator.
     DeleteOwnShadows(Vec<Live>),
     /// Only `undo`: the versions of the definition, stored in one of the earlier operator's again.
@@ -174,10 +174,13 @@ pub(super) enum Step {
     RestoreShadows(Vec<Value>),
     /// Only `undo`: the definition as it was.
     RestoreDefinition(Value),
-    /// Only `undo`: a workload as it was.
-    CreateWorkload(Value),
-    /// Only `undo`: a ConfigMap of the record, with its uid.
-    DeleteRecord(String, String),
+}
+
+impl Step {
+    /// Deletes an object that has this uid.
+    pub(super) fn delete(kept: Value, uid: &str) -> Self {
+        Self::Delete(Live { kept, uid: uid.to_owned(), ..Live::default() })
+    }
 }
 
 /// Something that has to happen by itself.
@@ -324,7 +327,7 @@ pub(super) fn stop(facts: &Facts) -> Option<Next> {
     }
     let key = |workload: &&Live| (is_api_server(&workload.kept), workload.id());
     if let Some(workload) = facts.workloads.iter().min_by_key(key) {
-        return Some(Next::Act(Step::DeleteWorkload(workload.clone())));
+        return Some(Next::Act(Step::Delete(workload.clone())));
     }
     (!facts.pods.is_empty()).then(|| Next::Wait(Waiting::Pods(facts.pods.clone())))
 }
@@ -370,10 +373,10 @@ fn close(facts: &Facts) -> Option<Next> {
     }
     let [policy, binding] = deploy::takeover::read_only_policy();
     if facts.read_only.policy.is_none() {
-        return Some(Next::Act(Step::CreateReadOnly(policy)));
+        return Some(Next::Act(Step::Create(policy)));
     }
     if facts.read_only.binding.is_none() {
-        return Some(Next::Act(Step::CreateReadOnly(binding)));
+        return Some(Next::Act(Step::Create(binding)));
     }
     (!facts.read_only.enforced).then(|| Next::Wait(Waiting::ReadOnly(facts.read_only.refusal.clone())))
 }
@@ -381,7 +384,7 @@ fn close(facts: &Facts) -> Option<Next> {
 /// Removes that policy.
 pub(super) fn open(facts: &Facts) -> Option<Next> {
     let [policy, binding] = deploy::takeover::read_only_policy();
-    let delete = |object: Value, uid: &Option<String>| Some(Next::Act(Step::DeleteReadOnly(object, uid.clone()?)));
+    let delete = |object: Value, uid: &Option<String>| Some(Next::Act(Step::delete(object, uid.as_deref()?)));
     delete(binding, &facts.read_only.binding).or_else(|| delete(policy, &facts.read_only.policy))
 }
 
