@@ -20,6 +20,7 @@ use serde_json::json;
 use crate::clock::span;
 use crate::cluster::Cluster;
 use crate::cluster::dump::Dump;
+use crate::connect::ConnectOptions;
 use crate::files::{write_private, write_text};
 use crate::forecast::summary::{Spread, Summary};
 use crate::forecast::{self, LATE, html, report};
@@ -62,12 +63,6 @@ pub(crate) struct PlanOptions {
     /// Plan for the cluster in this file (see --dump), as of the time of the dump; needs no cluster.
     #[arg(long, value_name = "FILE")]
     from_dump: Option<PathBuf>,
-}
-
-impl PlanOptions {
-    pub(crate) fn is_offline(&self) -> bool {
-        self.from_dump.is_some()
-    }
 }
 
 fn deadline(text: &str) -> Result<Timestamp, String> {
@@ -250,15 +245,14 @@ fn written(path: &Path) -> String {
 
 /// Plans the rollout of a cluster, or of a dump of one.
 pub(crate) async fn plan(
-    client: Option<&Client>,
+    connect: &ConnectOptions,
     namespace: &str,
     options: &PlanOptions,
     colour: bool,
 ) -> anyhow::Result<ExitCode> {
-    let dump = match (&options.from_dump, client) {
-        (Some(path), _) => Dump::parse(read(path)?)?,
-        (None, Some(client)) => dump(client, namespace).await?,
-        (None, None) => bail!("there is neither a cluster nor a dump"),
+    let dump = match &options.from_dump {
+        Some(path) => Dump::parse(read(path)?)?,
+        None => dump(&connect.client().await?, namespace).await?,
     };
     if let Some(path) = &options.dump {
         let text = serde_json::to_string(&dump).context("the dump is no JSON")?;
@@ -268,7 +262,7 @@ pub(crate) async fn plan(
         page.print()?;
         return Ok(ExitCode::SUCCESS);
     }
-    let now = if options.is_offline() { dump.time } else { crate::clock::now() };
+    let now = if options.from_dump.is_some() { dump.time } else { crate::clock::now() };
     let cluster = dump.cluster()?;
     let (mut view, mut policy) = (cluster.view(now), cluster.policy());
     for node in view.nodes.values_mut() {

@@ -12,11 +12,11 @@ mod verify;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use clap::Args;
-use kube::Client;
 use serde_json::{Value, json};
 
+use crate::connect::ConnectOptions;
 use crate::files::{read_text, write_text};
 use crate::page::{Page, print_line, warn};
 use crate::terminal::Format;
@@ -55,12 +55,6 @@ pub(crate) struct HistoryOptions {
     /// Write one rollout as a page for browsers into this file. The page needs no network.
     #[arg(long, value_name = "FILE", requires = "rollout")]
     html: Option<PathBuf>,
-}
-
-impl HistoryOptions {
-    pub(crate) fn is_offline(&self) -> bool {
-        self.bundle.is_some()
-    }
 }
 
 fn read_json(path: &Path) -> anyhow::Result<Value> {
@@ -115,17 +109,20 @@ async fn list(source: &Source<'_>, options: &HistoryOptions, colour: bool) -> an
     Ok(page)
 }
 
-/// Carries out `history`. `client` is not needed for a bundle.
+/// Carries out `history`. A bundle needs no cluster.
 pub(crate) async fn history(
-    client: Option<&Client>,
+    connect: &ConnectOptions,
     namespace: &str,
     options: &HistoryOptions,
     colour: bool,
 ) -> anyhow::Result<()> {
-    let source = match (&options.bundle, client) {
-        (Some(path), _) => Source::Bundle(Bundle::parse(read_json(path)?)?),
-        (None, Some(client)) => Source::Cluster { client, namespace },
-        (None, None) => bail!("there is neither a cluster nor a bundle"),
+    let client;
+    let source = match &options.bundle {
+        Some(path) => Source::Bundle(Bundle::parse(read_json(path)?)?),
+        None => {
+            client = connect.client().await?;
+            Source::Cluster { client: &client, namespace }
+        }
     };
     let only = options.rollout.as_deref();
     if options.verify {
