@@ -162,10 +162,8 @@ pub(super) fn without_shadow(facts: &Facts) -> Vec<&str> {
         return Vec::new();
     }
     // A shadow that cannot be read is there all the same.
-    let unreadable = |node: &NodeState| {
-        facts.unreadable.iter().any(|id| id.ends_with(&format!("/{}", names::shadow_name(&node.name))))
-    };
-    let missing = |node: &&NodeState| node.is_labelled() && facts.shadow_of(node).is_none() && !unreadable(node);
+    let exists = |node: &NodeState| facts.shadow_of(node).is_some() || facts.is_unreadable(node);
+    let missing = |node: &&NodeState| node.is_labelled() && !exists(node);
     facts.nodes.iter().filter(missing).map(|node| node.name.as_str()).collect()
 }
 

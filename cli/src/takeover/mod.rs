@@ -204,13 +204,8 @@ async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
     };
     survey::shadows(client, &definition, &mut facts).await?;
     let budgets: Vec<PodDisruptionBudget> = list_everywhere(client, ListParams::default()).await?;
-    let mut snapshot = Snapshot {
-        nodes,
-        shadows: facts.shadows,
-        unreadable: facts.unreadable,
-        budgets: budgets.iter().filter_map(BudgetFacts::project).collect(),
-        ..Snapshot::default()
-    };
+    let budgets = budgets.iter().filter_map(BudgetFacts::project).collect();
+    let mut snapshot = Snapshot { nodes, facts, budgets, ..Snapshot::default() };
     let next = watch::beginning(&snapshot, trial, crate::clock::now());
     snapshot.pods = pods_of(client, next.into_iter().take(NODES_WITH_PODS).collect()).await?;
     Ok(snapshot)
