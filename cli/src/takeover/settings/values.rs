@@ -8,13 +8,18 @@ use serde_json::{Map, Value};
 
 const CHART: &str = "bottlerocket-update-operator";
 
-/// Keys of the chart, in any release, that other charts hardly have.
-const OWN_KEYS: [&str; 11] = [
-    "max_concurrent_updates",
-    SCHEDULE,
-    "update_window_start",
-    "update_window_stop",
-    "exclude_from_lb_wait_time_in_sec",
+/// The settings that this operator has an equivalent of: the key of the chart, and the environment variable that the chart makes of its
+/// value. A patch of the manifests may set the variable too.
+pub(super) const SETTINGS: [(&str, &str); 5] = [
+    ("max_concurrent_updates", "MAX_CONCURRENT_UPDATE"),
+    (SCHEDULE, "SCHEDULER_CRON_EXPRESSION"),
+    ("update_window_start", "UPDATE_WINDOW_START"),
+    ("update_window_stop", "UPDATE_WINDOW_STOP"),
+    ("exclude_from_lb_wait_time_in_sec", "EXCLUDE_FROM_LB_WAIT_TIME_IN_SEC"),
+];
+
+/// Other keys of the chart, in any release, that other charts hardly have.
+const OWN_KEYS: [&str; 6] = [
     "apiserver_internal_port",
     "logging_formatter",
     "logging_ansi_enabled",
@@ -48,15 +53,6 @@ const HEADS: [&str; 2] = ["USER-SUPPLIED VALUES:", "COMPUTED VALUES:"];
 /// The way to the values in force.
 const INSTEAD: &str = "helm get values --all RELEASE -n NAMESPACE > FILE writes those in force into one file; without --values, the \
                        command reads the earlier operator's workloads in the cluster";
-
-/// Environment variables of the earlier operator. Its chart sets them from the values; a patch of its manifests may too.
-const ENVIRONMENT: [&str; 5] = [
-    "MAX_CONCURRENT_UPDATE",
-    "SCHEDULER_CRON_EXPRESSION",
-    "UPDATE_WINDOW_START",
-    "UPDATE_WINDOW_STOP",
-    "EXCLUDE_FROM_LB_WAIT_TIME_IN_SEC",
-];
 
 /// The depth to which charts are looked for in charts.
 const DEPTH: usize = 6;
@@ -106,7 +102,7 @@ impl ChartValues {
 }
 
 fn is_own(key: &str) -> bool {
-    OWN_KEYS.contains(&key)
+    SETTINGS.iter().any(|(own, _)| *own == key) || OWN_KEYS.contains(&key)
 }
 
 fn is_of_chart(key: &str) -> bool {
@@ -215,8 +211,8 @@ fn given(document: Map<String, Value>) -> anyhow::Result<Vec<Given>> {
 /// Refuses a resource that patches the environment of the workloads: that is no value of a chart.
 fn refuse_environment(spec: &Value) -> anyhow::Result<()> {
     let text = spec.to_string();
-    match ENVIRONMENT.iter().find(|name| text.contains(**name)) {
-        Some(name) => bail!(
+    match SETTINGS.iter().find(|(_, name)| text.contains(*name)) {
+        Some((_, name)) => bail!(
             "it sets {name}, an environment variable and no value of the chart; without --values, the command reads the \
              environment of the earlier operator's workloads in the cluster"
         ),
@@ -459,7 +455,7 @@ fn no_values(given: &Given) -> anyhow::Error {
         if keys.is_empty() { String::new() } else { format!(": its keys are {}", crate::advice::some(keys, 8)) };
     anyhow!(
         "it has no values of the chart {CHART}{found}. Those about updates are {}. {INSTEAD}",
-        OWN_KEYS[..5].join(", ")
+        SETTINGS.map(|(key, _)| key).join(", ")
     )
 }
 
