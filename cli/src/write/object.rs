@@ -7,6 +7,7 @@ use kube::{Client, Resource, ResourceExt as _};
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
+use planner::claims::last_owner;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -196,8 +197,8 @@ fn conflict<K: Resource + Serialize>(title: &str, read: &K, now: &K, patch: &Val
 
 /// Returns the field manager of a field, in words.
 fn manager(entries: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry], path: &[String]) -> String {
-    let owner = owners::owner(entries, path);
-    owner.map_or_else(|| "a client that has removed it".to_owned(), |manager| format!("the field manager {manager}"))
+    last_owner(entries, path)
+        .map_or_else(|| "a client that has removed it".to_owned(), |manager| format!("the field manager {manager}"))
 }
 
 /// Returns the field of a change that has another value in the object as it is now, as a sentence with its field manager.
@@ -213,7 +214,7 @@ pub(crate) fn reverted<K: Resource + Serialize>(change: &Change, now: &K) -> any
 
 /// Returns the field manager that wrote an annotation last.
 pub(crate) fn annotated_by(object: &impl Resource, annotation: &str) -> Option<String> {
-    owners::owner(object.managed_fields(), &["metadata".to_owned(), "annotations".to_owned(), annotation.to_owned()])
+    last_owner(object.managed_fields(), &["metadata", "annotations", annotation]).map(str::to_owned)
 }
 
 #[cfg(test)]
