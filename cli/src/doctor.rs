@@ -46,14 +46,9 @@ pub(crate) struct Diagnosis {
 }
 
 /// Checks the installation; the exit code is 1 if there is an error.
-pub(crate) async fn doctor(
-    client: &Client,
-    namespace: &str,
-    options: &DoctorOptions,
-    colour: bool,
-) -> anyhow::Result<ExitCode> {
+pub(crate) async fn doctor(client: &Client, namespace: &str, options: &DoctorOptions) -> anyhow::Result<ExitCode> {
     let diagnosis = diagnose(client, namespace).await?;
-    Format::show(options.output, &diagnosis, |width| diagnosis.page(width, colour))?.print()?;
+    Format::show(options.output, &diagnosis, |width| diagnosis.page(width))?.print()?;
     Ok(if diagnosis.errors > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -79,8 +74,8 @@ impl Diagnosis {
         }
     }
 
-    pub(crate) fn page(&self, width: Option<usize>, colour: bool) -> Page {
-        let mut page = Page::new(colour);
+    pub(crate) fn page(&self, width: Option<usize>) -> Page {
+        let mut page = Page::default();
         page.field("Checked:", Style::Plain, &self.checked.join(", "), width);
         for sentence in &self.not_read {
             page.field("Not read:", Style::Warn, sentence, width);

@@ -138,10 +138,10 @@ async fn run_command() -> ExitCode {
 }
 
 async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    let colour = terminal::colour(arguments.color);
+    page::use_colours(terminal::colour(arguments.color));
     let of_environment = std::env::var("BRUPOP_NAMESPACE").ok();
     shell::keep(arguments.connect.given(), named_namespace(&arguments.namespace, of_environment.as_deref()));
-    let error = match carry_out(&arguments, colour).await {
+    let error = match carry_out(&arguments).await {
         Err(error) => error,
         code => return code,
     };
@@ -151,7 +151,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-async fn carry_out(arguments: &Arguments, colour: bool) -> anyhow::Result<ExitCode> {
+async fn carry_out(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (connect, namespace) = (&arguments.connect, arguments.namespace.as_str());
     match &arguments.command {
         Command::Preflight => preflight::preflight(connect.client().await?, namespace).await?,
@@ -160,21 +160,17 @@ async fn carry_out(arguments: &Arguments, colour: bool) -> anyhow::Result<ExitCo
             swap::check_ended(&client).await?;
             install::install(client, namespace, options).await?;
         }
-        Command::Status(options) => {
-            status::status(&connect.client().await?, namespace, options, colour).await?.print()?;
-        }
-        Command::Explain(options) => {
-            explain::explain(&connect.client().await?, namespace, options, colour).await?.print()?;
-        }
+        Command::Status(options) => status::status(&connect.client().await?, namespace, options).await?.print()?,
+        Command::Explain(options) => explain::explain(&connect.client().await?, namespace, options).await?.print()?,
         Command::Watch(options) => {
-            return Ok(watch::watch(&connect.client().await?, namespace, options, colour).await?.exit_code());
+            return Ok(watch::watch(&connect.client().await?, namespace, options).await?.exit_code());
         }
-        Command::Doctor(options) => return doctor::doctor(&connect.client().await?, namespace, options, colour).await,
+        Command::Doctor(options) => return doctor::doctor(&connect.client().await?, namespace, options).await,
         Command::SupportBundle(options) => bundle::bundle(&connect.client().await?, namespace, options).await?,
-        Command::History(options) => history::history(connect, namespace, options, colour).await?,
+        Command::History(options) => history::history(connect, namespace, options).await?,
         Command::Undo(options) => history::undo(&connect.client().await?, namespace, options).await?,
-        Command::Plan(options) => return plan::plan(connect, namespace, options, colour).await,
-        Command::Simulate(options) => return simulate::run(options, colour),
+        Command::Plan(options) => return plan::plan(connect, namespace, options).await,
+        Command::Simulate(options) => return simulate::run(options),
         Command::Request(command) => return requests::run(&connect.client().await?, namespace, command).await,
         Command::Takeover(command) => takeover::takeover(connect, namespace, command).await?,
         Command::Completion(options) => completion::script(options)?.print()?,

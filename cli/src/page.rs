@@ -18,6 +18,16 @@ use self::commands::parts;
 pub(crate) use commands::{lines_of, with_commands};
 pub(crate) use screen::Screen;
 
+thread_local! {
+    // All pages are printed by one thread, and each unit test has its own.
+    static COLOURS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Prints pages with colours from now on, or without.
+pub(crate) fn use_colours(on: bool) {
+    COLOURS.set(on);
+}
+
 /// Emphasis of a text on a terminal with colours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Style {
@@ -94,17 +104,13 @@ type Span = (std::ops::Range<usize>, Style);
 /// Lines and tables that are printed together. Whatever the input, a line is one line and a cell a part of one.
 #[derive(Debug, Default)]
 pub(crate) struct Page {
+    /// With the control sequences of its styles.
     text: String,
-    colour: bool,
     /// The command that has `-o`, where the one that prints the page has not.
     other: Option<String>,
 }
 
 impl Page {
-    pub(crate) fn new(colour: bool) -> Self {
-        Self { colour, ..Self::default() }
-    }
-
     /// Names the command that has `-o`, where the one that prints the page has not.
     pub(crate) fn whole_in(mut self, command: Option<String>) -> Self {
         self.other = command;
@@ -125,7 +131,7 @@ impl Page {
 
     /// Adds a line with styles. The spans are in order and do not overlap.
     fn styled_line(&mut self, text: &str, spans: &[Span]) {
-        let mut spans = spans.iter().filter(|(span, style)| self.colour && !span.is_empty() && *style != Style::Plain);
+        let mut spans = spans.iter().filter(|(span, style)| !span.is_empty() && *style != Style::Plain);
         let mut next = spans.next();
         for (index, c) in text.chars().chain([' ']).enumerate() {
             if let Some((span, _)) = next
@@ -268,18 +274,26 @@ impl Page {
         }
     }
 
+    /// Returns what the output shows of it.
+    pub(crate) fn output(&self) -> String {
+        if COLOURS.get() { self.text.clone() } else { self.to_string() }
+    }
+
     /// Prints it. A client that has closed the other end of a pipe is no error.
     pub(crate) fn print(&self) -> anyhow::Result<()> {
-        match io::stdout().write_all(self.text.as_bytes()) {
+        match io::stdout().write_all(self.output().as_bytes()) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             written => written.context("the standard output cannot be written"),
         }
     }
 }
 
+/// The text without styles.
 impl fmt::Display for Page {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        let mut parts = self.text.split("\u{1b}[");
+        f.write_str(parts.next().unwrap_or_default())?;
+        parts.filter_map(|part| part.split_once('m')).try_for_each(|(_, text)| f.write_str(text))
     }
 }
 
@@ -415,24 +429,22 @@ mod tests {
 
     #[test]
     fn styles_colour_whole_cells_and_leave_the_text_as_it_is() {
-        let rows = || {
-            [
-                [Cell::new("a", Style::Bad), Cell::new(HOSTILE, Style::Good)],
-                [Cell::from("bb".to_owned()), Cell::default()],
-            ]
-        };
-        let (mut plain, mut coloured) = (Page::default(), Page::new(true));
-        for page in [&mut plain, &mut coloured] {
-            assert!(!page.table(["A", "B"], rows(), None));
-            page.field("Label:", Style::Warn, "text", None);
-        }
-        let text = coloured.to_string();
+        let rows = [
+            [Cell::new("a", Style::Bad), Cell::new(HOSTILE, Style::Good)],
+            [Cell::from("bb".to_owned()), Cell::default()],
+        ];
+        let mut page = Page::default();
+        assert!(!page.table(["A", "B"], rows, None));
+        page.field("Label:", Style::Warn, "text", None);
+        assert_eq!(page.output(), page.to_string());
+        use_colours(true);
+        let text = page.output();
         assert!(text.contains(" \u{1b}[31ma \u{1b}[0m") && text.contains("\u{1b}[33mLabel:\u{1b}[0m"), "{text:?}");
         let mut stripped = text;
         for style in [Style::Strong, Style::Good, Style::Busy, Style::Warn, Style::Bad, Style::Faint] {
             stripped = stripped.replace(&format!("\u{1b}[{}m", style.code()), "");
         }
-        assert_eq!(stripped.replace("\u{1b}[0m", ""), plain.to_string());
+        assert_eq!(stripped.replace("\u{1b}[0m", ""), page.to_string());
     }
 
     #[test]

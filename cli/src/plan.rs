@@ -244,12 +244,7 @@ fn written(path: &Path) -> String {
 }
 
 /// Plans the rollout of a cluster, or of a dump of one.
-pub(crate) async fn plan(
-    connect: &ConnectOptions,
-    namespace: &str,
-    options: &PlanOptions,
-    colour: bool,
-) -> anyhow::Result<ExitCode> {
+pub(crate) async fn plan(connect: &ConnectOptions, namespace: &str, options: &PlanOptions) -> anyhow::Result<ExitCode> {
     let dump = match &options.from_dump {
         Some(path) => Dump::parse(read(path)?)?,
         None => dump(&connect.client().await?, namespace).await?,
@@ -291,7 +286,7 @@ pub(crate) async fn plan(
         "observedUpdates": observed,
     });
     let text = |width| {
-        let (mut page, mut cut) = (Page::new(colour), false);
+        let (mut page, mut cut) = (Page::default(), false);
         if let Some(present) = &present {
             cut = compared(&mut page, present, &chosen.summary, width);
             page.line("");

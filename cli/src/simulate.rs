@@ -99,7 +99,7 @@ fn scenario(options: &SimulateOptions, now: Timestamp) -> anyhow::Result<Scenari
 }
 
 /// Simulates a described fleet. The exit code is that of `plan`.
-pub(crate) fn run(options: &SimulateOptions, colour: bool) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(options: &SimulateOptions) -> anyhow::Result<ExitCode> {
     let scenario = scenario(options, crate::clock::now())?;
     let courses = forecast::courses(&scenario, options.seed, options.courses)?;
     let (summary, median) = Summary::of(&scenario, &courses);
@@ -109,7 +109,7 @@ pub(crate) fn run(options: &SimulateOptions, colour: bool) -> anyhow::Result<Exi
     let findings = report::findings(&scenario, &courses, &summary);
     let code = if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(LATE) };
     let text = |width| {
-        let mut page = Page::new(colour);
+        let mut page = Page::default();
         let cut = report::add(&mut page, &summary, width);
         page.cut_note(cut, width);
         report::add_findings(&mut page, &findings, width);

@@ -93,19 +93,14 @@ impl End {
     }
 }
 
-pub(crate) async fn watch(
-    client: &Client,
-    namespace: &str,
-    options: &WatchOptions,
-    colour: bool,
-) -> anyhow::Result<End> {
+pub(crate) async fn watch(client: &Client, namespace: &str, options: &WatchOptions) -> anyhow::Result<End> {
     if options.until.is_some() {
         // Without the nodes, it is not known which of them are to be updated.
         check_nodes(client).await?;
     }
     let cluster = Cluster::read(client, namespace).await?;
     require_nodes(&cluster)?;
-    run(client, cluster, options, Output::new(options.all, colour), tokio::signal::ctrl_c()).await
+    run(client, cluster, options, Output::new(options.all), tokio::signal::ctrl_c()).await
 }
 
 /// Fails where the nodes had no answer: only what could be read is watched, and they would be missing until the end.
@@ -243,9 +238,9 @@ struct Output {
 }
 
 impl Output {
-    fn new(all: bool, colour: bool) -> Self {
+    fn new(all: bool) -> Self {
         let screen = std::io::stdout().is_terminal().then(Screen::default);
-        let look = Look { all, colour, is_live: true, ..Look::default() };
+        let look = Look { all, is_live: true, ..Look::default() };
         Self { look, screen, printed: BTreeMap::new() }
     }
 

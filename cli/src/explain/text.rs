@@ -8,8 +8,8 @@ use crate::clock::moment;
 use crate::page::{Cell, Page, Style};
 use crate::status::NOT_READ;
 
-pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bool) -> Page {
-    let (mut page, now) = (Page::new(colour), explanation.time);
+pub(super) fn render(explanation: &Explanation, width: Option<usize>) -> Page {
+    let (mut page, now) = (Page::default(), explanation.time);
     let mut field = |label: &str, style: Style, text: &str| page.field(label, style, text, width);
     field("Node:", Style::Strong, &node_text(&explanation.node));
     if let Some(host) = &explanation.host {

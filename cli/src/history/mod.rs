@@ -62,7 +62,7 @@ fn read_json(path: &Path) -> anyhow::Result<Value> {
 }
 
 /// Lists the revisions of the policy, and below them the rollouts.
-async fn list(source: &Source<'_>, options: &HistoryOptions, colour: bool) -> anyhow::Result<Page> {
+async fn list(source: &Source<'_>, options: &HistoryOptions) -> anyhow::Result<Page> {
     let revisions = match source {
         Source::Cluster { client, namespace } => Some(Revisions::read(client, namespace).await),
         Source::Bundle(_) => None,
@@ -95,7 +95,7 @@ async fn list(source: &Source<'_>, options: &HistoryOptions, colour: bool) -> an
         });
         return format.page(&value);
     }
-    let (mut page, width, mut cut) = (Page::new(colour), Format::width(options.output), false);
+    let (mut page, width, mut cut) = (Page::default(), Format::width(options.output), false);
     if let Some(revisions) = revisions {
         cut |= revisions.add(&mut page, options.revision, width)?;
         if records.is_some() {
@@ -110,12 +110,7 @@ async fn list(source: &Source<'_>, options: &HistoryOptions, colour: bool) -> an
 }
 
 /// Carries out `history`. A bundle needs no cluster.
-pub(crate) async fn history(
-    connect: &ConnectOptions,
-    namespace: &str,
-    options: &HistoryOptions,
-    colour: bool,
-) -> anyhow::Result<()> {
+pub(crate) async fn history(connect: &ConnectOptions, namespace: &str, options: &HistoryOptions) -> anyhow::Result<()> {
     let client;
     let source = match &options.bundle {
         Some(path) => Source::Bundle(Bundle::parse(read_json(path)?)?),
@@ -156,7 +151,7 @@ pub(crate) async fn history(
         ));
         return Ok(());
     }
-    let Some(id) = only else { return list(&source, options, colour).await?.print() };
+    let Some(id) = only else { return list(&source, options).await?.print() };
     let records = source.records().await?;
     let record = rollouts::find(&records, id)?;
     let pages = source.pages(record).await?;
@@ -171,6 +166,6 @@ pub(crate) async fn history(
             print_line(format_args!("{}: rollout {}, attempts: {}", path.display(), id, rollout.rows.len()));
             Ok(())
         }
-        None => show::text(&rollout, Format::width(options.output), colour).print(),
+        None => show::text(&rollout, Format::width(options.output)).print(),
     }
 }

@@ -159,8 +159,8 @@ fn node(row: &HistoryRow) -> [String; 11] {
 /// Column at which the values of a rollout's fields begin.
 const FIELDS: usize = 17;
 
-pub(super) fn text(rollout: &Rollout, width: Option<usize>, colour: bool) -> Page {
-    let (mut page, mut cut) = (Page::new(colour), false);
+pub(super) fn text(rollout: &Rollout, width: Option<usize>) -> Page {
+    let (mut page, mut cut) = (Page::default(), false);
     for (name, value) in head(rollout) {
         page.indented(&format!("{name}:"), FIELDS, Style::Strong, &value, width);
     }
@@ -210,7 +210,7 @@ mod tests {
         let record = record(&rollout(7, "1.21.0"), &pages);
         // The first page was removed.
         let rollout = Rollout::parse(&record, &BTreeMap::from([(2, pages[1].clone())])).unwrap();
-        let text = text(&rollout, None, false).to_string();
+        let text = text(&rollout, None).to_string();
         for part in [
             "Rollout:         7",
             "1.21.0, from 1.20.0 (nodes: 2)",
@@ -242,7 +242,7 @@ mod tests {
         let pages = [page("r", 1, &[row("a", "ReleaseRequested"), row("b", "BootFellBack")])];
         let record = record(&rollout(7, "1.21.0"), &pages);
         let rollout = Rollout::parse(&record, &BTreeMap::from([(1, pages[0].clone())])).unwrap();
-        let text = text(&rollout, None, false).to_string();
+        let text = text(&rollout, None).to_string();
         assert!(text.contains("(failed: 1)"), "{text}");
         let html = super::super::html::page(&rollout).unwrap();
         assert!(html.contains(r#""withdrawn":["ReleaseRequested"]"#), "{html}");
@@ -256,7 +256,7 @@ mod tests {
         let head = RecordedRollout { drill: true, ..rollout(8, "1.20.0") };
         let record = record(&head, &pages);
         let rollout = Rollout::parse(&record, &BTreeMap::from([(1, pages[0].clone())])).unwrap();
-        let text = text(&rollout, None, false).to_string();
+        let text = text(&rollout, None).to_string();
         for part in ["Drill on:        1.20.0", "(failed: 0)", "with evictions"] {
             assert!(text.contains(part), "{part}: {text}");
         }

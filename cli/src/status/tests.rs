@@ -421,9 +421,9 @@ fn status_shows_earlier_operator_and_pauses_every_node() {
 #[test]
 fn status_is_one_screen_as_wide_as_the_terminal() {
     let report = report(&fleet(), now());
-    let page = |width, colour| render(&report, Look { width: Some(width), colour, ..Look::default() }).to_string();
+    let page = |width| render(&report, Look { width: Some(width), ..Look::default() });
     fitted("status", page, |_| false);
-    snapshot("status-200.txt", &page(200, false));
+    snapshot("status-200.txt", &page(200).to_string());
 }
 
 #[test]

@@ -25,7 +25,6 @@ pub(crate) const NOT_READ: usize = 12;
 pub(crate) struct Look {
     /// Maximum width of a line; `None`: every text in full.
     pub(crate) width: Option<usize>,
-    pub(crate) colour: bool,
     pub(crate) all: bool,
     /// True for the screen of `watch`, which has no `-o`.
     pub(crate) is_live: bool,
@@ -33,7 +32,7 @@ pub(crate) struct Look {
 
 pub(crate) fn render(report: &Report, look: Look) -> Page {
     let other = look.is_live.then(|| command(&report.namespace, "status"));
-    let mut page = Page::new(look.colour).whole_in(other);
+    let mut page = Page::default().whole_in(other);
     head(&mut page, report, look);
     if report.nodes.is_empty() {
         page.field("Nodes:", Style::Warn, &no_nodes(), look.width);
