@@ -75,10 +75,10 @@ impl Diagnosis {
     }
 
     pub(crate) fn page(&self, width: Option<usize>) -> Page {
-        let mut page = Page::default();
-        page.field("Checked:", Style::Plain, &self.checked.join(", "), width);
+        let mut page = Page::of_width(width);
+        page.field("Checked:", Style::Plain, &self.checked.join(", "));
         for sentence in &self.not_read {
-            page.field("Not read:", Style::Warn, sentence, width);
+            page.field("Not read:", Style::Warn, sentence);
         }
         for finding in &self.findings {
             let (label, style) = match finding.severity {
@@ -89,7 +89,7 @@ impl Diagnosis {
             let objects = some(finding.objects.iter().map(String::as_str), NAMED);
             let about = if objects.is_empty() { String::new() } else { format!("{objects}: ") };
             page.line("");
-            page.field(label, style, &format!("{}: {about}{}", finding.reason, finding.message), width);
+            page.field(label, style, &format!("{}: {about}{}", finding.reason, finding.message));
             page.commands("", Style::Plain, &finding.next);
         }
         page.line("");
@@ -101,7 +101,7 @@ impl Diagnosis {
                 (style, format!("{errors} error(s), {warnings} warning(s)"))
             }
         };
-        page.field("Result:", style, &result, width);
+        page.field("Result:", style, &result);
         page
     }
 }

@@ -170,9 +170,9 @@ impl Forecast {
         findings
     }
 
-    /// Adds the plan as text. Returns true if a row of a table was cut.
-    fn text(&self, page: &mut Page, options: &PlanOptions, width: Option<usize>) -> bool {
-        let mut cut = report::add(page, &self.summary, width);
+    /// Adds the plan as text.
+    fn text(&self, page: &mut Page, options: &PlanOptions) {
+        report::add(page, &self.summary);
         page.line("");
         let at = |seconds: Option<Spread>| {
             let Some(seconds) = seconds else { return String::new() };
@@ -194,15 +194,10 @@ impl Forecast {
                 node.reason.clone().unwrap_or_default(),
             ]
         });
-        cut |= page.table(
-            ["PLACE", "NODE", "ZONE, GROUP", "OUT OF SERVICE", "UPDATED", "EVICTED", "NOT UPDATED FOR"],
-            rows,
-            width,
-        );
+        page.table(["PLACE", "NODE", "ZONE, GROUP", "OUT OF SERVICE", "UPDATED", "EVICTED", "NOT UPDATED FOR"], rows);
         if self.nodes.len() > shown {
             page.line(format_args!("{} more nodes are not listed: --all lists them.", self.nodes.len() - shown));
         }
-        cut
     }
 }
 
@@ -219,13 +214,13 @@ fn with_policy(view: &ClusterView, spec: BottlerocketUpdateOperatorSpec) -> anyh
     Ok((view, policy))
 }
 
-/// Compares two plans. Returns true if a row was cut.
-fn compared(page: &mut Page, present: &Summary, other: &Summary, width: Option<usize>) -> bool {
+/// Compares two plans.
+fn compared(page: &mut Page, present: &Summary, other: &Summary) {
     let rows = report::facts(present).into_iter().map(|(name, value)| {
         let other = report::facts(other).into_iter().find(|(found, _)| *found == name).map(|(_, value)| value);
         [name.to_owned(), value, other.unwrap_or_default()]
     });
-    page.table(["", "PRESENT POLICY", "OTHER POLICY"], rows, width)
+    page.table(["", "PRESENT POLICY", "OTHER POLICY"], rows);
 }
 
 async fn dump(client: &Client, namespace: &str) -> anyhow::Result<Dump> {
@@ -286,19 +281,19 @@ pub(crate) async fn plan(connect: &ConnectOptions, namespace: &str, options: &Pl
         "observedUpdates": observed,
     });
     let text = |width| {
-        let (mut page, mut cut) = (Page::default(), false);
+        let mut page = Page::of_width(width);
         if let Some(present) = &present {
-            cut = compared(&mut page, present, &chosen.summary, width);
+            compared(&mut page, present, &chosen.summary);
             page.line("");
         }
-        cut |= chosen.text(&mut page, options, width);
-        page.cut_note(cut, width);
+        chosen.text(&mut page, options);
+        page.cut_note();
         page.line("");
         if observed >= ENOUGH {
             let text = format!("Downloads and reboots take as long as in the last {observed} updates.");
-            page.paragraph(&text, width);
+            page.paragraph(&text);
         } else {
-            page.paragraph("Few earlier updates are recorded: common durations are used.", width);
+            page.paragraph("Few earlier updates are recorded: common durations are used.");
         }
         if chosen.summary.failures.p50 > 0 {
             let budgets = chosen.summary.refusals.iter().take(3).map(|(budget, _)| budget.as_str());
@@ -306,9 +301,9 @@ pub(crate) async fn plan(connect: &ConnectOptions, namespace: &str, options: &Pl
                 "" => String::new(),
                 budgets => format!("; these budgets refuse most: {budgets}"),
             };
-            page.paragraph(&format!("Some attempts fail, and are repeated{budgets}."), width);
+            page.paragraph(&format!("Some attempts fail, and are repeated{budgets}."));
         }
-        report::add_findings(&mut page, &findings, width);
+        report::add_findings(&mut page, &findings);
         page
     };
     Format::show(options.output, &value, text)?.print()?;

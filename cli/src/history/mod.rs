@@ -95,17 +95,17 @@ async fn list(source: &Source<'_>, options: &HistoryOptions) -> anyhow::Result<P
         });
         return format.page(&value);
     }
-    let (mut page, width, mut cut) = (Page::default(), Format::width(options.output), false);
+    let mut page = Page::of_width(Format::width(options.output));
     if let Some(revisions) = revisions {
-        cut |= revisions.add(&mut page, options.revision, width)?;
+        revisions.add(&mut page, options.revision)?;
         if records.is_some() {
             page.line("");
         }
     }
     if let Some(records) = records {
-        cut |= rollouts::table(&mut page, &records, width);
+        rollouts::table(&mut page, &records);
     }
-    page.cut_note(cut, width);
+    page.cut_note();
     Ok(page)
 }
 

@@ -160,17 +160,17 @@ fn node(row: &HistoryRow) -> [String; 11] {
 const FIELDS: usize = 17;
 
 pub(super) fn text(rollout: &Rollout, width: Option<usize>) -> Page {
-    let (mut page, mut cut) = (Page::default(), false);
+    let mut page = Page::of_width(width);
     for (name, value) in head(rollout) {
-        page.indented(&format!("{name}:"), FIELDS, Style::Strong, &value, width);
+        page.indented(&format!("{name}:"), FIELDS, Style::Strong, &value);
     }
     page.line("");
-    cut |= page.table(["TIME", "EVENT", "STEP", "FIELD MANAGER", "MESSAGE"], entries(rollout), width);
+    page.table(["TIME", "EVENT", "STEP", "FIELD MANAGER", "MESSAGE"], entries(rollout));
     for number in steps(&rollout.rows) {
         let rows: Vec<&HistoryRow> = rollout.rows.iter().filter(|row| row.result.step == number).collect();
         page.line("");
         page.line(title(rollout, number));
-        cut |= page.table(
+        page.table(
             [
                 "NODE",
                 "ATTEMPT",
@@ -185,15 +185,14 @@ pub(super) fn text(rollout: &Rollout, width: Option<usize>) -> Page {
                 "RESULT",
             ],
             rows.iter().map(|row| node(row)),
-            width,
         );
         if rows.iter().any(|row| !row.result.pods.is_empty()) {
             page.line("");
             let pods = rows.iter().flat_map(|row| row.result.pods.iter().map(|of| pod(row, of)));
-            cut |= page.table(["NODE", "POD", "OWNER", "BUDGETS", "SERVICES", "MOVED"], pods, width);
+            page.table(["NODE", "POD", "OWNER", "BUDGETS", "SERVICES", "MOVED"], pods);
         }
     }
-    page.cut_note(cut, width);
+    page.cut_note();
     page
 }
 
@@ -263,7 +262,7 @@ mod tests {
         let html = super::super::html::page(&rollout).unwrap();
         assert!(html.contains("<title>Drills 8: 1.20.0") && html.contains(r#""succeeds":"Passed""#), "{html}");
         let mut list = Page::default();
-        super::super::rollouts::table(&mut list, &[record], None);
+        super::super::rollouts::table(&mut list, &[record]);
         assert!(list.to_string().contains("1.20.0 (drill)"), "{list}");
     }
 

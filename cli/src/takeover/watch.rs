@@ -202,7 +202,7 @@ pub(super) fn render(snapshot: &Snapshot, trial: &Trial, namespace: &str, now: T
         let left = left_by_earlier(&state, &snapshot.facts);
         Some([state.name, version, offered, plan, left])
     });
-    page.table(["NODE", "VERSION", "OFFERED", "PLAN", "EARLIER OPERATOR"], rows.collect::<Vec<_>>(), None);
+    page.table(["NODE", "VERSION", "OFFERED", "PLAN", "EARLIER OPERATOR"], rows.collect::<Vec<_>>());
     page
 }
 
