@@ -21,7 +21,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 use self::follow::{Follow, watches};
 use crate::advice::command;
 use crate::call::check_nodes;
-use crate::cluster::{Cluster, Components, Part, Unread};
+use crate::cluster::{Cluster, Components, Part};
 use crate::page::{Screen, progress, write_line};
 use crate::status::{IDLE, Look, NOT_KNOWN, NOT_READ, NodeReport, Report, render, report};
 use crate::terminal;
@@ -105,10 +105,9 @@ pub(crate) async fn watch(client: &Client, namespace: &str, options: &WatchOptio
 
 /// Fails where the nodes had no answer: only what could be read is watched, and they would be missing until the end.
 fn require_nodes(cluster: &Cluster) -> anyhow::Result<()> {
-    let is_awaited = |unread: &&Unread| unread.part == Part::Nodes && cluster.unanswered.contains(&unread.part);
-    match cluster.unread.iter().find(is_awaited) {
-        Some(unread) => bail!("{}", unread.reason),
-        None => Ok(()),
+    match cluster.unread.get(&Part::Nodes) {
+        Some(unread) if unread.is_unanswered => bail!("{}", unread.reason),
+        _ => Ok(()),
     }
 }
 
