@@ -169,18 +169,16 @@ fn question() -> String {
 
 /// Prints what would be deleted; of what was made later, that of namespaces which stay.
 async fn show(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
-    let mut gone = Vec::new();
-    for object in objects.iter().rev() {
+    let (made, mut gone) = (made(), Vec::new());
+    for object in objects.iter().rev().chain(made.iter().rev()) {
+        if gone.contains(&&object["metadata"]["namespace"]) {
+            continue;
+        }
         if let Some(found) = find(client, object).await? {
             print_line(format_args!("would delete {}", found.id));
             if object["kind"] == "Namespace" {
                 gone.push(&object["metadata"]["name"]);
             }
-        }
-    }
-    for object in made().iter().filter(|object| !gone.contains(&&object["metadata"]["namespace"])).rev() {
-        if let Some(found) = find(client, object).await? {
-            print_line(format_args!("would delete {}", found.id));
         }
     }
     kept(client).await.into_iter().for_each(print_line);
