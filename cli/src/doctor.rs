@@ -86,7 +86,7 @@ impl Diagnosis {
                 Severity::Warning => ("WARNING", Style::Warn),
                 Severity::Note => ("note", Style::Faint),
             };
-            let objects = some(finding.objects.iter().map(String::as_str), NAMED);
+            let objects = some(&finding.objects, NAMED);
             let about = if objects.is_empty() { String::new() } else { format!("{objects}: ") };
             page.line("");
             page.field(label, style, &format!("{}: {about}{}", finding.reason, finding.message));

@@ -169,7 +169,7 @@ pub(super) fn waiting(report: &Report, is_shown: impl Fn(&Waiting) -> bool, fiel
     for (index, waiting) in report.waiting.iter().filter(|waiting| is_shown(waiting)).enumerate() {
         let label = if index == 0 { "Waiting:" } else { "" };
         let party = waiting.waits_for.as_ref().map_or_else(String::new, |party| format!(" ({party})"));
-        let nodes = some(waiting.nodes.iter().map(String::as_str), NAMED);
+        let nodes = some(&waiting.nodes, NAMED);
         field(label, Style::Busy, &format!("{} {}{party}: {nodes}", waiting.nodes.len(), waiting.reason));
     }
 }

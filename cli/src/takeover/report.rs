@@ -4,15 +4,16 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::facts::{Conversion, Facts};
-use super::finding::{Finding, Severity, list};
+use super::facts::{Conversion, Facts, Workload};
+use super::finding::{Finding, NAMED, Severity};
 use super::findings::{balancer_labels, cordons, generation, nodes_where, unknown, without_node, without_shadow};
+use crate::advice::some;
 use crate::marks::NodeState;
 use crate::page::{Page, Style, lines_of};
 
 /// Returns the tags of the images, without repetition.
 fn tags(facts: &Facts) -> Vec<&str> {
-    let tags: BTreeSet<&str> = facts.workloads.iter().flat_map(super::facts::Workload::tags).collect();
+    let tags: BTreeSet<&str> = facts.workloads.iter().flat_map(Workload::tags).collect();
     tags.into_iter().collect()
 }
 
@@ -29,13 +30,12 @@ const fn word(conversion: &Conversion) -> &'static str {
 pub(super) fn page(facts: &Facts, findings: &[Finding], width: Option<usize>) -> Page {
     let mut page = Page::of_width(width);
     let or_none = |text: String| if text.is_empty() { "none".to_owned() } else { text };
-    let about = |names: Vec<&str>| or_none(list(names));
+    let about = |names: Vec<&str>| or_none(some(names, NAMED));
     if let Some(generation) = generation(facts) {
         page.paragraph(&format!("Earlier operator: release {generation}, image tags: {}", about(tags(facts))));
     }
-    let workloads: Vec<String> = facts.workloads.iter().map(super::facts::Workload::id).collect();
-    let names = about(workloads.iter().map(String::as_str).collect());
-    page.paragraph(&format!("Workloads: {names}; {} pod(s)", facts.pods.len()));
+    let workloads = or_none(some(facts.workloads.iter().map(Workload::id), NAMED));
+    page.paragraph(&format!("Workloads: {workloads}; {} pod(s)", facts.pods.len()));
     if let Some(definition) = &facts.definition {
         let conversion = match &facts.conversion {
             Conversion::NoWebhook => "no conversion webhook",
@@ -98,7 +98,7 @@ fn section<'a>(page: &mut Page, title: &str, findings: impl Iterator<Item = &'a 
 pub(super) fn json(facts: &Facts, findings: &[Finding]) -> Value {
     let names = |nodes: Vec<&NodeState>| nodes.into_iter().map(|node| node.name.clone()).collect::<Vec<_>>();
     let (own, others) = cordons(facts);
-    let workload = |workload: &super::facts::Workload| {
+    let workload = |workload: &Workload| {
         json!({
             "kind": workload.kind, "namespace": workload.namespace, "name": workload.name,
             "images": workload.images, "managedBy": workload.tools,

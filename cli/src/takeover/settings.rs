@@ -97,7 +97,7 @@ impl Settings {
 
     /// Returns sentences about the keys that the chart does not know, and about a schedule that the file cannot show.
     pub(super) fn remarks(&self) -> Vec<String> {
-        let keys = some(self.unknown.iter().map(String::as_str), NAMED);
+        let keys = some(&self.unknown, NAMED);
         let ignored = (!keys.is_empty())
             .then(|| format!("the earlier operator's chart has no such keys, and ignored them: {keys}"));
         ignored.into_iter().chain(self.unseen.clone()).collect()

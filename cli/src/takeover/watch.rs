@@ -13,6 +13,7 @@ use planner::view::{BudgetFacts, ClusterView, NodeFacts, OperatorFacts, PodFacts
 use semver::Version;
 
 use super::facts::{Facts, Shadow};
+use super::finding::NAMED;
 use crate::advice;
 use crate::cluster::{self, Cluster};
 use crate::marks::NodeState;
@@ -181,11 +182,9 @@ pub(super) fn render(snapshot: &Snapshot, trial: &Trial, namespace: &str, now: T
         trial.source
     ));
     let begins = outlooks.iter().filter(|(_, outlook)| matches!(outlook, Outlook::Begins { .. }));
-    let next: Vec<&str> = begins.map(|(name, _)| name.as_str()).collect();
-    if next.is_empty() {
-        page.line("No node would begin now.");
-    } else {
-        page.line(format_args!("Next: {}", super::finding::list(next)));
+    match advice::some(begins.map(|(name, _)| name), NAMED).as_str() {
+        "" => page.line("No node would begin now."),
+        next => page.line(format_args!("Next: {next}")),
     }
     let rows = snapshot.nodes.iter().filter_map(|node| {
         let state = NodeState::of(node);
