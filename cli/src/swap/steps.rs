@@ -228,8 +228,8 @@ impl Facts {
         all
     }
 
-    fn keep(&self, objects: &[Value]) -> Option<Next> {
-        let missing: Vec<Value> = objects.iter().filter(|object| !self.record.holds(object)).cloned().collect();
+    fn keep<'a>(&self, objects: impl IntoIterator<Item = &'a Value>) -> Option<Next> {
+        let missing: Vec<Value> = objects.into_iter().filter(|object| !self.record.holds(object)).cloned().collect();
         if missing.is_empty() {
             return None;
         }
@@ -320,9 +320,8 @@ pub(super) fn stop(facts: &Facts) -> Option<Next> {
         let kept = facts.record.of_kind("CustomResourceDefinition").next().is_some();
         definition.phase() == Phase::Earlier && (definition.converts_by_webhook() || !kept)
     });
-    let definition = definition.map(|definition| definition.live.kept.clone());
-    let workloads = facts.workloads.iter().map(|workload| workload.kept.clone());
-    if let Some(keep) = facts.keep(&definition.into_iter().chain(workloads).collect::<Vec<_>>()) {
+    let objects = definition.map(|definition| &definition.live).into_iter().chain(&facts.workloads);
+    if let Some(keep) = facts.keep(objects.map(|object| &object.kept)) {
         return Some(keep);
     }
     let key = |workload: &&Live| (is_api_server(&workload.kept), workload.id());
@@ -346,9 +345,7 @@ fn settle(facts: &Facts) -> Option<Next> {
         Err(_) if by_webhook => Some(Next::Act(Step::SetConversion(json!({"strategy": "None"})))),
         Err(reason) => Some(unreadable(reason)),
         Ok(_) if !facts.unsettled.is_empty() => Some(Next::Wait(Waiting::Nodes(facts.unsettled.clone()))),
-        Ok(shadows) => {
-            close(facts).or_else(|| facts.keep(&shadows.iter().map(|shadow| shadow.kept.clone()).collect::<Vec<_>>()))
-        }
+        Ok(shadows) => close(facts).or_else(|| facts.keep(shadows.iter().map(|shadow| &shadow.kept))),
     }
 }
 
@@ -416,7 +413,7 @@ fn swap_shadows(facts: &Facts) -> Next {
         Ok(earlier) => earlier,
         Err(reason) => return unreadable(reason),
     };
-    if let Some(keep) = facts.keep(&earlier.iter().map(|shadow| shadow.kept.clone()).collect::<Vec<_>>()) {
+    if let Some(keep) = facts.keep(earlier.iter().map(|shadow| &shadow.kept)) {
         return keep;
     }
     let (mut missing, mut records) = (Vec::new(), Vec::new());
