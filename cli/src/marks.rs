@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
 use models::{earlier, names};
+use planner::claims::owns;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -91,11 +92,9 @@ pub(crate) struct Owners {
 }
 
 impl Owners {
-    /// Returns the owners of a field, by its path in `managedFields`.
+    /// Returns the owners of a field, by its path.
     fn of(meta: &ObjectMeta, path: &[&str]) -> Self {
-        let owns = |fields: &Value| path.iter().try_fold(fields, |value, part| value.get(part)).is_some();
-        let entries = meta.managed_fields.iter().flatten();
-        let entries = entries.filter(|entry| entry.fields_v1.as_ref().is_some_and(|fields| owns(&fields.0)));
+        let entries = meta.managed_fields.iter().flatten().filter(|entry| owns(entry, path));
         let mut owners = Self { managers: Vec::new(), as_earlier: true };
         for entry in entries {
             let manager = entry.manager.clone().unwrap_or_default();
@@ -137,9 +136,8 @@ impl NodeState {
             uid: meta.uid.clone().unwrap_or_default(),
             interface: label(names::INTERFACE_LABEL),
             ready: conditions.flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True"),
-            cordon: cordoned.then(|| Owners::of(meta, &["f:spec", "f:unschedulable"])),
-            balancer: balancer
-                .map(|_| Owners::of(meta, &["f:metadata", "f:labels", &format!("f:{}", names::BALANCER_LABEL)])),
+            cordon: cordoned.then(|| Owners::of(meta, &["spec", "unschedulable"])),
+            balancer: balancer.map(|_| Owners::of(meta, &["metadata", "labels", names::BALANCER_LABEL])),
         }
     }
 

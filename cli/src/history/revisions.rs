@@ -61,9 +61,9 @@ impl Revisions {
         own(self.resource.metadata.uid.as_deref().unwrap_or_default(), &self.all)
     }
 
-    /// Adds the revisions as a table, or one of them. Returns true if a row was cut.
-    pub(super) fn add(&self, page: &mut Page, only: Option<i64>, width: Option<usize>) -> anyhow::Result<bool> {
-        add(page, &self.history(), only, width)
+    /// Adds the revisions as a table, or one of them.
+    pub(super) fn add(&self, page: &mut Page, only: Option<i64>) -> anyhow::Result<()> {
+        add(page, &self.history(), only)
     }
 
     /// Returns the revisions for programs, or one of them.
@@ -101,7 +101,7 @@ fn find<'a>(history: &[&'a PolicyRevision], number: i64) -> anyhow::Result<&'a P
     found.copied().context("unable to find the specified revision")
 }
 
-fn add(page: &mut Page, history: &[&PolicyRevision], only: Option<i64>, width: Option<usize>) -> anyhow::Result<bool> {
+fn add(page: &mut Page, history: &[&PolicyRevision], only: Option<i64>) -> anyhow::Result<()> {
     if let Some(number) = only {
         let revision = find(history, number)?;
         page.line(format_args!("revision {number} ({})", revision.name));
@@ -109,11 +109,11 @@ fn add(page: &mut Page, history: &[&PolicyRevision], only: Option<i64>, width: O
         {
             page.line(format_args!("  {field}: {value}"));
         }
-        return Ok(false);
+        return Ok(());
     }
     if history.is_empty() {
         page.line(NO_HISTORY);
-        return Ok(false);
+        return Ok(());
     }
     let rows = history.iter().map(|revision| {
         let target = match content(revision) {
@@ -124,7 +124,8 @@ fn add(page: &mut Page, history: &[&PolicyRevision], only: Option<i64>, width: O
         let target = target.as_str().unwrap_or_default().to_owned();
         [revision.number.to_string(), revision.name.clone(), target, cause]
     });
-    Ok(page.table(["REVISION", "NAME", "TARGET", "CHANGE-CAUSE"], rows, width))
+    page.table(["REVISION", "NAME", "TARGET", "CHANGE-CAUSE"], rows);
+    Ok(())
 }
 
 /// Returns the policy after a return to an earlier revision.
@@ -307,7 +308,7 @@ mod tests {
         let all = [&first, &newer, &unreadable];
         let text = |history: &[&PolicyRevision], only| {
             let mut page = Page::default();
-            add(&mut page, history, only, None).map(|_| page.to_string())
+            add(&mut page, history, only).map(|()| page.to_string())
         };
         let listed = text(&all, None).unwrap();
         for part in ["REVISION", "default-1", "latest", "<1.23", "its form 9 is not known", "ticket 7"] {

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use models::names::{self, AGENT_MANAGER, CONTROLLER_MANAGER, SILENCE_MANAGER};
 use models::plain::cut;
 
-use crate::claims::{last_write, owns};
+use crate::claims::{last_owner, last_write, owns};
 
 /// Manager under which the API server keeps the oldest entries once an object has more than ten of them; the operator's
 /// own creation of the shadow is the oldest.
@@ -41,11 +41,7 @@ pub struct RequestManagers {
 
 impl RequestManagers {
     pub(super) fn of(meta: &ObjectMeta) -> Self {
-        let owner = |path: &[&str]| {
-            let entries = meta.managed_fields.iter().flatten().filter(|entry| owns(entry, path));
-            let last = entries.max_by_key(|entry| entry.time.as_ref().map(|time| time.0))?;
-            last.manager.as_deref().map(|manager| cut(manager, 128))
-        };
+        let owner = |path: &[&str]| Some(cut(last_owner(meta.managed_fields.iter().flatten(), path)?, 128));
         let annotation = |name| owner(&["metadata", "annotations", name]);
         Self {
             enabled: owner(&["spec", "enabled"]),

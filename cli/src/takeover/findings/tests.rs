@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use super::*;
 use crate::helm::Release;
 use crate::marks::Tool;
-use crate::takeover::facts::Workload;
 use crate::takeover::finding::Severity;
 use crate::takeover::report;
 
