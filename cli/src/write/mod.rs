@@ -16,8 +16,12 @@ use crate::page::progress;
 pub(crate) use object::{Object, Outcome, annotated_by, reverted};
 pub(crate) use wait::{State, Unacknowledged, all};
 
-/// Field manager of these writes: it owns the fields that it has changed until another client applies them.
-pub(crate) const MANAGER: &str = "kubectl-brupop";
+/// Field manager of these writes: it owns the fields that it has changed until another client applies them. Of the managers whose
+/// names begin with `kubectl`, Flux removes in each object that it applies the fields that Git does not have.
+pub(crate) const MANAGER: &str = "brupop-plugin";
+
+/// Field manager of what `undo` writes, with the same rule for its name.
+pub(crate) const UNDO_MANAGER: &str = "brupop-plugin-undo";
 
 /// Extent of a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -147,5 +151,18 @@ impl Decision {
     pub(crate) fn annotate(annotation: &str, value: impl Into<Value>, what: impl Into<String>) -> Self {
         let value: Value = value.into();
         Self::write(json!({"metadata": {"annotations": {annotation: value}}}), what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kustomize-controller of Flux compares the beginnings of names.
+    #[test]
+    fn nothing_is_written_under_a_name_that_flux_takes_for_kubectl() {
+        for manager in [MANAGER, UNDO_MANAGER] {
+            assert!(!manager.starts_with("kubectl"), "{manager}");
+        }
     }
 }
