@@ -9,6 +9,7 @@ use std::fmt;
 
 use clap::{Args, ValueEnum};
 use models::duration::Duration;
+use models::names;
 use serde_json::{Value, json};
 
 use crate::page::progress;
@@ -16,11 +17,10 @@ use crate::page::progress;
 pub(crate) use object::{Object, Outcome, annotated_by, reverted};
 pub(crate) use wait::{State, Unacknowledged, all};
 
-/// Field manager of these writes: it owns the fields that it has changed until another client applies them. Of the managers whose
-/// names begin with `kubectl`, Flux removes in each object that it applies the fields that Git does not have.
-pub(crate) const MANAGER: &str = "brupop-plugin";
+/// Field manager of these writes: it owns the fields that it has changed until another client applies them.
+pub(crate) const MANAGER: &str = names::PLUGIN_MANAGER;
 
-/// Field manager of what `undo` writes, with the same rule for its name.
+/// Field manager of what `undo` writes. By the beginning of the name it is known as the plugin's too.
 pub(crate) const UNDO_MANAGER: &str = "brupop-plugin-undo";
 
 /// Extent of a write.
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn nothing_is_written_under_a_name_that_flux_takes_for_kubectl() {
         for manager in [MANAGER, UNDO_MANAGER] {
-            assert!(!manager.starts_with("kubectl"), "{manager}");
+            assert!(manager.starts_with(names::PLUGIN_MANAGER) && !manager.starts_with("kubectl"), "{manager}");
         }
     }
 }
