@@ -23,8 +23,8 @@ pub(super) fn title(facts: &Facts) -> &'static str {
     } else if facts.record.is_empty() {
         "there is no earlier operator in this cluster"
     } else {
-        "the definition of the shadows was deleted, and every shadow with it: no back-off is carried over, and it is not known which hosts \
-         the earlier operator has asked to reboot. Wait for some minutes before you install this operator"
+        "there is no definition of the shadows, and so no shadow: no back-off is carried over, and it is not known which hosts the earlier \
+         operator has asked to reboot. Wait for some minutes before you install this operator"
     }
 }
 
@@ -63,18 +63,20 @@ fn left_on_nodes(facts: &Facts, nodes: &[Node]) -> Vec<String> {
     let uids: BTreeSet<&str> = nodes.iter().filter_map(|node| node.metadata.uid.as_deref()).collect();
     let shadows = record.of_kind("BottlerocketShadow").filter(|kept| has_node(kept, &uids));
     let of_earlier: BTreeSet<&str> = shadows.map(node_of_kept).collect();
+    // Without the definition, most shadows were deleted before they were recorded.
+    let is_gone = facts.phase() == Phase::Absent;
     let mut lines = Vec::new();
     for node in nodes.iter().map(NodeState::of) {
         let name = &node.name;
-        // Without the definition, most shadows were deleted before they were recorded.
-        let is_gone = facts.phase() == Phase::Absent;
-        let had_shadow = of_earlier.contains(name.as_str()) || (is_gone && node.is_labelled());
-        if let Some(owners) = node.cordon.as_ref().filter(|_| had_shadow) {
+        let had_shadow = of_earlier.contains(name.as_str());
+        let may_have_had = had_shadow || (is_gone && node.is_labelled());
+        let cordon = node.cordon.as_ref().filter(|owners| had_shadow || (may_have_had && owners.are_earlier()));
+        if let Some(owners) = cordon {
             let by = if owners.are_earlier() { "probably by the earlier operator" } else { "by another client" };
             let uncordon = for_cluster(&format!("kubectl uncordon {name}"));
             lines.push(format!("left: {name} is cordoned, {by}; if it may be used: {uncordon}"));
         }
-        if node.has_earlier_balancer_label(had_shadow) {
+        if node.has_earlier_balancer_label(may_have_had) {
             lines.push(format!(
                 "left: {name} is out of external load balancers, probably by the earlier operator; to put it back: {}",
                 for_cluster(&format!("kubectl label node {name} {}-", names::BALANCER_LABEL))
@@ -252,28 +254,21 @@ mod tests {
 
     #[test]
     fn cordon_is_named_also_where_the_definition_was_deleted_with_every_shadow() {
-        let cordoned = |labels: &Value| {
-            let mut meta = owned_by("unknown", &json!({"f:spec": {"f:unschedulable": {}}}));
+        let cordoned = |manager: &str, labels: &Value| {
+            let mut meta = owned_by(manager, &json!({"f:spec": {"f:unschedulable": {}}}));
             meta["labels"] = labels.clone();
             node("a", meta, &json!({"unschedulable": true}))
         };
-        let gone = Facts { definition: None, ..running() };
+        let (gone, labelled) =
+            (Facts { definition: None, ..running() }, json!({names::INTERFACE_LABEL: names::INTERFACE_VERSION}));
         for (sentence, node, facts, is_named) in [
-            ("labelled", cordoned(&json!({names::INTERFACE_LABEL: names::INTERFACE_VERSION})), &gone, true),
-            ("never under updates", cordoned(&json!({})), &gone, false),
-            (
-                "with the definition",
-                cordoned(&json!({names::INTERFACE_LABEL: names::INTERFACE_VERSION})),
-                &running(),
-                false,
-            ),
+            ("labelled", cordoned("unknown", &labelled), &gone, true),
+            ("labelled, by another client", cordoned("kubectl", &labelled), &gone, false),
+            ("never under updates", cordoned("unknown", &json!({})), &gone, false),
+            ("with the definition", cordoned("unknown", &labelled), &running(), false),
         ] {
             let text = lines(facts, &Releases::default(), &[node]).join("\n");
-            assert_eq!(
-                text.contains("left: a is cordoned, probably by the earlier operator"),
-                is_named,
-                "{sentence}: {text}"
-            );
+            assert_eq!(text.contains("left: a is cordoned"), is_named, "{sentence}: {text}");
         }
         assert_eq!(title(&gone), "there is no earlier operator in this cluster");
         let mut recorded = gone;
