@@ -161,7 +161,7 @@ pub(super) fn propose(settings: &Settings, chosen: Option<&[MaintenanceWindow]>,
                     # operator is installed:\n\
                     #   kubectl apply --server-side --field-manager=policy --force-conflicts -f FILE\n\
                     # Where Helm installs the policy, put it into the values of the chart instead, as policy.enabled and\n\
-                    # policy.spec, or set policy.create=false first: Helm 4 refuses later upgrades with other values.\n"
+                    # policy.spec, or set policy.create=false first: otherwise Helm 4 may refuse later upgrades.\n"
         .to_owned();
     if !settings.recorded.is_empty() {
         text.push_str(
