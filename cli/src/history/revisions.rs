@@ -23,10 +23,7 @@ use super::read::Source;
 use crate::call::{get, list_in};
 use crate::page::{Page, print_line, warn};
 use crate::shell::for_cluster;
-use crate::write::{Decision, DryRunOption, Object, Outcome};
-
-/// Field manager of what `undo` writes: it owns the fields that it has changed until another client applies them.
-const MANAGER: &str = "kubectl-brupop-undo";
+use crate::write::{Decision, DryRunOption, Object, Outcome, UNDO_MANAGER};
 
 #[derive(Debug, Args)]
 pub(crate) struct UndoOptions {
@@ -245,7 +242,7 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
         return Ok(());
     };
     let policy = accepted(&revisions.resource, policy_after(&revisions.resource.spec, patch))?;
-    let operator = Object::operator(client, namespace).written_by(MANAGER);
+    let operator = Object::operator(client, namespace).written_by(UNDO_MANAGER);
     let (read, dry_run) = (revisions.resource, options.dry.dry_run);
     let generation = read.metadata.generation;
     let decide = |now: &BottlerocketUpdateOperator| {

@@ -72,7 +72,11 @@ fn definition(facts: &Facts, found: &mut Vec<Finding>) {
                 "there is no earlier operator in the cluster: install this one as docs/install.md describes",
             )
         } else {
-            Finding::note("NoDefinition", "there is no definition of the shadows, so that no shadow has to be kept")
+            Finding::note(
+                "NoDefinition",
+                "there is no definition of the shadows, so that no shadow has to be kept, and the takeover does not know which hosts the \
+                 earlier operator has asked to reboot: it waits for none of them. Wait for some minutes before you install this operator",
+            )
         });
         return;
     };
@@ -297,7 +301,8 @@ fn not_ready(facts: &Facts) -> Option<Finding> {
 fn own_cordons(facts: &Facts) -> Option<Finding> {
     let (own, _) = cordons(facts);
     let idle = |node: &&NodeState| facts.shadow_of(node).is_none_or(|shadow| !shadow.state.is_under_way());
-    let left: Vec<&NodeState> = own.iter().copied().filter(idle).collect();
+    // Without the definition, no shadow shows what is under way.
+    let left: Vec<&NodeState> = own.iter().copied().filter(|node| facts.definition.is_some() && idle(node)).collect();
     let left = match some(names_of(&left), NAMED).as_str() {
         "" => String::new(),
         left => format!(" (no update is under way on {left})"),

@@ -142,7 +142,9 @@ fn window(text: &str) -> anyhow::Result<MaintenanceWindow> {
 pub(super) fn propose(settings: &Settings, chosen: Option<&[MaintenanceWindow]>, namespace: &str) -> Proposal {
     let mut text = "# A policy from the settings of the earlier operator. Review it, set enabled to true, and apply it when this\n\
                     # operator is installed:\n\
-                    #   kubectl apply --server-side --field-manager=policy --force-conflicts -f FILE\n"
+                    #   kubectl apply --server-side --field-manager=policy --force-conflicts -f FILE\n\
+                    # Where Helm installs the policy, put it into the values of the chart instead, as policy.enabled and\n\
+                    # policy.spec, or set policy.create=false first: otherwise Helm 4 may refuse later upgrades.\n"
         .to_owned();
     if !settings.recorded.is_empty() {
         text.push_str(

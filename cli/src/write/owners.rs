@@ -87,7 +87,7 @@ mod tests {
             of_version("kubectl-client-side-apply", "Update", 0, "f:target"),
             of_version("kubectl-edit", "Update", 0, "f:target"),
             of_version("kubectl", "Apply", 0, "f:minimumAge"),
-            of_version("kubectl-brupop", "Update", 0, "f:target"),
+            of_version("brupop-plugin", "Update", 0, "f:target"),
         ];
         let found = appliers(&all, &patch);
         let found: Vec<(&str, String)> = found.iter().map(|(manager, path)| (manager.as_str(), name(path))).collect();

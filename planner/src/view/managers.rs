@@ -94,7 +94,7 @@ mod tests {
             fields("2026-01-02T00:00:00Z", "kubectl-edit", json!({"f:spec": {"f:version": {"f:target": {}}}})),
             fields("2026-01-01T00:00:00Z", "helm", json!({"f:spec": {"f:version": {}, "f:enabled": {}}})),
             fields("2026-01-03T00:00:00Z", "kubectl-annotate", approve),
-            fields("2026-01-04T00:00:00Z", "kubectl-brupop", json!({"f:metadata": {"f:annotations": {format!("f:{}", names::RESUME_ANNOTATION): {}}}})),
+            fields("2026-01-04T00:00:00Z", "brupop-plugin", json!({"f:metadata": {"f:annotations": {format!("f:{}", names::RESUME_ANNOTATION): {}}}})),
             fields("2026-01-01T00:00:00Z", "kubectl-patch", json!({"f:spec": {"f:version": {"f:urgent": {"f:from": {}}}}})),
         ]});
         let meta: ObjectMeta = serde_json::from_value(meta).unwrap();
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!((found.version, found.enabled), (expected("kubectl-edit"), expected("helm")));
         assert_eq!(found.urgent, expected("kubectl-patch"));
         assert_eq!((found.approve_step, found.continue_others), (expected("kubectl-annotate"), None));
-        assert_eq!(found.resume, expected("kubectl-brupop"));
+        assert_eq!(found.resume, expected("brupop-plugin"));
     }
 
     #[test]
