@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use k8s_openapi::NamespaceResourceScope;
 use kube::api::{Api, DeleteParams, ListParams, PatchParams, PostParams, Preconditions};
 use kube::core::DeserializeGuard;
 use models::backoff::{Backoff, Delays};
 use models::names;
 use models::schema::UNDECLARED;
-use models::shadow::BottlerocketShadow;
 
 use super::event::Recorder;
 use crate::caches::Caches;
@@ -132,7 +132,11 @@ impl Applier {
         Self { client, namespace, leadership, signer, metrics, caches, recorder }
     }
 
-    pub(super) fn shadow_api(&self) -> Api<BottlerocketShadow> {
+    /// Returns the API of a kind of objects in the operator's namespace.
+    pub(crate) fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
@@ -163,17 +167,15 @@ impl Applier {
     /// the state in the API server.
     pub(crate) async fn read_node(&self, node: &str) {
         let shadow = names::shadow_name(node);
-        let shadows = Api::namespaced(self.client.clone(), &self.namespace);
         futures::join!(
             self.read(Api::all(self.client.clone()), node, |node| self.caches.nodes.written(node)),
-            self.read(shadows, &shadow, |shadow| self.caches.shadows.written(shadow)),
+            self.read(self.api(), &shadow, |shadow| self.caches.shadows.written(shadow)),
         );
     }
 
     /// Reads the operator's resource into the cache, for the same reason.
     pub(super) async fn read_operator(&self) {
-        let api = Api::namespaced(self.client.clone(), &self.namespace);
-        self.read(api, names::OPERATOR_NAME, |operator| self.caches.operator.written(operator)).await;
+        self.read(self.api(), names::OPERATOR_NAME, |operator| self.caches.operator.written(operator)).await;
     }
 
     pub(super) fn sign(&self, claims: &impl serde::Serialize) -> Result<String, ApplyError> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams};
 use models::condition::Condition;
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus};
@@ -38,7 +38,7 @@ impl Applier {
         let wanted = whole(&status.report, others.chain(&status.conditions).cloned().collect());
         let before = || whole(&shadow.status.controller, shadow.status.conditions.clone());
         let part = Part {
-            api: self.shadow_api(),
+            api: self.api::<BottlerocketShadow>(),
             name: &name,
             section: "status",
             what: "shadow_status",
@@ -76,7 +76,7 @@ impl Applier {
             "status": {"conditions": [condition]},
         });
         let manager = PatchParams::apply(names::SILENCE_MANAGER).force();
-        let written = self.shadow_api().patch_status(&name, &manager, &Patch::Apply(body)).await;
+        let written = self.api::<BottlerocketShadow>().patch_status(&name, &manager, &Patch::Apply(body)).await;
         self.caches.shadows.written(&written.map_err(ApplyError::api("shadow_status"))?);
         let Condition { reason, message, .. } = condition;
         tracing::warn!(node = shadow.node, reason, detail = message, "agent silent");
@@ -148,7 +148,8 @@ impl Applier {
             "spec": spec,
         });
         let read = |shadow: &BottlerocketShadow| serde_json::to_value(&shadow.spec);
-        let part = Part { api: self.shadow_api(), name: &name, section: "spec", what: "shadow_spec", read };
+        let part =
+            Part { api: self.api::<BottlerocketShadow>(), name: &name, section: "spec", what: "shadow_spec", read };
         let written = part.apply(body, serde_json::to_value(spec), || serde_json::to_value(&shadow.spec)).await?;
         self.caches.shadows.written(&written);
         Ok(())
@@ -158,7 +159,7 @@ impl Applier {
     pub async fn create_shadow(&self, node: &str, node_uid: &str, host: HostPolicy) -> Result<(), ApplyError> {
         self.leadership.check()?;
         let shadow = BottlerocketShadow::of_node(&self.namespace, node, node_uid, Some(host));
-        let written = self.shadow_api().create(&create_params(), &shadow).await;
+        let written = self.api::<BottlerocketShadow>().create(&create_params(), &shadow).await;
         self.caches.shadows.written(&written.map_err(ApplyError::api("shadow_create"))?);
         Ok(())
     }
@@ -166,7 +167,7 @@ impl Applier {
     /// Deletes this very shadow.
     pub async fn delete_shadow(&self, node: &str, uid: &str) -> Result<(), ApplyError> {
         self.leadership.check()?;
-        let (api, name) = (self.shadow_api(), names::shadow_name(node));
+        let (api, name) = (self.api::<BottlerocketShadow>(), names::shadow_name(node));
         delete_this(&api, &name, uid, DeleteParams::default(), "shadow_delete").await.map(|_| ())
     }
 }
@@ -177,7 +178,6 @@ pub(super) async fn record_operator_status(
     operator: &OperatorFacts,
     status: &BottlerocketUpdateOperatorStatus,
 ) -> Result<(), ApplyError> {
-    let api: Api<BottlerocketUpdateOperator> = Api::namespaced(applier.client.clone(), &applier.namespace);
     let body = json!({
         "apiVersion": OPERATOR_API, "kind": "BottlerocketUpdateOperator",
         "metadata": {
@@ -187,7 +187,7 @@ pub(super) async fn record_operator_status(
         "status": status,
     });
     let part = Part {
-        api,
+        api: applier.api::<BottlerocketUpdateOperator>(),
         name: names::OPERATOR_NAME,
         section: "status",
         what: "operator_status",

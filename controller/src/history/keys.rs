@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::api::{Api, ObjectMeta, Patch, PatchParams};
+use kube::api::{ObjectMeta, Patch, PatchParams};
 use kube::runtime::watcher;
 use models::names;
 use serde_json::json;
@@ -47,10 +47,9 @@ impl Keys {
     pub(super) fn watch(&self) -> JoinSet<()> {
         // RBAC permits reading them by their names alone.
         let named = |name: &str| watcher::Config::default().fields(&format!("metadata.name={name}"));
-        let Applier { client, namespace, .. } = &self.applier;
         let mut watches = JoinSet::new();
-        watches.spawn(self.secret.run(Api::namespaced(client.clone(), namespace), named(names::HISTORY_KEY_SECRET)));
-        watches.spawn(self.published.run(Api::namespaced(client.clone(), namespace), named(names::HISTORY_KEYS)));
+        watches.spawn(self.secret.run(self.applier.api(), named(names::HISTORY_KEY_SECRET)));
+        watches.spawn(self.published.run(self.applier.api(), named(names::HISTORY_KEYS)));
         watches
     }
 
@@ -82,8 +81,7 @@ impl Keys {
             type_: Some("Opaque".to_owned()),
             ..Secret::default()
         };
-        let secrets: Api<Secret> = Api::namespaced(self.applier.client.clone(), &self.applier.namespace);
-        match secrets.create(&create_params(), &secret).await {
+        match self.applier.api::<Secret>().create(&create_params(), &secret).await {
             Ok(made) => {
                 self.secret.written(&made);
                 Ok(key)
@@ -98,7 +96,6 @@ impl Keys {
     }
 
     async fn publish(&self, key: &PermitKey, named: Option<&BTreeSet<String>>) -> Result<(), ApplyError> {
-        let maps: Api<ConfigMap> = Api::namespaced(self.applier.client.clone(), &self.applier.namespace);
         let found = self.published.get(names::HISTORY_KEYS).map(|found| found.0);
         let version = found.as_ref().and_then(|map| map.metadata.resource_version.clone());
         let published = found.and_then(|map| map.data).unwrap_or_default();
@@ -116,7 +113,7 @@ impl Keys {
             "data": wanted,
         });
         let params = PatchParams::apply(names::CONTROLLER_MANAGER).force();
-        let applied = maps.patch(names::HISTORY_KEYS, &params, &Patch::Apply(body)).await;
+        let applied = self.applier.api::<ConfigMap>().patch(names::HISTORY_KEYS, &params, &Patch::Apply(body)).await;
         let applied = applied.map_err(ApplyError::api("history_keys"));
         if applied.as_ref().is_err_and(|error| error.code() == Some(409)) {
             self.published.read_again();
