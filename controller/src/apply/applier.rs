@@ -8,6 +8,8 @@ use kube::core::DeserializeGuard;
 use models::backoff::{Backoff, Delays};
 use models::names;
 use models::schema::UNDECLARED;
+use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::event::Recorder;
 use crate::caches::Caches;
@@ -140,6 +142,18 @@ impl Applier {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
+    /// Returns the body of an apply to a part of such an object, at the version that it was decided on.
+    pub(crate) fn body<K>(&self, name: &str, version: &str, section: &str, part: &impl Serialize) -> Value
+    where
+        K: kube::Resource<DynamicType = ()>,
+    {
+        json!({
+            "apiVersion": K::api_version(&()), "kind": K::kind(&()),
+            "metadata": {"name": name, "namespace": self.namespace, "resourceVersion": version},
+            section: part,
+        })
+    }
+
     /// Reads an object until there is an answer, or this process no longer leads. It is read as a list of one, which
     /// RBAC permits.
     pub(super) async fn read<K>(&self, api: Api<DeserializeGuard<K>>, name: &str, take: impl Fn(&K))
@@ -178,7 +192,7 @@ impl Applier {
         self.read(self.api(), names::OPERATOR_NAME, |operator| self.caches.operator.written(operator)).await;
     }
 
-    pub(super) fn sign(&self, claims: &impl serde::Serialize) -> Result<String, ApplyError> {
+    pub(super) fn sign(&self, claims: &impl Serialize) -> Result<String, ApplyError> {
         let signed = self.signer.sign(claims).ok_or(ApplyError::NoKey)?;
         signed.map_err(|source| ApplyError::Signing(Box::new(source)))
     }

@@ -21,7 +21,7 @@ use planner::plan::Note;
 use planner::view::{NodeFacts, OperatorFacts};
 
 /// Group and version of the operator's resource.
-pub(super) const OPERATOR_API: &str = "brupop.bottlerocket.aws/v1";
+const OPERATOR_API: &str = "brupop.bottlerocket.aws/v1";
 
 /// Namespace that the API server requires for Events about objects without a namespace.
 const NAMESPACE: &str = "default";

@@ -13,23 +13,16 @@ use models::shadow::{
 };
 use serde_json::json;
 
-use super::event::OPERATOR_API;
 use super::exact::Part;
 use super::{Applier, ApplyError, create_params, delete_this};
 use planner::history::RowId;
 use planner::view::{OperatorFacts, ShadowFacts};
 
-const SHADOW_API: &str = "brupop.bottlerocket.aws/v3";
-
 impl Applier {
     /// Applies the controller status. The resourceVersion guards it: the server ignores the uid on `/status`.
     pub(super) async fn write_status(&self, shadow: &ShadowFacts, status: &ControllerStatus) -> Result<(), ApplyError> {
         let name = names::shadow_name(&shadow.node);
-        let body = json!({
-            "apiVersion": SHADOW_API, "kind": "BottlerocketShadow",
-            "metadata": {"name": name, "namespace": self.namespace, "resourceVersion": shadow.resource_version},
-            "status": status,
-        });
+        let body = self.body::<BottlerocketShadow>(&name, &shadow.resource_version, "status", status);
         // The list of conditions has those of others too.
         let whole = |report: &ControllerReport, conditions| {
             serde_json::to_value(ControllerStatus { report: report.clone(), conditions })
@@ -70,11 +63,8 @@ impl Applier {
     pub async fn record_silence(&self, shadow: &ShadowFacts, condition: &Condition) -> Result<(), ApplyError> {
         self.leadership.check()?;
         let name = names::shadow_name(&shadow.node);
-        let body = json!({
-            "apiVersion": SHADOW_API, "kind": "BottlerocketShadow",
-            "metadata": {"name": name, "namespace": self.namespace, "resourceVersion": shadow.resource_version},
-            "status": {"conditions": [condition]},
-        });
+        let conditions = json!({"conditions": [condition]});
+        let body = self.body::<BottlerocketShadow>(&name, &shadow.resource_version, "status", &conditions);
         let manager = PatchParams::apply(names::SILENCE_MANAGER).force();
         let written = self.api::<BottlerocketShadow>().patch_status(&name, &manager, &Patch::Apply(body)).await;
         self.caches.shadows.written(&written.map_err(ApplyError::api("shadow_status"))?);
@@ -139,14 +129,9 @@ impl Applier {
     ) -> Result<(), ApplyError> {
         let name = names::shadow_name(&shadow.node);
         let labels = shadow.revision.as_ref().map(|revision| json!({names::REVISION_LABEL: revision}));
-        let body = json!({
-            "apiVersion": SHADOW_API, "kind": "BottlerocketShadow",
-            "metadata": {
-                "name": name, "namespace": self.namespace,
-                "uid": shadow.uid, "resourceVersion": shadow.resource_version, "labels": labels,
-            },
-            "spec": spec,
-        });
+        let mut body = self.body::<BottlerocketShadow>(&name, &shadow.resource_version, "spec", spec);
+        body["metadata"]["uid"] = json!(shadow.uid);
+        body["metadata"]["labels"] = json!(labels);
         let read = |shadow: &BottlerocketShadow| serde_json::to_value(&shadow.spec);
         let part =
             Part { api: self.api::<BottlerocketShadow>(), name: &name, section: "spec", what: "shadow_spec", read };
@@ -178,17 +163,11 @@ pub(super) async fn record_operator_status(
     operator: &OperatorFacts,
     status: &BottlerocketUpdateOperatorStatus,
 ) -> Result<(), ApplyError> {
-    let body = json!({
-        "apiVersion": OPERATOR_API, "kind": "BottlerocketUpdateOperator",
-        "metadata": {
-            "name": names::OPERATOR_NAME, "namespace": applier.namespace,
-            "resourceVersion": operator.resource_version,
-        },
-        "status": status,
-    });
+    let (name, version) = (names::OPERATOR_NAME, &operator.resource_version);
+    let body = applier.body::<BottlerocketUpdateOperator>(name, version, "status", status);
     let part = Part {
         api: applier.api::<BottlerocketUpdateOperator>(),
-        name: names::OPERATOR_NAME,
+        name,
         section: "status",
         what: "operator_status",
         read: |operator| serde_json::to_value(operator.status.clone().unwrap_or_default()),

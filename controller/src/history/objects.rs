@@ -164,15 +164,10 @@ impl Objects {
         status: &BottlerocketRolloutHistoryStatus,
     ) -> Result<RecordFacts, ApplyError> {
         self.0.leadership.check()?;
-        let body = json!({
-            "apiVersion": BottlerocketRolloutHistory::api_version(&()), "kind": BottlerocketRolloutHistory::kind(&()),
-            "metadata": {
-                "name": record.name, "namespace": self.0.namespace, "resourceVersion": record.resource_version,
-            },
-            "status": status,
-        });
+        let (name, version) = (&record.name, &record.resource_version);
+        let body = self.0.body::<BottlerocketRolloutHistory>(name, version, "status", status);
         let params = PatchParams::apply(names::CONTROLLER_MANAGER).force();
-        let written = self.api().patch_status(&record.name, &params, &Patch::Apply(body)).await;
+        let written = self.api().patch_status(name, &params, &Patch::Apply(body)).await;
         let written = written.map_err(ApplyError::api("history_status"))?;
         self.learned(&written);
         RecordFacts::of(&written, &record.spec).ok_or(ApplyError::Changed("the record of a rollout"))
