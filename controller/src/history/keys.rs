@@ -77,7 +77,7 @@ impl Keys {
         let key = PermitKey::make().map_err(unusable)?;
         let secret = Secret {
             metadata: ObjectMeta { name: Some(names::HISTORY_KEY_SECRET.to_owned()), ..ObjectMeta::default() },
-            data: Some(BTreeMap::from([(KEY.to_owned(), ByteString(key.pem().as_bytes().to_vec()))])),
+            data: Some(BTreeMap::from([(KEY.to_owned(), ByteString(key.pem.as_bytes().to_vec()))])),
             type_: Some("Opaque".to_owned()),
             ..Secret::default()
         };
@@ -102,7 +102,7 @@ impl Keys {
         let jwk = key.jwk().map_err(unusable)?.to_string();
         let kept = |id: &String| named.is_none_or(|named| named.contains(id));
         let mut wanted: BTreeMap<_, _> = published.clone().into_iter().filter(|(id, _)| kept(id)).collect();
-        wanted.insert(key.id().clone(), jwk);
+        wanted.insert(key.id.clone(), jwk);
         if wanted == published {
             return Ok(());
         }
@@ -181,7 +181,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn conflicts_are_resolved_where_the_watch_is_not_permitted() {
         let made = PermitKey::make().unwrap();
-        let data = json!({KEY: ByteString(made.pem().as_bytes().to_vec())});
+        let data = json!({KEY: ByteString(made.pem.as_bytes().to_vec())});
         let (mut secrets, mut maps) = (0_u8, 0_u8);
         // Another leader makes the Secret, and another client changes the ConfigMap, after the first list.
         let keys = keys(move |verb, resource, sent| match (verb, resource) {
@@ -213,8 +213,8 @@ mod tests {
             tries += 1;
             tokio::time::sleep(Duration::from_mins(1)).await;
         };
-        assert_eq!(key.id(), made.id());
+        assert_eq!(key.id, made.id);
         let published = keys.published.get(names::HISTORY_KEYS).and_then(|map| map.0.data).unwrap();
-        assert!(published.contains_key("earlier") && published.contains_key(made.id()), "{published:?}");
+        assert!(published.contains_key("earlier") && published.contains_key(&made.id), "{published:?}");
     }
 }

@@ -133,7 +133,7 @@ mod tests {
 
     fn made() -> (Issuing, Certificate) {
         let made = Issuing::make(now()).unwrap();
-        let certificate = made.certificate().clone();
+        let certificate = made.certificate.clone();
         (made, certificate)
     }
 

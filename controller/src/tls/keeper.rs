@@ -311,7 +311,7 @@ impl Keeper {
         let ring = keys.as_ref().map_or(Ok(KeyRing::default()), KeyRing::read);
         let ring = ring.map_err(|error| invalid(names::PERMIT_KEY_SECRET, &error)).ok();
 
-        let own_keys = ring.iter().flat_map(KeyRing::keys).filter_map(|key| Some((key.id().clone(), key.jwk().ok()?)));
+        let own_keys = ring.iter().flat_map(KeyRing::keys).filter_map(|key| Some((key.id.clone(), key.jwk().ok()?)));
         let own_keys: Vec<_> = own_keys.collect();
         let published = trust.as_ref().map(|trust| trust.published(&own_keys)).unwrap_or_default();
         let mut others = trust
@@ -376,7 +376,7 @@ impl Keeper {
 
     /// The keys that sign permits, as facts for the rules.
     fn signing(&self, ring: &KeyRing, requested: Option<String>) -> Signing {
-        let id = |key: &Option<PermitKey>| key.as_ref().map(|key| key.id().clone());
+        let id = |key: &Option<PermitKey>| key.as_ref().map(|key| key.id.clone());
         let mut statements = self.statements();
         if !self.shadows.synced() || !self.shadows.unreadable().is_empty() {
             // The keys of these statements are not known yet.
@@ -404,8 +404,8 @@ impl Keeper {
         // Keys that cannot be read are those before.
         let keys = facts.signing.is_some().then(|| SigningKeys {
             signing_key: plan.signer.clone(),
-            newest_key: ring.newest.as_ref().map(|key| key.id().clone()),
-            signing_keys: ring.keys().map(|key| key.id().clone()).collect(),
+            newest_key: ring.newest.as_ref().map(|key| key.id.clone()),
+            signing_keys: ring.keys().map(|key| key.id.clone()).collect(),
         });
         let reported = TlsFacts {
             // The operator has nothing to rotate where certificates are provided.
@@ -415,10 +415,10 @@ impl Keeper {
         };
         let news = self.signer.set_facts(keys, reported);
         if facts.signing.is_some() {
-            self.signer.sign_with(ring.keys().find(|key| Some(key.id()) == plan.signer.as_ref()).cloned());
+            self.signer.sign_with(ring.keys().find(|key| Some(&key.id) == plan.signer.as_ref()).cloned());
         }
         self.metrics.tls(&TlsSnapshot {
-            authority: safe.newest.as_ref().map(|issuing| issuing.certificate().until),
+            authority: safe.newest.as_ref().map(|issuing| issuing.certificate.until),
             serving: leaf.as_ref().map(|leaf| leaf.until),
             certificates: plan.certificates.into(),
             signing_key: plan.signing.into(),

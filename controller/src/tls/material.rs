@@ -64,9 +64,9 @@ fn params(
 /// A certificate authority that agents trust for the web API, and for nothing else, with its key.
 #[derive(Clone)]
 pub(super) struct Issuing {
-    certificate: Certificate,
+    pub(super) certificate: Certificate,
     /// PEM.
-    key: String,
+    pub(super) key: String,
 }
 
 impl Issuing {
@@ -92,15 +92,6 @@ impl Issuing {
         Ok(Self { certificate, key: key.to_owned() })
     }
 
-    pub(super) fn certificate(&self) -> &Certificate {
-        &self.certificate
-    }
-
-    /// Returns the key, PEM.
-    pub(super) fn key(&self) -> &str {
-        &self.key
-    }
-
     /// Issues a serving certificate, as it is in a Secret. It is valid no longer than its issuer.
     pub(super) fn issue(&self, names: Vec<String>, now: Timestamp) -> Result<BTreeMap<String, String>, MaterialError> {
         let issuer = Issuer::from_ca_cert_pem(&self.certificate.pem, KeyPair::from_pem(&self.key)?)?;
@@ -124,9 +115,11 @@ pub(super) fn issued(from: Timestamp) -> Timestamp {
 /// A key that signs permits and statements of settings.
 #[derive(Clone)]
 pub(crate) struct PermitKey {
-    pem: String,
+    /// As in a Secret.
+    pub(crate) pem: String,
     signing: EncodingKey,
-    id: Id,
+    /// The key id in what it signs.
+    pub(crate) id: Id,
 }
 
 impl PermitKey {
@@ -142,16 +135,6 @@ impl PermitKey {
         // The id is a digest of the public key, so that a key is never taken for another one.
         let id = digest(pair.public_key_raw());
         Ok(Self { signing: EncodingKey::from_ec_pem(pem.as_bytes())?, pem: pem.to_owned(), id })
-    }
-
-    /// Returns the key id in what it signs.
-    pub(crate) fn id(&self) -> &Id {
-        &self.id
-    }
-
-    /// Returns the key as in a Secret, PEM.
-    pub(crate) fn pem(&self) -> &str {
-        &self.pem
     }
 
     /// Returns the public key, as agents read it in the list of keys.
@@ -200,7 +183,7 @@ mod tests {
     #[test]
     fn generated_authority_is_loaded_and_issues_certificates() {
         let made = Issuing::make(now()).unwrap();
-        let loaded = Issuing::load(&made.certificate().pem, Some(made.key())).unwrap();
+        let loaded = Issuing::load(&made.certificate.pem, Some(&made.key)).unwrap();
         let names = vec!["brupop-apiserver.brupop-system.svc".to_owned()];
         let leaf = Certificate::first(&loaded.issue(names.clone(), now()).unwrap()["tls.crt"]).unwrap();
         assert_eq!((issued(leaf.from), leaf.names()), (now(), names));
@@ -212,9 +195,9 @@ mod tests {
     #[test]
     fn certificate_does_not_outlive_its_issuer() {
         let made = Issuing::make(now()).unwrap();
-        let late = made.certificate().until - SignedDuration::from_hours(24);
+        let late = made.certificate.until - SignedDuration::from_hours(24);
         let leaf = made.issue(vec!["a.b.svc".into()], late).unwrap();
-        assert_eq!(Certificate::first(&leaf["tls.crt"]).unwrap().until, made.certificate().until);
+        assert_eq!(Certificate::first(&leaf["tls.crt"]).unwrap().until, made.certificate.until);
     }
 
     #[test]
@@ -234,9 +217,9 @@ mod tests {
             nonce: "x".into(),
             host: None,
         };
-        let key = PermitKey::load(PermitKey::make().unwrap().pem()).unwrap();
+        let key = PermitKey::load(&PermitKey::make().unwrap().pem).unwrap();
         let jws = key.sign(&claims).unwrap();
-        assert_eq!(signed_by(&jws).as_ref(), Some(key.id()));
+        assert_eq!(signed_by(&jws).as_ref(), Some(&key.id));
         assert_eq!(key.read::<PermitClaims>(&jws).unwrap(), claims);
         assert!(PermitKey::make().unwrap().read::<PermitClaims>(&jws).is_err());
     }

@@ -163,7 +163,7 @@ impl Safe {
 
     /// Returns the facts for the rules.
     pub(super) fn facts(&self) -> Authorities {
-        let authority = |issuing: &Issuing| issuing.certificate().authority();
+        let authority = |issuing: &Issuing| issuing.certificate.authority();
         let kept = |(certificate, until): &(Certificate, Option<Timestamp>)| Kept {
             authority: certificate.authority(),
             until: *until,
@@ -183,12 +183,12 @@ impl Safe {
 
     /// Returns all certificates in it, the newest first.
     pub(super) fn certificates(&self) -> impl Iterator<Item = &Certificate> {
-        self.issuing().map(Issuing::certificate).chain(self.kept.iter().map(|(certificate, _)| certificate))
+        self.issuing().map(|issuing| &issuing.certificate).chain(self.kept.iter().map(|(certificate, _)| certificate))
     }
 
     /// Returns the authority with its key.
     pub(super) fn issuer(&self, id: &Id) -> Option<&Issuing> {
-        self.issuing().find(|issuing| issuing.certificate().id == *id)
+        self.issuing().find(|issuing| issuing.certificate.id == *id)
     }
 
     /// Returns the same in another arrangement; `others` are the certificates that may be new in it.
@@ -212,8 +212,8 @@ impl Safe {
             [(CERTIFICATE, KEY, &self.newest), (BEFORE_CERTIFICATE, BEFORE_KEY, &self.before)]
         {
             if let Some(issuing) = issuing {
-                put(certificate, &issuing.certificate().pem);
-                put(key, issuing.key());
+                put(certificate, &issuing.certificate.pem);
+                put(key, &issuing.key);
             }
         }
         if !self.kept.is_empty() {
@@ -288,8 +288,7 @@ impl KeyRing {
     /// Returns the data and annotations.
     pub(super) fn data(&self) -> Contents {
         let fields = [(SIGNING_KEY, &self.newest), (SIGNING_KEY_BEFORE, &self.before)];
-        let data =
-            fields.into_iter().filter_map(|(field, key)| Some((field.to_owned(), key.as_ref()?.pem().to_owned())));
+        let data = fields.into_iter().filter_map(|(field, key)| Some((field.to_owned(), key.as_ref()?.pem.clone())));
         let carried = self.carried.clone().map(|value| (names::ROTATE_SIGNING_KEY_ANNOTATION, value));
         Contents { data: data.collect(), carried }
     }
@@ -324,7 +323,7 @@ mod tests {
         let safe = Safe {
             newest: Some(made()),
             before: Some(made()),
-            kept: vec![(made().certificate().clone(), Some(now())), (made().certificate().clone(), None)],
+            kept: vec![(made().certificate, Some(now())), (made().certificate, None)],
             carried: Some("1".into()),
         };
         let read = Safe::read(&written(safe.data().unwrap())).unwrap();
@@ -337,8 +336,8 @@ mod tests {
     #[test]
     fn secret_from_before_rotation_support_is_readable() {
         let issuing = made();
-        let certificate = issuing.certificate();
-        let fields = [(CERTIFICATE, certificate.pem.as_str()), (KEY, issuing.key())];
+        let certificate = &issuing.certificate;
+        let fields = [(CERTIFICATE, certificate.pem.as_str()), (KEY, issuing.key.as_str())];
         let data = fields.map(|(field, text)| (field.to_owned(), text.to_owned())).into();
         let read = Safe::read(&written(Contents { data, carried: None })).unwrap();
         let expected = Authorities { newest: Some(certificate.authority()), ..Authorities::default() };
@@ -378,7 +377,7 @@ mod tests {
     #[test]
     fn authority_with_mismatched_key_is_rejected() {
         let (ours, theirs) = (made(), made());
-        let fields = [(CERTIFICATE, ours.certificate().pem.as_str()), (KEY, theirs.key())];
+        let fields = [(CERTIFICATE, ours.certificate.pem.as_str()), (KEY, theirs.key.as_str())];
         let data = fields.map(|(field, text)| (field.to_owned(), text.to_owned())).into();
         let read = Safe::read(&written(Contents { data, carried: None }));
         assert!(matches!(read, Err(MaterialError::NoPair)));
@@ -386,11 +385,11 @@ mod tests {
 
     #[test]
     fn foreign_content_in_trust_config_map_is_detected() {
-        let certificate = made().certificate().clone();
+        let certificate = made().certificate;
         let key = PermitKey::make().unwrap();
-        let own = [(key.id().clone(), key.jwk().unwrap())];
+        let own = [(key.id.clone(), key.jwk().unwrap())];
         let mut other = PermitKey::make().unwrap().jwk().unwrap();
-        other["kid"] = key.id().as_str().into();
+        other["kid"] = key.id.as_str().into();
         let published = |ca: &str, keys: &str| {
             let data = [(names::TRUST_CA_KEY, ca), (names::TRUST_PERMIT_KEYS, keys)];
             let data = data.map(|(field, text)| (field.to_owned(), text.to_owned())).into();
@@ -399,7 +398,7 @@ mod tests {
         };
         let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<std::collections::BTreeSet<_>>();
         let (ca, ours) = (bundle([&certificate]), jwks(&[own[0].1.clone()]));
-        assert_eq!(published(&ca, &ours), (ids(&[&certificate.id]), ids(&[key.id()])));
+        assert_eq!(published(&ca, &ours), (ids(&[&certificate.id]), ids(&[&key.id])));
         assert_eq!(published(&format!("{ca}#"), "x"), (ids(&[&certificate.id, FOREIGN]), ids(&[FOREIGN])));
         assert_eq!(published("", &jwks(&[other])), (ids(&[]), ids(&[FOREIGN])), "another key under the operator's id");
     }

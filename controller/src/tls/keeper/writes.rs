@@ -67,7 +67,7 @@ impl Keeper {
         };
         let keys = match &found.facts.signing {
             Some(_) => {
-                let keys = found.ring.keys().filter(|key| wanted.keys.contains(key.id())).map(PermitKey::jwk);
+                let keys = found.ring.keys().filter(|key| wanted.keys.contains(&key.id)).map(PermitKey::jwk);
                 Some(store::jwks(&keys.collect::<Result<Vec<_>, _>>().map_err(material)?))
             }
             None => text(names::TRUST_PERMIT_KEYS),
