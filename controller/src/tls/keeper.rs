@@ -30,7 +30,7 @@ use crate::leader::Leadership;
 use crate::logged::LastLogged;
 use crate::metrics::{Metrics, TlsSnapshot};
 use planner::signature::signed_by;
-use planner::view::{OperatorFacts, Projection as _, ShadowFacts, SigningKeys, TlsFacts};
+use planner::view::{Projection as _, ShadowFacts, SigningKeys, TlsFacts};
 
 /// Pause after a failure, doubled after each that follows, and its maximum. A change of any watched object ends the
 /// pause.
@@ -53,10 +53,8 @@ pub struct Keeper {
     leadership: Leadership,
     signer: Signer,
     metrics: Metrics,
-    shadows: Cache<ShadowFacts>,
-    operator: Cache<OperatorFacts>,
-    /// Receives the facts for plans, and notifies of changes of shadows and of the operator's resource.
-    plans: Arc<watch::Sender<u64>>,
+    caches: Caches,
+    /// Notified of changes of the objects below.
     own: Arc<watch::Sender<u64>>,
     authorities: Cache<SecretFacts>,
     serving: Cache<SecretFacts>,
@@ -111,7 +109,6 @@ impl Keeper {
         metrics: Metrics,
         caches: Caches,
     ) -> Self {
-        let Caches { shadows, operator, changed: plans, .. } = caches;
         let own = Arc::new(watch::channel(0).0);
         Self {
             client,
@@ -119,9 +116,7 @@ impl Keeper {
             leadership,
             signer,
             metrics,
-            shadows,
-            operator,
-            plans,
+            caches,
             authorities: Cache::new(own.clone()),
             serving: Cache::new(own.clone()),
             keys: Cache::new(own.clone()),
@@ -155,7 +150,7 @@ impl Keeper {
         let maps = Api::namespaced(self.client.clone(), &self.config.agent_namespace);
         watches.spawn(self.trust.run(maps, named(names::TRUST_CONFIG_MAP)));
 
-        let (mut own, mut plans) = (self.own.subscribe(), self.plans.subscribe());
+        let (mut own, mut plans) = (self.own.subscribe(), self.caches.changed.subscribe());
         let mut last: Option<CheckInput> = None;
         // By the monotonic clock: a check that finds nothing costs nothing.
         let mut wake = Instant::now();
@@ -229,13 +224,13 @@ impl Keeper {
     }
 
     fn requested(&self) -> (Option<String>, Option<String>) {
-        self.operator.get(names::OPERATOR_NAME).map(|o| planner::plan::pending_rotations(&o)).unwrap_or_default()
+        self.caches.operator.get(names::OPERATOR_NAME).map(|o| planner::plan::pending_rotations(&o)).unwrap_or_default()
     }
 
     /// Returns the keys of the statements in shadows.
     fn statements(&self) -> BTreeSet<String> {
         let signature = |shadow: &ShadowFacts| signed_by(shadow.spec.host.as_ref()?.signature.as_deref()?);
-        self.shadows.items().values().filter_map(signature).collect()
+        self.caches.shadows.items().values().filter_map(signature).collect()
     }
 
     /// Checks and writes until there is nothing more to write.
@@ -378,7 +373,7 @@ impl Keeper {
     fn signing(&self, ring: &KeyRing, requested: Option<String>) -> Signing {
         let id = |key: &Option<PermitKey>| key.as_ref().map(|key| key.id.clone());
         let mut statements = self.statements();
-        if !self.shadows.synced() || !self.shadows.unreadable().is_empty() {
+        if !self.caches.shadows.synced() || !self.caches.shadows.unreadable().is_empty() {
             // The keys of these statements are not known yet.
             statements.extend(id(&ring.before));
         }
@@ -425,7 +420,7 @@ impl Keeper {
             problem: problem.is_some(),
         });
         if news {
-            self.plans.send_modify(|n| *n = n.wrapping_add(1));
+            self.caches.notify();
         }
     }
 }
