@@ -158,7 +158,7 @@ async fn one(shared: Arc<Shared>, receiver: NoticeReceiver, notice: Notice) -> (
     let outcome = match shared.applier.leadership.check() {
         Ok(()) => send::send(&shared.secret(), &receiver, &notice, shared.applier.leadership.clock()).await,
         // The next leader sends it.
-        Err(lost) => Outcome::Retry { message: lost.to_string(), after: None, unusable: false },
+        Err(lost) => Outcome::retry(lost.to_string()),
     };
     (receiver.name, notice, outcome)
 }
