@@ -121,12 +121,10 @@ impl Shared {
         let receivers: Vec<NoticeReceiver> = self.outboxes.lock().receivers().cloned().collect();
         for receiver in receivers {
             let found = self.secret().target(&receiver).await.err();
-            if let Some(problem) = &found
-                && self.outboxes.lock().is_new_problem(&receiver.name, problem)
-            {
-                tracing::warn!(receiver = receiver.name, reason = problem, "receiver of notices not usable");
-            }
-            if self.outboxes.lock().checked(&receiver.name, found) {
+            if self.outboxes.lock().checked(&receiver.name, found.clone()) {
+                if let Some(problem) = found {
+                    tracing::warn!(receiver = receiver.name, reason = problem, "receiver of notices not usable");
+                }
                 self.applier.caches.notify();
             }
         }

@@ -191,10 +191,6 @@ impl Outboxes {
         std::mem::take(&mut self.unchecked)
     }
 
-    pub(super) fn is_new_problem(&self, name: &str, problem: &str) -> bool {
-        self.all.get(name).is_none_or(|outbox| outbox.unusable.as_deref() != Some(problem))
-    }
-
     /// Records the result of a check of a receiver's settings. Returns whether the state has changed.
     pub(super) fn checked(&mut self, name: &str, problem: Option<String>) -> bool {
         let before = self.facts().state;
