@@ -98,7 +98,7 @@ pub struct Metrics {
     tls: Gauges,
     migration: Gauges,
     #[cfg(test)]
-    families: Arc<Vec<family::Family>>,
+    collectors: Arc<Vec<Box<dyn prometheus::core::Collector>>>,
 }
 
 /// State between observations. Its lock is held while gauges are set, so that no scrape sees them half set.
@@ -196,7 +196,7 @@ impl Metrics {
             migration: Gauges::register(&mut register, &gauges::MIGRATION)?,
             memory: Arc::default(),
             #[cfg(test)]
-            families: Arc::new(register.families),
+            collectors: Arc::new(register.collectors),
             registry: register.registry,
         };
         metrics.begin_at_zero();
