@@ -3,11 +3,11 @@
 use futures::{StreamExt as _, stream};
 use http::Request as HttpRequest;
 use kube::api::{GetParams, ListParams, Patch, PostParams, Request};
+use kube::core::ObjectList;
 use models::answer::is_of_rbac;
 use models::earlier::READ_ONLY_POLICY;
 use models::names::GROUP;
 use planner::policy::Policy;
-use serde::Deserialize;
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::time::{MissedTickBehavior, interval};
@@ -97,19 +97,6 @@ struct Key {
     name: String,
 }
 
-#[derive(Deserialize)]
-struct Page {
-    #[serde(default)]
-    metadata: PageMeta,
-    items: Vec<Value>,
-}
-
-#[derive(Default, Deserialize)]
-struct PageMeta {
-    #[serde(default, rename = "continue")]
-    more: String,
-}
-
 /// The end of a pass over all objects.
 #[derive(Debug, Default)]
 pub(super) struct Passed {
@@ -170,29 +157,27 @@ impl Objects {
 
     /// Lists the objects that `wanted` selects, in all namespaces.
     async fn list(&self, wanted: impl Fn(&Value) -> bool) -> Result<Vec<Key>, CallError> {
-        for _ in 1..LISTS {
-            match self.list_once(&wanted).await {
-                Err(CallError::Expired) => {}
-                listed => return listed,
-            }
-        }
-        self.list_once(&wanted).await
-    }
-
-    async fn list_once(&self, wanted: &impl Fn(&Value) -> bool) -> Result<Vec<Key>, CallError> {
-        let (mut found, mut params) = (Vec::new(), ListParams::default().limit(PAGE));
+        let first_page = || ListParams::default().limit(PAGE);
+        let (mut found, mut params, mut begun) = (Vec::new(), first_page(), 1);
         loop {
-            let list = self.call(Request::new(path(VERSION, None)).list(&params)).await?;
-            let page: Page = serde_json::from_value(list).map_err(|error| CallError::Unanswered(error.to_string()))?;
+            let list = match self.call(Request::new(path(VERSION, None)).list(&params)).await {
+                Err(CallError::Expired) if begun < LISTS => {
+                    (found, params, begun) = (Vec::new(), first_page(), begun + 1);
+                    continue;
+                }
+                list => list?,
+            };
+            let page: ObjectList<Value> =
+                serde_json::from_value(list).map_err(|error| CallError::Unanswered(error.to_string()))?;
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
             found.extend(page.items.iter().filter(|object| wanted(object)).map(|object| Key {
                 namespace: text(&object["metadata"]["namespace"]),
                 name: text(&object["metadata"]["name"]),
             }));
-            if page.metadata.more.is_empty() {
-                return Ok(found);
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => return Ok(found),
             }
-            params = params.continue_token(&page.metadata.more);
         }
     }
 
