@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::plan::{Definition, Refusal, Work};
+use super::plan::{Definition, Pass, Refusal, Work};
 use super::rewrite::{self, Next, VERSION};
 use crate::apply::{Applier, create_params, patch_params};
 use crate::earlier::EarlierPods;
@@ -95,13 +95,6 @@ fn is_of_read_only_policy(answer: &str) -> bool {
 struct Key {
     namespace: String,
     name: String,
-}
-
-/// The end of a pass over all objects.
-#[derive(Debug, Default)]
-pub(super) struct Passed {
-    pub(super) found: usize,
-    pub(super) refused: Vec<Refusal>,
 }
 
 #[derive(Clone)]
@@ -191,9 +184,10 @@ impl Objects {
         definition: &Definition,
         policy: &Policy,
         left: impl Fn(usize),
-    ) -> Result<Passed, CallError> {
+    ) -> Result<Pass, CallError> {
         let keys = self.list(|object| work == Work::All || rewrite::is_due(object)).await?;
-        let mut passed = Passed { found: if work == Work::All { 0 } else { keys.len() }, refused: Vec::new() };
+        let found = if work == Work::All { 0 } else { keys.len() };
+        let mut passed = Pass { work, definition: definition.clone(), found, refused: Vec::new(), after_wait: false };
         if work == Work::Look || keys.is_empty() {
             return Ok(passed);
         }
