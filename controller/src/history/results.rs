@@ -18,11 +18,11 @@ const MOST_ORPHANS: usize = 512;
 #[derive(Default)]
 pub(super) struct Results {
     /// The results on shadows at the last plan.
-    seen: BTreeMap<RowId, Waiting>,
+    pub(super) seen: BTreeMap<RowId, Waiting>,
     /// The attempts under way at the last plan, each with the result that it has if its Node is deleted.
-    under_way: BTreeMap<RowId, Waiting>,
-    /// Results whose shadow was deleted with its node before a page held them.
-    orphans: BTreeMap<RowId, Waiting>,
+    pub(super) under_way: BTreeMap<RowId, Waiting>,
+    /// Results whose shadow was deleted with its node before a page held them: they wait in memory alone.
+    pub(super) orphans: BTreeMap<RowId, Waiting>,
     /// True once the attempts are known that an earlier leader waited for.
     taken_over: bool,
 }
@@ -157,21 +157,6 @@ impl Results {
             let found = status.slots.iter().filter_map(|slot| of_slot(slot, &status.active_rollouts));
             self.under_way.extend(found.map(|waiting| (waiting.id(), waiting)));
         }
-    }
-
-    /// The attempts under way at the last plan.
-    pub(super) fn under_way(&self) -> impl Iterator<Item = &Waiting> {
-        self.under_way.values()
-    }
-
-    /// The results that wait on shadows, and in memory.
-    pub(super) fn on_shadows(&self) -> impl Iterator<Item = &Waiting> {
-        self.seen.values()
-    }
-
-    /// The number of results that wait in memory alone.
-    pub(super) fn in_memory(&self) -> usize {
-        self.orphans.len()
     }
 
     /// Forgets results in memory.

@@ -202,7 +202,7 @@ impl Historian {
                 let has_slot = unread || has_slot(waiting);
                 (has_slot || is_there(waiting)).then(|| (waiting.id(), has_slot))
             };
-            self.results.under_way().filter_map(may_go_on).collect()
+            self.results.under_way.values().filter_map(may_go_on).collect()
         });
         let (ended, unreadable) = (self.ended_rollouts(), self.applier.caches.shadows.unreadable());
         let results = &mut self.results;
@@ -321,12 +321,12 @@ impl Historian {
             },
             (Some(failure), _) => {
                 let ended = self.ended_rollouts();
-                let waiting = self.results.on_shadows().filter(|waiting| !is_settled(&ended, waiting)).count();
+                let waiting = self.results.seen.values().filter(|waiting| !is_settled(&ended, waiting)).count();
                 let message = format!(
                     "{failure}. Updates go on; {} results wait on the shadows, of which each keeps that of its last attempt, and \
                      {} of deleted nodes in memory",
                     waiting,
-                    self.results.in_memory()
+                    self.results.orphans.len()
                 );
                 (false, REFUSED, cut(&message, 2000))
             }
