@@ -230,7 +230,7 @@ fn check_author(record: &Value, phase: &str, keys: &mut BTreeMap<String, Key>, r
 async fn check_record(
     source: &Source<'_>,
     record: &Value,
-    existing: &BTreeSet<String>,
+    listed: &BTreeMap<String, Option<String>>,
     keys: &mut BTreeMap<String, Key>,
     report: &mut Report,
 ) -> anyhow::Result<()> {
@@ -242,7 +242,7 @@ async fn check_record(
     let (mut removed, mut checked) = (BTreeSet::new(), 0_usize);
     for (number, summary) in pages_named(record) {
         let page = page_name(own, number);
-        let found = if existing.contains(&page) { source.object(&page).await? } else { None };
+        let found = if listed.contains_key(&page) { source.object(&page).await? } else { None };
         match found {
             None => _ = removed.insert(number),
             Some(object) => {
@@ -254,8 +254,9 @@ async fn check_record(
     let pages = pages_named(record).count();
     if gap(&removed, pages).is_some() {
         // The limits may have removed pages since they were listed.
-        let now: BTreeSet<String> = source.listed().await?.into_iter().map(|listed| listed.name).collect();
-        removed.extend(pages_named(record).map(|(number, _)| number).filter(|n| !now.contains(&page_name(own, *n))));
+        let now = source.listed().await?;
+        let numbers = pages_named(record).map(|(number, _)| number);
+        removed.extend(numbers.filter(|number| !now.contains_key(&page_name(own, *number))));
     }
     if let Some(number) = gap(&removed, pages) {
         report.finding(
@@ -309,7 +310,6 @@ pub(super) async fn verify(
     let mut keys = usable(published, &mut report);
     let mut records = source.records().await?;
     let listed = source.listed().await?;
-    let existing: BTreeSet<String> = listed.iter().map(|listed| listed.name.clone()).collect();
     if let Some(id) = only {
         records = vec![find(&records, id)?.clone()];
     }
@@ -317,21 +317,21 @@ pub(super) async fn verify(
     let known: BTreeSet<String> = records.iter().map(|record| name(record).to_owned()).collect();
     let mut named: BTreeSet<String> = known.iter().cloned().chain(records.iter().flat_map(page_names)).collect();
     let mut others = Vec::new();
-    let unnamed: Vec<_> = listed.iter().filter(|other| !named.contains(&other.name)).collect();
-    for other in unnamed {
-        if only.is_some() && !known.iter().any(|record| page_number(record, &other.name).is_some()) {
+    let unnamed: Vec<_> = listed.iter().filter(|(other, _)| !named.contains(*other)).collect();
+    for (other, label) in unnamed {
+        if only.is_some() && !known.iter().any(|record| page_number(record, other).is_some()) {
             continue;
         }
-        match source.object(&other.name).await? {
+        match source.object(other).await? {
             None => {}
             Some(object) if object["spec"].get("rollout").is_some() => {
-                if other.label.as_deref() != Some(RECORD) {
-                    report.finding(&other.name, "it is a record without the label of one: lists do not show it");
+                if label.as_deref() != Some(RECORD) {
+                    report.finding(other, "it is a record without the label of one: lists do not show it");
                 }
                 named.extend(page_names(&object));
                 records.push(object);
             }
-            Some(_) => others.push(other),
+            Some(_) => others.push((other, label)),
         }
     }
     let state = |record: &Value| {
@@ -340,24 +340,23 @@ pub(super) async fn verify(
     };
     let states: BTreeMap<_, _> = records.iter().map(state).collect();
     for record in &records {
-        check_record(source, record, &existing, &mut keys, &mut report).await?;
+        check_record(source, record, &listed, &mut keys, &mut report).await?;
     }
     let mut names = BTreeSet::new();
     for twice in records.iter().map(name).filter(|record| !names.insert(*record)) {
         report.finding(twice, "there are two records of this name: one of them was added");
     }
-    for other in others.iter().filter(|other| !named.contains(&other.name)) {
+    for (other, label) in others.into_iter().filter(|(other, _)| !named.contains(*other)) {
         // The limits may have removed it, after its record, since it was read.
-        if source.object(&other.name).await?.is_none() {
+        if source.object(other).await?.is_none() {
             continue;
         }
-        if let Err(wrong) = check_other(&other.name, other.label.as_deref(), &states) {
-            report.finding(&other.name, wrong);
+        if let Err(wrong) = check_other(other, label.as_deref(), &states) {
+            report.finding(other, wrong);
         }
     }
     for page in records.iter().flat_map(page_names).collect::<BTreeSet<_>>() {
-        let label = listed.iter().find(|listed| listed.name == page).and_then(|listed| listed.label.as_deref());
-        if existing.contains(&page) && label != Some(PAGE) {
+        if listed.get(&page).is_some_and(|label| label.as_deref() != Some(PAGE)) {
             report.finding(&page, "it is a page without the label of one");
         }
     }
