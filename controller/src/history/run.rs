@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::backoff::Backoff;
-use models::history::{RECORD_AUDIENCE, RecordClaims, record_digest};
+use models::history::{BottlerocketRolloutHistoryStatus, RECORD_AUDIENCE, RecordClaims, RolloutPhase, record_digest};
 use models::names;
 use models::operator::Slot;
 use models::plain::{cut, some};
@@ -403,14 +403,12 @@ impl Historian {
                 tracing::warn!(node, "the result of an attempt belongs to no rollout that is recorded, and is dropped");
             }
             HistoryAction::Update { name, status } => {
-                let Some(record) = self.records.get(&name) else { return Ok(()) };
-                let written = self.objects.update(record, &status).await;
+                let ends = status.phase != RolloutPhase::Running;
+                let written = self.update(&name, *status).await;
                 self.read_again(&name, written).await?;
-            }
-            HistoryAction::End { name, status } => {
-                let ended = self.end(&name, *status).await;
-                self.read_again(&name, ended).await?;
-                tracing::info!(record = name, "rollout ended, its record is signed");
+                if ends {
+                    tracing::info!(record = name, "rollout ended, its record is signed");
+                }
             }
             HistoryAction::Delete { name, uid } => {
                 self.objects.delete(&name, &uid).await?;
@@ -438,22 +436,24 @@ impl Historian {
         }
     }
 
-    /// Signs and writes the end of a record. The digest is over its spec as the API server has it, which never changes, and over the
-    /// course as it is written.
-    async fn end(
+    /// Writes the course of a record, and signs that of one that ends. The digest is over its spec as the API server has it, which never
+    /// changes, and over the course as it is written.
+    async fn update(
         &self,
         name: &str,
-        mut status: models::history::BottlerocketRolloutHistoryStatus,
+        mut status: BottlerocketRolloutHistoryStatus,
     ) -> Result<RecordFacts, ApplyError> {
         let known = self.records.get(name).ok_or(ApplyError::Changed("the record of a rollout"))?;
-        let named: BTreeSet<String> =
-            self.records.values().filter_map(|record| signed_by(record.status.signature.as_deref()?)).collect();
-        // A record that cannot be read may name any of them.
-        let key = self.keys.signing(Some(&named).filter(|_| self.unreadable.is_empty())).await?;
-        let failed = |error: Box<dyn std::error::Error + Send + Sync>| ApplyError::Signing(error);
-        let digest = record_digest(&known.spec, &status).map_err(|error| failed(Box::new(error)))?;
-        let claims = RecordClaims { aud: RECORD_AUDIENCE.to_owned(), record: name.to_owned(), digest };
-        status.signature = Some(key.sign(&claims).map_err(|error| failed(Box::new(error)))?);
+        if status.phase != RolloutPhase::Running {
+            let named: BTreeSet<String> =
+                self.records.values().filter_map(|record| signed_by(record.status.signature.as_deref()?)).collect();
+            // A record that cannot be read may name any of them.
+            let key = self.keys.signing(Some(&named).filter(|_| self.unreadable.is_empty())).await?;
+            let failed = |error: Box<dyn std::error::Error + Send + Sync>| ApplyError::Signing(error);
+            let digest = record_digest(&known.spec, &status).map_err(|error| failed(Box::new(error)))?;
+            let claims = RecordClaims { aud: RECORD_AUDIENCE.to_owned(), record: name.to_owned(), digest };
+            status.signature = Some(key.sign(&claims).map_err(|error| failed(Box::new(error)))?);
+        }
         self.objects.update(known, &status).await
     }
 }

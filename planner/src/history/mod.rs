@@ -341,7 +341,7 @@ fn go_on(snapshot: &HistorySnapshot<'_>, record: &RecordFacts, plan: &mut Histor
             None => (RolloutPhase::Stopped, now, "the operator's resource was deleted, or no longer knows it"),
         };
         let status = Box::new(course::ended(&status, phase, at, message));
-        plan.actions.push(HistoryAction::End { name: record.name.clone(), status });
+        plan.actions.push(HistoryAction::Update { name: record.name.clone(), status });
         return;
     }
     // Some changes go with the next write, or after the time that a page may wait.

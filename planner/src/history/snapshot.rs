@@ -112,13 +112,8 @@ pub enum HistoryAction {
         node: String,
         rows: BTreeSet<RowId>,
     },
-    /// Writes the course of a running record.
+    /// Writes the course of a record. That of one that ends is signed.
     Update {
-        name: String,
-        status: Box<BottlerocketRolloutHistoryStatus>,
-    },
-    /// Signs and writes the course of a record that ends.
-    End {
         name: String,
         status: Box<BottlerocketRolloutHistoryStatus>,
     },
