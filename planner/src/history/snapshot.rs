@@ -83,42 +83,19 @@ pub struct HistorySnapshot<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub enum HistoryAction {
     /// Reads a record that changed.
-    ReadRecord {
-        name: String,
-    },
+    ReadRecord { name: String },
     /// Reads a page that its record does not name yet.
-    ReadPage {
-        record: String,
-        number: i64,
-    },
+    ReadPage { record: String, number: i64 },
     /// Creates the record of a rollout.
-    Begin {
-        name: String,
-        rollout: Box<RecordedRollout>,
-    },
+    Begin { name: String, rollout: Box<RecordedRollout> },
     /// Creates a page.
-    WritePage {
-        record: String,
-        owner: String,
-        page: HistoryPage,
-    },
+    WritePage { record: String, owner: String, page: HistoryPage },
     /// Removes results that are on a page from the shadow of a node.
-    Clear {
-        node: String,
-        rows: BTreeSet<RowId>,
-    },
+    Clear { node: String, rows: BTreeSet<RowId> },
     /// Removes results of which no record is known.
-    Drop {
-        node: String,
-        rows: BTreeSet<RowId>,
-    },
+    Drop { node: String, rows: BTreeSet<RowId> },
     /// Writes the course of a record. That of one that ends is signed.
-    Update {
-        name: String,
-        status: Box<BottlerocketRolloutHistoryStatus>,
-    },
-    Delete {
-        name: String,
-        uid: String,
-    },
+    Update { name: String, status: Box<BottlerocketRolloutHistoryStatus> },
+    /// Deletes this very object.
+    Delete { name: String, uid: String },
 }
