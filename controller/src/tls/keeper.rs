@@ -309,14 +309,9 @@ impl Keeper {
         let own_keys = ring.iter().flat_map(KeyRing::keys).filter_map(|key| Some((key.id.clone(), key.jwk().ok()?)));
         let own_keys: Vec<_> = own_keys.collect();
         let published = trust.as_ref().map(|trust| trust.published(&own_keys)).unwrap_or_default();
-        let mut others = trust
-            .as_ref()
-            .and_then(|t| t.text(names::TRUST_CA_KEY))
-            .map_or_else(Vec::new, |text| Certificate::read_all(text).0);
-        let chain = serving
-            .as_ref()
-            .and_then(|s| s.text(store::CERTIFICATE))
-            .map_or_else(Vec::new, |text| Certificate::read_all(text).0);
+        let certificates = |text: Option<&str>| Certificate::read_all(text.unwrap_or_default()).0;
+        let mut others = certificates(trust.as_ref().and_then(|trust| trust.text(names::TRUST_CA_KEY)));
+        let chain = certificates(serving.as_ref().and_then(|secret| secret.text(store::CERTIFICATE)));
         let (requested_certificates, requested_key) = self.requested();
         let hosts = self.hosts();
 
