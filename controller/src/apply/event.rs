@@ -143,7 +143,7 @@ impl Recorder {
             let patch = Patch::Merge(json!({"series": series}));
             match events.patch(&again.name, &PatchParams::default(), &patch).await {
                 Ok(_) => {
-                    self.remember(key, again);
+                    self.published.lock().insert(key, again);
                     return Ok(());
                 }
                 // The Event has expired.
@@ -154,7 +154,7 @@ impl Recorder {
         let event = self.event(about, namespace, note, now);
         let name = event.metadata.name.clone().unwrap_or_default();
         events.create(&PostParams::default(), &event).await?;
-        self.remember(key, PublishedEvent { name, count: 1, last: now });
+        self.published.lock().insert(key, PublishedEvent { name, count: 1, last: now });
         Ok(())
     }
 
@@ -184,10 +184,6 @@ impl Recorder {
         let mut published = self.published.lock();
         published.retain(|_, event| now.duration_since(event.last) < SERIES);
         published.get(key).cloned()
-    }
-
-    fn remember(&self, key: EventKey, event: PublishedEvent) {
-        self.published.lock().insert(key, event);
     }
 }
 
