@@ -318,8 +318,8 @@ impl Metrics {
     /// Creates the series of all possible results of an attempt in advance: an increase from nothing is none.
     fn expect_results(&self, memory: &mut Observations, from: Option<&Version>, version: &Version) {
         let (from, to) = memory.label_move(from, version);
-        for result in results() {
-            self.updates.with_label_values(&[from.as_str(), to.as_str(), result]);
+        for end in ENDS.iter().filter(|end| !end.is_of_drills()) {
+            self.updates.with_label_values(&[from.as_str(), to.as_str(), end.reason]);
         }
     }
 
@@ -475,16 +475,8 @@ pub(crate) const fn answer_kind(answer: &Answer) -> &'static str {
     }
 }
 
-const fn step_label(step: Option<Step>) -> &'static str {
-    match step {
-        Some(step) => step.as_str(),
-        None => IDLE,
-    }
-}
-
-/// Returns the words of all results of updates.
-fn results() -> impl Iterator<Item = &'static str> {
-    ENDS.iter().filter(|end| !end.is_of_drills()).map(|end| end.reason)
+fn step_label(step: Option<Step>) -> &'static str {
+    step.map_or(IDLE, Step::as_str)
 }
 
 /// Returns the word of a result. A resource can hold any word; a label cannot.
