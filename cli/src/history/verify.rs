@@ -33,10 +33,6 @@ impl Report {
         self.findings += 1;
         self.page.line(format_args!("FINDING {object}: {text}"));
     }
-
-    fn add(&mut self, object: &str, texts: Vec<String>) {
-        texts.into_iter().for_each(|text| self.finding(object, text));
-    }
 }
 
 /// A public key whose id is the digest of the key.
@@ -116,61 +112,56 @@ fn check_signature(record: &Value, signature: &str, keys: &BTreeMap<String, Key>
     Ok(kid)
 }
 
-/// Returns what is wrong with the names in a record.
-fn check_names(record: &Value) -> Vec<String> {
+/// Checks the names in a record.
+fn check_names(record: &Value, report: &mut Report) {
     let (own, inside) = (name(record), record["spec"]["record"].as_str().unwrap_or_default());
-    let mut wrong = Vec::new();
+    let mut wrong = |text: String| report.finding(own, text);
     if inside != own {
-        wrong.push(format!("spec.record is '{inside}', which is not its name: it was copied or renamed"));
+        wrong(format!("spec.record is '{inside}', which is not its name: it was copied or renamed"));
     }
     match serde_json::from_value::<RecordedRollout>(record["spec"]["rollout"].clone()) {
         Ok(rollout) if record_name(&rollout) == own => {}
-        Ok(rollout) => wrong.push(format!(
+        Ok(rollout) => wrong(format!(
             "the name of the rollout in its spec is {}: it was copied, or what identifies the rollout was changed",
             record_name(&rollout)
         )),
-        Err(error) => wrong.push(format!("its rollout cannot be read by this version: {error}")),
+        Err(error) => wrong(format!("its rollout cannot be read by this version: {error}")),
     }
-    wrong
 }
 
-/// Returns what is wrong with a page that a record names.
-fn check_page(record: &Value, number: i64, summary: &Value, page: &Value) -> Vec<String> {
-    let mut wrong = Vec::new();
+/// Checks a page that a record names.
+fn check_page(record: &Value, number: i64, summary: &Value, page: &Value, report: &mut Report) {
+    let mut wrong = |text: String| report.finding(&page_name(name(record), number), text);
     let named = summary["digest"].as_str().unwrap_or_default();
     match page_digest(&page["spec"]) {
         Ok(digest) if digest == named => {}
         Ok(digest) => {
-            wrong.push(format!(
-                "its digest is {digest}, and its record has {named}: its content is not what was recorded"
-            ));
+            wrong(format!("its digest is {digest}, and its record has {named}: its content is not what was recorded"));
         }
-        Err(error) => wrong.push(format!("it has no digest: {error}")),
+        Err(error) => wrong(format!("it has no digest: {error}")),
     }
     let spec = &page["spec"];
     if spec["record"].as_str() != Some(name(record)) {
-        wrong.push(format!("spec.record is {}: it is a page of another record", spec["record"]));
+        wrong(format!("spec.record is {}: it is a page of another record", spec["record"]));
     }
     if spec["page"]["number"].as_i64() != Some(number) {
-        wrong.push(format!("spec.page.number is {}: it is another page", spec["page"]["number"]));
+        wrong(format!("spec.page.number is {}: it is another page", spec["page"]["number"]));
     }
     let rows = spec["page"]["rows"].as_array();
     let pods = rows.into_iter().flatten().map(|row| row["pods"].as_array().map_or(0, Vec::len)).sum();
     for (field, found) in [("nodes", rows.map_or(0, Vec::len)), ("pods", pods)] {
         if summary[field].as_u64() != u64::try_from(found).ok() {
-            wrong.push(format!("it has {found} {field}, and its record has {}", summary[field]));
+            wrong(format!("it has {found} {field}, and its record has {}", summary[field]));
         }
     }
-    wrong
 }
 
-/// Returns what is wrong with a record that is presented as running: one that has ended is signed, and could be presented so
-/// without its signature.
-fn check_running(record: &Value) -> Vec<String> {
+/// Checks a record that is presented as running: one that has ended is signed, and could be presented so without its signature.
+fn check_running(record: &Value, report: &mut Report) {
     let status = &record["status"];
-    let mut wrong = Vec::new();
+    let mut wrong = |text: String| report.finding(name(record), text);
     if status.get("phase").is_some_and(|phase| !phase.is_string()) {
-        wrong.push(format!("status.phase is {}, which is no phase", status["phase"]));
+        wrong(format!("status.phase is {}, which is no phase", status["phase"]));
     }
     let last = |entry: &&Value| {
         let kind = entry["kind"].as_str().unwrap_or_default();
@@ -178,9 +169,8 @@ fn check_running(record: &Value) -> Vec<String> {
     };
     let ended = status["entries"].as_array().is_some_and(|entries| entries.iter().any(|entry| last(&entry)));
     if ended || !status["ended"].is_null() {
-        wrong.push("it is running and has an end: it had ended, and its phase and signature were removed".to_owned());
+        wrong("it is running and has an end: it had ended, and its phase and signature were removed".to_owned());
     }
-    wrong
 }
 
 /// Returns the names of the pages of a record.
@@ -199,7 +189,7 @@ fn check_author(record: &Value, phase: &str, keys: &mut BTreeMap<String, Key>, r
     let own = name(record);
     match (phase, record["status"]["signature"].as_str()) {
         ("Running", None) => {
-            report.add(own, check_running(record));
+            check_running(record, report);
             report.unsigned += 1;
             "not signed yet (running)".to_owned()
         }
@@ -236,7 +226,7 @@ async fn check_record(
 ) -> anyhow::Result<()> {
     let own = name(record);
     let before = report.findings;
-    report.add(own, check_names(record));
+    check_names(record, report);
     let phase = record["status"]["phase"].as_str().unwrap_or("Running");
     let signed = check_author(record, phase, keys, report);
     let (mut removed, mut checked) = (BTreeSet::new(), 0_usize);
@@ -247,7 +237,7 @@ async fn check_record(
             None => _ = removed.insert(number),
             Some(object) => {
                 checked += 1;
-                report.add(&page, check_page(record, number, summary, &object));
+                check_page(record, number, summary, &object, report);
             }
         }
     }
