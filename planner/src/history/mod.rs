@@ -124,9 +124,8 @@ pub fn is_settled(ended: &BTreeSet<i64>, waiting: &Waiting) -> bool {
 /// Returns the deletions that are due. Before that of a record, its results are removed from the shadows: without it, nothing would
 /// show that a page held them.
 fn deletions(limits: Limits, snapshot: &HistorySnapshot<'_>, ended: &BTreeSet<i64>) -> Vec<HistoryAction> {
-    let first = |deletion: HistoryAction| {
-        let HistoryAction::Delete { name, .. } = &deletion else { return vec![deletion] };
-        let number = snapshot.records.get(name).map(|record| record.rollout.number);
+    let first = |object: &HistoryObject| {
+        let number = snapshot.records.get(&object.name).map(|record| record.rollout.number);
         let of_it = |waiting: &&Waiting| {
             !waiting.orphaned && Some(waiting.result.rollout) == number && is_settled(ended, waiting)
         };
@@ -135,9 +134,10 @@ fn deletions(limits: Limits, snapshot: &HistorySnapshot<'_>, ended: &BTreeSet<i6
             HistoryAction::Clear { node: waiting.node.clone(), rows }
         };
         let clear: Vec<_> = snapshot.waiting.iter().filter(of_it).map(clear).collect();
-        if clear.is_empty() { vec![deletion] } else { clear }
+        let delete = || HistoryAction::Delete { name: object.name.clone(), uid: object.uid.clone() };
+        if clear.is_empty() { vec![delete()] } else { clear }
     };
-    limits::deletions(limits, snapshot).into_iter().flat_map(first).collect()
+    limits::surplus(limits, snapshot).into_iter().flat_map(first).collect()
 }
 
 /// The rollouts of the operator's resource that have a number.
