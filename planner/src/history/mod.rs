@@ -424,11 +424,7 @@ fn drop_unknown(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
     let expected = |waiting: &Waiting| {
         let number = waiting.result.rollout;
         let running = record_of(snapshot, waiting).is_some();
-        let begins = snapshot
-            .operator
-            .iter()
-            .flat_map(|operator| numbered(operator))
-            .any(|(_, place)| number == place.number && !is_recorded(snapshot, number));
+        let begins = is_known(snapshot, number) && !is_recorded(snapshot, number);
         if waiting.result.drill.is_some() {
             return running || snapshot.operator.is_some();
         }
