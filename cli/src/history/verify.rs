@@ -112,7 +112,6 @@ fn check_signature(record: &Value, signature: &str, keys: &BTreeMap<String, Key>
     Ok(kid)
 }
 
-/// Checks the names in a record.
 fn check_names(record: &Value, report: &mut Report) {
     let (own, inside) = (name(record), record["spec"]["record"].as_str().unwrap_or_default());
     let mut wrong = |text: String| report.finding(own, text);
@@ -173,7 +172,6 @@ fn check_running(record: &Value, report: &mut Report) {
     }
 }
 
-/// Returns the names of the pages of a record.
 fn page_names(record: &Value) -> impl Iterator<Item = String> {
     pages_named(record).map(move |(number, _)| page_name(name(record), number))
 }
@@ -290,7 +288,6 @@ fn check_other(object: &str, label: Option<&str>, records: &BTreeMap<String, (i6
     }
 }
 
-/// Verifies all records, or one.
 pub(super) async fn verify(
     source: &Source<'_>,
     only: Option<&str>,

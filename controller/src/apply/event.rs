@@ -41,7 +41,6 @@ const AT_A_TIME: (usize, usize) = (20, 1_000);
 /// Maximum time until an Event is written.
 const LIMIT: Duration = limits::WRITE;
 
-/// A published Event.
 #[derive(Clone, Debug)]
 struct PublishedEvent {
     name: String,
@@ -127,7 +126,6 @@ impl Recorder {
         });
     }
 
-    /// Publishes an Event about an object at `now`.
     pub(super) async fn publish(
         &self,
         about: &ObjectReference,

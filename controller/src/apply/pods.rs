@@ -25,7 +25,6 @@ const RETRY: Duration = Duration::from_secs(2);
 /// The text by which the API server denies a deletion for want of a right.
 const LACKS_RIGHT: &str = " cannot delete resource ";
 
-/// The way in which a pod is removed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Removal {
     /// The grace period, in seconds; `None`: the pod's own.

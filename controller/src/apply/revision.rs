@@ -17,7 +17,6 @@ use super::{Applier, ApplyError, create_params, delete_this, patch_params};
 /// Time between two renumberings, at first and at most: another client may undo them.
 const PAUSES: Delays = (Duration::from_secs(1), Duration::from_secs(600));
 
-/// The pace of renumberings.
 #[derive(Debug, Default)]
 pub struct Pace {
     next: Option<Instant>,

@@ -27,7 +27,6 @@ pub(super) struct Results {
     taken_over: bool,
 }
 
-/// The facts of the caches.
 #[derive(Clone, Copy)]
 pub(super) struct Shadows<'a> {
     pub(super) readable: &'a BTreeMap<String, ShadowFacts>,
@@ -64,7 +63,6 @@ pub(super) fn correct_kinds(waiting: &mut [Waiting], nodes: &BTreeMap<String, No
     }
 }
 
-/// Returns the results on a shadow.
 fn on_shadow(shadow: &ShadowFacts) -> impl Iterator<Item = Waiting> {
     shadow.status.controller.results.iter().map(move |result| waiting(shadow, result.clone()))
 }
@@ -159,7 +157,6 @@ impl Results {
         }
     }
 
-    /// Forgets results in memory.
     pub(super) fn forget(&mut self, rows: &BTreeSet<RowId>) {
         self.orphans.retain(|id, _| !rows.contains(id));
     }

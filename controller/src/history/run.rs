@@ -56,7 +56,6 @@ const RECORDED: &str = "Recorded";
 const UNREADABLE: &str = "Unreadable";
 const REFUSED: &str = "WriteFailed";
 
-/// The end of one pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PassEnd {
     Completed,
@@ -65,7 +64,6 @@ enum PassEnd {
     Failed,
 }
 
-/// The historian of a leader.
 pub struct Historian {
     applier: Applier,
     history: History,
@@ -357,7 +355,6 @@ impl Historian {
         ))
     }
 
-    /// Publishes what is known for plans.
     fn publish(&self, facts: HistoryFacts) {
         if self.history.change(|known| *known = facts) {
             self.applier.caches.notify();

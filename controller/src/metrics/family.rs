@@ -3,7 +3,6 @@
 use prometheus::core::Collector;
 use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
 
-/// Prefix of every name.
 const PREFIX: &str = "brupop_controller_";
 
 /// From the time of an instant host to the longest reasonable drain, in seconds.

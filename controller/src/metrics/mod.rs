@@ -429,7 +429,6 @@ impl Metrics {
         }
     }
 
-    /// Counts a turn of the leader.
     pub fn turned(&self, took: Duration) {
         self.turn_duration.with_label_values(&ALONE).observe(took.as_secs_f64());
     }
@@ -452,13 +451,11 @@ impl Metrics {
         self.notices.with_label_values(&[receiver.as_str(), result.into()]).inc_by(count);
     }
 
-    /// Counts the answer to an expression.
     pub fn expression(&self, answer: &Answer) {
         self.expressions.with_label_values(&[answer_kind(answer)]).inc();
     }
 }
 
-/// The result of an attempt to send a notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 pub enum NoticeResult {
     Sent,
@@ -466,7 +463,6 @@ pub enum NoticeResult {
     Dropped,
 }
 
-/// Returns the kind of an answer to an expression.
 pub(crate) const fn answer_kind(answer: &Answer) -> &'static str {
     match answer {
         Answer::Quiet { .. } => "Quiet",

@@ -44,7 +44,6 @@ const UNANSWERED: usize = 16;
 /// Name of the shadow that is never created: a dry run with it shows whether writes at a version are refused.
 const TRIAL: &str = "brs-migration-trial";
 
-/// The reason why a call had no success.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CallError {
     #[error("it does not exist")]
@@ -59,10 +58,8 @@ pub(super) enum CallError {
     /// Nothing is known: not even that there is no object.
     #[error("{0}")]
     Unanswered(String),
-    /// The pages of a list are too old.
     #[error("the list has expired")]
     Expired,
-    /// Pods of the earlier operator exist.
     #[error("pods of the earlier operator exist: {}", .0.join("; "))]
     EarlierPods(Vec<String>),
     #[error(transparent)]
@@ -90,7 +87,6 @@ fn is_of_read_only_policy(answer: &str) -> bool {
     answer.contains("denied") && answer.contains(READ_ONLY_POLICY)
 }
 
-/// Namespace and name of an object.
 #[derive(Clone, Debug)]
 struct Key {
     namespace: String,

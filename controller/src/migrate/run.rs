@@ -43,7 +43,6 @@ struct Requested {
     request: Option<String>,
 }
 
-/// The storage migrator of a leader.
 pub struct Migrator {
     applier: Applier,
     objects: Objects,

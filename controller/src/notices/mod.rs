@@ -96,7 +96,6 @@ impl Shared {
         Secret { folder: self.folder.as_deref(), namespace: &self.applier.namespace }
     }
 
-    /// Records the outcome of one sending.
     fn record(&self, receiver: &str, notice: &Notice, outcome: Outcome) {
         let Notice { id, event, .. } = notice;
         self.applier.metrics.notices(

@@ -58,7 +58,6 @@ struct Outbox {
     failing: Option<String>,
 }
 
-/// The state of all receivers.
 #[derive(Default)]
 pub(super) struct Outboxes {
     all: BTreeMap<String, Outbox>,
@@ -199,7 +198,6 @@ impl Outboxes {
         before != self.facts().state
     }
 
-    /// Returns the facts for plans.
     pub(super) fn facts(&self) -> NoticeFacts {
         let failing =
             self.all.iter().filter_map(|(name, outbox)| Some(format!("{name}: {}", outbox.failing.as_ref()?)));

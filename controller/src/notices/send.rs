@@ -80,7 +80,6 @@ impl Secret<'_> {
         }
     }
 
-    /// Returns the text of a key.
     async fn text(&self, key: &str) -> Result<String, String> {
         let Some(bytes) = self.read(key).await? else {
             return Err(format!(
@@ -136,7 +135,6 @@ fn client(tls: bool, authorities: Option<&[u8]>) -> Result<Client, String> {
     })
 }
 
-/// Sends one notice.
 pub(super) async fn send(secret: &Secret<'_>, receiver: &NoticeReceiver, notice: &Notice, clock: &Clock) -> Outcome {
     let target = match secret.target(receiver).await {
         Ok(target) => target,

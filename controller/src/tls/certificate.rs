@@ -16,10 +16,8 @@ use sha2::{Digest, Sha256};
 
 use super::facts::{Authority, Id};
 
-/// One certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// A digest of the certificate.
     pub(super) id: Id,
     /// The certificate as it was found, PEM.
     pub(super) pem: String,
@@ -53,12 +51,10 @@ impl Certificate {
         (found, clean)
     }
 
-    /// Returns the first one of a text.
     pub(super) fn first(text: &str) -> Option<Self> {
         Self::read_all(text).0.into_iter().next()
     }
 
-    /// Returns the DER bytes.
     pub fn der(&self) -> &[u8] {
         &self.der
     }
@@ -84,7 +80,6 @@ impl Certificate {
     }
 }
 
-/// Returns the text of a bundle.
 pub fn bundle<'a>(certificates: impl IntoIterator<Item = &'a Certificate>) -> String {
     certificates.into_iter().map(|certificate| format!("{}\n", certificate.pem.trim())).collect()
 }

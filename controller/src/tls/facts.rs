@@ -49,7 +49,6 @@ pub(super) struct Leaf {
     pub(super) issued: Timestamp,
 }
 
-/// The source of the serving certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     /// The operator.
@@ -109,7 +108,6 @@ pub(super) struct Facts {
     pub(super) observed_for: BTreeMap<Id, SignedDuration>,
 }
 
-/// The subject of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Subject {
     Certificates,
@@ -163,7 +161,6 @@ impl Write {
     }
 }
 
-/// The phase of a rotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, strum::IntoStaticStr)]
 pub(super) enum Phase {
     #[default]

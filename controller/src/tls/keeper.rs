@@ -100,7 +100,6 @@ struct Found {
 }
 
 impl Keeper {
-    /// Returns a keeper that has seen nothing yet.
     pub fn new(
         client: kube::Client,
         config: Config,

@@ -23,7 +23,6 @@ pub(super) const LEAF_LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
 /// Certificates are valid from a little before they are made: clocks differ.
 const BACKDATE: Duration = Duration::from_secs(3600);
 
-/// The reason why a key or certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MaterialError {
     #[error("{0} is missing or is not text")]
@@ -35,7 +34,6 @@ pub enum MaterialError {
     NoPair,
     #[error("the signing key is invalid")]
     Signing(#[from] jsonwebtoken::errors::Error),
-    /// The value cannot be read or written as JSON.
     #[error("it cannot be read or written as JSON")]
     Json(#[from] serde_json::Error),
     #[error("a date is out of range")]
@@ -70,7 +68,6 @@ pub(super) struct Issuing {
 }
 
 impl Issuing {
-    /// Makes an authority.
     pub(super) fn make(now: Timestamp) -> Result<Self, MaterialError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let mut params = params(Vec::new(), "Bottlerocket update operator", now, AUTHORITY_LIFE)?;
@@ -79,7 +76,6 @@ impl Issuing {
         Self::load(&params.self_signed(&key)?.pem(), Some(&key.serialize_pem()))
     }
 
-    /// Loads an existing authority.
     pub(super) fn load(certificate: &str, key: Option<&str>) -> Result<Self, MaterialError> {
         let key = key.ok_or(MaterialError::Missing("the key of an authority"))?;
         Issuer::from_ca_cert_pem(certificate, KeyPair::from_pem(key)?)?;
@@ -123,13 +119,11 @@ pub(crate) struct PermitKey {
 }
 
 impl PermitKey {
-    /// Makes a key.
     pub(crate) fn make() -> Result<Self, MaterialError> {
         let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         Self::load(&pair.serialize_pem())
     }
 
-    /// Loads an existing key.
     pub(crate) fn load(pem: &str) -> Result<Self, MaterialError> {
         let pair = KeyPair::from_pem(pem)?;
         // The id is a digest of the public key, so that a key is never taken for another one.
@@ -144,7 +138,6 @@ impl PermitKey {
         Ok(serde_json::to_value(key)?)
     }
 
-    /// Signs claims.
     pub(crate) fn sign(&self, claims: &impl Serialize) -> Result<String, MaterialError> {
         let header = Header { kid: Some(self.id.clone()), ..Header::new(Algorithm::ES256) };
         Ok(jsonwebtoken::encode(&header, claims, &self.signing)?)

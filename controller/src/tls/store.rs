@@ -146,7 +146,6 @@ fn issuing(secret: &SecretFacts, certificate: &str, key: &str) -> Result<Option<
 }
 
 impl Safe {
-    /// Parses the Secret.
     pub(super) fn read(secret: &SecretFacts) -> Result<Self, MaterialError> {
         let kept: Vec<KeptText> = secret.text(KEPT).map_or(Ok(Vec::new()), serde_json::from_str)?;
         let kept = kept.into_iter().map(|kept| {
@@ -161,7 +160,6 @@ impl Safe {
         })
     }
 
-    /// Returns the facts for the rules.
     pub(super) fn facts(&self) -> Authorities {
         let authority = |issuing: &Issuing| issuing.certificate.authority();
         let kept = |(certificate, until): &(Certificate, Option<Timestamp>)| Kept {
@@ -186,7 +184,6 @@ impl Safe {
         self.issuing().map(|issuing| &issuing.certificate).chain(self.kept.iter().map(|(certificate, _)| certificate))
     }
 
-    /// Returns the authority with its key.
     pub(super) fn issuer(&self, id: &Id) -> Option<&Issuing> {
         self.issuing().find(|issuing| issuing.certificate.id == *id)
     }
@@ -204,7 +201,6 @@ impl Safe {
         }
     }
 
-    /// Returns the data and annotations.
     pub(super) fn data(&self) -> Result<Contents, MaterialError> {
         let mut data = BTreeMap::new();
         let mut put = |field: &str, text: &str| data.insert(field.to_owned(), text.to_owned());
@@ -271,7 +267,6 @@ pub(super) struct KeyRing {
 }
 
 impl KeyRing {
-    /// Parses the Secret.
     pub(super) fn read(secret: &SecretFacts) -> Result<Self, MaterialError> {
         let newest = secret.text(SIGNING_KEY).ok_or(MaterialError::Missing("key.pem"))?;
         Ok(Self {
@@ -285,7 +280,6 @@ impl KeyRing {
         [&self.newest, &self.before].into_iter().flatten()
     }
 
-    /// Returns the data and annotations.
     pub(super) fn data(&self) -> Contents {
         let fields = [(SIGNING_KEY, &self.newest), (SIGNING_KEY_BEFORE, &self.before)];
         let data = fields.into_iter().filter_map(|(field, key)| Some((field.to_owned(), key.as_ref()?.pem.clone())));

@@ -28,7 +28,6 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Returns the limits of a policy.
     pub fn of(spec: &BottlerocketUpdateOperatorSpec) -> Self {
         let limits = spec.within_bounds().0.rollout_history.clone().unwrap_or_default();
         Self {

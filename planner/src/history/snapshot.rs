@@ -29,7 +29,6 @@ pub struct Waiting {
 pub type RowId = (String, i64);
 
 impl Waiting {
-    /// Returns what identifies it.
     pub fn id(&self) -> RowId {
         (self.uid.clone(), self.result.attempt)
     }
@@ -44,7 +43,6 @@ impl Waiting {
     }
 }
 
-/// Returns what identifies a row.
 pub fn row_id(row: &HistoryRow) -> RowId {
     (row.uid.clone(), row.result.attempt)
 }
@@ -57,7 +55,6 @@ pub struct OpenPage {
     pub rows: BTreeSet<RowId>,
 }
 
-/// The input.
 pub struct HistorySnapshot<'a> {
     pub namespace: &'a str,
     pub operator: Option<&'a OperatorFacts>,

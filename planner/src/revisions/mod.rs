@@ -53,7 +53,6 @@ impl Deref for PolicyRevision {
 }
 
 impl PolicyRevision {
-    /// Returns the uid of its controller.
     fn controller(&self) -> Option<&str> {
         self.owners.iter().find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.as_str())
     }
@@ -173,7 +172,6 @@ impl<'a> History<'a> {
         self.kept.get(name).map(|kept| kept.name.as_str())
     }
 
-    /// Returns the number of the next revision.
     fn next_number(&self) -> i64 {
         self.revisions.last().map_or(1, |last| last.number.saturating_add(1))
     }
@@ -222,7 +220,6 @@ fn owner(uid: &str) -> OwnerReference {
     }
 }
 
-/// Returns the adoptions and releases.
 fn ownership(operator: &OperatorFacts, revisions: &[PolicyRevision]) -> Vec<RevisionAction> {
     let change = |revision: &PolicyRevision| {
         let name = revision.name.clone();
