@@ -14,7 +14,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::sign::CertifiedKey;
 use sha2::{Digest, Sha256};
 
-use super::facts::{Authority, Id};
+/// Identifies a certificate or a public key: a digest of it.
+pub(super) type Id = String;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
@@ -57,10 +58,6 @@ impl Certificate {
 
     pub fn der(&self) -> &[u8] {
         &self.der
-    }
-
-    pub(super) fn authority(&self) -> Authority {
-        Authority { id: self.id.clone(), from: self.from, until: self.until }
     }
 
     /// Returns whether it can be trusted as an authority.
@@ -113,6 +110,14 @@ pub(super) fn is_pair(chain: &[Certificate], key: &str) -> bool {
     let Ok(key) = PrivateKeyDer::from_pem_slice(key.as_bytes()) else { return false };
     let chain = chain.iter().map(|certificate| certificate.der.clone()).collect();
     CertifiedKey::from_der(chain, key, &aws_lc_rs::default_provider()).is_ok_and(|pair| pair.keys_match().is_ok())
+}
+
+#[cfg(test)]
+impl Certificate {
+    /// Returns one as the rules know it: without its contents.
+    pub(super) fn named(id: &str, from: Timestamp, until: Timestamp) -> Self {
+        Self { id: id.to_owned(), pem: String::new(), der: CertificateDer::from(Vec::<u8>::new()), from, until }
+    }
 }
 
 #[cfg(test)]

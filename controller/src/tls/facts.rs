@@ -4,16 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
-/// Identifies a certificate or a public key: a digest of it.
-pub(super) type Id = String;
+pub(super) use super::certificate::Id;
 
-/// A certificate authority, as far as the rules go.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Authority {
-    pub(super) id: Id,
-    pub(super) from: Timestamp,
-    pub(super) until: Timestamp,
-}
+/// A certificate authority. The rules go by its id and its times.
+pub(super) type Authority = super::certificate::Certificate;
 
 /// An authority that issues nothing any more, or nothing of the operator, and stays published.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -319,9 +319,8 @@ impl Keeper {
                 ServingCertificate::Managed => Source::Managed,
                 ServingCertificate::Provided => match provided(serving.as_ref(), &hosts, now) {
                     Ok(anchors) => {
-                        let authorities = anchors.iter().map(Certificate::authority).collect();
-                        others.extend(anchors);
-                        Source::Provided(Some(authorities))
+                        others.extend(anchors.iter().cloned());
+                        Source::Provided(Some(anchors))
                     }
                     Err(found) => {
                         problem.get_or_insert(found);
@@ -340,11 +339,12 @@ impl Keeper {
             });
             let unnamed = |certificate: &&Certificate| !safe.certificates().any(|known| known.id == certificate.id);
             Certificates {
-                foreign: others.iter().filter(unnamed).map(Certificate::authority).collect(),
+                foreign: others.iter().filter(unnamed).cloned().collect(),
                 source,
-                authorities: safe.facts(),
+                authorities: safe.authorities.clone(),
                 leaf,
-                requested: requested_certificates.filter(|requested| safe.carried.as_ref() != Some(requested)),
+                requested: requested_certificates
+                    .filter(|requested| safe.authorities.carried.as_ref() != Some(requested)),
             }
         });
         if let Some(leaf) = chain.first().filter(|leaf| now < leaf.from || leaf.until <= now) {
@@ -398,7 +398,7 @@ impl Keeper {
         });
         let reported = TlsFacts {
             // The operator has nothing to rotate where certificates are provided.
-            rotated_certificates: requested.or_else(|| safe.carried.clone()),
+            rotated_certificates: requested.or_else(|| safe.authorities.carried.clone()),
             rotated_signing_key: ring.carried.clone(),
             problem: problem.clone(),
         };
@@ -407,7 +407,7 @@ impl Keeper {
             self.signer.sign_with(ring.keys().find(|key| Some(&key.id) == plan.signer.as_ref()).cloned());
         }
         self.metrics.tls(&TlsSnapshot {
-            authority: safe.newest.as_ref().map(|issuing| issuing.certificate.until),
+            authority: safe.authorities.newest.as_ref().map(|newest| newest.until),
             serving: leaf.as_ref().map(|leaf| leaf.until),
             certificates: plan.certificates.into(),
             signing_key: plan.signing.into(),

@@ -13,8 +13,7 @@ use rcgen::{
 };
 use serde::Serialize;
 
-use super::certificate::{Certificate, digest, is_pair};
-use super::facts::Id;
+use super::certificate::{Certificate, Id, digest, is_pair};
 
 /// Lifetime of a certificate authority. The next one is made after two thirds of it.
 pub(super) const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
