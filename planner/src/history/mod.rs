@@ -336,7 +336,10 @@ fn go_on(snapshot: &HistorySnapshot<'_>, record: &RecordFacts, plan: &mut Histor
     if over && !busy && !pending {
         let (phase, at, message) = match active.map(|(_, place)| (place.phase, place.ended.unwrap_or(now))) {
             Some((phase @ (RolloutPhase::Completed | RolloutPhase::Superseded), at)) => (phase, at, end_of(phase)),
-            Some((_, at)) => (RolloutPhase::Stopped, at, stopped(plan, record)),
+            Some((_, at)) if plan.facts.full.contains(&record.rollout.number) => {
+                (RolloutPhase::Stopped, at, "this record is full: another one continues it")
+            }
+            Some((_, at)) => (RolloutPhase::Stopped, at, end_of(RolloutPhase::Stopped)),
             None if record.rollout.drill => (RolloutPhase::Completed, now, "the drills have ended"),
             None => (RolloutPhase::Stopped, now, "the operator's resource was deleted, or no longer knows it"),
         };
@@ -351,15 +354,6 @@ fn go_on(snapshot: &HistorySnapshot<'_>, record: &RecordFacts, plan: &mut Histor
         plan.actions.push(HistoryAction::Update { name: record.name.clone(), status: Box::new(status) });
     } else if status != record.status {
         plan.wake = Some(plan.wake.map_or(due, |wake| wake.min(due)));
-    }
-}
-
-/// Returns the reason for which a rollout was stopped.
-fn stopped(plan: &HistoryPlan, record: &RecordFacts) -> &'static str {
-    if plan.facts.full.contains(&record.rollout.number) {
-        "this record is full: another one continues it"
-    } else {
-        end_of(RolloutPhase::Stopped)
     }
 }
 
