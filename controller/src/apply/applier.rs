@@ -187,11 +187,6 @@ impl Applier {
         );
     }
 
-    /// Reads the operator's resource into the cache, for the same reason.
-    pub(super) async fn read_operator(&self) {
-        self.read(self.api(), names::OPERATOR_NAME, |operator| self.caches.operator.written(operator)).await;
-    }
-
     pub(super) fn sign(&self, claims: &impl Serialize) -> Result<String, ApplyError> {
         let signed = self.signer.sign(claims).ok_or(ApplyError::NoKey)?;
         signed.map_err(|source| ApplyError::Signing(Box::new(source)))

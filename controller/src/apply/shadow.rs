@@ -175,8 +175,8 @@ pub(super) async fn record_operator_status(
     let written = part.apply(body, serde_json::to_value(status), || serde_json::to_value(&operator.status)).await;
     let written = written.map(|written| applier.caches.operator.written(&written));
     let is_there = async {
-        applier.read_operator().await;
-        let read = applier.caches.operator.get(names::OPERATOR_NAME).filter(|read| read.uid == operator.uid);
+        applier.read(applier.api(), name, |operator| applier.caches.operator.written(operator)).await;
+        let read = applier.caches.operator.get(name).filter(|read| read.uid == operator.uid);
         read.is_some_and(|read| read.status == *status)
     };
     confirmed(written, is_there).await

@@ -65,10 +65,6 @@ impl PolicyRevision {
     fn is_adoptable(&self) -> bool {
         self.labelled && self.controller().is_none() && !self.deleting
     }
-
-    fn has(&self, content: &RevisionContent) -> bool {
-        self.content.as_ref() == Ok(content)
-    }
 }
 
 /// A shadow, as far as revisions depend on it; also one that is being deleted, or that an earlier Node owned.
@@ -158,7 +154,7 @@ impl<'a> History<'a> {
 
     /// Returns the revision that has a content; of several, the one that is kept.
     fn with(&self, content: &RevisionContent) -> Option<&'a PolicyRevision> {
-        let equal = self.revisions.iter().copied().filter(|revision| revision.has(content));
+        let equal = self.revisions.iter().copied().filter(|revision| revision.content.as_ref() == Ok(content));
         equal.max_by_key(|revision| (!revision.deleting, revision.number, &revision.name))
     }
 
