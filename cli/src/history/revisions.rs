@@ -78,11 +78,6 @@ impl Revisions {
         };
         Ok(all.into_iter().map(row).collect())
     }
-
-    /// Returns the content of the policy, if the policy is valid.
-    fn present(&self) -> Option<RevisionContent> {
-        Policy::from_spec(&self.resource.spec).ok().map(|policy| RevisionContent::of(&policy))
-    }
 }
 
 /// Returns one revision as text: the fields of `spec.version` that it has.
@@ -233,7 +228,8 @@ fn version_before(moved: &[Moved], kinds: &BTreeSet<NodeKind>, exclude: &[Exclus
 
 pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions) -> anyhow::Result<()> {
     let revisions = Revisions::read(client, namespace).await?;
-    let undo = back(&revisions.history(), revisions.present().as_ref(), options.to_revision).with_context(|| {
+    let present = Policy::from_spec(&revisions.resource.spec).ok().map(|policy| RevisionContent::of(&policy));
+    let undo = back(&revisions.history(), present.as_ref(), options.to_revision).with_context(|| {
         let history = for_cluster(&format!("kubectl brupop history -n {namespace}"));
         format!("nothing was written; {history} lists the revisions")
     })?;

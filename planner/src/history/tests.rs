@@ -194,7 +194,7 @@ impl Server {
                 let results = self.shadows.get_mut(&node).unwrap();
                 results.retain(|result| !rows.contains(&(node.clone(), result.attempt)));
             }
-            HistoryAction::Update { name, status } | HistoryAction::End { name, status } => {
+            HistoryAction::Update { name, status } => {
                 let mut object = self.objects[&name].clone();
                 assert_eq!(object.status.as_ref().map_or(RolloutPhase::Running, |s| s.phase), RolloutPhase::Running);
                 object.status = Some(*status);
