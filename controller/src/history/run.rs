@@ -75,6 +75,8 @@ pub struct Historian {
     unreadable: BTreeMap<String, String>,
     /// The numbers of the ended records that were deleted while this process led.
     removed: BTreeSet<i64>,
+    /// The uids of the objects that were deleted and that the watch still shows, by name.
+    deleted: BTreeMap<String, String>,
     open: BTreeMap<String, OpenPage>,
     results: Results,
     /// The last failure, for users.
@@ -120,6 +122,7 @@ impl Historian {
             records: BTreeMap::new(),
             unreadable: BTreeMap::new(),
             removed: BTreeSet::new(),
+            deleted: BTreeMap::new(),
             open: BTreeMap::new(),
             results: Results::default(),
             failure: None,
@@ -218,8 +221,16 @@ impl Historian {
         ended_rollouts(&self.records, uid.as_deref())
     }
 
+    /// Returns the objects of the history. A watch may show for minutes what is deleted already: that is not deleted again.
+    fn objects(&mut self) -> BTreeMap<String, HistoryObject> {
+        let mut objects = self.applier.caches.history.items();
+        self.deleted.retain(|name, uid| objects.get(name).is_some_and(|object| object.uid == *uid));
+        objects.retain(|name, _| !self.deleted.contains_key(name));
+        objects
+    }
+
     fn plan(&mut self, now: Timestamp) -> HistoryPlan {
-        let objects: BTreeMap<String, HistoryObject> = self.applier.caches.history.items();
+        let objects = self.objects();
         self.records.retain(|name, record| {
             let there = objects.get(name).is_some_and(|object| object.uid == record.uid);
             if !there && !record.runs() && !record.rollout.drill {
@@ -410,6 +421,7 @@ impl Historian {
             HistoryAction::Delete { name, uid } => {
                 self.objects.delete(&name, &uid).await?;
                 tracing::info!(object = name, "history beyond its limits removed");
+                self.deleted.insert(name, uid);
             }
         }
         Ok(())
