@@ -135,7 +135,8 @@ impl Cluster {
             | Wait::ControlPlaneBusy { node }
             | Wait::ZoneBusy { node, .. }
             | Wait::GroupFull { node: Some(node), .. }
-            | Wait::FirstNode { node: Some(node) } => self.describe_node([node]),
+            | Wait::FirstNode { node: Some(node), .. } => self.describe_node([node]),
+            Wait::FirstNode { not_back: Some(node), .. } => not_returned(node),
             Wait::CanaryStep { approval: None, nodes, .. } | Wait::ClusterUnwell { nodes, .. } => {
                 self.describe_node(nodes)
             }

@@ -97,7 +97,7 @@ impl Brake {
     /// Returns whether it is this node that goes alone, or is tried.
     pub(crate) fn is_of(&self, node: &str) -> bool {
         match &self.wait {
-            Wait::Braked { trial: alone, .. } | Wait::FirstNode { node: alone } => alone.as_deref() == Some(node),
+            Wait::Braked { trial: alone, .. } | Wait::FirstNode { node: alone, .. } => alone.as_deref() == Some(node),
             _ => false,
         }
     }
@@ -115,9 +115,9 @@ pub(crate) struct Busy {
 
 /// Returns what lets the first node of a rollout go alone, until one is proven or accepted by a user.
 pub(crate) fn first(ledger: &RolloutLedger, under_way: &[Busy]) -> Option<Brake> {
-    let node = under_way.iter().find(|busy| !busy.ended).map(|busy| busy.node.clone());
-    let room = usize::from(under_way.is_empty());
-    (ledger.good() == 0).then_some(Brake { wait: Wait::FirstNode { node }, room, wake: None, row: Vec::new() })
+    let find = |ended| under_way.iter().find(|busy| busy.ended == ended).map(|busy| busy.node.clone());
+    let (wait, room) = (Wait::FirstNode { node: find(false), not_back: find(true) }, usize::from(under_way.is_empty()));
+    (ledger.good() == 0).then_some(Brake { wait, room, wake: None, row: Vec::new() })
 }
 
 /// Returns the brake of a rollout, if it is braked. `runs` says of an end whether its node may run the version without a proof.

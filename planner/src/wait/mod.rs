@@ -402,12 +402,9 @@ pub enum Wait {
         /// The first few of them.
         nodes: Vec<String>,
     },
-    /// No node has proven the version yet.
-    #[error("{}", text::first_node(.node.as_deref()))]
-    FirstNode {
-        /// The node that goes first, if one is under way.
-        node: Option<String>,
-    },
+    /// No node has proven the version yet: `node` goes first, if one is under way. The host of `not_back`, whose attempt is over, may still reboot.
+    #[error("{}", text::first_node(.node.as_deref(), .not_back.as_deref()))]
+    FirstNode { node: Option<String>, not_back: Option<String> },
     #[error("the leader runs on this node: other nodes come first, and then another replica leads")]
     HandingOver,
     #[error("{count} pod(s) on the updated node are not healthy yet, {pod} first ({why})")]

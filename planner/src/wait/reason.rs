@@ -210,7 +210,12 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         "The nodes that the message names, Ready and without pressure, or deleted. It ends after 24 hours at the latest: nodes that have been ill \
          for longer say nothing about a version.",
     ),
-    (FirstNode, Turn, "The first node of the rollout, until it has proven the version."),
+    (
+        FirstNode,
+        Turn,
+        "The first node of the rollout, until it has proven the version; after a missed deadline while its host is up, until it is certain that it \
+         does not reboot any more, or for `spec.deadlines.return`.",
+    ),
     (
         HandingOver,
         Turn,

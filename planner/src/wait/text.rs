@@ -246,9 +246,15 @@ pub(super) fn braked(
     )
 }
 
-pub(super) fn first_node(node: Option<&str>) -> String {
-    let node = node.unwrap_or("another node");
-    format!("the first node of a rollout goes alone: it comes after {node} has proven the version")
+pub(super) fn first_node(node: Option<&str>, not_back: Option<&str>) -> String {
+    let next = match (node, not_back) {
+        (None, Some(node)) => format!(
+            "{node} has not rebooted by its permit in time; the next one goes once it is certain that it does not reboot any more, after \
+             spec.deadlines.return at the latest"
+        ),
+        (node, _) => format!("it comes after {} has proven the version", node.unwrap_or("another node")),
+    };
+    format!("the first node of a rollout goes alone: {next}")
 }
 
 /// Names the nodes that have proven a version without pods of workloads, for the user who is to approve it; nothing without any.

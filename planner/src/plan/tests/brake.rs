@@ -240,7 +240,7 @@ fn first_node_of_a_rollout_goes_alone() {
         if expected == 1 {
             view.operator.as_mut().unwrap().status = made.status.unwrap();
             let made = plan(&view, &policy, t(61));
-            let behind = Wait::FirstNode { node: Some("b".into()) };
+            let behind = Wait::FirstNode { node: Some("b".into()), not_back: None };
             assert_eq!(made.waits["c"], behind, "{sentence}: the others have their images and wait");
         }
     }
