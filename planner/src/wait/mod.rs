@@ -260,7 +260,7 @@ pub enum Wait {
     /// The node is under resource pressure, as this condition of it reports.
     #[error("the node reports {condition}")]
     NodePressure { condition: String },
-    #[error("{count} nodes are not Ready, and policy allows {limit}")]
+    #[error("{count} node(s) are not Ready, and policy allows {limit}")]
     UnhealthyNodes { count: usize, limit: usize },
     #[error("{node} of zone '{zone}' is out of service; one zone is updated at a time")]
     ZoneBusy { zone: String, node: String },
@@ -298,7 +298,7 @@ pub enum Wait {
     BudgetBusy { pod: String, budget: String, node: String },
     /// Pods of a budget are broken, so that it allows nothing.
     #[error(
-        "the PodDisruptionBudget {budget} allows no disruption of {pod} before {count} more of its pods are healthy, here or on other \
+        "the PodDisruptionBudget {budget} allows no disruption of {pod} before it has {count} more healthy pod(s), here or on other \
              nodes{}", text::unfinished(.eviction.as_ref())
     )]
     BudgetUnhealthy {

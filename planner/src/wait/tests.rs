@@ -39,6 +39,8 @@ fn wait_that_may_end_by_itself_says_when_and_what_happens_then() {
     for wait in [braked(None), never(None), Wait::UpToDate] {
         assert_eq!((wait.end(), wait.ends_at()), (None, None), "{wait}");
     }
+    let sooner = "asked again from 2027-01-15T08:00:00Z, or once the spec of the budget changes";
+    assert!(never(Some(at)).to_string().contains(sooner), "{}", never(Some(at)));
 }
 
 #[test]

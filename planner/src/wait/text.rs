@@ -120,8 +120,8 @@ pub(super) fn never(until: Option<Timestamp>, is_static: bool) -> String {
                 .to_owned()
         }
         Some(until) => format!(
-            "; its pods stayed when they were asked, and are asked again from {until:.0}: have the workload move them, or let the budget allow \
-             one disruption"
+            "; its pods stayed when they were asked, and are asked again from {until:.0}, or once the spec of the budget changes: have the \
+             workload move them, or let the budget allow one disruption"
         ),
         None => {
             "; spec.drain.guardedPods is Wait: let the budget allow one disruption, run one more pod, or set it to Ask"
