@@ -74,13 +74,14 @@ pub fn checks(view: &ClusterView, policy: &Policy, plan: &Plan, now: Timestamp, 
         checks.push(Check::new("NothingUnderWay", "nothing is being written about it", Some(Wait::Acting).into()));
     }
     let Some(ctx) = NodeContext::of(view, &survey, node, now) else {
-        let missing = CheckResult::from(node.facts.labelled.then_some(Wait::NoShadow));
+        let unreadable = view.unreadable.shadows.contains_key(name).then_some(Wait::ShadowUnreadable);
+        let missing = unreadable.or_else(|| node.facts.labelled.then_some(Wait::NoShadow));
         checks.push(labelled((!node.facts.labelled).then_some(Wait::NotLabelled)));
         // Where there is no policy either, the operator may be in another namespace.
-        if node.facts.labelled && !policy.present {
+        if missing == Some(Wait::NoShadow) && !policy.present {
             checks.push(Check::new("Enabled", gates::ENABLED, Some(Wait::NoOperatorResource).into()));
         }
-        checks.push(Check::new("HasShadow", "the node has a shadow", missing));
+        checks.push(Check::new("HasShadow", "the node has a shadow", missing.into()));
         return checks;
     };
     let slot = view.slots().any(|slot| slot.uid == node.facts.uid);
@@ -174,5 +175,28 @@ fn under_way(progress: &Progress, wait: Option<&Wait>, checks: &mut Vec<Check>) 
             std::cmp::Ordering::Greater => CheckResult::NotReached,
         };
         checks.push(Check::new(phase.step.as_str(), (phase.holds)(mode), result));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{cluster, node, t};
+    use crate::plan::plan;
+
+    #[test]
+    fn shadow_that_cannot_be_read_is_not_called_missing() {
+        for (unreadable, expected) in [(false, Wait::NoShadow), (true, Wait::ShadowUnreadable)] {
+            let mut a = node("a");
+            a.shadow = None;
+            let (mut view, policy) = cluster(vec![a], &[]);
+            if unreadable {
+                view.unreadable.shadows.insert("a".into(), "a field".into());
+            }
+            let made = plan(&view, &policy, t(0));
+            let checks = checks(&view, &policy, &made, t(0), "a");
+            let first = checks.iter().find_map(Check::wait);
+            assert_eq!((first, made.waits.get("a")), (Some(&expected), Some(&expected)), "{checks:?}");
+        }
     }
 }
