@@ -16,13 +16,14 @@ use planner::annotations::UNKNOWN_REQUEST;
 use planner::claims::ClaimField;
 use planner::pause::Pause;
 use planner::plan::{
-    Action, GROUP_HIDDEN, INVALID_POLICY, POD_GRACE_PERIOD, Plan, RolloutState, deadlines, key_of, rollouts,
+    Action, GROUP_HIDDEN, INVALID_POLICY, POD_GRACE_PERIOD, Plan, RolloutState, deadlines, rollouts,
 };
 use planner::policy::{Policy, WindowState};
 use planner::view::ShadowFacts;
-use planner::wait::{StepRequest, Wait, WaitReason, alone, end_in, without_command};
+use planner::wait::{StepRequest, Wait, WaitReason, end_in, without_command};
 
 use super::freshness;
+use super::rollouts::{canary, rollout};
 use super::shape::*;
 use crate::advice::{Proving, pods};
 use crate::cluster::Cluster;
@@ -107,43 +108,6 @@ fn windows(policy: &Policy, now: Timestamp) -> Vec<Window> {
     let all = window(None, &policy.all.schedule);
     let own = policy.groups.iter().filter(|group| group.policy.schedule != policy.all.schedule);
     std::iter::once(all).chain(own.map(|group| window(Some(&group.name), &group.policy.schedule))).collect()
-}
-
-/// Returns a rollout that has begun.
-fn rollout(cluster: &Cluster, policy: &Policy, state: &RolloutState) -> Option<Rollout> {
-    let active = &state.rollout;
-    let status = &cluster.operator.as_ref()?.status;
-    let key = key_of(active);
-    status.active_rollouts.iter().find(|stored| key_of(stored) == key && stored.ended.is_none())?;
-    Some(Rollout {
-        version: active.version.clone(),
-        variant: active.variant.clone(),
-        arch: active.arch.clone(),
-        number: active.record.as_ref().map(|record| record.number),
-        started: active.started,
-        urgent_until: active.urgent_until,
-        estimated_completion: active.estimated_completion,
-        nodes: state.nodes,
-        updated: state.updated,
-        step: state.step,
-        steps: policy.canary.len(),
-        step_nodes: active.ledger.as_ref().and_then(|ledger| usize::try_from(ledger.due).ok()).filter(|due| *due > 0),
-        waits: state.wait.as_ref().map(canary),
-    })
-}
-
-/// Returns why no more nodes start in a canary step.
-fn canary(wait: &Wait) -> String {
-    match wait {
-        Wait::CanaryStep { approval: Some(_), nodes, .. } => format!("waits for approval{}", alone(nodes)),
-        Wait::StepUnproven { nodes, .. } if nodes.is_empty() => "is not proven".to_owned(),
-        Wait::StepUnproven { nodes, .. } => format!("is not proven by {}", nodes.join(", ")),
-        Wait::StepFailed { nodes, .. } if nodes.is_empty() => "has failed".to_owned(),
-        Wait::StepFailed { nodes, .. } => format!("has failed on {}", nodes.join(", ")),
-        Wait::CanaryStep { until: Some(until), .. } => format!("soaks until {until:.0}"),
-        Wait::CanaryStep { nodes, .. } if !nodes.is_empty() => format!("waits for {}", nodes.join(", ")),
-        wait => wait.to_string(),
-    }
 }
 
 /// Returns the requests for the canary steps that wait for a user, in the order of the rollouts.

@@ -53,6 +53,20 @@ fn used_up_by(mut node: Value, status: Value) -> Cluster {
     cluster
 }
 
+#[test]
+fn canary_step_with_a_free_place_is_not_said_to_hold_nodes_back() {
+    let t = "2026-01-01T00:00:00Z";
+    let rollout = json!({"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64", "started": t, "stepsPassed": 0,
+        "record": {"number": 3, "begun": t, "revision": {"name": "", "number": 0}}});
+    let status = json!({"observedGeneration": 1, "activeRollouts": [rollout]});
+    let policy = json!({"enabled": false, "strategy": {"canary": [{"nodes": 1}, {"nodes": 3}]}});
+    let cluster = one(operator(&policy, &status), shadow("a", idle()));
+    let text = shown(&cluster, None);
+    assert!(text.contains("; canary step 1 of 2 (1 node), which has 1 of 1 places free\n"), "{text}");
+    let json = serde_json::to_value(report(&cluster, now())).unwrap();
+    assert_eq!((&json["rollouts"][0]["waits"], &json["rollouts"][0]["stepFree"]), (&Value::Null, &json!(1)));
+}
+
 fn held() -> Value {
     json!({names::HOLD_ANNOTATION: "the auditors are here"})
 }
