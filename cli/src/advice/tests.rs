@@ -143,7 +143,7 @@ fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
         (braked(None), ["brupop retry b", resume]),
         (braked(Some(now())), [resume, ""]),
         (Wait::StepFailed { step: 1, nodes: nodes.clone() }, [resume, ""]),
-        (Wait::BackOff { until: now(), reason: "x".to_owned() }, ["brupop retry a", ""]),
+        (Wait::BackOff { until: now(), reason: "x".to_owned(), unproven: None }, ["brupop retry a", ""]),
         (Wait::HostArmedByOther, ["brupop retry a", ""]),
         (Wait::Cordoned, ["uncordon a", ""]),
         (Wait::AttemptsExhausted, ["delete brs brs-a -n brupop-system", ""]),

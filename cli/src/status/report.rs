@@ -16,7 +16,7 @@ use planner::annotations::UNKNOWN_REQUEST;
 use planner::claims::ClaimField;
 use planner::pause::Pause;
 use planner::plan::{
-    Action, GROUP_HIDDEN, INVALID_POLICY, POD_GRACE_PERIOD, Plan, RolloutState, deadlines, rollouts,
+    Action, GROUP_HIDDEN, INVALID_POLICY, POD_GRACE_PERIOD, Plan, RolloutState, deadlines, rollouts, without_proof,
 };
 use planner::policy::{Policy, WindowState};
 use planner::view::ShadowFacts;
@@ -39,7 +39,8 @@ pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
     let rollouts = rollouts(&view, &policy, now);
     let deadlines: BTreeMap<String, Timestamp> =
         deadlines(&view, &policy, now).map(|(node, at)| (node.to_owned(), at)).collect();
-    let nodes = nodes(cluster, &plan, &deadlines, now);
+    let unproven = without_proof(&view, &policy, now);
+    let nodes = nodes(cluster, (&plan, &unproven), &deadlines, now);
     Report {
         time: now,
         namespace: cluster.namespace.clone(),
@@ -288,13 +289,27 @@ pub(crate) fn unreached(reach: &Condition) -> &'static str {
     }
 }
 
-fn nodes(cluster: &Cluster, plan: &Plan, deadlines: &BTreeMap<String, Timestamp>, now: Timestamp) -> Vec<NodeReport> {
+/// A plan, and the reasons for which nodes have no proof of their version.
+type Planned<'a> = (&'a Plan, &'a BTreeMap<String, Wait>);
+
+fn nodes(
+    cluster: &Cluster,
+    planned: Planned<'_>,
+    deadlines: &BTreeMap<String, Timestamp>,
+    now: Timestamp,
+) -> Vec<NodeReport> {
     let labelled = cluster.nodes.iter().flatten().filter(|(_, facts)| facts.labelled).map(|(name, _)| name);
     let names: std::collections::BTreeSet<&String> = labelled.chain(cluster.shadows.keys()).collect();
-    names.into_iter().map(|name| node(cluster, name, plan, deadlines.get(name).copied(), now)).collect()
+    names.into_iter().map(|name| node(cluster, name, planned, deadlines.get(name).copied(), now)).collect()
 }
 
-fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>, now: Timestamp) -> NodeReport {
+fn node(
+    cluster: &Cluster,
+    name: &str,
+    (plan, without_proof): Planned<'_>,
+    deadline: Option<Timestamp>,
+    now: Timestamp,
+) -> NodeReport {
     let shadow = cluster.shadows.get(name);
     let status = shadow.map(|shadow| &shadow.status);
     let progress = status.and_then(|status| status.controller.progress.as_ref());
@@ -303,6 +318,9 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>,
     let paused = wait.is_some_and(Wait::pauses);
     let acts = || plan.actions.get(name).map(|action| (Wait::Acting.as_str().to_owned(), due(cluster, action)));
     let waits = waits_for(cluster, name, shadow, wait).or_else(acts);
+    // Others may wait for its proof.
+    let proof = without_proof.get(name).filter(|_| waits.is_none());
+    let waits = waits.or_else(|| proof.map(|wait| (wait.as_str().to_owned(), wait.to_string())));
     let (reason, message) = waits.or_else(|| not_known(cluster, name)).unzip();
     let deadline = deadline.filter(|_| !paused);
     let sentence = || Some((reason.as_deref()?, message.as_deref()?));
@@ -325,6 +343,7 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>,
         message: message.map(|message| cluster.filled(&message, name)),
         held_by_failures: wait.is_some_and(is_of_failures),
         unproven: shadow.and_then(|shadow| unproven(cluster, name, shadow, plan)),
+        waits_for_proof: proof.is_some(),
         deadline,
         ends: progress.and(first.or(deadline)),
         last: last.map(|last| LastResult::of(last, cluster, name)),

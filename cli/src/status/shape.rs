@@ -162,6 +162,9 @@ pub(crate) struct NodeReport {
     /// from its verification; `Unproven` while it is verified again.
     #[serde(skip)]
     pub(crate) unproven: Option<Proof>,
+    /// True if it is to have no other version: the reason is that for which it has no proof of its own.
+    #[serde(skip)]
+    pub(crate) waits_for_proof: bool,
     pub(crate) deadline: Option<Timestamp>,
     /// The time that the text names: the one at which the reason of the step under way may end, or `deadline` if that is earlier.
     #[serde(skip)]

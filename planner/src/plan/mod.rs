@@ -40,7 +40,7 @@ pub use crate::survey::quarantine::Quarantine;
 pub use crate::survey::requests::{approval_news, continue_news, pending_migration, pending_rotations};
 pub use crate::survey::targets;
 pub use crate::survey::urgency::urgent_news;
-pub use checks::{Check, CheckResult, TURN, checks};
+pub use checks::{Check, CheckResult, PROVEN, TURN, checks, without_proof};
 pub use contents::{Plan, Silence};
 pub use fleet::{plan, plan_reporting};
 pub use freshness::{Behind, FleetFreshness, freshness};

@@ -132,9 +132,9 @@ pub enum Wait {
     /// A command has been running on the host for long, as its agent reports it.
     #[error("the host is busy: {message}")]
     HostBusy { message: String },
-    /// The last attempt ended for this reason, which backs off; the next one is not due.
-    #[error("the last attempt ended ({reason}); the next one is due at {until:.0}")]
-    BackOff { until: Timestamp, reason: String },
+    /// The last attempt ended for this reason. The next one is not due, or the next verification of this version, which the node runs without a proof.
+    #[error("{}", text::back_off(*.until, .reason, .unproven.as_ref()))]
+    BackOff { until: Timestamp, reason: String, unproven: Option<Version> },
     /// Other nodes come first.
     #[error("{}", text::queued(*.position, .behind.as_deref()))]
     Queued {

@@ -99,7 +99,11 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         "An answer of the host's update API to its agent; for a state that the agent does not know, an agent of a later version.",
     ),
     (HostBusy, Host, "The end of the command that runs on the host: see the journal of its `apiserver.service`."),
-    (BackOff, Time, "The end of the back-off, or [retry](policy.md#requests)."),
+    (
+        BackOff,
+        Time,
+        "The end of the back-off, or, on a version without a proof, the next verification; or [retry](policy.md#requests).",
+    ),
     (Queued, Turn, "The nodes before it."),
     (
         BudgetUsedUp,

@@ -40,6 +40,13 @@ pub(super) fn held(until: Option<Timestamp>, reason: Option<&str>) -> String {
     format!("the node carries the annotation {HOLD_ANNOTATION}{reason}{}", at("it ends at", until))
 }
 
+pub(super) fn back_off(until: Timestamp, reason: &str, unproven: Option<&Version>) -> String {
+    match unproven {
+        None => format!("the last attempt ended ({reason}); the next one is due at {until:.0}"),
+        Some(version) => format!("it runs {version} without a proof ({reason}), and is verified again at {until:.0}"),
+    }
+}
+
 pub(super) fn earlier_operator(pods: &[String], count: usize) -> String {
     let more = match count.saturating_sub(pods.len()) {
         0 => String::new(),
