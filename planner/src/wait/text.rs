@@ -173,10 +173,10 @@ fn named(nodes: &[String]) -> String {
 /// The end of a sentence about nodes that had proven the version.
 const FELL: &str = "were not Ready any more, or under pressure";
 
-/// The end of a sentence about such a node.
-const BACK: &str = "counts again once it is in service on the version and has been Ready, without pressure, for \
-                    spec.health.after.soak, three minutes at the least; with the end NotReady, an hour at the least, \
-                    unless nodes without the version were not Ready as often in it";
+/// The end of a sentence about a node that had proven the version, and was not Ready any more or under pressure.
+pub const COUNTS_AGAIN: &str = "counts again once it is in service on the version and has been Ready, without pressure, \
+                                for spec.health.after.soak, three minutes at the least; with the end NotReady, an hour at \
+                                the least, unless nodes without the version were not Ready as often in it";
 
 /// Returns whether a node that a reason names with its end had proven the version: no verification makes it count again.
 fn has_fallen(named: &str) -> bool {
@@ -185,7 +185,7 @@ fn has_fallen(named: &str) -> bool {
 
 /// Returns the end of a sentence about nodes of which some had proven the version: when one of those counts again.
 fn of_fallen() -> String {
-    format!("; one with the end {FALLEN} or {UNDER_PRESSURE} {BACK}")
+    format!("; one with the end {FALLEN} or {UNDER_PRESSURE} {COUNTS_AGAIN}")
 }
 
 pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
@@ -193,7 +193,7 @@ pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
     let fallen = nodes.iter().filter(|node| has_fallen(node)).count();
     let (by, again) = match fallen {
         0 => ("have not proven the version".to_owned(), verified.to_owned()),
-        all if all == nodes.len() => (format!("had proven the version and {FELL}"), format!("Each {BACK}")),
+        all if all == nodes.len() => (format!("had proven the version and {FELL}"), format!("Each {COUNTS_AGAIN}")),
         _ => {
             (format!("have not proven the version, or had proven it and {FELL}"), format!("{verified}{}", of_fallen()))
         }
