@@ -46,7 +46,7 @@ pub use fleet::{plan, plan_reporting};
 pub use freshness::{Behind, FleetFreshness, freshness};
 pub use notices::{TEST_NOTICE, test_notice_id};
 pub use order::order_key;
-pub use report::{GROUP_HIDDEN, INVALID_POLICY, NOT_SERVED, can_wait, news};
+pub use report::{APPROVAL, GROUP_HIDDEN, INVALID_POLICY, NOT_SERVED, can_wait, news};
 pub use shadows::ShadowChange;
 pub use slots::{not_begun, retracted};
 pub use states::{RolloutState, deadlines, drain_refusals, long_grace_periods, rollouts};
