@@ -13,11 +13,13 @@ use models::reason::{FailureReason, Proof};
 use models::shadow::{
     BLOCKED, BottlerocketShadow, HOST_ARMED_BY_OTHER, HOST_REACHABLE, HostState, Mode, Progress, Record, Step,
 };
+use planner::plan::recorded_limit;
 use planner::view::{NodeFacts, Projection as _, ShadowFacts};
 use planner::wait::{COUNTS_AGAIN, Wait, WaitReason, WaitsFor};
 
 use super::nodes::{NodeOutcome, NodesOptions, find_managed, node_of, report};
-use super::texts::{command, nonce, recorded};
+use super::switch::try_again;
+use super::texts::{command, nonce, recorded, some};
 use crate::failures::unproven;
 use crate::write::{Decision, Object, State};
 
@@ -79,13 +81,17 @@ fn brakes<'a>(
     rollouts(operator).filter(waits).filter_map(|rollout| rollout.ledger.as_ref())
 }
 
-/// Returns the nodes that let no other one be tried while a rollout is braked, as far as its ledger shows: they run the version without a proof.
-/// Ends from before a proof brake it only where there are no others.
-fn stopping(ledger: &RolloutLedger) -> impl Iterator<Item = &LedgerNode> {
-    let has_others = ledger.row.iter().any(|end| !end.before_proof);
+/// Returns the nodes that let no other one be tried while a rollout is braked, as far as its ledger shows: they have a part in the brake, and run
+/// the version without a proof.
+fn stopping<'a>(
+    operator: Option<&BottlerocketUpdateOperator>,
+    ledger: &'a RolloutLedger,
+) -> impl Iterator<Item = &'a LedgerNode> {
+    let policy = operator.map(super::operator::policy).unwrap_or_default();
+    let limit = recorded_limit(&policy, ledger);
     let is_named = move |end: &LedgerNode| ledger.nodes.iter().any(|named| named.node == end.node);
     let may_run = |end: &LedgerNode| end.proof != Proof::Free && end.reason != FailureReason::BootFellBack.as_str();
-    ledger.row.iter().filter(move |end| may_run(end) && is_named(end) && !(has_others && end.before_proof))
+    ledger.row.iter().filter(move |end| may_run(end) && is_named(end) && ledger.brakes_by(end, limit))
 }
 
 /// Returns the reason that a node has recorded. One of a back-off may be over.
@@ -102,20 +108,21 @@ fn other_wait(operator: Option<&BottlerocketUpdateOperator>, shadow: &Bottlerock
     if let Some(blocked) = blocked(shadow) {
         return Some((is_for_user(blocked), recorded(shadow, &node_of(shadow), &blocked.message)));
     }
-    let ledger = brakes(operator, shadow).next()?;
-    let nodes: Vec<&LedgerNode> = stopping(ledger).collect();
+    let operator = operator?;
+    let ledger = brakes(Some(operator), shadow).next()?;
+    let nodes: Vec<&LedgerNode> = stopping(Some(operator), ledger).collect();
     if nodes.is_empty() {
         return Some((false, "its rollout is braked, and its pause is over: one node is tried alone".to_owned()));
     }
     let named: Vec<String> = nodes.iter().map(ToString::to_string).collect();
-    let verified = nodes.iter().find(|named| !named.has_fallen()).map(|named| format!("retry {}", named.node));
-    let next = match verified {
-        Some(retry) => format!("To have one verified again: {}", command(shadow, &retry)),
-        None => format!("Each {COUNTS_AGAIN}"),
+    let next = match nodes.iter().find(|named| named.is_unproven() && !named.has_fallen()) {
+        Some(named) => format!("To have one verified again: {}", command(shadow, &format!("retry {}", named.node))),
+        None if nodes.iter().all(|named| named.has_fallen()) => format!("Each {COUNTS_AGAIN}"),
+        // One that has failed on it is not verified again.
+        None => format!("To try again, once the cause is removed: {}", try_again(operator)),
     };
-    let nodes = super::texts::some(&named);
     let stopped = "its rollout is braked, and no node is tried while others run the version without a proof";
-    Some((true, format!("{stopped}: {nodes}. {next}")))
+    Some((true, format!("{stopped}: {}. {next}", some(&named))))
 }
 
 fn conditions(shadow: &BottlerocketShadow) -> &[Condition] {
@@ -147,7 +154,7 @@ impl Retry {
             Some(Self::BackOff)
         } else {
             let is_paused = |ledger: &RolloutLedger| {
-                ledger.braked_until.is_some_and(|until| until > now) && stopping(ledger).next().is_none()
+                ledger.braked_until.is_some_and(|until| until > now) && stopping(operator, ledger).next().is_none()
             };
             let is_kept = blocked(shadow).is_some_and(is_for_user);
             (!is_kept && brakes(operator, shadow).any(is_paused)).then_some(Self::Pause)

@@ -33,7 +33,7 @@ mod tests;
 pub use crate::decision::{Action, Eviction, Evictions, Note};
 pub use crate::phase::LISTED_PODS;
 pub use crate::survey::agents::{AgentState, POD_GRACE_PERIOD, agent_state};
-pub use crate::survey::brake::kept_out;
+pub use crate::survey::brake::{kept_out, recorded_limit};
 pub use crate::survey::fallen::began_again;
 pub use crate::survey::key::key_of;
 pub use crate::survey::quarantine::Quarantine;

@@ -50,7 +50,15 @@ pub(crate) fn limit_among(
     ledger: &RolloutLedger,
     of_kind: (usize, usize),
 ) -> BrakeLimit {
-    let nodes = ledger.judged_among(nodes(view, ledger, of_kind));
+    limit_of(policy, ledger.judged_among(nodes(view, ledger, of_kind)))
+}
+
+/// Returns the number of ends that brake a rollout, as far as the ledger of a braked one shows it: among as many nodes as there were then.
+pub fn recorded_limit(policy: &Policy, ledger: &RolloutLedger) -> BrakeLimit {
+    limit_of(policy, ledger.judged_among(usize::MAX))
+}
+
+fn limit_of(policy: &Policy, nodes: usize) -> BrakeLimit {
     let ends = limit(policy, nodes);
     // A share of none would be nothing.
     if nodes == 0 { ends.into() } else { BrakeLimit { ends, nodes } }
@@ -115,7 +123,7 @@ pub(crate) struct Busy {
 
 /// Returns what lets the first node of a rollout go alone, until one is proven or accepted by a user.
 pub(crate) fn first(ledger: &RolloutLedger, under_way: &[Busy]) -> Option<Brake> {
-    let find = |ended| under_way.iter().find(|busy| busy.ended == ended).map(|busy| busy.node.clone());
+    let find = |ended: bool| under_way.iter().find(|busy| busy.ended == ended).map(|busy| busy.node.clone());
     let (wait, room) = (Wait::FirstNode { node: find(false), not_back: find(true) }, usize::from(under_way.is_empty()));
     (ledger.good() == 0).then_some(Brake { wait, room, wake: None, row: Vec::new() })
 }
@@ -163,5 +171,7 @@ mod tests {
     fn limit_of_ends_has_the_number_of_nodes_that_it_is_among() {
         let (view, policy) = cluster(vec![node("a")], &[]);
         assert_eq!(limit_among(&view, &policy, &RolloutLedger::default(), (3, 3)).nodes, 3);
+        let braked = RolloutLedger { braked_until: Some(t(100)), braked_among: Some(2), ..RolloutLedger::default() };
+        assert_eq!(recorded_limit(&policy, &braked), BrakeLimit { ends: 1, nodes: 2 });
     }
 }

@@ -128,20 +128,21 @@ fn retry_does_not_end_the_pause_of_a_brake_that_lets_no_node_be_tried() {
     let no_trial = "no node is tried while others run the version without a proof: ";
     let retry = format!("{no_trial}b (HookTimedOut). To have one verified again: kubectl brupop retry b");
     let fallen = format!("{no_trial}b (NotReady). Each counts again once it is in service");
-    for (sentence, status, row, expected) in [
-        ("one runs the version", &status, vec![silent(false)], retry.as_str()),
-        ("one had proven it", &status, vec![end("b", "Unproven", "NotReady", true)], fallen.as_str()),
-        (
-            "those that run it were there before",
-            &status,
-            vec![silent(true), end("c", "Free", "AgentSilent", false)],
-            "",
-        ),
-        ("one has failed, and has left it", &status, vec![end("c", "Failed", "BootFellBack", false)], ""),
-        ("none has run it, and the node is held", &held, vec![end("c", "Free", "AgentSilent", false)], "MESSAGE"),
+    let failed = format!("{no_trial}b (SoakFailed). To try again, once the cause is removed: kubectl brupop resume");
+    let free = || end("c", "Free", "AgentSilent", false);
+    // The end of one among two brakes a rollout, and that of three among many.
+    for (sentence, status, among, row, expected) in [
+        ("one runs the version", &status, 10, vec![silent(false)], retry.as_str()),
+        ("one has failed on it", &status, 10, vec![end("b", "Failed", "SoakFailed", false)], failed.as_str()),
+        ("one had proven it", &status, 2, vec![end("b", "Unproven", "NotReady", true)], fallen.as_str()),
+        ("one has run it from before a proof, which is enough", &status, 2, vec![silent(true), free()], retry.as_str()),
+        ("one has run it from before a proof, of many", &status, 10, vec![silent(true), free()], ""),
+        ("one has failed, and has left it", &status, 10, vec![end("c", "Failed", "BootFellBack", false)], ""),
+        ("none has run it, and the node is held", &held, 10, vec![free()], "MESSAGE"),
     ] {
         let named: Vec<&Value> = row.iter().filter(|end| end["proof"] != "Free").collect();
-        let ledger = json!({"brakedUntil": "2026-01-01T06:00:00Z", "row": row, "nodes": named});
+        let until = "2026-01-01T06:00:00Z";
+        let ledger = json!({"brakedUntil": until, "brakedAmong": among, "row": row, "nodes": named});
         let rollout = json!({"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64",
             "started": "2026-01-01T00:00:00Z", "stepsPassed": 0, "ledger": ledger});
         let operator = operator(&json!({}), &json!({"activeRollouts": [rollout]}));
