@@ -116,16 +116,14 @@ impl Cluster {
         let namespace = &self.namespace;
         let plugin = |arguments: &str| vec![self.command(arguments)];
         match wait {
-            Wait::NoOperatorResource | Wait::ExpressionFails { .. } => plugin("doctor"),
+            Wait::NoOperatorResource | Wait::ShadowUnreadable | Wait::ExpressionFails { .. } => plugin("doctor"),
             Wait::EarlierOperatorRunning { .. } => plugin("takeover preflight"),
             Wait::Disabled => plugin("resume"),
             Wait::Frozen { version } | Wait::Quarantined { version } => self.skip_or_resume(node, version),
             Wait::Held { .. } => plugin(&format!("unhold {node}")),
             Wait::Cordoned => vec![format!("kubectl uncordon {node}  # once it is known who cordoned it, and why")],
             Wait::NotLabelled => vec![labelling(node)],
-            Wait::NoShadow | Wait::ShadowUnreadable | Wait::ActionFails { .. } => {
-                vec![logs_of(namespace, names::CONTROLLER)]
-            }
+            Wait::NoShadow | Wait::ActionFails { .. } => vec![logs_of(namespace, names::CONTROLLER)],
             Wait::Deleting => vec![
                 format!("kubectl get node {node} -o yaml"),
                 format!("kubectl get brs {} -n {namespace} -o yaml", names::shadow_name(node)),
@@ -135,7 +133,8 @@ impl Cluster {
             | Wait::ControlPlaneBusy { node }
             | Wait::ZoneBusy { node, .. }
             | Wait::GroupFull { node: Some(node), .. }
-            | Wait::FirstNode { node: Some(node) } => self.describe_node([node]),
+            | Wait::FirstNode { node: Some(node), .. } => self.describe_node([node]),
+            Wait::FirstNode { not_back: Some(node), .. } => not_returned(node),
             Wait::CanaryStep { approval: None, nodes, .. } | Wait::ClusterUnwell { nodes, .. } => {
                 self.describe_node(nodes)
             }

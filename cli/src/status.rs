@@ -3,6 +3,7 @@
 mod freshness;
 mod html;
 mod report;
+mod rollouts;
 mod shape;
 mod text;
 

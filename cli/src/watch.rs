@@ -214,7 +214,7 @@ fn rests(node: &NodeReport) -> bool {
     let is_at_rest = |reason: &String| {
         matches!(reason.parse(), Ok(UpToDate | BeingRemoved | NotLabelled | Excluded | NotOffered | WaveNotCome))
     };
-    node.step == IDLE && node.reason.as_ref().is_none_or(is_at_rest)
+    node.step == IDLE && (node.waits_for_proof || node.reason.as_ref().is_none_or(is_at_rest))
 }
 
 /// Returns whether nothing is under way on a node, and its agent or host keeps it from any update.

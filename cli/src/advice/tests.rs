@@ -143,7 +143,7 @@ fn command_that_goes_on_without_evidence_says_so_and_comes_last() {
         (braked(None), ["brupop retry b", resume]),
         (braked(Some(now())), [resume, ""]),
         (Wait::StepFailed { step: 1, nodes: nodes.clone() }, [resume, ""]),
-        (Wait::BackOff { until: now(), reason: "x".to_owned() }, ["brupop retry a", ""]),
+        (Wait::BackOff { until: now(), reason: "x".to_owned(), unproven: None }, ["brupop retry a", ""]),
         (Wait::HostArmedByOther, ["brupop retry a", ""]),
         (Wait::Cordoned, ["uncordon a", ""]),
         (Wait::AttemptsExhausted, ["delete brs brs-a -n brupop-system", ""]),
@@ -209,7 +209,7 @@ fn command_about_another_node_ends_with_the_name_of_a_node_that_exists() {
     let nodes = ["a", "b"].map(|name| node(name, &json!({}))).to_vec();
     let cluster = cluster(Some(operator(&json!({}), &json!({}))), vec![], nodes);
     let canary = |nodes: &[String]| Wait::CanaryStep { step: 1, until: None, approval: None, nodes: nodes.to_vec() };
-    let first = |node: String| Wait::FirstNode { node: Some(node) };
+    let first = |node: String| Wait::FirstNode { node: Some(node), not_back: None };
     let c = || gone("c", now());
     let unwell = Wait::ClusterUnwell { ill: 2, compared: 3, nodes: vec!["c".into(), "b".into()] };
     for (sentence, wait, expected) in [
@@ -228,4 +228,7 @@ fn command_about_another_node_ends_with_the_name_of_a_node_that_exists() {
         let expected: Vec<String> = expected.map(|name| format!("kubectl describe node {name}")).into_iter().collect();
         assert_eq!(cluster.commands("a", &wait), expected, "{sentence}");
     }
+    let not_back = Wait::FirstNode { node: None, not_back: Some("b".to_owned()) };
+    let expected = ["kubectl describe node b", "kubectl delete node b  # if it is gone for good"];
+    assert_eq!(cluster.commands("a", &not_back), expected);
 }

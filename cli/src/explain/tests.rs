@@ -6,8 +6,8 @@ use super::report::{Explanation, Next, explain};
 use super::*;
 use crate::cluster::ControllerLease;
 use crate::cluster::testing::{
-    braked, cluster, condition, fleet, idle, last, lease, node, now, one, operator, own, progress, shadow,
-    with_expression,
+    braked, cluster, condition, current, fleet, idle, last, lease, node, now, one, operator, own, progress, shadow,
+    step_used_up, with_expression,
 };
 use crate::fixtures::{fitted, snapshot};
 use crate::shell::testing::{with_context, without_context};
@@ -109,6 +109,38 @@ fn node_without_a_shadow_leads_to_doctor_where_there_is_no_policy_either() {
         assert_eq!(explanation.waits.as_ref().unwrap().reason, reason);
         assert!(explanation.commands[0].starts_with(command), "{explanation:#?}");
     }
+}
+
+#[test]
+fn shadow_that_cannot_be_read_leads_to_doctor() {
+    let mut cluster = cluster(Some(operator(&json!({}), &json!({}))), vec![], vec![node("a", &json!({}))]);
+    cluster.unreadable.shadows.insert("a".to_owned(), "a field".to_owned());
+    let explanation = explain(&cluster, "a", now());
+    assert_eq!(explanation.waits.as_ref().unwrap().reason, "ShadowUnreadable");
+    assert_eq!(explanation.commands, ["kubectl brupop doctor"]);
+}
+
+#[test]
+fn node_without_a_proof_is_not_called_up_to_date_and_leads_to_retry() {
+    let mut status = current();
+    (status["currentVersion"], status["record"]) = (json!("1.20.5"), json!({"last": last("HookTimedOut", "")}));
+    let mut node = node("gone", &json!({}));
+    node["status"]["nodeInfo"]["osImage"] = json!("Bottlerocket OS 1.20.5 (aws-k8s-1.37)");
+    let mut cluster = step_used_up(false);
+    cluster.add_node(&serde_json::from_value(node).unwrap());
+    cluster.add_shadow(&serde_json::from_value(shadow("gone", status)).unwrap());
+    let explanation = explain(&cluster, "gone", now());
+    assert_eq!(explanation.commands, ["kubectl brupop retry gone  # once the cause is removed"]);
+    let text = text(&explanation);
+    for part in [
+        "Waits:     BackOff (waits for time): it runs 1.20.5 without a proof (HookTimedOut), and is verified again at",
+        "Next:      2026-01-01T01:05:00Z (in 55m): it is verified again\n",
+        "WAITS        Proven ",
+        "up to date   HasTarget",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("for nothing"), "{text}");
 }
 
 #[test]

@@ -1,20 +1,25 @@
 //! `kubectl brupop retry` and `release`: the requests about the attempts of nodes, which the operator acknowledges in the
 //! record of the node's shadow.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context as _, bail};
 use jiff::Timestamp;
 use kube::Client;
 use models::condition::{Condition, find_condition, true_condition};
 use models::names::{RELEASE_ANNOTATION, RETRY_ANNOTATION};
-use models::operator::{ActiveRollout, BottlerocketUpdateOperator};
+use models::operator::{ActiveRollout, BottlerocketUpdateOperator, LedgerNode, RolloutLedger};
+use models::reason::{FailureReason, Proof};
 use models::shadow::{
     BLOCKED, BottlerocketShadow, HOST_ARMED_BY_OTHER, HOST_REACHABLE, HostState, Mode, Progress, Record, Step,
 };
+use planner::plan::recorded_limit;
 use planner::view::{NodeFacts, Projection as _, ShadowFacts};
-use planner::wait::{WaitReason, WaitsFor};
+use planner::wait::{COUNTS_AGAIN, Wait, WaitReason, WaitsFor};
 
 use super::nodes::{NodesOptions, find_managed, node_of, write_each};
-use super::texts::{command, nonce, recorded};
+use super::switch::try_again;
+use super::texts::{command, nonce, recorded, some};
 use crate::failures::unproven;
 use crate::write::{Decision, Object, State};
 
@@ -43,23 +48,81 @@ fn rollouts(operator: Option<&BottlerocketUpdateOperator>) -> impl Iterator<Item
     operator.and_then(|operator| operator.status.as_ref()).into_iter().flat_map(|status| &status.active_rollouts)
 }
 
-/// Returns true if the node runs its version without a proof, so that it can be verified again.
-pub(super) fn is_unproven(operator: Option<&BottlerocketUpdateOperator>, shadow: &BottlerocketShadow) -> bool {
+/// Returns the place without a proof that the node has in a rollout whose version it runs.
+fn place<'a>(operator: Option<&'a BottlerocketUpdateOperator>, shadow: &BottlerocketShadow) -> Option<&'a LedgerNode> {
     let runs = shadow.status.as_ref().and_then(|status| status.agent.current_version.as_ref());
     let node = node_of(shadow);
     let mut named = rollouts(operator).filter(|rollout| runs == Some(&rollout.version)).flat_map(unproven);
-    named.any(|named| named.node == node)
+    named.find(|named| named.node == node)
 }
 
-/// Returns true if a rollout of the node's kind is braked that it has not gone through.
-fn is_braked(operator: Option<&BottlerocketUpdateOperator>, shadow: &BottlerocketShadow) -> bool {
-    let Some(agent) = shadow.status.as_ref().map(|status| &status.agent) else { return false };
-    let waits = |rollout: &ActiveRollout| {
+/// Returns true if the node runs its version without a proof, so that it can be verified again.
+pub(super) fn is_unproven(operator: Option<&BottlerocketUpdateOperator>, shadow: &BottlerocketShadow) -> bool {
+    place(operator, shadow).is_some_and(|named| !named.has_fallen())
+}
+
+/// Returns true if the node had proven the version that it runs, and was not Ready any more or under pressure: it is not verified again.
+pub(super) fn has_fallen(operator: Option<&BottlerocketUpdateOperator>, shadow: &BottlerocketShadow) -> bool {
+    place(operator, shadow).is_some_and(LedgerNode::has_fallen)
+}
+
+/// Returns the ledgers of braked rollouts of the node's kind that it has not gone through.
+fn brakes<'a>(
+    operator: Option<&'a BottlerocketUpdateOperator>,
+    shadow: &BottlerocketShadow,
+) -> impl Iterator<Item = &'a RolloutLedger> {
+    let agent = shadow.status.as_ref().map(|status| &status.agent);
+    let waits = move |rollout: &&ActiveRollout| {
+        let Some(agent) = agent.filter(|_| rollout.is_braked()) else { return false };
         let kind = (Some(&rollout.variant), Some(&rollout.arch));
         kind == (agent.variant.as_ref(), agent.arch.as_ref())
             && agent.current_version.as_ref() != Some(&rollout.version)
     };
-    rollouts(operator).filter(|rollout| rollout.is_braked()).any(waits)
+    rollouts(operator).filter(waits).filter_map(|rollout| rollout.ledger.as_ref())
+}
+
+/// Returns the nodes that let no other one be tried while a rollout is braked, as far as its ledger shows: they have a part in the brake, and run
+/// the version without a proof.
+fn stopping<'a>(
+    operator: Option<&BottlerocketUpdateOperator>,
+    ledger: &'a RolloutLedger,
+) -> impl Iterator<Item = &'a LedgerNode> {
+    let policy = operator.map(super::operator::policy).unwrap_or_default();
+    let limit = recorded_limit(&policy, ledger);
+    let is_named = move |end: &LedgerNode| ledger.nodes.iter().any(|named| named.node == end.node);
+    let may_run = |end: &LedgerNode| end.proof != Proof::Free && end.reason != FailureReason::BootFellBack.as_str();
+    ledger.row.iter().filter(move |end| may_run(end) && is_named(end) && ledger.brakes_by(end, limit))
+}
+
+/// Returns the reason that a node has recorded. One of a back-off may be over.
+fn blocked(shadow: &BottlerocketShadow) -> Option<&Condition> {
+    true_condition(conditions(shadow), BLOCKED).filter(|blocked| blocked.reason != WaitReason::BackOff.as_str())
+}
+
+fn is_for_user(blocked: &Condition) -> bool {
+    blocked.reason.parse::<WaitReason>().is_ok_and(|reason| reason.explanation().0 == WaitsFor::User)
+}
+
+/// Returns why a node waits that no `retry` lets go on, as far as that is recorded, and whether a user has to end it.
+fn other_wait(operator: Option<&BottlerocketUpdateOperator>, shadow: &BottlerocketShadow) -> Option<(bool, String)> {
+    if let Some(blocked) = blocked(shadow) {
+        return Some((is_for_user(blocked), recorded(shadow, &node_of(shadow), &blocked.message)));
+    }
+    let operator = operator?;
+    let ledger = brakes(Some(operator), shadow).next()?;
+    let nodes: Vec<&LedgerNode> = stopping(Some(operator), ledger).collect();
+    if nodes.is_empty() {
+        return Some((false, "its rollout is braked, and its pause is over: one node is tried alone".to_owned()));
+    }
+    let named: Vec<String> = nodes.iter().map(ToString::to_string).collect();
+    let next = match nodes.iter().find(|named| named.is_unproven() && !named.has_fallen()) {
+        Some(named) => format!("To have one verified again: {}", command(shadow, &format!("retry {}", named.node))),
+        None if nodes.iter().all(|named| named.has_fallen()) => format!("Each {COUNTS_AGAIN}"),
+        // One that has failed on it is not verified again.
+        None => format!("To try again, once the cause is removed: {}", try_again(operator)),
+    };
+    let stopped = "its rollout is braked, and no node is tried while others run the version without a proof";
+    Some((true, format!("{stopped}: {}. {next}", some(&named))))
 }
 
 fn conditions(shadow: &BottlerocketShadow) -> &[Condition] {
@@ -90,7 +153,11 @@ impl Retry {
         } else if backs_off() {
             Some(Self::BackOff)
         } else {
-            is_braked(operator, shadow).then_some(Self::Pause)
+            let is_paused = |ledger: &RolloutLedger| {
+                ledger.braked_until.is_some_and(|until| until > now) && stopping(operator, ledger).next().is_none()
+            };
+            let is_kept = blocked(shadow).is_some_and(is_for_user);
+            (!is_kept && brakes(operator, shadow).any(is_paused)).then_some(Self::Pause)
         }
     }
 
@@ -113,6 +180,8 @@ impl Retry {
     }
 }
 
+const NOTHING: &str = "it is not in back-off, so that there is nothing to retry";
+
 fn decide_retry(
     operator: Option<&BottlerocketUpdateOperator>,
     shadow: &BottlerocketShadow,
@@ -126,17 +195,20 @@ fn decide_retry(
     if progress(shadow).is_some_and(|progress| progress.mode().is_verification()) {
         return Ok(Decision::Nothing("it is being verified again already".to_owned()));
     }
-    let reason = "it is not in back-off, so that there is nothing to retry";
-    // The condition may still name a back-off that is over.
-    let blocked = true_condition(conditions(shadow), BLOCKED);
-    let blocked = blocked.filter(|blocked| blocked.reason != WaitReason::BackOff.as_str());
-    let Some(blocked) = blocked else { return Ok(Decision::Nothing(reason.to_owned())) };
-    let message = recorded(shadow, &node_of(shadow), &blocked.message);
-    let party = blocked.reason.parse::<WaitReason>().map(|reason| reason.explanation().0);
-    if progress(shadow).is_none() && party == Ok(WaitsFor::User) {
-        bail!("{reason}; nothing was written. It waits for another reason: {message}");
+    if progress(shadow).is_none() && has_fallen(operator, shadow) {
+        let text = format!("it had proven its version, and is not verified again: it {COUNTS_AGAIN}");
+        return Ok(Decision::Nothing(text));
     }
-    Ok(Decision::Nothing(format!("{reason}; it waits for another reason: {message}")))
+    match other_wait(operator, shadow) {
+        None => Ok(Decision::Nothing(NOTHING.to_owned())),
+        Some((true, message)) if progress(shadow).is_none() => bail!("{}", in_vain(&message)),
+        Some((_, message)) => Ok(Decision::Nothing(format!("{NOTHING}; it waits for another reason: {message}"))),
+    }
+}
+
+/// Returns the error of a `retry` of a node that waits for a user, for this reason.
+fn in_vain(message: &str) -> String {
+    format!("{NOTHING}; nothing was written. It waits for another reason: {message}")
 }
 
 /// Returns what came of a `retry` that was to have this effect.
@@ -245,13 +317,42 @@ async fn request(
     write_each(namespace, &options.write, shadows, decide, read).await
 }
 
+/// Returns those of these nodes that a user keeps out of updates, each with the reason, where a rollout is braked.
+async fn kept_out(
+    client: &Client,
+    operator: Option<&BottlerocketUpdateOperator>,
+    names: &[String],
+    now: Timestamp,
+) -> anyhow::Result<BTreeMap<String, Wait>> {
+    let mut kept = BTreeMap::new();
+    let Some(operator) = operator.filter(|operator| rollouts(Some(*operator)).any(ActiveRollout::is_braked)) else {
+        return Ok(kept);
+    };
+    for name in names {
+        let name = name.strip_prefix("node/").unwrap_or(name);
+        let node = Object::node(client, name).read().await?;
+        let facts = node.as_ref().and_then(NodeFacts::project).map(|facts| facts.at(now));
+        let wait = facts.and_then(|facts| planner::plan::kept_out(&super::operator::policy(operator), &facts));
+        kept.extend(wait.map(|wait| (name.to_owned(), wait)));
+    }
+    Ok(kept)
+}
+
 /// Ends the back-off of nodes, and has those verified again that have not proven their version.
 pub(super) async fn retry(client: &Client, namespace: &str, options: &NodesOptions) -> anyhow::Result<()> {
     let now = crate::clock::now();
     let nonce = nonce(now);
     let object = Object::operator(client, namespace);
     let operator = object.read().await?;
-    let decide = |shadow: &BottlerocketShadow| decide_retry(operator.as_ref(), shadow, &nonce, now);
+    let kept = kept_out(client, operator.as_ref(), &options.nodes, now).await?;
+    let decide = |shadow: &BottlerocketShadow| {
+        let name = node_of(shadow);
+        // The pause would end for another node.
+        match (kept.get(&name), Retry::of(operator.as_ref(), shadow, now)) {
+            (Some(wait), Some(Retry::Pause)) => bail!("{}", in_vain(&recorded(shadow, &name, &wait.to_string()))),
+            _ => decide_retry(operator.as_ref(), shadow, &nonce, now),
+        }
+    };
     let check = async |written: &BottlerocketShadow, shadow: &BottlerocketShadow| {
         let effect = Retry::of(operator.as_ref(), written, now).unwrap_or(Retry::BackOff);
         Ok(retried(effect, object.read().await?.as_ref(), shadow, &nonce))

@@ -12,6 +12,7 @@ use models::shadow::{BottlerocketShadow, Mode, Place, Progress, Step};
 use models::time::after;
 use planner::hold::Hold;
 use planner::view::{NodeFacts, Projection as _};
+use planner::wait::COUNTS_AGAIN;
 use serde_json::Value;
 
 use super::attempt::{is_permitted, is_unproven, progress};
@@ -141,8 +142,11 @@ fn unheld(
             "for the controller to release its cordon, once it is certain that its host does not reboot".to_owned(),
         );
     }
-    let is_unproven = shadow.is_some_and(|shadow| is_unproven(operator, shadow));
-    let next = if is_unproven { "it is verified again" } else { "it is updated when its turn comes" };
+    let next = match shadow {
+        Some(shadow) if is_unproven(operator, shadow) => "it is verified again".to_owned(),
+        Some(shadow) if super::attempt::has_fallen(operator, shadow) => format!("it {COUNTS_AGAIN}"),
+        _ => "it is updated when its turn comes".to_owned(),
+    };
     let cordoned = if node.unschedulable && !under_way { ", but another client has cordoned it" } else { "" };
     State::Done(format!("not held any more; {next}{cordoned}"))
 }
@@ -327,10 +331,15 @@ mod tests {
 
     #[test]
     fn node_that_runs_its_version_without_a_proof_is_verified_after_unhold() {
-        let place = json!({"node": "a", "proof": "Unproven", "reason": "Held"});
-        let rollout = json!({"version": "1.20.5", "started": "2026-01-01T00:00:00Z", "stepsPassed": 0, "ledger": {"nodes": [place]}});
-        let operator = operator(&json!({}), &json!({"activeRollouts": [rollout]}));
-        for (runs, end) in [("1.20.5", "it is verified again"), ("1.20.4", "it is updated when its turn comes")] {
+        for (reason, runs, end) in [
+            ("Held", "1.20.5", "it is verified again"),
+            ("Held", "1.20.4", "it is updated when its turn comes"),
+            ("NotReady", "1.20.5", COUNTS_AGAIN),
+        ] {
+            let place = json!({"node": "a", "proof": "Unproven", "reason": reason});
+            let rollout = json!({"version": "1.20.5", "started": "2026-01-01T00:00:00Z", "stepsPassed": 0,
+                "ledger": {"nodes": [place]}});
+            let operator = operator(&json!({}), &json!({"activeRollouts": [rollout]}));
             let outcome =
                 unheld(Some(&operator), Some(&shadow(&json!({"currentVersion": runs}))), &NodeFacts::default());
             assert!(matches!(outcome, State::Done(text) if text.ends_with(end)), "{runs}");

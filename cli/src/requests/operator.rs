@@ -1,13 +1,14 @@
 //! Commands about the operator's resource.
 
 use kube::{Client, Resource as _};
-use models::condition::true_condition;
-use models::operator::{BLOCKED, BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus, DEGRADED};
-use planner::plan::INVALID_POLICY;
+use models::condition::{find_condition, true_condition};
+use models::operator::{BLOCKED, BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus, DEGRADED, PROGRESSING};
+use planner::plan::{APPROVAL, INVALID_POLICY};
 use planner::policy::{Policy, PolicyError};
 use planner::view::{OperatorFacts, Projection as _};
+use planner::wait::WaitReason;
 
-use super::texts::recorded;
+use super::texts::{command, recorded};
 use crate::advice;
 use crate::write::{Change, Decision, Object, Outcome, State, WriteOptions, all, reverted};
 
@@ -79,7 +80,17 @@ pub(super) fn stopped_otherwise(operator: &BottlerocketUpdateOperator) -> String
     let blocked =
         true_condition(&status.conditions, BLOCKED).map(|condition| recorded(operator, "", &condition.message));
     let blocked = blocked.map_or_else(String::new, |message| format!(". Nodes wait: {message}"));
-    format!("{}{blocked}", not_in_force(&status))
+    let step = find_condition(&status.conditions, PROGRESSING).filter(|condition| is_of_step(&condition.reason));
+    let step = step.map_or_else(String::new, |condition| {
+        let (message, status) = (recorded(operator, "", &condition.message), command(operator, "status"));
+        format!(". A canary step waits for a user: {message}; see {status}")
+    });
+    format!("{}{blocked}{step}", not_in_force(&status))
+}
+
+/// Returns whether the condition `Progressing` with this reason says that canary steps wait for a user.
+fn is_of_step(reason: &str) -> bool {
+    [APPROVAL, WaitReason::StepUnproven.as_str(), WaitReason::StepFailed.as_str()].contains(&reason)
 }
 
 #[cfg(test)]
@@ -128,6 +139,25 @@ mod tests {
         changed.spec.version.get_or_insert_default().target = Some("newest".to_owned());
         let errors = new_errors(&present, &changed);
         assert!(errors.len() == 1 && errors[0].field == "spec.version.target", "{errors:?}");
+    }
+
+    #[test]
+    fn canary_step_that_waits_for_a_user_is_said_to_stop_updates() {
+        let step = ". A canary step waits for a user: canary step 1 waits for approval; see kubectl brupop status";
+        for (status, reason, expected) in [
+            ("True", "AwaitingApproval", step),
+            ("False", "AwaitingApproval", step),
+            ("False", "StepUnproven", step),
+            ("False", "StepFailed", step),
+            ("True", "Updating", ""),
+            ("False", "Idle", ""),
+        ] {
+            let message = "canary step 1 waits for approval: kubectl annotate bruo default -n <namespace> x=7/1@y";
+            let mut progressing = condition(PROGRESSING, reason, message);
+            progressing["status"] = json!(status);
+            let operator = operator(&json!({}), &json!({"conditions": [progressing]}));
+            assert_eq!(stopped_otherwise(&operator), expected, "{status} {reason}");
+        }
     }
 
     #[test]

@@ -78,7 +78,7 @@ fn frozen(operator: &BottlerocketUpdateOperator) -> Option<String> {
 }
 
 /// Returns the command that resolves all failures.
-fn try_again(operator: &BottlerocketUpdateOperator) -> String {
+pub(super) fn try_again(operator: &BottlerocketUpdateOperator) -> String {
     command(operator, &format!("resume --failures {}", list(unresolved(&status(operator)).keys())))
 }
 

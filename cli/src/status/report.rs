@@ -16,13 +16,14 @@ use planner::annotations::UNKNOWN_REQUEST;
 use planner::claims::ClaimField;
 use planner::pause::Pause;
 use planner::plan::{
-    Action, GROUP_HIDDEN, INVALID_POLICY, POD_GRACE_PERIOD, Plan, RolloutState, deadlines, key_of, rollouts,
+    Action, GROUP_HIDDEN, INVALID_POLICY, POD_GRACE_PERIOD, Plan, RolloutState, deadlines, rollouts, without_proof,
 };
 use planner::policy::{Policy, WindowState};
 use planner::view::ShadowFacts;
-use planner::wait::{StepRequest, Wait, WaitReason, alone, end_in, without_command};
+use planner::wait::{StepRequest, Wait, WaitReason, end_in, without_command};
 
 use super::freshness;
+use super::rollouts::{canary, rollout};
 use super::shape::*;
 use crate::advice::{Proving, pods};
 use crate::cluster::Cluster;
@@ -38,7 +39,8 @@ pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
     let rollouts = rollouts(&view, &policy, now);
     let deadlines: BTreeMap<String, Timestamp> =
         deadlines(&view, &policy, now).map(|(node, at)| (node.to_owned(), at)).collect();
-    let nodes = nodes(cluster, &plan, &deadlines, now);
+    let unproven = without_proof(&view, &policy, now);
+    let nodes = nodes(cluster, (&plan, &unproven), &deadlines, now);
     Report {
         time: now,
         namespace: cluster.namespace.clone(),
@@ -107,43 +109,6 @@ fn windows(policy: &Policy, now: Timestamp) -> Vec<Window> {
     let all = window(None, &policy.all.schedule);
     let own = policy.groups.iter().filter(|group| group.policy.schedule != policy.all.schedule);
     std::iter::once(all).chain(own.map(|group| window(Some(&group.name), &group.policy.schedule))).collect()
-}
-
-/// Returns a rollout that has begun.
-fn rollout(cluster: &Cluster, policy: &Policy, state: &RolloutState) -> Option<Rollout> {
-    let active = &state.rollout;
-    let status = &cluster.operator.as_ref()?.status;
-    let key = key_of(active);
-    status.active_rollouts.iter().find(|stored| key_of(stored) == key && stored.ended.is_none())?;
-    Some(Rollout {
-        version: active.version.clone(),
-        variant: active.variant.clone(),
-        arch: active.arch.clone(),
-        number: active.record.as_ref().map(|record| record.number),
-        started: active.started,
-        urgent_until: active.urgent_until,
-        estimated_completion: active.estimated_completion,
-        nodes: state.nodes,
-        updated: state.updated,
-        step: state.step,
-        steps: policy.canary.len(),
-        step_nodes: active.ledger.as_ref().and_then(|ledger| usize::try_from(ledger.due).ok()).filter(|due| *due > 0),
-        waits: state.wait.as_ref().map(canary),
-    })
-}
-
-/// Returns why no more nodes start in a canary step.
-fn canary(wait: &Wait) -> String {
-    match wait {
-        Wait::CanaryStep { approval: Some(_), nodes, .. } => format!("waits for approval{}", alone(nodes)),
-        Wait::StepUnproven { nodes, .. } if nodes.is_empty() => "is not proven".to_owned(),
-        Wait::StepUnproven { nodes, .. } => format!("is not proven by {}", nodes.join(", ")),
-        Wait::StepFailed { nodes, .. } if nodes.is_empty() => "has failed".to_owned(),
-        Wait::StepFailed { nodes, .. } => format!("has failed on {}", nodes.join(", ")),
-        Wait::CanaryStep { until: Some(until), .. } => format!("soaks until {until:.0}"),
-        Wait::CanaryStep { nodes, .. } if !nodes.is_empty() => format!("waits for {}", nodes.join(", ")),
-        wait => wait.to_string(),
-    }
 }
 
 /// Returns the requests for the canary steps that wait for a user, in the order of the rollouts.
@@ -324,13 +289,27 @@ pub(crate) fn unreached(reach: &Condition) -> &'static str {
     }
 }
 
-fn nodes(cluster: &Cluster, plan: &Plan, deadlines: &BTreeMap<String, Timestamp>, now: Timestamp) -> Vec<NodeReport> {
+/// A plan, and the reasons for which nodes have no proof of their version.
+type Planned<'a> = (&'a Plan, &'a BTreeMap<String, Wait>);
+
+fn nodes(
+    cluster: &Cluster,
+    planned: Planned<'_>,
+    deadlines: &BTreeMap<String, Timestamp>,
+    now: Timestamp,
+) -> Vec<NodeReport> {
     let labelled = cluster.nodes.iter().flatten().filter(|(_, facts)| facts.labelled).map(|(name, _)| name);
     let names: std::collections::BTreeSet<&String> = labelled.chain(cluster.shadows.keys()).collect();
-    names.into_iter().map(|name| node(cluster, name, plan, deadlines.get(name).copied(), now)).collect()
+    names.into_iter().map(|name| node(cluster, name, planned, deadlines.get(name).copied(), now)).collect()
 }
 
-fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>, now: Timestamp) -> NodeReport {
+fn node(
+    cluster: &Cluster,
+    name: &str,
+    (plan, without_proof): Planned<'_>,
+    deadline: Option<Timestamp>,
+    now: Timestamp,
+) -> NodeReport {
     let shadow = cluster.shadows.get(name);
     let status = shadow.map(|shadow| &shadow.status);
     let progress = status.and_then(|status| status.controller.progress.as_ref());
@@ -339,6 +318,9 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>,
     let paused = wait.is_some_and(Wait::pauses);
     let acts = || plan.actions.get(name).map(|action| (Wait::Acting.as_str().to_owned(), due(cluster, action)));
     let waits = waits_for(cluster, name, shadow, wait).or_else(acts);
+    // Others may wait for its proof.
+    let proof = without_proof.get(name).filter(|_| waits.is_none());
+    let waits = waits.or_else(|| proof.map(|wait| (wait.as_str().to_owned(), wait.to_string())));
     let (reason, message) = waits.or_else(|| not_known(cluster, name)).unzip();
     let deadline = deadline.filter(|_| !paused);
     let sentence = || Some((reason.as_deref()?, message.as_deref()?));
@@ -361,6 +343,7 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>,
         message: message.map(|message| cluster.filled(&message, name)),
         held_by_failures: wait.is_some_and(is_of_failures),
         unproven: shadow.and_then(|shadow| unproven(cluster, name, shadow, plan)),
+        waits_for_proof: proof.is_some(),
         deadline,
         ends: progress.and(first.or(deadline)),
         last: last.map(|last| LastResult::of(last, cluster, name)),

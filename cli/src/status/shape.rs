@@ -89,7 +89,9 @@ pub(crate) struct Rollout {
     pub(crate) steps: usize,
     /// Number of nodes that have to be updated in the step due, those of earlier steps included.
     pub(crate) step_nodes: Option<usize>,
-    /// The reason why no more nodes start, if there is one.
+    /// Number of places of that step that are free.
+    pub(crate) step_free: Option<usize>,
+    /// The reason why that step has no place that is free.
     pub(crate) waits: Option<String>,
     /// Time until which it does not wait for windows and for the soaks of canary steps; absent if it is not urgent.
     pub(crate) urgent_until: Option<Timestamp>,
@@ -160,6 +162,9 @@ pub(crate) struct NodeReport {
     /// from its verification; `Unproven` while it is verified again.
     #[serde(skip)]
     pub(crate) unproven: Option<Proof>,
+    /// True if it is to have no other version: the reason is that for which it has no proof of its own.
+    #[serde(skip)]
+    pub(crate) waits_for_proof: bool,
     pub(crate) deadline: Option<Timestamp>,
     /// The time that the text names: the one at which the reason of the step under way may end, or `deadline` if that is earlier.
     #[serde(skip)]

@@ -53,6 +53,35 @@ fn used_up_by(mut node: Value, status: Value) -> Cluster {
     cluster
 }
 
+#[test]
+fn node_without_a_proof_for_which_others_wait_is_not_called_up_to_date() {
+    let mut status = current();
+    (status["currentVersion"], status["record"]) = (json!("1.20.5"), json!({"last": last("HookTimedOut", "")}));
+    let due = "BackOff: it runs 1.20.5 without a proof (HookTimedOut), and is verified again at 2026-01-01T01:05:00Z";
+    for (annotations, expected) in [(json!({}), due), (held(), "Held: the node carries the annotation")] {
+        let cluster = used_up_by(node("gone", &annotations), status.clone());
+        let report = report(&cluster, now());
+        let node = report.nodes.iter().find(|node| node.name == "gone").unwrap();
+        let found =
+            format!("{}: {}", node.reason.as_deref().unwrap_or_default(), node.message.as_deref().unwrap_or_default());
+        assert!(found.starts_with(expected) && !node.is_current() && node.waits_for_proof, "{found}");
+    }
+}
+
+#[test]
+fn canary_step_with_a_free_place_is_not_said_to_hold_nodes_back() {
+    let t = "2026-01-01T00:00:00Z";
+    let rollout = json!({"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64", "started": t, "stepsPassed": 0,
+        "record": {"number": 3, "begun": t, "revision": {"name": "", "number": 0}}});
+    let status = json!({"observedGeneration": 1, "activeRollouts": [rollout]});
+    let policy = json!({"enabled": false, "strategy": {"canary": [{"nodes": 1}, {"nodes": 3}]}});
+    let cluster = one(operator(&policy, &status), shadow("a", idle()));
+    let text = shown(&cluster, None);
+    assert!(text.contains("; canary step 1 of 2 (1 node), which has 1 of 1 places free\n"), "{text}");
+    let json = serde_json::to_value(report(&cluster, now())).unwrap();
+    assert_eq!((&json["rollouts"][0]["waits"], &json["rollouts"][0]["stepFree"]), (&Value::Null, &json!(1)));
+}
+
 fn held() -> Value {
     json!({names::HOLD_ANNOTATION: "the auditors are here"})
 }

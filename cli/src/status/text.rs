@@ -182,7 +182,8 @@ pub(super) fn missing(report: &Report, left_out: &str, field: &mut Fields<'_>) {
         field(label, Style::Warn, &format!("the agent of {}: {}{since}", agent.node, agent.message));
     }
     if let Some(more) = report.silent_agents.len().checked_sub(NAMED).filter(|more| *more > 0) {
-        field("", Style::Plain, &format!("and the agents of {more} more nodes{left_out}"));
+        let plural = if more == 1 { "" } else { "s" };
+        field("", Style::Plain, &format!("and the agents of {more} more node{plural}{left_out}"));
     }
     first_of("Request:", Style::Warn, &report.misplaced_requests, NAMED, left_out, field);
     first_of("Not read:", Style::Warn, &report.not_read, NOT_READ, left_out, field);
@@ -217,13 +218,16 @@ pub(super) fn rollout_text(rollout: &Rollout, now: Timestamp) -> String {
         rollout.nodes
     );
     if let (Some(step), Some(nodes)) = (rollout.step, rollout.step_nodes) {
-        text.push_str(&format!("; canary step {step} of {} ({nodes} nodes)", rollout.steps));
+        let plural = if nodes == 1 { "" } else { "s" };
+        text.push_str(&format!("; canary step {step} of {} ({nodes} node{plural})", rollout.steps));
+        match (&rollout.waits, rollout.step_free) {
+            (Some(waits), _) => text.push_str(&format!(", which {waits}")),
+            (None, Some(free)) => text.push_str(&format!(", which has {free} of {nodes} places free")),
+            (None, None) => {}
+        }
     }
     if let Some(until) = rollout.urgent_until {
         text.push_str(&format!("; urgent until {}", moment(until, now)));
-    }
-    if let Some(waits) = &rollout.waits {
-        text.push_str(&format!(", which {waits}"));
     }
     if let Some(CompletionEstimate { at, earliest, latest, .. }) = &rollout.estimated_completion {
         let range = if earliest == latest { String::new() } else { format!(", between {earliest:.0} and {latest:.0}") };

@@ -48,7 +48,7 @@ pub(crate) fn is_not_in_back_off(ctx: &NodeContext<'_>) -> Option<Wait> {
     let record = ctx.shadow.status.controller.record.as_ref()?;
     let until = record.not_before.filter(|until| *until > ctx.now)?;
     let reason = record.last.as_ref().map(|last| last.reason.clone()).unwrap_or_default();
-    Some(Wait::BackOff { until, reason })
+    Some(Wait::BackOff { until, reason, unproven: None })
 }
 
 #[cfg(test)]
@@ -160,7 +160,7 @@ mod tests {
     fn failed_node_waits_for_its_back_off() {
         for (sentence, not_before, expected) in [
             ("never failed", None, None),
-            ("failed lately", Some(1), Some(Wait::BackOff { until: t(1), reason: String::new() })),
+            ("failed lately", Some(1), Some(Wait::BackOff { until: t(1), reason: String::new(), unproven: None })),
             ("waited long enough", Some(0), None),
         ] {
             let wait = refusal_of(is_not_in_back_off, |view, _| {

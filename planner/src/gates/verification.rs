@@ -8,7 +8,7 @@ use models::shadow::{AttemptResult, VersionFailure};
 use semver::Version;
 
 use super::{fleet, host, node};
-use crate::survey::key::is_member;
+use crate::survey::key::{is_member, key_of};
 use crate::survey::{NodeContext, ledger};
 use crate::wait::Wait;
 
@@ -36,25 +36,55 @@ pub(crate) struct Unproven<'a> {
     pub(crate) reason: &'a str,
 }
 
-/// Returns the version that an idle node runs without a proof, in a rollout that goes on. The ledger says so, and not the node's own
-/// record: that may be of an earlier version of the operator, or be gone with its Node object.
-pub(crate) fn unproven<'a>(ctx: &NodeContext<'a>) -> Option<Unproven<'a>> {
+/// Returns the rollout that goes on in which an idle node runs the version, with the place that it has there without a proof. The ledger says
+/// so, and not the node's own record: that may be of an earlier version of the operator, or be gone with its Node object.
+fn place<'a>(ctx: &NodeContext<'a>) -> Option<(&'a ActiveRollout, &'a LedgerNode)> {
     if ctx.node.progress().is_some() {
         return None;
     }
-    let is_open = |named: &&LedgerNode| {
-        let open = named.is_unproven() || named.proof == Proof::Failed && came_back_late(ctx);
-        open && named.node == ctx.facts().name
-    };
     // Few nodes have a name there, and what a node runs is read from a text.
     let of = |rollout: &'a ActiveRollout| {
-        let named = rollout.ledger.as_ref().filter(|_| rollout.ended.is_none())?.nodes.iter().find(is_open)?;
-        let runs = is_member(ctx.node, rollout) && ctx.runs(&rollout.version);
-        // One that had fallen has its proof, which counts again once it has been well in service for its soak.
-        let has_proof = || named.has_fallen() && ledger::place(ctx.node, rollout) == Some(Proof::Proven);
-        (runs && !has_proof()).then_some(Unproven { version: &rollout.version, reason: &named.reason })
+        let ledger = rollout.ledger.as_ref().filter(|_| rollout.ended.is_none())?;
+        let named = ledger.nodes.iter().find(|named| named.node == ctx.facts().name)?;
+        (is_member(ctx.node, rollout) && ctx.runs(&rollout.version)).then_some((rollout, named))
     };
     ctx.survey.rollouts.active.iter().find_map(of)
+}
+
+/// Returns the version that an idle node runs without a proof, where its verification may give it one.
+pub(crate) fn unproven<'a>(ctx: &NodeContext<'a>) -> Option<Unproven<'a>> {
+    let (rollout, named) = place(ctx)?;
+    let is_open = named.is_unproven() || named.proof == Proof::Failed && came_back_late(ctx);
+    // One that had fallen has its proof, which counts again once it has been well in service for its soak.
+    let has_proof = || named.has_fallen() && ledger::place(ctx.node, rollout) == Some(Proof::Proven);
+    (is_open && !has_proof()).then_some(Unproven { version: &rollout.version, reason: &named.reason })
+}
+
+/// Returns the reason for which an idle node has no proof of the version that it runs, unless a user has accepted that: what keeps it from its
+/// verification, or when that is due; of one that is not verified, that for which others wait because of it.
+pub(crate) fn wait(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let (rollout, named) = place(ctx).filter(|(_, named)| !named.accepted)?;
+    if let Some(Unproven { version, reason }) = unproven(ctx) {
+        let until = Some(due(ctx)).filter(|due| *due > ctx.now);
+        let back_off = |until| Wait::BackOff { until, reason: reason.to_owned(), unproven: Some(version.clone()) };
+        return refusal(ctx).or_else(|| until.map(back_off));
+    }
+    // One that had fallen counts again once it is well and in service.
+    let keeps = if named.has_fallen() { refusal(ctx) } else { None };
+    keeps.or_else(|| wait_of_others(ctx, rollout, named))
+}
+
+/// Returns the reason for which other nodes of a rollout wait because of one without a proof.
+fn wait_of_others(ctx: &NodeContext<'_>, rollout: &ActiveRollout, named: &LedgerNode) -> Option<Wait> {
+    let (variant, arch, version) = (&rollout.variant, &rollout.arch, &rollout.version);
+    let has_failed = named.proof == Proof::Failed;
+    if has_failed && ctx.survey.quarantine.holds(Some(variant.as_str()), Some(arch.as_str()), version) {
+        return Some(Wait::Quarantined { version: version.clone() });
+    }
+    let state = ctx.survey.rollouts.by_key(&key_of(rollout))?;
+    let step = state.wait.as_ref().filter(|wait| matches!(wait, Wait::StepUnproven { .. } | Wait::StepFailed { .. }));
+    let brake = state.brake.as_ref().map(|brake| &brake.wait).filter(|wait| matches!(wait, Wait::Braked { .. }));
+    step.or(brake).cloned()
 }
 
 /// Returns the time from which such a node is verified again by itself: at once if it came back after its attempt, or was held.

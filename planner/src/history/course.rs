@@ -201,7 +201,10 @@ pub(super) fn continued(
     status.first_estimate = active.record.as_ref().and_then(|record| record.first_estimate).or(status.first_estimate);
     let managers = &operator.managers;
     if status.entries.is_empty() {
-        let from: Vec<_> = rollout.from.iter().map(|from| format!("{} ({} nodes)", from.version, from.nodes)).collect();
+        let plural = |nodes: i64| if nodes == 1 { "" } else { "s" };
+        let from = rollout.from.iter();
+        let from = from.map(|from| format!("{} ({} node{})", from.version, from.nodes, plural(from.nodes)));
+        let from: Vec<_> = from.collect();
         let continues = rollout.first.map(|first| format!("; continues rollout {first}")).unwrap_or_default();
         let message = format!("to {} from {}{continues}", rollout.version, from.join(", "));
         let field_manager = managers.version.clone();

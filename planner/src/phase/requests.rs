@@ -8,9 +8,9 @@ use super::desired::{disarm_in_boot, withdraw_and_disarm};
 use crate::annotations::Misunderstood;
 use crate::decision::{Action, Note};
 use crate::gates;
-use crate::survey::NodeContext;
 use crate::survey::key::is_member;
 use crate::survey::requests::{has_unresolved_failures, pending_resume};
+use crate::survey::{NodeContext, brake};
 
 /// The length to which the text about a request that is not understood is cut: that of its field.
 const MESSAGE_LENGTH: usize = 512;
@@ -40,10 +40,14 @@ pub(super) fn acknowledged(ctx: &NodeContext<'_>) -> ShadowRequests {
     ctx.shadow.status.controller.record.as_ref().and_then(|r| r.requests.clone()).unwrap_or_default()
 }
 
-/// Returns whether the rollout of a node is recorded as braked, in a pause that is not over.
+/// Returns whether the rollout of a node is recorded as braked, in a pause that is not over and that its `retry` ends.
 fn is_in_pause(ctx: &NodeContext<'_>) -> bool {
     let Some(operator) = &ctx.view.operator else { return false };
     let Ok(version) = ctx.version() else { return false };
+    // The request ends no pause then.
+    if brake::kept_out(ctx.policy, ctx.facts()).is_some() {
+        return false;
+    }
     operator.status.active_rollouts.iter().any(|rollout| {
         let own = rollout.ended.is_none() && rollout.version == *version && is_member(ctx.node, rollout);
         own && rollout.ledger.as_ref().and_then(|ledger| ledger.braked_until).is_some_and(|until| until > ctx.now)
@@ -138,6 +142,7 @@ mod tests {
     use super::*;
     use crate::fixtures::{NEW, OLD, failure, rollout, t, updated};
     use crate::gates::testing::refusal_of;
+    use crate::hold::Hold;
 
     #[test]
     fn node_is_in_the_pause_of_its_own_rollout_until_that_is_over() {
@@ -148,6 +153,7 @@ mod tests {
         let later = || braked(Some(t(1)));
         for (sentence, rollout, expected) in [
             ("it is paused", later(), true),
+            ("it is paused, and a user holds the node", later(), false),
             ("the pause is over", braked(Some(t(0))), false),
             ("it is not paused", braked(None), false),
             ("the rollout has ended", ActiveRollout { ended: Some(t(0)), ..later() }, false),
@@ -156,6 +162,7 @@ mod tests {
         ] {
             let check = |ctx: &NodeContext<'_>| is_in_pause(ctx).then_some(());
             let found = refusal_of(check, |view, _| {
+                view.nodes.get_mut("a").unwrap().facts.hold = sentence.ends_with("holds the node").then(Hold::default);
                 view.operator.as_mut().unwrap().status.active_rollouts = vec![rollout];
             });
             assert_eq!(found.is_some(), expected, "{sentence}");

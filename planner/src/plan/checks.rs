@@ -1,7 +1,10 @@
 //! The checks of one node, in the order in which a plan makes them, with the verdict of each. A plan ends at the first
 //! that a node does not pass; here those after it are made too, so that a user sees all that has to change.
 //!
-//! The checks are those of the plan: the gates, and the plan's own answer for what depends on other nodes.
+//! The checks are those of the plan: the gates, and the plan's own answer for what depends on other nodes. A node that is to have no other
+//! version, and has not proven the one that it runs, has a check of that before them.
+
+use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use models::shadow::{Mode, Place, Progress, Step};
@@ -59,6 +62,9 @@ impl From<Option<Wait>> for CheckResult {
 /// The name of the check of what depends on other nodes.
 pub const TURN: &str = "HasTurn";
 
+/// The name of the check of a proof of the version that the node runs. It keeps the node from no update: others wait for the proof.
+pub const PROVEN: &str = "Proven";
+
 /// Returns the checks of a node. `plan` is the plan for the same arguments.
 pub fn checks(view: &ClusterView, policy: &Policy, plan: &Plan, now: Timestamp, name: &str) -> Vec<Check> {
     let labelled = |wait: Option<Wait>| {
@@ -74,13 +80,14 @@ pub fn checks(view: &ClusterView, policy: &Policy, plan: &Plan, now: Timestamp, 
         checks.push(Check::new("NothingUnderWay", "nothing is being written about it", Some(Wait::Acting).into()));
     }
     let Some(ctx) = NodeContext::of(view, &survey, node, now) else {
-        let missing = CheckResult::from(node.facts.labelled.then_some(Wait::NoShadow));
+        let unreadable = view.unreadable.shadows.contains_key(name).then_some(Wait::ShadowUnreadable);
+        let missing = unreadable.or_else(|| node.facts.labelled.then_some(Wait::NoShadow));
         checks.push(labelled((!node.facts.labelled).then_some(Wait::NotLabelled)));
         // Where there is no policy either, the operator may be in another namespace.
-        if node.facts.labelled && !policy.present {
+        if missing == Some(Wait::NoShadow) && !policy.present {
             checks.push(Check::new("Enabled", gates::ENABLED, Some(Wait::NoOperatorResource).into()));
         }
-        checks.push(Check::new("HasShadow", "the node has a shadow", missing));
+        checks.push(Check::new("HasShadow", "the node has a shadow", missing.into()));
         return checks;
     };
     let slot = view.slots().any(|slot| slot.uid == node.facts.uid);
@@ -91,6 +98,19 @@ pub fn checks(view: &ClusterView, policy: &Policy, plan: &Plan, now: Timestamp, 
         Some(progress) => under_way(progress, wait, &mut checks),
     }
     checks
+}
+
+/// Returns the reasons for which nodes that are to have no other version have no proof of the one that they run, by node.
+pub fn without_proof(view: &ClusterView, policy: &Policy, now: Timestamp) -> BTreeMap<String, Wait> {
+    let survey = Survey::of(view, policy, now);
+    let contexts = survey.nodes.iter().filter_map(|node| NodeContext::of(view, &survey, node, now));
+    contexts.filter_map(|ctx| Some((ctx.facts().name.clone(), unproven(&ctx)?))).collect()
+}
+
+/// Returns the reason for which an idle node has no proof of its version. An update to another one, and a drill, do not wait for that.
+fn unproven(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let stays = ctx.version().is_err() && !ctx.mode().is_drill();
+    if stays { gates::verification::wait(ctx) } else { None }
 }
 
 /// Adds the checks of some gates, each once.
@@ -126,6 +146,9 @@ fn idle(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
     let of_claim = |wait: &&Wait| matches!(wait.reason(), WaitReason::Held | WaitReason::DisarmPending);
     let left = wait.filter(of_claim).filter(|_| ctx.facts().claimed());
     checks.push(Check::new("Released", "nothing of an earlier attempt is left on the node", left.cloned().into()));
+    if let Some(wait) = unproven(ctx) {
+        checks.push(Check::new(PROVEN, "the node has proven the version that it runs", CheckResult::Waits(wait)));
+    }
     add_gates(ctx, gates::of_idle(ctx), checks);
     let result = if passed(checks) { wait.cloned().into() } else { CheckResult::NotReached };
     checks.push(turn(result));
@@ -174,5 +197,28 @@ fn under_way(progress: &Progress, wait: Option<&Wait>, checks: &mut Vec<Check>) 
             std::cmp::Ordering::Greater => CheckResult::NotReached,
         };
         checks.push(Check::new(phase.step.as_str(), (phase.holds)(mode), result));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{cluster, node, t};
+    use crate::plan::plan;
+
+    #[test]
+    fn shadow_that_cannot_be_read_is_not_called_missing() {
+        for (unreadable, expected) in [(false, Wait::NoShadow), (true, Wait::ShadowUnreadable)] {
+            let mut a = node("a");
+            a.shadow = None;
+            let (mut view, policy) = cluster(vec![a], &[]);
+            if unreadable {
+                view.unreadable.shadows.insert("a".into(), "a field".into());
+            }
+            let made = plan(&view, &policy, t(0));
+            let checks = checks(&view, &policy, &made, t(0), "a");
+            let first = checks.iter().find_map(Check::wait);
+            assert_eq!((first, made.waits.get("a")), (Some(&expected), Some(&expected)), "{checks:?}");
+        }
     }
 }

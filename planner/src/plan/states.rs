@@ -21,7 +21,9 @@ pub struct RolloutState {
     pub updated: usize,
     /// The canary step due, from 1; `None` after the last one, and without any.
     pub step: Option<usize>,
-    /// The reason why no more nodes start, if there is one.
+    /// Number of places of that step that are free; `None` without a step.
+    pub free: Option<usize>,
+    /// The reason why the step has no place that is free.
     pub wait: Option<Wait>,
 }
 
@@ -31,12 +33,16 @@ pub fn rollouts(view: &ClusterView, policy: &Policy, now: Timestamp) -> Vec<Roll
     let state = |active: &ActiveRollout| {
         let rollout = rollouts.by_key(&key_of(active)).filter(|_| active.ended.is_none())?;
         let passed = usize::try_from(active.steps_passed).unwrap_or(0);
+        // Images ahead of time take no place.
+        let ahead = policy.pre_stage.is_some();
+        let free = if ahead { rollout.room_for_slots() } else { rollout.room_to_begin() };
         Some(RolloutState {
             rollout: active.clone(),
             nodes: rollout.total,
             updated: rollout.finished,
             step: (passed < policy.canary.len()).then_some(passed + 1),
-            wait: rollout.wait.clone(),
+            free,
+            wait: rollout.wait.clone().filter(|_| free == Some(0)),
         })
     };
     rollouts.active.iter().filter_map(state).collect()
@@ -83,10 +89,11 @@ pub fn drain_refusals(view: &ClusterView, policy: &Policy, now: Timestamp) -> Ve
 
 #[cfg(test)]
 mod tests {
+    use models::shadow::{HostState, Step};
     use serde_json::json;
 
     use super::*;
-    use crate::fixtures::{NEW, cluster, node, pod, recorded, rollout, t, updated, with_policy};
+    use crate::fixtures::{NEW, at, cluster, node, pod, recorded, rollout, t, updated, with_policy};
     use crate::view::{BudgetFacts, NodeView, PodFacts};
 
     fn with_pods(name: &str, pods: Vec<PodFacts>) -> NodeView {
@@ -112,6 +119,32 @@ mod tests {
             let found = rollouts(&view, &policy, t(100));
             let found: Vec<_> = found.iter().map(|found| (found.nodes, found.updated, found.step)).collect();
             assert_eq!(found, [(2, usize::from(done), step)], "{sentence}");
+        }
+    }
+
+    #[test]
+    fn canary_step_holds_nodes_back_only_once_it_has_no_free_place() {
+        let staging = |name| at(name, Step::Staging, 0, HostState::StagedUpdate);
+        let draining = |name| at(name, Step::Draining, 0, HostState::StagedUpdate);
+        for (sentence, ahead, others, free) in [
+            ("nothing is under way", false, vec![node("b"), node("c")], 2),
+            ("an image is downloaded", false, vec![staging("b"), node("c")], 1),
+            ("images are downloaded ahead of time", true, vec![staging("b"), staging("c")], 2),
+            ("one is drained", true, vec![draining("b"), staging("c")], 1),
+            ("two are under way", false, vec![draining("b"), staging("c")], 0),
+        ] {
+            let (mut view, _) = cluster([node("a")].into_iter().chain(others).collect(), &[]);
+            let active = ActiveRollout { record: Some(recorded(7)), ..rollout(NEW) };
+            view.operator.as_mut().unwrap().status.active_rollouts = vec![active];
+            let mut strategy = json!({"canary": [{"nodes": 2}]});
+            if ahead {
+                strategy["preStage"] = json!({"maxConcurrent": 2});
+            }
+            let policy = with_policy(&mut view, json!({"strategy": strategy}));
+            let found = rollouts(&view, &policy, t(100)).remove(0);
+            let nodes = vec!["b".to_owned(), "c".to_owned()];
+            let full = Wait::CanaryStep { step: 1, until: None, approval: None, nodes };
+            assert_eq!((found.free, found.wait), (Some(free), (free == 0).then_some(full)), "{sentence}");
         }
     }
 

@@ -6,11 +6,11 @@
 use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
-use models::operator::{ActiveRollout, BrakeLimit, LedgerNode, MAX_FAILURES, RolloutLedger};
+use models::operator::{ActiveRollout, BrakeLimit, CordonedNodes, LedgerNode, MAX_FAILURES, RolloutLedger};
 
 use super::key::is_member;
 use crate::policy::{Policy, WindowState};
-use crate::view::ClusterView;
+use crate::view::{ClusterView, NodeFacts};
 use crate::wait::Wait;
 
 /// The number of nodes that the reason names.
@@ -50,7 +50,15 @@ pub(crate) fn limit_among(
     ledger: &RolloutLedger,
     of_kind: (usize, usize),
 ) -> BrakeLimit {
-    let nodes = ledger.judged_among(nodes(view, ledger, of_kind));
+    limit_of(policy, ledger.judged_among(nodes(view, ledger, of_kind)))
+}
+
+/// Returns the number of ends that brake a rollout, as far as the ledger of a braked one shows it: among as many nodes as there were then.
+pub fn recorded_limit(policy: &Policy, ledger: &RolloutLedger) -> BrakeLimit {
+    limit_of(policy, ledger.judged_among(usize::MAX))
+}
+
+fn limit_of(policy: &Policy, nodes: usize) -> BrakeLimit {
     let ends = limit(policy, nodes);
     // A share of none would be nothing.
     if nodes == 0 { ends.into() } else { BrakeLimit { ends, nodes } }
@@ -86,11 +94,18 @@ pub(crate) fn end_pause(ledger: &mut RolloutLedger, window_opens: bool, is_retri
     }
 }
 
+/// Returns why a user keeps a node out of updates, if one does. A request to try that node ends no pause of a brake: another one would be tried.
+pub fn kept_out(policy: &Policy, facts: &NodeFacts) -> Option<Wait> {
+    let hold = facts.hold.clone().map(|hold| Wait::Held { until: hold.until, reason: hold.reason });
+    let skipped = policy.for_node(facts).drain.cordoned_nodes == CordonedNodes::Skip;
+    hold.or_else(|| (skipped && facts.cordoned_by_others()).then_some(Wait::Cordoned))
+}
+
 impl Brake {
     /// Returns whether it is this node that goes alone, or is tried.
     pub(crate) fn is_of(&self, node: &str) -> bool {
         match &self.wait {
-            Wait::Braked { trial: alone, .. } | Wait::FirstNode { node: alone } => alone.as_deref() == Some(node),
+            Wait::Braked { trial: alone, .. } | Wait::FirstNode { node: alone, .. } => alone.as_deref() == Some(node),
             _ => false,
         }
     }
@@ -108,9 +123,9 @@ pub(crate) struct Busy {
 
 /// Returns what lets the first node of a rollout go alone, until one is proven or accepted by a user.
 pub(crate) fn first(ledger: &RolloutLedger, under_way: &[Busy]) -> Option<Brake> {
-    let node = under_way.iter().find(|busy| !busy.ended).map(|busy| busy.node.clone());
-    let room = usize::from(under_way.is_empty());
-    (ledger.good() == 0).then_some(Brake { wait: Wait::FirstNode { node }, room, wake: None, row: Vec::new() })
+    let find = |ended: bool| under_way.iter().find(|busy| busy.ended == ended).map(|busy| busy.node.clone());
+    let (wait, room) = (Wait::FirstNode { node: find(false), not_back: find(true) }, usize::from(under_way.is_empty()));
+    (ledger.good() == 0).then_some(Brake { wait, room, wake: None, row: Vec::new() })
 }
 
 /// Returns the brake of a rollout, if it is braked. `runs` says of an end whether its node may run the version without a proof.
@@ -156,5 +171,7 @@ mod tests {
     fn limit_of_ends_has_the_number_of_nodes_that_it_is_among() {
         let (view, policy) = cluster(vec![node("a")], &[]);
         assert_eq!(limit_among(&view, &policy, &RolloutLedger::default(), (3, 3)).nodes, 3);
+        let braked = RolloutLedger { braked_until: Some(t(100)), braked_among: Some(2), ..RolloutLedger::default() };
+        assert_eq!(recorded_limit(&policy, &braked), BrakeLimit { ends: 1, nodes: 2 });
     }
 }

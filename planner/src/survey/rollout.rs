@@ -181,7 +181,8 @@ fn follow_one(
     let is_asked = |node: &NodeView| node.shadow.as_ref().is_some_and(|shadow| shadow.pending_retry().is_some());
     let is_retried = view.nodes.values().any(|node| {
         let is_on_its_way = || node.update().is_some_and(|progress| progress.version == *version);
-        is_asked(node) && is_member(node, &active) && (is_wanted(node) || is_on_its_way())
+        let asks = is_asked(node) && brake::kept_out(policy, &node.facts).is_none();
+        asks && is_member(node, &active) && (is_wanted(node) || is_on_its_way())
     });
     rollout.brake = brake_of((view, policy), (&active, &mut ledger), (&rollout, is_retried), now);
     active.ledger = Some(ledger);

@@ -74,6 +74,7 @@ impl Wait {
     /// Returns the time at which the reason may end without another event, and what happens then.
     pub fn end(&self) -> Option<(Timestamp, &'static str)> {
         let (at, what) = match self {
+            Self::BackOff { until, unproven: Some(_), .. } => (Some(*until), "it is verified again"),
             Self::BackOff { until, .. } => (Some(*until), "the back-off is over"),
             Self::Soaking { until } => (Some(*until), "the node has stayed healthy for long enough"),
             Self::AwaitingHook { until, .. } => (Some(*until), "a hook is no longer waited for"),

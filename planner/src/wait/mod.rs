@@ -19,7 +19,7 @@ pub use ends::{DENIED_FOR_GOOD, StepRequest, end_in};
 pub(crate) use ends::{HAS_UNTIL, RETRIED_UNTIL};
 pub use reason::WaitsFor;
 pub(crate) use text::{BEFORE_RESUME, request, resume};
-pub use text::{alone, gone, node_name, not_ready, without_command};
+pub use text::{COUNTS_AGAIN, alone, gone, node_name, not_ready, without_command};
 pub use unfinished::UnfinishedEviction;
 
 use crate::rules::Refusal;
@@ -132,9 +132,9 @@ pub enum Wait {
     /// A command has been running on the host for long, as its agent reports it.
     #[error("the host is busy: {message}")]
     HostBusy { message: String },
-    /// The last attempt ended for this reason, which backs off; the next one is not due.
-    #[error("the last attempt ended ({reason}); the next one is due at {until:.0}")]
-    BackOff { until: Timestamp, reason: String },
+    /// The last attempt ended for this reason. The next one is not due, or the next verification of this version, which the node runs without a proof.
+    #[error("{}", text::back_off(*.until, .reason, .unproven.as_ref()))]
+    BackOff { until: Timestamp, reason: String, unproven: Option<Version> },
     /// Other nodes come first.
     #[error("{}", text::queued(*.position, .behind.as_deref()))]
     Queued {
@@ -260,7 +260,7 @@ pub enum Wait {
     /// The node is under resource pressure, as this condition of it reports.
     #[error("the node reports {condition}")]
     NodePressure { condition: String },
-    #[error("{count} nodes are not Ready, and policy allows {limit}")]
+    #[error("{count} node(s) are not Ready, and policy allows {limit}")]
     UnhealthyNodes { count: usize, limit: usize },
     #[error("{node} of zone '{zone}' is out of service; one zone is updated at a time")]
     ZoneBusy { zone: String, node: String },
@@ -298,7 +298,7 @@ pub enum Wait {
     BudgetBusy { pod: String, budget: String, node: String },
     /// Pods of a budget are broken, so that it allows nothing.
     #[error(
-        "the PodDisruptionBudget {budget} allows no disruption of {pod} before {count} more of its pods are healthy, here or on other \
+        "the PodDisruptionBudget {budget} allows no disruption of {pod} before it has {count} more healthy pod(s), here or on other \
              nodes{}", text::unfinished(.eviction.as_ref())
     )]
     BudgetUnhealthy {
@@ -402,12 +402,9 @@ pub enum Wait {
         /// The first few of them.
         nodes: Vec<String>,
     },
-    /// No node has proven the version yet.
-    #[error("{}", text::first_node(.node.as_deref()))]
-    FirstNode {
-        /// The node that goes first, if one is under way.
-        node: Option<String>,
-    },
+    /// No node has proven the version yet: `node` goes first, if one is under way. The host of `not_back`, whose attempt is over, may still reboot.
+    #[error("{}", text::first_node(.node.as_deref(), .not_back.as_deref()))]
+    FirstNode { node: Option<String>, not_back: Option<String> },
     #[error("the leader runs on this node: other nodes come first, and then another replica leads")]
     HandingOver,
     #[error("{count} pod(s) on the updated node are not healthy yet, {pod} first ({why})")]

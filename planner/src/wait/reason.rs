@@ -99,7 +99,11 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         "An answer of the host's update API to its agent; for a state that the agent does not know, an agent of a later version.",
     ),
     (HostBusy, Host, "The end of the command that runs on the host: see the journal of its `apiserver.service`."),
-    (BackOff, Time, "The end of the back-off, or [retry](policy.md#requests)."),
+    (
+        BackOff,
+        Time,
+        "The end of the back-off, or, on a version without a proof, the next verification; or [retry](policy.md#requests).",
+    ),
     (Queued, Turn, "The nodes before it."),
     (
         BudgetUsedUp,
@@ -210,7 +214,12 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         "The nodes that the message names, Ready and without pressure, or deleted. It ends after 24 hours at the latest: nodes that have been ill \
          for longer say nothing about a version.",
     ),
-    (FirstNode, Turn, "The first node of the rollout, until it has proven the version."),
+    (
+        FirstNode,
+        Turn,
+        "The first node of the rollout, until it has proven the version; after a missed deadline while its host is up, until it is certain that it \
+         does not reboot any more, or for `spec.deadlines.return`.",
+    ),
     (
         HandingOver,
         Turn,

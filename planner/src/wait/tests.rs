@@ -13,7 +13,7 @@ fn closed_window_reports_its_opening_time() {
 fn times_in_messages_have_no_fractions_of_seconds() {
     let at: Timestamp = "2026-01-01T00:00:07.123456789Z".parse().unwrap();
     for wait in [
-        Wait::BackOff { until: at, reason: "BootFellBack".into() },
+        Wait::BackOff { until: at, reason: "BootFellBack".into(), unproven: None },
         Wait::EarlierOperatorGone { until: at },
         Wait::LeavingLoadBalancer { until: at },
         Wait::Soaking { until: at },
@@ -29,13 +29,18 @@ fn wait_that_may_end_by_itself_says_when_and_what_happens_then() {
     let at = Timestamp::from_second(1_800_000_000).unwrap();
     let braked = |until| Wait::Braked { count: 3, fallen: 0, nodes: vec![], until, trial: None };
     let never = |until| Wait::BudgetNeverAllows { pod: "a/b".into(), budget: "a/c".into(), until, is_static: false };
+    let back_off = |unproven| Wait::BackOff { until: at, reason: "HookTimedOut".into(), unproven };
     for (wait, what) in [
         (braked(Some(at)), "one node is tried alone"),
         (never(Some(at)), "its pods are asked again"),
         (Wait::Held { until: Some(at), reason: None }, "the hold is over"),
+        (back_off(None), "the back-off is over"),
+        (back_off(Some(Version::new(1, 20, 5))), "it is verified again"),
     ] {
         assert_eq!((wait.end(), wait.ends_at()), (Some((at, what)), Some(at)));
     }
+    let sooner = "asked again from 2027-01-15T08:00:00Z, or once the spec of the budget changes";
+    assert!(never(Some(at)).to_string().contains(sooner), "{}", never(Some(at)));
     for wait in [braked(None), never(None), Wait::UpToDate] {
         assert_eq!((wait.end(), wait.ends_at()), (None, None), "{wait}");
     }

@@ -40,6 +40,13 @@ pub(super) fn held(until: Option<Timestamp>, reason: Option<&str>) -> String {
     format!("the node carries the annotation {HOLD_ANNOTATION}{reason}{}", at("it ends at", until))
 }
 
+pub(super) fn back_off(until: Timestamp, reason: &str, unproven: Option<&Version>) -> String {
+    match unproven {
+        None => format!("the last attempt ended ({reason}); the next one is due at {until:.0}"),
+        Some(version) => format!("it runs {version} without a proof ({reason}), and is verified again at {until:.0}"),
+    }
+}
+
 pub(super) fn earlier_operator(pods: &[String], count: usize) -> String {
     let more = match count.saturating_sub(pods.len()) {
         0 => String::new(),
@@ -120,8 +127,8 @@ pub(super) fn never(until: Option<Timestamp>, is_static: bool) -> String {
                 .to_owned()
         }
         Some(until) => format!(
-            "; its pods stayed when they were asked, and are asked again from {until:.0}: have the workload move them, or let the budget allow \
-             one disruption"
+            "; its pods stayed when they were asked, and are asked again from {until:.0}, or once the spec of the budget changes: have the \
+             workload move them, or let the budget allow one disruption"
         ),
         None => {
             "; spec.drain.guardedPods is Wait: let the budget allow one disruption, run one more pod, or set it to Ask"
@@ -166,10 +173,10 @@ fn named(nodes: &[String]) -> String {
 /// The end of a sentence about nodes that had proven the version.
 const FELL: &str = "were not Ready any more, or under pressure";
 
-/// The end of a sentence about such a node.
-const BACK: &str = "counts again once it is in service on the version and has been Ready, without pressure, for \
-                    spec.health.after.soak, three minutes at the least; with the end NotReady, an hour at the least, \
-                    unless nodes without the version were not Ready as often in it";
+/// The end of a sentence about a node that had proven the version, and was not Ready any more or under pressure.
+pub const COUNTS_AGAIN: &str = "counts again once it is in service on the version and has been Ready, without pressure, \
+                                for spec.health.after.soak, three minutes at the least; with the end NotReady, an hour at \
+                                the least, unless nodes without the version were not Ready as often in it";
 
 /// Returns whether a node that a reason names with its end had proven the version: no verification makes it count again.
 fn has_fallen(named: &str) -> bool {
@@ -178,7 +185,7 @@ fn has_fallen(named: &str) -> bool {
 
 /// Returns the end of a sentence about nodes of which some had proven the version: when one of those counts again.
 fn of_fallen() -> String {
-    format!("; one with the end {FALLEN} or {UNDER_PRESSURE} {BACK}")
+    format!("; one with the end {FALLEN} or {UNDER_PRESSURE} {COUNTS_AGAIN}")
 }
 
 pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
@@ -186,7 +193,7 @@ pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
     let fallen = nodes.iter().filter(|node| has_fallen(node)).count();
     let (by, again) = match fallen {
         0 => ("have not proven the version".to_owned(), verified.to_owned()),
-        all if all == nodes.len() => (format!("had proven the version and {FELL}"), format!("Each {BACK}")),
+        all if all == nodes.len() => (format!("had proven the version and {FELL}"), format!("Each {COUNTS_AGAIN}")),
         _ => {
             (format!("have not proven the version, or had proven it and {FELL}"), format!("{verified}{}", of_fallen()))
         }
@@ -246,9 +253,15 @@ pub(super) fn braked(
     )
 }
 
-pub(super) fn first_node(node: Option<&str>) -> String {
-    let node = node.unwrap_or("another node");
-    format!("the first node of a rollout goes alone: it comes after {node} has proven the version")
+pub(super) fn first_node(node: Option<&str>, not_back: Option<&str>) -> String {
+    let next = match (node, not_back) {
+        (None, Some(node)) => format!(
+            "{node} has not rebooted by its permit in time; the next one goes once it is certain that it does not reboot any more, after \
+             spec.deadlines.return at the latest"
+        ),
+        (node, _) => format!("it comes after {} has proven the version", node.unwrap_or("another node")),
+    };
+    format!("the first node of a rollout goes alone: {next}")
 }
 
 /// Names the nodes that have proven a version without pods of workloads, for the user who is to approve it; nothing without any.

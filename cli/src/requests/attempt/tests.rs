@@ -89,7 +89,7 @@ fn retry_that_ends_no_wait_fails_where_a_user_has_to_end_it() {
 
 #[test]
 fn retry_ends_the_pause_of_a_braked_rollout_for_a_node_that_waits_for_it() {
-    let now = crate::clock::now();
+    let now = "2026-01-01T00:00:00Z".parse().unwrap();
     let braked = |until: Option<&str>| {
         operator(
             &json!({}),
@@ -109,6 +109,60 @@ fn retry_ends_the_pause_of_a_braked_rollout_for_a_node_that_waits_for_it() {
     for (until, runs, arch) in [(None, "1.20.4", "x86_64"), (until, "1.20.5", "x86_64"), (until, "1.20.4", "aarch64")] {
         assert!(nothing(decide(until, runs, arch)).contains("nothing to retry"), "{until:?} {runs} {arch}");
     }
+    let over = nothing(decide(Some("2025-12-31T23:50:00Z"), "1.20.4", "x86_64"));
+    assert!(over.ends_with("its rollout is braked, and its pause is over: one node is tried alone"), "{over}");
+}
+
+fn end(node: &str, proof: &str, reason: &str, before: bool) -> Value {
+    json!({"node": node, "proof": proof, "reason": reason, "beforeProof": before})
+}
+
+/// No pause is in effect then: no node is tried when it is over either.
+#[test]
+fn retry_does_not_end_the_pause_of_a_brake_that_lets_no_node_be_tried() {
+    let now = "2026-01-01T00:00:00Z".parse().unwrap();
+    let silent = |before| end("b", "Unproven", "HookTimedOut", before);
+    let status = json!({"currentVersion": "1.20.4", "variant": "aws-k8s-1.37", "arch": "x86_64"});
+    let mut held = status.clone();
+    held["conditions"] = json!([condition(BLOCKED, "Held", "MESSAGE")]);
+    let no_trial = "no node is tried while others run the version without a proof: ";
+    let retry = format!("{no_trial}b (HookTimedOut). To have one verified again: kubectl brupop retry b");
+    let fallen = format!("{no_trial}b (NotReady). Each counts again once it is in service");
+    let failed = format!("{no_trial}b (SoakFailed). To try again, once the cause is removed: kubectl brupop resume");
+    let free = || end("c", "Free", "AgentSilent", false);
+    // The end of one among two brakes a rollout, and that of three among many.
+    for (sentence, status, among, row, expected) in [
+        ("one runs the version", &status, 10, vec![silent(false)], retry.as_str()),
+        ("one has failed on it", &status, 10, vec![end("b", "Failed", "SoakFailed", false)], failed.as_str()),
+        ("one had proven it", &status, 2, vec![end("b", "Unproven", "NotReady", true)], fallen.as_str()),
+        ("one has run it from before a proof, which is enough", &status, 2, vec![silent(true), free()], retry.as_str()),
+        ("one has run it from before a proof, of many", &status, 10, vec![silent(true), free()], ""),
+        ("one has failed, and has left it", &status, 10, vec![end("c", "Failed", "BootFellBack", false)], ""),
+        ("none has run it, and the node is held", &held, 10, vec![free()], "MESSAGE"),
+    ] {
+        let named: Vec<&Value> = row.iter().filter(|end| end["proof"] != "Free").collect();
+        let until = "2026-01-01T06:00:00Z";
+        let ledger = json!({"brakedUntil": until, "brakedAmong": among, "row": row, "nodes": named});
+        let rollout = json!({"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64",
+            "started": "2026-01-01T00:00:00Z", "stepsPassed": 0, "ledger": ledger});
+        let operator = operator(&json!({}), &json!({"activeRollouts": [rollout]}));
+        match decide_retry(Some(&operator), &shadow(status), "nonce", now) {
+            Ok(Decision::Write(_)) => assert_eq!(expected, "", "{sentence}"),
+            Ok(Decision::Nothing(reason)) => panic!("{sentence}: {reason}"),
+            Err(error) => assert!(!expected.is_empty() && error.to_string().contains(expected), "{sentence}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn retry_of_a_node_that_had_proven_its_version_says_when_it_counts_again() {
+    let place = json!({"node": "a", "proof": "Unproven", "reason": "NotReady"});
+    let rollout = json!({"version": "1.20.5", "started": "2026-01-01T00:00:00Z", "stepsPassed": 0,
+        "ledger": {"nodes": [place]}});
+    let operator = operator(&json!({}), &json!({"activeRollouts": [rollout]}));
+    let node = shadow(&json!({"currentVersion": "1.20.5"}));
+    let reason = nothing(decide_retry(Some(&operator), &node, "nonce", crate::clock::now()).unwrap());
+    assert_eq!(reason, format!("it had proven its version, and is not verified again: it {COUNTS_AGAIN}"));
 }
 
 #[test]

@@ -55,7 +55,7 @@ const PAUSED: &str = "spec.enabled is false: no update starts; those with a slot
 const EXPRESSIONS_QUIET: &str = "ExpressionsQuiet";
 
 /// The operator needs a user's approval to continue.
-const APPROVAL: &str = "AwaitingApproval";
+pub const APPROVAL: &str = "AwaitingApproval";
 
 /// Returns whether nodes may start now.
 pub(super) fn open(state: &WindowState) -> bool {

@@ -1,13 +1,14 @@
 //! The brake of a rollout: which ends in a row stop it, who is tried, and what goes on.
 
 use models::condition::true_condition;
-use models::operator::{BRAKED, LedgerNode, RolloutLedger};
+use models::operator::{BRAKED, CordonedNodes, LedgerNode, RolloutLedger};
 use models::reason::Proof;
 use models::shadow::{AttemptResult, HostState, Record, Step};
 use serde_json::json;
 
 use super::ledger::{entry, ledger, recorded_with, slots_of, staged, with_place};
 use crate::fixtures::*;
+use crate::hold::Hold;
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
@@ -182,9 +183,21 @@ fn braked_rollout_tries_one_node_after_each_pause() {
 fn retry_of_a_node_ends_the_pause() {
     let free = row(&[("b", Proof::Free), ("x2", Proof::Free), ("x3", Proof::Free)]);
     let ledger = RolloutLedger { row: free, braked_until: Some(t(600)), ..RolloutLedger::default() };
-    let (mut view, policy) = fleet(&["b", "c"], ledger);
-    view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap().retry = Some("now".into());
-    assert_eq!(slots_of(&plan(&view, &policy, t(60))).len(), 1, "one is tried at once");
+    type Change = fn(&mut NodeView, &mut Policy);
+    let case = |sentence: &str, tried: usize, change: Change| {
+        let (mut view, mut policy) = fleet(&["b", "c"], ledger.clone());
+        let asked = view.nodes.get_mut("b").unwrap();
+        asked.shadow.as_mut().unwrap().retry = Some("now".into());
+        change(asked, &mut policy);
+        assert_eq!(slots_of(&plan(&view, &policy, t(60))).len(), tried, "{sentence}");
+    };
+    case("one is tried at once", 1, |_, _| {});
+    case("a user holds it: no other one is tried", 0, |node, _| node.facts.hold = Some(Hold::default()));
+    case("a user has cordoned it", 0, |node, _| node.facts.unschedulable = true);
+    case("policy updates cordoned nodes", 1, |node, policy| {
+        node.facts.unschedulable = true;
+        policy.all.drain.cordoned_nodes = CordonedNodes::Update;
+    });
 }
 
 #[test]
@@ -227,7 +240,7 @@ fn first_node_of_a_rollout_goes_alone() {
         if expected == 1 {
             view.operator.as_mut().unwrap().status = made.status.unwrap();
             let made = plan(&view, &policy, t(61));
-            let behind = Wait::FirstNode { node: Some("b".into()) };
+            let behind = Wait::FirstNode { node: Some("b".into()), not_back: None };
             assert_eq!(made.waits["c"], behind, "{sentence}: the others have their images and wait");
         }
     }

@@ -84,7 +84,8 @@ fn first_node_that_never_comes_back_does_not_hold_all_others_for_ever() {
 fn no_other_node_goes_beside_one_whose_attempt_is_over_while_its_host_is_up_and_may_still_reboot() {
     let braked = RolloutLedger { proven: 1, row: row(&FREE), braked_until: Some(t(30)), ..RolloutLedger::default() };
     let returning = i64::try_from(fleet(&[], braked.clone()).1.returning.as_secs()).unwrap();
-    let first = "it comes after another node has proven the version";
+    let first =
+        "a has not rebooted by its permit in time; the next one goes once it is certain that it does not reboot";
     let alone = |second: i64, ready: bool, boot: &str, ledger: &RolloutLedger, text: &str, expected: &[&str]| {
         let (mut view, policy) = fleet(&["b"], ledger.clone());
         let mut over = dead_in_reboot(&mut view);

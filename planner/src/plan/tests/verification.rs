@@ -15,7 +15,7 @@ use crate::decision::{Action, Note};
 use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::lint::lint;
-use crate::plan::{Plan, plan};
+use crate::plan::{Check, PROVEN, Plan, checks, plan, without_proof};
 use crate::policy::Policy;
 use crate::view::{ClusterView, DaemonSetState, NodeView, OwnerHealth, PodFacts};
 use crate::wait::Wait;
@@ -237,6 +237,65 @@ fn node_is_verified_again_only_where_that_can_show_something() {
         view.nodes.remove("z");
         view.operator.as_mut().unwrap().status.active_rollouts[0].ended = Some(t(60));
     });
+}
+
+/// The plan has another reason: no update waits for the proof.
+#[test]
+fn node_without_a_proof_is_explained_by_when_it_is_verified_or_what_keeps_it_from_that() {
+    type Change = fn(&mut ClusterView, &mut Policy);
+    let case = |sentence: &str, second: i64, expected: &str, change: Change| {
+        let (mut view, mut policy) = rollout_of(&["a"], canary());
+        change(&mut view, &mut policy);
+        let made = plan(&view, &policy, t(second));
+        let all = checks(&view, &policy, &made, t(second), "a");
+        let first = all.iter().find(|check| check.wait().is_some());
+        let proven = all.iter().find(|check| check.name == PROVEN);
+        let found = proven.and_then(Check::wait).map_or_else(String::new, ToString::to_string);
+        assert!(found.starts_with(expected) && found.is_empty() == expected.is_empty(), "{sentence}: {found}");
+        assert!(proven.is_none_or(|proven| first == Some(proven)), "{sentence}: {all:?}");
+        assert_eq!(without_proof(&view, &policy, t(second)).get("a"), proven.and_then(Check::wait), "{sentence}");
+        assert!(proven.is_none() || made.waits.get("a") == Some(&Wait::UpToDate), "{sentence}: {:?}", made.waits);
+    };
+    let due = "it runs 1.20.5 without a proof (HookTimedOut), and is verified again at 2027-01-15T09:00:50Z";
+    let step = "canary step 1 is not passed: its places are used up";
+    let unproven = "canary step 1 is not passed: its places are used up by nodes that had proven the version";
+    case("it is verified in an hour", 60, due, |_, _| {});
+    case("it is verified now", DUE, "", |_, _| {});
+    case("it is held", DUE, "the node carries the annotation", |view, _| a(view).facts.hold = Some(Hold::default()));
+    case("it is not Ready", 60, "the node is not Ready", |view, _| a(view).facts.ready = false);
+    case("it is under pressure", 60, "the node reports DiskPressure", |view, _| {
+        a(view).facts.pressure = Some("DiskPressure".into());
+    });
+    case("a user has accepted it", 60, "", |view, _| {
+        let ledger = view.operator.as_mut().unwrap().status.active_rollouts[0].ledger.as_mut().unwrap();
+        (ledger.accepted, ledger.nodes[0].accepted) = (1, true);
+    });
+    case("it has failed", 60, step, |view, _| place(view).proof = Proof::Failed);
+    case("it has failed, and the version is quarantined", 60, "1.20.5 has failed too often", |view, _| {
+        place(view).proof = Proof::Failed;
+        fails(view, NEW);
+    });
+    case("it had proven the version", 60, unproven, |view, _| falls(view));
+    case("it had proven it, and is not Ready yet", 60, "the node is not Ready", |view, _| {
+        falls(view);
+        a(view).facts.ready = false;
+    });
+    case("it is to have another version", 60, "", |view, _| {
+        let updates = shadow(view).status.agent.updates.as_mut().unwrap();
+        updates.chosen_version = Some("1.20.6".parse().unwrap());
+    });
+    case("a drill of it is requested", 60, "", |view, _| shadow(view).drill = Some("1".into()));
+    case("its rollout is over", 60, "", |view, _| {
+        view.nodes.remove("z");
+        view.operator.as_mut().unwrap().status.active_rollouts[0].ended = Some(t(60));
+    });
+}
+
+/// Node `a` had proven the version, and was not Ready any more.
+fn falls(view: &mut ClusterView) {
+    place(view).proof = Proof::Proven;
+    let ledger = view.operator.as_mut().unwrap().status.active_rollouts[0].ledger.as_mut().unwrap();
+    ledger.nodes[0].reason = NOT_READY.into();
 }
 
 fn at_night() -> serde_json::Value {

@@ -385,7 +385,7 @@ fn names_a_cause(wait: &Wait) -> bool {
     !matches!(
         wait,
         Wait::Queued { .. }
-            | Wait::FirstNode { node: None }
+            | Wait::FirstNode { node: None, not_back: None }
             | Wait::GroupFull { node: None, .. }
             | Wait::GuardedPods { .. }
             | Wait::Acting
