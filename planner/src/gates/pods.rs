@@ -184,7 +184,8 @@ fn daemon_sets(pods: &[PodFacts]) -> Option<Obstacle> {
 
 /// Returns a budget that would keep a pod on the node: one that cannot be counted, or whose pods are broken; one that guards it, where
 /// policy waits for that, it was asked in vain or the pod is static; or several over one pod, which the eviction API refuses. Where policy waits
-/// and would delete the pod at the deadline, a budget that is not counted so far keeps it, too. A broken pod that may go is no reason to wait.
+/// and would delete the pod at the deadline, a budget that is not counted so far keeps it, too; so does, in any case, one that counts no pods over
+/// one without a controller. A broken pod that may go is no reason to wait.
 fn budget_refusal<'a>(ctx: &NodeContext<'_>, evictable: impl Iterator<Item = &'a PodFacts>) -> Option<Wait> {
     let back_offs = &ctx.survey.budget_back_offs;
     let waits = waits(ctx);
@@ -196,7 +197,9 @@ fn budget_refusal<'a>(ctx: &NodeContext<'_>, evictable: impl Iterator<Item = &'a
             return Some(Wait::MultipleBudgets { pod: pod.title(), budgets: budgets.into_iter().collect() });
         }
         let guard = guarding.into_iter().next()?;
-        let unknown = guard.unknown_for(pod).filter(|_| protects && !pod.mirror);
+        // With `maxUnavailable` or a percentage it never counts them, and no eviction would go through.
+        let counts_none = pod.controller_uid.is_none() && !guard.stale;
+        let unknown = guard.unknown_for(pod).filter(|_| (protects || counts_none) && !pod.mirror);
         if unknown.is_none() && guard.lets_go(pod) {
             return None;
         }

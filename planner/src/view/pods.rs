@@ -313,7 +313,11 @@ impl BudgetFacts {
         if pod.pending || (!pod.ready && self.allows_unhealthy) || self.is_counted() {
             return None;
         }
-        Some(if self.stale { "its status is of an earlier spec" } else { "its status counts none" })
+        Some(match (self.stale, pod.controller_uid.is_some()) {
+            (true, _) => "its status is of an earlier spec",
+            (false, true) => "its status counts none",
+            (false, false) => "pods without a controller are counted only where its minAvailable is a number",
+        })
     }
 
     /// Returns whether pods of it are broken, or cannot be counted: what it allows then says nothing about healthy ones.
@@ -353,9 +357,9 @@ impl BudgetFacts {
         Some(UnfinishedEviction { pod, approved: *at, until: after(*at, APPROVAL_COUNTS) })
     }
 
-    /// Returns how many more of its pods have to be healthy before it allows a disruption, or before all are; 0 where all are. Pods that have
-    /// ended count as broken ones where `minAvailable` is a number: its status does not tell them apart. One that is about to go counts too: the
-    /// API server takes its eviction off what is allowed, and the pods are counted later.
+    /// Returns how many more of its pods have to be healthy before it allows a disruption, or before all are; 0 where all are. Pods that start,
+    /// end or have ended count as broken ones where `minAvailable` is a number: its status does not tell them apart. One that is about to go counts
+    /// too: the API server takes its eviction off what is allowed, and the pods are counted later.
     pub fn lacks(&self) -> i32 {
         let broken = self.expected.saturating_sub(self.healthy);
         if self.stale || broken <= 0 {

@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use kube::core::{Expression, Selector};
+use models::operator::PodsAtRisk;
 use serde_json::{Value, json};
 
 use super::super::before_drain;
@@ -179,6 +180,29 @@ fn forced_drain_waits_for_budgets_that_are_broken_or_not_counted_where_policy_wa
     case("a broken pod that it lets go, whatever its numbers are", sick(), vec![lenient], None);
     case("a pod that has not begun", PodFacts { pending: true, ..web() }, vec![stale()], None);
     case("a static pod, which is not deleted", PodFacts { mirror: true, ..web() }, vec![stale()], None);
+}
+
+#[test]
+fn budget_that_counts_no_pods_without_a_controller_keeps_their_node_from_a_drain_in_vain() {
+    let bare = || PodFacts { controller_uid: None, ..web() };
+    let none = || budget(0, 0);
+    let lenient = || BudgetFacts { allows_unhealthy: true, ..none() };
+    for (sentence, pod, budget, refused) in [
+        ("with maxUnavailable or a percentage", bare(), none(), true),
+        ("minAvailable is a number", bare(), budget(1, 2), false),
+        ("its numbers are of an earlier spec", bare(), BudgetFacts { stale: true, ..none() }, false),
+        ("a pod with a controller, which is counted in a moment", web(), none(), false),
+        ("a pod that has not begun", PodFacts { pending: true, ..bare() }, none(), false),
+        ("a broken pod that it lets go", PodFacts { ready: false, ..bare() }, lenient(), false),
+    ] {
+        let refusal = refusal_of(before_drain, |view, policy| {
+            view.budgets = vec![budget];
+            view.nodes.get_mut("a").unwrap().pods = Some(vec![pod]);
+            policy.all.drain.rules.bare_pods = PodsAtRisk::Evict;
+        });
+        let found = refusal.map(|obstacle| obstacle.into_wait().as_str());
+        assert_eq!(found, refused.then_some("BudgetSyncFailed"), "{sentence}");
+    }
 }
 
 #[test]
