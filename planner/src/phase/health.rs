@@ -292,7 +292,7 @@ fn owner_of(pod: &PodFacts) -> Option<&String> {
 
 /// Returns those of the unhealthy pods that count, or the read that this needs first. Pods are left out where at least half of their
 /// owner's pods on nodes that were not updated are ill, too, or where one was ill before an update to the same version and nothing
-/// shows that most of the others are well.
+/// shows that most of the others are well. So are those without an owner, unless they are static.
 pub(super) fn counted<'b>(
     ctx: &Attempt<'_>,
     unhealthy: &[UnhealthyPod<'b>],
@@ -311,7 +311,10 @@ pub(super) fn counted<'b>(
             continue;
         }
         let Some(owner) = owner_of(pod) else {
-            counted.push(*unhealthy);
+            // A drain leaves no other pod without an owner: this one came afterwards, and there is none like it to compare it with.
+            if pod.mirror {
+                counted.push(*unhealthy);
+            }
             continue;
         };
         let waits = pod.is_starting(ctx.now) && ctx.now < deadline;

@@ -317,10 +317,24 @@ fn up_to_eight_owners_are_read_for_evidence() {
     watch.at(DEADLINE);
     assert_eq!((watch.read, watch.result()), (8, is_unproven()), "no more than eight");
     assert!(watch.message().contains("20 pod(s)"), "{}", watch.message());
-    let (mirror, bare) = (PodFacts { mirror: true, ..failing() }, PodFacts { controller_uid: None, ..failing() });
-    let mut watch = Watch::finding(EVIDENCE, verifying(vec![mirror, bare]));
+    let mirror = PodFacts { mirror: true, ..failing() };
+    let mut watch = Watch::finding(EVIDENCE, verifying(vec![mirror]));
     watch.at(DEADLINE);
-    assert_eq!((watch.read, watch.result()), (0, is_unproven()));
+    assert_eq!((watch.read, watch.result()), (0, is_unproven()), "a static pod");
+}
+
+/// The drain has left none: a user has created it, as for debugging.
+#[test]
+fn pod_without_an_owner_delays_no_update_and_is_named() {
+    let bare = || PodFacts { name: "debug".into(), controller_uid: None, lost_ready_at: Some(t(20)), ..failing() };
+    let mut watch = Watch::finding(EVIDENCE, verifying(vec![healthy(), bare()]));
+    assert_eq!(watch.at(30), Some(Wait::Soaking { until: t(SOAKED) }), "it interrupts nothing");
+    assert_eq!((watch.result_at(SOAKED), watch.read), (is_updated(), 0));
+    assert!(watch.message().contains("shop/debug (container app: CrashLoopBackOff)"), "{}", watch.message());
+    // Beside it, a pod with an owner counts as always.
+    let mut watch = Watch::of(verifying(vec![bare(), failing()]));
+    assert_eq!(watch.result_at(DEADLINE), is_unproven());
+    assert!(watch.message().contains("1 pod(s) are not healthy: shop/p-a"), "{}", watch.message());
 }
 
 #[test]
