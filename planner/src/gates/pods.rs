@@ -132,12 +132,19 @@ pub(crate) fn long_graces(ctx: &NodeContext<'_>) -> Vec<String> {
 }
 
 /// Returns pods that were deleted and do not end: the drain would wait for them until its deadline, unless policy leaves them to
-/// the reboot.
+/// the reboot or deletes them then. A grace period of days is mostly over in a minute; a pod that has used more of it than a drain may
+/// take, and has more than that left, would keep the drain from its end in any case.
 pub(crate) fn none_terminates(ctx: &NodeContext<'_>) -> Option<Obstacle> {
-    if ctx.group().drain.skip_terminating_after.is_some() || forces(ctx) {
-        return None;
-    }
-    let stuck = |pod: &&PodFacts| pod.ends_by.is_some_and(|by| after(by, STUCK_AFTER) <= ctx.now);
+    let drain = &ctx.group().drain;
+    // Past the deadline a forced drain may take as long again.
+    let drains_for = if forces(ctx) { drain.timeout.saturating_mul(2) } else { drain.timeout };
+    let outlasts = |pod: &PodFacts| {
+        let lasts = pod.deleted_at().is_some_and(|deleted| after(deleted, drain.timeout) <= ctx.now);
+        lasts && pod.ends_by.is_some_and(|by| by > after(ctx.now, drains_for))
+    };
+    let is_ended = drain.skip_terminating_after.is_some() || forces(ctx);
+    let past_grace = |pod: &PodFacts| pod.ends_by.is_some_and(|by| after(by, STUCK_AFTER) <= ctx.now);
+    let stuck = |pod: &&PodFacts| outlasts(pod) || (!is_ended && past_grace(pod));
     // The drain does not wait for pods that a finalizer keeps after their containers have ended, nor for those that it leaves alone.
     let leaves = |pod: &&PodFacts| pod.terminating && !pod.finished && pod.is_of_workload();
     let stuck: Vec<&PodFacts> = pods(ctx).iter().filter(leaves).filter(stuck).collect();

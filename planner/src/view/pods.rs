@@ -49,7 +49,7 @@ pub struct PodFacts {
     pub terminating: bool,
     /// Time by which it has to have ended: the end of the grace period of its deletion.
     pub ends_by: Option<Timestamp>,
-    /// Grace period that its deletion has without another one, in seconds.
+    /// Grace period of its deletion, in seconds; before that, the one that this has without another one.
     pub grace: Option<i64>,
     /// True if it waits for a node, an image or its first start (phase Pending). Budgets do not guard it.
     pub pending: bool,
@@ -197,6 +197,11 @@ impl PodFacts {
     /// Returns whether it may run on any node: it is neither static nor of a DaemonSet.
     pub fn is_of_workload(&self) -> bool {
         !self.mirror && self.daemon_set.is_none()
+    }
+
+    /// Returns the time at which it was deleted, if it was and its grace period is known.
+    pub fn deleted_at(&self) -> Option<Timestamp> {
+        Some(after(self.ends_by?, -jiff::SignedDuration::from_secs(self.grace?)))
     }
 
     /// Returns whether it is Ready and stays.

@@ -117,6 +117,38 @@ fn pod_that_does_not_end_is_reported_unless_policy_leaves_it_to_the_reboot() {
     }
 }
 
+/// A drain may take half an hour. Databases ask for a week, and mostly end in a minute.
+#[test]
+fn pod_that_has_not_ended_in_the_time_of_a_drain_is_reported_unless_it_has_to_end_in_that_of_the_next() {
+    const WEEK: i64 = 7 * 24 * 3600;
+    let dying = |since: i64, grace: i64| PodFacts {
+        terminating: true,
+        grace: Some(grace),
+        ends_by: Some(t(grace - since)),
+        ..pod("a", false)
+    };
+    let (releases, forces) = (AtDeadline::Release, AtDeadline::Force);
+    let finished = PodFacts { finished: true, ..dying(1800, WEEK) };
+    for (sentence, pod, at_deadline, skips, refused) in [
+        ("it was deleted lately", dying(1799, WEEK), releases, false, false),
+        ("it has hung for half an hour", dying(1800, WEEK), releases, false, true),
+        ("it has to end in half an hour", dying(1800, 3600), releases, false, false),
+        ("it has a second more", dying(1800, 3601), releases, false, true),
+        ("it has to end before a forced drain does", dying(1800, 5400), forces, false, false),
+        ("it outlasts a forced drain, too", dying(1800, 5401), forces, false, true),
+        ("policy leaves it to the reboot later than that", dying(1800, WEEK), releases, true, true),
+        ("its containers have ended", finished, releases, false, false),
+    ] {
+        let refusal = refusal_of(before_drain, |view, policy| {
+            view.nodes.get_mut("a").unwrap().pods = Some(vec![pod]);
+            policy.all.drain.at_deadline = at_deadline;
+            policy.all.drain.skip_terminating_after = skips.then_some(Duration::ZERO);
+        });
+        let found = refusal.map(|obstacle| obstacle.into_wait().as_str());
+        assert_eq!(found, refused.then_some("PodsTerminating"), "{sentence}");
+    }
+}
+
 #[test]
 fn multiple_pdbs_for_one_pod_are_reported() {
     let second = || BudgetFacts { name: "all".into(), allows_unhealthy: true, ..budget(1, 3) };
