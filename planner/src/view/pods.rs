@@ -422,6 +422,11 @@ impl OwnerHealth {
         self.others_unhealthy > 0 && !self.is_well_elsewhere()
     }
 
+    /// Returns whether none of the owner's pods that were counted is ill.
+    pub const fn is_ill_nowhere(&self) -> bool {
+        self.others_unhealthy == 0 && self.updated_failing == 0
+    }
+
     /// Returns whether most of the owner's pods on nodes that were not updated are healthy.
     pub const fn is_well_elsewhere(&self) -> bool {
         self.others_healthy > self.others_unhealthy

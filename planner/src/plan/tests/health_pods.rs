@@ -214,6 +214,40 @@ fn owner_with_an_ill_pod_before_the_drain_is_excused_unless_most_of_its_other_po
     }
 }
 
+/// The passive one of a pair is never Ready, and the active one always is.
+#[test]
+fn only_ill_pod_of_its_owner_is_no_difference_where_one_was_ill_on_the_node_before() {
+    let others = |healthy: usize, unhealthy: usize| OwnerHealth {
+        others_healthy: healthy,
+        others_unhealthy: unhealthy,
+        updated_failing: 0,
+        ..EVIDENCE
+    };
+    for (sentence, ill, found, elsewhere, excused) in [
+        ("the active one is well", 1, others(1, 0), false, true),
+        ("all of many others are well", 1, others(49, 0), false, true),
+        ("the one before was on another node", 1, others(1, 0), true, false),
+        ("two are ill on the node now", 2, others(1, 0), false, false),
+        ("the one before is ill elsewhere now", 1, others(3, 1), false, false),
+        ("another one fails on an updated node", 1, EVIDENCE, false, false),
+    ] {
+        let mut node = verifying(vec![failing(); ill]);
+        let mut other = crate::fixtures::node("b");
+        unhealthy_before(if elsewhere { &mut other } else { &mut node }, NEW);
+        let mut watch = Watch::finding(found, node);
+        watch.view.nodes.insert("b".into(), other);
+        assert_eq!(watch.result_at(SOAKED).0.is_some(), excused, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), if excused { is_updated() } else { is_unproven() }, "{sentence}");
+        assert!(watch.message().contains("shop/p-a"), "{sentence}: {}", watch.message());
+    }
+    // Of a StatefulSet it is known which one was ill.
+    let mut node = verifying(vec![replica(1)]);
+    unhealthy_before(&mut node, NEW);
+    let record = node.shadow.as_mut().unwrap().status.controller.record.as_mut().unwrap();
+    record.unhealthy_before = vec!["set".into(), replica(0).replica().unwrap()];
+    assert_eq!(Watch::finding(others(1, 0), node).result_at(DEADLINE), is_unproven());
+}
+
 #[test]
 fn drill_of_another_node_changes_nothing_about_the_pods_that_were_ill_before_its_update() {
     for version in [NEW, OLD, Version::new(1, 21, 0)] {
