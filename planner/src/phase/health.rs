@@ -292,8 +292,7 @@ fn owner_of(pod: &PodFacts) -> Option<&String> {
 
 /// Returns those of the unhealthy pods that count, or the read that this needs first. Pods are left out where at least half of their
 /// owner's pods on nodes that were not updated are ill, too, or where one was ill before an update to the same version and nothing
-/// shows that most of the others are well. So are those without an owner, unless they are static, and the only ill one of its owner where one
-/// was ill on this node before.
+/// shows that most of the others are well.
 pub(super) fn counted<'b>(
     ctx: &Attempt<'_>,
     unhealthy: &[UnhealthyPod<'b>],
