@@ -322,7 +322,7 @@ pub(super) fn counted<'b>(
         asked.insert(owner);
         match read(ctx, owner, deadline) {
             Some(health) if health.is_ill_elsewhere() || (was_ill && !health.is_well_elsewhere()) => {}
-            Some(health) if ill_here(owner) == 1 && takes_ill_place(ctx, pod, health) => {}
+            Some(health) if was_ill && ill_here(owner) == 1 && takes_ill_place(ctx, pod, health) => {}
             // A drill judges no version, and reads nothing.
             None if !waits
                 && !comes_up(ctx, pod, deadline)

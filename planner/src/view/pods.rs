@@ -201,7 +201,7 @@ impl PodFacts {
 
     /// Returns the time at which it was deleted, if it was and its grace period is known.
     pub fn deleted_at(&self) -> Option<Timestamp> {
-        Some(after(self.ends_by?, -jiff::SignedDuration::from_secs(self.grace?)))
+        Some(after(self.ends_by?, jiff::SignedDuration::from_secs(self.grace?.saturating_neg())))
     }
 
     /// Returns whether it is Ready and stays.
@@ -394,6 +394,8 @@ pub struct OwnerHealth {
     pub updated_ready: usize,
     /// Number of pods that have had enough time and are not Ready on nodes that run the version.
     pub updated_failing: usize,
+    /// Number of pods that are not Ready on nodes that run the version, and have not had enough time.
+    pub updated_settling: usize,
     /// Number of healthy pods on nodes that do not run it.
     pub others_healthy: usize,
     /// Number of unhealthy pods on nodes that do not run it.
@@ -411,7 +413,7 @@ impl OwnerHealth {
             Compared::NotUpdated => &mut self.others_healthy,
             Compared::Updated | Compared::JustUpdated if pod.ready => &mut self.updated_ready,
             Compared::Updated => &mut self.updated_failing,
-            Compared::JustUpdated => return,
+            Compared::JustUpdated => &mut self.updated_settling,
         };
         *counter += 1;
     }
@@ -422,9 +424,10 @@ impl OwnerHealth {
         self.others_unhealthy > 0 && !self.is_well_elsewhere()
     }
 
-    /// Returns whether none of the owner's pods that were counted is ill.
+    /// Returns whether none of the owner's pods that were counted is ill. Those on nodes that were just updated are ill for as long as they are not
+    /// Ready.
     pub const fn is_ill_nowhere(&self) -> bool {
-        self.others_unhealthy == 0 && self.updated_failing == 0
+        self.others_unhealthy == 0 && self.updated_failing == 0 && self.updated_settling == 0
     }
 
     /// Returns whether most of the owner's pods on nodes that were not updated are healthy.

@@ -223,6 +223,7 @@ fn only_ill_pod_of_its_owner_is_no_difference_where_one_was_ill_on_the_node_befo
         updated_failing: 0,
         ..EVIDENCE
     };
+    let settling = OwnerHealth { updated_settling: 1, ..others(1, 0) };
     for (sentence, ill, found, elsewhere, excused) in [
         ("the active one is well", 1, others(1, 0), false, true),
         ("all of many others are well", 1, others(49, 0), false, true),
@@ -230,6 +231,7 @@ fn only_ill_pod_of_its_owner_is_no_difference_where_one_was_ill_on_the_node_befo
         ("two are ill on the node now", 2, others(1, 0), false, false),
         ("the one before is ill elsewhere now", 1, others(3, 1), false, false),
         ("another one fails on an updated node", 1, EVIDENCE, false, false),
+        ("another one is not Ready on a node that was just updated", 1, settling, false, false),
     ] {
         let mut node = verifying(vec![failing(); ill]);
         let mut other = crate::fixtures::node("b");
@@ -501,5 +503,7 @@ fn pods_of_owner_are_counted_by_node_and_health() {
         health.count(&pod, on, t(1));
         let counted = (health.updated_ready, health.updated_failing, health.others_healthy, health.others_unhealthy);
         assert_eq!(counted, expected, "{sentence}");
+        let settles = on == Compared::JustUpdated && !pod.ready;
+        assert_eq!(health.updated_settling, usize::from(settles), "{sentence}");
     }
 }
