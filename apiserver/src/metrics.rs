@@ -22,7 +22,7 @@ pub(crate) struct Metrics {
     pub(crate) token_reviews: CounterBy<ReviewResult>,
     pub(crate) status_writes: CounterBy<WriteResult>,
     pub(crate) key_fetches: CounterBy<FetchResult>,
-    /// Tokens sent to a TokenReview unchecked, for lack of keys.
+    /// Tokens sent to a TokenReview unchecked, for lack of keys that can be used.
     pub(crate) unchecked_tokens: IntCounter,
     /// Open streams.
     pub(crate) streams: IntGauge,
@@ -171,7 +171,7 @@ impl Metrics {
             )?,
             unchecked_tokens: counter(
                 "unchecked_tokens_total",
-                "Tokens that went to a TokenReview without a check of their signature: the cluster's keys could not be read.",
+                "Tokens that went to a TokenReview without a check of their signature: the cluster's keys could not be read, or not be used.",
             )?,
             streams: gauge("streams", "Streams that are open.")?,
             agents: Agents::new(

@@ -403,7 +403,7 @@ ends! {
     /// The node did not stay healthy for the soak.
     SoakFailed {
         event: UpdateFailed, class: Version, by_agent: false,
-        advice: "See the pods and conditions that the message names. Once the cause is known, \
+        advice: "See what the message names: an expression can return something because of [the reboot itself](expressions.md#the-reboot-itself). Once the cause is known, \
             [quarantine the version or try it again](runbook/BrupopRolloutFrozen.md).",
     }
     /// The health of the node after its update could not be determined in time, or was not good, and nothing shows that the version is to

@@ -3,9 +3,11 @@
 //! A token that is garbage, forged, expired or made for another client ends here, so that it never reaches the API
 //! server. A token that passes is not yet valid: the TokenReview checks that the pod still exists.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use anyhow::{Context as _, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::{SignedDuration, Timestamp};
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, PublicKeyUse};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
@@ -24,6 +26,8 @@ const MOST_KEYS: usize = 64;
 /// accepts, so the issuer is left to the TokenReview: a token may name any, a signature cannot be invented.
 pub(crate) struct ClusterKeys {
     keys: HashMap<String, (DecodingKey, Algorithm)>,
+    /// Ids of keys of kinds that cannot be used here, such as those of P-521.
+    unusable: HashSet<String>,
 }
 
 /// Requirements on a token.
@@ -47,19 +51,29 @@ pub(crate) enum KeyVerdict {
     Refused(Refusal),
     /// It is signed by a key that is not among these, which may be outdated.
     UnknownKey,
+    /// It names a key that the cluster publishes, and that cannot be used here. Nothing else speaks against it.
+    UnusableKey,
 }
 
 impl ClusterKeys {
-    /// Reads the API server's answer to `/openid/v1/jwks`. Keys of unknown kinds are ignored.
+    /// Reads the API server's answer to `/openid/v1/jwks`. Of keys of unknown kinds, only the ids are kept.
     pub(crate) fn read(set: &str) -> anyhow::Result<Self> {
         #[derive(Deserialize)]
         struct Set {
             keys: Vec<Value>,
         }
         let set: Set = serde_json::from_str(set).context("the key set is not understood")?;
-        let keys: HashMap<_, _> = set.keys.into_iter().take(MOST_KEYS).filter_map(usable).collect();
+        let (mut keys, mut unusable) = (HashMap::new(), HashSet::new());
+        for key in set.keys.into_iter().take(MOST_KEYS) {
+            let id = id_of(&key);
+            match usable(key) {
+                Some((id, key)) => drop(keys.insert(id, key)),
+                None => unusable.extend(id),
+            }
+        }
         ensure!(!keys.is_empty(), "the key set has no key that can be used");
-        Ok(Self { keys })
+        unusable.retain(|id| !keys.contains_key(id));
+        Ok(Self { keys, unusable })
     }
 
     /// Checks a token with the keys.
@@ -72,9 +86,18 @@ impl ClusterKeys {
 
     fn check(&self, token: &str, wanted: &Wanted, now: Timestamp) -> Result<Option<String>, KeyVerdict> {
         let malformed = || KeyVerdict::Refused(Refusal::MalformedToken);
-        let header = decode_header(token).map_err(|_| malformed())?;
         // Read before the signature is checked, only to distinguish garbage from a token of another key.
-        let _: Claims = jsonwebtoken::dangerous::insecure_decode_claims(token).map_err(|_| malformed())?;
+        let stated: Claims = jsonwebtoken::dangerous::insecure_decode_claims(token).map_err(|_| malformed())?;
+        // The algorithm of another key may be unknown here.
+        match named_key(token) {
+            Some(id) if self.unusable.contains(&id) => {
+                stated.check(wanted, now).map_err(KeyVerdict::Refused)?;
+                return Err(KeyVerdict::UnusableKey);
+            }
+            Some(id) if !self.keys.contains_key(&id) => return Err(KeyVerdict::UnknownKey),
+            Some(_) | None => {}
+        }
+        let header = decode_header(token).map_err(|_| malformed())?;
         let (key, algorithm) = header.kid.and_then(|id| self.keys.get(&id)).ok_or(KeyVerdict::UnknownKey)?;
         // The key determines the algorithm, never the token: one of another algorithm is refused below.
         let mut validation = Validation::new(*algorithm);
@@ -144,6 +167,24 @@ impl Claims {
     }
 }
 
+/// Returns the id of the key that a token names, of whatever algorithm it is.
+fn named_key(token: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Header {
+        kid: String,
+    }
+    let (signed, _) = token.rsplit_once('.')?;
+    let (header, _) = signed.rsplit_once('.')?;
+    let header = URL_SAFE_NO_PAD.decode(header).ok()?;
+    serde_json::from_slice::<Header>(&header).ok().map(|header| header.kid)
+}
+
+/// Returns the id of a key, of whatever kind it is, unless it is not for signatures.
+fn id_of(key: &Value) -> Option<String> {
+    let text = |name: &str| key.get(name).and_then(Value::as_str);
+    text("kid").filter(|_| text("use").is_none_or(|use_| use_ == "sig")).map(str::to_owned)
+}
+
 /// Returns a key with its id and its algorithm, if it can be used.
 fn usable(key: Value) -> Option<(String, (DecodingKey, Algorithm))> {
     let key: Jwk = serde_json::from_value(key).ok()?;
@@ -172,8 +213,6 @@ fn usable(key: Value) -> Option<(String, (DecodingKey, Algorithm))> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use base64::Engine as _;
-    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
     use jsonwebtoken::{EncodingKey, Header, encode};
     use serde_json::json;
 
@@ -333,6 +372,40 @@ pub(crate) mod tests {
         assert_eq!(judge(&keys, &new.sign(&elsewhere)), KeyVerdict::UnknownKey);
         assert_eq!(judge(&keys, &Issuer::new("old").sign(&elsewhere)), KeyVerdict::Refused(Refusal::Forged));
         assert_eq!(judge(&keys, &old.sign(&elsewhere)), KeyVerdict::Signed { node: Some("uid of a".into()) });
+    }
+
+    /// A key of P-521, with which an API server may sign, too.
+    pub(crate) fn long_key(id: &str) -> Value {
+        json!({"kty": "EC", "crv": "P-521", "kid": id, "alg": "ES512", "use": "sig", "x": "AA", "y": "AA"})
+    }
+
+    /// A token that names such a key.
+    pub(crate) fn long_token(id: &str, claims: &Value) -> String {
+        let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+        format!("{}.{}.c2ln", part(&json!({"alg": "ES512", "kid": id})), part(claims))
+    }
+
+    #[test]
+    fn token_of_a_published_key_that_cannot_be_used_here_is_no_forgery() {
+        let issuer = Issuer::new("k");
+        let mut encryption = long_key("other");
+        encryption["use"] = json!("enc");
+        let set = json!({"keys": [long_key("long"), encryption, issuer.jwk()]}).to_string();
+        let keys = ClusterKeys::read(&set).unwrap();
+        assert_eq!(judge(&keys, &long_token("long", &good())), KeyVerdict::UnusableKey);
+        for (id, claims, refusal) in [
+            ("long", with("aud", json!(["https://kubernetes.default.svc"])), Refusal::WrongAudience),
+            ("long", with("exp", json!(NOW - 600)), Refusal::Expired),
+            ("long", json!([]), Refusal::MalformedToken),
+            ("k", good(), Refusal::MalformedToken),
+        ] {
+            assert_eq!(judge(&keys, &long_token(id, &claims)), KeyVerdict::Refused(refusal), "{id}: {claims}");
+        }
+        for id in ["other", "unpublished"] {
+            assert_eq!(judge(&keys, &long_token(id, &good())), KeyVerdict::UnknownKey, "{id}");
+        }
+        let signed = KeyVerdict::Signed { node: Some("uid of a".into()) };
+        assert_eq!(judge(&keys, &issuer.sign(&good())), signed);
     }
 
     #[test]

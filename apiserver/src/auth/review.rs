@@ -1,8 +1,8 @@
 //! TokenReviews, and a short-lived cache of their results.
 //!
 //! A token is reviewed only if the cluster's public keys confirm that the cluster signed it, for this audience. Where
-//! they decide nothing (they cannot be read, or the token is from an issuer that the cluster does not publish) the
-//! TokenReview alone decides.
+//! they decide nothing (they cannot be read, or this server cannot use the one that the token names) the TokenReview
+//! alone decides.
 //!
 //! A result is reused for a few seconds: one burst of an agent (its stream, then a report or two) costs one
 //! TokenReview. Requests with the same token at the same time share one.
@@ -69,7 +69,7 @@ pub(crate) enum Evidence {
         /// Uid of the agent's node, if the token names it.
         node: Option<String>,
     },
-    /// None: the cluster's keys cannot be read.
+    /// None: the cluster's keys cannot be read, or the one that the token names cannot be used here.
     Unchecked,
 }
 
@@ -116,7 +116,7 @@ impl Reviewer {
             Some((KeyVerdict::Refused(refusal), _)) => Err(self.forged(refusal)),
             Some((KeyVerdict::UnknownKey, true)) => Err(self.forged(Refusal::UnknownKey)),
             Some((KeyVerdict::UnknownKey, false)) => Err(ReviewError::NoKeys),
-            None => Ok(Evidence::Unchecked),
+            Some((KeyVerdict::UnusableKey, _)) | None => Ok(Evidence::Unchecked),
         }
     }
 

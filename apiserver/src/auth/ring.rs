@@ -46,7 +46,9 @@ impl KeyRing {
         let before = self.current();
         let judged = |keys: &Option<Arc<ClusterKeys>>| keys.as_ref().map(|k| k.judge(token.expose(), wanted, now));
         match judged(&before) {
-            Some(verdict @ (KeyVerdict::Signed { .. } | KeyVerdict::Refused(_))) => return Some((verdict, true)),
+            Some(verdict @ (KeyVerdict::Signed { .. } | KeyVerdict::Refused(_) | KeyVerdict::UnusableKey)) => {
+                return Some((verdict, true));
+            }
             None | Some(KeyVerdict::UnknownKey) => {}
         }
         let fresh = self.fetch(cluster, metrics, before.as_ref()).await;

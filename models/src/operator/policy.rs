@@ -257,7 +257,8 @@ pub enum CordonedNodes {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainPolicy {
-    /// Maximum time that a drain may take. Default 30m.
+    /// Maximum time that a drain may take. With `atDeadline: Force`, the pods that are left then have as long once more to end, by their grace
+    /// periods. Default 30m.
     pub timeout: Option<Duration>,
     /// Action when `timeout` is over. Default Release.
     pub at_deadline: Option<AtDeadline>,

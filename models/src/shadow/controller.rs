@@ -392,7 +392,7 @@ pub struct Record {
     /// Owners (uid) of pods that were unhealthy before the node was last drained for an update, static pods (uid of the mirror pod), and pods of
     /// StatefulSets (uid of the set, and number), which an update of this node does not wait for. On no node do pods
     /// of these owners count against the version, and an update does not wait for them unless most of the owner's pods on nodes
-    /// that were not updated are healthy.
+    /// that were not updated are healthy. Nor does an update of this node where a single pod of the owner is not healthy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
     pub unhealthy_before: Vec<String>,

@@ -302,6 +302,7 @@ pub(super) fn counted<'b>(
     let mut counted = Vec::new();
     // A DaemonSet has a pod on each node: that of another one excuses none.
     let was_ill = |pod: &PodFacts| pod.daemon_set.is_none() && owner_of(pod).is_some_and(|uid| was_unhealthy(ctx, uid));
+    let ill_here = |owner: &String| unhealthy.iter().filter(|one| owner_of(one.pod) == Some(owner)).count();
     // Owners that were well are read first: of the others, those that are not read count for nothing.
     let mut sorted: Vec<_> = unhealthy.iter().map(|unhealthy| (was_ill(unhealthy.pod), unhealthy)).collect();
     sorted.sort_by_key(|(was_ill, _)| *was_ill);
@@ -311,13 +312,17 @@ pub(super) fn counted<'b>(
             continue;
         }
         let Some(owner) = owner_of(pod) else {
-            counted.push(*unhealthy);
+            // A drain leaves no other pod without an owner: this one came afterwards, and there is none like it to compare it with.
+            if pod.mirror {
+                counted.push(*unhealthy);
+            }
             continue;
         };
         let waits = pod.is_starting(ctx.now) && ctx.now < deadline;
         asked.insert(owner);
         match read(ctx, owner, deadline) {
             Some(health) if health.is_ill_elsewhere() || (was_ill && !health.is_well_elsewhere()) => {}
+            Some(health) if was_ill && ill_here(owner) == 1 && takes_ill_place(ctx, pod, health) => {}
             // A drill judges no version, and reads nothing.
             None if !waits
                 && !comes_up(ctx, pod, deadline)
@@ -343,6 +348,13 @@ fn stays_ill(ctx: &Attempt<'_>, pod: &PodFacts) -> bool {
     own.is_some_and(|own| {
         before.contains(&own) || was_unhealthy_before_drill(ctx, &own) || (!comes_back && was_unhealthy(ctx, &own))
     })
+}
+
+/// Returns whether a pod takes the place of one of its owner that was ill on this node before the drain, and none is ill elsewhere: that is no
+/// difference. The passive one of a pair is never Ready, wherever it runs. Of a StatefulSet it is known which one was ill.
+fn takes_ill_place(ctx: &Attempt<'_>, pod: &PodFacts, health: &OwnerHealth) -> bool {
+    let was_ill_here = |owner: &String| ctx.node.record().is_some_and(|record| record.unhealthy_before.contains(owner));
+    pod.replica().is_none() && owner_of(pod).is_some_and(was_ill_here) && health.is_ill_nowhere()
 }
 
 /// Returns whether this owner's pods, or this pod, were unhealthy before the drill under way.

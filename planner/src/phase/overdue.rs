@@ -21,7 +21,7 @@ use crate::gates;
 use crate::view::{Blocked, PodFacts};
 use crate::wait::Wait;
 
-/// The time that the deletion of what is left may take, beyond the pods' grace periods, before the drain fails.
+/// The time that the deletion of what is left may take, beyond the grace periods of the pods, before the drain fails.
 const FORCE_LIMIT: Duration = Duration::from_secs(5 * 60);
 
 /// Continues after the deadline without the pods that do not leave, as policy allows: they are recorded first, then
@@ -64,8 +64,7 @@ pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline:
         let message = format!("what is left may not be deleted: {}", refused.message);
         return fail(FailureReason::DrainTimedOut, message);
     }
-    let graceful = sorted.left().filter_map(|pod| pod.ends_by).max();
-    let limit = after(graceful.unwrap_or(forced).max(forced).max(deadline), FORCE_LIMIT);
+    let limit = deleted_by(ctx, sorted, forced.max(deadline));
     if ctx.now >= limit {
         return fail(FailureReason::DrainTimedOut, format!("{}{}", after_deletion(ctx, sorted), kept_by(ctx, sorted)));
     }
@@ -86,6 +85,13 @@ pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline:
     let (decision, changes) = name_blockers(ctx, sorted);
     let wakes = [Some(next), Some(limit), changes, retry.filter(|at| *at > ctx.now)].into_iter().flatten();
     wakes.fold(decision.evicting(evictions), Turn::waking_at)
+}
+
+/// Returns when the deletion of what is left, which began at a time, is given up: the pods have their grace periods, but none has more than the
+/// time of the drain once more. One that asks for a week would hold its node, and the slot, for that long.
+fn deleted_by(ctx: &Attempt<'_>, sorted: &Sorted<'_>, began: Timestamp) -> Timestamp {
+    let graceful = sorted.left().filter_map(|pod| pod.ends_by).max().unwrap_or(began);
+    after(graceful.clamp(began, after(began, ctx.group().drain.timeout)), FORCE_LIMIT)
 }
 
 /// Returns the pods that are left, by whether the API server has accepted their deletion.

@@ -383,7 +383,7 @@ impl PodFacts {
             runs_to_completion: spec.and_then(|s| s.restart_policy.as_deref()).is_some_and(|policy| policy != "Always"),
             terminating: meta.deletion_timestamp.is_some(),
             ends_by: meta.deletion_timestamp.as_ref().map(|time| time.0),
-            grace: spec.and_then(|s| s.termination_grace_period_seconds),
+            grace: meta.deletion_grace_period_seconds.or_else(|| spec.and_then(|s| s.termination_grace_period_seconds)),
             pending: phase == Some("Pending"),
             marked: annotation(meta, names::DO_NOT_DISRUPT_ANNOTATION).is_some_and(|value| value == "true")
                 || annotation(meta, names::SAFE_TO_EVICT_ANNOTATION).is_some_and(|value| value == "false"),

@@ -49,7 +49,7 @@ pub struct PodFacts {
     pub terminating: bool,
     /// Time by which it has to have ended: the end of the grace period of its deletion.
     pub ends_by: Option<Timestamp>,
-    /// Grace period that its deletion has without another one, in seconds.
+    /// Grace period of its deletion, in seconds; before that, the one that this has without another one.
     pub grace: Option<i64>,
     /// True if it waits for a node, an image or its first start (phase Pending). Budgets do not guard it.
     pub pending: bool,
@@ -199,6 +199,11 @@ impl PodFacts {
         !self.mirror && self.daemon_set.is_none()
     }
 
+    /// Returns the time at which it was deleted, if it was and its grace period is known.
+    pub fn deleted_at(&self) -> Option<Timestamp> {
+        Some(after(self.ends_by?, jiff::SignedDuration::from_secs(self.grace?.saturating_neg())))
+    }
+
     /// Returns whether it is Ready and stays.
     pub fn serves(&self) -> bool {
         self.ready && !self.terminating && !self.finished
@@ -313,7 +318,11 @@ impl BudgetFacts {
         if pod.pending || (!pod.ready && self.allows_unhealthy) || self.is_counted() {
             return None;
         }
-        Some(if self.stale { "its status is of an earlier spec" } else { "its status counts none" })
+        Some(match (self.stale, pod.controller_uid.is_some()) {
+            (true, _) => "its status is of an earlier spec",
+            (false, true) => "its status counts none",
+            (false, false) => "pods without a controller are counted only where its minAvailable is a number",
+        })
     }
 
     /// Returns whether pods of it are broken, or cannot be counted: what it allows then says nothing about healthy ones.
@@ -353,9 +362,9 @@ impl BudgetFacts {
         Some(UnfinishedEviction { pod, approved: *at, until: after(*at, APPROVAL_COUNTS) })
     }
 
-    /// Returns how many more of its pods have to be healthy before it allows a disruption, or before all are; 0 where all are. Pods that have
-    /// ended count as broken ones where `minAvailable` is a number: its status does not tell them apart. One that is about to go counts too: the
-    /// API server takes its eviction off what is allowed, and the pods are counted later.
+    /// Returns how many more of its pods have to be healthy before it allows a disruption, or before all are; 0 where all are. Pods that start,
+    /// end or have ended count as broken ones where `minAvailable` is a number: its status does not tell them apart. One that is about to go counts
+    /// too: the API server takes its eviction off what is allowed, and the pods are counted later.
     pub fn lacks(&self) -> i32 {
         let broken = self.expected.saturating_sub(self.healthy);
         if self.stale || broken <= 0 {
@@ -385,6 +394,8 @@ pub struct OwnerHealth {
     pub updated_ready: usize,
     /// Number of pods that have had enough time and are not Ready on nodes that run the version.
     pub updated_failing: usize,
+    /// Number of pods that are not Ready on nodes that run the version, and have not had enough time.
+    pub updated_settling: usize,
     /// Number of healthy pods on nodes that do not run it.
     pub others_healthy: usize,
     /// Number of unhealthy pods on nodes that do not run it.
@@ -402,7 +413,7 @@ impl OwnerHealth {
             Compared::NotUpdated => &mut self.others_healthy,
             Compared::Updated | Compared::JustUpdated if pod.ready => &mut self.updated_ready,
             Compared::Updated => &mut self.updated_failing,
-            Compared::JustUpdated => return,
+            Compared::JustUpdated => &mut self.updated_settling,
         };
         *counter += 1;
     }
@@ -411,6 +422,12 @@ impl OwnerHealth {
     /// ill pod among many excuses none.
     pub fn is_ill_elsewhere(&self) -> bool {
         self.others_unhealthy > 0 && !self.is_well_elsewhere()
+    }
+
+    /// Returns whether none of the owner's pods that were counted is ill. Those on nodes that were just updated are ill for as long as they are not
+    /// Ready.
+    pub const fn is_ill_nowhere(&self) -> bool {
+        self.others_unhealthy == 0 && self.updated_failing == 0 && self.updated_settling == 0
     }
 
     /// Returns whether most of the owner's pods on nodes that were not updated are healthy.

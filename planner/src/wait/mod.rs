@@ -316,8 +316,8 @@ pub enum Wait {
     BudgetSyncFailed { pod: String, budget: String, message: String },
     /// Pods were deleted and do not end.
     #[error(
-        "{count} pod(s) on the node were deleted and have not ended a minute after their grace period, {pod} first; see its \
-             finalizers and volumes"
+        "{count} pod(s) on the node were deleted and do not end, {pod} first; see its finalizers, its volumes and its preStop \
+             hook"
     )]
     PodsTerminating { pod: String, count: usize },
     /// Pods that autoscalers are not to move run on the node.

@@ -116,8 +116,8 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (
         DrainRefused,
         Pods,
-        "Delete or move the pod, or change `spec.drain.barePods` or `.emptyDir`; for a DaemonSet that cannot be \
-         read, give the controller the right to.",
+        "Delete or move the pod, let it [end](how-to/jobs.md#pods-without-a-controller) on a node that you cordon, or change \
+         `spec.drain.barePods` or `.emptyDir`; for a DaemonSet that cannot be read, give the controller the right to.",
     ),
     (AwaitingHook, Update, "The answer of the [hooks](hooks.md) that the message names, or their deadline."),
     (LeavingLoadBalancer, Update, "The end of `spec.loadBalancer.leaveBeforeDrain`."),
@@ -173,7 +173,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (
         BudgetSyncFailed,
         Pods,
-        "A PodDisruptionBudget whose pods can be counted: see its condition `DisruptionAllowed`, which the message repeats.",
+        "A PodDisruptionBudget whose pods can be counted: the message has why they are not, mostly from its condition `DisruptionAllowed`.",
     ),
     (PodsTerminating, Pods, "The end of the pods, or `spec.drain.skipTerminatingAfter`."),
     (MarkedPods, Pods, "The end of these pods, or `spec.drain.markedPods: Evict`."),

@@ -102,7 +102,15 @@ pub(super) fn drain_refused(why: Refusal, pod: &str, count: usize) -> String {
             );
         }
     };
-    format!("{pod} {what} by a drain ({count} pod(s) like that); delete or move it, or set spec.drain.{field} to Evict")
+    // Pods of most CI systems have no controller, and end by themselves.
+    let ends = if why == Refusal::Bare {
+        "; to let it end first, cordon the node, with spec.drain.cordonedNodes set to Update"
+    } else {
+        ""
+    };
+    format!(
+        "{pod} {what} by a drain ({count} pod(s) like that); delete or move it, or set spec.drain.{field} to Evict{ends}"
+    )
 }
 
 pub(super) fn drain_blocked(pod: &str, budget: Option<&str>, message: &str) -> String {

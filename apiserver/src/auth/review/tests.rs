@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tower_test::mock;
 
 use super::*;
-use crate::auth::keys::tests::{Issuer, claims, wanted};
+use crate::auth::keys::tests::{Issuer, claims, long_key, long_token, wanted};
 use crate::auth::token::tests::of;
 use crate::cluster::tests::{Fake, Seen, failure, fake};
 
@@ -156,6 +156,20 @@ async fn tokens_are_only_reviewed_when_cluster_keys_are_missing() {
     let result = cluster.judge(&of("another".into())).await;
     assert!(matches!(result, Err(ReviewError::Refused(Refusal::MalformedToken))), "now there are keys");
     assert_eq!((cluster.reviews(), cluster.fetches()), (2, 2));
+}
+
+#[tokio::test]
+async fn token_of_a_published_key_that_cannot_be_used_here_is_reviewed_beside_those_of_others() {
+    let cluster = SimulatedCluster::new(good);
+    cluster.publish(json!({"keys": [cluster.issuer.jwk(), long_key("long")]}));
+    for name in ["a", "b"] {
+        let token = of(long_token("long", &claims(name, NOW + 600)));
+        assert_eq!(cluster.reviewer.check(&token).await.unwrap(), Evidence::Unchecked);
+        cluster.judge(&token).await.unwrap();
+    }
+    let token = cluster.token("c", NOW + 600);
+    assert!(matches!(cluster.reviewer.check(&token).await, Ok(Evidence::Signed { .. })));
+    assert_eq!((cluster.reviews(), cluster.fetches()), (2, 1), "the keys are not read again for it");
 }
 
 #[tokio::test(start_paused = true)]

@@ -59,18 +59,19 @@ fn forced_drain_is_recorded_then_deletes_with_grace_then_without() {
 /// The pod may take an hour to end, and does not.
 #[test]
 fn forced_drain_deletes_without_grace_only_after_grace_period() {
-    let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
+    const TIMEOUT: i64 = 3600;
+    let spec = serde_json::json!({"drain": {"timeout": "1h", "atDeadline": "Force"}});
     let (mut view, policy) = draining(spec, vec![pod("a", false)]);
-    write_due(&mut view, &policy, 60);
-    let made = plan(&view, &policy, t(60));
+    write_due(&mut view, &policy, TIMEOUT);
+    let made = plan(&view, &policy, t(TIMEOUT));
     assert!(made.evictions.get("a").is_some_and(|e| e.delete && e.grace.is_none()), "{:?}", made.actions);
-    let ends = 60 + 3600;
+    let ends = TIMEOUT + 3600;
     view.nodes.get_mut("a").unwrap().pods =
         Some(vec![PodFacts { terminating: true, ends_by: Some(t(ends)), ..pod("a", false) }]);
-    let made = plan(&view, &policy, t(61));
-    assert!(made.actions.is_empty() && made.wake == Some(t(60 + 300)), "{:?} {:?}", made.actions, made.wake);
+    let made = plan(&view, &policy, t(TIMEOUT + 1));
+    assert!(made.actions.is_empty() && made.wake == Some(t(TIMEOUT + 300)), "{:?} {:?}", made.actions, made.wake);
     // Named five minutes after the deadline, however long its grace period is.
-    let named = plan(&view, &policy, t(60 + 300)).actions.remove("a").unwrap();
+    let named = plan(&view, &policy, t(TIMEOUT + 300)).actions.remove("a").unwrap();
     assert!(
         matches!(&named, Action::Status { status, note: Some(note) } if note.reason == "DrainBlocked"
             && status.report.drain.as_ref().unwrap().blockers[0].message.ends_with("to end")),
@@ -82,6 +83,27 @@ fn forced_drain_deletes_without_grace_only_after_grace_period() {
     assert_eq!(made.waits["a"].as_str(), "DrainBlocked");
     let made = plan(&view, &policy, t(ends));
     assert!(made.evictions.get("a").is_some_and(|e| e.delete && e.grace == Some(0)), "{:?}", made.actions);
+}
+
+/// A database asks for a week, and what runs before its end hangs.
+#[test]
+fn forced_drain_ends_once_its_time_has_passed_again_whatever_grace_period_a_pod_has() {
+    const WEEK: i64 = 7 * 24 * 3600;
+    let spec = serde_json::json!({"drain": {"timeout": "10m", "atDeadline": "Force"}});
+    let database = PodFacts { terminating: true, ends_by: Some(t(1 + WEEK)), ..pod("a", false) };
+    let (mut view, policy) = draining(spec, vec![database, PodFacts { name: "web".into(), ..pod("b", false) }]);
+    write_due(&mut view, &policy, 600);
+    let made = plan(&view, &policy, t(600));
+    assert_eq!(names(&made.evictions["a"].pods), ["web"]);
+    view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap().pop();
+    write_due(&mut view, &policy, 900);
+    let made = plan(&view, &policy, t(1499));
+    assert!(made.evictions.is_empty() && made.wake == Some(t(1500)), "{:?} {:?}", made.evictions, made.wake);
+    let made = plan(&view, &policy, t(1500));
+    let last = last_of(&made);
+    assert_eq!(last.reason, "DrainTimedOut");
+    assert!(last.message.starts_with("still on the node although deleted: shop/p-a"), "{}", last.message);
+    assert!(made.evictions.is_empty(), "it keeps its grace period");
 }
 
 /// The leader that began it is gone, and another one finds the drain past its deadline.

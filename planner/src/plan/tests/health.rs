@@ -21,6 +21,7 @@ pub(super) const EVIDENCE: OwnerHealth = OwnerHealth {
     read_at: Timestamp::UNIX_EPOCH,
     updated_ready: 0,
     updated_failing: 1,
+    updated_settling: 0,
     others_healthy: 1,
     others_unhealthy: 0,
     lacks_pods: None,

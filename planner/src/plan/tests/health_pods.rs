@@ -214,6 +214,42 @@ fn owner_with_an_ill_pod_before_the_drain_is_excused_unless_most_of_its_other_po
     }
 }
 
+/// The passive one of a pair is never Ready, and the active one always is.
+#[test]
+fn only_ill_pod_of_its_owner_is_no_difference_where_one_was_ill_on_the_node_before() {
+    let others = |healthy: usize, unhealthy: usize| OwnerHealth {
+        others_healthy: healthy,
+        others_unhealthy: unhealthy,
+        updated_failing: 0,
+        ..EVIDENCE
+    };
+    let settling = OwnerHealth { updated_settling: 1, ..others(1, 0) };
+    for (sentence, ill, found, elsewhere, excused) in [
+        ("the active one is well", 1, others(1, 0), false, true),
+        ("all of many others are well", 1, others(49, 0), false, true),
+        ("the one before was on another node", 1, others(1, 0), true, false),
+        ("two are ill on the node now", 2, others(1, 0), false, false),
+        ("the one before is ill elsewhere now", 1, others(3, 1), false, false),
+        ("another one fails on an updated node", 1, EVIDENCE, false, false),
+        ("another one is not Ready on a node that was just updated", 1, settling, false, false),
+    ] {
+        let mut node = verifying(vec![failing(); ill]);
+        let mut other = crate::fixtures::node("b");
+        unhealthy_before(if elsewhere { &mut other } else { &mut node }, NEW);
+        let mut watch = Watch::finding(found, node);
+        watch.view.nodes.insert("b".into(), other);
+        assert_eq!(watch.result_at(SOAKED).0.is_some(), excused, "{sentence}");
+        assert_eq!(watch.result_at(DEADLINE), if excused { is_updated() } else { is_unproven() }, "{sentence}");
+        assert!(watch.message().contains("shop/p-a"), "{sentence}: {}", watch.message());
+    }
+    // Of a StatefulSet it is known which one was ill.
+    let mut node = verifying(vec![replica(1)]);
+    unhealthy_before(&mut node, NEW);
+    let record = node.shadow.as_mut().unwrap().status.controller.record.as_mut().unwrap();
+    record.unhealthy_before = vec!["set".into(), replica(0).replica().unwrap()];
+    assert_eq!(Watch::finding(others(1, 0), node).result_at(DEADLINE), is_unproven());
+}
+
 #[test]
 fn drill_of_another_node_changes_nothing_about_the_pods_that_were_ill_before_its_update() {
     for version in [NEW, OLD, Version::new(1, 21, 0)] {
@@ -317,10 +353,24 @@ fn up_to_eight_owners_are_read_for_evidence() {
     watch.at(DEADLINE);
     assert_eq!((watch.read, watch.result()), (8, is_unproven()), "no more than eight");
     assert!(watch.message().contains("20 pod(s)"), "{}", watch.message());
-    let (mirror, bare) = (PodFacts { mirror: true, ..failing() }, PodFacts { controller_uid: None, ..failing() });
-    let mut watch = Watch::finding(EVIDENCE, verifying(vec![mirror, bare]));
+    let mirror = PodFacts { mirror: true, ..failing() };
+    let mut watch = Watch::finding(EVIDENCE, verifying(vec![mirror]));
     watch.at(DEADLINE);
-    assert_eq!((watch.read, watch.result()), (0, is_unproven()));
+    assert_eq!((watch.read, watch.result()), (0, is_unproven()), "a static pod");
+}
+
+/// The drain has left none: a user has created it, as for debugging.
+#[test]
+fn pod_without_an_owner_delays_no_update_and_is_named() {
+    let bare = || PodFacts { name: "debug".into(), controller_uid: None, lost_ready_at: Some(t(20)), ..failing() };
+    let mut watch = Watch::finding(EVIDENCE, verifying(vec![healthy(), bare()]));
+    assert_eq!(watch.at(30), Some(Wait::Soaking { until: t(SOAKED) }), "it interrupts nothing");
+    assert_eq!((watch.result_at(SOAKED), watch.read), (is_updated(), 0));
+    assert!(watch.message().contains("shop/debug (container app: CrashLoopBackOff)"), "{}", watch.message());
+    // Beside it, a pod with an owner counts as always.
+    let mut watch = Watch::of(verifying(vec![bare(), failing()]));
+    assert_eq!(watch.result_at(DEADLINE), is_unproven());
+    assert!(watch.message().contains("1 pod(s) are not healthy: shop/p-a"), "{}", watch.message());
 }
 
 #[test]
@@ -453,5 +503,7 @@ fn pods_of_owner_are_counted_by_node_and_health() {
         health.count(&pod, on, t(1));
         let counted = (health.updated_ready, health.updated_failing, health.others_healthy, health.others_unhealthy);
         assert_eq!(counted, expected, "{sentence}");
+        let settles = on == Compared::JustUpdated && !pod.ready;
+        assert_eq!(health.updated_settling, usize::from(settles), "{sentence}");
     }
 }

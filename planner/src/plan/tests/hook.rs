@@ -11,7 +11,7 @@ use crate::hold::Hold;
 use crate::hooks;
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
-use crate::view::{Answer, ClusterView, NodeFacts, NodeView};
+use crate::view::{Answer, ClusterView, NodeFacts, NodeView, PodFacts};
 use crate::wait::Wait;
 
 /// A policy with two hooks: `ceph` is awaited before and after, and its missing answer ends the attempt; `mute` is awaited for
@@ -22,6 +22,11 @@ fn both() -> serde_json::Value {
         {"name": "ceph", "before": wait("2m", "Fail"), "after": wait("2m", "Fail")},
         {"name": "mute", "before": wait("1m", "Continue")},
     ]})
+}
+
+/// A static pod that is not Ready: there is none on another node to compare it with.
+fn static_pod() -> PodFacts {
+    PodFacts { mirror: true, ..pod("a", false) }
 }
 
 /// A node in a step, with this policy.
@@ -469,7 +474,7 @@ fn node_that_is_not_well_once_hooks_have_answered_is_verified_again_for_its_whol
     case("it is not Ready", "step Verifying", |view, _| a(view).facts.ready = false);
     case("it is under pressure", "step Verifying", |view, _| a(view).facts.pressure = Some("DiskPressure".into()));
     case("it was rebooted, as in its soak before", "step Returning", |view, _| a(view).facts.boot_id = "b3".into());
-    case("a pod is not Ready", "step Verifying", |view, _| a(view).pods = Some(vec![pod("a", true)]));
+    case("a pod is not Ready", "step Verifying", |view, _| a(view).pods = Some(vec![static_pod()]));
     case("an expression fires", "step Verifying", fire_after);
     case("a taint is new", "Soaking", taint);
 }
@@ -510,7 +515,7 @@ fn verification_goes_on_where_a_pod_is_not_ready_once_its_hooks_have_answered() 
     let request = ask(&mut view, &policy, 1);
     answers(&mut view, "ceph", &request);
     assert_eq!(outcome(&plan(&view, &policy, t(2))), "no attempt", "it is well");
-    a(&mut view).pods = Some(vec![pod("a", true)]);
+    a(&mut view).pods = Some(vec![static_pod()]);
     assert_eq!(outcome(&plan(&view, &policy, t(2))), "step Verifying");
 }
 
@@ -519,13 +524,13 @@ fn verification_goes_on_where_a_pod_is_not_ready_once_its_hooks_have_answered() 
 fn node_that_is_not_well_after_a_second_wait_for_a_silent_hook_is_not_proven() {
     let hooks = json!([{"name": "ceph", "after": {"timeout": "2h", "onTimeout": "Continue"}}]);
     let (mut view, policy, _) = asked(Step::AfterUpdate, json!({"hooks": hooks}));
-    a(&mut view).pods = Some(vec![pod("a", true)]);
+    a(&mut view).pods = Some(vec![static_pod()]);
     goes_on(&mut view, &policy, 7200, "step Verifying");
     a(&mut view).pods = Some(vec![]);
     a(&mut view).lease = renewed_after(7261);
     goes_on(&mut view, &policy, 7261, "step AfterUpdate");
     let changes: [fn(&mut NodeView); 2] =
-        [|node| node.pods = Some(vec![pod("a", true)]), |node| node.facts.pressure = Some("DiskPressure".into())];
+        [|node| node.pods = Some(vec![static_pod()]), |node| node.facts.pressure = Some("DiskPressure".into())];
     for change in changes {
         let mut view = view.clone();
         change(a(&mut view));

@@ -149,7 +149,8 @@ fn timed_out_drain_reports_cause() {
         "a pod that would be lost has come",
         FailureReason::DrainTimedOut,
         "still on the node: shop/p-late; shop/p-late has no controller and would be lost by a drain (1 pod(s) like \
-             that); delete or move it, or set spec.drain.barePods to Evict",
+             that); delete or move it, or set spec.drain.barePods to Evict; to let it end first, cordon the node, with \
+             spec.drain.cordonedNodes set to Update",
         |view| view.nodes.get_mut("a").unwrap().pods = Some(vec![pod("late", true)]),
     );
     case("it could not be cordoned", FailureReason::DrainTimedOut, "the node could not be cordoned", |view| {

@@ -92,6 +92,21 @@ fn pod_that_autoscalers_are_not_to_move_is_marked() {
 }
 
 #[test]
+fn pod_that_is_deleted_shows_since_when_by_the_grace_period_of_its_deletion() {
+    let second = |second| Timestamp::from_second(second).unwrap();
+    for (deletion, grace, deleted) in [
+        (json!({}), Some(600), None),
+        (json!({"deletionTimestamp": second(1600), "deletionGracePeriodSeconds": 600}), Some(600), Some(second(1000))),
+        (json!({"deletionTimestamp": second(1060), "deletionGracePeriodSeconds": 60}), Some(60), Some(second(1000))),
+    ] {
+        let spec = json!({"containers": [], "terminationGracePeriodSeconds": 600});
+        let pod = json!({"metadata": deletion, "spec": spec});
+        let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
+        assert_eq!((facts.grace, facts.deleted_at()), (grace, deleted), "{deletion}");
+    }
+}
+
+#[test]
 fn toleration_of_cordon_is_recognized() {
     for (toleration, expected) in [
         (json!({"operator": "Exists"}), true),
