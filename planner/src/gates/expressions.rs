@@ -209,6 +209,15 @@ mod tests {
     }
 
     #[test]
+    fn expressions_are_quiet_since_the_last_of_them_became_so_and_as_of_the_oldest_answer() {
+        let checks = [query("errors", "errors > 0"), query("load", "load > 9")];
+        let answer = |text: &str, since, asked| (question(text), Answer::Quiet { since: t(since), asked: t(asked) });
+        let answers = BTreeMap::from([answer("errors > 0", 5, 60), answer("load > 9", 20, 90)]);
+        let found = quiet(&checks, of_node("a"), &answers).unwrap().unwrap();
+        assert_eq!((found.since, found.asked, found.oldest.as_str()), (t(20), t(60), "errors"));
+    }
+
+    #[test]
     fn check_of_objects_is_the_same_for_all_nodes_unless_it_reads_the_name_of_the_node() {
         let version = semver::Version::new(1, 20, 5);
         let subject = Subject { node: "a", version: Some(&version) };

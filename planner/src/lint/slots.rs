@@ -119,8 +119,8 @@ pub(super) fn check_places<'a>(
     new: &[&'a NodeView],
 ) -> Vec<Broken> {
     let rollouts = plan.status.iter().flat_map(|status| &status.active_rollouts);
-    let limited = rollouts.filter(|rollout| rollout.ended.is_none() && !policy.canary.is_empty());
-    limited.flat_map(|rollout| beyond_places(view, policy, plan, new, rollout)).collect()
+    let open = rollouts.filter(|rollout| rollout.ended.is_none());
+    open.flat_map(|rollout| beyond_places(view, policy, plan, new, rollout)).collect()
 }
 
 fn beyond_places(

@@ -521,6 +521,21 @@ fn nothing_is_done_beside_earlier_operator() {
 }
 
 #[test]
+fn slots_that_a_plan_or_its_status_alone_changes_are_found_beside_earlier_operator() {
+    for in_plan in [true, false] {
+        let (mut view, policy) = world(json!({"maxUnavailable": 3}), false);
+        view.earlier_pods = vec!["old/agent".into()];
+        let mut status = view.operator.as_ref().unwrap().status.clone();
+        let changed = slots(&["b"]).slots;
+        if !in_plan {
+            status.slots = changed.clone().unwrap();
+        }
+        let plan = Plan { slots: changed.filter(|_| in_plan), status: Some(status), ..Plan::default() };
+        assert_eq!(broken(&view, &policy, plan), Some("S10"), "in the plan: {in_plan}");
+    }
+}
+
+#[test]
 fn properties_are_those_of_the_docs_and_all_that_a_finding_names() {
     let docs = include_str!("../../../docs/testing.md");
     for property in PROPERTIES {
@@ -580,7 +595,7 @@ fn release_of_node_that_may_be_shutting_down_is_dropped() {
     fn written(node: &mut NodeView, state: HostState) {
         let shadow = node.shadow.as_mut().unwrap();
         shadow.status.controller.progress.as_mut().unwrap().permit_issued = false;
-        shadow.spec.state = state;
+        (shadow.spec.state, shadow.spec.boot_id) = (state, Some("b1".into()));
         shadow.spec.permit = Some(models::shadow::Permit { nonce: "n".into(), jws: "j".into() });
     }
     let case = |sentence: &str, expected: bool, change: Change| {
@@ -603,4 +618,8 @@ fn release_of_node_that_may_be_shutting_down_is_dropped() {
     });
     case("a permit was written", false, |node| written(node, HostState::RebootedIntoUpdate));
     case("the permit of a drill was written", true, |node| written(node, HostState::RehearsedUpdate));
+    case("the permit that was written is for an earlier boot", true, |node| {
+        written(node, HostState::RebootedIntoUpdate);
+        node.shadow.as_mut().unwrap().spec.boot_id = Some("b0".into());
+    });
 }

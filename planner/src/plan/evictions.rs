@@ -68,11 +68,11 @@ struct NodeEvictions<'a> {
 }
 
 impl<'a> NodeEvictions<'a> {
-    /// Returns the place of the next request; `None` if no other one may be sent. Requests that have failed before come
+    /// Returns the place of the next request; `None` if none is left. Requests that have failed before come
     /// last, those due for longest first, and of others those of nodes with the fewest requests that have failed or are under way: so what hangs
     /// does not take the room of the others, also not by names that come first.
     fn place(&self) -> Option<Place<'a>> {
-        let (later, due_again, _) = self.left.front().filter(|_| self.under_way < AT_A_TIME)?;
+        let (later, due_again, _) = self.left.front()?;
         Some((*later, *due_again, self.under_way + self.failed, self.node.facts.name.as_str()))
     }
 }
@@ -312,14 +312,20 @@ mod tests {
             assert_eq!(count(&evictions), IN_FLEET, "deletes: {delete}");
             assert_eq!(evictions["39"].pods.last().unwrap().uid, "p-0", "after others of its node; deletes: {delete}");
 
-            // Other pods of the first 30 nodes wait for their next try.
-            let (mut view, mut evictions) = hanging(&[(2, 0); 60], delete);
-            for node in view.nodes.values_mut().take(30) {
-                node.blocked = (2..5).map(|pod| (format!("p-{pod}"), failed(delete, 100))).collect();
+            // Other pods of the first 30 nodes wait for their next try: after a failure, or after the refusal of a budget, which is none.
+            for (budget, expected) in [
+                (None, [vec![2; 10], vec![1; 20], vec![2; 30]].concat()),
+                (Some("shop/web"), [vec![2; 40], vec![1; 20]].concat()),
+            ] {
+                let (mut view, mut evictions) = hanging(&[(2, 0); 60], delete);
+                let last = || Blocked { budget: budget.map(str::to_owned), ..failed(delete, 100) };
+                for node in view.nodes.values_mut().take(30) {
+                    node.blocked = (2..5).map(|pod| (format!("p-{pod}"), last())).collect();
+                }
+                hold_back(&view, &Budgets::of(&view), &mut evictions, t(60));
+                let sent: Vec<usize> = evictions.values().map(|wanted| wanted.pods.len()).collect();
+                assert_eq!(sent, expected, "deletes: {delete}, {budget:?}");
             }
-            hold_back(&view, &Budgets::of(&view), &mut evictions, t(60));
-            let sent: Vec<_> = evictions.values().map(|wanted| wanted.pods.len()).collect();
-            assert_eq!(sent, [vec![2; 10], vec![1; 20], vec![2; 30]].concat(), "deletes: {delete}");
         }
     }
 

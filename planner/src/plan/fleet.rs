@@ -200,7 +200,7 @@ impl<'a> Planner<'a> {
         self.wake(self.survey.rollouts.wake);
         self.wake(self.survey.nodes.iter().filter_map(|node| node.unavailable?.until).min());
         self.wake(self.survey.urgency.until());
-        self.wake(self.survey.unwell.wake.filter(|at| *at > self.now));
+        self.wake(self.survey.unwell.wake);
         let ages = self.survey.known.iter().map(|known| after(known.first_seen, self.policy.minimum_age));
         self.wake(ages.filter(|old_enough| *old_enough > self.now).min());
         let missing = self.view.nodes.values().map(|node| node.agent_missing).chain([self.view.web_api_missing]);

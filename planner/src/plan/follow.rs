@@ -105,20 +105,23 @@ pub(super) fn relabelled(view: &ClusterView, plan: &Plan, history: &RevisionPlan
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{cluster, node, t};
+    use crate::fixtures::{NEW, cluster, node, record_history, t};
 
     #[test]
     fn node_is_current_by_its_reason_or_where_a_write_hides_that_by_what_it_runs() {
         let earlier = || Wait::EarlierOperatorGone { until: t(60) };
-        for (sentence, offered, wait, current) in [
-            ("it is up to date", false, Some(Wait::UpToDate), true),
-            ("it waits for something", false, Some(Wait::NodeNotReady), false),
-            ("a write about it is due", false, Some(Wait::Acting), true),
-            ("a write about it is due, and an update is offered", true, Some(Wait::Acting), false),
-            ("nothing is done", false, Some(earlier()), true),
-            ("nothing is done, and an update is offered", true, Some(earlier()), false),
+        for (sentence, offered, held, wait, current) in [
+            ("it is up to date", false, false, Some(Wait::UpToDate), true),
+            ("it waits for something", false, false, Some(Wait::NodeNotReady), false),
+            ("a write about it is due", false, false, Some(Wait::Acting), true),
+            ("a write about it is due, and an update is offered", true, false, Some(Wait::Acting), false),
+            ("a write about it is due, and a user holds it", false, true, Some(Wait::Acting), false),
+            ("nothing is done", false, false, Some(earlier()), true),
+            ("nothing is done, and an update is offered", true, false, Some(earlier()), false),
+            ("nothing is done, and a user holds it", false, true, Some(earlier()), true),
         ] {
             let mut a = node("a");
+            a.facts.hold = held.then(crate::hold::Hold::default);
             if !offered {
                 let agent = &mut a.shadow.as_mut().unwrap().status.agent;
                 agent.updates.as_mut().unwrap().chosen_version = None;
@@ -129,6 +132,38 @@ mod tests {
         }
         let at_rest = [Some(Wait::UpToDate), Some(Wait::Acting), None].map(|wait| is_at_rest(wait.as_ref()));
         assert_eq!(at_rest, [true, false, false]);
+    }
+
+    #[test]
+    fn revision_is_current_once_all_nodes_follow_it_and_nothing_is_to_be_written_about_them() {
+        for (sentence, offered, wait, current) in [
+            ("both are up to date", false, Wait::UpToDate, true),
+            ("one waits with an update", true, Wait::NodeNotReady, false),
+            ("a write about one is due", false, Wait::Acting, false),
+        ] {
+            let mut nodes = ["a", "b"].map(node);
+            for node in &mut nodes {
+                let chosen = Some(NEW).filter(|_| offered && node.facts.name == "b");
+                let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+                agent.updates.as_mut().unwrap().chosen_version = chosen;
+            }
+            let (mut view, policy) = cluster(nodes.into(), &[]);
+            record_history(&mut view, &policy);
+            let waits = [("a".to_owned(), Wait::UpToDate), ("b".to_owned(), wait)].into();
+            let survey = Survey::of(&view, &policy, t(0));
+            let found = history(&view, &survey, &Plan { waits, ..Plan::default() }).unwrap();
+            assert_eq!((found.update.is_some(), found.current.is_some()), (true, current), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn revision_that_the_shadow_of_a_gone_node_names_labels_no_other_shadow() {
+        let (mut view, policy) = cluster(vec![node("a")], &[]);
+        record_history(&mut view, &policy);
+        view.revisions_in_use = view.revisions.iter().flatten().map(|revision| revision.name.clone()).collect();
+        assert_eq!(view.revisions_in_use.len(), 1);
+        let survey = Survey::of(&view, &policy, t(0));
+        assert_eq!(history(&view, &survey, &Plan::default()).unwrap().labels, BTreeMap::new());
     }
 
     #[test]

@@ -191,6 +191,8 @@ mod tests {
         let found = written(|_| {}).unwrap();
         assert!(found.message.contains(&format!("since {}", t(-60))), "{}", found.message);
         assert_eq!(found.last_transition_time, t(0));
+        let found_of_all = written(|view| loses_web_api(view, -60, None)).unwrap();
+        assert!(found_of_all.message.starts_with("no pod of the web API"), "{}", found_of_all.message);
         let found = written(|view| says(view, ConditionStatus::Unknown, "WebApiNotReady", -99)).unwrap();
         assert_eq!(found.last_transition_time, t(-99), "it was not known before either");
     }

@@ -1,6 +1,6 @@
 //! Places of canary steps, and what a slot records.
 
-use models::operator::{ActiveRollout, RolloutLedger};
+use models::operator::{ActiveRollout, LedgerNode, RolloutLedger};
 use models::reason::Proof;
 use serde_json::json;
 
@@ -31,11 +31,14 @@ fn validator_gives_no_slot_beyond_the_places_of_a_step() {
         let (proven, unproven, before, passed) = ledger;
         let recorded = RolloutLedger { passed: before, ..Default::default() };
         let recorded = ActiveRollout { ledger: Some(recorded), ..rollout(NEW) };
-        view.operator.as_mut().unwrap().status.active_rollouts = vec![recorded];
+        // An earlier rollout of the version has used up its place, and has passed it.
+        let earlier = RolloutLedger { base: 3, unproven: 1, passed: 1, ..Default::default() };
+        let earlier = ActiveRollout { ended: Some(t(0)), ledger: Some(earlier), ..rollout(NEW) };
+        view.operator.as_mut().unwrap().status.active_rollouts = vec![earlier.clone(), recorded];
         let ledger = RolloutLedger { base: 3, proven, unproven, passed, ..Default::default() };
         let active = ActiveRollout { ledger: Some(ledger), ..rollout(NEW) };
         let mut status = view.operator.as_ref().unwrap().status.clone();
-        status.active_rollouts = vec![active];
+        status.active_rollouts = vec![earlier, active];
         let slots = given.iter().map(|name| slot_of_update(name)).collect();
         let mut plan = Plan { slots: Some(slots), status: Some(status), ..Plan::default() };
         let found = lint(&view, &policy, &mut plan).iter().any(|finding| finding.property == "S12");
@@ -126,6 +129,93 @@ fn validator_counts_places_among_the_nodes_that_are_left() {
         let found = lint(&view, &policy, &mut plan).iter().any(|finding| finding.property == "S12");
         assert_eq!(found, broken, "{sentence}");
     }
+}
+
+/// Returns whether a plan that records this ledger, and gives these nodes slots, takes nodes beyond the places of a step.
+fn is_beyond(view: &ClusterView, policy: &Policy, ledger: RolloutLedger, given: &[&str]) -> bool {
+    let mut status = view.operator.as_ref().unwrap().status.clone();
+    status.active_rollouts = vec![ActiveRollout { ledger: Some(ledger), ..rollout(NEW) }];
+    let slots = given.iter().map(|name| slot_of_update(name)).collect();
+    let mut plan = Plan { slots: Some(slots), status: Some(status), ..Plan::default() };
+    lint(view, policy, &mut plan).iter().any(|finding| finding.property == "S12")
+}
+
+/// The rollout began with 300 nodes. Two that have proven the version are gone, and a third is given a slot; 17 others lack the version.
+#[test]
+fn validator_counts_each_node_that_is_left_once_and_of_those_with_the_version_one_that_is_on_its_way() {
+    for (sentence, on_its_way, broken) in
+        [("one runs the version", false, true), ("and another one is being verified on it", true, false)]
+    {
+        let runs = |mut node: NodeView| {
+            node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+            node
+        };
+        let left = (0..18).map(|number| at(&format!("n{number:03}"), Step::Staged, 0, HostState::StagedUpdate));
+        let verifying = on_its_way.then(|| runs(at("v", Step::Verifying, 0, HostState::RebootedIntoUpdate)));
+        let (mut view, _) = cluster(left.chain([runs(node("r"))]).chain(verifying).collect(), &[]);
+        let spec = json!({"maxUnavailable": 5, "strategy": {"canary": [{"nodes": "10%"}]}});
+        let policy = with_policy(&mut view, spec);
+        let ledger = RolloutLedger { base: 300, proven: 2, ..Default::default() };
+        assert_eq!(is_beyond(&view, &policy, ledger, &["n000"]), broken, "{sentence}");
+    }
+}
+
+/// One node has proven the version, which is enough for a quarter of the three that are known to lack it, or did.
+#[test]
+fn validator_counts_no_node_of_an_unknown_version_for_a_step_that_is_passed() {
+    let unknown = |name: &str| {
+        let mut node = node(name);
+        node.facts.os_image = "Bottlerocket OS".into();
+        node.shadow.as_mut().unwrap().status.agent.current_version = None;
+        node
+    };
+    let staged = ["a", "c"].map(|name| at(name, Step::Staged, 0, HostState::StagedUpdate));
+    let (mut view, _) = cluster(staged.into_iter().chain(["u", "w"].map(unknown)).collect(), &[]);
+    let canary = json!([{"nodes": "25%"}, {"nodes": "100%"}]);
+    let policy = with_policy(&mut view, json!({"maxUnavailable": 5, "strategy": {"canary": canary}}));
+    let ledger = RolloutLedger { base: 8, proven: 1, passed: 2, ..Default::default() };
+    assert!(!is_beyond(&view, &policy, ledger, &["a", "c"]));
+}
+
+/// One node has proven the version, and with it a step of a tenth is passed that had one place, since few nodes were left.
+#[test]
+fn validator_keeps_the_places_of_a_step_unless_many_more_nodes_are_left_or_its_share_has_grown() {
+    for (sentence, before, (base, share), left, given, broken) in [
+        ("two places would be due now", (20, 2), (20, 2), 14, 2, false),
+        ("three would", (30, 3), (30, 3), 24, 3, true),
+        ("its share was smaller", (10, 1), (20, 2), 14, 2, true),
+    ] {
+        let names: Vec<String> = (0..left).map(|number| format!("n{number:03}")).collect();
+        let nodes = names.iter().map(|name| at(name, Step::Staged, 0, HostState::StagedUpdate));
+        let (mut view, _) = cluster(nodes.collect(), &[]);
+        let spec = json!({"maxUnavailable": 5, "strategy": {"canary": [{"nodes": "10%"}]}});
+        let policy = with_policy(&mut view, spec);
+        let ledger = RolloutLedger { base: before.0, share: before.1, due: 1, proven: 1, ..Default::default() };
+        view.operator.as_mut().unwrap().status.active_rollouts =
+            vec![ActiveRollout { ledger: Some(ledger), ..rollout(NEW) }];
+        let ledger = RolloutLedger { base, proven: 1, passed: share, ..Default::default() };
+        let given: Vec<&str> = names.iter().take(given).map(String::as_str).collect();
+        assert_eq!(is_beyond(&view, &policy, ledger, &given), broken, "{sentence}");
+    }
+}
+
+/// One of its two nodes has ended without a proof, beside many nodes of another kind.
+#[test]
+fn validator_judges_a_brake_by_the_nodes_of_its_kind() {
+    let other = |number: usize| {
+        let mut node = node(&format!("y{number}"));
+        node.shadow.as_mut().unwrap().status.agent.arch = Some("aarch64".into());
+        node
+    };
+    let own = [at("a", Step::Staged, 0, HostState::StagedUpdate), node("x")];
+    let (view, policy) = cluster(own.into_iter().chain((0..8).map(other)).collect(), &[]);
+    let (proof, reason) = (Proof::Free, "AgentSilent".to_owned());
+    let row = vec![LedgerNode { node: "x".into(), proof, reason, accepted: false, before_proof: false }];
+    let ledger = RolloutLedger { base: 2, proven: 1, row, braked_until: Some(t(600)), ..Default::default() };
+    let mut status = view.operator.as_ref().unwrap().status.clone();
+    status.active_rollouts = vec![ActiveRollout { ledger: Some(ledger), ..rollout(NEW) }];
+    let plan = Plan { slots: Some(vec![slot_of_update("a")]), status: Some(status), ..Plan::default() };
+    assert_eq!(broken(&view, &policy, plan), Some("S13"));
 }
 
 #[test]

@@ -47,6 +47,9 @@ fn validator_rejects_reboot_and_unrequested_eviction_in_a_drill() {
     let (view, policy) = world(json!({}), false);
     let findings = lint(&view, &policy, &mut permit(true));
     assert_eq!(findings.first().map(|finding| finding.property), Some("S3"), "an update whose pods stay");
+    let rehearsal = BottlerocketShadowSpec { state: HostState::RehearsedUpdate, ..Default::default() };
+    let plan = acts("b", Action::Spec { spec: Box::new(rehearsal) });
+    assert_eq!(broken(&view, &policy, plan), Some("S2"), "an update that is rehearsed");
 }
 
 /// A node `v` that runs its version and is verified again, or is about to be.
@@ -263,6 +266,8 @@ fn validator_drops_a_drain_that_a_known_budget_blocks() {
         broken(&view, &policy, acts("a", goes_on(&view.nodes["a"], progress(Step::Draining, 0))))
     };
     let (mirror, marked) = (PodFacts { mirror: true, ..pod("a", false) }, PodFacts { marked: true, ..pod("a", false) });
+    let ended = PodFacts { finished: true, ..mirror.clone() };
+    assert_eq!(begins(node_with(ended, Step::Staged), budget(), false), None, "a static pod that has ended");
     for (sentence, pod, budget) in [
         ("a static pod, which ends with the reboot", mirror, budget()),
         ("a pod that is marked as not to be moved", marked, counted()),

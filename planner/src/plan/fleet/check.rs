@@ -122,7 +122,7 @@ impl<'a> Planner<'a> {
         let step = rollout.and_then(Rollout::room_for_slots).map(|room| room.saturating_sub(taken));
         let room = if alone { 1 } else { assignment.budget.free_for(node).min(step.unwrap_or(usize::MAX)) };
         let others = capacity.fresh.saturating_sub(usize::from(!left_alone));
-        let after_others = others > 0 && others >= room && node.update().is_some();
+        let after_others = others >= room.max(1) && node.update().is_some();
         let gives_way = |ctx: &NodeContext<'_>| gates::guarded(ctx).filter(|_| after_others);
         let obstacle = self.context(node).and_then(|ctx| {
             let busy = || gates::busy_budget(&ctx, &assignment.on_their_way);

@@ -265,6 +265,34 @@ fn notice_of_a_rollout_that_stops_again_has_another_id() {
     }
 }
 
+#[test]
+fn notice_of_a_step_that_has_stopped_comes_again_once_it_has_other_places() {
+    for (sentence, spec, ledger, event, _) in stopped().into_iter().take(2) {
+        let mut cluster = begun(spec);
+        cluster.rollout().ledger = Some(ledger.clone());
+        assert!(events(&cluster.turn(t(20))).contains(&event), "{sentence}");
+        cluster.policy.canary[0].nodes = models::operator::CountOrPercent::Count(2);
+        let (failed, unproven) = (ledger.failed * 2, ledger.unproven * 2);
+        let nodes = [ledger.nodes.clone(), ledger.nodes.clone()].concat();
+        let ledger = RolloutLedger { base: 3, due: 2, share: 2, failed, unproven, nodes, ..ledger };
+        cluster.rollout().ledger = Some(ledger);
+        assert!(events(&cluster.turn(t(21))).contains(&event), "{sentence}: with another place");
+    }
+}
+
+#[test]
+fn notice_of_an_unwell_cluster_names_the_nodes_that_have_fallen_ill() {
+    let draining = crate::fixtures::at("a", models::shadow::Step::Draining, 0, HostState::StagedUpdate);
+    let mut cluster = Cluster::of([vec![draining], ["b", "c", "d"].map(node).into()].concat());
+    cluster.turn(t(0));
+    for name in ["b", "c"] {
+        crate::fixtures::set_ready(&mut cluster.view.nodes.get_mut(name).unwrap().facts, false, t(20));
+    }
+    let found = cluster.turn(t(60));
+    let unwell = found.iter().find(|notice| notice.event == NoticeEvent::ClusterUnwell.as_str()).unwrap();
+    assert_eq!((unwell.nodes.join(" "), unwell.time), ("b c".to_owned(), t(60)));
+}
+
 /// Nodes that join have the step begin again.
 #[test]
 fn notice_of_a_step_that_is_passed_again_has_another_id() {

@@ -82,6 +82,23 @@ fn operator_status_counts_nodes_by_state() {
 }
 
 #[test]
+fn node_that_has_its_image_counts_as_staged_while_it_waits_for_others_alone() {
+    let queued = || Wait::Queued { position: 1, behind: None };
+    let idle = || node("a");
+    let with = |step| at("a", step, 0, HostState::StagedUpdate);
+    for (sentence, node, wait, expected) in [
+        ("it is recorded", with(Step::Staged), queued(), 1),
+        ("it is not recorded yet", with(Step::Staging), queued(), 1),
+        ("it downloads", with(Step::Staging), Wait::Staging, 0),
+        ("it waits before its download", idle(), queued(), 0),
+    ] {
+        let (view, policy) = cluster(vec![node], &[]);
+        let plan = Plan { waits: [("a".to_owned(), wait)].into(), ..Plan::default() };
+        assert_eq!(counts(&Survey::of(&view, &policy, t(1)), &plan).staged, expected, "{sentence}");
+    }
+}
+
+#[test]
 fn node_whose_version_is_quarantined_or_no_longer_wanted_does_not_count_as_failed() {
     let count = |spec: serde_json::Value, quarantined: bool| {
         let mut failed = node("a");
@@ -106,14 +123,36 @@ fn node_whose_version_is_quarantined_or_no_longer_wanted_does_not_count_as_faile
 }
 
 #[test]
+fn node_whose_lock_is_about_to_choose_its_version_counts_as_failed_unless_that_is_quarantined() {
+    for (quarantined, expected) in [(false, 1), (true, 0)] {
+        let mut nodes = ["a", "b"].map(node);
+        for node in &mut nodes {
+            let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+            let updates = agent.updates.as_mut().unwrap();
+            (updates.available_versions, updates.chosen_version) = (vec![NEW], None);
+        }
+        let [a, b] = nodes.each_mut().map(|node| &mut node.shadow.as_mut().unwrap().status.controller.record);
+        *a = Some(models::shadow::Record { failures: 1, last: Some(result("DrainTimedOut")), ..Default::default() });
+        b.get_or_insert_default().version_failures.extend(quarantined.then(|| failure(NEW)));
+        let spec = serde_json::json!({"version": {"target": NEW.to_string()}});
+        let (view, policy) = cluster_with(nodes.into(), &[], spec);
+        let survey = Survey::of(&view, &policy, t(1));
+        assert_eq!(survey.find("a").unwrap().wanted(), Err(Wait::Pinning { version: NEW }));
+        assert_eq!(counts(&survey, &Plan::default()).failed, expected, "quarantined: {quarantined}");
+    }
+}
+
+#[test]
 fn node_whose_attempt_ended_for_an_unknown_reason_counts_as_failed() {
-    for (reason, expected) in [("EatenByMoths", 1), ("Unknown", 1), ("ReleaseRequested", 0)] {
+    for (reason, failures, expected) in
+        [("EatenByMoths", 1, 1), ("EatenByMoths", 0, 0), ("Unknown", 1, 1), ("ReleaseRequested", 1, 0)]
+    {
         let mut node = node("a");
         let record = node.shadow.as_mut().unwrap().status.controller.record.get_or_insert_default();
-        (record.failures, record.last) = (1, Some(result(reason)));
+        (record.failures, record.last) = (failures, Some(result(reason)));
         let (view, policy) = cluster(vec![node], &[]);
         let made = crate::plan::plan(&view, &policy, t(1));
-        assert_eq!(counts(&Survey::of(&view, &policy, t(1)), &made).failed, expected, "{reason}");
+        assert_eq!(counts(&Survey::of(&view, &policy, t(1)), &made).failed, expected, "{reason}, {failures} failures");
     }
 }
 
@@ -222,7 +261,8 @@ fn unknown_request_hides_no_other_cause() {
     };
     for (sentence, spec, change, reason) in [
         ("it is alone", serde_json::json!({}), none, MISUNDERSTOOD),
-        ("beside a duration out of bounds", bounded, none, OUT_OF_BOUNDS),
+        ("beside a duration out of bounds", bounded.clone(), none, OUT_OF_BOUNDS),
+        ("beside one, and a shadow with two field managers", bounded, shared, OUT_OF_BOUNDS),
         ("beside credentials", credentials, none, CREDENTIALS),
         ("beside a shadow with two field managers", serde_json::json!({}), shared, CONFLICT),
     ] {
@@ -296,6 +336,16 @@ fn message_about_many_unread_objects_has_whole_roles_and_the_number_of_the_other
         let read: Vec<serde_json::Value> = roles.map(|role| serde_saphyr::from_str(role).unwrap()).collect();
         assert_eq!(read.len(), named, "{message}");
     }
+}
+
+#[test]
+fn message_about_many_unread_objects_names_as_many_as_fit_whole() {
+    let (view, policy) = cluster(vec![node("a")], &[]);
+    let unread = |number| format!("Kind{number:02} of v1: {}", "x".repeat(34));
+    let reported = ReportedFacts { unread_objects: (0..60).map(unread).collect(), ..ReportedFacts::default() };
+    let conditions = crate::plan::plan_reporting(&view, &reported, &policy, t(0)).status.unwrap().conditions;
+    let message = &find_condition(&conditions, DEGRADED).unwrap().message;
+    assert!(message.ends_with("x; and 22 more"), "{message}");
 }
 
 #[test]
@@ -623,6 +673,7 @@ fn pause_beside_earlier_operator_emits_one_event_at_each_end() {
     let mut going = blocked(true, EARLIER_GONE);
     going[0].status = ConditionStatus::Unknown;
     let (fires, quiet) = (blocked(true, "ExpressionFires"), blocked(false, EXPRESSIONS_QUIET));
+    let (unwell, well) = (blocked(true, CLUSTER_UNWELL), blocked(false, CLUSTER_WELL));
     for (sentence, old, new, expected) in [
         ("the first status", &vec![], &running, Some(EARLIER_RUNNING)),
         ("it is known", &running, &running, None),
@@ -632,10 +683,28 @@ fn pause_beside_earlier_operator_emits_one_event_at_each_end() {
         ("an expression kept all nodes waiting before", &fires, &running, Some(EARLIER_RUNNING)),
         ("an expression keeps them waiting after it", &running, &fires, Some("ExpressionFires")),
         ("only an expression did", &fires, &quiet, Some(EXPRESSIONS_QUIET)),
+        ("many nodes have fallen ill at once", &quiet, &unwell, Some(CLUSTER_UNWELL)),
+        ("they are well again", &unwell, &well, Some(CLUSTER_WELL)),
     ] {
         let reasons: Vec<_> = news(old, new).iter().map(|note| note.reason).collect();
         assert_eq!(reasons, Vec::from_iter(expected), "{sentence}");
     }
+}
+
+#[test]
+fn message_of_an_expression_is_not_kept_for_an_unwell_cluster() {
+    let ill = |name: &str| {
+        let mut node = node(name);
+        crate::fixtures::set_ready(&mut node.facts, false, t(-60));
+        node
+    };
+    let (view, policy) = cluster(vec![ill("a"), ill("b"), node("c")], &[]);
+    let survey = Survey::of(&view, &policy, t(0));
+    let waits = [("c".to_owned(), Wait::of_unwell(survey.unwell.of_starts().unwrap()))].into();
+    let stored = condition(BLOCKED, "ExpressionFires", "the expression errors returned {} 7");
+    let found = blocked(&view, &survey, &Plan { waits, ..Plan::default() }, Some(&stored)).unwrap();
+    assert_eq!((found.0, found.1), (ConditionStatus::True, CLUSTER_UNWELL));
+    assert_ne!(found.2, stored.message);
 }
 
 #[test]
@@ -677,6 +746,49 @@ fn first_write_of_an_attempt_comes_with_the_condition_that_it_leads_to() {
     let plan = crate::plan::plan(&view, &policy, t(1));
     assert!(plan.actions.values().any(Plan::starts), "{:?}", plan.actions);
     assert!(true_condition(&plan.status.unwrap().conditions, PROGRESSING).is_some());
+}
+
+#[test]
+fn updates_go_on_beside_a_write_under_way_only_where_they_did_and_no_lost_lead_has_paused_it() {
+    for (before, busy, paused, expected) in
+        [(true, true, false, true), (true, true, true, false), (true, false, false, false), (false, true, false, false)]
+    {
+        let mut current = node("a");
+        let agent = &mut current.shadow.as_mut().unwrap().status.agent;
+        agent.current_version = Some(NEW);
+        agent.updates.as_mut().unwrap().chosen_version = None;
+        let (mut view, policy) = cluster(vec![current], &[]);
+        let conditions = &mut view.operator.as_mut().unwrap().status.conditions;
+        conditions.extend(before.then(|| condition(PROGRESSING, "Updating", "")));
+        view.busy.extend(busy.then(|| "a".to_owned()));
+        view.paused.extend(paused.then(|| "a".to_owned()));
+        let status = crate::plan::plan(&view, &policy, t(1)).status.unwrap();
+        let progresses = true_condition(&status.conditions, PROGRESSING).is_some();
+        assert_eq!(progresses, expected, "before: {before}, busy: {busy}, paused: {paused}");
+    }
+}
+
+#[test]
+fn state_of_notices_is_shown_while_policy_has_them() {
+    for (enabled, kept) in [(true, true), (false, false)] {
+        let (mut view, mut policy) = cluster(vec![node("a")], &[]);
+        let sent = condition(NOTICES_SENT, "Sent", "");
+        view.operator.as_mut().unwrap().status.conditions = vec![sent, condition(PROGRESSING, "Updating", "")];
+        let blocked_after = std::time::Duration::from_secs(3600);
+        policy.notices = enabled.then(|| crate::policy::Notices { receivers: vec![], blocked_after });
+        let conditions = crate::plan::plan(&view, &policy, t(1)).status.unwrap().conditions;
+        let found = [NOTICES_SENT, PROGRESSING].map(|type_| find_condition(&conditions, type_).is_some());
+        assert_eq!(found, [kept, true]);
+    }
+}
+
+#[test]
+fn number_of_rollouts_is_recorded_from_the_first_one_on() {
+    for highest in [None, Some(0)] {
+        let (mut view, policy) = cluster(vec![], &[]);
+        view.history.highest = highest;
+        assert_eq!(crate::plan::plan(&view, &policy, t(1)).status.unwrap().rollout_count, None, "{highest:?}");
+    }
 }
 
 #[test]

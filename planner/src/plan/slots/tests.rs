@@ -123,6 +123,21 @@ fn zone_of_a_node_that_is_gone_goes_on_before_any_other() {
 }
 
 #[test]
+fn slot_that_is_taken_back_and_slot_of_a_node_that_is_there_count_no_other_time_in_their_group() {
+    let mut view = view_of(&[], &[], &["n1", "gone"]);
+    for slot in &mut view.operator.as_mut().unwrap().status.slots {
+        slot.update = Some(SlotUpdate { group: Some("db".into()), ..crate::fixtures::first_update() });
+    }
+    let policy = policy("5", Some("2"), false);
+    let survey = Survey::of(&view, &policy, t(0));
+    let slots = &view.operator.as_ref().unwrap().status.slots;
+    for (kept, full) in [(1, false), (2, true)] {
+        let found = Budget::of(&view, &survey, &slots[..kept]).refusal(&policy, survey.find("n0").unwrap());
+        assert_eq!(matches!(found, Some(Wait::GroupFull { .. })), full, "{kept}: {found:?}");
+    }
+}
+
+#[test]
 fn slot_records_the_group_of_its_node() {
     let mut a = at("a", Step::Staged, 0, models::shadow::HostState::StagedUpdate);
     a.facts.labels = Arc::new([("tier".to_owned(), "db".to_owned())].into());

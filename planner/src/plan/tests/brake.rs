@@ -318,6 +318,7 @@ fn braked_rollout_tries_nodes_of_other_groups_first_and_those_that_have_failed_l
     for (sentence, staged, row_of, expected) in [
         ("nothing is in the row", vec!["db1", "web1"], vec!["db9", "web8", "web9"], "db1"),
         ("nodes of its group are", vec!["db1", "web1"], vec!["db7", "db8", "db9"], "web1"),
+        ("a node before it in the order has failed", vec!["db1", "db2"], vec!["db1", "db8", "db9"], "db2"),
         ("no other is left: the one that failed longest ago", vec!["db1", "db2"], vec!["db2", "db1", "db9"], "db2"),
     ] {
         let ends: Vec<_> = row_of.iter().map(|name| (*name, Proof::Free)).collect();

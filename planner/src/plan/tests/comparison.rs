@@ -603,12 +603,15 @@ fn one_well_node_shows_that_its_version_is_good_only_where_all_others_of_its_kin
 
 #[test]
 fn validator_gives_no_slot_in_an_unwell_cluster() {
-    for (sentence, is_drill, is_ill, broken) in [
-        ("for an update", false, true, true),
-        ("for a drill", true, true, true),
-        ("for an update, once the others are well", false, false, false),
+    for (sentence, is_drill, is_urgent, is_ill, broken) in [
+        ("for an update", false, false, true, true),
+        ("for an urgent update, which takes the others off their version", false, true, true, false),
+        ("for a drill", true, false, true, true),
+        ("for a drill, while the version is urgent", true, true, true, true),
+        ("for an update, once the others are well", false, false, false, false),
     ] {
-        let (mut view, policy) = unwell(draining());
+        let (mut view, mut policy) = unwell(draining());
+        policy.urgent = is_urgent.then(|| Urgent { from: NEW, reason: "CVE-2026-1234".into(), until: t(600) });
         for name in ["b", "c", "d"].into_iter().filter(|_| !is_ill) {
             view.nodes.get_mut(name).unwrap().facts.ready = true;
         }

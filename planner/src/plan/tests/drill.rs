@@ -200,6 +200,15 @@ impl Bench {
 }
 
 #[test]
+fn drill_waits_for_one_whose_first_write_is_under_way() {
+    let mut bench = Bench::new(&["a", "b"], "1");
+    bench.view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap().drill = Some("1".into());
+    bench.view.busy.insert("a".into());
+    let waits = bench.plan().waits;
+    assert_eq!(waits.get("b"), Some(&Wait::Queued { position: 1, behind: Some("a".into()) }), "{waits:?}");
+}
+
+#[test]
 fn dry_run_drill_rehearses_all_steps_and_evicts_arms_and_reboots_nothing() {
     let mut bench = Bench::new(&["a"], "1");
     let found = bench.end();

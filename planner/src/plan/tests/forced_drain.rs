@@ -262,6 +262,18 @@ fn nodes_that_delete_at_their_deadlines_delete_no_more_at_a_time_than_a_budget_l
     assert_eq!(begun_on_both(&made), ["nothing", "nothing"]);
 }
 
+#[test]
+fn node_whose_policy_deletes_nothing_at_its_deadline_uses_up_nothing_of_what_a_budget_lets_go() {
+    let (mut view, _) = two_drains("Wait", 1);
+    let labels = [("tier".to_owned(), "rest".to_owned())];
+    view.nodes.get_mut("a").unwrap().facts.labels = std::sync::Arc::new(labels.into());
+    let selector = serde_json::json!({"matchLabels": {"tier": "rest"}});
+    let rest = serde_json::json!({"name": "rest", "selector": selector, "drain": {"atDeadline": "Release"}});
+    let drain = serde_json::json!({"timeout": "1m", "atDeadline": "Force", "guardedPods": "Wait"});
+    let policy = with_policy(&mut view, serde_json::json!({"drain": drain, "nodeGroups": [rest]}));
+    assert_eq!(begun_on_both(&plan(&view, &policy, t(60))), ["DrainTimedOut", "deletes"]);
+}
+
 /// `Force`, and a pod that policy refuses came to the node meanwhile.
 #[test]
 fn forced_drain_fails_on_refused_pod_or_unready_node() {

@@ -13,7 +13,7 @@ use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
-use crate::view::{BudgetFacts, COMPARED, ClusterView, PodFacts};
+use crate::view::{BudgetFacts, COMPARED, ClusterView, PodFacts, Refused};
 use crate::wait::Wait;
 
 /// A budget over the pods with this name as their label, which has so many and lets none go.
@@ -204,6 +204,9 @@ fn node_waits_before_its_cordon_while_a_budget_is_in_back_off() {
         ("the time is over", ask.clone(), Some(("db/1", 100)), 100, None),
         ("the budget has changed since", ask.clone(), Some(("db/0", 100)), 0, None),
         ("policy waits", json!({"drain": {"guardedPods": "Wait"}}), None, 0, Some(wait(None))),
+        ("policy waits, and it refused before", json!({"drain": {"guardedPods": "Wait"}}), Some(("db/1", 100)), 0, {
+            Some(wait(None))
+        }),
         ("policy of its group waits", json!({"nodeGroups": group}), None, 0, Some(wait(None))),
         ("policy of its group waits, and that of all deletes what stays", forced_group, None, 0, Some(wait(None))),
         ("policy deletes what stays", json!({"drain": {"atDeadline": "Force"}}), Some(("db/1", 100)), 0, None),
@@ -412,6 +415,42 @@ fn nodes_without_guarded_pods_go_first() {
         };
         assert_eq!(given, first, "{sentence}");
     }
+}
+
+#[test]
+fn node_with_guarded_pods_waits_only_for_as_many_others_as_can_go_in_its_place() {
+    type Change = fn(&mut ClusterView);
+    let case = |sentence: &str, most: u32, given: &[&str], change: Change| {
+        let mut nodes = ["a", "b"].map(|name| at(name, Step::Staged, 0, HostState::StagedUpdate));
+        nodes[0].pods = Some(vec![pod_of("db", "db-0")]);
+        let (mut view, _) = cluster(nodes.into(), &[]);
+        view.budgets = vec![guard("db", 1)];
+        change(&mut view);
+        let policy = with_policy(&mut view, json!({"maxUnavailable": most}));
+        let made = plan(&view, &policy, t(1));
+        let found: Vec<_> = made.slots.iter().flatten().map(|slot| slot.node.as_str()).collect();
+        assert_eq!(found, given, "{sentence}: {:?}", made.waits);
+    };
+    case("there is room for one", 1, &["b"], one_proven);
+    case("there is room for both", 2, &["a", "b"], one_proven);
+    case("there is, and the first node of the rollout goes alone", 2, &["b"], |_| {});
+    case("the other one was refused a moment ago", 1, &["a"], |view| {
+        one_proven(view);
+        let wait = Wait::PodsNotReady { pod: "shop/web".into(), count: 1 };
+        view.nodes.get_mut("b").unwrap().refused = Some(Refused { wait, again_at: t(60) });
+    });
+    case("the first node of the rollout of the other one goes alone", 2, &["c", "a"], |view| {
+        one_proven(view);
+        let arm = |node: &mut crate::view::NodeView| {
+            node.shadow.as_mut().unwrap().status.agent.arch = Some("aarch64".into());
+        };
+        arm(view.nodes.get_mut("b").unwrap());
+        let mut first = at("c", Step::Draining, 0, HostState::StagedUpdate);
+        arm(&mut first);
+        let (others, _) = cluster(vec![first], &["c"]);
+        view.nodes.extend(others.nodes);
+        view.operator.as_mut().unwrap().status.slots = others.operator.unwrap().status.slots;
+    });
 }
 
 #[test]

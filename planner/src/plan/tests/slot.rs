@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use models::condition::true_condition;
 use models::reason::FailureReason;
 use models::shadow::{AttemptResult, BLOCKED, HostState, Permit, Record, Step};
 use serde_json::{Value, json};
@@ -70,6 +71,35 @@ fn slot_that_has_just_ended_is_replaced_by_the_next_one_in_one_write() {
         view.operator.as_mut().unwrap().resume = Some("now".into());
     };
     assert_eq!(made(50, false, 50, resumed).0, given(&[]), "a user resumes, which is recorded with the slots");
+}
+
+#[test]
+fn slot_that_has_just_ended_waits_for_the_next_one_beside_others_unless_those_change() {
+    for (sentence, step, state, expected) in [
+        ("the other one stays as it is", Step::Draining, HostState::StagedUpdate, None),
+        (
+            "that its reboot may be permitted is recorded",
+            Step::Rebooting,
+            HostState::RebootedIntoUpdate,
+            Some(vec!["c"]),
+        ),
+    ] {
+        let (mut done, mut next) = (node("a"), at("b", Step::Staged, 0, HostState::StagedUpdate));
+        let status = &mut done.shadow.as_mut().unwrap().status;
+        status.controller.record = Some(updated());
+        (status.agent.current_version, status.agent.updates) = (Some(NEW), None);
+        next.pods = None;
+        let (mut view, _) = cluster(vec![done, next, at("c", step, 0, state)], &["a", "c"]);
+        for update in view.operator.as_mut().unwrap().status.slots.iter_mut().filter_map(|slot| slot.update.as_mut()) {
+            update.permitting_since = None;
+        }
+        one_proven(&mut view);
+        let policy = with_policy(&mut view, json!({"maxUnavailable": 2}));
+        let made = plan(&view, &policy, t(50));
+        let slots = made.slots.map(|slots| slots.into_iter().map(|slot| slot.node).collect::<Vec<_>>());
+        let expected = expected.map(|nodes| nodes.into_iter().map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(slots, expected, "{sentence}: {:?}", made.waits);
+    }
 }
 
 #[test]
@@ -158,6 +188,11 @@ fn node_getting_slot_has_no_status_write_and_waiting_node_has() {
     let next = plan_with(&[], Standby::None, None);
     assert_eq!(next.slots.as_ref().map(Vec::len), Some(1));
     assert!(!next.actions.contains_key("b"), "{:?}", next.actions);
+    let mut unread = blocked_before("b");
+    unread.pods = None;
+    let (view, policy) = cluster(vec![unread], &[]);
+    let made = plan(&view, &policy, t(1));
+    assert!(!made.actions.contains_key("b"), "while its pods are being read: {:?}", made.actions);
     let handed_over = plan_with(&[], Standby::Ready, Some("b"));
     assert!(handed_over.hand_over && !handed_over.actions.contains_key("b"), "{:?}", handed_over.actions);
     let waiting = plan_with(&["a"], Standby::None, None);
@@ -212,8 +247,24 @@ fn refused_node_causes_no_wakeup_without_free_slot() {
     };
     let made = plan_beside(json!({"maxUnavailable": 1}), refused);
     assert!(made.wake.is_none_or(|wake| wake > t(10)), "{:?}", made.wake);
+    let Some(Action::Status { status, .. }) = made.actions.get("b") else { panic!("{:?}", made.waits) };
+    let blocked = true_condition(&status.conditions, BLOCKED).map(|condition| condition.reason.as_str());
+    assert_eq!(blocked, Some("PodsNotReady"), "it shows what was found");
     let made = plan_beside(json!({"maxUnavailable": 2}), refused);
     assert!(made.pods.contains("b"), "there is room to check it at once");
+}
+
+#[test]
+fn refused_node_is_checked_again_after_its_pause_although_others_need_the_room() {
+    let mut nodes = ["b", "c", "d", "e"].map(|name| at(name, Step::Staged, 0, HostState::StagedUpdate));
+    let wait = Wait::PodsNotReady { pod: "shop/web".into(), count: 1 };
+    nodes[0].refused = Some(Refused { wait, again_at: t(10) });
+    let (mut view, policy) = cluster(nodes.into(), &[]);
+    one_proven(&mut view);
+    for (now, checked) in [(9, false), (10, true)] {
+        let made = plan(&view, &policy, t(now));
+        assert_eq!(made.pods.contains("b"), checked, "at {now} s: {:?}", made.pods);
+    }
 }
 
 /// The idle nodes that begin to download.

@@ -108,6 +108,16 @@ fn node_with_its_image_records_that_it_waits_for_others_once_that_has_lasted() {
 }
 
 #[test]
+fn node_with_its_image_records_at_once_that_its_pods_may_not_be_evicted() {
+    let mut a = at("a", Step::Staging, 0, HostState::StagedUpdate);
+    a.pods = Some(vec![pod("a", true)]);
+    let (view, policy) = cluster(vec![a], &[]);
+    let made = plan(&view, &policy, t(1));
+    let step = made.actions.get("a").and_then(Action::next_step);
+    assert_eq!(step, Some(Step::Staged), "{:?}", made.waits);
+}
+
+#[test]
 fn staging_times_out_at_deadline() {
     let (view, policy) = staging();
     let limit = i64::try_from(policy.stage.as_secs()).unwrap();

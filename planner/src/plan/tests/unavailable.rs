@@ -86,9 +86,11 @@ fn node_cordoned_by_user_is_updated_within_its_own_room() {
     one_proven(&mut view);
     assert_eq!(given(&view, &policy(2), 60).0.len(), 2);
     // It is staged for that, too.
-    let (view, _) = cluster(vec![node("a"), cordoned(node("b"))], &[]);
-    let made = plan(&view, &policy(1), t(60));
-    assert_eq!(made.actions.keys().collect::<Vec<_>>(), ["b"], "{:?}", made.waits);
+    for others in [vec![], vec![cordoned(node("c"))]] {
+        let (view, _) = cluster([vec![node("a"), cordoned(node("b"))], others].concat(), &[]);
+        let made = plan(&view, &policy(1), t(60));
+        assert_eq!(made.actions.keys().collect::<Vec<_>>(), ["b"], "{:?}", made.waits);
+    }
 }
 
 #[test]
