@@ -97,7 +97,7 @@ impl Applier {
                 issued.unwrap_or(Err(ApplyError::Late))?;
             }
             Action::ReadOwner { owner, namespace, labels, nodes } => {
-                let health = self.read_owner(&owner, &namespace, &labels, &nodes).await;
+                let health = self.read_owner(&owner, &namespace, &labels, &nodes).await?;
                 learned.owner = Some((owner, health));
             }
             Action::ReadReplicaSet { set } => {

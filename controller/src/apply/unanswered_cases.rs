@@ -1,5 +1,6 @@
-//! Writes of statuses, and evictions, that get no answer.
+//! Writes of statuses, reads of the pods of owners, and evictions, that get no answer.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use http::{Request, Response};
@@ -90,6 +91,25 @@ async fn status_of_a_node_that_was_written_without_an_answer_has_its_event() {
         let is_unknown = written.as_ref().is_err_and(ApplyError::is_unknown);
         assert_eq!((written.is_ok(), is_unknown), (carries_out, !carries_out), "{written:?}");
         assert_eq!(published(&calls).await, events);
+    }
+}
+
+/// Pods that were counted before say nothing alone.
+#[tokio::test]
+async fn pods_of_an_owner_are_known_only_once_all_their_pages_are_read() {
+    let page = json!({"metadata": {"continue": "next"}, "items": []});
+    let status = |code: u16| json!({"kind": "Status", "status": "Failure", "message": "no", "code": code});
+    for (sentence, answers) in [
+        ("the API server is overloaded", vec![status(429)]),
+        ("the API server is away for the second page", vec![page.clone(), status(503)]),
+        ("the second page has expired", vec![page, status(410)]),
+        ("the right to read them is gone", vec![status(403)]),
+        ("they cannot be read", vec![json!({"items": "none"})]),
+    ] {
+        let answers = Mutex::new(answers.into_iter());
+        let (applier, _) = applier_answering(move |_| answers.lock().unwrap().next().unwrap());
+        let read = applier.read_owner("owner", "shop", &BTreeMap::new(), &BTreeMap::new()).await;
+        assert!(read.is_err(), "{sentence}: {read:?}");
     }
 }
 

@@ -64,7 +64,7 @@ pub(super) struct Watch {
     pub(super) found: OwnerHealth,
     /// The ReplicaSets (uid) that have fewer pods than they want.
     pub(super) lacking: Vec<String>,
-    /// The ReplicaSets (uid) that the API server does not show.
+    /// The owners (uid) that the API server does not show.
     pub(super) unread: Vec<String>,
     /// The kubelet has crashed: nothing renews its Lease.
     crashed: bool,
@@ -108,6 +108,7 @@ impl Watch {
                     node.lease = Some(LeaseObservations::add(node.lease, Some(t(15)), t(second)));
                 }
                 Some(Action::ReadLease) => node.lease = renewed_after(second),
+                Some(Action::ReadOwner { owner, .. }) if self.unread.contains(&owner) => return Some(Wait::Acting),
                 Some(Action::ReadOwner { owner, .. }) => {
                     self.read += 1;
                     node.owners.insert(owner, OwnerHealth { read_at: t(second), ..self.found });
