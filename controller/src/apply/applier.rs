@@ -49,6 +49,9 @@ pub enum ApplyError {
     Signing(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("nothing can be signed: the signing key is not there yet")]
     NoKey,
+    /// The watch of a node's pods did not begin again in time.
+    #[error("the pods on the node could not be read")]
+    PodsUnread,
 }
 
 impl ApplyError {

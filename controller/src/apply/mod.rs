@@ -104,7 +104,7 @@ impl Applier {
                 let health = self.read_replica_set(&set).await?;
                 learned.owner = Some((set.uid, health));
             }
-            Action::ReadLease => learned.lease = Some(self.read_lease(&node.facts.name).await?),
+            Action::ReadLease { .. } => learned.lease = Some(self.read_lease(&node.facts.name).await?),
         }
         Ok(learned)
     }
