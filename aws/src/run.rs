@@ -261,9 +261,8 @@ impl Runner<'_> {
             }
             Call::Resume { group, instances } => {
                 let text = format!("ReplaceUnhealthy of Auto Scaling group {group} is resumed");
-                for node in instances.iter().filter_map(|id| of(id)) {
-                    self.restored(node, &text, policy).await;
-                }
+                let restored = instances.iter().filter_map(|id| of(id)).map(|node| self.restored(node, &text, policy));
+                join_all(restored).await;
             }
             Call::ExitStandby { group, instance } => {
                 let text = format!("instance {instance} of Auto Scaling group {group} leaves Standby");
