@@ -9,6 +9,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, PostParams};
 use kube::core::DeserializeGuard;
 use models::backoff::{Backoff, Delays};
+use models::failures::LoggedFailures;
 use models::names::{CONTROLLER, HOOK_LABEL, OPERATOR_NAME};
 use models::plain::is_alike;
 use models::shadow::Progress;
@@ -105,6 +106,7 @@ pub struct HookJobs {
     namespaces: BTreeSet<String>,
     /// Those that the Lease records; `None` before the first read.
     recorded: Option<BTreeSet<String>>,
+    unrecorded: LoggedFailures,
     /// True unless the last list of Jobs had none that is to be taken back.
     open: bool,
     /// By namespace.
@@ -131,6 +133,7 @@ impl HookJobs {
             applier,
             namespaces: BTreeSet::new(),
             recorded: None,
+            unrecorded: LoggedFailures::default(),
             open: true,
             unread: BTreeMap::new(),
             failures: BTreeMap::new(),
@@ -180,7 +183,10 @@ impl HookJobs {
             if !error.is_lasting() {
                 return Pace::Busy;
             }
-            tracing::warn!(reason = error.text(), "the namespaces of Jobs of hooks cannot be recorded, retrying");
+            let reason = error.text();
+            if self.unrecorded.is_news(&reason, Instant::now()) {
+                tracing::warn!(reason, "the namespaces of Jobs of hooks cannot be recorded, retrying");
+            }
             return Pace::Resting;
         }
         if self.namespaces.is_empty() || (nodes.is_empty() && !self.open) {
