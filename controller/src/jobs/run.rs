@@ -273,6 +273,8 @@ impl HookJobs {
     /// wait. Returns whether anything may have changed.
     async fn carry_out(&mut self, acts: &mut Vec<Act>) -> bool {
         let (until, mut acted) = (Instant::now() + PERIOD, false);
+        // Where one is tried at a time, no act that fails each time keeps the others from being that one.
+        acts.sort_by_cached_key(|act| self.failures.get(&act.about()).map_or(0, |failure| failure.backoff.failures()));
         loop {
             acts.retain(|act| !self.begin(act));
             match timeout_at(until, self.acting.join_next()).await {

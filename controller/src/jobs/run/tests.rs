@@ -36,6 +36,8 @@ struct Server {
     refusal: Option<(u16, &'static str)>,
     /// The time that a creation of a Job takes.
     slow: Duration,
+    /// The node whose Jobs a webhook fails for.
+    broken: Option<&'static str>,
     /// The paths of the creations of Jobs.
     created: Vec<String>,
 }
@@ -91,7 +93,8 @@ fn leader(stored: &Stored) -> HookJobs {
                 let slow = stored.lock().unwrap().slow;
                 sleep(if path == HANGS { Duration::from_secs(35) } else { slow }).await;
             }
-            let Server { lease, jobs, pods, notes, refusal, .. } = &mut *stored.lock().unwrap();
+            let Server { lease, jobs, pods, notes, refusal, broken, .. } = &mut *stored.lock().unwrap();
+            let is_broken = broken.is_some_and(|node| sent["metadata"]["annotations"][JOB_NODE_ANNOTATION] == node);
             let refused = refusal.filter(|_| path == JOBS);
             let answer = match (&parts.method, path, refused) {
                 (_, _, Some((code, reason))) => {
@@ -106,6 +109,9 @@ fn leader(stored: &Stored) -> HookJobs {
                 }
                 (&Method::GET, "/api/v1/namespaces/shop/pods", _) => {
                     json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": pods.clone()})
+                }
+                (&Method::POST, JOBS, _) if is_broken => {
+                    json!({"kind": "Status", "status": "Failure", "message": "failed calling webhook", "code": 500})
                 }
                 (&Method::POST, JOBS, _) => sent,
                 (&Method::POST, HANGS, _) => {
@@ -286,6 +292,20 @@ async fn namespace_whose_jobs_cannot_be_created_in_time_delays_no_other_and_is_t
     }
     assert!((3..=6).contains(&(created(HANGS) - AT_A_TIME)), "{} tries", created(HANGS));
     assert!(leader.under_way.len() <= 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn node_whose_job_fails_each_time_keeps_no_other_from_its_try() {
+    let stored = server_with(Vec::new());
+    stored.lock().unwrap().broken = Some("a");
+    let mut leader = leader(&stored);
+    let [broken, other] = ["a", "b"].map(|node| Act::Create(new_run(node, "shop")));
+    leader.carry_out(&mut vec![broken.clone()]).await;
+    sleep(PERIOD).await;
+    let mut acts = vec![broken, other];
+    leader.carry_out(&mut acts).await;
+    assert_eq!(acts, [], "one is tried at a time, and the next one once that has succeeded");
+    assert_eq!(stored.lock().unwrap().created.len(), 3);
 }
 
 #[tokio::test]
