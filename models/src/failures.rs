@@ -10,7 +10,7 @@ const LOGGED_AGAIN: Duration = Duration::from_mins(10);
 
 /// Returns an error with its causes, as one text. Many errors have their cause in their own text.
 pub fn with_causes(error: &(dyn Error + 'static)) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
+    let causes = std::iter::successors(error.source(), |&error| error.source());
     let add = |text: String, cause: String| if text.contains(&cause) { text } else { format!("{text}: {cause}") };
     causes.map(ToString::to_string).fold(error.to_string(), add)
 }

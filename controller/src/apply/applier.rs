@@ -109,6 +109,7 @@ impl ApplyError {
     pub(crate) fn what(&self) -> &'static str {
         match self {
             Self::Api { what, .. } => what,
+            Self::PodsUnread => "pod_list",
             _ => "other",
         }
     }

@@ -384,7 +384,7 @@ fn read_or_end(ctx: &Attempt<'_>, unread: &UnhealthyPod<'_>, deadline: Timestamp
     }
     let message = format!(
         "{} is not healthy ({}), and whether the version is to blame could not be found out: the other pods of {} could not be \
-         read; see the log of the controller",
+         read: see the controller's log",
         unread.pod.title(),
         unread.why(),
         unread.pod.controller.as_deref().unwrap_or("its owner")

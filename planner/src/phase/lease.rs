@@ -42,7 +42,7 @@ pub(super) fn sign_of_life(ctx: &Attempt<'_>, soaked: Timestamp, limit: Timestam
         let cause = match lease.map(|lease| lease.renewed) {
             Some(Some(renewed)) => format!("has not been renewed since {renewed:.0}"),
             Some(None) => "does not exist".to_owned(),
-            None => "or its pods could not be read: see the log of the controller".to_owned(),
+            None => "or its pods could not be read: see the controller's log".to_owned(),
         };
         let message =
             format!("whether the node still runs could not be found out: its Lease in kube-node-lease {cause}");
