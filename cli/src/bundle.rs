@@ -192,7 +192,7 @@ async fn fill(bundle: &mut Bundle, client: &Client, namespace: &str, time: Times
     let diagnosis = crate::doctor::diagnose(client, namespace).await;
     if let Some(diagnosis) = bundle.part("doctor", diagnosis) {
         bundle.json("doctor.json", &serde_json::to_value(&diagnosis)?)?;
-        bundle.text("doctor.txt", &diagnosis.page(None, false).to_string())?;
+        bundle.text("doctor.txt", &diagnosis.page(None).to_string())?;
     }
     progress("reading objects ...");
     for kind in RESOURCES {

@@ -63,31 +63,31 @@ pub(crate) enum Part {
     DaemonSets,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Unread {
-    pub(crate) part: Part,
-    /// The missing right, or the call without an answer, as a sentence without a full stop.
-    pub(crate) reason: String,
+impl Part {
+    /// Returns the consequence where it is missing.
+    const fn unseen(self) -> &'static str {
+        match self {
+            Self::Operator => "so that the policy is not known",
+            Self::Shadows => "so that the hosts are not known",
+            Self::Nodes => "so that the reasons are those that the controller has recorded",
+            Self::EarlierPods => "so that pods of the earlier operator are not seen",
+            Self::OwnPods => "so that the operator's own pods are not seen",
+            Self::Lease => "so that it is not seen whether a controller leads",
+            Self::AgentPods => "so that missing agents are not seen",
+            Self::Pods => "so that it is not seen which pods prevent a drain",
+            Self::Budgets => "so that it is not seen which PodDisruptionBudgets prevent a drain",
+            Self::CsiNodes => "so that it is not seen which CSI drivers updated nodes lack",
+            Self::DaemonSets => "so that it is not seen which DaemonSets lack a pod on updated nodes",
+        }
+    }
 }
 
-impl Unread {
-    /// Returns the reason, and what is not seen therefore.
-    pub(crate) fn sentence(&self) -> String {
-        let unseen = match self.part {
-            Part::Operator => "so that the policy is not known",
-            Part::Shadows => "so that the hosts are not known",
-            Part::Nodes => "so that the reasons are those that the controller has recorded",
-            Part::EarlierPods => "so that pods of the earlier operator are not seen",
-            Part::OwnPods => "so that the operator's own pods are not seen",
-            Part::Lease => "so that it is not seen whether a controller leads",
-            Part::AgentPods => "so that missing agents are not seen",
-            Part::Pods => "so that it is not seen which pods prevent a drain",
-            Part::Budgets => "so that it is not seen which PodDisruptionBudgets prevent a drain",
-            Part::CsiNodes => "so that it is not seen which CSI drivers updated nodes lack",
-            Part::DaemonSets => "so that it is not seen which DaemonSets lack a pod on updated nodes",
-        };
-        format!("{}, {unseen}", self.reason)
-    }
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unread {
+    /// The missing right, or the call without an answer, as a sentence without a full stop.
+    pub(crate) reason: String,
+    /// True if there was no answer.
+    pub(crate) is_unanswered: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,11 +128,10 @@ pub(crate) struct Cluster {
     pub(crate) daemon_sets: Option<BTreeMap<String, DaemonSetFacts>>,
     /// Annotations that are meant as requests and have no effect, each as a sentence, by object.
     pub(crate) misplaced: BTreeMap<String, Vec<String>>,
-    pub(crate) unread: Vec<Unread>,
+    /// The parts that are missing.
+    pub(crate) unread: BTreeMap<Part, Unread>,
     /// The parts that were read.
     pub(crate) known: BTreeSet<Part>,
-    /// The parts that are missing because they had no answer.
-    pub(crate) unanswered: BTreeSet<Part>,
     /// The operator's own objects that exist and that this version of the plugin cannot read.
     pub(crate) unreadable: UnreadableFacts,
 }
@@ -173,7 +172,8 @@ impl Cluster {
         let unreadable = self.unreadable.objects().map(|(object, error)| {
             format!("this version of the plugin cannot read {object}, and leaves it out: {error}")
         });
-        self.unread.iter().map(Unread::sentence).chain(unreadable).collect()
+        let unread = self.unread.iter().map(|(part, unread)| format!("{}, {}", unread.reason, part.unseen()));
+        unread.chain(unreadable).collect()
     }
 
     pub(crate) fn add_shadow(&mut self, shadow: &BottlerocketShadow) {

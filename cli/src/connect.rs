@@ -64,6 +64,10 @@ impl ConnectOptions {
         single.into_iter().chain(groups).filter_map(|(kubectl, helm, value)| Some((kubectl, helm, value?))).collect()
     }
 
+    pub(crate) async fn client(&self) -> anyhow::Result<kube::Client> {
+        client(self.config().await?)
+    }
+
     /// Returns the server and the user: those of the kubeconfig, or, as kubectl does, those of a pod that has none.
     pub(crate) async fn config(&self) -> anyhow::Result<Config> {
         let mut config = match self.of_pod() {

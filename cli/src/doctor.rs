@@ -46,14 +46,9 @@ pub(crate) struct Diagnosis {
 }
 
 /// Checks the installation; the exit code is 1 if there is an error.
-pub(crate) async fn doctor(
-    client: &Client,
-    namespace: &str,
-    options: &DoctorOptions,
-    colour: bool,
-) -> anyhow::Result<ExitCode> {
+pub(crate) async fn doctor(client: &Client, namespace: &str, options: &DoctorOptions) -> anyhow::Result<ExitCode> {
     let diagnosis = diagnose(client, namespace).await?;
-    Format::show(options.output, &diagnosis, |width| diagnosis.page(width, colour))?.print()?;
+    Format::show(options.output, &diagnosis, |width| diagnosis.page(width))?.print()?;
     Ok(if diagnosis.errors > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -79,11 +74,11 @@ impl Diagnosis {
         }
     }
 
-    pub(crate) fn page(&self, width: Option<usize>, colour: bool) -> Page {
-        let mut page = Page::new(colour);
-        page.field("Checked:", Style::Plain, &self.checked.join(", "), width);
+    pub(crate) fn page(&self, width: Option<usize>) -> Page {
+        let mut page = Page::of_width(width);
+        page.field("Checked:", Style::Plain, &self.checked.join(", "));
         for sentence in &self.not_read {
-            page.field("Not read:", Style::Warn, sentence, width);
+            page.field("Not read:", Style::Warn, sentence);
         }
         for finding in &self.findings {
             let (label, style) = match finding.severity {
@@ -91,10 +86,10 @@ impl Diagnosis {
                 Severity::Warning => ("WARNING", Style::Warn),
                 Severity::Note => ("note", Style::Faint),
             };
-            let objects = some(finding.objects.iter().map(String::as_str), NAMED);
+            let objects = some(&finding.objects, NAMED);
             let about = if objects.is_empty() { String::new() } else { format!("{objects}: ") };
             page.line("");
-            page.field(label, style, &format!("{}: {about}{}", finding.reason, finding.message), width);
+            page.field(label, style, &format!("{}: {about}{}", finding.reason, finding.message));
             page.commands("", Style::Plain, &finding.next);
         }
         page.line("");
@@ -106,7 +101,7 @@ impl Diagnosis {
                 (style, format!("{errors} error(s), {warnings} warning(s)"))
             }
         };
-        page.field("Result:", style, &result, width);
+        page.field("Result:", style, &result);
         page
     }
 }

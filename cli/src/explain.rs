@@ -27,19 +27,14 @@ pub(crate) struct ExplainOptions {
     output: Option<Format>,
 }
 
-pub(crate) async fn explain(
-    client: &Client,
-    namespace: &str,
-    options: &ExplainOptions,
-    colour: bool,
-) -> anyhow::Result<Page> {
+pub(crate) async fn explain(client: &Client, namespace: &str, options: &ExplainOptions) -> anyhow::Result<Page> {
     let wanted = |cluster: &Cluster| find(cluster, &options.node).into_iter().collect::<BTreeSet<_>>();
     let cluster = Cluster::read_now(client, namespace, wanted).await?;
     let Some(name) = find(&cluster, &options.node) else { bail!("{}", unknown(&cluster, &options.node)) };
     let now = crate::clock::now();
     let objects = objects::evaluate(client, &cluster, &name, now).await;
     let explanation = report::Explanation { objects, ..report::explain(&cluster, &name, now) };
-    Format::show(options.output, &explanation, |width| text::render(&explanation, width, colour))
+    Format::show(options.output, &explanation, |width| text::render(&explanation, width))
 }
 
 /// Returns the node of a name, with the prefixes that kubectl prints and that shadows have.

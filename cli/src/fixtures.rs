@@ -5,6 +5,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::page::{Page, use_colours};
+
 /// With this environment variable the snapshots are written, and not compared.
 const WRITE: &str = "BRUPOP_WRITE_SNAPSHOTS";
 
@@ -20,16 +22,18 @@ pub(crate) fn snapshot(name: &str, text: &str) {
 
 /// Checks that the lines of a page fit 80 and 200 columns, apart from those that may be long, and compares the page of 80 columns with
 /// its snapshot in colours. Without them it is the plain page.
-pub(crate) fn fitted(name: &str, page: impl Fn(usize, bool) -> String, may_be_long: impl Fn(&str) -> bool) {
+pub(crate) fn fitted(name: &str, page: impl Fn(usize) -> Page, may_be_long: impl Fn(&str) -> bool) {
     for width in [80, 200] {
-        let plain = page(width, false);
+        let plain = page(width).to_string();
         assert!(plain.lines().all(|line| line.chars().count() <= width || may_be_long(line)), "{plain}");
     }
-    let text = page(80, true);
+    use_colours(true);
+    let text = page(80).output();
+    use_colours(false);
     let (first, rest) = text.split_once("\u{1b}[").unwrap();
     let rest = rest.split("\u{1b}[").filter_map(|part| part.split_once('m'));
     let without: String = std::iter::once(first).chain(rest.map(|(_, part)| part)).collect();
-    assert_eq!(without, page(80, false));
+    assert_eq!(without, page(80).to_string());
     snapshot(&format!("{name}-80-colour.txt"), &text);
 }
 

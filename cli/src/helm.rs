@@ -43,9 +43,11 @@ pub(crate) fn before_forgetting(annotate: &str) -> String {
     format!(
         "If the release has other parts than the earlier operator, do not let Helm forget it: {annotate}, and after the swap upgrade it to \
          a chart without the earlier operator. Helm leaves a definition with this annotation then. Otherwise first take the release out \
-         of every pipeline and Terraform configuration, and leave its HelmRelease suspended until the HelmRelease itself is deleted: they \
-         would install it again, which fails, and may clean up by an uninstallation. Then let Helm forget it, by the deletion of the \
-         Secrets of its record, which deletes nothing else"
+         of all that installs it, without an uninstallation: Terraform, Pulumi, the AWS CDK and Crossplane uninstall a release that is \
+         taken out of their configuration, so have them forget it before (docs/takeover.md; Terraform: terraform state rm ADDRESS). \
+         Leave its HelmRelease suspended until the HelmRelease itself is deleted. Each of these would install it again, which fails, and \
+         may clean up by an uninstallation. Then let Helm forget it, by the deletion of the Secrets of its record, which deletes nothing \
+         else"
     )
 }
 

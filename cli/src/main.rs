@@ -138,56 +138,47 @@ async fn run_command() -> ExitCode {
 }
 
 async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    let colour = terminal::colour(arguments.color);
+    page::use_colours(terminal::colour(arguments.color));
     let of_environment = std::env::var("BRUPOP_NAMESPACE").ok();
     shell::keep(arguments.connect.given(), named_namespace(&arguments.namespace, of_environment.as_deref()));
-    match &arguments.command {
-        Command::History(options) if options.is_offline() => {
-            history::history(None, &arguments.namespace, options, colour).await?;
-        }
-        Command::Completion(options) => completion::script(options)?.print()?,
-        Command::Plan(options) if options.is_offline() => {
-            return plan::plan(None, &arguments.namespace, options, colour).await;
-        }
-        Command::Takeover(takeover::Command::Settings(options)) if options.is_offline() => {
-            takeover::settings(None, &arguments.namespace, options).await?;
-        }
-        Command::Simulate(options) => return simulate::run(options, colour),
-        _ => {
-            let config = arguments.connect.config().await?;
-            let server = config.cluster_url.clone();
-            let client = connect::client(config)?;
-            return run_with(client, arguments, colour).await.map_err(|error| call::name_server(error, &server));
-        }
+    let error = match carry_out(&arguments).await {
+        Err(error) => error,
+        code => return code,
+    };
+    match arguments.connect.config().await {
+        Ok(config) => Err(call::name_server(error, &config.cluster_url)),
+        Err(_) => Err(error),
     }
-    Ok(ExitCode::SUCCESS)
 }
 
-/// Runs a command that needs a cluster.
-async fn run_with(client: kube::Client, arguments: Arguments, colour: bool) -> anyhow::Result<ExitCode> {
-    let namespace = arguments.namespace.as_str();
-    match arguments.command {
-        Command::Preflight => preflight::preflight(client, namespace).await?,
+async fn carry_out(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let (connect, namespace) = (&arguments.connect, arguments.namespace.as_str());
+    match &arguments.command {
+        Command::Preflight => preflight::preflight(connect.client().await?, namespace).await?,
         Command::Install(options) => {
+            let client = connect.client().await?;
             swap::check_ended(&client).await?;
-            install::install(client, namespace, &options).await?;
+            install::install(client, namespace, options).await?;
         }
-        Command::Status(options) => status::status(&client, namespace, &options, colour).await?.print()?,
-        Command::Explain(options) => explain::explain(&client, namespace, &options, colour).await?.print()?,
-        Command::Watch(options) => return Ok(watch::watch(&client, namespace, &options, colour).await?.exit_code()),
-        Command::Doctor(options) => return doctor::doctor(&client, namespace, &options, colour).await,
-        Command::SupportBundle(options) => bundle::bundle(&client, namespace, &options).await?,
-        Command::History(options) => history::history(Some(&client), namespace, &options, colour).await?,
-        Command::Undo(options) => history::undo(&client, namespace, &options).await?,
-        Command::Plan(options) => return plan::plan(Some(&client), namespace, &options, colour).await,
-        Command::Request(command) => return requests::run(&client, namespace, &command).await,
-        Command::Takeover(command) => takeover::takeover(&client, namespace, &command).await?,
+        Command::Status(options) => status::status(&connect.client().await?, namespace, options).await?.print()?,
+        Command::Explain(options) => explain::explain(&connect.client().await?, namespace, options).await?.print()?,
+        Command::Watch(options) => {
+            return Ok(watch::watch(&connect.client().await?, namespace, options).await?.exit_code());
+        }
+        Command::Doctor(options) => return doctor::doctor(&connect.client().await?, namespace, options).await,
+        Command::SupportBundle(options) => bundle::bundle(&connect.client().await?, namespace, options).await?,
+        Command::History(options) => history::history(connect, namespace, options).await?,
+        Command::Undo(options) => history::undo(&connect.client().await?, namespace, options).await?,
+        Command::Plan(options) => return plan::plan(connect, namespace, options).await,
+        Command::Simulate(options) => return simulate::run(options),
+        Command::Request(command) => return requests::run(&connect.client().await?, namespace, command).await,
+        Command::Takeover(command) => takeover::takeover(connect, namespace, command).await?,
+        Command::Completion(options) => completion::script(options)?.print()?,
         Command::Uninstall(options) => {
+            let client = connect.client().await?;
             swap::check_ended(&client).await?;
-            uninstall::uninstall(client, namespace, &options).await?;
+            uninstall::uninstall(client, namespace, options).await?;
         }
-        // They need no cluster.
-        Command::Completion(_) | Command::Simulate(_) => {}
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
 use models::{earlier, names};
+use planner::claims::owns;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -76,7 +77,8 @@ impl Tool {
 pub(crate) fn not_by_manifest() -> String {
     format!(
         "do not delete the earlier operator by its manifest or a kustomization, with kubectl delete -f or -k: the definition {} is in it, \
-         and every shadow of this operator would be deleted with it",
+         and every shadow of this operator would be deleted with it. Terraform and Pulumi delete it too once it is taken out of their \
+         configuration: have them forget the definition first (Terraform: terraform state rm ADDRESS)",
         names::SHADOW_DEFINITION
     )
 }
@@ -88,18 +90,20 @@ pub(crate) struct Owners {
     pub(crate) managers: Vec<String>,
     /// True if all of them wrote as the earlier operator does. Other clients without a name do so too.
     as_earlier: bool,
+    /// True if all of them wrote as the controller of this operator does.
+    as_controller: bool,
 }
 
 impl Owners {
-    /// Returns the owners of a field, by its path in `managedFields`.
+    /// Returns the owners of a field, by its path.
     fn of(meta: &ObjectMeta, path: &[&str]) -> Self {
-        let owns = |fields: &Value| path.iter().try_fold(fields, |value, part| value.get(part)).is_some();
-        let entries = meta.managed_fields.iter().flatten();
-        let entries = entries.filter(|entry| entry.fields_v1.as_ref().is_some_and(|fields| owns(&fields.0)));
-        let mut owners = Self { managers: Vec::new(), as_earlier: true };
+        let entries = meta.managed_fields.iter().flatten().filter(|entry| owns(entry, path));
+        let mut owners = Self { managers: Vec::new(), as_earlier: true, as_controller: true };
         for entry in entries {
             let manager = entry.manager.clone().unwrap_or_default();
-            owners.as_earlier &= manager == earlier::MANAGER && entry.operation.as_deref() == Some("Update");
+            let operation = entry.operation.as_deref();
+            owners.as_earlier &= manager == earlier::MANAGER && operation == Some("Update");
+            owners.as_controller &= manager == names::CONTROLLER_MANAGER && operation == Some("Apply");
             owners.managers.push(manager);
         }
         owners
@@ -108,6 +112,11 @@ impl Owners {
     /// Returns whether the field was most likely set by the earlier operator, given that the node has a shadow of it.
     pub(crate) fn are_earlier(&self) -> bool {
         self.as_earlier && !self.managers.is_empty()
+    }
+
+    /// Returns whether this operator alone has set the field, and so removes it.
+    fn are_own(&self) -> bool {
+        self.as_controller && !self.managers.is_empty()
     }
 }
 
@@ -119,7 +128,7 @@ pub(crate) struct NodeState {
     /// The value of the label that selects it.
     pub(crate) interface: Option<String>,
     pub(crate) ready: bool,
-    /// The owners of its cordon, if it is cordoned.
+    /// The owners of its cordon, if it is cordoned, unless the cordon is this operator's alone.
     pub(crate) cordon: Option<Owners>,
     /// The owners of the balancer label, if it has the value that the earlier operator sets.
     pub(crate) balancer: Option<Owners>,
@@ -137,9 +146,8 @@ impl NodeState {
             uid: meta.uid.clone().unwrap_or_default(),
             interface: label(names::INTERFACE_LABEL),
             ready: conditions.flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True"),
-            cordon: cordoned.then(|| Owners::of(meta, &["f:spec", "f:unschedulable"])),
-            balancer: balancer
-                .map(|_| Owners::of(meta, &["f:metadata", "f:labels", &format!("f:{}", names::BALANCER_LABEL)])),
+            cordon: cordoned.then(|| Owners::of(meta, &["spec", "unschedulable"])).filter(|owners| !owners.are_own()),
+            balancer: balancer.map(|_| Owners::of(meta, &["metadata", "labels", names::BALANCER_LABEL])),
         }
     }
 
@@ -196,21 +204,28 @@ mod tests {
     }
 
     #[test]
-    fn cordon_is_attributed_only_if_no_other_manager_owns_it() {
+    fn cordon_is_attributed_only_if_no_other_manager_owns_it_and_one_of_this_operator_is_not_left() {
         let entry = |manager: &str, operation: &str, fields: &Value| json!({"manager": manager, "operation": operation, "fieldsV1": fields});
         let cordon = json!({"f:spec": {"f:unschedulable": {}}});
         let other = json!({"f:spec": {"f:taints": {}}});
+        let own = || entry(names::CONTROLLER_MANAGER, "Apply", &cordon);
         for (sentence, entries, expected) in [
-            ("as the earlier operator writes", json!([entry("unknown", "Update", &cordon)]), true),
-            ("one owns others", json!([entry("unknown", "Update", &cordon), entry("kubelet", "Update", &other)]), true),
-            ("kubectl", json!([entry("kubectl", "Update", &cordon)]), false),
-            ("both", json!([entry("unknown", "Update", &cordon), entry("kubectl", "Update", &cordon)]), false),
-            ("an apply", json!([entry("unknown", "Apply", &cordon)]), false),
-            ("no owner", json!([entry("kubelet", "Update", &other)]), false),
+            ("as the earlier operator writes", json!([entry("unknown", "Update", &cordon)]), Some(true)),
+            (
+                "one owns others",
+                json!([entry("unknown", "Update", &cordon), entry("kubelet", "Update", &other)]),
+                Some(true),
+            ),
+            ("kubectl", json!([entry("kubectl", "Update", &cordon)]), Some(false)),
+            ("both", json!([entry("unknown", "Update", &cordon), entry("kubectl", "Update", &cordon)]), Some(false)),
+            ("an apply", json!([entry("unknown", "Apply", &cordon)]), Some(false)),
+            ("no owner", json!([entry("kubelet", "Update", &other)]), Some(false)),
+            ("this operator", json!([own()]), None),
+            ("this operator and kubectl", json!([own(), entry("kubectl", "Update", &cordon)]), Some(false)),
         ] {
             let node = json!({"metadata": {"name": "a", "managedFields": entries}, "spec": {"unschedulable": true}});
             let node = NodeState::of(&serde_json::from_value(node).unwrap());
-            assert_eq!(node.cordon.map(|owners| owners.are_earlier()), Some(expected), "{sentence}");
+            assert_eq!(node.cordon.map(|owners| owners.are_earlier()), expected, "{sentence}");
         }
         let free = json!({"metadata": {"name": "a", "labels": {names::BALANCER_LABEL: "brupop"}}, "spec": {}});
         let free = NodeState::of(&serde_json::from_value(free).unwrap());

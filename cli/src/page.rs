@@ -18,6 +18,16 @@ use self::commands::parts;
 pub(crate) use commands::{lines_of, with_commands};
 pub(crate) use screen::Screen;
 
+thread_local! {
+    // All pages are printed by one thread, and each unit test has its own.
+    static COLOURS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Prints pages with colours from now on, or without.
+pub(crate) fn use_colours(on: bool) {
+    COLOURS.set(on);
+}
+
 /// Emphasis of a text on a terminal with colours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Style {
@@ -94,15 +104,19 @@ type Span = (std::ops::Range<usize>, Style);
 /// Lines and tables that are printed together. Whatever the input, a line is one line and a cell a part of one.
 #[derive(Debug, Default)]
 pub(crate) struct Page {
+    /// With the control sequences of its styles.
     text: String,
-    colour: bool,
+    /// Maximum width of a line; `None`: every text in full.
+    width: Option<usize>,
+    /// True if a row of a table was wider.
+    cut: bool,
     /// The command that has `-o`, where the one that prints the page has not.
     other: Option<String>,
 }
 
 impl Page {
-    pub(crate) fn new(colour: bool) -> Self {
-        Self { colour, ..Self::default() }
+    pub(crate) fn of_width(width: Option<usize>) -> Self {
+        Self { width, ..Self::default() }
     }
 
     /// Names the command that has `-o`, where the one that prints the page has not.
@@ -125,7 +139,7 @@ impl Page {
 
     /// Adds a line with styles. The spans are in order and do not overlap.
     fn styled_line(&mut self, text: &str, spans: &[Span]) {
-        let mut spans = spans.iter().filter(|(span, style)| self.colour && !span.is_empty() && *style != Style::Plain);
+        let mut spans = spans.iter().filter(|(span, style)| !span.is_empty() && *style != Style::Plain);
         let mut next = spans.next();
         for (index, c) in text.chars().chain([' ']).enumerate() {
             if let Some((span, _)) = next
@@ -154,41 +168,36 @@ impl Page {
 
     /// Adds a text with a label before it. It is wrapped at words and before and after commands, and its further lines are indented like
     /// the first.
-    pub(crate) fn field(&mut self, label: &str, style: Style, text: &str, width: Option<usize>) {
+    pub(crate) fn field(&mut self, label: &str, style: Style, text: &str) {
         let indent = LABEL.max(label.chars().count() + 1);
-        self.indented(label, indent, style, text, width);
+        self.indented(label, indent, style, text);
     }
 
     /// Adds fields as [`first_of`] makes them.
-    pub(crate) fn fields(
-        &mut self,
-        label: &str,
-        style: Style,
-        sentences: &[String],
-        most: usize,
-        width: Option<usize>,
-    ) {
+    pub(crate) fn fields(&mut self, label: &str, style: Style, sentences: &[String], most: usize) {
         let left_out = self.left_out();
-        let mut add = |label: &str, style: Style, text: &str| self.field(label, style, text, width);
+        let mut add = |label: &str, style: Style, text: &str| self.field(label, style, text);
         first_of(label, style, sentences, most, &left_out, &mut add);
     }
 
     /// Adds a field of commands, each whole on a line of its own, after its note.
     pub(crate) fn commands(&mut self, label: &str, style: Style, commands: &[String]) {
+        let width = self.width.take();
         for (index, line) in commands.iter().flat_map(|command| lines_of(command)).enumerate() {
-            self.field(if index == 0 { label } else { "" }, style, &line, None);
+            self.field(if index == 0 { label } else { "" }, style, &line);
         }
+        self.width = width;
     }
 
     /// Adds a text without a label, wrapped at words.
-    pub(crate) fn paragraph(&mut self, text: &str, width: Option<usize>) {
-        self.indented("", 0, Style::Plain, text, width);
+    pub(crate) fn paragraph(&mut self, text: &str) {
+        self.indented("", 0, Style::Plain, text);
     }
 
     /// Adds a text that begins at this column, after its label.
-    pub(crate) fn indented(&mut self, label: &str, indent: usize, style: Style, text: &str, width: Option<usize>) {
+    pub(crate) fn indented(&mut self, label: &str, indent: usize, style: Style, text: &str) {
         let text = plain(text);
-        let lines = match width {
+        let lines = match self.width {
             Some(width) => wrap(&text, width.saturating_sub(indent).max(NARROWEST)),
             None => vec![text.split_whitespace().collect::<Vec<_>>().join(" ")],
         };
@@ -219,14 +228,12 @@ impl Page {
         Ok(())
     }
 
-    /// Adds a table. A row that is wider than `width` is cut there, and ends with an ellipsis; returns true if one was.
+    /// Adds a table. A row that is wider than the page is cut there, and ends with an ellipsis.
     pub(crate) fn table<const N: usize, C: Into<Cell>>(
         &mut self,
         header: [&str; N],
         rows: impl IntoIterator<Item = [C; N]>,
-        width: Option<usize>,
-    ) -> bool {
-        let mut cut = false;
+    ) {
         let mut table = Table::new();
         table.load_style(presets::NOTHING).set_header(header);
         let mut styles: Vec<[Style; N]> = vec![[Style::Faint; N]];
@@ -239,9 +246,9 @@ impl Page {
         let widths = table.column_max_content_widths();
         for (line, styles) in table.lines().zip(styles) {
             let line = line.trim_end();
-            let kept = match width {
+            let kept = match self.width {
                 Some(width) if line.chars().count() > width => {
-                    cut = true;
+                    self.cut = true;
                     let kept: String = line.chars().take(width.saturating_sub(1)).collect();
                     format!("{}…", kept.trim_end())
                 }
@@ -255,31 +262,38 @@ impl Page {
             });
             self.styled_line(&kept, &spans.collect::<Vec<_>>());
         }
-        cut
     }
 
-    pub(crate) fn cut_note(&mut self, cut: bool, width: Option<usize>) {
-        if cut {
+    pub(crate) fn cut_note(&mut self) {
+        if self.cut {
             let text = match &self.other {
                 None => "Lines that end with … are cut: -o wide shows them whole.".to_owned(),
                 Some(command) => format!("Lines that end with … are cut. They are whole in: {command} -o wide"),
             };
-            self.paragraph(&text, width);
+            self.paragraph(&text);
         }
+    }
+
+    /// Returns what the output shows of it.
+    pub(crate) fn output(&self) -> String {
+        if COLOURS.get() { self.text.clone() } else { self.to_string() }
     }
 
     /// Prints it. A client that has closed the other end of a pipe is no error.
     pub(crate) fn print(&self) -> anyhow::Result<()> {
-        match io::stdout().write_all(self.text.as_bytes()) {
+        match io::stdout().write_all(self.output().as_bytes()) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             written => written.context("the standard output cannot be written"),
         }
     }
 }
 
+/// The text without styles.
 impl fmt::Display for Page {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        let mut parts = self.text.split("\u{1b}[");
+        f.write_str(parts.next().unwrap_or_default())?;
+        parts.filter_map(|part| part.split_once('m')).try_for_each(|(_, text)| f.write_str(text))
     }
 }
 
@@ -372,7 +386,7 @@ mod tests {
     fn printed_lines_contain_no_line_breaks_or_control_characters() {
         let mut page = Page::default();
         page.line(HOSTILE);
-        page.table(["A", "B"], [[HOSTILE.to_owned(), "b".to_owned()]], None);
+        page.table(["A", "B"], [[HOSTILE.to_owned(), "b".to_owned()]]);
         let text = page.to_string();
         assert_eq!(text.lines().count(), 3, "{text:?}");
         assert!(text.lines().all(|line| !line.contains(char::is_control)) && !text.contains('\u{202e}'), "{text:?}");
@@ -380,14 +394,14 @@ mod tests {
 
     #[test]
     fn fields_are_wrapped_at_words_and_indented() {
-        let mut page = Page::default();
-        page.field("Frozen:", Style::Bad, "1.20.5 failed too often on a-node-with-a-very-long-name and b", Some(31));
+        let mut page = Page::of_width(Some(31));
+        page.field("Frozen:", Style::Bad, "1.20.5 failed too often on a-node-with-a-very-long-name and b");
         assert_eq!(
             page.to_string(),
             "Frozen:    1.20.5 failed too\n           often on\n           a-node-with-a-very-l\n           ong-name and b\n"
         );
         let mut whole = Page::default();
-        whole.field("A:", Style::Plain, "one two", None);
+        whole.field("A:", Style::Plain, "one two");
         assert_eq!(whole.to_string(), "A:         one two\n");
     }
 
@@ -395,8 +409,8 @@ mod tests {
     fn command_in_a_field_is_a_line_of_its_own_and_whole() {
         let text = "1.20.5 failed. To skip it, first: kubectl brupop quarantine 1.20.5 --kubeconfig 'a, b'. To try again: kubectl \
                     brupop resume (docs), or the field manager kubectl owns it";
-        let mut page = Page::default();
-        page.field("Frozen:", Style::Bad, text, Some(31));
+        let mut page = Page::of_width(Some(31));
+        page.field("Frozen:", Style::Bad, text);
         let lines = [
             "1.20.5 failed. To",
             "skip it, first:",
@@ -409,30 +423,28 @@ mod tests {
         ];
         assert_eq!(page.to_string(), format!("Frozen:    {}\n", lines.join("\n           ")));
         let mut whole = Page::default();
-        whole.field("Frozen:", Style::Bad, text, None);
+        whole.field("Frozen:", Style::Bad, text);
         assert_eq!(whole.to_string(), format!("Frozen:    {text}\n"));
     }
 
     #[test]
     fn styles_colour_whole_cells_and_leave_the_text_as_it_is() {
-        let rows = || {
-            [
-                [Cell::new("a", Style::Bad), Cell::new(HOSTILE, Style::Good)],
-                [Cell::from("bb".to_owned()), Cell::default()],
-            ]
-        };
-        let (mut plain, mut coloured) = (Page::default(), Page::new(true));
-        for page in [&mut plain, &mut coloured] {
-            assert!(!page.table(["A", "B"], rows(), None));
-            page.field("Label:", Style::Warn, "text", None);
-        }
-        let text = coloured.to_string();
+        let rows = [
+            [Cell::new("a", Style::Bad), Cell::new(HOSTILE, Style::Good)],
+            [Cell::from("bb".to_owned()), Cell::default()],
+        ];
+        let mut page = Page::default();
+        page.table(["A", "B"], rows);
+        page.field("Label:", Style::Warn, "text");
+        assert_eq!(page.output(), page.to_string());
+        use_colours(true);
+        let text = page.output();
         assert!(text.contains(" \u{1b}[31ma \u{1b}[0m") && text.contains("\u{1b}[33mLabel:\u{1b}[0m"), "{text:?}");
         let mut stripped = text;
         for style in [Style::Strong, Style::Good, Style::Busy, Style::Warn, Style::Bad, Style::Faint] {
             stripped = stripped.replace(&format!("\u{1b}[{}m", style.code()), "");
         }
-        assert_eq!(stripped.replace("\u{1b}[0m", ""), plain.to_string());
+        assert_eq!(stripped.replace("\u{1b}[0m", ""), page.to_string());
     }
 
     #[test]

@@ -20,6 +20,7 @@ use serde_json::json;
 use crate::clock::span;
 use crate::cluster::Cluster;
 use crate::cluster::dump::Dump;
+use crate::connect::ConnectOptions;
 use crate::files::{write_private, write_text};
 use crate::forecast::summary::{Spread, Summary};
 use crate::forecast::{self, LATE, html, report};
@@ -62,12 +63,6 @@ pub(crate) struct PlanOptions {
     /// Plan for the cluster in this file (see --dump), as of the time of the dump; needs no cluster.
     #[arg(long, value_name = "FILE")]
     from_dump: Option<PathBuf>,
-}
-
-impl PlanOptions {
-    pub(crate) fn is_offline(&self) -> bool {
-        self.from_dump.is_some()
-    }
 }
 
 fn deadline(text: &str) -> Result<Timestamp, String> {
@@ -175,9 +170,9 @@ impl Forecast {
         findings
     }
 
-    /// Adds the plan as text. Returns true if a row of a table was cut.
-    fn text(&self, page: &mut Page, options: &PlanOptions, width: Option<usize>) -> bool {
-        let mut cut = report::add(page, &self.summary, width);
+    /// Adds the plan as text.
+    fn text(&self, page: &mut Page, options: &PlanOptions) {
+        report::add(page, &self.summary);
         page.line("");
         let at = |seconds: Option<Spread>| {
             let Some(seconds) = seconds else { return String::new() };
@@ -199,15 +194,10 @@ impl Forecast {
                 node.reason.clone().unwrap_or_default(),
             ]
         });
-        cut |= page.table(
-            ["PLACE", "NODE", "ZONE, GROUP", "OUT OF SERVICE", "UPDATED", "EVICTED", "NOT UPDATED FOR"],
-            rows,
-            width,
-        );
+        page.table(["PLACE", "NODE", "ZONE, GROUP", "OUT OF SERVICE", "UPDATED", "EVICTED", "NOT UPDATED FOR"], rows);
         if self.nodes.len() > shown {
             page.line(format_args!("{} more nodes are not listed: --all lists them.", self.nodes.len() - shown));
         }
-        cut
     }
 }
 
@@ -224,13 +214,13 @@ fn with_policy(view: &ClusterView, spec: BottlerocketUpdateOperatorSpec) -> anyh
     Ok((view, policy))
 }
 
-/// Compares two plans. Returns true if a row was cut.
-fn compared(page: &mut Page, present: &Summary, other: &Summary, width: Option<usize>) -> bool {
+/// Compares two plans.
+fn compared(page: &mut Page, present: &Summary, other: &Summary) {
     let rows = report::facts(present).into_iter().map(|(name, value)| {
         let other = report::facts(other).into_iter().find(|(found, _)| *found == name).map(|(_, value)| value);
         [name.to_owned(), value, other.unwrap_or_default()]
     });
-    page.table(["", "PRESENT POLICY", "OTHER POLICY"], rows, width)
+    page.table(["", "PRESENT POLICY", "OTHER POLICY"], rows);
 }
 
 async fn dump(client: &Client, namespace: &str) -> anyhow::Result<Dump> {
@@ -249,16 +239,10 @@ fn written(path: &Path) -> String {
 }
 
 /// Plans the rollout of a cluster, or of a dump of one.
-pub(crate) async fn plan(
-    client: Option<&Client>,
-    namespace: &str,
-    options: &PlanOptions,
-    colour: bool,
-) -> anyhow::Result<ExitCode> {
-    let dump = match (&options.from_dump, client) {
-        (Some(path), _) => Dump::parse(read(path)?)?,
-        (None, Some(client)) => dump(client, namespace).await?,
-        (None, None) => bail!("there is neither a cluster nor a dump"),
+pub(crate) async fn plan(connect: &ConnectOptions, namespace: &str, options: &PlanOptions) -> anyhow::Result<ExitCode> {
+    let dump = match &options.from_dump {
+        Some(path) => Dump::parse(read(path)?)?,
+        None => dump(&connect.client().await?, namespace).await?,
     };
     if let Some(path) = &options.dump {
         let text = serde_json::to_string(&dump).context("the dump is no JSON")?;
@@ -268,7 +252,7 @@ pub(crate) async fn plan(
         page.print()?;
         return Ok(ExitCode::SUCCESS);
     }
-    let now = if options.is_offline() { dump.time } else { crate::clock::now() };
+    let now = if options.from_dump.is_some() { dump.time } else { crate::clock::now() };
     let cluster = dump.cluster()?;
     let (mut view, mut policy) = (cluster.view(now), cluster.policy());
     for node in view.nodes.values_mut() {
@@ -297,19 +281,19 @@ pub(crate) async fn plan(
         "observedUpdates": observed,
     });
     let text = |width| {
-        let (mut page, mut cut) = (Page::new(colour), false);
+        let mut page = Page::of_width(width);
         if let Some(present) = &present {
-            cut = compared(&mut page, present, &chosen.summary, width);
+            compared(&mut page, present, &chosen.summary);
             page.line("");
         }
-        cut |= chosen.text(&mut page, options, width);
-        page.cut_note(cut, width);
+        chosen.text(&mut page, options);
+        page.cut_note();
         page.line("");
         if observed >= ENOUGH {
             let text = format!("Downloads and reboots take as long as in the last {observed} updates.");
-            page.paragraph(&text, width);
+            page.paragraph(&text);
         } else {
-            page.paragraph("Few earlier updates are recorded: common durations are used.", width);
+            page.paragraph("Few earlier updates are recorded: common durations are used.");
         }
         if chosen.summary.failures.p50 > 0 {
             let budgets = chosen.summary.refusals.iter().take(3).map(|(budget, _)| budget.as_str());
@@ -317,9 +301,9 @@ pub(crate) async fn plan(
                 "" => String::new(),
                 budgets => format!("; these budgets refuse most: {budgets}"),
             };
-            page.paragraph(&format!("Some attempts fail, and are repeated{budgets}."), width);
+            page.paragraph(&format!("Some attempts fail, and are repeated{budgets}."));
         }
-        report::add_findings(&mut page, &findings, width);
+        report::add_findings(&mut page, &findings);
         page
     };
     Format::show(options.output, &value, text)?.print()?;

@@ -99,7 +99,7 @@ fn scenario(options: &SimulateOptions, now: Timestamp) -> anyhow::Result<Scenari
 }
 
 /// Simulates a described fleet. The exit code is that of `plan`.
-pub(crate) fn run(options: &SimulateOptions, colour: bool) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(options: &SimulateOptions) -> anyhow::Result<ExitCode> {
     let scenario = scenario(options, crate::clock::now())?;
     let courses = forecast::courses(&scenario, options.seed, options.courses)?;
     let (summary, median) = Summary::of(&scenario, &courses);
@@ -109,10 +109,10 @@ pub(crate) fn run(options: &SimulateOptions, colour: bool) -> anyhow::Result<Exi
     let findings = report::findings(&scenario, &courses, &summary);
     let code = if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(LATE) };
     let text = |width| {
-        let mut page = Page::new(colour);
-        let cut = report::add(&mut page, &summary, width);
-        page.cut_note(cut, width);
-        report::add_findings(&mut page, &findings, width);
+        let mut page = Page::of_width(width);
+        report::add(&mut page, &summary);
+        page.cut_note();
+        report::add_findings(&mut page, &findings);
         page
     };
     Format::show(options.output, &json!({"summary": summary, "findings": findings}), text)?.print()?;
@@ -148,10 +148,10 @@ mod tests {
         let courses = forecast::courses(&scenario, 1, 3).unwrap();
         let (summary, _) = Summary::of(&scenario, &courses);
         let findings = report::findings(&scenario, &courses, &summary);
-        let mut page = Page::default();
-        let cut = report::add(&mut page, &summary, Some(width));
-        page.cut_note(cut, Some(width));
-        report::add_findings(&mut page, &findings, Some(width));
+        let mut page = Page::of_width(Some(width));
+        report::add(&mut page, &summary);
+        page.cut_note();
+        report::add_findings(&mut page, &findings);
         (findings, page.to_string())
     }
 

@@ -48,19 +48,14 @@ pub(crate) struct StatusOptions {
     html: Option<Option<PathBuf>>,
 }
 
-pub(crate) async fn status(
-    client: &Client,
-    namespace: &str,
-    options: &StatusOptions,
-    colour: bool,
-) -> anyhow::Result<Page> {
+pub(crate) async fn status(client: &Client, namespace: &str, options: &StatusOptions) -> anyhow::Result<Page> {
     let cluster = Cluster::read_now(client, namespace, |_| BTreeSet::new()).await?;
     let report = report(&cluster, crate::clock::now());
     if let Some(file) = &options.html {
         return in_browser(&report, file.as_deref());
     }
     let wide = options.wide || options.output == Some(Output::Wide);
-    let look = Look { width: (!wide).then(terminal::width), colour, all: options.all, is_live: false };
+    let look = Look { width: (!wide).then(terminal::width), all: options.all, is_live: false };
     shown(&report, options.output, look)
 }
 

@@ -169,18 +169,16 @@ fn question() -> String {
 
 /// Prints what would be deleted; of what was made later, that of namespaces which stay.
 async fn show(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
-    let mut gone = Vec::new();
-    for object in objects.iter().rev() {
+    let (made, mut gone) = (made(), Vec::new());
+    for object in objects.iter().rev().chain(made.iter().rev()) {
+        if gone.contains(&&object["metadata"]["namespace"]) {
+            continue;
+        }
         if let Some(found) = find(client, object).await? {
             print_line(format_args!("would delete {}", found.id));
             if object["kind"] == "Namespace" {
                 gone.push(&object["metadata"]["name"]);
             }
-        }
-    }
-    for object in made().iter().filter(|object| !gone.contains(&&object["metadata"]["namespace"])).rev() {
-        if let Some(found) = find(client, object).await? {
-            print_line(format_args!("would delete {}", found.id));
         }
     }
     kept(client).await.into_iter().for_each(print_line);
@@ -215,13 +213,11 @@ async fn released(client: &Client, options: &UninstallOptions) -> anyhow::Result
     let deadline = Instant::now() + options.timeout.0;
     let (mut shown, mut before) = (Vec::new(), None);
     loop {
-        let read = async || {
-            let left = unreleased(client, &shadows).await?;
-            let around = if left.is_empty() { None } else { Some(Surroundings::read(client).await?) };
-            anyhow::Ok((left, around))
-        };
-        let (left, around) = answered(deadline, read).await?;
-        let Some(around) = around else { return Ok(()) };
+        let left = answered(deadline, async || unreleased(client, &shadows).await).await?;
+        if left.is_empty() {
+            return Ok(());
+        }
+        let around = answered(deadline, async || Surroundings::read(client).await).await?;
         let stuck = around.is_still_stuck(before.as_ref(), &left);
         let sentences: Vec<String> =
             left.iter().map(|left| left.sentence.clone()).chain(around.remarks(&left)).collect();
@@ -363,21 +359,15 @@ async fn sweep(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lists the operator's pods, and the nodes if there are any.
-async fn pods_left(client: &Client) -> anyhow::Result<(Vec<Pod>, Vec<Node>)> {
-    let left = call::installed_pods(client).await?;
-    let nodes = if left.is_empty() { Vec::new() } else { call::nodes(client).await? };
-    Ok((left, nodes))
-}
-
 /// Waits until the operator's pods on nodes that are ready have ended: a running one could claim a node.
 async fn ended(client: &Client) -> anyhow::Result<()> {
     let deadline = Instant::now() + GONE;
     loop {
-        let (left, nodes) = answered(deadline, async || pods_left(client).await).await?;
+        let left = answered(deadline, async || call::installed_pods(client).await).await?;
         if left.is_empty() {
             return Ok(());
         }
+        let nodes = answered(deadline, async || call::nodes(client).await).await?;
         let silent = nodes.iter().filter_map(NodeFacts::project).filter(|node| !node.ready);
         let silent: BTreeSet<String> = silent.map(|node| node.name).collect();
         let node_of = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();

@@ -21,7 +21,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 use self::follow::{Follow, watches};
 use crate::advice::command;
 use crate::call::check_nodes;
-use crate::cluster::{Cluster, Components, Part, Unread};
+use crate::cluster::{Cluster, Components, Part};
 use crate::page::{Screen, progress, write_line};
 use crate::status::{IDLE, Look, NOT_KNOWN, NOT_READ, NodeReport, Report, render, report};
 use crate::terminal;
@@ -93,27 +93,21 @@ impl End {
     }
 }
 
-pub(crate) async fn watch(
-    client: &Client,
-    namespace: &str,
-    options: &WatchOptions,
-    colour: bool,
-) -> anyhow::Result<End> {
+pub(crate) async fn watch(client: &Client, namespace: &str, options: &WatchOptions) -> anyhow::Result<End> {
     if options.until.is_some() {
         // Without the nodes, it is not known which of them are to be updated.
         check_nodes(client).await?;
     }
     let cluster = Cluster::read(client, namespace).await?;
     require_nodes(&cluster)?;
-    run(client, cluster, options, Output::new(options.all, colour), tokio::signal::ctrl_c()).await
+    run(client, cluster, options, Output::new(options.all), tokio::signal::ctrl_c()).await
 }
 
 /// Fails where the nodes had no answer: only what could be read is watched, and they would be missing until the end.
 fn require_nodes(cluster: &Cluster) -> anyhow::Result<()> {
-    let is_awaited = |unread: &&Unread| unread.part == Part::Nodes && cluster.unanswered.contains(&unread.part);
-    match cluster.unread.iter().find(is_awaited) {
-        Some(unread) => bail!("{}", unread.reason),
-        None => Ok(()),
+    match cluster.unread.get(&Part::Nodes) {
+        Some(unread) if unread.is_unanswered => bail!("{}", unread.reason),
+        _ => Ok(()),
     }
 }
 
@@ -243,9 +237,9 @@ struct Output {
 }
 
 impl Output {
-    fn new(all: bool, colour: bool) -> Self {
+    fn new(all: bool) -> Self {
         let screen = std::io::stdout().is_terminal().then(Screen::default);
-        let look = Look { all, colour, is_live: true, ..Look::default() };
+        let look = Look { all, is_live: true, ..Look::default() };
         Self { look, screen, printed: BTreeMap::new() }
     }
 

@@ -47,6 +47,9 @@ pub const AGENT_MANAGER: &str = "brupop-agent";
 /// Field manager under which the controller sets `HostReachable` of a silent agent. A manager of its own, from which the
 /// agent's next report may take the condition: the web API may take nothing from [`CONTROLLER_MANAGER`].
 pub const SILENCE_MANAGER: &str = "brupop-controller-silence";
+/// Field manager of what the plugin writes for its user, or the beginning of it. Of the managers whose names begin with `kubectl`, Flux removes
+/// in each object that it applies the fields that Git does not have.
+pub const PLUGIN_MANAGER: &str = "brupop-plugin";
 
 /// Label of the nodes that the operator updates, as Bottlerocket users know it.
 pub const INTERFACE_LABEL: &str = "bottlerocket.aws/updater-interface-version";

@@ -68,7 +68,7 @@ impl ClaimField {
     fn in_entry(self, entry: &ManagedFieldsEntry) -> bool {
         let [section, field] = self.place();
         let path = [section, field, self.name()];
-        owns(entry, if self == Self::Cordon { &path[..2] } else { &path })
+        owns(entry, if self == Self::Cordon { &path[..2] } else { &path[..] })
     }
 
     /// The value that a Node has for it; none for a node that is not cordoned.
@@ -155,9 +155,18 @@ impl ClaimsMade {
 }
 
 /// Returns whether the fields of this entry have the one at this path.
-pub(crate) fn owns(entry: &ManagedFieldsEntry, path: &[&str]) -> bool {
+pub fn owns(entry: &ManagedFieldsEntry, path: &[impl AsRef<str>]) -> bool {
     let Some(fields) = &entry.fields_v1 else { return false };
-    path.iter().try_fold(&fields.0, |fields, name| fields.get(format!("f:{name}"))).is_some()
+    path.iter().try_fold(&fields.0, |fields, name| fields.get(format!("f:{}", name.as_ref()))).is_some()
+}
+
+/// Returns the field manager that wrote the field at this path last, as the API server recorded it.
+pub fn last_owner<'a>(
+    entries: impl IntoIterator<Item = &'a ManagedFieldsEntry>,
+    path: &[impl AsRef<str>],
+) -> Option<&'a str> {
+    let owners = entries.into_iter().filter(|entry| owns(entry, path));
+    owners.max_by_key(|entry| entry.time.as_ref().map(|time| time.0))?.manager.as_deref()
 }
 
 /// Returns the time of the last write by a field manager with such an entry, by the API server's clock; whole seconds.

@@ -187,21 +187,13 @@ impl Cluster {
         Ok(())
     }
 
-    pub(crate) fn note_unread(&mut self, part: Part, reason: String) {
-        self.unread.retain(|unread| unread.part != part);
-        self.unread.push(Unread { part, reason });
-    }
-
     /// Returns what was read; `None` if the caller may not read it, or if it has no answer now: then the reason is noted.
     fn optional<T>(&mut self, part: Part, answer: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
-        if answer.as_ref().is_err_and(is_transient) {
-            self.unanswered.insert(part);
-        } else {
-            self.unanswered.remove(&part);
-        }
-        let read = if_read(answer, |reason| self.note_unread(part, reason))?;
+        let is_unanswered = answer.as_ref().is_err_and(is_transient);
+        let note = |reason| drop(self.unread.insert(part, Unread { reason, is_unanswered }));
+        let read = if_read(answer, note)?;
         if read.is_some() {
-            self.unread.retain(|unread| unread.part != part);
+            self.unread.remove(&part);
             self.known.insert(part);
         }
         Ok(read)
@@ -339,9 +331,9 @@ mod tests {
             cluster.add_components(components(Err(answered(code)))).unwrap();
             assert!(cluster.own.is_some() && cluster.agents.is_some() && cluster.lease.is_none(), "{code}");
             assert_eq!(cluster.not_read(), [format!("{reason}, {unseen}")]);
-            assert_eq!(cluster.unanswered.contains(&Part::Lease), code == 504, "{code}");
+            assert_eq!(cluster.unread[&Part::Lease].is_unanswered, code == 504, "{code}");
             cluster.add_components(components(Ok(ControllerLease::default()))).unwrap();
-            assert!(cluster.not_read().is_empty() && cluster.unanswered.is_empty(), "{code}: it is read later");
+            assert!(cluster.not_read().is_empty(), "{code}: it is read later");
         }
     }
 

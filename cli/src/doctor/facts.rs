@@ -20,7 +20,7 @@ use super::aws;
 use super::certificate::{self, Certificate};
 use super::jobs;
 use crate::call::{call, get, get_one, if_read, if_there, is_transient, list_everywhere, list_in, node_leases};
-use crate::cluster::{Cluster, ControllerLease, Part, Unread};
+use crate::cluster::{Cluster, ControllerLease, Part};
 use crate::page::progress;
 
 /// Time after which the progress is shown.
@@ -116,12 +116,11 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
         let mut cluster = Cluster::read_as_allowed(client, namespace).await?;
         show("the pods and their budgets");
         cluster.read_pods(client, None).await?;
-        for unread in &cluster.unread {
+        for unread in cluster.unread.values() {
             facts.note(unread.reason.clone());
+            facts.unanswered += usize::from(unread.is_unanswered);
         }
-        facts.unanswered += cluster.unanswered.len();
-        let required = |unread: &Unread| matches!(unread.part, Part::Operator | Part::Shadows);
-        let seen = !cluster.unread.iter().any(required);
+        let seen = ![Part::Operator, Part::Shadows].iter().any(|part| cluster.unread.contains_key(part));
         if seen && cluster.has_no_operator() && !facts.has_workloads() {
             let operators = operators(client).await;
             let others = facts.optional(operators)?;

@@ -44,7 +44,7 @@ fn no_operator(namespace: &str, others: Option<&[String]>) -> Finding {
         None => ("; which other namespaces have one could not be read".to_owned(), Vec::new()),
         Some([]) => (", nor in any other".to_owned(), vec!["kubectl brupop preflight -n brupop-system".to_owned()]),
         Some(others) => (
-            format!("; there is one in {}", some(others.iter().map(String::as_str), NAMED)),
+            format!("; there is one in {}", some(others, NAMED)),
             others.iter().take(NAMED).map(|name| format!("kubectl brupop doctor -n {name}")).collect(),
         ),
     };

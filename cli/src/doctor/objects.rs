@@ -386,7 +386,7 @@ fn rules(wanted: &Value, found: &Value) -> Option<Finding> {
         there.contains(right) || there.contains(whole)
     };
     let missing: Vec<String> = rights(wanted).into_iter().filter(|right| !covered(right)).collect();
-    let named = some(missing.iter().map(String::as_str), 4);
+    let named = some(&missing, 4);
     (!missing.is_empty()).then(|| {
         Finding::error("RightsMissing", format!("it lacks rights that this version needs: {named}"))
             .next([step_of(wanted).to_owned()])

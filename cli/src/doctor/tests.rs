@@ -192,8 +192,8 @@ fn hidden_node_group_of_which_the_operator_warns_has_no_note() {
 #[test]
 fn working_installation_has_no_errors_and_no_warnings() {
     let diagnosis = Diagnosis::of(&healthy());
-    assert_eq!((diagnosis.errors, diagnosis.warnings), (0, 0), "{}", diagnosis.page(None, false));
-    assert!(diagnosis.page(None, false).to_string().ends_with("Result:    all is well\n"));
+    assert_eq!((diagnosis.errors, diagnosis.warnings), (0, 0), "{}", diagnosis.page(None));
+    assert!(diagnosis.page(None).to_string().ends_with("Result:    all is well\n"));
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         broken(&mut facts);
         let diagnosis = Diagnosis::of(&facts);
         let found = diagnosis.findings.iter().find(|finding| finding.reason == reason);
-        let found = found.unwrap_or_else(|| panic!("{reason}: {}", diagnosis.page(None, false)));
+        let found = found.unwrap_or_else(|| panic!("{reason}: {}", diagnosis.page(None)));
         assert_eq!(found.severity, severity, "{found:?}");
         assert_eq!(found.objects.first().map_or("", String::as_str), object, "{found:?}");
         assert!(
@@ -447,7 +447,7 @@ fn upgrade_that_has_not_ended_is_found() {
         let diagnosis = Diagnosis::of(&facts);
         let important = diagnosis.findings.iter().filter(|finding| finding.severity != Severity::Note);
         let reasons: Vec<_> = important.map(|finding| finding.reason).collect();
-        assert_eq!(reasons, expected.into_iter().collect::<Vec<_>>(), "{sentence}: {}", diagnosis.page(None, false));
+        assert_eq!(reasons, expected.into_iter().collect::<Vec<_>>(), "{sentence}: {}", diagnosis.page(None));
         assert_eq!(diagnosis.errors > 0, expected == Some("RolloutFailed"), "{sentence}");
     }
 }
@@ -538,7 +538,7 @@ fn run(facts: &mut Facts, image: &str) {
 fn step(facts: &Facts, reason: &str) -> String {
     let diagnosis = Diagnosis::of(facts);
     let found = diagnosis.findings.iter().find(|finding| finding.reason == reason);
-    found.unwrap_or_else(|| panic!("{reason}: {}", diagnosis.page(None, false))).next[0].clone()
+    found.unwrap_or_else(|| panic!("{reason}: {}", diagnosis.page(None))).next[0].clone()
 }
 
 #[test]
@@ -802,7 +802,7 @@ fn namespace_of_a_helm_release_is_no_other_installation() {
     let labels = json!({"pod-security.kubernetes.io/enforce": "restricted"});
     found(&mut facts, "Namespace", names::SYSTEM_NAMESPACE)["metadata"]["labels"] = labels;
     let diagnosis = Diagnosis::of(&facts);
-    assert_eq!((diagnosis.errors, diagnosis.warnings), (0, 0), "{}", diagnosis.page(None, false));
+    assert_eq!((diagnosis.errors, diagnosis.warnings), (0, 0), "{}", diagnosis.page(None));
 }
 
 #[test]
@@ -1063,9 +1063,9 @@ async fn operator_in_another_namespace_is_named_where_the_default_one_has_none()
 #[test]
 fn nothing_is_called_well_that_was_not_read() {
     let mut facts = healthy();
-    assert!(Diagnosis::of(&facts).page(None, false).to_string().contains("all is well"));
+    assert!(Diagnosis::of(&facts).page(None).to_string().contains("all is well"));
     facts.not_read.push("you need the right to list nodes".to_owned());
-    let text = Diagnosis::of(&facts).page(None, false).to_string();
+    let text = Diagnosis::of(&facts).page(None).to_string();
     assert!(text.contains("no error in what was checked; not all could be read") && !text.contains("well"), "{text}");
 }
 
@@ -1076,9 +1076,9 @@ fn diagnosis_fits_the_terminal_and_has_the_documented_shape() {
     facts.endpoints = Some(0);
     facts.not_read.push("you need the right to list leases in kube-node-lease".to_owned());
     let diagnosis = Diagnosis::of(&facts);
-    let page = |width, colour| diagnosis.page(Some(width), colour).to_string();
+    let page = |width| diagnosis.page(Some(width));
     fitted("doctor", page, |line| line.trim().starts_with("kubectl"));
-    snapshot("doctor-200.txt", &page(200, false));
+    snapshot("doctor-200.txt", &page(200).to_string());
     let documented = include_str!("../../../docs/plugin.md");
     for field in crate::fixtures::fields(&serde_json::to_value(&diagnosis).unwrap()) {
         assert!(documented.contains(&format!("`{field}`")), "docs/plugin.md lacks `{field}`");

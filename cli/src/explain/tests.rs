@@ -13,7 +13,7 @@ use crate::fixtures::{fitted, snapshot};
 use crate::shell::testing::{with_context, without_context};
 
 fn text(explanation: &Explanation) -> String {
-    text::render(explanation, None, false).to_string()
+    text::render(explanation, None).to_string()
 }
 
 #[test]
@@ -21,10 +21,10 @@ fn explanation_of_a_waiting_a_draining_and_a_failed_node_fits_the_terminal() {
     let fleet = fleet();
     for name in ["blocked", "failed", "silent"] {
         let explanation = explain(&fleet, name, now());
-        let page = |width, colour| text::render(&explanation, Some(width), colour).to_string();
+        let page = |width| text::render(&explanation, Some(width));
         fitted(&format!("explain-{name}"), page, |line| line.contains(" kubectl "));
     }
-    let failed = text::render(&explain(&fleet, "failed", now()), Some(200), false).to_string();
+    let failed = text::render(&explain(&fleet, "failed", now()), Some(200)).to_string();
     snapshot("explain-failed-200.txt", &failed);
 }
 

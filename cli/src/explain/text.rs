@@ -8,9 +8,9 @@ use crate::clock::moment;
 use crate::page::{Cell, Page, Style};
 use crate::status::NOT_READ;
 
-pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bool) -> Page {
-    let (mut page, now) = (Page::new(colour), explanation.time);
-    let mut field = |label: &str, style: Style, text: &str| page.field(label, style, text, width);
+pub(super) fn render(explanation: &Explanation, width: Option<usize>) -> Page {
+    let (mut page, now) = (Page::of_width(width), explanation.time);
+    let mut field = |label: &str, style: Style, text: &str| page.field(label, style, text);
     field("Node:", Style::Strong, &node_text(&explanation.node));
     if let Some(host) = &explanation.host {
         for (label, text) in host_lines(host, now) {
@@ -78,15 +78,15 @@ pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bo
         field(if index == 0 { "Next:" } else { "" }, Style::Plain, &format!("{at}{}", next.what));
     }
     page.commands("To do:", Style::Strong, &explanation.commands);
-    page.fields("Not read:", Style::Warn, &explanation.not_read, NOT_READ, width);
+    page.fields("Not read:", Style::Warn, &explanation.not_read, NOT_READ);
     if !explanation.checks.is_empty() {
-        table(&mut page, explanation, width);
+        table(&mut page, explanation);
     }
     page
 }
 
 /// Adds the checks.
-fn table(page: &mut Page, explanation: &Explanation, width: Option<usize>) {
+fn table(page: &mut Page, explanation: &Explanation) {
     page.line("");
     let rows = explanation.checks.iter().map(|check| {
         let (word, style) = match check.result {
@@ -103,8 +103,8 @@ fn table(page: &mut Page, explanation: &Explanation, width: Option<usize>) {
         };
         [Cell::new(word, style), Cell::from(check.name.to_owned()), Cell::from(text)]
     });
-    let cut = page.table(["RESULT", "CHECK", "WHAT"], rows, width);
-    page.cut_note(cut, width);
+    page.table(["RESULT", "CHECK", "WHAT"], rows);
+    page.cut_note();
 }
 
 fn waits_text(explanation: &Explanation) -> (Style, String) {

@@ -62,24 +62,23 @@ pub(crate) fn facts(summary: &Summary) -> Vec<(&'static str, String)> {
 /// Column at which the figures begin.
 const FIGURES: usize = 13;
 
-/// Adds the figures of a simulation. Returns true if a row of a table was cut.
-pub(crate) fn add(page: &mut Page, summary: &Summary, width: Option<usize>) -> bool {
+/// Adds the figures of a simulation.
+pub(crate) fn add(page: &mut Page, summary: &Summary) {
     let number = |value: u64| value.to_string();
-    let mut cut = false;
     if summary.courses > 1 {
         let text = format!(
             "{} simulated courses. Each figure is the median; in brackets are the tenth and the ninetieth percentile.",
             summary.courses
         );
-        page.paragraph(&text, width);
+        page.paragraph(&text);
     }
     for (name, value) in facts(summary) {
-        page.indented(&format!("{name}:"), FIGURES, Style::Strong, &value, width);
+        page.indented(&format!("{name}:"), FIGURES, Style::Strong, &value);
     }
     if !summary.refusals.is_empty() {
         page.line("");
         let rows = summary.refusals.iter().take(10).map(|(budget, times)| [budget.clone(), spread(*times, number)]);
-        cut |= page.table(["BUDGET", "REFUSED EVICTIONS"], rows, width);
+        page.table(["BUDGET", "REFUSED EVICTIONS"], rows);
     }
     if !summary.windows.is_empty() {
         page.line("");
@@ -87,7 +86,7 @@ pub(crate) fn add(page: &mut Page, summary: &Summary, width: Option<usize>) -> b
             let closes = window.closes.map(|at| format!("{at:.0}")).unwrap_or_default();
             [format!("{:.0}", window.opens), closes, window.updated.to_string()]
         });
-        cut |= page.table(["WINDOW OPENS", "CLOSES", "NODES UPDATED"], rows, width);
+        page.table(["WINDOW OPENS", "CLOSES", "NODES UPDATED"], rows);
     }
     if !summary.behind.is_empty() {
         page.line("");
@@ -100,9 +99,8 @@ pub(crate) fn add(page: &mut Page, summary: &Summary, width: Option<usize>) -> b
                 behind.message.clone(),
             ]
         });
-        cut |= page.table(["NODES", "NOT UPDATED FOR", "NAMES", "MESSAGE OF THE FIRST"], rows, width);
+        page.table(["NODES", "NOT UPDATED FOR", "NAMES", "MESSAGE OF THE FIRST"], rows);
     }
-    cut
 }
 
 /// Returns why not every node is updated, as sentences; none if every node is.
@@ -129,8 +127,8 @@ pub(crate) fn findings(scenario: &Scenario, courses: &[Course], summary: &Summar
     findings
 }
 
-pub(crate) fn add_findings(page: &mut Page, findings: &[String], width: Option<usize>) {
+pub(crate) fn add_findings(page: &mut Page, findings: &[String]) {
     for finding in findings {
-        page.indented("!", 2, Style::Bad, finding, width);
+        page.indented("!", 2, Style::Bad, finding);
     }
 }

@@ -12,11 +12,11 @@ mod verify;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use clap::Args;
-use kube::Client;
 use serde_json::{Value, json};
 
+use crate::connect::ConnectOptions;
 use crate::files::{read_text, write_text};
 use crate::page::{Page, print_line, warn};
 use crate::terminal::Format;
@@ -57,18 +57,12 @@ pub(crate) struct HistoryOptions {
     html: Option<PathBuf>,
 }
 
-impl HistoryOptions {
-    pub(crate) fn is_offline(&self) -> bool {
-        self.bundle.is_some()
-    }
-}
-
 fn read_json(path: &Path) -> anyhow::Result<Value> {
     serde_json::from_str(&read_text(path)?).with_context(|| format!("{} is no JSON", path.display()))
 }
 
 /// Lists the revisions of the policy, and below them the rollouts.
-async fn list(source: &Source<'_>, options: &HistoryOptions, colour: bool) -> anyhow::Result<Page> {
+async fn list(source: &Source<'_>, options: &HistoryOptions) -> anyhow::Result<Page> {
     let revisions = match source {
         Source::Cluster { client, namespace } => Some(Revisions::read(client, namespace).await),
         Source::Bundle(_) => None,
@@ -101,31 +95,29 @@ async fn list(source: &Source<'_>, options: &HistoryOptions, colour: bool) -> an
         });
         return format.page(&value);
     }
-    let (mut page, width, mut cut) = (Page::new(colour), Format::width(options.output), false);
+    let mut page = Page::of_width(Format::width(options.output));
     if let Some(revisions) = revisions {
-        cut |= revisions.add(&mut page, options.revision, width)?;
+        revisions.add(&mut page, options.revision)?;
         if records.is_some() {
             page.line("");
         }
     }
     if let Some(records) = records {
-        cut |= rollouts::table(&mut page, &records, width);
+        rollouts::table(&mut page, &records);
     }
-    page.cut_note(cut, width);
+    page.cut_note();
     Ok(page)
 }
 
-/// Carries out `history`. `client` is not needed for a bundle.
-pub(crate) async fn history(
-    client: Option<&Client>,
-    namespace: &str,
-    options: &HistoryOptions,
-    colour: bool,
-) -> anyhow::Result<()> {
-    let source = match (&options.bundle, client) {
-        (Some(path), _) => Source::Bundle(Bundle::parse(read_json(path)?)?),
-        (None, Some(client)) => Source::Cluster { client, namespace },
-        (None, None) => bail!("there is neither a cluster nor a bundle"),
+/// Carries out `history`. A bundle needs no cluster.
+pub(crate) async fn history(connect: &ConnectOptions, namespace: &str, options: &HistoryOptions) -> anyhow::Result<()> {
+    let client;
+    let source = match &options.bundle {
+        Some(path) => Source::Bundle(Bundle::parse(read_json(path)?)?),
+        None => {
+            client = connect.client().await?;
+            Source::Cluster { client: &client, namespace }
+        }
     };
     let only = options.rollout.as_deref();
     if options.verify {
@@ -159,7 +151,7 @@ pub(crate) async fn history(
         ));
         return Ok(());
     }
-    let Some(id) = only else { return list(&source, options, colour).await?.print() };
+    let Some(id) = only else { return list(&source, options).await?.print() };
     let records = source.records().await?;
     let record = rollouts::find(&records, id)?;
     let pages = source.pages(record).await?;
@@ -174,6 +166,6 @@ pub(crate) async fn history(
             print_line(format_args!("{}: rollout {}, attempts: {}", path.display(), id, rollout.rows.len()));
             Ok(())
         }
-        None => show::text(&rollout, Format::width(options.output), colour).print(),
+        None => show::text(&rollout, Format::width(options.output)).print(),
     }
 }

@@ -1,6 +1,6 @@
 //! Records, pages and keys as a cluster or a bundle has them, with every field, also those that this version does not know.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use anyhow::{Context as _, ensure};
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -39,14 +39,6 @@ impl Bundle {
     }
 }
 
-/// An object of the history, by its metadata.
-#[derive(Clone, Debug)]
-pub(super) struct Listed {
-    pub(super) name: String,
-    /// Value of the label that distinguishes records and pages.
-    pub(super) label: Option<String>,
-}
-
 pub(super) enum Source<'a> {
     Cluster { client: &'a Client, namespace: &'a str },
     Bundle(Bundle),
@@ -73,26 +65,27 @@ impl Source<'_> {
         Ok(records)
     }
 
-    /// Returns all objects by their metadata.
-    pub(super) async fn listed(&self) -> anyhow::Result<Vec<Listed>> {
+    /// Returns the names of all objects, each with the value of the label that distinguishes records and pages. If a
+    /// bundle has a name twice, it is the first object of that name, as for [`Self::object`].
+    pub(super) async fn listed(&self) -> anyhow::Result<BTreeMap<String, Option<String>>> {
+        let mut all = BTreeMap::new();
         match self {
             Self::Cluster { client, namespace } => {
-                let (api, mut all) = (Self::api(client, namespace), Vec::new());
+                let api = Self::api(client, namespace);
                 let listed = list_metadata(&api, |meta| {
                     let label = meta.labels.and_then(|mut labels| labels.remove(names::HISTORY_LABEL));
-                    all.push(Listed { name: meta.name.unwrap_or_default(), label });
+                    all.insert(meta.name.unwrap_or_default(), label);
                 });
                 if_there(listed.await)?;
-                Ok(all)
             }
-            Self::Bundle(bundle) => Ok(bundle
-                .objects()
-                .map(|object| Listed {
-                    name: name(object).to_owned(),
-                    label: object["metadata"]["labels"][names::HISTORY_LABEL].as_str().map(str::to_owned),
-                })
-                .collect()),
+            Self::Bundle(bundle) => {
+                for object in bundle.objects() {
+                    let label = object["metadata"]["labels"][names::HISTORY_LABEL].as_str().map(str::to_owned);
+                    all.entry(name(object).to_owned()).or_insert(label);
+                }
+            }
         }
+        Ok(all)
     }
 
     pub(super) async fn object(&self, wanted: &str) -> anyhow::Result<Option<Value>> {
@@ -106,11 +99,11 @@ impl Source<'_> {
 
     /// Returns the pages that a record names and that still exist, by number.
     pub(super) async fn pages(&self, record: &Value) -> anyhow::Result<BTreeMap<i64, Value>> {
-        let existing: BTreeSet<String> = self.listed().await?.into_iter().map(|listed| listed.name).collect();
+        let existing = self.listed().await?;
         let mut pages = BTreeMap::new();
         for (number, _) in pages_named(record) {
             let page = page_name(name(record), number);
-            if existing.contains(&page)
+            if existing.contains_key(&page)
                 && let Some(page) = self.object(&page).await?
             {
                 pages.insert(number, page);
@@ -142,9 +135,9 @@ impl Source<'_> {
             return Ok(bundle);
         }
         // Also what no record names: a verification has to find it.
-        for listed in self.listed().await? {
-            if !records.iter().any(|record| name(record) == listed.name) {
-                bundle.pages.extend(self.object(&listed.name).await?);
+        for object in self.listed().await?.into_keys() {
+            if !records.iter().any(|record| name(record) == object) {
+                bundle.pages.extend(self.object(&object).await?);
             }
         }
         bundle.records = records;

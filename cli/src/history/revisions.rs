@@ -23,10 +23,7 @@ use super::read::Source;
 use crate::call::{get, list_in};
 use crate::page::{Page, print_line, warn};
 use crate::shell::for_cluster;
-use crate::write::{Decision, DryRunOption, Object, Outcome};
-
-/// Field manager of what `undo` writes: it owns the fields that it has changed until another client applies them.
-const MANAGER: &str = "kubectl-brupop-undo";
+use crate::write::{Decision, DryRunOption, Object, Outcome, UNDO_MANAGER};
 
 #[derive(Debug, Args)]
 pub(crate) struct UndoOptions {
@@ -61,9 +58,9 @@ impl Revisions {
         own(self.resource.metadata.uid.as_deref().unwrap_or_default(), &self.all)
     }
 
-    /// Adds the revisions as a table, or one of them. Returns true if a row was cut.
-    pub(super) fn add(&self, page: &mut Page, only: Option<i64>, width: Option<usize>) -> anyhow::Result<bool> {
-        add(page, &self.history(), only, width)
+    /// Adds the revisions as a table, or one of them.
+    pub(super) fn add(&self, page: &mut Page, only: Option<i64>) -> anyhow::Result<()> {
+        add(page, &self.history(), only)
     }
 
     /// Returns the revisions for programs, or one of them.
@@ -81,11 +78,6 @@ impl Revisions {
         };
         Ok(all.into_iter().map(row).collect())
     }
-
-    /// Returns the content of the policy, if the policy is valid.
-    fn present(&self) -> Option<RevisionContent> {
-        Policy::from_spec(&self.resource.spec).ok().map(|policy| RevisionContent::of(&policy))
-    }
 }
 
 /// Returns one revision as text: the fields of `spec.version` that it has.
@@ -101,7 +93,7 @@ fn find<'a>(history: &[&'a PolicyRevision], number: i64) -> anyhow::Result<&'a P
     found.copied().context("unable to find the specified revision")
 }
 
-fn add(page: &mut Page, history: &[&PolicyRevision], only: Option<i64>, width: Option<usize>) -> anyhow::Result<bool> {
+fn add(page: &mut Page, history: &[&PolicyRevision], only: Option<i64>) -> anyhow::Result<()> {
     if let Some(number) = only {
         let revision = find(history, number)?;
         page.line(format_args!("revision {number} ({})", revision.name));
@@ -109,11 +101,11 @@ fn add(page: &mut Page, history: &[&PolicyRevision], only: Option<i64>, width: O
         {
             page.line(format_args!("  {field}: {value}"));
         }
-        return Ok(false);
+        return Ok(());
     }
     if history.is_empty() {
         page.line(NO_HISTORY);
-        return Ok(false);
+        return Ok(());
     }
     let rows = history.iter().map(|revision| {
         let target = match content(revision) {
@@ -124,7 +116,8 @@ fn add(page: &mut Page, history: &[&PolicyRevision], only: Option<i64>, width: O
         let target = target.as_str().unwrap_or_default().to_owned();
         [revision.number.to_string(), revision.name.clone(), target, cause]
     });
-    Ok(page.table(["REVISION", "NAME", "TARGET", "CHANGE-CAUSE"], rows, width))
+    page.table(["REVISION", "NAME", "TARGET", "CHANGE-CAUSE"], rows);
+    Ok(())
 }
 
 /// Returns the policy after a return to an earlier revision.
@@ -235,7 +228,8 @@ fn version_before(moved: &[Moved], kinds: &BTreeSet<NodeKind>, exclude: &[Exclus
 
 pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions) -> anyhow::Result<()> {
     let revisions = Revisions::read(client, namespace).await?;
-    let undo = back(&revisions.history(), revisions.present().as_ref(), options.to_revision).with_context(|| {
+    let present = Policy::from_spec(&revisions.resource.spec).ok().map(|policy| RevisionContent::of(&policy));
+    let undo = back(&revisions.history(), present.as_ref(), options.to_revision).with_context(|| {
         let history = for_cluster(&format!("kubectl brupop history -n {namespace}"));
         format!("nothing was written; {history} lists the revisions")
     })?;
@@ -244,7 +238,7 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
         return Ok(());
     };
     let policy = accepted(&revisions.resource, policy_after(&revisions.resource.spec, patch))?;
-    let operator = Object::operator(client, namespace).written_by(MANAGER);
+    let operator = Object::operator(client, namespace).written_by(UNDO_MANAGER);
     let (read, dry_run) = (revisions.resource, options.dry.dry_run);
     let generation = read.metadata.generation;
     let decide = |now: &BottlerocketUpdateOperator| {
@@ -307,7 +301,7 @@ mod tests {
         let all = [&first, &newer, &unreadable];
         let text = |history: &[&PolicyRevision], only| {
             let mut page = Page::default();
-            add(&mut page, history, only, None).map(|_| page.to_string())
+            add(&mut page, history, only).map(|()| page.to_string())
         };
         let listed = text(&all, None).unwrap();
         for part in ["REVISION", "default-1", "latest", "<1.23", "its form 9 is not known", "ticket 7"] {

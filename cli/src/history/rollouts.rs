@@ -112,11 +112,11 @@ pub(super) fn find<'a>(records: &'a [Value], id: &str) -> anyhow::Result<&'a Val
     }
 }
 
-/// Adds the list of the rollouts, the newest last. Returns true if a row was cut.
-pub(super) fn table(page: &mut Page, records: &[Value], width: Option<usize>) -> bool {
+/// Adds the list of the rollouts, the newest last.
+pub(super) fn table(page: &mut Page, records: &[Value]) {
     if records.is_empty() {
         page.line(NO_ROLLOUTS);
-        return false;
+        return;
     }
     let rows = records.iter().map(|record| match Rollout::parse(record, &BTreeMap::new()) {
         Ok(rollout) => [
@@ -139,7 +139,7 @@ pub(super) fn table(page: &mut Page, records: &[Value], width: Option<usize>) ->
             cells
         }
     });
-    page.table(["ROLLOUT", "VERSION", "VARIANT/ARCH", "PHASE", "BEGUN", "ENDED", "NODES", "PODS"], rows, width)
+    page.table(["ROLLOUT", "VERSION", "VARIANT/ARCH", "PHASE", "BEGUN", "ENDED", "NODES", "PODS"], rows);
 }
 
 /// Returns the rollouts for programs: records without pages and policy.
@@ -194,13 +194,13 @@ mod tests {
         let mut unreadable = record(&rollout(8, "1.21.0"), &[]);
         unreadable["spec"]["rollout"]["begun"] = json!("yesterday");
         let mut page = Page::default();
-        table(&mut page, &[frozen, unreadable], None);
+        table(&mut page, &[frozen, unreadable]);
         let text = page.to_string();
         for part in ["ROLLOUT", "aws-k8s-1.37/x86_64", "(Frozen)", "cannot be read by this version"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         let mut empty = Page::default();
-        table(&mut empty, &[], None);
+        table(&mut empty, &[]);
         assert_eq!(empty.to_string().trim(), NO_ROLLOUTS);
     }
 }

@@ -159,18 +159,18 @@ fn node(row: &HistoryRow) -> [String; 11] {
 /// Column at which the values of a rollout's fields begin.
 const FIELDS: usize = 17;
 
-pub(super) fn text(rollout: &Rollout, width: Option<usize>, colour: bool) -> Page {
-    let (mut page, mut cut) = (Page::new(colour), false);
+pub(super) fn text(rollout: &Rollout, width: Option<usize>) -> Page {
+    let mut page = Page::of_width(width);
     for (name, value) in head(rollout) {
-        page.indented(&format!("{name}:"), FIELDS, Style::Strong, &value, width);
+        page.indented(&format!("{name}:"), FIELDS, Style::Strong, &value);
     }
     page.line("");
-    cut |= page.table(["TIME", "EVENT", "STEP", "FIELD MANAGER", "MESSAGE"], entries(rollout), width);
+    page.table(["TIME", "EVENT", "STEP", "FIELD MANAGER", "MESSAGE"], entries(rollout));
     for number in steps(&rollout.rows) {
         let rows: Vec<&HistoryRow> = rollout.rows.iter().filter(|row| row.result.step == number).collect();
         page.line("");
         page.line(title(rollout, number));
-        cut |= page.table(
+        page.table(
             [
                 "NODE",
                 "ATTEMPT",
@@ -185,15 +185,14 @@ pub(super) fn text(rollout: &Rollout, width: Option<usize>, colour: bool) -> Pag
                 "RESULT",
             ],
             rows.iter().map(|row| node(row)),
-            width,
         );
         if rows.iter().any(|row| !row.result.pods.is_empty()) {
             page.line("");
             let pods = rows.iter().flat_map(|row| row.result.pods.iter().map(|of| pod(row, of)));
-            cut |= page.table(["NODE", "POD", "OWNER", "BUDGETS", "SERVICES", "MOVED"], pods, width);
+            page.table(["NODE", "POD", "OWNER", "BUDGETS", "SERVICES", "MOVED"], pods);
         }
     }
-    page.cut_note(cut, width);
+    page.cut_note();
     page
 }
 
@@ -210,7 +209,7 @@ mod tests {
         let record = record(&rollout(7, "1.21.0"), &pages);
         // The first page was removed.
         let rollout = Rollout::parse(&record, &BTreeMap::from([(2, pages[1].clone())])).unwrap();
-        let text = text(&rollout, None, false).to_string();
+        let text = text(&rollout, None).to_string();
         for part in [
             "Rollout:         7",
             "1.21.0, from 1.20.0 (nodes: 2)",
@@ -242,7 +241,7 @@ mod tests {
         let pages = [page("r", 1, &[row("a", "ReleaseRequested"), row("b", "BootFellBack")])];
         let record = record(&rollout(7, "1.21.0"), &pages);
         let rollout = Rollout::parse(&record, &BTreeMap::from([(1, pages[0].clone())])).unwrap();
-        let text = text(&rollout, None, false).to_string();
+        let text = text(&rollout, None).to_string();
         assert!(text.contains("(failed: 1)"), "{text}");
         let html = super::super::html::page(&rollout).unwrap();
         assert!(html.contains(r#""withdrawn":["ReleaseRequested"]"#), "{html}");
@@ -256,14 +255,14 @@ mod tests {
         let head = RecordedRollout { drill: true, ..rollout(8, "1.20.0") };
         let record = record(&head, &pages);
         let rollout = Rollout::parse(&record, &BTreeMap::from([(1, pages[0].clone())])).unwrap();
-        let text = text(&rollout, None, false).to_string();
+        let text = text(&rollout, None).to_string();
         for part in ["Drill on:        1.20.0", "(failed: 0)", "with evictions"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         let html = super::super::html::page(&rollout).unwrap();
         assert!(html.contains("<title>Drills 8: 1.20.0") && html.contains(r#""succeeds":"Passed""#), "{html}");
         let mut list = Page::default();
-        super::super::rollouts::table(&mut list, &[record], None);
+        super::super::rollouts::table(&mut list, &[record]);
         assert!(list.to_string().contains("1.20.0 (drill)"), "{list}");
     }
 

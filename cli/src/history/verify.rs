@@ -33,10 +33,6 @@ impl Report {
         self.findings += 1;
         self.page.line(format_args!("FINDING {object}: {text}"));
     }
-
-    fn add(&mut self, object: &str, texts: Vec<String>) {
-        texts.into_iter().for_each(|text| self.finding(object, text));
-    }
 }
 
 /// A public key whose id is the digest of the key.
@@ -116,61 +112,55 @@ fn check_signature(record: &Value, signature: &str, keys: &BTreeMap<String, Key>
     Ok(kid)
 }
 
-/// Returns what is wrong with the names in a record.
-fn check_names(record: &Value) -> Vec<String> {
+fn check_names(record: &Value, report: &mut Report) {
     let (own, inside) = (name(record), record["spec"]["record"].as_str().unwrap_or_default());
-    let mut wrong = Vec::new();
+    let mut wrong = |text: String| report.finding(own, text);
     if inside != own {
-        wrong.push(format!("spec.record is '{inside}', which is not its name: it was copied or renamed"));
+        wrong(format!("spec.record is '{inside}', which is not its name: it was copied or renamed"));
     }
     match serde_json::from_value::<RecordedRollout>(record["spec"]["rollout"].clone()) {
         Ok(rollout) if record_name(&rollout) == own => {}
-        Ok(rollout) => wrong.push(format!(
+        Ok(rollout) => wrong(format!(
             "the name of the rollout in its spec is {}: it was copied, or what identifies the rollout was changed",
             record_name(&rollout)
         )),
-        Err(error) => wrong.push(format!("its rollout cannot be read by this version: {error}")),
+        Err(error) => wrong(format!("its rollout cannot be read by this version: {error}")),
     }
-    wrong
 }
 
-/// Returns what is wrong with a page that a record names.
-fn check_page(record: &Value, number: i64, summary: &Value, page: &Value) -> Vec<String> {
-    let mut wrong = Vec::new();
+/// Checks a page that a record names.
+fn check_page(record: &Value, number: i64, summary: &Value, page: &Value, report: &mut Report) {
+    let mut wrong = |text: String| report.finding(&page_name(name(record), number), text);
     let named = summary["digest"].as_str().unwrap_or_default();
     match page_digest(&page["spec"]) {
         Ok(digest) if digest == named => {}
         Ok(digest) => {
-            wrong.push(format!(
-                "its digest is {digest}, and its record has {named}: its content is not what was recorded"
-            ));
+            wrong(format!("its digest is {digest}, and its record has {named}: its content is not what was recorded"));
         }
-        Err(error) => wrong.push(format!("it has no digest: {error}")),
+        Err(error) => wrong(format!("it has no digest: {error}")),
     }
     let spec = &page["spec"];
     if spec["record"].as_str() != Some(name(record)) {
-        wrong.push(format!("spec.record is {}: it is a page of another record", spec["record"]));
+        wrong(format!("spec.record is {}: it is a page of another record", spec["record"]));
     }
     if spec["page"]["number"].as_i64() != Some(number) {
-        wrong.push(format!("spec.page.number is {}: it is another page", spec["page"]["number"]));
+        wrong(format!("spec.page.number is {}: it is another page", spec["page"]["number"]));
     }
     let rows = spec["page"]["rows"].as_array();
     let pods = rows.into_iter().flatten().map(|row| row["pods"].as_array().map_or(0, Vec::len)).sum();
     for (field, found) in [("nodes", rows.map_or(0, Vec::len)), ("pods", pods)] {
         if summary[field].as_u64() != u64::try_from(found).ok() {
-            wrong.push(format!("it has {found} {field}, and its record has {}", summary[field]));
+            wrong(format!("it has {found} {field}, and its record has {}", summary[field]));
         }
     }
-    wrong
 }
 
-/// Returns what is wrong with a record that is presented as running: one that has ended is signed, and could be presented so
-/// without its signature.
-fn check_running(record: &Value) -> Vec<String> {
+/// Checks a record that is presented as running: one that has ended is signed, and could be presented so without its signature.
+fn check_running(record: &Value, report: &mut Report) {
     let status = &record["status"];
-    let mut wrong = Vec::new();
+    let mut wrong = |text: String| report.finding(name(record), text);
     if status.get("phase").is_some_and(|phase| !phase.is_string()) {
-        wrong.push(format!("status.phase is {}, which is no phase", status["phase"]));
+        wrong(format!("status.phase is {}, which is no phase", status["phase"]));
     }
     let last = |entry: &&Value| {
         let kind = entry["kind"].as_str().unwrap_or_default();
@@ -178,12 +168,10 @@ fn check_running(record: &Value) -> Vec<String> {
     };
     let ended = status["entries"].as_array().is_some_and(|entries| entries.iter().any(|entry| last(&entry)));
     if ended || !status["ended"].is_null() {
-        wrong.push("it is running and has an end: it had ended, and its phase and signature were removed".to_owned());
+        wrong("it is running and has an end: it had ended, and its phase and signature were removed".to_owned());
     }
-    wrong
 }
 
-/// Returns the names of the pages of a record.
 fn page_names(record: &Value) -> impl Iterator<Item = String> {
     pages_named(record).map(move |(number, _)| page_name(name(record), number))
 }
@@ -199,7 +187,7 @@ fn check_author(record: &Value, phase: &str, keys: &mut BTreeMap<String, Key>, r
     let own = name(record);
     match (phase, record["status"]["signature"].as_str()) {
         ("Running", None) => {
-            report.add(own, check_running(record));
+            check_running(record, report);
             report.unsigned += 1;
             "not signed yet (running)".to_owned()
         }
@@ -230,32 +218,33 @@ fn check_author(record: &Value, phase: &str, keys: &mut BTreeMap<String, Key>, r
 async fn check_record(
     source: &Source<'_>,
     record: &Value,
-    existing: &BTreeSet<String>,
+    listed: &BTreeMap<String, Option<String>>,
     keys: &mut BTreeMap<String, Key>,
     report: &mut Report,
 ) -> anyhow::Result<()> {
     let own = name(record);
     let before = report.findings;
-    report.add(own, check_names(record));
+    check_names(record, report);
     let phase = record["status"]["phase"].as_str().unwrap_or("Running");
     let signed = check_author(record, phase, keys, report);
     let (mut removed, mut checked) = (BTreeSet::new(), 0_usize);
     for (number, summary) in pages_named(record) {
         let page = page_name(own, number);
-        let found = if existing.contains(&page) { source.object(&page).await? } else { None };
+        let found = if listed.contains_key(&page) { source.object(&page).await? } else { None };
         match found {
             None => _ = removed.insert(number),
             Some(object) => {
                 checked += 1;
-                report.add(&page, check_page(record, number, summary, &object));
+                check_page(record, number, summary, &object, report);
             }
         }
     }
     let pages = pages_named(record).count();
     if gap(&removed, pages).is_some() {
         // The limits may have removed pages since they were listed.
-        let now: BTreeSet<String> = source.listed().await?.into_iter().map(|listed| listed.name).collect();
-        removed.extend(pages_named(record).map(|(number, _)| number).filter(|n| !now.contains(&page_name(own, *n))));
+        let now = source.listed().await?;
+        let numbers = pages_named(record).map(|(number, _)| number);
+        removed.extend(numbers.filter(|number| !now.contains_key(&page_name(own, *number))));
     }
     if let Some(number) = gap(&removed, pages) {
         report.finding(
@@ -299,7 +288,6 @@ fn check_other(object: &str, label: Option<&str>, records: &BTreeMap<String, (i6
     }
 }
 
-/// Verifies all records, or one.
 pub(super) async fn verify(
     source: &Source<'_>,
     only: Option<&str>,
@@ -309,7 +297,6 @@ pub(super) async fn verify(
     let mut keys = usable(published, &mut report);
     let mut records = source.records().await?;
     let listed = source.listed().await?;
-    let existing: BTreeSet<String> = listed.iter().map(|listed| listed.name.clone()).collect();
     if let Some(id) = only {
         records = vec![find(&records, id)?.clone()];
     }
@@ -317,21 +304,21 @@ pub(super) async fn verify(
     let known: BTreeSet<String> = records.iter().map(|record| name(record).to_owned()).collect();
     let mut named: BTreeSet<String> = known.iter().cloned().chain(records.iter().flat_map(page_names)).collect();
     let mut others = Vec::new();
-    let unnamed: Vec<_> = listed.iter().filter(|other| !named.contains(&other.name)).collect();
-    for other in unnamed {
-        if only.is_some() && !known.iter().any(|record| page_number(record, &other.name).is_some()) {
+    let unnamed: Vec<_> = listed.iter().filter(|(other, _)| !named.contains(*other)).collect();
+    for (other, label) in unnamed {
+        if only.is_some() && !known.iter().any(|record| page_number(record, other).is_some()) {
             continue;
         }
-        match source.object(&other.name).await? {
+        match source.object(other).await? {
             None => {}
             Some(object) if object["spec"].get("rollout").is_some() => {
-                if other.label.as_deref() != Some(RECORD) {
-                    report.finding(&other.name, "it is a record without the label of one: lists do not show it");
+                if label.as_deref() != Some(RECORD) {
+                    report.finding(other, "it is a record without the label of one: lists do not show it");
                 }
                 named.extend(page_names(&object));
                 records.push(object);
             }
-            Some(_) => others.push(other),
+            Some(_) => others.push((other, label)),
         }
     }
     let state = |record: &Value| {
@@ -340,24 +327,23 @@ pub(super) async fn verify(
     };
     let states: BTreeMap<_, _> = records.iter().map(state).collect();
     for record in &records {
-        check_record(source, record, &existing, &mut keys, &mut report).await?;
+        check_record(source, record, &listed, &mut keys, &mut report).await?;
     }
     let mut names = BTreeSet::new();
     for twice in records.iter().map(name).filter(|record| !names.insert(*record)) {
         report.finding(twice, "there are two records of this name: one of them was added");
     }
-    for other in others.iter().filter(|other| !named.contains(&other.name)) {
+    for (other, label) in others.into_iter().filter(|(other, _)| !named.contains(*other)) {
         // The limits may have removed it, after its record, since it was read.
-        if source.object(&other.name).await?.is_none() {
+        if source.object(other).await?.is_none() {
             continue;
         }
-        if let Err(wrong) = check_other(&other.name, other.label.as_deref(), &states) {
-            report.finding(&other.name, wrong);
+        if let Err(wrong) = check_other(other, label.as_deref(), &states) {
+            report.finding(other, wrong);
         }
     }
     for page in records.iter().flat_map(page_names).collect::<BTreeSet<_>>() {
-        let label = listed.iter().find(|listed| listed.name == page).and_then(|listed| listed.label.as_deref());
-        if existing.contains(&page) && label != Some(PAGE) {
+        if listed.get(&page).is_some_and(|label| label.as_deref() != Some(PAGE)) {
             report.finding(&page, "it is a page without the label of one");
         }
     }

@@ -28,7 +28,8 @@ impl Screen {
 
     /// Draws a page over the one before. What does not fit into `height` is left out.
     pub(crate) fn draw(&mut self, page: &Page, width: usize, height: Option<usize>) -> io::Result<()> {
-        let mut lines: Vec<&str> = page.text.lines().chain(self.note.as_deref()).collect();
+        let text = page.output();
+        let mut lines: Vec<&str> = text.lines().chain(self.note.as_deref()).collect();
         let total = |lines: &[&str]| lines.iter().map(|line| rows(line, width)).sum::<usize>();
         let room = height.map_or(usize::MAX, |height| height.saturating_sub(1).max(1));
         let mut free = room - 1;

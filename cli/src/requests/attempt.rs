@@ -13,7 +13,7 @@ use models::shadow::{
 use planner::view::{NodeFacts, Projection as _, ShadowFacts};
 use planner::wait::{WaitReason, WaitsFor};
 
-use super::nodes::{NodeOutcome, NodesOptions, find_managed, node_of, report};
+use super::nodes::{NodesOptions, find_managed, node_of, write_each};
 use super::texts::{command, nonce, recorded};
 use crate::failures::unproven;
 use crate::write::{Decision, Object, State};
@@ -235,17 +235,14 @@ async fn request(
     decide: impl Fn(&BottlerocketShadow) -> anyhow::Result<Decision>,
     check: impl AsyncFn(&BottlerocketShadow, &BottlerocketShadow) -> anyhow::Result<State>,
 ) -> anyhow::Result<()> {
-    let mut outcomes = Vec::new();
-    for (name, shadow) in find_managed(client, namespace, &options.nodes).await? {
-        let object = Object::shadow(client, namespace, &name);
-        let outcome = object.write(shadow, options.write.dry_run(), &decide).await;
-        outcomes.push(NodeOutcome { name, object, outcome });
-    }
+    let found = find_managed(client, namespace, &options.nodes).await?;
+    let object = |name: &str| Object::shadow(client, namespace, name);
+    let shadows: Vec<_> = found.into_iter().map(|(name, shadow)| (name.clone(), object(&name), shadow)).collect();
     let read = async |name: &str, written: &BottlerocketShadow| {
-        let shadow = Object::shadow(client, namespace, name).read().await?;
+        let shadow = object(name).read().await?;
         check(written, &shadow.context("its shadow is gone")?).await
     };
-    report(namespace, &options.write, outcomes, read).await
+    write_each(namespace, &options.write, shadows, decide, read).await
 }
 
 /// Ends the back-off of nodes, and has those verified again that have not proven their version.

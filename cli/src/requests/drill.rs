@@ -125,13 +125,13 @@ pub(crate) fn text(node: &str, found: &DrillResult) -> Page {
     page.line(&found.message);
     if found.attempt.is_some() {
         page.line("");
-        page.table(["STEP", "BEGUN", "TOOK"], steps(found), None);
+        page.table(["STEP", "BEGUN", "TOOK"], steps(found));
     }
     if !found.drill.refused.is_empty() {
         page.line("");
         let refused = found.drill.refused.iter();
         let rows = refused.map(|pod| [pod.pod.clone(), pod.budget.clone().unwrap_or_default(), pod.message.clone()]);
-        page.table(["REFUSED POD", "BUDGET", "ANSWER"], rows, None);
+        page.table(["REFUSED POD", "BUDGET", "ANSWER"], rows);
     }
     page
 }

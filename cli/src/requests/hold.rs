@@ -15,7 +15,7 @@ use planner::view::{NodeFacts, Projection as _};
 use serde_json::Value;
 
 use super::attempt::{is_permitted, is_unproven, progress};
-use super::nodes::{NodeOutcome, NodesOptions, find, report};
+use super::nodes::{NodesOptions, find, write_each};
 use crate::call::is_unreadable;
 use crate::page::warn;
 use crate::write::{Decision, Object, State, annotated_by};
@@ -155,14 +155,12 @@ async fn write(
     decide: impl Fn(&Node) -> anyhow::Result<Decision>,
     outcome: impl Fn(Option<&BottlerocketShadow>, &NodeFacts) -> State,
 ) -> anyhow::Result<()> {
-    let mut outcomes = Vec::new();
+    let mut nodes = Vec::new();
     for found in find(client, namespace, &options.nodes).await? {
         if let Some(reason) = found.not_managed() {
             warn(reason);
         }
-        let object = Object::node(client, &found.name);
-        let outcome = object.write(found.node, options.write.dry_run(), &decide).await;
-        outcomes.push(NodeOutcome { name: found.name, object, outcome });
+        nodes.push((found.name.clone(), Object::node(client, &found.name), found.node));
     }
     let check = async |name: &str, _: &Node| {
         // The shadow first: an update that has ended has left its traces on the node before.
@@ -177,7 +175,7 @@ async fn write(
         let facts = NodeFacts::project(&node).unwrap_or_default();
         Ok(outcome(shadow.as_ref(), &facts))
     };
-    report(namespace, &options.write, outcomes, check).await
+    write_each(namespace, &options.write, nodes, decide, check).await
 }
 
 pub(super) async fn hold(client: &Client, namespace: &str, options: &HoldOptions) -> anyhow::Result<()> {

@@ -6,16 +6,17 @@ use std::fmt::Write as _;
 use anyhow::{anyhow, ensure};
 use clap::Args;
 use k8s_openapi::api::core::v1::Node;
-use kube::{Client, ResourceExt as _};
+use kube::{Client, Resource, ResourceExt as _};
 use models::names;
 use models::shadow::BottlerocketShadow;
 use planner::view::{NodeFacts, Projection as _};
+use serde::Serialize;
 
 use crate::advice;
-use crate::call::{is_unreadable, nodes};
+use crate::call::{Listed, is_unreadable, nodes};
 use crate::near::near;
 use crate::shell::for_cluster;
-use crate::write::{Object, Outcome, State, Unacknowledged, WriteOptions, all};
+use crate::write::{Decision, Object, Outcome, State, Unacknowledged, WriteOptions, all};
 
 /// Options of commands about nodes.
 #[derive(Debug, Args)]
@@ -112,27 +113,22 @@ fn unknown_nodes(unknown: &[&str], nodes: &[Node]) -> String {
     text
 }
 
-/// The write of one node, or of its shadow.
-pub(super) struct NodeOutcome<K> {
-    pub(super) name: String,
-    pub(super) object: Object<K>,
-    pub(super) outcome: anyhow::Result<Outcome<K>>,
-}
-
-/// Prints the outcome for each node, and waits for those that were written until `check` says what came of it.
+/// Writes what `decide` makes of each object, which is a node or its shadow, given with the name of the node and as it was read. Waits for
+/// those that were written until `check` says what came of it.
 ///
 /// # Errors
 /// Those of all nodes together.
-pub(super) async fn report<K>(
+pub(super) async fn write_each<K: Listed + Resource<DynamicType = ()> + Serialize>(
     namespace: &str,
     options: &WriteOptions,
-    outcomes: Vec<NodeOutcome<K>>,
+    objects: Vec<(String, Object<K>, K)>,
+    decide: impl Fn(&K) -> anyhow::Result<Decision>,
     check: impl AsyncFn(&str, &K) -> anyhow::Result<State>,
 ) -> anyhow::Result<()> {
-    let total = outcomes.len();
+    let total = objects.len();
     let (mut written, mut failed) = (Vec::new(), Vec::new());
-    for NodeOutcome { name, object, outcome } in outcomes {
-        match outcome {
+    for (name, object, read) in objects {
+        match object.write(read, options.dry_run(), &decide).await {
             Ok(Outcome::Nothing(reason)) => options.print_nothing(&object.id, format_args!("{name}: {reason}")),
             Ok(Outcome::Written(_, after)) if options.timeout().is_some() => written.push((name, object, after)),
             Ok(outcome) => options.print(&object.id, outcome.sentence(&object.id, options.dry_run())),

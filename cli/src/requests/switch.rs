@@ -35,7 +35,7 @@ pub(crate) struct ResumeOptions {
 }
 
 fn describe(version: &Version, failed: &Unresolved) -> String {
-    let nodes = some(&failed.nodes.iter().cloned().collect::<Vec<_>>());
+    let nodes = some(&failed.nodes);
     let reason = failed.reason.map_or_else(String::new, |reason| format!("{reason} "));
     let frozen = match (failed.frozen, failed.braked) {
         (true, _) => String::new(),

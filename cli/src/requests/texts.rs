@@ -33,8 +33,8 @@ pub(super) fn recorded(object: &impl ResourceExt, node: &str, message: &str) -> 
     advice::filled(object.namespace().as_deref().unwrap_or(SYSTEM_NAMESPACE), message, node)
 }
 
-pub(super) fn some(names: &[String]) -> String {
-    advice::some(names.iter().map(String::as_str), 8)
+pub(super) fn some(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+    advice::some(names, 8)
 }
 
 #[cfg(test)]

@@ -421,9 +421,9 @@ fn status_shows_earlier_operator_and_pauses_every_node() {
 #[test]
 fn status_is_one_screen_as_wide_as_the_terminal() {
     let report = report(&fleet(), now());
-    let page = |width, colour| render(&report, Look { width: Some(width), colour, ..Look::default() }).to_string();
+    let page = |width| render(&report, Look { width: Some(width), ..Look::default() });
     fitted("status", page, |_| false);
-    snapshot("status-200.txt", &page(200, false));
+    snapshot("status-200.txt", &page(200).to_string());
 }
 
 #[test]
@@ -482,7 +482,7 @@ fn mistake_of_many_nodes_takes_few_lines() {
     let nodes = (0..100).map(|number| node(&format!("n{number}"), &misplaced)).collect();
     let mut cluster = cluster(Some(operator(&json!({}), &json!({"observedGeneration": 1}))), vec![], nodes);
     for part in [Part::Pods, Part::Budgets, Part::AgentPods, Part::Lease] {
-        cluster.note_unread(part, format!("{part:?} are missing"));
+        cluster.unread.insert(part, Unread { reason: format!("{part:?} are missing"), is_unanswered: false });
     }
     for number in 100..200 {
         cluster.unreadable.nodes.insert(format!("n{number}"), "no uid".to_owned());
@@ -500,7 +500,8 @@ fn mistake_of_many_nodes_takes_few_lines() {
 fn status_without_the_right_to_read_nodes_shows_what_the_controller_has_recorded() {
     let mut fleet = fleet();
     fleet.nodes = None;
-    fleet.unread.push(Unread { part: Part::Nodes, reason: "you need the right to list nodes".to_owned() });
+    let unread = Unread { reason: "you need the right to list nodes".to_owned(), is_unanswered: false };
+    fleet.unread.insert(Part::Nodes, unread);
     let text = shown(&fleet, None);
     assert!(text.contains("Not read:  you need the right to list nodes, so that the reasons are those"), "{text}");
     assert!(text.contains(" blocked ") && text.contains("DrainBlocked: the PodDisruptionBudget shop/web"), "{text}");

@@ -25,7 +25,6 @@ pub(crate) const NOT_READ: usize = 12;
 pub(crate) struct Look {
     /// Maximum width of a line; `None`: every text in full.
     pub(crate) width: Option<usize>,
-    pub(crate) colour: bool,
     pub(crate) all: bool,
     /// True for the screen of `watch`, which has no `-o`.
     pub(crate) is_live: bool,
@@ -33,17 +32,17 @@ pub(crate) struct Look {
 
 pub(crate) fn render(report: &Report, look: Look) -> Page {
     let other = look.is_live.then(|| command(&report.namespace, "status"));
-    let mut page = Page::new(look.colour).whole_in(other);
-    head(&mut page, report, look);
+    let mut page = Page::of_width(look.width).whole_in(other);
+    head(&mut page, report);
     if report.nodes.is_empty() {
-        page.field("Nodes:", Style::Warn, &no_nodes(), look.width);
+        page.field("Nodes:", Style::Warn, &no_nodes());
         return page;
     }
     let listed = listed(&report.nodes, look.all);
     let wide = look.width.is_none();
     page.line("");
     let rows = listed.iter().map(|node| row(node, wide, report.time));
-    let cut = page.table(["NODE", "VERSION", "TARGET", "STEP", "LAST", "WAITS FOR"], rows, look.width);
+    page.table(["NODE", "VERSION", "TARGET", "STEP", "LAST", "WAITS FOR"], rows);
     let hidden = report.nodes.len() - listed.len();
     if hidden > 0 {
         let current = report.nodes.iter().filter(|node| node.is_current()).count();
@@ -52,7 +51,7 @@ pub(crate) fn render(report: &Report, look: Look) -> Page {
             report.nodes.len()
         ));
     }
-    page.cut_note(cut, look.width);
+    page.cut_note();
     page
 }
 
@@ -62,9 +61,9 @@ pub(super) fn no_nodes() -> String {
 }
 
 /// Adds the lines above the table.
-fn head(page: &mut Page, report: &Report, look: Look) {
+fn head(page: &mut Page, report: &Report) {
     let left_out = page.left_out();
-    let mut field = |label: &str, style: Style, text: &str| page.field(label, style, text, look.width);
+    let mut field = |label: &str, style: Style, text: &str| page.field(label, style, text);
     policy(report, &mut field);
     windows(report, &mut field);
     for rollout in &report.rollouts {
@@ -170,7 +169,7 @@ pub(super) fn waiting(report: &Report, is_shown: impl Fn(&Waiting) -> bool, fiel
     for (index, waiting) in report.waiting.iter().filter(|waiting| is_shown(waiting)).enumerate() {
         let label = if index == 0 { "Waiting:" } else { "" };
         let party = waiting.waits_for.as_ref().map_or_else(String::new, |party| format!(" ({party})"));
-        let nodes = some(waiting.nodes.iter().map(String::as_str), NAMED);
+        let nodes = some(&waiting.nodes, NAMED);
         field(label, Style::Busy, &format!("{} {}{party}: {nodes}", waiting.nodes.len(), waiting.reason));
     }
 }

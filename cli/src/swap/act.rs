@@ -33,13 +33,11 @@ impl Step {
                 let list = if ids.len() > 4 { named(ids.len(), "object") } else { ids.join(", ") };
                 ("record", "recorded", format!("{list} in a ConfigMap in {SYSTEM_NAMESPACE}"))
             }
-            Self::DeleteWorkload(workload) => ("delete", "deleted", workload.id()),
+            Self::Create(object) => ("create", "created", deploy::yaml::id(object)),
+            Self::Delete(object) => ("delete", "deleted", object.id()),
             Self::SetConversion(conversion) => {
                 let strategy = conversion["strategy"].as_str().unwrap_or_default();
                 ("set", "set", definition(&format!("conversion strategy {strategy}")))
-            }
-            Self::CreateReadOnly(object) | Self::CreateWorkload(object) => {
-                ("create", "created", deploy::yaml::id(object))
             }
             Self::ServeAllVersions => ("apply", "applied", definition("v1 and v2 for reading, v3 stored")),
             Self::CreateShadows(nodes) => {
@@ -55,7 +53,6 @@ impl Step {
                 ("set", "set", definition(&format!("stored versions {} alone", versions.join(", "))))
             }
             Self::ServeOwnVersion => ("apply", "applied", definition("v3 alone")),
-            Self::DeleteReadOnly(object, _) => ("delete", "deleted", deploy::yaml::id(object)),
             Self::DeleteOwnShadows(shadows) => {
                 ("delete", "deleted", format!("{} of this operator", named(shadows.len(), "shadow")))
             }
@@ -64,7 +61,6 @@ impl Step {
                 ("restore", "restored", format!("{} of the earlier operator", named(shadows.len(), "shadow")))
             }
             Self::RestoreDefinition(_) => ("restore", "restored", definition("as it was recorded")),
-            Self::DeleteRecord(name, _) => ("delete", "deleted", format!("ConfigMap {SYSTEM_NAMESPACE}/{name}")),
         }
     }
 
@@ -85,9 +81,9 @@ pub(super) async fn carry_out(client: &Client, facts: &Facts, step: &Step) -> an
     match step {
         Step::CreateNamespace => create_namespace(client).await,
         Step::Keep(objects) => create(client, facts.record.next_map(objects)?).await,
-        Step::DeleteWorkload(workload) => delete(client, &workload.kept, &workload.uid, None).await,
+        Step::Create(object) => create(client, object.clone()).await,
+        Step::Delete(object) => delete(client, &object.kept, &object.uid, None).await,
         Step::SetConversion(conversion) => set(client, facts, &[("/spec/conversion", conversion)]).await,
-        Step::CreateReadOnly(object) | Step::CreateWorkload(object) => create(client, object.clone()).await,
         Step::ServeAllVersions => apply_definition(client, facts, deploy::takeover::definition()?).await,
         Step::CreateShadows(nodes) => {
             for (node, uid) in nodes {
@@ -129,13 +125,6 @@ pub(super) async fn carry_out(client: &Client, facts: &Facts, step: &Step) -> an
         Step::ServeOwnVersion => {
             let definition = deploy::crds::of_kind(&BottlerocketShadow::kind(&()))?;
             apply_definition(client, facts, definition).await
-        }
-        Step::DeleteReadOnly(object, uid) => delete(client, object, uid, None).await,
-        Step::DeleteRecord(name, uid) => {
-            let map = json!({
-                "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": SYSTEM_NAMESPACE},
-            });
-            delete(client, &map, uid, None).await
         }
     }
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::armed::{armed, disarm, has_node};
 use super::record::Record;
-use super::steps::{Facts, node_of_kept};
+use super::steps::{Facts, Phase, node_of_kept};
 use crate::helm::{Releases, before_forgetting, find, keep_in_upgrade};
 use crate::marks::{NodeState, Tool, not_by_manifest};
 use crate::shell::{for_cluster, word};
@@ -16,10 +16,22 @@ use crate::shell::{for_cluster, word};
 /// Lists the earlier operator's objects in a namespace.
 const LABELLED: &str = "kubectl get serviceaccounts,services,secrets -l app.kubernetes.io/part-of=brupop";
 
+/// Returns what the steps have led to.
+pub(super) fn title(facts: &Facts) -> &'static str {
+    if facts.phase() != Phase::Absent {
+        "the cluster is moved to this operator"
+    } else if facts.record.is_empty() {
+        "there is no earlier operator in this cluster"
+    } else {
+        "there is no definition of the shadows, and so no shadow: no back-off is carried over, and it is not known which hosts the earlier \
+         operator has asked to reboot. Wait for some minutes before you install this operator"
+    }
+}
+
 /// Returns all texts, a line each.
 pub(super) fn lines(facts: &Facts, releases: &Releases, nodes: &[Node]) -> Vec<String> {
     let record = &facts.record;
-    let mut lines = left_on_nodes(record, &armed(facts), nodes);
+    let mut lines = left_on_nodes(facts, nodes);
     lines.extend(releases.unread.iter().map(|sentence| format!("not known: {sentence}")));
     // Helm forgets a release only once no other tool installs it again.
     lines.extend(git_ops(record));
@@ -28,9 +40,10 @@ pub(super) fn lines(facts: &Facts, releases: &Releases, nodes: &[Node]) -> Vec<S
     lines.extend(rest(record, releases));
     let settings = for_cluster("kubectl brupop takeover settings");
     lines.push(format!(
-        "next: install this operator by the commands of docs/install.md, section \"Install\": crds.yaml, then brupop.yaml. \
-         No node is updated until you enable it: the policy that is installed has enabled: false (docs/policy.md; {settings} proposes \
-         one with the settings of the earlier operator)"
+        "next: install this operator by the commands of docs/install.md, section \"Install\": crds.yaml, then brupop.yaml; or by the \
+         charts, section \"With Helm\". No node is updated until you enable it: the policy that is installed has enabled: false \
+         (docs/policy.md; {settings} proposes one with the settings of the earlier operator, which belongs in the values of the chart \
+         where Helm installs the policy)"
     ));
     if !record.is_empty() {
         lines.push(format!(
@@ -45,20 +58,25 @@ pub(super) fn lines(facts: &Facts, releases: &Releases, nodes: &[Node]) -> Vec<S
     lines
 }
 
-fn left_on_nodes(record: &Record, armed: &[String], nodes: &[Node]) -> Vec<String> {
+fn left_on_nodes(facts: &Facts, nodes: &[Node]) -> Vec<String> {
+    let (record, armed) = (&facts.record, armed(facts));
     let uids: BTreeSet<&str> = nodes.iter().filter_map(|node| node.metadata.uid.as_deref()).collect();
     let shadows = record.of_kind("BottlerocketShadow").filter(|kept| has_node(kept, &uids));
     let of_earlier: BTreeSet<&str> = shadows.map(node_of_kept).collect();
+    // Without the definition, most shadows were deleted before they were recorded.
+    let is_gone = facts.phase() == Phase::Absent;
     let mut lines = Vec::new();
     for node in nodes.iter().map(NodeState::of) {
         let name = &node.name;
         let had_shadow = of_earlier.contains(name.as_str());
-        if let Some(owners) = node.cordon.as_ref().filter(|_| had_shadow) {
+        let may_have_had = had_shadow || (is_gone && node.is_labelled());
+        let cordon = node.cordon.as_ref().filter(|owners| had_shadow || (may_have_had && owners.are_earlier()));
+        if let Some(owners) = cordon {
             let by = if owners.are_earlier() { "probably by the earlier operator" } else { "by another client" };
             let uncordon = for_cluster(&format!("kubectl uncordon {name}"));
             lines.push(format!("left: {name} is cordoned, {by}; if it may be used: {uncordon}"));
         }
-        if node.has_earlier_balancer_label(had_shadow) {
+        if node.has_earlier_balancer_label(may_have_had) {
             lines.push(format!(
                 "left: {name} is out of external load balancers, probably by the earlier operator; to put it back: {}",
                 for_cluster(&format!("kubectl label node {name} {}-", names::BALANCER_LABEL))
@@ -186,7 +204,9 @@ mod tests {
         let policy = manifest.split("\n---\n").find(|document| document.contains("kind: BottlerocketUpdateOperator"));
         assert!(policy.unwrap().contains("\n  enabled: false\n"));
         let lines = lines_of(&Record::default(), &Releases::default());
-        assert!(lines.last().unwrap().contains("has enabled: false"), "{lines:?}");
+        for part in ["has enabled: false", "belongs in the values of the chart where Helm installs the policy"] {
+            assert!(lines.last().unwrap().contains(part), "{lines:?}");
+        }
     }
 
     #[test]
@@ -206,10 +226,13 @@ mod tests {
             let meta = json!({"name": "brs-a", "namespace": "old", "ownerReferences": owners});
             json!({"kind": "BottlerocketShadow", "metadata": meta})
         };
+        let mut claimed = cordoned(names::CONTROLLER_MANAGER);
+        claimed.metadata.managed_fields.as_mut().unwrap()[0].operation = Some("Apply".to_owned());
         let (own, other) = ("probably by the earlier", "by another client");
         for (sentence, mut node, owner, expected) in [
             ("a cordon of its own", cordoned("unknown"), Some("n"), own),
             ("a cordon of kubectl", cordoned("kubectl"), Some("n"), other),
+            ("a cordon of this operator", claimed, Some("n"), ""),
             ("a cordon of a node that it never had", cordoned("unknown"), None, ""),
             ("a cordon of a node that has replaced its node", cordoned("unknown"), Some("gone"), ""),
             ("a label of its own", labelled("unknown"), Some("n"), "exclude-from-external-load-balancers-"),
@@ -221,12 +244,37 @@ mod tests {
             node.metadata.uid = Some("n".to_owned());
             let mut record = Record::default();
             record.add(owner.map(shadow_of).as_slice());
-            let lines = left_on_nodes(&record, &[], &[node]);
+            let lines = left_on_nodes(&Facts { record, ..running() }, &[node]);
             match expected {
                 "" => assert!(lines.is_empty(), "{sentence}: {lines:?}"),
                 words => assert!(lines.len() == 1 && lines[0].contains(words), "{sentence}: {lines:?}"),
             }
         }
+    }
+
+    #[test]
+    fn cordon_is_named_also_where_the_definition_was_deleted_with_every_shadow() {
+        let cordoned = |manager: &str, labels: &Value| {
+            let mut meta = owned_by(manager, &json!({"f:spec": {"f:unschedulable": {}}}));
+            meta["labels"] = labels.clone();
+            node("a", meta, &json!({"unschedulable": true}))
+        };
+        let (gone, labelled) =
+            (Facts { definition: None, ..running() }, json!({names::INTERFACE_LABEL: names::INTERFACE_VERSION}));
+        for (sentence, node, facts, is_named) in [
+            ("labelled", cordoned("unknown", &labelled), &gone, true),
+            ("labelled, by another client", cordoned("kubectl", &labelled), &gone, false),
+            ("never under updates", cordoned("unknown", &json!({})), &gone, false),
+            ("with the definition", cordoned("unknown", &labelled), &running(), false),
+        ] {
+            let text = lines(facts, &Releases::default(), &[node]).join("\n");
+            assert_eq!(text.contains("left: a is cordoned"), is_named, "{sentence}: {text}");
+        }
+        assert_eq!(title(&gone), "there is no earlier operator in this cluster");
+        let mut recorded = gone;
+        recorded.record.assume_map(&[json!({"kind": "Deployment", "metadata": {"name": "x", "namespace": "old"}})]);
+        assert!(title(&recorded).contains("Wait for some minutes before you install"), "{}", title(&recorded));
+        assert_eq!(title(&running()), "the cluster is moved to this operator");
     }
 
     #[test]
@@ -342,7 +390,8 @@ mod tests {
             "BEFORE any helm uninstall: the Helm release r",
             "If the release has other parts than the earlier operator, do not let Helm forget it: annotate the definition (kubectl \
              annotate crd bottlerocketshadows.brupop.bottlerocket.aws helm.sh/resource-policy=keep --overwrite)",
-            "Otherwise first take the release out of every pipeline and Terraform configuration",
+            "Otherwise first take the release out of all that installs it, without an uninstallation: Terraform, Pulumi",
+            "so have them forget it before (docs/takeover.md; Terraform: terraform state rm ADDRESS)",
             "Then let Helm forget it",
         ]
         .map(at);

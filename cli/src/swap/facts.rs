@@ -16,7 +16,7 @@ use planner::view::{NodeFacts, Projection as _};
 use serde_json::{Value, json};
 
 use super::record::{self, Record};
-use super::settle::{First, Report, unsettled};
+use super::settle::{Report, unsettled};
 use super::steps::{Definition, Facts, Live, Phase, ReadOnly};
 use crate::call::{self, call, code, get_metadata, get_one, if_there, list, list_in};
 use crate::marks::Tool;
@@ -33,7 +33,8 @@ const REFUSALS: usize = 3;
 /// it observes from the start.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
-    nodes: BTreeMap<String, First>,
+    /// The first report of each node, and when it was seen.
+    nodes: BTreeMap<String, (Report, Timestamp)>,
     /// Since when, in this phase, no shadow is stored in another version than the definition's.
     clear_since: Option<(Phase, Timestamp)>,
 }

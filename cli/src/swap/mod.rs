@@ -76,18 +76,9 @@ pub(crate) async fn swap(client: &Client, options: &SwapOptions) -> anyhow::Resu
 /// Prints what the steps have led to, and those that are left to the user.
 async fn show_ending(client: &Client, options: &SwapOptions) -> anyhow::Result<()> {
     let facts = gather(client, &mut Memory::default(), options.settle.signed(), false).await?;
-    if facts.phase() == Phase::Absent {
-        print_line(if facts.record.is_empty() {
-            "there is no earlier operator in this cluster; install this one by docs/install.md"
-        } else {
-            "the definition of the shadows was deleted, and every shadow with it: no back-off is carried over. Install this \
-             operator by docs/install.md; what was recorded before stays in the ConfigMaps brupop-takeover-* in brupop-system"
-        });
-        return Ok(());
-    }
     let releases = Releases::read(client, &facts.record.tools()).await;
     let nodes = call::nodes(client).await?;
-    print_line("the cluster is moved to this operator");
+    print_line(ending::title(&facts));
     for line in ending::lines(&facts, &releases, &nodes) {
         print_line(line);
     }

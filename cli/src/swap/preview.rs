@@ -42,17 +42,25 @@ fn carry_out(facts: &mut Facts, step: &Step) {
     match step {
         Step::CreateNamespace => facts.namespace = true,
         Step::Keep(objects) => facts.record.assume_map(objects),
-        Step::DeleteWorkload(workload) => facts.workloads.retain(|other| other != workload),
+        Step::Create(object) => match object["kind"].as_str() {
+            Some("ValidatingAdmissionPolicy") => facts.read_only.policy = Some(String::new()),
+            Some("ValidatingAdmissionPolicyBinding") => facts.read_only.binding = Some(String::new()),
+            _ => facts.workloads.push(Live { kept: object.clone(), ..Live::default() }),
+        },
+        Step::Delete(object) => match object.kept["kind"].as_str() {
+            Some("ValidatingAdmissionPolicy") => facts.read_only.policy = None,
+            Some("ValidatingAdmissionPolicyBinding") => {
+                (facts.read_only.binding, facts.read_only.enforced) = (None, false);
+            }
+            Some("ConfigMap") => facts.record.maps.retain(|(name, _)| object.kept["metadata"]["name"] != *name),
+            _ => facts.workloads.retain(|other| other != object),
+        },
         Step::SetConversion(conversion) => {
             if let Some(definition) = &mut facts.definition {
                 definition.live.kept["spec"]["conversion"] = conversion.clone();
             }
             facts.earlier = facts.earlier.clone().or(Ok(Vec::new()));
         }
-        Step::CreateReadOnly(object) if object["kind"] == "ValidatingAdmissionPolicy" => {
-            facts.read_only.policy = Some(String::new());
-        }
-        Step::CreateReadOnly(_) => facts.read_only.binding = Some(String::new()),
         Step::ServeAllVersions => facts.definition = Some(both()),
         Step::CreateShadows(nodes) => {
             own.extend(nodes.iter().map(|(node, _)| own_shadow(node, &Value::Null)));
@@ -72,13 +80,6 @@ fn carry_out(facts: &mut Facts, step: &Step) {
         }
         Step::ServeOwnVersion => {
             facts.definition = Some(Definition { versions: vec!["v3".to_owned()], ..both() });
-        }
-        Step::DeleteReadOnly(object, _) if object["kind"] == "ValidatingAdmissionPolicy" => {
-            facts.read_only.policy = None;
-        }
-        Step::DeleteReadOnly(..) => {
-            facts.read_only.binding = None;
-            facts.read_only.enforced = false;
         }
         Step::DeleteOwnShadows(_) => own.clear(),
         Step::StoreEarlierVersion(versions) => {
@@ -104,10 +105,6 @@ fn carry_out(facts: &mut Facts, step: &Step) {
                 definition.versions.retain(|version| version != "v3");
             }
         }
-        Step::CreateWorkload(workload) => {
-            facts.workloads.push(Live { kept: workload.clone(), ..Live::default() });
-        }
-        Step::DeleteRecord(name, _) => facts.record.maps.retain(|(other, _)| other != name),
     }
 }
 

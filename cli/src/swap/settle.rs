@@ -13,30 +13,24 @@ pub(super) struct Report {
     pub(super) renewed: String,
 }
 
-/// The first report of a node that this command has seen, and when.
-#[derive(Clone, Debug)]
-pub(super) struct First {
-    report: Report,
-    at: Timestamp,
-}
-
 /// Returns the nodes that are not settled, each with the reason. A node is settled once it is Ready, has renewed its
-/// Lease, and has either been in one boot for `quiet` or rebooted. One that no longer exists is not among them.
+/// Lease, and has either been in one boot for `quiet` or rebooted. One that no longer exists is not among them. `first` has the first
+/// report of each, and when it was seen.
 pub(super) fn unsettled(
-    first: &mut BTreeMap<String, First>,
+    first: &mut BTreeMap<String, (Report, Timestamp)>,
     nodes: &BTreeMap<String, Report>,
     now: Timestamp,
     quiet: SignedDuration,
 ) -> Vec<String> {
     let mut waiting = Vec::new();
     for (name, report) in nodes {
-        let seen = first.entry(name.clone()).or_insert_with(|| First { report: report.clone(), at: now });
-        let rebooted = seen.report.boot_id != report.boot_id;
+        let (seen, at) = first.entry(name.clone()).or_insert_with(|| (report.clone(), now));
+        let rebooted = seen.boot_id != report.boot_id;
         if !report.ready {
             waiting.push(format!("{name} is not Ready"));
-        } else if seen.report.renewed == report.renewed {
+        } else if seen.renewed == report.renewed {
             waiting.push(format!("the kubelet of {name} has not renewed its Lease"));
-        } else if !rebooted && now.duration_since(seen.at) < quiet {
+        } else if !rebooted && now.duration_since(*at) < quiet {
             waiting.push(format!("{name} may still reboot"));
         }
     }

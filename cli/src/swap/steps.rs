@@ -152,9 +152,11 @@ pub(super) struct Facts {
 pub(super) enum Step {
     CreateNamespace,
     Keep(Vec<Value>),
-    DeleteWorkload(Live),
+    /// The policy that makes v1 and v2 read-only, or its binding; in `undo` a workload as it was.
+    Create(Value),
+    /// A workload, the policy or its binding; in `undo` a ConfigMap of the record.
+    Delete(Live),
     SetConversion(Value),
-    CreateReadOnly(Value),
     ServeAllVersions,
     /// Nodes, each with its uid.
     CreateShadows(Vec<(String, String)>),
@@ -164,8 +166,6 @@ pub(super) enum Step {
     /// The versions that remain.
     PruneStoredVersions(Vec<String>),
     ServeOwnVersion,
-    /// The policy or its binding, with the uid.
-    DeleteReadOnly(Value, String),
     /// Only `undo`: shadows of this operator.
     DeleteOwnShadows(Vec<Live>),
     /// Only `undo`: the versions of the definition, stored in one of the earlier operator's again.
@@ -174,10 +174,13 @@ pub(super) enum Step {
     RestoreShadows(Vec<Value>),
     /// Only `undo`: the definition as it was.
     RestoreDefinition(Value),
-    /// Only `undo`: a workload as it was.
-    CreateWorkload(Value),
-    /// Only `undo`: a ConfigMap of the record, with its uid.
-    DeleteRecord(String, String),
+}
+
+impl Step {
+    /// Deletes an object that has this uid.
+    pub(super) fn delete(kept: Value, uid: &str) -> Self {
+        Self::Delete(Live { kept, uid: uid.to_owned(), ..Live::default() })
+    }
 }
 
 /// Something that has to happen by itself.
@@ -225,8 +228,8 @@ impl Facts {
         all
     }
 
-    fn keep(&self, objects: &[Value]) -> Option<Next> {
-        let missing: Vec<Value> = objects.iter().filter(|object| !self.record.holds(object)).cloned().collect();
+    fn keep<'a>(&self, objects: impl IntoIterator<Item = &'a Value>) -> Option<Next> {
+        let missing: Vec<Value> = objects.into_iter().filter(|object| !self.record.holds(object)).cloned().collect();
         if missing.is_empty() {
             return None;
         }
@@ -317,14 +320,13 @@ pub(super) fn stop(facts: &Facts) -> Option<Next> {
         let kept = facts.record.of_kind("CustomResourceDefinition").next().is_some();
         definition.phase() == Phase::Earlier && (definition.converts_by_webhook() || !kept)
     });
-    let definition = definition.map(|definition| definition.live.kept.clone());
-    let workloads = facts.workloads.iter().map(|workload| workload.kept.clone());
-    if let Some(keep) = facts.keep(&definition.into_iter().chain(workloads).collect::<Vec<_>>()) {
+    let objects = definition.map(|definition| &definition.live).into_iter().chain(&facts.workloads);
+    if let Some(keep) = facts.keep(objects.map(|object| &object.kept)) {
         return Some(keep);
     }
     let key = |workload: &&Live| (is_api_server(&workload.kept), workload.id());
     if let Some(workload) = facts.workloads.iter().min_by_key(key) {
-        return Some(Next::Act(Step::DeleteWorkload(workload.clone())));
+        return Some(Next::Act(Step::Delete(workload.clone())));
     }
     (!facts.pods.is_empty()).then(|| Next::Wait(Waiting::Pods(facts.pods.clone())))
 }
@@ -343,9 +345,7 @@ fn settle(facts: &Facts) -> Option<Next> {
         Err(_) if by_webhook => Some(Next::Act(Step::SetConversion(json!({"strategy": "None"})))),
         Err(reason) => Some(unreadable(reason)),
         Ok(_) if !facts.unsettled.is_empty() => Some(Next::Wait(Waiting::Nodes(facts.unsettled.clone()))),
-        Ok(shadows) => {
-            close(facts).or_else(|| facts.keep(&shadows.iter().map(|shadow| shadow.kept.clone()).collect::<Vec<_>>()))
-        }
+        Ok(shadows) => close(facts).or_else(|| facts.keep(shadows.iter().map(|shadow| &shadow.kept))),
     }
 }
 
@@ -370,10 +370,10 @@ fn close(facts: &Facts) -> Option<Next> {
     }
     let [policy, binding] = deploy::takeover::read_only_policy();
     if facts.read_only.policy.is_none() {
-        return Some(Next::Act(Step::CreateReadOnly(policy)));
+        return Some(Next::Act(Step::Create(policy)));
     }
     if facts.read_only.binding.is_none() {
-        return Some(Next::Act(Step::CreateReadOnly(binding)));
+        return Some(Next::Act(Step::Create(binding)));
     }
     (!facts.read_only.enforced).then(|| Next::Wait(Waiting::ReadOnly(facts.read_only.refusal.clone())))
 }
@@ -381,7 +381,7 @@ fn close(facts: &Facts) -> Option<Next> {
 /// Removes that policy.
 pub(super) fn open(facts: &Facts) -> Option<Next> {
     let [policy, binding] = deploy::takeover::read_only_policy();
-    let delete = |object: Value, uid: &Option<String>| Some(Next::Act(Step::DeleteReadOnly(object, uid.clone()?)));
+    let delete = |object: Value, uid: &Option<String>| Some(Next::Act(Step::delete(object, uid.as_deref()?)));
     delete(binding, &facts.read_only.binding).or_else(|| delete(policy, &facts.read_only.policy))
 }
 
@@ -413,7 +413,7 @@ fn swap_shadows(facts: &Facts) -> Next {
         Ok(earlier) => earlier,
         Err(reason) => return unreadable(reason),
     };
-    if let Some(keep) = facts.keep(&earlier.iter().map(|shadow| shadow.kept.clone()).collect::<Vec<_>>()) {
+    if let Some(keep) = facts.keep(earlier.iter().map(|shadow| &shadow.kept)) {
         return keep;
     }
     let (mut missing, mut records) = (Vec::new(), Vec::new());

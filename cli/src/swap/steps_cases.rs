@@ -95,15 +95,20 @@ pub(in crate::swap) fn running() -> Facts {
 }
 
 fn name(next: &Next) -> String {
-    let text = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let text = |object: &Value| {
+        // The policy and its binding have the same name.
+        let is_policy = object["kind"].as_str().unwrap().starts_with("ValidatingAdmissionPolicy");
+        let text = if is_policy { &object["kind"] } else { &object["metadata"]["name"] };
+        text.as_str().unwrap().to_owned()
+    };
     match next {
         Next::Act(Step::CreateNamespace) => "namespace".to_owned(),
         Next::Act(Step::Keep(objects)) => format!("keep {}", objects.len()),
-        Next::Act(Step::DeleteWorkload(workload)) => format!("delete {}", text(&workload.kept)),
+        Next::Act(Step::Create(object)) => format!("create {}", text(object)),
+        Next::Act(Step::Delete(object)) => format!("delete {}", text(&object.kept)),
         Next::Act(Step::SetConversion(conversion)) => {
             format!("conversion {}", conversion["strategy"].as_str().unwrap())
         }
-        Next::Act(Step::CreateReadOnly(object)) => format!("create {}", object["kind"].as_str().unwrap()),
         Next::Act(Step::ServeAllVersions) => "v1 v2 v3".to_owned(),
         Next::Act(Step::CreateShadows(nodes)) => {
             format!("create {}", nodes.iter().map(|(node, _)| node.as_str()).collect::<Vec<_>>().join(" "))
@@ -120,9 +125,6 @@ fn name(next: &Next) -> String {
         Next::Act(Step::RestoreShadows(shadows)) => format!("restore {} shadows", shadows.len()),
         Next::Act(Step::RestoreDefinition(_)) => "definition".to_owned(),
         Next::Act(Step::ServeOwnVersion) => "v3".to_owned(),
-        Next::Act(Step::DeleteReadOnly(object, _)) => format!("delete {}", object["kind"].as_str().unwrap()),
-        Next::Act(Step::CreateWorkload(object)) => format!("create {}", text(object)),
-        Next::Act(Step::DeleteRecord(name, _)) => format!("delete {name}"),
         Next::Wait(waiting) => format!("wait {waiting:?}").chars().take_while(|c| *c != '(').collect(),
         Next::Blocked(_) => "blocked".to_owned(),
         Next::Done => "done".to_owned(),

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use deploy::yaml::id;
 use models::{earlier, names};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::armed::{armed, disarm, has_node};
 use super::steps::{Facts, Next, Phase, Step, Waiting, installed, is_api_server, open, stop, unknown, unreadable};
@@ -58,7 +58,9 @@ pub(super) fn next(facts: &Facts) -> Next {
         .or_else(|| workload(facts))
         .or_else(|| {
             let (name, uid) = facts.record.maps.first()?;
-            Some(Next::Act(Step::DeleteRecord(name.clone(), uid.clone())))
+            let meta = json!({"name": name, "namespace": names::SYSTEM_NAMESPACE});
+            let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta});
+            Some(Next::Act(Step::delete(map, uid)))
         })
         .unwrap_or(Next::Done)
 }
@@ -166,13 +168,11 @@ fn workload(facts: &Facts) -> Option<Next> {
     let all = facts.record.of_kind("Deployment").chain(facts.record.of_kind("DaemonSet"));
     let missing = all.filter(|object| !exists(object));
     let first = missing.min_by_key(|object| (!is_api_server(object), id(object)))?;
-    Some(Next::Act(Step::CreateWorkload(first.clone())))
+    Some(Next::Act(Step::Create(first.clone())))
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

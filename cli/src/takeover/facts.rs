@@ -43,9 +43,17 @@ impl Facts {
         self.shadows.iter().find(|shadow| shadow.belongs_to(node))
     }
 
-    /// Returns whether the earlier operator has, or had before the swap, a shadow of this Node.
+    /// Returns whether the shadow of a node is among those that cannot be read.
+    pub(super) fn is_unreadable(&self, node: &NodeState) -> bool {
+        let name = format!("/{}", names::shadow_name(&node.name));
+        self.unreadable.iter().any(|id| id.ends_with(&name))
+    }
+
+    /// Returns whether the earlier operator has, or had before the swap, a shadow of this Node. Without the definition there is none, and
+    /// the label counts.
     pub(super) fn is_of_earlier(&self, node: &NodeState) -> bool {
-        self.shadows.iter().chain(&self.recorded).any(|shadow| shadow.belongs_to(node))
+        let had_shadow = self.shadows.iter().chain(&self.recorded).any(|shadow| shadow.belongs_to(node));
+        had_shadow || (self.definition.is_none() && node.is_labelled())
     }
 
     /// Returns the tools that applied the earlier operator's definition.

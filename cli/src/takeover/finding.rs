@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 
-use crate::advice::some;
 use crate::shell::for_cluster;
 
 /// Longest list of names in a sentence.
@@ -50,9 +49,4 @@ impl Finding {
         self.run.extend(commands.into_iter().map(|command| for_cluster(&command)));
         self
     }
-}
-
-/// Returns at most [`NAMED`] names in one text.
-pub(super) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
-    some(names, NAMED)
 }

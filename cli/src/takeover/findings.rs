@@ -9,8 +9,9 @@ use kube::ResourceExt as _;
 use models::earlier::VERSIONS;
 use models::names::{self, SHADOW_DEFINITION as DEFINITION};
 
-use super::facts::{Conversion, Facts, Shadow};
-use super::finding::{Finding, NAMED, list};
+use super::facts::{Conversion, Facts, Shadow, Workload};
+use super::finding::{Finding, NAMED};
+use crate::advice::some;
 use crate::marks::{NodeState, Owners};
 use crate::swap::Definition;
 
@@ -71,7 +72,11 @@ fn definition(facts: &Facts, found: &mut Vec<Finding>) {
                 "there is no earlier operator in the cluster: install this one as docs/install.md describes",
             )
         } else {
-            Finding::note("NoDefinition", "there is no definition of the shadows, so that no shadow has to be kept")
+            Finding::note(
+                "NoDefinition",
+                "there is no definition of the shadows, so that no shadow has to be kept, and the takeover does not know which hosts the \
+                 earlier operator has asked to reboot: it waits for none of them. Wait for some minutes before you install this operator",
+            )
         });
         return;
     };
@@ -117,8 +122,8 @@ fn definition(facts: &Facts, found: &mut Vec<Finding>) {
 }
 
 /// Fills these names into the text of a finding; `None` without any.
-fn about<'a>(names: impl IntoIterator<Item = &'a str>, mut finding: Finding) -> Option<Finding> {
-    let names = list(names);
+fn about(names: impl IntoIterator<Item = impl AsRef<str>>, mut finding: Finding) -> Option<Finding> {
+    let names = some(names, NAMED);
     debug_assert!(finding.text.contains("<names>"), "{}", finding.reason);
     finding.text = finding.text.replacen("<names>", &names, 1);
     (!names.is_empty()).then_some(finding)
@@ -128,21 +133,20 @@ fn pods(facts: &Facts, found: &mut Vec<Finding>) {
     let made = |pod: &&Pod| facts.workloads.iter().any(|workload| workload.makes(pod));
     let alone = facts.pods.iter().filter(|pod| !made(pod));
     let alone: Vec<_> = alone.map(|pod| (pod.namespace().unwrap_or_default(), pod.name_any())).collect();
-    let names: Vec<String> = alone.iter().map(|(namespace, name)| format!("{namespace}/{name}")).collect();
+    let names = alone.iter().map(|(namespace, name)| format!("{namespace}/{name}"));
     let deletions = alone.iter().map(|(namespace, name)| format!("kubectl delete pod -n {namespace} {name}"));
     let finding = Finding::blocks(
         "PodsWithoutWorkload",
         "pods of the earlier operator that no Deployment or DaemonSet of it makes: <names>; the takeover waits until they are \
          gone. Delete what makes them, then the pods",
     );
-    found.extend(about(names.iter().map(String::as_str), finding.run(deletions.take(NAMED))));
-    let first: Vec<String> =
-        facts.workloads.iter().filter(|w| w.first_releases).map(super::facts::Workload::id).collect();
+    found.extend(about(names, finding.run(deletions.take(NAMED))));
+    let first = facts.workloads.iter().filter(|workload| workload.first_releases).map(Workload::id);
     let finding = Finding::note(
         "FirstReleases",
         "<names> is of the releases 0.1, which delete pods without regard to budgets and reboot also after a failed drain",
     );
-    found.extend(about(first.iter().map(String::as_str), finding));
+    found.extend(about(first, finding));
 }
 
 /// Returns the nodes of the shadows for which `holds`. A node may have shadows in several namespaces.
@@ -162,10 +166,8 @@ pub(super) fn without_shadow(facts: &Facts) -> Vec<&str> {
         return Vec::new();
     }
     // A shadow that cannot be read is there all the same.
-    let unreadable = |node: &NodeState| {
-        facts.unreadable.iter().any(|id| id.ends_with(&format!("/{}", names::shadow_name(&node.name))))
-    };
-    let missing = |node: &&NodeState| node.is_labelled() && facts.shadow_of(node).is_none() && !unreadable(node);
+    let exists = |node: &NodeState| facts.shadow_of(node).is_some() || facts.is_unreadable(node);
+    let missing = |node: &&NodeState| node.is_labelled() && !exists(node);
     facts.nodes.iter().filter(missing).map(|node| node.name.as_str()).collect()
 }
 
@@ -299,8 +301,9 @@ fn not_ready(facts: &Facts) -> Option<Finding> {
 fn own_cordons(facts: &Facts) -> Option<Finding> {
     let (own, _) = cordons(facts);
     let idle = |node: &&NodeState| facts.shadow_of(node).is_none_or(|shadow| !shadow.state.is_under_way());
-    let left: Vec<&NodeState> = own.iter().copied().filter(idle).collect();
-    let left = match list(names_of(&left)).as_str() {
+    // Without the definition, no shadow shows what is under way.
+    let left: Vec<&NodeState> = own.iter().copied().filter(|node| facts.definition.is_some() && idle(node)).collect();
+    let left = match some(names_of(&left), NAMED).as_str() {
         "" => String::new(),
         left => format!(" (no update is under way on {left})"),
     };
@@ -318,10 +321,9 @@ fn other_cordons(facts: &Facts) -> Option<Finding> {
         let managers = node.cordon.as_ref().map(|owners| owners.managers.join(", ")).unwrap_or_default();
         format!("{} ({})", node.name, if managers.is_empty() { "no recorded manager" } else { &managers })
     };
-    let with_owner: Vec<String> = others.iter().map(with_owner).collect();
     let text = "cordons of other users or controllers, by field manager: <names>. They stay. The earlier operator would remove \
                 such a cordon after an update; this one does not";
-    about(with_owner.iter().map(String::as_str), Finding::note("CordonsOfOthers", text))
+    about(others.iter().map(with_owner), Finding::note("CordonsOfOthers", text))
 }
 
 #[cfg(test)]

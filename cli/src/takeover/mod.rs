@@ -26,6 +26,7 @@ use self::settings::Settings;
 use self::watch::{Snapshot, Trial};
 use crate::call::{code, list_everywhere, nodes};
 use crate::cluster::pods_of;
+use crate::connect::ConnectOptions;
 use crate::files::read_text;
 use crate::marks::NodeState;
 use crate::page::{Page, complain, print_line, warn};
@@ -71,12 +72,6 @@ pub(crate) struct SettingsOptions {
     window: Vec<String>,
 }
 
-impl SettingsOptions {
-    pub(crate) fn is_offline(&self) -> bool {
-        self.values.is_some()
-    }
-}
-
 #[derive(Debug, Args)]
 pub(crate) struct TakeoverWatchOptions {
     /// Plan with the policy in this file. Default: the one that `takeover settings` proposes.
@@ -90,13 +85,13 @@ pub(crate) struct TakeoverWatchOptions {
     once: bool,
 }
 
-pub(crate) async fn takeover(client: &Client, namespace: &str, command: &Command) -> anyhow::Result<()> {
+pub(crate) async fn takeover(connect: &ConnectOptions, namespace: &str, command: &Command) -> anyhow::Result<()> {
     match command {
-        Command::Preflight(options) => preflight(client, options).await,
-        Command::Settings(options) => settings(Some(client), namespace, options).await,
-        Command::Watch(options) => watch(client, namespace, options).await,
-        Command::Swap(options) => swap::swap(client, options).await,
-        Command::Undo(options) => swap::undo(client, options).await,
+        Command::Preflight(options) => preflight(&connect.client().await?, options).await,
+        Command::Settings(options) => settings(connect, namespace, options).await,
+        Command::Watch(options) => watch(&connect.client().await?, namespace, options).await,
+        Command::Swap(options) => swap::swap(&connect.client().await?, options).await,
+        Command::Undo(options) => swap::undo(&connect.client().await?, options).await,
     }
 }
 
@@ -112,18 +107,14 @@ async fn preflight(client: &Client, options: &PreflightOptions) -> anyhow::Resul
     Ok(())
 }
 
-/// Proposes a policy. Without `--values` it needs a client.
-pub(crate) async fn settings(
-    client: Option<&Client>,
-    namespace: &str,
-    options: &SettingsOptions,
-) -> anyhow::Result<()> {
+/// Proposes a policy. With `--values` it needs no cluster.
+async fn settings(connect: &ConnectOptions, namespace: &str, options: &SettingsOptions) -> anyhow::Result<()> {
     let windows = settings::windows(&options.window)?;
     let settings = match &options.values {
         Some(path) => Settings::of_values(&read_text(path)?).with_context(|| {
             format!("{} cannot be used as the values of the earlier operator's chart", path.display())
         })?,
-        None => of_cluster(client.context("there is no connection to a cluster")?).await?,
+        None => of_cluster(&connect.client().await?).await?,
     };
     settings.remarks().iter().for_each(warn);
     let proposal = settings::propose(&settings, windows.as_deref(), namespace);
@@ -213,13 +204,8 @@ async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
     };
     survey::shadows(client, &definition, &mut facts).await?;
     let budgets: Vec<PodDisruptionBudget> = list_everywhere(client, ListParams::default()).await?;
-    let mut snapshot = Snapshot {
-        nodes,
-        shadows: facts.shadows,
-        unreadable: facts.unreadable,
-        budgets: budgets.iter().filter_map(BudgetFacts::project).collect(),
-        ..Snapshot::default()
-    };
+    let budgets = budgets.iter().filter_map(BudgetFacts::project).collect();
+    let mut snapshot = Snapshot { nodes, facts, budgets, ..Snapshot::default() };
     let next = watch::beginning(&snapshot, trial, crate::clock::now());
     snapshot.pods = pods_of(client, next.into_iter().take(NODES_WITH_PODS).collect()).await?;
     Ok(snapshot)

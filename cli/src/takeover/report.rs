@@ -4,15 +4,16 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::facts::{Conversion, Facts};
-use super::finding::{Finding, Severity, list};
+use super::facts::{Conversion, Facts, Workload};
+use super::finding::{Finding, NAMED, Severity};
 use super::findings::{balancer_labels, cordons, generation, nodes_where, unknown, without_node, without_shadow};
+use crate::advice::some;
 use crate::marks::NodeState;
 use crate::page::{Page, Style, lines_of};
 
 /// Returns the tags of the images, without repetition.
 fn tags(facts: &Facts) -> Vec<&str> {
-    let tags: BTreeSet<&str> = facts.workloads.iter().flat_map(super::facts::Workload::tags).collect();
+    let tags: BTreeSet<&str> = facts.workloads.iter().flat_map(Workload::tags).collect();
     tags.into_iter().collect()
 }
 
@@ -27,15 +28,14 @@ const fn word(conversion: &Conversion) -> &'static str {
 
 /// Makes the report for readers.
 pub(super) fn page(facts: &Facts, findings: &[Finding], width: Option<usize>) -> Page {
-    let mut page = Page::default();
+    let mut page = Page::of_width(width);
     let or_none = |text: String| if text.is_empty() { "none".to_owned() } else { text };
-    let about = |names: Vec<&str>| or_none(list(names));
+    let about = |names: Vec<&str>| or_none(some(names, NAMED));
     if let Some(generation) = generation(facts) {
-        page.paragraph(&format!("Earlier operator: release {generation}, image tags: {}", about(tags(facts))), width);
+        page.paragraph(&format!("Earlier operator: release {generation}, image tags: {}", about(tags(facts))));
     }
-    let workloads: Vec<String> = facts.workloads.iter().map(super::facts::Workload::id).collect();
-    let names = about(workloads.iter().map(String::as_str).collect());
-    page.paragraph(&format!("Workloads: {names}; {} pod(s)", facts.pods.len()), width);
+    let workloads = or_none(some(facts.workloads.iter().map(Workload::id), NAMED));
+    page.paragraph(&format!("Workloads: {workloads}; {} pod(s)", facts.pods.len()));
     if let Some(definition) = &facts.definition {
         let conversion = match &facts.conversion {
             Conversion::NoWebhook => "no conversion webhook",
@@ -49,7 +49,7 @@ pub(super) fn page(facts: &Facts, findings: &[Finding], width: Option<usize>) ->
             definition.storage,
             or_none(definition.stored.join(", ")),
         );
-        page.paragraph(&versions, width);
+        page.paragraph(&versions);
         let shadows = format!(
             "Shadows: {}; under way: {}; may reboot: {}; may be armed: {}",
             facts.shadows.len(),
@@ -57,21 +57,21 @@ pub(super) fn page(facts: &Facts, findings: &[Finding], width: Option<usize>) ->
             about(nodes_where(facts, |shadow| shadow.state.may_reboot())),
             about(nodes_where(facts, |shadow| shadow.state.may_be_armed())),
         );
-        page.paragraph(&shadows, width);
+        page.paragraph(&shadows);
     }
     for (severity, title) in [
         (Severity::Blocks, "Prevents the takeover:"),
         (Severity::First, "Before the takeover:"),
         (Severity::Note, "To know:"),
     ] {
-        section(&mut page, title, findings.iter().filter(|finding| finding.severity == severity), width);
+        section(&mut page, title, findings.iter().filter(|finding| finding.severity == severity));
     }
     let unknown = unknown(facts);
     if !unknown.is_empty() {
         page.line("");
         page.line("Not known:");
         for sentence in unknown {
-            page.indented("  *", BULLET, Style::Plain, &sentence, width);
+            page.indented("  *", BULLET, Style::Plain, &sentence);
         }
     }
     page
@@ -80,14 +80,14 @@ pub(super) fn page(facts: &Facts, findings: &[Finding], width: Option<usize>) ->
 /// Column at which the text of a finding begins.
 const BULLET: usize = 4;
 
-fn section<'a>(page: &mut Page, title: &str, findings: impl Iterator<Item = &'a Finding>, width: Option<usize>) {
+fn section<'a>(page: &mut Page, title: &str, findings: impl Iterator<Item = &'a Finding>) {
     let mut findings = findings.peekable();
     if findings.peek().is_some() {
         page.line("");
         page.line(title);
     }
     for finding in findings {
-        page.indented("  *", BULLET, Style::Plain, &format!("{}.", finding.text), width);
+        page.indented("  *", BULLET, Style::Plain, &format!("{}.", finding.text));
         for line in finding.run.iter().flat_map(|command| lines_of(command)) {
             page.line(format_args!("      {line}"));
         }
@@ -98,7 +98,7 @@ fn section<'a>(page: &mut Page, title: &str, findings: impl Iterator<Item = &'a 
 pub(super) fn json(facts: &Facts, findings: &[Finding]) -> Value {
     let names = |nodes: Vec<&NodeState>| nodes.into_iter().map(|node| node.name.clone()).collect::<Vec<_>>();
     let (own, others) = cordons(facts);
-    let workload = |workload: &super::facts::Workload| {
+    let workload = |workload: &Workload| {
         json!({
             "kind": workload.kind, "namespace": workload.namespace, "name": workload.name,
             "images": workload.images, "managedBy": workload.tools,

@@ -66,55 +66,38 @@ pub(super) struct Settings {
 impl Settings {
     /// Returns the settings in the environment of these workloads.
     pub(super) fn of_workloads(workloads: &[Workload]) -> Self {
-        let find = |name: &str| {
+        let [concurrent, cron, start, stop, balancer_wait] = values::SETTINGS.map(|(_, name)| {
             workloads.iter().find_map(|workload| {
                 let value = workload.environment.get(name)?.clone();
                 Some(Setting { value, origin: format!("{name} of {}", workload.id()) })
             })
-        };
-        Self {
-            concurrent: find("MAX_CONCURRENT_UPDATE"),
-            cron: find("SCHEDULER_CRON_EXPRESSION"),
-            start: find("UPDATE_WINDOW_START"),
-            stop: find("UPDATE_WINDOW_STOP"),
-            balancer_wait: find("EXCLUDE_FROM_LB_WAIT_TIME_IN_SEC"),
-            recorded: workloads.iter().filter(|workload| workload.recorded).map(Workload::id).collect(),
-            unknown: Vec::new(),
-            unseen: None,
-        }
+        });
+        let recorded = workloads.iter().filter(|workload| workload.recorded).map(Workload::id).collect();
+        Self { concurrent, cron, start, stop, balancer_wait, recorded, ..Self::default() }
     }
 
     /// Returns the settings in the values of its chart, in any file that has them.
     pub(super) fn of_values(text: &str) -> anyhow::Result<Self> {
         let values = values::read(text)?;
-        let find = |name: &str| {
-            let (value, place) = values.get(name)?;
+        let [concurrent, cron, mut start, mut stop, balancer_wait] = values::SETTINGS.map(|(key, _)| {
+            let (value, place) = values.get(key)?;
             Some(Setting { value: Some(value), origin: format!("the chart value {place}") })
-        };
+        });
         let default = |name: &str| {
             Some(Setting { value: Some(MIDNIGHT.to_owned()), origin: format!("the chart's own value of {name}") })
         };
-        let (mut start, mut stop) = (find("update_window_start"), find("update_window_stop"));
         if start.is_some() {
             stop = stop.or_else(|| default("update_window_stop"));
         } else if stop.is_some() {
             start = default("update_window_start");
         }
-        Ok(Self {
-            concurrent: find("max_concurrent_updates"),
-            cron: find("scheduler_cron_expression"),
-            start,
-            stop,
-            balancer_wait: find("exclude_from_lb_wait_time_in_sec"),
-            recorded: Vec::new(),
-            unknown: values.unknown(),
-            unseen: values.unseen(),
-        })
+        let (unknown, unseen) = (values.unknown(), values.unseen());
+        Ok(Self { concurrent, cron, start, stop, balancer_wait, unknown, unseen, ..Self::default() })
     }
 
     /// Returns sentences about the keys that the chart does not know, and about a schedule that the file cannot show.
     pub(super) fn remarks(&self) -> Vec<String> {
-        let keys = some(self.unknown.iter().map(String::as_str), NAMED);
+        let keys = some(&self.unknown, NAMED);
         let ignored = (!keys.is_empty())
             .then(|| format!("the earlier operator's chart has no such keys, and ignored them: {keys}"));
         ignored.into_iter().chain(self.unseen.clone()).collect()
@@ -159,7 +142,9 @@ fn window(text: &str) -> anyhow::Result<MaintenanceWindow> {
 pub(super) fn propose(settings: &Settings, chosen: Option<&[MaintenanceWindow]>, namespace: &str) -> Proposal {
     let mut text = "# A policy from the settings of the earlier operator. Review it, set enabled to true, and apply it when this\n\
                     # operator is installed:\n\
-                    #   kubectl apply --server-side --field-manager=policy --force-conflicts -f FILE\n"
+                    #   kubectl apply --server-side --field-manager=policy --force-conflicts -f FILE\n\
+                    # Where Helm installs the policy, put it into the values of the chart instead, as policy.enabled and\n\
+                    # policy.spec, or set policy.create=false first: otherwise Helm 4 may refuse later upgrades.\n"
         .to_owned();
     if !settings.recorded.is_empty() {
         text.push_str(

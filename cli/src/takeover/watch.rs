@@ -12,7 +12,8 @@ use planner::policy::Policy;
 use planner::view::{BudgetFacts, ClusterView, NodeFacts, OperatorFacts, PodFacts, Projection as _, ShadowFacts};
 use semver::Version;
 
-use super::facts::Shadow;
+use super::facts::{Facts, Shadow};
+use super::finding::NAMED;
 use crate::advice;
 use crate::cluster::{self, Cluster};
 use crate::marks::NodeState;
@@ -29,9 +30,8 @@ const ASSUMED: [&str; 3] = [
 #[derive(Default)]
 pub(super) struct Snapshot {
     pub(super) nodes: Vec<Node>,
-    pub(super) shadows: Vec<Shadow>,
-    /// Shadows that could not be read, as `namespace/name`.
-    pub(super) unreadable: Vec<String>,
+    /// The shadows of the earlier operator, as they were read beside its workloads.
+    pub(super) facts: Facts,
     pub(super) budgets: Vec<BudgetFacts>,
     /// The pods of the nodes that would begin.
     pub(super) pods: BTreeMap<String, Vec<PodFacts>>,
@@ -125,9 +125,9 @@ fn view(snapshot: &Snapshot, trial: &Trial, now: Timestamp) -> ClusterView {
     };
     for node in &snapshot.nodes {
         cluster.add_node(node);
-        let (facts, state) = (NodeFacts::project(node), NodeState::of(node));
-        let shadow = snapshot.shadows.iter().find(|shadow| shadow.belongs_to(&state));
-        let ours = facts.zip(shadow).map(|(facts, shadow)| as_ours(shadow, &facts, &trial.policy, now));
+        let shadow = snapshot.facts.shadow_of(&NodeState::of(node));
+        let ours =
+            NodeFacts::project(node).zip(shadow).map(|(facts, shadow)| as_ours(shadow, &facts, &trial.policy, now));
         cluster.shadows.extend(ours.map(|ours| (ours.node.clone(), ours)));
     }
     cluster.view(now)
@@ -182,18 +182,15 @@ pub(super) fn render(snapshot: &Snapshot, trial: &Trial, namespace: &str, now: T
         trial.source
     ));
     let begins = outlooks.iter().filter(|(_, outlook)| matches!(outlook, Outlook::Begins { .. }));
-    let next: Vec<&str> = begins.map(|(name, _)| name.as_str()).collect();
-    if next.is_empty() {
-        page.line("No node would begin now.");
-    } else {
-        page.line(format_args!("Next: {}", super::finding::list(next)));
+    match advice::some(begins.map(|(name, _)| name), NAMED).as_str() {
+        "" => page.line("No node would begin now."),
+        next => page.line(format_args!("Next: {next}")),
     }
     let rows = snapshot.nodes.iter().filter_map(|node| {
         let state = NodeState::of(node);
         let outlook = outlooks.get(&state.name)?;
-        let shadow = snapshot.shadows.iter().find(|shadow| shadow.belongs_to(&state));
         let facts = NodeFacts::project(node)?;
-        let offered = shadow.and_then(|shadow| shadow.offered.clone()).unwrap_or_default();
+        let offered = snapshot.facts.shadow_of(&state).and_then(|shadow| shadow.offered.clone()).unwrap_or_default();
         let plan = match outlook {
             Outlook::Begins { version, drain: Ok(()) } => format!("begins {version}, then may be drained"),
             Outlook::Begins { version, drain: Err(reason) } => format!("begins {version}, then waits: {reason}"),
@@ -201,10 +198,10 @@ pub(super) fn render(snapshot: &Snapshot, trial: &Trial, namespace: &str, now: T
         };
         let plan = advice::filled(namespace, &plan, &state.name);
         let version = facts.os_version().map(|version| version.to_string()).unwrap_or_default();
-        let left = left_by_earlier(&state, shadow, &snapshot.unreadable);
+        let left = left_by_earlier(&state, &snapshot.facts);
         Some([state.name, version, offered, plan, left])
     });
-    page.table(["NODE", "VERSION", "OFFERED", "PLAN", "EARLIER OPERATOR"], rows.collect::<Vec<_>>(), None);
+    page.table(["NODE", "VERSION", "OFFERED", "PLAN", "EARLIER OPERATOR"], rows.collect::<Vec<_>>());
     page
 }
 
@@ -219,11 +216,9 @@ pub(super) fn assumptions() -> Page {
 }
 
 /// Returns the state of the earlier operator on a node.
-fn left_by_earlier(node: &NodeState, shadow: Option<&Shadow>, unreadable: &[String]) -> String {
-    let Some(shadow) = shadow else {
-        let name = format!("/{}", models::names::shadow_name(&node.name));
-        let unread = unreadable.iter().any(|id| id.ends_with(&name));
-        return if unread { "its shadow cannot be read".to_owned() } else { "no shadow".to_owned() };
+fn left_by_earlier(node: &NodeState, facts: &Facts) -> String {
+    let Some(shadow) = facts.shadow_of(node) else {
+        return if facts.is_unreadable(node) { "its shadow cannot be read".to_owned() } else { "no shadow".to_owned() };
     };
     let state = &shadow.state;
     let reported = state.reported.map_or_else(|| "nothing".to_owned(), |reported| format!("{reported:?}"));

@@ -33,7 +33,7 @@ impl Server {
     }
 
     /// Adds an object whose first request fails with a code.
-    pub(super) fn add_after(&self, code: u16, path: &str, object: Value) {
+    pub(crate) fn add_after(&self, code: u16, path: &str, object: Value) {
         let mut first = failure(code, "");
         first["then"] = object;
         self.add(path, first);

@@ -18,7 +18,7 @@ use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
 
 use crate::call::{code, failure};
-use crate::cluster::{Cluster, Part};
+use crate::cluster::{Cluster, Part, Unread};
 
 /// An object, as a watch has read it.
 pub(super) struct Object {
@@ -157,7 +157,8 @@ impl Follow {
                 return Err(error);
             }
             // They stay as they were read.
-            cluster.note_unread(Part::Nodes, error.to_string());
+            let unread = Unread { reason: error.to_string(), is_unanswered: false };
+            cluster.unread.insert(Part::Nodes, unread);
             return Ok(None);
         }
         self.silent |= resumes;

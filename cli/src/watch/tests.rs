@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::follow::{Kind, Object};
 use super::*;
+use crate::cluster::Unread;
 use crate::cluster::testing::{braked, cluster, current, fleet, idle, node, now, one, operator, shadow, step_used_up};
 
 fn shadow_object(name: &str) -> Object {
@@ -54,7 +55,7 @@ fn expired_watch_is_listed_again_and_missing_rights_are_named() {
     let error = follow.take(&mut cluster, (Kind::Shadow, Err(api_error(403)))).unwrap_err();
     assert_eq!(error.to_string(), "you need the right to watch bottlerocketshadows in brupop-system");
     assert_eq!(follow.take(&mut cluster, (Kind::Node, Err(api_error(403)))).unwrap(), None);
-    assert_eq!(cluster.unread[0].reason, "you need the right to watch nodes");
+    assert_eq!(cluster.unread[&Part::Nodes].reason, "you need the right to watch nodes");
     let error = Follow::new(true).take(&mut cluster, (Kind::Node, Err(api_error(403)))).unwrap_err();
     assert_eq!(error.to_string(), "you need the right to watch nodes", "the end of the rollout depends on them");
 }
@@ -63,10 +64,10 @@ fn expired_watch_is_listed_again_and_missing_rights_are_named() {
 fn watch_does_not_begin_while_the_nodes_have_no_answer() {
     let mut fleet = fleet();
     assert!(require_nodes(&fleet).is_ok());
-    fleet.note_unread(Part::Nodes, "you need the right to list nodes".to_owned());
+    let nodes = |reason: &str, is_unanswered| Unread { reason: reason.to_owned(), is_unanswered };
+    fleet.unread.insert(Part::Nodes, nodes("you need the right to list nodes", false));
     assert!(require_nodes(&fleet).is_ok(), "it does without them");
-    fleet.note_unread(Part::Nodes, "cannot list nodes: no answer within 35 s".to_owned());
-    fleet.unanswered.insert(Part::Nodes);
+    fleet.unread.insert(Part::Nodes, nodes("cannot list nodes: no answer within 35 s", true));
     assert_eq!(require_nodes(&fleet).unwrap_err().to_string(), "cannot list nodes: no answer within 35 s");
 }
 
@@ -248,7 +249,8 @@ fn lines_say_what_is_rejected_and_what_was_not_read() {
     let mut fleet = fleet();
     let spec = json!({"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "4h", "timeZone": "Mars/Base"}]}});
     fleet.add_operator(&serde_json::from_value(operator(&spec, &json!({"observedGeneration": 1}))).unwrap());
-    fleet.note_unread(crate::cluster::Part::Nodes, "you need the right to list nodes".to_owned());
+    let unread = Unread { reason: "you need the right to list nodes".to_owned(), is_unanswered: false };
+    fleet.unread.insert(Part::Nodes, unread);
     let lines = changes(&report(&fleet, now()), &mut BTreeMap::new());
     for part in
         ["Rejected: spec.schedule.windows[0].timeZone: 'Mars/Base'", "Not read: you need the right to list nodes"]

@@ -9,6 +9,7 @@ use std::fmt;
 
 use clap::{Args, ValueEnum};
 use models::duration::Duration;
+use models::names;
 use serde_json::{Value, json};
 
 use crate::page::progress;
@@ -17,7 +18,10 @@ pub(crate) use object::{Object, Outcome, annotated_by, reverted};
 pub(crate) use wait::{State, Unacknowledged, all};
 
 /// Field manager of these writes: it owns the fields that it has changed until another client applies them.
-pub(crate) const MANAGER: &str = "kubectl-brupop";
+pub(crate) const MANAGER: &str = names::PLUGIN_MANAGER;
+
+/// Field manager of what `undo` writes. By the beginning of the name it is known as the plugin's too.
+pub(crate) const UNDO_MANAGER: &str = "brupop-plugin-undo";
 
 /// Extent of a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -147,5 +151,18 @@ impl Decision {
     pub(crate) fn annotate(annotation: &str, value: impl Into<Value>, what: impl Into<String>) -> Self {
         let value: Value = value.into();
         Self::write(json!({"metadata": {"annotations": {annotation: value}}}), what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kustomize-controller of Flux compares the beginnings of names.
+    #[test]
+    fn nothing_is_written_under_a_name_that_flux_takes_for_kubectl() {
+        for manager in [MANAGER, UNDO_MANAGER] {
+            assert!(manager.starts_with(names::PLUGIN_MANAGER) && !manager.starts_with("kubectl"), "{manager}");
+        }
     }
 }

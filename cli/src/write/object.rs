@@ -1,7 +1,5 @@
 //! One object that is read, decided about, and written.
 
-use std::fmt::Debug;
-
 use anyhow::{Context as _, bail};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
@@ -9,8 +7,8 @@ use kube::{Client, Resource, ResourceExt as _};
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
+use planner::claims::last_owner;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::owners::{self, Path};
@@ -121,82 +119,49 @@ impl<K: Listed + Resource<DynamicType = ()> + Serialize> Object<K> {
     /// A field that is written has changed in the meantime, besides the errors of `decide` and of the API server.
     pub(crate) async fn write(
         &self,
-        read: K,
+        mut read: K,
         dry_run: DryRun,
         decide: impl Fn(&K) -> anyhow::Result<Decision>,
     ) -> anyhow::Result<Outcome<K>> {
-        let right = right("patch", &self.api);
-        let send = async |read: &K, patch: &Value| guarded(&self.api, &right, self.manager, read, patch, dry_run).await;
-        let (outcome, read) = settle(&self.title, read, decide, send, async || self.read().await).await?;
-        Ok(match outcome {
-            Settled::Nothing(reason) => Outcome::Nothing(reason),
-            Settled::Sent(change, object) => {
+        let title = &self.title;
+        for _ in 0..TRIES {
+            let change = match decide(&read)? {
+                Decision::Nothing(reason) => return Ok(Outcome::Nothing(reason)),
+                Decision::Write(change) => change,
+            };
+            if let Some(object) = self.send(&read, &change.patch, dry_run).await? {
                 warn_of_appliers(&read, &change.patch);
-                if dry_run == DryRun::None { Outcome::Written(change, object) } else { Outcome::Dry(change) }
+                let is_written = dry_run == DryRun::None;
+                return Ok(if is_written { Outcome::Written(change, object) } else { Outcome::Dry(change) });
             }
-        })
+            let now = self.read().await?.with_context(|| format!("{title} is gone; nothing was written"))?;
+            if let Some(conflict) = conflict(title, &read, &now, &change.patch)? {
+                bail!("{conflict}; nothing was written. Run the command again to decide about the object as it is now");
+            }
+            read = now;
+        }
+        bail!("{title} changes all the time; nothing was written. Run the command again")
     }
-}
 
-enum Settled<K> {
-    Nothing(String),
-    Sent(Change, K),
-}
-
-/// Decides about an object and sends the patch, until it is sent or nothing is to be written. `send` returns `None` if the
-/// object is no longer the one that was read; then it is read and decided about again, as long as no field of the patch has
-/// changed. Returns the outcome with the object that it was decided on.
-async fn settle<K: Resource<DynamicType = ()> + Serialize>(
-    title: &str,
-    mut read: K,
-    decide: impl Fn(&K) -> anyhow::Result<Decision>,
-    send: impl AsyncFn(&K, &Value) -> anyhow::Result<Option<K>>,
-    read_again: impl AsyncFn() -> anyhow::Result<Option<K>>,
-) -> anyhow::Result<(Settled<K>, K)> {
-    for _ in 0..TRIES {
-        let change = match decide(&read)? {
-            Decision::Nothing(reason) => return Ok((Settled::Nothing(reason), read)),
-            Decision::Write(change) => change,
+    /// Sends a merge patch at the uid and resourceVersion of the object that was read, unless it is a dry run of the client.
+    /// Returns the object after it; `None` if the object is no longer the one that was read.
+    async fn send(&self, read: &K, patch: &Value, dry_run: DryRun) -> anyhow::Result<Option<K>> {
+        if dry_run == DryRun::Client {
+            return Ok(Some(read.clone()));
+        }
+        let mut guarded = patch.clone();
+        guarded["metadata"]["uid"] = json!(read.meta().uid);
+        guarded["metadata"]["resourceVersion"] = json!(read.meta().resource_version);
+        let params = PatchParams {
+            field_manager: Some(self.manager.to_owned()),
+            dry_run: dry_run == DryRun::Server,
+            ..PatchParams::default()
         };
-        if let Some(object) = send(&read, &change.patch).await? {
-            return Ok((Settled::Sent(change, object), read));
+        let right = right("patch", &self.api);
+        match call(&right, self.api.patch(&self.name, &params, &Patch::Merge(guarded))).await {
+            Err(error) if code(&error) == Some(409) => Ok(None),
+            answer => answer.map(Some),
         }
-        let now = read_again().await?.with_context(|| format!("{title} is gone; nothing was written"))?;
-        if let Some(conflict) = conflict(title, &read, &now, &change.patch)? {
-            bail!("{conflict}; nothing was written. Run the command again to decide about the object as it is now");
-        }
-        read = now;
-    }
-    bail!("{title} changes all the time; nothing was written. Run the command again")
-}
-
-/// Sends a merge patch at the uid and resourceVersion of the object that was read, unless it is a dry run of the client.
-/// Returns the object after it; `None` if the object is no longer the one that was read.
-async fn guarded<K>(
-    api: &Api<K>,
-    right: &str,
-    manager: &str,
-    read: &K,
-    patch: &Value,
-    dry_run: DryRun,
-) -> anyhow::Result<Option<K>>
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
-{
-    if dry_run == DryRun::Client {
-        return Ok(Some(read.clone()));
-    }
-    let mut guarded = patch.clone();
-    guarded["metadata"]["uid"] = json!(read.meta().uid);
-    guarded["metadata"]["resourceVersion"] = json!(read.meta().resource_version);
-    let params = PatchParams {
-        field_manager: Some(manager.to_owned()),
-        dry_run: dry_run == DryRun::Server,
-        ..PatchParams::default()
-    };
-    match call(right, api.patch(&read.name_any(), &params, &Patch::Merge(guarded))).await {
-        Err(error) if code(&error) == Some(409) => Ok(None),
-        answer => answer.map(Some),
     }
 }
 
@@ -232,8 +197,8 @@ fn conflict<K: Resource + Serialize>(title: &str, read: &K, now: &K, patch: &Val
 
 /// Returns the field manager of a field, in words.
 fn manager(entries: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry], path: &[String]) -> String {
-    let owner = owners::owner(entries, path);
-    owner.map_or_else(|| "a client that has removed it".to_owned(), |manager| format!("the field manager {manager}"))
+    last_owner(entries, path)
+        .map_or_else(|| "a client that has removed it".to_owned(), |manager| format!("the field manager {manager}"))
 }
 
 /// Returns the field of a change that has another value in the object as it is now, as a sentence with its field manager.
@@ -249,12 +214,13 @@ pub(crate) fn reverted<K: Resource + Serialize>(change: &Change, now: &K) -> any
 
 /// Returns the field manager that wrote an annotation last.
 pub(crate) fn annotated_by(object: &impl Resource, annotation: &str) -> Option<String> {
-    owners::owner(object.managed_fields(), &["metadata".to_owned(), "annotations".to_owned(), annotation.to_owned()])
+    last_owner(object.managed_fields(), &["metadata", "annotations", annotation]).map(str::to_owned)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::uninstall::testing::Server;
 
     fn operator(version: &str, spec: &Value, manager: &str) -> BottlerocketUpdateOperator {
         serde_json::from_value(json!({
@@ -293,45 +259,45 @@ mod tests {
         assert!(text(&again).unwrap().contains("created again"));
     }
 
-    /// Pauses an operator's resource that is at version 1, while the API server has `now`; returns the versions of the patches.
-    async fn pause_beside(now: Option<BottlerocketUpdateOperator>) -> (anyhow::Result<String>, Vec<String>) {
+    /// Pauses an operator's resource that was read at version 1. Where the API server does not have that one, its first answer is a
+    /// conflict, and each later write is accepted.
+    async fn pause_beside(now: Option<BottlerocketUpdateOperator>) -> anyhow::Result<String> {
+        let server = Server::default();
+        let path = "/apis/brupop.bottlerocket.aws/v1/namespaces/brupop-system/bottlerocketupdateoperators/default";
+        let is_conflict = now.as_ref().and_then(|now| now.metadata.resource_version.as_deref()) != Some("1");
+        let now = serde_json::to_value(now).unwrap();
+        if is_conflict {
+            server.add_after(409, path, now);
+        } else {
+            server.add(path, now);
+        }
         let decide = |operator: &BottlerocketUpdateOperator| {
             Ok(match operator.spec.enabled {
                 Some(false) => Decision::Nothing("paused already".to_owned()),
                 _ => Decision::write(json!({"spec": {"enabled": false}}), "paused"),
             })
         };
-        let sent = std::cell::RefCell::new(Vec::new());
-        let stored = now.as_ref().and_then(kube::ResourceExt::resource_version);
-        let send = async |read: &BottlerocketUpdateOperator, _: &Value| {
-            sent.borrow_mut().push(read.resource_version().unwrap());
-            Ok((read.resource_version() == stored).then(|| read.clone()))
-        };
         let read = operator("1", &json!({"enabled": true}), "kubectl");
-        let settled = settle("bruo default", read, decide, send, async || Ok(now.clone())).await;
-        let text = settled.map(|(settled, read)| match settled {
-            Settled::Nothing(reason) => reason,
-            Settled::Sent(change, _) => format!("{} at {}", change.what, read.resource_version().unwrap()),
-        });
-        (text, sent.into_inner())
+        let object = Object::operator(&server.client(), names::SYSTEM_NAMESPACE);
+        Ok(match object.write(read, DryRun::None, decide).await? {
+            Outcome::Written(change, at) => format!("{} at {}", change.what, at.metadata.resource_version.unwrap()),
+            other => other.sentence("", DryRun::None),
+        })
     }
 
     #[tokio::test]
     async fn write_is_decided_again_unless_its_own_field_has_changed() {
         let (enabled, paused) = (json!({"enabled": true}), json!({"enabled": false}));
-        let (text, sent) = pause_beside(Some(operator("1", &enabled, "kubectl"))).await;
-        assert_eq!((text.unwrap().as_str(), sent), ("paused at 1", vec!["1".to_owned()]));
+        assert_eq!(pause_beside(Some(operator("1", &enabled, "kubectl"))).await.unwrap(), "paused at 1");
         let other = json!({"enabled": true, "labelNodes": true});
-        let (text, sent) = pause_beside(Some(operator("2", &other, "kubectl"))).await;
-        assert_eq!((text.unwrap().as_str(), sent.len()), ("paused at 2", 2), "another field has changed");
-        let (text, sent) = pause_beside(Some(operator("2", &paused, "argocd"))).await;
-        let error = text.unwrap_err().to_string();
+        let text = pause_beside(Some(operator("2", &other, "kubectl"))).await.unwrap();
+        assert_eq!(text, "paused at 2", "another field has changed");
+        // Nothing is sent on top of it: that would be accepted.
+        let error = pause_beside(Some(operator("2", &paused, "argocd"))).await.unwrap_err().to_string();
         for part in ["spec.enabled of bruo default", "field manager argocd: it is false now", "nothing was written"] {
             assert!(error.contains(part), "{part}: {error}");
         }
-        assert_eq!(sent, ["1"], "nothing is sent on top of it");
-        let (text, _) = pause_beside(None).await;
-        assert!(text.unwrap_err().to_string().contains("gone; nothing was written"));
+        assert!(pause_beside(None).await.unwrap_err().to_string().contains("gone; nothing was written"));
     }
 
     #[test]

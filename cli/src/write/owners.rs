@@ -1,6 +1,7 @@
 //! The field managers of what a write changes.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use planner::claims::owns;
 use serde_json::Value;
 
 /// Parts of the names of field managers that apply their source again and again, without server-side apply.
@@ -43,17 +44,6 @@ pub(crate) fn value<'a>(object: &'a Value, path: &[String]) -> &'a Value {
     path.iter().fold(object, |value, key| &value[key.as_str()])
 }
 
-fn owns(entry: &ManagedFieldsEntry, path: &[String]) -> bool {
-    let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
-    path.iter().try_fold(fields, |fields, key| Some(Some(fields?.get(format!("f:{key}"))?))).flatten().is_some()
-}
-
-/// Returns the field manager that wrote a field last.
-pub(crate) fn owner(entries: &[ManagedFieldsEntry], path: &[String]) -> Option<String> {
-    let owners = entries.iter().filter(|entry| owns(entry, path));
-    owners.max_by_key(|entry| entry.time.as_ref().map(|time| time.0))?.manager.clone()
-}
-
 /// Returns the field managers that apply a field that a patch writes, and so put it back, each with the first such field.
 pub(crate) fn appliers(entries: &[ManagedFieldsEntry], patch: &Value) -> Vec<(String, Path)> {
     let written = fields(patch);
@@ -70,6 +60,7 @@ pub(crate) fn appliers(entries: &[ManagedFieldsEntry], patch: &Value) -> Vec<(St
 
 #[cfg(test)]
 mod tests {
+    use planner::claims::last_owner;
     use serde_json::json;
 
     use super::*;
@@ -96,7 +87,7 @@ mod tests {
             of_version("kubectl-client-side-apply", "Update", 0, "f:target"),
             of_version("kubectl-edit", "Update", 0, "f:target"),
             of_version("kubectl", "Apply", 0, "f:minimumAge"),
-            of_version("kubectl-brupop", "Update", 0, "f:target"),
+            of_version("brupop-plugin", "Update", 0, "f:target"),
         ];
         let found = appliers(&all, &patch);
         let found: Vec<(&str, String)> = found.iter().map(|(manager, path)| (manager.as_str(), name(path))).collect();
@@ -121,8 +112,8 @@ mod tests {
             entry("ops", "Apply", 3, &annotations("f:brupop.bottlerocket.aws/hold")),
             entry("kubelet", "Update", 9, &annotations("f:other")),
         ];
-        assert_eq!(owner(&all, &path).as_deref(), Some("ops"));
-        assert_eq!(owner(&all[2..], &path), None);
+        assert_eq!(last_owner(&all, &path), Some("ops"));
+        assert_eq!(last_owner(&all[2..], &path), None);
         assert_eq!(name(&path), "the annotation brupop.bottlerocket.aws/hold");
     }
 }

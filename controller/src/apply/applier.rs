@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use k8s_openapi::NamespaceResourceScope;
 use kube::api::{Api, DeleteParams, ListParams, PatchParams, PostParams, Preconditions};
 use kube::core::DeserializeGuard;
 use models::backoff::{Backoff, Delays};
 use models::names;
 use models::schema::UNDECLARED;
-use models::shadow::BottlerocketShadow;
+use serde::Serialize;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::event::Recorder;
@@ -141,8 +143,24 @@ impl Applier {
         Self { client, namespace, leadership, signer, metrics, caches, recorder }
     }
 
-    pub(super) fn shadow_api(&self) -> Api<BottlerocketShadow> {
+    /// Returns the API of a kind of objects in the operator's namespace.
+    pub(crate) fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
         Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Returns the body of an apply to a part of such an object, at the version that it was decided on.
+    pub(crate) fn body<K>(&self, name: &str, version: &str, section: &str, part: &impl Serialize) -> Value
+    where
+        K: kube::Resource<DynamicType = ()>,
+    {
+        json!({
+            "apiVersion": K::api_version(&()), "kind": K::kind(&()),
+            "metadata": {"name": name, "namespace": self.namespace, "resourceVersion": version},
+            section: part,
+        })
     }
 
     /// Reads an object until there is an answer, or this process no longer leads. It is read as a list of one, which
@@ -181,20 +199,13 @@ impl Applier {
     /// the state in the API server.
     pub(crate) async fn read_node(&self, node: &str) {
         let shadow = names::shadow_name(node);
-        let shadows = Api::namespaced(self.client.clone(), &self.namespace);
         futures::join!(
             self.read(Api::all(self.client.clone()), node, |node| self.caches.nodes.written(node)),
-            self.read(shadows, &shadow, |shadow| self.caches.shadows.written(shadow)),
+            self.read(self.api(), &shadow, |shadow| self.caches.shadows.written(shadow)),
         );
     }
 
-    /// Reads the operator's resource into the cache, for the same reason.
-    pub(super) async fn read_operator(&self) {
-        let api = Api::namespaced(self.client.clone(), &self.namespace);
-        self.read(api, names::OPERATOR_NAME, |operator| self.caches.operator.written(operator)).await;
-    }
-
-    pub(super) fn sign(&self, claims: &impl serde::Serialize) -> Result<String, ApplyError> {
+    pub(super) fn sign(&self, claims: &impl Serialize) -> Result<String, ApplyError> {
         let signed = self.signer.sign(claims).ok_or(ApplyError::NoKey)?;
         signed.map_err(|source| ApplyError::Signing(Box::new(source)))
     }

@@ -21,7 +21,7 @@ use planner::plan::Note;
 use planner::view::{NodeFacts, OperatorFacts};
 
 /// Group and version of the operator's resource.
-pub(super) const OPERATOR_API: &str = "brupop.bottlerocket.aws/v1";
+const OPERATOR_API: &str = "brupop.bottlerocket.aws/v1";
 
 /// Namespace that the API server requires for Events about objects without a namespace.
 const NAMESPACE: &str = "default";
@@ -41,7 +41,6 @@ const AT_A_TIME: (usize, usize) = (20, 1_000);
 /// Maximum time until an Event is written.
 const LIMIT: Duration = limits::WRITE;
 
-/// A published Event.
 #[derive(Clone, Debug)]
 struct PublishedEvent {
     name: String,
@@ -127,7 +126,6 @@ impl Recorder {
         });
     }
 
-    /// Publishes an Event about an object at `now`.
     pub(super) async fn publish(
         &self,
         about: &ObjectReference,
@@ -143,7 +141,7 @@ impl Recorder {
             let patch = Patch::Merge(json!({"series": series}));
             match events.patch(&again.name, &PatchParams::default(), &patch).await {
                 Ok(_) => {
-                    self.remember(key, again);
+                    self.published.lock().insert(key, again);
                     return Ok(());
                 }
                 // The Event has expired.
@@ -154,7 +152,7 @@ impl Recorder {
         let event = self.event(about, namespace, note, now);
         let name = event.metadata.name.clone().unwrap_or_default();
         events.create(&PostParams::default(), &event).await?;
-        self.remember(key, PublishedEvent { name, count: 1, last: now });
+        self.published.lock().insert(key, PublishedEvent { name, count: 1, last: now });
         Ok(())
     }
 
@@ -184,10 +182,6 @@ impl Recorder {
         let mut published = self.published.lock();
         published.retain(|_, event| now.duration_since(event.last) < SERIES);
         published.get(key).cloned()
-    }
-
-    fn remember(&self, key: EventKey, event: PublishedEvent) {
-        self.published.lock().insert(key, event);
     }
 }
 

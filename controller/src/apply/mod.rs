@@ -76,17 +76,13 @@ impl Applier {
                 let shadow = shadow()?;
                 self.record_status(shadow, &status).await?;
                 self.metrics.wrote(shadow, &status, self.leadership.now());
-                if let Some(note) = note {
-                    self.recorder.send(event::node(&node.facts), note, self.leadership.now());
-                }
+                note.into_iter().for_each(|note| self.notify(&node.facts, note));
             }
             Action::Spec { spec } => self.write_spec(shadow()?, &spec).await?,
             Action::Claim { fields, note } => {
                 self.claim(&node.facts, fields).await?;
                 learned.claimed = Some(node.claims_made.and(node.facts.claims_in_effect(), fields));
-                if let Some(note) = note {
-                    self.recorder.send(event::node(&node.facts), note, self.leadership.now());
-                }
+                note.into_iter().for_each(|note| self.notify(&node.facts, note));
             }
             Action::Release => self.release(node).await?,
             Action::Hook { request } => self.ask_hooks(&node.facts, request.as_deref()).await?,

@@ -6,7 +6,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
 use models::names;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Applier, ApplyError, event, patch_params};
 use planner::claims::{self, ClaimFields};
@@ -20,24 +20,29 @@ fn is_field_conflict(error: &kube::Error) -> bool {
 }
 
 impl Applier {
-    async fn apply_node(&self, facts: &NodeFacts, fields: ClaimFields, force: bool) -> Result<Node, kube::Error> {
+    /// Writes a Node, and takes the answer into the cache.
+    async fn patch_node(&self, name: &str, params: &PatchParams, patch: &Patch<Value>) -> kube::Result<Node> {
         let api: Api<Node> = Api::all(self.client.clone());
-        let body = claims::body(&facts.name, &facts.uid, &facts.resource_version, fields);
-        let params = PatchParams { force, ..PatchParams::apply(names::CONTROLLER_MANAGER) };
-        let node = api.patch(&facts.name, &params, &Patch::Apply(body)).await?;
+        let node = api.patch(name, params, patch).await?;
         self.caches.nodes.written(&node);
         Ok(node)
     }
 
+    async fn apply_node(&self, facts: &NodeFacts, fields: ClaimFields, force: bool) -> kube::Result<Node> {
+        let body = claims::body(&facts.name, &facts.uid, &facts.resource_version, fields);
+        let params = PatchParams { force, ..PatchParams::apply(names::CONTROLLER_MANAGER) };
+        self.patch_node(&facts.name, &params, &Patch::Apply(body)).await
+    }
+
     pub(super) async fn claim(&self, facts: &NodeFacts, fields: ClaimFields) -> Result<(), ApplyError> {
-        match self.apply_node(facts, fields, false).await {
+        let claimed = match self.apply_node(facts, fields, false).await {
             // Labels and annotations with another value from another client are not among the fields, at this very
             // version of the Node. `unschedulable: false` is left: a written default, and no wish that a cordon would
             // break.
-            Err(error) if is_field_conflict(&error) => self.apply_node(facts, fields, true).await.map(|_| ()),
-            other => other.map(|_| ()),
-        }
-        .map_err(ApplyError::api("node_claim"))
+            Err(error) if is_field_conflict(&error) => self.apply_node(facts, fields, true).await,
+            claimed => claimed,
+        };
+        claimed.map(drop).map_err(ApplyError::api("node_claim"))
     }
 
     pub(super) async fn release(&self, node: &NodeView) -> Result<(), ApplyError> {
@@ -49,44 +54,31 @@ impl Applier {
         let unschedulable = released.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
         let left = claims::unowned(&released.metadata, unschedulable).and(recorded);
         if !left.is_empty() {
-            self.remove(&released, left).await?;
+            let version = released.metadata.resource_version.as_deref().unwrap_or_default();
+            let patch = Patch::Merge(claims::removal(version, left));
+            let removed = self.patch_node(&node.facts.name, &PatchParams::default(), &patch).await;
+            removed.map_err(ApplyError::api("node_leftover"))?;
         }
-        Ok(())
-    }
-
-    async fn remove(&self, node: &Node, fields: ClaimFields) -> Result<(), ApplyError> {
-        let api: Api<Node> = Api::all(self.client.clone());
-        let patch = claims::removal(node.metadata.resource_version.as_deref().unwrap_or_default(), fields);
-        let name = node.metadata.name.clone().unwrap_or_default();
-        let node = api
-            .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
-            .await
-            .map_err(ApplyError::api("node_leftover"))?;
-        self.caches.nodes.written(&node);
         Ok(())
     }
 
     /// Sets the request to hooks, or removes it. The name of the annotation is the operator's, so no value of another client is
     /// kept.
     pub(super) async fn ask_hooks(&self, facts: &NodeFacts, request: Option<&str>) -> Result<(), ApplyError> {
-        let api: Api<Node> = Api::all(self.client.clone());
         let patch = hooks::patch(&facts.uid, &facts.resource_version, request);
-        let node = api.patch(&facts.name, &patch_params(), &Patch::Merge(patch)).await;
-        self.caches.nodes.written(&node.map_err(ApplyError::api("node_hooks"))?);
-        Ok(())
+        let asked = self.patch_node(&facts.name, &patch_params(), &Patch::Merge(patch)).await;
+        asked.map(drop).map_err(ApplyError::api("node_hooks"))
     }
 
     /// Sets the answer of a hook that Jobs answer, or removes it.
     pub(crate) async fn answer_hook(&self, node: &str, hook: &str, answer: Option<&str>) -> Result<(), ApplyError> {
         let facts = self.caches.nodes.get(node).ok_or(ApplyError::Changed("the node"))?;
-        let api: Api<Node> = Api::all(self.client.clone());
         let annotation = format!("{}{hook}", names::HOOK_ANSWER_PREFIX);
         let patch = json!({"metadata": {
             "uid": facts.uid, "resourceVersion": facts.resource_version, "annotations": {annotation: answer},
         }});
-        let node = api.patch(node, &patch_params(), &Patch::Merge(patch)).await;
-        self.caches.nodes.written(&node.map_err(ApplyError::api("node_hook_answer"))?);
-        Ok(())
+        let answered = self.patch_node(node, &patch_params(), &Patch::Merge(patch)).await;
+        answered.map(drop).map_err(ApplyError::api("node_hook_answer"))
     }
 
     /// Publishes an Event about a node.
@@ -98,7 +90,6 @@ impl Applier {
     /// removes nothing; one without it never happens. Not forced: the value of a client that was faster stays.
     pub async fn label(&self, facts: &NodeFacts) -> Result<(), ApplyError> {
         self.leadership.check()?;
-        let api: Api<Node> = Api::all(self.client.clone());
         let body = json!({
             "apiVersion": "v1", "kind": "Node",
             "metadata": {
@@ -107,8 +98,8 @@ impl Applier {
             },
         });
         let params = PatchParams::apply(names::LABEL_MANAGER);
-        let node = api.patch(&facts.name, &params, &Patch::Apply(body)).await.map_err(ApplyError::api("node_label"))?;
-        self.caches.nodes.written(&node);
+        let labelled = self.patch_node(&facts.name, &params, &Patch::Apply(body)).await;
+        labelled.map_err(ApplyError::api("node_label"))?;
         tracing::info!(node = facts.name, "node labelled: it runs Bottlerocket");
         Ok(())
     }

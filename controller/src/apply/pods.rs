@@ -25,7 +25,6 @@ const RETRY: Duration = Duration::from_secs(2);
 /// The text by which the API server denies a deletion for want of a right.
 const LACKS_RIGHT: &str = " cannot delete resource ";
 
-/// The way in which a pod is removed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Removal {
     /// The grace period, in seconds; `None`: the pod's own.
@@ -48,26 +47,36 @@ pub struct Evicted {
     pub message: String,
 }
 
-/// The answer to an eviction or a deletion: `None` where it is carried out, and the meaning and the text of a refusal. An error is no answer.
-type Answer = Result<Option<(Meaning, String)>, kube::Error>;
-
-/// Logs what has become of a pod, or that it is not known. A refusal is shown in the shadow.
-fn log_answer(node: &str, pod: &Eviction, how: Removal, answer: &Answer) {
+/// Returns what a removal means for the pod, and the text of a refusal, which is shown in the shadow. Logs what has become of the pod, or that
+/// it is not known.
+fn outcome(node: &str, pod: &Eviction, how: Removal, sent: kube::Result<()>) -> (Meaning, String) {
     let (namespace, pod, past_budgets) = (pod.namespace.as_str(), pod.name.as_str(), how.delete);
-    match answer {
-        Ok(None) if how.dry_run => tracing::debug!(node, namespace, pod, "pod may be evicted"),
-        Ok(None) => tracing::info!(node, namespace, pod, past_budgets, "pod evicted"),
-        Ok(Some((Meaning::Leaves, _))) => tracing::info!(node, namespace, pod, past_budgets, "pod was gone"),
-        Ok(Some(_)) => {}
-        Err(error) => tracing::warn!(
-            node,
-            namespace,
-            pod,
-            past_budgets,
-            error = error as &dyn std::error::Error,
-            "eviction got no answer, trying again"
-        ),
+    match sent {
+        Ok(()) if how.dry_run => tracing::debug!(node, namespace, pod, "pod may be evicted"),
+        Ok(()) => tracing::info!(node, namespace, pod, past_budgets, "pod evicted"),
+        Err(kube::Error::Api(status)) => {
+            let (means, text) = meaning(&status);
+            if means == Meaning::Leaves {
+                tracing::info!(node, namespace, pod, past_budgets, "pod was gone");
+            }
+            let hint = "; drain.atDeadline: Force needs the rights of deploy/manifests/force.yaml";
+            // A webhook may deny it with the same code.
+            let hint = if past_budgets && text.contains(LACKS_RIGHT) { hint } else { "" };
+            return (means, text + hint);
+        }
+        Err(error) => {
+            tracing::warn!(
+                node,
+                namespace,
+                pod,
+                past_budgets,
+                error = &error as &dyn std::error::Error,
+                "eviction got no answer, trying again"
+            );
+            return (Meaning::Retry(RETRY), error.to_string());
+        }
     }
+    (Meaning::Leaves, String::new())
 }
 
 impl Applier {
@@ -77,11 +86,7 @@ impl Applier {
         let (means, message) = match self.leadership.check() {
             Ok(()) => {
                 let sent = if delete { self.delete(&pod, grace).await } else { self.evict(&pod, grace, dry_run).await };
-                log_answer(&node, &pod, how, &sent);
-                match sent {
-                    Ok(refused) => refused.unwrap_or((Meaning::Leaves, String::new())),
-                    Err(error) => (Meaning::Retry(RETRY), error.to_string()),
-                }
+                outcome(&node, &pod, how, sent)
             }
             Err(lost) => (Meaning::Retry(RETRY), lost.to_string()),
         };
@@ -89,28 +94,18 @@ impl Applier {
     }
 
     /// Deletes a pod past its budgets, under its uid.
-    async fn delete(&self, pod: &Eviction, grace: Option<i64>) -> Answer {
+    async fn delete(&self, pod: &Eviction, grace: Option<i64>) -> kube::Result<()> {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
         let params = kube::api::DeleteParams {
             grace_period_seconds: grace.and_then(|seconds| u32::try_from(seconds).ok()),
             preconditions: Some(kube::api::Preconditions { uid: Some(pod.uid.clone()), resource_version: None }),
             ..kube::api::DeleteParams::default()
         };
-        match api.delete(&pod.name, &params).await {
-            Ok(_) => Ok(None),
-            Err(kube::Error::Api(status)) => {
-                let (means, text) = meaning(&status);
-                let hint = "; drain.atDeadline: Force needs the rights of deploy/manifests/force.yaml";
-                // A webhook may deny it with the same code.
-                let hint = if text.contains(LACKS_RIGHT) { hint } else { "" };
-                Ok(Some((means, text + hint)))
-            }
-            Err(error) => Err(error),
-        }
+        api.delete(&pod.name, &params).await.map(drop)
     }
 
     /// Writes the subresource directly: the client's own `evict` drops the delete options, and with them the uid.
-    async fn evict(&self, pod: &Eviction, grace: Option<i64>, dry_run: bool) -> Answer {
+    async fn evict(&self, pod: &Eviction, grace: Option<i64>, dry_run: bool) -> kube::Result<()> {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
         let body = EvictionBody {
             metadata: ObjectMeta {
@@ -125,12 +120,9 @@ impl Applier {
             }),
         };
         let params = PostParams { dry_run, ..PostParams::default() };
-        let answer: Result<kube::core::Status, _> = api.create_subresource("eviction", &pod.name, &params, &body).await;
-        match answer {
-            Ok(_) => Ok(None),
-            Err(kube::Error::Api(status)) => Ok(Some(meaning(&status))),
-            Err(error) => Err(error),
-        }
+        let answer: kube::Result<kube::core::Status> =
+            api.create_subresource("eviction", &pod.name, &params, &body).await;
+        answer.map(drop)
     }
 
     /// Counts the pods of an owner by their health on these nodes, page by page. A failure is an unknown outcome: they are read again.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use kube::api::{Api, DeleteParams, ListParams, Patch};
+use kube::api::{DeleteParams, ListParams, Patch};
 use models::backoff::{Backoff, Delays};
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
@@ -17,7 +17,6 @@ use super::{Applier, ApplyError, create_params, delete_this, patch_params};
 /// Time between two renumberings, at first and at most: another client may undo them.
 const PAUSES: Delays = (Duration::from_secs(1), Duration::from_secs(600));
 
-/// The pace of renumberings.
 #[derive(Debug, Default)]
 pub struct Pace {
     next: Option<Instant>,
@@ -79,10 +78,6 @@ fn log(action: &RevisionAction, number: Option<i64>) {
 }
 
 impl Applier {
-    fn revision_api(&self) -> Api<ControllerRevision> {
-        Api::namespaced(self.client.clone(), &self.namespace)
-    }
-
     /// Carries out the writes of a plan in their order, up to the first that fails. A refused change of owners or creation keeps none of the
     /// others from being written: deletions may make room in a quota.
     pub async fn write_history(&self, operator_uid: &str, actions: Vec<RevisionAction>) -> Result<(), ApplyError> {
@@ -110,8 +105,7 @@ impl Applier {
             // Perhaps carried out, perhaps its name is taken: the next plan is made of what there is.
             let conflict = error.code() == Some(409);
             if error.is_unknown() || conflict {
-                let api = Api::namespaced(self.client.clone(), &self.namespace);
-                self.read(api, name(action), |found| self.caches.revisions.written(found)).await;
+                self.read(self.api(), name(action), |found| self.caches.revisions.written(found)).await;
             }
             let found = self.caches.revisions.get(name(action));
             if let Some(found) = found.filter(|found| error.is_unknown() && has_effect(action, found)) {
@@ -130,7 +124,7 @@ impl Applier {
             // Part of the operator's status.
             RevisionAction::RaiseCollisionCount(_) => Ok(false),
             RevisionAction::Create(revision) => {
-                let created = self.revision_api().create(&create_params(), revision).await;
+                let created = self.api::<ControllerRevision>().create(&create_params(), revision).await;
                 self.caches.revisions.written(&created.map_err(ApplyError::api("policy_revision"))?);
                 Ok(true)
             }
@@ -144,13 +138,14 @@ impl Applier {
                 released => released.map(|()| true),
             },
             RevisionAction::Delete { name, uid } => {
-                delete_this(&self.revision_api(), name, uid, DeleteParams::default(), "policy_revision").await
+                delete_this(&self.api::<ControllerRevision>(), name, uid, DeleteParams::default(), "policy_revision")
+                    .await
             }
         }
     }
 
     async fn patch_revision(&self, name: &str, patch: &Value) -> Result<(), ApplyError> {
-        let patched = self.revision_api().patch(name, &patch_params(), &Patch::Merge(patch)).await;
+        let patched = self.api::<ControllerRevision>().patch(name, &patch_params(), &Patch::Merge(patch)).await;
         self.caches.revisions.written(&patched.map_err(ApplyError::api("policy_revision"))?);
         Ok(())
     }
@@ -158,10 +153,10 @@ impl Applier {
     /// Checks live that the operator's resource is the one of the decision, and not being deleted: what it adopts then
     /// would be deleted with it.
     async fn check_operator(&self, uid: &str) -> Result<(), ApplyError> {
-        let api: Api<BottlerocketUpdateOperator> = Api::namespaced(self.client.clone(), &self.namespace);
         // RBAC permits reading it by its name alone.
         let only = ListParams::default().fields(&format!("metadata.name={}", names::OPERATOR_NAME));
-        let found = api.list(&only).await.map_err(ApplyError::api("policy_revision"))?;
+        let found =
+            self.api::<BottlerocketUpdateOperator>().list(&only).await.map_err(ApplyError::api("policy_revision"))?;
         let mut metadata = found.items.iter().map(|operator| &operator.metadata);
         let same = metadata.any(|meta| meta.uid.as_deref() == Some(uid) && meta.deletion_timestamp.is_none());
         if same { Ok(()) } else { Err(ApplyError::Changed("the operator's resource")) }

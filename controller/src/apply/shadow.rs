@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams};
 use models::condition::Condition;
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus};
@@ -13,23 +13,16 @@ use models::shadow::{
 };
 use serde_json::json;
 
-use super::event::OPERATOR_API;
 use super::exact::Part;
 use super::{Applier, ApplyError, create_params, delete_this};
 use planner::history::RowId;
 use planner::view::{OperatorFacts, ShadowFacts};
 
-const SHADOW_API: &str = "brupop.bottlerocket.aws/v3";
-
 impl Applier {
     /// Applies the controller status. The resourceVersion guards it: the server ignores the uid on `/status`.
     pub(super) async fn write_status(&self, shadow: &ShadowFacts, status: &ControllerStatus) -> Result<(), ApplyError> {
         let name = names::shadow_name(&shadow.node);
-        let body = json!({
-            "apiVersion": SHADOW_API, "kind": "BottlerocketShadow",
-            "metadata": {"name": name, "namespace": self.namespace, "resourceVersion": shadow.resource_version},
-            "status": status,
-        });
+        let body = self.body::<BottlerocketShadow>(&name, &shadow.resource_version, "status", status);
         // The list of conditions has those of others too.
         let whole = |report: &ControllerReport, conditions| {
             serde_json::to_value(ControllerStatus { report: report.clone(), conditions })
@@ -38,7 +31,7 @@ impl Applier {
         let wanted = whole(&status.report, others.chain(&status.conditions).cloned().collect());
         let before = || whole(&shadow.status.controller, shadow.status.conditions.clone());
         let part = Part {
-            api: self.shadow_api(),
+            api: self.api::<BottlerocketShadow>(),
             name: &name,
             section: "status",
             what: "shadow_status",
@@ -70,13 +63,10 @@ impl Applier {
     pub async fn record_silence(&self, shadow: &ShadowFacts, condition: &Condition) -> Result<(), ApplyError> {
         self.leadership.check()?;
         let name = names::shadow_name(&shadow.node);
-        let body = json!({
-            "apiVersion": SHADOW_API, "kind": "BottlerocketShadow",
-            "metadata": {"name": name, "namespace": self.namespace, "resourceVersion": shadow.resource_version},
-            "status": {"conditions": [condition]},
-        });
+        let conditions = json!({"conditions": [condition]});
+        let body = self.body::<BottlerocketShadow>(&name, &shadow.resource_version, "status", &conditions);
         let manager = PatchParams::apply(names::SILENCE_MANAGER).force();
-        let written = self.shadow_api().patch_status(&name, &manager, &Patch::Apply(body)).await;
+        let written = self.api::<BottlerocketShadow>().patch_status(&name, &manager, &Patch::Apply(body)).await;
         self.caches.shadows.written(&written.map_err(ApplyError::api("shadow_status"))?);
         let Condition { reason, message, .. } = condition;
         tracing::warn!(node = shadow.node, reason, detail = message, "agent silent");
@@ -139,16 +129,12 @@ impl Applier {
     ) -> Result<(), ApplyError> {
         let name = names::shadow_name(&shadow.node);
         let labels = shadow.revision.as_ref().map(|revision| json!({names::REVISION_LABEL: revision}));
-        let body = json!({
-            "apiVersion": SHADOW_API, "kind": "BottlerocketShadow",
-            "metadata": {
-                "name": name, "namespace": self.namespace,
-                "uid": shadow.uid, "resourceVersion": shadow.resource_version, "labels": labels,
-            },
-            "spec": spec,
-        });
+        let mut body = self.body::<BottlerocketShadow>(&name, &shadow.resource_version, "spec", spec);
+        body["metadata"]["uid"] = json!(shadow.uid);
+        body["metadata"]["labels"] = json!(labels);
         let read = |shadow: &BottlerocketShadow| serde_json::to_value(&shadow.spec);
-        let part = Part { api: self.shadow_api(), name: &name, section: "spec", what: "shadow_spec", read };
+        let part =
+            Part { api: self.api::<BottlerocketShadow>(), name: &name, section: "spec", what: "shadow_spec", read };
         let written = part.apply(body, serde_json::to_value(spec), || serde_json::to_value(&shadow.spec)).await?;
         self.caches.shadows.written(&written);
         Ok(())
@@ -158,7 +144,7 @@ impl Applier {
     pub async fn create_shadow(&self, node: &str, node_uid: &str, host: HostPolicy) -> Result<(), ApplyError> {
         self.leadership.check()?;
         let shadow = BottlerocketShadow::of_node(&self.namespace, node, node_uid, Some(host));
-        let written = self.shadow_api().create(&create_params(), &shadow).await;
+        let written = self.api::<BottlerocketShadow>().create(&create_params(), &shadow).await;
         self.caches.shadows.written(&written.map_err(ApplyError::api("shadow_create"))?);
         Ok(())
     }
@@ -166,7 +152,7 @@ impl Applier {
     /// Deletes this very shadow.
     pub async fn delete_shadow(&self, node: &str, uid: &str) -> Result<(), ApplyError> {
         self.leadership.check()?;
-        let (api, name) = (self.shadow_api(), names::shadow_name(node));
+        let (api, name) = (self.api::<BottlerocketShadow>(), names::shadow_name(node));
         delete_this(&api, &name, uid, DeleteParams::default(), "shadow_delete").await.map(|_| ())
     }
 }
@@ -177,18 +163,11 @@ pub(super) async fn record_operator_status(
     operator: &OperatorFacts,
     status: &BottlerocketUpdateOperatorStatus,
 ) -> Result<(), ApplyError> {
-    let api: Api<BottlerocketUpdateOperator> = Api::namespaced(applier.client.clone(), &applier.namespace);
-    let body = json!({
-        "apiVersion": OPERATOR_API, "kind": "BottlerocketUpdateOperator",
-        "metadata": {
-            "name": names::OPERATOR_NAME, "namespace": applier.namespace,
-            "resourceVersion": operator.resource_version,
-        },
-        "status": status,
-    });
+    let (name, version) = (names::OPERATOR_NAME, &operator.resource_version);
+    let body = applier.body::<BottlerocketUpdateOperator>(name, version, "status", status);
     let part = Part {
-        api,
-        name: names::OPERATOR_NAME,
+        api: applier.api::<BottlerocketUpdateOperator>(),
+        name,
         section: "status",
         what: "operator_status",
         read: |operator| serde_json::to_value(operator.status.clone().unwrap_or_default()),
@@ -196,8 +175,8 @@ pub(super) async fn record_operator_status(
     let written = part.apply(body, serde_json::to_value(status), || serde_json::to_value(&operator.status)).await;
     let written = written.map(|written| applier.caches.operator.written(&written));
     let is_there = async {
-        applier.read_operator().await;
-        let read = applier.caches.operator.get(names::OPERATOR_NAME).filter(|read| read.uid == operator.uid);
+        applier.read(applier.api(), name, |operator| applier.caches.operator.written(operator)).await;
+        let read = applier.caches.operator.get(name).filter(|read| read.uid == operator.uid);
         read.is_some_and(|read| read.status == *status)
     };
     confirmed(written, is_there).await

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::api::{Api, ObjectMeta, Patch, PatchParams};
+use kube::api::{ObjectMeta, Patch, PatchParams};
 use kube::runtime::watcher;
 use models::names;
 use serde_json::json;
@@ -49,10 +49,9 @@ impl Keys {
     pub(super) fn watch(&self) -> JoinSet<()> {
         // RBAC permits reading them by their names alone.
         let named = |name: &str| watcher::Config::default().fields(&format!("metadata.name={name}"));
-        let Applier { client, namespace, .. } = &self.applier;
         let mut watches = JoinSet::new();
-        watches.spawn(self.secret.run(Api::namespaced(client.clone(), namespace), named(names::HISTORY_KEY_SECRET)));
-        watches.spawn(self.published.run(Api::namespaced(client.clone(), namespace), named(names::HISTORY_KEYS)));
+        watches.spawn(self.secret.run(self.applier.api(), named(names::HISTORY_KEY_SECRET)));
+        watches.spawn(self.published.run(self.applier.api(), named(names::HISTORY_KEYS)));
         watches
     }
 
@@ -80,12 +79,11 @@ impl Keys {
         let key = PermitKey::make().map_err(unusable)?;
         let secret = Secret {
             metadata: ObjectMeta { name: Some(names::HISTORY_KEY_SECRET.to_owned()), ..ObjectMeta::default() },
-            data: Some(BTreeMap::from([(KEY.to_owned(), ByteString(key.pem().as_bytes().to_vec()))])),
+            data: Some(BTreeMap::from([(KEY.to_owned(), ByteString(key.pem.as_bytes().to_vec()))])),
             type_: Some("Opaque".to_owned()),
             ..Secret::default()
         };
-        let secrets: Api<Secret> = Api::namespaced(self.applier.client.clone(), &self.applier.namespace);
-        match secrets.create(&create_params(), &secret).await {
+        match self.applier.api::<Secret>().create(&create_params(), &secret).await {
             Ok(made) => {
                 self.secret.written(&made);
                 Ok(key)
@@ -100,14 +98,13 @@ impl Keys {
     }
 
     async fn publish(&self, key: &PermitKey, named: Option<&BTreeSet<String>>) -> Result<(), ApplyError> {
-        let maps: Api<ConfigMap> = Api::namespaced(self.applier.client.clone(), &self.applier.namespace);
         let found = self.published.get(names::HISTORY_KEYS).map(|found| found.0);
         let version = found.as_ref().and_then(|map| map.metadata.resource_version.clone());
         let published = found.and_then(|map| map.data).unwrap_or_default();
         let jwk = key.jwk().map_err(unusable)?.to_string();
         let kept = |id: &String| named.is_none_or(|named| named.contains(id));
         let mut wanted: BTreeMap<_, _> = published.clone().into_iter().filter(|(id, _)| kept(id)).collect();
-        wanted.insert(key.id().clone(), jwk);
+        wanted.insert(key.id.clone(), jwk);
         if wanted == published {
             return Ok(());
         }
@@ -118,7 +115,7 @@ impl Keys {
             "data": wanted,
         });
         let params = PatchParams::apply(names::CONTROLLER_MANAGER).force();
-        let applied = maps.patch(names::HISTORY_KEYS, &params, &Patch::Apply(body)).await;
+        let applied = self.applier.api::<ConfigMap>().patch(names::HISTORY_KEYS, &params, &Patch::Apply(body)).await;
         let applied = applied.map_err(ApplyError::api("history_keys"));
         if applied.as_ref().is_err_and(|error| error.code() == Some(409)) {
             self.published.read_again();
@@ -186,7 +183,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn conflicts_are_resolved_where_the_watch_is_not_permitted() {
         let made = PermitKey::make().unwrap();
-        let data = json!({KEY: ByteString(made.pem().as_bytes().to_vec())});
+        let data = json!({KEY: ByteString(made.pem.as_bytes().to_vec())});
         let (mut secrets, mut maps) = (0_u8, 0_u8);
         // Another leader makes the Secret, and another client changes the ConfigMap, after the first list.
         let keys = keys(move |verb, resource, sent| match (verb, resource) {
@@ -218,8 +215,8 @@ mod tests {
             tries += 1;
             tokio::time::sleep(Duration::from_mins(1)).await;
         };
-        assert_eq!(key.id(), made.id());
+        assert_eq!(key.id, made.id);
         let published = keys.published.get(names::HISTORY_KEYS).and_then(|map| map.0.data).unwrap();
-        assert!(published.contains_key("earlier") && published.contains_key(made.id()), "{published:?}");
+        assert!(published.contains_key("earlier") && published.contains_key(&made.id), "{published:?}");
     }
 }

@@ -22,7 +22,6 @@ use crate::cache::Cache;
 /// The most that the metadata of a page take as JSON, in bytes.
 const METADATA: usize = 2048;
 
-/// The API of the history.
 #[derive(Clone)]
 pub(super) struct Objects(pub(super) Applier);
 
@@ -41,7 +40,6 @@ impl Found {
     }
 }
 
-/// Returns an object that the API server has returned.
 fn found(mut object: DynamicObject) -> Found {
     object.types = Some(TypeMeta::resource::<BottlerocketRolloutHistory>());
     let spec = object.data.get("spec").cloned().unwrap_or_default();
@@ -50,7 +48,6 @@ fn found(mut object: DynamicObject) -> Found {
     Found { object, spec, version }
 }
 
-/// Returns the metadata of a new object.
 fn metadata(name: &str, record: &str, kind: &str) -> ObjectMeta {
     let labels = [
         (names::APPLICATION_LABEL, names::APPLICATION),
@@ -63,7 +60,6 @@ fn metadata(name: &str, record: &str, kind: &str) -> ObjectMeta {
 }
 
 impl Objects {
-    /// Returns the objects that are known.
     pub(super) fn known(&self) -> &Cache<HistoryObject> {
         &self.0.caches.history
     }
@@ -123,14 +119,12 @@ impl Objects {
         }
     }
 
-    /// Creates the record of a rollout.
     pub(super) async fn begin(&self, name: &str, rollout: RecordedRollout) -> Result<RecordFacts, ApplyError> {
         let spec = BottlerocketRolloutHistorySpec { record: name.to_owned(), rollout: Some(rollout), page: None };
         let found = self.create(metadata(name, name, names::RECORD), spec, "history_record").await?;
         found.record().ok_or(ApplyError::Changed("the record of a rollout"))
     }
 
-    /// Creates a page of a record.
     pub(super) async fn write_page(
         &self,
         record: &str,
@@ -164,15 +158,10 @@ impl Objects {
         status: &BottlerocketRolloutHistoryStatus,
     ) -> Result<RecordFacts, ApplyError> {
         self.0.leadership.check()?;
-        let body = json!({
-            "apiVersion": BottlerocketRolloutHistory::api_version(&()), "kind": BottlerocketRolloutHistory::kind(&()),
-            "metadata": {
-                "name": record.name, "namespace": self.0.namespace, "resourceVersion": record.resource_version,
-            },
-            "status": status,
-        });
+        let (name, version) = (&record.name, &record.resource_version);
+        let body = self.0.body::<BottlerocketRolloutHistory>(name, version, "status", status);
         let params = PatchParams::apply(names::CONTROLLER_MANAGER).force();
-        let written = self.api().patch_status(&record.name, &params, &Patch::Apply(body)).await;
+        let written = self.api().patch_status(name, &params, &Patch::Apply(body)).await;
         let written = written.map_err(ApplyError::api("history_status"))?;
         self.learned(&written);
         RecordFacts::of(&written, &record.spec).ok_or(ApplyError::Changed("the record of a rollout"))

@@ -18,7 +18,6 @@ const MOST_PAGES: usize = 12;
 /// Time for all of them.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The pages of the history.
 #[derive(Clone)]
 pub struct Pages(Objects);
 

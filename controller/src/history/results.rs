@@ -18,16 +18,15 @@ const MOST_ORPHANS: usize = 512;
 #[derive(Default)]
 pub(super) struct Results {
     /// The results on shadows at the last plan.
-    seen: BTreeMap<RowId, Waiting>,
+    pub(super) seen: BTreeMap<RowId, Waiting>,
     /// The attempts under way at the last plan, each with the result that it has if its Node is deleted.
-    under_way: BTreeMap<RowId, Waiting>,
-    /// Results whose shadow was deleted with its node before a page held them.
-    orphans: BTreeMap<RowId, Waiting>,
+    pub(super) under_way: BTreeMap<RowId, Waiting>,
+    /// Results whose shadow was deleted with its node before a page held them: they wait in memory alone.
+    pub(super) orphans: BTreeMap<RowId, Waiting>,
     /// True once the attempts are known that an earlier leader waited for.
     taken_over: bool,
 }
 
-/// The facts of the caches.
 #[derive(Clone, Copy)]
 pub(super) struct Shadows<'a> {
     pub(super) readable: &'a BTreeMap<String, ShadowFacts>,
@@ -64,7 +63,6 @@ pub(super) fn correct_kinds(waiting: &mut [Waiting], nodes: &BTreeMap<String, No
     }
 }
 
-/// Returns the results on a shadow.
 fn on_shadow(shadow: &ShadowFacts) -> impl Iterator<Item = Waiting> {
     shadow.status.controller.results.iter().map(move |result| waiting(shadow, result.clone()))
 }
@@ -159,22 +157,6 @@ impl Results {
         }
     }
 
-    /// The attempts under way at the last plan.
-    pub(super) fn under_way(&self) -> impl Iterator<Item = &Waiting> {
-        self.under_way.values()
-    }
-
-    /// The results that wait on shadows, and in memory.
-    pub(super) fn on_shadows(&self) -> impl Iterator<Item = &Waiting> {
-        self.seen.values()
-    }
-
-    /// The number of results that wait in memory alone.
-    pub(super) fn in_memory(&self) -> usize {
-        self.orphans.len()
-    }
-
-    /// Forgets results in memory.
     pub(super) fn forget(&mut self, rows: &BTreeSet<RowId>) {
         self.orphans.retain(|id, _| !rows.contains(id));
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::backoff::Backoff;
-use models::history::{RECORD_AUDIENCE, RecordClaims, record_digest};
+use models::history::{BottlerocketRolloutHistoryStatus, RECORD_AUDIENCE, RecordClaims, RolloutPhase, record_digest};
 use models::names;
 use models::operator::Slot;
 use models::plain::{cut, some};
@@ -56,7 +56,6 @@ const RECORDED: &str = "Recorded";
 const UNREADABLE: &str = "Unreadable";
 const REFUSED: &str = "WriteFailed";
 
-/// The end of one pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PassEnd {
     Completed,
@@ -65,7 +64,6 @@ enum PassEnd {
     Failed,
 }
 
-/// The historian of a leader.
 pub struct Historian {
     applier: Applier,
     history: History,
@@ -77,6 +75,8 @@ pub struct Historian {
     unreadable: BTreeMap<String, String>,
     /// The numbers of the ended records that were deleted while this process led.
     removed: BTreeSet<i64>,
+    /// The uids of the objects that were deleted and that the watch still shows, by name.
+    deleted: BTreeMap<String, String>,
     open: BTreeMap<String, OpenPage>,
     results: Results,
     /// The last failure, for users.
@@ -122,6 +122,7 @@ impl Historian {
             records: BTreeMap::new(),
             unreadable: BTreeMap::new(),
             removed: BTreeSet::new(),
+            deleted: BTreeMap::new(),
             open: BTreeMap::new(),
             results: Results::default(),
             failure: None,
@@ -202,7 +203,7 @@ impl Historian {
                 let has_slot = unread || has_slot(waiting);
                 (has_slot || is_there(waiting)).then(|| (waiting.id(), has_slot))
             };
-            self.results.under_way().filter_map(may_go_on).collect()
+            self.results.under_way.values().filter_map(may_go_on).collect()
         });
         let (ended, unreadable) = (self.ended_rollouts(), self.applier.caches.shadows.unreadable());
         let results = &mut self.results;
@@ -220,8 +221,16 @@ impl Historian {
         ended_rollouts(&self.records, uid.as_deref())
     }
 
+    /// Returns the objects of the history. A watch may show for minutes what is deleted already: that is not deleted again.
+    fn objects(&mut self) -> BTreeMap<String, HistoryObject> {
+        let mut objects = self.applier.caches.history.items();
+        self.deleted.retain(|name, uid| objects.get(name).is_some_and(|object| object.uid == *uid));
+        objects.retain(|name, _| !self.deleted.contains_key(name));
+        objects
+    }
+
     fn plan(&mut self, now: Timestamp) -> HistoryPlan {
-        let objects: BTreeMap<String, HistoryObject> = self.applier.caches.history.items();
+        let objects = self.objects();
         self.records.retain(|name, record| {
             let there = objects.get(name).is_some_and(|object| object.uid == record.uid);
             if !there && !record.runs() && !record.rollout.drill {
@@ -321,12 +330,12 @@ impl Historian {
             },
             (Some(failure), _) => {
                 let ended = self.ended_rollouts();
-                let waiting = self.results.on_shadows().filter(|waiting| !is_settled(&ended, waiting)).count();
+                let waiting = self.results.seen.values().filter(|waiting| !is_settled(&ended, waiting)).count();
                 let message = format!(
                     "{failure}. Updates go on; {} results wait on the shadows, of which each keeps that of its last attempt, and \
                      {} of deleted nodes in memory",
                     waiting,
-                    self.results.in_memory()
+                    self.results.orphans.len()
                 );
                 (false, REFUSED, cut(&message, 2000))
             }
@@ -357,7 +366,6 @@ impl Historian {
         ))
     }
 
-    /// Publishes what is known for plans.
     fn publish(&self, facts: HistoryFacts) {
         if self.history.change(|known| *known = facts) {
             self.applier.caches.notify();
@@ -403,18 +411,17 @@ impl Historian {
                 tracing::warn!(node, "the result of an attempt belongs to no rollout that is recorded, and is dropped");
             }
             HistoryAction::Update { name, status } => {
-                let Some(record) = self.records.get(&name) else { return Ok(()) };
-                let written = self.objects.update(record, &status).await;
+                let ends = status.phase != RolloutPhase::Running;
+                let written = self.update(&name, *status).await;
                 self.read_again(&name, written).await?;
-            }
-            HistoryAction::End { name, status } => {
-                let ended = self.end(&name, *status).await;
-                self.read_again(&name, ended).await?;
-                tracing::info!(record = name, "rollout ended, its record is signed");
+                if ends {
+                    tracing::info!(record = name, "rollout ended, its record is signed");
+                }
             }
             HistoryAction::Delete { name, uid } => {
                 self.objects.delete(&name, &uid).await?;
                 tracing::info!(object = name, "history beyond its limits removed");
+                self.deleted.insert(name, uid);
             }
         }
         Ok(())
@@ -438,22 +445,24 @@ impl Historian {
         }
     }
 
-    /// Signs and writes the end of a record. The digest is over its spec as the API server has it, which never changes, and over the
-    /// course as it is written.
-    async fn end(
+    /// Writes the course of a record, and signs that of one that ends. The digest is over its spec as the API server has it, which never
+    /// changes, and over the course as it is written.
+    async fn update(
         &self,
         name: &str,
-        mut status: models::history::BottlerocketRolloutHistoryStatus,
+        mut status: BottlerocketRolloutHistoryStatus,
     ) -> Result<RecordFacts, ApplyError> {
         let known = self.records.get(name).ok_or(ApplyError::Changed("the record of a rollout"))?;
-        let named: BTreeSet<String> =
-            self.records.values().filter_map(|record| signed_by(record.status.signature.as_deref()?)).collect();
-        // A record that cannot be read may name any of them.
-        let key = self.keys.signing(Some(&named).filter(|_| self.unreadable.is_empty())).await?;
-        let failed = |error: Box<dyn std::error::Error + Send + Sync>| ApplyError::Signing(error);
-        let digest = record_digest(&known.spec, &status).map_err(|error| failed(Box::new(error)))?;
-        let claims = RecordClaims { aud: RECORD_AUDIENCE.to_owned(), record: name.to_owned(), digest };
-        status.signature = Some(key.sign(&claims).map_err(|error| failed(Box::new(error)))?);
+        if status.phase != RolloutPhase::Running {
+            let named: BTreeSet<String> =
+                self.records.values().filter_map(|record| signed_by(record.status.signature.as_deref()?)).collect();
+            // A record that cannot be read may name any of them.
+            let key = self.keys.signing(Some(&named).filter(|_| self.unreadable.is_empty())).await?;
+            let failed = |error: Box<dyn std::error::Error + Send + Sync>| ApplyError::Signing(error);
+            let digest = record_digest(&known.spec, &status).map_err(|error| failed(Box::new(error)))?;
+            let claims = RecordClaims { aud: RECORD_AUDIENCE.to_owned(), record: name.to_owned(), digest };
+            status.signature = Some(key.sign(&claims).map_err(|error| failed(Box::new(error)))?);
+        }
         self.objects.update(known, &status).await
     }
 }

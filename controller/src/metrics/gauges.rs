@@ -12,7 +12,6 @@ type Entry = (&'static str, Labels, &'static str);
 /// Name of a gauge, the value of its label, if it has one, and the value of the gauge, if there is one now.
 pub(super) type Sample = (&'static str, Option<&'static str>, Option<f64>);
 
-/// Gauges about the fleet.
 pub(super) const FLEET: [Entry; 33] = [
     ("nodes", &["step", "version"], "Nodes by the step of their update and the version that they run"),
     ("nodes_by_state", &["state"], "Nodes by the counts of the operator's status, which overlap"),
@@ -95,7 +94,6 @@ pub(super) const FLEET: [Entry; 33] = [
     ("earlier_operator_pods", &[], "Pods of the earlier operator; while there is one, nothing is done"),
 ];
 
-/// Gauges about keys and certificates.
 pub(super) const TLS: [Entry; 3] = [
     (
         "certificate_expiry_timestamp_seconds",
@@ -110,7 +108,6 @@ pub(super) const TLS: [Entry; 3] = [
     ),
 ];
 
-/// Gauges about the migration of stored shadows.
 pub(super) const MIGRATION: [Entry; 2] = [
     ("storage_migration", &["state"], "State of the migration of stored shadows (1), as the reason of its condition"),
     ("storage_migration_objects_left", &[], "Shadows that are left to migrate, where their number is known"),

@@ -102,7 +102,7 @@ pub struct Metrics {
     tls: Gauges,
     migration: Gauges,
     #[cfg(test)]
-    families: Arc<Vec<family::Family>>,
+    collectors: Arc<Vec<Box<dyn prometheus::core::Collector>>>,
 }
 
 /// State between observations. Its lock is held while gauges are set, so that no scrape sees them half set.
@@ -201,7 +201,7 @@ impl Metrics {
             migration: Gauges::register(&mut register, &gauges::MIGRATION)?,
             memory: Arc::default(),
             #[cfg(test)]
-            families: Arc::new(register.families),
+            collectors: Arc::new(register.collectors),
             registry: register.registry,
         };
         metrics.begin_at_zero();
@@ -323,8 +323,8 @@ impl Metrics {
     /// Creates the series of all possible results of an attempt in advance: an increase from nothing is none.
     fn expect_results(&self, memory: &mut Observations, from: Option<&Version>, version: &Version) {
         let (from, to) = memory.label_move(from, version);
-        for result in results() {
-            self.updates.with_label_values(&[from.as_str(), to.as_str(), result]);
+        for end in ENDS.iter().filter(|end| !end.is_of_drills()) {
+            self.updates.with_label_values(&[from.as_str(), to.as_str(), end.reason]);
         }
     }
 
@@ -434,7 +434,6 @@ impl Metrics {
         }
     }
 
-    /// Counts a turn of the leader.
     pub fn turned(&self, took: Duration) {
         self.turn_duration.with_label_values(&ALONE).observe(took.as_secs_f64());
     }
@@ -457,13 +456,11 @@ impl Metrics {
         self.notices.with_label_values(&[receiver.as_str(), result.into()]).inc_by(count);
     }
 
-    /// Counts the answer to an expression.
     pub fn expression(&self, answer: &Answer) {
         self.expressions.with_label_values(&[answer_kind(answer)]).inc();
     }
 }
 
-/// The result of an attempt to send a notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 pub enum NoticeResult {
     Sent,
@@ -471,7 +468,6 @@ pub enum NoticeResult {
     Dropped,
 }
 
-/// Returns the kind of an answer to an expression.
 pub(crate) const fn answer_kind(answer: &Answer) -> &'static str {
     match answer {
         Answer::Quiet { .. } => "Quiet",
@@ -480,16 +476,8 @@ pub(crate) const fn answer_kind(answer: &Answer) -> &'static str {
     }
 }
 
-const fn step_label(step: Option<Step>) -> &'static str {
-    match step {
-        Some(step) => step.as_str(),
-        None => IDLE,
-    }
-}
-
-/// Returns the words of all results of updates.
-fn results() -> impl Iterator<Item = &'static str> {
-    ENDS.iter().filter(|end| !end.is_of_drills()).map(|end| end.reason)
+fn step_label(step: Option<Step>) -> &'static str {
+    step.map_or(IDLE, Step::as_str)
 }
 
 /// Returns the word of a result. A resource can hold any word; a label cannot.

@@ -37,7 +37,6 @@ const REASONS: [&str; 16] = [
     "WebApiNotReady",
 ];
 
-/// Returns these gauges.
 pub(super) fn samples(view: &ClusterView, plan: &Plan, policy: &Policy, now: Timestamp) -> Vec<Sample> {
     let conditions = plan.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let mut agents: BTreeMap<&'static str, usize> = AGENTS.into_iter().map(|state| (state, 0)).collect();

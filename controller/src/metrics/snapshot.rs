@@ -25,7 +25,6 @@ pub enum Waits {
     For(&'static str),
 }
 
-/// One node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeState<'a> {
     /// The name: no label, but the key under which its wait is recorded.

@@ -3,16 +3,16 @@
 use futures::{StreamExt as _, stream};
 use http::Request as HttpRequest;
 use kube::api::{GetParams, ListParams, Patch, PostParams, Request};
+use kube::core::ObjectList;
 use models::answer::is_of_rbac;
 use models::earlier::READ_ONLY_POLICY;
 use models::names::GROUP;
 use planner::policy::Policy;
-use serde::Deserialize;
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::plan::{Definition, Refusal, Work};
+use super::plan::{Definition, Pass, Refusal, Work};
 use super::rewrite::{self, Next, VERSION};
 use crate::apply::{Applier, create_params, patch_params};
 use crate::earlier::EarlierPods;
@@ -44,7 +44,6 @@ const UNANSWERED: usize = 16;
 /// Name of the shadow that is never created: a dry run with it shows whether writes at a version are refused.
 const TRIAL: &str = "brs-migration-trial";
 
-/// The reason why a call had no success.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CallError {
     #[error("it does not exist")]
@@ -59,10 +58,8 @@ pub(super) enum CallError {
     /// Nothing is known: not even that there is no object.
     #[error("{0}")]
     Unanswered(String),
-    /// The pages of a list are too old.
     #[error("the list has expired")]
     Expired,
-    /// Pods of the earlier operator exist.
     #[error("pods of the earlier operator exist: {}", .0.join("; "))]
     EarlierPods(Vec<String>),
     #[error(transparent)]
@@ -90,31 +87,10 @@ fn is_of_read_only_policy(answer: &str) -> bool {
     answer.contains("denied") && answer.contains(READ_ONLY_POLICY)
 }
 
-/// Namespace and name of an object.
 #[derive(Clone, Debug)]
 struct Key {
     namespace: String,
     name: String,
-}
-
-#[derive(Deserialize)]
-struct Page {
-    #[serde(default)]
-    metadata: PageMeta,
-    items: Vec<Value>,
-}
-
-#[derive(Default, Deserialize)]
-struct PageMeta {
-    #[serde(default, rename = "continue")]
-    more: String,
-}
-
-/// The end of a pass over all objects.
-#[derive(Debug, Default)]
-pub(super) struct Passed {
-    pub(super) found: usize,
-    pub(super) refused: Vec<Refusal>,
 }
 
 #[derive(Clone)]
@@ -170,29 +146,27 @@ impl Objects {
 
     /// Lists the objects that `wanted` selects, in all namespaces.
     async fn list(&self, wanted: impl Fn(&Value) -> bool) -> Result<Vec<Key>, CallError> {
-        for _ in 1..LISTS {
-            match self.list_once(&wanted).await {
-                Err(CallError::Expired) => {}
-                listed => return listed,
-            }
-        }
-        self.list_once(&wanted).await
-    }
-
-    async fn list_once(&self, wanted: &impl Fn(&Value) -> bool) -> Result<Vec<Key>, CallError> {
-        let (mut found, mut params) = (Vec::new(), ListParams::default().limit(PAGE));
+        let first_page = || ListParams::default().limit(PAGE);
+        let (mut found, mut params, mut begun) = (Vec::new(), first_page(), 1);
         loop {
-            let list = self.call(Request::new(path(VERSION, None)).list(&params)).await?;
-            let page: Page = serde_json::from_value(list).map_err(|error| CallError::Unanswered(error.to_string()))?;
+            let list = match self.call(Request::new(path(VERSION, None)).list(&params)).await {
+                Err(CallError::Expired) if begun < LISTS => {
+                    (found, params, begun) = (Vec::new(), first_page(), begun + 1);
+                    continue;
+                }
+                list => list?,
+            };
+            let page: ObjectList<Value> =
+                serde_json::from_value(list).map_err(|error| CallError::Unanswered(error.to_string()))?;
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
             found.extend(page.items.iter().filter(|object| wanted(object)).map(|object| Key {
                 namespace: text(&object["metadata"]["namespace"]),
                 name: text(&object["metadata"]["name"]),
             }));
-            if page.metadata.more.is_empty() {
-                return Ok(found);
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => return Ok(found),
             }
-            params = params.continue_token(&page.metadata.more);
         }
     }
 
@@ -206,9 +180,10 @@ impl Objects {
         definition: &Definition,
         policy: &Policy,
         left: impl Fn(usize),
-    ) -> Result<Passed, CallError> {
+    ) -> Result<Pass, CallError> {
         let keys = self.list(|object| work == Work::All || rewrite::is_due(object)).await?;
-        let mut passed = Passed { found: if work == Work::All { 0 } else { keys.len() }, refused: Vec::new() };
+        let found = if work == Work::All { 0 } else { keys.len() };
+        let mut passed = Pass { work, definition: definition.clone(), found, refused: Vec::new(), after_wait: false };
         if work == Work::Look || keys.is_empty() {
             return Ok(passed);
         }

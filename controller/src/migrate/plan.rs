@@ -32,14 +32,12 @@ pub struct Definition {
     pub versions: Vec<(String, bool)>,
     /// True if [`VERSION`] has the rule that refuses every write to an object without an attempt, unless it sets one.
     pub keeps_earlier: bool,
-    /// Conversion strategy.
     pub conversion: String,
     /// Hash of the storage version. Only equality counts, and it may be missing.
     pub hash: Option<String>,
 }
 
 impl Definition {
-    /// Returns the facts of a definition.
     pub fn of(definition: &CustomResourceDefinition, hash: Option<String>) -> Self {
         let (meta, spec) = (&definition.metadata, &definition.spec);
         let stored = definition.status.as_ref().and_then(|status| status.stored_versions.clone());
@@ -60,7 +58,6 @@ impl Definition {
         self.versions.iter().filter(|(name, _)| is_earlier(name))
     }
 
-    /// Returns the versions of the earlier operator that are served.
     pub fn served_earlier(&self) -> impl Iterator<Item = &str> {
         self.declared_earlier().filter(|(_, served)| *served).map(|(name, _)| name.as_str())
     }
@@ -99,7 +96,6 @@ impl Definition {
     }
 }
 
-/// Returns true for a version of the earlier operator.
 fn is_earlier(version: &str) -> bool {
     earlier::VERSIONS.contains(&version)
 }
@@ -153,7 +149,6 @@ pub struct Known {
     pub waited: bool,
 }
 
-/// The basis of a decision.
 #[derive(Clone, Copy, Debug)]
 pub struct StorageFacts<'a> {
     pub definition: &'a Definition,
@@ -162,12 +157,10 @@ pub struct StorageFacts<'a> {
     pub completed: Option<&'a CompletedMigration>,
     /// True if a migration begins only by a request.
     pub manual: bool,
-    /// True if a request is pending.
     pub requested: bool,
     pub known: &'a Known,
 }
 
-/// A step of the migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Try whether writes at the earlier versions are refused.
@@ -202,7 +195,6 @@ pub enum Block {
     Request(usize),
 }
 
-/// Returns the next step.
 pub fn next(facts: StorageFacts<'_>) -> Step {
     let StorageFacts { definition, known, .. } = facts;
     if let Some(block) = unfit(definition) {

@@ -13,7 +13,6 @@ use super::rewrite::VERSION;
 /// Number of objects, or pods, that a message names.
 const NAMED: usize = 8;
 
-/// Longest message of a condition.
 const LONGEST_MESSAGE: usize = 2000;
 
 /// First pause before a migration that did not complete is tried again, and the longest one.
@@ -26,7 +25,6 @@ const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(600);
 /// Pause before all objects are checked again after a completed migration.
 const CHECK_AGAIN: Duration = Duration::from_secs(3600);
 
-/// The state of the migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MigrationState {
     /// All objects are stored in this version.

@@ -43,7 +43,6 @@ struct Requested {
     request: Option<String>,
 }
 
-/// The storage migrator of a leader.
 pub struct Migrator {
     applier: Applier,
     objects: Objects,
@@ -154,8 +153,7 @@ impl Migrator {
                     let passed = self.objects.pass(work, &definition, &policy, left).await?;
                     let after_wait = known.waited;
                     known.waited &= passed.found == 0;
-                    let (found, refused) = (passed.found, passed.refused);
-                    known.pass = Some(Pass { work, definition: definition.clone(), found, refused, after_wait });
+                    known.pass = Some(Pass { after_wait, ..passed });
                 }
                 Step::Wait => {
                     self.publish(&MigrationState::Migrating(0));

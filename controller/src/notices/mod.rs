@@ -96,7 +96,6 @@ impl Shared {
         Secret { folder: self.folder.as_deref(), namespace: &self.applier.namespace }
     }
 
-    /// Records the outcome of one sending.
     fn record(&self, receiver: &str, notice: &Notice, outcome: Outcome) {
         let Notice { id, event, .. } = notice;
         self.applier.metrics.notices(
@@ -121,12 +120,10 @@ impl Shared {
         let receivers: Vec<NoticeReceiver> = self.outboxes.lock().receivers().cloned().collect();
         for receiver in receivers {
             let found = self.secret().target(&receiver).await.err();
-            if let Some(problem) = &found
-                && self.outboxes.lock().is_new_problem(&receiver.name, problem)
-            {
-                tracing::warn!(receiver = receiver.name, reason = problem, "receiver of notices not usable");
-            }
-            if self.outboxes.lock().checked(&receiver.name, found) {
+            if self.outboxes.lock().checked(&receiver.name, found.clone()) {
+                if let Some(problem) = found {
+                    tracing::warn!(receiver = receiver.name, reason = problem, "receiver of notices not usable");
+                }
                 self.applier.caches.notify();
             }
         }
@@ -158,7 +155,7 @@ async fn one(shared: Arc<Shared>, receiver: NoticeReceiver, notice: Notice) -> (
     let outcome = match shared.applier.leadership.check() {
         Ok(()) => send::send(&shared.secret(), &receiver, &notice, shared.applier.leadership.clock()).await,
         // The next leader sends it.
-        Err(lost) => Outcome::Retry { message: lost.to_string(), after: None, unusable: false },
+        Err(lost) => Outcome::retry(lost.to_string()),
     };
     (receiver.name, notice, outcome)
 }

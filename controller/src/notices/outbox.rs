@@ -58,7 +58,6 @@ struct Outbox {
     failing: Option<String>,
 }
 
-/// The state of all receivers.
 #[derive(Default)]
 pub(super) struct Outboxes {
     all: BTreeMap<String, Outbox>,
@@ -191,10 +190,6 @@ impl Outboxes {
         std::mem::take(&mut self.unchecked)
     }
 
-    pub(super) fn is_new_problem(&self, name: &str, problem: &str) -> bool {
-        self.all.get(name).is_none_or(|outbox| outbox.unusable.as_deref() != Some(problem))
-    }
-
     /// Records the result of a check of a receiver's settings. Returns whether the state has changed.
     pub(super) fn checked(&mut self, name: &str, problem: Option<String>) -> bool {
         let before = self.facts().state;
@@ -203,7 +198,6 @@ impl Outboxes {
         before != self.facts().state
     }
 
-    /// Returns the facts for plans.
     pub(super) fn facts(&self) -> NoticeFacts {
         let failing =
             self.all.iter().filter_map(|(name, outbox)| Some(format!("{name}: {}", outbox.failing.as_ref()?)));

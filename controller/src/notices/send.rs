@@ -41,6 +41,11 @@ pub(super) enum Outcome {
 }
 
 impl Outcome {
+    /// Returns the outcome of a sending that may succeed at any time.
+    pub(super) fn retry(message: String) -> Self {
+        Self::Retry { message, after: None, unusable: false }
+    }
+
     /// Returns the reason why it was not sent.
     pub(super) fn message(&self) -> Option<&str> {
         match self {
@@ -75,7 +80,6 @@ impl Secret<'_> {
         }
     }
 
-    /// Returns the text of a key.
     async fn text(&self, key: &str) -> Result<String, String> {
         let Some(bytes) = self.read(key).await? else {
             return Err(format!(
@@ -131,17 +135,14 @@ fn client(tls: bool, authorities: Option<&[u8]>) -> Result<Client, String> {
     })
 }
 
-/// Sends one notice.
 pub(super) async fn send(secret: &Secret<'_>, receiver: &NoticeReceiver, notice: &Notice, clock: &Clock) -> Outcome {
     let target = match secret.target(receiver).await {
         Ok(target) => target,
         Err(message) => return Outcome::Retry { message, after: None, unusable: true },
     };
     let answer = tokio::time::timeout(LIMIT, post(target, receiver, secret.namespace, notice, clock)).await;
-    answer.unwrap_or_else(|_| Outcome::Retry {
-        message: format!("no answer within {LIMIT:?}: does a NetworkPolicy let the controller through?"),
-        after: None,
-        unusable: false,
+    answer.unwrap_or_else(|_| {
+        Outcome::retry(format!("no answer within {LIMIT:?}: does a NetworkPolicy let the controller through?"))
     })
 }
 
@@ -154,16 +155,12 @@ async fn post(target: Target, receiver: &NoticeReceiver, namespace: &str, notice
     }
     match request.send().await {
         Ok(response) => outcome(receiver, response.status(), response.headers(), clock.now()),
-        Err(error) => Outcome::Retry {
-            // The last cause has no address.
-            message: format!(
-                "no answer: {}; is the address right, is {CA_KEY} that of its authority, and does a NetworkPolicy let the \
-                 controller through?",
-                root_cause(&error.without_url())
-            ),
-            after: None,
-            unusable: false,
-        },
+        // The last cause has no address.
+        Err(error) => Outcome::retry(format!(
+            "no answer: {}; is the address right, is {CA_KEY} that of its authority, and does a NetworkPolicy let the \
+             controller through?",
+            root_cause(&error.without_url())
+        )),
     }
 }
 
@@ -173,13 +170,9 @@ pub(super) fn outcome(receiver: &NoticeReceiver, status: StatusCode, headers: &H
     match code {
         200..=299 => Outcome::Sent,
         // A new token takes up to two minutes from the Secret to the controller.
-        401 | 403 => Outcome::Retry {
-            message: format!(
-                "it refuses with {code}: check address and token, in the keys that the receiver names in the Secret {NOTICES_SECRET}"
-            ),
-            after: None,
-            unusable: false,
-        },
+        401 | 403 => Outcome::retry(format!(
+            "it refuses with {code}: check address and token, in the keys that the receiver names in the Secret {NOTICES_SECRET}"
+        )),
         408 | 429 | 500..=599 => {
             let after = headers.get(RETRY_AFTER).and_then(|value| retry_after(value.to_str().ok()?, now));
             Outcome::Retry { message: format!("it answers {code}"), after, unusable: false }

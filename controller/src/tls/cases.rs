@@ -25,7 +25,7 @@ fn unaccepted_unusable_or_expiring_certificate_is_reissued() {
         issued: days(-1),
     };
     let write = |leaf: Leaf, seen_for: SignedDuration| {
-        let newest = Some(Authority { id: known.clone(), from: days(-1), until: days(3650) });
+        let newest = Some(Authority::named(&known, days(-1), days(3650)));
         let certificates = Certificates {
             source: Source::Managed,
             authorities: Authorities { newest, ..Authorities::default() },
@@ -59,7 +59,7 @@ fn unaccepted_unusable_or_expiring_certificate_is_reissued() {
 
 /// Returns a rotation of both, with the new ones published at minute 0.
 fn rotating(observed_for: i64) -> Facts {
-    let authority = |id: &str| Some(Authority { id: id.into(), from: at(-1000), until: at(1_000_000) });
+    let authority = |id: &str| Some(Authority::named(id, at(-1000), at(1_000_000)));
     let authorities = Authorities { newest: authority("new"), before: authority("old"), ..Authorities::default() };
     let leaf = Leaf {
         id: "leaf".into(),

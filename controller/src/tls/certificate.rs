@@ -14,12 +14,11 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::sign::CertifiedKey;
 use sha2::{Digest, Sha256};
 
-use super::facts::{Authority, Id};
+/// Identifies a certificate or a public key: a digest of it.
+pub(super) type Id = String;
 
-/// One certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// A digest of the certificate.
     pub(super) id: Id,
     /// The certificate as it was found, PEM.
     pub(super) pem: String,
@@ -53,18 +52,12 @@ impl Certificate {
         (found, clean)
     }
 
-    /// Returns the first one of a text.
     pub(super) fn first(text: &str) -> Option<Self> {
         Self::read_all(text).0.into_iter().next()
     }
 
-    /// Returns the DER bytes.
     pub fn der(&self) -> &[u8] {
         &self.der
-    }
-
-    pub(super) fn authority(&self) -> Authority {
-        Authority { id: self.id.clone(), from: self.from, until: self.until }
     }
 
     /// Returns whether it can be trusted as an authority.
@@ -84,7 +77,6 @@ impl Certificate {
     }
 }
 
-/// Returns the text of a bundle.
 pub fn bundle<'a>(certificates: impl IntoIterator<Item = &'a Certificate>) -> String {
     certificates.into_iter().map(|certificate| format!("{}\n", certificate.pem.trim())).collect()
 }
@@ -121,6 +113,14 @@ pub(super) fn is_pair(chain: &[Certificate], key: &str) -> bool {
 }
 
 #[cfg(test)]
+impl Certificate {
+    /// Returns one as the rules know it: without its contents.
+    pub(super) fn named(id: &str, from: Timestamp, until: Timestamp) -> Self {
+        Self { id: id.to_owned(), pem: String::new(), der: CertificateDer::from(Vec::<u8>::new()), from, until }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::super::material::Issuing;
     use super::*;
@@ -133,7 +133,7 @@ mod tests {
 
     fn made() -> (Issuing, Certificate) {
         let made = Issuing::make(now()).unwrap();
-        let certificate = made.certificate().clone();
+        let certificate = made.certificate.clone();
         (made, certificate)
     }
 

@@ -4,16 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
-/// Identifies a certificate or a public key: a digest of it.
-pub(super) type Id = String;
+pub(super) use super::certificate::Id;
 
-/// A certificate authority, as far as the rules go.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Authority {
-    pub(super) id: Id,
-    pub(super) from: Timestamp,
-    pub(super) until: Timestamp,
-}
+/// A certificate authority. The rules go by its id and its times.
+pub(super) type Authority = super::certificate::Certificate;
 
 /// An authority that issues nothing any more, or nothing of the operator, and stays published.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +43,6 @@ pub(super) struct Leaf {
     pub(super) issued: Timestamp,
 }
 
-/// The source of the serving certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     /// The operator.
@@ -109,7 +102,6 @@ pub(super) struct Facts {
     pub(super) observed_for: BTreeMap<Id, SignedDuration>,
 }
 
-/// The subject of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Subject {
     Certificates,
@@ -163,7 +155,6 @@ impl Write {
     }
 }
 
-/// The phase of a rotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, strum::IntoStaticStr)]
 pub(super) enum Phase {
     #[default]

@@ -11,7 +11,6 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::certificate::{Certificate, is_pair};
-use super::material::PermitKey;
 use super::provided::provided;
 use super::store::{CERTIFICATE, Complete, Contents, KEY, KeyRing, PROVIDED, Safe, secret};
 
@@ -37,18 +36,19 @@ pub(crate) fn secrets(data: &[u8]) {
 
     if let Ok(safe) = Safe::read(&found) {
         let again = safe.data().and_then(|contents| Safe::read(&written(contents)));
-        assert_eq!(again.ok().map(|again| again.facts()), Some(safe.facts()), "authorities that were read are lost");
-        for issuing in safe.issuing() {
-            let certificate = std::slice::from_ref(issuing.certificate());
-            assert!(is_pair(certificate, issuing.key()), "an authority without its key");
+        let again = again.ok().map(|again| again.authorities);
+        assert_eq!(again.as_ref(), Some(&safe.authorities), "authorities that were read are lost");
+        for issuing in safe.keys.keys().filter_map(|id| safe.issuer(id)) {
+            let certificate = std::slice::from_ref(&issuing.certificate);
+            assert!(is_pair(certificate, &issuing.key), "an authority without its key");
         }
     }
     let map = Complete(ConfigMap { data: Some(data), metadata, ..ConfigMap::default() });
     let mut own = Vec::new();
     if let Ok(ring) = KeyRing::read(&found) {
         let again = KeyRing::read(&written(ring.data())).unwrap_or_default();
-        assert!(ring.keys().map(PermitKey::id).eq(again.keys().map(PermitKey::id)), "keys that were read are lost");
-        own.extend(ring.keys().filter_map(|key| Some((key.id().clone(), key.jwk().ok()?))));
+        assert!(ring.keys().map(|key| &key.id).eq(again.keys().map(|key| &key.id)), "keys that were read are lost");
+        own.extend(ring.keys().filter_map(|key| Some((key.id.clone(), key.jwk().ok()?))));
     }
     let known: BTreeSet<_> = own.iter().map(|(id, _)| id.clone()).collect();
     let foreign = map.published(&[]).keys;

@@ -30,7 +30,7 @@ use crate::config::{Config, ServingCertificate};
 use crate::leader::Leadership;
 use crate::metrics::{Metrics, TlsSnapshot};
 use planner::signature::signed_by;
-use planner::view::{OperatorFacts, Projection as _, ShadowFacts, SigningKeys, TlsFacts};
+use planner::view::{Projection as _, ShadowFacts, SigningKeys, TlsFacts};
 
 /// Pause after a failure, doubled after each that follows, and its maximum. A change of any watched object ends the
 /// pause.
@@ -53,10 +53,8 @@ pub struct Keeper {
     leadership: Leadership,
     signer: Signer,
     metrics: Metrics,
-    shadows: Cache<ShadowFacts>,
-    operator: Cache<OperatorFacts>,
-    /// Receives the facts for plans, and notifies of changes of shadows and of the operator's resource.
-    plans: Arc<watch::Sender<u64>>,
+    caches: Caches,
+    /// Notified of changes of the objects below.
     own: Arc<watch::Sender<u64>>,
     authorities: Cache<SecretFacts>,
     serving: Cache<SecretFacts>,
@@ -102,7 +100,6 @@ struct Found {
 }
 
 impl Keeper {
-    /// Returns a keeper that has seen nothing yet.
     pub fn new(
         client: kube::Client,
         config: Config,
@@ -111,16 +108,13 @@ impl Keeper {
         metrics: Metrics,
         caches: Caches,
     ) -> Self {
-        let Caches { shadows, operator, changed: plans, .. } = caches;
         let own = Arc::new(watch::channel(0).0);
         Self {
             client,
             config,
             leadership,
             signer,
-            shadows,
-            operator,
-            plans,
+            caches,
             authorities: Cache::new(own.clone()).counted(&metrics.watch_errors),
             serving: Cache::new(own.clone()).counted(&metrics.watch_errors),
             keys: Cache::new(own.clone()).counted(&metrics.watch_errors),
@@ -155,7 +149,7 @@ impl Keeper {
         let maps = Api::namespaced(self.client.clone(), &self.config.agent_namespace);
         watches.spawn(self.trust.run(maps, named(names::TRUST_CONFIG_MAP)));
 
-        let (mut own, mut plans) = (self.own.subscribe(), self.plans.subscribe());
+        let (mut own, mut plans) = (self.own.subscribe(), self.caches.changed.subscribe());
         let mut last: Option<CheckInput> = None;
         // By the monotonic clock: a check that finds nothing costs nothing.
         let mut wake = Instant::now();
@@ -229,13 +223,13 @@ impl Keeper {
     }
 
     fn requested(&self) -> (Option<String>, Option<String>) {
-        self.operator.get(names::OPERATOR_NAME).map(|o| planner::plan::pending_rotations(&o)).unwrap_or_default()
+        self.caches.operator.get(names::OPERATOR_NAME).map(|o| planner::plan::pending_rotations(&o)).unwrap_or_default()
     }
 
     /// Returns the keys of the statements in shadows.
     fn statements(&self) -> BTreeSet<String> {
         let signature = |shadow: &ShadowFacts| signed_by(shadow.spec.host.as_ref()?.signature.as_deref()?);
-        self.shadows.items().values().filter_map(signature).collect()
+        self.caches.shadows.items().values().filter_map(signature).collect()
     }
 
     /// Checks and writes until there is nothing more to write.
@@ -311,17 +305,12 @@ impl Keeper {
         let ring = keys.as_ref().map_or(Ok(KeyRing::default()), KeyRing::read);
         let ring = ring.map_err(|error| invalid(names::PERMIT_KEY_SECRET, &error)).ok();
 
-        let own_keys = ring.iter().flat_map(KeyRing::keys).filter_map(|key| Some((key.id().clone(), key.jwk().ok()?)));
+        let own_keys = ring.iter().flat_map(KeyRing::keys).filter_map(|key| Some((key.id.clone(), key.jwk().ok()?)));
         let own_keys: Vec<_> = own_keys.collect();
         let published = trust.as_ref().map(|trust| trust.published(&own_keys)).unwrap_or_default();
-        let mut others = trust
-            .as_ref()
-            .and_then(|t| t.text(names::TRUST_CA_KEY))
-            .map_or_else(Vec::new, |text| Certificate::read_all(text).0);
-        let chain = serving
-            .as_ref()
-            .and_then(|s| s.text(store::CERTIFICATE))
-            .map_or_else(Vec::new, |text| Certificate::read_all(text).0);
+        let certificates = |text: Option<&str>| Certificate::read_all(text.unwrap_or_default()).0;
+        let mut others = certificates(trust.as_ref().and_then(|trust| trust.text(names::TRUST_CA_KEY)));
+        let chain = certificates(serving.as_ref().and_then(|secret| secret.text(store::CERTIFICATE)));
         let (requested_certificates, requested_key) = self.requested();
         let hosts = self.hosts();
 
@@ -330,9 +319,8 @@ impl Keeper {
                 ServingCertificate::Managed => Source::Managed,
                 ServingCertificate::Provided => match provided(serving.as_ref(), &hosts, now) {
                     Ok(anchors) => {
-                        let authorities = anchors.iter().map(Certificate::authority).collect();
-                        others.extend(anchors);
-                        Source::Provided(Some(authorities))
+                        others.extend(anchors.iter().cloned());
+                        Source::Provided(Some(anchors))
                     }
                     Err(found) => {
                         problem.get_or_insert(found);
@@ -351,11 +339,12 @@ impl Keeper {
             });
             let unnamed = |certificate: &&Certificate| !safe.certificates().any(|known| known.id == certificate.id);
             Certificates {
-                foreign: others.iter().filter(unnamed).map(Certificate::authority).collect(),
+                foreign: others.iter().filter(unnamed).cloned().collect(),
                 source,
-                authorities: safe.facts(),
+                authorities: safe.authorities.clone(),
                 leaf,
-                requested: requested_certificates.filter(|requested| safe.carried.as_ref() != Some(requested)),
+                requested: requested_certificates
+                    .filter(|requested| safe.authorities.carried.as_ref() != Some(requested)),
             }
         });
         if let Some(leaf) = chain.first().filter(|leaf| now < leaf.from || leaf.until <= now) {
@@ -376,9 +365,9 @@ impl Keeper {
 
     /// The keys that sign permits, as facts for the rules.
     fn signing(&self, ring: &KeyRing, requested: Option<String>) -> Signing {
-        let id = |key: &Option<PermitKey>| key.as_ref().map(|key| key.id().clone());
+        let id = |key: &Option<PermitKey>| key.as_ref().map(|key| key.id.clone());
         let mut statements = self.statements();
-        if !self.shadows.synced() || !self.shadows.unreadable().is_empty() {
+        if !self.caches.shadows.synced() || !self.caches.shadows.unreadable().is_empty() {
             // The keys of these statements are not known yet.
             statements.extend(id(&ring.before));
         }
@@ -404,28 +393,28 @@ impl Keeper {
         // Keys that cannot be read are those before.
         let keys = facts.signing.is_some().then(|| SigningKeys {
             signing_key: plan.signer.clone(),
-            newest_key: ring.newest.as_ref().map(|key| key.id().clone()),
-            signing_keys: ring.keys().map(|key| key.id().clone()).collect(),
+            newest_key: ring.newest.as_ref().map(|key| key.id.clone()),
+            signing_keys: ring.keys().map(|key| key.id.clone()).collect(),
         });
         let reported = TlsFacts {
             // The operator has nothing to rotate where certificates are provided.
-            rotated_certificates: requested.or_else(|| safe.carried.clone()),
+            rotated_certificates: requested.or_else(|| safe.authorities.carried.clone()),
             rotated_signing_key: ring.carried.clone(),
             problem: problem.clone(),
         };
         let news = self.signer.set_facts(keys, reported);
         if facts.signing.is_some() {
-            self.signer.sign_with(ring.keys().find(|key| Some(key.id()) == plan.signer.as_ref()).cloned());
+            self.signer.sign_with(ring.keys().find(|key| Some(&key.id) == plan.signer.as_ref()).cloned());
         }
         self.metrics.tls(&TlsSnapshot {
-            authority: safe.newest.as_ref().map(|issuing| issuing.certificate().until),
+            authority: safe.authorities.newest.as_ref().map(|newest| newest.until),
             serving: leaf.as_ref().map(|leaf| leaf.until),
             certificates: plan.certificates.into(),
             signing_key: plan.signing.into(),
             problem: problem.is_some(),
         });
         if news {
-            self.plans.send_modify(|n| *n = n.wrapping_add(1));
+            self.caches.notify();
         }
     }
 }

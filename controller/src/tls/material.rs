@@ -13,8 +13,7 @@ use rcgen::{
 };
 use serde::Serialize;
 
-use super::certificate::{Certificate, digest, is_pair};
-use super::facts::Id;
+use super::certificate::{Certificate, Id, digest, is_pair};
 
 /// Lifetime of a certificate authority. The next one is made after two thirds of it.
 pub(super) const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
@@ -23,7 +22,6 @@ pub(super) const LEAF_LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
 /// Certificates are valid from a little before they are made: clocks differ.
 const BACKDATE: Duration = Duration::from_secs(3600);
 
-/// The reason why a key or certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MaterialError {
     #[error("{0} is missing or is not text")]
@@ -35,7 +33,6 @@ pub enum MaterialError {
     NoPair,
     #[error("the signing key is invalid")]
     Signing(#[from] jsonwebtoken::errors::Error),
-    /// The value cannot be read or written as JSON.
     #[error("it cannot be read or written as JSON")]
     Json(#[from] serde_json::Error),
     #[error("a date is out of range")]
@@ -64,13 +61,12 @@ fn params(
 /// A certificate authority that agents trust for the web API, and for nothing else, with its key.
 #[derive(Clone)]
 pub(super) struct Issuing {
-    certificate: Certificate,
+    pub(super) certificate: Certificate,
     /// PEM.
-    key: String,
+    pub(super) key: String,
 }
 
 impl Issuing {
-    /// Makes an authority.
     pub(super) fn make(now: Timestamp) -> Result<Self, MaterialError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let mut params = params(Vec::new(), "Bottlerocket update operator", now, AUTHORITY_LIFE)?;
@@ -79,7 +75,6 @@ impl Issuing {
         Self::load(&params.self_signed(&key)?.pem(), Some(&key.serialize_pem()))
     }
 
-    /// Loads an existing authority.
     pub(super) fn load(certificate: &str, key: Option<&str>) -> Result<Self, MaterialError> {
         let key = key.ok_or(MaterialError::Missing("the key of an authority"))?;
         Issuer::from_ca_cert_pem(certificate, KeyPair::from_pem(key)?)?;
@@ -90,15 +85,6 @@ impl Issuing {
             return Err(MaterialError::NoPair);
         }
         Ok(Self { certificate, key: key.to_owned() })
-    }
-
-    pub(super) fn certificate(&self) -> &Certificate {
-        &self.certificate
-    }
-
-    /// Returns the key, PEM.
-    pub(super) fn key(&self) -> &str {
-        &self.key
     }
 
     /// Issues a serving certificate, as it is in a Secret. It is valid no longer than its issuer.
@@ -124,34 +110,24 @@ pub(super) fn issued(from: Timestamp) -> Timestamp {
 /// A key that signs permits and statements of settings.
 #[derive(Clone)]
 pub(crate) struct PermitKey {
-    pem: String,
+    /// As in a Secret.
+    pub(crate) pem: String,
     signing: EncodingKey,
-    id: Id,
+    /// The key id in what it signs.
+    pub(crate) id: Id,
 }
 
 impl PermitKey {
-    /// Makes a key.
     pub(crate) fn make() -> Result<Self, MaterialError> {
         let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         Self::load(&pair.serialize_pem())
     }
 
-    /// Loads an existing key.
     pub(crate) fn load(pem: &str) -> Result<Self, MaterialError> {
         let pair = KeyPair::from_pem(pem)?;
         // The id is a digest of the public key, so that a key is never taken for another one.
         let id = digest(pair.public_key_raw());
         Ok(Self { signing: EncodingKey::from_ec_pem(pem.as_bytes())?, pem: pem.to_owned(), id })
-    }
-
-    /// Returns the key id in what it signs.
-    pub(crate) fn id(&self) -> &Id {
-        &self.id
-    }
-
-    /// Returns the key as in a Secret, PEM.
-    pub(crate) fn pem(&self) -> &str {
-        &self.pem
     }
 
     /// Returns the public key, as agents read it in the list of keys.
@@ -161,7 +137,6 @@ impl PermitKey {
         Ok(serde_json::to_value(key)?)
     }
 
-    /// Signs claims.
     pub(crate) fn sign(&self, claims: &impl Serialize) -> Result<String, MaterialError> {
         let header = Header { kid: Some(self.id.clone()), ..Header::new(Algorithm::ES256) };
         Ok(jsonwebtoken::encode(&header, claims, &self.signing)?)
@@ -200,7 +175,7 @@ mod tests {
     #[test]
     fn generated_authority_is_loaded_and_issues_certificates() {
         let made = Issuing::make(now()).unwrap();
-        let loaded = Issuing::load(&made.certificate().pem, Some(made.key())).unwrap();
+        let loaded = Issuing::load(&made.certificate.pem, Some(&made.key)).unwrap();
         let names = vec!["brupop-apiserver.brupop-system.svc".to_owned()];
         let leaf = Certificate::first(&loaded.issue(names.clone(), now()).unwrap()["tls.crt"]).unwrap();
         assert_eq!((issued(leaf.from), leaf.names()), (now(), names));
@@ -212,9 +187,9 @@ mod tests {
     #[test]
     fn certificate_does_not_outlive_its_issuer() {
         let made = Issuing::make(now()).unwrap();
-        let late = made.certificate().until - SignedDuration::from_hours(24);
+        let late = made.certificate.until - SignedDuration::from_hours(24);
         let leaf = made.issue(vec!["a.b.svc".into()], late).unwrap();
-        assert_eq!(Certificate::first(&leaf["tls.crt"]).unwrap().until, made.certificate().until);
+        assert_eq!(Certificate::first(&leaf["tls.crt"]).unwrap().until, made.certificate.until);
     }
 
     #[test]
@@ -234,9 +209,9 @@ mod tests {
             nonce: "x".into(),
             host: None,
         };
-        let key = PermitKey::load(PermitKey::make().unwrap().pem()).unwrap();
+        let key = PermitKey::load(&PermitKey::make().unwrap().pem).unwrap();
         let jws = key.sign(&claims).unwrap();
-        assert_eq!(signed_by(&jws).as_ref(), Some(key.id()));
+        assert_eq!(signed_by(&jws).as_ref(), Some(&key.id));
         assert_eq!(key.read::<PermitClaims>(&jws).unwrap(), claims);
         assert!(PermitKey::make().unwrap().read::<PermitClaims>(&jws).is_err());
     }

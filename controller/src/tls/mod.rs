@@ -30,7 +30,6 @@ pub(crate) use store::Complete;
 pub use keeper::Keeper;
 pub use material::MaterialError;
 
-/// An error while making, reading or publishing keys and certificates.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// The API server refused.
@@ -94,7 +93,6 @@ impl Signer {
         self.state.lock().facts.clone()
     }
 
-    /// Sets the key that signs from now on.
     fn sign_with(&self, key: Option<PermitKey>) {
         self.state.lock().key = key;
     }

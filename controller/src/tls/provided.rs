@@ -76,7 +76,7 @@ mod tests {
     fn unacceptable_provided_certificate_is_rejected_with_reason() {
         let (issuer, other) = (Issuing::make(now()).unwrap(), Issuing::make(now()).unwrap());
         let mut good = issuer.issue(vec![HOST.into()], now()).unwrap();
-        good.insert(PROVIDED.into(), issuer.certificate().pem.clone());
+        good.insert(PROVIDED.into(), issuer.certificate.pem.clone());
         let with = |field: &str, text: &str| {
             let mut fields = good.clone();
             fields.insert(field.into(), text.into());
@@ -84,12 +84,12 @@ mod tests {
         };
         let foreign = other.issue(vec![HOST.into()], now()).unwrap();
         let mut misnamed = issuer.issue(vec!["example.com".into()], now()).unwrap();
-        misnamed.insert(PROVIDED.into(), issuer.certificate().pem.clone());
+        misnamed.insert(PROVIDED.into(), issuer.certificate.pem.clone());
         let late = now() + jiff::SignedDuration::from_hours(24 * 365);
 
         assert_eq!(judge(&good, now()), Ok(1));
         assert_eq!(judge(&good, late), Ok(1), "expired, and still its authority is the right one");
-        let both = format!("{}{}junk", issuer.certificate().pem, other.certificate().pem);
+        let both = format!("{}{}junk", issuer.certificate.pem, other.certificate.pem);
         assert_eq!(judge(&with(PROVIDED, &both), now()), Ok(2), "the next one is beside it");
         assert_eq!(judge(&with(CERTIFICATE, ""), now()), Err(Problem::NoCertificate));
         assert_eq!(judge(&with(CERTIFICATE, "junk"), now()), Err(Problem::NoCertificate));
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(judge(&with(PROVIDED, ""), now()), Err(Problem::NoAuthority));
         assert_eq!(judge(&with(PROVIDED, "junk"), now()), Err(Problem::NoAuthority));
         let refused = |fields: &_| matches!(judge(fields, now()), Err(Problem::Refused(_)));
-        assert!(refused(&with(PROVIDED, &other.certificate().pem)), "another authority");
+        assert!(refused(&with(PROVIDED, &other.certificate.pem)), "another authority");
         assert!(refused(&misnamed), "another name");
     }
 }

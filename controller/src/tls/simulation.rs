@@ -115,7 +115,7 @@ impl Simulation {
             ..leaf
         });
         let foreign = published.authorities.iter().filter(|id| !known(id));
-        let foreign = foreign.map(|id| Authority { id: id.clone(), from: at(0), until: at(1_000_000) }).collect();
+        let foreign = foreign.map(|id| Authority::named(id, at(0), at(1_000_000))).collect();
         let (newest, before, carried) = match &self.keys {
             Some((newest, before, carried)) => (Some(newest.clone()), before.clone(), carried.clone()),
             None => (None, None, None),
@@ -163,7 +163,7 @@ impl Simulation {
         match write {
             Write::MakeAuthority { carried, kept } => {
                 let id = self.new_id("ca");
-                let made = Authority { id, from: now, until: now + SignedDuration::from_hours(24 * 3650) };
+                let made = Authority::named(&id, now, now + SignedDuration::from_hours(24 * 3650));
                 let old = self.authorities.take().unwrap_or_default();
                 assert_eq!(old.before, None, "a key that may still be needed is lost");
                 self.authorities = Some(Authorities { newest: Some(made), before: old.newest, kept, carried });

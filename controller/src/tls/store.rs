@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::certificate::{Certificate, bundle};
-use super::facts::{Authorities, Authority, Id, Kept, Published};
+use super::facts::{Authorities, Id, Kept, Published};
 use super::material::{Issuing, MaterialError, PermitKey};
 use planner::view::Projection;
 
@@ -135,95 +135,62 @@ struct KeptText {
 /// The Secret of the authorities.
 #[derive(Clone, Default)]
 pub(super) struct Safe {
-    pub(super) newest: Option<Issuing>,
-    pub(super) before: Option<Issuing>,
-    pub(super) kept: Vec<(Certificate, Option<Timestamp>)>,
-    pub(super) carried: Option<String>,
-}
-
-fn issuing(secret: &SecretFacts, certificate: &str, key: &str) -> Result<Option<Issuing>, MaterialError> {
-    secret.text(certificate).map(|pem| Issuing::load(pem, secret.text(key))).transpose()
+    pub(super) authorities: Authorities,
+    /// The keys of those that issue, PEM, by the ids of their certificates.
+    pub(super) keys: BTreeMap<Id, String>,
 }
 
 impl Safe {
-    /// Parses the Secret.
     pub(super) fn read(secret: &SecretFacts) -> Result<Self, MaterialError> {
         let kept: Vec<KeptText> = secret.text(KEPT).map_or(Ok(Vec::new()), serde_json::from_str)?;
         let kept = kept.into_iter().map(|kept| {
-            let certificate = Certificate::first(&kept.certificate);
-            Ok((certificate.ok_or(MaterialError::Missing("a certificate that is kept"))?, kept.until))
+            let authority = Certificate::first(&kept.certificate);
+            let authority = authority.ok_or(MaterialError::Missing("a certificate that is kept"))?;
+            Ok(Kept { authority, until: kept.until })
         });
-        Ok(Self {
-            newest: issuing(secret, CERTIFICATE, KEY)?,
-            before: issuing(secret, BEFORE_CERTIFICATE, BEFORE_KEY)?,
+        let mut keys = BTreeMap::new();
+        let mut issuing = |certificate: &str, key: &str| -> Result<Option<Certificate>, MaterialError> {
+            let Some(pem) = secret.text(certificate) else { return Ok(None) };
+            let Issuing { certificate, key } = Issuing::load(pem, secret.text(key))?;
+            keys.insert(certificate.id.clone(), key);
+            Ok(Some(certificate))
+        };
+        let authorities = Authorities {
+            newest: issuing(CERTIFICATE, KEY)?,
+            before: issuing(BEFORE_CERTIFICATE, BEFORE_KEY)?,
             kept: kept.collect::<Result<_, MaterialError>>()?,
             carried: secret.annotation(names::ROTATE_CERTIFICATES_ANNOTATION),
-        })
-    }
-
-    /// Returns the facts for the rules.
-    pub(super) fn facts(&self) -> Authorities {
-        let authority = |issuing: &Issuing| issuing.certificate().authority();
-        let kept = |(certificate, until): &(Certificate, Option<Timestamp>)| Kept {
-            authority: certificate.authority(),
-            until: *until,
         };
-        Authorities {
-            newest: self.newest.as_ref().map(authority),
-            before: self.before.as_ref().map(authority),
-            kept: self.kept.iter().map(kept).collect(),
-            carried: self.carried.clone(),
-        }
-    }
-
-    /// Returns the authorities with their keys.
-    pub(super) fn issuing(&self) -> impl Iterator<Item = &Issuing> {
-        [&self.newest, &self.before].into_iter().flatten()
+        Ok(Self { authorities, keys })
     }
 
     /// Returns all certificates in it, the newest first.
     pub(super) fn certificates(&self) -> impl Iterator<Item = &Certificate> {
-        self.issuing().map(Issuing::certificate).chain(self.kept.iter().map(|(certificate, _)| certificate))
+        let Authorities { newest, before, kept, .. } = &self.authorities;
+        newest.iter().chain(before).chain(kept.iter().map(|kept| &kept.authority))
     }
 
-    /// Returns the authority with its key.
-    pub(super) fn issuer(&self, id: &Id) -> Option<&Issuing> {
-        self.issuing().find(|issuing| issuing.certificate().id == *id)
+    pub(super) fn issuer(&self, id: &Id) -> Option<Issuing> {
+        let key = self.keys.get(id)?.clone();
+        let certificate = self.certificates().find(|certificate| certificate.id == *id)?.clone();
+        Some(Issuing { certificate, key })
     }
 
-    /// Returns the same in another arrangement; `others` are the certificates that may be new in it.
-    pub(super) fn arranged(&self, wanted: &Authorities, others: &[Certificate]) -> Self {
-        let issuing = |authority: &Option<Authority>| self.issuer(&authority.as_ref()?.id).cloned();
-        let certificate =
-            |id: &Id| self.certificates().chain(others).find(|certificate| certificate.id == *id).cloned();
-        Self {
-            newest: issuing(&wanted.newest),
-            before: issuing(&wanted.before),
-            kept: wanted.kept.iter().filter_map(|kept| Some((certificate(&kept.authority.id)?, kept.until))).collect(),
-            carried: wanted.carried.clone(),
-        }
-    }
-
-    /// Returns the data and annotations.
     pub(super) fn data(&self) -> Result<Contents, MaterialError> {
+        let Authorities { newest, before, kept, carried } = &self.authorities;
         let mut data = BTreeMap::new();
         let mut put = |field: &str, text: &str| data.insert(field.to_owned(), text.to_owned());
-        for (certificate, key, issuing) in
-            [(CERTIFICATE, KEY, &self.newest), (BEFORE_CERTIFICATE, BEFORE_KEY, &self.before)]
-        {
-            if let Some(issuing) = issuing {
-                put(certificate, &issuing.certificate().pem);
-                put(key, issuing.key());
+        for (certificate, key, authority) in [(CERTIFICATE, KEY, newest), (BEFORE_CERTIFICATE, BEFORE_KEY, before)] {
+            if let Some(issuing) = authority.as_ref().and_then(|authority| self.issuer(&authority.id)) {
+                put(certificate, &issuing.certificate.pem);
+                put(key, &issuing.key);
             }
         }
-        if !self.kept.is_empty() {
-            let text = |(certificate, until): &(Certificate, Option<Timestamp>)| KeptText {
-                certificate: certificate.pem.clone(),
-                until: *until,
-            };
-            put(KEPT, &serde_json::to_string(&self.kept.iter().map(text).collect::<Vec<_>>())?);
+        if !kept.is_empty() {
+            let text = |kept: &Kept| KeptText { certificate: kept.authority.pem.clone(), until: kept.until };
+            put(KEPT, &serde_json::to_string(&kept.iter().map(text).collect::<Vec<_>>())?);
         }
-        let carried = self.carried.clone().map(|value| (names::ROTATE_CERTIFICATES_ANNOTATION, value));
+        let carried = carried.clone().map(|value| (names::ROTATE_CERTIFICATES_ANNOTATION, value));
         Ok(Contents { data, carried })
     }
 }
@@ -271,7 +238,6 @@ pub(super) struct KeyRing {
 }
 
 impl KeyRing {
-    /// Parses the Secret.
     pub(super) fn read(secret: &SecretFacts) -> Result<Self, MaterialError> {
         let newest = secret.text(SIGNING_KEY).ok_or(MaterialError::Missing("key.pem"))?;
         Ok(Self {
@@ -285,11 +251,9 @@ impl KeyRing {
         [&self.newest, &self.before].into_iter().flatten()
     }
 
-    /// Returns the data and annotations.
     pub(super) fn data(&self) -> Contents {
         let fields = [(SIGNING_KEY, &self.newest), (SIGNING_KEY_BEFORE, &self.before)];
-        let data =
-            fields.into_iter().filter_map(|(field, key)| Some((field.to_owned(), key.as_ref()?.pem().to_owned())));
+        let data = fields.into_iter().filter_map(|(field, key)| Some((field.to_owned(), key.as_ref()?.pem.clone())));
         let carried = self.carried.clone().map(|value| (names::ROTATE_SIGNING_KEY_ANNOTATION, value));
         Contents { data: data.collect(), carried }
     }
@@ -321,14 +285,18 @@ mod tests {
 
     #[test]
     fn authority_secret_round_trips() {
-        let safe = Safe {
-            newest: Some(made()),
-            before: Some(made()),
-            kept: vec![(made().certificate().clone(), Some(now())), (made().certificate().clone(), None)],
+        let (newest, before) = (made(), made());
+        let keys = [&newest, &before].map(|issuing| (issuing.certificate.id.clone(), issuing.key.clone())).into();
+        let kept = |until| Kept { authority: made().certificate, until };
+        let authorities = Authorities {
+            newest: Some(newest.certificate),
+            before: Some(before.certificate),
+            kept: vec![kept(Some(now())), kept(None)],
             carried: Some("1".into()),
         };
+        let safe = Safe { authorities, keys };
         let read = Safe::read(&written(safe.data().unwrap())).unwrap();
-        assert_eq!(read.facts(), safe.facts());
+        assert_eq!(read.authorities, safe.authorities);
         let ids = |safe: &Safe| safe.certificates().map(|c| c.id.clone()).collect::<Vec<_>>();
         assert_eq!(ids(&read), ids(&safe));
         assert!(read.issuer(&ids(&safe)[1]).is_some() && read.issuer(&ids(&safe)[2]).is_none(), "two have keys");
@@ -337,12 +305,12 @@ mod tests {
     #[test]
     fn secret_from_before_rotation_support_is_readable() {
         let issuing = made();
-        let certificate = issuing.certificate();
-        let fields = [(CERTIFICATE, certificate.pem.as_str()), (KEY, issuing.key())];
+        let certificate = &issuing.certificate;
+        let fields = [(CERTIFICATE, certificate.pem.as_str()), (KEY, issuing.key.as_str())];
         let data = fields.map(|(field, text)| (field.to_owned(), text.to_owned())).into();
         let read = Safe::read(&written(Contents { data, carried: None })).unwrap();
-        let expected = Authorities { newest: Some(certificate.authority()), ..Authorities::default() };
-        assert_eq!(read.facts(), expected);
+        let expected = Authorities { newest: Some(certificate.clone()), ..Authorities::default() };
+        assert_eq!(read.authorities, expected);
     }
 
     #[test]
@@ -370,7 +338,7 @@ mod tests {
         };
         assert!(Safe::read(&contents(&[(CERTIFICATE, "x"), (KEY, "x")])).is_err());
         assert!(Safe::read(&contents(&[(KEPT, "x")])).is_err());
-        assert_eq!(Safe::read(&contents(&[(CERTIFICATE, ""), (KEY, "")])).unwrap().facts(), Authorities::default());
+        assert_eq!(Safe::read(&contents(&[(CERTIFICATE, ""), (KEY, "")])).unwrap().authorities, Authorities::default());
         assert!(KeyRing::read(&contents(&[(SIGNING_KEY, "x")])).is_err());
         assert!(KeyRing::read(&contents(&[])).is_err());
     }
@@ -378,7 +346,7 @@ mod tests {
     #[test]
     fn authority_with_mismatched_key_is_rejected() {
         let (ours, theirs) = (made(), made());
-        let fields = [(CERTIFICATE, ours.certificate().pem.as_str()), (KEY, theirs.key())];
+        let fields = [(CERTIFICATE, ours.certificate.pem.as_str()), (KEY, theirs.key.as_str())];
         let data = fields.map(|(field, text)| (field.to_owned(), text.to_owned())).into();
         let read = Safe::read(&written(Contents { data, carried: None }));
         assert!(matches!(read, Err(MaterialError::NoPair)));
@@ -386,11 +354,11 @@ mod tests {
 
     #[test]
     fn foreign_content_in_trust_config_map_is_detected() {
-        let certificate = made().certificate().clone();
+        let certificate = made().certificate;
         let key = PermitKey::make().unwrap();
-        let own = [(key.id().clone(), key.jwk().unwrap())];
+        let own = [(key.id.clone(), key.jwk().unwrap())];
         let mut other = PermitKey::make().unwrap().jwk().unwrap();
-        other["kid"] = key.id().as_str().into();
+        other["kid"] = key.id.as_str().into();
         let published = |ca: &str, keys: &str| {
             let data = [(names::TRUST_CA_KEY, ca), (names::TRUST_PERMIT_KEYS, keys)];
             let data = data.map(|(field, text)| (field.to_owned(), text.to_owned())).into();
@@ -399,7 +367,7 @@ mod tests {
         };
         let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<std::collections::BTreeSet<_>>();
         let (ca, ours) = (bundle([&certificate]), jwks(&[own[0].1.clone()]));
-        assert_eq!(published(&ca, &ours), (ids(&[&certificate.id]), ids(&[key.id()])));
+        assert_eq!(published(&ca, &ours), (ids(&[&certificate.id]), ids(&[&key.id])));
         assert_eq!(published(&format!("{ca}#"), "x"), (ids(&[&certificate.id, FOREIGN]), ids(&[FOREIGN])));
         assert_eq!(published("", &jwks(&[other])), (ids(&[]), ids(&[FOREIGN])), "another key under the operator's id");
     }

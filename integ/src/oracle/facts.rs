@@ -235,9 +235,9 @@ impl Node {
     }
 }
 
-/// Returns true if a field manager is a component of the operator.
+/// Returns true if a field manager is a component of the operator. The plugin is none: what it writes is its user's.
 pub(super) fn is_ours(manager: &str) -> bool {
-    manager.starts_with("brupop-")
+    manager.starts_with("brupop-") && !manager.starts_with(names::PLUGIN_MANAGER)
 }
 
 fn owners(entries: &[ManagedFieldsEntry]) -> BTreeMap<Field, BTreeSet<String>> {

@@ -7,7 +7,7 @@ use models::history::RecordedRollout;
 use models::operator::BottlerocketUpdateOperatorSpec;
 use models::time::after;
 
-use super::snapshot::{HistoryAction, HistorySnapshot};
+use super::snapshot::HistorySnapshot;
 use crate::view::{HistoryObject, RecordFacts};
 
 /// The number of the newest records that go in their order, whatever they are of: users read them.
@@ -28,7 +28,6 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Returns the limits of a policy.
     pub fn of(spec: &BottlerocketUpdateOperatorSpec) -> Self {
         let limits = spec.within_bounds().0.rollout_history.clone().unwrap_or_default();
         Self {
@@ -39,14 +38,13 @@ impl Limits {
     }
 }
 
-/// Returns the deletions that are due, once every record was read.
-pub(super) fn deletions(limits: Limits, snapshot: &HistorySnapshot<'_>) -> Vec<HistoryAction> {
+/// Returns the objects to delete, once every record was read.
+pub(super) fn surplus<'a>(limits: Limits, snapshot: &HistorySnapshot<'a>) -> Vec<&'a HistoryObject> {
     let HistorySnapshot { records, objects, unreadable, now, .. } = *snapshot;
     let mut oldest: Vec<&RecordFacts> = records.values().collect();
     oldest.sort_by_key(|record| record.rollout.number);
-    let ended: Vec<&RecordFacts> = oldest.iter().copied().filter(|record| !record.runs()).collect();
     // Those of drills, and of at most one node, as of one that came late, go before those of whole fleets, but for the newest ones.
-    let mut least: Vec<&RecordFacts> = ended;
+    let mut least: Vec<&RecordFacts> = oldest.iter().copied().filter(|record| !record.runs()).collect();
     let newest = least.iter().rev().take(SPARED).next_back().map_or(0, |record| record.rollout.number);
     let of_fleet = |record: &RecordFacts| {
         let RecordedRollout { drill, first, number, .. } = &record.rollout;
@@ -93,9 +91,5 @@ pub(super) fn deletions(limits: Limits, snapshot: &HistorySnapshot<'_>) -> Vec<H
             bytes -= record.bytes;
         }
     }
-    let found = gone.iter().filter_map(|name| objects.get(*name)).filter(|object| !object.deleting);
-    found
-        .take(AT_A_TIME)
-        .map(|object| HistoryAction::Delete { name: object.name.clone(), uid: object.uid.clone() })
-        .collect()
+    gone.iter().filter_map(|name| objects.get(*name)).filter(|object| !object.deleting).take(AT_A_TIME).collect()
 }

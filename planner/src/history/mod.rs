@@ -124,9 +124,8 @@ pub fn is_settled(ended: &BTreeSet<i64>, waiting: &Waiting) -> bool {
 /// Returns the deletions that are due. Before that of a record, its results are removed from the shadows: without it, nothing would
 /// show that a page held them.
 fn deletions(limits: Limits, snapshot: &HistorySnapshot<'_>, ended: &BTreeSet<i64>) -> Vec<HistoryAction> {
-    let first = |deletion: HistoryAction| {
-        let HistoryAction::Delete { name, .. } = &deletion else { return vec![deletion] };
-        let number = snapshot.records.get(name).map(|record| record.rollout.number);
+    let first = |object: &HistoryObject| {
+        let number = snapshot.records.get(&object.name).map(|record| record.rollout.number);
         let of_it = |waiting: &&Waiting| {
             !waiting.orphaned && Some(waiting.result.rollout) == number && is_settled(ended, waiting)
         };
@@ -135,9 +134,10 @@ fn deletions(limits: Limits, snapshot: &HistorySnapshot<'_>, ended: &BTreeSet<i6
             HistoryAction::Clear { node: waiting.node.clone(), rows }
         };
         let clear: Vec<_> = snapshot.waiting.iter().filter(of_it).map(clear).collect();
-        if clear.is_empty() { vec![deletion] } else { clear }
+        let delete = || HistoryAction::Delete { name: object.name.clone(), uid: object.uid.clone() };
+        if clear.is_empty() { vec![delete()] } else { clear }
     };
-    limits::deletions(limits, snapshot).into_iter().flat_map(first).collect()
+    limits::surplus(limits, snapshot).into_iter().flat_map(first).collect()
 }
 
 /// The rollouts of the operator's resource that have a number.
@@ -336,12 +336,15 @@ fn go_on(snapshot: &HistorySnapshot<'_>, record: &RecordFacts, plan: &mut Histor
     if over && !busy && !pending {
         let (phase, at, message) = match active.map(|(_, place)| (place.phase, place.ended.unwrap_or(now))) {
             Some((phase @ (RolloutPhase::Completed | RolloutPhase::Superseded), at)) => (phase, at, end_of(phase)),
-            Some((_, at)) => (RolloutPhase::Stopped, at, stopped(plan, record)),
+            Some((_, at)) if plan.facts.full.contains(&record.rollout.number) => {
+                (RolloutPhase::Stopped, at, "this record is full: another one continues it")
+            }
+            Some((_, at)) => (RolloutPhase::Stopped, at, end_of(RolloutPhase::Stopped)),
             None if record.rollout.drill => (RolloutPhase::Completed, now, "the drills have ended"),
             None => (RolloutPhase::Stopped, now, "the operator's resource was deleted, or no longer knows it"),
         };
         let status = Box::new(course::ended(&status, phase, at, message));
-        plan.actions.push(HistoryAction::End { name: record.name.clone(), status });
+        plan.actions.push(HistoryAction::Update { name: record.name.clone(), status });
         return;
     }
     // Some changes go with the next write, or after the time that a page may wait.
@@ -351,15 +354,6 @@ fn go_on(snapshot: &HistorySnapshot<'_>, record: &RecordFacts, plan: &mut Histor
         plan.actions.push(HistoryAction::Update { name: record.name.clone(), status: Box::new(status) });
     } else if status != record.status {
         plan.wake = Some(plan.wake.map_or(due, |wake| wake.min(due)));
-    }
-}
-
-/// Returns the reason for which a rollout was stopped.
-fn stopped(plan: &HistoryPlan, record: &RecordFacts) -> &'static str {
-    if plan.facts.full.contains(&record.rollout.number) {
-        "this record is full: another one continues it"
-    } else {
-        end_of(RolloutPhase::Stopped)
     }
 }
 
@@ -424,11 +418,7 @@ fn drop_unknown(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
     let expected = |waiting: &Waiting| {
         let number = waiting.result.rollout;
         let running = record_of(snapshot, waiting).is_some();
-        let begins = snapshot
-            .operator
-            .iter()
-            .flat_map(|operator| numbered(operator))
-            .any(|(_, place)| number == place.number && !is_recorded(snapshot, number));
+        let begins = is_known(snapshot, number) && !is_recorded(snapshot, number);
         if waiting.result.drill.is_some() {
             return running || snapshot.operator.is_some();
         }

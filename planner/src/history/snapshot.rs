@@ -29,7 +29,6 @@ pub struct Waiting {
 pub type RowId = (String, i64);
 
 impl Waiting {
-    /// Returns what identifies it.
     pub fn id(&self) -> RowId {
         (self.uid.clone(), self.result.attempt)
     }
@@ -44,7 +43,6 @@ impl Waiting {
     }
 }
 
-/// Returns what identifies a row.
 pub fn row_id(row: &HistoryRow) -> RowId {
     (row.uid.clone(), row.result.attempt)
 }
@@ -57,7 +55,6 @@ pub struct OpenPage {
     pub rows: BTreeSet<RowId>,
 }
 
-/// The input.
 pub struct HistorySnapshot<'a> {
     pub namespace: &'a str,
     pub operator: Option<&'a OperatorFacts>,
@@ -83,47 +80,19 @@ pub struct HistorySnapshot<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub enum HistoryAction {
     /// Reads a record that changed.
-    ReadRecord {
-        name: String,
-    },
+    ReadRecord { name: String },
     /// Reads a page that its record does not name yet.
-    ReadPage {
-        record: String,
-        number: i64,
-    },
+    ReadPage { record: String, number: i64 },
     /// Creates the record of a rollout.
-    Begin {
-        name: String,
-        rollout: Box<RecordedRollout>,
-    },
+    Begin { name: String, rollout: Box<RecordedRollout> },
     /// Creates a page.
-    WritePage {
-        record: String,
-        owner: String,
-        page: HistoryPage,
-    },
+    WritePage { record: String, owner: String, page: HistoryPage },
     /// Removes results that are on a page from the shadow of a node.
-    Clear {
-        node: String,
-        rows: BTreeSet<RowId>,
-    },
+    Clear { node: String, rows: BTreeSet<RowId> },
     /// Removes results of which no record is known.
-    Drop {
-        node: String,
-        rows: BTreeSet<RowId>,
-    },
-    /// Writes the course of a running record.
-    Update {
-        name: String,
-        status: Box<BottlerocketRolloutHistoryStatus>,
-    },
-    /// Signs and writes the course of a record that ends.
-    End {
-        name: String,
-        status: Box<BottlerocketRolloutHistoryStatus>,
-    },
-    Delete {
-        name: String,
-        uid: String,
-    },
+    Drop { node: String, rows: BTreeSet<RowId> },
+    /// Writes the course of a record. That of one that ends is signed.
+    Update { name: String, status: Box<BottlerocketRolloutHistoryStatus> },
+    /// Deletes this very object.
+    Delete { name: String, uid: String },
 }

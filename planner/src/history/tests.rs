@@ -194,7 +194,7 @@ impl Server {
                 let results = self.shadows.get_mut(&node).unwrap();
                 results.retain(|result| !rows.contains(&(node.clone(), result.attempt)));
             }
-            HistoryAction::Update { name, status } | HistoryAction::End { name, status } => {
+            HistoryAction::Update { name, status } => {
                 let mut object = self.objects[&name].clone();
                 assert_eq!(object.status.as_ref().map_or(RolloutPhase::Running, |s| s.phase), RolloutPhase::Running);
                 object.status = Some(*status);
@@ -603,7 +603,7 @@ fn end_of_a_freeze_or_brake_is_attributed_to_the_user_whose_resume_ended_it() {
         ("a resume that has ended another brake", "NoFailures", "Resumed", 50, true),
     ] {
         let (mut server, mut leader) = (Server::new(), Leader::default());
-        server.operator.managers.resume = Some("kubectl-brupop".into());
+        server.operator.managers.resume = Some("brupop-plugin".into());
         let ledger = |until| Some(RolloutLedger { braked_until: until, ..RolloutLedger::default() });
         let frozen = models::operator::FROZEN;
         server.operator.status.conditions = vec![since(frozen, ConditionStatus::True, "VersionFailed", 40)];
@@ -618,7 +618,7 @@ fn end_of_a_freeze_or_brake_is_attributed_to_the_user_whose_resume_ended_it() {
         let entries = server.status().entries;
         let resumed: Vec<_> = entries.iter().filter(|entry| entry.kind == EntryKind::Resumed).collect();
         assert_eq!(resumed.len(), 2, "{sentence}");
-        let expected = by_user.then_some("kubectl-brupop");
+        let expected = by_user.then_some("brupop-plugin");
         assert!(resumed.iter().all(|entry| entry.field_manager.as_deref() == expected), "{sentence}: {resumed:?}");
         assert_eq!(resumed[0].message.contains("proven"), !by_user, "{sentence}");
     }

@@ -53,7 +53,6 @@ fn versions<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<
 }
 
 impl RevisionContent {
-    /// Returns the content of a policy.
     pub fn of(policy: &Policy) -> Self {
         Self::new(&policy.target, &policy.exclude, policy.ignore_waves)
     }

@@ -53,7 +53,6 @@ impl Deref for PolicyRevision {
 }
 
 impl PolicyRevision {
-    /// Returns the uid of its controller.
     fn controller(&self) -> Option<&str> {
         self.owners.iter().find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.as_str())
     }
@@ -65,10 +64,6 @@ impl PolicyRevision {
     /// Returns whether it has no controller, and may get one.
     fn is_adoptable(&self) -> bool {
         self.labelled && self.controller().is_none() && !self.deleting
-    }
-
-    fn has(&self, content: &RevisionContent) -> bool {
-        self.content.as_ref() == Ok(content)
     }
 }
 
@@ -159,7 +154,7 @@ impl<'a> History<'a> {
 
     /// Returns the revision that has a content; of several, the one that is kept.
     fn with(&self, content: &RevisionContent) -> Option<&'a PolicyRevision> {
-        let equal = self.revisions.iter().copied().filter(|revision| revision.has(content));
+        let equal = self.revisions.iter().copied().filter(|revision| revision.content.as_ref() == Ok(content));
         equal.max_by_key(|revision| (!revision.deleting, revision.number, &revision.name))
     }
 
@@ -173,7 +168,6 @@ impl<'a> History<'a> {
         self.kept.get(name).map(|kept| kept.name.as_str())
     }
 
-    /// Returns the number of the next revision.
     fn next_number(&self) -> i64 {
         self.revisions.last().map_or(1, |last| last.number.saturating_add(1))
     }
@@ -222,7 +216,6 @@ fn owner(uid: &str) -> OwnerReference {
     }
 }
 
-/// Returns the adoptions and releases.
 fn ownership(operator: &OperatorFacts, revisions: &[PolicyRevision]) -> Vec<RevisionAction> {
     let change = |revision: &PolicyRevision| {
         let name = revision.name.clone();

@@ -19,7 +19,6 @@ pub(super) fn hash(data: &str, collisions: Option<i32>) -> String {
     sum.bytes().map(|digit| char::from(ALPHABET[usize::from(digit) % ALPHABET.len()])).collect()
 }
 
-/// Returns the name of a revision with this hash.
 pub(super) fn name(operator: &str, hash: &str) -> String {
     let prefix: String = operator.chars().take(PREFIX).collect();
     format!("{}-{hash}", prefix.trim_end_matches(['-', '.']))

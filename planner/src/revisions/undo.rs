@@ -23,7 +23,6 @@ pub enum UndoError {
     Unreadable { number: i64, cause: String },
 }
 
-/// The outcome of a return to an earlier revision.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Undo {
     /// The policy has this content already.

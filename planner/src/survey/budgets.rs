@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use jiff::{SignedDuration, Timestamp};
 use models::operator::BudgetBackOff;
 use models::reason::FailureReason;
-use models::shadow::{DrainedPod, FirstPod, RefusingBudget};
+use models::shadow::{FirstPod, RefusingBudget};
 use models::time::after;
 
 use crate::policy::BACK_OFF_LIMIT;
@@ -62,11 +62,10 @@ fn has_moved(view: &ClusterView, back_off: &BudgetBackOff) -> bool {
     drains.any(|drain| {
         let left = |first: &&FirstPod| first.accepted.is_some_and(|accepted| accepted > back_off.last);
         let left: BTreeSet<&str> = drain.asked_first.iter().filter(left).map(|first| first.uid.as_str()).collect();
-        let of_it = |pod: &&DrainedPod| {
+        drain.pods.iter().any(|pod| {
             let title = |name: &String| back_off.budget == format!("{}/{name}", pod.namespace);
             left.contains(pod.uid.as_str()) && pod.budgets.iter().any(title)
-        };
-        !left.is_empty() && drain.pods.iter().any(|pod| of_it(&pod))
+        })
     })
 }
 
@@ -113,9 +112,81 @@ pub(crate) fn back_offs(view: &ClusterView, budgets: &Budgets<'_>, now: Timestam
     known
 }
 
-/// Returns the time from which a budget is asked again, if it is in back-off.
+/// Returns the time from which a budget is asked again, if it is in back-off. Those that have been changed since have none in [`back_offs`].
 pub(crate) fn asked_from(back_offs: &[BudgetBackOff], budget: &BudgetFacts, now: Timestamp) -> Option<Timestamp> {
     let title = budget.title();
-    let of_it = |back_off: &&BudgetBackOff| back_off.budget == title && back_off.revision == budget.revision;
-    back_offs.iter().find(of_it).map(|back_off| back_off.until).filter(|until| *until > now)
+    let own = back_offs.iter().find(|back_off| back_off.budget == title);
+    own.map(|back_off| back_off.until).filter(|until| *until > now)
+}
+
+#[cfg(test)]
+mod tests {
+    use models::shadow::{AttemptResult, DrainStatus, DrainedPod, Record};
+
+    use super::*;
+    use crate::fixtures::{cluster, node, t, updated};
+
+    /// The back-off of a budget with this revision, whose pods stayed at 0 s.
+    fn backs_off(revision: &str) -> BudgetBackOff {
+        BudgetBackOff { budget: "shop/db".into(), revision: revision.into(), times: 3, last: t(0), until: t(10) }
+    }
+
+    /// A cluster with this back-off, and with the budget as it is since its change.
+    fn view_with(nodes: Vec<crate::view::NodeView>, back_off: BudgetBackOff) -> ClusterView {
+        let (mut view, _) = cluster(nodes, &[]);
+        let (namespace, name, revision) = ("shop".into(), "db".into(), "db/2".into());
+        view.budgets = vec![BudgetFacts { namespace, name, revision, ..BudgetFacts::default() }];
+        view.operator.as_mut().unwrap().status.budget_back_offs = vec![back_off];
+        view
+    }
+
+    #[test]
+    fn back_off_is_over_once_a_pod_of_its_own_budget_has_left_after_it_began() {
+        let pod = |uid: &str, budget: &str| DrainedPod {
+            namespace: "shop".into(),
+            uid: uid.into(),
+            budgets: vec![budget.into()],
+            ..DrainedPod::default()
+        };
+        let first =
+            |uid: &str, left: Option<i64>| FirstPod { uid: uid.into(), accepted: left.map(t), unguarded: false };
+        for (sentence, db, mq, is_over) in [
+            ("no pod has left", None, None, false),
+            ("one of it has left", Some(1), None, true),
+            ("one of it had left by then", Some(0), None, false),
+            ("one of another budget has left", None, Some(1), false),
+        ] {
+            let mut a = node("a");
+            a.shadow.as_mut().unwrap().status.controller.drain = Some(DrainStatus {
+                pods: [pod("db-0", "db"), pod("mq-0", "mq")].into(),
+                asked_first: vec![first("db-0", db), first("mq-0", mq)],
+                ..DrainStatus::default()
+            });
+            let view = view_with(vec![a], backs_off("db/2"));
+            assert_eq!(back_offs(&view, &Budgets::of(&view), t(60)).is_empty(), is_over, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn back_off_of_a_budget_that_was_changed_before_its_pods_stayed_again_is_the_first_one() {
+        for (revision, times) in [("db/2", 4), ("db/1", 1)] {
+            let reason = FailureReason::GuardedPodsStayed.as_str().to_owned();
+            let last = AttemptResult { reason, ..updated().last.unwrap() };
+            let refusing = RefusingBudget { budget: "shop/db".into(), revision: "db/2".into() };
+            let record = Record { last: Some(last), refusing_budgets: vec![refusing], ..Record::default() };
+            let mut a = node("a");
+            a.shadow.as_mut().unwrap().status.controller.record = Some(record);
+            let view = view_with(vec![a], backs_off(revision));
+            let found = back_offs(&view, &Budgets::of(&view), t(60));
+            assert_eq!(found.iter().map(|back_off| back_off.times).collect::<Vec<_>>(), [times], "{revision}");
+        }
+    }
+
+    #[test]
+    fn back_off_is_kept_for_a_day_after_its_end() {
+        let day = i64::try_from(BACK_OFF_LIMIT.as_secs()).unwrap();
+        let view = view_with(vec![], backs_off("db/2"));
+        let kept = [9 + day, 10 + day].map(|second| back_offs(&view, &Budgets::of(&view), t(second)).len());
+        assert_eq!(kept, [1, 0]);
+    }
 }

@@ -178,3 +178,40 @@ pub(crate) fn foreseen<'a>(
     ledger.brake(limit, now);
     (ledger, limit)
 }
+
+#[cfg(test)]
+mod tests {
+    use models::shadow::{HostState, Step};
+
+    use super::*;
+    use crate::fixtures::{at, cluster, t};
+
+    /// A slot whose node may have been permitted to reboot, long after its machine was waited for.
+    #[test]
+    fn attempt_of_a_slot_is_not_over_while_its_node_or_the_shadow_of_that_cannot_be_read() {
+        type Change = fn(&mut ClusterView);
+        fn without_shadow(view: &mut ClusterView) {
+            view.nodes.get_mut("a").unwrap().shadow = None;
+        }
+        fn without_node(view: &mut ClusterView) {
+            view.nodes.remove("a");
+        }
+        let case = |sentence: &str, is_over: bool, changes: [Change; 2]| {
+            let rebooting = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+            let (mut view, policy) = cluster(vec![rebooting], &["a"]);
+            changes.iter().for_each(|change| change(&mut view));
+            let slot = view.recorded_slots().next().unwrap();
+            let update = slot.update.as_ref().unwrap();
+            assert_eq!(has_ended((&view, &policy), slot, update, t(1_000_000)), is_over, "{sentence}");
+        };
+        let nothing: Change = |_| {};
+        let no_node: Change = |view| drop(view.unreadable.nodes.insert("a".into(), "a field".into()));
+        let no_shadow: Change = |view| drop(view.unreadable.shadows.insert("a".into(), "a field".into()));
+        case("it is under way", false, [nothing, nothing]);
+        case("its shadow is gone", true, [without_shadow, nothing]);
+        case("its shadow cannot be read", false, [without_shadow, no_shadow]);
+        case("its Node is gone", true, [without_node, nothing]);
+        case("its Node cannot be read", false, [without_node, no_node]);
+        case("its Node is gone, and the shadow that is left cannot be read", true, [without_node, no_shadow]);
+    }
+}

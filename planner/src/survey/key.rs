@@ -62,3 +62,32 @@ pub(crate) fn borrowed((variant, arch, version): &Key) -> KeyRef<'_> {
 pub fn key_of(rollout: &ActiveRollout) -> Key {
     (rollout.variant.clone(), rollout.arch.clone(), rollout.version.clone())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::fixtures::{NEW, node, rollout};
+    use crate::view::NodeFacts;
+
+    #[test]
+    fn node_whose_agent_has_not_reported_may_be_of_each_kind_that_its_node_does_not_contradict() {
+        type Change = fn(&mut NodeFacts);
+        fn arch(facts: &mut NodeFacts, arch: &str) {
+            facts.labels = Arc::new([("kubernetes.io/arch".to_owned(), arch.to_owned())].into());
+        }
+        let case = |sentence: &str, may: bool, change: Change| {
+            let mut node = node("a");
+            node.shadow = None;
+            change(&mut node.facts);
+            assert_eq!(may_be_member(&node, &rollout(NEW)), may, "{sentence}");
+        };
+        case("its Node names the variant", true, |_| {});
+        case("its Node names another variant", false, |facts| facts.os_image = facts.os_image.replace("1.37", "1.38"));
+        case("its Node names the architecture", true, |facts| arch(facts, "amd64"));
+        case("its Node names another architecture", false, |facts| arch(facts, "arm64"));
+        case("its kubelet has named nothing yet", true, |facts| facts.os_image.clear());
+        case("it runs another system", false, |facts| facts.os_image = "Ubuntu 24.04".to_owned());
+    }
+}

@@ -351,6 +351,86 @@ mod tests {
         assert_eq!((found.proven, found.first), (1, 1));
     }
 
+    /// The name of each node in the row.
+    fn in_row(ledger: &RolloutLedger) -> Vec<&str> {
+        ledger.row.iter().map(|end| end.node.as_str()).collect()
+    }
+
+    /// Node `a` has not come to the version in its last attempt, which ended at 50 s.
+    #[test]
+    fn ledger_that_is_rebuilt_has_the_ends_of_its_own_version_since_the_rollout_began_in_its_row() {
+        let (memory, none) = (Memory::Entry, Memory::Nothing);
+        for (sentence, version, started, memory, expected) in [
+            ("an end of the rollout", NEW, 50, memory, &["a"][..]),
+            ("an end from before it", NEW, 51, memory, &[]),
+            ("the same, without any memory of it", NEW, 51, none, &["a"]),
+            ("an end of another version", OLD, 50, memory, &[]),
+            ("the same, without any memory of it", OLD, 50, none, &[]),
+        ] {
+            let mut view = placed(Proof::Free);
+            let a = view.nodes.get_mut("a").unwrap();
+            a.facts.os_image = format!("Bottlerocket OS {OLD} (aws-k8s-1.37)");
+            let record = a.shadow.as_mut().unwrap().status.controller.record.as_mut().unwrap();
+            record.last.as_mut().unwrap().version = version;
+            let rollout = ActiveRollout { started: t(started), ..rollout(NEW) };
+            let found = of(&view, &rollout, memory, |_, _| false);
+            assert_eq!(in_row(&found), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn place_of_an_earlier_rollout_is_none_of_one_whose_ledger_does_not_have_its_first_record_yet() {
+        let ledger = Some(RolloutLedger::default());
+        for (number, expected) in [(8, Some(Proof::Proven)), (9, None)] {
+            let rollout = ActiveRollout { record: Some(recorded(number)), ledger: ledger.clone(), ..rollout(NEW) };
+            assert_eq!(place(&placed(Proof::Proven).nodes["a"], &rollout), expected, "{number}");
+        }
+    }
+
+    /// Node `a` had proven the version and was not Ready any more, and has proven it again: it has been well since 100 s.
+    #[test]
+    fn end_of_a_node_that_had_fallen_is_forgotten_once_that_is_well_and_its_ledger_does_not_name_it_so() {
+        let soaked = 100 + i64::try_from(LOST.as_secs()).unwrap();
+        let entry = |node: &str, reason: &str| LedgerNode {
+            node: node.into(),
+            proof: Proof::Unproven,
+            reason: reason.into(),
+            accepted: false,
+            before_proof: true,
+        };
+        let fallen = |node: &str| entry(node, models::operator::NOT_READY);
+        for (sentence, named, second, expected) in [
+            ("nothing is named", vec![], soaked, &[][..]),
+            ("nothing is named, and it is well for less", vec![], soaked - 1, &["a"]),
+            ("it is named as fallen", vec![fallen("a")], soaked, &["a"]),
+            (
+                "it is named for another end, and another one as fallen",
+                vec![entry("a", "Held"), fallen("b")],
+                soaked,
+                &[],
+            ),
+        ] {
+            let mut view = placed(Proof::Proven);
+            view.nodes.get_mut("a").unwrap().facts.ready_since = Some(t(100));
+            let mut ledger = RolloutLedger { nodes: named, row: vec![fallen("a")], ..RolloutLedger::default() };
+            forget_resolved((&view, &Policy::default()), &rollout(NEW), &mut ledger, t(second));
+            assert_eq!(in_row(&ledger), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn name_of_a_node_is_free_once_that_is_gone_and_no_slot_waits_for_it() {
+        for (sentence, there, slots, expected) in [
+            ("it is there", true, &[][..], false),
+            ("it is gone", false, &[], true),
+            ("a slot waits for it", false, &["a"], false),
+            ("a slot waits for another one", false, &["b"], true),
+        ] {
+            let nodes = if there { vec![node("a")] } else { vec![] };
+            assert_eq!(is_gone(&cluster(nodes, slots).0, "a"), expected, "{sentence}");
+        }
+    }
+
     #[test]
     fn place_that_an_earlier_version_did_not_record_follows_from_the_end_of_the_attempt() {
         let late = FailureReason::NotReadyAfterBoot.as_str();

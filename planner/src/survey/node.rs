@@ -113,8 +113,7 @@ impl<'a> NodeContext<'a> {
 
     /// Returns whether a leader finds a step of an earlier one a day or more after its deadline.
     pub(crate) fn is_found_late(&self, since: Timestamp, limit: Duration) -> bool {
-        let leads = self.view.leader_since;
-        since < leads && leads >= after(self.time_over(since, limit), LONGEST)
+        self.view.leader_since >= after(self.time_over(since, limit), LONGEST)
     }
 
     /// Returns when the time of a step is over under one leader. Trouble of the cluster stops its clock.

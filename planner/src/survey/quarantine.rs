@@ -159,7 +159,7 @@ mod tests {
     use models::operator::RolloutLedger;
 
     use super::*;
-    use crate::fixtures::{NEW, OLD, rollout, t};
+    use crate::fixtures::{NEW, OLD, cluster, failure, fallen_back, node, rollout, seen, t};
 
     #[test]
     fn versions_to_resume_are_those_of_braked_rollouts_too() {
@@ -169,5 +169,24 @@ mod tests {
         assert_eq!(none.len(), 0);
         assert_eq!(none.to_resume(&[braked(NEW), rollout(OLD)]), NEW.to_string());
         assert_eq!(none.to_resume(&[braked(NEW), braked(OLD)]), format!("{OLD},{NEW}"));
+    }
+
+    /// Nodes `a` and `b` have failed on a version, which a user has requested to hold for its own nodes alone. Node `a` has proven it since.
+    #[test]
+    fn quarantine_stays_contained_while_as_many_nodes_as_it_takes_have_not_proven_the_version() {
+        let mut nodes = ["a", "b"].map(node);
+        for (node, resolved_by) in nodes.iter_mut().zip([Some(UPDATED.to_owned()), None]) {
+            let record = &mut node.shadow.as_mut().unwrap().status.controller.record;
+            record.get_or_insert_default().version_failures = vec![VersionFailure { resolved_by, ..failure(NEW) }];
+        }
+        let (mut view, _) = cluster(nodes.into(), &[]);
+        let quarantined = models::operator::Quarantined { contained: true, ..fallen_back(&["a", "b"]) };
+        let failed = vec!["a".to_owned(), "b".to_owned()];
+        let known = KnownVersion { failed, quarantined: Some(quarantined), ..seen(NEW, 0) };
+        view.operator.as_mut().unwrap().status.versions = vec![known];
+        for (max_failures, held) in [(1, 1), (2, 0)] {
+            let found = Quarantine::of(&view, max_failures);
+            assert_eq!((found.len(), found.frozen_by()), (held, None), "{max_failures}");
+        }
     }
 }

@@ -174,8 +174,30 @@ pub(crate) fn acknowledged(
 
 #[cfg(test)]
 mod tests {
+    use models::operator::RolloutLedger;
+
     use super::*;
-    use crate::fixtures::{NEW, OLD, fallen_back, seen};
+    use crate::fixtures::{NEW, OLD, fallen_back, recorded, rollout, seen};
+
+    /// The place of the step is used up, and the step soaks once a user has accepted it.
+    #[test]
+    fn approval_that_accepts_places_without_a_proof_is_not_refused() {
+        let status = |asked: Option<&str>, accepted: i64| {
+            let ledger = RolloutLedger { due: 1, share: 1, unproven: 1, accepted, ..RolloutLedger::default() };
+            let active = ActiveRollout { record: Some(recorded(7)), ledger: Some(ledger), ..rollout(NEW) };
+            let requests = OperatorRequests { approve_step: asked.map(str::to_owned), ..Default::default() };
+            BottlerocketUpdateOperatorStatus {
+                observed_generation: Some(1),
+                active_rollouts: vec![active],
+                requests: Some(requests),
+                ..Default::default()
+            }
+        };
+        for (accepted, refused) in [(1, false), (0, true)] {
+            let found = approval_news(&status(None, 0), &status(Some("7/1/unproven@yes"), accepted));
+            assert_eq!(found.is_some(), refused, "{accepted} accepted");
+        }
+    }
 
     #[test]
     fn request_to_continue_others_that_holds_no_version_for_its_own_nodes_is_refused() {

@@ -363,6 +363,25 @@ mod tests {
         }
     }
 
+    #[test]
+    fn host_whose_refreshes_fail_for_ever_keeps_no_withdrawn_version_alone_of_three() {
+        let mut other = failing("b");
+        let updates = other.shadow.as_mut().unwrap().status.agent.updates.as_mut().unwrap();
+        updates.available_versions = vec![OLD];
+        let (mut view, policy) = cluster(vec![failing("a"), other, offered("c", Some(&[OLD]))], &[]);
+        view.operator.as_mut().unwrap().status.versions = vec![seen(NEW, 0)];
+        assert_eq!(first_seen(&view, &policy), None);
+    }
+
+    #[test]
+    fn host_that_runs_a_version_which_it_is_offered_counts_once() {
+        let mut updated = offered("a", Some(&[Version::new(1, 21, 0), NEW]));
+        updated.shadow.as_mut().unwrap().status.agent.current_version = Some(NEW);
+        let others = ["b", "c"].map(|name| offered(name, Some(&[OLD])));
+        let (view, _) = cluster(others.into_iter().chain([updated]).collect(), &[]);
+        assert!(!kinds(&view)[&("aws-k8s-1.37", "x86_64")].offers(&NEW), "one of three");
+    }
+
     /// The first hosts to refresh after an outage are of a later wave than those whose locks have the version.
     #[test]
     fn lock_and_reasons_are_kept_while_nodes_that_were_offered_the_version_have_not_refreshed() {

@@ -79,10 +79,10 @@ fn names(node: &NodeView, version: &Version) -> bool {
 mod tests {
     use models::history::RolloutPhase::{self, Completed, Running};
     use models::operator::RolloutRecord;
-    use models::shadow::OfferedUpdates;
+    use models::shadow::{OfferedUpdates, Progress, Step};
 
     use super::*;
-    use crate::fixtures::{NEW, OLD, cluster, node, recorded, rollout, t};
+    use crate::fixtures::{NEW, OLD, cluster, node, progress, recorded, rollout, t};
     use crate::plan::plan;
 
     /// A node whose Node and agent name these versions.
@@ -129,6 +129,51 @@ mod tests {
             let records = of_kind.filter_map(|rollout| rollout.record.as_ref());
             let newest = records.max_by_key(|record| record.number).map(|record| (record.number, record.phase));
             assert_eq!(newest, Some(expected), "{sentence}, after {phase:?}, beside a later version: {beside}");
+        }
+    }
+
+    /// The version is not the target of any node.
+    #[test]
+    fn node_on_its_way_to_a_version_lacks_it_also_where_it_runs_a_later_one() {
+        type Change = fn(&mut NodeView);
+        fn begins(node: &mut NodeView, step: Step, version: Version) {
+            let begun = Progress { version, ..progress(step, 0) };
+            node.shadow.as_mut().unwrap().status.controller.progress = Some(begun);
+        }
+        let later = Version::new(1, 20, 6);
+        let case = |sentence: &str, runs: &Version, lacked: bool, change: Change| {
+            let mut node = running("a", (runs, runs));
+            change(&mut node);
+            let (view, _) = cluster(vec![node], &[]);
+            assert_eq!(is_lacked(&view, &rollout(NEW), &Targets::new()), lacked, "{sentence}");
+        };
+        case("it runs an earlier one", &OLD, true, |_| {});
+        case("it runs a later one", &later, false, |_| {});
+        case("it runs a later one, and its image is downloaded", &later, true, |a| begins(a, Step::Staging, NEW));
+        case("it runs it, and is drained for another one", &NEW, false, |a| begins(a, Step::Draining, OLD));
+        case("its image is downloaded, and its label is gone", &OLD, false, |a| {
+            a.facts.labelled = false;
+            begins(a, Step::Staging, NEW);
+        });
+    }
+
+    #[test]
+    fn rollout_was_acted_on_where_an_update_that_is_in_no_record_took_its_node_out_of_service() {
+        let drill = Some(serde_json::json!({"request": "1"}));
+        for (sentence, number, drill, acted_on) in [
+            ("an update without a record", 0, None, true),
+            ("an update of a record", 7, None, false),
+            ("a drill", 0, drill, false),
+        ] {
+            let result = serde_json::json!({
+                "rollout": number, "step": 0, "attempt": 1, "to": NEW, "result": "x", "drill": drill,
+                "started": t(0), "drainStarted": t(0), "ended": t(1),
+            });
+            let mut node = node("a");
+            node.shadow.as_mut().unwrap().status.controller.results =
+                vec![std::sync::Arc::new(serde_json::from_value(result).unwrap())];
+            let (view, _) = cluster(vec![node], &[]);
+            assert_eq!(is_acted_on(&view, &rollout(NEW)), acted_on, "{sentence}");
         }
     }
 }

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use models::names::{self, AGENT_MANAGER, CONTROLLER_MANAGER, SILENCE_MANAGER};
 use models::plain::cut;
 
-use crate::claims::{last_write, owns};
+use crate::claims::{last_owner, last_write, owns};
 
 /// Manager under which the API server keeps the oldest entries once an object has more than ten of them; the operator's
 /// own creation of the shadow is the oldest.
@@ -41,11 +41,7 @@ pub struct RequestManagers {
 
 impl RequestManagers {
     pub(super) fn of(meta: &ObjectMeta) -> Self {
-        let owner = |path: &[&str]| {
-            let entries = meta.managed_fields.iter().flatten().filter(|entry| owns(entry, path));
-            let last = entries.max_by_key(|entry| entry.time.as_ref().map(|time| time.0))?;
-            last.manager.as_deref().map(|manager| cut(manager, 128))
-        };
+        let owner = |path: &[&str]| Some(cut(last_owner(meta.managed_fields.iter().flatten(), path)?, 128));
         let annotation = |name| owner(&["metadata", "annotations", name]);
         Self {
             enabled: owner(&["spec", "enabled"]),
@@ -98,7 +94,7 @@ mod tests {
             fields("2026-01-02T00:00:00Z", "kubectl-edit", json!({"f:spec": {"f:version": {"f:target": {}}}})),
             fields("2026-01-01T00:00:00Z", "helm", json!({"f:spec": {"f:version": {}, "f:enabled": {}}})),
             fields("2026-01-03T00:00:00Z", "kubectl-annotate", approve),
-            fields("2026-01-04T00:00:00Z", "kubectl-brupop", json!({"f:metadata": {"f:annotations": {format!("f:{}", names::RESUME_ANNOTATION): {}}}})),
+            fields("2026-01-04T00:00:00Z", "brupop-plugin", json!({"f:metadata": {"f:annotations": {format!("f:{}", names::RESUME_ANNOTATION): {}}}})),
             fields("2026-01-01T00:00:00Z", "kubectl-patch", json!({"f:spec": {"f:version": {"f:urgent": {"f:from": {}}}}})),
         ]});
         let meta: ObjectMeta = serde_json::from_value(meta).unwrap();
@@ -108,7 +104,7 @@ mod tests {
         assert_eq!((found.version, found.enabled), (expected("kubectl-edit"), expected("helm")));
         assert_eq!(found.urgent, expected("kubectl-patch"));
         assert_eq!((found.approve_step, found.continue_others), (expected("kubectl-annotate"), None));
-        assert_eq!(found.resume, expected("kubectl-brupop"));
+        assert_eq!(found.resume, expected("brupop-plugin"));
     }
 
     #[test]

@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use super::*;
 use crate::helm::Release;
 use crate::marks::Tool;
-use crate::takeover::facts::Workload;
 use crate::takeover::finding::Severity;
 use crate::takeover::report;
 
@@ -210,6 +209,31 @@ fn cordons_are_attributed_with_command_to_end_them() {
 }
 
 #[test]
+fn cordon_of_this_operator_is_no_finding() {
+    let mut facts = idle();
+    let entry = json!({
+        "manager": names::CONTROLLER_MANAGER, "operation": "Apply", "fieldsV1": {"f:spec": {"f:unschedulable": {}}},
+    });
+    facts.nodes = vec![node("a", Some(names::CONTROLLER_MANAGER), json!({"managedFields": [entry]}))];
+    assert_eq!(of(&facts), []);
+}
+
+#[test]
+fn cordon_without_a_name_on_a_labelled_node_is_the_earlier_operators_where_its_definition_was_deleted() {
+    let mut facts = idle();
+    (facts.definition, facts.shadows) = (None, vec![]);
+    facts.nodes = vec![
+        node("a", Some("unknown"), json!({})),
+        node("b", Some("unknown"), json!({"labels": {}})),
+        node("c", Some("kubectl"), json!({})),
+    ];
+    let own = only(&facts, "CordonsOfEarlierOperator");
+    assert!(own.text.contains("operator's: a. They stay"), "what is under way is not known: {}", own.text);
+    assert!(only(&facts, "CordonsOfOthers").text.contains("b (unknown), c (kubectl)"));
+    assert!(only(&facts, "NoDefinition").text.contains("it waits for none of them"));
+}
+
+#[test]
 fn what_earlier_operator_has_left_on_a_node_is_known_after_the_swap_by_the_record() {
     let owned = |path: Value| json!([{"manager": "unknown", "operation": "Update", "fieldsV1": path}]);
     let balancer = format!("f:{}", names::BALANCER_LABEL);
@@ -289,6 +313,9 @@ fn owner_of_definition_has_consequence_and_command() {
         let finding = only(&facts, reason);
         assert!(finding.severity == Severity::First && finding.text.contains(sentence), "{finding:?}");
         assert_eq!(finding.run, commands);
+        // Flux removes what kubectl has set, so that the sequence counts.
+        let is_annotated_last = finding.text.contains("Suspend it, and then keep the definition from being deleted");
+        assert_eq!(is_annotated_last, finding.text.contains("Flux kustomization"), "{finding:?}");
         definition_of(&mut facts).ours = true;
         assert_eq!(of(&facts), [], "this operator's definition");
     }
@@ -404,7 +431,8 @@ fn helm_forgets_a_release_after_each_tool_that_installs_it_and_never_one_with_ot
     let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part} is missing in:\n{text}"));
     let order = [
         "If the release has other parts than the earlier operator, do not let Helm forget it",
-        "Otherwise first take the release out of every pipeline and Terraform configuration",
+        "Otherwise first take the release out of all that installs it, without an uninstallation: Terraform, Pulumi",
+        "so have them forget it before (docs/takeover.md; Terraform: terraform state rm ADDRESS)",
         "Then let Helm forget it",
     ]
     .map(at);
@@ -417,6 +445,7 @@ fn manifest_is_not_to_be_deleted_where_the_definition_is_not_this_operators() {
     let mut facts = idle();
     let note = only(&facts, "ManifestHoldsDefinition");
     assert!(note.severity == Severity::Note && note.text.contains("with kubectl delete -f or -k"), "{note:?}");
+    assert!(note.text.contains("Terraform: terraform state rm ADDRESS"), "{note:?}");
     definition_of(&mut facts).ours = true;
     assert!(!named(&facts) && !named(&Facts::default()));
 }

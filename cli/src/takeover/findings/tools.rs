@@ -150,7 +150,8 @@ fn flux_definition(kind: &str, name: &str, namespace: &str) -> Finding {
         _ => None,
     };
     let text = if keep.is_some() {
-        "Suspend it, keep the definition from being deleted, and remove its source after the takeover"
+        "Suspend it, and then keep the definition from being deleted: while it is not suspended, it removes an annotation that kubectl \
+         has set. Resume it once its source is without the earlier operator, after the takeover"
     } else {
         "Suspend it, and leave it suspended until the HelmRelease itself is deleted, or has a chart without the earlier operator: \
          otherwise its deletion uninstalls its Helm release, and so may the failure of installing one again that Helm has forgotten"

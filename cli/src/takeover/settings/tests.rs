@@ -39,6 +39,14 @@ fn concurrent_updates_become_max_unavailable() {
 }
 
 #[test]
+fn proposal_belongs_in_the_values_of_the_chart_where_helm_installs_the_policy() {
+    let (proposal, _) = proposed("image: x", &[]);
+    let apply = proposal.text.find("kubectl apply ").unwrap();
+    let values = proposal.text.find("put it into the values of the chart instead, as policy.enabled and").unwrap();
+    assert!(apply < values && values < proposal.text.find("apiVersion").unwrap(), "{}", proposal.text);
+}
+
+#[test]
 fn wait_outside_of_load_balancers_is_kept() {
     let seconds = std::time::Duration::from_secs;
     for (value, expected, comment) in [

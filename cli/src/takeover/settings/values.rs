@@ -8,13 +8,18 @@ use serde_json::{Map, Value};
 
 const CHART: &str = "bottlerocket-update-operator";
 
-/// Keys of the chart, in any release, that other charts hardly have.
-const OWN_KEYS: [&str; 11] = [
-    "max_concurrent_updates",
-    SCHEDULE,
-    "update_window_start",
-    "update_window_stop",
-    "exclude_from_lb_wait_time_in_sec",
+/// The settings that this operator has an equivalent of: the key of the chart, and the environment variable that the chart makes of its
+/// value. A patch of the manifests may set the variable too.
+pub(super) const SETTINGS: [(&str, &str); 5] = [
+    ("max_concurrent_updates", "MAX_CONCURRENT_UPDATE"),
+    (SCHEDULE, "SCHEDULER_CRON_EXPRESSION"),
+    ("update_window_start", "UPDATE_WINDOW_START"),
+    ("update_window_stop", "UPDATE_WINDOW_STOP"),
+    ("exclude_from_lb_wait_time_in_sec", "EXCLUDE_FROM_LB_WAIT_TIME_IN_SEC"),
+];
+
+/// Other keys of the chart, in any release, that other charts hardly have.
+const OWN_KEYS: [&str; 6] = [
     "apiserver_internal_port",
     "logging_formatter",
     "logging_ansi_enabled",
@@ -49,22 +54,13 @@ const HEADS: [&str; 2] = ["USER-SUPPLIED VALUES:", "COMPUTED VALUES:"];
 const INSTEAD: &str = "helm get values --all RELEASE -n NAMESPACE > FILE writes those in force into one file; without --values, the \
                        command reads the earlier operator's workloads in the cluster";
 
-/// Environment variables of the earlier operator. Its chart sets them from the values; a patch of its manifests may too.
-const ENVIRONMENT: [&str; 5] = [
-    "MAX_CONCURRENT_UPDATE",
-    "SCHEDULER_CRON_EXPRESSION",
-    "UPDATE_WINDOW_START",
-    "UPDATE_WINDOW_STOP",
-    "EXCLUDE_FROM_LB_WAIT_TIME_IN_SEC",
-];
-
 /// The depth to which charts are looked for in charts.
 const DEPTH: usize = 6;
 
 #[derive(Debug, PartialEq)]
 pub(super) struct ChartValues {
     values: Map<String, Value>,
-    /// Where they are in the file, with a dot at the end; empty if the file holds nothing else.
+    /// Where they are in the file; empty if the file holds nothing else.
     place: String,
     /// True if they are a part of a plain file, which is then one for a parent chart.
     of_parent: bool,
@@ -78,12 +74,12 @@ impl ChartValues {
             Value::String(text) => text.clone(),
             other => other.to_string(),
         };
-        Some((value, format!("{}{key}", self.place)))
+        Some((value, inner(&self.place, key)))
     }
 
     /// Returns true if a parent chart gives them to the chart by its name.
     fn is_named(&self) -> bool {
-        self.place.trim_end_matches('.').rsplit('.').next() == Some(CHART)
+        self.place.rsplit('.').next() == Some(CHART)
     }
 
     /// Returns a sentence about a schedule that the file cannot show, if there may be one.
@@ -91,9 +87,9 @@ impl ChartValues {
         // The output of `helm get values --all` has the key, also where the chart sets it.
         (self.of_parent && self.get(SCHEDULE).is_none()).then(|| {
             format!(
-                "the file is one for a parent chart and has no {}{SCHEDULE}: if that chart sets it, it was not seen; helm get \
-                 values --all RELEASE writes the values in force",
-                self.place
+                "the file is one for a parent chart and has no {}: if that chart sets it, it was not seen; helm get values --all \
+                 RELEASE writes the values in force",
+                inner(&self.place, SCHEDULE)
             )
         })
     }
@@ -101,12 +97,12 @@ impl ChartValues {
     /// Returns the keys that are none of the chart's.
     pub(super) fn unknown(&self) -> Vec<String> {
         let known = |key: &&String| is_of_chart(key) || OTHER_KEYS.contains(&key.as_str());
-        self.values.keys().filter(|key| !known(key)).map(|key| format!("{}{key}", self.place)).collect()
+        self.values.keys().filter(|key| !known(key)).map(|key| inner(&self.place, key)).collect()
     }
 }
 
 fn is_own(key: &str) -> bool {
-    OWN_KEYS.contains(&key)
+    SETTINGS.iter().any(|(own, _)| *own == key) || OWN_KEYS.contains(&key)
 }
 
 fn is_of_chart(key: &str) -> bool {
@@ -148,6 +144,13 @@ struct Given {
     values: Map<String, Value>,
     /// The fields that name other places of values.
     elsewhere: Vec<String>,
+}
+
+impl Given {
+    /// Returns the values with at least one key for which `is_key` holds, at any depth.
+    fn charts(&self, is_key: fn(&str) -> bool) -> Vec<ChartValues> {
+        charts(&self.values, &self.place, DEPTH, is_key)
+    }
 }
 
 /// Reads the values of the chart from a file.
@@ -208,8 +211,8 @@ fn given(document: Map<String, Value>) -> anyhow::Result<Vec<Given>> {
 /// Refuses a resource that patches the environment of the workloads: that is no value of a chart.
 fn refuse_environment(spec: &Value) -> anyhow::Result<()> {
     let text = spec.to_string();
-    match ENVIRONMENT.iter().find(|name| text.contains(**name)) {
-        Some(name) => bail!(
+    match SETTINGS.iter().find(|(_, name)| text.contains(*name)) {
+        Some((_, name)) => bail!(
             "it sets {name}, an environment variable and no value of the chart; without --values, the command reads the \
              environment of the earlier operator's workloads in the cluster"
         ),
@@ -387,31 +390,30 @@ fn set_all(into: &mut Map<String, Value>, parameters: &Value, place: &str) -> Ve
 
 /// Returns the values of the chart among all that a file gives.
 fn locate(all: Vec<Given>) -> anyhow::Result<ChartValues> {
-    let is_candidate = |given: &Given| given.chart.is_earlier() || !charts(given, is_own).is_empty();
+    let is_candidate = |given: &Given| given.chart.is_earlier() || !given.charts(is_own).is_empty();
     let preferred: [&dyn Fn(&Given) -> bool; 2] = [&is_candidate, &|given| !given.elsewhere.is_empty()];
     let preferred = preferred.into_iter().find(|preferred| all.iter().any(preferred));
     let given =
         one(all.into_iter().filter(|given| preferred.is_none_or(|preferred| preferred(given))), |given| &given.place)?;
     let given = given.unwrap_or_default();
     refuse_elsewhere(&given)?;
-    let place = prefix(&given.place);
-    let mut found = charts(&given, is_own);
+    let mut found = given.charts(is_own);
     if found.is_empty() {
         // Where no key is the chart's alone, its name decides.
-        found = charts(&given, is_of_chart);
-        found.retain(|values| values.is_named() || values.place == place);
+        found = given.charts(is_of_chart);
+        found.retain(|values| values.is_named() || values.place == given.place);
         if found.iter().any(ChartValues::is_named) {
             found.retain(ChartValues::is_named);
         }
         found.retain(|values| given.chart.is_earlier() || values.is_named() || values.unknown().is_empty());
     }
-    let found = one(found, |values| values.place.trim_end_matches('.'))?.ok_or_else(|| no_values(&given))?;
-    let is_part = found.place != place;
+    let found = one(found, |values| &values.place)?.ok_or_else(|| no_values(&given))?;
+    let is_part = found.place != given.place;
     if is_part && given.chart.is_earlier() {
         bail!(
             "{} is not where the chart {CHART} reads its values: they have no effect there, or the chart is a parent of the \
              same name, whose own values are not in it; {INSTEAD}",
-            found.place.trim_end_matches('.')
+            found.place
         );
     }
     Ok(ChartValues { of_parent: is_part, ..found })
@@ -453,37 +455,23 @@ fn no_values(given: &Given) -> anyhow::Error {
         if keys.is_empty() { String::new() } else { format!(": its keys are {}", crate::advice::some(keys, 8)) };
     anyhow!(
         "it has no values of the chart {CHART}{found}. Those about updates are {}. {INSTEAD}",
-        OWN_KEYS[..5].join(", ")
+        SETTINGS.map(|(key, _)| key).join(", ")
     )
 }
 
-/// Returns the place of values as the beginning of the places of their keys.
-fn prefix(place: &str) -> String {
-    if place.is_empty() { String::new() } else { format!("{place}.") }
+/// Returns the place of a key of the values at a place.
+fn inner(place: &str, key: &str) -> String {
+    if place.is_empty() { key.to_owned() } else { format!("{place}.{key}") }
 }
 
-/// Returns the values with at least one key for which `is_key` holds, at any depth.
-fn charts(given: &Given, is_key: fn(&str) -> bool) -> Vec<ChartValues> {
-    fn walk(
-        values: &Map<String, Value>,
-        place: String,
-        depth: usize,
-        is_key: fn(&str) -> bool,
-        found: &mut Vec<ChartValues>,
-    ) {
-        for (key, value) in values {
-            if let Value::Object(values) = value
-                && depth > 0
-            {
-                walk(values, format!("{place}{key}."), depth - 1, is_key, found);
-            }
-        }
-        if values.keys().any(|key| is_key(key)) {
-            found.push(ChartValues { values: values.clone(), place, of_parent: false });
-        }
+/// Returns the values with at least one key for which `is_key` holds: those at a place, and those in them to a depth.
+fn charts(values: &Map<String, Value>, place: &str, depth: usize, is_key: fn(&str) -> bool) -> Vec<ChartValues> {
+    let maps = values.iter().filter_map(|(key, value)| Some((key, value.as_object().filter(|_| depth > 0)?)));
+    let of_map = |(key, values): (&String, &Map<String, Value>)| charts(values, &inner(place, key), depth - 1, is_key);
+    let mut found: Vec<ChartValues> = maps.flat_map(of_map).collect();
+    if values.keys().any(|key| is_key(key)) {
+        found.push(ChartValues { values: values.clone(), place: place.to_owned(), of_parent: false });
     }
-    let mut found = Vec::new();
-    walk(&given.values, prefix(&given.place), DEPTH, is_key, &mut found);
     found
 }
 

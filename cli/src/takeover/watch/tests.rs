@@ -33,7 +33,7 @@ fn snapshot() -> Snapshot {
     let nodes = ["a", "b", "c"];
     Snapshot {
         nodes: nodes.map(|name| node(name, &json!({}))).to_vec(),
-        shadows: nodes.map(|name| shadow(name, "1.20.5")).to_vec(),
+        facts: Facts { shadows: nodes.map(|name| shadow(name, "1.20.5")).to_vec(), ..Facts::default() },
         pods: nodes.map(|name| (name.to_owned(), vec![])).into(),
         ..Snapshot::default()
     }
@@ -72,23 +72,23 @@ fn state_of_node_and_earlier_shadow_decides() {
     for (sentence, change, expected) in [
         (
             "no offer, while others have one",
-            (|all: &mut Snapshot| all.shadows[0] = shadow("a", "1.20.0")) as fn(&mut Snapshot),
+            (|all: &mut Snapshot| all.facts.shadows[0] = shadow("a", "1.20.0")) as fn(&mut Snapshot),
             "WaveNotCome",
         ),
-        ("a version that is none", |all| all.shadows[0] = shadow("a", "newest"), "WaveNotCome"),
+        ("a version that is none", |all| all.facts.shadows[0] = shadow("a", "newest"), "WaveNotCome"),
         ("cordoned", |all| all.nodes[0] = node("a", &json!({"unschedulable": true})), "Cordoned"),
-        ("no shadow", |all| drop(all.shadows.remove(0)), "NoShadow"),
+        ("no shadow", |all| drop(all.facts.shadows.remove(0)), "NoShadow"),
         (
             "a shadow of an earlier node",
             |all| {
                 let owner = json!([{"kind": "Node", "name": "a", "uid": "other"}]);
-                all.shadows[0] = Shadow::of(&json!({"metadata": {"name": "brs-a", "ownerReferences": owner}}));
+                all.facts.shadows[0] = Shadow::of(&json!({"metadata": {"name": "brs-a", "ownerReferences": owner}}));
             },
             "NoShadow",
         ),
         (
             "no status",
-            |all| all.shadows[0] = Shadow::of(&json!({"metadata": {"name": "brs-a"}, "spec": {"state": "Idle"}})),
+            |all| all.facts.shadows[0] = Shadow::of(&json!({"metadata": {"name": "brs-a"}, "spec": {"state": "Idle"}})),
             "NoReport",
         ),
         ("not labelled", |all| drop(all.nodes[0].metadata.labels.take()), "NotLabelled"),
@@ -133,7 +133,7 @@ fn output_names_next_node_reasons_and_traces_of_earlier_operator() {
     ]))
     .unwrap();
     all.nodes[2] = cordoned;
-    all.shadows[2] = Shadow::of(&json!({
+    all.facts.shadows[2] = Shadow::of(&json!({
         "metadata": {"name": "brs-c"}, "spec": {"state": "RebootedIntoUpdate"},
         "status": {"current_state": "StagedAndPerformedUpdate", "target_version": "1.20.5", "crash_count": 2},
     }));

@@ -85,6 +85,31 @@ async fn pass_ends_at_a_call_that_hangs_and_goes_on_after_one_that_is_refused() 
     }
 }
 
+/// A watch whose connection is dead shows nothing for minutes.
+#[tokio::test(start_paused = true)]
+async fn object_that_was_deleted_is_not_deleted_again_while_the_watch_still_shows_it() {
+    let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    tokio::spawn(async move {
+        while let Some((_, reply)) = server.next_request().await {
+            reply.send_response(answer(200, &serde_json::json!({"kind": "Status", "status": "Success"})));
+        }
+    });
+    let (mut historian, _) = historian(service);
+    let watched = historian.applier.caches.history.clone();
+    let show = |uid: &str, version: &str| {
+        let metadata = serde_json::json!({"name": "rollout-7-p001", "uid": uid, "resourceVersion": version});
+        watched.written(&serde_json::from_value(serde_json::json!({"metadata": metadata})).unwrap());
+    };
+    show("u", "5");
+    assert!(historian.objects().contains_key("rollout-7-p001"));
+    let delete = HistoryAction::Delete { name: "rollout-7-p001".into(), uid: "u".into() };
+    let plan = HistoryPlan { actions: vec![delete], ..HistoryPlan::default() };
+    assert_eq!(historian.carry_out(plan).await, PassEnd::Completed);
+    assert!(!historian.objects().contains_key("rollout-7-p001"), "the watch shows it still");
+    show("another", "6");
+    assert!(historian.objects().contains_key("rollout-7-p001"), "another object has its name");
+}
+
 #[test]
 fn writes_that_wait_for_an_unreadable_shadow_are_reported_and_new_records_are_not_held_back() {
     let rollout = serde_json::json!({

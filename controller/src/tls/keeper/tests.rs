@@ -104,9 +104,9 @@ async fn rejected_write_is_reported_and_does_not_block_independent_objects() {
             let problem = keeper.signer.facts().problem.unwrap_or_default();
             assert!(problem.contains(refused) && problem.contains("is immutable"), "{problem}");
         }
-        let reported = *keeper.plans.borrow();
+        let reported = *keeper.caches.changed.borrow();
         assert!(!keeper.keep(Timestamp::now()).await.failed.is_empty());
-        assert_eq!(*keeper.plans.borrow(), reported, "{refused}");
+        assert_eq!(*keeper.caches.changed.borrow(), reported, "{refused}");
 
         *server.refuses.lock().unwrap() = None;
         assert!(keeper.keep(Timestamp::now()).await.failed.is_empty());

@@ -5,15 +5,17 @@ use super::*;
 impl Keeper {
     pub(super) async fn write(&self, found: &Found, write: Write, now: Timestamp) -> Result<(), TlsError> {
         let material = |name| move |source| TlsError::Material { name, source };
-        let Found { safe, ring, others, .. } = found;
+        let Found { safe, ring, .. } = found;
         match write {
             Write::MakeAuthority { carried, kept } => {
-                let authority = Issuing::make(now).map_err(material(names::CA_SECRET))?;
-                let wanted = Authorities { newest: None, before: safe.facts().newest, kept, carried };
-                let made = Safe { newest: Some(authority), ..safe.arranged(&wanted, others) };
-                self.put_authorities(&made).await
+                let Issuing { certificate, key } = Issuing::make(now).map_err(material(names::CA_SECRET))?;
+                let mut keys = safe.keys.clone();
+                keys.insert(certificate.id.clone(), key);
+                let before = safe.authorities.newest.clone();
+                let authorities = Authorities { newest: Some(certificate), before, kept, carried };
+                self.put_authorities(&Safe { authorities, keys }).await
             }
-            Write::Arrange(wanted) => self.put_authorities(&safe.arranged(&wanted, others)).await,
+            Write::Arrange(authorities) => self.put_authorities(&Safe { authorities, keys: safe.keys.clone() }).await,
             Write::Issue(by) => {
                 let missing = MaterialError::Missing("the key of an authority");
                 let issuing = safe.issuer(&by).ok_or(missing).map_err(material(names::SERVING_SECRET))?;
@@ -67,7 +69,7 @@ impl Keeper {
         };
         let keys = match &found.facts.signing {
             Some(_) => {
-                let keys = found.ring.keys().filter(|key| wanted.keys.contains(key.id())).map(PermitKey::jwk);
+                let keys = found.ring.keys().filter(|key| wanted.keys.contains(&key.id)).map(PermitKey::jwk);
                 Some(store::jwks(&keys.collect::<Result<Vec<_>, _>>().map_err(material)?))
             }
             None => text(names::TRUST_PERMIT_KEYS),

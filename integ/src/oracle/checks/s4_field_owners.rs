@@ -56,6 +56,8 @@ impl super::Check for Check {
 mod tests {
     use std::collections::BTreeSet;
 
+    use models::names::PLUGIN_MANAGER;
+
     use super::super::super::scenario::{APISERVER, CONTROLLER, Scenario};
     use super::{Field, Property};
 
@@ -74,11 +76,13 @@ mod tests {
 
     #[test]
     fn operator_removal_or_change_of_user_label_is_detected() {
-        for value in [None, Some("2")] {
-            let mut scenario = Scenario::new(&["a"]);
-            scenario.set_field("a", "admin", "kubectl", zone(), Some("1"));
-            scenario.set_field("a", CONTROLLER, "brupop-controller", zone(), value);
-            scenario.assert_only(Property::S4);
+        for manager in ["kubectl", PLUGIN_MANAGER] {
+            for value in [None, Some("2")] {
+                let mut scenario = Scenario::new(&["a"]);
+                scenario.set_field("a", "admin", manager, zone(), Some("1"));
+                scenario.set_field("a", CONTROLLER, "brupop-controller", zone(), value);
+                scenario.assert_only(Property::S4);
+            }
         }
     }
 

@@ -55,12 +55,8 @@ fn history_beyond_its_limits_is_removed_from_its_oldest_end() {
             nodes: &[],
             now: t(now),
         };
-        let actions = crate::history::limits::deletions(limits, &snapshot);
-        let name = |action: HistoryAction| match action {
-            HistoryAction::Delete { name, .. } => name.replace("rollout-", "").replace("-x", ""),
-            other => panic!("{other:?}"),
-        };
-        actions.into_iter().map(name).collect()
+        let objects = crate::history::limits::surplus(limits, &snapshot);
+        objects.iter().map(|object| object.name.replace("rollout-", "").replace("-x", "")).collect()
     };
     let deleted = |limits, now| deleted_of(&records, limits, now);
     for (sentence, limits, now, expected) in [

@@ -281,6 +281,10 @@ fn window_that_opens_ends_the_pause() {
             "nodeGroups": [{"name": "g", "selector": {"matchLabels": labels}, "schedule": at_seven}]})
     };
     let (in_group, in_none) = (of_group(json!({})), of_group(json!({"tier": "db"})));
+    let mut other = node("y");
+    other.shadow.as_mut().unwrap().status.agent.arch = Some("aarch64".into());
+    std::sync::Arc::make_mut(&mut other.facts.labels).insert("tier".into(), "db".into());
+    view.nodes.insert("y".into(), other);
     for (sentence, spec, next_window, tried) in [
         ("it was open before", &of_all, None, 0),
         ("it has just opened", &of_all, Some(t(-3600)), 1),

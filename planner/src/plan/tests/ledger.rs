@@ -453,15 +453,15 @@ fn step_that_waits_takes_no_room_from_others() {
 #[test]
 fn change_of_the_step_due_drops_its_approval() {
     let (mut view, _) = cluster(vec![staged("b"), staged("c"), staged("d")], &[]);
-    let stored = RolloutLedger { base: 4, due: 1, proven: 1, ..RolloutLedger::default() };
-    recorded_with(&mut view, Some(stored));
-    let active = &mut view.operator.as_mut().unwrap().status.active_rollouts[0];
-    (active.approved, active.step_done) = (true, Some(t(0)));
     let soak = |nodes: u32| json!([{"nodes": nodes, "soak": "1h", "approval": "Manual"}]);
-    for (nodes, approved) in [(1, true), (2, false)] {
+    for (before, nodes, approved) in [(1, 1, true), (1, 2, false), (2, 1, false)] {
+        let stored = RolloutLedger { base: 4, due: before, proven: before, ..RolloutLedger::default() };
+        recorded_with(&mut view, Some(stored));
+        let active = &mut view.operator.as_mut().unwrap().status.active_rollouts[0];
+        (active.approved, active.step_done) = (true, Some(t(0)));
         let policy = canary(&mut view, &soak(nodes));
         let made = plan(&view, &policy, t(60));
-        assert_eq!(made.status.unwrap().active_rollouts[0].approved, approved, "{nodes}");
+        assert_eq!(made.status.unwrap().active_rollouts[0].approved, approved, "{before} and {nodes}");
     }
 }
 

@@ -225,6 +225,19 @@ fn others_that_were_not_ready_before_the_rollout_or_long_before_excuse_no_proven
     assert_eq!(lost.len(), 0, "two of the proven ones have been down for as long");
 }
 
+/// Both nodes that have proven the version are not Ready, in a zone with six of the twenty without it.
+#[test]
+fn zone_excuses_its_proven_nodes_where_half_of_its_others_are_not_ready() {
+    for (ill, lost) in [(2, 2), (3, 0)] {
+        let (mut view, rollout) = cluster_of((2, 2), (20, ill));
+        for name in ["new-0", "new-1", "old-0", "old-1", "old-2", "old-3", "old-4", "old-5"] {
+            let labels: BTreeMap<String, String> = [(models::names::ZONE_LABEL.to_owned(), "a".to_owned())].into();
+            view.nodes.get_mut(name).unwrap().facts.labels = std::sync::Arc::new(labels);
+        }
+        assert_eq!(of(&view, &rollout, t(280)).lost.len(), lost, "{ill} of six");
+    }
+}
+
 #[test]
 fn other_node_that_is_on_its_way_shows_whether_a_lost_proof_is_evidence() {
     for (sentence, step, permit_issued, ready, lost) in [
@@ -238,6 +251,11 @@ fn other_node_that_is_on_its_way_shows_whether_a_lost_proof_is_evidence() {
         other.status.controller.progress = Some(Progress { permit_issued, ..progress(step, 0) });
         assert_eq!(of(&view, &rollout, t(280)).lost.len(), lost, "{sentence}");
     }
+    let (mut view, rollout) = cluster_of((1, 1), (2, 1));
+    let other = view.nodes.get_mut("old-0").unwrap().shadow.as_mut().unwrap();
+    other.status.controller.progress = Some(progress(Step::Draining, 0));
+    let lost = of(&view, &rollout, t(280)).lost;
+    assert_eq!(lost.len(), 0, "one of two is drained, and is not Ready either");
     for (ill, lost) in [(3, 6), (4, 0)] {
         let (mut view, rollout) = cluster_of((6, 6), (4, ill));
         for number in 0..3 {
@@ -267,6 +285,7 @@ fn proven_nodes_that_are_ready_again_count_as_those_that_are_not_ready() {
         let soaks = ActiveRollout { step_done: Some(t(160)), ..rollout.clone() };
         let named = [&rollout, &soaks].map(|rollout| began_again(&view, rollout));
         assert_eq!(named, [None, Some("new-0")], "{sentence}: it names the node");
+        assert_eq!(ready_again(&view, &soaks, t(200)), None, "{sentence}: the soak began with it");
         rollout.urgent_until = Some(t(1000));
         assert_eq!(ready_again(&view, &rollout, t(200)), None, "{sentence}: it is urgent");
     }

@@ -169,7 +169,7 @@ fn rollout_for_which_something_was_done_to_a_node_gets_its_record_at_once() {
         assert_eq!(recorded, at_once, "{sentence}");
     };
     case("several hosts name it", false, |_| {});
-    case("the first of the records began an hour ago", true, |fleet| _ = fleet.view.history.begun.insert(1, t(-3600)));
+    case("the first of the records began an hour ago", true, |fleet| _ = fleet.view.history.begun.insert(1, t(-3599)));
     case("an image is being downloaded", false, |fleet| fleet.add(under_way_in(0, NEW)));
     case("a download ended", false, |fleet| fleet.add(ended_in(0, &NEW)));
     case("the number of its attempts was given to it before", true, |fleet| fleet.add(under_way_in(77, NEW)));
@@ -241,6 +241,20 @@ fn number_of_attempt_whose_rollout_was_never_recorded_is_taken_again() {
 }
 
 use RolloutPhase::{Completed, Running, Stopped, Superseded};
+
+/// No node waits for the version: the only one runs it.
+#[test]
+fn rollout_without_a_record_gets_one_afterwards_where_attempts_were_begun_in_it() {
+    for (sentence, node, expected) in [
+        ("an attempt without the number of a record has ended", ended_in(0, &NEW), &[(NEW, 1, Completed)][..]),
+        ("none was begun", node("b"), &[]),
+    ] {
+        let mut fleet = Fleet::of(vec![node]);
+        fleet.run(&NEW);
+        fleet.status().active_rollouts = vec![rollout(NEW)];
+        assert_eq!(fleet.settle(), expected, "{sentence}");
+    }
+}
 
 #[test]
 fn rollout_back_and_forth_between_versions_gets_three_numbers() {
@@ -398,6 +412,13 @@ fn record_that_another_one_replaces_stays_until_history_has_its_end() {
         let rollouts = &fleet.view.operator.as_ref().unwrap().status.active_rollouts;
         let under_way = rollouts.iter().filter(|rollout| rollout.version == NEW && rollout.ended.is_none());
         assert_eq!(under_way.count(), 1, "{sentence}");
+        let is_copy = |rollout: &&ActiveRollout| {
+            rollout.record.as_ref().is_some_and(|record| matches!(record.phase, Completed | Stopped))
+        };
+        assert!(
+            rollouts.iter().filter(is_copy).all(|copy| copy.ledger.is_none()),
+            "{sentence}: it keeps a record alone"
+        );
         fleet.view.history.running.remove(&1);
         fleet.view.history.highest = fleet.view.history.highest.max(Some(1));
         let left: Vec<_> = expected.iter().filter(|(_, number, _)| *number != 1).cloned().collect();
@@ -471,6 +492,30 @@ fn rollout_goes_on_while_hosts_offer_nothing_or_revisions_are_unknown() {
     // As under a new leader.
     fleet.view.revisions = None;
     assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
+    // It began while they were unknown.
+    let mut fleet = Fleet::of(vec![node("a")]);
+    fleet.settle();
+    fleet.view.revisions = Some(Vec::new());
+    offer(fleet.view.nodes.get_mut("a").unwrap(), None);
+    assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
+}
+
+#[test]
+fn rollout_is_recorded_without_a_revision_only_while_the_policy_gets_none() {
+    let fails = || Some(Failing { since: t(0), error: "exceeded quota (403)".into() });
+    for (sentence, degraded, failing, second, is_begun) in [
+        ("the first try has failed", None, fails(), 59, false),
+        ("each try has failed for a minute", None, fails(), 60, true),
+        ("the next leader has not tried yet", Some(UNRECORDED), None, 60, true),
+        ("the operator is degraded for another reason", Some("NoWebApi"), None, 60, false),
+    ] {
+        let mut fleet = Fleet::of(vec![]);
+        (fleet.view.revisions, fleet.view.revisions_failing) = (Some(Vec::new()), failing);
+        let condition = degraded.map(|reason| crate::fixtures::condition(DEGRADED, reason, ""));
+        fleet.status().conditions.extend(condition);
+        let found = revision(&fleet.view, &fleet.policy, t(second));
+        assert_eq!(found, is_begun.then(RecordedRevision::default), "{sentence}");
+    }
 }
 
 #[test]
@@ -532,6 +577,19 @@ fn rollout_ends_when_last_node_has_ended_its_attempt_or_is_gone() {
     fleet.settle();
     fleet.view.nodes.clear();
     assert_eq!(fleet.settle(), [(NEW, 1, Stopped)]);
+}
+
+#[test]
+fn rollout_does_not_end_while_the_shadow_of_a_node_cannot_be_read() {
+    let mut fleet = Fleet::of(vec![node("a"), node("b")]);
+    fleet.settle();
+    fleet.run(&NEW);
+    let shadow = fleet.view.nodes.get_mut("b").unwrap().shadow.take();
+    fleet.view.unreadable.shadows.insert("b".into(), "a field".into());
+    assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
+    fleet.view.unreadable.shadows.clear();
+    fleet.view.nodes.get_mut("b").unwrap().shadow = shadow;
+    assert_eq!(fleet.settle(), [(NEW, 1, Completed)]);
 }
 
 #[test]

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use jiff::Timestamp;
 use models::operator::{ActiveRollout, RolloutLedger};
-use models::reason::Proof;
 use models::shadow::{Place, Step, UPDATED};
 
 use crate::policy::Policy;
@@ -112,7 +111,7 @@ pub(super) fn counted(
         let runs = ledger::runs(node, active);
         let lacks = !runs && (node.is_behind(&active.version) || is_wanted(node));
         // A failure that an earlier version of the operator recorded has no place on its node.
-        let named = || ledger.nodes.iter().any(|named| named.node == node.facts.name && named.proof != Proof::Free);
+        let named = || ledger.nodes.iter().any(|named| named.node == node.facts.name);
         let counted = place.is_some() || named();
         seen += usize::from(counted);
         let is_of_rollout = counted || progress.is_some();
@@ -140,7 +139,7 @@ pub(super) fn counted(
     // Those that are not known to be gone are left.
     rollout.nodes += gone + of_unknown_kind(view, active);
     let fixed = usize::try_from(ledger.base).unwrap_or(0);
-    if fixed > 0 && rollout.base <= fixed.saturating_mul(2) {
+    if rollout.base <= fixed.saturating_mul(2) {
         rollout.base = fixed;
     }
     (rollout, on_their_way)

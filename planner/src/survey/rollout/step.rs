@@ -135,7 +135,7 @@ fn step_due(
     let share = due.map_or(0, |due| due.share);
     // An earlier version of the operator recorded no share: its places were that.
     let before = if ledger.share == 0 { ledger.due } else { ledger.share };
-    let first = ledger.due == 0 && active.ledger.is_none();
+    let first = active.ledger.is_none();
     // Fewer nodes were there for a moment, or policy has other places for the same share.
     let outgrown = due.is_some_and(|due| due.due > ledger.due.saturating_mul(2));
     if (share != before || outgrown) && !first {
@@ -218,7 +218,7 @@ pub(super) fn step_on(
             active.approved &= full && ledger.nodes.iter().any(|node| node.has_fallen() && !node.accepted);
             rollout.wait = if full && ledger.failed > 0 {
                 Some(Wait::StepFailed { step: own, nodes: without_proof(ledger, true) })
-            } else if full && ledger.open() > 0 {
+            } else if full {
                 let nodes = without_proof(ledger, false);
                 Some(Wait::StepUnproven { step: own, approval: format!("{name}/unproven"), nodes })
             } else {

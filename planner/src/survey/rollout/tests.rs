@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use models::operator::CountOrPercent;
+use models::operator::{CountOrPercent, NOT_READY, Slot, SlotUpdate};
 use models::reason::Proof;
 use models::shadow::{NodeProof, Record, Step, UPDATED};
 
 use super::*;
-use crate::fixtures::{NEW, OLD, cluster, node, progress, recorded, rollout, slot, t, updated};
+use crate::fixtures::{NEW, OLD, cluster, first_update, node, progress, recorded, rollout, slot, t, updated};
 use crate::policy::CanaryStep;
 use crate::view::NodeFacts;
 
@@ -89,6 +89,7 @@ fn canary_step_limits_number_of_started_nodes() {
         let rollouts = followed(&fleet(10, done, moving), &policy(&steps), 100);
         assert_eq!(one(&rollouts).room_to_begin(), room, "{sentence}");
         assert_eq!(one(&rollouts).wait.is_some(), room.is_some(), "{sentence}");
+        assert_eq!(one(&rollouts).step > 0, room.is_some(), "{sentence}: attempts have the number of the step due");
     }
 }
 
@@ -716,14 +717,21 @@ fn approval_without_waiting_step_is_acknowledged_without_effect() {
         ("it names one without a record", vec![step("1", 0, true)], 1, "0/1@yes"),
         ("it cannot be read", vec![step("1", 0, true)], 1, "7/one@yes"),
         ("the step that soaks needs no approval", vec![step("1", 600, false), step("2", 0, true)], 1, "7/1@yes"),
+        ("all places are proven", vec![step("1", 600, false)], 1, "7/1/unproven@yes"),
         ("there are no steps", vec![], 0, "7/1@yes"),
     ] {
         let mut view = fleet(4, done, 0);
         view.operator.as_mut().unwrap().approve_step = Some(value.into());
         let rollouts = followed(&view, &policy(&steps), 100);
         assert!(rollouts.approval_taken, "{sentence}: it is acknowledged");
-        assert_eq!(rollouts.active[0].steps_passed, 0, "{sentence}");
+        let found = (rollouts.active[0].steps_passed, rollouts.active[0].approved_step);
+        assert_eq!(found, (0, None), "{sentence}");
     }
+    let mut view = fleet(4, 1, 0);
+    let operator = view.operator.as_mut().unwrap();
+    (operator.status.active_rollouts, operator.approve_step) = (vec![rollout(NEW)], Some("0/1@yes".into()));
+    let rollouts = followed(&view, &policy(&[step("1", 0, true)]), 100);
+    assert_eq!(rollouts.active[0].steps_passed, 0, "no rollout without a record has a name");
 }
 
 /// Nodes of two architectures.
@@ -822,6 +830,9 @@ fn rollout_repeats_its_steps_after_rollback() {
     assert_eq!(one(&again).room_to_begin(), Some(1), "and so has the next way out");
     // The earlier one stays until the history has its end.
     assert_eq!((again.active[0].started, again.active.len()), (t(500), 3));
+    view.operator.as_mut().unwrap().status.active_rollouts = again.active;
+    let next = followed(&view, &policy, 501);
+    assert_eq!(one(&next).room_to_begin(), Some(1), "nothing that was proven before is of it");
 }
 
 #[test]
@@ -905,6 +916,7 @@ fn entries_beyond_the_room_are_removed_unless_they_are_needed_or_under_way() {
         ActiveRollout { ended: Some(t(0)), ledger: Some(ledger), ..rollout(version) }
     };
     let running = || ActiveRollout { ledger: Some(RolloutLedger::default()), ..rollout(NEW) };
+    let idle = || ActiveRollout { version: OLD, ..running() };
     let needed = || ActiveRollout { record: Some(recorded(7)), ..ended(100, 0) };
     let over = || ActiveRollout { record: Some(RolloutRecord { ended: Some(t(0)), ..recorded(7) }), ..ended(100, 0) };
     let used = |count: usize| (0..count).map(move |patch| ended(patch, 1));
@@ -915,6 +927,7 @@ fn entries_beyond_the_room_are_removed_unless_they_are_needed_or_under_way() {
         ("one that is under way, beside them", [running()].into_iter().chain(used(KEPT)).collect(), Some(9), KEPT + 1),
         ("one whose record runs, beside them", [needed()].into_iter().chain(used(KEPT)).collect(), Some(9), KEPT + 1),
         ("one that has shown nothing", vec![ended(0, 0)], Some(9), 0),
+        ("one of another version that has shown nothing and may go on", vec![idle()], Some(9), 0),
         ("one that has a record", vec![over()], Some(9), 1),
     ] {
         let mut view = fleet(1, 0, 0);
@@ -923,5 +936,351 @@ fn entries_beyond_the_room_are_removed_unless_they_are_needed_or_under_way() {
         let mut rollouts = Rollouts { active, ..Rollouts::default() };
         limit(&view, &mut rollouts, &keys);
         assert_eq!(rollouts.active.len(), kept, "{sentence}");
+    }
+}
+
+/// An end of an attempt, as the ledger of its rollout names it.
+fn entry(node: &str, proof: Proof, reason: &str) -> LedgerNode {
+    LedgerNode { node: node.into(), proof, reason: reason.into(), accepted: false, before_proof: false }
+}
+
+/// The same, accepted by a user.
+fn accepted(end: LedgerNode) -> LedgerNode {
+    LedgerNode { accepted: true, ..end }
+}
+
+/// Rollout 7, with this ledger.
+fn with_ledger(ledger: RolloutLedger) -> ActiveRollout {
+    ActiveRollout { ledger: Some(ledger), ..numbered(7) }
+}
+
+/// The slot of a node, whose reboot may be permitted since 0 s.
+fn permitted(name: &str) -> Slot {
+    Slot { update: Some(SlotUpdate { permitting_since: Some(t(0)), ..first_update() }), ..slot(name) }
+}
+
+/// Nodes without a place that are left, and places of nodes that are gone.
+#[test]
+fn rollout_counts_the_nodes_that_it_has_to_update_and_those_that_are_left() {
+    type Change = fn(&mut ClusterView, &mut RolloutLedger);
+    fn runs(view: &mut ClusterView, version: &Version) {
+        let os_image = format!("Bottlerocket OS {version} (aws-k8s-1.37)");
+        change_each(view, &["n00"], |facts| facts.os_image.clone_from(&os_image));
+    }
+    let case = |sentence: &str, expected: (usize, usize), change: Change| {
+        let (mut view, mut ledger) = (fleet(4, 0, 0), RolloutLedger::default());
+        change(&mut view, &mut ledger);
+        view.operator.as_mut().unwrap().status.active_rollouts = vec![with_ledger(ledger)];
+        let rollouts = followed(&view, &policy(&[]), 100);
+        assert_eq!((one(&rollouts).base, one(&rollouts).nodes), expected, "{sentence}");
+    };
+    case("all of four", (4, 4), |_, _| {});
+    case("one came to the version by itself", (3, 3), |view, _| runs(view, &NEW));
+    case("one runs a later version", (3, 4), |view, _| runs(view, &Version::new(1, 20, 6)));
+    case("one is not under the operator", (3, 3), |view, _| {
+        change_each(view, &["n00"], |facts| facts.labelled = false);
+    });
+    case("two have failed, of which one is gone, in records without places", (5, 5), |_, ledger| {
+        let ends = ["n00", "gone"].map(|name| entry(name, Proof::Failed, "SoakFailed"));
+        (ledger.failed, ledger.nodes) = (2, ends.into());
+    });
+}
+
+/// The step is full with fewer nodes than there were when the rollout gave its first slot.
+#[test]
+fn step_that_is_passed_with_all_of_its_places_leaves_the_number_of_nodes() {
+    let mut view = fleet(3, 2, 0);
+    let ledger = RolloutLedger { base: 4, due: 2, share: 2, proven: 2, ..RolloutLedger::default() };
+    view.operator.as_mut().unwrap().status.active_rollouts = vec![with_ledger(ledger)];
+    let rollouts = followed(&view, &policy(&[step("50%", 0, false)]), 100);
+    assert_eq!((rollouts.active[0].steps_passed, one(&rollouts).base), (1, 4));
+}
+
+#[test]
+fn node_is_busy_once_while_it_has_a_slot_or_is_out_of_service() {
+    for (sentence, at, slots, busy) in [
+        ("its image is downloaded", Step::Staging, vec![], 0),
+        ("it is drained", Step::Draining, vec![Slot { update: Some(first_update()), ..slot("n00") }], 1),
+        ("it is drained, and its slot was lost with the resource", Step::Draining, vec![], 1),
+        ("it is released, and its slot is taken away", Step::Releasing, vec![], 0),
+    ] {
+        let mut view = fleet(4, 0, 1);
+        let status = &mut view.nodes.get_mut("n00").unwrap().shadow.as_mut().unwrap().status;
+        status.controller.progress = Some(progress(at, 1));
+        view.operator.as_mut().unwrap().status.slots = slots;
+        let rollouts = followed(&view, &policy(&[]), 100);
+        assert_eq!(one(&rollouts).busy.len(), busy, "{sentence}: {:?}", one(&rollouts).busy);
+    }
+}
+
+/// Under a canary step of nine.
+#[test]
+fn canary_step_names_a_node_with_a_slot_once_and_the_first_few_machines_whose_nodes_are_gone() {
+    let named = |view: &ClusterView| match &one(&followed(view, &policy(&[step("9", 0, false)]), 100)).wait {
+        Some(Wait::CanaryStep { nodes, .. }) => nodes.clone(),
+        other => panic!("{other:?}"),
+    };
+    let mut view = fleet(9, 0, 1);
+    view.operator.as_mut().unwrap().status.slots = vec![Slot { update: Some(first_update()), ..slot("n00") }];
+    assert_eq!(named(&view), ["n00"]);
+    let mut view = fleet(9, 0, 0);
+    view.operator.as_mut().unwrap().status.slots = ["g1", "g2", "g3", "g4"].map(permitted).into();
+    assert_eq!(named(&view).len(), 3, "{:?}", named(&view));
+}
+
+#[test]
+fn reason_of_a_full_step_names_the_nodes_that_keep_it_from_being_passed() {
+    let unproven = |node| entry(node, Proof::Unproven, "HookTimedOut");
+    for (sentence, failed, nodes, expected) in [
+        ("one has failed", 1, vec![unproven("x1"), entry("x2", Proof::Failed, "SoakFailed")], "x2 (SoakFailed)"),
+        ("a user has accepted another", 0, vec![accepted(unproven("x1")), unproven("x2")], "x2 (HookTimedOut)"),
+    ] {
+        let mut view = fleet(4, 0, 0);
+        let accepted = i64::from(failed == 0);
+        let unproven = 2 - failed;
+        let ledger = RolloutLedger { due: 2, share: 2, unproven, accepted, failed, nodes, ..RolloutLedger::default() };
+        view.operator.as_mut().unwrap().status.active_rollouts = vec![with_ledger(ledger)];
+        let rollouts = followed(&view, &policy(&[step("2", 0, false)]), 100);
+        let named = match &one(&rollouts).wait {
+            Some(Wait::StepFailed { nodes, .. } | Wait::StepUnproven { nodes, .. }) => nodes.clone(),
+            other => panic!("{sentence}: {other:?}"),
+        };
+        assert_eq!(named, [expected], "{sentence}");
+    }
+}
+
+/// The other place of the step is that of a node that a user has accepted.
+#[test]
+fn node_that_is_not_ready_holds_a_step_although_a_user_has_accepted_another() {
+    let mut view = fleet(4, 1, 0);
+    change_each(&mut view, &["n00"], |facts| {
+        facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        (facts.ready, facts.not_ready_since) = (false, Some(t(0)));
+    });
+    let nodes = vec![accepted(entry("x1", Proof::Unproven, "HookTimedOut"))];
+    let ledger =
+        RolloutLedger { due: 2, share: 2, proven: 1, unproven: 1, accepted: 1, nodes, ..RolloutLedger::default() };
+    view.operator.as_mut().unwrap().status.active_rollouts = vec![with_ledger(ledger)];
+    let rollouts = followed(&view, &policy(&[step("2", 0, false)]), 100);
+    let nodes = vec!["n00 (not Ready)".to_owned()];
+    assert_eq!(one(&rollouts).wait, Some(Wait::CanaryStep { step: 1, until: None, approval: None, nodes }));
+}
+
+/// The place of the step was proven, and is not any more. It needs an approval.
+#[test]
+fn approval_of_a_step_stays_only_for_a_node_that_may_be_well_again() {
+    let fallen = |node| entry(node, Proof::Unproven, NOT_READY);
+    let unproven = |node| entry(node, Proof::Unproven, "HookTimedOut");
+    for (sentence, approved, nodes, stays) in [
+        ("its node is not Ready", true, vec![fallen("x1")], true),
+        ("the same, and it was not approved", false, vec![fallen("x1")], false),
+        ("its node was updated again without a proof", true, vec![unproven("x1")], false),
+        (
+            "the same, and a user had accepted one that is not Ready",
+            true,
+            vec![accepted(fallen("x1")), unproven("x2")],
+            false,
+        ),
+    ] {
+        let mut view = fleet(4, 0, 0);
+        let places = i64::try_from(nodes.len()).unwrap();
+        let ledger = RolloutLedger {
+            due: places,
+            share: places,
+            unproven: places,
+            accepted: places - 1,
+            nodes,
+            ..RolloutLedger::default()
+        };
+        view.operator.as_mut().unwrap().status.active_rollouts =
+            vec![ActiveRollout { approved, ..with_ledger(ledger) }];
+        let rollouts = followed(&view, &policy(&[step(&places.to_string(), 600, true)]), 100);
+        assert_eq!(rollouts.active[0].approved, stays, "{sentence}: {:?}", one(&rollouts).wait);
+    }
+}
+
+#[test]
+fn entry_of_a_rollout_is_that_under_way_for_the_kind_of_a_node() {
+    let view = two_kinds(&[]);
+    let before = ActiveRollout { ended: Some(t(0)), ..numbered(5) };
+    let arm = ActiveRollout { arch: "aarch64".into(), ..numbered(8) };
+    let rollouts = Rollouts { active: vec![before, numbered(7), arm], ..Rollouts::default() };
+    let found = ["n00", "n02"].map(|name| rollouts.active(&view.nodes[name], &NEW).unwrap().number());
+    assert_eq!(found, [7, 8]);
+}
+
+/// No other node has the version as its target.
+#[test]
+fn rollout_is_under_way_until_the_machine_of_a_node_that_is_gone_had_its_time() {
+    let policy = policy(&[]);
+    let mut view = fleet(2, 0, 0);
+    let status = &mut view.operator.as_mut().unwrap().status;
+    (status.active_rollouts, status.slots) = (Vec::new(), vec![permitted("gone")]);
+    let over = i64::try_from((policy.reboot + policy.returning).as_secs()).unwrap();
+    for (second, goes_on) in [(1, true), (over - 1, true), (over, false)] {
+        let rollouts = wanting(&view, &policy, &[], second);
+        assert_eq!(rollouts.of(&view.nodes["n00"], &NEW).is_some(), goes_on, "{second} s");
+    }
+}
+
+/// Three have ended without a proof, and the pause lasts until 1,000 s.
+#[test]
+fn retry_ends_the_pause_of_the_rollout_that_its_node_is_for() {
+    let new = NEW;
+    for (sentence, wanted, begun, ends) in [
+        ("a node that is to have the version", true, None, true),
+        ("one that is on its way to it", false, Some(NEW), true),
+        ("one that is on its way to another version", false, Some(OLD), false),
+        ("one that is to have none", false, None, false),
+    ] {
+        let row = ["x1", "x2", "x3"].map(|name| entry(name, Proof::Free, "AgentSilent")).into();
+        let ledger = RolloutLedger { proven: 1, row, braked_until: Some(t(1000)), ..RolloutLedger::default() };
+        let mut view = fleet(4, 0, 0);
+        view.operator.as_mut().unwrap().status.active_rollouts = vec![with_ledger(ledger)];
+        let shadow = view.nodes.get_mut("n00").unwrap().shadow.as_mut().unwrap();
+        shadow.retry = Some("now".into());
+        shadow.status.controller.progress = begun.map(|version| Progress { version, ..progress(Step::Staged, 1) });
+        let name = if wanted { "n00" } else { "n01" };
+        let wanted = std::iter::once((&view.nodes[name], &new));
+        let rollouts = follow(&view, &policy(&[]), wanted, std::iter::empty(), t(100));
+        let followed = rollouts.active.iter().find(|active| active.version == NEW).unwrap();
+        let until = followed.ledger.as_ref().unwrap().braked_until;
+        assert_eq!(until, Some(if ends { t(100) } else { t(1000) }), "{sentence}");
+    }
+}
+
+/// It is not known what the hosts may have.
+#[test]
+fn rollout_is_over_once_the_next_version_has_a_slot_or_a_place() {
+    let newer = Version::new(1, 21, 0);
+    for (sentence, has_slot, proven, is_over) in [
+        ("the next one has begun", false, 0, false),
+        ("a node has a slot for it", true, 0, true),
+        ("a node has proven it", false, 1, true),
+    ] {
+        let mut view = fleet(4, 0, 0);
+        view.nodes.values_mut().for_each(|node| node.shadow.as_mut().unwrap().status.agent.updates = None);
+        let status = &mut view.operator.as_mut().unwrap().status;
+        let ledger = RolloutLedger { proven, ..RolloutLedger::default() };
+        status.active_rollouts.push(ActiveRollout { ledger: Some(ledger), ..rollout(newer.clone()) });
+        let update = SlotUpdate { version: newer.clone(), ..first_update() };
+        status.slots.extend(has_slot.then(|| Slot { update: Some(update), ..slot("n00") }));
+        let rollouts = wanting(&view, &policy(&[]), std::slice::from_ref(&newer), 100);
+        let before = rollouts.active.iter().find(|active| active.version == NEW).unwrap();
+        assert_eq!(before.ended, is_over.then(|| t(100)), "{sentence}");
+    }
+}
+
+/// The last node is updated.
+#[test]
+fn rollout_without_a_node_is_urgent_until_the_urgency_ends() {
+    let mut view = fleet(2, 2, 0);
+    view.operator.as_mut().unwrap().status.active_rollouts =
+        vec![ActiveRollout { urgent_until: Some(t(1000)), ..numbered(7) }];
+    for (sentence, until, expected) in [
+        ("it goes on", Some(1000), Some(t(1000))),
+        ("another end is another urgency", Some(2000), None),
+        ("policy has none any more", None, None),
+    ] {
+        let reason = "CVE-2026-1234".to_owned();
+        let urgent = until.map(|until| crate::policy::Urgent { from: NEW, reason, until: t(until) });
+        let policy = Policy { urgent, ..policy(&[]) };
+        assert_eq!(wanting(&view, &policy, &[], 100).active[0].urgent_until, expected, "{sentence}");
+    }
+}
+
+/// A node has proven the version since the end of the rollout.
+#[test]
+fn ledger_of_a_rollout_that_has_ended_stays_as_it_is() {
+    let mut view = fleet(2, 1, 0);
+    let ended = ActiveRollout { ended: Some(t(50)), ..with_ledger(RolloutLedger::default()) };
+    view.operator.as_mut().unwrap().status.active_rollouts = vec![ended.clone()];
+    assert_eq!(wanting(&view, &policy(&[]), &[], 100).active, [ended]);
+}
+
+#[test]
+fn rollout_goes_on_for_hosts_that_are_to_have_it_later_while_its_record_runs_and_it_may_be_braked() {
+    let new = NEW;
+    let later: BTreeSet<KeyRef<'_>> = [("aws-k8s-1.37", "x86_64", &new)].into();
+    let end = entry("x1", Proof::Free, "AgentSilent");
+    for (sentence, record_ended, row, goes_on) in [
+        ("an update has ended without a proof", None, vec![end.clone()], true),
+        ("the same, and its record has ended", Some(t(1)), vec![end], false),
+        ("none has", None, vec![], false),
+    ] {
+        let record = RolloutRecord { ended: record_ended, ..recorded(7) };
+        let ledger = RolloutLedger { row, ..RolloutLedger::default() };
+        let stored = ActiveRollout { record: Some(record), ..with_ledger(ledger) };
+        let found = going_on(&fleet(1, 0, 0), std::slice::from_ref(&stored), &policy(&[]), &later, t(100));
+        assert_eq!(found.len(), usize::from(goes_on), "{sentence}");
+    }
+}
+
+/// The node is taken out of service for a later version.
+#[test]
+fn kind_has_gone_on_once_one_of_its_nodes_was_taken_to_another_version_since() {
+    type Change = fn(&mut NodeView, &mut Progress);
+    let case = |sentence: &str, expected: bool, change: Change| {
+        let mut view = fleet(1, 0, 0);
+        let node = view.nodes.get_mut("n00").unwrap();
+        let mut begun = Progress { version: Version::new(1, 21, 0), started: t(1), ..progress(Step::Draining, 1) };
+        change(node, &mut begun);
+        node.shadow.as_mut().unwrap().status.controller.progress = Some(begun);
+        assert_eq!(has_gone_on(&view, &rollout(NEW)), expected, "{sentence}");
+    };
+    case("since the rollout began", true, |_, _| {});
+    case("with the rollout", false, |_, begun| begun.started = t(0));
+    case("its image is downloaded", false, |_, begun| (begun.step, begun.disruptive) = (Step::Staging, false));
+    case("to the version", false, |_, begun| begun.version = NEW);
+    case("it is of another kind", false, |node, _| {
+        node.shadow.as_mut().unwrap().status.agent.arch = Some("aarch64".into());
+    });
+}
+
+/// The node has not refreshed since its boot.
+#[test]
+fn node_may_want_a_version_while_it_is_not_known_what_its_host_may_have() {
+    type Change = fn(&mut NodeView);
+    fn shadow(node: &mut NodeView) -> &mut crate::view::ShadowFacts {
+        node.shadow.as_mut().unwrap()
+    }
+    let case = |sentence: &str, expected: bool, change: Change| {
+        let mut node = node("a");
+        shadow(&mut node).status.agent.updates = None;
+        change(&mut node);
+        assert_eq!(may_want(&node, &policy(&[]), &rollout(NEW), t(100)), expected, "{sentence}");
+    };
+    case("it runs an earlier one", true, |_| {});
+    case("it runs it", false, |node| node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)"));
+    case("it is on its way", false, |node| {
+        shadow(node).status.controller.progress = Some(progress(Step::Staging, 1));
+    });
+    case("it is of another kind", false, |node| shadow(node).status.agent.arch = Some("aarch64".into()));
+    case("it is not under the operator", false, |node| node.facts.labelled = false);
+    case("its host is offered none", false, |node| shadow(node).status.agent.updates = Some(Default::default()));
+}
+
+#[test]
+fn rollout_is_urgent_while_a_node_of_its_kind_lacks_the_urgent_version_and_stays_so() {
+    type Change = fn(&mut NodeView);
+    let none: Change = |_| {};
+    let updated: Change = |node| node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    let unlabelled: Change = |node| node.facts.labelled = false;
+    let of_other_kind: Change = |node| node.shadow.as_mut().unwrap().status.agent.arch = Some("aarch64".into());
+    let until = t(1000);
+    let urgent = crate::policy::Urgent { from: NEW, reason: "CVE-2026-1234".into(), until };
+    let policy = Policy { urgent: Some(urgent), ..policy(&[]) };
+    for (sentence, change, before, expected) in [
+        ("its node lacks it", none, None, Some(until)),
+        ("its node is not under the operator", unlabelled, None, None),
+        ("the node that lacks it is of another kind", of_other_kind, None, None),
+        ("its node is updated", updated, Some(until), Some(until)),
+        ("its node was updated before", updated, None, None),
+    ] {
+        let mut view = fleet(1, 0, 0);
+        change(view.nodes.get_mut("n00").unwrap());
+        let mut active = ActiveRollout { urgent_until: before, ..rollout(NEW) };
+        follow_urgency(&view, &Urgency::of(&view, &policy, t(100)), &mut active);
+        assert_eq!(active.urgent_until, expected, "{sentence}");
     }
 }

@@ -1,5 +1,7 @@
 //! Tables of the times in which the cluster is unwell: which nodes are compared, and how long clocks stop.
 
+use models::shadow::{HostState, Step};
+
 use super::*;
 use crate::fixtures::*;
 
@@ -87,5 +89,53 @@ fn rollout_of_the_version_that_ill_nodes_run_does_not_cure_them() {
         let unwell = Unwell { runs, ..Unwell::default() };
         let node = node("a");
         assert_eq!(unwell.is_cured_by(target, &node, &NEW, urgent), cured, "{sentence}");
+    }
+}
+
+/// Nodes of a version, of which so many are well, and so many are not Ready since 10 s.
+fn running(version: &Version, well: usize, ill: usize) -> impl Iterator<Item = NodeView> {
+    (0..well + ill).map(move |number| {
+        let mut node = node(&format!("{version}-{number}"));
+        node.facts.os_image = format!("Bottlerocket OS {version} (aws-k8s-1.37)");
+        if number >= well {
+            (node.facts.ready, node.facts.not_ready_since) = (false, Some(t(10)));
+        }
+        node
+    })
+}
+
+#[test]
+fn version_is_good_where_most_of_its_nodes_are_well_and_the_others_are_not() {
+    for (sentence, (well, ill), (others_well, others_ill), good) in [
+        ("most are well", (2, 1), (0, 2), true),
+        ("as many are well as are not", (2, 2), (0, 2), false),
+        ("most are not", (2, 3), (0, 2), false),
+        ("most of the others are well", (2, 0), (3, 1), false),
+        ("there are no others", (2, 0), (0, 0), false),
+    ] {
+        let nodes = running(&NEW, well, ill).chain(running(&OLD, others_well, others_ill)).collect();
+        let (view, _) = cluster(nodes, &[]);
+        let found = good_versions(&view, t(0), t(100));
+        assert_eq!(found.iter().any(|(_, _, version)| *version == NEW), good, "{sentence}");
+    }
+}
+
+/// Two of the three other nodes are not Ready.
+#[test]
+fn clocks_stop_for_an_attempt_that_has_taken_its_node_out_of_service() {
+    for (step, stop) in [(Step::Staged, false), (Step::Draining, true)] {
+        let nodes = running(&OLD, 1, 2).chain([at("a", step, 0, HostState::StagedUpdate)]).collect();
+        let (view, _) = cluster(nodes, &[]);
+        let unwell = Unwell::of(&view, t(100));
+        assert_eq!((unwell.open().is_some(), unwell.of_starts().is_some()), (stop, true), "{step:?}");
+    }
+}
+
+#[test]
+fn well_nodes_that_a_simulation_leaves_out_are_compared() {
+    for (left_out, is_unwell) in [(0, true), (2, false)] {
+        let (mut view, _) = cluster(running(&OLD, 2, 3).collect(), &[]);
+        view.left_out = left_out;
+        assert_eq!(Unwell::of(&view, t(100)).of_starts().is_some(), is_unwell, "{left_out} left out");
     }
 }

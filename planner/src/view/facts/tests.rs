@@ -197,7 +197,7 @@ fn node_shows_since_when_it_is_in_or_out_of_service() {
         ("the write of the hold", annotation, at(later)),
         ("another write", json!({"f:metadata": {"f:annotations": {"f:other": {}}}}), None),
     ] {
-        let managed = json!([{"manager": "kubectl-brupop", "operation": "Update", "time": later, "fieldsV1": fields}]);
+        let managed = json!([{"manager": "brupop-plugin", "operation": "Update", "time": later, "fieldsV1": fields}]);
         assert_eq!(facts(ready("True", created), json!({}), managed).held_since, since, "{sentence}");
     }
     for (taint, removed) in [

@@ -5,7 +5,7 @@ const CRON: &str = "0 0 2 * * 7 *";
 /// The values about updates that a file has, each with its place, and the keys without effect.
 fn found(text: &str) -> (Vec<(String, String)>, Vec<String>) {
     let values = read(text).unwrap_or_else(|error| panic!("{error:#}\n{text}"));
-    (OWN_KEYS[..5].iter().filter_map(|key| values.get(key)).collect(), values.unknown())
+    (SETTINGS.iter().filter_map(|(key, _)| values.get(key)).collect(), values.unknown())
 }
 
 fn error(text: &str) -> String {
@@ -246,6 +246,7 @@ fn keys_that_the_chart_never_had_are_named() {
     );
     let misspelt = "max_concurrent_updates: 3\nscheduler_cron_expresion: x";
     assert_eq!(found(misspelt).1, ["scheduler_cron_expresion"]);
-    let every = OWN_KEYS.iter().chain(&COMMON_KEYS).map(|key| format!("{key}: x\n")).collect::<String>();
+    let keys = SETTINGS.iter().map(|(key, _)| key).chain(&OWN_KEYS).chain(&COMMON_KEYS);
+    let every = keys.map(|key| format!("{key}: x\n")).collect::<String>();
     assert!(found(&every).1.is_empty());
 }
