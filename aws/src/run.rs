@@ -8,6 +8,7 @@ use futures::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::Api;
+use models::failures::{LoggedFailures, with_causes};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
@@ -77,7 +78,7 @@ pub(crate) async fn run(config: &Config, cluster: &Cluster, cloud: Cloud) {
     let (record, calls, holds, seen, healed) = Default::default();
     let settle = config.settle.0;
     let mut runner = Runner { cluster, cloud, maps, settle, record, calls, holds, seen, healed };
-    let mut pause = Duration::ZERO;
+    let (mut pause, mut failures) = (Duration::ZERO, LoggedFailures::default());
     loop {
         tokio::select! {
             () = sleep(pause) => {}
@@ -92,12 +93,15 @@ pub(crate) async fn run(config: &Config, cluster: &Cluster, cloud: Cloud) {
             },
         }
         pause = match runner.round().await {
-            Ok(pause) => pause,
+            Ok(pause) => {
+                failures = LoggedFailures::default();
+                pause
+            }
             Err(error) => {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    "the record cannot be read or written, retrying"
-                );
+                let error = with_causes(&error);
+                if failures.is_news(&error, Instant::now()) {
+                    tracing::warn!(error, "the record cannot be read or written, retrying");
+                }
                 OPEN
             }
         };
@@ -261,9 +265,8 @@ impl Runner<'_> {
             }
             Call::Resume { group, instances } => {
                 let text = format!("ReplaceUnhealthy of Auto Scaling group {group} is resumed");
-                for node in instances.iter().filter_map(|id| of(id)) {
-                    self.restored(node, &text, policy).await;
-                }
+                let restored = instances.iter().filter_map(|id| of(id)).map(|node| self.restored(node, &text, policy));
+                join_all(restored).await;
             }
             Call::ExitStandby { group, instance } => {
                 let text = format!("instance {instance} of Auto Scaling group {group} leaves Standby");

@@ -13,6 +13,7 @@ use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
 use parking_lot::Mutex;
 use planner::view::Projection;
+use prometheus::IntCounter;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use watches::{Objects, Sink};
@@ -32,12 +33,16 @@ pub struct Cache<P> {
     changed: Arc<watch::Sender<u64>>,
     asked: Arc<watch::Sender<u64>>,
     longest_pause: Duration,
+    failures: Option<IntCounter>,
+    /// The node that the objects are of, where they are of one.
+    node: Option<Arc<str>>,
 }
 
 impl<P> Clone for Cache<P> {
     fn clone(&self) -> Self {
-        let (changed, asked) = (self.changed.clone(), self.asked.clone());
-        Self { state: self.state.clone(), changed, asked, longest_pause: self.longest_pause }
+        let (state, changed, asked) = (self.state.clone(), self.changed.clone(), self.asked.clone());
+        let (failures, node) = (self.failures.clone(), self.node.clone());
+        Self { state, changed, asked, longest_pause: self.longest_pause, failures, node }
     }
 }
 
@@ -46,12 +51,24 @@ impl<P: Projection> Cache<P> {
     pub fn new(changed: Arc<watch::Sender<u64>>) -> Self {
         let state = Arc::new(Mutex::new(CacheState { objects: Objects::new(P::VERSION), listed: 0 }));
         let asked = Arc::new(watch::channel(0).0);
-        Self { state, changed, asked, longest_pause: watches::LONGEST_PAUSE }
+        Self { state, changed, asked, longest_pause: watches::LONGEST_PAUSE, failures: None, node: None }
     }
 
     /// Returns the same for objects that no decision depends on: a watch of them that fails is retried less often.
     pub fn rarely_retried(changed: Arc<watch::Sender<u64>>) -> Self {
         Self { longest_pause: LONGEST_PAUSE, ..Self::new(changed) }
+    }
+
+    /// Returns the same, which counts the failures of its watches.
+    #[must_use]
+    pub fn counted(self, failures: &IntCounter) -> Self {
+        Self { failures: Some(failures.clone()), ..self }
+    }
+
+    /// Returns the same for objects of one node, which the log names.
+    #[must_use]
+    pub fn of_node(self, node: &str) -> Self {
+        Self { node: Some(node.into()), ..self }
     }
 
     /// Requests a list that begins from now on, and returns its number for [`Cache::has_read`].
@@ -152,6 +169,14 @@ where
 impl<P: Projection> Sink<P::Object> for Cache<P> {
     fn longest_pause(&self) -> Duration {
         self.longest_pause
+    }
+
+    fn failed(&self) {
+        self.failures.iter().for_each(IntCounter::inc);
+    }
+
+    fn node(&self) -> Option<&str> {
+        self.node.as_deref()
     }
 
     fn take(&self, read: u64, event: Event<DeserializeGuard<P::Object>>) {
@@ -321,6 +346,30 @@ mod tests {
             assert_eq!(next.uri().query().unwrap_or_default().contains("watch="), !remembered, "{sentence}");
             watches.abort();
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watch_that_fails_again_and_again_is_logged_once_with_its_node_and_counted_each_time() {
+        use kube::client::Body;
+        let log = tempfile::NamedTempFile::new().unwrap();
+        // With one subscriber alone, a line of the log that another test reaches first is disabled for this one too.
+        let _other = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.reopen().unwrap()).finish();
+        let _guard = tracing::subscriber::set_default(subscriber);
+        let service = tower::service_fn(|_: http::Request<Body>| async {
+            let refusal = serde_json::json!({"kind": "Status", "status": "Failure", "code": 429, "message": "busy"});
+            let answer = http::Response::builder().status(429).body(Body::from(refusal.to_string().into_bytes()));
+            Ok::<_, std::convert::Infallible>(answer.unwrap())
+        });
+        let failures = prometheus::IntCounter::new("failures", "of watches").unwrap();
+        let cache = cache::<NodeFacts>().counted(&failures).of_node("a");
+        let api = kube::Api::all(kube::Client::new(service, "default"));
+        let run = cache.run(api, kube::runtime::watcher::Config::default());
+        assert!(tokio::time::timeout(std::time::Duration::from_mins(5), run).await.is_err(), "it watches on");
+        let all = std::fs::read_to_string(log.path()).unwrap();
+        let lines: Vec<&str> = all.lines().filter(|line| line.contains("watch failed, retrying")).collect();
+        assert!(matches!(lines[..], [line] if line.contains("kind=Node node=\"a\"") && line.contains("busy")), "{all}");
+        assert!(failures.get() >= 75, "{} failures", failures.get());
     }
 
     /// Answers lists with one node each, of which some fail or are not answered, and keeps watches open.

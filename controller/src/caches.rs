@@ -7,6 +7,7 @@ use planner::view::{
     BudgetFacts, CsiNodeFacts, DaemonSetFacts, HistoryObject, NodeFacts, OperatorFacts, RevisionFacts, ServiceFacts,
     ShadowFacts,
 };
+use prometheus::IntCounter;
 use tokio::sync::watch;
 
 use crate::cache::{Cache, Reading};
@@ -70,6 +71,23 @@ impl<T: Clone + PartialEq> Shared<T> {
 }
 
 impl Caches {
+    /// Returns the same, which count the failures of their watches.
+    #[must_use]
+    pub fn counted(self, failures: &IntCounter) -> Self {
+        Self {
+            nodes: self.nodes.counted(failures),
+            shadows: self.shadows.counted(failures),
+            operator: self.operator.counted(failures),
+            budgets: self.budgets.counted(failures),
+            revisions: self.revisions.counted(failures),
+            history: self.history.counted(failures),
+            services: self.services.counted(failures),
+            csi_nodes: self.csi_nodes.counted(failures),
+            daemon_sets: self.daemon_sets.counted(failures),
+            changed: self.changed,
+        }
+    }
+
     /// Returns whether the first list of each that turns wait for is complete.
     pub fn synced(&self) -> bool {
         self.nodes.synced() && self.shadows.synced() && self.operator.synced() && self.budgets.synced()

@@ -7,6 +7,7 @@ use kube::api::Api;
 use kube::runtime::watcher;
 use models::earlier::pod_selectors;
 use planner::view::EarlierPod;
+use prometheus::IntCounter;
 use tokio::sync::watch;
 
 use crate::cache::{Cache, Reading};
@@ -19,6 +20,12 @@ impl EarlierPods {
     /// Returns empty caches that notify `changed` when a pod appears or is gone.
     pub fn new(changed: &Arc<watch::Sender<u64>>) -> Self {
         Self([Cache::new(changed.clone()), Cache::new(changed.clone())])
+    }
+
+    /// Returns the same, which count the failures of their watches.
+    #[must_use]
+    pub fn counted(self, failures: &IntCounter) -> Self {
+        Self(self.0.map(|cache| cache.counted(failures)))
     }
 
     /// Begins to watch.

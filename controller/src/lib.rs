@@ -28,7 +28,6 @@ pub mod history;
 pub mod http;
 pub mod jobs;
 pub mod leader;
-pub mod logged;
 pub mod metrics;
 pub mod migrate;
 pub mod notices;

@@ -14,6 +14,7 @@ use k8s_openapi::api::batch::v1::Job;
 use kube::Client;
 use kube::api::Api;
 use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
+use models::failures::{LoggedFailures, with_causes};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
@@ -95,6 +96,7 @@ pub struct Owners {
     daemon_sets: Cache<DaemonSetFacts>,
     changed: Arc<watch::Sender<u64>>,
     known: Arc<Mutex<HashMap<OwnerKey, Owner>>>,
+    failures: Arc<Mutex<HashMap<OwnerKey, LoggedFailures>>>,
     reading: Arc<Semaphore>,
 }
 
@@ -118,14 +120,15 @@ fn controller(object: &PartialObjectMeta<DynamicObject>) -> Option<String> {
 impl Owners {
     /// Creates an empty cache. `changed` is notified of each answer.
     pub fn new(client: Client, daemon_sets: Cache<DaemonSetFacts>, changed: Arc<watch::Sender<u64>>) -> Self {
-        Self { client, daemon_sets, changed, known: Arc::default(), reading: Arc::new(Semaphore::new(AT_A_TIME)) }
+        let (known, failures, reading) = (Arc::default(), Arc::default(), Arc::new(Semaphore::new(AT_A_TIME)));
+        Self { client, daemon_sets, changed, known, failures, reading }
     }
 
     /// Marks each pod with what is known of its owner, and reads the owners that are not known.
     pub fn mark(&self, pods: &mut [PodFacts]) {
         for pod in pods {
             let Some(key) = owner_to_read(pod) else { continue };
-            let (answer, recent) = self.ask(&key);
+            let (answer, recent) = self.ask(&key, &pod.node);
             pod.owner_pending = key.0 != Kind::DaemonSet && recent && matches!(answer, Answer::Pending);
             match (key.0, answer) {
                 (Kind::DaemonSet, answer) => {
@@ -144,8 +147,8 @@ impl Owners {
         }
     }
 
-    /// Returns what is known of an owner, and whether it was first asked for a moment ago.
-    fn ask(&self, key: &OwnerKey) -> (Answer, bool) {
+    /// Returns what is known of an owner of a pod on a node, and whether it was first asked for a moment ago.
+    fn ask(&self, key: &OwnerKey, node: &str) -> (Answer, bool) {
         let mut known = self.known.lock();
         let now = Instant::now();
         let owner = known.entry(key.clone()).or_insert_with(|| {
@@ -155,7 +158,7 @@ impl Owners {
             let answer = if self.daemon_sets.read(|sets| sets.get(&name).is_some_and(shown)) {
                 Answer::Found(None)
             } else {
-                self.read(key.clone());
+                self.read(key.clone(), node.to_owned());
                 Answer::Pending
             };
             Owner { answer, asked: now, named: now }
@@ -166,12 +169,16 @@ impl Owners {
 
     /// Forgets the owners that no pod has named for long.
     pub fn forget_unnamed(&self) {
-        self.known.lock().retain(|_, owner| owner.named.elapsed() < KEPT);
+        let mut known = self.known.lock();
+        known.retain(|_, owner| owner.named.elapsed() < KEPT);
+        self.failures.lock().retain(|key, _| known.contains_key(key));
     }
 
-    fn read(&self, key: OwnerKey) {
+    /// Reads an owner of pods, one of which is on this node.
+    fn read(&self, key: OwnerKey, node: String) {
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &key.1, &key.0.resource());
         let (known, changed, reading) = (self.known.clone(), Arc::clone(&self.changed), self.reading.clone());
+        let failures = self.failures.clone();
         tokio::spawn(async move {
             let turn = reading.acquire().await;
             // By get, which a ClusterRole permits that is older than the watch of all DaemonSets.
@@ -179,8 +186,10 @@ impl Owners {
                 Ok(Some(found)) if found.metadata.uid.as_ref() == Some(&key.3) => Answer::Found(controller(&found)),
                 Ok(_) => Answer::Missing,
                 Err(error) => {
-                    let error = &error as &dyn std::error::Error;
-                    tracing::warn!(namespace = key.1, name = key.2, error, "{}", key.0.failure());
+                    let (error, now) = (with_causes(&error), Instant::now());
+                    if failures.lock().entry(key.clone()).or_default().is_news(&error, now) {
+                        tracing::warn!(node, namespace = key.1, name = key.2, error, "{}", key.0.failure());
+                    }
                     Answer::Failed
                 }
             };

@@ -65,13 +65,14 @@ impl Replica {
         let metrics = Metrics::new().context("metrics cannot be registered")?;
         let calls = Calls::default();
         let client = limited(client, calls.clone(), metrics.clone());
-        let caches = Caches::default();
+        let failures = &metrics.watch_errors;
+        let caches = Caches::default().counted(failures);
         let peers = Peers {
             identity: config.identity.clone(),
-            pods: Cache::new(caches.changed.clone()),
-            agents: Cache::new(caches.changed.clone()),
+            pods: Cache::new(caches.changed.clone()).counted(failures),
+            agents: Cache::new(caches.changed.clone()).counted(failures),
         };
-        let earlier = EarlierPods::new(&caches.changed);
+        let earlier = EarlierPods::new(&caches.changed).counted(failures);
         let (state, served) = watch::channel(Served::Unknown);
         let replica = Self { config, client, clock, parameters, metrics, calls, caches, peers, earlier, served, stop };
         replica.watch(state);

@@ -35,7 +35,7 @@ pub fn priority(node: &NodeView, action: &Action) -> Priority {
         | Action::Hook { .. }
         | Action::ReadOwner { .. }
         | Action::ReadReplicaSet { .. }
-        | Action::ReadLease => Priority::Urgent,
+        | Action::ReadLease { .. } => Priority::Urgent,
         Action::Spec { .. } | Action::Status { .. } if node.disrupted() => Priority::Urgent,
         Action::Spec { .. } => Priority::Spec,
         Action::Status { .. } => Priority::Status,

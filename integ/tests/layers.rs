@@ -12,7 +12,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 const CRATES: [(&str, &str); 11] = [
     (
         "models",
-        "answer backoff time domain duration limits listen log names earlier pem plain reason resource_version schema condition shadow wire permit \
+        "answer backoff time domain duration limits listen log names earlier pem plain failures reason resource_version schema condition shadow wire permit \
          operator history agent_step",
     ),
     (
@@ -21,7 +21,7 @@ const CRATES: [(&str, &str); 11] = [
     ),
     (
         "controller",
-        "clock config logged cache caches earlier calls decisions eviction writes metrics client http outgoing owners \
+        "clock config cache caches earlier calls decisions eviction writes metrics client http outgoing owners \
          leader surroundings tls apply expressions migrate history notices jobs estimates definitions driver replica",
     ),
     (

@@ -16,6 +16,7 @@ pub mod condition;
 pub mod domain;
 pub mod duration;
 pub mod earlier;
+pub mod failures;
 #[cfg(feature = "crd")]
 pub mod history;
 pub mod limits;

@@ -90,7 +90,10 @@ pub enum Action {
     /// Reads whether a ReplicaSet has as many pods as it wants.
     ReadReplicaSet { set: OwnerBefore },
     /// Checks that the node's own Lease is still renewed.
-    ReadLease,
+    ReadLease {
+        /// True to have the pods on the node, which are watched, read again too: the Lease counts as read once they are.
+        pods: bool,
+    },
 }
 
 impl Action {

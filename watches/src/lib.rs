@@ -5,6 +5,7 @@ mod known;
 mod objects;
 mod watch_list;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use kube::api::Api;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
 use models::backoff::{Backoff, equal_jitter};
+use models::failures::{LoggedFailures, with_causes};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -57,6 +59,29 @@ pub trait Sink<K>: Sync {
 
     /// Counts a failure, which [`run`] logs.
     fn failed(&self) {}
+
+    /// The node whose objects these are, for the log, if they are those of one.
+    fn node(&self) -> Option<&str> {
+        None
+    }
+}
+
+/// The log of the failures of one watch: in an outage each of hundreds fails every few seconds.
+struct FailureLog<'a> {
+    kind: Cow<'static, str>,
+    node: Option<&'a str>,
+    logged: LoggedFailures,
+}
+
+impl FailureLog<'_> {
+    fn failed(&mut self, error: &str, pause: Duration) {
+        let (kind, node) = (&self.kind, self.node);
+        if self.logged.is_news(error, Instant::now()) {
+            tracing::warn!(%kind, node, error, ?pause, "watch failed, retrying");
+        } else {
+            tracing::debug!(%kind, node, error, ?pause, "watch failed, retrying");
+        }
+    }
 }
 
 /// Watches for as long as it is polled. A lost watch is resumed, or begun with a list where it fails [`SILENCE`] after its last
@@ -113,7 +138,7 @@ where
     K: kube::Resource<DynamicType = ()> + Send + 'static,
     W: Stream<Item = watcher::Result<Event<DeserializeGuard<K>>>> + Send,
 {
-    let kind = K::kind(&());
+    let mut log = FailureLog { kind: K::kind(&()), node: sink.node(), logged: LoggedFailures::default() };
     let (mut backoff, mut missing) = (Backoff::default(), false);
     loop {
         let read = *reads.borrow_and_update();
@@ -145,8 +170,7 @@ where
                         let pause = next_pause(&mut backoff, sink.longest_pause());
                         let was_missing = std::mem::replace(&mut missing, is_not_served(&error));
                         if !missing {
-                            let error = &error as &dyn std::error::Error;
-                            tracing::warn!(%kind, error, ?pause, "watch failed, retrying");
+                            log.failed(&with_causes(&error), pause);
                         } else if !was_missing {
                             tracing::warn!(
                                 "the API server does not serve {} in version {}: their definition is missing, or is the \
@@ -160,7 +184,7 @@ where
                     Ok(None) => return,
                     Err(_) => {
                         sink.failed();
-                        tracing::warn!(%kind, limit = ?LIST_LIMIT, "the API server does not answer the list, retrying");
+                        log.failed("the API server does not answer the list", Duration::ZERO);
                         break;
                     }
                 },

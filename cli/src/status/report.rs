@@ -432,7 +432,7 @@ pub(super) fn next_action(action: &Action) -> String {
         (Action::Permit { .. }, None) => "its reboot permit is issued".to_owned(),
         (Action::ReadOwner { .. }, None) => "the other pods of an owner are read".to_owned(),
         (Action::ReadReplicaSet { set }, None) => format!("the ReplicaSet {} is read", set.name),
-        (Action::ReadLease, None) => "its Lease is read".to_owned(),
+        (Action::ReadLease { .. }, None) => "its Lease is read".to_owned(),
     }
 }
 

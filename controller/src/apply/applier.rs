@@ -10,6 +10,7 @@ use models::names;
 use models::schema::UNDECLARED;
 use serde::Serialize;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::event::Recorder;
 use crate::caches::Caches;
@@ -22,6 +23,10 @@ pub(super) const PERMIT_LIMIT: Duration = Duration::from_secs(15);
 
 /// Pause before a node is read again after a failed read, at first and at most.
 const READ_PAUSES: Delays = (Duration::from_millis(500), Duration::from_secs(5));
+
+/// Time for which the refusal of a read counts as no answer where it may pass: the API server is overloaded, or has not loaded a right or a key
+/// yet. A read that has no answer for so long is logged.
+const REFUSED_LIMIT: Duration = Duration::from_secs(60);
 
 /// The reason why an action was not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +51,9 @@ pub enum ApplyError {
     Signing(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("nothing can be signed: the signing key is not there yet")]
     NoKey,
+    /// The watch of a node's pods did not begin again in time.
+    #[error("the pods on the node could not be read")]
+    PodsUnread,
 }
 
 impl ApplyError {
@@ -103,6 +111,7 @@ impl ApplyError {
     pub(crate) fn what(&self) -> &'static str {
         match self {
             Self::Api { what, .. } => what,
+            Self::PodsUnread => "pod_list",
             _ => "other",
         }
     }
@@ -155,23 +164,32 @@ impl Applier {
     }
 
     /// Reads an object until there is an answer, or this process no longer leads. It is read as a list of one, which
-    /// RBAC permits.
+    /// RBAC permits. Without the answer, a write that was carried out would have no line, no Event and no count.
     pub(super) async fn read<K>(&self, api: Api<DeserializeGuard<K>>, name: &str, take: impl Fn(&K))
     where
         K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
     {
         let only = ListParams::default().fields(&format!("metadata.name={name}"));
-        let mut backoff = Backoff::default();
+        let (began, mut backoff, mut is_late) = (Instant::now(), Backoff::default(), false);
         while self.leadership.check().is_ok() {
-            match api.list(&only).await {
+            let error = match api.list(&only).await {
                 // The watch names one that cannot be read.
                 Ok(found) => return found.items.iter().filter_map(|found| found.0.as_ref().ok()).for_each(take),
-                Err(error) if !is_unknown(&error) => {
-                    let error = &error as &dyn std::error::Error;
-                    tracing::warn!(name, error, "an object could not be read again after a call without an answer");
-                    return;
-                }
-                Err(_) => {}
+                Err(error) => error,
+            };
+            let was_late = std::mem::replace(&mut is_late, began.elapsed() >= REFUSED_LIMIT);
+            let goes_on = is_unknown(&error) || (may_pass(&error) && !is_late);
+            if !goes_on || is_late != was_late {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(
+                    name,
+                    error,
+                    retried = goes_on,
+                    "an object could not be read again after a call without an answer"
+                );
+            }
+            if !goes_on {
+                return;
             }
             tokio::time::sleep(backoff.next_delay(READ_PAUSES)).await;
         }
@@ -237,6 +255,11 @@ fn is_unknown(error: &kube::Error) -> bool {
         kube::Error::Api(status) => status.code >= 500 && !status.message.contains(UNDECLARED),
         _ => true,
     }
+}
+
+/// Returns whether a read is refused for what is not of its object, and may be over in a moment.
+fn may_pass(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 401 | 403 | 429))
 }
 
 #[cfg(test)]

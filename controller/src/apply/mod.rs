@@ -93,14 +93,14 @@ impl Applier {
                 issued.unwrap_or(Err(ApplyError::Late))?;
             }
             Action::ReadOwner { owner, namespace, labels, nodes } => {
-                let health = self.read_owner(&owner, &namespace, &labels, &nodes).await;
+                let health = self.read_owner(&owner, &namespace, &labels, &nodes).await?;
                 learned.owner = Some((owner, health));
             }
             Action::ReadReplicaSet { set } => {
                 let health = self.read_replica_set(&set).await?;
                 learned.owner = Some((set.uid, health));
             }
-            Action::ReadLease => learned.lease = Some(self.read_lease(&node.facts.name).await?),
+            Action::ReadLease { .. } => learned.lease = Some(self.read_lease(&node.facts.name).await?),
         }
         Ok(learned)
     }

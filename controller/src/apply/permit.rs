@@ -1,9 +1,10 @@
 //! The permit of a reboot, from the agent's request to the desired state that holds it: checked live, signed, written; and
 //! that of a drill, which permits no reboot.
-//! For the check the Node and its pods are read from the API server and not from a cache.
+//! For the check the Node, its pods and, for a node of the control plane, the other ones of it are read from the API server and not from a cache.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, ListParams};
+use models::names::CONTROL_PLANE_LABEL;
 use models::permit::{PermitClaims, RehearsalClaims};
 use models::shadow::{BottlerocketShadowSpec, HostState, Permit};
 
@@ -88,6 +89,10 @@ impl Applier {
         if let Some(pod) = left {
             return Err(ApplyError::NoPermit(format!("{pod} is on the node")));
         }
+        // No drill reboots its host.
+        if live.control_plane() && shadow.spec.state == HostState::RebootedIntoUpdate {
+            self.check_others_of_control_plane(&live).await?;
+        }
         Ok(PermitClaims {
             node_uid: live.uid,
             boot_id,
@@ -96,5 +101,18 @@ impl Applier {
             nonce: nonce.to_owned(),
             host: shadow.spec.host.clone(),
         })
+    }
+
+    /// Checks that all other nodes of the control plane are Ready now. Where one has lost its power together with the API server that the watch
+    /// of Nodes is connected to, the cache shows it as Ready for as long as that watch may be silent.
+    async fn check_others_of_control_plane(&self, node: &NodeFacts) -> Result<(), ApplyError> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let labelled = ListParams::default().labels(CONTROL_PLANE_LABEL);
+        let all = nodes.list(&labelled).await.map_err(ApplyError::api("node_get"))?;
+        let mut others = all.items.iter().filter_map(NodeFacts::project).filter(|other| other.name != node.name);
+        match others.find(|other| !other.ready) {
+            Some(other) => Err(ApplyError::NoPermit(format!("{} of the control plane is not Ready", other.name))),
+            None => Ok(()),
+        }
     }
 }

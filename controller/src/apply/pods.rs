@@ -125,33 +125,21 @@ impl Applier {
         answer.map(drop)
     }
 
-    /// Counts the pods of an owner by their health on these nodes, page by page. Where they cannot be read, nothing is
-    /// known of them, which is evidence of nothing.
+    /// Counts the pods of an owner by their health on these nodes, page by page. A failure is an unknown outcome: they are read again.
     pub(super) async fn read_owner(
         &self,
         owner: &str,
         namespace: &str,
         labels: &BTreeMap<String, String>,
         nodes: &BTreeMap<String, Compared>,
-    ) -> OwnerHealth {
+    ) -> Result<OwnerHealth, ApplyError> {
         let api: Api<DeserializeGuard<Pod>> = Api::namespaced(self.client.clone(), namespace);
         let selector: Vec<_> = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let mut params = ListParams::default().labels(&selector.join(",")).limit(PAGE);
         let now = self.leadership.now();
         let mut health = OwnerHealth { read_at: now, ..OwnerHealth::default() };
         loop {
-            let page = match api.list(&params).await {
-                Ok(page) => page,
-                Err(error) => {
-                    tracing::warn!(
-                        namespace,
-                        owner,
-                        error = &error as &dyn std::error::Error,
-                        "the pods of an owner cannot be read; its pods on updated nodes count against no version"
-                    );
-                    return OwnerHealth { read_at: now, ..OwnerHealth::default() };
-                }
-            };
+            let page = api.list(&params).await.map_err(ApplyError::api("pod_list"))?;
             for pod in page.items.iter().filter_map(|pod| pod.0.as_ref().ok()) {
                 let pod = PodFacts::of(pod).at(now);
                 if pod.controller_uid.as_deref() != Some(owner) || pod.is_done() || pod.terminating {
@@ -163,7 +151,7 @@ impl Applier {
             }
             match page.metadata.continue_ {
                 Some(token) if !token.is_empty() => params.continue_token = Some(token),
-                _ => return health,
+                _ => return Ok(health),
             }
         }
     }

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem::{Discriminant, discriminant};
 
 use models::backoff::Backoff;
+use models::failures::LoggedFailures;
 use tokio::time::Instant;
 
 use crate::apply::{ApplyError, pauses};
-use crate::logged::LastLogged;
 use crate::writes::Priority;
 
 /// Number of targets in a row whose writes are refused, after which all writes of the kind are taken to be refused.
@@ -38,7 +38,7 @@ struct WriteState {
     priority: Priority,
     backoff: Backoff,
     paused_until: Option<Instant>,
-    logged: LastLogged,
+    logged: LoggedFailures,
 }
 
 /// Writes of one kind that were refused one after the other. With the back-off of each target alone, thousands of
@@ -144,7 +144,7 @@ impl WriteStates {
 
     /// Returns whether a failure is a warning in the log.
     pub(super) fn is_news(&mut self, target: &Target, error: &ApplyError, now: Instant) -> bool {
-        self.states.get_mut(target).is_none_or(|write| write.logged.is_news(error.text(), now))
+        self.states.get_mut(target).is_none_or(|write| write.logged.is_news(&error.text(), now))
     }
 
     /// Ends the pauses that are over: one in the past would wake the loop again and again.

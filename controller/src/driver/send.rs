@@ -7,17 +7,18 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::api::Api;
 use kube::runtime::watcher;
-use planner::plan::{Evictions, Plan, ShadowChange, Silence};
+use planner::plan::{Action, Evictions, Plan, ShadowChange, Silence};
 use planner::revisions::RevisionAction;
 use planner::view::{ClusterView, InFlight, NodeFacts};
+use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::Driver;
 use super::memory::{Changed, Ended, PodWatch, Retracting, Sent};
 use super::retry::Target;
 use crate::apply::{ApplyError, Learned, Removal};
-use crate::cache::Cache;
+use crate::cache::{Cache, Reading};
 use crate::writes::{self, Priority};
 
 /// Interval of writes of the operator's status when its slots have not changed.
@@ -29,6 +30,15 @@ pub(super) const GATHERING: Duration = Duration::from_millis(250);
 /// Longest time for which counts and reasons wait for another change while updates are under way: one that users who watch hardly
 /// notice, and in which a slot is often given or taken back.
 pub(super) const COUNTS_WAIT: Duration = Duration::from_secs(10);
+
+/// Time in which the pods on a node are read again: that of one call.
+const PODS_LIMIT: Duration = Duration::from_secs(15);
+
+/// Waits until the pods on a node are read, if that was requested.
+async fn pods_read(reading: Option<(Reading, watch::Receiver<u64>)>) -> Result<(), ApplyError> {
+    let Some((reading, changed)) = reading else { return Ok(()) };
+    timeout(PODS_LIMIT, reading.wait(changed)).await.map_err(|_| ApplyError::PodsUnread)
+}
 
 impl Driver {
     /// Runs a task whose end comes back to the loop.
@@ -73,7 +83,7 @@ impl Driver {
             let name = &node.facts.name;
             self.writes.begin(Target::Node(name.clone()), priority);
             let memory = self.memory.entry(name.clone()).or_default();
-            memory.writes_status = matches!(action, planner::plan::Action::Status { .. });
+            memory.writes_status = matches!(action, Action::Status { .. });
             if Plan::ends_drain(&action) {
                 memory.in_flight.clear();
             }
@@ -82,9 +92,13 @@ impl Driver {
                 // The write of the spec applies the label too.
                 shadow.revision = Some(revision.clone());
             }
+            let reads_pods = matches!(action, Action::ReadLease { pods: true });
+            let watched = self.pods.get(&node.facts.name).filter(|_| reads_pods);
+            let changed = &self.applier.caches.changed;
+            let reading = watched.map(|watch| (Reading::default().of(&watch.cache), changed.subscribe()));
             self.spawn(async move {
-                let result = applier.act(&node, action).await;
-                Ended::Write(Target::Node(node.facts.name), result)
+                let (read, result) = futures::join!(pods_read(reading), applier.act(&node, action));
+                Ended::Write(Target::Node(node.facts.name), read.and(result))
             });
         }
     }
@@ -225,7 +239,8 @@ impl Driver {
         self.pods.retain(|node, _| wanted.contains(node));
         for node in wanted {
             self.pods.entry(node.clone()).or_insert_with(|| {
-                let cache = Cache::new(self.applier.caches.changed.clone());
+                let failures = &self.applier.metrics.watch_errors;
+                let cache = Cache::new(self.applier.caches.changed.clone()).counted(failures).of_node(node);
                 let api = Api::all(self.applier.client.clone());
                 let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
                 let run = cache.run_as_watch_list(api, config, self.lists_pods.clone());

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::Event;
 use planner::plan::{Action, Evictions, Plan};
@@ -101,6 +103,44 @@ async fn policy_change_for_large_fleet_delays_no_eviction_and_limits_writes() {
     assert!(matches!(next, Ok(Some(_))));
     let another = tokio::time::timeout(Duration::from_secs(1), server.next_request()).await;
     assert!(another.is_err(), "more than {} at a time", crate::writes::AT_A_TIME);
+}
+
+/// The watch of the pods may have been dead since before the reboot, although it shows pods.
+#[tokio::test(start_paused = true)]
+async fn lease_is_known_only_once_the_pods_that_are_to_be_read_with_it_are() {
+    let facts = NodeFacts { name: "a".into(), ..NodeFacts::default() };
+    let node = NodeView { facts, ..NodeView::default() };
+    let view = ClusterView { nodes: BTreeMap::from([("a".to_owned(), node)]), ..ClusterView::default() };
+    let answer = |body: &serde_json::Value| http::Response::new(body.to_string().into_bytes().into());
+    for (pods, answers, is_known) in [(false, false, true), (true, true, true), (true, false, false)] {
+        let (mut driver, _, mut server) = driver_and_server();
+        driver.watch_pods(&BTreeSet::from(["a".to_owned()]));
+        let (_, _dead) = server.next_request().await.unwrap();
+        let actions = BTreeMap::from([("a".to_owned(), Action::ReadLease { pods })]);
+        driver.act(&view, &mut Plan { actions, ..Plan::default() });
+        let (began, mut unanswered) = (Instant::now(), Vec::new());
+        let ended = loop {
+            tokio::select! {
+                ended = driver.ended.1.recv() => break ended.unwrap(),
+                request = server.next_request() => {
+                    let (request, reply) = request.unwrap();
+                    let query = request.uri().query().unwrap_or_default();
+                    if request.uri().path().contains("/leases/") {
+                        reply.send_response(answer(&serde_json::json!({"metadata": {"name": "a"}})));
+                    } else if answers && !query.contains("watch=") {
+                        let metadata = serde_json::json!({"resourceVersion": "7"});
+                        reply.send_response(answer(&serde_json::json!({"metadata": metadata, "items": []})));
+                    } else {
+                        unanswered.push(reply);
+                    }
+                }
+            }
+        };
+        let Ended::Write(_, result) = ended else { panic!("the node's action has ended") };
+        let case = format!("pods are read: {pods}, which is answered: {answers}: {result:?}");
+        assert_eq!(result.is_ok_and(|learned| learned.lease.is_some()), is_known, "{case}");
+        assert_eq!(began.elapsed() < Duration::from_secs(15), is_known, "{case}");
+    }
 }
 
 #[tokio::test]

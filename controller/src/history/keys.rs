@@ -38,7 +38,9 @@ fn unusable(error: MaterialError) -> ApplyError {
 impl Keys {
     pub(super) fn new(applier: &Applier) -> Self {
         let changed = || applier.caches.changed.clone();
-        let (secret, published) = (Cache::rarely_retried(changed()), Cache::rarely_retried(changed()));
+        let failures = &applier.metrics.watch_errors;
+        let secret = Cache::rarely_retried(changed()).counted(failures);
+        let published = Cache::rarely_retried(changed()).counted(failures);
         let reading = Reading::default().of(&secret).of(&published);
         Self { applier: applier.clone(), secret, published, reading }
     }

@@ -7,6 +7,7 @@
 //!
 //! The waits of the last plan say until when it awaits a hook: its deadline may have moved, as by a change of the policy.
 
+mod acts;
 mod decide;
 #[cfg(test)]
 mod decide_cases;

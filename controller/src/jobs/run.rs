@@ -5,25 +5,26 @@ use std::time::Duration;
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Pod, PodTemplate};
 use kube::ResourceExt as _;
-use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PostParams};
+use kube::api::{Api, ListParams, PostParams};
 use kube::core::DeserializeGuard;
 use models::backoff::{Backoff, Delays};
+use models::failures::LoggedFailures;
 use models::names::{CONTROLLER, HOOK_LABEL, OPERATOR_NAME};
 use models::plain::is_alike;
 use models::shadow::Progress;
 use planner::plan::Note;
 use planner::policy::{Hook, Policy};
 use planner::view::NodeFacts;
-use serde_json::json;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::Awaited;
-use super::decide::{Act, NewRun, Run, Snapshot, Stall, State, decide, not_run};
+use super::acts::{carry_out, why_failed};
+use super::decide::{Act, Run, Snapshot, Stall, State, decide, not_run};
 use super::namespaces::{record, recorded};
-use super::object::{KEPT, job, node, reason, run};
-use crate::apply::{Applier, ApplyError, create_params, patch_params};
+use super::object::{node, run};
+use crate::apply::{Applier, ApplyError};
 use crate::cache::Reading;
 
 /// Time between two rounds.
@@ -34,6 +35,9 @@ const REST: Duration = Duration::from_secs(10);
 
 /// Number of Jobs in one page of a list.
 const PAGE: u32 = 500;
+
+/// Maximum number of acts under way that write Jobs of one namespace, or answers.
+const AT_A_TIME: usize = 10;
 
 /// The first pause after a failed act, and the longest.
 const PAUSES: Delays = (Duration::from_secs(2), Duration::from_secs(60));
@@ -76,9 +80,18 @@ impl Failure {
     }
 }
 
+/// The end of an act.
+struct Ended {
+    about: About,
+    namespace: Option<String>,
+    /// The sentence about its failure.
+    sentence: String,
+    result: Result<(), ApplyError>,
+}
+
 /// The state after a round.
 enum Pace {
-    /// A Job runs, or something was done.
+    /// A Job runs, or something was done or is under way.
     Busy,
     /// A node is in its attempt, or something is to be taken back or tried again.
     Resting,
@@ -93,6 +106,7 @@ pub struct HookJobs {
     namespaces: BTreeSet<String>,
     /// Those that the Lease records; `None` before the first read.
     recorded: Option<BTreeSet<String>>,
+    unrecorded: LoggedFailures,
     /// True unless the last list of Jobs had none that is to be taken back.
     open: bool,
     /// By namespace.
@@ -101,6 +115,12 @@ pub struct HookJobs {
     failures: BTreeMap<About, Failure>,
     /// The namespaces whose Jobs are not known.
     unlisted: BTreeMap<String, Failure>,
+    /// Those in which a call had no answer, as behind a webhook that hangs: each of hundreds of others would last until its time limit. `None`
+    /// is for answers.
+    unanswered: BTreeMap<Option<String>, Failure>,
+    acting: JoinSet<Ended>,
+    /// The acts of `acting`, with the namespaces whose Jobs they write.
+    under_way: BTreeMap<About, Option<String>>,
     /// The texts about Jobs that did not go on in the last round. No act waits for them.
     shown: BTreeMap<About, String>,
     awaited: Awaited,
@@ -113,10 +133,14 @@ impl HookJobs {
             applier,
             namespaces: BTreeSet::new(),
             recorded: None,
+            unrecorded: LoggedFailures::default(),
             open: true,
             unread: BTreeMap::new(),
             failures: BTreeMap::new(),
             unlisted: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
+            acting: JoinSet::new(),
+            under_way: BTreeMap::new(),
             shown: BTreeMap::new(),
             awaited,
         }
@@ -159,7 +183,10 @@ impl HookJobs {
             if !error.is_lasting() {
                 return Pace::Busy;
             }
-            tracing::warn!(reason = error.text(), "the namespaces of Jobs of hooks cannot be recorded, retrying");
+            let reason = error.text();
+            if self.unrecorded.is_news(&reason, Instant::now()) {
+                tracing::warn!(reason, "the namespaces of Jobs of hooks cannot be recorded, retrying");
+            }
             return Pace::Resting;
         }
         if self.namespaces.is_empty() || (nodes.is_empty() && !self.open) {
@@ -167,6 +194,11 @@ impl HookJobs {
             self.shown.clear();
             return Pace::Idle;
         }
+        while let Some(Ok(ended)) = self.acting.try_join_next() {
+            self.end(ended);
+        }
+        // The list may not show yet what these lead to.
+        let under_way: BTreeSet<About> = self.under_way.keys().cloned().collect();
         let runs = self.list().await;
         // Also with the answers of hooks that policy has dropped.
         let of_runs: BTreeSet<&str> = runs.iter().map(|run| run.node.as_str()).collect();
@@ -183,16 +215,26 @@ impl HookJobs {
             unlisted.extend(asked.map(|node| ((hook.name.clone(), node.name.clone()), stall.clone())));
         }
         jobs.retain(|hook| hook.job.as_ref().is_some_and(|job| !self.unlisted.contains_key(&job.namespace)));
-        let (acts, mut stalls) = self.decide(&jobs, &nodes, &runs);
+        let (mut acts, mut stalls) = self.decide(&jobs, &nodes, &runs);
         stalls.extend(unlisted);
         self.open = !self.unlisted.is_empty()
+            || !under_way.is_empty()
             || self.unread.values().any(|unread| !unread.is_empty())
             || runs.iter().any(|run| run.open);
         let wanted: BTreeSet<About> = acts.iter().map(Act::about).collect();
         self.failures.retain(|about, _| wanted.contains(about));
-        let acted = self.carry_out(acts).await;
+        acts.retain(|act| !under_way.contains(&act.about()));
+        let acted = self.carry_out(&mut acts).await;
+        for act in acts {
+            let Some(cause) = self.unanswered.get(&act.namespace().map(str::to_owned)) else { continue };
+            let (sentence, cause) = (format!("{}, retrying", act.failure()), cause.text.clone());
+            let stall = Stall { sentence, cause, warning: true, failed: None };
+            if !self.failures.contains_key(&act.about()) {
+                stalls.entry(act.about()).or_insert(stall);
+            }
+        }
         self.show_stalls(stalls).await;
-        let busy = acted || runs.iter().any(|run| run.state == State::Running);
+        let busy = acted || !self.under_way.is_empty() || runs.iter().any(|run| run.state == State::Running);
         if busy { Pace::Busy } else { Pace::Resting }
     }
 
@@ -227,35 +269,71 @@ impl HookJobs {
         Ok(())
     }
 
-    /// Returns whether anything may have changed by these acts.
-    async fn carry_out(&mut self, acts: Vec<Act>) -> bool {
-        let mut acted = false;
-        // Where one call has no answer, as behind a webhook that hangs, each of hundreds of others would last until its time limit.
-        let mut unanswered: BTreeSet<Option<String>> = BTreeSet::new();
-        for act in acts {
-            let (about, namespace) = (act.about(), act.namespace().map(str::to_owned));
-            if self.failures.get(&about).is_some_and(Failure::waits) || unanswered.contains(&namespace) {
-                continue;
+    /// Carries out acts side by side, for as long as the time between two rounds; those that take longer go on meanwhile. Leaves those that have to
+    /// wait. Returns whether anything may have changed.
+    async fn carry_out(&mut self, acts: &mut Vec<Act>) -> bool {
+        let (until, mut acted) = (Instant::now() + PERIOD, false);
+        // Where one is tried at a time, no act that fails each time keeps the others from being that one.
+        acts.sort_by_cached_key(|act| self.failures.get(&act.about()).map_or(0, |failure| failure.backoff.failures()));
+        loop {
+            acts.retain(|act| !self.begin(act));
+            match timeout_at(until, self.acting.join_next()).await {
+                Ok(Some(Ok(ended))) => acted |= self.end(ended),
+                Ok(Some(Err(_))) => {}
+                Ok(None) | Err(_) => return acted,
             }
-            // A Job that is created is open from then on.
-            self.open = true;
-            match self.act(&act).await {
-                Ok(()) => {
-                    self.failures.remove(&about);
-                    acted = true;
-                }
-                // The Node has been written since, or another replica leads.
-                Err(ApplyError::Lost(_) | ApplyError::Changed(_)) => acted = true,
-                Err(error) if error.code() == Some(409) => acted = true,
-                Err(error) => {
-                    if error.is_unknown() {
-                        unanswered.insert(namespace);
-                    }
-                    self.failed(&about, &act.failure(), &error.text());
+        }
+    }
+
+    /// Begins an act, unless it has to wait: for another try, also of others in its namespace, or for those under way.
+    fn begin(&mut self, act: &Act) -> bool {
+        let (about, namespace) = (act.about(), act.namespace().map(str::to_owned));
+        let failures = [self.failures.get(&about), self.unanswered.get(&namespace)];
+        let most = if self.unanswered.contains_key(&namespace) { 1 } else { AT_A_TIME };
+        let beside: Vec<&About> =
+            self.under_way.iter().filter(|(_, of)| **of == namespace).map(|(about, _)| about).collect();
+        // The second one of two answers on a Node would be written at an outdated version.
+        let meets = namespace.is_none() && beside.iter().any(|(_, node)| *node == about.1);
+        if meets || beside.len() >= most || failures.into_iter().flatten().any(Failure::waits) {
+            return false;
+        }
+        // A Job that is created is open from then on.
+        self.open = true;
+        self.under_way.insert(about.clone(), namespace.clone());
+        let (applier, act) = (self.applier.clone(), act.clone());
+        self.acting.spawn(async move {
+            let result = carry_out(&applier, &act).await;
+            Ended { about, namespace, sentence: act.failure(), result }
+        });
+        true
+    }
+
+    /// Records the end of an act. Returns whether anything may have changed by it.
+    fn end(&mut self, Ended { about, namespace, sentence, result }: Ended) -> bool {
+        self.under_way.remove(&about);
+        match result.as_ref().err().filter(|error| error.is_unknown()) {
+            None => drop(self.unanswered.remove(&namespace)),
+            Some(error) => {
+                let failure = self.unanswered.entry(namespace).or_insert_with(Failure::none);
+                // Those that were under way beside the first one lengthen no pause.
+                if !failure.waits() {
+                    failure.count(&error.text());
                 }
             }
         }
-        acted
+        match result {
+            Ok(()) => {
+                self.failures.remove(&about);
+                true
+            }
+            // The Node has been written since, or another replica leads.
+            Err(ApplyError::Lost(_) | ApplyError::Changed(_)) => true,
+            Err(error) if error.code() == Some(409) => true,
+            Err(error) => {
+                self.failed(&about, &sentence, &error.text());
+                false
+            }
+        }
     }
 
     fn decide(
@@ -339,72 +417,6 @@ impl HookJobs {
         }
     }
 
-    async fn act(&self, act: &Act) -> Result<(), ApplyError> {
-        self.applier.leadership.check()?;
-        match act {
-            Act::Create(new) => self.create(new).await,
-            Act::Answer { hook, node, request } => self.answer(node, hook, request.as_deref()).await,
-            Act::Refuse { run, request } => {
-                let text = format!("{request} Refused: {}", self.reason(run).await);
-                self.answer(&run.node, &run.hook, Some(&text)).await
-            }
-            Act::Close(run) => self.close(run).await,
-        }
-    }
-
-    async fn answer(&self, node: &str, hook: &str, answer: Option<&str>) -> Result<(), ApplyError> {
-        self.applier.answer_hook(node, hook, answer).await?;
-        match answer {
-            Some(answer) => tracing::info!(node, hook, answer, "hook answered by its Job"),
-            None => tracing::info!(node, hook, "answer of hook removed"),
-        }
-        Ok(())
-    }
-
-    async fn create(&self, new: &NewRun) -> Result<(), ApplyError> {
-        let client = &self.applier.client;
-        // As they are stored: fields that this version does not know are part of the spec too.
-        let kinds = [ApiResource::erase::<PodTemplate>(&()), ApiResource::erase::<Job>(&())];
-        let [templates, jobs] =
-            kinds.map(|kind| Api::<DynamicObject>::namespaced_with(client.clone(), &new.namespace, &kind));
-        let template = templates.get(&new.template).await.map_err(ApplyError::api("pod_template"))?;
-        let shadow = self.applier.caches.shadows.get(&new.node);
-        let target = shadow.and_then(|shadow| shadow.spec.version).map(|version| version.to_string());
-        let version = new.version.clone().or(target).unwrap_or_default();
-        let object = serde_json::from_value(job(new, &version, &template.data["template"]));
-        let object: DynamicObject =
-            object.map_err(|error| ApplyError::api("hook_job")(kube::Error::SerdeError(error)))?;
-        match jobs.create(&create_params(), &object).await {
-            // An earlier leader, or a call without an answer, has created it. Another conflict, as of a quota, is not about it.
-            Err(kube::Error::Api(status)) if status.is_already_exists() => {}
-            created => drop(created.map_err(ApplyError::api("hook_job"))?),
-        }
-        let (node, hook, job) = (&new.node, &new.hook, object.metadata.name);
-        tracing::info!(node, hook, job, namespace = new.namespace, "Job of hook created");
-        Ok(())
-    }
-
-    /// Has the Job deleted once its time is over.
-    async fn close(&self, run: &Run) -> Result<(), ApplyError> {
-        let api: Api<Job> = Api::namespaced(self.applier.client.clone(), &run.namespace);
-        let patch = json!({
-            "metadata": {"uid": run.uid, "resourceVersion": run.resource_version},
-            "spec": {"ttlSecondsAfterFinished": KEPT},
-        });
-        api.patch(&run.name, &patch_params(), &Patch::Merge(patch)).await.map_err(ApplyError::api("hook_job"))?;
-        tracing::info!(node = run.node, hook = run.hook, job = run.name, "preparation of hook taken back");
-        Ok(())
-    }
-
-    /// Returns the reason why a Job has failed.
-    async fn reason(&self, run: &Run) -> String {
-        let api: Api<DeserializeGuard<Pod>> = Api::namespaced(self.applier.client.clone(), &run.namespace);
-        let of_job = ListParams::default().labels(&format!("batch.kubernetes.io/job-name={}", run.name));
-        let found = api.list(&of_job).await.map(|found| found.items).unwrap_or_default();
-        let pods: Vec<Pod> = found.into_iter().filter_map(|found| found.0.ok()).collect();
-        reason(&run.message, &pods)
-    }
-
     /// Records the failure of an act, and shows it if it is a new one.
     fn failed(&mut self, about: &About, sentence: &str, error: &str) {
         let sentence = format!("{sentence}, retrying");
@@ -421,7 +433,7 @@ impl HookJobs {
             let text = format!("{sentence}: {cause}");
             if before.get(&about).is_none_or(|shown| !is_alike(shown, &text)) {
                 if let Some(run) = &failed {
-                    cause = format!("{cause}: {}", self.reason(run).await);
+                    cause = format!("{cause}: {}", why_failed(&self.applier, run).await);
                 }
                 self.show(&about, &sentence, &cause, warning);
             }

@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, ObjectMeta, PostParams};
 use kube::runtime::watcher;
 use models::backoff::Backoff;
+use models::failures::{LoggedFailures, with_causes};
 use models::resource_version::{is_valid, newer};
 use tokio::sync::watch;
 
@@ -345,11 +346,14 @@ pub fn campaign(
     let (observed, lease, newest) = (None, None, String::new());
     let mut campaign = Campaign { api, name, identity, parameters, clock, after, observed, lease, newest };
     let run = async move {
-        let mut last: Option<Instant> = None;
+        let (mut last, mut failures): (Option<Instant>, _) = (None, LoggedFailures::default());
         loop {
             let began = Instant::now();
             let limit = if last.is_some() { parameters.call_limit } else { parameters.renew_deadline };
             let answer = tokio::time::timeout(limit, campaign.attempt()).await;
+            if matches!(answer, Ok(Ok(_))) {
+                failures = LoggedFailures::default();
+            }
             let pause = match answer {
                 Ok(Ok(Attempt::Held)) => {
                     let first = last.is_none();
@@ -372,11 +376,16 @@ pub fn campaign(
                     if last.is_some() { CONFLICT_PAUSE } else { parameters.retry_period }
                 }
                 Ok(Err(error)) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "the lease could not be written");
+                    let error = with_causes(&error);
+                    if failures.is_news(&error, Instant::now()) {
+                        tracing::warn!(error, "the lease could not be written");
+                    }
                     parameters.retry_period
                 }
                 Err(_) => {
-                    tracing::warn!("the API server did not answer for the lease in time");
+                    if failures.is_news("no answer", Instant::now()) {
+                        tracing::warn!("the API server did not answer for the lease in time");
+                    }
                     Duration::ZERO
                 }
             };

@@ -69,6 +69,9 @@ const ANSWERS: [&str; 3] = ["Quiet", "Firing", "Failed"];
 const REFUSED: &str = "Connections to the plain port that were closed at once because their source had many";
 const MALFORMED: &str = "Connections to the plain port that were closed since what was sent on them is not HTTP";
 
+/// Help of the counter of watches.
+const WATCH_ERRORS: &str = "Failures of watches of the API server, each of which is retried";
+
 /// The expected answers.
 const CODES: [&str; 12] = ["200", "400", "401", "403", "404", "409", "422", "429", "500", "503", "504", "none"];
 
@@ -90,6 +93,7 @@ pub struct Metrics {
     expressions: IntCounterVec,
     notices: IntCounterVec,
     no_answer: IntCounterVec,
+    pub(crate) watch_errors: IntCounter,
     connections_refused: IntCounterVec,
     malformed: IntCounterVec,
     call_age: GaugeVec,
@@ -179,6 +183,7 @@ impl Metrics {
                 &["kind"],
                 "Calls to the API server that had no response by their deadline",
             )?,
+            watch_errors: register.counter("watch_errors_total", &[], WATCH_ERRORS)?.with_label_values(&ALONE),
             connections_refused: register.counter("connections_refused_total", &[], REFUSED)?,
             malformed: register.counter("malformed_requests_total", &[], MALFORMED)?,
             call_age: register.gauge(

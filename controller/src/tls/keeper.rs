@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use models::backoff::{Backoff, Delays};
+use models::failures::LoggedFailures;
 use models::names;
 use models::time::between;
 use tokio::sync::watch;
@@ -27,7 +28,6 @@ use crate::cache::Cache;
 use crate::caches::Caches;
 use crate::config::{Config, ServingCertificate};
 use crate::leader::Leadership;
-use crate::logged::LastLogged;
 use crate::metrics::{Metrics, TlsSnapshot};
 use planner::signature::signed_by;
 use planner::view::{Projection as _, ShadowFacts, SigningKeys, TlsFacts};
@@ -65,7 +65,7 @@ pub struct Keeper {
     /// The moments of the last writes.
     written: BTreeMap<Subject, VecDeque<Instant>>,
     /// The failures of the last check.
-    logged: LastLogged,
+    logged: LoggedFailures,
     /// The write that the API server last refused, or that another client reverts, until that is over.
     refused: Option<String>,
 }
@@ -114,16 +114,16 @@ impl Keeper {
             config,
             leadership,
             signer,
-            metrics,
             caches,
-            authorities: Cache::new(own.clone()),
-            serving: Cache::new(own.clone()),
-            keys: Cache::new(own.clone()),
-            trust: Cache::new(own.clone()),
+            authorities: Cache::new(own.clone()).counted(&metrics.watch_errors),
+            serving: Cache::new(own.clone()).counted(&metrics.watch_errors),
+            keys: Cache::new(own.clone()).counted(&metrics.watch_errors),
+            trust: Cache::new(own.clone()).counted(&metrics.watch_errors),
+            metrics,
             own,
             seen: HashMap::new(),
             written: BTreeMap::new(),
-            logged: LastLogged::default(),
+            logged: LoggedFailures::default(),
             refused: None,
         }
     }
@@ -184,12 +184,12 @@ impl Keeper {
     /// Logs the failures, and returns whether they differ from those before.
     fn log_failures(&mut self, failed: &BTreeMap<Subject, TlsError>, clock: Instant) -> bool {
         let failing = (!failed.is_empty()).then(|| format!("{failed:?}"));
-        let differs = self.logged.text() != failing.as_deref();
+        let differs = self.logged.last() != failing.as_deref();
         let Some(text) = failing else {
-            self.logged = LastLogged::default();
+            self.logged = LoggedFailures::default();
             return differs;
         };
-        if self.logged.is_news(text, clock) {
+        if self.logged.is_news(&text, clock) {
             for error in failed.values() {
                 tracing::error!(
                     error = error as &dyn std::error::Error,

@@ -21,6 +21,7 @@ fn series(text: &str) -> String {
             || plain.ends_with("_bucket")
             || plain.starts_with("process_")
             || plain.starts_with("brupop_controller_turn_duration_seconds")
+            || plain == "brupop_controller_watch_errors_total"
             || plain == "brupop_build_info"
         {
             continue;

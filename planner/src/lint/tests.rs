@@ -356,13 +356,17 @@ fn full_pod_list_does_not_stop_drain() {
 fn validator_keeps_actions_that_start_nothing_beside_violations() {
     let (view, policy) = world(json!({"maxUnavailable": 2}), false);
     let mut plan = goes_to("a", Step::Draining);
-    plan.actions.insert("b".into(), Action::ReadLease);
+    plan.actions.insert("b".into(), Action::ReadLease { pods: false });
     plan.actions.extend(goes_to("c", Step::Staging).actions);
     assert_eq!(lint(&view, &policy, &mut plan).len(), 1);
-    assert_eq!(plan.actions, BTreeMap::from([("b".to_owned(), Action::ReadLease)]), "c begins nothing new");
+    assert_eq!(
+        plan.actions,
+        BTreeMap::from([("b".to_owned(), Action::ReadLease { pods: false })]),
+        "c begins nothing new"
+    );
 
     let mut plan = reboot("a", "b0");
-    plan.actions.insert("b".into(), Action::ReadLease);
+    plan.actions.insert("b".into(), Action::ReadLease { pods: false });
     assert_eq!(lint(&view, &policy, &mut plan).len(), 1);
     assert_eq!(plan.actions.keys().collect::<Vec<_>>(), ["b"], "what is wrong is dropped, though it starts nothing");
 }

@@ -9,10 +9,10 @@ use models::time::after;
 use super::boot::left_target;
 use super::claim::return_to_service;
 use super::comparison::blame;
-use super::health::{LASTING, OTHER_CAUSES, began, counted, firing};
-use super::hooks::{still_awaited, unanswered};
+use super::health::{LASTING, OTHER_CAUSES, began, counted, firing, read_owner};
+use super::hooks::{deadline, still_awaited, unanswered};
 use super::row::{Attempt, Outcome, Turn, act, fail, stay};
-use super::unhealthy::{pods_to_verify, unhealthy_pods};
+use super::unhealthy::{UnhealthyPod, pods_to_verify, unhealthy_pods};
 use super::usable;
 use super::verification::{after_drill, interrupted};
 use super::verifying::held_cordoned;
@@ -81,10 +81,12 @@ fn end_verified(ctx: &Attempt<'_>) -> Option<Turn> {
         if let Some(wait) = unknown(ctx).filter(|_| ctx.now < known_by) {
             return Some(stay(wait).waking_at(known_by));
         }
+        let hooks_end = deadline(ctx).unwrap_or(ctx.progress.since);
         match stays_well(ctx) {
             Ok(true) => {}
-            Ok(false) => return None,
-            Err(read) => return Some(act(read)),
+            Err(unread) if ctx.now < after(hooks_end, LASTING) => return Some(act(read_owner(ctx, unread.pod))),
+            // A verification ends also where the pods of an owner cannot be read.
+            Ok(false) | Err(_) => return None,
         }
     }
     if ctx.needs_release() {
@@ -102,8 +104,8 @@ fn unknown(ctx: &Attempt<'_>) -> Option<Wait> {
     quiet.err().filter(|wait| matches!(wait, Wait::ExpressionsPending { .. }))
 }
 
-/// Returns whether a node that is up is as well as it was at the end of its soak, or the read that this needs first.
-fn stays_well(ctx: &Attempt<'_>) -> Result<bool, Action> {
+/// Returns whether a node that is up is as well as it was at the end of its soak, or the pod whose owner has to be read for that.
+fn stays_well<'a>(ctx: &Attempt<'a>) -> Result<bool, UnhealthyPod<'a>> {
     let Some(pods) = pods_to_verify(ctx) else { return Ok(false) };
     let mut unhealthy = unhealthy_pods(ctx, &pods);
     unhealthy.retain(|unhealthy| !unhealthy.pod.is_coming_up(ctx.now));

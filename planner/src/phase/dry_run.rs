@@ -27,7 +27,11 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     let Some(sorted) = ctx.sorted_pods() else {
         let late = ctx.now >= deadline;
         let wait = || stay(Wait::ReadingPods).waking_at(deadline);
-        return if late { timed_out("the pods on the node could not be read") } else { wait() };
+        return if late {
+            timed_out("the pods on the node could not be read: see the controller's log")
+        } else {
+            wait()
+        };
     };
     if let Some(refused) = gates::refusal(&sorted.refused) {
         return Turn::of(Outcome::Refuse(refused));

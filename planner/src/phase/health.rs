@@ -57,7 +57,7 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     match interruption(ctx, unhealthy.as_deref().unwrap_or_default(), deadline) {
         Ok(Some(interruption)) => return looking(interrupted(ctx, interruption, deadline)),
         Ok(None) => {}
-        Err(read) => return looking(act(read)),
+        Err(unread) => return looking(read_or_end(ctx, &unread, deadline)),
     }
     let quiet = gates::quiet(&after_policy.checks, ctx.subject(), &ctx.view.expressions);
     // It may be an expression that has interrupted it: that is not over without an answer.
@@ -77,7 +77,7 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     }
     let counted = match counted(ctx, &unhealthy, deadline) {
         Ok(counted) => counted,
-        Err(read) => return looking(act(read)),
+        Err(unread) => return looking(read_or_end(ctx, &unread, deadline)),
     };
     if !counted.is_empty() && ctx.now < deadline {
         let settled = counted.iter().filter_map(|unhealthy| unhealthy.until).min().unwrap_or(deadline).min(deadline);
@@ -135,13 +135,13 @@ fn querying(ctx: &Attempt<'_>, turn: Turn) -> Turn {
     if ctx.now < last { turn.asking_since(begun(ctx)).waking_at(last) } else { turn.asking_since(last) }
 }
 
-/// Returns what keeps the node from its soak now, or the read that this needs first. The node is not Ready, or is under pressure, which it was
-/// not when it was taken out of service; or a pod is not Ready, and is not just starting; or an expression returns something.
-fn interruption(
+/// Returns what keeps the node from its soak now, or the pod whose owner has to be read for that. The node is not Ready, or is under pressure,
+/// which it was not when it was taken out of service; or a pod is not Ready, and is not just starting; or an expression returns something.
+fn interruption<'b>(
     ctx: &Attempt<'_>,
-    unhealthy: &[UnhealthyPod<'_>],
+    unhealthy: &[UnhealthyPod<'b>],
     deadline: Timestamp,
-) -> Result<Option<Wait>, Action> {
+) -> Result<Option<Wait>, UnhealthyPod<'b>> {
     if !ctx.facts().ready {
         return Ok(Some(Wait::AwaitingReady));
     }
@@ -200,7 +200,7 @@ fn interrupted(ctx: &Attempt<'_>, interruption: Wait, deadline: Timestamp) -> Tu
             let unhealthy = unhealthy_pods(ctx, &pods);
             return match counted(ctx, &unhealthy, deadline) {
                 Ok(counted) => judged(ctx, &counted),
-                Err(read) => act(read),
+                Err(unread) => read_or_end(ctx, &unread, deadline),
             };
         }
         Wait::ExpressionFires { .. } => return expressions_fire(ctx, &interruption, deadline),
@@ -244,9 +244,7 @@ fn lasts(ctx: &Attempt<'_>, began: Option<Timestamp>) -> bool {
 /// Ends the attempt of a node for which expressions return something at its deadline: against the version where one of them is evidence
 /// against it, and otherwise without a proof. Before one counts, it is queried for other nodes.
 fn expressions_fire(ctx: &Attempt<'_>, interruption: &Wait, deadline: Timestamp) -> Turn {
-    // The clock stops while the agent cannot report: the deadline may be long over by the time that it goes on.
-    let goes_on = ctx.view.web_api_outage.map(|outage| after(outage.ended, LASTING).min(after(begun(ctx), LONGEST)));
-    let limit = after(goes_on.map_or(deadline, |at| at.max(deadline)), LASTING);
+    let limit = answered_by(ctx, deadline);
     let (mut excuses, mut queries) = (Vec::new(), Vec::new());
     for fires in firing(ctx) {
         let returned = format!("the expression {} returned {}", fires.name(), fires.series);
@@ -263,6 +261,13 @@ fn expressions_fire(ctx: &Attempt<'_>, interruption: &Wait, deadline: Timestamp)
         return fail(FailureReason::HealthUnknown, excuses.join("; "));
     }
     stay(interruption.clone()).querying(queries).asking_since(deadline).waking_at(limit)
+}
+
+/// Returns when an answer that is missing at the deadline is waited for no longer. The clock stops while the agent cannot report: the deadline may
+/// be long over by the time that it goes on.
+fn answered_by(ctx: &Attempt<'_>, deadline: Timestamp) -> Timestamp {
+    let goes_on = ctx.view.web_api_outage.map(|outage| after(outage.ended, LASTING).min(after(begun(ctx), LONGEST)));
+    after(goes_on.map_or(deadline, |at| at.max(deadline)), LASTING)
 }
 
 /// Returns why an expression that returns something is no evidence against the version, if it is none; or the queries
@@ -290,14 +295,14 @@ fn owner_of(pod: &PodFacts) -> Option<&String> {
     pod.controller_uid.as_ref().filter(|_| !pod.mirror)
 }
 
-/// Returns those of the unhealthy pods that count, or the read that this needs first. Pods are left out where at least half of their
-/// owner's pods on nodes that were not updated are ill, too, or where one was ill before an update to the same version and nothing
+/// Returns those of the unhealthy pods that count, or the one whose owner has to be read for that. Pods are left out where at least half of
+/// their owner's pods on nodes that were not updated are ill, too, or where one was ill before an update to the same version and nothing
 /// shows that most of the others are well.
 pub(super) fn counted<'b>(
     ctx: &Attempt<'_>,
     unhealthy: &[UnhealthyPod<'b>],
     deadline: Timestamp,
-) -> Result<Vec<UnhealthyPod<'b>>, Action> {
+) -> Result<Vec<UnhealthyPod<'b>>, UnhealthyPod<'b>> {
     let mut asked = BTreeSet::new();
     let mut counted = Vec::new();
     // A DaemonSet has a pod on each node: that of another one excuses none.
@@ -329,7 +334,7 @@ pub(super) fn counted<'b>(
                 && !ctx.mode().is_drill()
                 && asked.len() <= JUDGED_OWNERS =>
             {
-                return Err(read_owner(ctx, owner, pod));
+                return Err(*unhealthy);
             }
             None if !waits && was_ill => {}
             Some(_) | None => counted.push(*unhealthy),
@@ -384,10 +389,26 @@ fn read<'a>(ctx: &Attempt<'a>, owner: &String, deadline: Timestamp) -> Option<&'
     ctx.node.node.owners.get(owner).filter(is_fresh)
 }
 
-fn read_owner(ctx: &Attempt<'_>, owner: &str, pod: &PodFacts) -> Action {
+/// Reads the other pods of the owner of a pod, again while they are not known. A minute after the deadline the attempt ends without a proof.
+fn read_or_end(ctx: &Attempt<'_>, unread: &UnhealthyPod<'_>, deadline: Timestamp) -> Turn {
+    if ctx.now < answered_by(ctx, deadline.max(soak_ends(ctx))) {
+        return act(read_owner(ctx, unread.pod));
+    }
+    let message = format!(
+        "{} is not healthy ({}), and whether the version is to blame could not be found out: the other pods of {} could not be \
+         read: see the controller's log",
+        unread.pod.title(),
+        unread.why(),
+        unread.pod.controller.as_deref().unwrap_or("its owner")
+    );
+    fail(FailureReason::HealthUnknown, message)
+}
+
+/// Returns the read of the pods of the owner of an unhealthy pod.
+pub(super) fn read_owner(ctx: &Attempt<'_>, pod: &PodFacts) -> Action {
     let labels = pod.labels.iter().filter(|(name, _)| !OF_ONE_POD.contains(&name.as_str()));
     Action::ReadOwner {
-        owner: owner.to_owned(),
+        owner: pod.controller_uid.clone().unwrap_or_default(),
         namespace: pod.namespace.clone(),
         labels: labels.map(|(name, value)| (name.clone(), value.clone())).collect(),
         nodes: nodes_to_compare(ctx),

@@ -292,7 +292,7 @@ pub(crate) fn decide(ctx: &NodeContext<'_>) -> Decision {
         };
     }
     let Some(attempt) = attempt else { return without_attempt(ctx) };
-    // Pods are watched from the drain to the end of the verification without a break, so that they are listed once.
+    // Pods are watched from the drain to the end of the verification without a break, so that they are listed once before the reboot.
     let watches = !matches!(attempt.phase.step.place(), Place::Waiting | Place::Over);
     let watching = |decision: Decision| if watches { decision.watching_pods() } else { decision };
     if let Some(action) = desired::signed_again(&attempt) {

@@ -140,7 +140,10 @@ pub(super) fn drain_timed_out(ctx: &Attempt<'_>, claimed: bool, sorted: Option<&
     }
     let left = sorted.map(|sorted| first_left(ctx, sorted)).unwrap_or_default();
     let (reason, message) = match sorted {
-        None => (FailureReason::DrainTimedOut, "the pods on the node could not be read".to_owned()),
+        None => (
+            FailureReason::DrainTimedOut,
+            "the pods on the node could not be read: see the controller's log".to_owned(),
+        ),
         Some(_) if left.is_empty() && ctx.caught_up() => {
             (FailureReason::NotStaged, "the staged image is gone".to_owned())
         }

@@ -33,7 +33,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         if ctx.now < certain {
             return stay(Wait::NodeNotReturned { reason }).waking_at(certain);
         }
-        return read_again(ctx, READ_INTERVAL, |_| Wait::NodeNotReturned { reason });
+        return read_again(ctx, READ_INTERVAL, false, |_| Wait::NodeNotReturned { reason });
     }
     if ctx.needs_release() {
         return act(Action::Release);

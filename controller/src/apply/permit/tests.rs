@@ -1,6 +1,6 @@
 //! The live check before a permit, on a Node and pods that differ from those that the decision was made on.
 
-use models::names::{CONTROLLER_MANAGER, HOLD_ANNOTATION, INTERFACE_LABEL, INTERFACE_VERSION};
+use models::names::{CONTROL_PLANE_LABEL, CONTROLLER_MANAGER, HOLD_ANNOTATION, INTERFACE_LABEL, INTERFACE_VERSION};
 use models::permit::{PermitClaims, REHEARSAL_AUDIENCE, RehearsalClaims};
 use models::shadow::{BottlerocketShadowSpec, HostState};
 use semver::Version;
@@ -76,8 +76,24 @@ async fn issue_permit_under(
     pods: Vec<Value>,
     signer: &Signer,
 ) -> (Result<(), ApplyError>, Vec<Value>) {
+    issue_permit_beside(None, state, pods_stay, node, pods, signer).await
+}
+
+/// The same in a cluster whose control plane has these Nodes; `None` where they are not to be read.
+async fn issue_permit_beside(
+    control_plane: Option<Value>,
+    state: HostState,
+    pods_stay: bool,
+    node: Value,
+    pods: Vec<Value>,
+    signer: &Signer,
+) -> (Result<(), ApplyError>, Vec<Value>) {
     let (mut applier, calls) = applier_answering(move |call| match call.path.as_str() {
         "/api/v1/nodes/a" => node.clone(),
+        "/api/v1/nodes" => {
+            assert_eq!(call.query, "&labelSelector=node-role.kubernetes.io%2Fcontrol-plane");
+            control_plane.clone().unwrap()
+        }
         "/api/v1/pods" => {
             assert_eq!(call.query, "&fieldSelector=spec.nodeName%3Da");
             json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods})
@@ -200,5 +216,45 @@ async fn no_permit_is_issued_beside_pod_of_earlier_operator() {
     assert!(refused && written.is_empty(), "{result:?} {written:?}");
     agent["status"]["phase"] = json!("Succeeded");
     let (result, _) = issue_permit(node(), vec![agent], &signer).await;
+    result.unwrap();
+}
+
+/// The watch of Nodes may show one as Ready that has lost its power together with the API server that the watch is connected to.
+#[tokio::test]
+async fn control_plane_node_gets_permit_only_while_all_others_are_ready_now() {
+    let signer = Signer::with_a_new_key();
+    let mut own = node();
+    own["metadata"]["labels"][CONTROL_PLANE_LABEL] = json!("");
+    let named = |name: &str, ready: &str| {
+        let conditions = json!([{"type": "Ready", "status": ready}]);
+        json!({"metadata": {"name": name}, "status": {"conditions": conditions}})
+    };
+    let of = |others: Vec<Value>| {
+        let mut own = own.clone();
+        // The node itself is about to reboot.
+        own["status"]["conditions"] = json!([{"type": "Ready", "status": "Unknown"}]);
+        let items: Vec<Value> = std::iter::once(own).chain(others).collect();
+        json!({"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": items})
+    };
+    let failure =
+        json!({"kind": "Status", "status": "Failure", "message": "etcdserver: request timed out", "code": 500});
+    let (ready, down) = (named("cp-2", "True"), named("cp-3", "Unknown"));
+    let silent = json!({"metadata": {"name": "cp-3"}});
+    for (sentence, all, refusal) in [
+        ("all others are Ready", of(vec![ready.clone()]), None),
+        ("it has no other", of(vec![]), None),
+        ("one has lost its power", of(vec![ready.clone(), down]), Some("cp-3 of the control plane is not Ready")),
+        ("one was never Ready", of(vec![ready, silent]), Some("cp-3 of the control plane is not Ready")),
+        ("they cannot be read", failure, Some("etcdserver: request timed out")),
+    ] {
+        let reboots = HostState::RebootedIntoUpdate;
+        let (result, written) = issue_permit_beside(Some(all), reboots, false, own.clone(), vec![], &signer).await;
+        let error = result.err().map(|error| error.text());
+        assert_eq!(error.is_some(), refusal.is_some(), "{sentence}: {error:?}");
+        assert!(error.is_none_or(|error| error.contains(refusal.unwrap_or_default())), "{sentence}: {refusal:?}");
+        assert_eq!(written.len(), usize::from(refusal.is_none()), "{sentence}: {written:#?}");
+    }
+    // A drill reboots no host.
+    let (result, _) = issue_permit_beside(None, HostState::RehearsedUpdate, false, own.clone(), vec![], &signer).await;
     result.unwrap();
 }

@@ -10,13 +10,17 @@ use models::names::{
     JOB_NUMBER_ANNOTATION, JOB_PHASE_ANNOTATION, JOB_REQUEST_ANNOTATION,
 };
 use models::operator::BottlerocketUpdateOperator;
-use serde_json::Value;
+use serde_json::{Value, json};
 use watches::Sink as _;
 
 use super::*;
-use crate::jobs::decide::Phase;
+use crate::jobs::acts::create;
+use crate::jobs::decide::{NewRun, Phase};
+use crate::jobs::object::KEPT;
 
 const JOBS: &str = "/apis/batch/v1/namespaces/shop/jobs";
+/// A namespace behind a webhook that hangs.
+const HANGS: &str = "/apis/batch/v1/namespaces/hangs/jobs";
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
 
 /// An API server with the Lease, and with the namespace `shop`.
@@ -30,6 +34,12 @@ struct Server {
     notes: Vec<String>,
     /// The code and the reason of its answer to each list and creation of Jobs, if it refuses them.
     refusal: Option<(u16, &'static str)>,
+    /// The time that a creation of a Job takes.
+    slow: Duration,
+    /// The node whose Jobs a webhook fails for.
+    broken: Option<&'static str>,
+    /// The paths of the creations of Jobs.
+    created: Vec<String>,
 }
 
 type Stored = Arc<Mutex<Server>>;
@@ -77,8 +87,14 @@ fn leader(stored: &Stored) -> HookJobs {
             let (parts, body) = request.into_parts();
             let body = body.collect_bytes().await.unwrap();
             let sent: Value = serde_json::from_slice(&body).unwrap_or_default();
-            let Server { lease, jobs, pods, notes, refusal } = &mut *stored.lock().unwrap();
             let path = parts.uri.path();
+            if parts.method == Method::POST && path.ends_with("/jobs") {
+                stored.lock().unwrap().created.push(path.to_owned());
+                let slow = stored.lock().unwrap().slow;
+                sleep(if path == HANGS { Duration::from_secs(35) } else { slow }).await;
+            }
+            let Server { lease, jobs, pods, notes, refusal, broken, .. } = &mut *stored.lock().unwrap();
+            let is_broken = broken.is_some_and(|node| sent["metadata"]["annotations"][JOB_NODE_ANNOTATION] == node);
             let refused = refusal.filter(|_| path == JOBS);
             let answer = match (&parts.method, path, refused) {
                 (_, _, Some((code, reason))) => {
@@ -94,7 +110,14 @@ fn leader(stored: &Stored) -> HookJobs {
                 (&Method::GET, "/api/v1/namespaces/shop/pods", _) => {
                     json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": pods.clone()})
                 }
-                (&Method::GET, "/api/v1/namespaces/shop/podtemplates/unset", _) => {
+                (&Method::POST, JOBS, _) if is_broken => {
+                    json!({"kind": "Status", "status": "Failure", "message": "failed calling webhook", "code": 500})
+                }
+                (&Method::POST, JOBS, _) => sent,
+                (&Method::POST, HANGS, _) => {
+                    json!({"kind": "Status", "status": "Failure", "message": "no answer", "code": 504})
+                }
+                (&Method::GET, path, _) if path.ends_with("/podtemplates/unset") => {
                     json!({"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "unset"}, "template": {}})
                 }
                 (_, path, _) if path.starts_with(EVENTS) => {
@@ -114,7 +137,8 @@ fn leader(stored: &Stored) -> HookJobs {
                 }
                 other => panic!("{other:?}"),
             };
-            let code = refused.map_or(200, |(code, _)| code);
+            // Only a Status has a code.
+            let code = answer["code"].as_u64().map_or(200, |code| u16::try_from(code).unwrap());
             let answer = Response::builder().status(code).body(Body::from(answer.to_string().into_bytes()));
             Ok::<_, Infallible>(answer.unwrap())
         }
@@ -213,28 +237,87 @@ async fn failure_to_take_back_is_shown_once_with_its_job_and_reason() {
     assert!(leader.failures.is_empty(), "nothing waits for it");
 }
 
-#[tokio::test]
-async fn job_exists_where_the_conflict_is_about_it_and_another_conflict_is_no_failure() {
-    let new = NewRun {
+/// A Job for this node in this namespace.
+fn new_run(node: &str, namespace: &str) -> NewRun {
+    NewRun {
         hook: "ceph".into(),
-        node: "a".into(),
+        node: node.into(),
         version: None,
         attempt: "1/1".into(),
         request: None,
         number: 1,
         phase: Phase::After,
-        namespace: "shop".into(),
+        namespace: namespace.into(),
         template: "unset".into(),
         after: None,
         on_node: false,
         limit: Duration::from_mins(1),
-    };
+    }
+}
+
+/// Jobs for so many nodes in this namespace.
+fn new_runs(count: usize, namespace: &str) -> Vec<Act> {
+    (0..count).map(|number| Act::Create(new_run(&format!("{namespace}-{number:02}"), namespace))).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn jobs_of_many_nodes_are_created_side_by_side_behind_a_slow_webhook() {
+    let stored = server_with(Vec::new());
+    stored.lock().unwrap().slow = Duration::from_secs(5);
+    let mut leader = leader(&stored);
+    let (began, mut acts) = (Instant::now(), new_runs(50, "shop"));
+    while !(acts.is_empty() && leader.under_way.is_empty()) {
+        leader.carry_out(&mut acts).await;
+        assert!(leader.under_way.len() <= AT_A_TIME);
+    }
+    let took = began.elapsed().as_secs();
+    assert!((25..=30).contains(&took), "{took} s for 50 Jobs, each of which takes 5 s");
+    assert_eq!(stored.lock().unwrap().created.len(), 50);
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespace_whose_jobs_cannot_be_created_in_time_delays_no_other_and_is_tried_less_often() {
+    let stored = server_with(Vec::new());
+    let mut leader = leader(&stored);
+    let created = |path: &str| stored.lock().unwrap().created.iter().filter(|created| *created == path).count();
+    let mut acts = new_runs(40, "hangs");
+    acts.extend(new_runs(12, "shop"));
+    let began = Instant::now();
+    leader.carry_out(&mut acts).await;
+    assert_eq!((created(HANGS), created(JOBS), began.elapsed().as_secs()), (AT_A_TIME, 12, PERIOD.as_secs()));
+    // What is under way ends without an answer. From then on one is tried after each pause.
+    while began.elapsed() < Duration::from_mins(5) {
+        leader.carry_out(&mut acts).await;
+        sleep(PERIOD).await;
+    }
+    assert!((3..=6).contains(&(created(HANGS) - AT_A_TIME)), "{} tries", created(HANGS));
+    assert!(leader.under_way.len() <= 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn node_whose_job_fails_each_time_keeps_no_other_from_its_try() {
+    let stored = server_with(Vec::new());
+    stored.lock().unwrap().broken = Some("a");
+    let mut leader = leader(&stored);
+    let [broken, other] = ["a", "b"].map(|node| Act::Create(new_run(node, "shop")));
+    leader.carry_out(&mut vec![broken.clone()]).await;
+    sleep(PERIOD).await;
+    let mut acts = vec![broken, other];
+    leader.carry_out(&mut acts).await;
+    assert_eq!(acts, [], "one is tried at a time, and the next one once that has succeeded");
+    assert_eq!(stored.lock().unwrap().created.len(), 3);
+}
+
+#[tokio::test]
+async fn job_exists_where_the_conflict_is_about_it_and_another_conflict_is_no_failure() {
+    let new = new_run("a", "shop");
     for (reason, exists) in [("AlreadyExists", true), ("Conflict", false)] {
         let stored = server_with(Vec::new());
         stored.lock().unwrap().refusal = Some((409, reason));
         let mut leader = leader(&stored);
-        assert_eq!(leader.create(&new).await.is_ok(), exists, "{reason}");
-        assert!(leader.carry_out(vec![Act::Create(new.clone())]).await, "{reason}: looked at again at once");
+        assert_eq!(create(&leader.applier, &new).await.is_ok(), exists, "{reason}");
+        let mut acts = vec![Act::Create(new.clone())];
+        assert!(leader.carry_out(&mut acts).await, "{reason}: looked at again at once");
         assert!(leader.failures.is_empty(), "{reason}: without a warning");
     }
 }

@@ -154,7 +154,7 @@ fn no_node_follows_one_whose_host_does_not_answer_after_its_update() {
                 match made.actions.remove("a") {
                     None => break,
                     Some(Action::Spec { spec }) => shadow(&mut view).spec = *spec,
-                    Some(Action::ReadLease) => view.nodes.get_mut("a").unwrap().lease = renewed_after(second),
+                    Some(Action::ReadLease { .. }) => view.nodes.get_mut("a").unwrap().lease = renewed_after(second),
                     Some(action) => written(&mut view, &action),
                 }
             }

@@ -152,7 +152,7 @@ impl Bench {
                 node.facts.hook_answers = request.iter().map(|request| ("ceph".to_owned(), request.clone())).collect();
                 node.facts.hook_request = request;
             }
-            Action::ReadLease => node.lease = renewed_after(self.now),
+            Action::ReadLease { .. } => node.lease = renewed_after(self.now),
             Action::ReadOwner { .. } | Action::ReadReplicaSet { .. } => {}
         }
     }

@@ -65,7 +65,7 @@ pub(super) struct Watch {
     pub(super) found: OwnerHealth,
     /// The ReplicaSets (uid) that have fewer pods than they want.
     pub(super) lacking: Vec<String>,
-    /// The ReplicaSets (uid) that the API server does not show.
+    /// The owners (uid) that the API server does not show.
     pub(super) unread: Vec<String>,
     /// The kubelet has crashed: nothing renews its Lease.
     crashed: bool,
@@ -105,10 +105,11 @@ impl Watch {
                     self.notes.extend(note);
                 }
                 Some(Action::Spec { spec }) => shadow.spec = *spec,
-                Some(Action::ReadLease) if self.crashed => {
+                Some(Action::ReadLease { .. }) if self.crashed => {
                     node.lease = Some(LeaseObservations::add(node.lease, Some(t(15)), t(second)));
                 }
-                Some(Action::ReadLease) => node.lease = renewed_after(second),
+                Some(Action::ReadLease { .. }) => node.lease = renewed_after(second),
+                Some(Action::ReadOwner { owner, .. }) if self.unread.contains(&owner) => return Some(Wait::Acting),
                 Some(Action::ReadOwner { owner, .. }) => {
                     self.read += 1;
                     node.owners.insert(owner, OwnerHealth { read_at: t(second), ..self.found });
@@ -227,7 +228,11 @@ fn node_whose_lease_is_not_renewed_after_its_soak_is_not_proven() {
         observed.iter().fold(None, add)
     };
     for (sentence, observed, expected) in [
-        ("it was read before the end of the soak alone", &[(Some(1), 50), (Some(2), SOAKED)][..], "ReadLease"),
+        (
+            "it was read before the end of the soak alone",
+            &[(Some(1), 50), (Some(2), SOAKED)][..],
+            "ReadLease { pods: false }",
+        ),
         ("it was read once after that", &[(Some(1), 50), (Some(2), 61)], "Soaking"),
         ("there was none", &[(None, 60), (Some(2), 61)], "Soaking"),
         ("it was not renewed after that", &[(Some(1), 60), (Some(1), 61)], "Soaking"),
@@ -239,6 +244,26 @@ fn node_whose_lease_is_not_renewed_after_its_soak_is_not_proven() {
         node.lease = lease(observed);
         let (view, policy) = cluster(vec![node], &["a"]);
         assert_eq!(outcome(&plan(&view, &policy, t(70))), expected, "{sentence}");
+    }
+}
+
+/// The connection of their watch may be dead since before the boot, which shows only after minutes.
+#[test]
+fn pods_are_read_again_with_the_first_reading_of_the_lease_after_each_soak() {
+    let read_at = |second: i64| Some(LeaseObservations::add(None, Some(t(1)), t(second)));
+    for (sentence, lease, pods_ready, second, pods) in [
+        ("it was never read", None, true, SOAKED, true),
+        ("it was read before the soak began again", read_at(SOAKED - 10), true, SOAKED, true),
+        ("it was read after the soak, with the pods", read_at(SOAKED), true, SOAKED + 10, false),
+        ("nothing is asked about pods", None, false, SOAKED, false),
+    ] {
+        let mut node = verifying(vec![healthy()]);
+        node.lease = lease;
+        let (view, mut policy) = cluster(vec![node], &["a"]);
+        policy.all.after.pods_ready = pods_ready;
+        let made = plan(&view, &policy, t(second));
+        assert_eq!(made.actions.get("a"), Some(&Action::ReadLease { pods }), "{sentence}");
+        assert!(made.pods.contains("a"), "{sentence}: they are watched");
     }
 }
 

@@ -373,6 +373,23 @@ fn pod_without_an_owner_delays_no_update_and_is_named() {
     assert!(watch.message().contains("1 pod(s) are not healthy: shop/p-a"), "{}", watch.message());
 }
 
+/// The API server does not answer, or is overloaded.
+#[test]
+fn owner_whose_pods_are_not_known_is_read_again_until_a_minute_after_the_deadline_and_blames_no_version() {
+    let failing = PodFacts { controller: Some("ReplicaSet web-1".into()), ..failing() };
+    let mut watch = Watch::finding(EVIDENCE, verifying(vec![healthy(), failing]));
+    watch.unread = vec!["rs".into()];
+    for second in [SOAKED, DEADLINE, DEADLINE + 59] {
+        assert_eq!(watch.at(second), Some(Wait::Acting), "at {second}");
+    }
+    let mut answered = Watch::finding(EVIDENCE, watch.view.nodes["a"].clone());
+    assert_eq!(answered.result_at(DEADLINE + 59), is_blamed());
+    assert_eq!(watch.result_at(DEADLINE + 60), is_unproven());
+    let text = watch.message();
+    assert!(text.contains("shop/p-a is not healthy (container app: CrashLoopBackOff)"), "{text}");
+    assert!(text.contains("the other pods of ReplicaSet web-1 could not be read"), "{text}");
+}
+
 #[test]
 fn owner_is_compared_on_nodes_in_service_by_version_and_age() {
     let running = |name: &str, ended: Option<i64>| {

@@ -519,6 +519,19 @@ fn verification_goes_on_where_a_pod_is_not_ready_once_its_hooks_have_answered() 
     assert_eq!(outcome(&plan(&view, &policy, t(2))), "step Verifying");
 }
 
+/// The API server does not show the other pods of its owner.
+#[test]
+fn node_whose_pod_cannot_be_compared_once_its_hooks_have_answered_is_verified_again() {
+    let (mut view, policy, request) = asked(Step::AfterUpdate, both());
+    answers(&mut view, "ceph", &request);
+    a(&mut view).pods = Some(vec![pod("a", false)]);
+    for second in [2, 179] {
+        let made = plan(&view, &policy, t(second));
+        assert!(matches!(made.actions.get("a"), Some(Action::ReadOwner { .. })), "at {second}: {}", outcome(&made));
+    }
+    assert_eq!(outcome(&plan(&view, &policy, t(180))), "step Verifying");
+}
+
 /// A pod that crashes once an hour, and a hook that never answers.
 #[test]
 fn node_that_is_not_well_after_a_second_wait_for_a_silent_hook_is_not_proven() {

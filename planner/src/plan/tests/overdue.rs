@@ -176,7 +176,7 @@ fn timed_out_drain_reports_cause() {
     case(
         "its pods could not be read",
         FailureReason::DrainTimedOut,
-        "the pods on the node could not be read",
+        "the pods on the node could not be read: see the controller's log",
         |view| view.nodes.get_mut("a").unwrap().pods = None,
     );
     case("its image is gone", FailureReason::NotStaged, "the staged image is gone", |view| {

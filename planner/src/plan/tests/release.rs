@@ -84,7 +84,7 @@ fn release_after_permit_requires_new_boot_or_lease_renewal_after_wait() {
         ("on the word of the agent", &says_so, 31, None),
         ("on a sign of life before a shutdown can be over", &alive_early, 31, None),
         ("while a call may wait in the host's API server", &alive_early, seen_in_a_queue, None),
-        ("when it can be over", &|_| {}, span(), Some(Action::ReadLease)),
+        ("when it can be over", &|_| {}, span(), Some(Action::ReadLease { pods: false })),
         ("on a Lease that is not renewed any more", &dead, span() + 1, None),
         ("on one that is", &alive, span() + 1, Some(Action::Release)),
         ("while it is shut down gracefully, which lets its kubelet renew it", &shuts_down, span() + 1, None),
@@ -211,7 +211,7 @@ fn wait_after_permit_must_elapse_on_cluster_and_monotonic_clock() {
 fn lease_read_with_future_time_is_repeated() {
     let mut node = withdrawn();
     observe_lease(&mut node, 0, 0, 100_000);
-    assert_eq!(decide(node, span() + 1).0, Some(Action::ReadLease));
+    assert_eq!(decide(node, span() + 1).0, Some(Action::ReadLease { pods: false }));
 }
 
 /// A client edits the status by hand, or restores it from a backup.
@@ -252,7 +252,7 @@ fn release_recorded_in_future_waits_on_monotonic_clock() {
         node
     };
     assert_eq!(decide(noted_ahead(0), 5), (None, Some(span().cast_signed())));
-    assert_eq!(decide(noted_ahead(span()), 5).0, Some(Action::ReadLease));
+    assert_eq!(decide(noted_ahead(span()), 5).0, Some(Action::ReadLease { pods: false }));
 }
 
 #[test]

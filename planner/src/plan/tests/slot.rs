@@ -448,7 +448,7 @@ fn attempt_without_slot_and_claim_gets_no_slot_and_ends() {
                     match action {
                         Action::Status { status, .. } => shadow.status.controller = status.report,
                         Action::Spec { spec } => shadow.spec = *spec,
-                        Action::ReadLease => {
+                        Action::ReadLease { .. } => {
                             node.lease = Some(LeaseObservations::add(node.lease, Some(t(second)), t(second)));
                         }
                         other => panic!("{step:?}: {other:?}"),

@@ -110,7 +110,7 @@ pub(super) fn carry_out(
         match made.actions.remove("a") {
             None => return (notes, made.waits.remove("a")),
             Some(Action::Hook { request }) => a(view).facts.hook_request = request,
-            Some(Action::ReadLease) => a(view).lease = renewed_after(second),
+            Some(Action::ReadLease { .. }) => a(view).lease = renewed_after(second),
             Some(action @ Action::Status { .. }) => {
                 written(view, &action);
                 let Action::Status { note, .. } = action else { continue };

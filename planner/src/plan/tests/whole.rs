@@ -25,7 +25,7 @@ fn lease_of_lost_node_is_not_read_in_hot_loop() {
     let mut reads = 0;
     for millisecond in 0..100 {
         let now = t(200).checked_add(jiff::SignedDuration::from_millis(millisecond)).unwrap();
-        if plan(&view, &policy, now).actions.get("a") == Some(&Action::ReadLease) {
+        if plan(&view, &policy, now).actions.get("a") == Some(&Action::ReadLease { pods: false }) {
             reads += 1;
             // The result of a reading: the time at which the kubelet last renewed it, before the host died.
             let node = view.nodes.get_mut("a").unwrap();

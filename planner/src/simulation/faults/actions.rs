@@ -161,7 +161,7 @@ impl World {
                 return;
             }
             Action::ReadReplicaSet { set } => return write::read_replica_set(node, set, now),
-            Action::ReadLease => {
+            Action::ReadLease { .. } => {
                 // A host that is going down renews nothing, except one whose kubelet is the last to end.
                 let down = host.going_down.is_some_and(|at| at <= now) && !host.lingers && !host.graceful;
                 return write::read_lease(node, !down, now);

@@ -156,7 +156,7 @@ impl Controller {
         let Plan { actions, evictions, shadows, status, slots, wake, .. } = made;
         for (name, action) in actions {
             let node = index_of(&name);
-            if let Action::ReadLease = action {
+            if let Action::ReadLease { .. } = action {
                 reads.push(node);
                 continue;
             }
@@ -205,7 +205,7 @@ impl Controller {
                 };
                 Some(Write::new(node, what, guard))
             }
-            Action::ReadOwner { .. } | Action::ReadReplicaSet { .. } | Action::ReadLease => None,
+            Action::ReadOwner { .. } | Action::ReadReplicaSet { .. } | Action::ReadLease { .. } => None,
         }
     }
 

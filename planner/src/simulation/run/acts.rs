@@ -206,7 +206,7 @@ impl Run<'_> {
         let Some(node) = self.view.nodes.get_mut(name) else { return false };
         match left {
             Some(Action::Permit { nonce, rules, pods_stay }) => write::permit(node, nonce, rules, pods_stay),
-            Some(Action::ReadLease) => {
+            Some(Action::ReadLease { .. }) => {
                 write::read_lease(node, self.states[index].up, self.now);
                 // Of a kubelet that runs the next renewal is near: it takes no time of its own.
                 if let Some(lease) = node.lease.as_mut().filter(|_| self.states[index].up) {
