@@ -230,7 +230,7 @@ pub(super) fn blame_first(ctx: &Attempt<'_>, reason: FailureReason, message: &st
 
 /// Returns whether the soak of an update had passed once before: its hooks were asked then.
 pub(super) fn was_verified(ctx: &Attempt<'_>) -> bool {
-    ctx.facts().hook_request.is_some() && ctx.facts().hook_request == request_of(ctx, Step::AfterUpdate)
+    ctx.facts().hook_request == request_of(ctx, Step::AfterUpdate)
 }
 
 /// Returns whether what interrupts the soak now has done so for long enough, if it began then.
@@ -364,7 +364,7 @@ fn takes_ill_place(ctx: &Attempt<'_>, pod: &PodFacts, health: &OwnerHealth) -> b
 
 /// Returns whether this owner's pods, or this pod, were unhealthy before the drill under way.
 fn was_unhealthy_before_drill(ctx: &Attempt<'_>, own: &String) -> bool {
-    ctx.mode().is_drill() && ctx.drain_status().is_some_and(|drain| drain.unhealthy_before.contains(own))
+    ctx.drain_status().is_some_and(|drain| drain.unhealthy_before.contains(own))
 }
 
 /// Returns when the soak is over, in which the expressions have to stay quiet, too.

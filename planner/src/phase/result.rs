@@ -145,11 +145,12 @@ mod tests {
             name: format!("p-{number}"),
             uid: format!("uid-{number}"),
             owner: Some("o".repeat(4096)),
+            moved: Some(PodMove::Forced),
             ..DrainedPod::default()
         };
         let pods: Vec<DrainedPod> = (0..200).map(pod).collect();
         let found = bounded(pods.clone());
-        let identity = |pod: &DrainedPod| (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
+        let identity = |pod: &DrainedPod| (pod.namespace.clone(), pod.name.clone(), pod.uid.clone(), pod.moved);
         assert!(found.iter().map(identity).eq(pods.iter().map(identity)));
         assert!(found[0].owner.is_some() && found[199].owner.is_none());
         assert_eq!(bounded(pods[..2].to_vec()), pods[..2]);

@@ -242,6 +242,7 @@ mod tests {
             ("nvidia.com/gpu", "8", "8", false),
             ("nvidia.com/gpu", "7", "8", true),
             ("nvidia.com/gpu", "0", "1", true),
+            ("nvidia.com/gpu", "15", "16", true),
             ("example.com/kvm", "1k", "1000", false),
             ("cpu", "7910m", "8", false),
             ("cpu", "4", "7910m", true),

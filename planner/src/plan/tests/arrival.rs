@@ -63,6 +63,15 @@ fn pods_that_were_created_after_the_cordon_end_the_attempt_when_they_come_a_thir
     }
 }
 
+#[test]
+fn pod_that_was_created_before_the_cordon_is_evicted_also_where_its_owner_has_put_pods_there_since() {
+    let (mut view, policy) = drained();
+    for (name, created_at, at) in [("one", 103, 103), ("two", 104, 104), ("late", 101, 105)] {
+        *pods(&mut view) = vec![created(name, created_at)];
+        assert_eq!(evicted(&settle(&mut view, &policy, at)), [name]);
+    }
+}
+
 /// Replacements of evicted pods come while another client has uncordoned the node.
 #[test]
 fn pods_that_come_while_the_node_is_uncordoned_count_nothing() {

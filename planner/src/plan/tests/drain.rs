@@ -105,6 +105,45 @@ fn pod_that_policy_keeps_and_that_comes_during_a_drain_ends_it_only_while_no_pod
 }
 
 #[test]
+fn pod_that_policy_keeps_keeps_no_other_one_that_came_with_it() {
+    let wait = serde_json::json!({"drain": {"markedPods": "Wait"}});
+    let (mut view, policy) = draining(wait, vec![pod("web", false)]);
+    let marked = PodFacts { marked: true, ..pod("runner", false) };
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![marked, pod("plain", false)]);
+    for _ in 0..5 {
+        let made = plan(&view, &policy, t(1));
+        let Some(action) = made.actions.get("a") else {
+            assert_eq!(names(&made.evictions["a"].pods), ["p-plain"]);
+            return;
+        };
+        written(&mut view, action);
+    }
+    panic!("written again and again");
+}
+
+#[test]
+fn pod_that_policy_keeps_ends_no_drain_from_which_a_pod_is_about_to_leave() {
+    type Change = fn(&mut ClusterView);
+    let case = |sentence: &str, expected: &str, change: Change| {
+        let wait = serde_json::json!({"drain": {"markedPods": "Wait"}});
+        let (mut view, policy) = draining(wait, vec![pod("web", false)]);
+        let marked = PodFacts { marked: true, ..pod("runner", false) };
+        view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap().push(marked);
+        change(&mut view);
+        assert_eq!(outcome(&plan(&view, &policy, t(1))), expected, "{sentence}");
+    };
+    case("none is", "GateRefused", |_| {});
+    case("one is being deleted", "step Draining", |view| {
+        let leaving = &mut view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap()[0];
+        (leaving.terminating, leaving.ends_by) = (true, Some(t(30)));
+    });
+    case("an earlier leader has recorded that one goes", "step Draining", |view| {
+        let drain = shadow(view).status.controller.drain.as_mut().unwrap();
+        drain.asked_first = vec![FirstPod { uid: "p-web".into(), accepted: Some(t(0)), unguarded: true }];
+    });
+}
+
+#[test]
 fn eviction_waits_for_load_balancer_delay() {
     let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
     staged.pods = Some(vec![pod("a", false)]);
@@ -455,6 +494,18 @@ fn denial_is_named_with_its_time_and_kept_for_the_next_leader() {
     assert_eq!(in_row(&mut view, answer(None, 166, false)), "step Draining");
     write_due(&mut view, &policy, 166);
     assert_eq!(in_row(&mut view, Blocked { retry_at: t(166), ..denied(166) }), "p-a");
+}
+
+#[test]
+fn plan_wakes_when_a_denial_is_final_that_is_named_after_another_pod() {
+    let pods = vec![pod("a", false), pod("b", false)];
+    let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), pods);
+    let denied = Blocked { denied_since: Some(t(100)), ..answer(None, 100, false) };
+    view.nodes.get_mut("a").unwrap().blocked =
+        [("p-a".to_owned(), answer(Some("shop/web"), 100, false)), ("p-b".to_owned(), denied)].into();
+    write_due(&mut view, &policy, 105);
+    let made = plan(&view, &policy, t(110));
+    assert_eq!((made.actions.len(), made.wake), (0, Some(t(160))), "{:?}", made.waits);
 }
 
 #[test]

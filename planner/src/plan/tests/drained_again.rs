@@ -54,16 +54,21 @@ fn pod_that_did_not_leave_is_evicted_first_and_alone_in_the_next_attempt() {
 
 /// A budget lets such pods go one after the other.
 #[test]
-fn pod_that_its_budget_refuses_is_not_remembered_where_the_denial_of_another_one_ends_the_drain() {
-    let on_node = ["job-0", "web-0"].map(|name| pod_of("app", name)).to_vec();
-    let (mut view, policy) = drain_of(json!({}), on_node, vec![]);
-    settle(&mut view, &policy, 1);
-    let denied = Blocked { denied_since: Some(t(1)), ..answer(None, 1, false) };
-    let refused = answer(Some("shop/web"), 1, false);
-    view.nodes.get_mut("a").unwrap().blocked = [("job-0".to_owned(), denied), ("web-0".to_owned(), refused)].into();
-    settle(&mut view, &policy, 61);
-    assert_eq!(record(&view).last.as_ref().unwrap().reason, "DrainRefused");
-    assert_eq!(record(&view).drain_blockers, ["job-0"]);
+fn pod_that_its_budget_refuses_is_not_remembered_where_the_denial_of_another_one_ends_the_drain_early() {
+    for (sentence, denied_since, ends, remembered) in [
+        ("a minute after the denial", 1, 61, vec!["job-0"]),
+        ("at the deadline, for which the budget has refused it", 1790, 1800, vec!["job-0", "web-0"]),
+    ] {
+        let on_node = ["job-0", "web-0"].map(|name| pod_of("app", name)).to_vec();
+        let (mut view, policy) = drain_of(json!({}), on_node, vec![]);
+        settle(&mut view, &policy, 1);
+        let denied = Blocked { denied_since: Some(t(denied_since)), ..answer(None, denied_since, false) };
+        let refused = answer(Some("shop/web"), 1, false);
+        view.nodes.get_mut("a").unwrap().blocked = [("job-0".to_owned(), denied), ("web-0".to_owned(), refused)].into();
+        settle(&mut view, &policy, ends);
+        assert_eq!(record(&view).last.as_ref().unwrap().reason, "DrainRefused", "{sentence}");
+        assert_eq!(record(&view).drain_blockers, remembered, "{sentence}");
+    }
 }
 
 /// The template of its owner names the node.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use models::condition::Condition;
-use models::operator::CountOrPercent;
+use models::operator::{ActiveRollout, CountOrPercent};
 use models::reason::{ENDS, FailureReason};
 use models::shadow::{
     DrillResult, Failure, HOST_REACHABLE, HistoryPosition, HostState, NodeBefore, Permit, Record, Step,
@@ -237,14 +237,20 @@ fn dry_run_drill_rehearses_all_steps_and_evicts_arms_and_reboots_nothing() {
 
 #[test]
 fn drill_has_its_boot_and_a_place_in_no_rollout() {
-    let mut bench = Bench::new(&["a"], "1");
-    for _ in 0..5 {
-        if bench.view.nodes["a"].progress().is_none() {
-            bench.step(true);
+    for request in ["1", "1 download"] {
+        let mut bench = Bench::new(&["a"], request);
+        let updates = shadow(&mut bench.view).status.agent.updates.as_mut().unwrap();
+        (updates.available_versions, updates.chosen_version) = (vec![NEW, OLD], Some(NEW));
+        let going_on = ActiveRollout { record: Some(recorded(7)), ..rollout(NEW) };
+        bench.view.operator.as_mut().unwrap().status.active_rollouts = vec![going_on];
+        for _ in 0..5 {
+            if bench.view.nodes["a"].progress().is_none() {
+                bench.step(true);
+            }
         }
+        let place = bench.view.nodes["a"].progress().unwrap().rollout.clone().unwrap();
+        assert_eq!(place, HistoryPosition { boot_id: "b1".into(), ..HistoryPosition::default() }, "{request}");
     }
-    let place = bench.view.nodes["a"].progress().unwrap().rollout.clone().unwrap();
-    assert_eq!(place, HistoryPosition { boot_id: "b1".into(), ..HistoryPosition::default() });
 }
 
 #[test]
@@ -261,6 +267,21 @@ fn dry_run_names_pods_that_budgets_refuse_and_goes_on() {
     let asked: usize = bench.evictions.iter().map(|evictions| evictions.pods.len()).sum();
     assert_eq!(asked, 2, "a refused pod is not asked about again");
     bench.assert_nothing_armed_or_charged();
+}
+
+#[test]
+fn result_of_a_dry_run_tells_that_more_pods_may_be_refused_than_it_names() {
+    for (count, expected) in
+        [(31, "31 of 31 pod(s)"), (32, "at least 32 of 32 pod(s)"), (33, "at least 32 of 33 pod(s)")]
+    {
+        let mut bench = Bench::new(&["a"], "1");
+        let names: Vec<String> = (0..count).map(|number| format!("web-{number:02}")).collect();
+        let named = |name: &String| PodFacts { name: name.clone(), uid: name.clone(), ready: true, ..pod("a", false) };
+        bench.view.nodes.get_mut("a").unwrap().pods = Some(names.iter().map(named).collect());
+        bench.refused = names.into_iter().map(|name| (name, "shop/web")).collect();
+        let found = bench.end();
+        assert!(found.message.starts_with(expected), "{count}: {}", found.message);
+    }
 }
 
 #[test]

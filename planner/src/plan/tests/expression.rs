@@ -143,7 +143,9 @@ fn check_of_objects_for_all_nodes_is_recorded_only_in_operator_status() {
 fn drain_begins_with_the_names_of_the_expressions_of_its_node_that_return_nothing() {
     let quiet = Answer::Quiet { since: t(0), asked: t(0) };
     for (sentence, answer, second, expected) in [
-        ("no answer yet", None, 59, None),
+        ("no answer yet", None, 10, None),
+        ("a query that has failed is sent again", None, 30, None),
+        ("no answer to that either", None, 59, None),
         ("none in a minute", None, 60, Some(&[][..])),
         ("it returns nothing", Some(quiet), 1, Some(&["own"][..])),
         ("it fires", Some(Answer::Firing { series: "{} 7".into(), since: t(0), asked: t(0) }), 1, Some(&[][..])),
@@ -161,6 +163,7 @@ fn drain_begins_with_the_names_of_the_expressions_of_its_node_that_return_nothin
             assert_eq!(made.waits.get("a"), Some(&Wait::ExpressionsPending { name: "own".into() }), "{sentence}");
             assert_eq!(made.expressions, [question(&own.replace("$node", "a"))].into(), "{sentence}");
             assert_eq!(made.slots, None, "the slot stays");
+            assert_eq!(made.wake, Some(t(if second < 30 { 30 } else { 60 })), "{sentence}");
             continue;
         };
         let before = record_of(&made).before.as_ref().unwrap();

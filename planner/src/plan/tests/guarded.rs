@@ -11,9 +11,9 @@ use super::drain::names;
 use crate::claims::ClaimFields;
 use crate::decision::Action;
 use crate::fixtures::*;
-use crate::plan::{Plan, plan};
+use crate::plan::{Plan, deadlines, plan};
 use crate::policy::Policy;
-use crate::view::{BudgetFacts, COMPARED, ClusterView, PodFacts, Refused};
+use crate::view::{BudgetFacts, COMPARED, ClusterView, InFlight, PodFacts, Refused};
 use crate::wait::Wait;
 
 /// A budget over the pods with this name as their label, which has so many and lets none go.
@@ -295,6 +295,9 @@ fn budget_whose_pods_are_broken_when_the_guarded_ones_are_given_up_is_not_one_th
         let view = stays(Some(Record { last: Some(last), not_before, ..Record::default() }));
         assert_eq!(record(&view).not_before, Some(t(600 + expected)), "after {earlier} s");
     }
+    let other = AttemptResult { attempt: 0, reason: "DrainTimedOut".into(), ended: t(-100_000), ..last.clone() };
+    let view = stays(Some(Record { last: Some(other), not_before: Some(t(-98_800)), ..Record::default() }));
+    assert_eq!(record(&view).not_before, Some(t(1200)), "after another end");
 }
 
 #[test]
@@ -551,6 +554,7 @@ fn pod_whose_grace_period_outlasts_the_drain_is_named_and_asked_first_and_alone(
         ("a week, of which policy leaves a minute", minute, week(604_800, false), vec!["db-0", "web-0"]),
         ("as long as the drain", json!({}), week(1800, false), vec!["db-0", "web-0"]),
         ("it was deleted before", json!({}), week(604_800, true), vec![]),
+        ("it was deleted before, and has as long as the drain", json!({}), week(1800, true), vec!["web-0"]),
     ] {
         let (mut view, policy) = drain_of(spec, vec![db, pod_of("web", "web-0")], vec![]);
         assert_eq!(asked(&settle(&mut view, &policy, 1)), first, "{sentence}");
@@ -589,6 +593,53 @@ fn pod_that_takes_long_to_end_is_named_while_others_wait_for_it_and_first_at_the
     let message = &record(&view).last.as_ref().unwrap().message;
     let expected = format!("still on the node: shop/db-0, shop/api-0, shop/api-1; {until}; 4 pod(s) left");
     assert_eq!(*message, expected);
+}
+
+#[test]
+fn pod_that_takes_long_to_end_is_not_named_while_the_others_are_asked_beside_it() {
+    let long = |name| PodFacts { grace: Some(7200), ..pod_of("db", name) };
+    for (sentence, other, sent) in [
+        ("the other one takes as long, and is asked first as well", long("db-1"), None),
+        (
+            "the other one was asked a moment ago",
+            pod_of("api", "db-1"),
+            Some(InFlight { since: t(31), deletes: false }),
+        ),
+    ] {
+        let (mut view, policy) = drain_of(json!({}), vec![long("db-0"), other], vec![]);
+        settle(&mut view, &policy, 1);
+        let leaving = &mut pods(&mut view)[0];
+        (leaving.terminating, leaving.ends_by) = (true, Some(t(7201)));
+        settle(&mut view, &policy, 2);
+        let in_flight = sent.map(|sent| ("db-1".to_owned(), sent)).into_iter().collect();
+        view.nodes.get_mut("a").unwrap().in_flight = in_flight;
+        assert_eq!(settle(&mut view, &policy, 32).waits["a"].as_str(), "Draining", "{sentence}");
+    }
+}
+
+#[test]
+fn drain_ends_for_users_when_its_guarded_pods_are_given_up() {
+    let force = json!({"drain": {"atDeadline": "Force"}});
+    for (sentence, spec, cordoned, end) in [
+        ("before its deadline", json!({}), true, 600),
+        ("not while the node is not cordoned, and none is asked", json!({}), false, 1800),
+        ("not where policy deletes what is left", force, true, 1800),
+    ] {
+        let (mut view, policy) = drain_of(spec, vec![pod_of("db", "db-0")], vec![guard("db", 1)]);
+        if !cordoned {
+            let facts = &mut view.nodes.get_mut("a").unwrap().facts;
+            (facts.claims, facts.unschedulable) = (ClaimFields::default(), false);
+        }
+        assert_eq!(deadlines(&view, &policy, t(1)).next(), Some(("a", t(end))), "{sentence}");
+    }
+}
+
+#[test]
+fn start_of_a_drain_without_pods_that_take_long_names_none() {
+    let (view, policy) = cluster(vec![at("a", Step::Staged, 0, HostState::StagedUpdate)], &["a"]);
+    let started = plan(&view, &policy, t(0)).actions.remove("a");
+    let Some(Action::Status { note: Some(note), .. }) = started else { panic!("{started:?}") };
+    assert_eq!(note.message, "draining for the update to 1.20.5 (attempt 1)");
 }
 
 /// Another node is drained meanwhile, and the replacement of a pod is not Ready yet.

@@ -415,3 +415,39 @@ fn node_pressure_until_deadline_counts_as_version_failure() {
     assert_eq!(watch.result_at(DEADLINE), is_blamed());
     assert!(watch.message().contains("DiskPressure"), "{}", watch.message());
 }
+
+#[test]
+fn interruption_of_a_short_verification_counts_against_the_version_if_it_lasts_for_half_of_it() {
+    for (began, expected) in [(25, is_blamed()), (35, is_unproven())] {
+        let mut watch = Watch::of(verifying(vec![healthy()]));
+        watch.policy.all.after.timeout = std::time::Duration::from_secs(60);
+        watch.view.nodes.get_mut("a").unwrap().facts.pressure = Some("DiskPressure".into());
+        watch.at(began);
+        assert_eq!(watch.result_at(60), expected, "from {began} s on");
+    }
+}
+
+#[test]
+fn update_that_shows_nothing_takes_a_place_of_its_own_whatever_an_earlier_one_has_shown() {
+    let mut node = verifying(vec![healthy()]);
+    let failed = models::shadow::NodeProof { proof: models::reason::Proof::Failed, ..updated().proof.unwrap() };
+    node.shadow.as_mut().unwrap().status.controller.record = Some(Record { proof: Some(failed), ..updated() });
+    node.pods = None;
+    let mut watch = Watch::of(node);
+    assert_eq!(watch.result_at(DEADLINE), is_unproven());
+    assert_eq!(watch.record().proof.map(|place| place.proof), Some(models::reason::Proof::Unproven));
+}
+
+#[test]
+fn update_resolves_the_failure_of_its_version_alone_and_no_second_time() {
+    let before = [(OLD, None), (NEW, Some("1")), (NEW, None)];
+    let failures = before
+        .map(|(version, by)| models::shadow::VersionFailure { resolved_by: by.map(str::to_owned), ..failure(version) });
+    let mut node = verifying(vec![healthy()]);
+    node.shadow.as_mut().unwrap().status.controller.record =
+        Some(Record { version_failures: failures.into(), ..Record::default() });
+    let mut watch = Watch::of(node);
+    assert_eq!(watch.result_at(SOAKED).0.as_deref(), Some(UPDATED));
+    let resolved: Vec<_> = watch.record().version_failures.into_iter().map(|failure| failure.resolved_by).collect();
+    assert_eq!(resolved, [None, Some("1".to_owned()), Some(UPDATED.to_owned())]);
+}

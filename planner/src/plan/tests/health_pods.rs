@@ -13,7 +13,7 @@ use super::health::{
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::plan;
-use crate::view::{Compared, NodeView, OwnerHealth, PodFacts};
+use crate::view::{Compared, NodeFacts, NodeView, OwnerHealth, PodFacts};
 use crate::wait::Wait;
 
 /// The time that a startup probe gives a pod.
@@ -415,6 +415,12 @@ fn owner_is_compared_on_nodes_in_service_by_version_and_age() {
         at("draining", Step::Draining, 0, HostState::StagedUpdate),
     ];
     watch.view.nodes.extend(others.map(|node| (node.facts.name.clone(), node)));
+    let unmanaged =
+        ["unmanaged", "unmanaged-dead", "unmanaged-deleted", "unmanaged-removed"].map(|name| node(name).facts);
+    watch.view.unmanaged.extend(unmanaged.map(|facts| (facts.name.clone(), NodeFacts { labelled: false, ..facts })));
+    watch.view.unmanaged.get_mut("unmanaged-dead").unwrap().ready = false;
+    watch.view.unmanaged.get_mut("unmanaged-deleted").unwrap().deleting = true;
+    watch.view.unmanaged.get_mut("unmanaged-removed").unwrap().removed_by = Some("karpenter.sh/disrupted".into());
     let made = plan(&watch.view, &watch.policy, t(DEADLINE));
     let Some(Action::ReadOwner { owner, namespace, labels, nodes }) = made.actions.get("a") else {
         panic!("{:?}", made.actions)
@@ -426,8 +432,20 @@ fn owner_is_compared_on_nodes_in_service_by_version_and_age() {
         ("just-now", Compared::JustUpdated),
         ("long-ago", Compared::Updated),
         ("not-updated", Compared::NotUpdated),
+        ("unmanaged", Compared::NotUpdated),
     ];
     assert_eq!(nodes.iter().map(|(name, on)| (name.as_str(), *on)).collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn what_was_read_of_an_owner_counts_for_minutes_before_the_deadline_and_for_one_at_it() {
+    for (second, reads) in [(DEADLINE - 1, 0), (DEADLINE, 1)] {
+        let mut node = verifying(vec![healthy(), failing()]);
+        node.owners.insert("rs".into(), OwnerHealth { read_at: t(second - 120), ..EVIDENCE });
+        let mut watch = Watch::finding(EVIDENCE, node);
+        watch.at(second);
+        assert_eq!(watch.read, reads, "at {second}");
+    }
 }
 
 #[test]

@@ -414,6 +414,24 @@ fn request_that_another_client_removes_from_a_drained_node_is_set_again() {
 }
 
 #[test]
+fn request_that_is_removed_is_set_again_after_other_writes_and_not_once_the_attempt_has_ended() {
+    let request = hooks::request(&progress(Step::BeforeDrain, 0)).unwrap();
+    let (mut view, policy) = in_step(Step::Draining, both());
+    (a(&mut view).facts.claims, a(&mut view).facts.unschedulable) = (ClaimFields::default(), false);
+    answers(&mut view, "ceph", &request);
+    let made = plan(&view, &policy, t(2));
+    assert!(matches!(made.actions.get("a"), Some(Action::Claim { .. })), "{:?}", made.actions);
+    // Its host may still reboot.
+    let (mut view, policy) = in_step(Step::Releasing, both());
+    shadow(&mut view).spec.state = HostState::Idle;
+    shadow(&mut view).status.controller.progress.as_mut().unwrap().permit_issued = true;
+    answers(&mut view, "ceph", &request);
+    write_due(&mut view, &policy, 2);
+    let made = plan(&view, &policy, t(2));
+    assert_eq!((made.waits["a"].as_str(), made.actions.get("a")), ("NodeNotReturned", None));
+}
+
+#[test]
 fn verified_node_awaits_hooks_and_then_is_updated() {
     let (mut view, policy) = in_step(Step::Verifying, both());
     shadow(&mut view).spec.state = HostState::Idle;

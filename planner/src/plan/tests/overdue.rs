@@ -1,7 +1,7 @@
 //! Tables of a drain past its deadline.
 
 use models::reason::FailureReason;
-use models::shadow::HostState;
+use models::shadow::{Blocker, HostState};
 
 use crate::claims::ClaimFields;
 use crate::decision::Action;
@@ -189,4 +189,18 @@ fn timed_out_drain_reports_cause() {
         node.pods = Some(vec![]);
         node.shadow.as_mut().unwrap().generation = 2;
     });
+}
+
+#[test]
+fn timed_out_drain_names_pods_that_were_asked_to_leave_before_others() {
+    let mut pods = ["a", "b", "c", "d"].map(|name| pod(name, false)).to_vec();
+    (pods[1].terminating, pods[1].ends_by) = (true, Some(t(10_000)));
+    let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1m"}}), pods);
+    view.nodes.get_mut("a").unwrap().blocked = [("p-c".to_owned(), answer(None, 1, false))].into();
+    let (pod, message) = ("shop/p-d".to_owned(), "denied".to_owned());
+    let drain = shadow(&mut view).status.controller.drain.as_mut().unwrap();
+    drain.blockers = vec![Blocker { pod, budget: None, message, since: t(1), denied_since: None }];
+    let made = plan(&view, &policy, t(60));
+    let message = &last_of(&made).message;
+    assert!(message.starts_with("still on the node: shop/p-c, shop/p-d, shop/p-b"), "{message}");
 }

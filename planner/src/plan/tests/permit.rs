@@ -4,8 +4,12 @@ use std::sync::Arc;
 
 use kube::core::{Expression, Selector};
 use models::condition::find_condition;
-use models::shadow::{Armed, ArmedPhase, BLOCKED, DRAINED, DrainStatus, DrainedPod, HostState, Permit, Step};
+use models::shadow::{
+    Armed, ArmedPhase, BLOCKED, DRAINED, DrainStatus, DrainedPod, Drill, HOST_REACHABLE, HostState, Permit, Rehearsal,
+    Step, UNSUPPORTED_STATE,
+};
 
+use crate::claims::ClaimFields;
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::plan;
@@ -46,6 +50,53 @@ fn permit_is_issued_once_per_request() {
     case("an answer without a request", "AwaitingReboot", |view| shadow(view).spec.permit = permit("n"));
     case("another attempt is desired", "ProgressLost", |view| shadow(view).spec.attempt = 2);
     case("the desired state is gone", "ProgressLost", |view| shadow(view).spec.state = HostState::Idle);
+    case("a request, where another state was not known", "permit for n", |view| {
+        shadow(view).status.agent.armed = Some(armed(ArmedPhase::Arming));
+        shadow(view).status.conditions.push(condition(HOST_REACHABLE, UNSUPPORTED_STATE, "not known"));
+    });
+}
+
+fn rehearsal(view: &mut ClusterView) -> &mut Rehearsal {
+    shadow(view).status.agent.rehearsal.as_mut().unwrap()
+}
+
+fn verified(view: &mut ClusterView) {
+    shadow(view).spec.permit = permit("n");
+    rehearsal(view).verified = true;
+}
+
+#[test]
+fn permit_of_a_drill_is_issued_once_and_passed_when_its_agent_has_verified_it() {
+    let case = |sentence: &str, expected: &str, change: Change| {
+        let mut node = at("a", Step::Rebooting, 0, HostState::RehearsedUpdate);
+        let status = &mut node.shadow.as_mut().unwrap().status;
+        status.controller.progress.as_mut().unwrap().drill = Some(Drill::default());
+        status.controller.drain = Some(DrainStatus::default());
+        let (boot_id, nonce) = ("b1".to_owned(), "n".to_owned());
+        status.agent.rehearsal = Some(Rehearsal { attempt: 1, boot_id, version: NEW, nonce, verified: false });
+        let (mut view, policy) = cluster(vec![node], &["a"]);
+        change(&mut view);
+        assert_eq!(outcome(&plan(&view, &policy, t(1))), expected, "{sentence}");
+    };
+    case("a request", "permit for n", |_| {});
+    case("a request, and its host has answered", "permit for n", |view| {
+        shadow(view).status.conditions.push(condition(HOST_REACHABLE, "Answered", ""));
+    });
+    case("a request of an earlier attempt", "AwaitingAgent", |view| rehearsal(view).attempt = 0);
+    case("a request that is answered", "AwaitingRehearsal", |view| shadow(view).spec.permit = permit("n"));
+    case("it is verified, and the agent is behind", "AwaitingRehearsal", |view| {
+        verified(view);
+        shadow(view).generation = 2;
+    });
+    case("it is verified, and the agent is in another state", "AwaitingRehearsal", |view| {
+        verified(view);
+        shadow(view).status.agent.state = Some(HostState::StagedUpdate);
+    });
+    case("it is verified", "step Verifying", |view| {
+        verified(view);
+        let facts = &mut view.nodes.get_mut("a").unwrap().facts;
+        (facts.claims, facts.unschedulable) = (ClaimFields::USUAL.without(ClaimFields::CORDON), false);
+    });
 }
 
 /// A node of the control plane in a step of its update, whose agent requests its permit, beside another one `z`.

@@ -143,6 +143,25 @@ fn node_that_is_registered_again_goes_on_and_proves_its_version() {
     assert_eq!(slots(&view), ["uid-b"], "the next one goes");
 }
 
+#[test]
+fn node_that_is_registered_again_is_protected_from_autoscalers_as_policy_says_until_that_is_removed_too_often() {
+    for (sentence, protects, removed, expected) in [
+        ("policy protects nodes", true, 2, true),
+        ("another client has removed it three times", true, 3, false),
+        ("policy protects none", false, 0, false),
+    ] {
+        let (mut view, mut policy) = gone(json!({}));
+        policy.protect_from_autoscalers = protects;
+        turn(&mut view, &policy, 60);
+        returns(&mut view, reported);
+        turn(&mut view, &policy, 70);
+        a(&mut view).claims_made.stripped = removed;
+        let (_, wait) = act(&mut view, &policy, 80);
+        assert_eq!(wait, Some(Wait::Soaking { until: t(140) }), "{sentence}");
+        assert_eq!(a(&mut view).facts.claims.has(ClaimField::ScaleDown), expected, "{sentence}");
+    }
+}
+
 /// The kubelet registers it without the operator's label.
 #[test]
 fn machine_that_is_about_to_get_its_label_keeps_its_slot() {

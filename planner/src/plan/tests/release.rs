@@ -96,6 +96,9 @@ fn release_after_permit_requires_new_boot_or_lease_renewal_after_wait() {
         change(&mut node);
         assert_eq!(decide(node, second).0, expected, "{sentence}");
     }
+    let mut alive_before = withdrawn();
+    alive_before.lease = renewed_after(-100);
+    assert_ne!(decide(alive_before, span()).0, Some(Action::Release), "on a sign of life from before it began");
 }
 
 /// A graceful shutdown of 20 minutes renews the Lease all the while, and then reboots.

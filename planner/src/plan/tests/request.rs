@@ -64,11 +64,12 @@ fn retry_ends_back_off_once_and_is_acknowledged() {
 
 #[test]
 fn event_of_retry_says_what_the_request_did_and_no_more() {
-    for (sentence, not_before, is_armed, expected) in [
-        ("in back-off", Some(1000), false, "retry requested: the back-off is over"),
-        ("its back-off was over", Some(0), false, "retry requested"),
-        ("without a back-off, as after the pause of a brake", None, false, "retry requested"),
-        ("armed", None, true, "retry requested: the agent may disarm the image that it has no record of"),
+    for (sentence, not_before, is_armed, may_disarm, expected) in [
+        ("in back-off", Some(1000), false, false, "retry requested: the back-off is over"),
+        ("its back-off was over", Some(0), false, false, "retry requested"),
+        ("without a back-off, as after the pause of a brake", None, false, false, "retry requested"),
+        ("armed", None, true, true, "retry requested: the agent may disarm the image that it has no record of"),
+        ("disarmed since an earlier request", None, false, true, "retry requested"),
     ] {
         let mut asked = node("a");
         let of_node = asked.shadow.as_mut().unwrap();
@@ -77,8 +78,9 @@ fn event_of_retry_says_what_the_request_did_and_no_more() {
         of_node.status.controller.record = Some(record);
         if is_armed {
             of_node.status.conditions.push(condition(HOST_REACHABLE, HOST_ARMED_BY_OTHER, ""));
-            of_node.spec.host.get_or_insert_default().disarm_in_boot = Some(asked.facts.boot_id.clone());
         }
+        let boot = may_disarm.then(|| asked.facts.boot_id.clone());
+        of_node.spec.host.get_or_insert_default().disarm_in_boot = boot;
         let (view, policy) = cluster(vec![asked], &[]);
         let action = plan(&view, &policy, t(1)).actions.remove("a");
         let Some(Action::Status { note: Some(note), .. }) = &action else { panic!("{sentence}: {action:?}") };

@@ -311,6 +311,15 @@ fn oldest_results_are_dropped_beyond_limit() {
 }
 
 #[test]
+fn result_that_is_larger_than_the_room_for_results_is_kept_alone() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![]);
+    let pods = (0..1000).map(|number| listed(&format!("{number:04}-{}", "p".repeat(240)), None));
+    shadow(&mut view).status.controller.drain.as_mut().unwrap().pods = pods.collect::<Vec<_>>().into();
+    view.nodes.get_mut("a").unwrap().facts.hold = Some(Hold::default());
+    assert_eq!(result(&view, &policy, 5).pods.len(), 1000);
+}
+
+#[test]
 fn results_of_ended_rollouts_go_with_the_next_write() {
     let mut node = at("a", Step::Staged, 0, HostState::StagedUpdate);
     in_history(&mut node, place());

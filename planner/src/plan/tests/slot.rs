@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use models::condition::true_condition;
+use models::condition::{find_condition, true_condition};
 use models::reason::FailureReason;
-use models::shadow::{AttemptResult, BLOCKED, HostState, Permit, Record, Step};
+use models::shadow::{AttemptResult, BLOCKED, HEALTHY, HostState, Permit, Record, Step};
 use serde_json::{Value, json};
 
 use crate::claims::ClaimFields;
@@ -354,6 +354,14 @@ fn slot_is_kept_by_write_that_starts_drain() {
     let made = plan(&view, &policy, t(1));
     assert_eq!(status_of(&made).report.progress.as_ref().map(|progress| progress.step), Some(Step::Draining));
     assert_eq!(made.slots, None, "the slot stays as it is recorded");
+}
+
+#[test]
+fn start_of_a_drain_says_nothing_about_the_health_of_its_node() {
+    let (view, policy) = cluster(vec![at("a", Step::Staged, 0, HostState::StagedUpdate)], &["a"]);
+    let made = plan(&view, &policy, t(1));
+    assert_eq!(outcome(&made), "step Draining");
+    assert_eq!(find_condition(&status_of(&made).conditions, HEALTHY), None);
 }
 
 #[test]

@@ -36,6 +36,9 @@ fn staging_continues_or_ends_with_desired_state_and_policy() {
     case("it is not the desired state yet", "request StagedUpdate of 1", |view, _| shadow(view).spec.attempt = 0);
     case("a later attempt is desired", "ProgressLost", |view, _| shadow(view).spec.attempt = 2);
     case("its desired state is gone", "ProgressLost", |view, _| shadow(view).spec.state = HostState::Idle);
+    case("its desired state is that of a drill", "ProgressLost", |view, _| {
+        shadow(view).spec.state = HostState::RehearsedUpdate;
+    });
     case("updates are disabled", "Disabled", |_, policy| policy.enabled = false);
     case("updates are disabled, and the image is there", "step Staged", |view, policy| {
         policy.enabled = false;
@@ -123,7 +126,18 @@ fn staging_times_out_at_deadline() {
     let limit = i64::try_from(policy.stage.as_secs()).unwrap();
     let before = plan(&view, &policy, t(limit - 1));
     assert_eq!((outcome(&before).as_str(), before.wake), ("Staging", Some(t(limit))));
+    assert_eq!(deadlines(&view, &policy, t(1)).next(), Some(("a", t(limit))));
     assert_eq!(outcome(&plan(&view, &policy, t(limit))), "StageTimedOut");
+}
+
+#[test]
+fn drill_whose_agent_requests_no_permit_ends_at_the_deadline_of_the_download() {
+    let (mut view, policy) = cluster(vec![at("a", Step::Staging, 0, HostState::RehearsedUpdate)], &[]);
+    shadow(&mut view).status.controller.progress.as_mut().unwrap().drill = Some(models::shadow::Drill::default());
+    let limit = i64::try_from(policy.stage.as_secs()).unwrap();
+    assert_eq!(plan(&view, &policy, t(limit - 1)).waits.get("a"), Some(&Wait::AwaitingAgent));
+    let made = plan(&view, &policy, t(limit));
+    assert_eq!(record_of(&made).drill.as_ref().unwrap().result, "AgentSilent");
 }
 
 #[test]

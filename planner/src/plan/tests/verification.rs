@@ -150,6 +150,16 @@ fn node_without_proof_is_verified_again_an_hour_after_its_last_attempt() {
 }
 
 #[test]
+fn node_that_is_held_once_its_verification_is_due_has_no_wakeup_for_it() {
+    let (mut view, policy) = rollout_of(&["a"], canary());
+    a(&mut view).facts.hold = Some(Hold::default());
+    for second in [DUE, DUE + 10] {
+        let wake = plan(&view, &policy, t(second)).wake;
+        assert!(wake.is_none_or(|wake| wake > t(second)), "at {second} s: {wake:?}");
+    }
+}
+
+#[test]
 fn node_whose_update_ended_by_a_hold_is_verified_once_the_hold_is_removed() {
     let (mut view, policy) = rollout_of(&["a"], canary());
     let record = shadow(&mut view).status.controller.record.as_mut().unwrap();
