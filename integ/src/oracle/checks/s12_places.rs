@@ -36,8 +36,8 @@ struct Taken {
 struct Rollout {
     /// By the uid of the Node. A node that was deleted keeps its place, also where its machine is registered as another Node.
     taken: BTreeMap<String, Taken>,
-    /// Uids of the nodes that were seen on another version. A share of them is at least that of the operator, and a share of the
-    /// fewest that were taken or left at a permit is at most that.
+    /// Uids of the nodes that were seen on another version, of this kind or of one that is not known. A share of them is at least that of the
+    /// operator, and a share of the fewest that were taken or left at a permit is at most that.
     to_update: BTreeSet<String>,
     fewest: usize,
     /// Nodes that have proven it before the history begins.
@@ -141,7 +141,10 @@ impl Check {
         let controller = &new.status.controller;
         for (key, rollout) in &mut self.rollouts {
             let runs = agent.current_version.as_ref() == Some(&key.2);
-            if !runs {
+            let differs = |own: &Option<String>, of: &String| own.as_ref().is_some_and(|own| own != of);
+            if differs(&agent.variant, &key.0) || differs(&agent.arch, &key.1) {
+                rollout.to_update.remove(uid);
+            } else if !runs {
                 rollout.to_update.insert(uid.to_owned());
             }
             let Some(taken) = rollout.taken.get_mut(uid) else { continue };
@@ -348,6 +351,26 @@ mod tests {
         assert_eq!(scenario.judge().violations, []);
         scenario.until_permit("b");
         scenario.assert_only(Property::S12);
+    }
+
+    /// Half of four nodes are two, whatever nodes of another kind there are.
+    #[test]
+    fn share_is_counted_over_nodes_of_the_kind() {
+        for (sentence, updated, then, passes) in [
+            ("two have proven it", &["a", "b"][..], &["c", "d"][..], true),
+            ("one has", &["a"][..], &["b", "c"][..], false),
+        ] {
+            let half = CountOrPercent::Percent("50%".into());
+            let mut scenario = canary(&["a", "b", "c", "d", "e"], &[half], StepApproval::Automatic);
+            scenario.agent("e", |agent| agent.variant = Some("aws-k8s-1.36".into()));
+            updated.iter().for_each(|node| scenario.update(node));
+            then.iter().for_each(|node| scenario.until_permit(node));
+            if passes {
+                assert_eq!(scenario.judge().violations, [], "{sentence}");
+            } else {
+                scenario.assert_only(Property::S12);
+            }
+        }
     }
 
     #[test]
