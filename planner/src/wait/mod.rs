@@ -260,8 +260,8 @@ pub enum Wait {
     /// The node is under resource pressure, as this condition of it reports.
     #[error("the node reports {condition}")]
     NodePressure { condition: String },
-    #[error("{count} nodes are not Ready, and policy allows {limit}")]
-    UnhealthyNodes { count: usize, limit: usize },
+    #[error("{}", text::unhealthy(*.count, *.limit, .nodes))]
+    UnhealthyNodes { count: usize, limit: usize, nodes: Vec<String> },
     #[error("{node} of zone '{zone}' is out of service; one zone is updated at a time")]
     ZoneBusy { zone: String, node: String },
     #[error(

@@ -80,6 +80,14 @@ fn hold_reports_its_end_and_the_reason_of_its_user() {
 }
 
 #[test]
+fn message_names_nodes_that_are_not_ready_and_what_to_do_about_them() {
+    let wait = Wait::UnhealthyNodes { count: 5, limit: 1, nodes: vec!["a".into(), "b".into()] };
+    let text = "5 node(s) are not Ready, a, b first, and spec.health.before.maxUnhealthyNodes allows 1; repair them, or hold or delete those \
+                that do not come back";
+    assert_eq!(wait.to_string(), text);
+}
+
+#[test]
 fn message_names_rule_that_rejects_version() {
     let version = || Version::new(1, 20, 5);
     for (wait, text) in [

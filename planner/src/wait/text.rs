@@ -78,6 +78,14 @@ pub(super) fn used_up(
     )
 }
 
+pub(super) fn unhealthy(count: usize, limit: usize, nodes: &[String]) -> String {
+    format!(
+        "{count} node(s) are not Ready, {} first, and spec.health.before.maxUnhealthyNodes allows {limit}; repair them, or hold or \
+         delete those that do not come back",
+        nodes.join(", ")
+    )
+}
+
 pub(super) fn group_full(group: &str, node: Option<&str>) -> String {
     let by = node.map_or_else(String::new, |node| format!(" by nodes under way, {node} first"));
     format!("the budget of node group {group} is used up{by}")
