@@ -158,11 +158,11 @@ fn beyond_places(
         let members = view.nodes.values().filter(|node| is_member(node, rollout) && !is_used(&node.facts.uid));
         (number(recorded.base), number(used).saturating_add(members.filter(|node| is_left(node)).count()))
     };
-    let lacks = |node: &NodeView| node.facts.labelled && !ledger::runs(node, rollout);
+    let lacks = |node: &NodeView| node.facts.labelled && ledger::may_lack(node, rollout, &policy.target);
     let goes = |node: &NodeView| node.update().is_some_and(|progress| progress.version == rollout.version);
     let least = of(&|node| lacks(node) && node.is_behind(&rollout.version));
     let (base, most) = of(&|node| lacks(node) || goes(node));
-    let most = (base, most.saturating_add(rollout::of_unknown_kind(view, rollout)));
+    let most = (base, most.saturating_add(rollout::of_unknown_kind(view, policy, rollout)));
     let before = view.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
     let mut before = before.filter(|before| before.ended.is_none() && key_of(before) == key_of(rollout));
     let before = before.find_map(|before| before.ledger.clone()).unwrap_or_default();

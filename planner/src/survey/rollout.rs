@@ -319,7 +319,7 @@ fn may_want(node: &NodeView, policy: &Policy, rollout: &ActiveRollout, now: Time
         return false;
     };
     let host = want::Host { policy, known: &[], agent: &shadow.status.agent, now };
-    let idle = node.progress().is_none() && node.is_behind(&rollout.version);
+    let idle = node.progress().is_none() && ledger::may_lack(node, rollout, &policy.target);
     idle && host.is_unknown() && host.ruled_out(&rollout.version, node.running().as_ref()).is_none()
 }
 

@@ -109,11 +109,19 @@ fn validator_gives_no_slot_by_a_step_that_still_soaks() {
 /// The rollout began with 300 nodes, of which two have proven the version. A third is given a slot.
 #[test]
 fn validator_counts_places_among_the_nodes_that_are_left() {
-    for (sentence, left, hidden, broken) in
-        [("few are left", 8, 0, true), ("most are left", 298, 0, false), ("most cannot be read", 8, 290, false)]
-    {
+    for (sentence, left, hidden, late, broken) in [
+        ("few are left", 8, 0, 0, true),
+        ("most are left", 298, 0, 0, false),
+        ("most cannot be read", 8, 290, 0, false),
+        ("most came with a later version", 8, 0, 290, true),
+    ] {
         let nodes = (0..left).map(|number| at(&format!("n{number:03}"), Step::Staged, 0, HostState::StagedUpdate));
-        let (mut view, _) = cluster(nodes.collect(), &[]);
+        let late = (0..late).map(|number| {
+            let mut node = node(&format!("late-{number:03}"));
+            node.facts.os_image = "Bottlerocket OS 1.21.0 (aws-k8s-1.37)".into();
+            node
+        });
+        let (mut view, _) = cluster(nodes.chain(late).collect(), &[]);
         view.unreadable.nodes = (0..hidden).map(|number| (format!("hidden-{number}"), "a field".into())).collect();
         let spec = json!({"maxUnavailable": 5, "strategy": {"canary": [{"nodes": "10%"}]}});
         let policy = with_policy(&mut view, spec);

@@ -690,6 +690,25 @@ fn rollout_goes_on_while_it_is_not_known_what_its_hosts_may_have() {
     }
 }
 
+/// The node runs a later version, and its repository is away.
+#[test]
+fn rollout_that_leads_back_goes_on_while_it_is_not_known_what_its_hosts_may_have() {
+    for (target, goes_on) in [("1.20.5", true), ("1.20", true), (">=1.20", false), ("latest", false)] {
+        let mut late = node("b");
+        late.facts.os_image = "Bottlerocket OS 1.21.0 (aws-k8s-1.37)".into();
+        let agent = &mut late.shadow.as_mut().unwrap().status.agent;
+        agent.current_version = Some(semver::Version::new(1, 21, 0));
+        agent.updates.as_mut().unwrap().refresh_failure = Some("no route".into());
+        let (mut view, _) = cluster(vec![with_place("a", Proof::Proven, 7), late], &[]);
+        recorded_with(&mut view, Some(RolloutLedger { base: 2, due: 1, share: 1, proven: 1, ..Default::default() }));
+        view.operator.as_mut().unwrap().approve_step = Some("7/1@yes".into());
+        let canary = json!([{"nodes": 1, "approval": "Manual"}]);
+        let policy = with_policy(&mut view, json!({"version": {"target": target}, "strategy": {"canary": canary}}));
+        let rollouts = plan(&view, &policy, t(60)).status.unwrap().active_rollouts;
+        assert_eq!(rollouts[0].steps_passed, i64::from(goes_on), "{target}");
+    }
+}
+
 #[test]
 fn step_of_a_record_that_has_ended_takes_no_approval() {
     let ledger = RolloutLedger { due: 1, proven: 1, ..RolloutLedger::default() };

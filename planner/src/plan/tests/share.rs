@@ -182,6 +182,33 @@ fn nodes_that_cannot_be_read_count_among_those_that_are_left() {
     assert_eq!(ledger(&plan(&view, &policy, t(60))).due, 30, "nodes");
 }
 
+/// The rollout began with 100 nodes. One has proven the version, 14 are left, and an autoscaler has replaced the others by nodes with a later
+/// version, of which some agents have not reported yet.
+#[test]
+fn nodes_that_came_with_a_later_version_are_left_only_where_policy_leads_back() {
+    for (target, due) in [("latest", 2), (">=1.20", 2), ("1.20", 10), ("1.20.5", 10)] {
+        let (mut view, _) = cluster((0..14).map(|number| staged(&format!("n{number:02}"))).collect(), &[]);
+        for number in 0..85 {
+            let mut late = node(&format!("late-{number:02}"));
+            late.facts.os_image = "Bottlerocket OS 1.21.0 (aws-k8s-1.37)".into();
+            let agent = &mut late.shadow.as_mut().unwrap().status.agent;
+            agent.current_version = Some(semver::Version::new(1, 21, 0));
+            agent.updates.as_mut().unwrap().chosen_version = None;
+            if number % 2 == 0 {
+                late.shadow = None;
+            }
+            view.nodes.insert(late.facts.name.clone(), late);
+        }
+        recorded_with(&mut view, Some(RolloutLedger { base: 100, proven: 1, passed: 1, ..RolloutLedger::default() }));
+        let canary = json!([{"nodes": 1}, {"nodes": "10%", "approval": "Manual"}]);
+        let spec = json!({"maxUnavailable": 5, "version": {"target": target}, "strategy": {"canary": canary}});
+        let policy = with_policy(&mut view, spec);
+        let mut made = plan(&view, &policy, t(60));
+        assert_eq!(ledger(&made).due, due, "{target}");
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{target}");
+    }
+}
+
 /// Ten nodes stay, and 15 more are there by day, when the window is closed.
 #[test]
 fn nodes_that_come_by_day_and_go_by_night_begin_no_soak_again() {
