@@ -187,8 +187,8 @@ fn beyond_places(
 }
 
 /// S12 again: a canary step is passed only if policy has it, its soak has begun and the approval that it needs is there, or where more nodes have
-/// joined after the last one. The soak is over where the same plan gives slots, which have its time. Of several steps that are passed at
-/// once, the first one is checked.
+/// joined after the last one. The soak is over where the same plan gives slots, which have its time, and a node runs the version then, unless a
+/// user has decided about the step. Of several steps that are passed at once, the first one is checked.
 pub(super) fn check_passed(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Broken> {
     let operator = view.operator.as_ref()?;
     let is_new = |slot: &&Slot| new.iter().any(|node| node.facts.uid == slot.uid);
@@ -204,6 +204,7 @@ pub(super) fn check_passed(view: &ClusterView, policy: &Policy, plan: &Plan, new
         }
         let due = rollout::due(policy, (base, base), before.passed);
         let step = due.and_then(|due| policy.canary.get(due.step));
+        let own = due.and_then(|due| i64::try_from(due.step + 1).ok());
         let has_soaked = |step: &CanaryStep| {
             let is_over = |begun| now.is_none_or(|now| between(begun, now) >= step.soak);
             rollout.urgent_until.is_some() || recorded.step_done.is_some_and(is_over)
@@ -211,7 +212,12 @@ pub(super) fn check_passed(view: &ClusterView, policy: &Policy, plan: &Plan, new
         let taken = operator.status.requests.as_ref().and_then(|requests| requests.approve_step.as_ref());
         let is_pending = operator.approve_step.is_some() && operator.approve_step.as_ref() != taken;
         let is_approved = recorded.approved || is_pending;
-        let may_pass = |step: &CanaryStep| (step.soak.is_zero() || has_soaked(step)) && (!step.manual || is_approved);
+        let is_decided =
+            is_approved || rollout.urgent_until.is_some() || (own.is_some() && recorded.approved_step == own);
+        let is_run = || is_decided || rollout::is_run(view, recorded);
+        let may_pass = |step: &CanaryStep| {
+            (step.soak.is_zero() || (has_soaked(step) && is_run())) && (!step.manual || is_approved)
+        };
         if step.is_some_and(may_pass) {
             return None;
         }

@@ -64,6 +64,15 @@ impl Rollout {
         self.given + self.taken.values().filter(|node| !node.freed).count()
     }
 
+    /// Frees the place of a proven node that is gone: once no node runs the version at the end of a soak, another one takes its place.
+    fn free_one_that_is_gone(&mut self, world: &ClusterState) {
+        let is_gone = |uid: &String| !world.nodes.values().any(|node| node.uid == *uid);
+        let mut gone = self.taken.iter_mut().filter(|(uid, taken)| taken.proven && !taken.freed && is_gone(uid));
+        if let Some((_, taken)) = gone.next() {
+            taken.freed = true;
+        }
+    }
+
     /// Returns the most places that the step due may have; `None` where all are passed, or there are none.
     fn due(&mut self, spec: &BottlerocketUpdateOperatorSpec) -> Option<usize> {
         let (mut least, mut most) = (0, 0);
@@ -83,6 +92,11 @@ impl Rollout {
         }
         None
     }
+}
+
+/// Returns whether a canary step has a soak.
+fn soaks(spec: &BottlerocketUpdateOperatorSpec) -> bool {
+    spec.strategy.iter().flat_map(|strategy| &strategy.canary).any(|step| step.soak.is_some())
 }
 
 #[derive(Default)]
@@ -200,11 +214,19 @@ impl super::Check for Check {
             let agent = &new.status.agent;
             let text = |text: &Option<String>| text.clone().unwrap_or_default();
             let key = (text(&agent.variant), text(&agent.arch), version.clone());
+            let is_run = moment.world.shadows.values().any(|shadow| {
+                let other = &shadow.status.agent;
+                let is_of_kind = (&other.variant, &other.arch) == (&agent.variant, &agent.arch);
+                is_of_kind && other.current_version.as_ref() == Some(version)
+            });
             if !self.rollouts.contains_key(&key) {
                 self.rollouts.insert(key.clone(), Rollout::default());
                 self.read_nodes(moment.world);
             }
             let rollout = self.rollouts.entry(key).or_default();
+            if !is_run && moment.world.operator.as_ref().is_some_and(|operator| soaks(&operator.spec)) {
+                rollout.free_one_that_is_gone(moment.world);
+            }
             if rollout.taken.is_empty() {
                 rollout.fewest = rollout.to_update.len();
             }
@@ -321,6 +343,29 @@ mod tests {
         scenario.delete_node("a");
         scenario.until_permit("b");
         scenario.assert_only(Property::S12);
+    }
+
+    #[test]
+    fn place_of_proven_node_that_is_gone_is_free_where_none_soaks() {
+        for (sentence, soak, passes) in [("no soak", None, false), ("a soak", Some("1h"), true)] {
+            let steps = [ONE, CountOrPercent::Count(3)];
+            let mut scenario = canary(&["a", "b", "c", "d"], &steps, StepApproval::Automatic);
+            scenario.operator(|operator| {
+                let first = &mut operator.spec.strategy.as_mut().unwrap().canary[0];
+                first.soak = soak.map(|soak: &str| soak.parse().unwrap());
+            });
+            scenario.update("a");
+            scenario.delete_node("a");
+            scenario.update("b");
+            scenario.until_permit("c");
+            assert_eq!(scenario.judge().violations, [], "{sentence}");
+            scenario.until_permit("d");
+            if passes {
+                assert_eq!(scenario.judge().violations, [], "{sentence}");
+            } else {
+                scenario.assert_only(Property::S12);
+            }
+        }
     }
 
     #[test]

@@ -315,7 +315,8 @@ fn place_of_a_node_that_an_autoscaler_removes_after_its_permit_is_judged_as_it_w
 
 #[test]
 fn proven_node_that_an_autoscaler_removes_keeps_its_place() {
-    let (mut view, _) = cluster(vec![staged("b"), staged("c")], &[]);
+    // Another one came with the version, and runs it until the end of the soak.
+    let (mut view, _) = cluster(vec![staged("b"), staged("c"), runs(node("d"), true)], &[]);
     let ledger = RolloutLedger { base: 3, due: 1, proven: 1, ..RolloutLedger::default() };
     recorded_with(&mut view, Some(ledger));
     let policy = canary(&mut view, &json!([{"nodes": 1, "soak": "1h"}, {"nodes": 2}]));
@@ -323,6 +324,32 @@ fn proven_node_that_an_autoscaler_removes_keeps_its_place() {
     assert!(matches!(soaking.waits["b"], Wait::CanaryStep { step: 1, until: Some(until), .. } if until == t(3660)));
     view.operator.as_mut().unwrap().status = soaking.status.unwrap();
     assert_eq!(slots_of(&plan(&view, &policy, t(3660))), ["b"], "the second place");
+}
+
+#[test]
+fn another_node_takes_the_place_of_a_proven_one_that_is_gone_and_soaks_alone() {
+    let (mut view, _) = cluster(vec![staged("b"), staged("c")], &[]);
+    let stored = RolloutLedger { base: 3, due: 1, share: 1, proven: 1, ..RolloutLedger::default() };
+    recorded_with(&mut view, Some(stored));
+    view.operator.as_mut().unwrap().status.active_rollouts[0].step_done = Some(t(0));
+    let policy = canary(&mut view, &json!([{"nodes": 1, "soak": "1h"}, {"nodes": 2}]));
+    let mut made = plan(&view, &policy, t(3600));
+    assert_eq!((slots_of(&made), counts(&made), ledger(&made).passed), (vec!["b"], (0, 0, 0), 0), "{:?}", made.waits);
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "its plan is carried out");
+    view.operator.as_mut().unwrap().status = made.status.unwrap();
+    view.nodes.insert("b".into(), with_place("b", Proof::Proven, 7));
+    let mut made = plan(&view, &policy, t(4000));
+    let rollout = &made.status.as_ref().unwrap().active_rollouts[0];
+    assert_eq!((counts(&made), rollout.steps_passed), ((1, 0, 0), 0), "its slot is taken back");
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
+    view.operator.as_mut().unwrap().status = made.status.unwrap();
+    let mut made = plan(&view, &policy, t(4001));
+    assert!(matches!(made.waits["c"], Wait::CanaryStep { step: 1, until: Some(until), .. } if until == t(4001 + 3600)));
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
+    view.operator.as_mut().unwrap().status = made.status.unwrap();
+    let mut made = plan(&view, &policy, t(4001 + 3600));
+    assert_eq!((slots_of(&made), ledger(&made).passed), (vec!["c"], 1));
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
 }
 
 #[test]

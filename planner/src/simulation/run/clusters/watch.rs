@@ -42,6 +42,8 @@ struct Followed {
     passed: usize,
     since: Option<Timestamp>,
     full: (usize, usize),
+    /// True while the step due soaks once more, since no node ran the version at the end of its soak.
+    is_repeated: bool,
     /// True once all steps are passed: what is proven then opens none again.
     is_open: bool,
     /// The ends in a row without a proof, by the names of their nodes: true for those that may run the version.
@@ -56,9 +58,19 @@ impl Followed {
         self.is_braked = false;
     }
 
+    /// Frees the place of a proven node that is gone, where no node runs the version at the end of the soak.
+    fn repeat(&mut self, view: &ClusterView) {
+        let gone = self.proven.iter().find(|name| !view.nodes.contains_key(*name)).cloned();
+        if let Some(gone) = gone {
+            self.proven.remove(&gone);
+            self.booted.remove(&gone);
+        }
+        self.since = None;
+    }
+
     /// Returns the number of nodes that may be taken to the version while so many are left, with the number where all are; `None` after the
-    /// last step.
-    fn limit(&mut self, policy: &Policy, left: usize, now: Timestamp) -> Option<(usize, usize)> {
+    /// last step. `runs` says that a node runs the version.
+    fn limit(&mut self, policy: &Policy, (left, runs): (usize, bool), now: Timestamp) -> Option<(usize, usize)> {
         let good = self.proven.union(&self.accepted).count();
         if self.is_open {
             self.passed = self.passed.max(good);
@@ -81,7 +93,8 @@ impl Followed {
             let since = *self.since.get_or_insert(now);
             self.full.0 = due;
             let approved = self.approved.iter().any(|approved| (due..=places).contains(approved));
-            if now < after(since, step.soak) || (step.manual && !approved) {
+            let is_asked = step.manual || (!step.soak.is_zero() && !runs);
+            if now < after(since, step.soak) || (is_asked && !approved) {
                 return Some((due, places));
             }
             (self.passed, self.since) = (places, None);
@@ -365,15 +378,23 @@ impl Watch {
         let ledger = recorded.first().and_then(|rollout| rollout.ledger.as_ref());
         let recorded_base = ledger.map_or(0, |ledger| usize::try_from(ledger.base).unwrap());
         let left = members().filter(lacks).filter(|node| !followed.booted.contains(&node.facts.name)).count();
+        let runs = members().any(|node| !lacks(&node));
+        let is_repeated = recorded.first().is_some_and(|rollout| rollout.soak_repeated);
+        if is_repeated && !std::mem::replace(&mut followed.is_repeated, is_repeated) {
+            let is_run = members().any(|node| !lacks(&node) && node.facts.ready);
+            assert!(!is_run, "{}, {now}: a node runs {version}, and its step soaks once more", self.name);
+            followed.repeat(view);
+        }
+        followed.is_repeated = is_repeated;
         let left = left + followed.booted.len();
         if (1..followed.base).contains(&recorded_base) {
             // A plan that passes a step for fewer nodes.
-            followed.limit(policy, left, now);
+            followed.limit(policy, (left, runs), now);
         }
         if recorded_base > 0 {
             followed.follow_base(policy, recorded_base);
         }
-        let allowed = followed.limit(policy, left, now);
+        let allowed = followed.limit(policy, (left, runs), now);
         let context = || format!("{}, {now}: {version} on {variant} {arch}, {followed:#?}, {recorded:#?}", self.name);
         let (base, nodes) = (followed.base, followed.nodes);
         assert!(base <= nodes, "{}: shares of {base} nodes, and it has had {nodes}", context());
