@@ -16,7 +16,7 @@ const NOT_READY: &str = " (not Ready)";
 const GONE: &str = ", whose Node was deleted and whose machine may still reboot: it is waited for until ";
 
 /// The words in place of the nodes of a canary step that soaks although no node runs the version: autoscalers may have removed them.
-pub(crate) const NONE_RUNS: &str = "no node runs the version any more";
+pub(crate) const NONE_RUNS: &str = "no Ready node runs the version any more";
 
 /// Returns a node that is not Ready, as reasons name it.
 pub fn not_ready(node: &str) -> String {
