@@ -352,6 +352,21 @@ fn another_node_takes_the_place_of_a_proven_one_that_is_gone_and_soaks_alone() {
     assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
 }
 
+/// Node `a` of a variant and architecture with one node has proven the version, and `b` with the old image has taken its place since.
+#[test]
+fn only_node_of_its_kind_that_takes_the_place_of_an_updated_one_is_updated_without_a_soak_or_a_user() {
+    for is_repeated in [false, true] {
+        let (mut view, _) = cluster(vec![staged("b")], &[]);
+        let stored = RolloutLedger { base: 1, due: 1, share: 1, proven: 1, ..RolloutLedger::default() };
+        recorded_with(&mut view, Some(stored));
+        view.operator.as_mut().unwrap().status.active_rollouts[0].soak_repeated = is_repeated;
+        let policy = canary(&mut view, &json!([{"nodes": 1, "soak": "24h"}]));
+        let mut made = plan(&view, &policy, t(60));
+        assert_eq!((slots_of(&made), counts(&made)), (vec!["b"], (0, 0, 0)), "{is_repeated}: {:?}", made.waits);
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{is_repeated}");
+    }
+}
+
 #[test]
 fn ledger_that_is_missing_is_rebuilt_from_the_nodes() {
     let nodes = || vec![with_place("a", Proof::Unproven, 3), staged("b"), node("c")];

@@ -110,21 +110,27 @@ fn without_workloads(view: &ClusterView, active: &ActiveRollout) -> Vec<String> 
     nodes.take(NAMED).map(|node| node.facts.name.clone()).collect()
 }
 
+/// Returns whether a node that may be of the variant and architecture of a rollout runs its version.
+fn is_on_version(node: &NodeView, rollout: &ActiveRollout) -> bool {
+    (is_member(node, rollout) || may_be_member(node, rollout)) && ledger::runs(node, rollout)
+}
+
 /// Returns whether a node runs the version of a rollout, so that it soaks there, as far as is known: one that cannot be read may run it. One
 /// without a place, as after its Node was registered again, is not watched for its health, and has to be Ready.
 pub(crate) fn is_run(view: &ClusterView, rollout: &ActiveRollout) -> bool {
-    let may_be_of = |node: &&NodeView| is_member(node, rollout) || may_be_member(node, rollout);
     let soaks = |node: &NodeView| {
         let is_watched = || ledger::place(node, rollout).is_some();
-        node.facts.labelled && ledger::runs(node, rollout) && (node.facts.ready || is_watched())
+        node.facts.labelled && is_on_version(node, rollout) && (node.facts.ready || is_watched())
     };
-    !view.unreadable.nodes.is_empty() || view.nodes.values().filter(may_be_of).any(soaks)
+    !view.unreadable.nodes.is_empty() || view.nodes.values().any(soaks)
 }
 
-/// Returns the number of nodes with a proof of the version of a rollout that are there.
-fn proven_there(view: &ClusterView, rollout: &ActiveRollout) -> i64 {
-    let is_proven = |node: &&NodeView| ledger::place(node, rollout) == Some(Proof::Proven);
-    i64::try_from(view.nodes.values().filter(is_proven).count()).unwrap_or(i64::MAX)
+/// Returns the number of nodes that are there and have a proof of the version of a rollout, or run it, as after their Nodes were registered
+/// again: no other node takes their places.
+fn there(view: &ClusterView, rollout: &ActiveRollout) -> i64 {
+    let is_there =
+        |node: &&NodeView| ledger::place(node, rollout) == Some(Proof::Proven) || is_on_version(node, rollout);
+    i64::try_from(view.nodes.values().filter(is_there).count()).unwrap_or(i64::MAX)
 }
 
 /// Nodes that the reason of a canary step may name, and the state of those in its soak.
@@ -134,10 +140,10 @@ pub(super) struct Named {
     fallen: Vec<String>,
     /// The time from which nodes have been Ready again that were not.
     ready_again: Option<Timestamp>,
-    /// True if one of them runs the version.
+    /// True if a node runs the version.
     is_run: bool,
-    /// The number of proven nodes that are there.
-    proven_there: i64,
+    /// The number of nodes that keep proven places: they are there.
+    there: i64,
 }
 
 impl Named {
@@ -153,7 +159,7 @@ impl Named {
             fallen,
             ready_again: fallen::ready_again(view, active, now),
             is_run: is_run(view, active),
-            proven_there: proven_there(view, active),
+            there: there(view, active),
         }
     }
 }
@@ -182,6 +188,7 @@ fn step_due(
     if (share != before || outgrown) && !first {
         // Another step, or a change of this one: an approval and a soak are for one step as it was.
         (active.step_done, active.approved, active.soak_repeated) = (None, false, false);
+        active.approved_step = active.approved_step.filter(|step| *step <= count);
     }
     // Other places that are used up stay as they are: nodes that come by day and go by night would begin each soak again.
     if share != before || outgrown || ledger.used() < ledger.due {
@@ -222,6 +229,15 @@ fn keep_passed(policy: &Policy, active: &ActiveRollout, ledger: &mut RolloutLedg
     }
 }
 
+/// Returns why a step is not passed whose places are used up, where some of them are not proven.
+fn unproven(step: usize, name: &str, ledger: &RolloutLedger) -> Option<Wait> {
+    if ledger.failed > 0 {
+        return Some(Wait::StepFailed { step, nodes: without_proof(ledger, true) });
+    }
+    let nodes = without_proof(ledger, false);
+    (ledger.open() > 0).then(|| Wait::StepUnproven { step, approval: format!("{name}/unproven"), nodes })
+}
+
 /// Advances a rollout by as many canary steps as are passed.
 pub(super) fn step_on(
     policy: &Policy,
@@ -257,33 +273,31 @@ pub(super) fn step_on(
             // An approval stays for the places that its user has seen: a node that was not Ready for a time may be back in a moment.
             active.step_done = None;
             active.approved &= full && ledger.nodes.iter().any(|node| node.has_fallen() && !node.accepted);
-            rollout.wait = if full && ledger.failed > 0 {
-                Some(Wait::StepFailed { step: own, nodes: without_proof(ledger, true) })
-            } else if full && ledger.open() > 0 {
-                let nodes = without_proof(ledger, false);
-                Some(Wait::StepUnproven { step: own, approval: format!("{name}/unproven"), nodes })
-            } else {
-                waits(None, None, named.on_their_way)
-            };
+            let open = if full { unproven(own, &name, ledger) } else { None };
+            rollout.wait = open.or_else(|| waits(None, None, named.on_their_way));
             return (rollout, None);
         }
         if (step.manual || active.soak_repeated) && given.is_some() {
             (active.approved, active.approved_step) = (true, i64::try_from(own).ok());
         }
+        let none_runs = !is_urgent && !step.soak.is_zero() && !named.is_run;
+        // A user has decided otherwise where one approves the step or accepts its places, or has the version taken urgently.
+        let lacks_evidence = none_runs && active.approved_step != i64::try_from(own).ok();
+        if lacks_evidence && !step.manual && active.step_done.is_none() && ledger.proven > named.there {
+            // A soak needs a node: another one takes the place of one that is gone.
+            (ledger.proven, rollout.nodes) = (ledger.proven - 1, rollout.nodes.saturating_sub(1));
+            continue;
+        }
         let since = active.step_done.map_or(now, |since| named.ready_again.map_or(since, |again| again.max(since)));
         active.step_done = Some(since);
         let until = if is_urgent { since } else { after(since, step.soak) };
-        let none_runs = !is_urgent && !step.soak.is_zero() && !named.is_run;
         let shown = |others| if none_runs { vec![NONE_RUNS.to_owned()] } else { others };
         if now < until {
             (rollout.left, rollout.wait) = (Some(0), waits(Some(until), None, shown(Vec::new())));
             return (rollout, Some(until));
         }
-        // A user has decided otherwise where one approves the step or accepts its places, or has the version taken urgently.
-        let lacks_evidence = none_runs && active.approved_step != i64::try_from(own).ok();
         if lacks_evidence && !step.manual && !active.soak_repeated {
-            // Another node takes the place of one that is gone, once: where each is removed, all would be drained in vain.
-            ledger.proven -= i64::from(ledger.proven > named.proven_there);
+            // Once: where each node is removed in its soak, all would be drained in vain.
             (active.step_done, active.soak_repeated) = (None, true);
             continue;
         }

@@ -274,8 +274,8 @@ fn canary_step_is_not_passed_at_the_end_of_its_soak_without_a_node_on_the_versio
         ("it is gone, and the step has no soak", gone, 0, 1, None),
         ("it is gone, and another node came with the version", replaced, 3600, 1, None),
         ("its Node was registered again", registered_again, 3600, 1, None),
-        ("the same, and it is not Ready", down, 3600, 0, Some(1)),
-        ("it lost its label, and its place is not free", unlabelled, 3600, 0, Some(0)),
+        ("the same, and it is not Ready: its place is not free", down, 3600, 0, Some(0)),
+        ("it lost its label, and its place is not free either", unlabelled, 3600, 0, Some(0)),
         ("its Node cannot be read", unreadable, 3600, 1, None),
     ] {
         let policy = policy(&[step("1", soak, false)]);
@@ -749,15 +749,16 @@ fn step_that_is_due_again_is_not_approved_any_more() {
     let policy = policy(&[step("1", 0, true), step("2", 0, true)]);
     let mut view = fleet(4, 1, 0);
     let ledger = RolloutLedger { base: 4, proven: 1, passed: 1, due: 2, ..RolloutLedger::default() };
-    for (sentence, passed, approved, expected) in [
-        ("the second one was passed", 2, 2, None),
-        ("the second one is due and approved", 1, 2, Some(2)),
-        ("the second one is due", 1, 1, Some(1)),
+    for (sentence, passed, approved, due, expected) in [
+        ("the second one was passed", 2, 2, 2, None),
+        ("the second one is due and approved", 1, 2, 2, Some(2)),
+        ("the same, and it has other places now", 1, 2, 3, None),
+        ("the second one is due", 1, 1, 2, Some(1)),
     ] {
         view.operator.as_mut().unwrap().status.active_rollouts = vec![ActiveRollout {
             steps_passed: passed,
             approved_step: Some(approved),
-            ledger: Some(ledger.clone()),
+            ledger: Some(RolloutLedger { due, ..ledger.clone() }),
             ..numbered(7)
         }];
         let rollouts = followed(&view, &policy, 100);

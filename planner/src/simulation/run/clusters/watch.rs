@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use models::operator::{ActiveRollout, CountOrPercent, Slot};
+use models::operator::{ActiveRollout, CountOrPercent, RolloutLedger, Slot};
 use models::reason::{End, FailureReason, Proof};
 use models::shadow::{Place, Step, UPDATED, VersionFailure};
 use models::time::after;
@@ -42,8 +42,6 @@ struct Followed {
     passed: usize,
     since: Option<Timestamp>,
     full: (usize, usize),
-    /// True while the step due soaks once more, since no node ran the version at the end of its soak.
-    is_repeated: bool,
     /// True once all steps are passed: what is proven then opens none again.
     is_open: bool,
     /// The ends in a row without a proof, by the names of their nodes: true for those that may run the version.
@@ -58,14 +56,14 @@ impl Followed {
         self.is_braked = false;
     }
 
-    /// Frees the place of a proven node that is gone, where no node runs the version at the end of the soak.
-    fn repeat(&mut self, view: &ClusterView) {
-        let gone = self.proven.iter().find(|name| !view.nodes.contains_key(*name)).cloned();
-        if let Some(gone) = gone {
-            self.proven.remove(&gone);
-            self.booted.remove(&gone);
+    /// Frees the places of so many proven nodes that are gone: none of those that are `there`.
+    fn free(&mut self, count: usize, there: &BTreeSet<&str>) {
+        let gone = self.proven.iter().filter(|name| !there.contains(name.as_str()));
+        let gone: Vec<String> = gone.take(count).cloned().collect();
+        for name in &gone {
+            self.proven.remove(name);
+            self.booted.remove(name);
         }
-        self.since = None;
     }
 
     /// Returns the number of nodes that may be taken to the version while so many are left, with the number where all are; `None` after the
@@ -379,13 +377,16 @@ impl Watch {
         let recorded_base = ledger.map_or(0, |ledger| usize::try_from(ledger.base).unwrap());
         let left = members().filter(lacks).filter(|node| !followed.booted.contains(&node.facts.name)).count();
         let runs = members().any(|node| !lacks(&node));
-        let is_repeated = recorded.first().is_some_and(|rollout| rollout.soak_repeated);
-        if is_repeated && !std::mem::replace(&mut followed.is_repeated, is_repeated) {
-            let is_run = members().any(|node| !lacks(&node) && node.facts.ready);
-            assert!(!is_run, "{}, {now}: a node runs {version}, and its step soaks once more", self.name);
-            followed.repeat(view);
+        let mut stored = view.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
+        let stored = stored.find(|rollout| key_of(rollout) == *own && rollout.ended.is_none());
+        let freed = stored.zip(recorded.first()).map_or(0, |(was, is)| proven(was).saturating_sub(proven(is)));
+        if freed > 0 && !members().any(|node| !lacks(&node) && node.facts.ready) {
+            // A step does not soak without a node on the version.
+            let has_proof = |node: &NodeView| node.record().is_some_and(|record| record.proof.is_some());
+            let there = view.nodes.values().filter(|node| !lacks(node) || has_proof(node));
+            let there: BTreeSet<&str> = there.map(|node| node.facts.name.as_str()).collect();
+            followed.free(freed, &there);
         }
-        followed.is_repeated = is_repeated;
         let left = left + followed.booted.len();
         if (1..followed.base).contains(&recorded_base) {
             // A plan that passes a step for fewer nodes.
@@ -427,6 +428,15 @@ impl Watch {
             assert!(fits, "{}: slots of {names:?}, {new} of them new, while {row:?} brake it", context());
         }
     }
+}
+
+/// Returns the number of places that the ledger of a rollout has as proven, those of nodes included that were not well any more.
+fn proven(rollout: &ActiveRollout) -> usize {
+    let count = |ledger: &RolloutLedger| {
+        let fallen = ledger.nodes.iter().filter(|node| node.has_fallen()).count();
+        usize::try_from(ledger.proven).unwrap() + fallen
+    };
+    rollout.ledger.as_ref().map_or(0, count)
 }
 
 /// Returns the number of ends in a row that brake a rollout among so many nodes.
