@@ -128,16 +128,15 @@ impl Cluster {
                 format!("kubectl get node {node} -o yaml"),
                 format!("kubectl get brs {} -n {namespace} -o yaml", names::shadow_name(node)),
             ],
-            Wait::UnhealthyNodes { .. } => vec!["kubectl get nodes".to_owned()],
             Wait::BudgetUsedUp { node, .. }
             | Wait::ControlPlaneBusy { node }
             | Wait::ZoneBusy { node, .. }
             | Wait::GroupFull { node: Some(node), .. }
             | Wait::FirstNode { node: Some(node), .. } => self.describe_node([node]),
             Wait::FirstNode { not_back: Some(node), .. } => not_returned(node),
-            Wait::CanaryStep { approval: None, nodes, .. } | Wait::ClusterUnwell { nodes, .. } => {
-                self.describe_node(nodes)
-            }
+            Wait::CanaryStep { approval: None, nodes, .. }
+            | Wait::ClusterUnwell { nodes, .. }
+            | Wait::UnhealthyNodes { nodes, .. } => self.describe_node(nodes),
             Wait::NodeNotReturned { .. } => not_returned(node),
             Wait::NoReport
             | Wait::AgentNotReady

@@ -393,6 +393,8 @@ fn of_rollout(before: &ActiveRollout, after: &ActiveRollout, kind: &str, began_a
     } else if before.step_done.zip(after.step_done).is_some_and(|(was, is)| is > was) {
         let node = began_again(after).map(str::to_owned);
         lines.push(Line { node, ..Line::new("soak begins again").because("", kind) });
+    } else if !before.soak_repeated && after.soak_repeated {
+        lines.push(Line::new("soak repeated with another node").because("", kind));
     }
     lines
 }

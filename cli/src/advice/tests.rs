@@ -212,6 +212,7 @@ fn command_about_another_node_ends_with_the_name_of_a_node_that_exists() {
     let first = |node: String| Wait::FirstNode { node: Some(node), not_back: None };
     let c = || gone("c", now());
     let unwell = Wait::ClusterUnwell { ill: 2, compared: 3, nodes: vec!["c".into(), "b".into()] };
+    let unhealthy = Wait::UnhealthyNodes { count: 2, limit: 1, nodes: vec!["c".into(), "b".into()] };
     for (sentence, wait, expected) in [
         ("a canary is under way", canary(&["b".into()]), Some("b")),
         ("a canary is not Ready", canary(&[not_ready("b")]), Some("b")),
@@ -220,6 +221,7 @@ fn command_about_another_node_ends_with_the_name_of_a_node_that_exists() {
         ("the first node is under way", first("b".into()), Some("b")),
         ("the Node of the first one is gone", first(c()), None),
         ("nodes are ill, of which one is gone", unwell, Some("b")),
+        ("nodes are not Ready, of which one is gone", unhealthy, Some("b")),
         ("a node of the control plane", Wait::ControlPlaneBusy { node: "b".into() }, Some("b")),
         ("one that is gone", Wait::ControlPlaneBusy { node: "c".into() }, None),
         ("a node of another zone", Wait::ZoneBusy { zone: "z".into(), node: "b".into() }, Some("b")),

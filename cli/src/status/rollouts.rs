@@ -39,7 +39,7 @@ pub(super) fn canary(wait: &Wait) -> String {
         Wait::StepUnproven { nodes, .. } => format!("is not proven by {}", nodes.join(", ")),
         Wait::StepFailed { nodes, .. } if nodes.is_empty() => "has failed".to_owned(),
         Wait::StepFailed { nodes, .. } => format!("has failed on {}", nodes.join(", ")),
-        Wait::CanaryStep { until: Some(until), .. } => format!("soaks until {until:.0}"),
+        Wait::CanaryStep { until: Some(until), nodes, .. } => format!("soaks until {until:.0}{}", alone(nodes)),
         Wait::CanaryStep { nodes, .. } if !nodes.is_empty() => format!("waits for {}", nodes.join(", ")),
         Wait::CanaryStep { .. } => "is not passed".to_owned(),
         wait => wait.to_string(),

@@ -221,6 +221,7 @@ fn rollout_log_lines_name_variant_and_architecture() {
         steps_passed,
         step_done: None,
         approved: false,
+        soak_repeated: false,
         ended: None,
         approved_step: None,
         ledger: None,
@@ -276,6 +277,8 @@ fn proof_that_is_lost_or_back_and_soak_that_begins_again_log_one_line_each() {
         ..BottlerocketUpdateOperatorStatus::default()
     };
     let soaks = |second| at(&proven, Some(second));
+    let mut repeated = at(&RolloutLedger { proven: 1, ..proven.clone() }, None);
+    repeated.active_rollouts[0].soak_repeated = true;
     for (sentence, before, after, expected) in [
         ("lost", at(&proven, None), at(&lost, None), vec![(true, "proof lost", Some("a"))]),
         ("still lost", at(&lost, None), at(&lost, None), vec![]),
@@ -291,6 +294,8 @@ fn proof_that_is_lost_or_back_and_soak_that_begins_again_log_one_line_each() {
         ("the soak begins", at(&proven, None), soaks(60), vec![]),
         ("it goes on", soaks(60), soaks(60), vec![]),
         ("it begins again", soaks(60), soaks(90), vec![(false, "soak begins again", Some("b"))]),
+        ("it is repeated", soaks(60), repeated.clone(), vec![(false, "soak repeated with another node", None)]),
+        ("it is repeated already", repeated.clone(), repeated, vec![]),
     ] {
         let lines = of_operator(&before, &after);
         let found: Vec<_> = lines.iter().map(|line| (line.warning, line.text, line.node.as_deref())).collect();

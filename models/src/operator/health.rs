@@ -84,9 +84,9 @@ pub struct BeforeUpdatePolicy {
     /// If true, every pod on the node has to be Ready. Default false: a pod that is broken in any case does not keep
     /// its node from updates.
     pub pods_ready: Option<bool>,
-    /// Maximum number of nodes that are not Ready for other reasons than an update; with more than that, no update
-    /// starts. Nodes that join and have never been Ready, and those that an
-    /// autoscaler removes, do not count. Default: no limit.
+    /// Maximum number of nodes of the whole fleet, also in a node group, that are not Ready for other reasons than an update; with more
+    /// than that, no update starts. Nodes that join and have never been Ready, that an autoscaler removes, that are held, and that were
+    /// taken down (cordoned by another client before, or their machines shut down, as their clouds show) do not count. Default: no limit.
     pub max_unhealthy_nodes: Option<CountOrPercent>,
     /// Expressions that have to return an empty result.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -137,7 +137,8 @@ pub struct CanaryStep {
     /// Number of nodes of each variant and architecture that have to be updated before the rollout continues among
     /// them, those of earlier steps included: a count, or a percentage of these nodes.
     pub nodes: CountOrPercent,
-    /// Time to wait after the last of these nodes is updated. Default 0s.
+    /// Time to wait after the last of these nodes is updated. A node has to run the version at its end: where none does, it is repeated once
+    /// with another node, and then a user has to approve the step. Default 0s.
     pub soak: Option<Duration>,
     /// `Manual` if a user has to approve the step before the rollout continues. Default Automatic.
     pub approval: Option<StepApproval>,

@@ -35,6 +35,10 @@ pub struct ActiveRollout {
     /// True if the next step has been approved.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub approved: bool,
+    /// True if the step due soaks once more, since no node ran the version at the end of its soak. Where that is so again, a user has to
+    /// approve it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub soak_repeated: bool,
     /// Time at which nodes of its variant and architecture went on to another version. If they come back to this one,
     /// that is a new rollout, which passes the canary steps again. Also the time at which another record took the place of its own: a copy
     /// of the entry stays until the history has the end of that.
@@ -66,6 +70,7 @@ impl ActiveRollout {
             steps_passed: 0,
             step_done: None,
             approved: false,
+            soak_repeated: false,
             ended: None,
             approved_step: None,
             urgent_until: None,

@@ -6,6 +6,9 @@ use models::operator::CordonedNodes;
 use crate::survey::NodeContext;
 use crate::wait::Wait;
 
+/// The number of nodes that are not Ready which a reason names.
+const NAMED: usize = 4;
+
 pub(crate) fn is_labelled(ctx: &NodeContext<'_>) -> Option<Wait> {
     (!ctx.facts().labelled).then_some(Wait::NotLabelled)
 }
@@ -41,7 +44,9 @@ pub(crate) fn few_unhealthy_nodes(ctx: &NodeContext<'_>) -> Option<Wait> {
     let (survey, limit) = (ctx.survey, ctx.group().before.max_unhealthy_nodes.as_ref()?);
     // An invalid limit counts as 0.
     let limit = limit.of(survey.total).unwrap_or(0);
-    (survey.unhealthy > limit).then_some(Wait::UnhealthyNodes { count: survey.unhealthy, limit })
+    let count = survey.unhealthy.len();
+    let named = || survey.unhealthy.iter().take(NAMED).map(|name| (*name).to_owned()).collect();
+    (count > limit).then(|| Wait::UnhealthyNodes { count, limit, nodes: named() })
 }
 
 pub(crate) fn is_not_in_back_off(ctx: &NodeContext<'_>) -> Option<Wait> {
@@ -61,6 +66,7 @@ mod tests {
     use crate::claims::ClaimFields;
     use crate::fixtures::t;
     use crate::hold::Hold;
+    use crate::view::NodeFacts;
 
     #[test]
     fn only_held_node_waits() {
@@ -123,12 +129,12 @@ mod tests {
 
     #[test]
     fn too_many_unhealthy_nodes_block_all_starts() {
-        let refused = |count, limit| Some(Wait::UnhealthyNodes { count, limit });
+        let refused = || Some(Wait::UnhealthyNodes { count: 2, limit: 1, nodes: vec!["b".into(), "c".into()] });
         for (sentence, limit, down, expected) in [
             ("no threshold", None, vec!["b", "c"], None),
             ("as many as may be", Some(CountOrPercent::Count(1)), vec!["b"], None),
-            ("one too many", Some(CountOrPercent::Count(1)), vec!["b", "c"], refused(2, 1)),
-            ("a percentage, at least one", Some(CountOrPercent::Percent("10%".into())), vec!["b", "c"], refused(2, 1)),
+            ("one too many", Some(CountOrPercent::Count(1)), vec!["b", "c"], refused()),
+            ("a percentage, at least one", Some(CountOrPercent::Percent("10%".into())), vec!["b", "c"], refused()),
         ] {
             let wait = refusal_of(few_unhealthy_nodes, |view, policy| {
                 policy.all.before.max_unhealthy_nodes = limit;
@@ -138,22 +144,35 @@ mod tests {
             });
             assert_eq!(wait, expected, "{sentence}");
         }
-        let updating = refusal_of(few_unhealthy_nodes, |view, policy| {
-            policy.all.before.max_unhealthy_nodes = Some(CountOrPercent::Count(1));
-            for name in ["b", "c"] {
-                let facts = &mut view.nodes.get_mut(name).unwrap().facts;
-                (facts.ready, facts.claims) = (false, ClaimFields::USUAL);
-            }
+    }
+
+    #[test]
+    fn node_that_is_down_for_a_known_cause_is_not_unhealthy() {
+        type Change = fn(&mut NodeFacts);
+        let case = |sentence: &str, counts: bool, change: Change| {
+            let wait = refusal_of(few_unhealthy_nodes, |view, policy| {
+                policy.all.before.max_unhealthy_nodes = Some(CountOrPercent::Count(1));
+                for name in ["b", "c"] {
+                    let facts = &mut view.nodes.get_mut(name).unwrap().facts;
+                    (facts.ready, facts.not_ready_since) = (false, Some(t(-60)));
+                    change(facts);
+                }
+            });
+            assert_eq!(wait.is_some(), counts, "{sentence}: {wait:?}");
+        };
+        case("it went down by itself", true, |_| {});
+        case("the operator rebooted it", false, |facts| facts.claims = ClaimFields::USUAL);
+        case("an autoscaler removes it", false, |facts| facts.removed_by = Some("karpenter.sh/disrupted".into()));
+        case("a user holds it since it is down", false, |facts| facts.hold = Some(Hold::default()));
+        case("it was drained before", false, |facts| {
+            (facts.unschedulable, facts.cordoned_since) = (true, Some(t(-120)));
         });
-        assert_eq!(updating, None, "nodes that the operator rebooted are not unhealthy");
-        let removed = refusal_of(few_unhealthy_nodes, |view, policy| {
-            policy.all.before.max_unhealthy_nodes = Some(CountOrPercent::Count(1));
-            for name in ["b", "c"] {
-                let facts = &mut view.nodes.get_mut(name).unwrap().facts;
-                (facts.ready, facts.removed_by) = (false, Some("karpenter.sh/disrupted".into()));
-            }
+        case("a repair has cordoned it since", true, |facts| {
+            (facts.unschedulable, facts.cordoned_since) = (true, Some(t(-30)));
         });
-        assert_eq!(removed, None, "nor are those that an autoscaler removes");
+        case("its cloud shows it as shut down", false, |facts| {
+            facts.taints = vec!["node.cloudprovider.kubernetes.io/shutdown:NoSchedule".into()];
+        });
     }
 
     #[test]

@@ -158,11 +158,11 @@ fn beyond_places(
         let members = view.nodes.values().filter(|node| is_member(node, rollout) && !is_used(&node.facts.uid));
         (number(recorded.base), number(used).saturating_add(members.filter(|node| is_left(node)).count()))
     };
-    let lacks = |node: &NodeView| node.facts.labelled && !ledger::runs(node, rollout);
+    let lacks = |node: &NodeView| node.facts.labelled && ledger::may_lack(node, rollout, &policy.target);
     let goes = |node: &NodeView| node.update().is_some_and(|progress| progress.version == rollout.version);
     let least = of(&|node| lacks(node) && node.is_behind(&rollout.version));
     let (base, most) = of(&|node| lacks(node) || goes(node));
-    let most = (base, most.saturating_add(rollout::of_unknown_kind(view, rollout)));
+    let most = (base, most.saturating_add(rollout::of_unknown_kind(view, policy, rollout)));
     let before = view.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
     let mut before = before.filter(|before| before.ended.is_none() && key_of(before) == key_of(rollout));
     let before = before.find_map(|before| before.ledger.clone()).unwrap_or_default();
@@ -187,8 +187,8 @@ fn beyond_places(
 }
 
 /// S12 again: a canary step is passed only if policy has it, its soak has begun and the approval that it needs is there, or where more nodes have
-/// joined after the last one. The soak is over where the same plan gives slots, which have its time. Of several steps that are passed at
-/// once, the first one is checked.
+/// joined after the last one. The soak is over where the same plan gives slots, which have its time, and a node runs the version then, unless a
+/// user has decided about the step. Of several steps that are passed at once, the first one is checked.
 pub(super) fn check_passed(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Broken> {
     let operator = view.operator.as_ref()?;
     let is_new = |slot: &&Slot| new.iter().any(|node| node.facts.uid == slot.uid);
@@ -204,6 +204,7 @@ pub(super) fn check_passed(view: &ClusterView, policy: &Policy, plan: &Plan, new
         }
         let due = rollout::due(policy, (base, base), before.passed);
         let step = due.and_then(|due| policy.canary.get(due.step));
+        let own = due.and_then(|due| i64::try_from(due.step + 1).ok());
         let has_soaked = |step: &CanaryStep| {
             let is_over = |begun| now.is_none_or(|now| between(begun, now) >= step.soak);
             rollout.urgent_until.is_some() || recorded.step_done.is_some_and(is_over)
@@ -211,7 +212,12 @@ pub(super) fn check_passed(view: &ClusterView, policy: &Policy, plan: &Plan, new
         let taken = operator.status.requests.as_ref().and_then(|requests| requests.approve_step.as_ref());
         let is_pending = operator.approve_step.is_some() && operator.approve_step.as_ref() != taken;
         let is_approved = recorded.approved || is_pending;
-        let may_pass = |step: &CanaryStep| (step.soak.is_zero() || has_soaked(step)) && (!step.manual || is_approved);
+        let is_decided =
+            is_approved || rollout.urgent_until.is_some() || (own.is_some() && recorded.approved_step == own);
+        let is_run = || is_decided || rollout::is_run(view, recorded);
+        let may_pass = |step: &CanaryStep| {
+            (step.soak.is_zero() || (has_soaked(step) && is_run())) && (!step.manual || is_approved)
+        };
         if step.is_some_and(may_pass) {
             return None;
         }

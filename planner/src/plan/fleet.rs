@@ -63,8 +63,8 @@ impl<'a> Planner<'a> {
         let held_back_until = evictions::hold_back(self.view, &self.survey.budgets, &mut self.plan.evictions, self.now);
         self.wake(held_back_until);
         let freezes = self.freeze(&requests);
-        order::rank(self.view, self.survey, &mut requests.wanting, |node| node);
-        order::rank(self.view, self.survey, &mut requests.candidates, |(node, _)| node);
+        order::rank(self.view, self.survey, &mut requests.wanting, self.now, |node| node);
+        order::rank(self.view, self.survey, &mut requests.candidates, self.now, |(node, _)| node);
 
         let slots = slots::kept(self.view, self.survey, &self.held, &requests.wants_slot, self.now);
         let mut budget = Budget::of(self.view, self.survey, &slots);

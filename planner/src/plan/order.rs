@@ -1,29 +1,40 @@
 //! The order in which nodes are updated.
 
+use std::time::Duration;
+
+use jiff::Timestamp;
 use models::reason::End;
+use models::time::after;
 
 use crate::survey::{Survey, SurveyedNode};
 use crate::view::{ClusterView, NodeView};
+
+/// Time for which a node that has joined comes after others. Where images lag behind and nodes are replaced often, those that join would use up
+/// each window, and the same ones would wait in each. A canary that has just joined is the first to be removed again, too.
+const YOUNG: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Returns the key that nodes are ordered by. It does not depend on the order of the input. `name` is the node's.
 ///
 /// 1. The leader's own node is last.
 /// 2. A higher priority label is first.
 /// 3. Groups are in their order; nodes in none are last.
-/// 4. Zone by zone.
-/// 5. Nodes with fewer failures are first.
-/// 6. Nodes whose last attempt was released at a user's request are last.
-/// 7. By name.
+/// 4. Nodes that were created less than a day ago are last.
+/// 5. Zone by zone.
+/// 6. Nodes with fewer failures are first.
+/// 7. Nodes whose last attempt was released at a user's request are last.
+/// 8. By name.
 pub fn order_key<'a>(
     own_node: Option<&str>,
     group: Option<usize>,
     name: &'a str,
     node: &'a NodeView,
+    now: Timestamp,
 ) -> impl Ord + use<'a> {
     (
         own_node == Some(name),
         std::cmp::Reverse(node.facts.priority()),
         group.unwrap_or(usize::MAX),
+        node.facts.created.is_some_and(|created| after(created, YOUNG) > now),
         node.facts.zone(),
         (node.record().map_or(0, |record| record.failures), was_released(node)),
         name,
@@ -54,11 +65,12 @@ pub(super) fn rank<'a, T>(
     view: &ClusterView,
     survey: &Survey<'_>,
     all: &mut [T],
+    now: Timestamp,
     node: impl Fn(&T) -> &'a SurveyedNode<'a>,
 ) {
     all.sort_by_cached_key(|one| {
         let node = node(one);
-        let usual = order_key(view.own_node.as_deref(), node.group, &node.node.facts.name, node.node);
+        let usual = order_key(view.own_node.as_deref(), node.group, &node.node.facts.name, node.node, now);
         (trial(survey, node), usual)
     });
 }
@@ -79,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_ordered_by_priority_group_zone_failures_and_name_leader_last() {
+    fn nodes_are_ordered_by_priority_group_age_zone_failures_and_name_leader_last() {
         let with = |name: &str, change: &dyn Fn(&mut NodeView)| {
             let mut node = node(name);
             change(&mut node);
@@ -96,14 +108,26 @@ mod tests {
             record.last.as_mut().unwrap().reason = "ReleaseRequested".into();
             n.shadow.as_mut().unwrap().status.controller.record = Some(record);
         };
+        let created = |second| move |n: &mut NodeView| n.facts.created = Some(t(second));
+        let young = created(-86_399);
         let nodes = vec![
             with("a-released", &released),
-            with("g-urgent", &|n| n.facts.labels = labels(&[(models::names::PRIORITY_LABEL, "10")])),
-            with("f-in-a-group", &|n| n.facts.labels = labels(&[("tier", "db")])),
+            with("g-urgent", &|n| {
+                young(n);
+                n.facts.labels = labels(&[(models::names::PRIORITY_LABEL, "10")]);
+            }),
+            with("f-in-a-group", &|n| {
+                young(n);
+                n.facts.labels = labels(&[("tier", "db")]);
+            }),
+            with("a-young", &young),
             with("e-no-zone", &|_| {}),
             with("d-failed", &failed),
             with("c-zone-1", &zone("1")),
-            with("b-zone-1", &zone("1")),
+            with("b-zone-1-for-a-day", &|n| {
+                created(-86_400)(n);
+                zone("1")(n);
+            }),
             with("h-zone-2", &zone("2")),
             with("a-leader", &|_| {}),
             with("i-odd-priority", &|n| n.facts.labels = labels(&[(models::names::PRIORITY_LABEL, "high")])),
@@ -115,7 +139,7 @@ mod tests {
         view.own_node = Some("a-leader".into());
         let survey = Survey::of(&view, &policy, t(0));
         let mut names: Vec<_> = survey.nodes.iter().collect();
-        rank(&view, &survey, &mut names, |node| node);
+        rank(&view, &survey, &mut names, t(0), |node| node);
         let names: Vec<_> = names.iter().map(|n| n.facts.name.as_str()).collect();
         assert_eq!(
             names,
@@ -126,9 +150,10 @@ mod tests {
                 "i-odd-priority",
                 "a-released",
                 "d-failed",
-                "b-zone-1",
+                "b-zone-1-for-a-day",
                 "c-zone-1",
                 "h-zone-2",
+                "a-young",
                 "a-leader"
             ]
         );

@@ -13,7 +13,7 @@ use super::budgets::{self, Budgets};
 use super::fallen;
 use super::rollout::{self, Rollouts};
 use super::unavailable::{self, Unavailable};
-use super::unwell::Unwell;
+use super::unwell::{Unwell, was_taken_down};
 use super::urgency::Urgency;
 use super::versions::{self, Kinds};
 use super::want::{Host, Want};
@@ -87,8 +87,8 @@ pub(crate) struct Survey<'a> {
     groups: BTreeSet<Option<usize>>,
     /// The number of nodes under the operator.
     pub(crate) total: usize,
-    /// The number of them that are not Ready for other reasons than an update, without those that join or are removed.
-    pub(crate) unhealthy: usize,
+    /// Those of them that are not Ready for other reasons than an update, without those that join, are removed, held or taken down.
+    pub(crate) unhealthy: Vec<&'a str>,
     /// The nodes of the control plane that are not Ready, whether they are under the operator or not.
     pub(crate) control_plane_down: Vec<&'a str>,
     /// True if no pod of the web API has been Ready for the tolerated time.
@@ -132,9 +132,11 @@ impl<'a> Survey<'a> {
         let nodes: Vec<_> = nodes.collect();
         let labelled = || nodes.iter().filter(|node| node.labelled);
         let total = labelled().count();
-        let unhealthy =
-            |node: &&SurveyedNode<'_>| !node.facts.ready && !node.disrupted && !unavailable::comes_or_goes(node);
-        let unhealthy = labelled().filter(unhealthy).count();
+        let is_unhealthy = |node: &&SurveyedNode<'_>| {
+            let is_known = || node.facts.held() || unavailable::comes_or_goes(node) || was_taken_down(&node.facts);
+            !node.facts.ready && !node.disrupted && !is_known()
+        };
+        let unhealthy = labelled().filter(is_unhealthy).map(|node| node.node.facts.name.as_str()).collect();
         let all = view.nodes.values().map(|node| &node.facts).chain(view.unmanaged.values());
         let control_plane_down =
             all.filter(|facts| facts.control_plane() && !facts.ready).map(|facts| facts.name.as_str()).collect();

@@ -8,10 +8,11 @@ use models::operator::{ActiveRollout, BrakeLimit, LedgerNode, RolloutLedger, Rol
 use models::reason::{End, FailureClass, FailureReason, Proof};
 use models::shadow::{AttemptResult, UPDATED};
 use models::time::after;
+use semver::Version;
 
 use super::key::is_member;
 use super::unavailable::comes_or_goes;
-use crate::policy::Policy;
+use crate::policy::{Policy, Target};
 use crate::view::{ClusterView, NodeView};
 
 /// Time after which the proof of a node that is not Ready does not count any more, and for which the node has to be well again, at the least, to
@@ -74,6 +75,12 @@ pub(super) fn inferred(node: &NodeView, rollout: &ActiveRollout) -> Option<Proof
 pub(crate) fn runs(node: &NodeView, rollout: &ActiveRollout) -> bool {
     let reported = || node.shadow.as_ref()?.status.agent.current_version.clone();
     node.facts.os_version().or_else(reported).is_some_and(|running| running == rollout.version)
+}
+
+/// Returns whether a node may be left of a rollout: it may lack the version, and if it runs a later one, policy leads back from that.
+pub(crate) fn may_lack(node: &NodeView, rollout: &ActiveRollout, target: &Target) -> bool {
+    let lacks = |running: Version| running < rollout.version || (running > rollout.version && !target.allows(&running));
+    node.running().is_none_or(lacks)
 }
 
 /// Returns whether a node is managed, in service, and neither held nor being removed.

@@ -11,7 +11,7 @@ use models::shadow::Progress;
 use semver::Version;
 
 use self::state::counted;
-use self::step::{Approval, Named, step_on, without_workloads};
+use self::step::{Approval, Named, step_on};
 use super::brake::{self, Brake};
 use super::key::{Key, KeyRef, Targets, borrowed, is_member, key, key_of};
 use super::ledger::{self, Memory};
@@ -23,7 +23,7 @@ use crate::view::{ClusterView, NodeView};
 use crate::wait::Wait;
 
 pub(crate) use self::state::{Rollout, of_unknown_kind};
-pub(crate) use self::step::{due, has_outgrown};
+pub(crate) use self::step::{due, has_outgrown, is_run};
 
 /// The number of rollouts that the operator's status keeps, those under way first.
 const KEPT: usize = 8;
@@ -174,9 +174,7 @@ fn follow_one(
     follow_urgency(view, urgency, &mut active);
     let (mut ledger, fallen) = fallen::followed((view, policy), &active, memory, now);
     let (rollout, on_their_way) = counted((view, policy), &active, &ledger, &is_wanted, now);
-    let without_workloads = without_workloads(view, &active);
-    let ready_again = fallen::ready_again(view, &active, now);
-    let named = Named { on_their_way, without_workloads, fallen: fallen.nodes, ready_again };
+    let named = Named::of(view, &active, (on_their_way, fallen.nodes), now);
     let (mut rollout, wake) = step_on(policy, &mut active, &mut ledger, approval, (rollout, named), now);
     let is_asked = |node: &NodeView| node.shadow.as_ref().is_some_and(|shadow| shadow.pending_retry().is_some());
     let is_retried = view.nodes.values().any(|node| {
@@ -320,7 +318,7 @@ fn may_want(node: &NodeView, policy: &Policy, rollout: &ActiveRollout, now: Time
         return false;
     };
     let host = want::Host { policy, known: &[], agent: &shadow.status.agent, now };
-    let idle = node.progress().is_none() && node.is_behind(&rollout.version);
+    let idle = node.progress().is_none() && ledger::may_lack(node, rollout, &policy.target);
     idle && host.is_unknown() && host.ruled_out(&rollout.version, node.running().as_ref()).is_none()
 }
 

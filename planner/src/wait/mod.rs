@@ -18,7 +18,7 @@ use strum::EnumDiscriminants;
 pub use ends::{DENIED_FOR_GOOD, StepRequest, end_in};
 pub(crate) use ends::{HAS_UNTIL, RETRIED_UNTIL};
 pub use reason::WaitsFor;
-pub(crate) use text::{BEFORE_RESUME, request, resume};
+pub(crate) use text::{BEFORE_RESUME, NONE_RUNS, request, resume};
 pub use text::{COUNTS_AGAIN, alone, gone, node_name, not_ready, without_command};
 pub use unfinished::UnfinishedEviction;
 
@@ -260,8 +260,8 @@ pub enum Wait {
     /// The node is under resource pressure, as this condition of it reports.
     #[error("the node reports {condition}")]
     NodePressure { condition: String },
-    #[error("{count} node(s) are not Ready, and policy allows {limit}")]
-    UnhealthyNodes { count: usize, limit: usize },
+    #[error("{}", text::unhealthy(*.count, *.limit, .nodes))]
+    UnhealthyNodes { count: usize, limit: usize, nodes: Vec<String> },
     #[error("{node} of zone '{zone}' is out of service; one zone is updated at a time")]
     ZoneBusy { zone: String, node: String },
     #[error(
@@ -357,7 +357,7 @@ pub enum Wait {
         /// The name of the step in an approval, if a user has to approve it.
         approval: Option<String>,
         /// Nodes of the step that are under way, or have proven it and are not Ready, the first few; where a user has to approve it, those that
-        /// were verified without pods of workloads.
+        /// were verified without pods of workloads. In its soak and after it, `NONE_RUNS` where no node runs the version.
         nodes: Vec<String>,
     },
     /// The places of a canary step are used up, and some of them have proven nothing about the version.

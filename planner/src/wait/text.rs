@@ -15,6 +15,9 @@ const NOT_READY: &str = " (not Ready)";
 /// The state of one whose slot is kept although its Node is gone.
 const GONE: &str = ", whose Node was deleted and whose machine may still reboot: it is waited for until ";
 
+/// The words in place of the nodes of a canary step that soaks although no node runs the version: autoscalers may have removed them.
+pub(crate) const NONE_RUNS: &str = "no Ready node runs the version any more";
+
 /// Returns a node that is not Ready, as reasons name it.
 pub fn not_ready(node: &str) -> String {
     format!("{node}{NOT_READY}")
@@ -27,7 +30,7 @@ pub fn gone(node: &str, until: Timestamp) -> String {
 
 /// Returns the name of a node that a reason names, without its state; `None` where its Node is gone.
 pub fn node_name(named: &str) -> Option<&str> {
-    (!named.contains(GONE)).then(|| named.strip_suffix(NOT_READY).unwrap_or(named))
+    (!named.contains(GONE) && named != NONE_RUNS).then(|| named.strip_suffix(NOT_READY).unwrap_or(named))
 }
 
 /// `; <what> <time>` to the second, or nothing.
@@ -82,6 +85,14 @@ pub(super) fn used_up(
     format!(
         "{count} node(s) are out of service without the operator, {node} first ({why}), and {lets}{}",
         at("they count until", until)
+    )
+}
+
+pub(super) fn unhealthy(count: usize, limit: usize, nodes: &[String]) -> String {
+    format!(
+        "{count} node(s) are not Ready, {} first, and spec.health.before.maxUnhealthyNodes allows {limit}; repair them, or hold or \
+         delete those that do not come back",
+        nodes.join(", ")
     )
 }
 
@@ -272,10 +283,14 @@ pub(super) fn first_node(node: Option<&str>, not_back: Option<&str>) -> String {
     format!("the first node of a rollout goes alone: {next}")
 }
 
-/// Names the nodes that have proven a version without pods of workloads, for the user who is to approve it; nothing without any.
+/// Names the nodes that have proven a version without pods of workloads, for the user who is to approve it, or says that none runs it; nothing
+/// without any.
 pub fn alone(nodes: &[String]) -> String {
     if nodes.is_empty() {
         return String::new();
+    }
+    if nodes == [NONE_RUNS] {
+        return format!(" ({NONE_RUNS})");
     }
     format!(" (no pods of workloads were scheduled to {} while they were verified)", nodes.join(", "))
 }
@@ -284,10 +299,11 @@ pub(super) fn canary(until: Option<Timestamp>, approval: Option<&str>, nodes: &[
     if let Some(name) = approval {
         return format!("waits for approval{}: {}", alone(nodes), approve(name));
     }
-    if !nodes.is_empty() {
+    if until.is_none() && !nodes.is_empty() {
         return format!("is not passed; it waits for {}", nodes.join(", "));
     }
-    format!("is not passed{}", at("its soak ends at", until))
+    let none_runs: String = nodes.iter().map(|words| format!(", and {words}")).collect();
+    format!("is not passed{}{none_runs}", at("its soak ends at", until))
 }
 
 /// Returns whether two causes for which an expression has no result are the same, except for numbers in the words of another party. The part

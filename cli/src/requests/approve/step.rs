@@ -33,9 +33,14 @@ impl NextStep<'_> {
         self.is_full() && self.ledger.good() < self.ledger.due
     }
 
+    /// Returns true if a user may approve it: policy says so, or no node ran the version at the end of its first soak.
+    fn takes_approval(&self) -> bool {
+        self.step.manual || self.rollout.soak_repeated
+    }
+
     /// Returns true if an approval is for this step.
     pub(super) fn waits(&self, unproven: bool) -> bool {
-        let manual = self.step.manual && !self.rollout.approved && self.rollout.step_done.is_some();
+        let manual = self.takes_approval() && !self.rollout.approved && self.rollout.step_done.is_some();
         manual || (unproven && self.is_unproven())
     }
 
@@ -60,7 +65,7 @@ impl NextStep<'_> {
 
     /// Returns true if a user has nothing to do for the step to pass, now or later.
     pub(super) fn is_settled(&self) -> bool {
-        let approved = self.rollout.approved || !self.step.manual;
+        let approved = self.rollout.approved || !self.takes_approval();
         approved && self.ledger.failed == 0 && !self.is_unproven()
     }
 
@@ -105,7 +110,7 @@ impl NextStep<'_> {
         } else if self.is_unproven() {
             let nodes = self.without_proof();
             format!("{title} is not proven by {nodes}; to accept that: {}", self.command(operator))
-        } else if !self.step.manual {
+        } else if !self.takes_approval() {
             format!("{title} needs no approval")
         } else if self.rollout.approved {
             format!("{title} is approved already")
@@ -138,7 +143,7 @@ impl NamedStep {
         let accepted = ledger.open() == 0 && ledger.good() >= ledger.due;
         let approved = match self.accepted {
             None => now.rollout.approved,
-            Some(_) => accepted && (now.rollout.approved || !now.step.manual),
+            Some(_) => accepted && (now.rollout.approved || !now.takes_approval()),
         };
         approved && ledger.due == self.places
     }

@@ -377,6 +377,14 @@ fn nodes_that_the_ledger_does_not_name_are_counted() {
     assert!(printed(&decision).ends_with("; accepted without proof: 3 node(s)"), "{}", printed(&decision));
 }
 
+/// No node ran the version at the end of its first soak.
+#[test]
+fn step_whose_soak_is_repeated_is_approved_although_policy_asks_for_none() {
+    let mut repeated = rollout("1.20.5", 2, true, false);
+    repeated["soakRepeated"] = json!(true);
+    assert_eq!(approved(&[repeated], None, "7/6"), ("1.20.5".to_owned(), 3));
+}
+
 #[test]
 fn step_that_does_not_wait_is_not_approved() {
     for (rollouts, part) in [

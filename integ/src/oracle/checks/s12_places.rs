@@ -20,6 +20,12 @@ fn key_of(active: &ActiveRollout) -> Key {
     (active.variant.clone(), active.arch.clone(), active.version.clone())
 }
 
+/// Returns whether policy takes a node on any later version back: its target is one version.
+fn leads_back(spec: &BottlerocketUpdateOperatorSpec) -> bool {
+    let target = spec.version.as_ref().and_then(|version| version.target.as_deref());
+    target.is_some_and(|target| target.trim_start_matches('v').parse::<Version>().is_ok())
+}
+
 /// A node whose reboot into the version was permitted.
 #[derive(Default)]
 struct Taken {
@@ -37,7 +43,8 @@ struct Rollout {
     /// By the uid of the Node. A node that was deleted keeps its place, also where its machine is registered as another Node.
     taken: BTreeMap<String, Taken>,
     /// Uids of the nodes that were seen on another version, of this kind or of one that is not known. A share of them is at least that of the
-    /// operator, and a share of the fewest that were taken or left at a permit is at most that.
+    /// operator, and a share of the fewest that were taken or left at a permit is at most that. Those on a later version count among the fewest
+    /// only where policy names the version: of a range, it is not known here which of them it takes back.
     to_update: BTreeSet<String>,
     fewest: usize,
     /// Nodes that have proven it before the history begins.
@@ -55,6 +62,15 @@ impl Rollout {
 
     fn used(&self) -> usize {
         self.given + self.taken.values().filter(|node| !node.freed).count()
+    }
+
+    /// Frees the place of a proven node that is gone: once no node runs the version at the end of a soak, another one takes its place.
+    fn free_one_that_is_gone(&mut self, world: &ClusterState) {
+        let is_gone = |uid: &String| !world.nodes.values().any(|node| node.uid == *uid);
+        let mut gone = self.taken.iter_mut().filter(|(uid, taken)| taken.proven && !taken.freed && is_gone(uid));
+        if let Some((_, taken)) = gone.next() {
+            taken.freed = true;
+        }
     }
 
     /// Returns the most places that the step due may have; `None` where all are passed, or there are none.
@@ -76,6 +92,11 @@ impl Rollout {
         }
         None
     }
+}
+
+/// Returns whether a canary step has a soak.
+fn soaks(spec: &BottlerocketUpdateOperatorSpec) -> bool {
+    spec.strategy.iter().flat_map(|strategy| &strategy.canary).any(|step| step.soak.is_some())
 }
 
 #[derive(Default)]
@@ -196,20 +217,32 @@ impl super::Check for Check {
             let agent = &new.status.agent;
             let text = |text: &Option<String>| text.clone().unwrap_or_default();
             let key = (text(&agent.variant), text(&agent.arch), version.clone());
+            let is_run = moment.world.shadows.values().any(|shadow| {
+                let other = &shadow.status.agent;
+                let is_of_kind = (&other.variant, &other.arch) == (&agent.variant, &agent.arch);
+                is_of_kind && other.current_version.as_ref() == Some(version)
+            });
             if !self.rollouts.contains_key(&key) {
                 self.rollouts.insert(key.clone(), Rollout::default());
                 self.read_nodes(moment.world);
             }
             let rollout = self.rollouts.entry(key).or_default();
+            if !is_run && moment.world.operator.as_ref().is_some_and(|operator| soaks(&operator.spec)) {
+                rollout.free_one_that_is_gone(moment.world);
+            }
             if rollout.taken.is_empty() {
                 rollout.fewest = rollout.to_update.len();
             }
             let has_place = rollout.taken.get(uid).is_some_and(|taken| !taken.freed);
             let taken = Taken { name: name.clone(), under_way: true, has_slot: true, ..Taken::default() };
             rollout.taken.entry(uid.clone()).or_insert(taken).freed = false;
-            let is_left = |uid: &String| rollout.to_update.contains(uid) && !rollout.taken.contains_key(uid);
-            let owners = moment.world.shadows.values().filter_map(|shadow| shadow.owner.as_ref());
-            let left = owners.filter(|(_, uid)| is_left(uid)).count();
+            let leads_back = moment.world.operator.as_ref().is_some_and(|operator| leads_back(&operator.spec));
+            let is_left = |shadow: &Shadow| {
+                let is_owner = |uid: &String| rollout.to_update.contains(uid) && !rollout.taken.contains_key(uid);
+                let is_later = || shadow.status.agent.current_version.as_ref().is_some_and(|runs| runs > version);
+                shadow.owner.as_ref().is_some_and(|(_, uid)| is_owner(uid)) && (leads_back || !is_later())
+            };
+            let left = moment.world.shadows.values().filter(|shadow| is_left(shadow)).count();
             rollout.fewest = rollout.fewest.min(rollout.taken.len() + left);
             if let Some(operator) = moment.world.operator.as_ref().filter(|_| !has_place) {
                 let due = rollout.due(&operator.spec);
@@ -316,6 +349,29 @@ mod tests {
     }
 
     #[test]
+    fn place_of_proven_node_that_is_gone_is_free_where_none_soaks() {
+        for (sentence, soak, passes) in [("no soak", None, false), ("a soak", Some("1h"), true)] {
+            let steps = [ONE, CountOrPercent::Count(3)];
+            let mut scenario = canary(&["a", "b", "c", "d"], &steps, StepApproval::Automatic);
+            scenario.operator(|operator| {
+                let first = &mut operator.spec.strategy.as_mut().unwrap().canary[0];
+                first.soak = soak.map(|soak: &str| soak.parse().unwrap());
+            });
+            scenario.update("a");
+            scenario.delete_node("a");
+            scenario.update("b");
+            scenario.until_permit("c");
+            assert_eq!(scenario.judge().violations, [], "{sentence}");
+            scenario.until_permit("d");
+            if passes {
+                assert_eq!(scenario.judge().violations, [], "{sentence}");
+            } else {
+                scenario.assert_only(Property::S12);
+            }
+        }
+    }
+
+    #[test]
     fn machine_that_is_registered_again_proves_its_own_place_alone() {
         for (machine, passes) in [("cloud:///a", true), ("cloud:///other", false)] {
             let mut scenario = canary(&["a", "b"], &[ONE], StepApproval::Automatic);
@@ -376,11 +432,26 @@ mod tests {
     #[test]
     fn share_is_counted_over_nodes_that_are_left() {
         let nodes = ["a", "b", "c", "d", "e", "f", "g", "h"];
-        for (sentence, gone, passes) in [("none is gone", 0, false), ("most are gone", 5, true)] {
+        type Change = fn(&mut Scenario, &str);
+        let unchanged: Change = |_, _| {};
+        let deleted: Change = |scenario, node| scenario.delete_node(node);
+        let later: Change = |scenario, node| {
+            scenario.agent(node, |agent| agent.current_version = Some("1.21.0".parse().unwrap()));
+        };
+        let cases = [
+            ("all are left", "latest", unchanged, false),
+            ("most are gone", "latest", deleted, true),
+            ("most are on a later version", "latest", later, true),
+            ("most are on a later version, and policy leads back", "1.20.5", later, false),
+        ];
+        for (sentence, target, change, passes) in cases {
             let percent = CountOrPercent::Percent("25%".into());
             let mut scenario = canary(&nodes, &[percent], StepApproval::Manual);
+            scenario.operator(|operator| {
+                operator.spec.version.get_or_insert_default().target = Some(target.to_owned());
+            });
             scenario.update("a");
-            nodes.iter().rev().take(gone).for_each(|node| scenario.delete_node(node));
+            nodes.iter().rev().take(5).for_each(|node| change(&mut scenario, node));
             approve(&mut scenario, "7/1@x");
             scenario.update_ending("b", "HealthUnknown");
             assert_eq!(scenario.judge().violations, [], "{sentence}");

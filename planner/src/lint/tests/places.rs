@@ -54,9 +54,14 @@ fn validator_passes_no_canary_step_without_its_soak_and_its_approval() {
     let (soak, manual) = (json!({"nodes": 3, "soak": "1h"}), json!({"nodes": 3, "soak": "1h", "approval": "Manual"}));
     let soaked: Change = |recorded| recorded.step_done = Some(t(0));
     let approved: Change = |recorded| (recorded.step_done, recorded.approved) = (Some(t(0)), true);
+    let accepted: Change = |recorded| (recorded.step_done, recorded.approved_step) = (Some(t(0)), Some(2));
     let unchanged: Change = |_| {};
     let case = |sentence: &str, steps: serde_json::Value, base: i64, broken: bool, change: Change| {
-        let (mut view, policy) = cluster_with(vec![node("a")], &[], json!({"strategy": {"canary": steps}}));
+        let mut a = node("a");
+        if !sentence.ends_with("none runs it") {
+            a.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        }
+        let (mut view, policy) = cluster_with(vec![a], &[], json!({"strategy": {"canary": steps}}));
         let of = |base, passed| {
             let ledger = RolloutLedger { base, passed, proven: 3, ..Default::default() };
             ActiveRollout { ledger: Some(ledger), ..rollout(NEW) }
@@ -79,10 +84,18 @@ fn validator_passes_no_canary_step_without_its_soak_and_its_approval() {
     case("policy has no steps", json!([]), 4, true, soaked);
     case("policy has no step above the place", json!([{"nodes": 1}]), 4, true, soaked);
     case("a step without a soak", steps(json!({"nodes": 3})), 4, false, unchanged);
+    case("a step without a soak, and none runs it", steps(json!({"nodes": 3})), 4, false, unchanged);
     case("its soak is not recorded", steps(soak.clone()), 4, true, unchanged);
-    case("its soak is recorded", steps(soak), 4, false, soaked);
+    case("its soak is recorded", steps(soak.clone()), 4, false, soaked);
+    case("its soak is recorded, and none runs it", steps(soak.clone()), 4, true, soaked);
+    case("a user has approved it all the same, and none runs it", steps(soak.clone()), 4, false, approved);
+    case("places of it are accepted, and none runs it", steps(soak.clone()), 4, false, accepted);
+    case("places of another one are accepted, and none runs it", steps(soak), 4, true, |recorded| {
+        (recorded.step_done, recorded.approved_step) = (Some(t(0)), Some(1));
+    });
     case("it is not approved", steps(manual.clone()), 4, true, soaked);
-    case("it is approved", steps(manual), 4, false, approved);
+    case("it is approved", steps(manual.clone()), 4, false, approved);
+    case("it is approved, and none runs it", steps(manual), 4, false, approved);
     case("more nodes have joined after the last one", json!([{"nodes": "10%", "soak": "1h"}]), 40, false, unchanged);
 }
 
@@ -90,7 +103,9 @@ fn validator_passes_no_canary_step_without_its_soak_and_its_approval() {
 #[test]
 fn validator_gives_no_slot_by_a_step_that_still_soaks() {
     for (second, urgent_until, broken) in [(3599, None, true), (3600, None, false), (60, Some(t(9000)), false)] {
-        let (mut view, _) = cluster(vec![node("a")], &[]);
+        let mut updated = node("b");
+        updated.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        let (mut view, _) = cluster(vec![node("a"), updated], &[]);
         let canary = json!([{"nodes": 1}, {"nodes": 3, "soak": "1h"}]);
         let policy = with_policy(&mut view, json!({"strategy": {"canary": canary}}));
         let of = |passed| {
@@ -112,11 +127,19 @@ fn validator_gives_no_slot_by_a_step_that_still_soaks() {
 /// The rollout began with 300 nodes, of which two have proven the version. A third is given a slot.
 #[test]
 fn validator_counts_places_among_the_nodes_that_are_left() {
-    for (sentence, left, hidden, broken) in
-        [("few are left", 8, 0, true), ("most are left", 298, 0, false), ("most cannot be read", 8, 290, false)]
-    {
+    for (sentence, left, hidden, late, broken) in [
+        ("few are left", 8, 0, 0, true),
+        ("most are left", 298, 0, 0, false),
+        ("most cannot be read", 8, 290, 0, false),
+        ("most came with a later version", 8, 0, 290, true),
+    ] {
         let nodes = (0..left).map(|number| at(&format!("n{number:03}"), Step::Staged, 0, HostState::StagedUpdate));
-        let (mut view, _) = cluster(nodes.collect(), &[]);
+        let late = (0..late).map(|number| {
+            let mut node = node(&format!("late-{number:03}"));
+            node.facts.os_image = "Bottlerocket OS 1.21.0 (aws-k8s-1.37)".into();
+            node
+        });
+        let (mut view, _) = cluster(nodes.chain(late).collect(), &[]);
         view.unreadable.nodes = (0..hidden).map(|number| (format!("hidden-{number}"), "a field".into())).collect();
         let spec = json!({"maxUnavailable": 5, "strategy": {"canary": [{"nodes": "10%"}]}});
         let policy = with_policy(&mut view, spec);

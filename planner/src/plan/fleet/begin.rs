@@ -42,7 +42,7 @@ impl<'a> Planner<'a> {
         };
         let prepared = self.survey.nodes.iter().filter(prepares).map(|node| (node, None));
         let mut drills: Vec<_> = requested.into_iter().chain(prepared).collect();
-        order::rank(self.view, self.survey, &mut drills, |(node, _)| node);
+        order::rank(self.view, self.survey, &mut drills, self.now, |(node, _)| node);
         let most = self.policy.slots_among(self.survey.total);
         let (mut position, mut behind) = (0, None);
         for (node, begin) in drills {

@@ -315,7 +315,8 @@ fn place_of_a_node_that_an_autoscaler_removes_after_its_permit_is_judged_as_it_w
 
 #[test]
 fn proven_node_that_an_autoscaler_removes_keeps_its_place() {
-    let (mut view, _) = cluster(vec![staged("b"), staged("c")], &[]);
+    // Another one came with the version, and runs it until the end of the soak.
+    let (mut view, _) = cluster(vec![staged("b"), staged("c"), runs(node("d"), true)], &[]);
     let ledger = RolloutLedger { base: 3, due: 1, proven: 1, ..RolloutLedger::default() };
     recorded_with(&mut view, Some(ledger));
     let policy = canary(&mut view, &json!([{"nodes": 1, "soak": "1h"}, {"nodes": 2}]));
@@ -323,6 +324,47 @@ fn proven_node_that_an_autoscaler_removes_keeps_its_place() {
     assert!(matches!(soaking.waits["b"], Wait::CanaryStep { step: 1, until: Some(until), .. } if until == t(3660)));
     view.operator.as_mut().unwrap().status = soaking.status.unwrap();
     assert_eq!(slots_of(&plan(&view, &policy, t(3660))), ["b"], "the second place");
+}
+
+#[test]
+fn another_node_takes_the_place_of_a_proven_one_that_is_gone_and_soaks_alone() {
+    let (mut view, _) = cluster(vec![staged("b"), staged("c")], &[]);
+    let stored = RolloutLedger { base: 3, due: 1, share: 1, proven: 1, ..RolloutLedger::default() };
+    recorded_with(&mut view, Some(stored));
+    view.operator.as_mut().unwrap().status.active_rollouts[0].step_done = Some(t(0));
+    let policy = canary(&mut view, &json!([{"nodes": 1, "soak": "1h"}, {"nodes": 2}]));
+    let mut made = plan(&view, &policy, t(3600));
+    assert_eq!((slots_of(&made), counts(&made), ledger(&made).passed), (vec!["b"], (0, 0, 0), 0), "{:?}", made.waits);
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "its plan is carried out");
+    view.operator.as_mut().unwrap().status = made.status.unwrap();
+    view.nodes.insert("b".into(), with_place("b", Proof::Proven, 7));
+    let mut made = plan(&view, &policy, t(4000));
+    let rollout = &made.status.as_ref().unwrap().active_rollouts[0];
+    assert_eq!((counts(&made), rollout.steps_passed), ((1, 0, 0), 0), "its slot is taken back");
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
+    view.operator.as_mut().unwrap().status = made.status.unwrap();
+    let mut made = plan(&view, &policy, t(4001));
+    assert!(matches!(made.waits["c"], Wait::CanaryStep { step: 1, until: Some(until), .. } if until == t(4001 + 3600)));
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
+    view.operator.as_mut().unwrap().status = made.status.unwrap();
+    let mut made = plan(&view, &policy, t(4001 + 3600));
+    assert_eq!((slots_of(&made), ledger(&made).passed), (vec!["c"], 1));
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
+}
+
+/// Node `a` of a variant and architecture with one node has proven the version, and `b` with the old image has taken its place since.
+#[test]
+fn only_node_of_its_kind_that_takes_the_place_of_an_updated_one_is_updated_without_a_soak_or_a_user() {
+    for is_repeated in [false, true] {
+        let (mut view, _) = cluster(vec![staged("b")], &[]);
+        let stored = RolloutLedger { base: 1, due: 1, share: 1, proven: 1, ..RolloutLedger::default() };
+        recorded_with(&mut view, Some(stored));
+        view.operator.as_mut().unwrap().status.active_rollouts[0].soak_repeated = is_repeated;
+        let policy = canary(&mut view, &json!([{"nodes": 1, "soak": "24h"}]));
+        let mut made = plan(&view, &policy, t(60));
+        assert_eq!((slots_of(&made), counts(&made)), (vec!["b"], (0, 0, 0)), "{is_repeated}: {:?}", made.waits);
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{is_repeated}");
+    }
 }
 
 #[test]
@@ -687,6 +729,25 @@ fn rollout_goes_on_while_it_is_not_known_what_its_hosts_may_have() {
         let status = plan(&view, &policy, t(61)).status.unwrap();
         let of_version = status.active_rollouts.iter().find(|rollout| rollout.version == NEW).unwrap();
         assert!(of_version.ended.is_some(), "{sentence}");
+    }
+}
+
+/// The node runs a later version, and its repository is away.
+#[test]
+fn rollout_that_leads_back_goes_on_while_it_is_not_known_what_its_hosts_may_have() {
+    for (target, goes_on) in [("1.20.5", true), ("1.20", true), (">=1.20", false), ("latest", false)] {
+        let mut late = node("b");
+        late.facts.os_image = "Bottlerocket OS 1.21.0 (aws-k8s-1.37)".into();
+        let agent = &mut late.shadow.as_mut().unwrap().status.agent;
+        agent.current_version = Some(semver::Version::new(1, 21, 0));
+        agent.updates.as_mut().unwrap().refresh_failure = Some("no route".into());
+        let (mut view, _) = cluster(vec![with_place("a", Proof::Proven, 7), late], &[]);
+        recorded_with(&mut view, Some(RolloutLedger { base: 2, due: 1, share: 1, proven: 1, ..Default::default() }));
+        view.operator.as_mut().unwrap().approve_step = Some("7/1@yes".into());
+        let canary = json!([{"nodes": 1, "approval": "Manual"}]);
+        let policy = with_policy(&mut view, json!({"version": {"target": target}, "strategy": {"canary": canary}}));
+        let rollouts = plan(&view, &policy, t(60)).status.unwrap().active_rollouts;
+        assert_eq!(rollouts[0].steps_passed, i64::from(goes_on), "{target}");
     }
 }
 

@@ -132,7 +132,9 @@ fn step_that_is_full_for_a_few_nodes_is_due_again_once_many_are_back() {
         ("proven, and no more than twice as many places", (2, 0), &tenth, 38, 2),
         ("proven, and policy has a number in place of the same share", (2, 0), &thirty, 8, 30),
     ] {
-        let (mut view, _) = cluster((0..8).map(|number| staged(&format!("n{number:03}"))).collect(), &[]);
+        // Another one came with the version, and runs it in the soak.
+        let left = (0..8).map(|number| staged(&format!("n{number:03}"))).chain([runs(node("with-image"), true)]);
+        let (mut view, _) = cluster(left.collect(), &[]);
         let nodes = (0..unproven).map(|_| entry("gone", Proof::Unproven, "HookTimedOut")).collect();
         recorded_with(
             &mut view,
@@ -180,6 +182,45 @@ fn nodes_that_cannot_be_read_count_among_those_that_are_left() {
     }
     view.unreadable.nodes = hidden;
     assert_eq!(ledger(&plan(&view, &policy, t(60))).due, 30, "nodes");
+}
+
+/// The rollout began with 100 nodes. One has proven the version, 14 are left, and an autoscaler has replaced the others by nodes with a later
+/// version, of which some agents have not reported yet.
+#[test]
+fn nodes_that_came_with_a_later_version_are_left_only_where_policy_leads_back() {
+    for (target, due) in [("latest", 2), (">=1.20", 2), ("1.20", 10), ("1.20.5", 10)] {
+        let (mut view, _) = cluster((0..14).map(|number| staged(&format!("n{number:02}"))).collect(), &[]);
+        for number in 0..85 {
+            let mut late = node(&format!("late-{number:02}"));
+            late.facts.os_image = "Bottlerocket OS 1.21.0 (aws-k8s-1.37)".into();
+            let agent = &mut late.shadow.as_mut().unwrap().status.agent;
+            agent.current_version = Some(semver::Version::new(1, 21, 0));
+            agent.updates.as_mut().unwrap().chosen_version = None;
+            if number % 2 == 0 {
+                late.shadow = None;
+            }
+            view.nodes.insert(late.facts.name.clone(), late);
+        }
+        recorded_with(&mut view, Some(RolloutLedger { base: 100, proven: 1, passed: 1, ..RolloutLedger::default() }));
+        let canary = json!([{"nodes": 1}, {"nodes": "10%", "approval": "Manual"}]);
+        let spec = json!({"maxUnavailable": 5, "version": {"target": target}, "strategy": {"canary": canary}});
+        let policy = with_policy(&mut view, spec);
+        let mut made = plan(&view, &policy, t(60));
+        assert_eq!(ledger(&made).due, due, "{target}");
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{target}");
+    }
+}
+
+/// The rollout began with 30 nodes, of which nine are left. Two have proven the version, and are gone at the end of their soak.
+#[test]
+fn place_that_is_free_after_a_soak_is_no_more_than_the_share_of_the_nodes_that_are_left() {
+    let (mut view, _) = cluster((0..9).map(|number| staged(&format!("n{number}"))).collect(), &[]);
+    recorded_with(&mut view, Some(RolloutLedger { base: 30, proven: 2, due: 2, share: 3, ..RolloutLedger::default() }));
+    view.operator.as_mut().unwrap().status.active_rollouts[0].step_done = Some(t(0));
+    let policy = canary(&mut view, &json!([{"nodes": "10%", "soak": "1h"}]));
+    let mut made = plan(&view, &policy, t(3600));
+    assert_eq!((slots_of(&made), ledger(&made).used()), (vec!["n0"], 0), "{:?}", made.waits);
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
 }
 
 /// Ten nodes stay, and 15 more are there by day, when the window is closed.

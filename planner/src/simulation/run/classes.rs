@@ -71,7 +71,8 @@ impl<'a> Classes<'a> {
         let mut order: Vec<usize> = (0..members.len()).collect();
         order.sort_by_cached_key(|index| {
             let member = &members[*index];
-            order_key(scenario.base.own_node.as_deref(), groups[*index], member.name(), &member.node)
+            // A node that has just joined stays so: with those that are awake it is ordered by the time of each plan.
+            order_key(scenario.base.own_node.as_deref(), groups[*index], member.name(), &member.node, scenario.start)
         });
         let counts = policy.canary.iter().any(|step| matches!(step.nodes, CountOrPercent::Percent(_)));
         let awake_of = vec![0; by_kind.len()];

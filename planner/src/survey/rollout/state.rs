@@ -116,7 +116,8 @@ pub(super) fn counted(
         seen += usize::from(counted);
         let is_of_rollout = counted || progress.is_some();
         rollout.base += usize::from(is_of_rollout || (node.facts.labelled && lacks));
-        rollout.nodes += usize::from(is_of_rollout || (node.facts.labelled && !runs));
+        let is_left = || node.facts.labelled && ledger::may_lack(node, active, &policy.target);
+        rollout.nodes += usize::from(is_of_rollout || is_left());
         let Some(progress) = progress else { continue };
         let disrupted = node.disrupted() || slot.is_some();
         let moves = progress.step != Step::Staged || disrupted;
@@ -137,7 +138,7 @@ pub(super) fn counted(
     let gone = usize::try_from(ledger.used()).unwrap_or(0).saturating_sub(seen);
     rollout.base += gone;
     // Those that are not known to be gone are left.
-    rollout.nodes += gone + of_unknown_kind(view, active);
+    rollout.nodes += gone + of_unknown_kind(view, policy, active);
     let fixed = usize::try_from(ledger.base).unwrap_or(0);
     if rollout.base <= fixed.saturating_mul(2) {
         rollout.base = fixed;
@@ -147,8 +148,9 @@ pub(super) fn counted(
 
 /// Returns the number of nodes that may be left of a rollout although their kind is not known: they or their shadows cannot be read, or
 /// their agents have not reported yet.
-pub(crate) fn of_unknown_kind(view: &ClusterView, rollout: &ActiveRollout) -> usize {
-    let may_be_left =
-        |node: &&NodeView| node.facts.labelled && may_be_member(node, rollout) && !ledger::runs(node, rollout);
+pub(crate) fn of_unknown_kind(view: &ClusterView, policy: &Policy, rollout: &ActiveRollout) -> usize {
+    let may_be_left = |node: &&NodeView| {
+        node.facts.labelled && may_be_member(node, rollout) && ledger::may_lack(node, rollout, &policy.target)
+    };
     view.unreadable.nodes.len() + view.nodes.values().filter(may_be_left).count()
 }

@@ -7,9 +7,10 @@ use models::time::after;
 
 use super::state::{NAMED, Rollout};
 use crate::policy::{CanaryStep, Policy};
-use crate::survey::ledger;
+use crate::survey::key::{is_member, may_be_member};
+use crate::survey::{fallen, ledger};
 use crate::view::{ClusterView, NodeView};
-use crate::wait::{Wait, not_ready};
+use crate::wait::{NONE_RUNS, Wait, not_ready};
 
 /// The name of a canary step in an approval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,19 +103,65 @@ fn not_accepted(ledger: &RolloutLedger, fallen: &[String]) -> Vec<String> {
 }
 
 /// Returns the first few nodes that have proven the version of a rollout without any pods of workloads.
-pub(super) fn without_workloads(view: &ClusterView, active: &ActiveRollout) -> Vec<String> {
+fn without_workloads(view: &ClusterView, active: &ActiveRollout) -> Vec<String> {
     let proven = |node: &&NodeView| ledger::place(node, active) == Some(Proof::Proven);
     let alone = |node: &&NodeView| node.record().is_some_and(|record| record.without_workloads);
     let nodes = view.nodes.values().filter(proven).filter(alone);
     nodes.take(NAMED).map(|node| node.facts.name.clone()).collect()
 }
 
-/// Nodes that the reason of a canary step may name, and the time from which those in its soak have been Ready again.
+/// Returns whether a node that may be of the variant and architecture of a rollout runs its version.
+fn is_on_version(node: &NodeView, rollout: &ActiveRollout) -> bool {
+    (is_member(node, rollout) || may_be_member(node, rollout)) && ledger::runs(node, rollout)
+}
+
+/// Returns whether a node runs the version of a rollout, so that it soaks there, as far as is known: one that cannot be read may run it. One
+/// without a place, as after its Node was registered again, is not watched for its health, and has to be Ready.
+pub(crate) fn is_run(view: &ClusterView, rollout: &ActiveRollout) -> bool {
+    let soaks = |node: &NodeView| {
+        let is_watched = || ledger::place(node, rollout).is_some();
+        node.facts.labelled && is_on_version(node, rollout) && (node.facts.ready || is_watched())
+    };
+    !view.unreadable.nodes.is_empty() || view.nodes.values().any(soaks)
+}
+
+/// Returns the number of nodes that are there and have a proof of the version of a rollout, or run it, as after their Nodes were registered
+/// again: no other node takes their places.
+fn there(view: &ClusterView, rollout: &ActiveRollout) -> i64 {
+    let is_there =
+        |node: &&NodeView| ledger::place(node, rollout) == Some(Proof::Proven) || is_on_version(node, rollout);
+    i64::try_from(view.nodes.values().filter(is_there).count()).unwrap_or(i64::MAX)
+}
+
+/// Nodes that the reason of a canary step may name, and the state of those in its soak.
 pub(super) struct Named {
-    pub(super) on_their_way: Vec<String>,
-    pub(super) without_workloads: Vec<String>,
-    pub(super) fallen: Vec<String>,
-    pub(super) ready_again: Option<Timestamp>,
+    on_their_way: Vec<String>,
+    without_workloads: Vec<String>,
+    fallen: Vec<String>,
+    /// The time from which nodes have been Ready again that were not.
+    ready_again: Option<Timestamp>,
+    /// True if a node runs the version.
+    is_run: bool,
+    /// The number of nodes that keep proven places: they are there.
+    there: i64,
+}
+
+impl Named {
+    pub(super) fn of(
+        view: &ClusterView,
+        active: &ActiveRollout,
+        (on_their_way, fallen): (Vec<String>, Vec<String>),
+        now: Timestamp,
+    ) -> Self {
+        Self {
+            on_their_way,
+            without_workloads: without_workloads(view, active),
+            fallen,
+            ready_again: fallen::ready_again(view, active, now),
+            is_run: is_run(view, active),
+            there: there(view, active),
+        }
+    }
 }
 
 /// Returns the index of the step due, whose places the ledger has then; `None` after the last one.
@@ -140,7 +187,8 @@ fn step_due(
     let outgrown = due.is_some_and(|due| due.due > ledger.due.saturating_mul(2));
     if (share != before || outgrown) && !first {
         // Another step, or a change of this one: an approval and a soak are for one step as it was.
-        (active.step_done, active.approved) = (None, false);
+        (active.step_done, active.approved, active.soak_repeated) = (None, false, false);
+        active.approved_step = active.approved_step.filter(|step| *step <= count);
     }
     // Other places that are used up stay as they are: nodes that come by day and go by night would begin each soak again.
     if share != before || outgrown || ledger.used() < ledger.due {
@@ -181,6 +229,14 @@ fn keep_passed(policy: &Policy, active: &ActiveRollout, ledger: &mut RolloutLedg
     }
 }
 
+/// Returns why a step is not passed whose places are used up, where some of them are not proven.
+fn unproven(step: usize, name: &str, ledger: &RolloutLedger) -> Wait {
+    if ledger.failed > 0 {
+        return Wait::StepFailed { step, nodes: without_proof(ledger, true) };
+    }
+    Wait::StepUnproven { step, approval: format!("{name}/unproven"), nodes: without_proof(ledger, false) }
+}
+
 /// Advances a rollout by as many canary steps as are passed.
 pub(super) fn step_on(
     policy: &Policy,
@@ -192,17 +248,17 @@ pub(super) fn step_on(
 ) -> (Rollout, Option<Timestamp>) {
     keep_passed(policy, active, ledger, rollout.base);
     let number = active.number();
-    let used = ledger.used();
+    let is_urgent = active.urgent_until.is_some();
     let mut approval_used = false;
     loop {
         let due = step_due(policy, active, ledger, &rollout);
         let places = ledger.due;
         let Some((passed, step)) = due.and_then(|due| Some((due, policy.canary.get(due)?))) else {
-            (active.step_done, active.approved) = (None, false);
+            (active.step_done, active.approved, active.soak_repeated) = (None, false, false);
             rollout.left = None;
             return (rollout, None);
         };
-        let own = passed + 1;
+        let (own, used) = (passed + 1, ledger.used());
         let name = active.step_name(places);
         let waits = |until, approval, nodes| Some(Wait::CanaryStep { step: own, until, approval, nodes });
         rollout.left = Some(usize::try_from(places.saturating_sub(used)).unwrap_or(0));
@@ -212,43 +268,51 @@ pub(super) fn step_on(
             ledger.accept();
             active.approved_step = i64::try_from(own).ok();
         }
-        if ledger.good_for(active.urgent_until.is_some()) < places {
+        if ledger.good_for(is_urgent) < places {
             // An approval stays for the places that its user has seen: a node that was not Ready for a time may be back in a moment.
             active.step_done = None;
             active.approved &= full && ledger.nodes.iter().any(|node| node.has_fallen() && !node.accepted);
-            rollout.wait = if full && ledger.failed > 0 {
-                Some(Wait::StepFailed { step: own, nodes: without_proof(ledger, true) })
-            } else if full {
-                let nodes = without_proof(ledger, false);
-                Some(Wait::StepUnproven { step: own, approval: format!("{name}/unproven"), nodes })
-            } else {
-                waits(None, None, named.on_their_way)
-            };
+            rollout.wait =
+                if full { Some(unproven(own, &name, ledger)) } else { waits(None, None, named.on_their_way) };
             return (rollout, None);
         }
-        if step.manual && given.is_some() {
+        if (step.manual || active.soak_repeated) && given.is_some() {
             (active.approved, active.approved_step) = (true, i64::try_from(own).ok());
+        }
+        let none_runs = !is_urgent && !step.soak.is_zero() && !named.is_run;
+        // A user has decided otherwise where one approves the step or accepts its places, or has the version taken urgently.
+        let lacks_evidence = none_runs && active.approved_step != i64::try_from(own).ok();
+        if lacks_evidence && !step.manual && active.step_done.is_none() && ledger.proven > named.there {
+            // A soak needs a node: another one takes the place of one that is gone.
+            (ledger.proven, rollout.nodes) = (ledger.proven - 1, rollout.nodes.saturating_sub(1));
+            continue;
         }
         let since = active.step_done.map_or(now, |since| named.ready_again.map_or(since, |again| again.max(since)));
         active.step_done = Some(since);
-        let until = if active.urgent_until.is_some() { since } else { after(since, step.soak) };
+        let until = if is_urgent { since } else { after(since, step.soak) };
+        let shown = |others| if none_runs { vec![NONE_RUNS.to_owned()] } else { others };
         if now < until {
-            (rollout.left, rollout.wait) = (Some(0), waits(Some(until), None, Vec::new()));
+            (rollout.left, rollout.wait) = (Some(0), waits(Some(until), None, shown(Vec::new())));
             return (rollout, Some(until));
         }
-        if step.manual && !active.approved {
-            (rollout.left, rollout.wait) = (Some(0), waits(None, Some(name), named.without_workloads));
+        if lacks_evidence && !step.manual && !active.soak_repeated {
+            // Once: where each node is removed in its soak, all would be drained in vain.
+            (active.step_done, active.soak_repeated) = (None, true);
+            continue;
+        }
+        if (step.manual || lacks_evidence) && !active.approved {
+            (rollout.left, rollout.wait) = (Some(0), waits(None, Some(name), shown(named.without_workloads)));
             return (rollout, None);
         }
-        // A user has decided otherwise where one approves the step, or has the version taken urgently.
         let fallen = not_accepted(ledger, &named.fallen);
-        if !step.manual && active.urgent_until.is_none() && !fallen.is_empty() {
+        if !step.manual && !is_urgent && !fallen.is_empty() {
             (rollout.left, rollout.wait) = (Some(0), waits(None, None, fallen));
             return (rollout, None);
         }
         pass(policy, passed, &mut rollout, ledger);
         // The next step may have as many places, and the same share: nothing of this one is for it.
         approval_used |= given.is_some();
-        (active.step_done, active.approved, ledger.due, ledger.share) = (None, false, 0, 0);
+        (active.step_done, active.approved, active.soak_repeated) = (None, false, false);
+        (ledger.due, ledger.share) = (0, 0);
     }
 }

@@ -18,6 +18,7 @@ fn fleet(total: usize, done: usize, moving: usize) -> ClusterView {
         let status = &mut node.shadow.as_mut().unwrap().status;
         if number < done {
             status.controller.record = Some(finished());
+            node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
         } else if number < done + moving {
             status.controller.progress = Some(progress(Step::Draining, 1));
         }
@@ -218,7 +219,10 @@ fn canary_that_was_not_ready_before_it_was_replaced_passes_no_step() {
             view.operator.as_mut().unwrap().status.active_rollouts.clone_from(&rollouts.active);
             rollouts
         };
-        view.nodes.get_mut("n00").unwrap().facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        // Another one came with the version, and runs it until the end of the soak.
+        for name in ["n00", "n03"] {
+            view.nodes.get_mut(name).unwrap().facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        }
         follow(&mut view, 100);
         if seen >= 200 {
             let facts = &mut view.nodes.get_mut("n00").unwrap().facts;
@@ -241,6 +245,95 @@ fn canary_that_was_not_ready_before_it_was_replaced_passes_no_step() {
         view.operator.as_mut().unwrap().approve_step = Some("7/1/unproven@yes".into());
         follow(&mut view, 8001);
         assert_eq!(follow(&mut view, 12_000).active[0].steps_passed, 1, "{sentence}: a user has accepted it");
+    }
+}
+
+/// The canary soaks from 100 s on, and an autoscaler removes it while it is Ready.
+#[test]
+fn canary_step_is_not_passed_at_the_end_of_its_soak_without_a_node_on_the_version() {
+    type Change = fn(&mut ClusterView);
+    let gone: Change = |view| drop(view.nodes.remove("n00"));
+    let registered_again: Change = |view| {
+        view.nodes.get_mut("n00").unwrap().shadow.as_mut().unwrap().status.controller.record = None;
+    };
+    let down: Change = |view| {
+        let node = view.nodes.get_mut("n00").unwrap();
+        node.shadow.as_mut().unwrap().status.controller.record = None;
+        falls(&mut node.facts);
+    };
+    let unlabelled: Change = |view| change_each(view, &["n00"], |facts| facts.labelled = false);
+    let replaced: Change = |view| {
+        view.nodes.remove("n00");
+        change_each(view, &["n03"], |facts| facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)"));
+    };
+    let unreadable: Change = |view| {
+        view.nodes.remove("n00");
+        view.unreadable.nodes.insert("n00".into(), "a field".into());
+    };
+    for (sentence, change, soak, passed, room) in [
+        ("it is gone", gone, 3600, 0, Some(1)),
+        ("it is gone, and the step has no soak", gone, 0, 1, None),
+        ("it is gone, and another node came with the version", replaced, 3600, 1, None),
+        ("its Node was registered again", registered_again, 3600, 1, None),
+        ("the same, and it is not Ready: its place is not free", down, 3600, 0, Some(0)),
+        ("it lost its label, and its place is not free either", unlabelled, 3600, 0, Some(0)),
+        ("its Node cannot be read", unreadable, 3600, 1, None),
+    ] {
+        let policy = policy(&[step("1", soak, false)]);
+        let mut view = fleet(4, 1, 0);
+        view.operator.as_mut().unwrap().status.active_rollouts = followed(&view, &policy, 100).active;
+        change(&mut view);
+        let soaked = followed(&view, &policy, 3700);
+        let found = (soaked.active[0].steps_passed, one(&soaked).room_to_begin());
+        assert_eq!(found, (passed, room), "{sentence}: {:?}", one(&soaked).wait);
+    }
+}
+
+/// The canary soaks for an hour from 100 s on, and an autoscaler removes it.
+#[test]
+fn soak_without_a_node_on_the_version_is_repeated_once_and_then_a_user_is_asked() {
+    for (sentence, stays, manual) in [
+        ("the next one stays", true, false),
+        ("the next one is removed, too", false, false),
+        ("a user has to approve the step", false, true),
+    ] {
+        let policy = policy(&[step("1", 3600, manual)]);
+        let mut view = fleet(4, 1, 0);
+        let follow = |view: &mut ClusterView, second: i64| {
+            let rollouts = followed(view, &policy, second);
+            view.operator.as_mut().unwrap().status.active_rollouts.clone_from(&rollouts.active);
+            (rollouts.active[0].steps_passed, one(&rollouts).wait.clone())
+        };
+        let waits = |until: Option<i64>, approval: Option<&str>, none_runs: bool| {
+            let nodes = none_runs.then(|| crate::wait::NONE_RUNS.to_owned()).into_iter().collect();
+            let (until, approval) = (until.map(t), approval.map(str::to_owned));
+            (0, Some(Wait::CanaryStep { step: 1, until, approval, nodes }))
+        };
+        assert_eq!(follow(&mut view, 100), waits(Some(3700), None, false), "{sentence}");
+        view.nodes.remove("n00");
+        assert_eq!(follow(&mut view, 200), waits(Some(3700), None, true), "{sentence}");
+        if manual {
+            assert_eq!(follow(&mut view, 3700), waits(None, Some("7/1"), true), "{sentence}: the request says so");
+            continue;
+        }
+        assert_eq!(follow(&mut view, 3700), waits(None, None, false), "{sentence}: its place is free");
+        assert_eq!(follow(&mut view, 3710), waits(None, None, false), "{sentence}: and stays so");
+        let next = fleet(4, 1, 0).nodes.remove("n00").unwrap();
+        view.nodes.insert("n00".into(), next);
+        let rollout = &mut view.operator.as_mut().unwrap().status.active_rollouts[0];
+        rollout.ledger.as_mut().unwrap().proven = 1;
+        assert_eq!(follow(&mut view, 4000), waits(Some(7600), None, false), "{sentence}: it soaks again");
+        if stays {
+            assert_eq!(follow(&mut view, 7600), (1, None), "{sentence}");
+            continue;
+        }
+        view.nodes.remove("n00");
+        assert_eq!(follow(&mut view, 7600), waits(None, Some("7/1"), true), "{sentence}: no third one");
+        view.operator.as_mut().unwrap().approve_step = Some("7/1@yes".into());
+        let (passed, wait) = follow(&mut view, 7700);
+        assert_eq!((passed, wait), (1, None), "{sentence}: a user has decided");
+        let rollout = &view.operator.as_ref().unwrap().status.active_rollouts[0];
+        assert!(!rollout.soak_repeated, "{sentence}: the next step soaks once, too");
     }
 }
 
@@ -657,15 +750,16 @@ fn step_that_is_due_again_is_not_approved_any_more() {
     let policy = policy(&[step("1", 0, true), step("2", 0, true)]);
     let mut view = fleet(4, 1, 0);
     let ledger = RolloutLedger { base: 4, proven: 1, passed: 1, due: 2, ..RolloutLedger::default() };
-    for (sentence, passed, approved, expected) in [
-        ("the second one was passed", 2, 2, None),
-        ("the second one is due and approved", 1, 2, Some(2)),
-        ("the second one is due", 1, 1, Some(1)),
+    for (sentence, passed, approved, due, expected) in [
+        ("the second one was passed", 2, 2, 2, None),
+        ("the second one is due and approved", 1, 2, 2, Some(2)),
+        ("the same, and it has other places now", 1, 2, 3, None),
+        ("the second one is due", 1, 1, 2, Some(1)),
     ] {
         view.operator.as_mut().unwrap().status.active_rollouts = vec![ActiveRollout {
             steps_passed: passed,
             approved_step: Some(approved),
-            ledger: Some(ledger.clone()),
+            ledger: Some(RolloutLedger { due, ..ledger.clone() }),
             ..numbered(7)
         }];
         let rollouts = followed(&view, &policy, 100);

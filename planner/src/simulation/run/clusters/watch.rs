@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use models::operator::{ActiveRollout, CountOrPercent, Slot};
+use models::operator::{ActiveRollout, CountOrPercent, RolloutLedger, Slot};
 use models::reason::{End, FailureReason, Proof};
 use models::shadow::{Place, Step, UPDATED, VersionFailure};
 use models::time::after;
@@ -56,9 +56,19 @@ impl Followed {
         self.is_braked = false;
     }
 
+    /// Frees the places of so many proven nodes that are gone: none of those that are `there`.
+    fn free(&mut self, count: usize, there: &BTreeSet<&str>) {
+        let gone = self.proven.iter().filter(|name| !there.contains(name.as_str()));
+        let gone: Vec<String> = gone.take(count).cloned().collect();
+        for name in &gone {
+            self.proven.remove(name);
+            self.booted.remove(name);
+        }
+    }
+
     /// Returns the number of nodes that may be taken to the version while so many are left, with the number where all are; `None` after the
-    /// last step.
-    fn limit(&mut self, policy: &Policy, left: usize, now: Timestamp) -> Option<(usize, usize)> {
+    /// last step. `runs` says that a node runs the version.
+    fn limit(&mut self, policy: &Policy, (left, runs): (usize, bool), now: Timestamp) -> Option<(usize, usize)> {
         let good = self.proven.union(&self.accepted).count();
         if self.is_open {
             self.passed = self.passed.max(good);
@@ -81,7 +91,8 @@ impl Followed {
             let since = *self.since.get_or_insert(now);
             self.full.0 = due;
             let approved = self.approved.iter().any(|approved| (due..=places).contains(approved));
-            if now < after(since, step.soak) || (step.manual && !approved) {
+            let is_asked = step.manual || (!step.soak.is_zero() && !runs);
+            if now < after(since, step.soak) || (is_asked && !approved) {
                 return Some((due, places));
             }
             (self.passed, self.since) = (places, None);
@@ -365,15 +376,26 @@ impl Watch {
         let ledger = recorded.first().and_then(|rollout| rollout.ledger.as_ref());
         let recorded_base = ledger.map_or(0, |ledger| usize::try_from(ledger.base).unwrap());
         let left = members().filter(lacks).filter(|node| !followed.booted.contains(&node.facts.name)).count();
+        let runs = members().any(|node| !lacks(&node));
+        let mut stored = view.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
+        let stored = stored.find(|rollout| key_of(rollout) == *own && rollout.ended.is_none());
+        let freed = stored.zip(recorded.first()).map_or(0, |(was, is)| proven(was).saturating_sub(proven(is)));
+        if freed > 0 && !members().any(|node| !lacks(&node) && node.facts.ready) {
+            // A step does not soak without a node on the version.
+            let has_proof = |node: &NodeView| node.record().is_some_and(|record| record.proof.is_some());
+            let there = view.nodes.values().filter(|node| !lacks(node) || has_proof(node));
+            let there: BTreeSet<&str> = there.map(|node| node.facts.name.as_str()).collect();
+            followed.free(freed, &there);
+        }
         let left = left + followed.booted.len();
         if (1..followed.base).contains(&recorded_base) {
             // A plan that passes a step for fewer nodes.
-            followed.limit(policy, left, now);
+            followed.limit(policy, (left, runs), now);
         }
         if recorded_base > 0 {
             followed.follow_base(policy, recorded_base);
         }
-        let allowed = followed.limit(policy, left, now);
+        let allowed = followed.limit(policy, (left, runs), now);
         let context = || format!("{}, {now}: {version} on {variant} {arch}, {followed:#?}, {recorded:#?}", self.name);
         let (base, nodes) = (followed.base, followed.nodes);
         assert!(base <= nodes, "{}: shares of {base} nodes, and it has had {nodes}", context());
@@ -406,6 +428,15 @@ impl Watch {
             assert!(fits, "{}: slots of {names:?}, {new} of them new, while {row:?} brake it", context());
         }
     }
+}
+
+/// Returns the number of places that the ledger of a rollout has as proven, those of nodes included that were not well any more.
+fn proven(rollout: &ActiveRollout) -> usize {
+    let count = |ledger: &RolloutLedger| {
+        let fallen = ledger.nodes.iter().filter(|node| node.has_fallen()).count();
+        usize::try_from(ledger.proven).unwrap() + fallen
+    };
+    rollout.ledger.as_ref().map_or(0, count)
 }
 
 /// Returns the number of ends in a row that brake a rollout among so many nodes.
