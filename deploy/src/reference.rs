@@ -289,7 +289,7 @@ mod tests {
         for row in [
             "| `spec.attempt` | integer, 0 to 1000000000, *required* |  | controller | Number of the attempt. It rises with each new one and never falls. |",
             "| `spec.maxUnavailable` | count or percentage | `1` | you |",
-            "| `spec.drain.timeout` | duration | `30m` | you | Maximum time that a drain may take. |",
+            "| `spec.drain.timeout` | duration | `30m` | you | Maximum time that a drain may take. ",
             "| `drain.timeout`, `nodeGroups[].drain.timeout` | `1s` | `168h` |",
             "| `status.armed.nonce` | string, up to 64 characters, *required* |  | agent |",
             "| `status.currentVersion` | version |  | agent |",

@@ -234,6 +234,7 @@ fn standby_exports_no_fleet_metrics() {
         "malformed_requests_total",
         "rejected_writes_total",
         "transitions_total",
+        "watch_errors_total",
     ];
     let own = own.map(|name| format!("brupop_controller_{name}"));
     assert_eq!(of, own, "what it has counted itself, and that it does not lead");
