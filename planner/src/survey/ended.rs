@@ -170,7 +170,8 @@ pub(crate) fn foreseen<'a>(
         let Some(update) = slot.update.as_ref().filter(|update| is_of(update, rollout)) else { continue };
         if has_ended((view, policy), slot, update, now) {
             // A pause that is foreseen runs from the end, so that it is the same in each plan until the end is counted.
-            let end = own(view, slot).and_then(|node| recorded_end(node, update)).map_or(now, |last| last.ended.min(now));
+            let end =
+                own(view, slot).and_then(|node| recorded_end(node, update)).map_or(now, |last| last.ended.min(now));
             count((view, policy), &mut ledger, (slot, update, rollout), limit, end);
         }
     }
