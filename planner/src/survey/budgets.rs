@@ -70,7 +70,7 @@ fn has_moved(view: &ClusterView, back_off: &BudgetBackOff) -> bool {
 }
 
 /// Returns the back-offs as the ends of attempts leave them: those of budgets that have been changed or deleted since, or that have let a
-/// pod go, and those that ended a day ago, are over.
+/// pod go, and those that ended a day ago and that no node's last attempt has met, are over.
 pub(crate) fn back_offs(view: &ClusterView, budgets: &Budgets<'_>, now: Timestamp) -> Vec<BudgetBackOff> {
     let recorded = view.operator.iter().flat_map(|operator| &operator.status.budget_back_offs);
     let mut known: Vec<BudgetBackOff> = recorded.cloned().collect();
@@ -82,10 +82,10 @@ pub(crate) fn back_offs(view: &ClusterView, budgets: &Budgets<'_>, now: Timestam
     let mut ends: Vec<(Timestamp, &RefusingBudget)> =
         ends.flat_map(|(ended, budgets)| budgets.iter().map(move |budget| (ended, budget))).collect();
     ends.sort_by_key(|(ended, _)| *ended);
-    for (ended, RefusingBudget { budget, revision }) in ends {
+    for (ended, RefusingBudget { budget, revision }) in &ends {
         let found = known.iter().position(|back_off| back_off.budget == *budget);
         let times = match found.map(|index| &known[index]) {
-            Some(back_off) if back_off.last >= ended => continue,
+            Some(back_off) if back_off.last >= *ended => continue,
             Some(back_off) if back_off.revision == *revision => back_off.times.saturating_add(1),
             _ => 1,
         };
@@ -93,8 +93,8 @@ pub(crate) fn back_offs(view: &ClusterView, budgets: &Budgets<'_>, now: Timestam
             budget: budget.clone(),
             revision: revision.clone(),
             times,
-            last: ended,
-            until: until(ended, times),
+            last: *ended,
+            until: until(*ended, times),
         };
         match found {
             Some(index) => known[index] = back_off,
@@ -104,8 +104,11 @@ pub(crate) fn back_offs(view: &ClusterView, budgets: &Budgets<'_>, now: Timestam
     let stands = |back_off: &BudgetBackOff| {
         budgets.titled(&back_off.budget).is_some_and(|budget| budget.revision == back_off.revision)
     };
+    // A node whose last attempt ended so has not been tried since: while its window is closed, nothing shows that the pods would leave.
+    let is_last = |back_off: &BudgetBackOff| ends.iter().any(|(_, refusing)| refusing.budget == back_off.budget);
     known.retain(|back_off| {
-        after(back_off.until, BACK_OFF_LIMIT) > now && stands(back_off) && !has_moved(view, back_off)
+        let is_recent = after(back_off.until, BACK_OFF_LIMIT) > now || is_last(back_off);
+        is_recent && stands(back_off) && !has_moved(view, back_off)
     });
     known.sort_by(|a, b| b.last.cmp(&a.last).then_with(|| a.budget.cmp(&b.budget)));
     known.truncate(KEPT);
@@ -188,5 +191,25 @@ mod tests {
         let view = view_with(vec![], backs_off("db/2"));
         let kept = [9 + day, 10 + day].map(|second| back_offs(&view, &Budgets::of(&view), t(second)).len());
         assert_eq!(kept, [1, 0]);
+    }
+
+    /// A window is open for a few hours each week.
+    #[test]
+    fn back_off_is_kept_for_as_long_as_the_last_attempt_of_a_node_has_met_its_budget() {
+        let week = 7 * i64::try_from(BACK_OFF_LIMIT.as_secs()).unwrap();
+        for (sentence, reason, budget, times) in [
+            ("the node waits for its window", "GuardedPodsStayed", "shop/db", Some(3)),
+            ("the node has met another budget since", "GuardedPodsStayed", "shop/mq", None),
+            ("the node has ended otherwise since", "Updated", "shop/db", None),
+        ] {
+            let last = AttemptResult { reason: reason.into(), ended: t(0), ..updated().last.unwrap() };
+            let refusing = RefusingBudget { budget: budget.into(), revision: "db/2".into() };
+            let record = Record { last: Some(last), refusing_budgets: vec![refusing], ..Record::default() };
+            let mut a = node("a");
+            a.shadow.as_mut().unwrap().status.controller.record = Some(record);
+            let view = view_with(vec![a], backs_off("db/2"));
+            let kept = back_offs(&view, &Budgets::of(&view), t(week));
+            assert_eq!(kept.first().map(|back_off| back_off.times), times, "{sentence}");
+        }
     }
 }
