@@ -138,6 +138,15 @@ mod tests {
         assert_eq!(names, pages, "alerts of deploy/monitoring/alerts.yaml, and pages of docs/runbook");
     }
 
+    /// kube-prometheus-stack inhibits alerts of a namespace with the severity `info` until another one fires there.
+    #[test]
+    fn every_alert_has_a_severity_that_is_delivered() {
+        for alert in &alerts() {
+            let severity = text_of(alert, "/labels/severity");
+            assert!(["critical", "warning"].contains(&severity), "{}: {severity}", text_of(alert, "/alert"));
+        }
+    }
+
     #[test]
     fn alerts_and_dashboards_use_documented_metrics_only() {
         let page = std::fs::read_to_string(docs().join("metrics.md")).unwrap();
