@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, StepApproval};
+use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, CanaryStep, StepApproval};
 use models::shadow::{HostState, Place, UPDATED};
 use semver::Version;
 
@@ -103,6 +103,10 @@ fn soaks(spec: &BottlerocketUpdateOperatorSpec) -> bool {
 pub(super) struct Check {
     rollouts: BTreeMap<Key, Rollout>,
     approvals: String,
+    /// The canary steps of policy, once it is seen.
+    steps: Option<Vec<CanaryStep>>,
+    /// Uids of the nodes that have had a slot since before policy had these steps: what has begun is finished.
+    begun: BTreeSet<String>,
     /// The last uid of each machine, by the name of its Node and that of its cloud.
     machines: BTreeMap<(String, String), String>,
 }
@@ -122,6 +126,17 @@ impl Check {
                     self.rollouts.entry(key_of(active)).or_default().approved.insert((places, unproven));
                 }
             }
+        }
+    }
+
+    fn read_steps(&mut self, operator: &Operator) {
+        let steps = operator.spec.strategy.as_ref().map(|strategy| strategy.canary.clone()).unwrap_or_default();
+        let slots = || operator.status.slots.iter().map(|slot| slot.uid.clone()).collect::<BTreeSet<String>>();
+        if self.steps.replace(steps.clone()).is_some_and(|before| before != steps) {
+            self.begun = slots();
+        } else if !self.begun.is_empty() {
+            let slots = slots();
+            self.begun.retain(|uid| slots.contains(uid));
         }
     }
 
@@ -200,6 +215,7 @@ impl super::Check for Check {
             && moment.world.operator.as_ref().is_some_and(|active| active.name == operator.name)
         {
             self.read_approval(operator);
+            self.read_steps(operator);
             if moment.writer.is_some() && moment.part().is_none() && self.rollouts.is_empty() {
                 self.read_ledgers(operator);
             }
@@ -244,7 +260,7 @@ impl super::Check for Check {
             };
             let left = moment.world.shadows.values().filter(|shadow| is_left(shadow)).count();
             rollout.fewest = rollout.fewest.min(rollout.taken.len() + left);
-            if let Some(operator) = moment.world.operator.as_ref().filter(|_| !has_place) {
+            if let Some(operator) = moment.world.operator.as_ref().filter(|_| !has_place && !self.begun.contains(uid)) {
                 let due = rollout.due(&operator.spec);
                 let (used, proven) = (rollout.used(), rollout.proven());
                 let accepted = rollout.approved.iter().any(|(_, unproven)| *unproven);
@@ -407,6 +423,28 @@ mod tests {
         assert_eq!(scenario.judge().violations, []);
         scenario.until_permit("b");
         scenario.assert_only(Property::S12);
+    }
+
+    #[test]
+    fn node_that_has_begun_before_policy_has_a_step_is_finished_and_no_other_begins() {
+        for has_begun in [true, false] {
+            let mut scenario = canary(&["a", "b", "c"], &[], StepApproval::Manual);
+            scenario.update("a");
+            scenario.until_drained("b");
+            scenario.operator(|operator| {
+                let step = CanaryStep { nodes: ONE, soak: None, approval: Some(StepApproval::Manual) };
+                operator.spec.strategy.get_or_insert_default().canary = vec![step];
+            });
+            if has_begun {
+                scenario.request_reboot("b");
+                scenario.arming("b");
+                scenario.issue_permit("b");
+                assert_eq!(scenario.judge().violations, []);
+            } else {
+                scenario.until_permit("c");
+                scenario.assert_only(Property::S12);
+            }
+        }
     }
 
     /// Half of four nodes are two, whatever nodes of another kind there are.
