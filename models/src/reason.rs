@@ -381,7 +381,7 @@ ends! {
     /// The window closed before the node was drained, while its hooks were awaited.
     WindowEnded {
         event: UpdateWithdrawn, class: Nothing, by_agent: false,
-        advice: "The node is updated in the next [window](policy.md#when), with the image that it has. Where the last attempt for the version ended so or as `GateRefused`, it is `GateRefused`.",
+        advice: "The node is updated in the next [window](policy.md#when). Where the last attempt for the version ended so or as `GateRefused`, it is `GateRefused`.",
     }
     /// The agent did not answer in time.
     AgentSilent {
@@ -450,7 +450,7 @@ ends! {
     /// A blackout began before the reboot was permitted.
     BlackoutBegan {
         event: UpdateWithdrawn, class: Nothing, by_agent: false,
-        advice: "The node is updated after the [blackout](policy.md#when), with the image that it has.",
+        advice: "The node is updated after the [blackout](policy.md#when).",
     }
     /// Before the reboot was permitted, the host stopped offering the version; or before the drain, policy chose a newer one.
     Superseded { event: UpdateWithdrawn, class: Nothing, by_agent: false, advice: "" }

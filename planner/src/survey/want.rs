@@ -122,7 +122,9 @@ impl<'a> Host<'a> {
                 let fits = |version: &&Version| range.matches(version);
                 let best = self.offered().filter(usable).chain([current]).filter(fits).max();
                 if best == Some(current) {
-                    return Want { pin: Some(current.clone()), version: Err(self.stays(current)) };
+                    let kept = kept.filter(|kept| self.is_unknown() && kept > current);
+                    let pin = kept.or_else(|| Some(current.clone()));
+                    return Want { pin, version: Err(self.stays(current)) };
                 }
                 best
             }

@@ -1,18 +1,26 @@
 //! S11: no drain begins before each hook that the policy awaits has answered, or its time is over and the policy goes on
 //! without it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
 use models::names::{AWS_HOOK, HOOK_ANSWER_PREFIX};
 use models::operator::{BottlerocketUpdateOperatorSpec, Hook, HookWait, OnTimeout};
 use models::shadow::{Progress, Step};
 use models::time::between;
 
-use super::{Observations, Property, RevisionContext, Verdict};
+use super::{Object, Observations, Property, RevisionContext, Verdict};
 use crate::oracle::facts::{Field, Shadow};
 
+/// Time after which a hook that a user adds to policy is known to the leader: a drain may begin while the change is on its way to it.
+const KNOWN_AFTER: SignedDuration = SignedDuration::from_secs(2);
+
 #[derive(Default)]
-pub(super) struct Check;
+pub(super) struct Check {
+    /// Since when policy awaits each hook.
+    since: BTreeMap<String, Timestamp>,
+}
 
 fn progress(shadow: &Shadow) -> Option<&Progress> {
     shadow.status.controller.progress.as_ref()
@@ -41,6 +49,11 @@ fn awaited(spec: &BottlerocketUpdateOperatorSpec) -> Vec<(String, HookWait, Dura
 
 impl super::Check for Check {
     fn at(&mut self, moment: &RevisionContext, _: &Observations, verdict: &mut Verdict) {
+        let now = moment.change.at;
+        if let (Object::Operator(operator), false) = (&moment.change.object, moment.change.gone) {
+            let hooks = awaited(&operator.spec).into_iter().map(|(hook, ..)| hook);
+            self.since = hooks.map(|hook| (hook.clone(), self.since.get(&hook).copied().unwrap_or(now))).collect();
+        }
         let Some((new, old)) = moment.shadow() else { return };
         let (Some(is), Some(was)) = (progress(new), old.and_then(progress)) else { return };
         let drains = matches!(is.step, Step::LeavingLoadBalancer | Step::Draining);
@@ -55,7 +68,8 @@ impl super::Check for Check {
             let timeout = wait.timeout.map_or(timeout, |timeout| timeout.0);
             let asked = was.step == Step::BeforeDrain && wait.on_timeout == Some(OnTimeout::Continue);
             let over = asked && between(was.since, is.since) >= timeout;
-            if !answered && !over {
+            let is_known = self.since.get(&hook).is_none_or(|since| now.duration_since(*since) > KNOWN_AFTER);
+            if !answered && !over && is_known {
                 let text = format!("its drain began without the answer of hook {hook}");
                 verdict.report(Property::S11, Some(moment.revision()), Some(new.node()), text);
             }
@@ -70,7 +84,7 @@ mod tests {
     use models::shadow::Step;
 
     use super::super::super::scenario::Scenario;
-    use super::{AWS_TIMEOUT, Field, Property, TIMEOUT, awaited, progress};
+    use super::{AWS_TIMEOUT, Field, KNOWN_AFTER, Property, TIMEOUT, awaited, progress};
 
     /// A node whose drain begins so many seconds after its hook is awaited, with the answer that is given for its request.
     fn drained(on_timeout: OnTimeout, answer: impl Fn(&str) -> Option<String>, seconds: i64) -> Scenario {
@@ -78,6 +92,7 @@ mod tests {
         let wait = HookWait { timeout: Some(models::duration::Duration::from_secs(60)), on_timeout: Some(on_timeout) };
         let hook = Hook { name: "ceph".into(), before: Some(wait), after: None, job: None };
         scenario.operator(|operator| operator.spec.hooks = vec![hook]);
+        scenario.wait(KNOWN_AFTER.as_secs());
         scenario.stage("a");
         scenario.take_slot("a");
         scenario.step("a", Step::BeforeDrain);
@@ -106,6 +121,24 @@ mod tests {
         }
         drained(OnTimeout::Fail, |request| Some(format!("{request} Refused: no")), 1).assert_only(Property::S11);
         drained(OnTimeout::Fail, |request| Some(request.replace("/1/", "/0/")), 1).assert_only(Property::S11);
+    }
+
+    #[test]
+    fn hook_that_policy_gets_as_a_drain_begins_may_not_be_known() {
+        for (seconds, passes) in [(0, true), (3, false)] {
+            let mut scenario = Scenario::new(&["a"]);
+            scenario.stage("a");
+            scenario.take_slot("a");
+            let hook = Hook { name: "ceph".into(), before: Some(HookWait::default()), after: None, job: None };
+            scenario.operator(|operator| operator.spec.hooks = vec![hook]);
+            scenario.wait(seconds);
+            scenario.step("a", Step::Draining);
+            if passes {
+                assert_eq!(scenario.judge().violations, []);
+            } else {
+                scenario.assert_only(Property::S11);
+            }
+        }
     }
 
     #[test]

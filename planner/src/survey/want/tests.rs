@@ -129,6 +129,15 @@ fn lock_in_range_is_kept_until_host_refreshes() {
     assert_eq!(want(&range, &[], &host, Some(&v("1.19.0")), t(0)).pin, Some(v("1.19.0")));
     assert_eq!(want(&range, &[], &host, Some(&v("1.20.4")), t(0)).pin, None, "a lock of an earlier policy");
     assert_eq!(want(&policy("{}"), &[], &host, Some(&v("1.19.0")), t(0)).pin, None, "latest locks nothing");
+    let range = policy(r#"{"target": ">=1.20.0"}"#);
+    let offered = |offers: &[&str]| self::host("1.20.5", None, offers);
+    for (sentence, host, locked, expected) in [
+        ("the host was rebooted by another client", &host, "1.20.6", "1.20.6"),
+        ("the lock is to an earlier version", &host, "1.20.4", "1.20.5"),
+        ("the host is not offered it any more", &offered(&["1.20.5"]), "1.20.6", "1.20.5"),
+    ] {
+        assert_eq!(want(&range, &[], host, Some(&v(locked)), t(0)).pin, Some(v(expected)), "{sentence}");
+    }
 }
 
 #[test]
