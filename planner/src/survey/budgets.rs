@@ -105,7 +105,11 @@ pub(crate) fn back_offs(view: &ClusterView, budgets: &Budgets<'_>, now: Timestam
         budgets.titled(&back_off.budget).is_some_and(|budget| budget.revision == back_off.revision)
     };
     // A node whose last attempt ended so has not been tried since: while its window is closed, nothing shows that the pods would leave.
-    let is_last = |back_off: &BudgetBackOff| ends.iter().any(|(_, refusing)| refusing.budget == back_off.budget);
+    let is_last = |back_off: &BudgetBackOff| {
+        let is_met =
+            |refusing: &RefusingBudget| refusing.budget == back_off.budget && refusing.revision == back_off.revision;
+        ends.iter().any(|&(_, refusing)| is_met(refusing))
+    };
     known.retain(|back_off| {
         let is_recent = after(back_off.until, BACK_OFF_LIMIT) > now || is_last(back_off);
         is_recent && stands(back_off) && !has_moved(view, back_off)
@@ -197,13 +201,14 @@ mod tests {
     #[test]
     fn back_off_is_kept_for_as_long_as_the_last_attempt_of_a_node_has_met_its_budget() {
         let week = 7 * i64::try_from(BACK_OFF_LIMIT.as_secs()).unwrap();
-        for (sentence, reason, budget, times) in [
-            ("the node waits for its window", "GuardedPodsStayed", "shop/db", Some(3)),
-            ("the node has met another budget since", "GuardedPodsStayed", "shop/mq", None),
-            ("the node has ended otherwise since", "Updated", "shop/db", None),
+        for (sentence, reason, budget, revision, times) in [
+            ("the node waits for its window", "GuardedPodsStayed", "shop/db", "db/2", Some(3)),
+            ("the node has met the budget before its change", "GuardedPodsStayed", "shop/db", "db/1", None),
+            ("the node has met another budget since", "GuardedPodsStayed", "shop/mq", "db/2", None),
+            ("the node has ended otherwise since", "Updated", "shop/db", "db/2", None),
         ] {
             let last = AttemptResult { reason: reason.into(), ended: t(0), ..updated().last.unwrap() };
-            let refusing = RefusingBudget { budget: budget.into(), revision: "db/2".into() };
+            let refusing = RefusingBudget { budget: budget.into(), revision: revision.into() };
             let record = Record { last: Some(last), refusing_budgets: vec![refusing], ..Record::default() };
             let mut a = node("a");
             a.shadow.as_mut().unwrap().status.controller.record = Some(record);
