@@ -10,7 +10,7 @@ use crate::failures::{freezing, has_others, list, unproven, unresolved};
 use crate::page::with_commands;
 use crate::shell::{for_cluster, names_namespace};
 
-pub(crate) use models::plain::some;
+pub(crate) use models::plain::{counted, some};
 
 /// Returns a command of this plugin for the operator of a namespace.
 pub(crate) fn command(namespace: &str, arguments: &str) -> String {

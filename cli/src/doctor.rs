@@ -19,7 +19,7 @@ use serde::Serialize;
 use self::facts::Facts;
 use self::finding::{Finding, NAMED, Severity};
 use self::findings::findings;
-use crate::advice::some;
+use crate::advice::{counted, some};
 use crate::page::{Page, Style};
 use crate::shell::for_cluster;
 use crate::terminal::Format;
@@ -104,10 +104,6 @@ impl Diagnosis {
         page.field("Result:", style, &result);
         page
     }
-}
-
-fn counted(count: usize, noun: &str) -> String {
-    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 fn checked(facts: &Facts) -> Vec<String> {

@@ -42,6 +42,12 @@ pub fn is_alike(one: &str, other: &str) -> bool {
     one.chars().filter(is_text).eq(other.chars().filter(is_text))
 }
 
+/// Returns a number with its noun, as in "1 node" and "2 nodes".
+pub fn counted<N: Copy + PartialEq + From<u8> + std::fmt::Display>(count: N, noun: &str) -> String {
+    let plural = if count == N::from(1) { "" } else { "s" };
+    format!("{count} {noun}{plural}")
+}
+
 /// The first so many names, and the number of the others: `a, b and 3 more`.
 pub fn some(names: impl IntoIterator<Item = impl AsRef<str>>, shown: usize) -> String {
     some_by(names, shown, ", ", " and ")

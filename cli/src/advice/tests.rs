@@ -208,7 +208,13 @@ fn command_about_nodes_without_a_proof_is_one_by_which_a_node_of_the_rollout_may
 fn command_about_another_node_ends_with_the_name_of_a_node_that_exists() {
     let nodes = ["a", "b"].map(|name| node(name, &json!({}))).to_vec();
     let cluster = cluster(Some(operator(&json!({}), &json!({}))), vec![], nodes);
-    let canary = |nodes: &[String]| Wait::CanaryStep { step: 1, until: None, approval: None, nodes: nodes.to_vec() };
+    let canary = |nodes: &[String]| Wait::CanaryStep {
+        step: 1,
+        until: None,
+        approval: None,
+        nodes: nodes.to_vec(),
+        none_runs: false,
+    };
     let first = |node: String| Wait::FirstNode { node: Some(node), not_back: None };
     let c = || gone("c", now());
     let unwell = Wait::ClusterUnwell { ill: 2, compared: 3, nodes: vec!["c".into(), "b".into()] };

@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn reason_of_nodes_that_are_not_updated_has_no_command_with_placeholders() {
         let (approval, nodes) = (Some("7/1".to_owned()), Vec::new());
-        let canary = Wait::CanaryStep { step: 1, until: None, approval, nodes };
+        let canary = Wait::CanaryStep { step: 1, until: None, approval, nodes, none_runs: false };
         assert!(canary.to_string().contains("<namespace>"), "{canary}");
         let behind = behind(&Course { waits: BTreeMap::from([("a".to_owned(), canary)]), ..Course::default() });
         let messages: Vec<&str> = behind.iter().map(|behind| behind.message.as_str()).collect();

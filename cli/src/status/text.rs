@@ -7,7 +7,7 @@ use models::time::between;
 use planner::wait::{WaitReason, WaitsFor};
 
 use super::shape::{IDLE, NodeReport, Report, Rollout, Waiting, Window};
-use crate::advice::{command, labelling, some};
+use crate::advice::{command, counted, labelling, some};
 use crate::clock::{moment, span};
 use crate::page::{Cell, Fields, Page, Style, first_of};
 use crate::shell::for_cluster;
@@ -182,8 +182,7 @@ pub(super) fn missing(report: &Report, left_out: &str, field: &mut Fields<'_>) {
         field(label, Style::Warn, &format!("the agent of {}: {}{since}", agent.node, agent.message));
     }
     if let Some(more) = report.silent_agents.len().checked_sub(NAMED).filter(|more| *more > 0) {
-        let plural = if more == 1 { "" } else { "s" };
-        field("", Style::Plain, &format!("and the agents of {more} more node{plural}{left_out}"));
+        field("", Style::Plain, &format!("and the agents of {}{left_out}", counted(more, "more node")));
     }
     first_of("Request:", Style::Warn, &report.misplaced_requests, NAMED, left_out, field);
     first_of("Not read:", Style::Warn, &report.not_read, NOT_READ, left_out, field);
@@ -218,8 +217,7 @@ pub(super) fn rollout_text(rollout: &Rollout, now: Timestamp) -> String {
         rollout.nodes
     );
     if let (Some(step), Some(nodes)) = (rollout.step, rollout.step_nodes) {
-        let plural = if nodes == 1 { "" } else { "s" };
-        text.push_str(&format!("; canary step {step} of {} ({nodes} node{plural})", rollout.steps));
+        text.push_str(&format!("; canary step {step} of {} ({})", rollout.steps, counted(nodes, "node")));
         match (&rollout.waits, rollout.step_free) {
             (Some(waits), _) => text.push_str(&format!(", which {waits}")),
             (None, Some(free)) => text.push_str(&format!(", which has {free} of {nodes} places free")),

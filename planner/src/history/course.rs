@@ -11,7 +11,7 @@ use models::history::{
 use models::operator::{
     ActiveRollout, BRAKED, CONTAINED, CompletionEstimate, ENABLED, KnownVersion, RESUMED, WINDOW_OPEN,
 };
-use models::plain::cut;
+use models::plain::{counted, cut};
 use models::time::between;
 
 use crate::view::OperatorFacts;
@@ -201,9 +201,7 @@ pub(super) fn continued(
     status.first_estimate = active.record.as_ref().and_then(|record| record.first_estimate).or(status.first_estimate);
     let managers = &operator.managers;
     if status.entries.is_empty() {
-        let plural = |nodes: i64| if nodes == 1 { "" } else { "s" };
-        let from = rollout.from.iter();
-        let from = from.map(|from| format!("{} ({} node{})", from.version, from.nodes, plural(from.nodes)));
+        let from = rollout.from.iter().map(|from| format!("{} ({})", from.version, counted(from.nodes, "node")));
         let from: Vec<_> = from.collect();
         let continues = rollout.first.map(|first| format!("; continues rollout {first}")).unwrap_or_default();
         let message = format!("to {} from {}{continues}", rollout.version, from.join(", "));
