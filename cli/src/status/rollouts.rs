@@ -34,12 +34,16 @@ pub(super) fn rollout(cluster: &Cluster, policy: &Policy, state: &RolloutState) 
 /// Returns why no more nodes start in a canary step.
 pub(super) fn canary(wait: &Wait) -> String {
     match wait {
-        Wait::CanaryStep { approval: Some(_), nodes, .. } => format!("waits for approval{}", alone(nodes)),
+        Wait::CanaryStep { approval: Some(_), nodes, none_runs, .. } => {
+            format!("waits for approval{}", alone(nodes, *none_runs))
+        }
         Wait::StepUnproven { nodes, .. } if nodes.is_empty() => "is not proven".to_owned(),
         Wait::StepUnproven { nodes, .. } => format!("is not proven by {}", nodes.join(", ")),
         Wait::StepFailed { nodes, .. } if nodes.is_empty() => "has failed".to_owned(),
         Wait::StepFailed { nodes, .. } => format!("has failed on {}", nodes.join(", ")),
-        Wait::CanaryStep { until: Some(until), nodes, .. } => format!("soaks until {until:.0}{}", alone(nodes)),
+        Wait::CanaryStep { until: Some(until), none_runs, .. } => {
+            format!("soaks until {until:.0}{}", alone(&[], *none_runs))
+        }
         Wait::CanaryStep { nodes, .. } if !nodes.is_empty() => format!("waits for {}", nodes.join(", ")),
         Wait::CanaryStep { .. } => "is not passed".to_owned(),
         wait => wait.to_string(),

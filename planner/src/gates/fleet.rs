@@ -193,7 +193,13 @@ mod tests {
                 "another one is on its way",
                 canary(1),
                 true,
-                Some(Wait::CanaryStep { step: 1, until: None, approval: None, nodes: vec!["b".into()] }),
+                Some(Wait::CanaryStep {
+                    step: 1,
+                    until: None,
+                    approval: None,
+                    nodes: vec!["b".into()],
+                    none_runs: false,
+                }),
             ),
             ("a step of two", canary(2), true, None),
         ] {

@@ -1,9 +1,7 @@
 //! The node: under the operator, free for an update, and healthy, as the others are. `plan/tests/stage.rs` has the table of
 //! its membership.
 
-use models::operator::CordonedNodes;
-
-use crate::survey::NodeContext;
+use crate::survey::{NodeContext, unavailable};
 use crate::wait::Wait;
 
 /// The number of nodes that are not Ready which a reason names.
@@ -18,14 +16,11 @@ pub(crate) fn is_not_deleted(ctx: &NodeContext<'_>) -> Option<Wait> {
 }
 
 pub(crate) fn is_not_held(ctx: &NodeContext<'_>) -> Option<Wait> {
-    let hold = ctx.facts().hold.clone()?;
-    Some(Wait::Held { until: hold.until, reason: hold.reason })
+    unavailable::held(ctx.facts())
 }
 
-/// A node that another user or controller has cordoned waits, unless policy updates it.
 pub(crate) fn is_not_cordoned(ctx: &NodeContext<'_>) -> Option<Wait> {
-    let skipped = ctx.group().drain.cordoned_nodes == CordonedNodes::Skip;
-    (skipped && ctx.node.facts.cordoned_by_others()).then_some(Wait::Cordoned)
+    unavailable::cordoned(ctx.group(), ctx.facts())
 }
 
 pub(crate) fn is_not_being_removed(ctx: &NodeContext<'_>) -> Option<Wait> {
@@ -58,7 +53,7 @@ pub(crate) fn is_not_in_back_off(ctx: &NodeContext<'_>) -> Option<Wait> {
 
 #[cfg(test)]
 mod tests {
-    use models::operator::CountOrPercent;
+    use models::operator::{CordonedNodes, CountOrPercent};
     use models::shadow::Record;
 
     use super::super::testing::refusal_of;

@@ -10,7 +10,7 @@ use crate::decision::{Action, Note};
 use crate::gates;
 use crate::survey::key::is_member;
 use crate::survey::requests::{has_unresolved_failures, pending_resume};
-use crate::survey::{NodeContext, brake};
+use crate::survey::{NodeContext, unavailable};
 
 /// The length to which the text about a request that is not understood is cut: that of its field.
 const MESSAGE_LENGTH: usize = 512;
@@ -45,7 +45,7 @@ fn is_in_pause(ctx: &NodeContext<'_>) -> bool {
     let Some(operator) = &ctx.view.operator else { return false };
     let Ok(version) = ctx.version() else { return false };
     // The request ends no pause then.
-    if brake::kept_out(ctx.policy, ctx.facts()).is_some() {
+    if unavailable::kept_out(ctx.policy, ctx.facts()).is_some() {
         return false;
     }
     operator.status.active_rollouts.iter().any(|rollout| {

@@ -143,7 +143,7 @@ mod tests {
             let policy = with_policy(&mut view, json!({"strategy": strategy}));
             let found = rollouts(&view, &policy, t(100)).remove(0);
             let nodes = vec!["b".to_owned(), "c".to_owned()];
-            let full = Wait::CanaryStep { step: 1, until: None, approval: None, nodes };
+            let full = Wait::CanaryStep { step: 1, until: None, approval: None, nodes, none_runs: false };
             assert_eq!((found.free, found.wait), (Some(free), (free == 0).then_some(full)), "{sentence}");
         }
     }

@@ -6,11 +6,11 @@
 use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
-use models::operator::{ActiveRollout, BrakeLimit, CordonedNodes, LedgerNode, MAX_FAILURES, RolloutLedger};
+use models::operator::{ActiveRollout, BrakeLimit, LedgerNode, MAX_FAILURES, RolloutLedger};
 
 use super::key::is_member;
 use crate::policy::{Policy, WindowState};
-use crate::view::{ClusterView, NodeFacts};
+use crate::view::ClusterView;
 use crate::wait::Wait;
 
 /// The number of nodes that the reason names.
@@ -92,13 +92,6 @@ pub(crate) fn end_pause(ledger: &mut RolloutLedger, window_opens: bool, is_retri
     if window_opens || is_retried {
         *until = now;
     }
-}
-
-/// Returns why a user keeps a node out of updates, if one does. A request to try that node ends no pause of a brake: another one would be tried.
-pub fn kept_out(policy: &Policy, facts: &NodeFacts) -> Option<Wait> {
-    let hold = facts.hold.clone().map(|hold| Wait::Held { until: hold.until, reason: hold.reason });
-    let skipped = policy.for_node(facts).drain.cordoned_nodes == CordonedNodes::Skip;
-    hold.or_else(|| (skipped && facts.cordoned_by_others()).then_some(Wait::Cordoned))
 }
 
 impl Brake {

@@ -106,9 +106,8 @@ pub(crate) fn back_offs(view: &ClusterView, budgets: &Budgets<'_>, now: Timestam
     };
     // A node whose last attempt ended so has not been tried since: while its window is closed, nothing shows that the pods would leave.
     let is_last = |back_off: &BudgetBackOff| {
-        let is_met =
-            |refusing: &RefusingBudget| refusing.budget == back_off.budget && refusing.revision == back_off.revision;
-        ends.iter().any(|&(_, refusing)| is_met(refusing))
+        let met = (&back_off.budget, &back_off.revision);
+        ends.iter().any(|(_, refusing)| (&refusing.budget, &refusing.revision) == met)
     };
     known.retain(|back_off| {
         let is_recent = after(back_off.until, BACK_OFF_LIMIT) > now || is_last(back_off);

@@ -17,7 +17,7 @@ use super::key::{Key, KeyRef, Targets, borrowed, is_member, key, key_of};
 use super::ledger::{self, Memory};
 use super::requests::pending_approval;
 use super::urgency::Urgency;
-use super::{ended, fallen, records, want};
+use super::{ended, fallen, records, unavailable, want};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
 use crate::wait::Wait;
@@ -179,7 +179,7 @@ fn follow_one(
     let is_asked = |node: &NodeView| node.shadow.as_ref().is_some_and(|shadow| shadow.pending_retry().is_some());
     let is_retried = view.nodes.values().any(|node| {
         let is_on_its_way = || node.update().is_some_and(|progress| progress.version == *version);
-        let asks = is_asked(node) && brake::kept_out(policy, &node.facts).is_none();
+        let asks = is_asked(node) && unavailable::kept_out(policy, &node.facts).is_none();
         asks && is_member(node, &active) && (is_wanted(node) || is_on_its_way())
     });
     rollout.brake = brake_of((view, policy), (&active, &mut ledger), (&rollout, is_retried), now);

@@ -1,14 +1,17 @@
 //! Nodes that are out of service without the operator, and count against the budgets of the fleet, of groups and of zones for a
 //! time (`spec.ignoreUnavailableAfter`); and those that are not back from a reboot when their attempts end, which count until
-//! they are.
+//! they are; and those that users keep out of updates.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use models::operator::CordonedNodes;
 use models::time::after;
 
-use crate::view::NodeView;
+use crate::policy::{GroupPolicy, Policy};
+use crate::view::{NodeFacts, NodeView};
+use crate::wait::Wait;
 
 /// The cause of a node whose reboot was permitted, and not seen by the end of its attempt.
 const NOT_BACK: &str = "not back from the reboot of its update";
@@ -27,6 +30,22 @@ pub(crate) struct Unavailable {
     /// The time from which it is ignored; `None` if the API server does not show since when it has been out of service, or if it
     /// counts until it is back.
     pub(crate) until: Option<Timestamp>,
+}
+
+/// Returns the hold of a node, as the reason why it waits.
+pub(crate) fn held(facts: &NodeFacts) -> Option<Wait> {
+    let hold = facts.hold.clone()?;
+    Some(Wait::Held { until: hold.until, reason: hold.reason })
+}
+
+/// Returns the cordon of another user or controller, as the reason why a node waits, unless policy updates such nodes.
+pub(crate) fn cordoned(policy: &GroupPolicy, facts: &NodeFacts) -> Option<Wait> {
+    (policy.drain.cordoned_nodes == CordonedNodes::Skip && facts.cordoned_by_others()).then_some(Wait::Cordoned)
+}
+
+/// Returns why a user keeps a node out of updates, if one does. A request to try that node ends no pause of a brake: another one would be tried.
+pub fn kept_out(policy: &Policy, facts: &NodeFacts) -> Option<Wait> {
+    held(facts).or_else(|| cordoned(policy.for_node(facts), facts))
 }
 
 /// Returns whether a node is out of service as autoscalers make it, which is no sign of trouble: it joins the cluster and has

@@ -18,7 +18,7 @@ use strum::EnumDiscriminants;
 pub use ends::{DENIED_FOR_GOOD, StepRequest, end_in};
 pub(crate) use ends::{HAS_UNTIL, RETRIED_UNTIL};
 pub use reason::WaitsFor;
-pub(crate) use text::{BEFORE_RESUME, NONE_RUNS, request, resume};
+pub(crate) use text::{BEFORE_RESUME, request, resume};
 pub use text::{COUNTS_AGAIN, alone, gone, node_name, not_ready, without_command};
 pub use unfinished::UnfinishedEviction;
 
@@ -348,7 +348,7 @@ pub enum Wait {
         shared: bool,
     },
     /// The previous canary step is not passed.
-    #[error("canary step {step} {}", text::canary(*.until, .approval.as_deref(), .nodes))]
+    #[error("canary step {step} {}", text::canary(*.until, .approval.as_deref(), .nodes, *.none_runs))]
     CanaryStep {
         /// The step, from 1.
         step: usize,
@@ -357,8 +357,10 @@ pub enum Wait {
         /// The name of the step in an approval, if a user has to approve it.
         approval: Option<String>,
         /// Nodes of the step that are under way, or have proven it and are not Ready, the first few; where a user has to approve it, those that
-        /// were verified without pods of workloads. In its soak and after it, `NONE_RUNS` where no node runs the version.
+        /// were verified without pods of workloads.
         nodes: Vec<String>,
+        /// True if no Ready node runs the version, in its soak and after it: autoscalers may have removed those that did.
+        none_runs: bool,
     },
     /// The places of a canary step are used up, and some of them have proven nothing about the version.
     #[error("canary step {step} {}", text::unproven(.approval, .nodes))]

@@ -15,8 +15,8 @@ const NOT_READY: &str = " (not Ready)";
 /// The state of one whose slot is kept although its Node is gone.
 const GONE: &str = ", whose Node was deleted and whose machine may still reboot: it is waited for until ";
 
-/// The words in place of the nodes of a canary step that soaks although no node runs the version: autoscalers may have removed them.
-pub(crate) const NONE_RUNS: &str = "no Ready node runs the version any more";
+/// The words for a canary step without a node in its soak.
+const NONE_RUNS: &str = "no Ready node runs the version any more";
 
 /// Returns a node that is not Ready, as reasons name it.
 pub fn not_ready(node: &str) -> String {
@@ -30,7 +30,7 @@ pub fn gone(node: &str, until: Timestamp) -> String {
 
 /// Returns the name of a node that a reason names, without its state; `None` where its Node is gone.
 pub fn node_name(named: &str) -> Option<&str> {
-    (!named.contains(GONE) && named != NONE_RUNS).then(|| named.strip_suffix(NOT_READY).unwrap_or(named))
+    (!named.contains(GONE)).then(|| named.strip_suffix(NOT_READY).unwrap_or(named))
 }
 
 /// `; <what> <time>` to the second, or nothing.
@@ -285,24 +285,24 @@ pub(super) fn first_node(node: Option<&str>, not_back: Option<&str>) -> String {
 
 /// Names the nodes that have proven a version without pods of workloads, for the user who is to approve it, or says that none runs it; nothing
 /// without any.
-pub fn alone(nodes: &[String]) -> String {
+pub fn alone(nodes: &[String], none_runs: bool) -> String {
+    if none_runs {
+        return format!(" ({NONE_RUNS})");
+    }
     if nodes.is_empty() {
         return String::new();
-    }
-    if nodes == [NONE_RUNS] {
-        return format!(" ({NONE_RUNS})");
     }
     format!(" (no pods of workloads were scheduled to {} while they were verified)", nodes.join(", "))
 }
 
-pub(super) fn canary(until: Option<Timestamp>, approval: Option<&str>, nodes: &[String]) -> String {
+pub(super) fn canary(until: Option<Timestamp>, approval: Option<&str>, nodes: &[String], none_runs: bool) -> String {
     if let Some(name) = approval {
-        return format!("waits for approval{}: {}", alone(nodes), approve(name));
+        return format!("waits for approval{}: {}", alone(nodes, none_runs), approve(name));
     }
-    if until.is_none() && !nodes.is_empty() {
+    if !nodes.is_empty() {
         return format!("is not passed; it waits for {}", nodes.join(", "));
     }
-    let none_runs: String = nodes.iter().map(|words| format!(", and {words}")).collect();
+    let none_runs = if none_runs { format!(", and {NONE_RUNS}") } else { String::new() };
     format!("is not passed{}{none_runs}", at("its soak ends at", until))
 }
 

@@ -219,7 +219,7 @@ fn conditions(frozen: Option<(bool, &str)>) -> Vec<Condition> {
 
 #[test]
 fn awaiting_approval_emits_one_event_with_command() {
-    let wait = Wait::CanaryStep { step: 2, until: None, approval: Some("3/7".into()), nodes: vec![] };
+    let wait = Wait::CanaryStep { step: 2, until: None, approval: Some("3/7".into()), nodes: vec![], none_runs: false };
     let plan = Plan { approvals: vec![wait], ..Plan::default() };
     let (_, reason, message) = progress(false, &plan);
     let waiting = |reason: &str, message: &str| {
@@ -234,7 +234,8 @@ fn awaiting_approval_emits_one_event_with_command() {
     assert_eq!(news(&approval, &approval), []);
     assert_eq!(news(&approval, &idle), []);
     // The step of another version waits too.
-    let other = Wait::CanaryStep { step: 1, until: None, approval: Some("2/5".into()), nodes: vec![] };
+    let other =
+        Wait::CanaryStep { step: 1, until: None, approval: Some("2/5".into()), nodes: vec![], none_runs: false };
     let plan = Plan { approvals: plan.approvals.iter().cloned().chain([other]).collect(), ..Plan::default() };
     let (_, reason, message) = progress(false, &plan);
     let notes = news(&approval, &waiting(reason, &message));

@@ -421,7 +421,7 @@ fn request_that_is_removed_is_set_again_after_other_writes_and_not_once_the_atte
     answers(&mut view, "ceph", &request);
     let made = plan(&view, &policy, t(2));
     assert!(matches!(made.actions.get("a"), Some(Action::Claim { .. })), "{:?}", made.actions);
-    // Its host may still reboot.
+    // The host may still reboot.
     let (mut view, policy) = in_step(Step::Releasing, both());
     shadow(&mut view).spec.state = HostState::Idle;
     shadow(&mut view).status.controller.progress.as_mut().unwrap().permit_issued = true;

@@ -184,7 +184,7 @@ fn node_that_had_fallen_is_not_verified_while_it_has_its_proof() {
         turn(&mut view, &policy, DUE);
         assert_eq!(is_verified(&view), verified, "{proof:?}");
     }
-    // Its Node was registered again: its record is gone, and the ledger names it.
+    // The Node was registered again: the record is gone, and the ledger names it.
     let (mut view, policy) = rollout_of(&["a"], canary());
     let ledger = view.operator.as_mut().unwrap().status.active_rollouts[0].ledger.as_mut().unwrap();
     ledger.nodes[0].reason = NOT_READY.into();

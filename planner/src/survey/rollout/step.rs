@@ -10,7 +10,7 @@ use crate::policy::{CanaryStep, Policy};
 use crate::survey::key::{is_member, may_be_member};
 use crate::survey::{fallen, ledger};
 use crate::view::{ClusterView, NodeView};
-use crate::wait::{NONE_RUNS, Wait, not_ready};
+use crate::wait::{Wait, not_ready};
 
 /// The name of a canary step in an approval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -260,7 +260,8 @@ pub(super) fn step_on(
         };
         let (own, used) = (passed + 1, ledger.used());
         let name = active.step_name(places);
-        let waits = |until, approval, nodes| Some(Wait::CanaryStep { step: own, until, approval, nodes });
+        let waits =
+            |until, approval, nodes, none_runs| Some(Wait::CanaryStep { step: own, until, approval, nodes, none_runs });
         rollout.left = Some(usize::try_from(places.saturating_sub(used)).unwrap_or(0));
         // An approval is for what its user has seen: a step whose places are used up.
         let (given, full) = (approval.of(number, places).filter(|_| !approval_used), used >= places);
@@ -273,7 +274,7 @@ pub(super) fn step_on(
             active.step_done = None;
             active.approved &= full && ledger.nodes.iter().any(|node| node.has_fallen() && !node.accepted);
             rollout.wait =
-                if full { Some(unproven(own, &name, ledger)) } else { waits(None, None, named.on_their_way) };
+                if full { Some(unproven(own, &name, ledger)) } else { waits(None, None, named.on_their_way, false) };
             return (rollout, None);
         }
         if (step.manual || active.soak_repeated) && given.is_some() {
@@ -290,9 +291,8 @@ pub(super) fn step_on(
         let since = active.step_done.map_or(now, |since| named.ready_again.map_or(since, |again| again.max(since)));
         active.step_done = Some(since);
         let until = if is_urgent { since } else { after(since, step.soak) };
-        let shown = |others| if none_runs { vec![NONE_RUNS.to_owned()] } else { others };
         if now < until {
-            (rollout.left, rollout.wait) = (Some(0), waits(Some(until), None, shown(Vec::new())));
+            (rollout.left, rollout.wait) = (Some(0), waits(Some(until), None, Vec::new(), none_runs));
             return (rollout, Some(until));
         }
         if lacks_evidence && !step.manual && !active.soak_repeated {
@@ -301,12 +301,12 @@ pub(super) fn step_on(
             continue;
         }
         if (step.manual || lacks_evidence) && !active.approved {
-            (rollout.left, rollout.wait) = (Some(0), waits(None, Some(name), shown(named.without_workloads)));
+            (rollout.left, rollout.wait) = (Some(0), waits(None, Some(name), named.without_workloads, none_runs));
             return (rollout, None);
         }
         let fallen = not_accepted(ledger, &named.fallen);
         if !step.manual && !is_urgent && !fallen.is_empty() {
-            (rollout.left, rollout.wait) = (Some(0), waits(None, None, fallen));
+            (rollout.left, rollout.wait) = (Some(0), waits(None, None, fallen, false));
             return (rollout, None);
         }
         pass(policy, passed, &mut rollout, ledger);

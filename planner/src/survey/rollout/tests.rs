@@ -159,7 +159,10 @@ fn canary_step_is_not_passed_while_a_proven_node_is_not_ready() {
     assert_eq!(followed(&view, &policy, 709).active[0].steps_passed, 1, "for an instant only");
     let fallen = followed(&view, &policy, 710);
     let nodes = vec![format!("{canary} (not Ready)")];
-    assert_eq!(one(&fallen).wait, Some(Wait::CanaryStep { step: 1, until: None, approval: None, nodes }));
+    assert_eq!(
+        one(&fallen).wait,
+        Some(Wait::CanaryStep { step: 1, until: None, approval: None, nodes, none_runs: false })
+    );
     assert_eq!((fallen.active[0].steps_passed, one(&fallen).room_to_begin()), (0, Some(0)));
     view.operator.as_mut().unwrap().status.active_rollouts = fallen.active;
     let rollout = &mut view.operator.as_mut().unwrap().status.active_rollouts[0];
@@ -305,9 +308,8 @@ fn soak_without_a_node_on_the_version_is_repeated_once_and_then_a_user_is_asked(
             (rollouts.active[0].steps_passed, one(&rollouts).wait.clone())
         };
         let waits = |until: Option<i64>, approval: Option<&str>, none_runs: bool| {
-            let nodes = none_runs.then(|| crate::wait::NONE_RUNS.to_owned()).into_iter().collect();
             let (until, approval) = (until.map(t), approval.map(str::to_owned));
-            (0, Some(Wait::CanaryStep { step: 1, until, approval, nodes }))
+            (0, Some(Wait::CanaryStep { step: 1, until, approval, nodes: vec![], none_runs }))
         };
         assert_eq!(follow(&mut view, 100), waits(Some(3700), None, false), "{sentence}");
         view.nodes.remove("n00");
@@ -740,7 +742,8 @@ fn steps_that_policy_lacks_for_a_moment_are_not_passed() {
         assert!(one(&soaking).wait.as_ref().is_some_and(|wait| wait.ends_at().is_some()), "{sentence}: it soaks");
         view.operator.as_mut().unwrap().status.active_rollouts = soaking.active;
         let soaked = followed(&view, &restored, 1000);
-        let wait = Wait::CanaryStep { step: 2, until: None, approval: Some("7/3".into()), nodes: vec![] };
+        let wait =
+            Wait::CanaryStep { step: 2, until: None, approval: Some("7/3".into()), nodes: vec![], none_runs: false };
         assert_eq!((one(&soaked).wait.as_ref(), one(&soaked).left), (Some(&wait), Some(0)), "{sentence}");
     }
 }
@@ -784,7 +787,8 @@ fn approval_passes_only_one_step() {
     let mut two = fleet(4, 2, 0);
     two.operator = view.operator;
     let rollouts = followed(&two, &policy, 101);
-    let second = Wait::CanaryStep { step: 2, until: None, approval: Some("7/2".into()), nodes: vec![] };
+    let second =
+        Wait::CanaryStep { step: 2, until: None, approval: Some("7/2".into()), nodes: vec![], none_runs: false };
     assert_eq!(one(&rollouts).wait, Some(second));
 }
 
@@ -987,7 +991,7 @@ fn canary_step_counts_and_lists_disrupted_nodes_and_nodes_with_slots() {
     let rollout = one(&rollouts);
     assert_eq!((rollout.under_way, rollout.disrupted), (5, 5), "all but the one that is only staged");
     let nodes = ["n01", "n02", "n03"].map(str::to_owned).to_vec();
-    let wait = Wait::CanaryStep { step: 1, until: None, approval: None, nodes };
+    let wait = Wait::CanaryStep { step: 1, until: None, approval: None, nodes, none_runs: false };
     assert_eq!(rollout.wait, Some(wait), "the first few are named");
 }
 
@@ -999,7 +1003,10 @@ fn staging_node_counts_in_canary_step_but_not_as_disrupted() {
     let rollouts = followed(&view, &policy(&[step("2", 0, false)]), 100);
     assert_eq!((one(&rollouts).under_way, one(&rollouts).disrupted), (1, 0));
     let nodes = vec!["n00".to_owned()];
-    assert_eq!(one(&rollouts).wait, Some(Wait::CanaryStep { step: 1, until: None, approval: None, nodes }));
+    assert_eq!(
+        one(&rollouts).wait,
+        Some(Wait::CanaryStep { step: 1, until: None, approval: None, nodes, none_runs: false })
+    );
 }
 
 #[test]
@@ -1157,7 +1164,10 @@ fn node_that_is_not_ready_holds_a_step_although_a_user_has_accepted_another() {
     view.operator.as_mut().unwrap().status.active_rollouts = vec![with_ledger(ledger)];
     let rollouts = followed(&view, &policy(&[step("2", 0, false)]), 100);
     let nodes = vec!["n00 (not Ready)".to_owned()];
-    assert_eq!(one(&rollouts).wait, Some(Wait::CanaryStep { step: 1, until: None, approval: None, nodes }));
+    assert_eq!(
+        one(&rollouts).wait,
+        Some(Wait::CanaryStep { step: 1, until: None, approval: None, nodes, none_runs: false })
+    );
 }
 
 /// The place of the step was proven, and is not any more. It needs an approval.

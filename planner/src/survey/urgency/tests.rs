@@ -85,12 +85,18 @@ fn urgent_version_passes_soak_but_neither_approval_nor_number_of_nodes() {
         (
             "an approval after a soak",
             vec![step(1, 7200, true)],
-            Some(Wait::CanaryStep { step: 1, until: None, approval: Some("0/1".into()), nodes: vec![] }),
+            Some(Wait::CanaryStep {
+                step: 1,
+                until: None,
+                approval: Some("0/1".into()),
+                nodes: vec![],
+                none_runs: false,
+            }),
         ),
         (
             "a step of two nodes, of which one is updated",
             vec![step(2, 7200, false)],
-            Some(Wait::CanaryStep { step: 1, until: None, approval: None, nodes: vec![] }),
+            Some(Wait::CanaryStep { step: 1, until: None, approval: None, nodes: vec![], none_runs: false }),
         ),
     ] {
         let (mut view, mut policy) = fleet();
