@@ -285,7 +285,7 @@ async fn namespace_whose_jobs_cannot_be_created_in_time_delays_no_other_and_is_t
     let began = Instant::now();
     leader.carry_out(&mut acts).await;
     assert_eq!((created(HANGS), created(JOBS), began.elapsed().as_secs()), (AT_A_TIME, 12, PERIOD.as_secs()));
-    // What is under way ends without an answer. From then on one is tried after each pause.
+    // The acts under way end without an answer. From then on one is tried after each pause.
     while began.elapsed() < Duration::from_mins(5) {
         leader.carry_out(&mut acts).await;
         sleep(PERIOD).await;

@@ -321,16 +321,21 @@ mod tests {
         });
     }
 
+    #[track_caller]
+    fn assert_passes(scenario: &Scenario, passes: bool, sentence: &str) {
+        if passes {
+            assert_eq!(scenario.judge().violations, [], "{sentence}");
+        } else {
+            scenario.assert_only(Property::S12);
+        }
+    }
+
     /// Asserts whether `b` may be taken to the version after this approval.
     #[track_caller]
     fn assert_next_passes(scenario: &mut Scenario, approval: &str, passes: bool) {
         approve(scenario, approval);
         scenario.until_permit("b");
-        if passes {
-            assert_eq!(scenario.judge().violations, [], "{approval}");
-        } else {
-            scenario.assert_only(Property::S12);
-        }
+        assert_passes(scenario, passes, approval);
     }
 
     const ONE: CountOrPercent = CountOrPercent::Count(1);
@@ -379,11 +384,7 @@ mod tests {
             scenario.until_permit("c");
             assert_eq!(scenario.judge().violations, [], "{sentence}");
             scenario.until_permit("d");
-            if passes {
-                assert_eq!(scenario.judge().violations, [], "{sentence}");
-            } else {
-                scenario.assert_only(Property::S12);
-            }
+            assert_passes(&scenario, passes, sentence);
         }
     }
 
@@ -394,11 +395,7 @@ mod tests {
             scenario.update_ending("a", "HealthUnknown");
             scenario.register_again("a", machine);
             scenario.until_permit("b");
-            if passes {
-                assert_eq!(scenario.judge().violations, [], "{machine}");
-            } else {
-                scenario.assert_only(Property::S12);
-            }
+            assert_passes(&scenario, passes, machine);
         }
     }
 
@@ -459,11 +456,7 @@ mod tests {
             scenario.agent("e", |agent| agent.variant = Some("aws-k8s-1.36".into()));
             updated.iter().for_each(|node| scenario.update(node));
             then.iter().for_each(|node| scenario.until_permit(node));
-            if passes {
-                assert_eq!(scenario.judge().violations, [], "{sentence}");
-            } else {
-                scenario.assert_only(Property::S12);
-            }
+            assert_passes(&scenario, passes, sentence);
         }
     }
 
@@ -494,11 +487,7 @@ mod tests {
             scenario.update_ending("b", "HealthUnknown");
             assert_eq!(scenario.judge().violations, [], "{sentence}");
             scenario.until_permit("c");
-            if passes {
-                assert_eq!(scenario.judge().violations, [], "{sentence}");
-            } else {
-                scenario.assert_only(Property::S12);
-            }
+            assert_passes(&scenario, passes, sentence);
         }
     }
 
