@@ -13,8 +13,8 @@ pub(crate) struct Memory {
     /// The attempt whose image this process saw written whole, or took over from an earlier attempt, with no prepare since
     /// that may have changed it.
     pub(crate) prepared: Option<AttemptId>,
-    /// The version that a later attempt need not download again: this process saw its image written whole, and each command of
-    /// the host since then was a refresh of this process.
+    /// The version that a later attempt need not download again: this process saw its image written whole, and each command that
+    /// it has seen on the host since then was its own refresh.
     pub(crate) whole: Option<Version>,
     /// End time of the last command that was judged for the image, as the host writes it.
     pub(crate) judged: Option<String>,
@@ -106,9 +106,11 @@ impl Memory {
         if self.judged.as_ref() != Some(&last.timestamp) {
             self.judge_image(status, last);
         }
+        // After a refresh that failed, the host still shows the choice of an earlier one.
+        let chosen = if last.is(Command::Refresh) { &self.chosen } else { &status.chosen };
         let wanted = desired.version.as_ref();
         let is_whole = wanted.is_some()
-            && [self.whole.as_ref(), status.staged_version(), status.chosen.as_ref()].iter().all(|it| *it == wanted);
+            && [self.whole.as_ref(), status.staged_version(), chosen.as_ref()].iter().all(|it| *it == wanted);
         if is_whole && status.state == UpdateState::Staged {
             self.prepared = Some(desired.attempt.clone());
         }
@@ -214,7 +216,7 @@ mod tests {
 
     #[test]
     fn later_attempt_takes_over_the_image_after_own_refreshes_alone() {
-        let mut memory = Memory::default();
+        let mut memory = Memory { requested_refresh: true, ..Memory::default() };
         let idle = DesiredState { state: HostState::Idle, version: None, boot_id: None, ..desired(1) };
         let refresh = |memory: &mut Memory, time: &str, outcome: &str| {
             let status = staged(time, "refresh", outcome);
@@ -250,6 +252,10 @@ mod tests {
         assert!(!after(&|_, status| status.staging = None), "the host has lost it");
         assert!(!after(&|_, status| status.state = UpdateState::Ready), "it is armed");
         assert!(!after(&|_, status| status.chosen = Some(Version::new(1, 21, 0))), "the host chooses another one");
+        assert!(
+            !after(&|memory, status| *status = refresh(memory, "t5", "Failed")),
+            "it is not known to be offered still"
+        );
     }
 
     #[test]

@@ -177,3 +177,16 @@ fn staged_image_that_the_host_does_not_choose_any_more_is_not_used() {
         assert_eq!(requests(bench, Command::Prepare), 1);
     });
 }
+
+#[test]
+fn next_attempt_uses_the_staged_image_once_a_refresh_has_succeeded() {
+    simulate_agent(async |bench| {
+        assert_eq!(downloads_until_staged(bench, 1).await, 1);
+        bench.host.script(Fault::fails(Command::Refresh, "no network").times(u32::MAX));
+        withdraw_and_refresh(bench).await;
+        bench.stage(2);
+        until(bench, 5 * MINUTE, |view| failed(view) == Some(FailureReason::RefreshFailed)).await;
+        bench.host.clear_faults();
+        assert_eq!(downloads_until_staged(bench, 3).await, 1);
+    });
+}
