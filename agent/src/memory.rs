@@ -5,13 +5,19 @@ use models::shadow::FoundSettings;
 use semver::Version;
 
 use crate::desired_state::{AttemptId, DesiredState};
-use crate::host::types::{Command, UpdateState, UpdateStatus};
+use crate::host::types::{Command, CommandRecord, UpdateState, UpdateStatus};
 
 /// State that this process observed and caused in the running boot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Memory {
-    /// The attempt whose image this process saw written whole, with no prepare failed since.
+    /// The attempt whose image this process saw written whole, or took over from an earlier attempt, with no prepare since
+    /// that may have changed it.
     pub(crate) prepared: Option<AttemptId>,
+    /// The version that a later attempt need not download again: this process saw its image written whole, and each command that
+    /// it has seen on the host since then was its own refresh.
+    pub(crate) whole: Option<Version>,
+    /// End time of the last command that was judged for the image, as the host writes it.
+    pub(crate) judged: Option<String>,
     /// True once this process saw a prepare as the host's last command: earlier reports of the image are then out of
     /// date.
     pub(crate) saw_prepare: bool,
@@ -73,6 +79,16 @@ impl Memory {
         (self.armed, self.activated, self.disarmed) = (None, None, true);
     }
 
+    /// Records that this process is about to request a prepare, which may change the image and leave no record.
+    pub(crate) fn begin_prepare(&mut self) {
+        (self.prepared, self.whole) = (None, None);
+    }
+
+    /// Records that the last command in this status is a refresh of this process, which leaves the image as it is.
+    pub(crate) fn end_refresh(&mut self, status: &UpdateStatus) {
+        self.judged = status.timestamp().map(str::to_owned);
+    }
+
     /// Learns from a status that was just read, under this desired state.
     pub(crate) fn learn(&mut self, status: &UpdateStatus, desired: &DesiredState) {
         let Some(last) = &status.last else { return };
@@ -86,18 +102,30 @@ impl Memory {
             self.chosen = status.chosen.clone().filter(|_| found && self.requested_refresh);
             self.refresh_failure.take_if(|failure| failure.before.as_ref() != Some(&last.timestamp));
         }
-        if last.is(Command::Prepare) {
-            self.saw_prepare = true;
-            let whole = last.succeeded
-                && desired.version.as_ref().is_some_and(|wanted| {
-                    status.staged_version() == Some(wanted) && !wrote_another(&last.stderr, wanted)
-                });
-            if whole && matches!(status.state, UpdateState::Staged) {
-                self.prepared = Some(desired.attempt.clone());
-            } else if !whole {
-                self.prepared = None;
-            }
+        self.saw_prepare |= last.is(Command::Prepare);
+        if self.judged.as_ref() != Some(&last.timestamp) {
+            self.judge_image(status, last);
         }
+        // After a refresh that failed, the host still shows the choice of an earlier one.
+        let chosen = if last.is(Command::Refresh) { &self.chosen } else { &status.chosen };
+        let wanted = desired.version.as_ref();
+        let is_whole = wanted.is_some()
+            && [self.whole.as_ref(), status.staged_version(), chosen.as_ref()].iter().all(|it| *it == wanted);
+        if is_whole && status.state == UpdateState::Staged {
+            self.prepared = Some(desired.attempt.clone());
+        }
+    }
+
+    /// Judges the image by a command that has ended since the last read, other than a refresh of this process. The host shows
+    /// its last command alone: a prepare that failed may have come before another client's.
+    fn judge_image(&mut self, status: &UpdateStatus, last: &CommandRecord) {
+        self.judged = Some(last.timestamp.clone());
+        let prepared = last.is(Command::Prepare);
+        if prepared {
+            self.prepared = None;
+        }
+        let written = status.staged_version().filter(|_| prepared && last.succeeded);
+        self.whole = written.filter(|version| !wrote_another(&last.stderr, version)).cloned();
     }
 }
 
@@ -168,15 +196,78 @@ mod tests {
         }
     }
 
+    /// A status of the wanted version, whose last command ended at `time`.
+    fn staged(time: &str, kind: &str, outcome: &str) -> UpdateStatus {
+        let mut status = status("Staged", "1.20.5", kind, outcome, "");
+        status.last.as_mut().unwrap().timestamp = time.into();
+        status
+    }
+
     #[test]
     fn staged_image_is_trusted_until_prepare_fails() {
         let mut memory = Memory::default();
-        memory.learn(&status("Staged", "1.20.5", "prepare", "Success", ""), &desired(1));
+        memory.learn(&staged("t1", "prepare", "Success"), &desired(1));
         assert_eq!(memory.prepared, Some(desired(1).attempt));
-        memory.learn(&status("Staged", "1.20.5", "refresh", "Failed", ""), &desired(1));
-        assert_eq!(memory.prepared, Some(desired(1).attempt));
-        memory.learn(&status("Staged", "1.20.5", "prepare", "Failed", "out of space"), &desired(1));
+        memory.learn(&staged("t2", "refresh", "Failed"), &desired(1));
+        assert_eq!(memory.prepared, Some(desired(1).attempt), "also after another client's refresh");
+        memory.learn(&staged("t3", "prepare", "Failed"), &desired(1));
         assert_eq!(memory.prepared, None);
+    }
+
+    #[test]
+    fn later_attempt_takes_over_the_image_after_own_refreshes_alone() {
+        let mut memory = Memory { requested_refresh: true, ..Memory::default() };
+        let idle = DesiredState { state: HostState::Idle, version: None, boot_id: None, ..desired(1) };
+        let refresh = |memory: &mut Memory, time: &str, outcome: &str| {
+            let status = staged(time, "refresh", outcome);
+            memory.end_refresh(&status);
+            memory.learn(&status, &idle);
+            status
+        };
+        // The end of a download whose attempt was withdrawn.
+        memory.learn(&staged("t1", "prepare", "Success"), &idle);
+        assert_eq!(memory.prepared, None, "there is no attempt");
+        refresh(&mut memory, "t2", "Failed");
+        let own = refresh(&mut memory, "t3", "Success");
+        memory.learn(&own, &desired(2));
+        assert_eq!(memory.prepared, Some(desired(2).attempt));
+
+        let after = |change: &dyn Fn(&mut Memory, &mut UpdateStatus)| {
+            let (mut memory, mut status) = (memory.clone(), own.clone());
+            change(&mut memory, &mut status);
+            memory.learn(&status, &desired(3));
+            memory.prepared == Some(desired(3).attempt)
+        };
+        assert!(after(&|_, _| {}));
+        for (kind, outcome) in
+            [("refresh", "Success"), ("prepare", "Failed"), ("activate", "Failed"), ("deactivate", "Success")]
+        {
+            let is_trusted = after(&|memory, status| {
+                memory.learn(&staged("t4", kind, outcome), &idle);
+                *status = refresh(memory, "t5", "Success");
+            });
+            assert!(!is_trusted, "another client's {kind}: {outcome}");
+        }
+        assert!(!after(&|memory, _| memory.begin_prepare()), "a prepare without a record");
+        assert!(!after(&|_, status| status.staging = None), "the host has lost it");
+        assert!(!after(&|_, status| status.state = UpdateState::Ready), "it is armed");
+        assert!(!after(&|_, status| status.chosen = Some(Version::new(1, 21, 0))), "the host chooses another one");
+        assert!(
+            !after(&|memory, status| *status = refresh(memory, "t5", "Failed")),
+            "it is not known to be offered still"
+        );
+    }
+
+    #[test]
+    fn old_record_of_a_prepare_is_no_record_of_the_one_after_it() {
+        let mut memory = Memory::default();
+        let before = staged("t1", "prepare", "Success");
+        memory.learn(&before, &desired(1));
+        memory.begin_prepare();
+        memory.learn(&before, &desired(1));
+        assert_eq!(memory.prepared, None, "it has left no record");
+        memory.learn(&staged("t2", "prepare", "Success"), &desired(1));
+        assert_eq!(memory.prepared, Some(desired(1).attempt));
     }
 
     #[test]

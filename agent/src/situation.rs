@@ -57,10 +57,10 @@ fn classify(desired: &DesiredState) -> Desired {
     }
 }
 
-/// Returns the state of the inactive partition set. A staged image is trusted if this process saw it written whole for
-/// this attempt, or (the memory learns it from the status) if the host's last command is a prepare that wrote it. A
-/// process started later, after a refresh, finds no prepare: it trusts the previous one's report in this boot. A refresh
-/// that fails leaves the image as it is, too.
+/// Returns the state of the inactive partition set. A staged image is trusted if this process saw it written whole, for this
+/// attempt or for an earlier one whose image it keeps: the memory learns both from the status. A process started later, after a
+/// refresh, finds no prepare: it trusts the previous one's report in this boot. A refresh that fails leaves the image as it
+/// is, too.
 fn image(facts: &Facts, desired: &DesiredState, memory: &Memory, report: &AgentReport) -> Image {
     let Some(status) = &facts.status else { return Image::Nothing };
     match status.state {

@@ -25,9 +25,13 @@ const REFUSED: Delays = (Duration::from_millis(200), Duration::from_secs(10));
 pub(super) async fn run_command(turn: &mut Turn<'_>, command: Command) -> Outcome {
     let before = turn.boot.status.get().and_then(UpdateStatus::timestamp).map(str::to_owned);
     let requested_before = turn.boot.memory.requested_refresh;
-    if command == Command::Refresh {
-        turn.boot.memory.requested_refresh = true;
-        turn.boot.refreshes.requested = Some(Instant::now());
+    match command {
+        Command::Refresh => {
+            turn.boot.memory.requested_refresh = true;
+            turn.boot.refreshes.requested = Some(Instant::now());
+        }
+        Command::Prepare => turn.boot.memory.begin_prepare(),
+        Command::Activate | Command::Deactivate => {}
     }
     turn.boot.busy_since.get_or_insert(Moment::now());
     // Wherever this future is dropped, the status from before the command is out of date.
@@ -42,6 +46,9 @@ pub(super) async fn run_command(turn: &mut Turn<'_>, command: Command) -> Outcom
     }
     match &outcome {
         Outcome::Done(status) | Outcome::Failed(status, _) => {
+            if command == Command::Refresh {
+                turn.boot.memory.end_refresh(status);
+            }
             turn.boot.record_status(Some(status.clone()), &turn.desired);
         }
         Outcome::Vanished(status) => turn.boot.record_status(status.clone(), &turn.desired),

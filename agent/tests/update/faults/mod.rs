@@ -7,6 +7,7 @@ mod agent_exits;
 mod busy_host;
 mod constant_faults;
 mod each_call;
+mod kept_images;
 mod random_faults;
 mod web_api;
 
