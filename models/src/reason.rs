@@ -452,7 +452,7 @@ ends! {
         event: UpdateWithdrawn, class: Nothing, by_agent: false,
         advice: "The node is updated after the [blackout](policy.md#when).",
     }
-    /// Before the reboot was permitted, the host stopped offering the version; or before the drain, policy chose a newer one.
+    /// Before the reboot was permitted, the host stopped offering the version; or before the drain, policy chose a newer one, or the host one that policy refuses.
     Superseded { event: UpdateWithdrawn, class: Nothing, by_agent: false, advice: "" }
     /// The host's version lock was set by another client, and does not let the wanted version in.
     LockedByOther {

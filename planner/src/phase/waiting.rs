@@ -101,10 +101,28 @@ pub(super) fn asks_for_slot(ctx: &Attempt<'_>) -> Turn {
 /// Returns the end of an attempt whose version policy or the host has given up before the drain.
 fn no_longer_wanted(ctx: &Attempt<'_>) -> Option<Turn> {
     if let Some(message) = ctx.host().no_longer(&ctx.progress.version) {
+    if let Some(message) = passed_over(ctx) {
+        return Some(fail(FailureReason::Superseded, message));
+    }
         return Some(fail(FailureReason::PolicyChanged, message));
     }
     let wanted = ctx.node.want.as_ref().map(|want| &want.version);
     let message =
         wanted.and_then(|wanted| want::superseded(&ctx.shadow.status.agent, &ctx.progress.version, wanted))?;
+
+/// Returns that the host has chosen another version than that of the attempt, as its agent reports it, if policy refuses that one and has not had
+/// the host locked yet. A host that has not refreshed since a release still shows the version before it.
+fn passed_over(ctx: &Attempt<'_>) -> Option<String> {
+    let version = &ctx.progress.version;
+    let (reason, _) = ctx.agent_failure(ctx.progress)?;
+    let is_other = matches!(reason, FailureReason::VersionNotOffered | FailureReason::WrongImageStaged);
+    let wanted = ctx.node.want.as_ref().map(|want| &want.version);
+    let is_next = matches!(wanted, Some(Err(Wait::Pinning { version: next })) if next == version);
+    let is_locked = ctx.shadow.spec.host.as_ref().is_some_and(|host| host.version_lock.is_some());
+    let message = || {
+        format!("the host chose another version, which policy refuses; it is locked to {version} for the next attempt")
+    };
+    (is_other && is_next && !is_locked).then(message)
+}
     Some(fail(FailureReason::Superseded, message))
 }

@@ -1,7 +1,9 @@
 //! Tables of an attempt before its node is disrupted: what continues with the download, and what ends it.
 
 use models::condition::true_condition;
-use models::shadow::{AttemptResult, BLOCKED, HostState, OfferedUpdates, Record, Step};
+use models::reason::FailureReason;
+use models::shadow::{AttemptResult, BLOCKED, Failure, HostState, OfferedUpdates, Record, Step};
+use semver::Version;
 use serde_json::json;
 
 use crate::claims::ClaimFields;
@@ -128,6 +130,39 @@ fn staging_times_out_at_deadline() {
     assert_eq!((outcome(&before).as_str(), before.wake), ("Staging", Some(t(limit))));
     assert_eq!(deadlines(&view, &policy, t(1)).next(), Some(("a", t(limit))));
     assert_eq!(outcome(&plan(&view, &policy, t(limit))), "StageTimedOut");
+}
+
+/// Hosts that have not refreshed since a release show the version before it as the one that they choose, and then download the new one.
+#[test]
+fn host_that_chose_a_version_that_policy_refuses_is_locked_to_that_of_its_attempt_without_a_failure() {
+    let newer = || Version::new(1, 20, 6);
+    let refused = || json!({"version": {"exclude": ["1.20.6"]}});
+    let (not_offered, wrong) = (FailureReason::VersionNotOffered, FailureReason::WrongImageStaged);
+    for (sentence, spec, locked, reason, expected, failures) in [
+        ("it does not choose the version", refused(), None, not_offered, "Superseded", 0),
+        ("it wrote the other one", refused(), None, wrong, "Superseded", 0),
+        ("the download has failed", refused(), None, FailureReason::PrepareFailed, "PrepareFailed", 1),
+        ("it was locked to the version", refused(), Some("1.20.5"), not_offered, "VersionNotOffered", 1),
+        ("policy takes the other one", json!({}), None, not_offered, "Superseded", 0),
+    ] {
+        let (mut view, _) = staging();
+        let lock = (spec != json!({})).then_some("1.20.5");
+        let policy = with_policy(&mut view, spec);
+        let shadow = shadow(&mut view);
+        shadow.spec.host.as_mut().unwrap().version_lock = locked.map(str::to_owned);
+        let (chosen_version, available_versions) = (Some(newer()), vec![newer(), NEW, OLD]);
+        let updates = OfferedUpdates { chosen_version, available_versions, ..OfferedUpdates::default() };
+        let (step, message) = (HostState::StagedUpdate, String::new());
+        shadow.status.agent.updates = Some(updates);
+        shadow.status.agent.failure = Some(Failure { attempt: 1, step, reason, message, time: t(1) });
+        let made = plan(&view, &policy, t(5));
+        assert_eq!(outcome(&made), expected, "{sentence}");
+        let record = record_of(&made);
+        assert_eq!((record.failures, record.not_before.is_some()), (failures, failures > 0), "{sentence}");
+        write_due(&mut view, &policy, 5);
+        let Some(Action::Spec { spec }) = plan(&view, &policy, t(6)).actions.remove("a") else { panic!("{sentence}") };
+        assert_eq!(spec.host.unwrap().version_lock.as_deref(), lock, "{sentence}");
+    }
 }
 
 #[test]
