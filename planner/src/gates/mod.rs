@@ -112,8 +112,9 @@ const GATES: &[Gate] = &[
     gate(New, "NotBeingRemoved", "no autoscaler or user is removing the node", node::is_not_being_removed),
     gate(New, "NotHeld", "no user holds the node", node::is_not_held),
     gate(New, "NotCordoned", "no other user or controller has cordoned the node", node::is_not_cordoned),
-    gate(New, "WebApiReady", "a pod of the web API is Ready", components::web_api),
+    gate(New, "WebApiReady", WEB_API_READY, components::web_api),
     gate(Disrupt, "NodeReady", "the node is Ready", node::is_ready),
+    gate(Disrupt, "WebApiReady", WEB_API_READY, components::web_api),
     gate(Disrupt, "AgentReady", AGENT_READY, components::agent),
     gate(Disrupt, "HostUsable", HOST_USABLE, host::is_usable),
     gate(Disrupt, "HostNotBusy", HOST_NOT_BUSY, host::is_not_busy),
@@ -135,6 +136,7 @@ const GATES: &[Gate] = &[
     drain_gate("ExpressionsQuiet", "the expressions of policy return nothing", expressions::gate),
 ];
 
+const WEB_API_READY: &str = "a pod of the web API is Ready";
 const AGENT_READY: &str = "a pod of the agent on the node is Ready";
 const HOST_USABLE: &str = "the agent can use the update API of its host";
 const HOST_NOT_BUSY: &str = "no command of the host runs for too long";
@@ -198,10 +200,14 @@ pub(crate) fn start(ctx: &NodeContext<'_>) -> Option<Wait> {
     of_staged(ctx).find_map(|gate| gate.wait(ctx))
 }
 
-/// Returns what keeps the agent from its host now, as the end of a message; empty where nothing does.
-pub(crate) fn host_trouble(ctx: &NodeContext<'_>) -> String {
-    let wait = host::is_usable(ctx).or_else(|| host::is_not_busy(ctx));
-    wait.map_or_else(String::new, |wait| format!("; {wait}"))
+/// Returns why the agent is not heard now, if it is not: its node is not Ready, the web API is away, or its pod is not Ready.
+pub(crate) fn silent(ctx: &NodeContext<'_>) -> Option<Wait> {
+    node::is_ready(ctx).or_else(|| components::web_api(ctx)).or_else(|| components::agent(ctx))
+}
+
+/// Returns what keeps the agent from its part of an attempt now: it is not heard, or cannot use its host.
+pub(crate) fn agent_trouble(ctx: &NodeContext<'_>) -> Option<Wait> {
+    silent(ctx).or_else(|| host::is_usable(ctx)).or_else(|| host::is_not_busy(ctx))
 }
 
 /// Returns the brake of a node's rollout, unless the node is the one that is tried: it also stops what has not evicted a pod.

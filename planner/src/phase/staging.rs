@@ -2,7 +2,8 @@
 
 use models::reason::FailureReason;
 
-use super::row::{Attempt, Turn, fail, stay};
+use super::end::timed_out;
+use super::row::{Attempt, Turn, stay};
 use super::waiting::{asks_for_slot, deadline, ended_or_ordered, lacks_image};
 use crate::gates;
 use crate::wait::Wait;
@@ -14,9 +15,9 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         }
         let deadline = deadline(ctx);
         if ctx.now < deadline {
-            return stay(Wait::Staging).waking_at(deadline);
+            // It is not known then whether the host downloads anything.
+            return stay(gates::silent(ctx).unwrap_or(Wait::Staging)).waking_at(deadline);
         }
-        let trouble = gates::host_trouble(ctx);
-        fail(FailureReason::StageTimedOut, format!("the host did not stage the image in time{trouble}"))
+        timed_out(ctx, FailureReason::StageTimedOut, "the host did not stage the image in time")
     })
 }

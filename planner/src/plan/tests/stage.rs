@@ -132,6 +132,39 @@ fn staging_times_out_at_deadline() {
     assert_eq!(outcome(&plan(&view, &policy, t(limit))), "StageTimedOut");
 }
 
+/// The network of the host is not to blame then.
+#[test]
+fn download_on_a_node_that_is_not_heard_names_why_and_an_outage_of_the_web_api_counts_against_no_node() {
+    let case = |sentence: &str, waits: &str, end: (&str, i64), cause: &str, change: Change| {
+        let (mut view, mut policy) = staging();
+        change(&mut view, &mut policy);
+        let limit = i64::try_from(policy.stage.as_secs()).unwrap();
+        let before = plan(&view, &policy, t(limit - 1));
+        let shown = match before.actions.get("a") {
+            None => outcome(&before),
+            Some(_) => true_condition(&status_of(&before).conditions, BLOCKED).unwrap().reason.clone(),
+        };
+        assert_eq!(shown, waits, "{sentence}");
+        let made = plan(&view, &policy, t(limit));
+        assert_eq!((outcome(&made).as_str(), record_of(&made).failures), end, "{sentence}");
+        let named = last_of(&made).message.split_once("; ").map_or("", |(_, named)| named);
+        assert!(named.starts_with(cause) && named.is_empty() == cause.is_empty(), "{sentence}: {named}");
+    };
+    case("its agent is heard", "Staging", ("StageTimedOut", 1), "", |_, _| {});
+    case("its agent has no Ready pod", "AgentNotReady", ("StageTimedOut", 1), "no pod of the agent", |view, _| {
+        a(view).agent_missing = Some(t(10));
+    });
+    case("the web API has none", "WebApiNotReady", ("ClusterUnwell", 0), "no pod of the web API", |view, _| {
+        view.web_api_missing = Some(t(10));
+    });
+    case("it is not Ready", "NodeNotReady", ("StageTimedOut", 1), "the node is not Ready", |view, _| {
+        a(view).facts.ready = false;
+    });
+    case("its host does not answer", "Staging", ("StageTimedOut", 1), "the agent cannot use", |view, _| {
+        shadow(view).status.conditions.push(unreachable());
+    });
+}
+
 /// Hosts that have not refreshed since a release show the version before it as the one that they choose, and then download the new one.
 #[test]
 fn host_that_chose_a_version_that_policy_refuses_is_locked_to_that_of_its_attempt_without_a_failure() {
