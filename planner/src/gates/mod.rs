@@ -113,7 +113,8 @@ const GATES: &[Gate] = &[
     gate(New, "NotHeld", "no user holds the node", node::is_not_held),
     gate(New, "NotCordoned", "no other user or controller has cordoned the node", node::is_not_cordoned),
     gate(New, "WebApiReady", WEB_API_READY, components::web_api),
-    gate(Disrupt, "NodeReady", "the node is Ready", node::is_ready),
+    gate(Begin, "NodeReady", NODE_READY, node::is_ready),
+    gate(Disrupt, "NodeReady", NODE_READY, node::is_ready),
     gate(Disrupt, "WebApiReady", WEB_API_READY, components::web_api),
     gate(Disrupt, "AgentReady", AGENT_READY, components::agent),
     gate(Disrupt, "HostUsable", HOST_USABLE, host::is_usable),
@@ -137,6 +138,7 @@ const GATES: &[Gate] = &[
 ];
 
 const WEB_API_READY: &str = "a pod of the web API is Ready";
+const NODE_READY: &str = "the node is Ready";
 const AGENT_READY: &str = "a pod of the agent on the node is Ready";
 const HOST_USABLE: &str = "the agent can use the update API of its host";
 const HOST_NOT_BUSY: &str = "no command of the host runs for too long";
@@ -271,32 +273,26 @@ pub(crate) mod testing {
         gate(&NodeContext::of(&view, &survey, survey.find("a").unwrap(), t(0)).unwrap())
     }
 
-    fn new(ctx: &NodeContext<'_>) -> Option<Wait> {
-        of(&[New], ctx.mode()).find_map(|gate| gate.wait(ctx))
-    }
-
+    /// A download disrupts nothing, but the agent of a node that is not Ready may not run it: the attempt would time out.
     #[test]
-    fn pre_staging_requires_enabled_policy_but_not_ready_node() {
-        let ahead = |policy: &mut Policy| policy.pre_stage = Some(models::operator::CountOrPercent::Count(2));
-        for gate in [new, begin as Check<Wait>] {
-            let off = refusal_of(gate, |_, policy| {
-                ahead(policy);
-                policy.enabled = false;
-            });
-            assert_eq!(off, Some(Wait::Disabled));
-            let not_ready = refusal_of(gate, |view, policy| {
-                ahead(policy);
-                view.nodes.get_mut("a").unwrap().facts.ready = false;
-            });
-            assert_eq!(not_ready, None, "nothing is disrupted");
+    fn pre_staging_requires_enabled_policy_and_ready_node() {
+        for ahead in [Some(models::operator::CountOrPercent::Count(2)), None] {
+            let refused = |change: fn(&mut ClusterView, &mut Policy)| {
+                refusal_of(begin, |view, policy| {
+                    policy.pre_stage.clone_from(&ahead);
+                    change(view, policy);
+                })
+            };
+            assert_eq!(refused(|_, _| {}), None, "{ahead:?}");
+            assert_eq!(refused(|_, policy| policy.enabled = false), Some(Wait::Disabled), "{ahead:?}");
+            let not_ready = refused(|view, _| view.nodes.get_mut("a").unwrap().facts.ready = false);
+            assert_eq!(not_ready, Some(Wait::NodeNotReady), "{ahead:?}");
         }
-        let not_ready = refusal_of(begin, |view, _| view.nodes.get_mut("a").unwrap().facts.ready = false);
-        assert_eq!(not_ready, Some(Wait::NodeNotReady), "without pre-staging the disruption follows");
     }
 
     #[test]
     fn healthy_node_passes_all_gates() {
-        for gate in [new, start, begin, fleet::has_canary_place] {
+        for gate in [start, begin, fleet::has_canary_place] {
             assert_eq!(refusal_of(gate, |_, _| {}), None);
         }
         assert_eq!(refusal_of(before_drain, |_, _| {}), None);
