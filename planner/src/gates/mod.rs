@@ -202,8 +202,13 @@ pub(crate) fn start(ctx: &NodeContext<'_>) -> Option<Wait> {
     of_staged(ctx).find_map(|gate| gate.wait(ctx))
 }
 
+/// Returns the wait for the image of a node. While its agent is not heard, it is not known whether the host downloads anything.
+pub(crate) fn staging(ctx: &NodeContext<'_>) -> Wait {
+    silent(ctx).unwrap_or(Wait::Staging)
+}
+
 /// Returns why the agent is not heard now, if it is not: its node is not Ready, the web API is away, or its pod is not Ready.
-pub(crate) fn silent(ctx: &NodeContext<'_>) -> Option<Wait> {
+fn silent(ctx: &NodeContext<'_>) -> Option<Wait> {
     node::is_ready(ctx).or_else(|| components::web_api(ctx)).or_else(|| components::agent(ctx))
 }
 
