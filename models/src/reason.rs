@@ -316,7 +316,7 @@ ends! {
     /// Staging took longer than policy allows.
     StageTimedOut {
         event: UpdateFailed, class: Node, by_agent: false,
-        advice: "Check the network between the host and its update repository, or raise `spec.deadlines.stage`; see the agent's log.",
+        advice: "See what the message names. Else check the network between the host and its update repository, or raise `spec.deadlines.stage`; see the agent's log.",
     }
     /// The drain took longer than policy allows.
     DrainTimedOut {
@@ -366,11 +366,11 @@ ends! {
     }
     /// Before the reboot was permitted, the cluster was not well. Many nodes fell ill at once, nodes included that were not being updated, or
     /// more nodes were not Ready than `health.before.maxUnhealthyNodes` allows. Or an expression of `health.before` that is the same for all
-    /// nodes returned something or had no result, or another node of the control plane was out of service.
+    /// nodes returned something or had no result, another node of the control plane was out of service, or no pod of the web API was Ready.
     ClusterUnwell {
         event: UpdateWithdrawn, class: Nothing, by_agent: false,
         advice: "Find out why nodes are not well: those that the message names, or the ones that are not Ready in `kubectl get nodes`. \
-            Where it names an expression, see [that](expressions.md). The node is updated once that is over. Where the last attempt for the \
+            Where it names an expression, see [that](expressions.md), and where the web API, [that](runbook/BrupopWebApiDown.md). The node is updated once that is over. Where the last attempt for the \
             version ended so or as `GateRefused`, an expression ends the attempt as `GateRefused`.",
     }
     /// The rollout was braked before the node was drained, while its hooks were awaited.
@@ -452,7 +452,7 @@ ends! {
         event: UpdateWithdrawn, class: Nothing, by_agent: false,
         advice: "The node is updated after the [blackout](policy.md#when).",
     }
-    /// Before the reboot was permitted, the host stopped offering the version; or before the drain, policy chose a newer one.
+    /// Before the reboot was permitted, the host stopped offering the version; or before the drain, policy chose a newer one, or the host one that policy refuses.
     Superseded { event: UpdateWithdrawn, class: Nothing, by_agent: false, advice: "" }
     /// The host's version lock was set by another client, and does not let the wanted version in.
     LockedByOther {

@@ -112,8 +112,10 @@ const GATES: &[Gate] = &[
     gate(New, "NotBeingRemoved", "no autoscaler or user is removing the node", node::is_not_being_removed),
     gate(New, "NotHeld", "no user holds the node", node::is_not_held),
     gate(New, "NotCordoned", "no other user or controller has cordoned the node", node::is_not_cordoned),
-    gate(New, "WebApiReady", "a pod of the web API is Ready", components::web_api),
-    gate(Disrupt, "NodeReady", "the node is Ready", node::is_ready),
+    gate(New, "WebApiReady", WEB_API_READY, components::web_api),
+    gate(Begin, "NodeReady", NODE_READY, node::is_ready),
+    gate(Disrupt, "NodeReady", NODE_READY, node::is_ready),
+    gate(Disrupt, "WebApiReady", WEB_API_READY, components::web_api),
     gate(Disrupt, "AgentReady", AGENT_READY, components::agent),
     gate(Disrupt, "HostUsable", HOST_USABLE, host::is_usable),
     gate(Disrupt, "HostNotBusy", HOST_NOT_BUSY, host::is_not_busy),
@@ -135,6 +137,8 @@ const GATES: &[Gate] = &[
     drain_gate("ExpressionsQuiet", "the expressions of policy return nothing", expressions::gate),
 ];
 
+const WEB_API_READY: &str = "a pod of the web API is Ready";
+const NODE_READY: &str = "the node is Ready";
 const AGENT_READY: &str = "a pod of the agent on the node is Ready";
 const HOST_USABLE: &str = "the agent can use the update API of its host";
 const HOST_NOT_BUSY: &str = "no command of the host runs for too long";
@@ -198,10 +202,19 @@ pub(crate) fn start(ctx: &NodeContext<'_>) -> Option<Wait> {
     of_staged(ctx).find_map(|gate| gate.wait(ctx))
 }
 
-/// Returns what keeps the agent from its host now, as the end of a message; empty where nothing does.
-pub(crate) fn host_trouble(ctx: &NodeContext<'_>) -> String {
-    let wait = host::is_usable(ctx).or_else(|| host::is_not_busy(ctx));
-    wait.map_or_else(String::new, |wait| format!("; {wait}"))
+/// Returns the wait for the image of a node. While its agent is not heard, it is not known whether the host downloads anything.
+pub(crate) fn staging(ctx: &NodeContext<'_>) -> Wait {
+    silent(ctx).unwrap_or(Wait::Staging)
+}
+
+/// Returns why the agent is not heard now, if it is not: its node is not Ready, the web API is away, or its pod is not Ready.
+fn silent(ctx: &NodeContext<'_>) -> Option<Wait> {
+    node::is_ready(ctx).or_else(|| components::web_api(ctx)).or_else(|| components::agent(ctx))
+}
+
+/// Returns what keeps the agent from its part of an attempt now: it is not heard, or cannot use its host.
+pub(crate) fn agent_trouble(ctx: &NodeContext<'_>) -> Option<Wait> {
+    silent(ctx).or_else(|| host::is_usable(ctx)).or_else(|| host::is_not_busy(ctx))
 }
 
 /// Returns the brake of a node's rollout, unless the node is the one that is tried: it also stops what has not evicted a pod.
@@ -265,32 +278,26 @@ pub(crate) mod testing {
         gate(&NodeContext::of(&view, &survey, survey.find("a").unwrap(), t(0)).unwrap())
     }
 
-    fn new(ctx: &NodeContext<'_>) -> Option<Wait> {
-        of(&[New], ctx.mode()).find_map(|gate| gate.wait(ctx))
-    }
-
+    /// A download disrupts nothing, but the agent of a node that is not Ready may not run it: the attempt would time out.
     #[test]
-    fn pre_staging_requires_enabled_policy_but_not_ready_node() {
-        let ahead = |policy: &mut Policy| policy.pre_stage = Some(models::operator::CountOrPercent::Count(2));
-        for gate in [new, begin as Check<Wait>] {
-            let off = refusal_of(gate, |_, policy| {
-                ahead(policy);
-                policy.enabled = false;
-            });
-            assert_eq!(off, Some(Wait::Disabled));
-            let not_ready = refusal_of(gate, |view, policy| {
-                ahead(policy);
-                view.nodes.get_mut("a").unwrap().facts.ready = false;
-            });
-            assert_eq!(not_ready, None, "nothing is disrupted");
+    fn pre_staging_requires_enabled_policy_and_ready_node() {
+        for ahead in [Some(models::operator::CountOrPercent::Count(2)), None] {
+            let refused = |change: fn(&mut ClusterView, &mut Policy)| {
+                refusal_of(begin, |view, policy| {
+                    policy.pre_stage.clone_from(&ahead);
+                    change(view, policy);
+                })
+            };
+            assert_eq!(refused(|_, _| {}), None, "{ahead:?}");
+            assert_eq!(refused(|_, policy| policy.enabled = false), Some(Wait::Disabled), "{ahead:?}");
+            let not_ready = refused(|view, _| view.nodes.get_mut("a").unwrap().facts.ready = false);
+            assert_eq!(not_ready, Some(Wait::NodeNotReady), "{ahead:?}");
         }
-        let not_ready = refusal_of(begin, |view, _| view.nodes.get_mut("a").unwrap().facts.ready = false);
-        assert_eq!(not_ready, Some(Wait::NodeNotReady), "without pre-staging the disruption follows");
     }
 
     #[test]
     fn healthy_node_passes_all_gates() {
-        for gate in [new, start, begin, fleet::has_canary_place] {
+        for gate in [start, begin, fleet::has_canary_place] {
             assert_eq!(refusal_of(gate, |_, _| {}), None);
         }
         assert_eq!(refusal_of(before_drain, |_, _| {}), None);

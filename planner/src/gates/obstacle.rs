@@ -14,7 +14,8 @@ pub(crate) enum Obstacle {
 
 impl Obstacle {
     /// Returns whether it may end by itself within minutes: another node's drain may have moved pods of a budget, whose replacements are about
-    /// to be Ready; a host, Prometheus or the API server may not answer for some seconds, as where they run on a node that is drained too.
+    /// to be Ready; a host, the web API, Prometheus or the API server may not answer for some seconds, as where they run on a node that is drained
+    /// too.
     pub(crate) const fn may_end(&self) -> bool {
         let Self::Refused(wait) = self else { return true };
         matches!(
@@ -23,6 +24,7 @@ impl Obstacle {
                 | Wait::HostNotUsable { .. }
                 | Wait::HostBusy { .. }
                 | Wait::AgentNotReady
+                | Wait::WebApiNotReady
                 | Wait::ExpressionFails { .. }
                 | Wait::PodsNotReady { .. }
                 | Wait::DrainRefused { why: Refusal::Unread, .. }

@@ -124,13 +124,24 @@ pub(super) fn refused(ctx: &Attempt<'_>, wait: &Wait) -> Action {
         {
             FailureReason::ClusterUnwell
         }
-        Wait::ClusterUnwell { .. } | Wait::ControlPlaneBusy { .. } | Wait::UnhealthyNodes { .. } => {
-            FailureReason::ClusterUnwell
-        }
+        Wait::ClusterUnwell { .. }
+        | Wait::ControlPlaneBusy { .. }
+        | Wait::UnhealthyNodes { .. }
+        | Wait::WebApiNotReady => FailureReason::ClusterUnwell,
         Wait::Braked { .. } => FailureReason::RolloutBraked,
         _ => FailureReason::GateRefused,
     };
     failed(ctx, reason, &wait.to_string())
+}
+
+/// Returns the end of an attempt whose agent, or host, did not do its part in time, with what keeps it from that now. Without a Ready pod of the
+/// web API no agent can, which counts against no node, unless its host may still act on a permit.
+pub(super) fn timed_out(ctx: &Attempt<'_>, reason: FailureReason, message: &str) -> Turn {
+    let trouble = gates::agent_trouble(ctx);
+    let is_of_all = trouble == Some(Wait::WebApiNotReady) && !ctx.permit_issued(ctx.progress);
+    let reason = if is_of_all { FailureReason::ClusterUnwell } else { reason };
+    let trouble = trouble.map_or_else(String::new, |wait| format!("; {wait}"));
+    fail(reason, format!("{message}{trouble}"))
 }
 
 /// Ends an attempt that went through. Without a policy that says what it has to go through, it has shown nothing about its version.

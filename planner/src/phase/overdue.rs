@@ -10,6 +10,7 @@ use models::shadow::{Blocker, DrainStatus, PodMove};
 use super::blockers::name_blockers;
 use super::claim::{not_claimed, unclaimed};
 use super::drained::{fail_for_returning_pod, first_few, record_new, returning_pod};
+use super::end::timed_out;
 use super::result::mark_moved;
 use super::row::{Attempt, Turn, act, fail};
 use crate::claims::ClaimField;
@@ -148,8 +149,7 @@ pub(super) fn drain_timed_out(ctx: &Attempt<'_>, claimed: bool, sorted: Option<&
             (FailureReason::NotStaged, "the staged image is gone".to_owned())
         }
         Some(_) if left.is_empty() => {
-            let trouble = gates::host_trouble(ctx);
-            (FailureReason::AgentSilent, format!("the agent has not confirmed the desired state{trouble}"))
+            return timed_out(ctx, FailureReason::AgentSilent, "the agent has not confirmed the desired state");
         }
         Some(sorted) => {
             let silent = if ctx.facts().ready { "" } else { ", which is not Ready" };

@@ -10,7 +10,7 @@ use super::boot::{after_reboot, limit_of};
 use super::claim::{claim_due, return_to_service};
 use super::desired::desired_state;
 use super::drained::{is_later_than_cordon, to_ask_first};
-use super::end::{ended_before_permit, ended_by_host};
+use super::end::{ended_before_permit, ended_by_host, timed_out};
 use super::permits::{permit_request, rehearsal_request};
 use super::row::{Attempt, Outcome, Turn, act, fail, stay};
 use crate::decision::Action;
@@ -82,7 +82,6 @@ fn requested_nonce<'a>(ctx: &Attempt<'a>) -> Option<&'a str> {
 
 fn too_late(ctx: &Attempt<'_>) -> Turn {
     let limit = limit_of(ctx.policy.reboot, "reboot");
-    let trouble = gates::host_trouble(ctx);
     let permit = ctx.shadow.spec.permit.as_ref();
     let unanswered = requested_nonce(ctx).filter(|nonce| permit.is_none_or(|permit| permit.nonce != **nonce));
     let held = unanswered.and_then(|_| held_back(ctx));
@@ -95,16 +94,16 @@ fn too_late(ctx: &Attempt<'_>) -> Turn {
         return fail(FailureReason::AgentSilent, message);
     }
     if ctx.mode().is_drill() {
-        return fail(FailureReason::AgentSilent, format!("the agent has not verified its permit {limit}{trouble}"));
+        return timed_out(ctx, FailureReason::AgentSilent, &format!("the agent has not verified its permit {limit}"));
     }
     if permit.is_none() {
-        return fail(FailureReason::AgentSilent, format!("the agent requested no permit {limit}{trouble}"));
+        return timed_out(ctx, FailureReason::AgentSilent, &format!("the agent requested no permit {limit}"));
     }
     // The host may still reboot by its earlier permit: the end is that of a reboot that did not come.
     let held =
         held.map_or_else(String::new, |wait| format!("; its last request for a permit was not answered: {wait}"));
-    let state = if ctx.facts().ready { "" } else { ", and is not Ready" };
-    fail(FailureReason::RebootTimedOut, format!("the node was not seen in another boot {limit}{state}{trouble}{held}"))
+    let message = format!("the node was not seen in another boot {limit}{held}");
+    timed_out(ctx, FailureReason::RebootTimedOut, &message)
 }
 
 /// Returns whether the agent has verified its rehearsal permit.

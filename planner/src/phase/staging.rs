@@ -2,10 +2,10 @@
 
 use models::reason::FailureReason;
 
-use super::row::{Attempt, Turn, fail, stay};
+use super::end::timed_out;
+use super::row::{Attempt, Turn, stay};
 use super::waiting::{asks_for_slot, deadline, ended_or_ordered, lacks_image};
 use crate::gates;
-use crate::wait::Wait;
 
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     ended_or_ordered(ctx).unwrap_or_else(|| {
@@ -14,9 +14,8 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         }
         let deadline = deadline(ctx);
         if ctx.now < deadline {
-            return stay(Wait::Staging).waking_at(deadline);
+            return stay(gates::staging(ctx)).waking_at(deadline);
         }
-        let trouble = gates::host_trouble(ctx);
-        fail(FailureReason::StageTimedOut, format!("the host did not stage the image in time{trouble}"))
+        timed_out(ctx, FailureReason::StageTimedOut, "the host did not stage the image in time")
     })
 }

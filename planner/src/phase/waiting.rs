@@ -5,7 +5,7 @@ use models::reason::FailureReason;
 use models::shadow::{HostState, Mode};
 
 use super::desired::desired_state;
-use super::end::{ended_by_host, ended_from_outside};
+use super::end::{ended_by_host, ended_from_outside, timed_out};
 use super::permits::rehearsal_request;
 use super::row::{Attempt, Outcome, Turn, act, fail, stay};
 use super::start::start_drain;
@@ -81,11 +81,9 @@ pub(super) fn asks_for_slot(ctx: &Attempt<'_>) -> Turn {
             if ctx.now < deadline {
                 return stay(Wait::AwaitingAgent).waking_at(deadline);
             }
-            let trouble = gates::host_trouble(ctx);
-            let message = format!(
-                "no permit was requested in time: the agent does not answer, or it or the web API does not know drills{trouble}"
-            );
-            return fail(FailureReason::AgentSilent, message);
+            let message =
+                "no permit was requested in time: the agent does not answer, or it or the web API does not know drills";
+            return timed_out(ctx, FailureReason::AgentSilent, message);
         }
     }
     if let Some(refused) = gates::start(ctx) {
@@ -103,8 +101,26 @@ fn no_longer_wanted(ctx: &Attempt<'_>) -> Option<Turn> {
     if let Some(message) = ctx.host().no_longer(&ctx.progress.version) {
         return Some(fail(FailureReason::PolicyChanged, message));
     }
+    if let Some(message) = passed_over(ctx) {
+        return Some(fail(FailureReason::Superseded, message));
+    }
     let wanted = ctx.node.want.as_ref().map(|want| &want.version);
     let message =
         wanted.and_then(|wanted| want::superseded(&ctx.shadow.status.agent, &ctx.progress.version, wanted))?;
     Some(fail(FailureReason::Superseded, message))
+}
+
+/// Returns that the host has chosen another version than that of the attempt, as its agent reports it, if policy refuses that one and has not had
+/// the host locked yet. A host that has not refreshed since a release still shows the version before it.
+fn passed_over(ctx: &Attempt<'_>) -> Option<String> {
+    let version = &ctx.progress.version;
+    let (reason, _) = ctx.agent_failure(ctx.progress)?;
+    let is_other = matches!(reason, FailureReason::VersionNotOffered | FailureReason::WrongImageStaged);
+    let wanted = ctx.node.want.as_ref().map(|want| &want.version);
+    let is_next = matches!(wanted, Some(Err(Wait::Pinning { version: next })) if next == version);
+    let is_locked = ctx.shadow.spec.host.as_ref().is_some_and(|host| host.version_lock.is_some());
+    let message = || {
+        format!("the host chose another version, which policy refuses; it is locked to {version} for the next attempt")
+    };
+    (is_other && is_next && !is_locked).then(message)
 }

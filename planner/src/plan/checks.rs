@@ -157,10 +157,16 @@ fn idle(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
 
 fn staged(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
     let holds = Phase::of_step(Step::Staging).map_or("", |phase| (phase.holds)(ctx.mode()));
-    let early = |wait: &&Wait| matches!(wait, Wait::Staging | Wait::AwaitingAgent);
+    // A drill that a gate refuses ends: one that waits for its node, its agent or the web API lacks its image.
+    let early = |wait: &&Wait| {
+        matches!(
+            wait,
+            Wait::Staging | Wait::AwaitingAgent | Wait::NodeNotReady | Wait::WebApiNotReady | Wait::AgentNotReady
+        )
+    };
     let staging = match ctx.mode() {
         Mode::Drill { .. } => wait.filter(early).cloned(),
-        Mode::Update | Mode::Verification => (!ctx.is_staged()).then_some(Wait::Staging),
+        Mode::Update | Mode::Verification => (!ctx.is_staged()).then(|| gates::staging(ctx)),
     };
     checks.push(Check::new("Staged", holds, staging.into()));
     add_gates(ctx, gates::of_staged(ctx), checks);
@@ -202,8 +208,10 @@ fn under_way(progress: &Progress, wait: Option<&Wait>, checks: &mut Vec<Check>) 
 
 #[cfg(test)]
 mod tests {
+    use models::shadow::{Drill, HostState};
+
     use super::*;
-    use crate::fixtures::{cluster, node, t};
+    use crate::fixtures::{at, cluster, node, t};
     use crate::plan::plan;
 
     #[test]
@@ -219,6 +227,30 @@ mod tests {
             let checks = checks(&view, &policy, &made, t(0), "a");
             let first = checks.iter().find_map(Check::wait);
             assert_eq!((first, made.waits.get("a")), (Some(&expected), Some(&expected)), "{checks:?}");
+        }
+    }
+
+    #[test]
+    fn node_that_downloads_lacks_its_image_for_the_reason_for_which_it_waits() {
+        for drill in [None, Some(Drill { download: true, ..Drill::default() })] {
+            let mut a = at("a", Step::Staging, 0, HostState::StagedUpdate);
+            let status = &mut a.shadow.as_mut().unwrap().status;
+            status.agent.state = Some(HostState::Idle);
+            status.controller.progress.as_mut().unwrap().drill.clone_from(&drill);
+            let (mut view, policy) = cluster(vec![a], &[]);
+            for (missing, ready, expected) in [
+                (None, true, Wait::Staging),
+                (Some(t(0)), true, Wait::WebApiNotReady),
+                (Some(t(0)), false, Wait::NodeNotReady),
+            ] {
+                view.web_api_missing = missing;
+                view.nodes.get_mut("a").unwrap().facts.ready = ready;
+                let made = plan(&view, &policy, t(60));
+                assert_eq!(made.waits.get("a"), Some(&expected), "{drill:?}: {:?}", made.actions);
+                let checks = checks(&view, &policy, &made, t(60), "a");
+                let first = checks.iter().find(|check| check.wait().is_some()).unwrap();
+                assert_eq!((first.name, first.wait()), ("Staged", Some(&expected)), "{drill:?}: {checks:?}");
+            }
         }
     }
 }

@@ -94,6 +94,20 @@ fn what_may_end_by_itself_is_waited_for_once_the_node_has_left_its_load_balancer
     });
 }
 
+/// No agent could request the permit of a node that is emptied meanwhile.
+#[test]
+fn web_api_is_waited_for_before_the_first_eviction_and_its_outage_counts_against_no_node() {
+    let (mut view, policy) = leaving(|view, _| view.web_api_missing = Some(t(100)));
+    for second in [300, 600, 300 + 1799] {
+        let made = plan(&view, &policy, t(second));
+        assert_eq!((outcome(&made).as_str(), made.evictions.len()), ("WebApiNotReady", 0), "{second}");
+    }
+    let ended = plan(&view, &policy, t(300 + 1800));
+    assert_eq!((outcome(&ended).as_str(), record_of(&ended).failures), ("ClusterUnwell", 0), "not for ever");
+    view.web_api_missing = None;
+    assert_eq!(outcome(&plan(&view, &policy, t(600))), "step Draining");
+}
+
 #[test]
 fn broken_pods_of_a_budget_are_waited_for_once_the_node_has_left_its_load_balancers() {
     let (mut view, policy) = leaving(|view, _| view.budgets = vec![budget(2)]);

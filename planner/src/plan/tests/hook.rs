@@ -311,6 +311,18 @@ fn gates_are_checked_again_after_the_wait_for_hooks() {
     case("expression of the fleet", "ClusterUnwell", |view, spec| fire(view, spec, "errors > 0"));
 }
 
+/// Pods of the web API may have run on nodes that are drained, too.
+#[test]
+fn web_api_is_waited_for_once_hooks_have_answered() {
+    let (mut view, policy) = in_step(Step::BeforeDrain, json!({}));
+    view.web_api_missing = Some(t(-60));
+    assert_eq!(outcome(&plan(&view, &policy, t(600))), "WebApiNotReady");
+    let ended = plan(&view, &policy, t(1800));
+    assert_eq!((outcome(&ended).as_str(), record_of(&ended).failures), ("ClusterUnwell", 0));
+    view.web_api_missing = None;
+    assert_eq!(outcome(&plan(&view, &policy, t(600))), "step Draining");
+}
+
 /// A host may not answer for some seconds, as while its API server restarts.
 #[test]
 fn host_that_cannot_be_used_when_hooks_have_answered_is_waited_for() {

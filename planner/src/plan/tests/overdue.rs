@@ -9,6 +9,7 @@ use crate::fixtures::*;
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
 use crate::view::{Blocked, ClusterView, InFlight, PodFacts};
+use crate::wait::Wait;
 
 /// A drain past its deadline that deletes what is left, as recorded.
 fn forced(pods: Vec<PodFacts>) -> (ClusterView, Policy) {
@@ -188,6 +189,13 @@ fn timed_out_drain_reports_cause() {
         let node = view.nodes.get_mut("a").unwrap();
         node.pods = Some(vec![]);
         node.shadow.as_mut().unwrap().generation = 2;
+    });
+    let no_agent = format!("the agent has not confirmed the desired state; {}", Wait::WebApiNotReady);
+    case("no agent can report", FailureReason::ClusterUnwell, &no_agent, |view| {
+        let node = view.nodes.get_mut("a").unwrap();
+        node.pods = Some(vec![]);
+        node.shadow.as_mut().unwrap().generation = 2;
+        view.web_api_missing = Some(t(10));
     });
 }
 

@@ -299,6 +299,18 @@ fn reboot_timeout_reports_agent_host_or_image_as_cause() {
     };
     case("the agent never asked", "AgentSilent", no_request, |_| {});
     case("the host has its permit", "RebootTimedOut", no_reboot, |view| shadow(view).spec.permit = permit("n"));
+    case("no agent could ask", "ClusterUnwell", "no pod of the web API is Ready", |view| {
+        view.web_api_missing = Some(t(10));
+    });
+    case(
+        "the host has its permit, and no agent can report",
+        "RebootTimedOut",
+        "no pod of the web API is Ready",
+        |view| {
+            shadow(view).spec.permit = permit("n");
+            view.web_api_missing = Some(t(10));
+        },
+    );
     case("the agent asked, and no permit could be written", "AgentSilent", not_written, |view| {
         shadow(view).status.agent.armed = Some(armed(ArmedPhase::Arming));
     });
@@ -314,7 +326,7 @@ fn reboot_timeout_reports_agent_host_or_image_as_cause() {
     case(
         "the image is armed by a permit, and the node is silent since: its host may be shutting down, or start slowly",
         "RebootTimedOut",
-        no_reboot,
+        "; the node is not Ready",
         |view| {
             shadow(view).spec.permit = permit("n");
             shadow(view).status.agent.armed = Some(armed(ArmedPhase::Activated));

@@ -1,7 +1,9 @@
 //! Tables of an attempt before its node is disrupted: what continues with the download, and what ends it.
 
 use models::condition::true_condition;
-use models::shadow::{AttemptResult, BLOCKED, HostState, OfferedUpdates, Record, Step};
+use models::reason::FailureReason;
+use models::shadow::{AttemptResult, BLOCKED, Failure, HostState, OfferedUpdates, Record, Step};
+use semver::Version;
 use serde_json::json;
 
 use crate::claims::ClaimFields;
@@ -128,6 +130,72 @@ fn staging_times_out_at_deadline() {
     assert_eq!((outcome(&before).as_str(), before.wake), ("Staging", Some(t(limit))));
     assert_eq!(deadlines(&view, &policy, t(1)).next(), Some(("a", t(limit))));
     assert_eq!(outcome(&plan(&view, &policy, t(limit))), "StageTimedOut");
+}
+
+/// The network of the host is not to blame then.
+#[test]
+fn download_on_a_node_that_is_not_heard_names_why_and_an_outage_of_the_web_api_counts_against_no_node() {
+    let case = |sentence: &str, waits: &str, end: (&str, i64), cause: &str, change: Change| {
+        let (mut view, mut policy) = staging();
+        change(&mut view, &mut policy);
+        let limit = i64::try_from(policy.stage.as_secs()).unwrap();
+        let before = plan(&view, &policy, t(limit - 1));
+        let shown = match before.actions.get("a") {
+            None => outcome(&before),
+            Some(_) => true_condition(&status_of(&before).conditions, BLOCKED).unwrap().reason.clone(),
+        };
+        assert_eq!(shown, waits, "{sentence}");
+        let made = plan(&view, &policy, t(limit));
+        assert_eq!((outcome(&made).as_str(), record_of(&made).failures), end, "{sentence}");
+        let named = last_of(&made).message.split_once("; ").map_or("", |(_, named)| named);
+        assert!(named.starts_with(cause) && named.is_empty() == cause.is_empty(), "{sentence}: {named}");
+    };
+    case("its agent is heard", "Staging", ("StageTimedOut", 1), "", |_, _| {});
+    case("its agent has no Ready pod", "AgentNotReady", ("StageTimedOut", 1), "no pod of the agent", |view, _| {
+        a(view).agent_missing = Some(t(10));
+    });
+    case("the web API has none", "WebApiNotReady", ("ClusterUnwell", 0), "no pod of the web API", |view, _| {
+        view.web_api_missing = Some(t(10));
+    });
+    case("it is not Ready", "NodeNotReady", ("StageTimedOut", 1), "the node is not Ready", |view, _| {
+        a(view).facts.ready = false;
+    });
+    case("its host does not answer", "Staging", ("StageTimedOut", 1), "the agent cannot use", |view, _| {
+        shadow(view).status.conditions.push(unreachable());
+    });
+}
+
+/// Hosts that have not refreshed since a release show the version before it as the one that they choose, and then download the new one.
+#[test]
+fn host_that_chose_a_version_that_policy_refuses_is_locked_to_that_of_its_attempt_without_a_failure() {
+    let newer = || Version::new(1, 20, 6);
+    let refused = || json!({"version": {"exclude": ["1.20.6"]}});
+    let (not_offered, wrong) = (FailureReason::VersionNotOffered, FailureReason::WrongImageStaged);
+    for (sentence, spec, locked, reason, expected, failures) in [
+        ("it does not choose the version", refused(), None, not_offered, "Superseded", 0),
+        ("it wrote the other one", refused(), None, wrong, "Superseded", 0),
+        ("the download has failed", refused(), None, FailureReason::PrepareFailed, "PrepareFailed", 1),
+        ("it was locked to the version", refused(), Some("1.20.5"), not_offered, "VersionNotOffered", 1),
+        ("policy takes the other one", json!({}), None, not_offered, "Superseded", 0),
+    ] {
+        let (mut view, _) = staging();
+        let lock = (spec != json!({})).then_some("1.20.5");
+        let policy = with_policy(&mut view, spec);
+        let shadow = shadow(&mut view);
+        shadow.spec.host.as_mut().unwrap().version_lock = locked.map(str::to_owned);
+        let (chosen_version, available_versions) = (Some(newer()), vec![newer(), NEW, OLD]);
+        let updates = OfferedUpdates { chosen_version, available_versions, ..OfferedUpdates::default() };
+        let (step, message) = (HostState::StagedUpdate, String::new());
+        shadow.status.agent.updates = Some(updates);
+        shadow.status.agent.failure = Some(Failure { attempt: 1, step, reason, message, time: t(1) });
+        let made = plan(&view, &policy, t(5));
+        assert_eq!(outcome(&made), expected, "{sentence}");
+        let record = record_of(&made);
+        assert_eq!((record.failures, record.not_before.is_some()), (failures, failures > 0), "{sentence}");
+        write_due(&mut view, &policy, 5);
+        let Some(Action::Spec { spec }) = plan(&view, &policy, t(6)).actions.remove("a") else { panic!("{sentence}") };
+        assert_eq!(spec.host.unwrap().version_lock.as_deref(), lock, "{sentence}");
+    }
 }
 
 #[test]
