@@ -124,7 +124,7 @@ pub(crate) fn long_graces(ctx: &NodeContext<'_>) -> Vec<String> {
     let drain = &ctx.group().drain;
     let text = |pod: &PodFacts| {
         let grace = u64::try_from(drain.long_grace(pod)?).ok()?;
-        Some(format!("{} (a grace period of {:?})", pod.title(), Duration::from_secs(grace)))
+        Some(format!("{} (a grace period of {})", pod.title(), models::duration::Duration::from_secs(grace)))
     };
     let mut pods: Vec<String> = with_fate(ctx, |fate| fate == Fate::Goes).filter_map(text).collect();
     pods.sort_unstable();

@@ -48,7 +48,7 @@ pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline:
         let message = format!(
             "the drain has taken {}: deleting what is left, {past}, as policy requires: {}",
             models::duration::Duration(taken),
-            names.join(", ")
+            first_few(&names)
         );
         let mut status = ctx.controller_status();
         let mut drain = DrainStatus { forced_since: Some(ctx.now), ..drain };
@@ -106,7 +106,7 @@ fn after_deletion(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> String {
     let parts = [(" although deleted", deleted), (", deletion not accepted", others)];
     let parts = parts.into_iter().filter(|(_, pods)| !pods.is_empty()).map(|(why, pods)| {
         let names: Vec<_> = pods.into_iter().map(PodFacts::title).collect();
-        format!("still on the node{why}: {}", names.join(", "))
+        format!("still on the node{why}: {}", first_few(&names))
     });
     parts.collect::<Vec<_>>().join("; ")
 }
@@ -122,8 +122,8 @@ pub(super) fn kept_by(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> String {
     format!("; {}", Wait::DrainBlocked { pod, budget, message, left: sorted.left().count() })
 }
 
-/// Returns the first few of the pods that are left: before others those that were asked to leave, and are being deleted or were refused.
-fn first_left(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Vec<String> {
+/// Returns the pods that are left: before others those that were asked to leave, and are being deleted or were refused.
+fn asked_before_others(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Vec<String> {
     let named = ctx.drain_status().map(|drain| drain.blockers.as_slice()).unwrap_or_default();
     let was_asked = |pod: &PodFacts| {
         let is_refused = ctx.node.blocked.contains_key(&pod.uid);
@@ -131,7 +131,7 @@ fn first_left(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Vec<String> {
     };
     let mut left: Vec<&PodFacts> = sorted.left().collect();
     left.sort_by_key(|pod| !was_asked(pod));
-    left.into_iter().take(3).map(PodFacts::title).collect()
+    left.into_iter().map(PodFacts::title).collect()
 }
 
 /// Returns the end of a drain at its deadline. While a claim is due, no pod is evicted: the message has what is not claimed, too.
@@ -140,7 +140,7 @@ pub(super) fn drain_timed_out(ctx: &Attempt<'_>, claimed: bool, sorted: Option<&
     if !claimed && (!cordoned || sorted.is_some_and(Sorted::empty)) {
         return not_claimed(ctx);
     }
-    let left = sorted.map(|sorted| first_left(ctx, sorted)).unwrap_or_default();
+    let left = sorted.map(|sorted| asked_before_others(ctx, sorted)).unwrap_or_default();
     let (reason, message) = match sorted {
         None => (
             FailureReason::DrainTimedOut,
@@ -156,7 +156,7 @@ pub(super) fn drain_timed_out(ctx: &Attempt<'_>, claimed: bool, sorted: Option<&
             let silent = if ctx.facts().ready { "" } else { ", which is not Ready" };
             let kept = kept_by(ctx, sorted);
             let lacks = if claimed { String::new() } else { format!("; {}", unclaimed(ctx)) };
-            (FailureReason::DrainTimedOut, format!("still on the node{silent}: {}{kept}{lacks}", left.join(", ")))
+            (FailureReason::DrainTimedOut, format!("still on the node{silent}: {}{kept}{lacks}", first_few(&left)))
         }
     };
     fail(reason, message)

@@ -76,9 +76,9 @@ fn named_first(ctx: &Attempt<'_>) -> String {
     if long.is_empty() || ctx.mode().is_dry() {
         return String::new();
     }
-    let timeout = ctx.group().drain.timeout;
+    let timeout = models::duration::Duration(ctx.group().drain.timeout);
     format!(
-        "; evicted first and alone, since they may outlast the drain's timeout of {timeout:?}: {}",
+        "; evicted first and alone, since they may outlast the drain's timeout of {timeout}: {}",
         first_few(&long)
     )
 }

@@ -566,7 +566,7 @@ fn pod_whose_grace_period_outlasts_the_drain_is_named_and_asked_first_and_alone(
     let (view, policy) = cluster(vec![staged], &["a"]);
     let started = plan(&view, &policy, t(0)).actions.remove("a");
     let Some(Action::Status { note: Some(note), .. }) = started else { panic!("{started:?}") };
-    let named = note.message.contains("shop/db-0 (a grace period of 604800s)");
+    let named = note.message.contains("shop/db-0 (a grace period of 168h)");
     assert!(note.reason == "UpdateStarted" && named, "{note:?}");
 }
 
