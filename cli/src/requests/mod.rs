@@ -11,6 +11,7 @@ mod notices;
 mod operator;
 mod pin;
 mod quarantine;
+mod stopped;
 mod switch;
 mod texts;
 
