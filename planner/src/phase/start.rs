@@ -77,10 +77,7 @@ fn named_first(ctx: &Attempt<'_>) -> String {
         return String::new();
     }
     let timeout = models::duration::Duration(ctx.group().drain.timeout);
-    format!(
-        "; evicted first and alone, since they may outlast the drain's timeout of {timeout}: {}",
-        first_few(&long)
-    )
+    format!("; evicted first and alone, since they may outlast the drain's timeout of {timeout}: {}", first_few(&long))
 }
 
 /// Begins the drain of a node with a slot: records the pods to evict before anything is changed.
