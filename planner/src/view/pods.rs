@@ -336,6 +336,13 @@ impl BudgetFacts {
         pod.pending || self.allowed > 0 || (!pod.ready && (self.allows_unhealthy || satisfied()))
     }
 
+    /// Returns whether it keeps this pod of it from a reboot that would end it. It may have no count of static pods for good.
+    pub fn keeps_from_reboot(&self, pod: &PodFacts) -> bool {
+        let has_counted = || self.sync_error.is_some() || self.is_counted();
+        let is_unknown = !pod.mirror && self.unknown_for(pod).is_some();
+        is_unknown || (!self.lets_go(pod) && (!pod.mirror || has_counted()))
+    }
+
     /// Returns whether an eviction of this pod was approved already: another one uses nothing more of the budget.
     pub(crate) fn has_approved(&self, pod: &PodFacts) -> bool {
         self.approved.contains_key(&pod.name) && self.selects(pod)
