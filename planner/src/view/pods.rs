@@ -409,6 +409,8 @@ pub struct OwnerHealth {
     pub others_unhealthy: usize,
     /// True if its ReplicaSet has fewer pods than it wants; `None` where its pods were read, and not the ReplicaSet.
     pub lacks_pods: Option<bool>,
+    /// Time at which its ReplicaSet was created, where no pod of it is healthy on any node; `None` for an owner of another kind.
+    pub created: Option<Timestamp>,
 }
 
 impl OwnerHealth {
