@@ -321,7 +321,7 @@ ends! {
     /// The drain took longer than policy allows.
     DrainTimedOut {
         event: UpdateFailed, class: Node, by_agent: false,
-        advice: "See the pods that the message names, and the [budget that blocks](how-to/blocking-budgets.md) them or the answer of the API server, as a webhook's.",
+        advice: "See the pods that the message names, and the [budget that blocks](how-to/blocking-budgets.md) them or the answer of the API server, as a webhook's. Where a budget lets pods go one at a time, raise `drain.timeout`.",
     }
     /// Pods that were asked first and alone stayed, as their PodDisruptionBudget guards them. No pod was evicted but those asked first.
     GuardedPodsStayed {
