@@ -178,7 +178,7 @@ impl Applier {
                     namespace,
                     name,
                     error,
-                    "no right to read a ReplicaSet; it is not known whether its pods are created again, nor since when it exists"
+                    "no right to read a ReplicaSet; neither its age is known nor whether its pods are created again"
                 );
                 None
             }
