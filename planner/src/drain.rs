@@ -105,7 +105,7 @@ pub fn fate(pod: &PodFacts, rules: Rules, drain: Option<&DrainStatus>) -> Fate {
 }
 
 /// Returns the pods that stay on a drained node although budgets may count them, and that its reboot ends: static ones, and those that came
-/// back, unless they go past their budgets. As for `kubectl drain`, no budget counts pods of DaemonSets.
+/// back, unless they go past their budgets. As by `kubectl drain`, no budget is asked about pods of DaemonSets.
 pub fn ended_by_reboot<'a>(
     pods: &'a [PodFacts],
     rules: Rules,

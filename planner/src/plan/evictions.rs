@@ -145,6 +145,9 @@ pub(super) fn leave_to_reboots(
     evictions: &mut BTreeMap<String, Evictions>,
     used_up: &BTreeSet<(&str, &str)>,
 ) {
+    if used_up.is_empty() {
+        return;
+    }
     for (name, wanted) in evictions.iter_mut().filter(|(_, wanted)| !wanted.delete && !wanted.dry_run) {
         let Some(node) = view.nodes.get(name) else { continue };
         wanted.pods.retain(|eviction| {
