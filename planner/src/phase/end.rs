@@ -124,9 +124,10 @@ pub(super) fn refused(ctx: &Attempt<'_>, wait: &Wait) -> Action {
         {
             FailureReason::ClusterUnwell
         }
-        Wait::ClusterUnwell { .. } | Wait::ControlPlaneBusy { .. } | Wait::UnhealthyNodes { .. } => {
-            FailureReason::ClusterUnwell
-        }
+        Wait::ClusterUnwell { .. }
+        | Wait::ControlPlaneBusy { .. }
+        | Wait::BudgetBusy { .. }
+        | Wait::UnhealthyNodes { .. } => FailureReason::ClusterUnwell,
         Wait::Braked { .. } => FailureReason::RolloutBraked,
         _ => FailureReason::GateRefused,
     };

@@ -294,7 +294,7 @@ pub enum Wait {
     )]
     GuardedPods { pod: String, budget: String },
     /// Other nodes use up what a budget allows, and wait for more.
-    #[error("pods of {node} wait for the disruptions that the PodDisruptionBudget {budget} allows, as {pod} would")]
+    #[error("pods of {node} use up the disruptions that the PodDisruptionBudget {budget} allows, as {pod} would")]
     BudgetBusy { pod: String, budget: String, node: String },
     /// Pods of a budget are broken, so that it allows nothing.
     #[error(

@@ -105,6 +105,21 @@ fn attempt_ends_as_refused_where_the_budget_of_a_pod_that_came_back_never_lets_i
     assert_eq!(record_of(&made).version_failures, []);
 }
 
+/// Node `b` may go down by its permit for as long as node `a` waits.
+#[test]
+fn attempt_that_waits_for_the_reboot_of_another_node_until_its_deadline_is_no_failure_of_its_own() {
+    let (mut view, policy) = cluster_with(vec![drained("a"), drained("b")], &["a", "b"], json!({"maxUnavailable": 2}));
+    view.budgets = vec![budget()];
+    let other = view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap();
+    other.spec.permit = Some(Permit { nonce: "n".into(), jws: "j".into() });
+    assert_eq!(settled(&mut view, &policy), "BudgetBusy");
+    let shown = find_condition(&shadow(&mut view).status.conditions, BLOCKED).unwrap();
+    assert!(shown.reason == "BudgetBusy" && shown.message.contains("pods of b "), "{shown:?}");
+    let made = plan(&view, &policy, t(1800));
+    assert_eq!(outcome(&made), "ClusterUnwell");
+    assert_eq!(record_of(&made).failures, 0);
+}
+
 /// The outcome for node `b`, and in another word the reason that its condition shows.
 fn outcome_of_b(made: &Plan) -> String {
     match made.actions.get("b") {
