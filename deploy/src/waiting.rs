@@ -12,8 +12,8 @@ const INTRODUCTION: &str = "\
 `BottlerocketUpdateOperator` counts the nodes per reason; nodes that wait for nothing are not counted.
 
 The reasons that are marked *yes* under *condition* are one node's own and persist: the condition `Blocked` of its shadow
-has the reason and the facts (`kubectl describe brs brs-NODE -n brupop-system`); so has `ControlPlaneBusy` of a node that is
-cordoned already. An expression that is the same for all nodes, and the earlier operator, are in the condition `Blocked` of the `BottlerocketUpdateOperator` instead.
+has the reason and the facts (`kubectl describe brs brs-NODE -n brupop-system`); so have `ControlPlaneBusy` and `BudgetBusy`
+of a node that is cordoned already. An expression that is the same for all nodes, and the earlier operator, are in the condition `Blocked` of the `BottlerocketUpdateOperator` instead.
 
 The log of an agent is that of its pod (`kubectl get pods -n brupop-agents -o wide`); what the [web API
 refuses](web-api.md#why-an-agent-is-refused) is in its own log (`kubectl get pods -n brupop-system`).

@@ -321,7 +321,7 @@ ends! {
     /// The drain took longer than policy allows.
     DrainTimedOut {
         event: UpdateFailed, class: Node, by_agent: false,
-        advice: "See the pods that the message names, and the [budget that blocks](how-to/blocking-budgets.md) them or the answer of the API server, as a webhook's.",
+        advice: "See the pods that the message names, and the [budget that blocks](how-to/blocking-budgets.md) them or the answer of the API server, as a webhook's. Where a budget lets pods go one at a time, raise `drain.timeout`.",
     }
     /// Pods that were asked first and alone stayed, as their PodDisruptionBudget guards them. No pod was evicted but those asked first.
     GuardedPodsStayed {
@@ -366,7 +366,8 @@ ends! {
     }
     /// Before the reboot was permitted, the cluster was not well. Many nodes fell ill at once, nodes included that were not being updated, or
     /// more nodes were not Ready than `health.before.maxUnhealthyNodes` allows. Or an expression of `health.before` that is the same for all
-    /// nodes returned something or had no result, another node of the control plane was out of service, or no pod of the web API was Ready.
+    /// nodes returned something or had no result, another node of the control plane was out of service, other nodes used up a budget of pods, or no
+    /// pod of the web API was Ready.
     ClusterUnwell {
         event: UpdateWithdrawn, class: Nothing, by_agent: false,
         advice: "Find out why nodes are not well: those that the message names, or the ones that are not Ready in `kubectl get nodes`. \

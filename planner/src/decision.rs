@@ -69,8 +69,8 @@ pub enum Action {
     Release,
     /// Sets the request to hooks on the Node; without one, removes it.
     Hook { request: Option<String> },
-    /// Reads the node and its pods live, and if no pod is left to evict, signs a permit for the agent's nonce: of the reboot,
-    /// or, under the desired state of a drill, a rehearsal permit.
+    /// Reads the node and its pods live, and if no pod is left to evict, and budgets let those go that the reboot ends, signs a permit for the
+    /// agent's nonce: of the reboot, or, under the desired state of a drill, a rehearsal permit.
     Permit {
         nonce: String,
         /// The rules for the pods that prevent the permit.

@@ -104,6 +104,20 @@ pub fn fate(pod: &PodFacts, rules: Rules, drain: Option<&DrainStatus>) -> Fate {
     Fate::Goes
 }
 
+/// Returns the pods that stay on a drained node although budgets may count them, and that its reboot ends: static ones, and those that came
+/// back, unless they go past their budgets. As by `kubectl drain`, no budget is asked about pods of DaemonSets.
+pub fn ended_by_reboot<'a>(
+    pods: &'a [PodFacts],
+    rules: Rules,
+    drain: Option<&'a DrainStatus>,
+) -> impl Iterator<Item = &'a PodFacts> {
+    let came_back = move |pod: &PodFacts| !pod.terminating && fate(pod, rules, drain) == Fate::Returned;
+    pods.iter().filter(move |pod| {
+        let is_static = pod.mirror && !pod.finished;
+        is_static || (!rules.past_budgets && came_back(pod))
+    })
+}
+
 /// The pods of a node, sorted by their treatment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sorted<'a> {

@@ -14,11 +14,19 @@ pub struct Rules {
     pub now: Option<Timestamp>,
     /// Pods that are being deleted and had to have ended by then are not waited for any more.
     pub overdue_since: Option<Timestamp>,
+    /// True if the reboot ends pods that came back to the node past their budgets, as policy has pods deleted past them at the deadline.
+    pub past_budgets: bool,
 }
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { bare_pods: PodsAtRisk::Refuse, empty_dir: PodsAtRisk::Evict, now: None, overdue_since: None }
+        Self {
+            bare_pods: PodsAtRisk::Refuse,
+            empty_dir: PodsAtRisk::Evict,
+            now: None,
+            overdue_since: None,
+            past_budgets: false,
+        }
     }
 }
 

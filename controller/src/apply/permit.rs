@@ -1,8 +1,12 @@
 //! The permit of a reboot, from the agent's request to the desired state that holds it: checked live, signed, written; and
 //! that of a drill, which permits no reboot.
-//! For the check the Node, its pods and, for a node of the control plane, the other ones of it are read from the API server and not from a cache.
+//! For the check the Node, its pods, the budgets of those that the reboot ends and, for a node of the control plane, the other ones of it are read
+//! from the API server and not from a cache.
+
+use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{Api, ListParams};
 use models::names::CONTROL_PLANE_LABEL;
 use models::permit::{PermitClaims, RehearsalClaims};
@@ -12,7 +16,7 @@ use super::{Applier, ApplyError};
 use planner::claims::ClaimField;
 use planner::drain;
 use planner::rules::Rules;
-use planner::view::{EarlierPod, NodeFacts, NodeView, PodFacts, Projection as _, ShadowFacts};
+use planner::view::{BudgetFacts, EarlierPod, NodeFacts, NodeView, PodFacts, Projection as _, ShadowFacts};
 
 #[cfg(test)]
 mod tests;
@@ -81,16 +85,22 @@ impl Applier {
             return Err(ApplyError::NoPermit(format!("{} of the earlier operator is on the node", pod.title)));
         }
         let pods: Vec<PodFacts> = pods.items.iter().map(PodFacts::of).collect();
+        let drain_status = shadow.status.controller.drain.as_ref();
         // Pods that may be evicted count as well: none may be left.
         let left = rules.and_then(|rules| {
-            let sorted = drain::sort(&pods, rules, shadow.status.controller.drain.as_ref());
+            let sorted = drain::sort(&pods, rules, drain_status);
             sorted.left().next().map(PodFacts::title)
         });
         if let Some(pod) = left {
             return Err(ApplyError::NoPermit(format!("{pod} is on the node")));
         }
         // No drill reboots its host.
-        if live.control_plane() && shadow.spec.state == HostState::RebootedIntoUpdate {
+        let reboots = shadow.spec.state == HostState::RebootedIntoUpdate;
+        if let Some(rules) = rules.filter(|_| reboots) {
+            let ended: Vec<&PodFacts> = drain::ended_by_reboot(&pods, rules, drain_status).collect();
+            self.check_budgets(&ended).await?;
+        }
+        if live.control_plane() && reboots {
             self.check_others_of_control_plane(&live).await?;
         }
         Ok(PermitClaims {
@@ -101,6 +111,27 @@ impl Applier {
             nonce: nonce.to_owned(),
             host: shadow.spec.host.clone(),
         })
+    }
+
+    /// Checks that budgets let each of these pods go now, which the reboot ends. What the eviction of a pod on another node has used of them is in
+    /// their status at once, and in the cache a moment later.
+    async fn check_budgets(&self, pods: &[&PodFacts]) -> Result<(), ApplyError> {
+        let namespaces: BTreeSet<&str> = pods.iter().map(|pod| pod.namespace.as_str()).collect();
+        for namespace in namespaces {
+            let api: Api<PodDisruptionBudget> = Api::namespaced(self.client.clone(), namespace);
+            let all = api.list(&ListParams::default()).await.map_err(ApplyError::api("budget_list"))?;
+            let budgets: Vec<BudgetFacts> = all.items.iter().filter_map(BudgetFacts::project).collect();
+            for pod in pods.iter().filter(|pod| pod.namespace == namespace && !pod.pending) {
+                let over: Vec<&BudgetFacts> = budgets.iter().filter(|budget| budget.selects(pod)).collect();
+                // Of several, the eviction API would ask none.
+                if let Some(budget) = over.iter().find(|budget| over.len() > 1 || budget.keeps_from_reboot(pod)) {
+                    let (budget, pod) = (budget.title(), pod.title());
+                    let refusal = format!("the PodDisruptionBudget {budget} allows no disruption of {pod}");
+                    return Err(ApplyError::NoPermit(refusal));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Checks that all other nodes of the control plane are Ready now. Where one has lost its power together with the API server that the watch

@@ -125,7 +125,8 @@ impl Applier {
         answer.map(drop)
     }
 
-    /// Counts the pods of an owner by their health on these nodes, page by page. A failure is an unknown outcome: they are read again.
+    /// Counts the pods of an owner by their health on these nodes, page by page, and reads its ReplicaSet where none of them is healthy on any node.
+    /// A failure is an unknown outcome: they are read again.
     pub(super) async fn read_owner(
         &self,
         owner: &str,
@@ -138,6 +139,7 @@ impl Applier {
         let mut params = ListParams::default().labels(&selector.join(",")).limit(PAGE);
         let now = self.leadership.now();
         let mut health = OwnerHealth { read_at: now, ..OwnerHealth::default() };
+        let (mut is_any_healthy, mut controller) = (false, None);
         loop {
             let page = api.list(&params).await.map_err(ApplyError::api("pod_list"))?;
             for pod in page.items.iter().filter_map(|pod| pod.0.as_ref().ok()) {
@@ -148,19 +150,26 @@ impl Applier {
                 if let Some(on) = nodes.get(&pod.node) {
                     health.count(&pod, *on, now);
                 }
+                is_any_healthy |= !pod.is_unhealthy(now);
+                controller = pod.controller;
             }
             match page.metadata.continue_ {
                 Some(token) if !token.is_empty() => params.continue_token = Some(token),
-                _ => return Ok(health),
+                _ => break,
             }
         }
+        if let Some(name) = controller.as_deref().and_then(|controller| controller.strip_prefix("ReplicaSet "))
+            && !is_any_healthy
+        {
+            let set = self.replica_set(namespace, name, owner).await?;
+            health.created = set.and_then(|set| set.metadata.creation_timestamp).map(|created| created.0);
+        }
+        Ok(health)
     }
 
-    /// Reads whether a ReplicaSet has fewer pods than it wants. One that is gone, or is being deleted, wants none. One that the controller has
-    /// no right to read shows nothing. Any other failure is an unknown outcome: the ReplicaSet is read again.
-    pub(super) async fn read_replica_set(&self, set: &OwnerBefore) -> Result<OwnerHealth, ApplyError> {
-        let read_at = self.leadership.now();
-        let (namespace, name) = set.name.split_once('/').unwrap_or_default();
+    /// Reads a ReplicaSet; `None` for one that is gone, or is being deleted, and for one that the controller has no right to read. Any other failure
+    /// is an unknown outcome: the ReplicaSet is read again.
+    async fn replica_set(&self, namespace: &str, name: &str, uid: &str) -> Result<Option<ReplicaSet>, ApplyError> {
         let api: Api<ReplicaSet> = Api::namespaced(self.client.clone(), namespace);
         let found = match api.get_opt(name).await {
             Err(kube::Error::Api(status)) if status.code == 403 => {
@@ -169,16 +178,23 @@ impl Applier {
                     namespace,
                     name,
                     error,
-                    "no right to read a ReplicaSet; it is not known whether its pods are created again"
+                    "no right to read a ReplicaSet; neither its age is known nor whether its pods are created again"
                 );
                 None
             }
             found => found.map_err(ApplyError::api("replica_set"))?,
         };
         let is_same = |found: &ReplicaSet| {
-            found.metadata.uid.as_ref() == Some(&set.uid) && found.metadata.deletion_timestamp.is_none()
+            found.metadata.uid.as_deref() == Some(uid) && found.metadata.deletion_timestamp.is_none()
         };
-        let lacks = found.filter(is_same).is_some_and(|found| {
+        Ok(found.filter(is_same))
+    }
+
+    /// Reads whether a ReplicaSet has fewer pods than it wants. One that is gone wants none, and one that may not be read shows nothing.
+    pub(super) async fn read_replica_set(&self, set: &OwnerBefore) -> Result<OwnerHealth, ApplyError> {
+        let read_at = self.leadership.now();
+        let (namespace, name) = set.name.split_once('/').unwrap_or_default();
+        let lacks = self.replica_set(namespace, name, &set.uid).await?.is_some_and(|found| {
             let wanted = found.spec.replicas.unwrap_or(1);
             found.status.map_or(0, |status| status.replicas) < wanted
         });

@@ -1,5 +1,6 @@
 //! Requests as they are sent: each carries the preconditions that guard it.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use http::{Request, Response};
@@ -447,6 +448,40 @@ async fn pods_of_owner_are_counted_across_all_pages() {
     assert!(calls.len() == 2 && calls.iter().all(|call| call.path == "/api/v1/namespaces/shop/pods"), "{calls:?}");
     assert!(calls[0].query.contains("labelSelector=app%3Dweb%2Chash%3D1"), "{}", calls[0].query);
     assert!(calls[1].query.contains("continue=next"), "{}", calls[1].query);
+}
+
+#[tokio::test]
+async fn replica_set_is_read_for_the_time_of_its_creation_only_where_none_of_its_pods_is_healthy() {
+    let pod = |node: &str, ready: &str| {
+        json!({
+            "metadata": {"name": "p", "namespace": "shop", "ownerReferences": [
+                {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-1", "uid": "web", "controller": true}]},
+            "spec": {"nodeName": node, "containers": []},
+            "status": {"conditions": [{"type": "Ready", "status": ready}]},
+        })
+    };
+    let set = |uid: &str| {
+        json!({
+            "metadata": {"name": "web-1", "namespace": "shop", "uid": uid, "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"selector": {}},
+        })
+    };
+    let at: jiff::Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+    for (sentence, ready, set, created) in [
+        ("none is Ready", "False", set("web"), Some(at)),
+        ("one on a node that is not compared is Ready", "True", set("web"), None),
+        ("another ReplicaSet has its name", "False", set("new"), None),
+    ] {
+        let pods = json!({"metadata": {}, "items": [pod("a", "False"), pod("b", ready)]});
+        let (applier, calls) = applier_answering(move |call| match call.path.as_str() {
+            "/api/v1/namespaces/shop/pods" => pods.clone(),
+            _ => set.clone(),
+        });
+        let health = applier.read_owner("web", "shop", &BTreeMap::new(), &BTreeMap::new()).await.unwrap();
+        assert_eq!(health.created, created, "{sentence}");
+        let is_read = calls.lock().unwrap().iter().any(|call| call.path.ends_with("/shop/replicasets/web-1"));
+        assert_eq!(is_read, ready == "False", "{sentence}");
+    }
 }
 
 #[tokio::test]

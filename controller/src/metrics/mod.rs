@@ -44,7 +44,7 @@ const IDLE: &str = "Idle";
 const UNKNOWN: &str = "unknown";
 
 /// Operations, as in `rejected_writes_total`.
-const KINDS: [&str; 15] = [
+const KINDS: [&str; 16] = [
     "shadow_create",
     "shadow_spec",
     "shadow_status",
@@ -57,6 +57,7 @@ const KINDS: [&str; 15] = [
     "node_lease",
     "node_get",
     "pod_list",
+    "budget_list",
     "policy_revision",
     "replica_set",
     "other",

@@ -9,7 +9,7 @@ use crate::view::{BudgetFacts, NodeFacts, PodFacts};
 use crate::wait::Wait;
 
 /// The namespace and the name of a budget.
-type BudgetName<'a> = (&'a str, &'a str);
+pub(super) type BudgetName<'a> = (&'a str, &'a str);
 
 /// Returns the pods of the node that a drain would evict and that a budget has to let go one by one, each with the budget.
 fn counted<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = (BudgetName<'a>, &'a BudgetFacts, &'a PodFacts)> {
@@ -21,7 +21,7 @@ fn counted<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = (BudgetName<'a>, &
     })
 }
 
-/// The nodes on their way whose pods have not left yet, and the number of pods of each, by the budget that has to let them go.
+/// The nodes on their way whose pods have not ended yet, and the number of pods of each, by the budget that has to let them go.
 #[derive(Default)]
 pub(crate) struct OnTheirWay<'a>(HashMap<BudgetName<'a>, Vec<(&'a NodeFacts, usize)>>);
 

@@ -8,7 +8,7 @@ use models::operator::{AtDeadline, GuardedPods, MarkedPods};
 use models::shadow::{Progress, Step};
 use models::time::after;
 
-use super::Obstacle;
+use super::{Obstacle, reboots};
 use crate::drain::{self, Fate, Sorted};
 use crate::rules::Refusal;
 use crate::survey::{NodeContext, budgets};
@@ -22,7 +22,7 @@ pub(crate) fn are_known(ctx: &NodeContext<'_>) -> Option<Obstacle> {
     ctx.node.pods.is_none().then_some(Obstacle::Unknown(Wait::ReadingPods))
 }
 
-fn pods<'a>(ctx: &NodeContext<'a>) -> &'a [PodFacts] {
+pub(super) fn pods<'a>(ctx: &NodeContext<'a>) -> &'a [PodFacts] {
     ctx.node.pods.as_deref().unwrap_or_default()
 }
 
@@ -72,7 +72,7 @@ fn static_pods<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> 
 }
 
 /// Returns the wait for a budget over a static pod, which the reboot ends.
-pub(crate) fn static_budget(ctx: &NodeContext<'_>) -> Option<Wait> {
+fn static_budget(ctx: &NodeContext<'_>) -> Option<Wait> {
     budget_refusal(ctx, static_pods(ctx))
 }
 
@@ -81,10 +81,10 @@ pub(crate) fn undeletable(ctx: &NodeContext<'_>, left: &[&PodFacts]) -> Option<W
     if waits(ctx) { budget_refusal(ctx, left.iter().copied()).or_else(|| exhausted(ctx, left)) } else { None }
 }
 
-/// Returns a budget that lets fewer of these pods of a node go than there are, beside those that other nodes delete, although it would let each of
-/// them go alone.
+/// Returns a budget that lets fewer of these pods of a node go than there are, beside those that other nodes delete or reboots end, although it
+/// would let each of them go alone.
 fn exhausted(ctx: &NodeContext<'_>, pods: &[&PodFacts]) -> Option<Wait> {
-    let mut all: Vec<&PodFacts> = deleted_beside(ctx).collect();
+    let mut all: Vec<&PodFacts> = deleted_beside(ctx).chain(reboots::ended_beside(ctx)).collect();
     all.extend(pods);
     pods.iter().find_map(|pod| {
         let budget = ctx.survey.budgets.beside(pod).find(|budget| budget.is_exceeded_by(pod, &all))?;
@@ -189,41 +189,45 @@ fn daemon_sets(pods: &[PodFacts]) -> Option<Obstacle> {
     Some(Obstacle::Refused(wait))
 }
 
+/// Returns a budget that would keep one of these pods on the node.
+fn budget_refusal<'a>(ctx: &NodeContext<'_>, mut evictable: impl Iterator<Item = &'a PodFacts>) -> Option<Wait> {
+    evictable.find_map(|pod| kept_by_budget(ctx, pod, pod.mirror))
+}
+
 /// Returns a budget that would keep a pod on the node: one that cannot be counted, or whose pods are broken; one that guards it, where
-/// policy waits for that, it was asked in vain or the pod is static; or several over one pod, which the eviction API refuses. Where policy waits
-/// and would delete the pod at the deadline, a budget that is not counted so far keeps it, too; so does, in any case, one that counts no pods over
-/// one without a controller. A broken pod that may go is no reason to wait.
-fn budget_refusal<'a>(ctx: &NodeContext<'_>, evictable: impl Iterator<Item = &'a PodFacts>) -> Option<Wait> {
-    let back_offs = &ctx.survey.budget_back_offs;
+/// policy waits for that, it was asked in vain or the pod is one that the reboot ends; or several over one pod, which the eviction API refuses. Where
+/// policy waits and would delete the pod at the deadline, a budget that is not counted so far keeps it, too; so does, in any case, one that counts no
+/// pods over one without a controller, or over one that came back. A broken pod that may go is no reason to wait.
+pub(super) fn kept_by_budget(ctx: &NodeContext<'_>, pod: &PodFacts, by_reboot: bool) -> Option<Wait> {
+    if pod.pending {
+        return None;
+    }
     let waits = waits(ctx);
     let protects = waits && forces(ctx);
-    evictable.filter(|pod| !pod.pending).find_map(|pod| {
-        let guarding: Vec<_> = ctx.survey.budgets.over(pod).collect();
-        if guarding.len() > 1 {
-            let budgets: BTreeSet<_> = guarding.into_iter().map(BudgetFacts::title).collect();
-            return Some(Wait::MultipleBudgets { pod: pod.title(), budgets: budgets.into_iter().collect() });
-        }
-        let guard = guarding.into_iter().next()?;
-        // With `maxUnavailable` or a percentage it never counts them, and no eviction would go through.
-        let counts_none = pod.controller_uid.is_none() && !guard.stale;
-        let unknown = guard.unknown_for(pod).filter(|_| (protects || counts_none) && !pod.mirror);
-        if unknown.is_none() && guard.lets_go(pod) {
-            return None;
-        }
-        let (title, budget) = (pod.title(), guard.title());
-        if let Some(message) = guard.sync_error.as_deref().or(unknown) {
-            return Some(Wait::BudgetSyncFailed { pod: title, budget, message: message.to_owned() });
-        }
-        if guard.lacks() > 0 {
-            let eviction = ctx.view.unfinished_eviction(guard, ctx.now);
-            return Some(Wait::BudgetUnhealthy { pod: title, budget, count: guard.lacks(), eviction });
-        }
-        let until = budgets::asked_from(back_offs, guard, ctx.now);
-        let is_static = pod.mirror;
-        let refused = guard.guards(pod) && (waits || is_static || until.is_some());
-        let until = until.filter(|_| !waits && !is_static);
-        refused.then_some(Wait::BudgetNeverAllows { pod: title, budget, until, is_static })
-    })
+    let guarding: Vec<_> = ctx.survey.budgets.over(pod).collect();
+    if guarding.len() > 1 {
+        let budgets: BTreeSet<_> = guarding.into_iter().map(BudgetFacts::title).collect();
+        return Some(Wait::MultipleBudgets { pod: pod.title(), budgets: budgets.into_iter().collect() });
+    }
+    let guard = guarding.into_iter().next()?;
+    // With `maxUnavailable` or a percentage it never counts them, and no eviction would go through.
+    let counts_none = pod.controller_uid.is_none() && !guard.stale;
+    let unknown = guard.unknown_for(pod).filter(|_| (protects || counts_none || by_reboot) && !pod.mirror);
+    if unknown.is_none() && guard.lets_go(pod) {
+        return None;
+    }
+    let (title, budget) = (pod.title(), guard.title());
+    if let Some(message) = guard.sync_error.as_deref().or(unknown) {
+        return Some(Wait::BudgetSyncFailed { pod: title, budget, message: message.to_owned() });
+    }
+    if guard.lacks() > 0 {
+        let eviction = ctx.view.unfinished_eviction(guard, ctx.now);
+        return Some(Wait::BudgetUnhealthy { pod: title, budget, count: guard.lacks(), eviction });
+    }
+    let until = budgets::asked_from(&ctx.survey.budget_back_offs, guard, ctx.now);
+    let refused = guard.guards(pod) && (waits || by_reboot || until.is_some());
+    let until = until.filter(|_| !waits && !by_reboot);
+    refused.then_some(Wait::BudgetNeverAllows { pod: title, budget, until, by_reboot })
 }
 
 /// Returns pods on the node that are not Ready. Finished and terminating ones do not count.

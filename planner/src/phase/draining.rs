@@ -222,17 +222,32 @@ fn detaching_volumes(ctx: &NodeContext<'_>) -> usize {
     ctx.facts().volumes.saturating_sub(claims.collect::<BTreeSet<_>>().len())
 }
 
+/// Returns, as the end of a message, the budgets of the pods that came back and that the reboot waits for, if there are any.
+fn budgets_of_returned(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Option<String> {
+    let waits = !ctx.group().drain.rules_at(ctx.now).past_budgets;
+    let returned = sorted.returned.iter().filter(|_| waits);
+    let budgets: BTreeSet<String> =
+        returned.flat_map(|pod| ctx.survey.budgets.over(pod)).map(BudgetFacts::title).collect();
+    let names = first_few(&budgets.into_iter().collect::<Vec<_>>());
+    (!names.is_empty())
+        .then(|| format!("; the reboot waits until their PodDisruptionBudgets allow a disruption ({names})"))
+}
+
 /// Ends the drain. Pods that are left to the reboot are named: those that have been waited for long enough, with an
-/// Event, and those that tolerate the cordon and came back. The number of volumes that are still attached at the deadline of a drain that waits
-/// for them is recorded with an Event, too.
+/// Event, and those that tolerate the cordon and came back, with an Event where budgets count them. The number of volumes that are still attached at
+/// the deadline of a drain that waits for them is recorded with an Event, too.
 fn end_drain(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Turn {
     // Others have ended by themselves.
     let stuck: Vec<_> = remaining_listed(ctx).filter(|pod| pod.terminating).collect();
     let stuck = (!stuck.is_empty())
         .then(|| format!("left to the reboot because their deletion does not complete: {}", named(&stuck)));
+    let budgets = budgets_of_returned(ctx, sorted);
     let returned = (!sorted.returned.is_empty()).then(|| {
         let pods = named(&sorted.returned);
-        format!("left to the reboot because they tolerate the cordon and came back after their eviction: {pods}")
+        format!(
+            "left to the reboot because they tolerate the cordon and came back after their eviction: {pods}{}",
+            budgets.as_deref().unwrap_or_default()
+        )
     });
     let volumes = if ctx.group().drain.wait_for_volumes { detaching_volumes(ctx) } else { 0 };
     let attached = (volumes > 0).then(|| format!("{volumes} volume(s) are still attached at the drain's deadline"));
@@ -242,7 +257,8 @@ fn end_drain(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Turn {
         _ if stuck.is_none() && returned.is_none() => ("VolumesAttached", left.join("; ")),
         _ => ("PodsLeft", left.join("; ")),
     };
-    let note = stuck.or(attached).map(|_| Note { warning: true, reason, message: message.clone() });
+    let warning = stuck.is_some() || attached.is_some();
+    let note = (warning || budgets.is_some()).then(|| Note { warning, reason, message: message.clone() });
     let rebooting = ctx.next_with(Step::Rebooting, with_drain_ended(ctx), |status| {
         ctx.set_condition(status, DRAINED, true, reason, &message);
         if let Some(drain) = &mut status.report.drain {

@@ -126,6 +126,7 @@ pub(super) fn refused(ctx: &Attempt<'_>, wait: &Wait) -> Action {
         }
         Wait::ClusterUnwell { .. }
         | Wait::ControlPlaneBusy { .. }
+        | Wait::BudgetBusy { .. }
         | Wait::UnhealthyNodes { .. }
         | Wait::WebApiNotReady => FailureReason::ClusterUnwell,
         Wait::Braked { .. } => FailureReason::RolloutBraked,

@@ -9,12 +9,13 @@ use models::shadow::{Mode, Progress, Step};
 use models::time::{after, between};
 
 use super::comparison::{blame, excuse_expression, nodes_to_compare};
+use super::drained::OBSERVED;
 use super::hooks::request_of;
 use super::lease::sign_of_life;
 use super::row::{Attempt, Turn, act, begun, fail, soaked, stay};
 use super::unhealthy::{UnhealthyPod, named, pods_to_verify, unhealthy_pods};
 use super::usable;
-use super::workloads::{READ_AGAIN, read_replica_set, uncreated};
+use super::workloads::{READ_AGAIN, drain_began, read_replica_set, uncreated};
 use crate::decision::Action;
 use crate::expressions::Question;
 use crate::gates::{self, Firing};
@@ -297,7 +298,7 @@ fn owner_of(pod: &PodFacts) -> Option<&String> {
 
 /// Returns those of the unhealthy pods that count, or the one whose owner has to be read for that. Pods are left out where at least half of
 /// their owner's pods on nodes that were not updated are ill, too, or where one was ill before an update to the same version and nothing
-/// shows that most of the others are well.
+/// shows that most of the others are well, or where the owner came after the drain and no pod of it was ever seen healthy.
 pub(super) fn counted<'b>(
     ctx: &Attempt<'_>,
     unhealthy: &[UnhealthyPod<'b>],
@@ -328,6 +329,7 @@ pub(super) fn counted<'b>(
         match read(ctx, owner, deadline) {
             Some(health) if health.is_ill_elsewhere() || (was_ill && !health.is_well_elsewhere()) => {}
             Some(health) if was_ill && ill_here(owner) == 1 && takes_ill_place(ctx, pod, health) => {}
+            Some(health) if came_after_drain(ctx, health) => {}
             // A drill judges no version, and reads nothing.
             None if !waits
                 && !comes_up(ctx, pod, deadline)
@@ -360,6 +362,15 @@ fn stays_ill(ctx: &Attempt<'_>, pod: &PodFacts) -> bool {
 fn takes_ill_place(ctx: &Attempt<'_>, pod: &PodFacts, health: &OwnerHealth) -> bool {
     let was_ill_here = |owner: &String| ctx.node.record().is_some_and(|record| record.unhealthy_before.contains(owner));
     pod.replica().is_none() && owner_of(pod).is_some_and(was_ill_here) && health.is_ill_nowhere()
+}
+
+/// Returns whether an owner was created after the drain of the node began, and no pod of it is healthy on any node: it has been no different
+/// before. Where a new version lets no such pod start, those of earlier owners show it.
+fn came_after_drain(ctx: &Attempt<'_>, health: &OwnerHealth) -> bool {
+    // The last attempt is the update, or a verification after it.
+    let last = ctx.node.record().and_then(|record| record.last.as_ref()).filter(|_| ctx.mode().is_verification());
+    let began = last.map_or_else(|| drain_began(ctx), |last| last.started);
+    health.created.is_some_and(|created| created > after(began, OBSERVED))
 }
 
 /// Returns whether this owner's pods, or this pod, were unhealthy before the drill under way.

@@ -1,15 +1,16 @@
 //! A drain past its deadline: what is left is deleted, or the attempt ends, as policy requires.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use models::reason::FailureReason;
-use models::shadow::{Blocker, DrainStatus, PodMove};
+use models::shadow::{Blocker, DrainStatus, DrainedPod, PodMove};
 
 use super::blockers::name_blockers;
 use super::claim::{not_claimed, unclaimed};
-use super::drained::{fail_for_returning_pod, first_few, record_new, returning_pod};
+use super::drained::{fail_for_returning_pod, first_few, record_new, remaining_listed, returning_pod};
 use super::end::timed_out;
 use super::result::mark_moved;
 use super::row::{Attempt, Turn, act, fail};
@@ -111,12 +112,33 @@ fn after_deletion(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> String {
     parts.collect::<Vec<_>>().join("; ")
 }
 
+/// Returns what the shadow names of the first pod that is left and that it names.
+fn first_blocker<'a>(ctx: &Attempt<'a>, sorted: &Sorted<'_>) -> Option<&'a Blocker> {
+    let is_left = |blocker: &&Blocker| sorted.left().any(|pod| pod.is_titled(&blocker.pod));
+    ctx.drain_status()?.blockers.iter().find(is_left)
+}
+
+/// Returns, as the end of a message, how many pods of the node the budget that keeps the first one has let go so far. Empty where it has let none go.
+fn let_go_so_far(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> String {
+    let budget = first_blocker(ctx, sorted).and_then(|blocker| blocker.budget.as_deref()?.split_once('/'));
+    let Some(((namespace, name), drain)) = budget.zip(ctx.drain_status()) else { return String::new() };
+    let is_counted = |pod: &&DrainedPod| pod.namespace == namespace && pod.budgets.iter().any(|budget| budget == name);
+    let counted: Vec<&DrainedPod> = drain.pods.iter().filter(is_counted).collect();
+    let there: HashSet<&str> = remaining_listed(ctx).map(|pod| pod.uid.as_str()).collect();
+    let gone = counted.iter().filter(|pod| !there.contains(pod.uid.as_str())).count();
+    if gone == 0 {
+        return String::new();
+    }
+    let all = counted.len();
+    format!(
+        "; {gone} of the {all} pods that it counts here had left: spec.drain.timeout is too short if it lets one go at a time"
+    )
+}
+
 /// Returns, as the end of a message, what keeps the first pod that is left and that the shadow names or policy refuses
 /// to evict. Empty where there is no such pod.
 pub(super) fn kept_by(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> String {
-    let named = ctx.drain_status().map(|drain| drain.blockers.as_slice()).unwrap_or_default();
-    let is_left = |blocker: &&Blocker| sorted.left().any(|pod| pod.is_titled(&blocker.pod));
-    let Some(Blocker { pod, budget, message, .. }) = named.iter().find(is_left).cloned() else {
+    let Some(Blocker { pod, budget, message, .. }) = first_blocker(ctx, sorted).cloned() else {
         return gates::refusal(&sorted.refused).map_or_else(String::new, |refused| format!("; {refused}"));
     };
     format!("; {}", Wait::DrainBlocked { pod, budget, message, left: sorted.left().count() })
@@ -154,7 +176,7 @@ pub(super) fn drain_timed_out(ctx: &Attempt<'_>, claimed: bool, sorted: Option<&
         }
         Some(sorted) => {
             let silent = if ctx.facts().ready { "" } else { ", which is not Ready" };
-            let kept = kept_by(ctx, sorted);
+            let kept = kept_by(ctx, sorted) + &let_go_so_far(ctx, sorted);
             let lacks = if claimed { String::new() } else { format!("; {}", unclaimed(ctx)) };
             (FailureReason::DrainTimedOut, format!("still on the node{silent}: {}{kept}{lacks}", first_few(&left)))
         }

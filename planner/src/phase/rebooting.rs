@@ -1,6 +1,8 @@
 //! The permit: the desired state to reboot, the agent's request, the check of the node, and the wait for the reboot. A drill
 //! ends with a permit that is signed as a rehearsal, once the agent has verified it.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 use models::reason::FailureReason;
 use models::shadow::{CORDONED, DRAINED, DrainStatus, HostState, Mode, Progress, Step};
@@ -128,12 +130,12 @@ fn back_in_service(ctx: &Attempt<'_>) -> Turn {
 }
 
 /// Returns the reason why the reboot of a drained node is not permitted now: another node of the control plane is out of service, or
-/// a budget keeps a static pod. Both may have become so since the node got its slot.
+/// a budget keeps a pod that the reboot ends. Both may have become so since the node got its slot.
 fn held_back(ctx: &Attempt<'_>) -> Option<Wait> {
     if ctx.mode() != Mode::Update {
         return None;
     }
-    gates::control_plane_busy(ctx).or_else(|| gates::static_budget(ctx))
+    gates::control_plane_busy(ctx).or_else(|| gates::reboot_budget(ctx, &BTreeSet::new()))
 }
 
 /// Answers the agent's request with a permit if no pod came to the node since it was drained, and nothing else holds it back.

@@ -75,12 +75,15 @@ pub(super) fn read_replica_set(ctx: &Attempt<'_>, set: &OwnerBefore, limit: Time
     fail(FailureReason::HealthUnknown, message)
 }
 
+/// Returns the time at which the drain of the node began. A verification has no drain of its own.
+pub(super) fn drain_began(ctx: &Attempt<'_>) -> Timestamp {
+    ctx.progress.rollout.as_ref().and_then(|place| place.drain_started).unwrap_or(ctx.progress.started)
+}
+
 /// Returns whether a pod of a workload on a watched node was created since the drain began.
 fn is_any_created(ctx: &Attempt<'_>) -> bool {
-    // A verification has no drain of its own.
-    let began = ctx.progress.rollout.as_ref().and_then(|place| place.drain_started).unwrap_or(ctx.progress.started);
     // Both times are cut to whole seconds, and are of two clocks.
-    let since = after(began, OBSERVED);
+    let since = after(drain_began(ctx), OBSERVED);
     let is_new = |pod: &PodFacts| {
         pod.controller_uid.is_some() && pod.is_of_workload() && pod.created.is_some_and(|created| created > since)
     };

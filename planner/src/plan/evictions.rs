@@ -137,6 +137,27 @@ fn choose<'a>(
     }
 }
 
+/// Removes from `evictions` those of pods whose budgets reboots use up. A deletion goes past them. Another plan is made once a budget counts the
+/// pods that a reboot has ended, or its node is back.
+pub(super) fn leave_to_reboots(
+    view: &ClusterView,
+    budgets: &Budgets<'_>,
+    evictions: &mut BTreeMap<String, Evictions>,
+    used_up: &BTreeSet<(&str, &str)>,
+) {
+    if used_up.is_empty() {
+        return;
+    }
+    for (name, wanted) in evictions.iter_mut().filter(|(_, wanted)| !wanted.delete && !wanted.dry_run) {
+        let Some(node) = view.nodes.get(name) else { continue };
+        wanted.pods.retain(|eviction| {
+            let pod = pod_of(node, &eviction.uid).filter(|pod| !pod.pending);
+            pod.is_none_or(|pod| budgets_of(budgets, pod).iter().all(|budget| !used_up.contains(budget)))
+        });
+    }
+    evictions.retain(|_, wanted| !wanted.pods.is_empty());
+}
+
 /// Removes from `evictions` those that have to wait for requests under way. Returns the time to plan again if none of
 /// them is answered.
 pub(super) fn hold_back(

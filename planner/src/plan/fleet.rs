@@ -10,6 +10,7 @@ mod check;
 mod checked;
 mod planner;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -20,6 +21,7 @@ use self::planner::{NodeRequests, Planner, earliest};
 use super::slots::Budget;
 use super::{Plan, evictions, follow, freshness, labels, notices, order, report, shadows, silence, slots};
 use crate::decision::{Action, Decision, Verdict};
+use crate::gates;
 use crate::phase;
 use crate::policy::Policy;
 use crate::revisions::RevisionAction;
@@ -60,6 +62,8 @@ impl<'a> Planner<'a> {
         self.plan.shadows = shadows::changes(self.view, self.survey);
         self.plan.labels = labels::labels(self.view, self.policy);
         let mut requests = self.collect();
+        let permitted = self.permit_in_turn();
+        self.leave_budgets_to_reboots(&permitted);
         let held_back_until = evictions::hold_back(self.view, &self.survey.budgets, &mut self.plan.evictions, self.now);
         self.wake(held_back_until);
         let freezes = self.freeze(&requests);
@@ -107,6 +111,36 @@ impl<'a> Planner<'a> {
         let until = ending.map(until).collect::<Option<Vec<_>>>().and_then(|until| until.into_iter().min());
         self.wake(until);
         until.is_some()
+    }
+
+    /// Leaves, of the permits of this plan, those whose reboots end no pod of a budget that the others use up. Returns their nodes.
+    fn permit_in_turn(&mut self) -> BTreeSet<String> {
+        let permits = self.plan.actions.iter().filter(|(_, action)| matches!(action, Action::Permit { .. }));
+        let requested: Vec<String> = permits.map(|(name, _)| name.clone()).collect();
+        let mut permitted = BTreeSet::new();
+        for name in requested {
+            let Some(node) = self.survey.find(&name) else { continue };
+            let busy = self.context(node).and_then(|ctx| gates::reboot_budget(&ctx, &permitted));
+            match busy {
+                Some(wait) => {
+                    self.plan.actions.remove(&name);
+                    self.wait(node, wait);
+                }
+                None => {
+                    permitted.insert(name);
+                }
+            }
+        }
+        permitted
+    }
+
+    /// Holds back the evictions of pods whose budgets reboots use up.
+    fn leave_budgets_to_reboots(&mut self, permitted: &BTreeSet<String>) {
+        if self.plan.evictions.is_empty() {
+            return;
+        }
+        let used_up = gates::used_by_reboots(self.view, self.survey, self.now, permitted);
+        evictions::leave_to_reboots(self.view, &self.survey.budgets, &mut self.plan.evictions, &used_up);
     }
 
     /// Makes a plan without an action: every node waits, and the slots stay as they are.

@@ -119,7 +119,12 @@ impl Drain {
     /// Returns the rules at `now`, in which the pods to wait for no longer depend on the time.
     pub fn rules_at(&self, now: Timestamp) -> Rules {
         let skip = self.skip_terminating_after.and_then(|skip| SignedDuration::try_from(skip).ok());
-        Rules { now: Some(now), overdue_since: skip.and_then(|skip| now.checked_sub(skip).ok()), ..self.rules }
+        Rules {
+            now: Some(now),
+            overdue_since: skip.and_then(|skip| now.checked_sub(skip).ok()),
+            past_budgets: self.at_deadline == AtDeadline::Force && self.guarded_pods == GuardedPods::Ask,
+            ..self.rules
+        }
     }
 }
 

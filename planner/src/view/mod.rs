@@ -296,7 +296,8 @@ impl NodeView {
     /// Returns whether the node's `Blocked` condition shows this reason: also the turn of others, once the node is cordoned.
     pub fn is_blocked_by(&self, wait: &Wait) -> bool {
         let cordoned = || self.step().is_some_and(|step| step.place() >= Place::Leaving);
-        wait.blocks() || (matches!(wait, Wait::ControlPlaneBusy { .. }) && cordoned())
+        let of_others = matches!(wait, Wait::ControlPlaneBusy { .. } | Wait::BudgetBusy { .. });
+        wait.blocks() || (of_others && cordoned())
     }
 
     /// Returns whether the attempt has ended and its slot is free while its host may still reboot by its permit: the node keeps

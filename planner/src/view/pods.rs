@@ -336,6 +336,13 @@ impl BudgetFacts {
         pod.pending || self.allowed > 0 || (!pod.ready && (self.allows_unhealthy || satisfied()))
     }
 
+    /// Returns whether it keeps this pod of it from a reboot that would end it. It may have no count of static pods for good.
+    pub fn keeps_from_reboot(&self, pod: &PodFacts) -> bool {
+        let has_counted = || self.sync_error.is_some() || self.is_counted();
+        let is_unknown = !pod.mirror && self.unknown_for(pod).is_some();
+        is_unknown || (!self.lets_go(pod) && (!pod.mirror || has_counted()))
+    }
+
     /// Returns whether an eviction of this pod was approved already: another one uses nothing more of the budget.
     pub(crate) fn has_approved(&self, pod: &PodFacts) -> bool {
         self.approved.contains_key(&pod.name) && self.selects(pod)
@@ -402,6 +409,8 @@ pub struct OwnerHealth {
     pub others_unhealthy: usize,
     /// True if its ReplicaSet has fewer pods than it wants; `None` where its pods were read, and not the ReplicaSet.
     pub lacks_pods: Option<bool>,
+    /// Time at which its ReplicaSet was created, where no pod of it is healthy on any node; `None` for an owner of another kind.
+    pub created: Option<Timestamp>,
 }
 
 impl OwnerHealth {

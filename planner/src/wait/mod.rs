@@ -278,14 +278,14 @@ pub enum Wait {
     #[error("{count} pod(s) on the node are not Ready, {pod} first")]
     PodsNotReady { pod: String, count: usize },
     /// A budget allows nothing although all its pods are healthy.
-    #[error("the PodDisruptionBudget {budget} allows no disruption of {pod} although all its pods are healthy{}", text::never(*.until, *.is_static))]
+    #[error("the PodDisruptionBudget {budget} allows no disruption of {pod} although all its pods are healthy{}", text::never(*.until, *.by_reboot))]
     BudgetNeverAllows {
         pod: String,
         budget: String,
-        /// The time from which it is asked again, if its pods stayed when it was asked; `None`: policy waits for it, or it is static.
+        /// The time from which it is asked again, if its pods stayed when it was asked; `None`: policy waits for it, or the reboot ends it.
         until: Option<Timestamp>,
-        /// True for a static pod, which no eviction moves.
-        is_static: bool,
+        /// True for a pod that the reboot ends: a static one, or one that came back to the cordoned node.
+        by_reboot: bool,
     },
     /// A node with guarded pods comes after those without.
     #[error(
@@ -294,7 +294,7 @@ pub enum Wait {
     )]
     GuardedPods { pod: String, budget: String },
     /// Other nodes use up what a budget allows, and wait for more.
-    #[error("pods of {node} wait for the disruptions that the PodDisruptionBudget {budget} allows, as {pod} would")]
+    #[error("pods of {node} use up the disruptions that the PodDisruptionBudget {budget} allows, as {pod} would")]
     BudgetBusy { pod: String, budget: String, node: String },
     /// Pods of a budget are broken, so that it allows nothing.
     #[error(

@@ -28,7 +28,7 @@ fn times_in_messages_have_no_fractions_of_seconds() {
 fn wait_that_may_end_by_itself_says_when_and_what_happens_then() {
     let at = Timestamp::from_second(1_800_000_000).unwrap();
     let braked = |until| Wait::Braked { count: 3, fallen: 0, nodes: vec![], until, trial: None };
-    let never = |until| Wait::BudgetNeverAllows { pod: "a/b".into(), budget: "a/c".into(), until, is_static: false };
+    let never = |until| Wait::BudgetNeverAllows { pod: "a/b".into(), budget: "a/c".into(), until, by_reboot: false };
     let back_off = |unproven| Wait::BackOff { until: at, reason: "HookTimedOut".into(), unproven };
     for (wait, what) in [
         (braked(Some(at)), "one node is tried alone"),

@@ -139,10 +139,11 @@ pub(super) fn unfinished(eviction: Option<&UnfinishedEviction>) -> String {
     eviction.map_or_else(String::new, |eviction| format!("; {eviction}"))
 }
 
-pub(super) fn never(until: Option<Timestamp>, is_static: bool) -> String {
+pub(super) fn never(until: Option<Timestamp>, by_reboot: bool) -> String {
     match until {
-        None if is_static => {
-            "; no eviction moves this static pod, which ends with the reboot: let the budget allow one disruption"
+        None if by_reboot => {
+            "; the reboot ends this pod, which no eviction moves to another node, as it is static or tolerates the cordon: let the budget \
+             allow one disruption"
                 .to_owned()
         }
         Some(until) => format!(

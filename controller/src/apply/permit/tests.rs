@@ -2,7 +2,7 @@
 
 use models::names::{CONTROL_PLANE_LABEL, CONTROLLER_MANAGER, HOLD_ANNOTATION, INTERFACE_LABEL, INTERFACE_VERSION};
 use models::permit::{PermitClaims, REHEARSAL_AUDIENCE, RehearsalClaims};
-use models::shadow::{BottlerocketShadowSpec, HostState};
+use models::shadow::{BottlerocketShadowSpec, DrainStatus, HostState};
 use semver::Version;
 use serde_json::{Value, json};
 
@@ -14,6 +14,9 @@ use planner::rules::Rules;
 use planner::view::{NodeFacts, NodeView, ShadowFacts};
 
 const BOOT: &str = "boot-1";
+
+/// The path of the budgets of [`pod`].
+const BUDGETS: &str = "/apis/policy/v1/namespaces/shop/poddisruptionbudgets";
 
 /// Returns a Node that passes the check.
 fn node() -> Value {
@@ -98,6 +101,7 @@ async fn issue_permit_beside(
             assert_eq!(call.query, "&fieldSelector=spec.nodeName%3Da");
             json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods})
         }
+        BUDGETS => json!({"metadata": {}, "items": []}),
         _ => call.body.clone(),
     });
     applier.signer = signer.clone();
@@ -192,6 +196,59 @@ async fn no_permit_is_issued_when_live_check_fails() {
         let (result, written) = issue_permit(node, pods, &signer).await;
         assert!(matches!(result, Err(ApplyError::NoPermit(_) | ApplyError::Changed(_))), "{sentence}: {result:?}");
         assert!(written.is_empty(), "{sentence}: {written:#?}");
+    }
+}
+
+/// A pod came back after the eviction of its owner's pods, or is static. The plan was made on what the watch of budgets had shown.
+#[tokio::test]
+async fn permit_requires_that_budgets_let_the_pods_go_now_that_the_reboot_ends() {
+    let signer = Signer::with_a_new_key();
+    let mut came_back = pod();
+    came_back["metadata"]["labels"] = json!({"app": "web"});
+    came_back["spec"]["tolerations"] = json!([{"operator": "Exists"}]);
+    came_back["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
+    let mut of_the_node = came_back.clone();
+    of_the_node["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+    let budget = |name: &str, app: &str, allowed: i32| {
+        json!({
+            "metadata": {"name": name, "namespace": "shop", "generation": 1},
+            "spec": {"selector": {"matchLabels": {"app": app}}},
+            "status": {"observedGeneration": 1, "disruptionsAllowed": allowed, "currentHealthy": 2 + allowed,
+                "desiredHealthy": 2, "expectedPods": 3},
+        })
+    };
+    let list = |items: Vec<Value>| json!({"metadata": {}, "items": items});
+    let failure =
+        json!({"kind": "Status", "status": "Failure", "message": "etcdserver: request timed out", "code": 500});
+    let kept = Some("the PodDisruptionBudget shop/web allows no disruption of shop/p");
+    let (within, past) = (Rules::default(), Rules { past_budgets: true, ..Rules::default() });
+    let (used_up, other) = (budget("web", "web", 0), budget("db", "db", 0));
+    for (sentence, pod, rules, budgets, refusal) in [
+        ("it allows one disruption", &came_back, within, list(vec![budget("web", "web", 1)]), None),
+        ("another pod was evicted a moment ago", &came_back, within, list(vec![used_up.clone()]), kept),
+        ("another budget has nothing left", &came_back, within, list(vec![other]), None),
+        ("two select it", &came_back, within, list(vec![budget("web", "web", 1), budget("all", "web", 1)]), kept),
+        ("policy goes past budgets", &came_back, past, list(vec![used_up.clone()]), None),
+        ("they cannot be read", &came_back, within, failure, Some("etcdserver: request timed out")),
+        ("a static pod, which ends whatever policy says", &of_the_node, past, list(vec![used_up]), kept),
+    ] {
+        let pods = json!({"metadata": {}, "items": [pod]});
+        let (mut applier, calls) = applier_answering(move |call| match call.path.as_str() {
+            "/api/v1/nodes/a" => node(),
+            "/api/v1/pods" => pods.clone(),
+            BUDGETS => budgets.clone(),
+            _ => call.body.clone(),
+        });
+        applier.signer = signer.clone();
+        let mut view = decided_on();
+        let drain = DrainStatus { evicted_owners: vec!["w-1".into()], ..DrainStatus::default() };
+        view.shadow.as_mut().unwrap().status.controller.drain = Some(drain);
+        let action = Action::Permit { nonce: "n-1".into(), rules, pods_stay: false };
+        let error = applier.carry_out(&view, action).await.err().map(|error| error.text());
+        assert_eq!(error.is_some(), refusal.is_some(), "{sentence}: {error:?}");
+        assert!(error.is_none_or(|error| error.contains(refusal.unwrap_or_default())), "{sentence}: {refusal:?}");
+        let written = calls.lock().unwrap().iter().filter(|call| call.method != "GET").count();
+        assert_eq!(written, usize::from(refusal.is_none()), "{sentence}");
     }
 }
 

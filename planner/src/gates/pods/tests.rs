@@ -44,7 +44,7 @@ fn pdb_that_allows_no_disruption_is_reported() {
         pod: "shop/p-a".into(),
         budget: "shop/web".into(),
         until: None,
-        is_static: false,
+        by_reboot: false,
     });
     let sick = PodFacts { ready: false, ..web() };
     let broken =
@@ -244,7 +244,7 @@ fn budget_over_a_static_pod_keeps_its_node_from_the_reboot_that_ends_it() {
     let (pod, budget_name) = names();
     let unhealthy = Wait::BudgetUnhealthy { pod, budget: budget_name, count: 1, eviction: None };
     let (pod, budget_name) = names();
-    let never = Wait::BudgetNeverAllows { pod, budget: budget_name, until: None, is_static: true };
+    let never = Wait::BudgetNeverAllows { pod, budget: budget_name, until: None, by_reboot: true };
     let broken = || BudgetFacts { healthy: 2, allowed: 0, ..budget(2, 3) };
     for (sentence, pod, budget, expected) in [
         ("one of three members may be away", member(), budget(2, 3), None),

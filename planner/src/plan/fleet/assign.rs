@@ -30,7 +30,7 @@ pub(super) struct Assignment<'a> {
     pub(super) any_free: bool,
     /// The number of slots given in each rollout, nodes that are being checked included.
     given: BTreeMap<KeyRef<'a>, usize>,
-    /// The nodes with a slot whose pods have not left yet, once one is checked beside them.
+    /// The nodes with a slot whose pods have not ended yet, once one is checked beside them.
     pub(super) on_their_way: OnTheirWay<'a>,
     /// True if a node is being checked.
     pub(super) checking: bool,

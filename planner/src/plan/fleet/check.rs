@@ -47,9 +47,9 @@ impl<'a> Planner<'a> {
             || self.context(node).and_then(|ctx| gates::expression(&ctx)).is_some()
     }
 
-    /// Returns the node of a slot if its pods have not left yet.
+    /// Returns the node of a slot if its pods have not all ended yet: those that came back end with the reboot.
     pub(super) fn on_its_way(&self, slot: &Slot) -> Option<NodeContext<'a>> {
-        let leaves = |node: &&SurveyedNode<'a>| node.step.is_some_and(|step| step.place() <= Place::Leaving);
+        let leaves = |node: &&SurveyedNode<'a>| node.step.is_some_and(|step| step.place() <= Place::Away);
         self.context(self.survey.find(&slot.node).filter(leaves)?)
     }
 

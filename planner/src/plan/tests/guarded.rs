@@ -194,7 +194,7 @@ fn back_off_of_a_budget_is_over_once_a_pod_that_was_asked_has_left() {
 #[test]
 fn node_waits_before_its_cordon_while_a_budget_is_in_back_off() {
     let wait =
-        |until| Wait::BudgetNeverAllows { pod: "shop/db-0".into(), budget: "shop/db".into(), until, is_static: false };
+        |until| Wait::BudgetNeverAllows { pod: "shop/db-0".into(), budget: "shop/db".into(), until, by_reboot: false };
     let ask = json!({});
     let group = json!([{"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "drain": {"guardedPods": "Wait"}}]);
     let forced_group = json!({"drain": {"atDeadline": "Force"}, "nodeGroups": group});

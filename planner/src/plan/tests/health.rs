@@ -25,6 +25,7 @@ pub(super) const EVIDENCE: OwnerHealth = OwnerHealth {
     others_healthy: 1,
     others_unhealthy: 0,
     lacks_pods: None,
+    created: None,
 };
 
 /// A node that runs the new version and is verified since second 0.

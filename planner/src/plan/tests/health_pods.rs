@@ -251,6 +251,27 @@ fn only_ill_pod_of_its_owner_is_no_difference_where_one_was_ill_on_the_node_befo
     assert_eq!(Watch::finding(others(1, 0), node).result_at(DEADLINE), is_unproven());
 }
 
+/// A Deployment was changed during the drain, which began at 0 s, and the new pod cannot start anywhere.
+#[test]
+fn pod_of_an_owner_that_came_after_the_drain_and_has_no_healthy_one_is_no_difference() {
+    let created = |second: i64| OwnerHealth { created: Some(t(second)), ..OwnerHealth::default() };
+    for (sentence, found, excused) in [
+        ("created in the drain", created(3), true),
+        ("created in the moments in which it began", created(2), false),
+        ("it was there before", created(-600), false),
+        ("a pod of it is healthy, or since when it exists is not known", OwnerHealth::default(), false),
+    ] {
+        let mut watch = Watch::finding(found, verifying(vec![healthy(), failing()]));
+        if !excused {
+            assert_eq!(watch.at(SOAKED).unwrap().as_str(), "Settling", "{sentence}");
+            assert_eq!(watch.result_at(DEADLINE), is_unproven(), "{sentence}");
+            continue;
+        }
+        assert_eq!(watch.result_at(SOAKED), is_updated(), "{sentence}");
+        assert!(watch.message().contains("shop/p-a"), "{sentence}: {}", watch.message());
+    }
+}
+
 #[test]
 fn drill_of_another_node_changes_nothing_about_the_pods_that_were_ill_before_its_update() {
     for version in [NEW, OLD, Version::new(1, 21, 0)] {

@@ -32,6 +32,7 @@ mod release;
 mod reported;
 mod request;
 mod result;
+mod returned;
 mod share;
 mod slot;
 mod stage;

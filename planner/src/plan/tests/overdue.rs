@@ -1,7 +1,7 @@
 //! Tables of a drain past its deadline.
 
 use models::reason::FailureReason;
-use models::shadow::{Blocker, HostState};
+use models::shadow::{Blocker, DrainedPod, HostState};
 
 use crate::claims::ClaimFields;
 use crate::decision::Action;
@@ -58,6 +58,37 @@ fn deletion_is_retried_only_when_due() {
         let made = plan(&view, &policy, t(61));
         assert_eq!(deleted(&made), if due { vec!["p-a"] } else { vec![] }, "{sentence}: {made:?}");
         assert_eq!(failure_of(&made).is_some(), fails, "{sentence}: {made:?}");
+    }
+}
+
+/// Of three pods of a budget, two have left one after the other; or none has, and a pod that no budget counts.
+#[test]
+fn drain_that_times_out_shows_how_many_pods_the_budget_that_keeps_the_last_one_has_let_go() {
+    let listed = |name: &str, budget: Option<&str>| DrainedPod {
+        namespace: "shop".into(),
+        name: name.into(),
+        uid: name.into(),
+        budgets: budget.map(str::to_owned).into_iter().collect(),
+        ..DrainedPod::default()
+    };
+    let text = "2 of the 3 pods that it counts here had left: spec.drain.timeout is too short";
+    for (budget, shows) in [(Some("web"), true), (None, false)] {
+        let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1m"}}), vec![pod("a", false)]);
+        let blocker = Blocker {
+            pod: "shop/p-a".into(),
+            budget: Some("shop/web".into()),
+            message: "not now".into(),
+            since: t(0),
+            denied_since: None,
+        };
+        let drain = shadow(&mut view).status.controller.drain.as_mut().unwrap();
+        drain.pods = [listed("p-a", Some("web")), listed("p-b", budget), listed("p-c", budget)].into();
+        drain.blockers = vec![blocker];
+        let made = plan(&view, &policy, t(60));
+        let last = last_of(&made);
+        assert_eq!(last.reason, "DrainTimedOut");
+        assert!(last.message.contains("shop/web"), "{}", last.message);
+        assert_eq!(last.message.contains(text), shows, "{}", last.message);
     }
 }
 

@@ -551,6 +551,19 @@ fn drill_of_a_node_without_proof_excuses_no_pod_in_its_verification() {
     }
 }
 
+/// The attempt began at 1 s.
+#[test]
+fn verification_excuses_a_pod_of_an_owner_that_came_after_the_attempt_began_and_has_no_healthy_one() {
+    for (created, expected) in [(None, Proof::Unproven), (Some(-10), Proof::Unproven), (Some(30), Proof::Proven)] {
+        let (mut view, policy) = rollout_of(&["a"], canary());
+        let read = OwnerHealth { read_at: t(DUE + SOAK), created: created.map(t), ..OwnerHealth::default() };
+        (a(&mut view).pods, a(&mut view).owners) = (Some(vec![failing()]), [("rs".to_owned(), read)].into());
+        turn(&mut view, &policy, DUE);
+        turn(&mut view, &policy, DUE + SOAK);
+        assert_eq!(proof(&view), (expected, 7), "{created:?}");
+    }
+}
+
 /// Node `a`, which has come back on the new version after the end of its attempt, and whose failure has frozen the rollout.
 fn late() -> (ClusterView, Policy) {
     let (mut view, policy) = rollout_of(&["a"], canary());
