@@ -133,6 +133,7 @@ impl Driver {
         let (Some(status), Some(operator)) = (&plan.status, &view.operator) else { return None };
         if *status == operator.status {
             self.operator_changed = Changed::default();
+            self.status_failing = None;
             return None;
         }
         if !self.writes.is_free(&Target::Operator) {
