@@ -29,7 +29,7 @@ use tokio::time::Instant;
 use self::kept::kept;
 use self::objects::{GONE, PERIOD, answered, delete, find, made, remove};
 pub(crate) use self::objects::{api, is_marked};
-use self::remaining::{Left, Surroundings, not_taken_back, prepared, unfinished};
+use self::remaining::{Left, Surroundings, needs_nodes, not_taken_back, prepared, unfinished};
 use crate::advice::logs_of;
 use crate::call::{self, call, check_nodes, code, get, get_metadata, get_one, if_there, list_guarded};
 use crate::helm::Releases;
@@ -59,7 +59,7 @@ pub(crate) struct UninstallOptions {
     #[arg(long, default_value = "1h")]
     timeout: models::duration::Duration,
     /// Continue after the timeout although nodes are not released, and within seconds if no part of the operator runs that could
-    /// release them. Their claims are released all the same. An armed host boots into its new image at its next reboot, and host settings that a pin has changed stay changed.
+    /// release them, or none of them is Ready or in an update that may bring it back. Their claims are released all the same. An armed host boots into its new image at its next reboot, and host settings that a pin has changed stay changed.
     #[arg(long)]
     abandon: bool,
 }
@@ -211,7 +211,7 @@ pub(crate) fn is_one_of(object: &Value, kinds: &[&str]) -> bool {
 async fn released(client: &Client, options: &UninstallOptions) -> anyhow::Result<()> {
     let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
     let deadline = Instant::now() + options.timeout.0;
-    let (mut shown, mut before) = (Vec::new(), None);
+    let (mut shown, mut before, mut needed_before) = (Vec::new(), None, false);
     loop {
         let left = answered(deadline, async || unreleased(client, &shadows).await).await?;
         if left.is_empty() {
@@ -219,6 +219,9 @@ async fn released(client: &Client, options: &UninstallOptions) -> anyhow::Result
         }
         let around = answered(deadline, async || Surroundings::read(client).await).await?;
         let stuck = around.is_still_stuck(before.as_ref(), &left);
+        // A node that is away for a moment may be back at the next look.
+        let needed = needs_nodes(&left);
+        let passes = options.abandon && needed && needed_before;
         let sentences: Vec<String> =
             left.iter().map(|left| left.sentence.clone()).chain(around.remarks(&left)).collect();
         if shown != sentences {
@@ -227,7 +230,7 @@ async fn released(client: &Client, options: &UninstallOptions) -> anyhow::Result
             }
             shown = sentences;
         }
-        if stuck || Instant::now() >= deadline {
+        if stuck || passes || Instant::now() >= deadline {
             if options.abandon {
                 print_line("continuing anyway");
                 return Ok(());
@@ -251,7 +254,7 @@ async fn released(client: &Client, options: &UninstallOptions) -> anyhow::Result
                 shown.join("\n  ")
             );
         }
-        before = Some(around);
+        (before, needed_before) = (Some(around), needed);
         tokio::time::sleep(PERIOD).await;
     }
 }
