@@ -486,6 +486,25 @@ async fn answer_of_an_api_server_that_refuses_to_create_pods_is_in_the_finding_a
     assert_eq!(found.message, format!("1 of 2 pods are Ready: 1 of 2 pods updated: {denial}"));
 }
 
+#[test]
+fn definition_of_another_version_is_an_error_where_the_operator_is_of_the_version_of_the_plugin() {
+    let digest = format!("@sha256:{}", "0".repeat(64));
+    for (sentence, tag, expected) in [
+        ("it is", format!(":v{}", env!("CARGO_PKG_VERSION")), Severity::Error),
+        ("it has a tag of one's own", ":stable".to_owned(), Severity::Error),
+        ("it is of an earlier one", ":v0.0.9".to_owned(), Severity::Warning),
+        ("its version is not known", digest, Severity::Warning),
+    ] {
+        let mut facts = healthy();
+        let schema = &mut shadows(&mut facts)["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        schema["properties"]["spec"]["properties"].as_object_mut().unwrap().remove("permit");
+        retag(&mut facts, None, &tag);
+        let findings = Diagnosis::of(&facts).findings;
+        let found = findings.iter().find(|finding| finding.reason == "SchemaDiffers").unwrap();
+        assert_eq!(found.severity, expected, "{sentence}");
+    }
+}
+
 /// Each part with an image of an earlier version, a definition with an earlier schema, and no operator's resource.
 fn outdated() -> Facts {
     let mut facts = healthy();
