@@ -8,15 +8,17 @@ use deploy::{Component, Options};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, DeploymentCondition, DeploymentStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::Client;
 use kube::api::{Patch, PatchParams};
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
+use planner::view::{NodeFacts, Projection as _};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::advice::labelling;
-use crate::call::{call, code, get, if_there, or_waiting};
+use crate::advice::{labelling, some};
+use crate::call::{self, call, code, get, if_there, or_waiting};
 use crate::page::{print_line, progress};
 use crate::preflight::{KUBECTL, check_registry, check_tag, deployments, preflight};
 use crate::shell::for_cluster;
@@ -39,6 +41,10 @@ const GIVEN_UP: &str = "ProgressDeadlineExceeded";
 
 /// The type of the condition of a Deployment whose pods the API server refuses to create, as for a quota or an admission check.
 const REFUSED: &str = "ReplicaFailure";
+
+/// Nodes that are not Ready hold up the agents: their names follow.
+const HELD_UP: &str =
+    "Kubernetes replaces no further agent until these nodes, which are not Ready, are back or deleted";
 
 /// The command that finds out why the operator does not run.
 const DOCTOR: &str = "kubectl brupop doctor";
@@ -69,7 +75,7 @@ fn is_policy(object: &Value) -> bool {
     object["kind"] == "BottlerocketUpdateOperator"
 }
 
-fn is_definition(object: &Value) -> bool {
+pub(crate) fn is_definition(object: &Value) -> bool {
     object["kind"] == "CustomResourceDefinition"
 }
 
@@ -249,6 +255,31 @@ async fn agents(client: &Client) -> anyhow::Result<(i32, Option<String>)> {
     Ok((nodes, behind.map(|reason| format!("DaemonSet {}: {reason}", Component::Agent.name()))))
 }
 
+/// Returns whether so many nodes that are not Ready keep Kubernetes from replacing the agents of other nodes.
+pub(crate) fn holds_up_agents(found: &DaemonSet, away: usize) -> bool {
+    let Some(status) = &found.status else { return false };
+    let nodes = usize::try_from(status.desired_number_scheduled).unwrap_or(0);
+    let update = found.spec.update_strategy.as_ref().and_then(|update| update.rolling_update.as_ref());
+    let most = match update.and_then(|update| update.max_unavailable.as_ref()) {
+        Some(IntOrString::Int(count)) => usize::try_from(*count).ok(),
+        Some(IntOrString::String(share)) => {
+            let share = share.strip_suffix('%').and_then(|share| share.parse::<usize>().ok());
+            share.map(|share| (nodes * share).div_ceil(100))
+        }
+        None => None,
+    };
+    status.updated_number_scheduled.unwrap_or(0) < status.desired_number_scheduled && away >= most.unwrap_or(1).max(1)
+}
+
+/// Returns the nodes that do so.
+async fn nodes_before_agents(client: &Client) -> anyhow::Result<Vec<String>> {
+    let found: Option<DaemonSet> = get(client, names::AGENT_NAMESPACE, Component::Agent.name()).await?;
+    let nodes = call::nodes(client).await?;
+    let away = nodes.iter().filter_map(NodeFacts::project).filter(|node| node.labelled && !node.ready);
+    let away: Vec<String> = away.map(|node| node.name).collect();
+    Ok(if found.is_some_and(|found| holds_up_agents(&found, away.len())) { away } else { Vec::new() })
+}
+
 /// Returns the time until which agents are waited for where everything else has run since a time.
 fn agents_until(others_run: Duration, limit: Duration) -> Duration {
     limit.min(others_run.saturating_add(AGENTS))
@@ -345,9 +376,16 @@ pub(crate) async fn install(client: Client, namespace: &str, options: &InstallOp
         None => print_line(format_args!(
             "The operator is installed. Whether its agents run is not known, since the API server has not answered: {status}"
         )),
-        Some((_, Some(behind))) => print_line(format_args!(
-            "The operator is installed, and its agents do not run everywhere yet ({behind}): {status}"
-        )),
+        Some((_, Some(behind))) => {
+            print_line(format_args!(
+                "The operator is installed, and its agents do not run everywhere yet ({behind}): {status}"
+            ));
+            // A user who may not read nodes has the line above.
+            let away = nodes_before_agents(&client).await.unwrap_or_default();
+            if !away.is_empty() {
+                print_line(format_args!("{HELD_UP}: {}", some(&away, 3)));
+            }
+        }
         Some((0, None)) => print_line(format_args!(
             "The operator is installed. No node is under it yet: {}",
             for_cluster(&labelling("NODE"))

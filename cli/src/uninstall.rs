@@ -29,7 +29,7 @@ use tokio::time::Instant;
 use self::kept::kept;
 use self::objects::{GONE, PERIOD, answered, delete, find, made, remove};
 pub(crate) use self::objects::{api, is_marked};
-use self::remaining::{Left, Surroundings, not_taken_back, prepared, unfinished};
+use self::remaining::{Left, Surroundings, needs_nodes, not_taken_back, prepared, unfinished};
 use crate::advice::logs_of;
 use crate::call::{self, call, check_nodes, code, get, get_metadata, get_one, if_there, list_guarded};
 use crate::helm::Releases;
@@ -58,8 +58,8 @@ pub(crate) struct UninstallOptions {
     /// Time-out for the release of all nodes, e.g. 90s or 1h30m.
     #[arg(long, default_value = "1h")]
     timeout: models::duration::Duration,
-    /// Continue after the timeout although nodes are not released, and within seconds if no part of the operator runs that could
-    /// release them. Their claims are released all the same. An armed host boots into its new image at its next reboot, and host settings that a pin has changed stay changed.
+    /// Continue after the timeout although nodes are not released, within seconds if no part of the operator runs that could
+    /// release them, and after five minutes if none of them is Ready or in an update that may bring it back. Their claims are released all the same. An armed host boots into its new image at its next reboot, and host settings that a pin has changed stay changed.
     #[arg(long)]
     abandon: bool,
 }
@@ -212,6 +212,7 @@ async fn released(client: &Client, options: &UninstallOptions) -> anyhow::Result
     let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
     let deadline = Instant::now() + options.timeout.0;
     let (mut shown, mut before) = (Vec::new(), None);
+    let mut needed_since: Option<Instant> = None;
     loop {
         let left = answered(deadline, async || unreleased(client, &shadows).await).await?;
         if left.is_empty() {
@@ -219,6 +220,9 @@ async fn released(client: &Client, options: &UninstallOptions) -> anyhow::Result
         }
         let around = answered(deadline, async || Surroundings::read(client).await).await?;
         let stuck = around.is_still_stuck(before.as_ref(), &left);
+        // A node that was restarted, or lost its connection, may come back.
+        needed_since = needs_nodes(&left).then(|| needed_since.unwrap_or_else(Instant::now));
+        let passes = options.abandon && needed_since.is_some_and(|since| since.elapsed() >= GONE);
         let sentences: Vec<String> =
             left.iter().map(|left| left.sentence.clone()).chain(around.remarks(&left)).collect();
         if shown != sentences {
@@ -227,7 +231,7 @@ async fn released(client: &Client, options: &UninstallOptions) -> anyhow::Result
             }
             shown = sentences;
         }
-        if stuck || Instant::now() >= deadline {
+        if stuck || passes || Instant::now() >= deadline {
             if options.abandon {
                 print_line("continuing anyway");
                 return Ok(());

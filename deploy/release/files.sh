@@ -62,6 +62,8 @@ values=$(<"$work/brupop/values.yaml")
 values=${values/"  registry: \"\""/"  registry: $registry"}
 values=${values/"    runbook: \"\""/"    runbook: $pages"}
 [[ $values == *"    runbook: $pages"* ]] || die "deploy/chart/values.yaml has no place for the runbook"
+values=${values/"  digestsOf: \"\""/"  digestsOf: v$version"}
+[[ $values == *"  digestsOf: v$version"* ]] || die "deploy/chart/values.yaml has no place for the version of the digests"
 while read -r name digest; do
   key=${name#brupop-}
   values=${values/"    $key: \"\""/"    $key: $digest"}

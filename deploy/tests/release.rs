@@ -120,6 +120,7 @@ fn manifests_of_a_release_name_every_image_by_its_digest_and_the_plugin_is_found
     };
     let values = unpacked(&format!("brupop-{VERSION}.tgz brupop/values.yaml"));
     assert_eq!(values["image"]["registry"], REGISTRY);
+    assert_eq!(values["image"]["digestsOf"], format!("v{VERSION}"));
     let pages = format!("https://code.example/brupop/blob/v{VERSION}/docs/runbook");
     assert_eq!(values["monitoring"]["prometheusRule"]["runbook"], pages);
     let alerts = release.read("prometheusrule.yaml");

@@ -21,6 +21,7 @@ use super::certificate::{self, Certificate};
 use super::jobs;
 use crate::call::{call, get, get_one, if_read, if_there, is_transient, list_everywhere, list_in, node_leases};
 use crate::cluster::{Cluster, ControllerLease, Part};
+use crate::install::is_definition;
 use crate::page::progress;
 
 /// Time after which the progress is shown.
@@ -105,8 +106,9 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
         facts.outdated = crate::preflight::outdated(&version);
         facts.version = version.git_version;
     }
-    if namespace == names::SYSTEM_NAMESPACE {
-        for wanted in deploy::objects(&deploy::Options::default())? {
+    for wanted in deploy::objects(&deploy::Options::default())? {
+        // Of what is installed in another namespace, the definitions alone are the same.
+        if namespace == names::SYSTEM_NAMESPACE || is_definition(&wanted) {
             show("the objects of the installation");
             facts.add_object(client, wanted).await?;
         }

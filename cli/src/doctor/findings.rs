@@ -1,5 +1,6 @@
 //! Findings: what is wrong with an installation, and what to do next. Pure functions of the facts.
 
+use k8s_openapi::api::apps::v1::DaemonSet;
 use models::names;
 use models::time::between;
 
@@ -9,6 +10,7 @@ use super::{aws, fleet, jobs, objects};
 use crate::advice::{logs_of, pods, refused_pods, some};
 use crate::clock::{moment, span};
 use crate::cluster::{ControllerLease, NO_LEADER, STALE};
+use crate::install::holds_up_agents;
 
 /// Time before the end of a certificate at which it is reported: its successor should have been published by then.
 const EXPIRES_SOON: std::time::Duration = std::time::Duration::from_secs(7 * 86_400);
@@ -24,6 +26,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
         found.push(no_operator(namespace, others.as_deref()));
     }
     objects::check(&facts.objects, &mut found);
+    agents(facts, &mut found);
     web_api(facts, &mut found);
     certificates(facts, &mut found);
     clocks(facts, &mut found);
@@ -50,6 +53,22 @@ fn no_operator(namespace: &str, others: Option<&[String]>) -> Finding {
     };
     let message = format!("there is no operator in this namespace{others}");
     Finding::error("NoOperator", message).of(format!("namespace/{namespace}")).next(next)
+}
+
+/// Nodes that are not Ready while the agents are replaced.
+fn agents(facts: &Facts, found: &mut Vec<Finding>) {
+    let set = facts.objects.iter().find(|object| object.wanted["kind"] == "DaemonSet");
+    let set = set.and_then(|set| serde_json::from_value::<DaemonSet>(set.found.clone()?).ok());
+    let nodes = facts.cluster.iter().filter_map(|cluster| cluster.nodes.as_ref()).flat_map(|nodes| nodes.values());
+    let away: Vec<&str> = nodes.filter(|node| node.labelled && !node.ready).map(|node| node.name.as_str()).collect();
+    if let Some(first) = away.first().filter(|_| set.is_some_and(|set| holds_up_agents(&set, away.len()))) {
+        let message = "it is not Ready while the agents are replaced, and Kubernetes replaces no further one until such nodes are back or deleted";
+        let next = [
+            format!("kubectl describe node {first}"),
+            format!("kubectl delete node {first}  # if it is gone for good"),
+        ];
+        found.push(Finding::warning("AgentsNotReplaced", message).of_nodes(away).next(next));
+    }
 }
 
 fn web_api(facts: &Facts, found: &mut Vec<Finding>) {

@@ -135,7 +135,12 @@ fn nodes(cluster: &Cluster, found: &mut Vec<Finding>) {
             found.push(Finding::warning(reason, message).of_nodes(nodes).next(next(first)));
         }
     };
-    if !cluster.policy().label_nodes {
+    let logs = || vec![logs_of(&cluster.namespace, names::CONTROLLER)];
+    if cluster.policy().label_nodes {
+        let message = "it runs Bottlerocket, and the controller has not given it the label that selects it for updates, as \
+                       spec.labelNodes requires: it is not updated until then";
+        add(names_of(&|node| node.lacks_label()), "NotUpdated", message, &|_| logs());
+    } else {
         let message = "it runs Bottlerocket, and lacks the label that selects it for updates: it is never updated";
         let unlabelled = names_of(&|node| node.bottlerocket() && label(node).is_none());
         add(unlabelled, "NotUpdated", message, &|first| vec![labelling(first)]);
@@ -153,7 +158,6 @@ fn nodes(cluster: &Cluster, found: &mut Vec<Finding>) {
         let exists = cluster.shadows.contains_key(&node.name) || cluster.unreadable.shadows.contains_key(&node.name);
         node.labelled && !exists
     };
-    let logs = || vec![logs_of(&cluster.namespace, names::CONTROLLER)];
     add(names_of(&without), "NoShadow", "the controller has not created its shadow", &|_| logs());
     let orphans: Vec<&str> = cluster
         .shadows

@@ -33,8 +33,8 @@ const APPLY_DEFINITIONS: &str =
     "kubectl apply --server-side -f crds.yaml  # of the newest version that was installed: docs/install.md, Upgrade";
 
 /// The command that creates the policy.
-pub(super) const APPLY_POLICY: &str =
-    "kubectl apply --server-side -f POLICY.yaml  # yours, or one that starts nothing: docs/runbook/waiting.md";
+pub(super) const APPLY_POLICY: &str = "kubectl apply --server-side --field-manager=policy -f POLICY.yaml  # yours, or one that starts nothing: \
+     docs/runbook/waiting.md";
 
 /// The command that grants the right that `drain.atDeadline: Force` needs.
 const APPLY_FORCE: &str =
@@ -317,14 +317,14 @@ fn definition(wanted: &Value, found: &Value) -> Vec<Finding> {
                  the API server refuses writes of the operator ({UNDECLARED})",
                 env!("CARGO_PKG_VERSION")
             );
-            findings.push(Finding::warning("SchemaDiffers", message).next([APPLY_DEFINITIONS.to_owned()]));
+            findings.push(Finding::error("SchemaDiffers", message).next([APPLY_DEFINITIONS.to_owned()]));
         }
     }
     let stored = found.pointer("/status/storedVersions").and_then(Value::as_array);
     let others: Vec<&str> = stored.into_iter().flatten().filter_map(Value::as_str).collect();
     if others.len() > 1 {
         let message = format!("objects of it may be stored in several versions: {}", others.join(", "));
-        let next = "kubectl get bruo default -n brupop-system -o yaml  # condition StorageMigrated".to_owned();
+        let next = "kubectl get bruo -A -o yaml  # condition StorageMigrated".to_owned();
         findings.push(Finding::new(Severity::Note, "StorageVersions", message).next([next]));
     }
     findings
@@ -478,6 +478,10 @@ fn images(objects: &[Installed], found: &mut Vec<Finding>) {
     }
     let own = own_tag();
     let is_other = |of: &Result<[u64; 4], &str>| of.is_ok_and(|other| version(&own).is_some_and(|own| own != other));
+    // The definitions may be of the operator's version, which is not known to be that of this plugin.
+    if tags.keys().all(is_other) {
+        found.iter_mut().filter(|of| of.reason == "SchemaDiffers").for_each(|of| of.severity = Severity::Warning);
+    }
     // The hook for AWS is installed by itself.
     let next = if parts.len() > 1 || parts.iter().any(is_other) { APPLY_AGAIN } else { APPLY_AWS };
     if tags.len() > 1 {

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kube::core::error_boundary::InvalidObject;
 use models::names;
@@ -200,14 +200,14 @@ fn working_installation_has_no_errors_and_no_warnings() {
 fn each_defect_is_found_with_its_object_and_a_next_step() {
     use Severity::{Error, Note, Warning};
     type Break<'a> = &'a dyn Fn(&mut Facts);
-    let cases: [(&str, Severity, &str, Break<'_>); 59] = [
+    let cases: [(&str, Severity, &str, Break<'_>); 61] = [
         ("KubernetesTooOld", Error, "", &|f| f.outdated = Some("Kubernetes 1.32 or later is needed".to_owned())),
         ("Missing", Error, SHADOWS, &|f| {
             *object(f, "CustomResourceDefinition", names::SHADOW_DEFINITION) = None;
         }),
         ("NotServed", Error, SHADOWS, &|f| shadows(f)["status"] = json!({})),
         ("VersionMissing", Error, SHADOWS, &|f| shadows(f)["spec"]["versions"][0]["served"] = json!(false)),
-        ("SchemaDiffers", Warning, SHADOWS, &|f| {
+        ("SchemaDiffers", Error, SHADOWS, &|f| {
             let schema = &mut shadows(f)["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
             schema["properties"]["spec"]["properties"].as_object_mut().unwrap().remove("permit");
         }),
@@ -231,6 +231,10 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         }),
         ("NotReady", Warning, "daemonset/brupop-agents/brupop-agent", &|f| {
             found(f, "DaemonSet", names::AGENT)["status"]["desiredNumberScheduled"] = json!(2);
+        }),
+        ("AgentsNotReplaced", Warning, "node/a", &|f| {
+            found(f, "DaemonSet", names::AGENT)["status"]["updatedNumberScheduled"] = json!(0);
+            fleet_of(f).nodes.as_mut().unwrap().get_mut("a").unwrap().ready = false;
         }),
         ("ScaledToZero", Error, "deployment/brupop-system/brupop-controller", &|f| {
             found(f, "Deployment", names::CONTROLLER)["spec"]["replicas"] = json!(0);
@@ -301,6 +305,10 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
             group(f, &json!([{"name": "all", "selector": all}, {"name": "rest", "selector": {}}]));
         }),
         ("NotUpdated", Warning, "node/a", &|f| relabel(f, json!({}))),
+        ("NotUpdated", Warning, "node/a", &|f| {
+            relabel(f, json!({}));
+            set_policy(f, &json!({"labelNodes": true}));
+        }),
         ("WrongLabel", Warning, "node/a", &|f| relabel(f, json!({names::INTERFACE_LABEL: "1.0.0"}))),
         ("NotBottlerocket", Warning, "node/a", &|f| {
             fleet_of(f).nodes.as_mut().unwrap().get_mut("a").unwrap().os_image = "Debian 13".to_owned();
@@ -478,6 +486,25 @@ async fn answer_of_an_api_server_that_refuses_to_create_pods_is_in_the_finding_a
     assert_eq!(found.message, format!("1 of 2 pods are Ready: 1 of 2 pods updated: {denial}"));
 }
 
+#[test]
+fn definition_of_another_version_is_an_error_where_the_operator_is_of_the_version_of_the_plugin() {
+    let digest = format!("@sha256:{}", "0".repeat(64));
+    for (sentence, tag, expected) in [
+        ("it is", format!(":v{}", env!("CARGO_PKG_VERSION")), Severity::Error),
+        ("it has a tag of one's own", ":stable".to_owned(), Severity::Error),
+        ("it is of an earlier one", ":v0.0.9".to_owned(), Severity::Warning),
+        ("its version is not known", digest, Severity::Warning),
+    ] {
+        let mut facts = healthy();
+        let schema = &mut shadows(&mut facts)["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        schema["properties"]["spec"]["properties"].as_object_mut().unwrap().remove("permit");
+        retag(&mut facts, None, &tag);
+        let findings = Diagnosis::of(&facts).findings;
+        let found = findings.iter().find(|finding| finding.reason == "SchemaDiffers").unwrap();
+        assert_eq!(found.severity, expected, "{sentence}");
+    }
+}
+
 /// Each part with an image of an earlier version, a definition with an earlier schema, and no operator's resource.
 fn outdated() -> Facts {
     let mut facts = healthy();
@@ -513,7 +540,11 @@ fn next_steps_for_objects_of_a_release_are_those_of_helm() {
         }
         let findings = Diagnosis::of(&facts).findings;
         let [definitions, others] = expected;
-        let policy = if rest == json!({}) { "kubectl apply --server-side -f POLICY.yaml" } else { others };
+        let policy = if rest == json!({}) {
+            "kubectl apply --server-side --field-manager=policy -f POLICY.yaml"
+        } else {
+            others
+        };
         for (reason, step) in
             [("VersionMissing", definitions), ("VersionDiffers", others), ("NoOperatorResource", policy)]
         {
@@ -591,7 +622,8 @@ fn missing_rights_are_installed_by_the_plugin_only_with_the_images_that_run() {
         let definitions = if is_later { rights } else { "kubectl apply --server-side -f crds.yaml  # of".to_owned() };
         assert!(step(&facts, "VersionMissing").starts_with(&definitions), "{sentence}");
         assert!(
-            step(&facts, "NoOperatorResource").starts_with("kubectl apply --server-side -f POLICY.yaml"),
+            step(&facts, "NoOperatorResource")
+                .starts_with("kubectl apply --server-side --field-manager=policy -f POLICY.yaml"),
             "{sentence}"
         );
     }
@@ -1058,6 +1090,28 @@ async fn operator_in_another_namespace_is_named_where_the_default_one_has_none()
     let findings = Diagnosis::of(&facts).findings;
     let [found] = findings.as_slice() else { panic!("{findings:?}") };
     assert_eq!((found.reason, found.next.as_slice()), ("NoOperator", &["kubectl brupop doctor -n ops".to_owned()][..]));
+}
+
+#[tokio::test]
+async fn definitions_are_compared_where_the_operator_is_in_another_namespace() {
+    let server = definition_alone();
+    let policy = operator(&json!({}), &json!({"observedGeneration": 1}));
+    server.add("/apis/brupop.bottlerocket.aws/v1/namespaces/ops/bottlerocketupdateoperators/default", policy);
+    for path in [
+        "/api/v1/namespaces/ops/pods",
+        "/apis/brupop.bottlerocket.aws/v3/namespaces/ops/bottlerocketshadows",
+        "/apis/discovery.k8s.io/v1/namespaces/ops/endpointslices",
+    ] {
+        server.add(path, list(&json!([])));
+    }
+    let facts = facts::read(&server.client(), "ops").await.unwrap();
+    assert!(facts.elsewhere.is_none() && facts.cluster.is_some(), "{:?}", facts.elsewhere);
+    let kinds: BTreeSet<&str> = facts.objects.iter().filter_map(|object| object.wanted["kind"].as_str()).collect();
+    assert_eq!(kinds, BTreeSet::from(["CustomResourceDefinition"]));
+    let findings = Diagnosis::of(&facts).findings;
+    let missing = findings.iter().find(|finding| finding.reason == "Missing").unwrap();
+    assert_eq!(missing.severity, Severity::Error);
+    assert!(missing.next[0].starts_with("kubectl apply --server-side -f crds.yaml"), "{missing:?}");
 }
 
 #[test]

@@ -94,6 +94,28 @@ fn agents_are_counted_as_running_where_they_are_updated_and_ready() {
     }
 }
 
+#[test]
+fn nodes_that_are_not_ready_hold_up_the_agents_of_others_where_they_use_up_what_may_be_unavailable() {
+    for (sentence, most, nodes, updated, away, expected) in [
+        ("one of a small fleet", json!("10%"), 3, 1, 1, true),
+        ("one of a fleet in which two may be", json!("10%"), 11, 1, 1, false),
+        ("two of it", json!("10%"), 11, 1, 2, true),
+        ("none", json!("10%"), 3, 1, 0, false),
+        ("one, and all agents are replaced", json!("10%"), 3, 3, 1, false),
+        ("one where two may be", json!(2), 3, 1, 1, false),
+        ("one where Kubernetes has its default", Value::Null, 3, 1, 1, true),
+    ] {
+        let status = json!({
+            "desiredNumberScheduled": nodes, "updatedNumberScheduled": updated,
+            "numberReady": 0, "currentNumberScheduled": nodes, "numberMisscheduled": 0,
+        });
+        let strategy = json!({"rollingUpdate": {"maxUnavailable": most}});
+        let spec = json!({"selector": {}, "template": {}, "updateStrategy": strategy});
+        let set: DaemonSet = serde_json::from_value(json!({"metadata": {}, "spec": spec, "status": status})).unwrap();
+        assert_eq!(holds_up_agents(&set, away), expected, "{sentence}");
+    }
+}
+
 #[tokio::test]
 async fn nothing_is_applied_where_operator_or_tag_is_of_another_version() {
     for (image, tag, refusal) in [

@@ -19,7 +19,7 @@ use crate::shell::for_cluster;
 /// Polling interval.
 pub(super) const PERIOD: Duration = Duration::from_secs(1);
 
-/// Time-out for an object to be gone after its deletion.
+/// Time-out for an object to be gone after its deletion, and for a node that is not Ready to be back.
 pub(super) const GONE: Duration = Duration::from_secs(5 * 60);
 
 /// Makes a call again until a time while it may succeed later: half of an uninstallation is worse than a wait. An outage is shown once.

@@ -30,11 +30,22 @@ enum Part {
 pub(super) struct Left {
     pub(super) sentence: String,
     by: Part,
+    /// True if it does not end before its node, which is not Ready, is back or deleted.
+    needs_node: bool,
 }
 
 impl Left {
     fn new(by: Part, sentence: String) -> Self {
-        Self { sentence, by }
+        Self { sentence, by, needs_node: false }
+    }
+
+    /// Adds what the user has to do about the node, where that is away.
+    fn on(self, away: Option<&NodeFacts>) -> Self {
+        let Some(NodeFacts { name, .. }) = away else { return self };
+        let delete = for_cluster(&format!("kubectl delete node {name}"));
+        let sentence =
+            format!("{}; {name} is not Ready: bring it back, or if it is gone for good: {delete}", self.sentence);
+        Self { sentence, needs_node: true, ..self }
     }
 
     /// Whatever is under way on the node of a shadow that cannot be read.
@@ -44,15 +55,32 @@ impl Left {
     }
 }
 
+/// Returns whether nothing of what is left ends before nodes that are not Ready are back or deleted.
+pub(super) fn needs_nodes(left: &[Left]) -> bool {
+    left.iter().all(|left| left.needs_node)
+}
+
 /// Lists what the controller and the agents still have to end.
 pub(super) fn unfinished(nodes: &[NodeFacts], shadows: &[BottlerocketShadow]) -> Vec<Left> {
     let mut left = Vec::new();
+    let attempt = |shadow: &BottlerocketShadow| {
+        let progress = shadow.status.as_ref()?.controller.progress.as_ref()?;
+        Some((names::node_of_shadow(&shadow.name_any()).to_owned(), progress.may_still_reboot()))
+    };
+    let attempts: BTreeMap<String, bool> = shadows.iter().filter_map(attempt).collect();
+    // An attempt under way brings its node back, or ends in time.
+    let is_away = |node: &&NodeFacts| !node.ready && attempts.get(&node.name) != Some(&false);
+    let away: BTreeMap<&str, &NodeFacts> =
+        nodes.iter().filter(is_away).map(|node| (node.name.as_str(), node)).collect();
+    // A user holds it as it is.
+    let stays = |node: &str| attempts.contains_key(node) && away.get(node).is_some_and(|node| node.held());
     for shadow in shadows {
         let name = shadow.name_any();
         let node = names::node_of_shadow(&name);
-        let Some(status) = &shadow.status else { continue };
+        let Some(status) = shadow.status.as_ref().filter(|_| !stays(node)) else { continue };
+        let away = away.get(node).copied();
         let no_agent = |otherwise: &str| {
-            if nodes.iter().any(|facts| facts.name == node && facts.labelled) {
+            if away.is_some() || nodes.iter().any(|facts| facts.name == node && facts.labelled) {
                 return String::new();
             }
             format!(
@@ -63,20 +91,22 @@ pub(super) fn unfinished(nodes: &[NodeFacts], shadows: &[BottlerocketShadow]) ->
             )
         };
         if let Some(progress) = &status.controller.progress {
-            left.push(Left::new(Part::Controller, format!("the update of {node} is at {:?}", progress.step)));
+            let sentence = format!("the update of {node} is at {:?}", progress.step);
+            left.push(Left::new(Part::Controller, sentence).on(away));
         } else if status.agent.armed.is_some() {
             let why = no_agent("reboot the host");
             let sentence = format!("the host of {node} may be armed; its agent has not reported otherwise{why}");
-            left.push(Left::new(Part::Agent, sentence));
+            left.push(Left::new(Part::Agent, sentence).on(away));
         } else if status.agent.host.as_ref().is_some_and(|host| host.applied.is_some()) {
             let why = no_agent("set updates.version-lock and updates.ignore-waves on the host");
             let sentence = format!("the settings of the host of {node} are not put back yet{why}");
-            left.push(Left::new(Part::Agent, sentence));
+            left.push(Left::new(Part::Agent, sentence).on(away));
         }
     }
-    for node in nodes {
+    for node in nodes.iter().filter(|node| !stays(&node.name)) {
         if node.claimed() && !node.held() {
-            left.push(Left::new(Part::Controller, format!("{} is not released yet", node.name)));
+            let sentence = format!("{} is not released yet", node.name);
+            left.push(Left::new(Part::Controller, sentence).on(away.get(node.name.as_str()).copied()));
         } else if node.hook_request.is_some() {
             let sentence = format!("the request to hooks on {} is not withdrawn yet", node.name);
             left.push(Left::new(Part::Controller, sentence));
@@ -239,7 +269,8 @@ mod tests {
     use super::*;
 
     fn node(meta: &Value) -> NodeFacts {
-        let node: Node = serde_json::from_value(json!({"metadata": meta})).unwrap();
+        let status = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+        let node: Node = serde_json::from_value(json!({"metadata": meta, "status": status})).unwrap();
         NodeFacts::project(&node).unwrap()
     }
 
@@ -309,6 +340,35 @@ mod tests {
                 }
                 None => assert_eq!(left, Vec::<Left>::new(), "{sentence}"),
             }
+        }
+    }
+
+    #[test]
+    fn node_that_is_not_ready_is_named_with_the_way_out_unless_its_attempt_goes_on_or_its_user_holds_it() {
+        let mut ended = crate::cluster::testing::progress("Releasing", 1);
+        (ended["permitIssued"], ended["disruptive"]) = (json!(true), json!(false));
+        let ended = || shadow(&json!({"progress": ended}));
+        let reboots = || shadow(&json!({"progress": crate::cluster::testing::progress("Returning", 1)}));
+        let pinned = || shadow(&json!({"host": {"applied": {"versionLock": "1.20.0"}}}));
+        let away = |annotations: Value| NodeFacts { ready: false, ..claimed(&annotations) };
+        let held = || away(json!({names::HOLD_ANNOTATION: "mine", names::HOOKS_ANNOTATION: "BeforeDrain/1/1"}));
+        let way_out = "; a is not Ready: bring it back, or if it is gone for good: kubectl delete node a";
+        for (sentence, node, shadow, expected) in [
+            ("its attempt has ended", away(json!({})), ended(), Some((2, true))),
+            ("it is back", claimed(&json!({})), ended(), Some((2, false))),
+            ("its attempt goes on", away(json!({})), reboots(), Some((2, false))),
+            ("it is claimed alone", away(json!({})), shadow(&json!({"state": "Idle"})), Some((1, true))),
+            ("its host is pinned", away(json!({})), pinned(), Some((2, true))),
+            ("a user holds it", held(), ended(), None),
+        ] {
+            let left = unfinished(&[node], &[shadow]);
+            let expected = expected.map(|(count, needs_node)| {
+                assert_eq!(left.len(), count, "{sentence}: {left:?}");
+                needs_node
+            });
+            assert_eq!((!left.is_empty()).then(|| needs_nodes(&left)), expected, "{sentence}: {left:?}");
+            let named = left.iter().filter(|left| left.sentence.ends_with(way_out)).count();
+            assert_eq!(named, if expected == Some(true) { left.len() } else { 0 }, "{sentence}: {left:?}");
         }
     }
 

@@ -133,6 +133,38 @@ async fn nodes_are_released_where_another_one_is_gone_and_the_api_server_is_away
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn node_that_is_not_ready_is_waited_for_and_abandoned_after_five_minutes_if_that_is_requested() {
+    let list = |kind: &str, item: Value| json!({"kind": kind, "apiVersion": "v1", "metadata": {}, "items": [item]});
+    let claim = json!({"manager": names::CONTROLLER_MANAGER, "operation": "Apply", "apiVersion": "v1",
+        "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:unschedulable": {}}}});
+    let node = |ready: &str| {
+        let status = json!({"conditions": [{"type": "Ready", "status": ready}]});
+        json!({"metadata": {"name": "a", "uid": "1", "managedFields": [claim]}, "status": status})
+    };
+    let shadow =
+        json!({"metadata": {"name": "brs-a"}, "spec": {"state": "Idle", "attempt": 1}, "status": {"state": "Idle"}});
+    let controller = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": names::CONTROLLER},
+        "spec": {"selector": {}, "template": {}}, "status": {"readyReplicas": 1}});
+    for (sentence, ready, abandon, minutes) in [
+        ("not Ready, and abandoned", "Unknown", true, 5),
+        ("not Ready", "Unknown", false, 10),
+        ("Ready, and abandoned", "True", true, 10),
+    ] {
+        let server = testing::Server::default();
+        server.add("/api/v1/nodes", list("NodeList", node(ready)));
+        let shadows = "/apis/brupop.bottlerocket.aws/v3/namespaces/brupop-system/bottlerocketshadows";
+        server.add(shadows, list("BottlerocketShadowList", shadow.clone()));
+        server.add("/apis/apps/v1/namespaces/brupop-system/deployments/brupop-controller", controller.clone());
+        let timeout = models::duration::Duration::from_secs(600);
+        let options = UninstallOptions { yes: true, dry_run: false, timeout, abandon };
+        let began = Instant::now();
+        let ended = released(&server.client(), &options).await;
+        assert_eq!(ended.is_ok(), abandon, "{sentence}: {ended:?}");
+        assert_eq!(began.elapsed().as_secs() / 60, minutes, "{sentence}");
+    }
+}
+
 #[tokio::test]
 async fn operator_that_is_installed_in_another_namespace_stays() {
     let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/brupop-controller";

@@ -116,14 +116,19 @@ impl Driver {
         }
     }
 
-    /// Records whether the policy's revisions can be written. A passing failure changes nothing.
-    fn record_history(&mut self, error: Option<&ApplyError>) {
-        let since = self.revisions_failing.as_ref().map(|failing| failing.since);
+    /// Records whether a write that is no node's can be made. A passing failure changes nothing.
+    fn record_shared(&mut self, target: &Target, error: Option<&ApplyError>) {
+        let failing = match target {
+            Target::Operator => &mut self.status_failing,
+            Target::History => &mut self.revisions_failing,
+            Target::Node(_) | Target::Shadow(_) | Target::Label(_) | Target::Revision(_) | Target::Silence(_) => return,
+        };
         match error {
-            None => self.revisions_failing = None,
+            None => *failing = None,
             Some(error) if error.is_lasting() => {
+                let since = failing.as_ref().map(|failing| failing.since);
                 let since = since.unwrap_or_else(|| self.applier.leadership.now());
-                self.revisions_failing = Some(Failing { since, error: error.text() });
+                *failing = Some(Failing { since, error: error.text() });
             }
             Some(_) => {}
         }
@@ -136,9 +141,7 @@ impl Driver {
         if let Err(error) = &result {
             self.report_failure(&target, error, now);
         }
-        if target == Target::History {
-            self.record_history(result.as_ref().err());
-        }
+        self.record_shared(&target, result.as_ref().err());
         let Target::Node(node) = target else { return };
         match result {
             Ok(learned) => {

@@ -130,9 +130,13 @@ impl Driver {
     /// Writes slots at once, anything else at most once a second, and counts with them or after [`COUNTS_WAIT`]; never two writes at
     /// a time.
     pub(super) fn write_operator(&mut self, view: &ClusterView, plan: &Plan) -> Option<Instant> {
-        let (Some(status), Some(operator)) = (&plan.status, &view.operator) else { return None };
+        let (Some(status), Some(operator)) = (&plan.status, &view.operator) else {
+            self.status_failing = None;
+            return None;
+        };
         if *status == operator.status {
             self.operator_changed = Changed::default();
+            self.status_failing = None;
             return None;
         }
         if !self.writes.is_free(&Target::Operator) {

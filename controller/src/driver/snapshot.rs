@@ -129,6 +129,7 @@ impl Driver {
             signing: self.applier.signer.keys(),
             history: self.parts.history.facts(),
             revisions_failing: self.revisions_failing.clone(),
+            status_failing: self.status_failing.clone(),
             ..ClusterView::default()
         };
         if !view.stale && !view.earlier_pods.is_empty() {

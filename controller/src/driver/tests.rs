@@ -545,21 +545,34 @@ async fn failing_action_is_remembered_since_its_first_failure_until_it_succeeds_
 }
 
 #[tokio::test]
-async fn failing_write_of_revisions_is_remembered_since_its_first_failure_until_it_succeeds_or_is_not_due() {
-    let (mut driver, _) = driver();
-    let ends = |driver: &mut Driver, result| driver.record_write(Target::History, result);
-    let seen = |driver: &mut Driver| driver.view(Clock::default().now()).revisions_failing;
-    ends(&mut driver, Err(ApplyError::Changed("the operator's resource")));
-    assert_eq!(seen(&mut driver), None, "a conflict is none");
-    ends(&mut driver, Err(ApplyError::NoKey));
-    let first = seen(&mut driver).unwrap();
-    ends(&mut driver, Err(ApplyError::Late));
-    let again = seen(&mut driver).unwrap();
-    assert_eq!(again.since, first.since);
-    assert!(again.error.contains("did not finish within"), "{}", again.error);
-    ends(&mut driver, Ok(Learned::default()));
-    assert_eq!(seen(&mut driver), None);
-    ends(&mut driver, Err(ApplyError::NoKey));
-    driver.write_history(&ClusterView::default(), Vec::new());
-    assert_eq!(seen(&mut driver), None);
+async fn failing_write_of_revisions_or_status_is_remembered_since_its_first_failure_until_it_succeeds_or_is_not_due() {
+    for target in [Target::History, Target::Operator] {
+        let (mut driver, _) = driver();
+        take_operator(&driver, "7", &serde_json::json!({}));
+        let of_history = target == Target::History;
+        let ends = |driver: &mut Driver, result| driver.record_write(target.clone(), result);
+        let seen = |driver: &mut Driver| {
+            let view = driver.view(Clock::default().now());
+            let (history, status) = (view.revisions_failing, view.status_failing);
+            let (failing, other) = if of_history { (history, status) } else { (status, history) };
+            assert_eq!(other, None, "{target:?} is another write");
+            failing
+        };
+        ends(&mut driver, Err(ApplyError::Changed("the operator's resource")));
+        assert_eq!(seen(&mut driver), None, "a conflict is none");
+        ends(&mut driver, Err(ApplyError::NoKey));
+        let first = seen(&mut driver).unwrap();
+        ends(&mut driver, Err(ApplyError::Late));
+        let again = seen(&mut driver).unwrap();
+        assert_eq!(again.since, first.since);
+        assert!(again.error.contains("did not finish within"), "{}", again.error);
+        ends(&mut driver, Ok(Learned::default()));
+        assert_eq!(seen(&mut driver), None);
+        ends(&mut driver, Err(ApplyError::NoKey));
+        let view = driver.view(Clock::default().now());
+        let status = view.operator.as_ref().map(|operator| operator.status.clone());
+        driver.write_history(&view, Vec::new());
+        driver.write_operator(&view, &Plan { status, ..Plan::default() });
+        assert_eq!(seen(&mut driver), None, "{target:?} is not due");
+    }
 }

@@ -28,7 +28,7 @@ pub(super) fn begin(ctx: &NodeContext<'_>) -> Option<Decision> {
     };
     // The slot of the attempt that has ended is about to be removed.
     if ctx.slot {
-        return Some(Decision::wait(Wait::Acting));
+        return Some(Decision::wait(ctx.view.status_write(ctx.now)));
     }
     drill.refused.clear();
     let mut status = ctx.controller_status();

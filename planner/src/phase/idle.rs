@@ -127,7 +127,7 @@ fn check_begin(ctx: &NodeContext<'_>) -> Decision {
     match (gates::begin(ctx), ctx.version()) {
         (Some(wait), _) | (None, Err(wait)) => Decision::wait(wait),
         // The slot of the attempt that has ended is about to be removed: another one waits for its own.
-        (None, Ok(_)) if ctx.slot => Decision::wait(Wait::Acting),
+        (None, Ok(_)) if ctx.slot => Decision::wait(ctx.view.status_write(ctx.now)),
         (None, Ok(version)) => Decision::of(Verdict::Candidate(version.clone())),
     }
 }

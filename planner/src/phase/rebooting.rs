@@ -144,7 +144,7 @@ fn answer(ctx: &Attempt<'_>, nonce: &str) -> Turn {
     let mode = ctx.mode();
     if mode == Mode::Update && ctx.permitted.is_none() && ctx.view.operator.is_some() {
         // Without the Node object, its slot alone says that the host may reboot into the version.
-        return stay(Wait::Acting);
+        return stay(ctx.view.status_write(ctx.now));
     }
     let come = sorted.left().find(|pod| !pod.terminating || mode.is_drill());
     if let Some(pod) = come.filter(|_| !mode.is_dry()) {

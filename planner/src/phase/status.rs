@@ -6,7 +6,7 @@ use models::shadow::{BLOCKED, CORDONED, ControllerStatus, DRAINED};
 
 use crate::decision::{Action, Decision, Note, Verdict};
 use crate::survey::NodeContext;
-use crate::view::{Failing, NodeView};
+use crate::view::NodeView;
 use crate::wait::{Wait, WaitReason};
 
 /// Keeps the `Blocked` condition true to the reason and its facts, in a write of its own only where no other write is due.
@@ -33,8 +33,7 @@ pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) 
 
 /// Returns the wait for an action that has failed for a while.
 pub(crate) fn failing(node: &NodeView, now: Timestamp) -> Option<Wait> {
-    let Failing { since, error } = node.failing.as_ref().filter(|failing| failing.is_lasting(now))?;
-    Some(Wait::ActionFails { since: *since, error: error.chars().take(1000).collect() })
+    node.failing.as_ref()?.wait(now)
 }
 
 /// Shows on the node that an action about it fails, once, before it is tried again. Where the write of the status itself fails, the

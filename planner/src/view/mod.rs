@@ -378,6 +378,8 @@ pub struct ClusterView {
     pub revisions: Option<Vec<RevisionFacts>>,
     /// The writes of the policy's revisions, while they fail.
     pub revisions_failing: Option<Failing>,
+    /// The writes of the operator's status, while they fail.
+    pub status_failing: Option<Failing>,
     /// The node that this controller runs on.
     pub own_node: Option<String>,
     /// Time since which this controller leads. It gives each step of an earlier leader some time again.

@@ -149,7 +149,7 @@ impl NodeFacts {
     }
 
     /// Returns whether the operator labels it where policy lets it: it runs Bottlerocket and has no label. Another value keeps it out.
-    pub(crate) fn lacks_label(&self) -> bool {
+    pub fn lacks_label(&self) -> bool {
         self.bottlerocket() && !self.labels.contains_key(names::INTERFACE_LABEL) && !self.deleting
     }
 

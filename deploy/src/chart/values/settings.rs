@@ -74,6 +74,7 @@ pub(in super::super) fn of_operator() -> anyhow::Result<Vec<Setting>> {
         setting("image.registry", json!(""), pattern("^[^\\s@]*$"), "Registry and path in front of the images' names, such as registry.example/brupop. Empty: bare names, for nodes that have the images."),
         setting("image.tag", json!(""), pattern("^[A-Za-z0-9_.-]{0,128}$"), "Tag of all images. Empty: the appVersion of the chart."),
         setting("image.pullPolicy", json!("IfNotPresent"), one_of(&["Always", "IfNotPresent", "Never"]), "When a node pulls an image."),
+        setting("image.digestsOf", json!(""), pattern("^[A-Za-z0-9_.-]{0,128}$"), "The appVersion whose images the digests name. A chart of another one refuses them. Empty: not checked. The chart of a release sets it with its digests."),
         setting("image.digests.agent", json!(""), digest(), "Digest of brupop-agent."),
         setting("image.digests.apiserver", json!(""), digest(), "Digest of brupop-apiserver."),
         setting("image.digests.controller", json!(""), digest(), "Digest of brupop-controller."),

@@ -137,7 +137,10 @@ impl<'a> Planner<'a> {
                     assignment.on_their_way.add(&ctx);
                 }
                 assignment.slots.push(slot);
-                Wait::Queued { position: 0, behind: None }
+                match self.view.status_write(self.now) {
+                    Wait::Acting => Wait::Queued { position: 0, behind: None },
+                    fails => fails,
+                }
             }
         }
     }

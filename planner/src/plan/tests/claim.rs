@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use models::condition::true_condition;
 use models::reason::Proof;
-use models::shadow::{BLOCKED, HostState, Step, UPDATED};
+use models::shadow::{ArmedPhase, BLOCKED, HostState, Step, UPDATED};
 
 use super::health::{SOAKED, Watch, verifying};
 use crate::claims::{ClaimFields, ClaimsMade};
@@ -358,4 +358,31 @@ fn node_shows_an_action_that_has_failed_for_a_minute_and_the_action_is_tried_aga
     assert_eq!(plan(&view, &policy, t(90)).waits["a"].as_str(), "ActionFails", "between two tries");
     view.nodes.get_mut("a").unwrap().failing = None;
     assert_eq!(plan(&view, &policy, t(90)).waits["a"].as_str(), "Acting");
+}
+
+/// The definitions are older than the programs, or a policy engine does not let the controller write its own status.
+#[test]
+fn node_that_waits_for_the_operators_status_shows_that_it_cannot_be_written() {
+    let error = "operator_status failed: .status.phases: field not declared in schema (500)";
+    let mut requests = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+    requests.shadow.as_mut().unwrap().status.agent.armed = Some(armed(ArmedPhase::Arming));
+    for (sentence, node, slots, otherwise) in [
+        ("a staged node gets a slot", at("a", Step::Staged, 0, HostState::StagedUpdate), &[][..], "Queued"),
+        ("a drained one whose slot does not record its permit", requests, &["a"][..], "Acting"),
+        ("one whose attempt has ended, and that has a slot still", node("a"), &["a"][..], "Acting"),
+    ] {
+        let (mut view, policy) = cluster(vec![node], slots);
+        for update in view.operator.as_mut().unwrap().status.slots.iter_mut().filter_map(|slot| slot.update.as_mut()) {
+            update.permitting_since = None;
+        }
+        assert_eq!(outcome(&plan(&view, &policy, t(70))), otherwise, "{sentence}, and it can be written");
+        view.status_failing = Some(Failing { since: t(10), error: error.into() });
+        assert_eq!(outcome(&plan(&view, &policy, t(69))), otherwise, "{sentence}, for less than a minute");
+        let made = plan(&view, &policy, t(70));
+        let blocked = true_condition(&status_of(&made).conditions, BLOCKED).unwrap();
+        assert_eq!(blocked.reason, "ActionFails", "{sentence}");
+        assert!(blocked.message.ends_with(error), "{sentence}: {}", blocked.message);
+        written(&mut view, &made.actions["a"]);
+        assert_eq!(outcome(&plan(&view, &policy, t(80))), "ActionFails", "{sentence}, shown once");
+    }
 }
