@@ -366,8 +366,7 @@ ends! {
     }
     /// Before the reboot was permitted, the cluster was not well. Many nodes fell ill at once, nodes included that were not being updated, or
     /// more nodes were not Ready than `health.before.maxUnhealthyNodes` allows. Or an expression of `health.before` that is the same for all
-    /// nodes returned something or had no result, another node of the control plane was out of service, other nodes used up a budget of pods, or no
-    /// pod of the web API was Ready.
+    /// nodes returned something or had no result, another control-plane node was out of service, other nodes used up a budget, or the web API was away.
     ClusterUnwell {
         event: UpdateWithdrawn, class: Nothing, by_agent: false,
         advice: "Find out why nodes are not well: those that the message names, or the ones that are not Ready in `kubectl get nodes`. \
