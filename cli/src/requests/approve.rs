@@ -15,7 +15,6 @@ use semver::Version;
 
 use self::step::{NamedStep, NextStep, kind, next_step, next_steps, passed};
 use super::operator::{carry_out, policy, status};
-use super::stopped::but_stopped;
 use super::texts::{command, short_nonce};
 use crate::write::{Decision, State, WriteOptions};
 
@@ -285,13 +284,12 @@ fn outcome(now: &BottlerocketUpdateOperator, approval: &Approval) -> State {
         without_effect.push((step, reason));
     }
     let kinds = approval.kinds(&done);
-    let stopped = but_stopped(now, |version| *version == approval.version);
     let approved = match ends.iter().max() {
         _ if done.is_empty() => String::new(),
-        None => format!("{title} is approved and passed{kinds}: the rollout continues{stopped}"),
+        None => format!("{title} is approved and passed{kinds}: the rollout continues"),
         Some(end) => {
             let end = end.map(|end| format!(" at {end}")).unwrap_or_default();
-            format!("{title} is approved{kinds}: the rollout continues when its soak ends{end}{stopped}")
+            format!("{title} is approved{kinds}: the rollout continues when its soak ends{end}")
         }
     };
     let rest = approval.rest(&done);

@@ -11,7 +11,6 @@ mod notices;
 mod operator;
 mod pin;
 mod quarantine;
-mod stopped;
 mod switch;
 mod texts;
 

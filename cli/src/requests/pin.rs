@@ -16,8 +16,7 @@ use planner::wait::Wait;
 use semver::Version;
 use serde_json::json;
 
-use super::operator::{carry_out, new_errors, policy};
-use super::stopped::but_stopped;
+use super::operator::{carry_out, new_errors, not_in_force, policy, status};
 use super::texts::some;
 use crate::call::{list_in, nodes};
 use crate::cluster::Cluster;
@@ -191,13 +190,13 @@ pub(super) async fn pin(client: &Client, namespace: &str, options: &PinOptions) 
     };
     let done = async |_: &_, operator: &BottlerocketUpdateOperator| {
         let moves = moves(operator, &nodes, &shadows, now);
-        let policy = policy(operator);
-        let canary = if policy.canary.is_empty() { "" } else { ", one canary step after the other" };
-        let latest = if policy.target == Target::Latest { "; no node moves to an earlier version" } else { "" };
+        let canary = if policy(operator).canary.is_empty() { "" } else { ", one canary step after the other" };
+        let latest =
+            if policy(operator).target == Target::Latest { "; no node moves to an earlier version" } else { "" };
         Ok(State::Done(format!(
             "the target is {version}: {}{canary}{latest}{}",
             moves.summary(),
-            but_stopped(operator, |version| policy.target.allows(version))
+            not_in_force(&status(operator))
         )))
     };
     carry_out(client, namespace, &options.write, decide, done).await?;

@@ -8,14 +8,13 @@ use kube::Client;
 use kube::api::ListParams;
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorSpec};
-use models::shadow::{BottlerocketShadow, Mode, Place, Progress};
+use models::shadow::{BottlerocketShadow, Mode, Place};
 use planner::policy::{Exclusion, NodeKind, Policy, Target};
 use serde_json::json;
 
 use super::attempt::{is_permitted, progress};
 use super::nodes::node_of;
 use super::operator::{carry_out, new_errors, not_in_force, policy, status};
-use super::stopped::but_stopped;
 use super::texts::{command, some};
 use crate::call::list_in;
 use crate::failures::unresolved;
@@ -178,14 +177,6 @@ fn added(operator: &BottlerocketUpdateOperator, version: &str, shadows: &[Bottle
             command(operator, "pin VERSION")
         ),
     };
-    let still = |shadow: &&BottlerocketShadow| {
-        is_permitted(shadow) && wanted.as_ref().is_some_and(|of| under_way(shadow, of).is_some())
-    };
-    let coming: Vec<String> = shadows.iter().filter(still).map(node_of).collect();
-    let coming = match coming.len() {
-        0 => String::new(),
-        count => format!(", but {count} node(s) whose reboot is permitted ({})", some(&coming)),
-    };
     let target = policy(operator).target;
     let pinned = match (&target, &wanted) {
         (Target::Exact(pinned), Some(of)) if of.versions.covers(pinned) => {
@@ -193,16 +184,7 @@ fn added(operator: &BottlerocketUpdateOperator, version: &str, shadows: &[Bottle
         }
         _ => String::new(),
     };
-    let stopped = but_stopped(operator, |_| false);
-    format!("{version} is excluded: {no_node} takes it{coming}{running}{pinned}{stopped}")
-}
-
-/// Returns the update, to a version of the entry, that a node is out of service for and has not rebooted into. After its reboot, it goes on
-/// whatever policy says of its version.
-fn under_way<'a>(shadow: &'a BottlerocketShadow, wanted: &Exclusion) -> Option<&'a Progress> {
-    let NodeKind { variant, arch } = NodeKind::of_node(shadow).unwrap_or_default();
-    let attempt = progress(shadow).filter(|attempt| attempt.disruptive && attempt.mode() == Mode::Update)?;
-    (attempt.step.place() <= Place::Away && wanted.covers(&variant, &arch, &attempt.version)).then_some(attempt)
+    format!("{version} is excluded: {no_node} takes it{running}{pinned}{}", not_in_force(&status(operator)))
 }
 
 /// The line of a dry run where it names no node.
@@ -215,7 +197,10 @@ fn preview(entry: &str, shadows: &[BottlerocketShadow]) -> Vec<String> {
         let (node, NodeKind { variant, arch }) = (node_of(shadow), NodeKind::of_node(shadow).unwrap_or_default());
         let runs = shadow.status.as_ref().and_then(|status| status.agent.current_version.as_ref());
         let runs = runs.filter(|version| wanted.covers(&variant, &arch, version));
-        let attempt = under_way(shadow, &wanted);
+        let attempt = progress(shadow).filter(|attempt| attempt.disruptive && attempt.mode() == Mode::Update);
+        // After its reboot, an update goes on whatever policy says of its version.
+        let attempt = attempt.filter(|attempt| attempt.step.place() <= Place::Away);
+        let attempt = attempt.filter(|attempt| wanted.covers(&variant, &arch, &attempt.version));
         let what = if is_permitted(shadow) { "goes on, since its reboot is permitted" } else { "ends" };
         let stays = runs.map(|version| format!("stays on {version}: {node}"));
         [stays, attempt.map(|attempt| format!("its update to {} {what}: {node}", attempt.version))]
@@ -388,26 +373,6 @@ mod tests {
         let error = decide_lift(&operator, "1.20.5").unwrap_err().to_string();
         assert!(error.ends_with("kubectl brupop resume --failures 1.20.5; nothing was written"), "{error}");
         assert!(nothing(decide_lift(&operator, "1.19").unwrap()).contains("no entry"));
-    }
-
-    #[test]
-    fn quarantine_says_what_still_comes_to_the_version_and_what_keeps_nodes_from_another_one() {
-        let quarantined = json!({"reason": "BootFellBack", "nodes": ["node-1"], "since": "2026-01-01T00:00:00Z"});
-        let frozen = json!({"versions": [{
-            "version": "1.20.5", "variant": "v", "arch": "a", "firstSeen": "2026-01-01T00:00:00Z",
-            "failed": ["node-1"], "quarantined": quarantined,
-        }]});
-        let operator = operator(&json!({"version": {"exclude": ["1.20.5"]}}), &frozen);
-        let rebooting = |permitted: bool| {
-            let mut progress = at("Rebooting");
-            progress["permitIssued"] = json!(permitted);
-            shadow(&json!({"currentVersion": "1.20.1", "variant": "v", "arch": "a", "progress": progress}))
-        };
-        let text = added(&operator, "1.20.5", &[rebooting(false)]);
-        assert!(text.starts_with("1.20.5 is excluded: no node takes it. No node starts before"), "{text}");
-        assert!(text.ends_with("kubectl brupop resume --failures 1.20.5"), "{text}");
-        let text = added(&operator, "1.20.5", &[rebooting(true)]);
-        assert!(text.contains("no node takes it, but 1 node(s) whose reboot is permitted (a). No node"), "{text}");
     }
 
     #[test]
