@@ -108,16 +108,15 @@ fn add(page: &mut Page, history: &[&PolicyRevision], only: Option<i64>) -> anyho
         return Ok(());
     }
     let rows = history.iter().map(|revision| {
-        let content = content(revision);
-        let target = content.get("target").or(content.get("unreadable")).cloned().unwrap_or_default();
-        let excluded: Vec<&str> =
-            content.get("exclude").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
-        let excluded = if excluded.is_empty() { "<none>".to_owned() } else { excluded.join("; ") };
+        let target = match content(revision) {
+            Value::Object(fields) => fields.get("target").or(fields.get("unreadable")).cloned().unwrap_or_default(),
+            other => other,
+        };
         let cause = revision.change_cause.clone().unwrap_or_else(|| "<none>".to_owned());
         let target = target.as_str().unwrap_or_default().to_owned();
-        [revision.number.to_string(), revision.name.clone(), target, excluded, cause]
+        [revision.number.to_string(), revision.name.clone(), target, cause]
     });
-    page.table(["REVISION", "NAME", "TARGET", "EXCLUDED", "CHANGE-CAUSE"], rows);
+    page.table(["REVISION", "NAME", "TARGET", "CHANGE-CAUSE"], rows);
     Ok(())
 }
 
@@ -162,24 +161,6 @@ fn accepted(resource: &BottlerocketUpdateOperator, after: anyhow::Result<Policy>
         for_cluster("kubectl brupop status")
     ));
     Ok(None)
-}
-
-/// Returns what a return changes beside the target, which its own sentence has: first what is excluded no longer.
-fn changed(before: &Policy, after: &Policy) -> Vec<String> {
-    let gone = |of: &Policy, in_other: &Policy| {
-        let entries = of.exclude.iter().filter(|entry| !in_other.exclude.contains(entry));
-        entries.map(|entry| format!("'{entry}'")).collect::<Vec<_>>().join(", ")
-    };
-    let (freed, excluded) = (gone(before, after), gone(after, before));
-    let waves = if after.ignore_waves { "waves are ignored now" } else { "waves are respected now" };
-    [
-        (!freed.is_empty()).then(|| format!("not excluded any more: {freed}")),
-        (!excluded.is_empty()).then(|| format!("excluded now: {excluded}")),
-        (before.ignore_waves != after.ignore_waves).then(|| waves.to_owned()),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
 }
 
 /// A move of nodes of one kind to a version.
@@ -247,8 +228,7 @@ fn version_before(moved: &[Moved], kinds: &BTreeSet<NodeKind>, exclude: &[Exclus
 
 pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions) -> anyhow::Result<()> {
     let revisions = Revisions::read(client, namespace).await?;
-    let before = Policy::from_spec(&revisions.resource.spec).ok();
-    let present = before.as_ref().map(RevisionContent::of);
+    let present = Policy::from_spec(&revisions.resource.spec).ok().map(|policy| RevisionContent::of(&policy));
     let undo = back(&revisions.history(), present.as_ref(), options.to_revision).with_context(|| {
         let history = for_cluster(&format!("kubectl brupop history -n {namespace}"));
         format!("nothing was written; {history} lists the revisions")
@@ -277,9 +257,6 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
             print_line(format_args!("would write to {name}, as revision {number} has it{}: {patch}", dry_run.note()));
         }
     }
-    if let Some((before, after)) = before.as_ref().zip(policy.as_ref()) {
-        changed(before, after).iter().for_each(print_line);
-    }
     if let Some(policy) = policy.filter(|_| *keeps_versions) {
         // The policy is written: without a right, the advice alone is missing.
         let shadows: Vec<BottlerocketShadow> =
@@ -291,9 +268,7 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
         if moved.is_empty() {
             moved = moved_by_updates(&shadows);
         }
-        // What was excluded until now was so for a reason.
-        let until_now = before.map(|before| before.exclude).unwrap_or_default();
-        if let Some(version) = version_before(&moved, &kinds, &[policy.exclude, until_now].concat()) {
+        if let Some(version) = version_before(&moved, &kinds, &policy.exclude) {
             print_line(format_args!(
                 "most nodes ran {version} before; to move them back to it: {}",
                 for_cluster(&format!("kubectl brupop pin {version} -n {namespace}"))
@@ -336,17 +311,6 @@ mod tests {
         assert!(one.contains("target:") && one.contains(">=1.20") && !one.contains("exclude"), "{one}");
         assert_eq!(text(&all, Some(9)).unwrap_err().to_string(), "unable to find the specified revision");
         assert!(text(&[], None).unwrap().contains(NO_HISTORY));
-    }
-
-    #[test]
-    fn return_names_what_is_not_excluded_any_more() {
-        let policy =
-            |version: Value| Policy::from_spec(&serde_json::from_value(json!({"version": version})).unwrap()).unwrap();
-        let before = policy(json!({"target": "1.20", "exclude": ["1.20.5", "1.19"]}));
-        let after = policy(json!({"exclude": ["1.19", ">=1.22, <1.23"], "ignoreWaves": true}));
-        let expected = ["not excluded any more: '1.20.5'", "excluded now: '>=1.22, <1.23'", "waves are ignored now"];
-        assert_eq!(changed(&before, &after), expected);
-        assert_eq!(changed(&before, &before), Vec::<String>::new());
     }
 
     #[test]
