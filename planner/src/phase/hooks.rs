@@ -31,8 +31,7 @@ pub(super) fn deadline(ctx: &Attempt<'_>) -> Option<Timestamp> {
 /// made the time shorter.
 fn deadline_of(ctx: &Attempt<'_>, wait: HookWait) -> Timestamp {
     let began = ctx.progress.since;
-    let changed = ctx.view.operator.as_ref().and_then(|operator| operator.spec_changed);
-    let since = changed.map_or(began, |changed| changed.min(ctx.now).max(began));
+    let since = ctx.policy_changed().map_or(began, |changed| changed.max(began));
     ctx.deadline(since, wait.timeout)
 }
 

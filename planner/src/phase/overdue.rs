@@ -14,7 +14,7 @@ use super::result::mark_moved;
 use super::row::{Attempt, Turn, act, fail};
 use crate::claims::ClaimField;
 use crate::drain::{Sorted, denied_for_good};
-use models::time::after;
+use models::time::{after, between};
 
 use crate::decision::{Action, Eviction, Evictions, Note};
 use crate::gates;
@@ -43,9 +43,10 @@ pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline:
             return fail(FailureReason::DrainTimedOut, format!("still on the node: {left}; {why}: {kept}"));
         }
         let past = if gates::waits_for_guarded(ctx) { "which no budget keeps" } else { "past all budgets" };
+        let taken = Duration::from_secs(between(ctx.progress.since, ctx.now).as_secs());
         let message = format!(
-            "the drain has taken {:?}: deleting what is left, {past}, as policy requires: {}",
-            ctx.group().drain.timeout,
+            "the drain has taken {}: deleting what is left, {past}, as policy requires: {}",
+            models::duration::Duration(taken),
             names.join(", ")
         );
         let mut status = ctx.controller_status();

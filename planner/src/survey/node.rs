@@ -1,5 +1,6 @@
 //! The facts about one node that the gates and the phases of an update read.
 
+use std::iter;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -25,7 +26,7 @@ use crate::wait::Wait;
 const GRACE: Duration = Duration::from_secs(30);
 
 /// The most time that a new leader gives a step of an earlier one: after an outage of the control plane, agents, hooks and nodes first do what
-/// they could not do in it.
+/// they could not do in it. A change of the policy gives no more: it may be about something else.
 const LONGEST_GRACE: Duration = Duration::from_secs(10 * 60);
 
 /// A condition that changes now.
@@ -101,14 +102,22 @@ impl<'a> NodeContext<'a> {
     }
 
     /// Returns when a step that began at `since` and may take `limit` is given up. A leader gives a step of an earlier one some of that time again,
-    /// until a day after its deadline: it ends then also where the leader changes all the time.
+    /// and so does a change of the policy, which may have made the limit shorter, or more severe what happens then. A day after its deadline they
+    /// give it little: it ends then also where the leader, or the policy, changes all the time.
     pub(crate) fn deadline(&self, since: Timestamp, limit: Duration) -> Timestamp {
-        let (at, leads) = (self.time_over(since, limit), self.view.leader_since);
-        if since >= leads {
-            return at;
-        }
-        let grace = if self.is_found_late(since, limit) { GRACE } else { limit.clamp(GRACE, LONGEST_GRACE) };
-        at.max(after(leads, grace))
+        let at = self.time_over(since, limit);
+        let late = after(at, LONGEST);
+        let led = (self.view.leader_since, limit.clamp(GRACE, LONGEST_GRACE));
+        let changed = self.policy_changed().map(|changed| (changed, limit.min(LONGEST_GRACE)));
+        let later = iter::once(led).chain(changed).filter(|(from, _)| *from > since);
+        let again = later.map(|(from, grace)| after(from, if from >= late { grace.min(GRACE) } else { grace }));
+        again.fold(at, Timestamp::max)
+    }
+
+    /// Returns the time of the last change of the policy. The API server's clock may be ahead.
+    pub(crate) fn policy_changed(&self) -> Option<Timestamp> {
+        let operator = self.view.operator.as_ref()?;
+        operator.spec_changed.map(|changed| changed.min(self.now))
     }
 
     /// Returns whether a leader finds a step of an earlier one a day or more after its deadline.

@@ -230,6 +230,30 @@ fn new_leader_grants_grace_only_to_steps_of_previous_leader() {
     assert_eq!(step_of(&plan(&view, &policy, t(33))), Some(Step::Releasing), "and no more");
 }
 
+/// The step began at 0 s. Its limit is what policy says since its change.
+#[test]
+fn change_of_the_policy_gives_a_step_its_time_again_up_to_ten_minutes() {
+    const DAY: i64 = 24 * 3600;
+    for (sentence, stage, changed, second, given_up) in [
+        ("it was changed before", "60s", -1, 60, true),
+        ("the step has taken longer than it may now", "60s", 600, 659, false),
+        ("and as long again", "60s", 600, 660, true),
+        ("for less than ten minutes", "30m", 1800, 2399, false),
+        ("for ten minutes", "30m", 1800, 2400, true),
+        ("the clock of the API server is ahead", "60s", 700, 650, false),
+        ("it is changed again and again, a day after the deadline", "60s", 60 + DAY, 89 + DAY, false),
+        ("for 30 s more", "60s", 60 + DAY, 90 + DAY, true),
+    ] {
+        let mut silent = at("a", Step::Staging, 0, HostState::StagedUpdate);
+        shadow(&mut silent).status.agent.state = Some(HostState::Idle);
+        let (mut view, _) = cluster(vec![silent], &["a"]);
+        let policy = with_policy(&mut view, serde_json::json!({"deadlines": {"stage": stage}}));
+        view.operator.as_mut().unwrap().spec_changed = Some(t(changed));
+        let made = plan(&view, &policy, t(second));
+        assert_eq!(step_of(&made) == Some(Step::Releasing), given_up, "{sentence}: {:?}", made.waits);
+    }
+}
+
 #[test]
 fn attempt_without_slot_and_claim_is_disruptive_only_with_permit() {
     type Change<'a> = &'a dyn Fn(&mut ShadowFacts);

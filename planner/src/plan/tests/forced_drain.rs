@@ -418,3 +418,34 @@ fn each_pod_is_asked_within_its_budget_before_a_forced_drain_deletes_any() {
         assert!(asked(&made).contains(&name.as_str()) && !made.evictions["a"].delete, "{sentence}: {made:?}");
     }
 }
+
+/// A budget guards one of two pods, which is asked first and alone.
+#[test]
+fn drain_that_policy_makes_shorter_asks_each_pod_before_it_deletes_any() {
+    let force = |timeout: &str| serde_json::json!({"drain": {"timeout": timeout, "atDeadline": "Force"}});
+    for (sentence, before, changed) in [
+        ("its time would be over", force("30m"), 500),
+        ("policy has let it go on without Force", serde_json::json!({"drain": {"timeout": "30m"}}), 599),
+    ] {
+        let on_node = vec![pod_of("web", "web-0"), pod_of("db", "db-0")];
+        let (mut view, policy) = drain_of(before, on_node, vec![guard("db", 1)]);
+        assert_eq!(asked(&settle(&mut view, &policy, changed - 1)), ["db-0"], "{sentence}");
+        let policy = with_policy(&mut view, force("5m"));
+        view.operator.as_mut().unwrap().spec_changed = Some(t(changed));
+        for second in [changed, changed + 149] {
+            let made = settle(&mut view, &policy, second);
+            assert_eq!((asked(&made), made.evictions["a"].delete), (vec!["db-0"], false), "{sentence}: {second} s");
+        }
+        for second in [changed + 150, changed + 299] {
+            let made = settle(&mut view, &policy, second);
+            assert!(asked(&made).contains(&"web-0") && !made.evictions["a"].delete, "{sentence}: {second} s: {made:?}");
+        }
+        let made = plan(&view, &policy, t(changed + 300));
+        let Some(Action::Status { note: Some(note), .. }) = made.actions.get("a") else {
+            panic!("{sentence}: {made:?}")
+        };
+        let taken = models::duration::Duration(std::time::Duration::from_secs((changed + 300).unsigned_abs()));
+        let text = format!("the drain has taken {taken}: deleting what is left, past all budgets");
+        assert!(note.reason == "DrainForced" && note.message.starts_with(&text), "{sentence}: {}", note.message);
+    }
+}
