@@ -14,7 +14,8 @@ use planner::annotations::{REQUEST_LENGTH, recorded_value};
 use semver::Version;
 
 use self::step::{NamedStep, NextStep, kind, next_step, next_steps, passed};
-use super::operator::{carry_out, policy, status};
+use super::operator::{carry_out, not_in_force, policy, status};
+use super::stopped::nothing_moves;
 use super::texts::{command, short_nonce};
 use crate::write::{Decision, State, WriteOptions};
 
@@ -284,15 +285,18 @@ fn outcome(now: &BottlerocketUpdateOperator, approval: &Approval) -> State {
         without_effect.push((step, reason));
     }
     let kinds = approval.kinds(&done);
+    let stopped = nothing_moves(now, |version| *version == approval.version) + &not_in_force(&status);
+    let goes_on = if stopped.is_empty() { ": the rollout continues" } else { ", which takes effect" };
     let approved = match ends.iter().max() {
         _ if done.is_empty() => String::new(),
-        None => format!("{title} is approved and passed{kinds}: the rollout continues"),
+        None if stopped.is_empty() => format!("{title} is approved and passed{kinds}: the rollout continues"),
+        None => format!("{title} is approved and passed{kinds}"),
         Some(end) => {
             let end = end.map(|end| format!(" at {end}")).unwrap_or_default();
-            format!("{title} is approved{kinds}: the rollout continues when its soak ends{end}")
+            format!("{title} is approved{kinds}{goes_on} when its soak ends{end}")
         }
     };
-    let rest = approval.rest(&done);
+    let rest = if done.is_empty() { approval.rest(&done) } else { approval.rest(&done) + &stopped };
     if without_effect.is_empty() {
         return State::Done(approved + &rest);
     }

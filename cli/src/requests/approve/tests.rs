@@ -463,6 +463,21 @@ fn outcome_says_if_the_rollout_continues_now_or_after_the_soak() {
 }
 
 #[test]
+fn outcome_says_what_keeps_the_rollout_from_going_on() {
+    let approval = decided(&[rollout("1.20.5", 0, true, false)], None, false).0.unwrap();
+    let paused = "Updates are paused, however: kubectl brupop resume";
+    for (passed, approved, text) in [
+        (1, false, "is approved and passed"),
+        (0, true, "is approved, which takes effect when its soak ends at 2026-01-01T02:00:00Z"),
+    ] {
+        let mut now = with(&[rollout("1.20.5", passed, true, approved)]);
+        now.spec.enabled = Some(false);
+        let State::Done(found) = outcome(&now, &approval) else { panic!("{text}") };
+        assert_eq!(found, format!("canary step 1 of 1.20.5 {text}. {paused}"));
+    }
+}
+
+#[test]
 fn outcome_is_that_of_each_rollout_that_the_approval_names() {
     let x86 = |passed, approved| rollout("1.20.5", passed, true, approved);
     let arm = |passed, approved| of_kind(x86(passed, approved), "aarch64", 8);
