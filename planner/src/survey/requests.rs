@@ -10,7 +10,7 @@ use crate::view::{ClusterView, OperatorFacts, ReportedFacts, ShadowFacts};
 
 /// Returns whether the resource's status was never written. Requests that it carries then are old ones: a manifest that
 /// was applied again must not end a freeze that outlived the previous resource.
-fn is_new(operator: &OperatorFacts) -> bool {
+pub(super) fn is_new(operator: &OperatorFacts) -> bool {
     operator.status.observed_generation.is_none()
 }
 
